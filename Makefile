@@ -1,0 +1,47 @@
+# Everything a newcomer types. Each target sets up what it needs, from a fresh clone.
+PYTHON ?= python3
+BIN := .venv/bin
+
+# Real MNIST beside the clone, where there is one; else the jobs download it.
+ifneq ($(wildcard ../shared/data/mnist),)
+export BATCHML_DATA_DIR ?= $(abspath ../shared/data)
+endif
+
+.PHONY: demo test check lint types bench wheel clean
+
+demo: .venv/installed  ## LeNet learns handwritten digits, through the embedded AWS Batch
+	$(BIN)/batchml submit --wait lenet
+
+test: .venv/installed-dev  ## every test
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+check: lint types test  ## what CI runs
+
+lint: .venv/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/installed-dev
+	$(BIN)/mypy
+
+bench: .venv/installed-dev  ## ratios beside a floor or a peer; prints, never fails
+	$(BIN)/python -m benchmarks
+
+wheel: .venv/installed-dev
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "batchml needs Python 3.11 or newer: make PYTHON=/path/to/python3.11"; exit 1; }
+	$(PYTHON) -m venv .venv
+
+.venv/installed: pyproject.toml | .venv/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	touch $@
+
+.venv/installed-dev: pyproject.toml | .venv/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch .venv/installed $@
+
+clean:
+	rm -rf .venv dist build .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,31 @@
+"""Run training containers on AWS Batch, and on this machine through an embedded AWS Batch.
+
+Importing this costs almost nothing: public names are resolved when first used, and the package
+holds no import of its own beyond what Python has loaded already.
+"""
+
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "BatchmlError": "batchml.errors",
+    "JobSpec": "batchml.model.job",
+    "JobStatus": "batchml.model.status",
+    "Run": "batchml.model.run",
+}
+
+__all__ = ["BatchmlError", "JobSpec", "JobStatus", "Run", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'batchml' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

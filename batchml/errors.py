@@ -1,0 +1,105 @@
+"""Every exception that batchml raises on purpose, each with the exit code a shell sees.
+
+BatchmlError                     1
+├── UsageError                   2   the command line is wrong
+├── ConfigError                 78   a file says something that cannot be
+├── NotFound                     1   a job, run, queue or image that does not exist
+├── AccessError                 77   credentials or permissions
+├── ServiceError                 1   the service refused a request
+├── ServiceUnreachable          74   no answer from the service, or not the service's answer
+└── LocalServerError             1   the embedded AWS Batch cannot start or go on
+    ├── StateFolderBusy          1   another server holds the state folder
+    ├── StateFolderUnsafe        1   others can read or write the state folder
+    ├── StateDamaged             1   the journal cannot be read
+    └── DiskFull                 1   no space for what must be kept
+
+A message says what is wrong, where, and what to do next.
+"""
+
+from collections.abc import Iterable
+
+
+class BatchmlError(Exception):
+    """The root of the tree. `exit_code` is what the command exits with."""
+
+    exit_code = 1
+
+
+class UsageError(BatchmlError):
+    exit_code = 2
+
+
+class ConfigError(BatchmlError):
+    """All the mistakes of one input, reported together."""
+
+    exit_code = 78
+
+    def __init__(self, where: str, mistakes: Iterable[str]) -> None:
+        self.where = where
+        self.mistakes = tuple(mistakes)
+        count = "1 mistake" if len(self.mistakes) == 1 else f"{len(self.mistakes)} mistakes"
+        lines = "\n".join(f"  - {mistake}" for mistake in self.mistakes)
+        super().__init__(f"{where}: {count}, nothing was sent.\n{lines}")
+
+
+class NotFound(BatchmlError):
+    def __init__(self, kind: str, name: str, known: Iterable[str], hint: str) -> None:
+        self.name = name
+        names = sorted(set(known))
+        meant = did_you_mean(name, names)
+        there = f" Known: {', '.join(names)}." if names else ""
+        super().__init__(f"{kind} {name!r} does not exist.{meant}{there} {hint}".rstrip())
+
+
+class AccessError(BatchmlError):
+    exit_code = 77
+
+
+class ServiceError(BatchmlError):
+    """The service answered no. `code` is AWS's error code, `status` the HTTP status."""
+
+    def __init__(self, operation: str, code: str, message: str, status: int) -> None:
+        self.operation = operation
+        self.code = code
+        self.status = status
+        self.message = message
+        super().__init__(f"{operation} was refused ({code}): {message}")
+
+
+class ServiceUnreachable(BatchmlError):
+    exit_code = 74
+
+
+class LocalServerError(BatchmlError):
+    pass
+
+
+class StateFolderBusy(LocalServerError):
+    def __init__(self, folder: str, pid: int | None) -> None:
+        self.pid = pid
+        holder = f"process {pid}" if pid else "another process"
+        super().__init__(
+            f"The state folder {folder} is in use: {holder} runs the embedded AWS Batch there. "
+            f"Use it as it is, stop it with `batchml local stop`, or set BATCHML_HOME to another "
+            f"folder."
+        )
+
+
+class StateFolderUnsafe(LocalServerError):
+    pass
+
+
+class StateDamaged(LocalServerError):
+    pass
+
+
+class DiskFull(LocalServerError):
+    pass
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return `" Did you mean 'x'?"` for the closest known word, or the empty string."""
+    from difflib import get_close_matches
+
+    close = get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)
+    return f" Did you mean {close[0]!r}?" if close else ""

@@ -1,0 +1,219 @@
+"""JobSpec: a job as `job.toml` says it."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from batchml.errors import ConfigError
+from batchml.model.names import is_valid_name
+from batchml.model.reading import parse_duration, parse_size, read_struct
+
+Scalar = str | int | float | bool
+
+RETRYABLE = ("host-lost", "image-error", "app-error", "out-of-memory")
+MAX_OVERRIDES = 8192  # bytes of containerOverrides as JSON; AWS Batch refuses more at dispatch
+MIN_TIMEOUT = 60  # seconds; AWS Batch, JobTimeout
+MIN_MEMORY = 4 * 1024**2  # bytes; AWS Batch, ResourceRequirement
+
+_PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_.]*)\}")
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class Resources(Struct, frozen=True, forbid_unknown_fields=True):
+    vcpus: Annotated[int, Meta(ge=1)] = 1
+    memory: str | int = "2 GiB"
+    gpus: Annotated[int, Meta(ge=0)] = 0
+    shm: str | int | None = None
+
+    @property
+    def memory_mib(self) -> int:
+        return (parse_size(self.memory) or 0) // 1024**2
+
+
+class Retry(Struct, frozen=True, forbid_unknown_fields=True):
+    attempts: Annotated[int, Meta(ge=1, le=10)] = 1
+    on: tuple[Literal["host-lost", "image-error", "app-error", "out-of-memory"], ...] = (
+        "host-lost",
+    )
+
+
+class Launch(Struct, frozen=True, forbid_unknown_fields=True):
+    kind: Literal["plain", "torchrun", "ray"] = "plain"
+    processes_per_node: int | Literal["auto"] = "auto"
+
+
+class Checkpoint(Struct, frozen=True, forbid_unknown_fields=True):
+    grace: str | int = "30s"
+
+    @property
+    def grace_seconds(self) -> int:
+        return parse_duration(self.grace) or 0
+
+
+class Group(Struct, frozen=True, forbid_unknown_fields=True):
+    name: str = ""
+    count: Annotated[int, Meta(ge=1)] = 1
+    queue: str = ""
+    resources: Resources = Resources()
+
+
+class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
+    """One job. Made by `read_job`, which reports mistakes; every field has AWS Batch's limits."""
+
+    image: str = ""
+    command: tuple[str, ...] = ()
+    name: str = ""
+    queue: str = ""
+    code: str | bool = "."
+    nodes: Annotated[int, Meta(ge=1, le=1000)] = 1
+    params: dict[str, Scalar] = {}
+    resources: Resources = Resources()
+    env: dict[str, Scalar] = {}
+    secrets: dict[str, str] = {}
+    retry: Retry = Retry()
+    timeout: str | int | None = None
+    launch: Launch = Launch()
+    checkpoint: Checkpoint = Checkpoint()
+    metrics: dict[str, str] = {}
+    groups: tuple[Group, ...] = ()
+
+    @property
+    def timeout_seconds(self) -> int | None:
+        return None if self.timeout is None else parse_duration(self.timeout)
+
+    def argv(self) -> list[str]:
+        """The command with its `{placeholders}` filled in; each element stays one element."""
+        values = {name: _text(value) for name, value in self.params.items()}
+        return [_PLACEHOLDER.sub(lambda m: values.get(m[1], m[0]), part) for part in self.command]
+
+
+def read_job(table: Mapping[str, Any], where: str) -> JobSpec:
+    """Return the job of a parsed `job.toml`.
+
+    Raises ConfigError with every mistake of the file at once.
+    """
+    spec, mistakes = read_struct(table, JobSpec)
+    mistakes += _mistakes(spec, table)
+    if mistakes:
+        raise ConfigError(where, mistakes)
+    return spec
+
+
+def change_job(spec: JobSpec, changes: Mapping[str, Any], where: str) -> JobSpec:
+    """Return `spec` with top-level fields replaced, checked like a file.
+
+    Raises ConfigError when the outcome breaks a rule.
+    """
+    changed = msgspec.structs.replace(spec, **changes)
+    return read_job(msgspec.to_builtins(changed), where)
+
+
+def with_params(spec: JobSpec, given: Mapping[str, str], where: str) -> JobSpec:
+    """Return `spec` with parameters replaced by `-p K=V`, keeping each default's type.
+
+    Raises ConfigError for a parameter that the job does not have.
+    """
+    from batchml.errors import did_you_mean
+
+    known = sorted(spec.params)
+    mistakes = [
+        f"-p {name}=...: the job has no such parameter."
+        f"{did_you_mean(name, known)} Parameters: {', '.join(known) or 'none'}."
+        for name in given
+        if name not in spec.params
+    ]
+    if mistakes:
+        raise ConfigError(where, mistakes)
+    values = {name: _like(spec.params[name], text) for name, text in given.items()}
+    return msgspec.structs.replace(spec, params={**spec.params, **values})
+
+
+def _like(default: Scalar, text: str) -> Scalar:
+    """Read `text` as the default's type where that works; a parameter may be anything, though."""
+    for kind in (int, float) if not isinstance(default, (str, bool)) else ():
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    if isinstance(default, bool) and text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    return text
+
+
+def _text(value: Scalar) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _mistakes(spec: JobSpec, table: Mapping[str, Any]) -> Iterator[str]:
+    """What types alone cannot say. A key that was refused already is not complained about again."""
+    if not spec.image and "image" not in table:
+        yield 'image: missing. Name a folder under images/, for example image = "pytorch".'
+    if not spec.command and "command" not in table:
+        yield 'command: missing. For example command = ["python", "train.py"].'
+    elif spec.command == () and table.get("command") == []:
+        yield "command: is empty."
+    for place, part in enumerate(spec.command):
+        if not part:
+            yield f"command[{place}]: is an empty text, which AWS Batch refuses."
+    for name in sorted({n for part in spec.command for n in _PLACEHOLDER.findall(part)}):
+        if name not in spec.params:
+            yield f"command: {{{name}}} has no default under [params]."
+    if spec.name and not is_valid_name(spec.name):
+        yield (
+            f"name: found {spec.name!r}. Allowed: 1-128 letters, digits, - and _, "
+            f"starting with a letter or digit."
+        )
+    yield from _resource_mistakes(spec.resources)
+    yield from _time_mistakes(spec)
+    for name in spec.env:
+        if not _ENV_NAME.fullmatch(name):
+            yield f"env.{name}: not a name of an environment variable."
+        elif name.startswith("AWS_BATCH"):
+            yield f"env.{name}: AWS Batch keeps names that start with AWS_BATCH for itself."
+    for name, pattern in spec.metrics.items():
+        yield from _pattern_mistakes(name, pattern)
+    yield from _not_yet(spec)
+
+
+def _resource_mistakes(resources: Resources) -> Iterator[str]:
+    for key in ("memory", "shm"):
+        value = getattr(resources, key)
+        if value is not None and parse_size(value) is None:
+            yield f'resources.{key}: found {value!r}. Write a size such as "15 GiB" or "512 MiB".'
+    if (parse_size(resources.memory) or MIN_MEMORY) < MIN_MEMORY:
+        yield f"resources.memory: found {resources.memory!r}. At least 4 MiB."
+
+
+def _time_mistakes(spec: JobSpec) -> Iterator[str]:
+    times = (("timeout", spec.timeout), ("checkpoint.grace", spec.checkpoint.grace))
+    for key, value in times:
+        if value is not None and parse_duration(value) is None:
+            yield f'{key}: found {value!r}. Write a duration such as "4h", "90s" or "1h30m".'
+    seconds = spec.timeout_seconds
+    if seconds is not None and seconds < MIN_TIMEOUT:
+        yield f"timeout: found {spec.timeout!r}. AWS Batch takes 60 seconds or more."
+
+
+def _pattern_mistakes(name: str, pattern: str) -> Iterator[str]:
+    try:
+        groups = re.compile(pattern).groups
+    except re.error as error:
+        yield f"metrics.{name}: not a regular expression: {error}."
+    else:
+        if groups != 1:
+            yield f"metrics.{name}: needs exactly one (group) around the value, has {groups}."
+
+
+def _not_yet(spec: JobSpec) -> Iterator[str]:
+    """Parts of the file format that this version reads but cannot run: refused, never ignored."""
+    if spec.nodes > 1:
+        yield "nodes: runs of several nodes are not in this version yet."
+    if spec.groups:
+        yield "groups: gangs are not in this version yet."
+    if spec.launch.kind != "plain":
+        yield f"launch.kind: {spec.launch.kind!r} is not in this version yet."
+    if spec.secrets:
+        yield "secrets: are not in this version yet."

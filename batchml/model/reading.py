@@ -1,0 +1,141 @@
+"""Read a table (TOML or JSON) into a frozen struct, reporting every mistake, not just the first.
+
+msgspec stops at the first mistake. So each mistake found is noted, taken out of the table, and the
+rest is read again, until nothing is left to complain about.
+"""
+
+import copy
+import re
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from batchml.errors import did_you_mean
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`$")
+_STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]|\[\.\.\.\]")
+_UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?\s*", re.IGNORECASE)
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_DURATION = re.compile(r"(?:\d+(?:\.\d+)?\s*[smhd]\s*)+")
+
+
+def read_struct(table: Mapping[str, Any], kind: type[T]) -> tuple[T, list[str]]:
+    """Return the struct, with defaults where the table is wrong, and every mistake in words.
+
+    A mistake says the key, what was found and what is allowed.
+    """
+    left = copy.deepcopy(dict(table))
+    mistakes: list[str] = []
+    while True:
+        try:
+            return msgspec.convert(left, kind), mistakes
+        except msgspec.ValidationError as error:
+            text, _, path = str(error).partition(" - at `")
+            steps = _steps(path.removesuffix("`"))
+            unknown = _UNKNOWN.match(text)
+            if unknown:
+                steps = [*steps, unknown[1]]
+                mistakes.append(_unknown_key(steps, kind))
+            else:
+                mistakes.append(f"{_dotted(steps)}: found {_at(left, steps)!r}. {_plain(text)}.")
+            if not _remove(left, steps):
+                raise
+
+
+def parse_size(text: str | int) -> int | None:
+    """Return bytes for `"15 GiB"`, `"512m"`, `"8GB"` (all powers of 1024) or None.
+
+    A bare number is MiB, as in AWS Batch.
+    """
+    match = _SIZE.fullmatch(str(text))
+    if not match:
+        return None
+    number, unit, suffix = match.groups()
+    scale = 1024**2 if not unit and not suffix else _UNITS[unit.lower()]
+    return int(float(number) * scale)
+
+
+def parse_duration(text: str | int) -> int | None:
+    """Return seconds for `"4h"`, `"1h30m"`, `"90s"` or a bare number of seconds, else None."""
+    text = str(text).strip().lower()
+    if text.isdigit():
+        return int(text)
+    if not _DURATION.fullmatch(text):
+        return None
+    parts = re.findall(r"(\d+(?:\.\d+)?)\s*([smhd])", text)
+    return int(sum(float(number) * _SECONDS[unit] for number, unit in parts))
+
+
+def _steps(path: str) -> list[str | int]:
+    found: list[str | int] = []
+    for name, index in _STEP.findall(path.removeprefix("$")):
+        if name:
+            found.append(name)
+        elif index:
+            found.append(int(index))
+        else:  # `[...]`: msgspec does not say which key of a free table it is
+            break
+    return found
+
+
+def _dotted(steps: list[str | int]) -> str:
+    text = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
+    return text.removeprefix(".") or "the file"
+
+
+def _at(table: Any, steps: list[str | int]) -> Any:
+    for step in steps:
+        table = table[step]
+    return table
+
+
+def _remove(table: Any, steps: list[str | int]) -> bool:
+    if not steps:
+        return False
+    del _at(table, steps[:-1])[steps[-1]]
+    return True
+
+
+def _unknown_key(steps: list[str | int], kind: type[msgspec.Struct]) -> str:
+    names = [step for step in steps if isinstance(step, str)]
+    known: list[str] = _field_names(kind, names[:-1])
+    meant = did_you_mean(names[-1], known)
+    return f"{_dotted(steps)}: unknown key.{meant or ' Known: ' + ', '.join(known) + '.'}"
+
+
+def _field_names(kind: Any, path: list[str]) -> list[str]:
+    """The keys allowed at `path` below `kind`, as they are written in the file."""
+    for name in path:
+        field = next(f for f in msgspec.structs.fields(kind) if f.encode_name == name)
+        kind = _struct_inside(field.type)
+    return [field.encode_name for field in msgspec.structs.fields(kind)]
+
+
+def _struct_inside(annotation: Any) -> Any:
+    if isinstance(annotation, type) and issubclass(annotation, msgspec.Struct):
+        return annotation
+    for part in getattr(annotation, "__args__", ()):
+        found = _struct_inside(part)
+        if found is not None:
+            return found
+    return None
+
+
+_WORDS = {
+    "`int`": "a whole number",
+    "`str`": "a text",
+    "`bool`": "true or false",
+    "`array`": "a list",
+    "`object`": "a table",
+    "`float`": "a number",
+}
+
+
+def _plain(text: str) -> str:
+    for word, meaning in _WORDS.items():
+        text = text.replace(word, meaning)
+    return re.sub(r", got .*$", "", text)

@@ -1,0 +1,29 @@
+"""The states of a Batch job, in the order in which it goes through them.
+
+Source: AWS Batch User Guide, "Job states".
+"""
+
+from enum import StrEnum
+
+
+class JobStatus(StrEnum):
+    SUBMITTED = "SUBMITTED"
+    PENDING = "PENDING"
+    RUNNABLE = "RUNNABLE"
+    STARTING = "STARTING"
+    RUNNING = "RUNNING"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+
+    @property
+    def is_terminal(self) -> bool:
+        return self in (JobStatus.SUCCEEDED, JobStatus.FAILED)
+
+    @property
+    def holds_resources(self) -> bool:
+        """True while an attempt occupies vCPUs, memory and GPUs."""
+        return self in (JobStatus.STARTING, JobStatus.RUNNING)
+
+    @property
+    def order(self) -> int:
+        return list(JobStatus).index(self)
