@@ -1,0 +1,1 @@
+"""The embedded AWS Batch: AWS's JSON seen from the server."""

@@ -1,0 +1,143 @@
+"""Start, find and stop the server, from the client's side."""
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from typing import Any
+
+from batchml import errors
+from batchml.clock import Clock
+from batchml.errors import LocalServerError, StateFolderBusy
+from batchml.local.home import Endpoint, Home
+
+START_LIMIT = 60.0  # seconds until a starting server must answer
+STOP_LIMIT = 15.0
+
+
+def running(home: Home) -> Endpoint | None:
+    """The endpoint of the live server, or None.
+
+    A recorded port alone proves nothing: only a live server holds the folder's lock, and only
+    the endpoint that the holder itself wrote is where it answers.
+    """
+    endpoint = home.endpoint()
+    if endpoint is None or not home.is_held() or home.holder() != endpoint.pid:
+        return None
+    return endpoint
+
+
+def ensure(home: Home, clock: Clock) -> Endpoint:
+    """The endpoint of a live server, started now if there is none.
+
+    Raises LocalServerError, in the server's words, when it cannot start.
+    """
+    return _serving(home) or start(home, clock)
+
+
+def _serving(home: Home) -> Endpoint | None:
+    """The endpoint of a live server that takes connections: not of one that is stopping."""
+    endpoint = running(home)
+    if endpoint is None:
+        return None
+    try:
+        socket.create_connection(("127.0.0.1", endpoint.port), timeout=START_LIMIT).close()
+    except OSError:
+        return None
+    return endpoint
+
+
+def start(home: Home, clock: Clock, port: int = 0, idle: float | None = None) -> Endpoint:
+    """Start a server that outlives this process, and wait until it answers.
+
+    Raises LocalServerError; StateFolderBusy names the process that holds the folder.
+    """
+    end = clock.monotonic() + START_LIMIT
+    while True:
+        try:
+            return _start(home, port, idle)
+        except StateFolderBusy:
+            if port:
+                raise
+        # Someone else started one at the same moment, or one is about to end.
+        while home.is_held():
+            endpoint = _serving(home)
+            if endpoint is not None:
+                return endpoint
+            if clock.monotonic() > end:
+                raise LocalServerError(
+                    f"Another process holds {home.root} but does not serve. Its log: {home.log}"
+                )
+            clock.sleep(0.05)
+
+
+def _start(home: Home, port: int, idle: float | None) -> Endpoint:
+    try:
+        home.prepare()
+        log = open(home.log, "ab")  # noqa: SIM115  (closed below)
+    except OSError as error:
+        raise LocalServerError(
+            f"The state folder {home.root} cannot be used: {error.strerror}."
+        ) from error
+    read_end, write_end = os.pipe()
+    command = [sys.executable, "-m", "batchml.local.daemon", "--home", str(home.root)]
+    command += ["--port", str(port), "--ready-fd", str(write_end)]
+    command += [] if idle is None else ["--idle", str(idle)]
+    with log:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/",
+            pass_fds=[write_end], start_new_session=True,
+        )  # fmt: skip
+    process.returncode = 0  # it outlives us, and nobody here waits for it
+    os.close(write_end)
+    message = _told(read_end, process.pid, home)
+    if "port" in message:
+        return Endpoint(message["pid"], message["port"])
+    kind = getattr(errors, message.get("kind", ""), LocalServerError)
+    if kind is StateFolderBusy:
+        raise StateFolderBusy(str(home.root), home.holder())
+    text = message.get("error", f"The server ended without a word. Its log: {home.log}")
+    failure: LocalServerError = kind.__new__(kind)
+    Exception.__init__(failure, text)
+    raise failure
+
+
+def _told(pipe: int, pid: int, home: Home) -> dict[str, Any]:
+    """What the new server says once it serves or cannot; nothing when it died silently."""
+    told = b""
+    with os.fdopen(pipe, "rb", buffering=0) as file:
+        while not told.endswith(b"\n"):
+            if not select.select([file], [], [], START_LIMIT)[0]:
+                raise LocalServerError(
+                    f"The server (process {pid}) has said nothing for {START_LIMIT:.0f} s. "
+                    f"Its log: {home.log}"
+                )
+            data = file.read(65_536)
+            if not data:
+                break
+            told += data
+    message: dict[str, Any] = json.loads(told) if told else {}
+    return message
+
+
+def stop(home: Home, clock: Clock) -> bool:
+    """Stop the server; its jobs go on without it. False when none was running."""
+    endpoint = running(home)
+    if endpoint is None:
+        return False
+    try:
+        os.kill(endpoint.pid, signal.SIGTERM)
+    except ProcessLookupError:
+        pass  # it ended meanwhile
+    end = clock.monotonic() + STOP_LIMIT
+    while home.is_held() and home.holder() == endpoint.pid:
+        if clock.monotonic() > end:
+            raise LocalServerError(
+                f"The server (process {endpoint.pid}) does not stop. Its log: {home.log}. "
+                f"To kill it: kill -9 {endpoint.pid}; jobs and their logs survive that."
+            )
+        clock.sleep(0.02)
+    return True

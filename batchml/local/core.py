@@ -1,0 +1,247 @@
+"""The one loop that changes the state: events in, a commit, then effects and answers.
+
+All events that wait when a round starts share one commit, so that many clients cost one fsync. An
+answer is given, and a job is started, only after the commit that holds it.
+"""
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from batchml.clock import Clock
+from batchml.errors import DiskFull
+from batchml.local import engine
+from batchml.local.messages import (
+    Answer,
+    Effect,
+    Event,
+    Launch,
+    Refusal,
+    Requested,
+    SaveJob,
+    Stop,
+    Ticked,
+)
+from batchml.local.state import Attempt, Job, State
+from batchml.local.store import RememberedCall, Store
+from batchml.local.wire import Refused, client_error
+from batchml.model.names import bare_name
+from batchml.model.status import JobStatus
+
+log = logging.getLogger("batchml.local")
+
+REMEMBER_CALLS = 24 * 3600 * 1000  # ms
+_RETRY_AFTER = 1.0  # seconds between tries when the disk is full
+
+S = TypeVar("S", bound=Struct)
+
+
+class Executor(Protocol):
+    def start(self, job: Job, attempt: Attempt) -> None: ...
+    def adopt(self, job: Job, attempt: Attempt) -> None: ...
+    def stop(self, task_id: str) -> None: ...
+    def look(self, task_id: str) -> None: ...
+
+
+class _Item(Struct):
+    event: Event
+    answer: asyncio.Future[dict[str, Any]] | None = None
+    call: tuple[str, str] | None = None  # key and digest, for calls that are remembered
+
+
+class Core:
+    def __init__(self, state: State, store: Store, clock: Clock) -> None:
+        self.state = state  # as committed
+        self.executor: Executor
+        self._store = store
+        self._clock = clock
+        self._items: asyncio.Queue[_Item] = asyncio.Queue()
+        self._writer = ThreadPoolExecutor(1, "journal")
+        self._in_flight: dict[str, tuple[str, asyncio.Future[dict[str, Any]]]] = {}
+        self._no_tick_before = 0.0  # on the monotonic clock
+        self._closing = False
+        self._broken: Refused | None = None
+
+    # --- in ---------------------------------------------------------------------------------
+
+    def report(self, event: Event) -> None:
+        """Something happened; no one waits for an answer."""
+        self._items.put_nowait(_Item(event))
+
+    async def request(self, event: Requested, invocation: str = "", body: bytes = b"") -> Any:
+        """Apply a call and return its answer, once both are on disk.
+
+        With `invocation` (the id that an SDK keeps over the re-sends of one call) the same call
+        gets the same answer, however often it arrives; nothing is done twice. Raises Refused.
+        """
+        if self._broken is not None:
+            raise self._broken
+        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        if not invocation:
+            self._items.put_nowait(_Item(event, answer))
+            return await answer
+        digest = hashlib.sha256(body).hexdigest()
+        known_digest, known = self._known_call(invocation)
+        if known is not None:
+            if known_digest != digest:
+                raise client_error("This invocation id was used for another request.")
+            return await asyncio.shield(known)
+        self._in_flight[invocation] = (digest, answer)
+        self._items.put_nowait(_Item(event, answer, (invocation, digest)))
+        try:
+            return await asyncio.shield(answer)
+        finally:
+            # A client that went away must not make room for a second run of its call.
+            answer.add_done_callback(lambda _: self._in_flight.pop(invocation, None))
+
+    def _known_call(self, key: str) -> tuple[str, asyncio.Future[dict[str, Any]] | None]:
+        if key in self._in_flight:
+            return self._in_flight[key]
+        remembered = self._store.remembered(key)
+        if remembered is None:
+            return "", None
+        done: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        done.set_result(msgspec.json.decode(remembered.answer))
+        return remembered.digest, done
+
+    # --- the loop ---------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Until `close`. What it raises ends the server; the next start has what was committed."""
+        while not self._closing:
+            items = await self._next_items()
+            try:
+                await self._round(items)
+            except BaseException as error:
+                self._fail(items, error)
+                raise
+
+    def close(self) -> None:
+        """End `run` between two rounds: no commit is cut off from its effects and answers."""
+        self._closing = True
+        self.report(Ticked(self._now()))
+
+    def _fail(self, items: list[_Item], error: BaseException) -> None:
+        """Nobody may wait for an answer that will not come."""
+        text = f"The embedded AWS Batch has failed and stops: {error}"
+        self._broken = Refused("ServerException", text, 500)
+        while not self._items.empty():
+            items.append(self._items.get_nowait())
+        for item in items:
+            if item.answer is not None and not item.answer.done():
+                item.answer.set_exception(self._broken)
+
+    async def _next_items(self) -> list[_Item]:
+        """Everything that waits, or a tick when the next timeout falls due."""
+        try:
+            items = [await asyncio.wait_for(self._items.get(), self._until_deadline())]
+        except TimeoutError:
+            return [_Item(Ticked(self._now()))]
+        while not self._items.empty():
+            items.append(self._items.get_nowait())
+        return items
+
+    def _until_deadline(self) -> float | None:
+        deadline = engine.next_deadline(self.state)
+        if deadline is None:
+            return None
+        held_back = self._no_tick_before - self._clock.monotonic()
+        return max(0.0, held_back, (deadline - self._now()) / 1000)
+
+    async def _round(self, items: list[_Item]) -> None:
+        state = self.state
+        effects: list[Effect] = []
+        answers: list[tuple[_Item, Answer | Refusal]] = []
+        for item in items:
+            event = item.event
+            if isinstance(event, Requested) and "dependsOn" in event.params:
+                event = _with_ended(event, state, effects, self._store)
+            state, caused = _step(state, event)
+            for effect in caused:
+                if isinstance(effect, (Answer, Refusal)):
+                    answers.append((item, effect))
+                else:
+                    effects.append(effect)
+        if effects:
+            try:
+                await self._commit(effects, answers)
+            except DiskFull as error:
+                self._postpone(items, error)
+                return
+        self.state = state
+        for effect in effects:
+            if isinstance(effect, Launch):
+                self.executor.start(effect.job, effect.attempt)
+            elif isinstance(effect, Stop):
+                self.executor.stop(effect.task_id)
+        for item, outcome in answers:
+            _give(item, outcome)
+
+    async def _commit(
+        self, effects: list[Effect], answers: Sequence[tuple[_Item, Answer | Refusal]]
+    ) -> None:
+        calls = [
+            RememberedCall(*item.call, msgspec.json.encode(outcome.body), self._now())
+            for item, outcome in answers
+            if item.call is not None and isinstance(outcome, Answer)
+        ]
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._writer, self._store.commit, effects, calls)
+
+    def _postpone(self, items: list[_Item], error: DiskFull) -> None:
+        """No space: callers are told at once; what happened to jobs is written later."""
+        log.error("%s", error)
+        loop = asyncio.get_running_loop()
+        for item in items:
+            if isinstance(item.event, Ticked):  # still due: it comes again by itself
+                self._no_tick_before = self._clock.monotonic() + _RETRY_AFTER
+            elif item.answer is None:
+                loop.call_later(_RETRY_AFTER, self._items.put_nowait, item)
+            elif not item.answer.done():
+                item.answer.set_exception(Refused("ServerException", str(error), 500))
+
+    def _now(self) -> int:
+        return int(self._clock.now() * 1000)
+
+
+def _step(state: State, event: Event) -> tuple[State, list[Effect]]:
+    """One step. A request that the rules fail on changes nothing, and must not end the server."""
+    try:
+        return engine.step(state, event)
+    except Exception:
+        if not isinstance(event, Requested):
+            raise
+        log.exception("request %s failed", event.request_id)
+        text = f"Internal error in the embedded AWS Batch; its server.log has {event.request_id}."
+        return state, [Refusal("ServerException", text, 500)]
+
+
+def _give(item: _Item, outcome: Answer | Refusal) -> None:
+    if item.answer is None or item.answer.done():
+        return
+    if isinstance(outcome, Answer):
+        item.answer.set_result(outcome.body)
+    else:
+        item.answer.set_exception(Refused(outcome.code, outcome.message, outcome.status))
+
+
+def _with_ended(
+    event: Requested, state: State, effects: Sequence[Effect], store: Store
+) -> Requested:
+    """Look up dependencies that have left the state: in this round's effects, then in the store."""
+    asked = [bare_name(entry.get("jobId", "")) for entry in event.params["dependsOn"]]
+    missing = [job_id for job_id in asked if job_id not in state.jobs]
+    ended = {job_id: job.status for job_id, job in store.jobs(missing).items()}
+    for effect in effects:
+        if isinstance(effect, SaveJob) and effect.job.id in missing:
+            ended[effect.job.id] = effect.job.status
+    done = (JobStatus.SUCCEEDED, JobStatus.FAILED)
+    return msgspec.structs.replace(
+        event, ended={job_id: status.value for job_id, status in ended.items() if status in done}
+    )

@@ -1,0 +1,226 @@
+"""The server's process: `python -m batchml.local.daemon`.
+
+It takes the state folder, opens the journal, adopts the attempts of servers before it, binds a
+loopback port and serves until it is told to stop or has been idle. What goes wrong before it serves
+is written to `--ready-fd`, for whoever started it.
+"""
+
+import argparse
+import asyncio
+import errno
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+from batchml.clock import SystemClock
+from batchml.errors import BatchmlError, DiskFull, LocalServerError, StateDamaged
+from batchml.local import engine
+from batchml.local.core import REMEMBER_CALLS, Core
+from batchml.local.executors.process import ProcessExecutor
+from batchml.local.executors.spec import Host
+from batchml.local.home import Endpoint, Home
+from batchml.local.images import publish_runtime
+from batchml.local.logreads import LogReads
+from batchml.local.machine import read_machine
+from batchml.local.messages import Requested
+from batchml.local.server import Server, idle
+from batchml.local.state import State
+from batchml.local.store import Store
+from batchml.local.wire import Refused
+
+IDLE_LIMIT = 600.0  # seconds without an unfinished job or a request
+EXIT_CRASHED = 74
+
+log = logging.getLogger("batchml.local")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="batchml.local.daemon")
+    parser.add_argument("--home", type=Path, required=True)
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--idle", type=float, default=IDLE_LIMIT)
+    parser.add_argument("--ready-fd", type=int, default=-1)
+    options = parser.parse_args()
+    os.umask(0o077)
+    home = Home(options.home)
+    try:
+        home.prepare()
+        logging.basicConfig(
+            filename=home.log, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
+        )
+        return asyncio.run(serve(home, options.port, options.idle, options.ready_fd))
+    except Exception as error:
+        told = _in_our_words(error, home)
+        log.error("%s", told, exc_info=None if told is error else error)
+        _tell(options.ready_fd, {"error": str(told), "kind": type(told).__name__})
+        return EXIT_CRASHED if isinstance(error, OSError) else told.exit_code
+
+
+def _in_our_words(error: Exception, home: Home) -> BatchmlError:
+    if isinstance(error, BatchmlError):
+        return error
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFull(f"The server cannot start: no space left on the disk of {home.root}.")
+    if isinstance(error, Refused):
+        return LocalServerError(f"The server cannot start: {error.message}")
+    return LocalServerError(f"The server cannot start: {error}. Its log: {home.log}")
+
+
+async def serve(home: Home, port: int, idle_limit: float, ready_fd: int) -> int:
+    """Serve until stopped. Raises LocalServerError when the server cannot start."""
+    clock = SystemClock()
+    loop = asyncio.get_running_loop()
+    asked = asyncio.Event()  # to stop; from the first moment on, so that no signal cuts a start
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, asked.set)
+    lock = home.hold()
+    keys = home.keys()
+    _check_not_emptied(home)
+    store = Store(home.journal)
+    machine = read_machine()
+    store.forget_calls(int(clock.now() * 1000) - REMEMBER_CALLS)
+    core = Core(engine.restore(store.load(machine)), store, clock)
+    host = Host(home, publish_runtime(home.runtimes), dict(os.environ), has_gpus=bool(machine.gpus))
+    executor = ProcessExecutor(host, loop, clock, core.report)
+    core.executor = executor
+    listener = bind(home, port)
+    endpoint = Endpoint(os.getpid(), listener.getsockname()[1])
+    logs = LogReads(store, lambda task_id: home.attempt(task_id) / "log")
+    server = Server(core, store, logs, keys, endpoint.port, clock)
+    loop_task = loop.create_task(core.run())
+    await _first_start(core, clock)
+    _adopt_all(core.state, executor)
+    home.write_endpoint(endpoint)
+    _tell(ready_fd, {"pid": endpoint.pid, "port": endpoint.port})
+    log.info("serving on %s, pid %d", endpoint.url, endpoint.pid)
+
+    def poll() -> None:
+        for job in core.state.jobs.values():
+            if job.attempt is not None and job.attempt.started_at is None:
+                executor.look(job.attempt.task_id)
+
+    idle_task = loop.create_task(idle(server, core, clock, idle_limit, poll))
+    try:
+        return await _until_over(server, listener, loop_task, idle_task, asked)
+    finally:
+        idle_task.cancel()
+        core.close()
+        await asyncio.wait({loop_task})
+        executor.close()
+        store.close()
+        os.close(lock)
+
+
+async def _until_over(
+    server: Server,
+    listener: socket.socket,
+    core: asyncio.Task[Any],
+    idle: asyncio.Task[Any],
+    asked: asyncio.Event,
+) -> int:
+    """Serve until a signal, idleness, or a failure of the core, which must not be survived."""
+    import uvicorn
+
+    config = uvicorn.Config(
+        server, log_config=None, access_log=False, lifespan="off", ws="none", http="h11",
+        loop="asyncio", server_header=False, timeout_graceful_shutdown=5,
+    )  # fmt: skip
+    http = uvicorn.Server(config)
+    loop = asyncio.get_running_loop()
+    serving = loop.create_task(http.serve(sockets=[listener]))
+    stopping = loop.create_task(asked.wait())
+    await asyncio.wait({serving, core, idle, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    http.should_exit = True
+    await serving
+    for task, name in ((core, "core"), (idle, "idle watch")):
+        if task.done() and task.exception() is not None:
+            text = "the %s failed; the next start goes on from the journal"
+            log.error(text, name, exc_info=task.exception())
+            return EXIT_CRASHED
+    log.info("stopped: %s", "idle" if idle.done() else "asked to")
+    return 0
+
+
+def _check_not_emptied(home: Home) -> None:
+    """A journal that is gone or empty where a server has served would silently start afresh."""
+    served_before = (home.local / "endpoint.json").exists()
+    if served_before and not (home.journal.exists() and home.journal.stat().st_size):
+        raise StateDamaged(
+            f"The journal {home.journal} is gone or empty, though a server has served from here. "
+            f"Nothing was changed. Put back a copy, or `batchml local reset` to start afresh."
+        )
+
+
+def bind(home: Home, port: int) -> socket.socket:
+    """A listening loopback socket: on `port`, else on the last server's port, else on any."""
+    last = home.endpoint()
+    candidates = [port] if port else [last.port, 0] if last else [0]
+    for candidate in candidates:
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1", candidate))
+            listener.listen(128)
+        except (OSError, OverflowError) as error:
+            listener.close()
+            if candidate == candidates[-1]:
+                reason = error.strerror if isinstance(error, OSError) else "there is no such port"
+                raise LocalServerError(
+                    f"Port {candidate} cannot be used: {reason}. "
+                    f"Choose another with --port, or leave it out for any free one."
+                ) from error
+            continue
+        return listener
+    raise AssertionError("unreachable: the last candidate returns or raises")
+
+
+async def _first_start(core: Core, clock: SystemClock) -> None:
+    """An empty state gets one environment, the whole machine, and the queue `default`."""
+    if core.state.environments or core.state.queues:
+        return
+    now = int(clock.now() * 1000)
+    environment = {
+        "computeEnvironmentName": "this-machine",
+        "type": "MANAGED",
+        "computeResources": {
+            "type": "EC2",
+            "minvCpus": 0,
+            "maxvCpus": core.state.machine.vcpus,
+            "subnets": [],
+            "instanceTypes": ["optimal"],
+        },
+    }
+    order = [{"order": 1, "computeEnvironment": "this-machine"}]
+    queue = {"jobQueueName": "default", "priority": 10, "computeEnvironmentOrder": order}
+    for operation, params in (
+        ("CreateComputeEnvironment", environment),
+        ("CreateJobQueue", queue),
+    ):
+        await core.request(Requested(operation, params, now, f"first-{operation}"))
+
+
+def _adopt_all(state: State, executor: ProcessExecutor) -> None:
+    for job in sorted(state.jobs.values(), key=lambda job: job.sequence):
+        if job.attempt is not None:
+            executor.adopt(job, job.attempt)
+            if job.is_ending:
+                executor.stop(job.attempt.task_id)
+
+
+def _tell(ready_fd: int, message: dict[str, Any]) -> None:
+    if ready_fd >= 0:
+        try:
+            os.write(ready_fd, json.dumps(message).encode() + b"\n")
+            os.close(ready_fd)
+        except OSError:
+            pass  # whoever started us has gone
+
+
+if __name__ == "__main__":
+    sys.exit(main())

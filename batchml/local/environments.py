@@ -1,0 +1,100 @@
+"""Cached virtual environments for jobs that run as processes.
+
+One environment for each content of a `requirements.txt`, made once, on the first run that needs it.
+Making one is safe against two makers (a lock, which the kernel lets go of when its last holder
+dies: pip holds it too, so that nobody builds beside an orphaned one) and against being killed
+halfway (what has no `.complete` mark is thrown away and made again).
+
+Runs as a program of its own, in the runner's care: what it prints is the progress that people see.
+Standard library only, no import of ours: `python -I environments.py REQUIREMENTS TARGET PYTHON`.
+"""
+
+import fcntl
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+COMPLETE = ".complete"
+
+
+def make(requirements: str, target: str, python: str) -> None:
+    """Make the environment `target` unless it is there. Raises RuntimeError with one line."""
+    os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
+    with open(f"{target}.lock", "a", encoding="utf-8") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            if os.path.exists(os.path.join(target, COMPLETE)):
+                return
+            say("waiting for another run that is making the same environment")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if os.path.exists(os.path.join(target, COMPLETE)):
+            return
+        shutil.rmtree(target, ignore_errors=True)
+        with open(requirements, encoding="utf-8") as file:
+            wanted = [line for line in file if line.strip() and not line.lstrip().startswith("#")]
+        say("creating it (once for these requirements)")
+        venv = [python, "-m", "venv", *([] if wanted else ["--without-pip"]), target]
+        _run(venv, lock.fileno())
+        if wanted:
+            pip = [os.path.join(target, "bin", "python"), "-m", "pip", "--no-input"]
+            _run([*pip, "install", "--disable-pip-version-check", "--progress-bar", "off",
+                  "-r", requirements], lock.fileno())  # fmt: skip
+        with open(os.path.join(target, COMPLETE), "w", encoding="utf-8") as mark:
+            mark.write("made whole\n")
+            mark.flush()
+            os.fsync(mark.fileno())
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def _run(command: list[str], lock: int) -> None:
+    """Run a step, printing what of its output tells people how far it is."""
+    errors: list[str] = []
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, errors="replace", pass_fds=[lock],
+    ) as process:  # fmt: skip
+        for line in process.stdout or ():
+            text = line.strip()
+            progress = _progress(text)
+            if progress:
+                say(progress)
+            if text and not text.startswith("WARNING"):
+                errors = [*errors[-20:], text]
+    if process.returncode != 0:
+        raise RuntimeError(_cause(errors))
+
+
+def _progress(line: str) -> str:
+    if line.startswith("Collecting "):
+        return f"finding {line.split()[1]}"
+    found = re.match(r"(?:Downloading|Using cached|Processing) (\S+)(?: \(([^)]+)\))?", line)
+    if found:
+        name = found[1].rpartition("/")[2].split("-")[0]
+        return f"fetching {name}" + (f" ({found[2]})" if found[2] else "")
+    if line.startswith("Installing collected packages:"):
+        count = line.count(",") + 1
+        return f"installing {count} package{'s' if count > 1 else ''}"
+    return ""
+
+
+def _cause(lines: list[str]) -> str:
+    if any("ensurepip is not" in line for line in lines):
+        return "Python's venv module is incomplete here: apt-get install python3-venv"
+    for line in lines:
+        if line.startswith("ERROR:") or "No space left" in line:
+            return line.removeprefix("ERROR:").strip()
+    return lines[-1] if lines else "it ended without a message"
+
+
+if __name__ == "__main__":
+    try:
+        make(*sys.argv[1:4])
+    except (RuntimeError, OSError) as error:
+        say(str(error))
+        sys.exit(1)

@@ -1,0 +1,1 @@
+"""Executors turn effects into processes or containers, and report events."""

@@ -1,0 +1,119 @@
+"""What a runner is told, worked out from a job. Pure but for a look at the published images."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from batchml.local.home import Home
+from batchml.local.images import LocalImage, find
+from batchml.local.state import Attempt, Job
+from batchml.runtime.env import RuntimeEnv
+from batchml.runtime.lines import MARK
+
+# What a job sees of the server's own environment. Keys, agents and tokens are not among them.
+_PASSED_ON = (
+    "HOME", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "SHELL",
+    "SSL_CERT_DIR", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "TERM", "TMPDIR", "TZ", "USER",
+    "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY",
+)  # fmt: skip
+
+
+class Host(Struct, frozen=True):
+    """Where processes run: the state folder, the runtime's copy, the server's environment."""
+
+    home: Home
+    runtime: Path
+    environ: Mapping[str, str]
+    has_gpus: bool = False
+
+
+class NoEnvironment(Exception):
+    """The image's environment cannot be made here; the text says why."""
+
+
+def runner_spec(host: Host, job: Job, attempt: Attempt) -> dict[str, Any]:
+    """The content of `spec.json`. Raises NoEnvironment."""
+    folder = host.home.attempt(attempt.task_id)
+    image = find(host.home.images, job.container["image"])
+    env = job_environment(host, job, attempt)
+    spec = {
+        "task_id": attempt.task_id,
+        "cwd": str(folder / "work"),
+        "command": list(job.container["command"]),
+        "env": env,
+        "grace": RuntimeEnv.read(env).grace,
+        "notify": str(host.home.notify),
+        "preamble": f"{MARK}host executor=process image={job.container['image']}",
+    }
+    return spec if image is None else spec | _in_environment(host, image, spec)
+
+
+def _in_environment(host: Host, image: LocalImage, spec: dict[str, Any]) -> dict[str, Any]:
+    python = image.python()
+    if python is None:
+        version = (image.folder / ".python-version").read_text("utf-8").strip()
+        raise NoEnvironment(
+            f"CannotPullContainerError: the image {image.name} needs Python {version}, and no "
+            f"python{version} is on the PATH. Install it, or run the image with Docker"
+        )
+    target = host.home.envs / image.label
+    script = Path(__file__).parent.parent / "environments.py"
+    env = spec["env"]
+    search = os.pathsep.join(part for part in (str(target / "bin"), env.get("PATH", "")) if part)
+    modules = [str(host.runtime), *filter(None, [env.get("PYTHONPATH")])]
+    return {
+        "prepare": [python, "-I", str(script), str(image.requirements), str(target), python],
+        "prepare_env": {**_pip_environment(host.environ), "BATCHML_TASK": env["BATCHML_TASK"]},
+        "command": [str(target / "bin" / "python"), "-m", "batchml.runtime.run", *spec["command"]],
+        "env": {
+            **env,
+            "PATH": search,
+            "VIRTUAL_ENV": str(target),
+            "PYTHONPATH": os.pathsep.join(modules),
+            "PYTHONUNBUFFERED": "1",
+        },
+        "preamble": f"{MARK}host executor=process environment={image.label}",
+        "label": image.label,
+    }
+
+
+def _pip_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    wanted = (*_PASSED_ON, "XDG_CACHE_HOME")
+    return {k: v for k, v in environ.items() if k in wanted or k.startswith("PIP_")}
+
+
+def job_environment(host: Host, job: Job, attempt: Attempt) -> dict[str, str]:
+    """The variables that a job sees: Batch's, ours, and its own, which win over ours."""
+    runs = host.home.runs / job.id
+    ours = {
+        "BATCHML_RUN": job.id,
+        "BATCHML_ATTEMPT": str(attempt.number),
+        "BATCHML_OUTPUT_DIR": str(runs / "output"),
+        "BATCHML_CHECKPOINT_DIR": str(runs / "checkpoints"),
+        "BATCHML_METRICS": str(runs / "metrics.jsonl"),
+        "BATCHML_STOP_FILE": str(runs / "stop"),
+        "BATCHML_WORKSPACE": str(host.home.root / "workspace"),
+        "BATCHML_DATA_DIR": str(host.home.root / "data"),
+    }
+    given = {entry["name"]: entry["value"] for entry in job.container["environment"]}
+    batch = {
+        "BATCHML_TASK": attempt.task_id,  # finds what is left of an attempt
+        "AWS_BATCH_JOB_ID": job.id,
+        "AWS_BATCH_JOB_ATTEMPT": str(attempt.number),
+        "AWS_BATCH_JQ_NAME": job.queue,
+        "AWS_BATCH_CE_NAME": attempt.environment,
+        "AWS_EXECUTION_ENV": "AWS_ECS_EC2",
+    }
+    passed_on = {name: host.environ[name] for name in _PASSED_ON if name in host.environ}
+    return {**passed_on, **ours, **given, **batch, **_gpu_variables(host, attempt)}
+
+
+def _gpu_variables(host: Host, attempt: Attempt) -> dict[str, str]:
+    """A job sees the GPUs that it asked for, and no others."""
+    if not host.has_gpus:
+        return {}
+    names = ",".join(attempt.gpus)
+    return {"NVIDIA_VISIBLE_DEVICES": names or "void", "CUDA_VISIBLE_DEVICES": names}

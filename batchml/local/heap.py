@@ -1,0 +1,38 @@
+"""A heap that is a value: pushing and popping return new heaps and leave the old one as it was.
+
+A leftist heap (Crane 1972; Okasaki, "Purely Functional Data Structures", 3.1): merging walks the
+right spines only, which are never longer than log2(n + 1), so no operation recurses deeply.
+A heap is None (empty) or (rank, key, item, left, right); keys must be ordered and unique.
+"""
+
+from typing import Any
+
+Heap = tuple[int, Any, Any, Any, Any] | None
+
+
+def push(heap: Heap, key: Any, item: Any) -> Heap:
+    """Return `heap` with `item` under `key`. O(log n)."""
+    return _merge(heap, (1, key, item, None, None))
+
+
+def pop(heap: Heap) -> Heap:
+    """Return `heap` without its least key. O(log n)."""
+    return None if heap is None else _merge(heap[3], heap[4])
+
+
+def _merge(one: Heap, other: Heap) -> Heap:
+    if one is None:
+        return other
+    if other is None:
+        return one
+    if other[1] < one[1]:
+        one, other = other, one
+    _, key, item, left, right = one
+    right = _merge(right, other)
+    if _rank(left) < _rank(right):
+        left, right = right, left
+    return (_rank(right) + 1, key, item, left, right)
+
+
+def _rank(heap: Heap) -> int:
+    return 0 if heap is None else heap[0]

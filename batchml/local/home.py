@@ -1,0 +1,172 @@
+"""The state folder: who may read it, what lies where, and who holds it.
+
+local/            the embedded AWS Batch: journal, keys, attempts, its lock and its address
+code/ images/     what jobs are made of, by content
+runtime/ envs/    what processes run in, by content
+runs/             outputs and checkpoints of runs
+data/ workspace/  data sets; the folder that all jobs share
+"""
+
+import fcntl
+import os
+import secrets
+import stat
+import time
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from batchml.errors import LocalServerError, StateFolderBusy, StateFolderUnsafe
+from batchml.local.sigv4 import Keys
+from batchml.runtime.files import write_json
+
+T = TypeVar("T")
+
+
+class Endpoint(msgspec.Struct, frozen=True):
+    """Where the running server answers."""
+
+    pid: int
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+class Home:
+    def __init__(self, root: Path) -> None:
+        self.root = root = root.absolute()  # the server has another working directory
+        self.local = root / "local"
+        self.journal = self.local / "journal.db"
+        self.attempts = self.local / "attempts"
+        self.notify = self.local / "notify"
+        self.log = self.local / "server.log"
+        self.images = root / "images"
+        self.code = root / "code"
+        self.envs = root / "envs"
+        self.runtimes = root / "runtime"
+        self.runs = root / "runs"
+
+    def prepare(self) -> None:
+        """Make the folder, private to this user.
+
+        Raises StateFolderUnsafe when it exists and others can get in, or when it is not ours.
+        """
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = self.root.stat()
+        if found.st_uid != os.geteuid():
+            raise StateFolderUnsafe(
+                f"The state folder {self.root} belongs to another user. "
+                f"Set BATCHML_HOME to a folder of your own."
+            )
+        if stat.S_IMODE(found.st_mode) & 0o077:
+            if any(self.root.iterdir()):
+                raise StateFolderUnsafe(
+                    f"Others can read or write the state folder {self.root} (mode "
+                    f"{stat.S_IMODE(found.st_mode):04o}), which holds keys and runs commands. "
+                    f"Check what is in it, then: chmod 700 {self.root}"
+                )
+            self.root.chmod(0o700)
+        self.attempts.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def keys(self) -> Keys:
+        """The keys of this folder's server, made at random when first asked for."""
+        path = self.local / "keys.json"
+        if not path.exists():
+            # 160 bits and more; the prefix is ours, so that nobody takes them for AWS's.
+            made = {
+                "access_key_id": "BMLLOCAL" + secrets.token_hex(6).upper(),
+                "secret_access_key": secrets.token_urlsafe(40),
+            }
+            temporary = path.with_name(f"keys.{os.getpid()}.tmp")
+            write_json(str(temporary), made)
+            try:
+                os.link(temporary, path)  # the first of two makers wins
+            except FileExistsError:
+                pass
+            finally:
+                temporary.unlink()
+        mode = stat.S_IMODE(path.stat().st_mode)
+        if mode & 0o077:
+            raise StateFolderUnsafe(
+                f"Others can read the keys in {path} (mode {mode:04o}). Delete the file: "
+                f"new keys are made at the next start."
+            )
+        keys = read_record(path, Keys)
+        if keys is None:
+            raise LocalServerError(
+                f"{path} does not hold keys. Delete the file: new keys are made at the next start."
+            )
+        return keys
+
+    def hold(self) -> int:
+        """Take the folder for this process; the kernel gives it back when the process ends.
+
+        Returns the lock's file descriptor. Raises StateFolderBusy, naming the holder.
+        """
+        descriptor = os.open(self.local / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if not _locked(descriptor):
+            os.close(descriptor)
+            raise StateFolderBusy(str(self.root), self.holder())
+        text = f"{os.getpid()}\n".encode()
+        os.pwrite(descriptor, text, 0)  # over the old one: it is never empty for a reader
+        os.ftruncate(descriptor, len(text))
+        return descriptor
+
+    def holder(self) -> int | None:
+        """The process that took the folder last, which is alive if `is_held`."""
+        try:
+            text = (self.local / "lock").read_text("ascii", "replace").partition("\n")[0]
+        except FileNotFoundError:
+            return None
+        return int(text) if text.isdecimal() and text.isascii() else None
+
+    def is_held(self) -> bool:
+        """True while a server lives.
+
+        This, not the recorded port, says whether one does: after a crash any process may listen
+        there, but only a live server holds the lock.
+        """
+        try:
+            descriptor = os.open(self.local / "lock", os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
+    def endpoint(self) -> Endpoint | None:
+        """Where the last server answered, or answers if `is_held`."""
+        return read_record(self.local / "endpoint.json", Endpoint)
+
+    def write_endpoint(self, endpoint: Endpoint) -> None:
+        write_json(str(self.local / "endpoint.json"), msgspec.to_builtins(endpoint))
+
+    def attempt(self, task_id: str) -> Path:
+        """The folder of an attempt. Task ids are made by the server, never by a user."""
+        return self.attempts / task_id
+
+
+def read_record(path: Path, kind: type[T]) -> T | None:
+    """What a JSON file holds, or None when there is no such file or it holds something else."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+
+
+def _locked(descriptor: int) -> bool:
+    """Try for a fifth of a second: `is_held` takes the lock for a moment when it looks."""
+    for _ in range(20):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except OSError:
+            time.sleep(0.01)
+    return False

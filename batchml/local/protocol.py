@@ -1,0 +1,198 @@
+"""HTTP request -> operation and checked input; answer -> HTTP response. Pure.
+
+Three AWS services on one port, told apart by the service name inside the signature: Batch
+(rest-json), CloudWatch Logs (JSON 1.1) and STS (query). Paths, members and limits come from
+botocore's own service models.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+from urllib.parse import parse_qsl
+from xml.sax.saxutils import escape
+
+from msgspec import Struct
+
+from batchml.local.shapes import clean, problems
+from batchml.local.wire import Refused, Request, Response
+
+MAX_BODY = 64 * 1024
+MAX_HEADERS = 16 * 1024
+
+_SERVICES = {"batch": "batch", "logs": "logs", "sts": "sts"}
+
+
+class Call(Struct, frozen=True):
+    """A checked request: `params` is botocore's dict, as a handler wants it."""
+
+    service: str
+    operation: str
+    params: dict[str, Any]
+    request_id: str
+    invocation_id: str = ""
+
+
+@cache
+def service_model(service: str) -> Any:
+    """The botocore service model of `batch`, `logs` or `sts`."""
+    from botocore.loaders import Loader
+    from botocore.model import ServiceModel
+
+    return ServiceModel(Loader().load_service_model(service, "service-2"), service)
+
+
+@cache
+def _routes() -> dict[str, str]:
+    """`/v1/submitjob` -> `SubmitJob` for every operation of Batch with a plain path."""
+    model = service_model("batch")
+    found: dict[str, str] = {}
+    for name in model.operation_names:
+        http = model.operation_model(name).http
+        if http["method"] == "POST" and "{" not in http["requestUri"]:
+            found[http["requestUri"]] = name
+    return found
+
+
+def check_origin(request: Request, port: int) -> None:
+    """Refuse what a browser sends, before anything is parsed. Raises Refused."""
+    allowed = {f"{host}:{port}" for host in ("127.0.0.1", "localhost", "[::1]")}
+    if request.header("host") not in allowed:
+        raise Refused("MisdirectedRequest", "This host name is not served here.", 421)
+    from_browser = request.header("origin") or request.header("referer")
+    if from_browser or request.header("sec-fetch-site") not in ("", "none"):
+        raise Refused("AccessDeniedException", "Requests from web pages are refused.", 403)
+    if request.method not in ("POST", "GET", "DELETE"):
+        raise Refused("MethodNotAllowedException", f"{request.method} is not served here.", 405)
+
+
+def read_call(request: Request, service: str, request_id: str) -> Call:
+    """Return the operation and its checked input. Raises Refused, naming every mistake."""
+    if service not in _SERVICES:
+        raise Refused(
+            "UnknownOperationException",
+            f"The embedded AWS Batch does not serve {service!r}, only batch, logs and sts.",
+            404,
+        )
+    operation, params = _READERS[service](request)
+    shape = service_model(service).operation_model(operation).input_shape
+    params = clean(shape, params) if shape is not None else {}
+    found = list(problems(shape, params)) if shape is not None else []
+    if found:
+        raise _invalid(service, found, request_id)
+    return Call(service, operation, params, request_id, request.header("amz-sdk-invocation-id"))
+
+
+def _invalid(service: str, found: list[Any], request_id: str) -> Refused:
+    listed = "; ".join(f"Value at '{path}' {text}" for path, text in found[:20])
+    count = f"{len(found)} validation error{'s' if len(found) > 1 else ''} detected: {listed}"
+    if service == "batch":
+        text = f"Error executing request, Exception : {count}, RequestId: {request_id}"
+        return Refused("ClientException", text)
+    return Refused("InvalidParameterException", count)
+
+
+def _read_batch(request: Request) -> tuple[str, Any]:
+    if request.path.startswith("/v1/tags/"):
+        names = {"GET": "ListTagsForResource", "POST": "TagResource", "DELETE": "UntagResource"}
+        raise not_served("batch", names.get(request.method, "tags"))
+    operation = _routes().get(request.path) if request.method == "POST" else None
+    if operation is None:
+        raise Refused("UnknownOperationException", "No such operation.", 404)
+    return operation, _json_object(request)
+
+
+def _read_logs(request: Request) -> tuple[str, Any]:
+    prefix, _, operation = request.header("x-amz-target").partition(".")
+    if prefix != "Logs_20140328" or operation not in service_model("logs").operation_names:
+        raise Refused("UnknownOperationException", "No such operation.", 400)
+    return operation, _json_object(request)
+
+
+def _read_sts(request: Request) -> tuple[str, Any]:
+    form = dict(parse_qsl(request.body.decode("utf-8", "replace")))
+    operation = form.pop("Action", "")
+    form.pop("Version", None)
+    if operation not in service_model("sts").operation_names:
+        raise Refused("InvalidAction", f"Could not find operation {operation}.", 400)
+    return operation, form
+
+
+_READERS = {"batch": _read_batch, "logs": _read_logs, "sts": _read_sts}
+
+
+def not_served(service: str, operation: str) -> Refused:
+    """The answer to an operation that AWS has and this server does not."""
+    text = f"{operation} is not served by the embedded AWS Batch."
+    code = "ClientException" if service == "batch" else "UnknownOperationException"
+    return Refused(code, text)
+
+
+def _json_object(request: Request) -> dict[str, Any]:
+    if not re.match(r"application/(x-amz-)?json", request.header("content-type") or "-"):
+        if request.body:
+            raise Refused("SerializationException", "Content-Type must be JSON.", 415)
+        return {}
+    try:
+        found = json.loads(request.body or b"{}", parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise Refused("SerializationException", f"The body is not JSON: {error}.") from None
+    if not isinstance(found, dict):
+        raise Refused("SerializationException", "The body must be a JSON object.")
+    return found
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not allowed")
+
+
+def answer(call: Call, body: Mapping[str, Any]) -> Response:
+    """The HTTP response for a handler's answer."""
+    if call.service == "sts":
+        return _xml_answer(call, body)
+    kind = "application/json" if call.service == "batch" else "application/x-amz-json-1.1"
+    return Response(200, _headers(kind, call.request_id), _to_json(body))
+
+
+def refusal(error: Refused, service: str, request_id: str) -> Response:
+    """The HTTP response for an error: typed exceptions in every SDK."""
+    # What was wrong may be quoted in the message, half a surrogate pair included.
+    message = error.message.encode("utf-8", "replace").decode()
+    if service == "sts":
+        text = (
+            "<ErrorResponse><Error><Type>Sender</Type>"
+            f"<Code>{error.code}</Code><Message>{_in_xml(message)}</Message></Error>"
+            f"<RequestId>{request_id}</RequestId></ErrorResponse>"
+        )
+        return Response(error.status, _headers("text/xml", request_id), text.encode())
+    headers = (*_headers("application/json", request_id), ("x-amzn-errortype", error.code))
+    body = {"__type": error.code, "message": message}
+    return Response(error.status, headers, _to_json(body))
+
+
+def _xml_answer(call: Call, body: Mapping[str, Any]) -> Response:
+    name = call.operation
+    inside = "".join(f"<{key}>{escape(str(value))}</{key}>" for key, value in body.items())
+    text = (
+        f'<{name}Response xmlns="https://sts.amazonaws.com/doc/2011-06-15/">'
+        f"<{name}Result>{inside}</{name}Result>"
+        f"<ResponseMetadata><RequestId>{call.request_id}</RequestId></ResponseMetadata>"
+        f"</{name}Response>"
+    )
+    return Response(200, _headers("text/xml", call.request_id), text.encode())
+
+
+def _headers(kind: str, request_id: str) -> tuple[tuple[str, str], ...]:
+    return (("content-type", kind), ("x-amzn-requestid", request_id))
+
+
+def _to_json(body: Mapping[str, Any]) -> bytes:
+    import msgspec
+
+    return msgspec.json.encode(body)
+
+
+def _in_xml(text: str) -> str:
+    """`text` for XML 1.0, which cannot carry control characters in any form."""
+    return escape(re.sub(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", text))

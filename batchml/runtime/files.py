@@ -1,0 +1,46 @@
+"""Files that are whole or not there."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+
+def write_atomically(path: str, content: bytes, mode: int = 0o600) -> None:
+    """Write a file so that a reader, or a power cut, sees the old content or the new one whole."""
+    temporary = f"{path}.{os.getpid()}.tmp"
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+        raise
+    sync_folder(os.path.dirname(path) or ".")
+
+
+def sync_folder(folder: str) -> None:
+    """Make renames and new names in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_json(path: str, value: Any) -> None:
+    write_atomically(path, json.dumps(value).encode())
+
+
+def read_json(path: str) -> Any:
+    """The value in a JSON file, or None when there is no such file or it is not JSON."""
+    try:
+        with open(path, "rb") as file:
+            return json.loads(file.read())
+    except (FileNotFoundError, ValueError):
+        return None

@@ -1,0 +1,56 @@
+"""Bytes in, whole lines out: what CloudWatch Logs can carry, and the marks in the output."""
+
+from __future__ import annotations
+
+MAX_LINE = 262_118  # bytes of one log event: 256 KiB less the 26 that CloudWatch Logs counts for it
+
+# Lines that start so are for batchml's clients: they use them and do not show them.
+MARK = "::batchml "
+
+
+class LineSplitter:
+    """Cuts a stream of bytes into lines, without their newline, none longer than MAX_LINE.
+
+    An empty line becomes one space, because CloudWatch Logs has no empty events and would drop it.
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The lines that are whole now."""
+        if b"\n" not in data and len(self._rest) + len(data) <= MAX_LINE:
+            self._rest += data
+            return []
+        parts = (self._rest + data).split(b"\n")
+        self._rest = parts.pop()
+        lines = [piece for part in parts for piece in _pieces(part)]
+        while len(self._rest) > MAX_LINE:
+            lines.append(self._rest[:MAX_LINE])
+            self._rest = self._rest[MAX_LINE:]
+        return lines
+
+    def finish(self) -> list[bytes]:
+        """What is left at the end of the stream: a last line without its newline, if any."""
+        rest, self._rest = self._rest, b""
+        return _pieces(rest) if rest else []
+
+
+def _pieces(line: bytes) -> list[bytes]:
+    if len(line) <= MAX_LINE:
+        return [line or b" "]
+    return [line[start : start + MAX_LINE] for start in range(0, len(line), MAX_LINE)]
+
+
+def end_mark(code: int, lines: int) -> str:
+    """The last line of an attempt: how it ended, and how many lines it printed before this one."""
+    return f"{MARK}end code={code} lines={lines}"
+
+
+def parse_mark(message: str) -> tuple[str, dict[str, str]] | None:
+    """`("end", {"code": "0", "lines": "12"})` for a mark, None for an ordinary line."""
+    if not message.startswith(MARK):
+        return None
+    kind, _, rest = message[len(MARK) :].partition(" ")
+    pairs = (word.partition("=") for word in rest.split(" ") if "=" in word)
+    return kind, {key: value for key, _, value in pairs}

@@ -1,0 +1,108 @@
+"""The processes of one attempt: find them all, signal them, and be sure that they are gone.
+
+A process group misses a child that calls setsid, so processes are found by descent. For that to
+include children whose parent has died, the process that watches them is made their reaper.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+
+
+def become_reaper() -> bool:
+    """Let orphaned descendants become children of this process. False where that is impossible."""
+    if not sys.platform.startswith("linux"):
+        return False
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    return bool(libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
+
+
+def descendants(*roots: int) -> list[int]:
+    """Every live descendant of the processes `roots`, parents before children."""
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc") if os.path.isdir("/proc/self") else []:
+        if entry.isdigit():
+            parent = _parent(entry)
+            if parent is not None:
+                children.setdefault(parent, []).append(int(entry))
+    found: list[int] = []
+    queue = list(roots)
+    while queue:
+        below = children.get(queue.pop(0), [])
+        found += below
+        queue += below
+    return found
+
+
+def _parent(pid: str) -> int | None:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            # The name, in parentheses, may hold anything, so the fields are counted after it.
+            fields = stat.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] == b"Z" else int(fields[1])
+
+
+def send(pids: list[int], number: int) -> None:
+    """Signal each process that is still there and ours to signal."""
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except (ProcessLookupError, PermissionError):
+            continue
+
+
+def kill_descendants(limit: float = 30.0) -> bool:
+    """Kill and reap every descendant of this process. True when none is left.
+
+    New ones may appear while the old ones are being killed, so this goes round until a round finds
+    none, or `limit` seconds have passed (a process stuck in the kernel cannot be killed).
+    """
+    end = time.monotonic() + limit
+    while True:
+        left = descendants(os.getpid())
+        send(left, signal.SIGSTOP)  # whoever is stopped cannot fork while the others are killed
+        send(left, signal.SIGKILL)
+        reap()
+        if not left:
+            return True
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.001)
+
+
+def reap() -> None:
+    """Collect the exits of all children that have ended."""
+    while True:
+        try:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+
+
+def start_time(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot: with the boot id, its identity."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            return int(stat.read().rpartition(b")")[2].split()[19])
+    except OSError:
+        return None
+
+
+def boot_id() -> str:
+    """A name of this boot of the machine; empty where the system has none."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
