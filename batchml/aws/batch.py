@@ -1,0 +1,82 @@
+"""AWS Batch: our types in, our types out; errors are ours."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from batchml.aws.failures import translated
+from batchml.aws.responses import to_run, to_summary
+from batchml.aws.session import Session
+from batchml.model.run import Run
+
+MAX_DESCRIBE = 100  # ids of one DescribeJobs
+
+
+class BatchApi:
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    @property
+    def _client(self) -> Any:
+        return self._session.client("batch")
+
+    def submit(self, request: Mapping[str, Any]) -> str:
+        """Send a SubmitJob request; the job's id."""
+        with translated("SubmitJob"):
+            return str(self._session.submitting_client().submit_job(**request)["jobId"])
+
+    def register(self, request: Mapping[str, Any]) -> None:
+        with translated("RegisterJobDefinition"):
+            self._client.register_job_definition(**request)
+
+    def has_definition(self, name: str) -> bool:
+        """True when an active revision of the definition exists."""
+        with translated("DescribeJobDefinitions"):
+            found = self._client.describe_job_definitions(
+                jobDefinitionName=name, status="ACTIVE", maxResults=1
+            )
+        return bool(found["jobDefinitions"])
+
+    def describe(self, job_ids: Sequence[str]) -> dict[str, Run]:
+        """The runs of these ids that AWS knows, a hundred ids a call."""
+        return {detail["jobId"]: to_run(detail) for detail in self.describe_raw(job_ids)}
+
+    def describe_raw(self, job_ids: Sequence[str]) -> Iterator[dict[str, Any]]:
+        """The JobDetails as AWS gives them."""
+        for start in range(0, len(job_ids), MAX_DESCRIBE):
+            with translated("DescribeJobs"):
+                found = self._client.describe_jobs(jobs=job_ids[start : start + MAX_DESCRIBE])
+            yield from found["jobs"]
+
+    def queues(self) -> list[str]:
+        """The names of the job queues, by falling priority."""
+        with translated("DescribeJobQueues"):
+            pages = self._client.get_paginator("describe_job_queues").paginate()
+            found = [queue for page in pages for queue in page["jobQueues"]]
+        found.sort(key=lambda queue: (-queue["priority"], queue["jobQueueName"]))
+        return [queue["jobQueueName"] for queue in found]
+
+    def list_recent(self, queue: str, since: int = 0, name: str = "") -> Iterator[Run]:
+        """Runs of a queue in all states, newest first; `since` in ms since the epoch.
+
+        A filter makes ListJobs answer for all states at once; a sweep over states, one call each,
+        can miss a job that moves meanwhile.
+        """
+        chosen = (
+            {"name": "JOB_NAME", "values": [name]}
+            if name
+            else {"name": "AFTER_CREATED_AT", "values": [str(since)]}
+        )
+        with translated("ListJobs"):
+            pages = self._client.get_paginator("list_jobs").paginate(
+                jobQueue=queue, filters=[chosen]
+            )
+            for page in pages:
+                for summary in page["jobSummaryList"]:
+                    run = to_summary(summary, queue)
+                    if (run.created_at or 0) >= since:
+                        yield run
+
+    def terminate(self, job_id: str, reason: str) -> None:
+        """Stop a job in whatever state it is; has no effect on one that has ended."""
+        with translated("TerminateJob"):
+            self._client.terminate_job(jobId=job_id, reason=reason)

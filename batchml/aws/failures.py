@@ -1,0 +1,53 @@
+"""botocore's exceptions -> ours, at the border."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from batchml.errors import AccessError, BatchmlError, ServiceError, ServiceUnreachable
+
+_ACCESS_CODES = (
+    "AccessDenied",
+    "AccessDeniedException",
+    "ExpiredToken",
+    "ExpiredTokenException",
+    "InvalidClientTokenId",
+    "InvalidSignatureException",
+    "MissingAuthenticationTokenException",
+    "UnrecognizedClientException",
+)
+
+
+@contextmanager
+def translated(operation: str) -> Iterator[None]:
+    """Turn what botocore raises inside into errors of ours.
+
+    Raises AccessError, ServiceError or ServiceUnreachable.
+    """
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        yield
+    except (BotoCoreError, ClientError) as error:
+        raise translate(operation, error) from error
+
+
+def translate(operation: str, error: Exception) -> BatchmlError:
+    """The error of ours that says what a botocore exception means to a user."""
+    from botocore import exceptions as botocore
+
+    if isinstance(error, botocore.ClientError):
+        found = error.response.get("Error", {})
+        code, message = str(found.get("Code", "Unknown")), str(found.get("Message", ""))
+        status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+        if code in _ACCESS_CODES:
+            return AccessError(f"{operation} is not allowed ({code}): {message}")
+        return ServiceError(operation, code, message, status)
+    if isinstance(error, botocore.ParamValidationError):
+        return ServiceError(operation, "ParamValidation", str(error), 0)
+    if isinstance(error, (botocore.HTTPClientError, botocore.IncompleteReadError)):
+        return ServiceUnreachable(f"{operation}: no answer from the service: {error}")
+    if isinstance(error, botocore.ResponseParserError):
+        return ServiceUnreachable(f"{operation}: what answers is not the service: {error}")
+    # What is left is about credentials and configuration: missing, partial, expired, a profile
+    # that does not exist, a region that is not set.
+    return AccessError(f"{operation}: {error}")

@@ -1,0 +1,71 @@
+"""The root of the command line: `run(arguments)` -> exit code."""
+
+import os
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from batchml.errors import BatchmlError
+from batchml.model.run import INTERRUPTED
+
+
+app = typer.Typer(
+    name="batchml",
+    help="Run training containers on AWS Batch, or on this machine by the same commands.",
+    epilog="Example: batchml submit --wait lenet",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 80},
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+local_app = typer.Typer(
+    help="The embedded AWS Batch on this machine.",
+    epilog='Example: eval "$(batchml local env)" && aws batch describe-job-queues',
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+@app.callback()
+def root(
+    version: bool = typer.Option(False, "--version", help="Print the version and exit."),
+) -> None:
+    if version:
+        from batchml import __version__
+
+        print(f"batchml {__version__}")
+        raise typer.Exit
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line. Errors of ours become one message on stderr and their exit code."""
+    before, command = _split_command(list(arguments))
+    try:
+        app(args=before, prog_name="batchml", obj=command)
+    except BatchmlError as error:
+        print(f"batchml: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has gone; nothing more is to be written, at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 1
+    return 0
+
+
+def _split_command(arguments: list[str]) -> tuple[list[str], list[str] | None]:
+    """What follows the first `--` is the run's command, never ours to parse."""
+    if "--" not in arguments:
+        return arguments, None
+    place = arguments.index("--")
+    return arguments[:place], arguments[place + 1 :]
+
+
+from batchml.cli import jobs, local  # noqa: E402, F401  (the commands register themselves)
+
+app.add_typer(local_app, name="local")

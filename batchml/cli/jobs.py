@@ -1,0 +1,404 @@
+"""submit, ls, show, logs, wait, cancel."""
+
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from batchml.cli.app import app
+from batchml.errors import UsageError
+
+T = TypeVar("T")
+
+Env = Annotated[str | None, typer.Option("--env", metavar="NAME", help="Environment to work in.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+Runs = Annotated[list[str], typer.Argument(metavar="RUN...", help="Job id, prefix, name or @last.")]
+OneRun = Annotated[str, typer.Argument(metavar="RUN", help="Job id, prefix, name or @last.")]
+
+
+@app.command(epilog="Example: batchml submit --wait lenet -p epochs=10")
+def submit(
+    context: typer.Context,
+    job: Annotated[
+        str | None, typer.Argument(metavar="[JOB]", help="A folder with a job.toml, or its name.")
+    ] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait/--detach", help="Stream the log and exit with the job's code.")
+    ] = False,
+    param: Annotated[
+        list[str] | None, typer.Option("--param", "-p", metavar="K=V", help="Set a parameter.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the run.")] = None,
+    queue: Annotated[str | None, typer.Option(help="Job queue.")] = None,
+    image: Annotated[str | None, typer.Option(help="Image, instead of the job's.")] = None,
+    vcpus: Annotated[int | None, typer.Option(help="vCPUs.")] = None,
+    memory: Annotated[str | None, typer.Option(help='Memory, such as "8 GiB".')] = None,
+    gpus: Annotated[int | None, typer.Option(help="GPUs.")] = None,
+    after: Annotated[
+        list[str] | None, typer.Option(metavar="RUN", help="Start after this run succeeded.")
+    ] = None,
+    attempts: Annotated[int | None, typer.Option(help="Tries in all.")] = None,
+    timeout: Annotated[str | None, typer.Option(help='Of one attempt, such as "4h".')] = None,
+    set_env: Annotated[
+        list[str] | None, typer.Option(metavar="K=V", help="Set a variable of the run.")
+    ] = None,
+    tag: Annotated[list[str] | None, typer.Option(metavar="K=V", help="Tag the run.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the AWS requests and send nothing.")
+    ] = False,
+    strict_resources: Annotated[
+        bool, typer.Option("--strict-resources", help="Refuse what does not fit, do not fit it.")
+    ] = False,
+    cancel_on_interrupt: Annotated[
+        bool, typer.Option("--cancel-on-interrupt", help="Ctrl-C cancels instead of detaching.")
+    ] = False,
+    env: Env = None,
+    json_: Json = False,
+) -> None:
+    """Submit a run: a job, or the command after --, here or in AWS."""
+    from batchml.cli import submission
+    from batchml.cli.wiring import open_place
+
+    changes = {
+        "name": name,
+        "queue": queue,
+        "image": image,
+        "timeout": timeout,
+        "resources": {"vcpus": vcpus, "memory": memory, "gpus": gpus},
+        "retry": {"attempts": attempts},
+        "env": _pairs(set_env, "--set-env"),
+    }
+    order = submission.Order(
+        job=job,
+        command=context.obj,
+        params=_pairs(param, "-p"),
+        changes=changes,
+        tags=_pairs(tag, "--tag"),
+        after=tuple(after or ()),
+        strict=strict_resources,
+    )
+    place = open_place(env)
+    prepared = submission.prepare(place, order, dry_run=dry_run)
+    if dry_run:
+        from batchml.cli.render import print_json
+
+        print_json(submission.shown(prepared))
+        return
+    with _finishing_first("the submission"):
+        job_id = submission.send(place, prepared)
+    if not json_ or wait:
+        (_say if json_ else _print)(submission.announcement(prepared, job_id))
+    if wait:
+        _follow(place, job_id, json_=json_, cancel_on_interrupt=cancel_on_interrupt)
+    elif json_:
+        from batchml.cli.render import print_json
+
+        print_json(submission.as_json(place, prepared, job_id))
+
+
+@app.command(epilog="Example: batchml ls --status RUNNING")
+def ls(
+    status: Annotated[str | None, typer.Option(help="Only runs in this state.")] = None,
+    queue: Annotated[str | None, typer.Option(help="Only runs of this queue.")] = None,
+    job: Annotated[str | None, typer.Option(help="Only runs of this name.")] = None,
+    since: Annotated[str | None, typer.Option(help='Only runs of the last "2h", "7d".')] = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many, the newest.")] = 30,
+    env: Env = None,
+    json_: Json = False,
+) -> None:
+    """List runs, newest first."""
+    from itertools import islice
+
+    from batchml.cli.render import print_json, run_json, run_rows, table
+    from batchml.cli.wiring import open_place
+    from batchml.model.reading import parse_duration
+
+    place = open_place(env)
+    now = int(place.clock.now() * 1000)
+    seconds = parse_duration(since) if since else None
+    if since and seconds is None:
+        raise UsageError(f'--since {since}: write a duration such as "2h" or "7d".')
+    wanted = _status(status)
+    start = now - seconds * 1000 if seconds is not None else 0
+    found = [
+        run
+        for each in ([queue] if queue else place.batch.queues())
+        for run in islice(
+            (
+                run
+                for run in place.batch.list_recent(each, start, job or "")
+                if wanted is None or run.status is wanted
+            ),
+            limit,
+        )
+    ]
+    found.sort(key=lambda run: run.created_at or 0, reverse=True)
+    found = found[:limit]
+    if json_:
+        print_json([run_json(run) for run in found])
+    elif found:
+        _print(table(run_rows(found, now)))
+    else:
+        _say("No runs. `batchml submit --wait lenet` starts one.")
+
+
+@app.command(epilog="Example: batchml show @last")
+def show(run: OneRun, env: Env = None, json_: Json = False) -> None:
+    """Show everything about a run."""
+    from batchml.cli.render import print_json, run_json, show_text
+    from batchml.cli.wiring import open_place
+
+    place = open_place(env)
+    job_id = _select(place, run)
+    found = _described(place, job_id)
+    outputs = str(place.home.runs / job_id / "output") if place.settings.is_local else ""
+    if json_:
+        print_json(
+            {
+                **run_json(found),
+                "image": found.image,
+                "command": list(found.command),
+                "outputs": outputs or None,
+                "logStreams": [a.log_stream for a in found.attempts if a.log_stream],
+            }
+        )
+    else:
+        _print(show_text(found, int(place.clock.now() * 1000), outputs))
+
+
+@app.command(epilog="Example: batchml logs -f @last")
+def logs(
+    run: OneRun,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Until the run ends; exit with its code.")
+    ] = False,
+    env: Env = None,
+    json_: Json = False,
+) -> None:
+    """Print a run's output, every attempt of it."""
+    from batchml.cli.render import print_json, timestamp
+    from batchml.cli.wiring import open_place
+    from batchml.runtime.lines import parse_mark
+
+    place = open_place(env)
+    job_id = _select(place, run)
+    if follow:
+        _described(place, job_id)
+        _follow(place, job_id, json_=json_, cancel_on_interrupt=False)
+    found = _described(place, job_id)
+    lines = [
+        (attempt.log_stream, line)
+        for attempt in found.attempts
+        if attempt.log_stream
+        for line in place.open_log(found, attempt.log_stream).read()
+        if parse_mark(line.message) is None
+    ]
+    if json_:
+        print_json(
+            [
+                {"logStreamName": stream, "timestamp": line.timestamp, "message": line.message}
+                for stream, line in lines
+            ]
+        )
+        return
+    for _, line in lines:
+        _print(f"[{timestamp(line.timestamp)}] {_shown(line.message)}")
+
+
+@app.command(epilog="Example: batchml wait @last")
+def wait(runs: Runs, env: Env = None, json_: Json = False) -> None:
+    """Wait for runs to end; exit with the first code that is not 0, in the order given."""
+    from batchml.cli.render import job_title, print_json, run_json, verdict
+    from batchml.cli.wiring import open_place
+    from batchml.model.run import classify
+    from batchml.ops.watch import wait as wait_for
+
+    place = open_place(env)
+    asked = [_select(place, word) for word in runs]
+    known = place.describe(list(dict.fromkeys(asked)))
+    for job_id in asked:
+        if job_id not in known:
+            _described(place, job_id)
+    ended = {}
+    with _detaching(place, asked):
+        for run in wait_for(place.describe, asked, clock=place.clock, pace=place.pace):
+            ended[run.job_id] = run
+            if not json_:
+                _print(f"{job_title(run)} {run.status}")
+                _say(verdict(run))
+    if json_:
+        print_json([run_json(ended[job_id]) for job_id in asked])
+    raise typer.Exit(next((c for j in asked if (c := classify(ended[j]).exit_code)), 0))
+
+
+@app.command(epilog="Example: batchml cancel @last")
+def cancel(
+    runs: Runs,
+    reason: Annotated[str, typer.Option(help="Kept with the run.")] = "Cancelled by the user",
+    env: Env = None,
+    json_: Json = False,
+) -> None:
+    """Stop runs, whatever state they are in."""
+    from batchml.cli.render import job_title, print_json, run_json
+    from batchml.cli.wiring import open_place
+
+    place = open_place(env)
+    asked = [_select(place, word) for word in runs]
+    before = {job_id: _described(place, job_id) for job_id in asked}
+    for job_id, run in before.items():
+        if not run.status.is_terminal:
+            place.batch.terminate(job_id, reason)
+    after = place.describe(list(before))
+    if json_:
+        print_json([run_json(after[job_id]) for job_id in asked])
+        return
+    for job_id in asked:
+        run = after[job_id]
+        if before[job_id].status.is_terminal:
+            _print(f"{job_title(run)} had ended already: {run.status}.")
+        elif run.status.is_terminal:
+            _print(f"{job_title(run)} is cancelled.")
+        else:
+            _print(f"{job_title(run)} is being stopped: it has its grace to save and end.")
+
+
+# --- shared by the commands -----------------------------------------------------------------
+
+
+def _follow(place: Any, job_id: str, *, json_: bool, cancel_on_interrupt: bool) -> None:
+    """Show a run to its end and exit with its code."""
+    from batchml.cli.live import open_view
+    from batchml.cli.live import show as show_live
+    from batchml.cli.render import print_json, run_json
+    from batchml.model.run import classify
+    from batchml.ops.watch import follow
+
+    def stop() -> None:
+        place.batch.terminate(job_id, "Cancelled by the user (Ctrl-C)")
+        _say(f"Cancelled job {job_id}.")
+
+    with (
+        _detaching(place, [job_id], stop if cancel_on_interrupt else None),
+        open_view(place.clock, to_stderr=json_) as view,
+    ):
+        happenings = follow(
+            place.describe, place.open_log, job_id, clock=place.clock, pace=place.pace
+        )
+        run = show_live(happenings, view)
+    if json_:
+        outputs = str(place.home.runs / job_id / "output") if place.settings.is_local else None
+        print_json({**run_json(run), "env": place.env, "outputs": outputs})
+    raise typer.Exit(classify(run).exit_code)
+
+
+@contextmanager
+def _detaching(
+    place: Any, job_ids: list[str], stop: Callable[[], None] | None = None
+) -> Iterator[None]:
+    """On Ctrl-C leave the runs alone, and say how to come back; a second one leaves at once."""
+    from batchml.model.run import INTERRUPTED
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if stop is not None:
+            stop()
+        else:
+            option = "" if place.settings.is_local else f" --env {place.env}"
+            for job_id in job_ids:
+                _say(
+                    f"\nDetached: the job goes on.\n"
+                    f"  follow:  batchml logs -f {job_id}{option}\n"
+                    f"  cancel:  batchml cancel {job_id}{option}"
+                )
+        raise typer.Exit(INTERRUPTED) from None
+
+
+@contextmanager
+def _finishing_first(what: str) -> Iterator[None]:
+    """Hold the first Ctrl-C back until a short step is over; a second one leaves at once."""
+    interrupted = False
+
+    def hold(_number: int, _frame: object) -> None:
+        nonlocal interrupted
+        if interrupted:
+            raise KeyboardInterrupt
+        interrupted = True
+        _say(f"\nFinishing {what} first. Ctrl-C again leaves at once.")
+
+    before = signal.signal(signal.SIGINT, hold)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if interrupted:
+        signal.raise_signal(signal.SIGINT)
+
+
+def _select(place: Any, word: str) -> str:
+    from batchml.ops.select import select_run
+
+    def known() -> Iterator[tuple[str, str]]:
+        for queue in place.batch.queues():
+            for run in place.batch.list_recent(queue):
+                yield run.job_id, run.name
+
+    return select_run(word, place.history.newest_first(place.env), known)
+
+
+def _described(place: Any, job_id: str) -> Any:
+    from batchml.errors import NotFound
+
+    run = place.describe([job_id]).get(job_id)
+    if run is None:
+        hint = f"Environment {place.env} does not know it. `batchml ls` shows the runs."
+        raise NotFound("Run", job_id, [], hint)
+    return run
+
+
+def _pairs(given: list[str] | None, flag: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for text in given or ():
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise UsageError(f"{flag} {text}: write it as NAME=VALUE.")
+        found[name] = value
+    return found
+
+
+def _status(text: str | None) -> Any:
+    from batchml.errors import did_you_mean
+    from batchml.model.status import JobStatus
+
+    if text is None:
+        return None
+    try:
+        return JobStatus(text.upper())
+    except ValueError:
+        names = [status.value for status in JobStatus]
+        meant = (
+            did_you_mean(text, [name.lower() for name in names])
+            .upper()
+            .replace("DID YOU MEAN", "Did you mean")
+        )
+        raise UsageError(
+            f"--status {text}: no such state.{meant} States: {', '.join(names)}."
+        ) from None
+
+
+def _shown(message: str) -> str:
+    from batchml.cli.render import printable
+
+    return printable(message) if sys.stdout.isatty() else message
+
+
+def _print(text: str) -> None:
+    print(text, flush=True)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

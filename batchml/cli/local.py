@@ -1,0 +1,151 @@
+"""local start, stop, status, env, reset."""
+
+import shutil
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from batchml.cli.app import local_app
+from batchml.errors import LocalServerError, UsageError
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+
+
+def _home() -> Any:
+    from batchml.cli.wiring import open_place
+
+    return open_place("local").home
+
+
+@local_app.command(epilog="Example: batchml local start --port 8123")
+def start(
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Any free one unless given.")] = 0,
+    idle: Annotated[
+        str, typer.Option(help="Stop after so long without jobs and requests.")
+    ] = "10m",
+    json_: Json = False,
+) -> None:
+    """Start the server, unless it runs. `submit` does this by itself."""
+    from batchml.clock import SystemClock
+    from batchml.local import control
+    from batchml.model.reading import parse_duration
+
+    home = _home()
+    seconds = parse_duration(idle)
+    if seconds is None:
+        raise UsageError(f'--idle {idle}: write a duration such as "10m" or "8h".')
+    found = control.running(home)
+    if found is not None and port not in (0, found.port):
+        raise LocalServerError(
+            f"The server runs already, on port {found.port}. Stop it first: batchml local stop"
+        )
+    if found is None:
+        control.start(home, SystemClock(), port, seconds)
+    _print_status(home, json_)
+
+
+@local_app.command(epilog="Example: batchml local stop")
+def stop(json_: Json = False) -> None:
+    """Stop the server. Running jobs go on; the next start finds them, and all else."""
+    from batchml.clock import SystemClock
+    from batchml.local import control
+
+    home = _home()
+    was_running = control.stop(home, SystemClock())
+    if not json_:
+        print("Stopped. Jobs that run go on." if was_running else "No server was running.")
+    else:
+        _print_status(home, json_)
+
+
+@local_app.command(epilog="Example: batchml local status --json")
+def status(json_: Json = False) -> None:
+    """Say whether the server runs, and where. Exit code 0 when it does, 1 when not."""
+    home = _home()
+    if not _print_status(home, json_):
+        raise typer.Exit(1)
+
+
+@local_app.command(epilog='Example: eval "$(batchml local env)" && aws batch describe-job-queues')
+def env(json_: Json = False) -> None:
+    """Print the variables that point any AWS client at the server, which is started if need be."""
+    from batchml.cli.render import print_json
+    from batchml.cli.wiring import LOCAL_REGION
+    from batchml.clock import SystemClock
+    from batchml.local import control
+
+    home = _home()
+    endpoint = control.ensure(home, SystemClock())
+    keys = home.keys()
+    variables = {
+        "AWS_ENDPOINT_URL_BATCH": endpoint.url,
+        "AWS_ENDPOINT_URL_CLOUDWATCH_LOGS": endpoint.url,
+        "AWS_ENDPOINT_URL_STS": endpoint.url,
+        "AWS_ACCESS_KEY_ID": keys.access_key_id,
+        "AWS_SECRET_ACCESS_KEY": keys.secret_access_key,
+        "AWS_REGION": LOCAL_REGION,
+        "AWS_DEFAULT_REGION": LOCAL_REGION,
+    }
+    if json_:
+        print_json(variables)
+        return
+    for name, value in variables.items():
+        print(f"export {name}={value}")
+    # They would be sent along, or used instead.
+    print("unset AWS_SESSION_TOKEN AWS_PROFILE AWS_DEFAULT_PROFILE")
+
+
+@local_app.command(epilog="Example: batchml local reset --yes")
+def reset(
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    json_: Json = False,
+) -> None:
+    """Stop the server and its jobs, and forget all jobs, logs, queues and outputs.
+
+    Environments made for images, data sets and the workspace stay.
+    """
+    from batchml.clock import SystemClock
+    from batchml.local import control
+    from batchml.local.reset import kill_attempts
+
+    home = _home()
+    if not yes:
+        if not sys.stdin.isatty():
+            raise UsageError("This forgets every local job and its outputs. Say so with --yes.")
+        typer.confirm(f"Forget every job, log and output in {home.root}?", abort=True)
+    control.stop(home, SystemClock())
+    lock = home.hold() if home.local.is_dir() else None
+    killed = kill_attempts(home)
+    for folder in (home.local, home.runs, home.code):
+        shutil.rmtree(folder, ignore_errors=True)
+    (home.root / "history.jsonl").unlink(missing_ok=True)
+    if lock is not None:
+        import os
+
+        os.close(lock)
+    if json_:
+        _print_status(home, json_)
+    else:
+        print(f"Reset. {killed} running job{'' if killed == 1 else 's'} stopped.")
+
+
+def _print_status(home: Any, json_: bool) -> bool:
+    from batchml.cli.render import print_json
+    from batchml.local import control
+
+    found = control.running(home)
+    if json_:
+        print_json(
+            {
+                "state": "running" if found else "stopped",
+                "pid": found.pid if found else None,
+                "endpoint": found.url if found else None,
+                "home": str(home.root),
+            }
+        )
+    elif found:
+        print(f"Running on {found.url}, process {found.pid}, state in {home.root}")
+    else:
+        print(f"Not running. State in {home.root}")
+    return found is not None

@@ -1,0 +1,194 @@
+"""What `submit` does between its flags and its output."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from batchml.aws.requests import Submission, Travel, submission
+from batchml.cli.render import say
+from batchml.cli.wiring import Place
+from batchml.errors import ConfigError, UsageError
+from batchml.model.job import JobSpec, read_job, with_params
+from batchml.model.names import to_name
+from batchml.ops.code import CodeArchive, keep, pack
+from batchml.ops.history import Remembered
+from batchml.ops.jobs import find_image, find_job, load_job
+from batchml.ops.submit import Capacity, fit, refuse_cuts, submit
+
+DEFAULT_QUEUE = "default"
+DEFAULT_IMAGE = "python"  # for `submit -- COMMAND` without a job
+
+
+class Order(Struct, frozen=True):
+    """What the user asked for."""
+
+    job: str | None
+    command: list[str] | None
+    params: dict[str, str]
+    changes: dict[str, Any]
+    tags: dict[str, str]
+    after: tuple[str, ...]
+    strict: bool
+
+
+class Prepared(Struct, frozen=True):
+    spec: JobSpec
+    requests: Submission
+    archive: CodeArchive | None
+    image_folder: Path | None
+
+
+def prepare(place: Place, order: Order, *, dry_run: bool) -> Prepared:
+    """Work out the requests; nothing is sent and nothing kept.
+
+    Raises ConfigError, NotFound or UsageError, each with all the mistakes of its input.
+    """
+    spec, folder = _spec(place, order)
+    if place.settings.is_local:
+        spec = _fit(spec, order.strict)
+    image_folder = find_image(spec.image, place.image_folders)
+    archive = _archive(spec, folder)
+    travel = Travel(
+        code=_code_place(place, archive) if archive else "",
+        env=_place_variables(place),
+        tags=order.tags,
+        depends_on=tuple(_run_id(place, word, dry_run) for word in order.after),
+    )
+    requests = submission(
+        spec,
+        image=_image_reference(place, spec, image_folder),
+        queue=spec.queue or DEFAULT_QUEUE,
+        travel=travel,
+    )
+    return Prepared(spec, requests, archive, image_folder)
+
+
+def send(place: Place, prepared: Prepared) -> str:
+    """Put code and image where the run finds them, and submit it; the job's id."""
+    place.connect()  # starting the embedded server makes its folder, and checks it
+    if place.settings.is_local:
+        from batchml.local import images
+
+        if prepared.archive is not None:
+            keep(prepared.archive, place.home.code)
+        if prepared.image_folder is not None:
+            images.publish(place.home.images, prepared.image_folder)
+    job_id = submit(place.batch, prepared.requests)
+    request = prepared.requests.submit
+    now = int(place.clock.now() * 1000)
+    place.history.add(Remembered(job_id, request["jobName"], place.env, request["jobQueue"], now))
+    return job_id
+
+
+def announcement(prepared: Prepared, job_id: str) -> str:
+    request = prepared.requests.submit
+    name, queue = request["jobName"], request["jobQueue"]
+    return f"Submitted job [{name} - {job_id}] to the job queue [{queue}]"
+
+
+def as_json(place: Place, prepared: Prepared, job_id: str) -> dict[str, str]:
+    request = prepared.requests.submit
+    return {
+        "jobId": job_id,
+        "jobName": request["jobName"],
+        "jobQueue": request["jobQueue"],
+        "env": place.env,
+    }
+
+
+def shown(prepared: Prepared) -> dict[str, Any]:
+    """What `--dry-run` prints."""
+    return {
+        "RegisterJobDefinition": prepared.requests.register,
+        "SubmitJob": prepared.requests.submit,
+    }
+
+
+def _spec(place: Place, order: Order) -> tuple[JobSpec, Path]:
+    if order.job is None and not order.command:
+        raise UsageError("Name a job (`batchml submit lenet`) or give a command after --.")
+    if order.job is None:
+        assert order.command
+        folder = place.here
+        name = to_name(Path(order.command[0]).name)
+        spec = JobSpec(image=DEFAULT_IMAGE, command=tuple(order.command), name=name)
+    else:
+        folder = find_job(order.job, place.job_folders, place.here)
+        spec = load_job(folder)
+        if order.command:
+            spec = msgspec.structs.replace(spec, command=tuple(order.command))
+    spec = _changed(spec, order.changes)
+    return with_params(spec, order.params, spec.name), folder
+
+
+def _changed(spec: JobSpec, changes: Mapping[str, Any]) -> JobSpec:
+    """Flags over the file, then the file's own checks again: one set of rules for both."""
+    table = msgspec.to_builtins(spec)
+    given = {}
+    for key, value in changes.items():
+        if isinstance(value, Mapping):
+            inner = {k: v for k, v in value.items() if v is not None}
+            if inner:
+                given[key] = {**table[key], **inner}
+        elif value is not None:
+            given[key] = value
+    return read_job({**table, **given}, "The command line") if given else spec
+
+
+def _fit(spec: JobSpec, strict: bool) -> JobSpec:
+    from batchml.local.machine import read_machine
+
+    machine = read_machine()
+    fitted = fit(spec, Capacity(machine.vcpus, machine.memory, len(machine.gpus)))
+    if strict:
+        refuse_cuts(fitted)
+    if fitted.cuts:
+        say(f"Fitted to this machine: {', '.join(fitted.cuts)}.")
+    return fitted.spec
+
+
+def _archive(spec: JobSpec, folder: Path) -> CodeArchive | None:
+    if spec.code is False:
+        return None
+    source = folder if spec.code is True else folder / spec.code
+    if not source.is_dir():
+        raise ConfigError(str(folder / "job.toml"), [f"code: {source} is not a folder."])
+    return pack(source)
+
+
+def _code_place(place: Place, archive: CodeArchive) -> str:
+    if not place.settings.is_local:
+        raise ConfigError(
+            place.env,
+            ["code: sending a folder to AWS is not in this version yet. Put the code into the "
+             "image and set code = false."],
+        )  # fmt: skip
+    return str(place.home.code / archive.name)
+
+
+def _place_variables(place: Place) -> dict[str, str]:
+    data = place.settings.data_dir
+    return {"BATCHML_DATA_DIR": data.value} if data and place.settings.is_local else {}
+
+
+def _image_reference(place: Place, spec: JobSpec, folder: Path | None) -> str:
+    if folder is None:
+        return spec.image
+    if not place.settings.is_local:
+        raise ConfigError(
+            spec.name,
+            [f"image: pushing {spec.image!r} to a registry is not in this version yet. "
+             "Give a reference that AWS can pull."],
+        )  # fmt: skip
+    from batchml.local import images
+
+    return images.reference(folder)
+
+
+def _run_id(place: Place, word: str, dry_run: bool) -> str:
+    from batchml.cli.jobs import _select
+
+    return word if dry_run else _select(place, word)

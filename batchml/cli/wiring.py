@@ -1,0 +1,108 @@
+"""Settings -> collaborators. The one place that builds things."""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from batchml.aws.batch import BatchApi
+from batchml.aws.logs import StreamReader
+from batchml.aws.session import Access, Session
+from batchml.clock import Clock, SystemClock
+from batchml.errors import ServiceUnreachable
+from batchml.model.run import Run
+from batchml.ops.history import History
+from batchml.ops.watch import LOCAL_PACE, Pace
+from batchml.resources import shipped
+from batchml.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from batchml.local.home import Home
+
+T = TypeVar("T")
+
+LOCAL_REGION = "us-east-1"
+
+
+class Place:
+    """One environment, ready to be used."""
+
+    def __init__(self, settings: Settings, clock: Clock) -> None:
+        self.settings = settings
+        self.clock = clock
+        self.here = Path.cwd()
+        self._session: Session | None = None
+
+    @property
+    def home(self) -> "Home":
+        from batchml.local.home import Home
+
+        return Home(Path(self.settings.home.value))
+
+    @property
+    def env(self) -> str:
+        return self.settings.env.value
+
+    @property
+    def pace(self) -> Pace:
+        return LOCAL_PACE if self.settings.is_local else Pace()
+
+    @property
+    def history(self) -> History:
+        return History(Path(self.settings.home.value) / "history.jsonl")
+
+    @property
+    def job_folders(self) -> list[Path]:
+        return [self.here / "jobs", shipped("jobs")]
+
+    @property
+    def image_folders(self) -> list[Path]:
+        return [self.here / "images", shipped("images")]
+
+    def connect(self) -> Session:
+        """The session, made at first use; on `local` the server is started if none runs."""
+        if self._session is None:
+            self._session = Session(self._access())
+        return self._session
+
+    @property
+    def batch(self) -> BatchApi:
+        return BatchApi(self.connect())
+
+    def _access(self) -> Access:
+        if not self.settings.is_local:
+            environment = self.settings.environment
+            return Access(environment.region, environment.profile)
+        from batchml.local import control
+
+        home = self.home
+        endpoint = control.ensure(home, self.clock)
+        keys = home.keys()
+        return Access(
+            LOCAL_REGION,
+            endpoint=endpoint.url,
+            access_key_id=keys.access_key_id,
+            secret_access_key=keys.secret_access_key,
+        )
+
+    def describe(self, job_ids: Sequence[str]) -> dict[str, Run]:
+        return self._reconnecting(lambda: self.batch.describe(job_ids))
+
+    def open_log(self, run: Run, stream: str) -> StreamReader:
+        return StreamReader(self.connect(), run.log_group, stream)
+
+    def _reconnecting(self, call: Callable[[], T]) -> T:
+        """Once more against a new server, if the embedded one died; its jobs went on."""
+        try:
+            return call()
+        except ServiceUnreachable:
+            if not self.settings.is_local:
+                raise
+            self._session = None
+            return call()
+
+
+def open_place(env_flag: str | None) -> Place:
+    """The environment that a command works in. Raises ConfigError, NotFound."""
+    settings = load_settings(os.environ, Path.cwd(), env_flag)
+    return Place(settings, SystemClock())

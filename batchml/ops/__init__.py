@@ -1,0 +1,1 @@
+"""Verbs: functions that are given their collaborators. No printing, no environment."""

@@ -1,0 +1,53 @@
+"""Find a job's folder, and an image's, by the name that a user gives."""
+
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from batchml.errors import ConfigError, NotFound
+from batchml.model.job import JobSpec, read_job
+from batchml.model.names import to_name
+
+
+def find_job(name: str, folders: Sequence[Path], here: Path) -> Path:
+    """The folder of a job: `name` itself when it has a job.toml, else below one of `folders`.
+
+    Raises NotFound, naming the jobs that there are.
+    """
+    for candidate in (here / name, *(folder / name for folder in folders)):
+        if (candidate / "job.toml").is_file():
+            return candidate
+    known = {path.parent.name for folder in folders for path in folder.glob("*/job.toml")}
+    hint = "Give a folder that has a job.toml, or one of those names."
+    raise NotFound("Job", name, known, hint)
+
+
+def load_job(folder: Path) -> JobSpec:
+    """Read `job.toml`. The job's name is the folder's unless the file gives one.
+
+    Raises ConfigError with every mistake of the file.
+    """
+    path = folder / "job.toml"
+    try:
+        table = tomllib.loads(path.read_text("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(str(path), [f"not TOML: {error}."]) from error
+    spec = read_job(table, str(path))
+    return spec if spec.name else msgspec.structs.replace(spec, name=to_name(folder.name))
+
+
+def find_image(name: str, folders: Sequence[Path]) -> Path | None:
+    """The folder of an image, or None for a reference to a registry.
+
+    Raises NotFound for a bare name that is neither: a misspelt image is not looked for on the net.
+    """
+    if any(mark in name for mark in "/:@."):
+        return None
+    for folder in folders:
+        if (folder / name / "requirements.txt").is_file():
+            return folder / name
+    known = {path.parent.name for folder in folders for path in folder.glob("*/requirements.txt")}
+    hint = "An image is a folder below images/, or a reference such as docker.io/library/python."
+    raise NotFound("Image", name, known, hint)

@@ -1,0 +1,40 @@
+"""Which run a user means: a job id, a unique prefix of one, a run's name, or `@last`."""
+
+import re
+from collections.abc import Callable, Iterable
+
+from batchml.errors import NotFound, UsageError
+from batchml.model.names import bare_name, short_id
+from batchml.ops.history import Remembered
+
+_JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}([:#]\d+)?")
+
+Known = Callable[[], Iterable[tuple[str, str]]]
+
+
+def select_run(word: str, history: Iterable[Remembered], known: Known) -> str:
+    """The job id that `word` means.
+
+    `known` lists (job id, name) of the environment's runs, newest first; it is asked only when
+    the word and the history do not say. Raises NotFound, or UsageError for an ambiguous prefix.
+    """
+    word = bare_name(word)
+    if _JOB_ID.fullmatch(word):
+        return word
+    remembered = list(history)
+    if word == "@last":
+        if not remembered:
+            raise NotFound("Run", word, [], "Nothing was submitted from here yet.")
+        return remembered[0].job_id
+    found = list(known())
+    by_prefix = [job_id for job_id, _ in found if job_id.startswith(word.lower())]
+    if len(by_prefix) > 1:
+        listed = ", ".join(sorted(by_prefix)[:5])
+        raise UsageError(f"{word!r} is the start of {len(by_prefix)} job ids: {listed}. Add more.")
+    if by_prefix:
+        return by_prefix[0]
+    by_name = [job_id for job_id, name in found if name == word]
+    if by_name:
+        return by_name[0]
+    names = {name for _, name in found[:50]} | {short_id(job_id) for job_id, _ in found[:5]}
+    raise NotFound("Run", word, names, "`batchml ls` shows the runs.")
