@@ -18,6 +18,8 @@ A message says what is wrong, where, and what to do next.
 
 from collections.abc import Iterable
 
+INTERRUPTED = 130  # the client was interrupted; the run goes on
+
 
 class BatchmlError(Exception):
     """The root of the tree. `exit_code` is what the command exits with."""

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import typer
 
-from batchml.errors import BatchmlError
-from batchml.model.run import INTERRUPTED
+from batchml.errors import INTERRUPTED, BatchmlError
 
 
 app = typer.Typer(

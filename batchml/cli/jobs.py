@@ -299,7 +299,7 @@ def _detaching(
     place: Any, job_ids: list[str], stop: Callable[[], None] | None = None
 ) -> Iterator[None]:
     """On Ctrl-C leave the runs alone, and say how to come back; a second one leaves at once."""
-    from batchml.model.run import INTERRUPTED
+    from batchml.errors import INTERRUPTED
 
     try:
         yield

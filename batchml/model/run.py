@@ -71,7 +71,6 @@ EXIT_CODES = {
     OutcomeClass.UNKNOWN: 74,
 }
 
-INTERRUPTED = 130  # the client was interrupted; the run goes on
 
 _START_FAILURES = (
     "CannotPull",

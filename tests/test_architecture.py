@@ -1,0 +1,137 @@
+"""Who may import whom, kept by a walk over the syntax trees (docs/architecture.md)."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "batchml"
+
+# What each part may import of ours, beside itself.
+ALLOWED = {
+    "errors": set(),
+    "clock": set(),
+    "resources": set(),
+    "runtime": set(),
+    "model": {"errors"},
+    "settings": {"errors", "model"},
+    "aws": {"errors", "clock", "model"},
+    "ops": {"errors", "clock", "model", "aws", "runtime"},
+    "local": {"errors", "clock", "model", "runtime"},
+    "cli": {
+        "errors", "clock", "resources", "settings", "model", "aws", "ops", "local", "runtime",
+    },
+}  # fmt: skip
+
+# Third parties, each behind one door.
+DOORS = {
+    "boto3": {"aws/session.py"},
+    "botocore": {"aws/session.py", "aws/failures.py", "local/protocol.py"},
+    "typer": {"cli"},
+    "rich": {"cli"},
+    "uvicorn": {"local/daemon.py"},
+    "sqlite3": {"local/store.py"},
+    "immutables": {"local"},
+    "docker": {"local/executors/docker.py", "aws/registry.py"},
+    "optuna": set(),
+}
+
+
+def modules() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield node.module or ""
+
+
+def part_of(path: Path) -> str:
+    first = path.relative_to(PACKAGE).parts[0]
+    return first.removesuffix(".py")
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_module_imports_only_what_its_part_may(path: Path) -> None:
+    part = part_of(path)
+    if part in ("__init__", "__main__"):
+        return
+    for name in imports(path):
+        if name.startswith("batchml."):
+            target = name.split(".")[1]
+            assert target == part or target in ALLOWED[part], f"{path} imports {name}"
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_third_parties_are_imported_behind_their_door_only(path: Path) -> None:
+    place = str(path.relative_to(PACKAGE))
+    for name in imports(path):
+        doors = DOORS.get(name.split(".")[0])
+        if doors is not None:
+            assert any(place.startswith(door) for door in doors), f"{place} imports {name}"
+
+
+def test_the_runtime_imports_the_standard_library_alone() -> None:
+    for path in sorted((PACKAGE / "runtime").glob("*.py")):
+        for name in imports(path):
+            top = name.split(".")[0]
+            assert top in sys.stdlib_module_names or name.startswith("batchml.runtime"), (
+                f"{path} imports {name}"
+            )
+
+
+def test_jobs_import_the_runtime_alone_of_ours() -> None:
+    for path in sorted((ROOT / "jobs").rglob("*.py")):
+        for name in imports(path):
+            if name.split(".")[0] == "batchml":
+                assert name.startswith("batchml.runtime"), f"{path} imports {name}"
+
+
+def test_no_module_of_ours_imports_in_a_circle() -> None:
+    graph = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts): top_level_imports(path)
+        for path in modules()
+    }
+    done: set[str] = set()
+
+    def visit(name: str, trail: tuple[str, ...]) -> None:
+        assert name not in trail, " -> ".join((*trail[trail.index(name) :], name))
+        if name in done:
+            return
+        for target in graph.get(name, ()):
+            visit(target, (*trail, name))
+        done.add(name)
+
+    for name in graph:
+        visit(name, ())
+
+
+def top_level_imports(path: Path) -> set[str]:
+    """What is imported when the module is, leaving out imports inside functions."""
+    found = set()
+    for node in ast.parse(path.read_text("utf-8")).body:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("batchml."):
+            found.add(node.module or "")
+    return found
+
+
+def test_no_test_patches_and_no_module_sleeps_but_the_clock_and_who_waits_on_the_system() -> None:
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        if path != Path(__file__):
+            assert "mock.patch" not in path.read_text("utf-8"), path
+    may_sleep = {
+        "clock.py",
+        "local/executors/runner.py",  # a full disk
+        "local/home.py",  # a lock held for a moment
+        "runtime/processes.py",  # processes that are dying
+    }
+    for path in modules():
+        if "time.sleep(" in path.read_text("utf-8"):
+            assert str(path.relative_to(PACKAGE)) in may_sleep, path

@@ -1,0 +1,80 @@
+"""What users see of the package: public names, help, version, prose."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import batchml
+
+ROOT = Path(__file__).parent.parent
+HELP = ROOT / "batchml" / "cli" / "help.txt"
+
+COMMANDS = [
+    ["submit"], ["ls"], ["show"], ["logs"], ["wait"], ["cancel"],
+    ["local", "start"], ["local", "stop"], ["local", "status"], ["local", "env"],
+    ["local", "reset"],
+]  # fmt: skip
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "batchml", *arguments],
+        capture_output=True, text=True, env={**os.environ, "COLUMNS": "80"}, check=False,
+    )  # fmt: skip
+
+
+def test_public_names_are_sorted_and_resolve() -> None:
+    assert batchml.__all__ == sorted(batchml.__all__)
+    for name in batchml.__all__:
+        assert getattr(batchml, name) is not None
+    with pytest.raises(AttributeError):
+        batchml.nothing_of_the_kind  # noqa: B018
+
+
+def test_importing_batchml_imports_nothing_heavy() -> None:
+    program = (
+        "import sys; before = set(sys.modules); import batchml;"
+        "print(sorted({m.split('.')[0] for m in set(sys.modules) - before}))"
+    )
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert shown.stdout.strip() == "['batchml']"
+
+
+def test_version_is_printed() -> None:
+    assert run("--version").stdout == f"batchml {batchml.__version__}\n"
+
+
+def test_the_stored_help_is_what_the_commands_say() -> None:
+    """`--help` prints a file; `-h` asks the commands. After a change: batchml -h > help.txt"""
+    assert run("-h").stdout == HELP.read_text("utf-8")
+    assert run("--help").stdout == HELP.read_text("utf-8")
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_help_of_every_command_shows_an_example(command: list[str]) -> None:
+    shown = run(*command, "--help")
+    assert shown.returncode == 0
+    assert "Example: " in shown.stdout
+
+
+def test_a_wrong_option_is_a_usage_error() -> None:
+    shown = run("ls", "--nonsense")
+    assert shown.returncode == 2
+    assert "--nonsense" in shown.stderr
+    assert "Traceback" not in shown.stderr
+
+
+def test_the_error_tree_in_the_docstring_is_the_tree() -> None:
+    from batchml import errors
+
+    drawn = dict(re.findall(r"(\w+) +(\d+)", errors.__doc__ or ""))
+    found = {
+        name: str(kind.exit_code)
+        for name, kind in vars(errors).items()
+        if isinstance(kind, type) and issubclass(kind, errors.BatchmlError)
+    }
+    assert found == drawn
