@@ -24,16 +24,18 @@ def translated(operation: str) -> Iterator[None]:
     Raises AccessError, ServiceError or ServiceUnreachable.
     """
     from botocore.exceptions import BotoCoreError, ClientError
+    from botocore.parsers import ResponseParserError
 
     try:
         yield
-    except (BotoCoreError, ClientError) as error:
+    except (BotoCoreError, ClientError, ResponseParserError) as error:
         raise translate(operation, error) from error
 
 
 def translate(operation: str, error: Exception) -> BatchmlError:
     """The error of ours that says what a botocore exception means to a user."""
     from botocore import exceptions as botocore
+    from botocore.parsers import ResponseParserError
 
     if isinstance(error, botocore.ClientError):
         found = error.response.get("Error", {})
@@ -44,9 +46,10 @@ def translate(operation: str, error: Exception) -> BatchmlError:
         return ServiceError(operation, code, message, status)
     if isinstance(error, botocore.ParamValidationError):
         return ServiceError(operation, "ParamValidation", str(error), 0)
-    if isinstance(error, (botocore.HTTPClientError, botocore.IncompleteReadError)):
+    lost = (botocore.HTTPClientError, botocore.ConnectionError, botocore.IncompleteReadError)
+    if isinstance(error, lost):
         return ServiceUnreachable(f"{operation}: no answer from the service: {error}")
-    if isinstance(error, botocore.ResponseParserError):
+    if isinstance(error, ResponseParserError):
         return ServiceUnreachable(f"{operation}: what answers is not the service: {error}")
     # What is left is about credentials and configuration: missing, partial, expired, a profile
     # that does not exist, a region that is not set.

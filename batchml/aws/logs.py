@@ -1,6 +1,6 @@
 """Log events of a stream, in order, none lost and none twice."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from batchml.aws.failures import translated
@@ -19,8 +19,8 @@ class StreamReader:
     A position is CloudWatch's own token, never a time: lines that share a millisecond stay apart.
     """
 
-    def __init__(self, session: Session, group: str, stream: str) -> None:
-        self._session = session
+    def __init__(self, session: Callable[[], Session], group: str, stream: str) -> None:
+        self._session = session  # asked for each page: it may be a new one after a lost contact
         self._group = group
         self.stream = stream
         self._token: str | None = None
@@ -52,7 +52,7 @@ class StreamReader:
             arguments["nextToken"] = self._token
         try:
             with translated("GetLogEvents"):
-                return dict(self._session.client("logs").get_log_events(**arguments))
+                return dict(self._session().client("logs").get_log_events(**arguments))
         except ServiceError as error:
             if error.code == "ResourceNotFoundException":
                 return None

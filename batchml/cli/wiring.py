@@ -89,7 +89,7 @@ class Place:
         return self._reconnecting(lambda: self.batch.describe(job_ids))
 
     def open_log(self, run: Run, stream: str) -> StreamReader:
-        return StreamReader(self.connect(), run.log_group, stream)
+        return StreamReader(self.connect, run.log_group, stream)
 
     def _reconnecting(self, call: Callable[[], T]) -> T:
         """Once more against a new server, if the embedded one died; its jobs went on."""

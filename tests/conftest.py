@@ -1,0 +1,101 @@
+"""Fixtures: a state folder, a real server in a process of its own, and clients for it."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from batchml.clock import SystemClock
+from batchml.local import control
+from batchml.local.home import Endpoint, Home
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    """A fresh state folder; whatever server holds it at the end is killed."""
+    made = Home(tmp_path / "home")
+    made.prepare()
+    yield made
+    pid = made.holder()
+    if pid is not None and made.is_held():
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def server(home: Home) -> Endpoint:
+    """A running embedded AWS Batch."""
+    return control.ensure(home, SystemClock())
+
+
+def client_for(home: Home, endpoint: Endpoint, service: str) -> Any:
+    """A plain boto3 client that knows nothing of batchml."""
+    import boto3
+    from botocore.config import Config
+
+    keys = home.keys()
+    return boto3.client(
+        service,
+        region_name="us-east-1",
+        endpoint_url=endpoint.url,
+        aws_access_key_id=keys.access_key_id,
+        aws_secret_access_key=keys.secret_access_key,
+        config=Config(retries={"total_max_attempts": 1, "mode": "standard"}),
+    )
+
+
+@pytest.fixture
+def client(home: Home, server: Endpoint) -> Callable[[str], Any]:
+    return lambda service: client_for(home, server, service)
+
+
+@pytest.fixture
+def batch(client: Callable[[str], Any]) -> Any:
+    return client("batch")
+
+
+@pytest.fixture
+def logs(client: Callable[[str], Any]) -> Any:
+    return client("logs")
+
+
+def define(batch: Any, command: list[str], name: str = "d", **more: Any) -> str:
+    """Register a job definition of one vCPU that runs on this machine; its name and revision."""
+    container = {
+        "image": "any",
+        "command": command,
+        "resourceRequirements": [
+            {"type": "VCPU", "value": "1"},
+            {"type": "MEMORY", "value": "64"},
+        ],
+        **more.pop("container", {}),
+    }
+    made = batch.register_job_definition(
+        jobDefinitionName=name, type="container", containerProperties=container, **more
+    )
+    return f"{made['jobDefinitionName']}:{made['revision']}"
+
+
+def wait_for(condition: Callable[[], Any], what: str, limit: float = 30.0) -> Any:
+    """Poll until the condition gives something true; fail with `what` after `limit` seconds."""
+    clock = SystemClock()
+    end = clock.monotonic() + limit
+    while clock.monotonic() < end:
+        found = condition()
+        if found:
+            return found
+        clock.sleep(0.02)
+    raise AssertionError(f"not within {limit} s: {what}")
+
+
+def wait_for_job(batch: Any, job_id: str, *statuses: str, limit: float = 30.0) -> dict[str, Any]:
+    """The job's detail once it is in one of `statuses` (SUCCEEDED or FAILED unless given)."""
+    wanted = statuses or ("SUCCEEDED", "FAILED")
+
+    def look() -> Any:
+        found = batch.describe_jobs(jobs=[job_id])["jobs"]
+        return found[0] if found and found[0]["status"] in wanted else None
+
+    return dict(wait_for(look, f"{job_id} {wanted}", limit))

@@ -1,0 +1,64 @@
+"""The command line, run as a user runs it: a process, a folder, a state folder of its own."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from batchml.local.home import Home
+
+
+class Shown(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+class Cli:
+    """`cli("submit", "lenet")` runs batchml in `folder` with the state folder `home`."""
+
+    def __init__(self, folder: Path, home: Home) -> None:
+        self.folder = folder
+        self.home = home
+        self.environ = {
+            **{k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "BATCHML_"))},
+            "BATCHML_HOME": str(home.root),
+            "COLUMNS": "80",
+        }
+
+    def command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "batchml", *arguments]
+
+    def __call__(self, *arguments: str, timeout: float = 120, **environ: str) -> Shown:
+        done = subprocess.run(
+            self.command(*arguments), cwd=self.folder, env={**self.environ, **environ},
+            capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        assert "Traceback" not in done.stderr, done.stderr
+        return Shown(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.fixture
+def cli(tmp_path: Path, home: Home) -> Iterator[Cli]:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    yield Cli(folder, home)
+
+
+def write_job(folder: Path, name: str, text: str, **files: str) -> Path:
+    """A job's folder below `folder`/jobs."""
+    job = folder / "jobs" / name
+    job.mkdir(parents=True)
+    (job / "job.toml").write_text(text)
+    for file, content in files.items():
+        (job / file.replace("__", ".")).write_text(content)
+    return job

@@ -1,0 +1,342 @@
+"""The everyday commands against a real server, by their output and exit codes."""
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from batchml.local.home import Home
+from tests.conftest import wait_for
+from tests.e2e.conftest import Cli, write_job
+
+SHELL = ("--", "sh", "-c")
+RULE = "=" * 80
+
+
+def test_submit_wait_prints_the_classic_text_and_exits_with_the_jobs_code(cli: Cli) -> None:
+    shown = cli("submit", "--wait", "--name", "hello", *SHELL, "echo one; echo; echo two; exit 3")
+    assert shown.code == 3
+    pattern = (
+        r"Submitted job \[hello - (?P<id>[0-9a-f-]{36})\] to the job queue \[default\]\n"
+        r"Job \[hello - (?P=id)\] is RUNNING\.\n"
+        r"Output \[hello/default/[0-9a-f]{32}\]:\n"
+        rf"{RULE}\n"
+        r"\[\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z\] one\n"
+        r"\[[^]]+\]  \n"
+        r"\[[^]]+\] two\n"
+        rf"{RULE}\n"
+        r"Job \[hello - (?P=id)\] FAILED\n"
+    )
+    assert re.fullmatch(pattern, shown.out), shown.out
+    assert "Log complete: 3 lines." in shown.err
+    assert "app-error: the program ended with code 3" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "said"),
+    [
+        ("exit 0", 0, ""),
+        ("exit 200", 200, "app-error"),
+        ("kill -SEGV $$", 139, "SIGSEGV"),
+        ("kill -KILL $$", 137, "SIGKILL"),
+    ],
+)
+def test_the_exit_code_tells_the_truth(cli: Cli, script: str, code: int, said: str) -> None:
+    shown = cli("submit", "--wait", *SHELL, script)
+    assert shown.code == code
+    assert said in shown.err
+
+
+def test_a_command_that_does_not_exist_is_127_and_says_so(cli: Cli) -> None:
+    shown = cli("submit", "--wait", "--", "no-such-program", "--flag")
+    assert shown.code == 127
+    assert "cannot run 'no-such-program'" in shown.out
+
+
+def test_arguments_arrive_as_they_were_given(cli: Cli) -> None:
+    words = ["a b", "$HOME", "`id`", '"quoted"', "--wait", "-p", "x=y", "*", "ünïcode"]
+    program = "import json,sys; print(json.dumps(sys.argv[1:]))"
+    shown = cli("submit", "--wait", "--", "python", "-c", program, *words)
+    line = next(line for line in shown.out.splitlines() if "] [" in line)
+    assert json.loads(line.split("] ", 1)[1]) == words
+
+
+def test_json_is_one_document_and_the_log_goes_to_stderr(cli: Cli) -> None:
+    shown = cli("submit", "--wait", "--json", *SHELL, "echo line; exit 5")
+    assert shown.code == 5
+    assert shown.json["class"] == "app-error"
+    assert shown.json["exitCode"] == 5
+    assert shown.json["status"] == "FAILED"
+    assert shown.json["attempts"] == 1
+    assert Path(shown.json["outputs"]).is_dir()
+    assert "] line" in shown.err
+
+
+def test_detached_submission_is_followed_by_other_commands(cli: Cli) -> None:
+    submitted = cli("submit", "--json", *SHELL, "echo begun; sleep 0.3; echo done; exit 4").json
+    assert set(submitted) == {"jobId", "jobName", "jobQueue", "env"}
+    followed = cli("logs", "-f", "@last")
+    assert followed.code == 4
+    assert "] begun" in followed.out and "] done" in followed.out
+    assert cli("wait", submitted["jobId"]).code == 4
+    assert "] done" in cli("logs", submitted["jobId"][:8]).out
+    assert [line["message"] for line in cli("logs", "--json", "sh").json] == ["begun", "done"]
+    assert "app-error" in cli("show", "sh").out
+    shown = cli("show", "@last", "--json").json
+    assert (shown["class"], shown["exitCode"]) == ("app-error", 4)
+    listed = cli("ls", "--json").json
+    assert [run["jobId"] for run in listed] == [submitted["jobId"]]
+    assert submitted["jobId"][:8] in cli("ls").out
+    assert cli("ls", "--status", "RUNNING", "--json").json == []
+
+
+def test_waiting_for_several_gives_the_first_code_that_is_not_0(cli: Cli) -> None:
+    codes = (0, 7, 9)
+    ids = [cli("submit", "--json", *SHELL, f"exit {code}").json["jobId"] for code in codes]
+    assert cli("wait", *ids).code == 7
+    assert cli("wait", ids[2], ids[1]).code == 9
+    assert cli("wait", ids[0]).code == 0
+
+
+def test_cancel_stops_a_running_job_and_its_exit_code_is_143(cli: Cli) -> None:
+    job_id = cli("submit", "--json", *SHELL, "echo begun; sleep 600").json["jobId"]
+    wait_for(lambda: "begun" in cli("logs", job_id).out, "the job runs")
+    assert cli("cancel", job_id, "--reason", "enough").code == 0
+    waited = cli("wait", job_id)
+    assert waited.code == 143
+    assert "cancelled: enough" in waited.err
+    assert "had ended already" in cli("cancel", job_id).out
+
+
+def test_a_run_after_a_failed_one_does_not_run(cli: Cli) -> None:
+    first = cli("submit", "--json", *SHELL, "sleep 0.2; exit 1").json["jobId"]
+    shown = cli("submit", "--wait", "--after", first, *SHELL, "echo never")
+    assert shown.code == 76
+    assert "never" not in shown.out.replace(shown.out.splitlines()[0], "")
+
+
+def test_a_job_runs_with_its_code_parameters_and_outputs(cli: Cli) -> None:
+    program = (
+        "import json, os, sys, pathlib, helper\n"
+        "print('args', sys.argv[1:], helper.WORD)\n"
+        "print('params', os.environ['BATCHML_PARAMS'], os.environ['GREETING'])\n"
+        "pathlib.Path(os.environ['BATCHML_OUTPUT_DIR'], 'model.txt').write_text('weights')\n"
+    )
+    write_job(
+        cli.folder,
+        "mine",
+        'image = "python"\n'
+        'command = ["python", "train.py", "--lr", "{lr}", "--steps={steps}"]\n'
+        "[params]\nlr = 0.05\nsteps = 3\n[env]\nGREETING = 'hi there'\n",
+        train__py=program,
+        helper__py="WORD = 'helped'\n",
+    )
+    shown = cli("submit", "--wait", "--json", "mine", "-p", "lr=0.5")
+    assert shown.code == 0, shown.err
+    assert "args ['--lr', '0.5', '--steps=3'] helped" in shown.err
+    assert '{"lr": 0.5, "steps": 3} hi there' in shown.err
+    assert Path(shown.json["outputs"], "model.txt").read_text() == "weights"
+
+
+def test_dry_run_prints_the_requests_and_starts_nothing(cli: Cli) -> None:
+    shown = cli("submit", "--dry-run", "--name", "x", "--", "echo", "hi")
+    assert shown.code == 0
+    assert shown.json["SubmitJob"]["containerOverrides"]["command"] == ["echo", "hi"]
+    assert shown.json["RegisterJobDefinition"]["type"] == "container"
+    assert not cli.home.is_held()
+    assert not cli.home.code.exists()
+
+
+def test_every_mistake_of_a_job_file_is_reported_at_once(cli: Cli) -> None:
+    write_job(
+        cli.folder,
+        "bad",
+        'imge = "python"\ncommand = ["echo", "{who}"]\ntimeout = "5s"\n'
+        '[resources]\nvcpus = "four"\nmemory = "lots"\n',
+    )
+    shown = cli("submit", "bad")
+    assert shown.code == 78
+    assert "jobs/bad/job.toml: 6 mistakes, nothing was sent." in shown.err
+    for words in (
+        "Did you mean 'image'?",
+        "{who}",
+        "60 seconds",
+        "'four'",
+        "'lots'",
+        "image: miss",
+    ):
+        assert words in shown.err
+    assert not cli.home.is_held()
+
+
+def test_unknown_names_are_errors_with_a_hint(cli: Cli) -> None:
+    job = cli("submit", "lenett")
+    assert (job.code, "Did you mean 'lenet'?" in job.err) == (1, True)
+    image = cli("submit", "--image", "pytroch", "--", "true")
+    assert (image.code, "Did you mean 'pytorch'?" in image.err) == (1, True)
+    parameter = cli("submit", "lenet", "-p", "epoch=3")
+    assert (parameter.code, "Did you mean 'epochs'?" in parameter.err) == (78, True)
+    run = cli("show", "nothing-like-it")
+    assert (run.code, "batchml ls" in run.err) == (1, True)
+    environment = cli("ls", "--env", "prod")
+    assert (environment.code, "'prod'" in environment.err) == (1, True)
+    queue = cli("submit", "--queue", "nope", "--", "true")
+    assert (queue.code, "nope" in queue.err) == (1, True)
+    assert cli("submit").code == 2
+    assert cli("submit", "-p", "novalue", "lenet").code == 2
+
+
+def test_a_job_larger_than_the_machine_is_fitted_and_said(cli: Cli) -> None:
+    big = ("--vcpus", "4000", "--memory", "900 TiB", "--gpus", "64", "--", "true")
+    fitted = cli("submit", "--wait", *big)
+    assert fitted.code == 0
+    assert "Fitted to this machine:" in fitted.err
+    for part in ("vCPU", "instead of 4000", "of memory", "instead of 64"):
+        assert part in fitted.err
+    refused = cli("submit", "--strict-resources", *big)
+    assert refused.code == 78
+    assert "3 mistakes" in refused.err
+
+
+def test_a_retried_attempt_is_shown_with_both_outputs(cli: Cli) -> None:
+    script = 'if [ "$AWS_BATCH_JOB_ATTEMPT" = 1 ]; then echo first; exit 9; fi; echo second'
+    write_job(
+        cli.folder,
+        "flaky",
+        f"image = 'python'\ncommand = ['sh', '-c', '''{script}''']\n"
+        "[retry]\nattempts = 2\non = ['app-error']\n",
+    )
+    shown = cli("submit", "--wait", "flaky")
+    assert shown.code == 0
+    assert shown.out.count("Output [flaky/default/") == 2
+    assert shown.out.index("] first") < shown.out.index("] second")
+
+
+def test_ctrl_c_detaches_and_the_job_goes_on(cli: Cli) -> None:
+    watching = subprocess.Popen(
+        cli.command("submit", "--wait", *SHELL, "echo begun; sleep 1; exit 6"),
+        cwd=cli.folder, env=cli.environ, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert watching.stdout is not None
+    for line in watching.stdout:
+        if "] begun" in line:
+            break
+    watching.send_signal(signal.SIGINT)
+    _, err = watching.communicate(timeout=30)
+    assert watching.returncode == 130
+    assert "Detached: the job goes on." in err
+    assert "batchml logs -f" in err and "batchml cancel" in err
+    assert "Traceback" not in err
+    assert cli("wait", "@last").code == 6
+
+
+def test_cancel_on_interrupt_cancels(cli: Cli) -> None:
+    watching = subprocess.Popen(
+        cli.command("submit", "--wait", "--cancel-on-interrupt", *SHELL, "echo begun; sleep 600"),
+        cwd=cli.folder, env=cli.environ, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert watching.stdout is not None
+    for line in watching.stdout:
+        if "] begun" in line:
+            break
+    watching.send_signal(signal.SIGINT)
+    _, err = watching.communicate(timeout=30)
+    assert watching.returncode == 130
+    assert "Cancelled job" in err
+    assert cli("wait", "@last").code == 143
+
+
+def test_the_server_may_die_while_someone_watches(cli: Cli) -> None:
+    """The watcher starts another; the job never noticed; no line is lost or doubled."""
+    watching = subprocess.Popen(
+        cli.command("submit", "--wait", *SHELL, "for i in $(seq 20); do echo n$i; sleep 0.1; done"),
+        cwd=cli.folder, env=cli.environ, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert watching.stdout is not None
+    seen = ""
+    for line in watching.stdout:
+        seen += line
+        if "] n5\n" in line:
+            break
+    pid = cli.home.holder()
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    out, err = watching.communicate(timeout=60)
+    assert watching.returncode == 0, err
+    assert re.findall(r"\] n(\d+)\n", seen + out) == [str(i) for i in range(1, 21)]
+    assert "Log complete: 20 lines." in err
+
+
+def test_a_closed_pipe_is_no_error(cli: Cli) -> None:
+    cli("submit", "--wait", *SHELL, "seq 20000")
+    piped = subprocess.run(
+        ["sh", "-c", '"$@" | head -n 1', "sh", *cli.command("logs", "@last")],
+        cwd=cli.folder, env=cli.environ, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert piped.stdout.endswith("] 1\n")
+    assert piped.stderr == ""
+
+
+def test_on_a_terminal_there_is_a_status_line_and_control_characters_do_nothing(cli: Cli) -> None:
+    leader, follower = pty.openpty()
+    script = r"printf 'evil \033]0;title\007 \033[2J end\n'; sleep 1; echo bye"
+    watching = subprocess.Popen(
+        cli.command("submit", "--wait", *SHELL, script), cwd=cli.folder,
+        env={**cli.environ, "TERM": "xterm-256color"},
+        stdin=follower, stdout=follower, stderr=follower, start_new_session=True,
+    )  # fmt: skip
+    os.close(follower)
+    seen = b""
+    while True:
+        try:
+            block = os.read(leader, 65536)
+        except OSError:
+            break
+        if not block:
+            break
+        seen += block
+    assert watching.wait(timeout=30) == 0
+    os.close(leader)
+    text = seen.decode("utf-8", "replace")
+    assert "Ctrl-C detaches" in text
+    assert "RUNNING" in text and "] bye" in text
+    assert "\x1b]0;title" not in text
+    assert "\x1b[2J end" not in text
+
+
+def test_local_commands_start_tell_and_stop(cli: Cli, home: Home) -> None:
+    assert cli("local", "status").code == 1
+    started = cli("local", "start", "--json").json
+    assert started["state"] == "running"
+    assert set(started) == {"state", "pid", "endpoint", "home"}
+    assert cli("local", "start", "--json").json == started
+    assert cli("local", "status", "--json").json == started
+    shown = cli("local", "env").out
+    assert f"export AWS_ENDPOINT_URL_BATCH={started['endpoint']}\n" in shown
+    assert cli("local", "stop").code == 0
+    assert cli("local", "status", "--json").json["state"] == "stopped"
+    again = cli("local", "start", "--json").json
+    assert again["endpoint"] == started["endpoint"]  # what was exported still works
+
+
+def test_reset_stops_jobs_and_forgets_them(cli: Cli) -> None:
+    cli("submit", *SHELL, "sleep 600")
+    assert cli("local", "reset").code == 2  # no terminal to ask on
+    reset = cli("local", "reset", "--yes")
+    assert reset.code == 0
+    assert cli("ls", "--json").json == []
+
+
+def test_a_state_folder_that_others_can_read_is_refused(cli: Cli, home: Home) -> None:
+    home.root.chmod(0o755)
+    shown = cli("submit", "--", "true")
+    assert shown.code == 1
+    assert f"chmod 700 {home.root}" in shown.err
