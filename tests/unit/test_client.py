@@ -1,0 +1,242 @@
+"""Settings, finding jobs, runs and images, the code archive, fitting and submitting."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchml.aws.batch import BatchApi
+from batchml.aws.requests import Submission
+from batchml.cli.render import duration, printable, table, timestamp
+from batchml.errors import ConfigError, NotFound, ServiceError, UsageError
+from batchml.model.job import JobSpec, Resources
+from batchml.ops.code import keep, pack
+from batchml.ops.history import History, Remembered
+from batchml.ops.jobs import find_image, find_job, load_job
+from batchml.ops.select import select_run
+from batchml.ops.submit import Capacity, fit, submit
+from batchml.runtime.code import unpack
+from batchml.settings import load_settings
+
+# --- settings -------------------------------------------------------------------------------
+
+
+def test_a_value_comes_from_flag_then_variable_then_file_then_default(tmp_path: Path) -> None:
+    below = tmp_path / "a" / "b"
+    below.mkdir(parents=True)
+    assert load_settings({}, below, None).env.source == "default"
+    text = 'default = "dev"\n[env.dev]\nregion = "us-east-1"\n[env.prod]\nregion = "eu-west-1"\n'
+    (tmp_path / "batchml.toml").write_text(text)
+    from_file = load_settings({}, below, None)
+    assert (from_file.env.value, from_file.env.source) == ("dev", str(tmp_path / "batchml.toml"))
+    from_variable = load_settings({"BATCHML_ENV": "prod"}, below, None)
+    assert (from_variable.env.value, from_variable.env.source) == ("prod", "BATCHML_ENV")
+    from_flag = load_settings({"BATCHML_ENV": "prod"}, below, "local")
+    assert (from_flag.env.value, from_flag.env.source) == ("local", "flag --env")
+
+
+def test_all_mistakes_of_batchml_toml_are_reported_at_once(tmp_path: Path) -> None:
+    text = 'default = "dve"\ncolour = 1\n[env.dev]\nregoin = "x"\n[env.local]\nregion = "y"\n'
+    (tmp_path / "batchml.toml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_settings({}, tmp_path, None)
+    assert len(caught.value.mistakes) == 5
+    assert "Did you mean 'region'?" in str(caught.value)
+    assert "Did you mean 'dev'?" in str(caught.value)
+
+
+def test_a_data_folder_is_taken_from_where_the_user_stands(tmp_path: Path) -> None:
+    settings = load_settings({"BATCHML_DATA_DIR": "../data"}, tmp_path / "x", None)
+    assert settings.data_dir is not None
+    assert settings.data_dir.value == str(tmp_path / "data")
+
+
+# --- jobs and images ------------------------------------------------------------------------
+
+
+def test_a_job_is_a_folder_or_a_name_looked_up_near_before_far(tmp_path: Path) -> None:
+    near, far = tmp_path / "near", tmp_path / "far"
+    for folder in (near / "a", far / "a", far / "b", tmp_path / "c"):
+        folder.mkdir(parents=True)
+        (folder / "job.toml").write_text('image = "python"\ncommand = ["true"]\n')
+    folders = [near, far]
+    assert find_job("a", folders, tmp_path) == near / "a"
+    assert find_job("b", folders, tmp_path) == far / "b"
+    assert find_job("c", folders, tmp_path) == tmp_path / "c"
+    assert load_job(tmp_path / "c").name == "c"
+    with pytest.raises(NotFound, match="Known: a, b"):
+        find_job("d", folders, tmp_path)
+
+
+def test_an_image_is_a_folder_or_a_reference_but_never_a_misspelling(tmp_path: Path) -> None:
+    (tmp_path / "pytorch").mkdir()
+    (tmp_path / "pytorch" / "requirements.txt").write_text("")
+    assert find_image("pytorch", [tmp_path]) == tmp_path / "pytorch"
+    assert find_image("docker.io/library/python:3.12", [tmp_path]) is None
+    with pytest.raises(NotFound, match="Did you mean 'pytorch'"):
+        find_image("pytroch", [tmp_path])
+
+
+# --- runs -----------------------------------------------------------------------------------
+
+IDS = ["6b0e0000-0000-4000-8000-000000000001", "6b0f0000-0000-4000-8000-000000000002"]
+
+
+def known() -> Iterator[tuple[str, str]]:
+    yield IDS[1], "train"
+    yield IDS[0], "train"
+
+
+def test_a_run_is_named_by_id_prefix_name_or_last() -> None:
+    history = [Remembered(IDS[0], "train", "local", "default", 1)]
+    assert select_run(IDS[0], [], known) == IDS[0]
+    assert select_run(f"arn:aws:batch:us-east-1:000000000000:job/{IDS[0]}", [], known) == IDS[0]
+    assert select_run("@last", history, known) == IDS[0]
+    assert select_run("6b0f", [], known) == IDS[1]
+    assert select_run("train", [], known) == IDS[1]  # the newest
+    with pytest.raises(UsageError, match="the start of 2 job ids"):
+        select_run("6b0", [], known)
+    with pytest.raises(NotFound):
+        select_run("nope", [], known)
+    with pytest.raises(NotFound, match="Nothing was submitted"):
+        select_run("@last", [], known)
+
+
+def test_history_survives_a_torn_last_line(tmp_path: Path) -> None:
+    history = History(tmp_path / "history.jsonl")
+    runs = [Remembered(job_id, "n", "local", "default", 1) for job_id in IDS]
+    for run in runs:
+        history.add(run)
+    with open(tmp_path / "history.jsonl", "ab") as file:
+        file.write(b'{"job_id": "6b')
+    assert history.newest_first("local") == runs[::-1]
+    assert history.newest_first("dev") == []
+
+
+# --- code -----------------------------------------------------------------------------------
+
+
+def test_code_travels_whole_without_caches_and_links(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    (source / "pkg" / "__pycache__").mkdir(parents=True)
+    (source / ".git").mkdir()
+    (source / "train.py").write_text("print()")
+    (source / "run.sh").write_text("#!/bin/sh")
+    (source / "run.sh").chmod(0o755)
+    (source / "pkg" / "data.bin").write_bytes(bytes(range(256)))
+    (source / "pkg" / "__pycache__" / "x.pyc").write_bytes(b"")
+    (source / ".git" / "config").write_text("")
+    (source / "link").symlink_to("/etc/passwd")
+    archive = pack(source)
+    assert archive == pack(source)
+    path = keep(archive, tmp_path / "kept")
+    assert path == keep(archive, tmp_path / "kept")
+    target = tmp_path / "target"
+    target.mkdir()
+    assert unpack(str(path), str(target)) == 3
+    found = sorted(str(p.relative_to(target)) for p in target.rglob("*") if p.is_file())
+    assert found == ["pkg/data.bin", "run.sh", "train.py"]
+    assert (target / "pkg" / "data.bin").read_bytes() == bytes(range(256))
+    assert (target / "run.sh").stat().st_mode & 0o100
+
+
+def test_the_archives_name_follows_content_not_time(tmp_path: Path) -> None:
+    import os
+
+    (tmp_path / "a.py").write_text("1")
+    before = pack(tmp_path).name
+    os.utime(tmp_path / "a.py", (1, 1))
+    assert pack(tmp_path).name == before
+    (tmp_path / "a.py").write_text("2")
+    assert pack(tmp_path).name != before
+
+
+def test_a_folder_too_large_to_travel_is_refused_with_its_largest_file(tmp_path: Path) -> None:
+    with open(tmp_path / "data.bin", "wb") as file:
+        file.truncate(300 * 1024**2)
+    with pytest.raises(ConfigError, match=r"data\.bin"):
+        pack(tmp_path)
+
+
+# --- fitting and submitting -----------------------------------------------------------------
+
+
+@given(st.integers(1, 64), st.integers(4, 10**6), st.integers(0, 16))
+def test_a_fitted_job_fits_and_says_each_cut(vcpus: int, memory: int, gpus: int) -> None:
+    spec = JobSpec(name="j", resources=Resources(vcpus=vcpus, memory=memory, gpus=gpus))
+    fitted = fit(spec, Capacity(4, 16_000, 2))
+    resources = fitted.spec.resources
+    assert (resources.vcpus, resources.memory_mib, resources.gpus) == (
+        min(vcpus, 4),
+        min(memory, 16_000),
+        min(gpus, 2),
+    )
+    assert len(fitted.cuts) == (vcpus > 4) + (memory > 16_000) + (gpus > 2)
+
+
+class FakeBatch(BatchApi):
+    """Counts calls; knows a definition once it was registered."""
+
+    def __init__(self, *definitions: str, refusal: str = "") -> None:
+        self.definitions = set(definitions)
+        self.refusal = refusal
+        self.calls: list[str] = []
+
+    def submit(self, request: Any) -> str:
+        self.calls.append("SubmitJob")
+        if self.refusal or request["jobDefinition"] not in self.definitions:
+            raise ServiceError("SubmitJob", "ClientException", self.refusal or "no such", 400)
+        return "id"
+
+    def register(self, request: Any) -> None:
+        self.calls.append("RegisterJobDefinition")
+        self.definitions.add(request["jobDefinitionName"])
+
+    def has_definition(self, name: str) -> bool:
+        self.calls.append("DescribeJobDefinitions")
+        return name in self.definitions
+
+
+REQUESTS = Submission({"jobDefinitionName": "d"}, {"jobDefinition": "d"})
+
+
+def test_submitting_takes_one_call_when_the_definition_is_there() -> None:
+    api = FakeBatch("d")
+    assert submit(api, REQUESTS) == "id"
+    assert api.calls == ["SubmitJob"]
+
+
+def test_the_definition_is_registered_when_it_is_missing() -> None:
+    api = FakeBatch()
+    assert submit(api, REQUESTS) == "id"
+    expected = ["SubmitJob", "DescribeJobDefinitions", "RegisterJobDefinition", "SubmitJob"]
+    assert api.calls == expected
+
+
+def test_another_refusal_is_passed_on_and_nothing_is_registered() -> None:
+    api = FakeBatch("d", refusal="JobQueue nope not found")
+    with pytest.raises(ServiceError, match="nope"):
+        submit(api, REQUESTS)
+    assert api.calls == ["SubmitJob", "DescribeJobDefinitions"]
+
+
+# --- text -----------------------------------------------------------------------------------
+
+
+def test_text_forms() -> None:
+    assert timestamp(1_763_751_777_076) == "2025-11-21T19:02:57.076Z"
+    assert [duration(s) for s in (0, 42.9, 723, 11_100)] == ["0:00", "0:42", "12:03", "3:05:00"]
+    assert table([["A", "BB"], ["ccc", ""]]) == "A    BB\nccc"
+
+
+@given(st.text())
+def test_what_goes_to_a_terminal_cannot_control_it(text: str) -> None:
+    shown = printable(text)
+    assert all(char == "\t" or char.isprintable() for char in shown)
+
+
+def test_a_progress_bar_shows_its_last_state() -> None:
+    assert printable("10%\r50%\r100%\r") == "100%"

@@ -1,0 +1,187 @@
+"""Following runs: every change once, every line once, an honest end, and patience with a bound."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchml.aws.logs import LogLine, StreamReader
+from batchml.errors import ServiceUnreachable
+from batchml.model.run import Attempt, Run
+from batchml.model.status import JobStatus
+from batchml.ops.watch import (
+    MARKED,
+    QUIET,
+    SHORT,
+    Closed,
+    Ended,
+    Happening,
+    Line,
+    Lost,
+    Pace,
+    Progress,
+    StatusChanged,
+    backoff,
+    follow,
+    wait,
+)
+from batchml.runtime.lines import end_mark
+from tests.fakes import FakeClock
+
+PACE = Pace(first=2.0, most=15.0, quiet=10.0, patience=60.0)
+
+
+class FakeReader(StreamReader):
+    """`reads[i]` is what the i-th read finds."""
+
+    def __init__(self, stream: str, reads: list[list[str]]) -> None:
+        self.stream = stream
+        self._reads = reads
+
+    def read(self) -> Iterator[LogLine]:
+        for message in self._reads.pop(0) if self._reads else []:
+            yield LogLine(0, message)
+
+
+def run_of(status: str, *attempts: Attempt, reason: str = "") -> Run:
+    return Run("j", "n", "q", JobStatus(status), status_reason=reason, attempts=attempts)
+
+
+def followed(
+    runs: Sequence[Run | Exception | None], logs: dict[str, list[list[str]]], clock: FakeClock
+) -> list[Happening]:
+    """Follow a run whose looks are scripted; the last look repeats."""
+    looks = list(runs)
+
+    def describe(ids: Sequence[str]) -> dict[str, Run]:
+        look = looks.pop(0) if len(looks) > 1 else looks[0]
+        if isinstance(look, Exception):
+            raise look
+        return {} if look is None else {"j": look}
+
+    def open_log(run: Run, stream: str) -> StreamReader:
+        return FakeReader(stream, logs[stream])
+
+    return list(follow(describe, open_log, "j", clock=clock, pace=PACE))
+
+
+def lines(happenings: Sequence[Happening]) -> list[str]:
+    return [happening.text for happening in happenings if isinstance(happening, Line)]
+
+
+def kinds(happenings: Sequence[Happening], kind: type[Any]) -> list[Any]:
+    return [happening for happening in happenings if isinstance(happening, kind)]
+
+
+def test_watch_reports_each_change_once_and_backs_off() -> None:
+    clock = FakeClock()
+    waiting = [run_of("SUBMITTED")] * 4
+    seen = followed([*waiting, run_of("FAILED")], {}, clock)
+    assert [change.run.status for change in kinds(seen, StatusChanged)] == ["SUBMITTED", "FAILED"]
+    assert clock.naps == [2.0, 3.0, 4.5, 6.75]
+
+
+def test_backoff_grows_by_half_up_to_its_bound() -> None:
+    delays = backoff(PACE)
+    assert [next(delays) for _ in range(7)] == [2.0, 3.0, 4.5, 6.75, 10.125, 15.0, 15.0]
+
+
+def test_progress_of_the_start_is_told_once() -> None:
+    making = run_of("STARTING", reason="installing")
+    seen = followed([making, making, run_of("FAILED")], {}, FakeClock())
+    assert [progress.text for progress in kinds(seen, Progress)] == ["installing"]
+
+
+def test_lines_that_come_after_the_end_are_waited_for_and_the_mark_proves_them() -> None:
+    over = run_of("SUCCEEDED", Attempt(log_stream="s", stopped_at=1))
+    late = {"s": [["one"], [], ["two"], ["three", end_mark(0, 3)]]}
+    seen = followed([over], late, FakeClock())
+    assert lines(seen) == ["one", "two", "three"]
+    assert [closed.proof for closed in kinds(seen, Closed)] == [MARKED]
+    assert isinstance(seen[-1], Ended)
+
+
+def test_without_a_mark_the_log_ends_after_a_quiet_time_and_is_not_called_complete() -> None:
+    clock = FakeClock()
+    over = run_of("SUCCEEDED", Attempt(log_stream="s", stopped_at=1))
+    seen = followed([over], {"s": [["one"]]}, clock)
+    assert [(closed.proof, closed.lines) for closed in kinds(seen, Closed)] == [(QUIET, 1)]
+    assert sum(clock.naps) >= PACE.quiet
+
+
+def test_a_mark_that_counts_more_lines_than_came_is_told() -> None:
+    over = run_of("SUCCEEDED", Attempt(log_stream="s", stopped_at=1))
+    seen = followed([over], {"s": [["one", end_mark(0, 2)]]}, FakeClock())
+    assert [closed.proof for closed in kinds(seen, Closed)] == [SHORT]
+
+
+def test_the_output_of_all_attempts_is_shown_in_their_order() -> None:
+    first = Attempt(log_stream="a", stopped_at=1)
+    second = Attempt(log_stream="b")
+    looks = [
+        run_of("RUNNING", first, second),
+        run_of("SUCCEEDED", first, Attempt(log_stream="b", stopped_at=2)),
+    ]
+    logs = {"a": [["a1"], ["a2", end_mark(1, 2)]], "b": [["b1", end_mark(0, 1)]]}
+    seen = followed(looks, logs, FakeClock())
+    assert lines(seen) == ["a1", "a2", "b1"]
+    assert [closed.proof for closed in kinds(seen, Closed)] == [MARKED, MARKED]
+
+
+@given(
+    st.lists(st.lists(st.text("ab ", max_size=3), max_size=4), min_size=1, max_size=12),
+    st.integers(0, 11),
+)
+def test_no_line_is_lost_or_doubled_however_they_arrive(reads: list[list[str]], end: int) -> None:
+    whole = [line for read in reads for line in read]
+    scripted = [list(read) for read in reads]
+    scripted[-1] = [*scripted[-1], end_mark(0, len(whole))]
+    running = run_of("RUNNING", Attempt(log_stream="s"))
+    over = run_of("SUCCEEDED", Attempt(log_stream="s", stopped_at=1))
+    looks = [running] * min(end, len(reads) - 1) + [over]
+    # A quiet time as long as the gaps in this script, which the mark then proves.
+    seen = followed(looks, {"s": scripted}, FakeClock())
+    arrived = lines(seen)
+    assert arrived == whole[: len(arrived)]
+    closed = kinds(seen, Closed)
+    if closed and closed[0].proof == MARKED:
+        assert arrived == whole
+
+
+def test_a_failed_call_is_no_news_of_the_run() -> None:
+    looks = [
+        run_of("RUNNING"),
+        ServiceUnreachable("timeout"),
+        ServiceUnreachable("timeout"),
+        run_of("SUCCEEDED"),
+    ]
+    seen = followed(looks, {}, FakeClock())
+    assert len(kinds(seen, Lost)) == 2
+    assert isinstance(seen[-1], Ended)
+
+
+def test_a_job_that_stays_invisible_ends_the_watch_with_a_reason() -> None:
+    clock = FakeClock()
+    with pytest.raises(ServiceUnreachable, match="not known to the service"):
+        followed([None], {}, clock)
+    assert PACE.patience <= sum(clock.naps) < PACE.patience + PACE.most
+
+
+def test_wait_asks_for_all_that_are_left_at_once() -> None:
+    asked: list[list[str]] = []
+
+    def describe(ids: Sequence[str]) -> dict[str, Run]:
+        asked.append(list(ids))
+        done = {"a"} if len(asked) == 1 else {"a", "b"}
+        return {
+            job_id: Run(
+                job_id, "n", "q", JobStatus.SUCCEEDED if job_id in done else JobStatus.RUNNING
+            )
+            for job_id in ids
+        }
+
+    ended = list(wait(describe, ["a", "b", "a"], clock=FakeClock(), pace=PACE))
+    assert [run.job_id for run in ended] == ["a", "b"]
+    assert asked == [["a", "b"], ["b"]]
