@@ -7,7 +7,7 @@ ifneq ($(wildcard ../shared/data/mnist),)
 export BATCHML_DATA_DIR ?= $(abspath ../shared/data)
 endif
 
-.PHONY: demo test check lint types bench wheel clean
+.PHONY: demo test check lint types bench help-texts wheel clean
 
 demo: .venv/installed  ## LeNet learns handwritten digits, through the embedded AWS Batch
 	$(BIN)/batchml submit --wait lenet
@@ -26,6 +26,9 @@ types: .venv/installed-dev
 
 bench: .venv/installed-dev  ## ratios beside a floor or a peer; prints, never fails
 	$(BIN)/python -m benchmarks
+
+help-texts: .venv/installed-dev  ## what --help prints, after a command has changed
+	$(BIN)/python -m tests.store_help
 
 wheel: .venv/installed-dev
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .

@@ -1,8 +1,8 @@
 """`batchml` and `python -m batchml`.
 
 `--version` and `--help` are what people type first and completion scripts type often, so they are
-answered here, before anything is imported: the help text is a file that a test compares with what
-the commands themselves say (`tests/golden/`).
+answered here, before anything is imported: the help texts are files, and a test compares them with
+what the commands themselves say (`-h` asks those). `make help-texts` writes them.
 """
 
 import sys
@@ -15,10 +15,11 @@ def main() -> int:
 
         print(f"batchml {__version__}")
         return 0
-    if arguments in ([], ["--help"]):
-        with open(__file__.replace("__main__.py", "cli/help.txt"), encoding="utf-8") as text:
-            sys.stdout.write(text.read())
-        return 0
+    if not arguments or arguments[-1] == "--help":
+        text = _stored_help(arguments[:-1])
+        if text:
+            sys.stdout.write(text)
+            return 0
     # A short-lived process gains nothing from collecting garbage, and importing makes a lot.
     import gc
 
@@ -26,6 +27,18 @@ def main() -> int:
     from batchml.cli.app import run
 
     return run(arguments)
+
+
+def _stored_help(command: "list[str]") -> str:
+    """The help of `batchml COMMAND`, or nothing for what is no command of ours."""
+    name = "-".join(["batchml", *command])
+    if not name.replace("-", "").isalpha():
+        return ""
+    try:
+        with open(f"{__file__.removesuffix('__main__.py')}cli/help/{name}.txt") as file:
+            return file.read()
+    except OSError:
+        return ""
 
 
 if __name__ == "__main__":

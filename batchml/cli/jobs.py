@@ -210,7 +210,10 @@ def logs(
 
 @app.command(epilog="Example: batchml wait @last")
 def wait(runs: Runs, env: Env = None, json_: Json = False) -> None:
-    """Wait for runs to end; exit with the first code that is not 0, in the order given."""
+    """Wait for runs to end; exit as the first that failed.
+
+    The exit code is the first that is not 0, in the order in which the runs are given.
+    """
     from batchml.cli.render import job_title, print_json, run_json, verdict
     from batchml.cli.wiring import open_place
     from batchml.model.run import classify

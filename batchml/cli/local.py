@@ -1,6 +1,5 @@
 """local start, stop, status, env, reset."""
 
-import shutil
 import sys
 from typing import Annotated, Any
 
@@ -105,6 +104,8 @@ def reset(
 
     Environments made for images, data sets and the workspace stay.
     """
+    import shutil
+
     from batchml.clock import SystemClock
     from batchml.local import control
     from batchml.local.reset import kill_attempts
