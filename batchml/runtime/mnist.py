@@ -1,0 +1,381 @@
+"""Handwritten digits for the example jobs: MNIST, or scikit-learn's own when MNIST cannot be had.
+
+`load()` looks for the four MNIST files below `$BATCHML_DATA_DIR`, fetches those that are missing or
+damaged, and keeps them there. Without a network it says so on one line and falls back to the 1,797
+digits that ship with scikit-learn, so that an example job runs anywhere.
+
+Contents are verified by SHA-256 *after* decompression: the same MNIST is in circulation compressed
+in different ways, and what has to be right is what the program trains on.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import importlib
+import io
+import os
+import queue
+import random
+import struct
+import sys
+import tempfile
+import threading
+import zlib
+from http.client import HTTPException
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from urllib.parse import urlsplit
+from urllib.request import urlopen
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+SIDE = 28
+"""Height and width of every image, in pixels."""
+
+CLASSES = 10
+"""Number of different labels; labels are 0..CLASSES-1."""
+
+TRAIN_IMAGES = "train-images-idx3-ubyte.gz"
+TRAIN_LABELS = "train-labels-idx1-ubyte.gz"
+VALIDATION_IMAGES = "t10k-images-idx3-ubyte.gz"
+VALIDATION_LABELS = "t10k-labels-idx1-ubyte.gz"
+
+SHA256: Mapping[str, str] = {
+    TRAIN_IMAGES: "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+    TRAIN_LABELS: "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+    VALIDATION_IMAGES: "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+    VALIDATION_LABELS: "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+}
+"""File name -> SHA-256 of its decompressed content."""
+
+MIRRORS = (
+    "https://ossci-datasets.s3.amazonaws.com/mnist/",
+    "https://storage.googleapis.com/cvdf-datasets/mnist/",
+)
+"""Folders that hold the four files, in the order they are tried."""
+
+CONNECT_SECONDS = 5.0
+"""How long a mirror may take to answer, all of its addresses together."""
+
+MAX_BYTES = 64 * 1024 * 1024
+"""No MNIST file is larger, compressed or not; more than this is refused unread."""
+
+
+class IdxError(ValueError):
+    """The bytes are no IDX array of unsigned bytes, or not the one that was asked for."""
+
+
+class NoDigits(Exception):
+    """Neither MNIST nor its stand-in can be had. The message says what, where and what next."""
+
+    exit_code = 78
+
+
+class _Damaged(Exception):
+    """A file or a download is not what it should be; the message completes "it ..."."""
+
+
+class _Unreachable(Exception):
+    """No mirror gave a good copy; the message says which and why."""
+
+
+class Split(NamedTuple):
+    """Images with their labels.
+
+    `images` is count * 28 * 28 bytes, row-major, 0 (paper) to 255 (ink);
+    `labels` is one byte for each image, 0 to 9.
+    """
+
+    images: bytes
+    labels: bytes
+
+    @property
+    def size(self) -> int:
+        """The number of images."""
+        return len(self.labels)
+
+
+class Digits(NamedTuple):
+    """What there is to train on, and where it comes from: "mnist" or "digits"."""
+
+    train: Split
+    validation: Split
+    source: str
+
+
+class Opener(Protocol):
+    """Opens a URL for reading, as `urllib.request.urlopen` does; raises OSError when it cannot."""
+
+    def __call__(self, url: str, *, timeout: float) -> Any: ...
+
+
+class Log(Protocol):
+    """Takes one line for the reader of the job's output."""
+
+    def __call__(self, line: str, /) -> object: ...
+
+
+class Fallback(Protocol):
+    """Gives the stand-in for MNIST; raises ImportError when it is not installed."""
+
+    def __call__(self) -> Digits: ...
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+# --- pure: bytes in, bytes out ---
+
+
+def parse_idx(content: bytes) -> tuple[tuple[int, ...], bytes]:
+    """Return the shape and the data of an IDX array of unsigned bytes.
+
+    The data is row-major and as long as the product of the shape.
+    Raises IdxError when the header is none, or when the length is not what the header promises.
+    """
+    if len(content) < 4 or content[:3] != b"\x00\x00\x08":
+        raise IdxError(f"starts with {content[:4]!r}, not with the magic number of an IDX file")
+    dimensions = content[3]
+    start = 4 + 4 * dimensions
+    if dimensions == 0 or len(content) < start:
+        raise IdxError(f"ends within its header, {len(content)} bytes for {dimensions} dimensions")
+    shape = struct.unpack(f">{dimensions}I", content[4:start])
+    promised = 1
+    for extent in shape:
+        promised *= extent
+    if len(content) - start != promised:
+        raise IdxError(f"holds {len(content) - start} bytes of data where {shape} needs {promised}")
+    return shape, content[start:]
+
+
+def to_split(images: bytes, labels: bytes) -> Split:
+    """Join images and labels, both decompressed IDX; raises IdxError when they do not fit."""
+    image_shape, pixels = parse_idx(images)
+    label_shape, classes = parse_idx(labels)
+    if image_shape[1:] != (SIDE, SIDE) or label_shape != image_shape[:1]:
+        raise IdxError(f"images of shape {image_shape} do not fit labels of shape {label_shape}")
+    if classes and max(classes) >= CLASSES:
+        raise IdxError(f"holds the label {max(classes)}; labels are 0 to {CLASSES - 1}")
+    return Split(pixels, classes)
+
+
+def unpack(blob: bytes, sha256: str) -> bytes:
+    """Decompress `blob` and return the content, known to have the digest `sha256`.
+
+    Raises _Damaged when it is not gzip, is cut short, is too long, or has another digest.
+    """
+    try:
+        content = gzip.GzipFile(fileobj=io.BytesIO(blob)).read(MAX_BYTES + 1)
+    except EOFError:
+        raise _Damaged("is truncated") from None
+    except (OSError, zlib.error) as error:
+        raise _Damaged(f"is corrupt ({error})") from None
+    if len(content) > MAX_BYTES:
+        raise _Damaged(f"is larger than {MAX_BYTES} bytes")
+    found = hashlib.sha256(content).hexdigest()
+    if found != sha256:
+        raise _Damaged(f"has the wrong content (SHA-256 {found[:12]}..., not {sha256[:12]}...)")
+    return content
+
+
+def enlarge(pixels: Sequence[int]) -> bytes:
+    """Return an 8x8 image with values 0..16 as 28x28 bytes 0..255, by bilinear interpolation."""
+    rows = [pixels[8 * y : 8 * y + 8] for y in range(8)]
+    wide = [[row[a] * (56 - part) + row[b] * part for a, b, part in _TAPS] for row in rows]
+    full = 56 * 56 * 16
+    return bytes(
+        ((above * (56 - part) + below * part) * 255 + full // 2) // full
+        for a, b, part in _TAPS
+        for above, below in zip(wide[a], wide[b])  # noqa: B905 - strict= came with Python 3.10
+    )
+
+
+def _taps() -> list[tuple[int, int, int]]:
+    """For each of 28 pixels: its two neighbours among 8, and the weight of the second in 1/56."""
+    places = [min(max(16 * i - 20, 0), 7 * 56) for i in range(SIDE)]
+    return [(place // 56, min(place // 56 + 1, 7), place % 56) for place in places]
+
+
+_TAPS = _taps()
+
+
+# --- the stand-in ---
+
+
+def scikit_learn_digits() -> Digits:
+    """Return the digits that ship with scikit-learn, enlarged: 1,438 to train on, 359 to validate.
+
+    The split is the same every time. Raises ImportError when scikit-learn is not installed.
+    """
+    bunch: Any = importlib.import_module("sklearn.datasets").load_digits()
+    images = [enlarge([int(value) for value in row]) for row in bunch.data.tolist()]
+    labels = [int(label) for label in bunch.target.tolist()]
+    order = list(range(len(labels)))
+    random.Random(0).shuffle(order)  # the file comes writer by writer
+    cut = len(order) // 5
+
+    def pick(indices: Iterable[int]) -> Split:
+        chosen = list(indices)
+        return Split(b"".join(images[i] for i in chosen), bytes(labels[i] for i in chosen))
+
+    return Digits(train=pick(order[cut:]), validation=pick(order[:cut]), source="digits")
+
+
+# --- edges: disk and network ---
+
+
+def user_cache(environ: Mapping[str, str]) -> Path:
+    """Return the folder of this user's own copies, for when the data folder cannot be written."""
+    home = environ.get("HOME")
+    cache = environ.get("XDG_CACHE_HOME") or (home and f"{home}/.cache")
+    if cache and os.access(Path(cache).parent, os.W_OK):
+        return Path(cache) / "batchml"
+    return Path(tempfile.gettempdir()) / f"batchml-{os.getuid()}"  # a container may have no home
+
+
+def _find(name: str, sha256: str, folders: Sequence[Path]) -> tuple[bytes | None, list[str]]:
+    """Return the content of the first good copy of `name`, and what is wrong with earlier ones."""
+    problems: list[str] = []
+    for folder in folders:
+        path = folder / name
+        try:
+            return unpack(path.read_bytes(), sha256), problems
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            problems.append(f"{path} cannot be read ({error.strerror})")
+        except _Damaged as error:
+            problems.append(f"{path} {error}")
+    return None, problems
+
+
+def _open_within(seconds: float, opener: Opener, url: str) -> Any:
+    """Open `url`, waiting `seconds` at most.
+
+    A socket's own timeout holds for each address of a host, and not at all for its name server;
+    behind a firewall that drops packets the sum would be minutes. So a thread waits in our place.
+    """
+    answers: queue.Queue[Any] = queue.Queue()
+
+    def ask() -> None:
+        try:
+            answers.put(opener(url, timeout=seconds))
+        except Exception as error:  # handed to the waiting thread, which raises it
+            answers.put(error)
+
+    threading.Thread(target=ask, daemon=True).start()
+    try:
+        answer = answers.get(timeout=seconds)
+    except queue.Empty:
+        raise TimeoutError(f"no answer within {seconds:g} s") from None
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def _download(
+    name: str, sha256: str, mirrors: Sequence[str], opener: Opener
+) -> tuple[bytes, bytes]:
+    """Return `name` as a mirror has it, and its verified content; raises _Unreachable."""
+    reasons = []
+    for mirror in mirrors:
+        try:
+            with _open_within(CONNECT_SECONDS, opener, mirror + name) as response:
+                blob = response.read(MAX_BYTES + 1)
+            return blob, unpack(blob, sha256)
+        except (OSError, HTTPException) as error:
+            reasons.append(f"{urlsplit(mirror).hostname}: {getattr(error, 'reason', error)}")
+        except _Damaged as error:
+            reasons.append(f"{urlsplit(mirror).hostname}: the file {error}")
+    raise _Unreachable(f"cannot download {name} ({'; '.join(reasons)})")
+
+
+def _write(path: Path, blob: bytes) -> None:
+    """Put `blob` at `path`: any reader, and any crash, sees the old file or the new one whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, part = tempfile.mkstemp(dir=str(path.parent), prefix=path.name + ".", suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(blob)
+            file.flush()
+            os.fchmod(file.fileno(), 0o644)  # a shared folder is read by other users too
+            os.fsync(file.fileno())
+        os.replace(part, str(path))
+    except BaseException:
+        os.unlink(part)
+        raise
+
+
+def _keep(name: str, blob: bytes, folders: Iterable[Path], log: Log) -> None:
+    """Write `blob` to the first of `folders` that takes it; the job goes on when none does."""
+    reasons = []
+    for folder in folders:
+        try:
+            _write(folder / name, blob)
+            return
+        except OSError as error:
+            reasons.append(f"{folder}: {error.strerror}")
+    log(f"mnist: {name} could not be kept ({'; '.join(reasons)}); it will be downloaded again")
+
+
+# --- the one way in ---
+
+
+def load(
+    data_dir: str | None = None,
+    *,
+    opener: Opener = urlopen,
+    log: Log = _say,
+    environ: Mapping[str, str] = os.environ,
+    digests: Mapping[str, str] = SHA256,
+    mirrors: Sequence[str] = MIRRORS,
+    fallback: Fallback = scikit_learn_digits,
+) -> Digits:
+    """Return the digits to train on: MNIST (60,000 and 10,000), else scikit-learn's.
+
+    The files are looked for in `data_dir`/mnist, in `data_dir`, and in the user's cache; `data_dir`
+    is `$BATCHML_DATA_DIR` unless given. What is missing or damaged is downloaded and kept in the
+    first of them that can be written. Each thing worth knowing is one line given to `log`.
+
+    Raises NoDigits when there is neither MNIST nor scikit-learn, and IdxError when files with the
+    right digests (only a caller's own `digests` make that possible) do not fit together.
+    """
+    cache = user_cache(environ) / "mnist"
+    base = data_dir or environ.get("BATCHML_DATA_DIR")
+    homes = [Path(base) / "mnist", cache] if base else [cache]
+    folders = [homes[0], Path(base), cache] if base else homes
+    contents = {}
+    try:
+        for name in (TRAIN_IMAGES, TRAIN_LABELS, VALIDATION_IMAGES, VALIDATION_LABELS):
+            content, problems = _find(name, digests[name], folders)
+            remedy = "fetching it again" if content is None else "using another copy"
+            for problem in problems:
+                log(f"mnist: {problem}; {remedy}")
+            if content is None:
+                blob, content = _download(name, digests[name], mirrors, opener)
+                _keep(name, blob, homes, log)
+            contents[name] = content
+    except _Unreachable as unreachable:
+        return _stand_in(str(unreachable), homes[0], fallback, log)
+    return Digits(
+        train=to_split(contents[TRAIN_IMAGES], contents[TRAIN_LABELS]),
+        validation=to_split(contents[VALIDATION_IMAGES], contents[VALIDATION_LABELS]),
+        source="mnist",
+    )
+
+
+def _stand_in(reason: str, home: Path, fallback: Fallback, log: Log) -> Digits:
+    """Return the fallback's digits and say so on one line; raises NoDigits when it has none."""
+    try:
+        digits = fallback()
+    except ImportError as error:
+        raise NoDigits(
+            f"No handwritten digits to train on: {reason}, and scikit-learn's digits are not there "
+            f"({error}, in {sys.executable}). Put the four MNIST files ({', '.join(SHA256)}) into "
+            f"{home}, or install scikit-learn."
+        ) from error
+    log(f"mnist: {reason}; training on scikit-learn's {digits.train.size} digits instead")
+    return digits
