@@ -34,5 +34,5 @@ def __getattr__(name: str) -> "Any":
     return getattr(import_module(home), name)
 
 
-def __dir__() -> list[str]:
+def __dir__() -> "list[str]":
     return sorted(__all__)

@@ -8,7 +8,6 @@ import typer
 
 from batchml.errors import INTERRUPTED, BatchmlError
 
-
 app = typer.Typer(
     name="batchml",
     help="Run training containers on AWS Batch, or on this machine by the same commands.",

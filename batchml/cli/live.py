@@ -24,7 +24,6 @@ from batchml.ops.watch import (
     StatusChanged,
 )
 
-
 if TYPE_CHECKING:
     from rich.text import Text
 

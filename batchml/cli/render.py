@@ -75,9 +75,8 @@ def run_rows(runs: Sequence[Run], now_ms: int) -> list[list[str]]:
     for run in runs:
         code = "" if run.exit_code is None else str(run.exit_code)
         age = duration((now_ms - run.created_at) / 1000) if run.created_at else ""
-        rows.append(
-            [short_id(run.job_id), run.name, run.queue, run.status.value, code, age, _ran(run, now_ms)]
-        )  # fmt: skip
+        first = [short_id(run.job_id), run.name, run.queue, run.status.value]
+        rows.append([*first, code, age, _ran(run, now_ms)])
     return rows
 
 

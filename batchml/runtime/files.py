@@ -9,8 +9,9 @@ from typing import Any
 
 def write_atomically(path: str, content: bytes, mode: int = 0o600) -> None:
     """Write a file so that a reader, or a power cut, sees the old content or the new one whole."""
-    temporary = f"{path}.{os.getpid()}.tmp"
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    # Random, because a folder may be shared by containers, whose processes have the same ids.
+    temporary = f"{path}.{os.urandom(8).hex()}.tmp"
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)

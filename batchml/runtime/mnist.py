@@ -28,6 +28,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
+from batchml.runtime.files import write_atomically
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
@@ -293,28 +295,14 @@ def _download(
     raise _Unreachable(f"cannot download {name} ({'; '.join(reasons)})")
 
 
-def _write(path: Path, blob: bytes) -> None:
-    """Put `blob` at `path`: any reader, and any crash, sees the old file or the new one whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, part = tempfile.mkstemp(dir=str(path.parent), prefix=path.name + ".", suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(blob)
-            file.flush()
-            os.fchmod(file.fileno(), 0o644)  # a shared folder is read by other users too
-            os.fsync(file.fileno())
-        os.replace(part, str(path))
-    except BaseException:
-        os.unlink(part)
-        raise
-
-
 def _keep(name: str, blob: bytes, folders: Iterable[Path], log: Log) -> None:
     """Write `blob` to the first of `folders` that takes it; the job goes on when none does."""
     reasons = []
     for folder in folders:
         try:
-            _write(folder / name, blob)
+            folder.mkdir(parents=True, exist_ok=True)
+            # A shared folder is read by other users too.
+            write_atomically(str(folder / name), blob, mode=0o644)
             return
         except OSError as error:
             reasons.append(f"{folder}: {error.strerror}")

@@ -18,11 +18,15 @@ from dataclasses import asdict, dataclass
 from io import TextIOWrapper
 from pathlib import Path
 
-import mxnet as mx
 import numpy as np
 
 from batchml.runtime import mnist
 from batchml.runtime.files import write_json
+
+try:
+    import mxnet as mx
+except OSError as error:  # its wheel leaves out two system libraries
+    sys.exit(f"MXNet cannot be loaded: {error}. On Debian: apt-get install libgomp1 libquadmath0")
 
 LINE_EVERY = 100  # batches
 
