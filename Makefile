@@ -12,8 +12,10 @@ endif
 demo: .venv/installed  ## LeNet learns handwritten digits, through the embedded AWS Batch
 	$(BIN)/batchml submit --wait lenet
 
+# Training has the machine to itself: beside other work its threads wait for each other.
 test: .venv/installed-dev  ## every test
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not slow'
+	$(BIN)/python -m pytest -m slow
 
 check: lint types test  ## what CI runs
 

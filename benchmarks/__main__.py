@@ -1,6 +1,21 @@
 """`make bench`: every benchmark, one after the other."""
 
-from benchmarks import startup
+import os
+import subprocess
 
-print("# Starting a command (medians; ratios pair by pair)")
-startup.main()
+from benchmarks import lenet, startup
+
+
+def main() -> None:
+    print("# Starting a command (medians; ratios pair by pair)", flush=True)
+    startup.main()
+    print("\n# LeNet, PyTorch beside MXNet (samples/s; ratios pair by pair)", flush=True)
+    lenet.main([])
+    print("\n# Where PyTorch's time goes, by phase and by operator", flush=True)
+    # It needs PyTorch, so it runs with the interpreter of the job.
+    profile = [str(lenet.interpreter("pytorch")), str(lenet.ROOT / "benchmarks/lenet_profile.py")]
+    subprocess.run(profile, env={**os.environ, "PYTHONPATH": str(lenet.ROOT)}, check=True)
+
+
+if __name__ == "__main__":
+    main()

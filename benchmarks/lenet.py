@@ -1,13 +1,13 @@
 """LeNet on MNIST: samples per second of the PyTorch job beside the MXNet job, on this machine.
 
-    python benchmarks/lenet.py [--pytorch PY --mxnet PY] [--samples N] [--pairs K]
+    python -m benchmarks.lenet [--pytorch PY --mxnet PY] [--samples N] [--pairs K]
 
 The two programs run in turn, K pairs of them, on the same data ($BATCHML_DATA_DIR) and with the
 environment of their job.toml. A machine does other work too, which disturbs both of a pair alike:
 trust the ratios, pair by pair, before the numbers. `benchmarks/lenet_profile.py` says where
 PyTorch's time goes.
 
-An interpreter that is not given is made from images/*/requirements.txt, once, and kept.
+An interpreter that is not given is the one that the jobs themselves run with on `local`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,13 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
+
+from batchml.local import environments, images
+from batchml.local.home import Home
+from batchml.settings import load_settings
 
 ROOT = Path(__file__).resolve().parent.parent
 SPEED = re.compile(r"Speed: ([0-9.]+) samples/sec")
@@ -71,26 +75,27 @@ def measure(python: Path, job: Path, samples: int) -> float:
 
 
 def interpreter(image: str) -> Path:
-    """The Python of a virtual environment with what the image has, made when first needed."""
-    home = os.environ.get("BATCHML_HOME") or os.path.expanduser("~/.cache/batchml")
-    folder = Path(home) / "benchmarks" / image
-    python = folder / "bin" / "python"
-    if not (folder / "complete").exists():
-        print(f"Making an environment for {image} in {folder}; this happens once.", flush=True)
-        requirements = ROOT / "images" / image / "requirements.txt"
-        subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
-        subprocess.run([python, "-m", "pip", "install", "-q", "-r", requirements], check=True)
-        (folder / "complete").touch()
-    return python
+    """The Python of the image's environment, the one that its jobs run in, made when missing.
+
+    Raises RuntimeError when it cannot be made.
+    """
+    home = Home(Path(load_settings(os.environ, ROOT, "local").home.value))
+    home.prepare()
+    folder = ROOT / "images" / image
+    made = images.find(home.images, images.publish(home.images, folder))
+    assert made is not None and made.python() is not None, f"no Python here for {image}"
+    target = home.envs / made.label
+    environments.make(str(made.requirements), str(target), str(made.python()))
+    return target / "bin" / "python"
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--pytorch", type=Path, metavar="PY", help="a Python with PyTorch")
     parser.add_argument("--mxnet", type=Path, metavar="PY", help="a Python with MXNet")
     parser.add_argument("--samples", type=int, default=32_000, help="images a run is timed over")
     parser.add_argument("--pairs", type=int, default=5)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if options.samples < 6400 or options.pairs < 1:
         parser.error("--samples starts at 6400 (one line of output), --pairs at 1")
     runs = {
