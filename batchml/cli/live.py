@@ -32,6 +32,7 @@ class View(Protocol):
     """Where lines go. `note` is for what is not output."""
 
     def line(self, text: str) -> None: ...
+    def rule(self) -> None: ...
     def note(self, text: str) -> None: ...
     def status(self, text: str) -> None: ...
 
@@ -41,10 +42,12 @@ class PlainView:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._noted = ""
 
     def line(self, text: str) -> None:
         print(text, file=self._stream, flush=True)
+
+    def rule(self) -> None:
+        self.line(RULE)
 
     def note(self, text: str) -> None:
         say(text)
@@ -82,6 +85,9 @@ class TerminalView:
 
     def line(self, text: str) -> None:
         self._console.print(self._text(printable(text)))
+
+    def rule(self) -> None:
+        self.line(RULE[: self._console.width])
 
     def note(self, text: str) -> None:
         self._console.print(self._text(printable(text), style="dim"))
@@ -122,16 +128,16 @@ def show(happenings: Iterable[Happening], view: View) -> Run:
             case Progress(run, text):
                 announced = ""
                 view.status(f"{run.name} {short_id(run.job_id)} {run.status}: {text}")
-                view.note(f"{job_title(run)} is STARTING: {text}")
+                view.note(text)
             case Hosted(how):
                 view.note(_host(how))
             case Opened(stream):
                 view.line(f"Output [{stream}]:")
-                view.line(RULE)
+                view.rule()
             case Line(at, text):
                 view.line(f"[{timestamp(at)}] {text}")
             case Closed():
-                view.line(RULE)
+                view.rule()
                 view.note(_proof(happening))
             case Lost(error):
                 view.status(f"no contact: {error}")

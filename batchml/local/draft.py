@@ -17,7 +17,10 @@ class Draft:
     def put_job(self, job: Job) -> None:
         """Keep the job; a finished one leaves the state and stays in the store."""
         jobs = self.state.jobs
-        jobs = jobs.delete(job.id) if job.status.is_terminal else jobs.set(job.id, job)
+        if not job.status.is_terminal:
+            jobs = jobs.set(job.id, job)
+        elif job.id in jobs:  # else it ended as it was submitted: what it depends on had failed
+            jobs = jobs.delete(job.id)
         self.state = replace(self.state, jobs=jobs)
         self.effects.append(SaveJob(job))
 

@@ -100,12 +100,12 @@ def restore(state: State) -> State:
 
 def admit(draft: Draft, job: Job) -> None:
     """A job that was just accepted: wait for its dependencies, or for its turn."""
+    if not job.waiting_for or job.dependency_failed:
+        _settle(draft, _released(job, job.created_at))
+        return
     for waited_for in job.waiting_for:
         draft.depend(job.id, waited_for)
-    if job.waiting_for:
-        draft.put_job(replace(job, status=JobStatus.PENDING))
-    else:
-        _settle(draft, _released(job, job.created_at))
+    draft.put_job(replace(job, status=JobStatus.PENDING))
 
 
 def _released(job: Job, now: int) -> Job:

@@ -73,7 +73,7 @@ def _run(command: list[str], lock: int) -> None:
 def _progress(line: str) -> str:
     if line.startswith("Collecting "):
         return f"finding {line.split()[1]}"
-    found = re.match(r"(?:Downloading|Using cached|Processing) (\S+)(?: \(([^)]+)\))?", line)
+    found = re.match(r"(?:Downloading|Using cached|Processing) (\S+)(?: \((\d[^)]*)\))?", line)
     if found:
         name = found[1].rpartition("/")[2].split("-")[0]
         return f"fetching {name}" + (f" ({found[2]})" if found[2] else "")

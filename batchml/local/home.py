@@ -157,7 +157,7 @@ def read_record(path: Path, kind: type[T]) -> T | None:
     """What a JSON file holds, or None when there is no such file or it holds something else."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
-    except (FileNotFoundError, msgspec.DecodeError):
+    except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
         return None
 
 

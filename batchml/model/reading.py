@@ -18,9 +18,9 @@ T = TypeVar("T", bound=msgspec.Struct)
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`$")
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]|\[\.\.\.\]")
 _UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?\s*", re.IGNORECASE)
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(i?b)?\s*", re.IGNORECASE)
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_DURATION = re.compile(r"(?:\d+(?:\.\d+)?\s*[smhd]\s*)+")
+_DURATION = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?\s*[smhd]\s*)+")
 
 
 def read_struct(table: Mapping[str, Any], kind: type[T]) -> tuple[T, list[str]]:
@@ -41,7 +41,8 @@ def read_struct(table: Mapping[str, Any], kind: type[T]) -> tuple[T, list[str]]:
                 steps = [*steps, unknown[1]]
                 mistakes.append(_unknown_key(steps, kind))
             else:
-                mistakes.append(f"{_dotted(steps)}: found {_at(left, steps)!r}. {_plain(text)}.")
+                found = f"{_dotted(steps)}: found {_at(left, steps)!r}."
+                mistakes.append(f"{found} {_plain(text)}{_choices(steps, kind)}.")
             if not _remove(left, steps):
                 raise
 
@@ -56,17 +57,18 @@ def parse_size(text: str | int) -> int | None:
         return None
     number, unit, suffix = match.groups()
     scale = 1024**2 if not unit and not suffix else _UNITS[unit.lower()]
-    return int(float(number) * scale)
+    size = float(number) * scale
+    return int(size) if size < 2**63 else None
 
 
 def parse_duration(text: str | int) -> int | None:
     """Return seconds for `"4h"`, `"1h30m"`, `"90s"` or a bare number of seconds, else None."""
     text = str(text).strip().lower()
-    if text.isdigit():
+    if re.fullmatch(r"[0-9]{1,18}", text):
         return int(text)
-    if not _DURATION.fullmatch(text):
+    if len(text) > 100 or not _DURATION.fullmatch(text):
         return None
-    parts = re.findall(r"(\d+(?:\.\d+)?)\s*([smhd])", text)
+    parts = re.findall(r"([0-9]+(?:\.[0-9]+)?)\s*([smhd])", text)
     return int(sum(float(number) * _SECONDS[unit] for number, unit in parts))
 
 
@@ -107,11 +109,35 @@ def _unknown_key(steps: list[str | int], kind: type[msgspec.Struct]) -> str:
     return f"{_dotted(steps)}: unknown key.{meant or ' Known: ' + ', '.join(known) + '.'}"
 
 
+def _choices(steps: list[str | int], kind: Any) -> str:
+    """` one of a, b` for a value that is one of a few words."""
+    names = [step for step in steps if isinstance(step, str)]
+    for name in names[:-1]:
+        kind = _struct_inside(_field(kind, name).type)
+        if kind is None:
+            return ""
+    words = _literals(_field(kind, names[-1]).type) if names else []
+    return f" one of {', '.join(words)}" if words else ""
+
+
+def _literals(annotation: Any) -> list[str]:
+    arguments = getattr(annotation, "__args__", ())
+    return [
+        part
+        for inner in arguments
+        if inner is not Ellipsis
+        for part in ([inner] if isinstance(inner, str) else _literals(inner))
+    ]
+
+
+def _field(kind: type[msgspec.Struct], name: str) -> Any:
+    return next(f for f in msgspec.structs.fields(kind) if f.encode_name == name)
+
+
 def _field_names(kind: Any, path: list[str]) -> list[str]:
     """The keys allowed at `path` below `kind`, as they are written in the file."""
     for name in path:
-        field = next(f for f in msgspec.structs.fields(kind) if f.encode_name == name)
-        kind = _struct_inside(field.type)
+        kind = _struct_inside(_field(kind, name).type)
     return [field.encode_name for field in msgspec.structs.fields(kind)]
 
 
@@ -138,4 +164,4 @@ _WORDS = {
 def _plain(text: str) -> str:
     for word, meaning in _WORDS.items():
         text = text.replace(word, meaning)
-    return re.sub(r", got .*$", "", text)
+    return re.sub(r", got .*$", "", re.sub(r"^Invalid enum value .*$", "Expected", text))

@@ -111,17 +111,18 @@ class _Tail:
 
     def read(self) -> Iterator[Happening]:
         for line in self._reader.read():
+            mark = parse_mark(line.message)
+            if mark is not None and mark[0] == "host":
+                yield Hosted(mark[1])
+                continue
             if not self._opened:
                 self._opened = True
                 yield Opened(self._reader.stream, self._number)
-            mark = parse_mark(line.message)
             if mark is None:
                 self._lines += 1
                 yield Line(line.timestamp, line.message)
             elif mark[0] == "end":
                 self._promised = int(mark[1].get("lines", "0"))
-            elif mark[0] == "host":
-                yield Hosted(mark[1])
 
     def close(self, now: float, quiet: float) -> Iterator[Closed]:
         """The attempt has ended: close once all is here, or nothing has come for `quiet` seconds.

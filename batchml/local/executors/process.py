@@ -215,17 +215,20 @@ class ProcessExecutor:
         else:
             self._end(task_id, exit_)
 
-    def _lost(self, task_id: str, until: float | None = None) -> None:
-        """The runner died without a record: nothing of its attempt may live on."""
+    def _lost(self, task_id: str, until: float = 0.0, looked: bool = False) -> None:
+        """The runner died without a record: nothing of its attempt may live on.
+
+        Done after two looks in a row that find nothing: one alone misses a process that is just
+        being replaced by another (exec), or that forks and dies while the list is read.
+        """
         left = tagged(task_id)
-        if left and until is None:
-            until = self._loop.time() + _KILL_LIMIT
-        if left and until is not None and self._loop.time() < until:
+        if not (looked and not left):
+            until = until or self._loop.time() + _KILL_LIMIT
             send(left, signal.SIGSTOP)  # whoever is stopped cannot fork while others are killed
             send(left, signal.SIGKILL)
-            self._loop.call_later(0.01, self._lost, task_id, until)
-            return
-        if left:
+            if self._loop.time() < until:
+                self._loop.call_later(0.02, self._lost, task_id, until, not left)
+                return
             log.error("processes %s of attempt %s cannot be killed", left, task_id)
         self._end(task_id, Exit(lost=RUNNER_LOST, stopped_at=self._now()))
 

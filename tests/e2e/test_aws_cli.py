@@ -1,0 +1,131 @@
+"""The AWS CLI alone, told by environment variables where the server is. It knows no batchml."""
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from batchml.local.home import Endpoint, Home
+from tests.conftest import wait_for
+
+pytestmark = pytest.mark.skipif(shutil.which("aws") is None, reason="no `aws` on the PATH")
+
+GROUP = "/aws/batch/job"
+Aws = Callable[..., Any]
+
+
+class Refused(Exception):
+    """What the CLI printed when it failed."""
+
+
+@pytest.fixture
+def aws(home: Home, server: Endpoint, tmp_path: Path) -> Aws:
+    """Run `aws ...`; its JSON answer (its text, when that is no JSON)."""
+    keys = home.keys()
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
+    environ = {
+        **kept,
+        "AWS_ENDPOINT_URL_BATCH": server.url,
+        "AWS_ENDPOINT_URL_CLOUDWATCH_LOGS": server.url,
+        "AWS_ENDPOINT_URL_STS": server.url,
+        "AWS_ACCESS_KEY_ID": keys.access_key_id,
+        "AWS_SECRET_ACCESS_KEY": keys.secret_access_key,
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_CONFIG_FILE": str(tmp_path / "none"),
+        "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none"),
+        "AWS_PAGER": "",
+    }
+
+    def run(*words: str | dict[str, Any], **changed: str) -> Any:
+        given = [word if isinstance(word, str) else json.dumps(word) for word in words]
+        done = subprocess.run(
+            ["aws", *given], env={**environ, **changed}, capture_output=True, text=True, timeout=60
+        )
+        if done.returncode:
+            raise Refused(done.stderr)
+        try:
+            return json.loads(done.stdout)
+        except ValueError:
+            return done.stdout
+
+    return run
+
+
+def container(command: list[str]) -> dict[str, Any]:
+    needs = [{"type": "VCPU", "value": "1"}, {"type": "MEMORY", "value": "64"}]
+    return {"image": "any", "command": command, "resourceRequirements": needs}
+
+
+def submit(aws: Aws, queue: str, definition: str, *more: str | dict[str, Any]) -> str:
+    words = ["--job-name", "j", "--job-queue", queue, "--job-definition", definition]
+    return str(aws("batch", "submit-job", *words, *more)["jobId"])
+
+
+def ended(aws: Aws, job_id: str) -> dict[str, Any]:
+    def look() -> Any:
+        (job,) = aws("batch", "describe-jobs", "--jobs", job_id)["jobs"]
+        return job if job["status"] in ("SUCCEEDED", "FAILED") else None
+
+    return dict(wait_for(look, f"the end of {job_id}", 60))
+
+
+def register(aws: Aws, name: str, command: list[str]) -> None:
+    words = ["--job-definition-name", name, "--type", "container"]
+    aws("batch", "register-job-definition", *words, "--container-properties", container(command))
+
+
+def test_the_aws_cli_makes_a_queue_runs_a_job_and_reads_its_log(aws: Aws) -> None:
+    """B100."""
+    assert aws("sts", "get-caller-identity")["Account"] == "000000000000"
+    aws(
+        "batch", "create-compute-environment", "--compute-environment-name", "ce", "--type",
+        "MANAGED", "--compute-resources", {"type": "EC2", "maxvCpus": 1, "subnets": ["subnet-1"]},
+    )  # fmt: skip
+    order = "order=1,computeEnvironment=ce"
+    words = ["--job-queue-name", "q", "--priority", "1", "--compute-environment-order", order]
+    aws("batch", "create-job-queue", *words)
+    register(aws, "d", ["sh", "-c", "echo hello $WHO; echo bye"])
+    who = {"environment": [{"name": "WHO", "value": "world"}]}
+    job_id = submit(aws, "q", "d", "--container-overrides", who)
+    job = ended(aws, job_id)
+    assert (job["status"], job["container"]["exitCode"]) == ("SUCCEEDED", 0)
+    listed = aws("batch", "list-jobs", "--job-queue", "q", "--job-status", "SUCCEEDED")
+    assert [found["jobId"] for found in listed["jobSummaryList"]] == [job_id]
+    stream = job["container"]["logStreamName"]
+    words = ["--log-group-name", GROUP, "--log-stream-name", stream, "--start-from-head"]
+    events = aws("logs", "get-log-events", *words)["events"]
+    assert [event["message"] for event in events][-2:] == ["hello world", "bye"]
+    words = ["--log-group-name", GROUP, "--filter-pattern", "hello"]
+    events = aws("logs", "filter-log-events", *words)["events"]
+    assert [event["message"] for event in events] == ["hello world"]
+
+
+def test_the_aws_cli_stops_jobs_and_takes_everything_down(aws: Aws) -> None:
+    register(aws, "d", ["sleep", "60"])
+    running = submit(aws, "default", "d")
+    waiting = submit(aws, "default", "d", "--depends-on", f"jobId={running}")
+    aws("batch", "cancel-job", "--job-id", waiting, "--reason", "not needed")
+    aws("batch", "terminate-job", "--job-id", running, "--reason", "long enough")
+    for stopped, reason in ((running, "long enough"), (waiting, "not needed")):
+        job = ended(aws, stopped)
+        assert (job["status"], job["statusReason"]) == ("FAILED", reason)
+    aws("batch", "deregister-job-definition", "--job-definition", "d:1")
+    with pytest.raises(Refused, match=r"\(ClientException\).*not ACTIVE"):
+        submit(aws, "default", "d")
+    aws("batch", "update-job-queue", "--job-queue", "default", "--state", "DISABLED")
+    aws("batch", "delete-job-queue", "--job-queue", "default")
+    name = ["--compute-environment", "this-machine"]
+    aws("batch", "update-compute-environment", *name, "--state", "DISABLED")
+    aws("batch", "delete-compute-environment", *name)
+    assert aws("batch", "describe-job-queues")["jobQueues"] == []
+
+
+def test_the_aws_cli_names_a_wrong_key(aws: Aws) -> None:
+    for words in (("sts", "get-caller-identity"), ("batch", "describe-job-queues")):
+        with pytest.raises(Refused, match=r"InvalidSignatureException.*batchml local env"):
+            aws(*words, AWS_SECRET_ACCESS_KEY="wrong")

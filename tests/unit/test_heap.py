@@ -1,0 +1,66 @@
+"""`batchml.local.heap`: a priority queue that is a value."""
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchml.local import heap
+from batchml.local.heap import Heap
+
+
+def drained(line: Heap) -> list[tuple[int, int]]:
+    found = []
+    while line is not None:
+        found.append((line[1], line[2]))
+        line = heap.pop(line)
+    return found
+
+
+def built(keys: list[int]) -> Heap:
+    line: Heap = None
+    for key in keys:
+        line = heap.push(line, key, -key)
+    return line
+
+
+@given(st.lists(st.integers(), unique=True))
+def test_keys_come_out_in_order_with_their_items(keys: list[int]) -> None:
+    assert drained(built(keys)) == [(key, -key) for key in sorted(keys)]
+
+
+@given(st.lists(st.integers(), unique=True, min_size=1), st.integers())
+def test_pushing_and_popping_leave_the_old_heap_as_it_was(keys: list[int], more: int) -> None:
+    line = built(keys)
+    heap.pop(line)
+    heap.push(line, more, 0)
+    assert [key for key, _ in drained(line)] == sorted(keys)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers()), max_size=60))
+def test_any_mix_of_pushes_and_pops_agrees_with_a_sorted_list(
+    steps: list[tuple[bool, int]],
+) -> None:
+    line: Heap = None
+    model: list[tuple[int, int]] = []
+    for place, (is_push, key) in enumerate(steps):
+        if is_push:
+            line = heap.push(line, (key, place), place)
+            model = sorted([*model, (key, place)])
+        else:
+            line, model = heap.pop(line), model[1:]
+        assert (None if line is None else line[1]) == (model[0] if model else None)
+
+
+def test_popping_an_empty_heap_gives_an_empty_heap() -> None:
+    assert heap.pop(None) is None
+
+
+def test_right_spines_stay_short_however_many_keys_there_are() -> None:
+    for keys in (list(range(5000)), list(range(5000, 0, -1))):
+        line = built(keys)
+        length, node = 0, line
+        while node is not None:
+            length, node = length + 1, node[4]
+        assert length <= math.log2(len(keys) + 1)
+        assert len(drained(line)) == len(keys)
