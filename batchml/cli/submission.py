@@ -1,6 +1,5 @@
 """What `submit` does between its flags and its output."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from batchml.aws.requests import Submission, Travel, submission
 from batchml.cli.render import say
 from batchml.cli.wiring import Place
 from batchml.errors import ConfigError, UsageError
-from batchml.model.job import JobSpec, read_job, with_params
+from batchml.model.job import JobSpec, change_job, with_params
 from batchml.model.names import to_name
 from batchml.ops.code import CodeArchive, keep, pack
 from batchml.ops.history import Remembered
@@ -120,22 +119,8 @@ def _spec(place: Place, order: Order) -> tuple[JobSpec, Path]:
         spec = load_job(folder)
         if order.command:
             spec = msgspec.structs.replace(spec, command=tuple(order.command))
-    spec = _changed(spec, order.changes)
+    spec = change_job(spec, order.changes, "The command line")
     return with_params(spec, order.params, spec.name), folder
-
-
-def _changed(spec: JobSpec, changes: Mapping[str, Any]) -> JobSpec:
-    """Flags over the file, then the file's own checks again: one set of rules for both."""
-    table = msgspec.to_builtins(spec)
-    given = {}
-    for key, value in changes.items():
-        if isinstance(value, Mapping):
-            inner = {k: v for k, v in value.items() if v is not None}
-            if inner:
-                given[key] = {**table[key], **inner}
-        elif value is not None:
-            given[key] = value
-    return read_job({**table, **given}, "The command line") if given else spec
 
 
 def _fit(spec: JobSpec, strict: bool) -> JobSpec:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from batchml.errors import ConfigError
+from batchml.errors import ConfigError, did_you_mean
 from batchml.model.names import is_valid_name
 from batchml.model.reading import parse_duration, parse_size, read_struct
 
@@ -103,12 +103,20 @@ def read_job(table: Mapping[str, Any], where: str) -> JobSpec:
 
 
 def change_job(spec: JobSpec, changes: Mapping[str, Any], where: str) -> JobSpec:
-    """Return `spec` with top-level fields replaced, checked like a file.
+    """Return `spec` with fields replaced; a change of None is none, and tables merge.
 
-    Raises ConfigError when the outcome breaks a rule.
+    Raises ConfigError when the outcome breaks a rule: flags and files obey the same ones.
     """
-    changed = msgspec.structs.replace(spec, **changes)
-    return read_job(msgspec.to_builtins(changed), where)
+    table = msgspec.to_builtins(spec)
+    given: dict[str, Any] = {}
+    for key, value in changes.items():
+        if isinstance(value, Mapping):
+            inner = {name: each for name, each in value.items() if each is not None}
+            if inner:
+                given[key] = {**table[key], **inner}
+        elif value is not None:
+            given[key] = value
+    return read_job({**table, **given}, where) if given else spec
 
 
 def with_params(spec: JobSpec, given: Mapping[str, str], where: str) -> JobSpec:
@@ -116,8 +124,6 @@ def with_params(spec: JobSpec, given: Mapping[str, str], where: str) -> JobSpec:
 
     Raises ConfigError for a parameter that the job does not have.
     """
-    from batchml.errors import did_you_mean
-
     known = sorted(spec.params)
     mistakes = [
         f"-p {name}=...: the job has no such parameter."

@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,9 @@ import pytest
 from batchml.local.home import Endpoint, Home
 from tests.conftest import wait_for
 
-pytestmark = pytest.mark.skipif(shutil.which("aws") is None, reason="no `aws` on the PATH")
+# The development extras bring one into the environment of the tests.
+SEARCH = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+pytestmark = pytest.mark.skipif(shutil.which("aws", path=SEARCH) is None, reason="no `aws` here")
 
 GROUP = "/aws/batch/job"
 Aws = Callable[..., Any]
@@ -27,9 +31,10 @@ class Refused(Exception):
 def aws(home: Home, server: Endpoint, tmp_path: Path) -> Aws:
     """Run `aws ...`; its JSON answer (its text, when that is no JSON)."""
     keys = home.keys()
-    kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
+    kept = {name: os.environ[name] for name in ("HOME", "LANG") if name in os.environ}
     environ = {
         **kept,
+        "PATH": SEARCH,
         "AWS_ENDPOINT_URL_BATCH": server.url,
         "AWS_ENDPOINT_URL_CLOUDWATCH_LOGS": server.url,
         "AWS_ENDPOINT_URL_STS": server.url,
@@ -44,7 +49,11 @@ def aws(home: Home, server: Endpoint, tmp_path: Path) -> Aws:
     def run(*words: str | dict[str, Any], **changed: str) -> Any:
         given = [word if isinstance(word, str) else json.dumps(word) for word in words]
         done = subprocess.run(
-            ["aws", *given], env={**environ, **changed}, capture_output=True, text=True, timeout=60
+            [str(shutil.which("aws", path=SEARCH)), *given],
+            env={**environ, **changed},
+            capture_output=True,
+            text=True,
+            timeout=60,
         )
         if done.returncode:
             raise Refused(done.stderr)
@@ -129,3 +138,26 @@ def test_the_aws_cli_names_a_wrong_key(aws: Aws) -> None:
     for words in (("sts", "get-caller-identity"), ("batch", "describe-job-queues")):
         with pytest.raises(Refused, match=r"InvalidSignatureException.*batchml local env"):
             aws(*words, AWS_SECRET_ACCESS_KEY="wrong")
+
+
+def test_the_commands_of_the_documentation_work_as_they_are_written(
+    tmp_path: Path, home: Home
+) -> None:
+    """`eval "$(batchml local env)"`, then the AWS CLI: docs/local.md, as a user would paste it."""
+    text = (Path(__file__).parents[2] / "docs" / "local.md").read_text("utf-8")
+    (script,) = re.findall(r"```sh\n(eval .*?)```", text, re.DOTALL)
+    environ = {
+        "PATH": SEARCH, "HOME": str(tmp_path), "BATCHML_HOME": str(home.root), "AWS_PAGER": "",
+    }  # fmt: skip
+
+    def shell(commands: str) -> str:
+        return subprocess.run(
+            ["sh", "-ec", commands], env=environ, cwd=tmp_path, check=True, text=True,
+            stdout=subprocess.PIPE, timeout=120,
+        ).stdout  # fmt: skip
+
+    assert '"jobName": "hello"' in shell(script)
+    point, *_, read_log = script.strip().splitlines()
+    wait_for(
+        lambda: '"message": "hello"' in shell(f"{point}\n{read_log}"), "the line in the log", 60
+    )

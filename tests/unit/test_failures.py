@@ -15,7 +15,8 @@ def client_error(code: str, status: int = 400) -> Exception:
         "Error": {"Code": code, "Message": "words"},
         "ResponseMetadata": {"HTTPStatusCode": status},
     }
-    return ClientError(response, "SubmitJob")
+    error: Exception = ClientError(response, "SubmitJob")
+    return error
 
 
 def all_kinds() -> list[type[Exception]]:

@@ -151,7 +151,7 @@ def test_no_line_is_lost_or_doubled_however_they_arrive(reads: list[list[str]], 
 
 
 def test_a_failed_call_is_no_news_of_the_run() -> None:
-    looks = [
+    looks: list[Run | Exception] = [
         run_of("RUNNING"),
         ServiceUnreachable("timeout"),
         ServiceUnreachable("timeout"),
