@@ -7,6 +7,8 @@ from batchml.local.home import Home
 from batchml.runtime.files import read_json
 from batchml.runtime.processes import boot_id, send, start_time
 
+_TRIES = 1000
+
 
 def kill_attempts(home: Home) -> int:
     """Kill the runners and processes of all attempts; the number of attempts that were alive."""
@@ -25,7 +27,9 @@ def kill_attempts(home: Home) -> int:
             send([pid], signal.SIGKILL)
         left = tagged(folder.name)
         killed += mine or bool(left)
-        while left:
+        for _ in range(_TRIES):  # a process that is stuck in the kernel cannot be killed
+            if not left:
+                break
             send(left, signal.SIGKILL)
             left = tagged(folder.name)
     return killed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import tarfile
 import zlib
@@ -19,7 +20,7 @@ def unpack(archive: str, folder: str) -> int:
     """
     count = 0
     try:
-        with tarfile.open(archive, "r:gz") as tar:
+        with gzip.open(archive) as stream, tarfile.open(fileobj=stream, mode="r:") as tar:
             for member in tar:
                 path = _inside(folder, member.name)
                 if member.isdir():
@@ -39,6 +40,8 @@ def unpack(archive: str, folder: str) -> int:
                             break
                         file.write(block)
                 count += 1
+            while stream.read(1 << 20):  # to the end, where the checksum of it all is
+                pass
     except (tarfile.TarError, EOFError, OSError, ValueError, zlib.error) as error:
         raise BadArchive(f"the code archive {archive} cannot be unpacked: {error}") from error
     return count

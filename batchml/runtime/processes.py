@@ -61,33 +61,34 @@ def send(pids: list[int], number: int) -> None:
 
 
 def kill_descendants(limit: float = 30.0) -> bool:
-    """Kill and reap every descendant of this process. True when none is left.
+    """Kill and reap every descendant of this process, their reaper. True when none is left.
 
-    New ones may appear while the old ones are being killed, so this goes round until a round finds
-    none, or `limit` seconds have passed (a process stuck in the kernel cannot be killed).
+    New ones may appear, and a parent may die between the looks at its child and at itself, so a
+    look at /proc that finds none proves nothing. The kernel's word does: a reaper has a child for
+    as long as it has a descendant. This goes round until then, or until `limit` seconds have passed
+    (a process stuck in the kernel, or of another user, cannot be killed).
     """
     end = time.monotonic() + limit
     while True:
         left = descendants(os.getpid())
         send(left, signal.SIGSTOP)  # whoever is stopped cannot fork while the others are killed
         send(left, signal.SIGKILL)
-        reap()
-        if not left:
+        if reap():
             return True
         if time.monotonic() > end:
             return False
         time.sleep(0.001)
 
 
-def reap() -> None:
-    """Collect the exits of all children that have ended."""
+def reap() -> bool:
+    """Collect the exits of all children that have ended. True when there are no children at all."""
     while True:
         try:
             pid, _ = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            return
+            return True
         if pid == 0:
-            return
+            return False
 
 
 def start_time(pid: int) -> int | None:

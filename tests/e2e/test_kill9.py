@@ -1,0 +1,372 @@
+"""Whatever is killed, and whenever: nothing that was acknowledged is lost, and nothing runs twice.
+
+`BATCHML_KILL9_ROUNDS` and `BATCHML_KILL9_SEED` choose how long, and which moments.
+"""
+
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+from botocore.exceptions import BotoCoreError, ClientError
+
+from batchml.clock import SystemClock
+from batchml.local import control
+from batchml.local.executors.process import RUNNER_LOST, tagged
+from batchml.local.home import Endpoint, Home
+from batchml.runtime.files import read_json
+from batchml.runtime.processes import send
+from tests.conftest import client_for, define, wait_for, wait_for_job
+from tests.unit.test_processes import is_alive
+
+CLOCK = SystemClock()
+ROUNDS = int(os.environ.get("BATCHML_KILL9_ROUNDS", "25"))
+SEED = int(os.environ.get("BATCHML_KILL9_SEED", "20261121"))
+LINES = 40  # of a job's output
+
+# Appends its pid to a file named after its job: a second start would be a second line.
+JOB = r"""
+echo $$ >> "$STARTS/$AWS_BATCH_JOB_ID"
+i=0
+while [ $i -lt $COUNT ]; do echo "line $i"; i=$((i+1)); [ $((i % 10)) -ne 0 ] || sleep $NAP; done
+exit $CODE
+"""
+
+UNTIL_TOLD = r"""
+echo $$ >> "$STARTS/$AWS_BATCH_JOB_ID"
+i=0
+while [ ! -e "$STARTS/go" ]; do echo "line $i"; i=$((i+1)); sleep 0.01; done
+echo $i > "$STARTS/lines"; exit 5
+"""
+
+
+@pytest.fixture
+def started(home: Home, tmp_path: Path) -> Iterator[Path]:
+    """The folder where jobs write down that they have started. No attempt outlives the test."""
+    folder = tmp_path / "starts"
+    folder.mkdir()
+    yield folder
+    kill_server(home)
+    for attempt in home.attempts.iterdir():
+        runner = read_json(str(attempt / "runner.json"))
+        if runner and not (attempt / "exit.json").exists():
+            send([runner["pid"]], signal.SIGKILL)
+        while left := tagged(attempt.name):
+            send(left, signal.SIGKILL)
+
+
+def kill_server(home: Home) -> None:
+    """kill -9, and wait until the kernel has let go of the folder."""
+    pid = home.holder()
+    if pid is not None and home.is_held():
+        os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: not home.is_held(), "the killed server is gone")
+
+
+def submit(batch: Any, definition: str, starts: Path, **more: Any) -> str:
+    given = {"STARTS": str(starts), "COUNT": str(LINES), "NAP": "0.02", "CODE": "0"}
+    environment = {**given, **more.pop("env", {})}
+    made = batch.submit_job(
+        jobName=more.pop("name", "j"),
+        jobQueue="default",
+        jobDefinition=definition,
+        containerOverrides={
+            "environment": [{"name": key, "value": value} for key, value in environment.items()]
+        },
+        **more,
+    )
+    return str(made["jobId"])
+
+
+def output(logs: Any, job: dict[str, Any]) -> list[str]:
+    """The job's whole output, page by page, without batchml's marks."""
+    lines: list[str] = []
+    more: dict[str, Any] = {"startFromHead": True}
+    while True:
+        page = logs.get_log_events(
+            logGroupName="/aws/batch/job",
+            logStreamName=job["container"]["logStreamName"],
+            **more,
+        )
+        lines += [event["message"] for event in page["events"]]
+        if page["nextForwardToken"] == more.get("nextToken"):
+            return [line for line in lines if not line.startswith("::batchml ")]
+        more = {"nextToken": page["nextForwardToken"]}
+
+
+class Clients:
+    """Clients that submit for as long as the server answers, and write down what it said."""
+
+    def __init__(self, home: Home, starts: Path, definition: str, seed: int) -> None:
+        self.acknowledged: dict[str, int] = {}  # job id -> the code that it will end with
+        self.surprises: list[Exception] = []  # what a live server may not answer
+        self._home = home
+        self._starts = starts
+        self._definition = definition
+        self._seed = seed
+
+    def during(self, endpoint: Endpoint, act: Callable[[], None]) -> None:
+        """Let three of them submit while `act` runs."""
+        over = Event()
+        self._seed += 1
+        threads = [
+            Thread(target=self._submit_until, args=(endpoint, over, self._seed * 10 + number))
+            for number in range(3)
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            act()
+        finally:
+            over.set()
+            for thread in threads:
+                thread.join()
+
+    def _submit_until(self, endpoint: Endpoint, over: Event, seed: int) -> None:
+        chance = random.Random(seed)
+        batch = client_for(self._home, endpoint, "batch")
+        while not over.wait(chance.uniform(0, 0.3)):
+            code = chance.choice([0, 0, 1, 7])
+            try:
+                job_id = submit(
+                    batch, self._definition, self._starts, name=f"code-{code}",
+                    env={"CODE": str(code)},
+                )  # fmt: skip
+            except BotoCoreError:
+                return  # the server is dead: whether this one exists is not known
+            except (ClientError, KeyError) as error:
+                if self._home.is_held():  # else somebody else answers on the dead server's port
+                    self.surprises.append(error)
+                return
+            self.acknowledged[job_id] = code
+
+
+def test_a_server_killed_again_and_again_loses_nothing_and_runs_nothing_twice(
+    home: Home, started: Path
+) -> None:
+    print(f"BATCHML_KILL9_SEED={SEED} BATCHML_KILL9_ROUNDS={ROUNDS}")
+    chance = random.Random(SEED)
+    endpoint = control.ensure(home, CLOCK)
+    definition = define(client_for(home, endpoint, "batch"), ["sh", "-c", JOB])
+    clients = Clients(home, started, definition, SEED)
+    slowest = 0.0
+    for _ in range(ROUNDS):
+
+        def until_killed() -> None:
+            CLOCK.sleep(chance.uniform(0, 0.4))
+            kill_server(home)
+
+        clients.during(endpoint, until_killed)
+        if chance.random() < 0.3:
+            _kill_while_it_starts(home, chance.uniform(0, 0.5))
+        before = CLOCK.monotonic()
+        endpoint = control.ensure(home, CLOCK)
+        slowest = max(slowest, CLOCK.monotonic() - before)
+    assert clients.surprises == []
+    assert slowest < 3, "a restart takes seconds"
+
+    batch, logs = (client_for(home, endpoint, service) for service in ("batch", "logs"))
+    everything = list_all(batch)
+    assert clients.acknowledged.keys() <= everything.keys()
+    assert len(everything) >= ROUNDS, "there was load"
+    for job_id, name in everything.items():
+        job = wait_for_job(batch, job_id, limit=90)
+        code = int(name.removeprefix("code-"))
+        assert code == clients.acknowledged.get(job_id, code)
+        assert job["status"] == ("FAILED" if code else "SUCCEEDED")
+        assert job["container"]["exitCode"] == code
+        assert [attempt["container"]["exitCode"] for attempt in job["attempts"]] == [code]
+        assert len((started / job_id).read_text().splitlines()) == 1, "it started once"
+        assert output(logs, job) == [f"line {number}" for number in range(LINES)]
+
+
+def _kill_while_it_starts(home: Home, after: float) -> None:
+    daemon = subprocess.Popen(
+        [sys.executable, "-m", "batchml.local.daemon", "--home", str(home.root)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    CLOCK.sleep(after)
+    daemon.kill()
+    daemon.wait()
+
+
+def list_all(batch: Any) -> dict[str, str]:
+    """Every job of the queue in any status: its id and name."""
+    pages = batch.get_paginator("list_jobs").paginate(
+        jobQueue="default", filters=[{"name": "AFTER_CREATED_AT", "values": ["0"]}]
+    )
+    return {job["jobId"]: job["jobName"] for page in pages for job in page["jobSummaryList"]}
+
+
+@pytest.mark.parametrize("end", ["killed", "stopped"])
+def test_a_running_job_does_not_notice_the_end_of_its_server(
+    home: Home, started: Path, end: str
+) -> None:
+    batch = client_for(home, control.ensure(home, CLOCK), "batch")
+    job_id = submit(batch, define(batch, ["sh", "-c", UNTIL_TOLD]), started)
+    pid = int(wait_for(lambda: _text(started / job_id), "the job has started"))
+    for _ in range(2):
+        if end == "killed":
+            kill_server(home)
+        else:
+            assert control.stop(home, CLOCK)
+        assert is_alive(pid)
+        endpoint = control.ensure(home, CLOCK)
+        batch, logs = (client_for(home, endpoint, service) for service in ("batch", "logs"))
+        found = batch.describe_jobs(jobs=[job_id])["jobs"][0]
+        assert found["status"] in ("STARTING", "RUNNING")
+    (started / "go").touch()
+    job = wait_for_job(batch, job_id)
+    assert (job["status"], job["container"]["exitCode"]) == ("FAILED", 5)
+    assert job["statusReason"] == "Essential container in task exited"
+    assert int(_text(started / job_id)) == pid
+    lines = output(logs, job)
+    assert lines == [f"line {number}" for number in range(len(lines))]
+    assert len(lines) == int(_text(started / "lines"))
+
+
+def test_a_job_that_ended_while_no_server_lived_is_recorded_at_the_next_start(
+    home: Home, started: Path
+) -> None:
+    batch = client_for(home, control.ensure(home, CLOCK), "batch")
+    job_id = submit(batch, define(batch, ["sh", "-c", JOB]), started, env={"CODE": "7"})
+    wait_for(lambda: _text(started / job_id), "the job has started")
+    kill_server(home)
+    (attempt,) = home.attempts.iterdir()
+    wait_for((attempt / "exit.json").exists, "the job ends without a server")
+    batch = client_for(home, control.ensure(home, CLOCK), "batch")
+    job = wait_for_job(batch, job_id)
+    assert (job["status"], job["container"]["exitCode"]) == ("FAILED", 7)
+    assert job["stoppedAt"] == read_json(str(attempt / "exit.json"))["stopped_at"]
+
+
+def test_a_job_whose_runner_never_came_to_life_is_started_at_the_next_start(
+    home: Home, started: Path
+) -> None:
+    """As when the server is killed between the commit and the start of the runner."""
+    batch = client_for(home, control.ensure(home, CLOCK), "batch")
+    job_id = submit(batch, define(batch, ["sh", "-c", JOB]), started, env={"NAP": "60"})
+    wait_for(lambda: _text(started / job_id), "the job has started")
+    kill_server(home)
+    (attempt,) = home.attempts.iterdir()
+    _kill_runner(attempt)
+    while left := tagged(attempt.name):
+        send(left, signal.SIGKILL)
+    shutil.rmtree(attempt)
+    batch = client_for(home, control.ensure(home, CLOCK), "batch")
+    wait_for(lambda: _text(started / job_id).count("\n") == 2, "it is started")
+    assert len(batch.describe_jobs(jobs=[job_id])["jobs"][0]["attempts"]) == 0
+    batch.terminate_job(jobId=job_id, reason="enough")
+    assert wait_for_job(batch, job_id)["statusReason"] == "enough"
+
+
+@pytest.mark.parametrize("server_dies_too", [False, True])
+def test_a_killed_runner_takes_its_tree_along_and_the_job_fails_as_if_its_host_had(
+    home: Home, started: Path, tmp_path: Path, server_dies_too: bool
+) -> None:
+    batch = client_for(home, control.ensure(home, CLOCK), "batch")
+    script = """setsid env -i sh -c 'echo $$ >> "$0"; exec sleep 300' "$PIDS" &
+        echo $$ >> "$PIDS"; sleep 300"""
+    pids = tmp_path / "pids"
+    env = {"PIDS": str(pids)}
+    job_id = submit(batch, define(batch, ["sh", "-c", script]), started, env=env)
+    wait_for(lambda: _text(pids).count("\n") == 2, "the tree is there")
+    wait_for_job(batch, job_id, "RUNNING")
+    (attempt,) = home.attempts.iterdir()
+    if server_dies_too:
+        kill_server(home)
+        _kill_runner(attempt)
+        batch = client_for(home, control.ensure(home, CLOCK), "batch")
+    else:
+        _kill_runner(attempt)
+    job = wait_for_job(batch, job_id)
+    assert not any(is_alive(int(pid)) for pid in _text(pids).split())
+    assert (job["status"], job["statusReason"]) == ("FAILED", RUNNER_LOST)
+    assert job["statusReason"].startswith("Host EC2")
+    assert "exitCode" not in job["container"]
+    assert ["exitCode" in tried["container"] for tried in job["attempts"]] == [False]
+
+
+def test_a_job_whose_runner_was_killed_is_retried_when_its_strategy_says_so(
+    home: Home, started: Path
+) -> None:
+    batch = client_for(home, control.ensure(home, CLOCK), "batch")
+    script = 'echo $$ >> "$STARTS/try"; [ $AWS_BATCH_JOB_ATTEMPT -gt 1 ] || sleep 300'
+    rules = [
+        {"onStatusReason": "Host EC2*", "action": "RETRY"},
+        {"onReason": "*", "action": "EXIT"},
+    ]
+    job_id = submit(
+        batch, define(batch, ["sh", "-c", script]), started,
+        retryStrategy={"attempts": 3, "evaluateOnExit": rules},
+    )  # fmt: skip
+    wait_for(lambda: _text(started / "try"), "the first try has started")
+    (attempt,) = home.attempts.iterdir()
+    _kill_runner(attempt)
+    job = wait_for_job(batch, job_id)
+    assert (job["status"], job["container"]["exitCode"]) == ("SUCCEEDED", 0)
+    assert [tried["statusReason"] for tried in job["attempts"]] == [
+        RUNNER_LOST,
+        "Essential container in task exited",
+    ]
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.02, 0.1, 0.3])
+def test_a_stop_that_was_acknowledged_is_carried_out_by_the_next_server(
+    home: Home, started: Path, delay: float
+) -> None:
+    """The job may be anywhere on its way when the stop is asked for and the server is killed."""
+    batch = client_for(home, control.ensure(home, CLOCK), "batch")
+    job_id = submit(batch, define(batch, ["sh", "-c", JOB]), started, env={"NAP": "300"})
+    CLOCK.sleep(delay)
+    batch.terminate_job(jobId=job_id, reason="not needed")
+    kill_server(home)
+    batch = client_for(home, control.ensure(home, CLOCK), "batch")
+    job = wait_for_job(batch, job_id, limit=15)
+    assert (job["status"], job["statusReason"]) == ("FAILED", "not needed")
+    assert not any(is_alive(int(pid)) for pid in _text(started / job_id).split())
+
+
+def test_an_exit_record_that_is_not_one_counts_as_a_lost_runner(home: Home, started: Path) -> None:
+    batch = client_for(home, control.ensure(home, CLOCK), "batch")
+    job_id = submit(batch, define(batch, ["sh", "-c", JOB]), started)
+    wait_for(lambda: _text(started / job_id), "the job has started")
+    kill_server(home)
+    (attempt,) = home.attempts.iterdir()
+    wait_for((attempt / "exit.json").exists, "the job ends without a server")
+    (attempt / "exit.json").write_bytes(bytes(100))
+    batch = client_for(home, control.ensure(home, CLOCK), "batch")
+    job = wait_for_job(batch, job_id)
+    assert (job["status"], job["statusReason"]) == ("FAILED", RUNNER_LOST)
+
+
+def test_what_runners_write_for_people_is_empty(home: Home, started: Path) -> None:
+    """`runner.err` is where a runner's own mistakes would show."""
+    batch = client_for(home, control.ensure(home, CLOCK), "batch")
+    definition = define(batch, ["sh", "-c", JOB])
+    jobs = [submit(batch, definition, started, env={"CODE": str(code)}) for code in (0, 1)]
+    for job_id in jobs:
+        wait_for_job(batch, job_id)
+    errors = [(folder / "runner.err").read_text() for folder in home.attempts.iterdir()]
+    assert errors == ["", ""]
+    assert not re.search("Traceback|ERROR", home.log.read_text())
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+def _kill_runner(attempt: Path) -> None:
+    pid = int(read_json(str(attempt / "runner.json"))["pid"])
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not is_alive(pid), "the runner is dead")
