@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from immutables import Map
 from msgspec.structs import replace
 
-from batchml.local import engine
+from batchml.local import scheduling
 from batchml.local.engine import next_deadline, restore, step
 from batchml.local.messages import (
     Answer,
@@ -340,17 +340,17 @@ def test_the_head_of_a_queue_says_why_it_can_never_start() -> None:
     w = world(vcpus=4)
     w.call("UpdateComputeEnvironment", computeEnvironment="ce", computeResources={"maxvCpus": 2})
     a, b = w.submit(vcpus=3), w.submit(vcpus=9)
-    assert w.jobs[a].status_reason == engine.NEVER_FITS_ENVIRONMENT
+    assert w.jobs[a].status_reason == scheduling.NEVER_FITS_ENVIRONMENT
     assert w.jobs[b].status_reason == ""
     w.cancel(a)
-    assert w.jobs[b].status_reason == engine.NEVER_FITS_MACHINE
+    assert w.jobs[b].status_reason == scheduling.NEVER_FITS_MACHINE
 
 
 def test_a_reason_for_being_stuck_goes_when_it_ceases() -> None:
     w = world(vcpus=4)
     w.call("UpdateComputeEnvironment", computeEnvironment="ce", computeResources={"maxvCpus": 2})
     running, stuck = w.submit(vcpus=2), w.submit(vcpus=3)
-    assert w.jobs[stuck].status_reason == engine.NEVER_FITS_ENVIRONMENT
+    assert w.jobs[stuck].status_reason == scheduling.NEVER_FITS_ENVIRONMENT
     w.call("UpdateComputeEnvironment", computeEnvironment="ce", computeResources={"maxvCpus": 4})
     assert (w.status(stuck), w.jobs[stuck].status_reason) == (["RUNNABLE"], "")
     w.end(running)
@@ -969,7 +969,7 @@ class AnyEvents(RuleBasedStateMachine):
             if line:
                 head = self.w.state.jobs[line[0]]
                 record = self.w.state.queues[queue]
-                assert engine._environment_for(self.w.state, record, head) is None
+                assert scheduling.environment_for(self.w.state, record, head) is None
 
 
 TestAnyEvents = AnyEvents.TestCase

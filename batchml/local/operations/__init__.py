@@ -1,0 +1,37 @@
+"""The API calls that change something: `(draft, request) -> answer`. They raise Refused.
+
+Each checks what AWS checks on the server, beyond the shapes: names, references, limits.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from batchml.local.draft import Draft
+from batchml.local.messages import Requested
+from batchml.local.operations.definitions import (
+    deregister_job_definition,
+    register_job_definition,
+)
+from batchml.local.operations.jobs import cancel_job, submit_job, terminate_job
+from batchml.local.operations.resources import (
+    create_compute_environment,
+    create_job_queue,
+    delete_compute_environment,
+    delete_job_queue,
+    update_compute_environment,
+    update_job_queue,
+)
+
+HANDLERS: dict[str, Callable[[Draft, Requested], dict[str, Any]]] = {
+    "CreateComputeEnvironment": create_compute_environment,
+    "UpdateComputeEnvironment": update_compute_environment,
+    "DeleteComputeEnvironment": delete_compute_environment,
+    "CreateJobQueue": create_job_queue,
+    "UpdateJobQueue": update_job_queue,
+    "DeleteJobQueue": delete_job_queue,
+    "RegisterJobDefinition": register_job_definition,
+    "DeregisterJobDefinition": deregister_job_definition,
+    "SubmitJob": submit_job,
+    "CancelJob": cancel_job,
+    "TerminateJob": terminate_job,
+}

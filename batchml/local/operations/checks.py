@@ -1,0 +1,41 @@
+"""What every call that changes something checks, and how it says no."""
+
+from batchml.local.messages import Requested
+from batchml.local.wire import Refused, client_error
+from batchml.model.names import is_valid_name
+
+MAX_TAGS = 50
+
+# Parts of SubmitJob and RegisterJobDefinition that AWS has and this version does not run.
+_NOT_YET = (
+    "arrayProperties", "nodeProperties", "nodeOverrides", "eksProperties", "eksPropertiesOverride",
+    "ecsProperties", "ecsPropertiesOverride", "shareIdentifier", "consumableResourceProperties",
+    "consumableResourcePropertiesOverride", "schedulingPolicyArn", "serviceEnvironmentOrder",
+    "jobStateTimeLimitActions",
+)  # fmt: skip
+
+
+def refuse(text: str, request: Requested) -> Refused:
+    return client_error(
+        f"Error executing request, Exception : {text}, RequestId: {request.request_id}"
+    )
+
+
+def refuse_not_yet(request: Requested) -> None:
+    asked = [name for name in _NOT_YET if request.params.get(name)]
+    if asked:
+        text = f"{', '.join(asked)}: not served by this version of the embedded AWS Batch"
+        raise refuse(text, request)
+
+
+def check_name(name: str, what: str, request: Requested) -> None:
+    if not is_valid_name(name):
+        raise refuse(
+            f"{what} should match valid pattern: 1-128 letters, digits, hyphens and underscores",
+            request,
+        )
+
+
+def check_tags(request: Requested) -> None:
+    if len(request.params.get("tags", {})) > MAX_TAGS:
+        raise refuse(f"Tags limit exceeded: at most {MAX_TAGS}", request)

@@ -1,0 +1,163 @@
+"""Compute environments and job queues: create, update, delete."""
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from batchml.local import lifecycle
+from batchml.local.draft import Draft
+from batchml.local.messages import Requested
+from batchml.local.operations.checks import check_name, check_tags, refuse, refuse_not_yet
+from batchml.local.state import Environment, Queue, arn
+from batchml.model.names import bare_name
+
+MAX_ENVIRONMENTS = 3  # of one queue
+
+
+def create_compute_environment(draft: Draft, request: Requested) -> dict[str, Any]:
+    params = request.params
+    name = params["computeEnvironmentName"]
+    check_name(name, "Compute environment name", request)
+    check_tags(request)
+    if name in draft.state.environments:
+        raise refuse(f"Object already exists: {name}", request)
+    resources = params.get("computeResources")
+    if params["type"] == "MANAGED" and not resources:
+        raise refuse("computeResources must be provided for a MANAGED environment", request)
+    if resources and str(resources.get("type", "")).startswith("FARGATE"):
+        raise refuse("Fargate is not served by the embedded AWS Batch", request)
+    if not resources:
+        resources = {"maxvCpus": params.get("unmanagedvCpus", draft.state.machine.vcpus)}
+    detail = {
+        "computeEnvironmentName": name,
+        "computeEnvironmentArn": arn("compute-environment", name),
+        "ecsClusterArn": f"arn:aws:ecs:us-east-1:000000000000:cluster/{name}",
+        "type": params["type"],
+        "state": params.get("state", "ENABLED"),
+        "status": "VALID",
+        "statusReason": "ComputeEnvironment Healthy",
+        "tags": params.get("tags", {}),
+        "uuid": request.new_id,
+        "containerOrchestrationType": "ECS",
+    }
+    if params["type"] == "MANAGED":
+        detail["computeResources"] = {"minvCpus": 0, "desiredvCpus": 0, **resources}
+    else:
+        detail["unmanagedvCpus"] = resources["maxvCpus"]
+    if "serviceRole" in params:
+        detail["serviceRole"] = params["serviceRole"]
+    draft.put_environment(Environment(name, detail))
+    return {
+        "computeEnvironmentName": name,
+        "computeEnvironmentArn": detail["computeEnvironmentArn"],
+    }
+
+
+def update_compute_environment(draft: Draft, request: Requested) -> dict[str, Any]:
+    record = environment_of(draft, request.params["computeEnvironment"], request)
+    detail = dict(record.detail)
+    for key in ("state", "serviceRole", "unmanagedvCpus", "updatePolicy"):
+        if key in request.params:
+            detail[key] = request.params[key]
+    if "computeResources" in request.params:
+        changed = dict(request.params["computeResources"])
+        changed.pop("updateToLatestImageVersion", None)
+        detail["computeResources"] = {**detail.get("computeResources", {}), **changed}
+    draft.put_environment(replace(record, detail=detail))
+    return {
+        "computeEnvironmentName": record.name,
+        "computeEnvironmentArn": detail["computeEnvironmentArn"],
+    }
+
+
+def delete_compute_environment(draft: Draft, request: Requested) -> dict[str, Any]:
+    name = bare_name(request.params["computeEnvironment"])
+    record = draft.state.environments.get(name)
+    if record is None:
+        return {}
+    if record.enabled:
+        raise refuse("Cannot delete, compute environment must be DISABLED first", request)
+    if any(name in queue.environments for queue in draft.state.queues.values()):
+        raise refuse("Cannot delete, found existing JobQueue relationship", request)
+    draft.drop_environment(name)
+    return {}
+
+
+def environment_of(draft: Draft, name_or_arn: str, request: Requested) -> Environment:
+    record = draft.state.environments.get(bare_name(name_or_arn))
+    if record is None:
+        raise refuse(f"{name_or_arn} does not exist", request)
+    return record
+
+
+def create_job_queue(draft: Draft, request: Requested) -> dict[str, Any]:
+    params = request.params
+    name = params["jobQueueName"]
+    check_name(name, "Job queue name", request)
+    check_tags(request)
+    refuse_not_yet(request)
+    if params.get("jobQueueType", "ECS") != "ECS":
+        raise refuse(f"{params['jobQueueType']} queues are not served here, only ECS", request)
+    if name in draft.state.queues:
+        raise refuse(f"Object already exists: {name}", request)
+    detail = {
+        "jobQueueName": name,
+        "jobQueueArn": arn("job-queue", name),
+        "state": params.get("state", "ENABLED"),
+        "status": "VALID",
+        "statusReason": "JobQueue Healthy",
+        "priority": params["priority"],
+        "computeEnvironmentOrder": _environment_order(draft, request),
+        "jobQueueType": "ECS",
+        "tags": params.get("tags", {}),
+    }
+    draft.put_queue(Queue(name, detail))
+    return {"jobQueueName": name, "jobQueueArn": detail["jobQueueArn"]}
+
+
+def update_job_queue(draft: Draft, request: Requested) -> dict[str, Any]:
+    refuse_not_yet(request)
+    record = queue_of(draft, request.params["jobQueue"], request)
+    detail = dict(record.detail)
+    for key in ("state", "priority"):
+        if key in request.params:
+            detail[key] = request.params[key]
+    if "computeEnvironmentOrder" in request.params:
+        detail["computeEnvironmentOrder"] = _environment_order(draft, request)
+    draft.put_queue(replace(record, detail=detail))
+    return {"jobQueueName": record.name, "jobQueueArn": detail["jobQueueArn"]}
+
+
+def _environment_order(draft: Draft, request: Requested) -> list[dict[str, Any]]:
+    given = request.params.get("computeEnvironmentOrder", [])
+    if not 1 <= len(given) <= MAX_ENVIRONMENTS:
+        raise refuse(f"A job queue needs 1 to {MAX_ENVIRONMENTS} compute environments", request)
+    found = [environment_of(draft, entry["computeEnvironment"], request) for entry in given]
+    return [
+        {"order": entry["order"], "computeEnvironment": record.detail["computeEnvironmentArn"]}
+        for entry, record in zip(given, found, strict=True)
+    ]
+
+
+def delete_job_queue(draft: Draft, request: Requested) -> dict[str, Any]:
+    name = bare_name(request.params["jobQueue"])
+    record = draft.state.queues.get(name)
+    if record is None:
+        return {}
+    if record.enabled:
+        raise refuse("Cannot delete, job queue must be DISABLED first", request)
+    for job in sorted(draft.state.jobs.values(), key=lambda job: job.sequence):
+        if job.queue == name:
+            # The end of a job before it may have ended this one, which depended on it.
+            left = draft.state.jobs.get(job.id)
+            if left is not None:
+                lifecycle.terminate(draft, left, lifecycle.QUEUE_DELETED, request.now)
+    draft.drop_queue(name)
+    return {}
+
+
+def queue_of(draft: Draft, name_or_arn: str, request: Requested) -> Queue:
+    record = draft.state.queues.get(bare_name(name_or_arn))
+    if record is None:
+        raise refuse(f"JobQueue {name_or_arn} not found", request)
+    return record
