@@ -103,5 +103,6 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return `" Did you mean 'x'?"` for the closest known word, or the empty string."""
     from difflib import get_close_matches
 
-    close = get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)
-    return f" Did you mean {close[0]!r}?" if close else ""
+    by_lower = {name.lower(): name for name in known}
+    close = get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
+    return f" Did you mean {by_lower[close[0]]!r}?" if close else ""

@@ -1,17 +1,14 @@
 """submit, ls, show, logs, wait, cancel."""
 
-import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 
+from batchml.cli import following
 from batchml.cli.app import app
+from batchml.cli.output import print_json, print_line, say
 from batchml.errors import UsageError
-
-T = TypeVar("T")
 
 Env = Annotated[str | None, typer.Option("--env", metavar="NAME", help="Environment to work in.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
@@ -83,19 +80,15 @@ def submit(
     place = open_place(env)
     prepared = submission.prepare(place, order, dry_run=dry_run)
     if dry_run:
-        from batchml.cli.render import print_json
-
         print_json(submission.shown(prepared))
         return
-    with _finishing_first("the submission"):
+    with following.finishing_first("the submission"):
         job_id = submission.send(place, prepared)
     if not json_ or wait:
-        (_say if json_ else _print)(submission.announcement(prepared, job_id))
+        (say if json_ else print_line)(submission.announcement(prepared, job_id))
     if wait:
-        _follow(place, job_id, json_=json_, cancel_on_interrupt=cancel_on_interrupt)
+        following.follow(place, job_id, json_=json_, cancel_on_interrupt=cancel_on_interrupt)
     elif json_:
-        from batchml.cli.render import print_json
-
         print_json(submission.as_json(place, prepared, job_id))
 
 
@@ -112,7 +105,7 @@ def ls(
     """List runs, newest first."""
     from itertools import islice
 
-    from batchml.cli.render import print_json, run_json, run_rows, table
+    from batchml.cli.render import run_json, run_rows, table
     from batchml.cli.wiring import open_place
     from batchml.model.reading import parse_duration
 
@@ -140,20 +133,20 @@ def ls(
     if json_:
         print_json([run_json(run) for run in found])
     elif found:
-        _print(table(run_rows(found, now)))
+        print_line(table(run_rows(found, now)))
     else:
-        _say("No runs. `batchml submit --wait lenet` starts one.")
+        say("No runs. `batchml submit --wait lenet` starts one.")
 
 
 @app.command(epilog="Example: batchml show @last")
 def show(run: OneRun, env: Env = None, json_: Json = False) -> None:
     """Show everything about a run."""
-    from batchml.cli.render import print_json, run_json, show_text
+    from batchml.cli.render import run_json, show_text
     from batchml.cli.wiring import open_place
 
     place = open_place(env)
-    job_id = _select(place, run)
-    found = _described(place, job_id)
+    job_id = following.select(place, run)
+    found = following.described(place, job_id)
     outputs = str(place.home.runs / job_id / "output") if place.settings.is_local else ""
     if json_:
         print_json(
@@ -166,7 +159,7 @@ def show(run: OneRun, env: Env = None, json_: Json = False) -> None:
             }
         )
     else:
-        _print(show_text(found, int(place.clock.now() * 1000), outputs))
+        print_line(show_text(found, int(place.clock.now() * 1000), outputs))
 
 
 @app.command(epilog="Example: batchml logs -f @last")
@@ -179,16 +172,16 @@ def logs(
     json_: Json = False,
 ) -> None:
     """Print a run's output, every attempt of it."""
-    from batchml.cli.render import print_json, timestamp
+    from batchml.cli.render import timestamp
     from batchml.cli.wiring import open_place
     from batchml.runtime.lines import parse_mark
 
     place = open_place(env)
-    job_id = _select(place, run)
+    job_id = following.select(place, run)
     if follow:
-        _described(place, job_id)
-        _follow(place, job_id, json_=json_, cancel_on_interrupt=False)
-    found = _described(place, job_id)
+        following.described(place, job_id)
+        following.follow(place, job_id, json_=json_, cancel_on_interrupt=False)
+    found = following.described(place, job_id)
     lines = [
         (attempt.log_stream, line)
         for attempt in found.attempts
@@ -205,7 +198,7 @@ def logs(
         )
         return
     for _, line in lines:
-        _print(f"[{timestamp(line.timestamp)}] {_shown(line.message)}")
+        print_line(f"[{timestamp(line.timestamp)}] {_shown(line.message)}")
 
 
 @app.command(epilog="Example: batchml wait @last")
@@ -214,24 +207,24 @@ def wait(runs: Runs, env: Env = None, json_: Json = False) -> None:
 
     The exit code is the first that is not 0, in the order in which the runs are given.
     """
-    from batchml.cli.render import job_title, print_json, run_json, verdict
+    from batchml.cli.render import job_title, run_json, verdict
     from batchml.cli.wiring import open_place
     from batchml.model.run import classify
     from batchml.ops.watch import wait as wait_for
 
     place = open_place(env)
-    asked = [_select(place, word) for word in runs]
+    asked = [following.select(place, word) for word in runs]
     known = place.describe(list(dict.fromkeys(asked)))
     for job_id in asked:
         if job_id not in known:
-            _described(place, job_id)
+            following.described(place, job_id)
     ended = {}
-    with _detaching(place, asked):
+    with following.detaching(place, asked):
         for run in wait_for(place.describe, asked, clock=place.clock, pace=place.pace):
             ended[run.job_id] = run
             if not json_:
-                _print(f"{job_title(run)} {run.status}")
-                _say(verdict(run))
+                print_line(f"{job_title(run)} {run.status}")
+                say(verdict(run))
     if json_:
         print_json([run_json(ended[job_id]) for job_id in asked])
     raise typer.Exit(next((c for j in asked if (c := classify(ended[j]).exit_code)), 0))
@@ -245,12 +238,12 @@ def cancel(
     json_: Json = False,
 ) -> None:
     """Stop runs, whatever state they are in."""
-    from batchml.cli.render import job_title, print_json, run_json
+    from batchml.cli.render import job_title, run_json
     from batchml.cli.wiring import open_place
 
     place = open_place(env)
-    asked = [_select(place, word) for word in runs]
-    before = {job_id: _described(place, job_id) for job_id in asked}
+    asked = [following.select(place, word) for word in runs]
+    before = {job_id: following.described(place, job_id) for job_id in asked}
     for job_id, run in before.items():
         if not run.status.is_terminal:
             place.batch.terminate(job_id, reason)
@@ -261,106 +254,11 @@ def cancel(
     for job_id in asked:
         run = after[job_id]
         if before[job_id].status.is_terminal:
-            _print(f"{job_title(run)} had ended already: {run.status}.")
+            print_line(f"{job_title(run)} had ended already: {run.status}.")
         elif run.status.is_terminal:
-            _print(f"{job_title(run)} is cancelled.")
+            print_line(f"{job_title(run)} is cancelled.")
         else:
-            _print(f"{job_title(run)} is being stopped: it has its grace to save and end.")
-
-
-# --- shared by the commands -----------------------------------------------------------------
-
-
-def _follow(place: Any, job_id: str, *, json_: bool, cancel_on_interrupt: bool) -> None:
-    """Show a run to its end and exit with its code."""
-    from batchml.cli.live import open_view
-    from batchml.cli.live import show as show_live
-    from batchml.cli.render import print_json, run_json
-    from batchml.model.run import classify
-    from batchml.ops.watch import follow
-
-    def stop() -> None:
-        place.batch.terminate(job_id, "Cancelled by the user (Ctrl-C)")
-        _say(f"Cancelled job {job_id}.")
-
-    with (
-        _detaching(place, [job_id], stop if cancel_on_interrupt else None),
-        open_view(place.clock, to_stderr=json_) as view,
-    ):
-        happenings = follow(
-            place.describe, place.open_log, job_id, clock=place.clock, pace=place.pace
-        )
-        run = show_live(happenings, view)
-    if json_:
-        outputs = str(place.home.runs / job_id / "output") if place.settings.is_local else None
-        print_json({**run_json(run), "env": place.env, "outputs": outputs})
-    raise typer.Exit(classify(run).exit_code)
-
-
-@contextmanager
-def _detaching(
-    place: Any, job_ids: list[str], stop: Callable[[], None] | None = None
-) -> Iterator[None]:
-    """On Ctrl-C leave the runs alone, and say how to come back; a second one leaves at once."""
-    from batchml.errors import INTERRUPTED
-
-    try:
-        yield
-    except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        if stop is not None:
-            stop()
-        else:
-            option = "" if place.settings.is_local else f" --env {place.env}"
-            for job_id in job_ids:
-                _say(
-                    f"\nDetached: the job goes on.\n"
-                    f"  follow:  batchml logs -f {job_id}{option}\n"
-                    f"  cancel:  batchml cancel {job_id}{option}"
-                )
-        raise typer.Exit(INTERRUPTED) from None
-
-
-@contextmanager
-def _finishing_first(what: str) -> Iterator[None]:
-    """Hold the first Ctrl-C back until a short step is over; a second one leaves at once."""
-    interrupted = False
-
-    def hold(_number: int, _frame: object) -> None:
-        nonlocal interrupted
-        if interrupted:
-            raise KeyboardInterrupt
-        interrupted = True
-        _say(f"\nFinishing {what} first. Ctrl-C again leaves at once.")
-
-    before = signal.signal(signal.SIGINT, hold)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if interrupted:
-        signal.raise_signal(signal.SIGINT)
-
-
-def _select(place: Any, word: str) -> str:
-    from batchml.ops.select import select_run
-
-    def known() -> Iterator[tuple[str, str]]:
-        for queue in place.batch.queues():
-            for run in place.batch.list_recent(queue):
-                yield run.job_id, run.name
-
-    return select_run(word, place.history.newest_first(place.env), known)
-
-
-def _described(place: Any, job_id: str) -> Any:
-    from batchml.errors import NotFound
-
-    run = place.describe([job_id]).get(job_id)
-    if run is None:
-        hint = f"Environment {place.env} does not know it. `batchml ls` shows the runs."
-        raise NotFound("Run", job_id, [], hint)
-    return run
+            print_line(f"{job_title(run)} is being stopped: it has its grace to save and end.")
 
 
 def _pairs(given: list[str] | None, flag: str) -> dict[str, str]:
@@ -382,14 +280,10 @@ def _status(text: str | None) -> Any:
     try:
         return JobStatus(text.upper())
     except ValueError:
-        names = [status.value for status in JobStatus]
-        meant = (
-            did_you_mean(text, [name.lower() for name in names])
-            .upper()
-            .replace("DID YOU MEAN", "Did you mean")
-        )
+        names = [each.value for each in JobStatus]
         raise UsageError(
-            f"--status {text}: no such state.{meant} States: {', '.join(names)}."
+            f"--status {text}: no such state.{did_you_mean(text, names)} "
+            f"States: {', '.join(names)}."
         ) from None
 
 
@@ -397,11 +291,3 @@ def _shown(message: str) -> str:
     from batchml.cli.render import printable
 
     return printable(message) if sys.stdout.isatty() else message
-
-
-def _print(text: str) -> None:
-    print(text, flush=True)
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -5,7 +5,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol, TextIO
 
-from batchml.cli.render import RULE, duration, job_title, printable, say, timestamp, verdict
+from batchml.cli.output import say
+from batchml.cli.render import RULE, duration, job_title, printable, timestamp, verdict
 from batchml.clock import Clock
 from batchml.model.names import short_id
 from batchml.model.run import Run

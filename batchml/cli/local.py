@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from batchml.cli.app import local_app
+from batchml.cli.output import print_json
 from batchml.errors import LocalServerError, UsageError
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
@@ -69,7 +70,6 @@ def status(json_: Json = False) -> None:
 @local_app.command(epilog='Example: eval "$(batchml local env)" && aws batch describe-job-queues')
 def env(json_: Json = False) -> None:
     """Print the variables that point any AWS client at the server, which is started if need be."""
-    from batchml.cli.render import print_json
     from batchml.cli.wiring import LOCAL_REGION
     from batchml.clock import SystemClock
     from batchml.local import control
@@ -132,7 +132,6 @@ def reset(
 
 
 def _print_status(home: Any, json_: bool) -> bool:
-    from batchml.cli.render import print_json
     from batchml.local import control
 
     found = control.running(home)

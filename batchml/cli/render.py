@@ -1,7 +1,5 @@
 """Nouns -> text and JSON."""
 
-import json
-import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -11,16 +9,6 @@ from batchml.model.run import OutcomeClass, Run, classify
 from batchml.model.status import JobStatus
 
 RULE = "=" * 80
-
-
-def print_json(value: Any) -> None:
-    """Exactly one JSON document on stdout."""
-    print(json.dumps(value, indent=2))
-
-
-def say(text: str) -> None:
-    """For people: never on stdout, which is for output."""
-    print(text, file=sys.stderr, flush=True)
 
 
 def timestamp(ms: int) -> str:

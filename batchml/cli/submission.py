@@ -7,7 +7,8 @@ import msgspec
 from msgspec import Struct
 
 from batchml.aws.requests import Submission, Travel, submission
-from batchml.cli.render import say
+from batchml.cli.following import select
+from batchml.cli.output import say
 from batchml.cli.wiring import Place
 from batchml.errors import ConfigError, UsageError
 from batchml.model.job import JobSpec, change_job, with_params
@@ -174,6 +175,4 @@ def _image_reference(place: Place, spec: JobSpec, folder: Path | None) -> str:
 
 
 def _run_id(place: Place, word: str, dry_run: bool) -> str:
-    from batchml.cli.jobs import _select
-
-    return word if dry_run else _select(place, word)
+    return word if dry_run else select(place, word)

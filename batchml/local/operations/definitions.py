@@ -29,6 +29,8 @@ def register_job_definition(draft: Draft, request: Requested) -> dict[str, Any]:
     if len(msgspec.json.encode(params)) > MAX_DEFINITION:
         raise refuse(f"Job definition must be at most {MAX_DEFINITION} bytes", request)
     container = params["containerProperties"]
+    if container.get("secrets"):
+        raise refuse("secrets: not served by this version of the embedded AWS Batch", request)
     if not container.get("image"):
         raise refuse("Container properties image must be provided", request)
     check_retry(params.get("retryStrategy", {}), request)

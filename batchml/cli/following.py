@@ -1,0 +1,106 @@
+"""A run that a command works on: find it, follow it, detach from it."""
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import typer
+
+from batchml.cli.output import print_json, say
+
+if TYPE_CHECKING:
+    from batchml.cli.wiring import Place
+    from batchml.model.run import Run
+
+
+def follow(place: "Place", job_id: str, *, json_: bool, cancel_on_interrupt: bool) -> None:
+    """Show a run to its end and exit with its code."""
+    from batchml.cli.live import open_view
+    from batchml.cli.live import show as show_live
+    from batchml.cli.render import run_json
+    from batchml.model.run import classify
+    from batchml.ops import watch
+
+    def stop() -> None:
+        place.batch.terminate(job_id, "Cancelled by the user (Ctrl-C)")
+        say(f"Cancelled job {job_id}.")
+
+    with (
+        detaching(place, [job_id], stop if cancel_on_interrupt else None),
+        open_view(place.clock, to_stderr=json_) as view,
+    ):
+        happenings = watch.follow(
+            place.describe, place.open_log, job_id, clock=place.clock, pace=place.pace
+        )
+        run = show_live(happenings, view)
+    if json_:
+        outputs = str(place.home.runs / job_id / "output") if place.settings.is_local else None
+        print_json({**run_json(run), "env": place.env, "outputs": outputs})
+    raise typer.Exit(classify(run).exit_code)
+
+
+@contextmanager
+def detaching(
+    place: "Place", job_ids: list[str], stop: Callable[[], None] | None = None
+) -> Iterator[None]:
+    """On Ctrl-C leave the runs alone, and say how to come back; a second one leaves at once."""
+    from batchml.errors import INTERRUPTED
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if stop is not None:
+            stop()
+        else:
+            option = "" if place.settings.is_local else f" --env {place.env}"
+            for job_id in job_ids:
+                say(
+                    f"\nDetached: the job goes on.\n"
+                    f"  follow:  batchml logs -f {job_id}{option}\n"
+                    f"  cancel:  batchml cancel {job_id}{option}"
+                )
+        raise typer.Exit(INTERRUPTED) from None
+
+
+@contextmanager
+def finishing_first(what: str) -> Iterator[None]:
+    """Hold the first Ctrl-C back until a short step is over; a second one leaves at once."""
+    interrupted = False
+
+    def hold(_number: int, _frame: object) -> None:
+        nonlocal interrupted
+        if interrupted:
+            raise KeyboardInterrupt
+        interrupted = True
+        say(f"\nFinishing {what} first. Ctrl-C again leaves at once.")
+
+    before = signal.signal(signal.SIGINT, hold)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if interrupted:
+        signal.raise_signal(signal.SIGINT)
+
+
+def select(place: "Place", word: str) -> str:
+    from batchml.ops.select import select_run
+
+    def known() -> Iterator[tuple[str, str]]:
+        for queue in place.batch.queues():
+            for run in place.batch.list_recent(queue):
+                yield run.job_id, run.name
+
+    return select_run(word, place.history.newest_first(place.env), known)
+
+
+def described(place: "Place", job_id: str) -> "Run":
+    from batchml.errors import NotFound
+
+    run = place.describe([job_id]).get(job_id)
+    if run is None:
+        hint = f"Environment {place.env} does not know it. `batchml ls` shows the runs."
+        raise NotFound("Run", job_id, [], hint)
+    return run
