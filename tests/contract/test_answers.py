@@ -150,7 +150,6 @@ def test_a_definition_with_everything_fits_its_shape(place: Place) -> None:
         ],
         "linuxParameters": {"sharedMemorySize": 64, "initProcessEnabled": True},
         "logConfiguration": {"logDriver": "awslogs", "options": {"awslogs-stream-prefix": "pre"}},
-        "secrets": [{"name": "S", "valueFrom": "arn"}],
     }
     place.batch.register_job_definition(
         jobDefinitionName="full", type="container", containerProperties=container,
@@ -532,3 +531,19 @@ def test_every_served_operation_answers_in_its_shape_over_http(home: Home) -> No
     assert checked.wrong == []
     served = {*HANDLERS, *_LOG_OPERATIONS, *(name for service, name in READS if service != "sts")}
     assert checked.seen == served
+
+
+def test_what_cannot_be_done_yet_is_refused_and_never_ignored(place: Place) -> None:
+    """A job without the secret that it was promised would fail in stranger ways. (B92)"""
+    needs = [{"type": "VCPU", "value": "1"}, {"type": "MEMORY", "value": "64"}]
+    container: dict[str, Any] = {"image": "i", "command": ["true"], "resourceRequirements": needs}
+    with pytest.raises(place.batch.exceptions.ClientException, match="secrets: not served"):
+        place.batch.register_job_definition(
+            jobDefinitionName="d", type="container",
+            containerProperties={**container, "secrets": [{"name": "S", "valueFrom": "arn"}]},
+        )  # fmt: skip
+    place.batch.register_job_definition(
+        jobDefinitionName="d", type="container", containerProperties=container
+    )
+    with pytest.raises(place.batch.exceptions.ClientException, match="arrayProperties: not served"):
+        place.submit(jobDefinition="d", arrayProperties={"size": 2})
