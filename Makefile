@@ -7,7 +7,7 @@ ifneq ($(wildcard ../shared/data/mnist),)
 export BATCHML_DATA_DIR ?= $(abspath ../shared/data)
 endif
 
-.PHONY: demo test check lint types bench help-texts wheel clean
+.PHONY: demo test check lint types bench help-texts picture wheel clean
 
 demo: .venv/installed  ## LeNet learns handwritten digits, through the embedded AWS Batch
 	$(BIN)/batchml submit --wait lenet
@@ -31,6 +31,9 @@ bench: .venv/installed-dev  ## ratios beside a floor or a peer; prints, never fa
 
 help-texts: .venv/installed-dev  ## what --help prints, after a command has changed
 	$(BIN)/python -m tests.store_help
+
+picture: .venv/installed-dev  ## docs/lenet.svg, from a real run in a real terminal (needs tmux)
+	$(BIN)/python docs/picture.py
 
 wheel: .venv/installed-dev
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .

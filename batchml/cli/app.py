@@ -1,5 +1,6 @@
 """The root of the command line: `run(arguments)` -> exit code."""
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -40,6 +41,10 @@ def root(
 def run(arguments: Sequence[str]) -> int:
     """Run one command line. Errors of ours become one message on stderr and their exit code."""
     before, command = _split_command(list(arguments))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # What a job prints may be anything; a terminal of another encoding shows "?" for it.
+            stream.reconfigure(errors="replace")
     try:
         app(args=before, prog_name="batchml", obj=command)
     except BatchmlError as error:
@@ -51,6 +56,10 @@ def run(arguments: Sequence[str]) -> int:
         # Whoever read our output has gone; nothing more is to be written, at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except OSError as error:  # of the system: a disk that is full, a folder that is not ours
+        where = f" ({error.filename})" if error.filename else ""
+        print(f"batchml: {error.strerror or error}{where}", file=sys.stderr)
+        return 1
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 1
     return 0

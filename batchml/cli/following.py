@@ -14,7 +14,14 @@ if TYPE_CHECKING:
     from batchml.model.run import Run
 
 
-def follow(place: "Place", job_id: str, *, json_: bool, cancel_on_interrupt: bool) -> None:
+def follow(
+    place: "Place",
+    job_id: str,
+    *,
+    json_: bool,
+    from_start: bool,
+    cancel_on_interrupt: bool = False,
+) -> None:
     """Show a run to its end and exit with its code."""
     from batchml.cli.live import open_view
     from batchml.cli.live import show as show_live
@@ -33,10 +40,13 @@ def follow(place: "Place", job_id: str, *, json_: bool, cancel_on_interrupt: boo
         happenings = watch.follow(
             place.describe, place.open_log, job_id, clock=place.clock, pace=place.pace
         )
-        run = show_live(happenings, view)
+        run = show_live(happenings, view, from_start=from_start)
+    outputs = place.outputs(job_id)
     if json_:
-        outputs = str(place.home.runs / job_id / "output") if place.settings.is_local else None
-        print_json({**run_json(run), "env": place.env, "outputs": outputs})
+        found = str(outputs) if outputs else None
+        print_json({**run_json(run), "env": place.env, "outputs": found})
+    elif outputs is not None and any(outputs.iterdir()):
+        say(f"Outputs: {outputs}")
     raise typer.Exit(classify(run).exit_code)
 
 
@@ -54,14 +64,16 @@ def detaching(
         if stop is not None:
             stop()
         else:
-            option = "" if place.settings.is_local else f" --env {place.env}"
+            say("\nDetached: the job goes on.")
             for job_id in job_ids:
-                say(
-                    f"\nDetached: the job goes on.\n"
-                    f"  follow:  batchml logs -f {job_id}{option}\n"
-                    f"  cancel:  batchml cancel {job_id}{option}"
-                )
+                say_how_to_go_on(place, job_id)
         raise typer.Exit(INTERRUPTED) from None
+
+
+def say_how_to_go_on(place: "Place", job_id: str) -> None:
+    option = "" if place.settings.is_local else f" --env {place.env}"
+    say(f"  follow:  batchml logs -f {job_id}{option}")
+    say(f"  cancel:  batchml cancel {job_id}{option}")
 
 
 @contextmanager

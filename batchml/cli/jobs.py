@@ -38,6 +38,10 @@ def submit(
         list[str] | None, typer.Option(metavar="RUN", help="Start after this run succeeded.")
     ] = None,
     attempts: Annotated[int | None, typer.Option(help="Tries in all.")] = None,
+    retry_on: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CLASS", help="Try again after this; host-lost unless given."),
+    ] = None,
     timeout: Annotated[str | None, typer.Option(help='Of one attempt, such as "4h".')] = None,
     set_env: Annotated[
         list[str] | None, typer.Option(metavar="K=V", help="Set a variable of the run.")
@@ -65,7 +69,7 @@ def submit(
         "image": image,
         "timeout": timeout,
         "resources": {"vcpus": vcpus, "memory": memory, "gpus": gpus},
-        "retry": {"attempts": attempts},
+        "retry": {"attempts": attempts, "on": retry_on},
         "env": _pairs(set_env, "--set-env"),
     }
     order = submission.Order(
@@ -87,9 +91,13 @@ def submit(
     if not json_ or wait:
         (say if json_ else print_line)(submission.announcement(prepared, job_id))
     if wait:
-        following.follow(place, job_id, json_=json_, cancel_on_interrupt=cancel_on_interrupt)
+        following.follow(
+            place, job_id, json_=json_, from_start=True, cancel_on_interrupt=cancel_on_interrupt
+        )
     elif json_:
         print_json(submission.as_json(place, prepared, job_id))
+    else:
+        following.say_how_to_go_on(place, job_id)
 
 
 @app.command(epilog="Example: batchml ls --status RUNNING")
@@ -125,15 +133,22 @@ def ls(
                 for run in place.batch.list_recent(each, start, job or "")
                 if wanted is None or run.status is wanted
             ),
-            limit,
+            limit + 1,
         )
     ]
     found.sort(key=lambda run: run.created_at or 0, reverse=True)
-    found = found[:limit]
+    more = len(found) > limit
+    # ListJobs does not tell who was cancelled, nor how often a run was tried.
+    whole = place.describe([run.job_id for run in found[:limit]])
+    found = [whole.get(run.job_id, run) for run in found[:limit]]
     if json_:
         print_json([run_json(run) for run in found])
     elif found:
         print_line(table(run_rows(found, now)))
+        if more:
+            say(f"The newest {limit} are shown; --limit shows more.")
+    elif status or queue or job or since:
+        say("No runs match.")
     else:
         say("No runs. `batchml submit --wait lenet` starts one.")
 
@@ -147,7 +162,7 @@ def show(run: OneRun, env: Env = None, json_: Json = False) -> None:
     place = open_place(env)
     job_id = following.select(place, run)
     found = following.described(place, job_id)
-    outputs = str(place.home.runs / job_id / "output") if place.settings.is_local else ""
+    outputs = str(place.outputs(job_id) or "")
     if json_:
         print_json(
             {
@@ -180,7 +195,7 @@ def logs(
     job_id = following.select(place, run)
     if follow:
         following.described(place, job_id)
-        following.follow(place, job_id, json_=json_, cancel_on_interrupt=False)
+        following.follow(place, job_id, json_=json_, from_start=False)
     found = following.described(place, job_id)
     lines = [
         (attempt.log_stream, line)

@@ -12,6 +12,7 @@ from batchml.model.names import short_id
 from batchml.model.run import Run
 from batchml.model.status import JobStatus
 from batchml.ops.watch import (
+    KEPT,
     MARKED,
     SHORT,
     Closed,
@@ -114,25 +115,29 @@ def open_view(clock: Clock, *, to_stderr: bool) -> Iterator[View]:
         yield PlainView(sys.stderr if to_stderr else sys.stdout)
 
 
-def show(happenings: Iterable[Happening], view: View) -> Run:
-    """Show everything that happens to a run and return it as it ended."""
-    announced = ""
+def show(happenings: Iterable[Happening], view: View, *, from_start: bool) -> Run:
+    """Show everything that happens to a run and return it as it ended.
+
+    `from_start` says that the run was submitted just now: one that is too short to be seen running
+    is announced all the same.
+    """
+    announced = not from_start
     for happening in happenings:
         match happening:
             case StatusChanged(run):
                 view.status(f"{run.name} {short_id(run.job_id)} {run.status}")
-                # A short run may have ended before anyone saw it run.
-                ran = run.status is JobStatus.RUNNING or (run.status.is_terminal and run.started_at)
-                if ran and announced != run.job_id:
-                    announced = run.job_id
+                running = run.status is JobStatus.RUNNING
+                if running or (run.status.is_terminal and run.started_at and not announced):
+                    announced = True
                     view.line(f"{job_title(run)} is RUNNING.")
             case Progress(run, text):
-                announced = ""
                 view.status(f"{run.name} {short_id(run.job_id)} {run.status}: {text}")
                 view.note(text)
             case Hosted(how):
                 view.note(_host(how))
-            case Opened(stream):
+            case Opened(stream, number):
+                if number > 1:
+                    view.note(f"Attempt {number}:")
                 view.line(f"Output [{stream}]:")
                 view.rule()
             case Line(at, text):
@@ -159,7 +164,7 @@ def _host(how: dict[str, str]) -> str:
 
 def _proof(closed: Closed) -> str:
     count = f"{closed.lines} line{'' if closed.lines == 1 else 's'}"
-    if closed.proof == MARKED:
+    if closed.proof in (MARKED, KEPT):
         return f"Log complete: {count}."
     if closed.proof == SHORT:
         return f"Log INCOMPLETE: {count} arrived, and the run counted another number."

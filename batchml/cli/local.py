@@ -22,8 +22,8 @@ def _home() -> Any:
 def start(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Any free one unless given.")] = 0,
     idle: Annotated[
-        str, typer.Option(help="Stop after so long without jobs and requests.")
-    ] = "10m",
+        str | None, typer.Option(help="Stop after so long without jobs and requests: 10m.")
+    ] = None,
     json_: Json = False,
 ) -> None:
     """Start the server, unless it runs. `submit` does this by itself."""
@@ -32,13 +32,14 @@ def start(
     from batchml.model.reading import parse_duration
 
     home = _home()
-    seconds = parse_duration(idle)
-    if seconds is None:
+    seconds = parse_duration(idle) if idle else None
+    if idle and seconds is None:
         raise UsageError(f'--idle {idle}: write a duration such as "10m" or "8h".')
     found = control.running(home)
-    if found is not None and port not in (0, found.port):
+    if found is not None and (idle or port not in (0, found.port)):
         raise LocalServerError(
-            f"The server runs already, on port {found.port}. Stop it first: batchml local stop"
+            f"The server runs already, on port {found.port}. To start it otherwise, stop it "
+            f"first: batchml local stop"
         )
     if found is None:
         control.start(home, SystemClock(), port, seconds)

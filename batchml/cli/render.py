@@ -59,12 +59,13 @@ def run_json(run: Run) -> dict[str, Any]:
 
 def run_rows(runs: Sequence[Run], now_ms: int) -> list[list[str]]:
     """Table rows of `ls`, with a heading."""
-    rows = [["ID", "NAME", "QUEUE", "STATUS", "CODE", "AGE", "RAN"]]
+    rows = [["ID", "NAME", "QUEUE", "STATUS", "CLASS", "CODE", "AGE", "RAN"]]
     for run in runs:
-        code = "" if run.exit_code is None else str(run.exit_code)
+        outcome = classify(run) if run.status.is_terminal else None
+        end = [outcome.outcome.value, str(outcome.exit_code)] if outcome else ["", ""]
         age = duration((now_ms - run.created_at) / 1000) if run.created_at else ""
         first = [short_id(run.job_id), run.name, run.queue, run.status.value]
-        rows.append([*first, code, age, _ran(run, now_ms)])
+        rows.append([*first, *end, age, _ran(run, now_ms)])
     return rows
 
 

@@ -11,7 +11,7 @@ from batchml.cli.following import select
 from batchml.cli.output import say
 from batchml.cli.wiring import Place
 from batchml.errors import ConfigError, UsageError
-from batchml.model.job import JobSpec, change_job, with_params
+from batchml.model.job import JobSpec, change_job, read_job, with_params
 from batchml.model.names import to_name
 from batchml.ops.code import CodeArchive, keep, pack
 from batchml.ops.history import Remembered
@@ -51,6 +51,8 @@ def prepare(place: Place, order: Order, *, dry_run: bool) -> Prepared:
         spec = _fit(spec, order.strict)
     image_folder = find_image(spec.image, place.image_folders)
     archive = _archive(spec, folder)
+    if spec.retry.attempts > 1:
+        say(f"Up to {spec.retry.attempts} attempts, after: {', '.join(spec.retry.on)}.")
     travel = Travel(
         code=_code_place(place, archive) if archive else "",
         env=_place_variables(place),
@@ -114,7 +116,8 @@ def _spec(place: Place, order: Order) -> tuple[JobSpec, Path]:
         assert order.command
         folder = place.here
         name = to_name(Path(order.command[0]).name)
-        spec = JobSpec(image=DEFAULT_IMAGE, command=tuple(order.command), name=name)
+        table = {"image": DEFAULT_IMAGE, "command": order.command, "name": name}
+        spec = read_job(table, "The command line")
     else:
         folder = find_job(order.job, place.job_folders, place.here)
         spec = load_job(folder)
@@ -142,7 +145,11 @@ def _archive(spec: JobSpec, folder: Path) -> CodeArchive | None:
     source = folder if spec.code is True else folder / spec.code
     if not source.is_dir():
         raise ConfigError(str(folder / "job.toml"), [f"code: {source} is not a folder."])
-    return pack(source)
+    archive = pack(source)
+    if archive.left_out:
+        names = ", ".join(archive.left_out[:5]) + (", ..." if len(archive.left_out) > 5 else "")
+        say(f"Left behind, not being files of this folder: {names}.")
+    return archive
 
 
 def _code_place(place: Place, archive: CodeArchive) -> str:

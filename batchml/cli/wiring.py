@@ -9,7 +9,7 @@ from batchml.aws.batch import BatchApi
 from batchml.aws.logs import StreamReader
 from batchml.aws.session import Access, Session
 from batchml.clock import Clock, SystemClock
-from batchml.errors import ServiceUnreachable
+from batchml.errors import ServiceUnreachable, UsageError
 from batchml.model.run import Run
 from batchml.ops.history import History
 from batchml.ops.watch import LOCAL_PACE, Pace
@@ -27,17 +27,19 @@ LOCAL_REGION = "us-east-1"
 class Place:
     """One environment, ready to be used."""
 
-    def __init__(self, settings: Settings, clock: Clock) -> None:
+    def __init__(self, settings: Settings, clock: Clock, here: Path) -> None:
         self.settings = settings
         self.clock = clock
-        self.here = Path.cwd()
+        self.here = here
         self._session: Session | None = None
 
     @property
     def home(self) -> "Home":
         from batchml.local.home import Home
 
-        return Home(Path(self.settings.home.value))
+        home = Home(Path(self.settings.home.value))
+        home.check_owner()
+        return home
 
     @property
     def env(self) -> str:
@@ -88,6 +90,11 @@ class Place:
     def describe(self, job_ids: Sequence[str]) -> dict[str, Run]:
         return self._reconnecting(lambda: self.batch.describe(job_ids))
 
+    def outputs(self, job_id: str) -> Path | None:
+        """The folder of a run's outputs, if it lies on this machine."""
+        folder = self.home.runs / job_id / "output"
+        return folder if self.settings.is_local and folder.is_dir() else None
+
     def open_log(self, run: Run, stream: str) -> StreamReader:
         return StreamReader(self.connect, run.log_group, stream)
 
@@ -103,6 +110,9 @@ class Place:
 
 
 def open_place(env_flag: str | None) -> Place:
-    """The environment that a command works in. Raises ConfigError, NotFound."""
-    settings = load_settings(os.environ, Path.cwd(), env_flag)
-    return Place(settings, SystemClock())
+    """The environment that a command works in. Raises ConfigError, NotFound, UsageError."""
+    try:
+        here = Path.cwd()
+    except FileNotFoundError:
+        raise UsageError("The current folder does not exist any more: cd to another.") from None
+    return Place(load_settings(os.environ, here, env_flag), SystemClock(), here)

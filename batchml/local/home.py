@@ -54,13 +54,15 @@ class Home:
 
         Raises StateFolderUnsafe when it exists and others can get in, or when it is not ours.
         """
-        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = self.root.stat()
-        if found.st_uid != os.geteuid():
+        try:
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
             raise StateFolderUnsafe(
-                f"The state folder {self.root} belongs to another user. "
+                f"The state folder {self.root} cannot be made: {error.strerror}. "
                 f"Set BATCHML_HOME to a folder of your own."
-            )
+            ) from error
+        self.check_owner()
+        found = self.root.stat()
         if stat.S_IMODE(found.st_mode) & 0o077:
             if any(self.root.iterdir()):
                 raise StateFolderUnsafe(
@@ -70,6 +72,20 @@ class Home:
                 )
             self.root.chmod(0o700)
         self.attempts.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def check_owner(self) -> None:
+        """Raise StateFolderUnsafe when the folder exists and is not ours."""
+        try:
+            owner = self.root.stat().st_uid
+        except FileNotFoundError:
+            return
+        except OSError:
+            owner = -1
+        if owner != os.geteuid():
+            raise StateFolderUnsafe(
+                f"The state folder {self.root} belongs to another user. "
+                f"Set BATCHML_HOME to a folder of your own."
+            )
 
     def keys(self) -> Keys:
         """The keys of this folder's server, made at random when first asked for."""

@@ -1,5 +1,6 @@
 """JobSpec: a job as `job.toml` says it."""
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
@@ -134,19 +135,34 @@ def with_params(spec: JobSpec, given: Mapping[str, str], where: str) -> JobSpec:
     if mistakes:
         raise ConfigError(where, mistakes)
     values = {name: _like(spec.params[name], text) for name, text in given.items()}
-    return msgspec.structs.replace(spec, params={**spec.params, **values})
+    mistakes = [
+        f"-p {name}={given[name]}: the default is {spec.params[name]!r}, so give "
+        f"{'true or false' if isinstance(spec.params[name], bool) else 'a number'}."
+        for name, value in values.items()
+        if value is None
+    ]
+    if mistakes:
+        raise ConfigError(where, mistakes)
+    params = {**spec.params, **{name: value for name, value in values.items() if value is not None}}
+    return msgspec.structs.replace(spec, params=params)
 
 
-def _like(default: Scalar, text: str) -> Scalar:
-    """Read `text` as the default's type where that works; a parameter may be anything, though."""
-    for kind in (int, float) if not isinstance(default, (str, bool)) else ():
+def _like(default: Scalar, text: str) -> Scalar | None:
+    """Read `text` as what the default is: a text, true or false, or a number; None if it is not.
+
+    A default of 1 may well be a default for 0.5, but not for nan, which JSON cannot carry.
+    """
+    if isinstance(default, str):
+        return text
+    if isinstance(default, bool):
+        return {"true": True, "false": False}.get(text.lower())
+    for kind in (int, float):
         try:
-            return kind(text)
+            number = kind(text)
         except ValueError:
             continue
-    if isinstance(default, bool) and text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    return text
+        return number if math.isfinite(number) else None
+    return None
 
 
 def _text(value: Scalar) -> str:
@@ -189,7 +205,8 @@ def _resource_mistakes(resources: Resources) -> Iterator[str]:
         value = getattr(resources, key)
         if value is not None and parse_size(value) is None:
             yield f'resources.{key}: found {value!r}. Write a size such as "15 GiB" or "512 MiB".'
-    if (parse_size(resources.memory) or MIN_MEMORY) < MIN_MEMORY:
+    memory = parse_size(resources.memory)
+    if memory is not None and memory < MIN_MEMORY:
         yield f"resources.memory: found {resources.memory!r}. At least 4 MiB."
 
 

@@ -5,7 +5,6 @@ import hashlib
 import io
 import os
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 
 from msgspec import Struct
@@ -21,11 +20,15 @@ _SKIPPED = {
 
 
 class CodeArchive(Struct, frozen=True):
-    """A gzipped tar of regular files. The same files make the same bytes, and so the same name."""
+    """A gzipped tar of regular files. The same files make the same bytes, and so the same name.
+
+    `left_out` names what is not a file below the folder: links that lead out of it, pipes, devices.
+    """
 
     digest: str
     data: bytes
     files: int
+    left_out: tuple[str, ...]
 
     @property
     def name(self) -> str:
@@ -33,46 +36,72 @@ class CodeArchive(Struct, frozen=True):
 
 
 def pack(folder: Path) -> CodeArchive:
-    """Archive the regular files below `folder`, without caches, environments and links.
+    """Archive the regular files below `folder`, without caches and environments.
 
-    Raises ConfigError when they are too large to send along with each run.
+    A link to a file below the folder travels as that file. Raises ConfigError when the files are
+    too large to send along with each run, or cannot be read.
     """
-    files = sorted(_files(folder))
-    size = sum((folder / name).stat().st_size for name in files)
-    if size > MAX_BYTES:
-        largest = max(files, key=lambda name: (folder / name).stat().st_size)
+    found = _Found(folder.resolve())
+    try:
+        found.look("")
+        files = sorted(found.files)
+        size = sum((folder / name).stat().st_size for name in files)
+        if size > MAX_BYTES:
+            raise ConfigError(str(folder), [_too_large(folder, files, size)])
+        contents = [(name, (folder / name).read_bytes()) for name in files]
+    except OSError as error:
         raise ConfigError(
             str(folder),
             [
-                f"code: {size // 1024**2} MiB in {len(files)} files; at most "
-                f"{MAX_BYTES // 1024**2} MiB travel with a run. The largest is {largest}. "
-                f"Keep data elsewhere, or set code to a smaller folder."
+                f"code: {error.filename} cannot be read ({error.strerror}), and the whole folder "
+                f"travels with a run. Make it readable, or keep it elsewhere."
             ],
-        )
+        ) from error
     buffer = io.BytesIO()
     # Names, modes and bytes decide the archive; times and owners do not.
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for name in files:
-            path = folder / name
-            content = path.read_bytes()
+        for name, content in contents:
             member = tarfile.TarInfo(name)
             member.size = len(content)
-            member.mode = 0o755 if os.access(path, os.X_OK) else 0o644
+            member.mode = 0o755 if os.access(folder / name, os.X_OK) else 0o644
             tar.addfile(member, io.BytesIO(content))
     data = gzip.compress(buffer.getvalue(), compresslevel=6, mtime=0)
-    return CodeArchive(hashlib.sha256(data).hexdigest(), data, len(files))
+    digest = hashlib.sha256(data).hexdigest()
+    return CodeArchive(digest, data, len(files), tuple(sorted(found.left_out)))
 
 
-def _files(folder: Path, below: str = "") -> Iterator[str]:
-    with os.scandir(folder / below) as entries:
-        for entry in entries:
-            name = f"{below}/{entry.name}" if below else entry.name
-            if entry.name in _SKIPPED or entry.is_symlink():
-                continue
-            if entry.is_dir():
-                yield from _files(folder, name)
-            elif entry.is_file() and not entry.name.endswith(".pyc"):
-                yield name
+def _too_large(folder: Path, files: list[str], size: int) -> str:
+    largest = max(files, key=lambda name: (folder / name).stat().st_size)
+    return (
+        f"code: {size // 1024**2} MiB in {len(files)} files; at most {MAX_BYTES // 1024**2} MiB "
+        f"travel with a run. The largest is {largest}. Keep data elsewhere (BATCHML_DATA_DIR), or "
+        f"run from a smaller folder (in a job.toml: code)."
+    )
+
+
+class _Found:
+    """The files below a folder that travel, and what else there is."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self.files: list[str] = []
+        self.left_out: list[str] = []
+
+    def look(self, below: str) -> None:
+        with os.scandir(self._root / below) as entries:
+            for entry in entries:
+                name = f"{below}/{entry.name}" if below else entry.name
+                if entry.name in _SKIPPED or entry.name.endswith(".pyc"):
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    self.look(name)
+                elif entry.is_file() and self._is_inside(entry):
+                    self.files.append(name)
+                else:
+                    self.left_out.append(name)
+
+    def _is_inside(self, entry: os.DirEntry[str]) -> bool:
+        return not entry.is_symlink() or Path(entry.path).resolve().is_relative_to(self._root)
 
 
 def keep(archive: CodeArchive, folder: Path) -> Path:

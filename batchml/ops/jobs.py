@@ -21,6 +21,8 @@ def find_job(name: str, folders: Sequence[Path], here: Path) -> Path:
             return candidate
     known = {path.parent.name for folder in folders for path in folder.glob("*/job.toml")}
     hint = "Give a folder that has a job.toml, or one of those names."
+    if (here / name).is_dir():
+        hint = f"The folder {here / name} has no job.toml."
     raise NotFound("Job", name, known, hint)
 
 

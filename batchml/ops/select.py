@@ -1,4 +1,4 @@
-"""Which run a user means: a job id, a unique prefix of one, a run's name, or `@last`."""
+"""Which run a user means: a job id, a run's name, a unique prefix of an id, or `@last`."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -8,6 +8,8 @@ from batchml.model.names import bare_name, short_id
 from batchml.ops.history import Remembered
 
 _JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}([:#]\d+)?")
+
+MIN_PREFIX = 4  # characters: fewer would soon mean several runs
 
 Known = Callable[[], Iterable[tuple[str, str]]]
 
@@ -27,14 +29,16 @@ def select_run(word: str, history: Iterable[Remembered], known: Known) -> str:
             raise NotFound("Run", word, [], "Nothing was submitted from here yet.")
         return remembered[0].job_id
     found = list(known())
+    by_name = [job_id for job_id, name in found if name == word]
+    if by_name:  # a name means its run, whatever ids happen to start like it
+        return by_name[0]
     by_prefix = [job_id for job_id, _ in found if job_id.startswith(word.lower())]
+    if by_prefix and len(word) < MIN_PREFIX:
+        raise UsageError(f"{word!r} is too short for the start of a job id: give {MIN_PREFIX}.")
     if len(by_prefix) > 1:
         listed = ", ".join(sorted(by_prefix)[:5])
         raise UsageError(f"{word!r} is the start of {len(by_prefix)} job ids: {listed}. Add more.")
     if by_prefix:
         return by_prefix[0]
-    by_name = [job_id for job_id, name in found if name == word]
-    if by_name:
-        return by_name[0]
     names = {name for _, name in found[:50]} | {short_id(job_id) for job_id, _ in found[:5]}
     raise NotFound("Run", word, names, "`batchml ls` shows the runs.")

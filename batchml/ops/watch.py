@@ -26,9 +26,11 @@ class Pace(Struct, frozen=True):
     quiet: float = 10.0
     # How long a job may be invisible after its submission, or contact be lost, before we give up.
     patience: float = 60.0
+    # The embedded server has every line that a program wrote once its exit is on record.
+    kept: bool = False
 
 
-LOCAL_PACE = Pace(first=0.05, most=0.5, quiet=0.0, patience=20.0)
+LOCAL_PACE = Pace(first=0.05, most=0.5, quiet=0.0, patience=20.0, kept=True)
 
 
 def backoff(pace: Pace) -> Iterator[float]:
@@ -44,7 +46,7 @@ class StatusChanged(Struct, frozen=True):
 
 
 class Progress(Struct, frozen=True):
-    """What a run does before it runs: its environment is being made, its image pulled."""
+    """Why a run does not run yet: its environment is being made, nothing has room for it."""
 
     run: Run
     text: str
@@ -89,6 +91,7 @@ class Ended(Struct, frozen=True):
 Happening = StatusChanged | Progress | Opened | Hosted | Line | Closed | Lost | Ended
 
 MARKED = "marked"  # the end mark counted as many lines as we saw
+KEPT = "kept"  # no mark, but the server has all that the program wrote
 QUIET = "quiet"  # no mark; nothing more came
 SHORT = "short"  # the end mark counted other than we saw
 
@@ -124,8 +127,10 @@ class _Tail:
             elif mark[0] == "end":
                 self._promised = int(mark[1].get("lines", "0"))
 
-    def close(self, now: float, quiet: float) -> Iterator[Closed]:
+    def close(self, now: float, quiet: float, kept: bool) -> Iterator[Closed]:
         """The attempt has ended: close once all is here, or nothing has come for `quiet` seconds.
+
+        `kept` says that the service has all of it.
 
         To be called after a read that came after the end was known.
         """
@@ -136,21 +141,21 @@ class _Tail:
             return
         self.is_closed = True
         if self._opened:
-            yield Closed(self._reader.stream, self._lines, self._proof())
+            yield Closed(self._reader.stream, self._lines, self._proof(kept))
 
-    def _proof(self) -> str:
+    def _proof(self, kept: bool) -> str:
         if self._promised is None:
-            return QUIET
+            return KEPT if kept else QUIET
         return MARKED if self._lines == self._promised else SHORT
 
 
 class _Follower:
     """What has been seen of one run. `look` turns a new look at it into news."""
 
-    def __init__(self, open_log: OpenLog, clock: Clock, quiet: float) -> None:
+    def __init__(self, open_log: OpenLog, clock: Clock, pace: Pace) -> None:
         self._open_log = open_log
         self._clock = clock
-        self._quiet = quiet
+        self._pace = pace
         self._last: Run | None = None
         self._tails: dict[str, _Tail] = {}
 
@@ -159,7 +164,8 @@ class _Follower:
         if last is None or run.status is not last.status:
             yield StatusChanged(run)
         told = "" if last is None else last.status_reason
-        if run.status is JobStatus.STARTING and run.status_reason not in ("", told):
+        held_up = run.status in (JobStatus.STARTING, JobStatus.RUNNABLE)
+        if held_up and run.status_reason not in ("", told):
             yield Progress(run, run.status_reason)
         yield from self._read_logs(run)
         if run.status.is_terminal and self._all_closed(run):
@@ -179,7 +185,8 @@ class _Follower:
                 continue
             yield from tail.read()
             if attempt.stopped_at is not None:
-                yield from tail.close(self._clock.monotonic(), self._quiet)
+                kept = self._pace.kept and attempt.exit_code is not None
+                yield from tail.close(self._clock.monotonic(), self._pace.quiet, kept)
             if not tail.is_closed:
                 return
 
@@ -195,7 +202,7 @@ def follow(
 
     Raises ServiceUnreachable when the run cannot be found or reached for longer than `patience`.
     """
-    follower = _Follower(open_log, clock, pace.quiet)
+    follower = _Follower(open_log, clock, pace)
     delays = backoff(pace)
     for seen in _looks(describe, job_id, clock=clock, pace=pace):
         news = False

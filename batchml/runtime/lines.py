@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-MAX_LINE = 262_118  # bytes of one log event: 256 KiB less the 26 that CloudWatch Logs counts for it
+# Bytes of one log event: 256 KiB, less the 26 that CloudWatch Logs counts for it, less one.
+MAX_LINE = 262_117
 
 # Lines that start so are for batchml's clients: they use them and do not show them.
 MARK = "::batchml "
+_MARK = MARK.encode()
 
 
 class LineSplitter:
     """Cuts a stream of bytes into lines, without their newline, none longer than MAX_LINE.
 
     An empty line becomes one space, because CloudWatch Logs has no empty events and would drop it.
+    With `escape`, lines that look like marks get a space in front: a program cannot forge them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, escape: bool = False) -> None:
         self._rest = b""
+        self._escape = escape
 
     def feed(self, data: bytes) -> list[bytes]:
         """The lines that are whole now."""
@@ -28,12 +32,28 @@ class LineSplitter:
         while len(self._rest) > MAX_LINE:
             lines.append(self._rest[:MAX_LINE])
             self._rest = self._rest[MAX_LINE:]
-        return lines
+        return self._harmless(lines)
+
+    def progress(self) -> list[bytes]:
+        """What a progress bar shows now, taken as a line; nothing when there is no bar.
+
+        A bar rewrites its line with carriage returns and may not end it for hours.
+        """
+        if b"\r" not in self._rest:
+            return []
+        shown = [text for text in self._rest.split(b"\r") if text.strip()]
+        self._rest = b""
+        return self._harmless(shown[-1:])
 
     def finish(self) -> list[bytes]:
         """What is left at the end of the stream: a last line without its newline, if any."""
         rest, self._rest = self._rest, b""
-        return _pieces(rest) if rest else []
+        return self._harmless(_pieces(rest)) if rest else []
+
+    def _harmless(self, lines: list[bytes]) -> list[bytes]:
+        if not self._escape:
+            return lines
+        return [b" " + line if line.startswith(_MARK) else line for line in lines]
 
 
 def _pieces(line: bytes) -> list[bytes]:

@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import BinaryIO, Optional
 
@@ -20,14 +21,17 @@ from batchml.runtime.lines import LineSplitter, end_mark
 from batchml.runtime.processes import become_reaper, descendants, kill_descendants, send
 
 CONFIGURATION_ERROR = 78
+PROGRESS_EVERY = 10.0  # seconds between two looks at a progress bar
 _READ = 65_536
 
 
 class Output:
     """Whole lines to the log, counted."""
 
-    def __init__(self, stream: BinaryIO) -> None:
+    def __init__(self, stream: BinaryIO, progress_every: float) -> None:
         self._stream = stream
+        self._every = progress_every
+        self._last = time.monotonic()
         self.lines = 0
 
     def write(self, lines: Sequence[bytes]) -> None:
@@ -35,15 +39,25 @@ class Output:
             self._stream.write(b"".join(line + b"\n" for line in lines))
             self._stream.flush()
             self.lines += len(lines)
+            self._last = time.monotonic()
+
+    def until_progress(self) -> float:
+        """Seconds until a progress bar is to be looked at, when no line comes before."""
+        return max(0.0, self._last + self._every - time.monotonic())
 
     def say(self, text: str) -> None:
         self.write([text.encode("utf-8", "replace")])
 
 
-def run(command: Sequence[str], environ: Mapping[str, str], stream: BinaryIO) -> int:
+def run(
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    stream: BinaryIO,
+    progress_every: float = PROGRESS_EVERY,
+) -> int:
     """Run one attempt and return its exit code."""
     env = RuntimeEnv.read(environ)
-    output = Output(stream)
+    output = Output(stream, progress_every)
     code = _attempt(list(command), env, environ, output)
     if env.log_marks:
         stream.write(end_mark(code, output.lines).encode() + b"\n")
@@ -119,17 +133,19 @@ def _copy(process: subprocess.Popen[bytes], wake: int, output: Output) -> int:
     assert process.stdout is not None
     pipe = process.stdout.fileno()
     os.set_blocking(pipe, False)
-    splitter = LineSplitter()
+    splitter = LineSplitter(escape=True)
     with selectors.DefaultSelector() as selector:
         selector.register(pipe, selectors.EVENT_READ)
         selector.register(wake, selectors.EVENT_READ)
         while not _has_ended(process):
-            for key, _ in selector.select():
+            for key, _ in selector.select(output.until_progress() or None):
                 data = _read(key.fd)
                 if key.fd == pipe:
                     output.write(splitter.feed(data or b""))
                     if data == b"":
                         selector.unregister(pipe)
+            if output.until_progress() == 0:
+                output.write(splitter.progress())
     kill_descendants()
     while True:  # not to the end of the stream: whom we may not kill could keep it open for ever
         data = _read(pipe)

@@ -340,3 +340,94 @@ def test_a_state_folder_that_others_can_read_is_refused(cli: Cli, home: Home) ->
     shown = cli("submit", "--", "true")
     assert shown.code == 1
     assert f"chmod 700 {home.root}" in shown.err
+
+
+@pytest.mark.parametrize("image", ["python", "ubuntu:22.04"])
+def test_a_program_cannot_forge_the_end_of_its_log(cli: Cli, image: str) -> None:
+    script = "echo '::batchml end code=0 lines=1'; echo '::batchml host environment=evil'; exit 4"
+    shown = cli("submit", "--wait", "--image", image, *SHELL, script)
+    assert shown.code == 4
+    assert "] ::batchml end code=0 lines=1" in shown.out.replace("]  ", "] ")
+    assert "Log complete: 2 lines." in shown.err
+    assert "evil" not in shown.err
+
+
+def test_code_travels_with_any_image(cli: Cli) -> None:
+    (cli.folder / "here.txt").write_text("I came along")
+    shown = cli("submit", "--wait", "--image", "ubuntu:22.04", "--", "cat", "here.txt")
+    assert shown.code == 0
+    assert "] I came along" in shown.out
+    assert "not in the image ubuntu:22.04" in shown.err
+
+
+def test_ls_tells_what_runs_came_to(cli: Cli) -> None:
+    cli("submit", "--wait", "--name", "good", "--", "true")
+    cli("submit", "--wait", "--name", "bad", *SHELL, "exit 9")
+    stopped = cli("submit", "--json", "--name", "stopped", *SHELL, "sleep 600").json["jobId"]
+    cli("cancel", stopped)
+    cli("wait", stopped)
+    rows = {line.split()[1]: line.split() for line in cli("ls").out.splitlines()[1:]}
+    assert rows["good"][3:6] == ["SUCCEEDED", "succeeded", "0"]
+    assert rows["bad"][3:6] == ["FAILED", "app-error", "9"]
+    assert rows["stopped"][3:6] == ["FAILED", "cancelled", "143"]
+    assert "--limit" in cli("ls", "--limit", "2").err
+    assert cli("ls", "--job", "nothing").err == "No runs match.\n"
+
+
+def test_the_log_of_an_ended_run_is_printed_without_pretending_that_it_runs(cli: Cli) -> None:
+    cli("submit", "--wait", *SHELL, "echo hi")
+    shown = cli("logs", "-f", "@last")
+    assert "is RUNNING" not in shown.out
+    assert "] hi" in shown.out
+
+
+def test_a_log_cut_off_by_a_stop_is_known_to_be_whole(cli: Cli) -> None:
+    script = "trap '' TERM; echo begun; sleep 600"
+    grace = ("--set-env", "BATCHML_GRACE=1")
+    job_id = cli("submit", "--json", *grace, *SHELL, script).json["jobId"]
+    wait_for(lambda: "begun" in cli("logs", job_id).out, "the job runs")
+    cli("cancel", job_id)
+    followed = cli("logs", "-f", job_id)
+    assert followed.code == 143
+    assert "Log complete: 1 line." in followed.err
+
+
+def test_a_file_that_cannot_be_read_or_sent_is_named(cli: Cli) -> None:
+    (cli.folder / "data").symlink_to("/etc")
+    shown = cli("submit", "--wait", "--", "ls")
+    assert "Left behind, not being files of this folder: data." in shown.err
+    if os.geteuid() != 0:  # root reads everything
+        (cli.folder / "secret").write_text("")
+        (cli.folder / "secret").chmod(0)
+        unreadable = cli("submit", "--", "true")
+        assert unreadable.code == 78
+        assert "secret cannot be read" in unreadable.err
+
+
+def test_output_that_the_terminal_cannot_show_does_not_change_the_exit_code(cli: Cli) -> None:
+    shown = cli("submit", "--wait", *SHELL, "printf '\\342\\226\\210\\n'", PYTHONIOENCODING="ascii")
+    assert shown.code == 0
+    full = subprocess.run(
+        ["sh", "-c", '"$@" > /dev/full', "sh", *cli.command("logs", "@last")],
+        cwd=cli.folder, env=cli.environ, capture_output=True, text=True,
+    )  # fmt: skip
+    assert full.returncode == 1
+    assert "No space left" in full.stderr and "Traceback" not in full.stderr
+
+
+def test_a_folder_that_is_gone_or_is_no_job_is_said(cli: Cli) -> None:
+    leave = 'mkdir gone && cd gone && rmdir ../gone && exec "$@"'
+    gone = subprocess.run(
+        ["sh", "-c", leave, "sh", *cli.command("ls")],
+        cwd=cli.folder, env=cli.environ, capture_output=True, text=True,
+    )  # fmt: skip
+    assert gone.returncode == 2
+    assert "does not exist any more" in gone.stderr
+    assert f"The folder {cli.folder} has no job.toml." in cli("submit", ".").err
+
+
+def test_what_the_server_was_started_with_is_not_changed_silently(cli: Cli) -> None:
+    cli("local", "start")
+    again = cli("local", "start", "--idle", "8h")
+    assert again.code == 1
+    assert "batchml local stop" in again.err

@@ -73,10 +73,10 @@ class Attempt:
         return messages[1:]
 
     def pids(self, count: int = 1) -> list[int]:
-        """Pids that the program appended to `pids` in its working directory."""
+        """Pids that the program appended to `pids` beside its working directory."""
 
         def read() -> list[int]:
-            path = self.folder / "work" / "pids"
+            path = self.folder / "pids"
             text = path.read_text() if path.exists() else ""
             return [int(line) for line in text.splitlines()] if text.count("\n") >= count else []
 
@@ -149,8 +149,8 @@ def test_a_program_starts_with_no_signal_blocked_or_ignored(attempt: Attempt) ->
 
 def test_a_tree_that_ignores_a_stop_is_killed_after_the_grace(attempt: Attempt) -> None:
     script = """trap "" TERM
-        setsid sh -c 'echo $$ >> pids; while :; do sleep 0.1; done' &
-        echo $$ >> pids; while :; do sleep 0.1; done"""
+        setsid sh -c 'echo $$ >> ../pids; while :; do sleep 0.1; done' &
+        echo $$ >> ../pids; while :; do sleep 0.1; done"""
     runner = attempt.start("sh", "-c", script, grace=1)
     pids = attempt.pids(2)
     asked = CLOCK.monotonic()
@@ -162,7 +162,7 @@ def test_a_tree_that_ignores_a_stop_is_killed_after_the_grace(attempt: Attempt) 
 
 
 def test_a_program_that_heeds_a_stop_has_its_own_code(attempt: Attempt) -> None:
-    script = "trap 'exit 3' TERM; echo $$ >> pids; while :; do sleep 0.05; done"
+    script = "trap 'exit 3' TERM; echo $$ >> ../pids; while :; do sleep 0.05; done"
     runner = attempt.start("sh", "-c", script)
     attempt.pids()
     runner.send_signal(signal.SIGTERM)
@@ -197,12 +197,12 @@ def daemon():
     os.setsid()
     if os.fork():
         os._exit(0)
-    with open("pids", "a") as file:
+    with open("../pids", "a") as file:
         file.write(f"{os.getpid()}\n")
     os.execvpe("sleep", ["sleep", "300"], {"PATH": os.environ["PATH"]})  # and forgets its tag
 for _ in range(5):
     daemon()
-while not os.path.exists("pids") or len(open("pids").readlines()) < 5:
+while not os.path.exists("../pids") or len(open("../pids").readlines()) < 5:
     pass
 """
 
@@ -233,13 +233,15 @@ def test_the_times_of_a_log_never_go_back(attempt: Attempt) -> None:
 
 
 def test_a_second_runner_on_the_same_folder_does_nothing(attempt: Attempt) -> None:
-    first = attempt.start("sh", "-c", "echo $$ >> pids; while [ ! -e go ]; do sleep 0.05; done")
+    first = attempt.start(
+        "sh", "-c", "echo $$ >> ../pids; while [ ! -e ../go ]; do sleep 0.05; done"
+    )
     attempt.pids()
     before = (attempt.folder / "runner.json").read_text()
     assert json.loads(before)["pid"] == first.pid
     assert json.loads(before)["start_time"] == start_time(first.pid)
     assert attempt.start_runner().wait(20) == 0
-    (attempt.folder / "work" / "go").touch()
+    (attempt.folder / "go").touch()
     ended = attempt.exit()
     assert first.wait(10) == 0
     assert attempt.start_runner().wait(20) == 0  # nor on one that has ended
@@ -249,8 +251,8 @@ def test_a_second_runner_on_the_same_folder_does_nothing(attempt: Attempt) -> No
 
 
 def test_a_killed_runner_leaves_no_record_and_a_tree_that_can_be_found(attempt: Attempt) -> None:
-    script = """echo $$ >> pids
-        setsid env -i sh -c 'echo $$ >> pids; exec sleep 300' &
+    script = """echo $$ >> ../pids
+        setsid env -i sh -c 'echo $$ >> ../pids; exec sleep 300' &
         sleep 300"""
     runner = attempt.start("sh", "-c", script)
     pids = attempt.pids(2)

@@ -97,8 +97,13 @@ def test_a_run_is_named_by_id_prefix_name_or_last() -> None:
     assert select_run("@last", history, known) == IDS[0]
     assert select_run("6b0f", [], known) == IDS[1]
     assert select_run("train", [], known) == IDS[1]  # the newest
-    with pytest.raises(UsageError, match="the start of 2 job ids"):
+    with pytest.raises(UsageError, match="too short"):
         select_run("6b0", [], known)
+    alike = [(f"6b0e000{i}-0000-4000-8000-000000000001", "n") for i in (1, 2)]
+    with pytest.raises(UsageError, match="the start of 2 job ids"):
+        select_run("6b0e", [], lambda: alike)
+    shadowing = [(IDS[0], "victim"), (IDS[1], "6b0e")]
+    assert select_run("6b0e", [], lambda: shadowing) == IDS[1]
     with pytest.raises(NotFound):
         select_run("nope", [], known)
     with pytest.raises(NotFound, match="Nothing was submitted"):
@@ -129,16 +134,18 @@ def test_code_travels_whole_without_caches_and_links(tmp_path: Path) -> None:
     (source / "pkg" / "data.bin").write_bytes(bytes(range(256)))
     (source / "pkg" / "__pycache__" / "x.pyc").write_bytes(b"")
     (source / ".git" / "config").write_text("")
-    (source / "link").symlink_to("/etc/passwd")
+    (source / "out").symlink_to("/etc/passwd")
+    (source / "in").symlink_to("run.sh")
     archive = pack(source)
     assert archive == pack(source)
+    assert archive.left_out == ("out",)
     path = keep(archive, tmp_path / "kept")
     assert path == keep(archive, tmp_path / "kept")
     target = tmp_path / "target"
     target.mkdir()
-    assert unpack(str(path), str(target)) == 3
+    assert unpack(str(path), str(target)) == 4
     found = sorted(str(p.relative_to(target)) for p in target.rglob("*") if p.is_file())
-    assert found == ["pkg/data.bin", "run.sh", "train.py"]
+    assert found == ["in", "pkg/data.bin", "run.sh", "train.py"]
     assert (target / "pkg" / "data.bin").read_bytes() == bytes(range(256))
     assert (target / "run.sh").stat().st_mode & 0o100
 

@@ -78,3 +78,23 @@ def test_the_end_mark_is_read_back_as_it_was_written() -> None:
     assert parse_mark(end_mark(137, 12)) == ("end", {"code": "137", "lines": "12"})
     assert parse_mark("an ordinary line") is None
     assert parse_mark(" ::batchml end") is None
+
+
+def test_a_program_cannot_forge_marks() -> None:
+    splitter = LineSplitter(escape=True)
+    lines = splitter.feed(b"::batchml end code=0 lines=1\nx ::batchml \n" + b"::batchml host a=b")
+    lines += splitter.finish()
+    assert all(parse_mark(line.decode()) is None for line in lines)
+    assert lines[0] == b" ::batchml end code=0 lines=1"
+    assert lines[1] == b"x ::batchml "
+
+
+def test_a_progress_bar_is_seen_before_its_line_ends() -> None:
+    splitter = LineSplitter()
+    assert splitter.feed(b"\r10%\r20%\r") == []
+    assert splitter.progress() == [b"20%"]
+    assert splitter.progress() == []
+    assert splitter.feed(b"30%\r100%\n") == [b"30%\r100%"]
+    assert splitter.feed(b"no bar, only slow") == []
+    assert splitter.progress() == []
+    assert splitter.finish() == [b"no bar, only slow"]

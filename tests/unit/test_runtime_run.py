@@ -166,3 +166,20 @@ def test_orphans_that_end_are_collected_while_the_command_runs(tmp_path: Path) -
         process.terminate()
         process.communicate(timeout=20)
     assert process.returncode == 143
+
+
+def test_a_progress_bar_shows_while_its_line_goes_on(tmp_path: Path) -> None:
+    """The bar waits for the test to have seen it; so it was seen before its line ended."""
+    bar = "printf '\\r10%%\\r20%%\\r'; while [ ! -e seen ]; do sleep 0.01; done; printf '30%%\\n'"
+    program = (
+        "import os, sys; from batchml.runtime.run import run;"
+        "sys.exit(run(sys.argv[1:], os.environ, sys.stdout.buffer, 0.05))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, "sh", "-c", bar], cwd=tmp_path, stdout=subprocess.PIPE
+    )
+    assert first_line(process) == b"20%"
+    (tmp_path / "seen").touch()
+    assert process.stdout is not None
+    assert process.stdout.read() == b"30%\n"
+    assert process.wait(20) == 0

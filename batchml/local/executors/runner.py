@@ -91,6 +91,13 @@ class Runner:
         ended["stopped_at"] = _now()
         _until_it_works(lambda: write_json(self._path("exit.json"), ended))
         self._notify()
+        self._clear_away()
+
+    def _clear_away(self) -> None:
+        """What a container leaves in its own file system is gone with it; outputs lie elsewhere."""
+        from shutil import rmtree
+
+        rmtree(self.spec["cwd"], ignore_errors=True)
 
     def _run(self) -> dict[str, Any]:
         failure = self._prepare()
@@ -114,7 +121,9 @@ class Runner:
         except ValueError as error:  # a NUL, or `=` in a variable's name
             return _not_started(f"CannotCreateContainerError: {error}")
         self._mark_started(started_at)
-        status = self._follow(child, output, self.log.write)
+        # Our runtime writes marks of its own, and sees to it that the program cannot.
+        splitter = LineSplitter(escape=not self.spec.get("marks"))
+        status = self._follow(child, output, self.log.write, splitter)
         code = os.waitstatus_to_exitcode(status)
         by_signal = -code if code < 0 else 0
         return {
@@ -133,7 +142,8 @@ class Runner:
             child, output = self._spawn(self.spec["prepare"], self.spec["prepare_env"])
         except (OSError, ValueError) as error:
             return f"CannotPullContainerError: {error}"
-        status = self._follow(child, output, lambda new: self._progress(new, said))
+        tell = lambda new: self._progress(new, said)  # noqa: E731
+        status = self._follow(child, output, tell, LineSplitter())
         if status == 0:
             return ""
         if self.stopping_since is not None:
@@ -170,9 +180,8 @@ class Runner:
         os.set_blocking(read_end, False)
         return process.pid, read_end
 
-    def _follow(self, child: int, output: int, sink: Any) -> int:
+    def _follow(self, child: int, output: int, sink: Any, splitter: LineSplitter) -> int:
         """Copy output until the child has ended and all that it left behind; its wait status."""
-        splitter = LineSplitter()
         sources = {output, self._wake}
         status: int | None = None
         while status is None:

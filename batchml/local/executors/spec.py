@@ -1,6 +1,7 @@
 """What a runner is told, worked out from a job. Pure but for a look at the published images."""
 
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,21 @@ def runner_spec(host: Host, job: Job, attempt: Attempt) -> dict[str, Any]:
         "notify": str(host.home.notify),
         "preamble": f"{MARK}host executor=process image={job.container['image']}",
     }
-    return spec if image is None else spec | _in_environment(host, image, spec)
+    if image is not None:
+        return spec | _in_environment(host, image, spec)
+    # The image itself is not to be had here, but the code that travels with the run is unpacked
+    # by our runtime, as it is in the images that have it.
+    return spec | _through_runtime(host, sys.executable, spec) if "BATCHML_CODE" in env else spec
+
+
+def _through_runtime(host: Host, python: str, spec: dict[str, Any]) -> dict[str, Any]:
+    """The command, run by `batchml.runtime`, as the entry point of our images does."""
+    modules = [str(host.runtime), *filter(None, [spec["env"].get("PYTHONPATH")])]
+    return {
+        "command": [python, "-m", "batchml.runtime.run", *spec["command"]],
+        "env": {**spec["env"], "PYTHONPATH": os.pathsep.join(modules), "PYTHONUNBUFFERED": "1"},
+        "marks": True,
+    }
 
 
 def _in_environment(host: Host, image: LocalImage, spec: dict[str, Any]) -> dict[str, Any]:
@@ -63,18 +78,11 @@ def _in_environment(host: Host, image: LocalImage, spec: dict[str, Any]) -> dict
     script = Path(__file__).parent.parent / "environments.py"
     env = spec["env"]
     search = os.pathsep.join(part for part in (str(target / "bin"), env.get("PATH", "")) if part)
-    modules = [str(host.runtime), *filter(None, [env.get("PYTHONPATH")])]
+    spec = spec | {"env": {**env, "PATH": search, "VIRTUAL_ENV": str(target)}}
     return {
+        **_through_runtime(host, str(target / "bin" / "python"), spec),
         "prepare": [python, "-I", str(script), str(image.requirements), str(target), python],
         "prepare_env": {**_pip_environment(host.environ), "BATCHML_TASK": env["BATCHML_TASK"]},
-        "command": [str(target / "bin" / "python"), "-m", "batchml.runtime.run", *spec["command"]],
-        "env": {
-            **env,
-            "PATH": search,
-            "VIRTUAL_ENV": str(target),
-            "PYTHONPATH": os.pathsep.join(modules),
-            "PYTHONUNBUFFERED": "1",
-        },
         "preamble": f"{MARK}host executor=process environment={image.label}",
         "label": image.label,
     }

@@ -1,0 +1,55 @@
+"""Make docs/lenet.svg: the README's second command, as a real terminal shows it. `make picture`.
+
+Runs the command in tmux, takes the screen when training is under way, and draws it.
+"""
+
+import io
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from rich._export_format import CONSOLE_SVG_FORMAT
+from rich.console import Console
+from rich.text import Text
+
+WIDTH, HEIGHT = 112, 20
+COMMAND = "batchml submit --wait lenet"
+LIMIT = 120  # seconds
+
+
+def tmux(*arguments: str) -> str:
+    command = ["tmux", "-L", "batchml-picture", *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def screen(until: str) -> str:
+    """The screen, with its colours, once it shows `until`."""
+    search = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    size = ["-x", str(WIDTH), "-y", str(HEIGHT)]
+    tmux("new-session", "-d", *size, "env", f"PATH={search}", "PS1=$ ", "bash", "--norc")
+    try:
+        tmux("send-keys", "clear", "Enter", COMMAND, "Enter")
+        for _ in range(LIMIT * 5):
+            shown = tmux("capture-pane", "-e", "-p")
+            if until in shown:
+                return shown
+            time.sleep(0.2)
+        raise SystemExit(f"not within {LIMIT} s: {until}\n{shown}")
+    finally:
+        tmux("kill-session")
+
+
+def draw(shown: str, path: Path) -> None:
+    console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
+    console.print(Text.from_ansi(shown.rstrip()))
+    # Without the fonts that it would fetch from elsewhere: any monospaced one will do.
+    plain = re.sub(r"@font-face \{\{.*?\}\}\n", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
+    svg = console.export_svg(title=COMMAND, code_format=plain, unique_id="lenet")
+    path.write_text(svg.replace("Fira Code,", ""), "utf-8")
+
+
+if __name__ == "__main__":
+    draw(screen("Batch [800]"), Path(__file__).parent / "lenet.svg")
