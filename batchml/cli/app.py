@@ -46,23 +46,31 @@ def run(arguments: Sequence[str]) -> int:
             # What a job prints may be anything; a terminal of another encoding shows "?" for it.
             stream.reconfigure(errors="replace")
     try:
-        app(args=before, prog_name="batchml", obj=command)
+        try:
+            app(args=before, prog_name="batchml", obj=command)
+        finally:
+            sys.stdout.flush()  # here, where a full disk can still be told
     except BatchmlError as error:
         print(f"batchml: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has gone; nothing more is to be written, at exit either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()  # whoever read it has gone
         return 141
     except OSError as error:  # of the system: a disk that is full, a folder that is not ours
         where = f" ({error.filename})" if error.filename else ""
         print(f"batchml: {error.strerror or error}{where}", file=sys.stderr)
+        _drop_output()
         return 1
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 1
     return 0
+
+
+def _drop_output() -> None:
+    """Nothing more can be written to stdout, nor at exit what it still holds."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _split_command(arguments: list[str]) -> tuple[list[str], list[str] | None]:

@@ -1,7 +1,7 @@
 """A run that a command works on: find it, follow it, detach from it."""
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ def follow(
     json_: bool,
     from_start: bool,
     cancel_on_interrupt: bool = False,
+    patterns: Mapping[str, str] | None = None,
 ) -> None:
     """Show a run to its end and exit with its code."""
     from batchml.cli.live import open_view
@@ -28,6 +29,9 @@ def follow(
     from batchml.cli.render import run_json
     from batchml.model.run import classify
     from batchml.ops import watch
+    from batchml.ops.metrics import Metrics
+
+    metrics = Metrics(patterns or {})
 
     def stop() -> None:
         place.batch.terminate(job_id, "Cancelled by the user (Ctrl-C)")
@@ -40,12 +44,16 @@ def follow(
         happenings = watch.follow(
             place.describe, place.open_log, job_id, clock=place.clock, pace=place.pace
         )
-        run = show_live(happenings, view, from_start=from_start)
+        run = show_live(metrics.watch(happenings), view, from_start=from_start)
     outputs = place.outputs(job_id)
     if json_:
         found = str(outputs) if outputs else None
-        print_json({**run_json(run), "env": place.env, "outputs": found})
-    elif outputs is not None and any(outputs.iterdir()):
+        ours = {"env": place.env, "metrics": metrics.values, "outputs": found}
+        print_json({**run_json(run), **ours})
+        raise typer.Exit(classify(run).exit_code)
+    if metrics.values:
+        say("Metrics: " + ", ".join(f"{name} {value:g}" for name, value in metrics.values.items()))
+    if outputs is not None and any(outputs.iterdir()):
         say(f"Outputs: {outputs}")
     raise typer.Exit(classify(run).exit_code)
 

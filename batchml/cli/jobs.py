@@ -92,7 +92,12 @@ def submit(
         (say if json_ else print_line)(submission.announcement(prepared, job_id))
     if wait:
         following.follow(
-            place, job_id, json_=json_, from_start=True, cancel_on_interrupt=cancel_on_interrupt
+            place,
+            job_id,
+            json_=json_,
+            from_start=True,
+            cancel_on_interrupt=cancel_on_interrupt,
+            patterns=prepared.spec.metrics,
         )
     elif json_:
         print_json(submission.as_json(place, prepared, job_id))

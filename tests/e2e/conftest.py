@@ -46,6 +46,24 @@ class Cli:
         assert "Traceback" not in done.stderr, done.stderr
         return Shown(done.returncode, done.stdout, done.stderr)
 
+    def watch(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start a command and leave it running."""
+        return subprocess.Popen(
+            self.command(*arguments), cwd=self.folder, env=self.environ, text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+
+def read_until(watching: subprocess.Popen[str], text: str) -> str:
+    """Read what a command prints, up to the line that holds `text`."""
+    assert watching.stdout is not None
+    seen = ""
+    for line in watching.stdout:
+        seen += line
+        if text in line:
+            return seen
+    raise AssertionError(f"ended without {text!r}: {seen}")
+
 
 @pytest.fixture
 def cli(tmp_path: Path, home: Home) -> Iterator[Cli]:

@@ -12,7 +12,7 @@ import pytest
 
 from batchml.local.home import Home
 from tests.conftest import wait_for
-from tests.e2e.conftest import Cli, write_job
+from tests.e2e.conftest import Cli, read_until, write_job
 
 SHELL = ("--", "sh", "-c")
 RULE = "=" * 80
@@ -125,6 +125,7 @@ def test_a_job_runs_with_its_code_parameters_and_outputs(cli: Cli) -> None:
         "import json, os, sys, pathlib, helper\n"
         "print('args', sys.argv[1:], helper.WORD)\n"
         "print('params', os.environ['BATCHML_PARAMS'], os.environ['GREETING'])\n"
+        "print('accuracy=0.5'); print('accuracy=0.75 accuracy=...')\n"
         "pathlib.Path(os.environ['BATCHML_OUTPUT_DIR'], 'model.txt').write_text('weights')\n"
     )
     write_job(
@@ -132,7 +133,8 @@ def test_a_job_runs_with_its_code_parameters_and_outputs(cli: Cli) -> None:
         "mine",
         'image = "python"\n'
         'command = ["python", "train.py", "--lr", "{lr}", "--steps={steps}"]\n'
-        "[params]\nlr = 0.05\nsteps = 3\n[env]\nGREETING = 'hi there'\n",
+        "[params]\nlr = 0.05\nsteps = 3\n[env]\nGREETING = 'hi there'\n"
+        "[metrics]\naccuracy = 'accuracy=([0-9.]+)'\nnever = 'never=(.*)'\n",
         train__py=program,
         helper__py="WORD = 'helped'\n",
     )
@@ -141,6 +143,8 @@ def test_a_job_runs_with_its_code_parameters_and_outputs(cli: Cli) -> None:
     assert "args ['--lr', '0.5', '--steps=3'] helped" in shown.err
     assert '{"lr": 0.5, "steps": 3} hi there' in shown.err
     assert Path(shown.json["outputs"], "model.txt").read_text() == "weights"
+    assert shown.json["metrics"] == {"accuracy": 0.75}
+    assert "Metrics: accuracy 0.75" in cli("submit", "--wait", "mine").err
 
 
 def test_dry_run_prints_the_requests_and_starts_nothing(cli: Cli) -> None:
@@ -218,15 +222,8 @@ def test_a_retried_attempt_is_shown_with_both_outputs(cli: Cli) -> None:
 
 
 def test_ctrl_c_detaches_and_the_job_goes_on(cli: Cli) -> None:
-    watching = subprocess.Popen(
-        cli.command("submit", "--wait", *SHELL, "echo begun; sleep 1; exit 6"),
-        cwd=cli.folder, env=cli.environ, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    assert watching.stdout is not None
-    for line in watching.stdout:
-        if "] begun" in line:
-            break
+    watching = cli.watch("submit", "--wait", *SHELL, "echo begun; sleep 1; exit 6")
+    read_until(watching, "] begun")
     watching.send_signal(signal.SIGINT)
     _, err = watching.communicate(timeout=30)
     assert watching.returncode == 130
@@ -237,15 +234,9 @@ def test_ctrl_c_detaches_and_the_job_goes_on(cli: Cli) -> None:
 
 
 def test_cancel_on_interrupt_cancels(cli: Cli) -> None:
-    watching = subprocess.Popen(
-        cli.command("submit", "--wait", "--cancel-on-interrupt", *SHELL, "echo begun; sleep 600"),
-        cwd=cli.folder, env=cli.environ, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    assert watching.stdout is not None
-    for line in watching.stdout:
-        if "] begun" in line:
-            break
+    script = "echo begun; sleep 600"
+    watching = cli.watch("submit", "--wait", "--cancel-on-interrupt", *SHELL, script)
+    read_until(watching, "] begun")
     watching.send_signal(signal.SIGINT)
     _, err = watching.communicate(timeout=30)
     assert watching.returncode == 130
@@ -255,17 +246,9 @@ def test_cancel_on_interrupt_cancels(cli: Cli) -> None:
 
 def test_the_server_may_die_while_someone_watches(cli: Cli) -> None:
     """The watcher starts another; the job never noticed; no line is lost or doubled."""
-    watching = subprocess.Popen(
-        cli.command("submit", "--wait", *SHELL, "for i in $(seq 20); do echo n$i; sleep 0.1; done"),
-        cwd=cli.folder, env=cli.environ, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    assert watching.stdout is not None
-    seen = ""
-    for line in watching.stdout:
-        seen += line
-        if "] n5\n" in line:
-            break
+    count = "for i in $(seq 20); do echo n$i; sleep 0.1; done"
+    watching = cli.watch("submit", "--wait", *SHELL, count)
+    seen = read_until(watching, "] n5\n")
     pid = cli.home.holder()
     assert pid is not None
     os.kill(pid, signal.SIGKILL)

@@ -144,7 +144,11 @@ def test_what_no_system_could_start_is_a_start_failure(
 def test_a_program_starts_with_no_signal_blocked_or_ignored(attempt: Attempt) -> None:
     attempt.start("grep", "-E", "Sig(Blk|Ign)", "/proc/self/status")
     assert attempt.exit()["code"] == 0
-    assert [line.split()[1] for line in attempt.lines()] == [b"0" * 16, b"0" * 16]
+    # Signals 32 and 33 are the C library's own: its posix_spawn ignores them for whoever it starts,
+    # and no program can use them.
+    internal = 0b11 << 31
+    found = [int(line.split()[1], 16) & ~internal for line in attempt.lines()]
+    assert found == [0, 0]
 
 
 def test_a_tree_that_ignores_a_stop_is_killed_after_the_grace(attempt: Attempt) -> None:

@@ -249,7 +249,7 @@ def test_a_left_over_pipe_and_lock_are_no_hindrance(home: Home) -> None:
 
 def test_a_state_folder_that_is_a_file_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(LocalServerError, match="cannot be used: File exists"):
+    with pytest.raises(LocalServerError, match="cannot be made: File exists"):
         control.ensure(Home(tmp_path / "file"), CLOCK)
 
 
