@@ -31,9 +31,9 @@ def main() -> int:
 
 def _stored_help(command: "list[str]") -> str:
     """The help of `batchml COMMAND`, or nothing for what is no command of ours."""
-    name = "-".join(["batchml", *command])
-    if not name.replace("-", "").isalpha():
+    if not all(word.isalpha() for word in command):
         return ""
+    name = "-".join(["batchml", *command])
     try:
         with open(f"{__file__.removesuffix('__main__.py')}cli/help/{name}.txt") as file:
             return file.read()

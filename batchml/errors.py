@@ -11,7 +11,8 @@ BatchmlError                     1
     ├── StateFolderBusy          1   another server holds the state folder
     ├── StateFolderUnsafe        1   others can read or write the state folder
     ├── StateDamaged             1   the journal cannot be read
-    └── DiskFull                 1   no space for what must be kept
+    ├── DiskFull                 1   no space for what must be kept
+    └── JournalBusy              1   another program holds the journal
 
 A message says what is wrong, where, and what to do next.
 """
@@ -96,6 +97,10 @@ class StateDamaged(LocalServerError):
 
 
 class DiskFull(LocalServerError):
+    pass
+
+
+class JournalBusy(LocalServerError):
     pass
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from msgspec import Struct
 
 from batchml.errors import ConfigError
-from batchml.model.job import MAX_OVERRIDES, JobSpec
+from batchml.model.job import DEFAULT_GRACE, MAX_OVERRIDES, JobSpec
 from batchml.model.names import to_name
 from batchml.model.reading import parse_size
 
@@ -100,7 +100,7 @@ def _environment(spec: JobSpec, travel: Travel) -> list[dict[str, str]]:
     variables = {"BATCHML_PARAMS": params, **travel.env}
     if travel.code:
         variables["BATCHML_CODE"] = travel.code
-    if spec.checkpoint.grace_seconds != 30:
+    if spec.checkpoint.grace_seconds != DEFAULT_GRACE:
         variables["BATCHML_GRACE"] = str(spec.checkpoint.grace_seconds)
     variables |= {name: str(value) for name, value in spec.env.items()}
     return [{"name": name, "value": value} for name, value in variables.items()]

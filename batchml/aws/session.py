@@ -4,6 +4,7 @@ boto3's clients are botocore's; taken from botocore itself they come in two thir
 which a person feels with every command.
 """
 
+import os
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
@@ -51,26 +52,36 @@ class Session:
         import botocore.loaders
         import botocore.session
 
-        session = botocore.session.Session(profile=self._access.profile or None)
-        if self._access.endpoint:
+        if not self._access.endpoint:
+            return botocore.session.Session(profile=self._access.profile or None)
+        # The user's profiles and defaults are for AWS, and one that is broken must not matter here.
+        nothing = (None, None, None, None)
+        session = botocore.session.Session(
+            session_vars={
+                "profile": nothing,
+                "config_file": (None, None, os.devnull, None),
+                "credentials_file": (None, None, os.devnull, None),
+                "defaults_mode": (None, None, "legacy", None),
+            }
+        )
 
-            class KnownModels(botocore.loaders.Loader):  # type: ignore[misc]
-                """Leaves out what an endpoint makes needless: 30 ms of a command.
+        class KnownModels(botocore.loaders.Loader):  # type: ignore[misc]
+            """Leaves out what an endpoint makes needless: 30 ms of a command.
 
-                That is, looking through the folders of 400 services to find three, and reading
-                the addresses of all of them in all regions.
-                """
+            That is, looking through the folders of 400 services to find three, and reading
+            the addresses of all of them in all regions.
+            """
 
-                def list_available_services(self, type_name: str) -> list[str]:
-                    return list(_MODELS)
+            def list_available_services(self, type_name: str) -> list[str]:
+                return list(_MODELS)
 
-                def load_data_with_path(self, name: str) -> tuple[Any, str]:
-                    if name == "endpoints":
-                        return {"version": 3, "partitions": []}, ""
-                    found: tuple[Any, str] = super().load_data_with_path(name)
-                    return found
+            def load_data_with_path(self, name: str) -> tuple[Any, str]:
+                if name == "endpoints":
+                    return {"version": 3, "partitions": []}, ""
+                found: tuple[Any, str] = super().load_data_with_path(name)
+                return found
 
-            session.register_component("data_loader", KnownModels())
+        session.register_component("data_loader", KnownModels())
         return session
 
     def _arguments(self, attempts: int) -> Mapping[str, Any]:

@@ -1,7 +1,7 @@
 """A run that a command works on: find it, follow it, detach from it."""
 
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -33,12 +33,8 @@ def follow(
 
     metrics = Metrics(patterns or {})
 
-    def stop() -> None:
-        place.batch.terminate(job_id, "Cancelled by the user (Ctrl-C)")
-        say(f"Cancelled job {job_id}.")
-
     with (
-        detaching(place, [job_id], stop if cancel_on_interrupt else None),
+        detaching(place, [job_id], cancel=cancel_on_interrupt),
         open_view(place.clock, to_stderr=json_) as view,
     ):
         happenings = watch.follow(
@@ -59,21 +55,24 @@ def follow(
 
 
 @contextmanager
-def detaching(
-    place: "Place", job_ids: list[str], stop: Callable[[], None] | None = None
-) -> Iterator[None]:
-    """On Ctrl-C leave the runs alone, and say how to come back; a second one leaves at once."""
+def detaching(place: "Place", job_ids: list[str], *, cancel: bool = False) -> Iterator[None]:
+    """On Ctrl-C leave the runs alone, and say how to come back; a second one leaves at once.
+
+    With `cancel`, stop them instead.
+    """
     from batchml.errors import INTERRUPTED
 
     try:
         yield
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        if stop is not None:
-            stop()
-        else:
+        if job_ids and not cancel:
             say("\nDetached: the job goes on.")
-            for job_id in job_ids:
+        for job_id in job_ids:
+            if cancel:
+                place.batch.terminate(job_id, "Cancelled by the user (Ctrl-C)")
+                say(f"Cancelled job {job_id}.")
+            else:
                 say_how_to_go_on(place, job_id)
         raise typer.Exit(INTERRUPTED) from None
 
@@ -108,10 +107,10 @@ def finishing_first(what: str) -> Iterator[None]:
 def select(place: "Place", word: str) -> str:
     from batchml.ops.select import select_run
 
-    def known() -> Iterator[tuple[str, str]]:
-        for queue in place.batch.queues():
-            for run in place.batch.list_recent(queue):
-                yield run.job_id, run.name
+    def known() -> list[tuple[str, str]]:
+        runs = [run for queue in place.batch.queues() for run in place.batch.list_recent(queue)]
+        runs.sort(key=lambda run: run.created_at or 0, reverse=True)
+        return [(run.job_id, run.name) for run in runs]
 
     return select_run(word, place.history.newest_first(place.env), known)
 

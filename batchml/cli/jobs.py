@@ -86,10 +86,15 @@ def submit(
     if dry_run:
         print_json(submission.shown(prepared))
         return
-    with following.finishing_first("the submission"):
+    sent: list[str] = []
+    with (
+        following.detaching(place, sent, cancel=cancel_on_interrupt),
+        following.finishing_first("the submission"),
+    ):
         job_id = submission.send(place, prepared)
-    if not json_ or wait:
-        (say if json_ else print_line)(submission.announcement(prepared, job_id))
+        sent.append(job_id)
+        if not json_ or wait:
+            (say if json_ else print_line)(submission.announcement(prepared, job_id))
     if wait:
         following.follow(
             place,
@@ -269,14 +274,16 @@ def cancel(
             place.batch.terminate(job_id, reason)
     after = place.describe(list(before))
     if json_:
-        print_json([run_json(after[job_id]) for job_id in asked])
+        print_json([run_json(after.get(job_id, before[job_id])) for job_id in asked])
         return
     for job_id in asked:
-        run = after[job_id]
+        run = after.get(job_id, before[job_id])
         if before[job_id].status.is_terminal:
             print_line(f"{job_title(run)} had ended already: {run.status}.")
         elif run.status.is_terminal:
             print_line(f"{job_title(run)} is cancelled.")
+        elif not run.status.holds_resources:
+            print_line(f"{job_title(run)} will not run; it ends with what it waits for.")
         else:
             print_line(f"{job_title(run)} is being stopped: it has its grace to save and end.")
 

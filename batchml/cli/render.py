@@ -49,9 +49,8 @@ def run_json(run: Run) -> dict[str, Any]:
         "startedAt": run.started_at,
         "stoppedAt": run.stopped_at,
         "exitCode": run.exit_code,
+        "attempts": len(run.attempts),
     }
-    if run.attempts:  # ListJobs does not tell
-        found["attempts"] = len(run.attempts)
     if run.status.is_terminal:
         found["class"] = classify(run).outcome.value
     return found
@@ -127,7 +126,7 @@ def verdict(run: Run) -> str:
         OutcomeClass.UNSCHEDULABLE: f"could never be placed: {run.status_reason}",
         OutcomeClass.UNKNOWN: run.status_reason or "no reason given",
     }
-    return f"{outcome.value}: {sentences[outcome]}"
+    return printable(f"{outcome.value}: {sentences[outcome]}")
 
 
 def _signal(code: int) -> str:

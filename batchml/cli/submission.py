@@ -50,7 +50,8 @@ def prepare(place: Place, order: Order, *, dry_run: bool) -> Prepared:
     if place.settings.is_local:
         spec = _fit(spec, order.strict)
     image_folder = find_image(spec.image, place.image_folders)
-    archive = _archive(spec, folder)
+    # The state folder holds keys, and every archive before this one.
+    archive = _archive(spec, folder, without=place.home.root)
     if spec.retry.attempts > 1:
         say(f"Up to {spec.retry.attempts} attempts, after: {', '.join(spec.retry.on)}.")
     travel = Travel(
@@ -130,7 +131,7 @@ def _spec(place: Place, order: Order) -> tuple[JobSpec, Path]:
 def _fit(spec: JobSpec, strict: bool) -> JobSpec:
     from batchml.local.machine import read_machine
 
-    machine = read_machine()
+    machine = read_machine(with_gpus=spec.resources.gpus > 0)
     fitted = fit(spec, Capacity(machine.vcpus, machine.memory, len(machine.gpus)))
     if strict:
         refuse_cuts(fitted)
@@ -139,13 +140,13 @@ def _fit(spec: JobSpec, strict: bool) -> JobSpec:
     return fitted.spec
 
 
-def _archive(spec: JobSpec, folder: Path) -> CodeArchive | None:
+def _archive(spec: JobSpec, folder: Path, without: Path) -> CodeArchive | None:
     if spec.code is False:
         return None
     source = folder if spec.code is True else folder / spec.code
     if not source.is_dir():
         raise ConfigError(str(folder / "job.toml"), [f"code: {source} is not a folder."])
-    archive = pack(source)
+    archive = pack(source, without)
     if archive.left_out:
         names = ", ".join(archive.left_out[:5]) + (", ..." if len(archive.left_out) > 5 else "")
         say(f"Left behind, not being files of this folder: {names}.")

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from batchml.clock import Clock
-from batchml.errors import DiskFull
+from batchml.errors import DiskFull, JournalBusy
 from batchml.local import engine
 from batchml.local.messages import (
     Answer,
@@ -171,7 +171,7 @@ class Core:
         if effects:
             try:
                 await self._commit(effects, answers)
-            except DiskFull as error:
+            except (DiskFull, JournalBusy) as error:
                 self._postpone(items, error)
                 return
         self.state = state
@@ -194,8 +194,8 @@ class Core:
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._writer, self._store.commit, effects, calls)
 
-    def _postpone(self, items: list[_Item], error: DiskFull) -> None:
-        """No space: callers are told at once; what happened to jobs is written later."""
+    def _postpone(self, items: list[_Item], error: Exception) -> None:
+        """Nothing can be written now: callers are told so; what happened is written later."""
         log.error("%s", error)
         loop = asyncio.get_running_loop()
         for item in items:

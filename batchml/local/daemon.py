@@ -11,6 +11,7 @@ import errno
 import json
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -27,7 +28,7 @@ from batchml.local.home import Endpoint, Home
 from batchml.local.images import publish_runtime
 from batchml.local.logreads import LogReads
 from batchml.local.machine import read_machine
-from batchml.local.messages import Requested
+from batchml.local.messages import Requested, Ticked
 from batchml.local.server import Server, idle
 from batchml.local.state import State
 from batchml.local.store import Store
@@ -47,6 +48,7 @@ def main() -> int:
     parser.add_argument("--ready-fd", type=int, default=-1)
     options = parser.parse_args()
     os.umask(0o077)
+    _allow_many_files()
     home = Home(options.home)
     try:
         home.prepare()
@@ -69,6 +71,12 @@ def _in_our_words(error: Exception, home: Home) -> BatchmlError:
     if isinstance(error, Refused):
         return LocalServerError(f"The server cannot start: {error.message}")
     return LocalServerError(f"The server cannot start: {error}. Its log: {home.log}")
+
+
+def _allow_many_files() -> None:
+    """As many open files as this user may have: connections and attempts take one each."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 async def serve(home: Home, port: int, idle_limit: float, ready_fd: int) -> int:
@@ -95,6 +103,7 @@ async def serve(home: Home, port: int, idle_limit: float, ready_fd: int) -> int:
     loop_task = loop.create_task(core.run())
     await _first_start(core, clock)
     _adopt_all(core.state, executor)
+    core.report(Ticked(int(clock.now() * 1000)))  # what waited may fit now
     home.write_endpoint(endpoint)
     _tell(ready_fd, {"pid": endpoint.pid, "port": endpoint.port})
     log.info("serving on %s, pid %d", endpoint.url, endpoint.pid)

@@ -46,9 +46,11 @@ class Draft:
 
     def release(self, job: Job, attempt: Attempt) -> None:
         state = self.state
+        # One that was taken out of the machine meanwhile does not come back.
+        gpus = tuple(gpu for gpu in attempt.gpus if gpu in state.machine.gpus)
         self.state = replace(
             state,
-            free=state.free.plus(job.needs, attempt.gpus),
+            free=state.free.plus(job.needs, gpus),
             used=state.used.set(
                 attempt.environment, state.used[attempt.environment] - job.needs.vcpus
             ),

@@ -26,11 +26,11 @@ def make(requirements: str, target: str, python: str) -> None:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            if os.path.exists(os.path.join(target, COMPLETE)):
+            if is_whole(target):
                 return
             say("waiting for another run that is making the same environment")
             fcntl.flock(lock, fcntl.LOCK_EX)
-        if os.path.exists(os.path.join(target, COMPLETE)):
+        if is_whole(target):
             return
         shutil.rmtree(target, ignore_errors=True)
         with open(requirements, encoding="utf-8") as file:
@@ -46,6 +46,12 @@ def make(requirements: str, target: str, python: str) -> None:
             mark.write("made whole\n")
             mark.flush()
             os.fsync(mark.fileno())
+
+
+def is_whole(target: str) -> bool:
+    """True when it was made to its end, and what it was made from, its Python, is still there."""
+    python = os.path.join(target, "bin", "python")
+    return os.path.exists(os.path.join(target, COMPLETE)) and os.access(python, os.X_OK)
 
 
 def say(text: str) -> None:

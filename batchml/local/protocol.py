@@ -19,7 +19,6 @@ from batchml.local.shapes import clean, problems
 from batchml.local.wire import Refused, Request, Response
 
 MAX_BODY = 64 * 1024
-MAX_HEADERS = 16 * 1024
 
 _SERVICES = {"batch": "batch", "logs": "logs", "sts": "sts"}
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from batchml.clock import Clock
-from batchml.errors import DiskFull
+from batchml.errors import LocalServerError
 from batchml.local import protocol
 from batchml.local.core import Core
 from batchml.local.logreads import LogReads
@@ -79,7 +79,7 @@ class Server:
             return protocol.answer(call, await self._answer(call, request.body))
         except Refused as error:
             return protocol.refusal(error, service, request_id)
-        except DiskFull as error:
+        except LocalServerError as error:
             return _server_error(str(error), service, request_id)
         except Exception:
             log.exception("request %s failed", request_id)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 from immutables import Map
 
-from batchml.errors import DiskFull, LocalServerError, StateDamaged
+from batchml.errors import DiskFull, JournalBusy, LocalServerError, StateDamaged
 from batchml.local.messages import DropRecord, Effect, Launch, SaveJob, SaveRecord
 from batchml.local.state import Definition, Environment, Job, Machine, Queue, State
 from batchml.local.state import empty as empty_state
@@ -239,10 +239,17 @@ def _write(db: sqlite3.Connection, effect: Effect) -> None:
 
 def _translated(error: sqlite3.Error, path: Path) -> LocalServerError:
     name = getattr(error, "sqlite_errorname", "")
-    if name.startswith(("SQLITE_FULL", "SQLITE_IOERR_SHMSIZE", "SQLITE_CANTOPEN")):
+    if name.startswith(("SQLITE_FULL", "SQLITE_IOERR_SHMSIZE")):
         return DiskFull(
             f"No space left to keep the journal {path}: {error}. Free some space on that disk; "
             f"running jobs go on meanwhile."
+        )
+    if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+        return JournalBusy(f"Another program holds the journal {path}: {error}. Let it finish.")
+    if name.startswith(("SQLITE_CANTOPEN", "SQLITE_IOERR", "SQLITE_PERM", "SQLITE_READONLY")):
+        return LocalServerError(
+            f"The journal {path} cannot be used: {error}. Look at the disk, the space on it, and "
+            f"who may write there; nothing in it was changed."
         )
     return StateDamaged(_damaged(path, str(error)))
 

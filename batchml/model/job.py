@@ -14,8 +14,8 @@ from batchml.model.reading import parse_duration, parse_size, read_struct
 
 Scalar = str | int | float | bool
 
-RETRYABLE = ("host-lost", "image-error", "app-error", "out-of-memory")
 MAX_OVERRIDES = 8192  # bytes of containerOverrides as JSON; AWS Batch refuses more at dispatch
+DEFAULT_GRACE = 30  # seconds from the stop signal to the kill, as in runtime/env.py
 MIN_TIMEOUT = 60  # seconds; AWS Batch, JobTimeout
 MIN_MEMORY = 4 * 1024**2  # bytes; AWS Batch, ResourceRequirement
 
@@ -47,7 +47,7 @@ class Launch(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Checkpoint(Struct, frozen=True, forbid_unknown_fields=True):
-    grace: str | int = "30s"
+    grace: str | int = DEFAULT_GRACE
 
     @property
     def grace_seconds(self) -> int:

@@ -35,13 +35,13 @@ class CodeArchive(Struct, frozen=True):
         return f"{self.digest}.tar.gz"
 
 
-def pack(folder: Path) -> CodeArchive:
-    """Archive the regular files below `folder`, without caches and environments.
+def pack(folder: Path, without: Path | None = None) -> CodeArchive:
+    """Archive the regular files below `folder`, without caches, environments and `without`.
 
     A link to a file below the folder travels as that file. Raises ConfigError when the files are
     too large to send along with each run, or cannot be read.
     """
-    found = _Found(folder.resolve())
+    found = _Found(folder.resolve(), without.resolve() if without else None)
     try:
         found.look("")
         files = sorted(found.files)
@@ -82,8 +82,9 @@ def _too_large(folder: Path, files: list[str], size: int) -> str:
 class _Found:
     """The files below a folder that travel, and what else there is."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, without: Path | None) -> None:
         self._root = root
+        self._without = without
         self.files: list[str] = []
         self.left_out: list[str] = []
 
@@ -94,7 +95,8 @@ class _Found:
                 if entry.name in _SKIPPED or entry.name.endswith(".pyc"):
                     continue
                 if entry.is_dir(follow_symlinks=False):
-                    self.look(name)
+                    if Path(entry.path) != self._without:
+                        self.look(name)
                 elif entry.is_file() and self._is_inside(entry):
                     self.files.append(name)
                 else:

@@ -1,4 +1,4 @@
-"""What was submitted from here, one line a run: what `@last` means, and names of runs."""
+"""What was submitted from here, one line a run: what `@last` means."""
 
 import json
 import os

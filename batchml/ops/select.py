@@ -17,8 +17,10 @@ Known = Callable[[], Iterable[tuple[str, str]]]
 def select_run(word: str, history: Iterable[Remembered], known: Known) -> str:
     """The job id that `word` means.
 
-    `known` lists (job id, name) of the environment's runs, newest first; it is asked only when
-    the word and the history do not say. Raises NotFound, or UsageError for an ambiguous prefix.
+    `history` says what `@last` is. `known` lists (job id, name) of the environment's runs, newest
+    first; it is asked for names and prefixes only.
+
+    Raises NotFound, or UsageError for a prefix that is too short or means several.
     """
     word = bare_name(word)
     if _JOB_ID.fullmatch(word):

@@ -203,6 +203,7 @@ def follow(
     Raises ServiceUnreachable when the run cannot be found or reached for longer than `patience`.
     """
     follower = _Follower(open_log, clock, pace)
+    patience = _Patience(clock, pace)
     delays = backoff(pace)
     for seen in _looks(describe, job_id, clock=clock, pace=pace):
         news = False
@@ -212,16 +213,40 @@ def follow(
                 if isinstance(happening, Ended):
                     return
                 news = not isinstance(happening, Lost)
+            patience.renew()
         except ServiceUnreachable as error:  # the log goes on later from where it was
             yield Lost(str(error))
+            if patience.is_over() and isinstance(seen, Run) and seen.status.is_terminal:
+                yield Ended(seen)  # how it ended is known, if not all that it printed
+                return
+            if patience.is_over():
+                raise
         if news:
             delays = backoff(pace)
         clock.sleep(next(delays))
 
 
+class _Patience:
+    """How long contact may be lost, or a run be invisible, before we give up."""
+
+    def __init__(self, clock: Clock, pace: Pace) -> None:
+        self._clock = clock
+        self.limit = pace.patience
+        self._since: float | None = None
+
+    def renew(self) -> None:
+        self._since = None
+
+    def is_over(self) -> bool:
+        """To be asked each time that contact fails."""
+        now = self._clock.monotonic()
+        self._since = now if self._since is None else self._since
+        return now - self._since >= self.limit
+
+
 def _looks(describe: Describe, job_id: str, *, clock: Clock, pace: Pace) -> Iterator[Run | Lost]:
     """The run, again and again. A failed call is no news of the run."""
-    bad_since: float | None = None
+    patience = _Patience(clock, pace)
     while True:
         try:
             run = describe([job_id]).get(job_id)
@@ -229,36 +254,40 @@ def _looks(describe: Describe, job_id: str, *, clock: Clock, pace: Pace) -> Iter
         except ServiceUnreachable as error:
             run, problem = None, str(error)
         if run is not None:
-            bad_since = None
+            patience.renew()
             yield run
-            continue
-        now = clock.monotonic()
-        bad_since = now if bad_since is None else bad_since
-        if now - bad_since >= pace.patience:
-            raise ServiceUnreachable(
-                f"{problem}, for {pace.patience:.0f} seconds now. The job itself may go on."
-            )
-        yield Lost(problem)
+        elif patience.is_over():
+            raise _given_up(problem, pace)
+        else:
+            yield Lost(problem)
+
+
+def _given_up(problem: str, pace: Pace) -> ServiceUnreachable:
+    return ServiceUnreachable(
+        f"{problem}, for {pace.patience:.0f} seconds now. The job itself may go on."
+    )
 
 
 def wait(describe: Describe, job_ids: Iterable[str], *, clock: Clock, pace: Pace) -> Iterator[Run]:
     """Yield each run once it has ended; one call a round for all that have not.
 
-    Raises ServiceUnreachable when there is no contact for longer than `patience`.
+    Raises ServiceUnreachable when there is no contact, or a run is not to be found, for longer
+    than `patience`.
     """
     left = list(dict.fromkeys(job_ids))
+    patience = _Patience(clock, pace)
     delays = backoff(pace)
-    bad_since: float | None = None
     while left:
         try:
             found = describe(left)
-            bad_since = None
-        except ServiceUnreachable:
-            now = clock.monotonic()
-            bad_since = now if bad_since is None else bad_since
-            if now - bad_since >= pace.patience:
-                raise
-            found = {}
+            missing = [job_id for job_id in left if job_id not in found]
+            problem = f"Job {missing[0]} is not known to the service" if missing else ""
+        except ServiceUnreachable as error:
+            found, problem = {}, str(error)
+        if not problem:
+            patience.renew()
+        elif patience.is_over():
+            raise _given_up(problem, pace)
         ended = [run for run in found.values() if run.status.is_terminal]
         yield from ended
         done = {run.job_id for run in ended}

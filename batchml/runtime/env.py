@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple, Optional
 
-STOP_GRACE = 30  # seconds from TERM to KILL: ECS_CONTAINER_STOP_TIMEOUT's default
+DEFAULT_GRACE = 30  # seconds from TERM to KILL: ECS_CONTAINER_STOP_TIMEOUT's default
 
 
 class RuntimeEnv(NamedTuple):
     """The attempt that this process belongs to. Paths are empty where nothing was set."""
 
-    job_id: str
-    attempt: int
     code: str
     output_dir: str
     checkpoint_dir: str
-    stop_file: str
     grace: float  # seconds from the stop signal to the kill
     log_marks: bool
 
@@ -24,13 +21,10 @@ class RuntimeEnv(NamedTuple):
     def read(cls, environ: Mapping[str, str]) -> RuntimeEnv:
         """From `os.environ`, or any mapping like it."""
         return cls(
-            job_id=environ.get("BATCHML_RUN", "") or environ.get("AWS_BATCH_JOB_ID", ""),
-            attempt=_number(environ.get("AWS_BATCH_JOB_ATTEMPT"), 1),
             code=environ.get("BATCHML_CODE", ""),
             output_dir=environ.get("BATCHML_OUTPUT_DIR", ""),
             checkpoint_dir=environ.get("BATCHML_CHECKPOINT_DIR", ""),
-            stop_file=environ.get("BATCHML_STOP_FILE", ""),
-            grace=float(_number(environ.get("BATCHML_GRACE"), STOP_GRACE)),
+            grace=float(_number(environ.get("BATCHML_GRACE"), DEFAULT_GRACE)),
             # Outside a run the output is for a person.
             log_marks="AWS_BATCH_JOB_ID" in environ,
         )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 # Bytes of one log event: 256 KiB, less the 26 that CloudWatch Logs counts for it, less one.
 MAX_LINE = 262_117
 
 # Lines that start so are for batchml's clients: they use them and do not show them.
 MARK = "::batchml "
 _MARK = MARK.encode()
+_MARKS = re.compile(r"::batchml (?=host |end code=[0-9]{1,3} lines=[0-9]{1,15}$)(\w+) (.*)$")
 
 
 class LineSplitter:
@@ -68,9 +71,9 @@ def end_mark(code: int, lines: int) -> str:
 
 
 def parse_mark(message: str) -> tuple[str, dict[str, str]] | None:
-    """`("end", {"code": "0", "lines": "12"})` for a mark, None for an ordinary line."""
-    if not message.startswith(MARK):
+    """`("end", {"code": "0", "lines": "12"})` for a mark of ours, None for any other line."""
+    found = _MARKS.match(message)
+    if not found:
         return None
-    kind, _, rest = message[len(MARK) :].partition(" ")
-    pairs = (word.partition("=") for word in rest.split(" ") if "=" in word)
-    return kind, {key: value for key, _, value in pairs}
+    pairs = (word.partition("=") for word in found[2].split(" "))
+    return found[1], {key: value for key, _, value in pairs}

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -414,3 +415,14 @@ def test_what_the_server_was_started_with_is_not_changed_silently(cli: Cli) -> N
     again = cli("local", "start", "--idle", "8h")
     assert again.code == 1
     assert "batchml local stop" in again.err
+
+
+def test_local_does_not_depend_on_the_users_aws_configuration(cli: Cli) -> None:
+    (cli.folder / "broken").write_text("[default\nnonsense")
+    environ: dict[str, Any] = {
+        "AWS_PROFILE": "nope",
+        "AWS_CONFIG_FILE": str(cli.folder / "broken"),
+        "AWS_SHARED_CREDENTIALS_FILE": str(cli.folder / "broken"),
+        "AWS_DEFAULTS_MODE": "bogus",
+    }
+    assert cli("submit", "--wait", "--", "true", **environ).code == 0

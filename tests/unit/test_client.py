@@ -247,3 +247,11 @@ def test_what_goes_to_a_terminal_cannot_control_it(text: str) -> None:
 
 def test_a_progress_bar_shows_its_last_state() -> None:
     assert printable("10%\r50%\r100%\r") == "100%"
+
+
+def test_the_state_folder_never_travels_with_the_code(tmp_path: Path) -> None:
+    (tmp_path / "state" / "local").mkdir(parents=True)
+    (tmp_path / "state" / "local" / "keys.json").write_text("{}")
+    (tmp_path / "train.py").write_text("")
+    assert pack(tmp_path, tmp_path / "state").files == 1
+    assert pack(tmp_path).files == 2

@@ -98,3 +98,11 @@ def test_a_progress_bar_is_seen_before_its_line_ends() -> None:
     assert splitter.feed(b"no bar, only slow") == []
     assert splitter.progress() == []
     assert splitter.finish() == [b"no bar, only slow"]
+
+
+@pytest.mark.parametrize(
+    "message",
+    ["::batchml end code=0 lines=abc", "::batchml end", "::batchml ", "::batchml foo a=b"],
+)
+def test_what_only_looks_like_a_mark_is_an_ordinary_line(message: str) -> None:
+    assert parse_mark(message) is None

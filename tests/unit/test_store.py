@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from batchml.errors import DiskFull, LocalServerError, StateDamaged
+from batchml.errors import DiskFull, JournalBusy, LocalServerError, StateDamaged
 from batchml.local.messages import DropRecord, Effect, Launch, SaveJob, SaveRecord, Stop
 from batchml.local.state import (
     Attempt,
@@ -222,3 +222,16 @@ def test_a_record_that_cannot_be_read_is_refused(path: Path, body: bytes) -> Non
 def test_only_its_user_can_read_the_journal(path: Path) -> None:
     Store(path).close()
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_lock_that_passes_is_no_damage(tmp_path: Path) -> None:
+    store = Store(tmp_path / "journal.db")
+    store._writer.execute("PRAGMA busy_timeout = 0")
+    other = sqlite3.connect(tmp_path / "journal.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(JournalBusy):
+        store.commit([])
+    other.execute("ROLLBACK")
+    store.commit([])
+    other.close()
+    store.close()

@@ -185,3 +185,35 @@ def test_wait_asks_for_all_that_are_left_at_once() -> None:
     ended = list(wait(describe, ["a", "b", "a"], clock=FakeClock(), pace=PACE))
     assert [run.job_id for run in ended] == ["a", "b"]
     assert asked == [["a", "b"], ["b"]]
+
+
+def test_a_run_that_vanishes_does_not_keep_anyone_waiting_for_ever() -> None:
+    clock = FakeClock()
+    with pytest.raises(ServiceUnreachable, match="not known to the service"):
+        list(wait(lambda ids: {}, ["a"], clock=clock, pace=PACE))
+    assert sum(clock.naps) < PACE.patience + PACE.most
+
+
+class Unreachable(FakeReader):
+    def read(self) -> Iterator[LogLine]:
+        raise ServiceUnreachable("no logs")
+
+
+@pytest.mark.parametrize("status", ["SUCCEEDED", "RUNNING"])
+def test_a_log_out_of_reach_ends_the_watch_with_what_is_known(status: str) -> None:
+    clock = FakeClock()
+    stopped = 1 if status == "SUCCEEDED" else None
+    run = run_of(status, Attempt(log_stream="s", stopped_at=stopped))
+    happenings = follow(
+        lambda ids: {"j": run},
+        lambda run, stream: Unreachable(stream, []),
+        "j",
+        clock=clock,
+        pace=PACE,
+    )
+    if status == "SUCCEEDED":
+        assert isinstance(list(happenings)[-1], Ended)
+    else:
+        with pytest.raises(ServiceUnreachable, match="no logs"):
+            list(happenings)
+    assert sum(clock.naps) < PACE.patience + PACE.most

@@ -14,6 +14,7 @@ server can be killed and started again at any moment without an attempt noticing
 Standard library only, few imports: one is started for each attempt.
 """
 
+import errno
 import fcntl
 import os
 import select
@@ -57,7 +58,8 @@ class Log:
         while data:
             try:
                 data = data[os.write(self._file, data) :]
-            except OSError:  # disk full: the program waits on its pipe meanwhile
+            except OSError as error:  # disk full: the program waits on its pipe meanwhile
+                _raise_unless_it_may_pass(error)
                 self._meanwhile()
                 time.sleep(_RETRY_AFTER)
 
@@ -126,10 +128,13 @@ class Runner:
         status = self._follow(child, output, self.log.write, splitter)
         code = os.waitstatus_to_exitcode(status)
         by_signal = -code if code < 0 else 0
+        code = 128 + by_signal if by_signal else code
+        # Our runtime, where it is the child, ends with its program's code: 137 for both.
+        killed = code == 128 + signal.SIGKILL and not self.killed
         return {
-            "code": 128 + by_signal if by_signal else code,
+            "code": code,
             "signal": by_signal,
-            "oom": by_signal == signal.SIGKILL and not self.killed and _oom_kills() > kills_before,
+            "oom": killed and _oom_kills() > kills_before,
             "started_at": started_at,
         }
 
@@ -293,10 +298,17 @@ def _until_it_works(write: Any, meanwhile: Any = None) -> Any:
     while True:
         try:
             return write()
-        except OSError:
+        except OSError as error:
+            _raise_unless_it_may_pass(error)
             if meanwhile is not None:
                 meanwhile()
             time.sleep(_RETRY_AFTER)
+
+
+def _raise_unless_it_may_pass(error: OSError) -> None:
+    """A full disk has space again some day; a folder that was deleted does not come back."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE):
+        raise error
 
 
 def main() -> None:
@@ -316,8 +328,12 @@ def main() -> None:
         return
     become_reaper()
     identity = {"boot_id": boot_id(), "pid": os.getpid(), "start_time": start_time(os.getpid())}
-    _until_it_works(lambda: write_json(os.path.join(folder, "runner.json"), identity))
-    Runner(folder).run()
+    try:
+        _until_it_works(lambda: write_json(os.path.join(folder, "runner.json"), identity))
+        Runner(folder).run()
+    except OSError:  # the attempt's folder has gone, and with it all who could be told
+        kill_descendants()
+        raise
 
 
 if __name__ == "__main__":

@@ -101,8 +101,6 @@ def job_environment(host: Host, job: Job, attempt: Attempt) -> dict[str, str]:
         "BATCHML_ATTEMPT": str(attempt.number),
         "BATCHML_OUTPUT_DIR": str(runs / "output"),
         "BATCHML_CHECKPOINT_DIR": str(runs / "checkpoints"),
-        "BATCHML_METRICS": str(runs / "metrics.jsonl"),
-        "BATCHML_STOP_FILE": str(runs / "stop"),
         "BATCHML_WORKSPACE": str(host.home.root / "workspace"),
         "BATCHML_DATA_DIR": str(host.home.root / "data"),
     }

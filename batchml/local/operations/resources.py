@@ -8,7 +8,7 @@ from batchml.local import lifecycle
 from batchml.local.draft import Draft
 from batchml.local.messages import Requested
 from batchml.local.operations.checks import check_name, check_tags, refuse, refuse_not_yet
-from batchml.local.state import Environment, Queue, arn
+from batchml.local.state import ACCOUNT, CLUSTER, REGION, Environment, Queue, arn
 from batchml.model.names import bare_name
 
 MAX_ENVIRONMENTS = 3  # of one queue
@@ -31,7 +31,7 @@ def create_compute_environment(draft: Draft, request: Requested) -> dict[str, An
     detail = {
         "computeEnvironmentName": name,
         "computeEnvironmentArn": arn("compute-environment", name),
-        "ecsClusterArn": f"arn:aws:ecs:us-east-1:000000000000:cluster/{name}",
+        "ecsClusterArn": f"arn:aws:ecs:{REGION}:{ACCOUNT}:cluster/{CLUSTER}",
         "type": params["type"],
         "state": params.get("state", "ENABLED"),
         "status": "VALID",
