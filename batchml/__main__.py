@@ -24,9 +24,12 @@ def main() -> int:
     import gc
 
     gc.disable()
-    from batchml.cli.app import run
+    try:
+        from batchml.cli.app import run
 
-    return run(arguments)
+        return run(arguments)
+    except KeyboardInterrupt:  # also while importing, which is most of a short command's time
+        return 130
 
 
 def _stored_help(command: "list[str]") -> str:

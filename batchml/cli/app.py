@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import typer
 
-from batchml.errors import INTERRUPTED, BatchmlError
+from batchml.errors import BatchmlError
 
 app = typer.Typer(
     name="batchml",
@@ -53,8 +53,6 @@ def run(arguments: Sequence[str]) -> int:
     except BatchmlError as error:
         print(f"batchml: {error}", file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:
-        return INTERRUPTED
     except BrokenPipeError:
         _drop_output()  # whoever read it has gone
         return 141
