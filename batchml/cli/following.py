@@ -1,7 +1,7 @@
 """A run that a command works on: find it, follow it, detach from it."""
 
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -104,22 +104,38 @@ def finishing_first(what: str) -> Iterator[None]:
         signal.raise_signal(signal.SIGINT)
 
 
-def select(place: "Place", word: str) -> str:
+def select(place: "Place", words: Sequence[str]) -> list[str]:
+    """The job ids that the words mean, in their order; the runs are listed once at most.
+
+    Raises NotFound, UsageError.
+    """
+    if not words:
+        return []
+    from functools import cache
+
     from batchml.ops.select import select_run
 
+    @cache
     def known() -> list[tuple[str, str]]:
         runs = [run for queue in place.batch.queues() for run in place.batch.list_recent(queue)]
         runs.sort(key=lambda run: run.created_at or 0, reverse=True)
         return [(run.job_id, run.name) for run in runs]
 
-    return select_run(word, place.history.newest_first(place.env), known)
+    history = place.history.newest_first(place.env)
+    return [select_run(word, history, known) for word in words]
 
 
-def described(place: "Place", job_id: str) -> "Run":
+def described(place: "Place", job_ids: Sequence[str]) -> "dict[str, Run]":
+    """The runs of these ids, in their order, a hundred a call.
+
+    Raises NotFound for the first that the environment does not know.
+    """
     from batchml.errors import NotFound
 
-    run = place.describe([job_id]).get(job_id)
-    if run is None:
-        hint = f"Environment {place.env} does not know it. `batchml ls` shows the runs."
-        raise NotFound("Run", job_id, [], hint)
-    return run
+    asked = list(dict.fromkeys(job_ids))
+    found = place.describe(asked)
+    for job_id in asked:
+        if job_id not in found:
+            hint = f"Environment {place.env} does not know it. `batchml ls` shows the runs."
+            raise NotFound("Run", job_id, [], hint)
+    return {job_id: found[job_id] for job_id in asked}

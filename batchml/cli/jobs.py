@@ -7,11 +7,11 @@ import typer
 
 from batchml.cli import following
 from batchml.cli.app import app
+from batchml.cli.flags import Json, read_pairs, read_seconds
 from batchml.cli.output import print_json, print_line, say
 from batchml.errors import UsageError
 
 Env = Annotated[str | None, typer.Option("--env", metavar="NAME", help="Environment to work in.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 Runs = Annotated[list[str], typer.Argument(metavar="RUN...", help="Job id, prefix, name or @last.")]
 OneRun = Annotated[str, typer.Argument(metavar="RUN", help="Job id, prefix, name or @last.")]
 
@@ -70,14 +70,14 @@ def submit(
         "timeout": timeout,
         "resources": {"vcpus": vcpus, "memory": memory, "gpus": gpus},
         "retry": {"attempts": attempts, "on": retry_on},
-        "env": _pairs(set_env, "--set-env"),
+        "env": read_pairs(set_env, "--set-env"),
     }
     order = submission.Order(
         job=job,
         command=context.obj,
-        params=_pairs(param, "-p"),
+        params=read_pairs(param, "-p"),
         changes=changes,
-        tags=_pairs(tag, "--tag"),
+        tags=read_pairs(tag, "--tag"),
         after=tuple(after or ()),
         strict=strict_resources,
     )
@@ -125,13 +125,10 @@ def ls(
 
     from batchml.cli.render import run_json, run_rows, table
     from batchml.cli.wiring import open_place
-    from batchml.model.reading import parse_duration
 
     place = open_place(env)
     now = int(place.clock.now() * 1000)
-    seconds = parse_duration(since) if since else None
-    if since and seconds is None:
-        raise UsageError(f'--since {since}: write a duration such as "2h" or "7d".')
+    seconds = read_seconds(since, "--since")
     wanted = _status(status)
     start = now - seconds * 1000 if seconds is not None else 0
     found = [
@@ -170,8 +167,8 @@ def show(run: OneRun, env: Env = None, json_: Json = False) -> None:
     from batchml.cli.wiring import open_place
 
     place = open_place(env)
-    job_id = following.select(place, run)
-    found = following.described(place, job_id)
+    (job_id,) = following.select(place, [run])
+    found = following.described(place, [job_id])[job_id]
     outputs = str(place.outputs(job_id) or "")
     if json_:
         print_json(
@@ -202,11 +199,10 @@ def logs(
     from batchml.runtime.lines import parse_mark
 
     place = open_place(env)
-    job_id = following.select(place, run)
+    (job_id,) = following.select(place, [run])
+    found = following.described(place, [job_id])[job_id]
     if follow:
-        following.described(place, job_id)
         following.follow(place, job_id, json_=json_, from_start=False)
-    found = following.described(place, job_id)
     lines = [
         (attempt.log_stream, line)
         for attempt in found.attempts
@@ -238,11 +234,8 @@ def wait(runs: Runs, env: Env = None, json_: Json = False) -> None:
     from batchml.ops.watch import wait as wait_for
 
     place = open_place(env)
-    asked = [following.select(place, word) for word in runs]
-    known = place.describe(list(dict.fromkeys(asked)))
-    for job_id in asked:
-        if job_id not in known:
-            following.described(place, job_id)
+    asked = following.select(place, runs)
+    following.described(place, asked)
     ended = {}
     with following.detaching(place, asked):
         for run in wait_for(place.describe, asked, clock=place.clock, pace=place.pace):
@@ -267,8 +260,8 @@ def cancel(
     from batchml.cli.wiring import open_place
 
     place = open_place(env)
-    asked = [following.select(place, word) for word in runs]
-    before = {job_id: following.described(place, job_id) for job_id in asked}
+    asked = following.select(place, runs)
+    before = following.described(place, asked)
     for job_id, run in before.items():
         if not run.status.is_terminal:
             place.batch.terminate(job_id, reason)
@@ -286,16 +279,6 @@ def cancel(
             print_line(f"{job_title(run)} will not run; it ends with what it waits for.")
         else:
             print_line(f"{job_title(run)} is being stopped: it has its grace to save and end.")
-
-
-def _pairs(given: list[str] | None, flag: str) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for text in given or ():
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise UsageError(f"{flag} {text}: write it as NAME=VALUE.")
-        found[name] = value
-    return found
 
 
 def _status(text: str | None) -> Any:

@@ -6,10 +6,9 @@ from typing import Annotated, Any
 import typer
 
 from batchml.cli.app import local_app
+from batchml.cli.flags import Json, read_seconds
 from batchml.cli.output import print_json
 from batchml.errors import LocalServerError, UsageError
-
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
 
 def _home() -> Any:
@@ -29,12 +28,9 @@ def start(
     """Start the server, unless it runs. `submit` does this by itself."""
     from batchml.clock import SystemClock
     from batchml.local import control
-    from batchml.model.reading import parse_duration
 
     home = _home()
-    seconds = parse_duration(idle) if idle else None
-    if idle and seconds is None:
-        raise UsageError(f'--idle {idle}: write a duration such as "10m" or "8h".')
+    seconds = read_seconds(idle, "--idle")
     found = control.running(home)
     if found is not None and (idle or port not in (0, found.port)):
         raise LocalServerError(

@@ -58,7 +58,7 @@ def prepare(place: Place, order: Order, *, dry_run: bool) -> Prepared:
         code=_code_place(place, archive) if archive else "",
         env=_place_variables(place),
         tags=order.tags,
-        depends_on=tuple(_run_id(place, word, dry_run) for word in order.after),
+        depends_on=order.after if dry_run else tuple(select(place, order.after)),
     )
     requests = submission(
         spec,
@@ -180,7 +180,3 @@ def _image_reference(place: Place, spec: JobSpec, folder: Path | None) -> str:
     from batchml.local import images
 
     return images.reference(folder)
-
-
-def _run_id(place: Place, word: str, dry_run: bool) -> str:
-    return word if dry_run else select(place, word)

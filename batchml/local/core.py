@@ -9,7 +9,7 @@ import hashlib
 import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import msgspec
 from msgspec import Struct
@@ -38,8 +38,6 @@ log = logging.getLogger("batchml.local")
 
 REMEMBER_CALLS = 24 * 3600 * 1000  # ms
 _RETRY_AFTER = 1.0  # seconds between tries when the disk is full
-
-S = TypeVar("S", bound=Struct)
 
 
 class Executor(Protocol):

@@ -46,16 +46,23 @@ class LocalImage(Struct, frozen=True):
 
 def reference(source: Path) -> str:
     """The reference that an image's folder has by its content."""
-    digest = hashlib.sha256(repr(_content(source)).encode()).hexdigest()[:12]
-    return f"batchml/{source.name}:{digest}"
+    return _reference(source.name, _content(source))
 
 
 def publish(images: Path, source: Path) -> str:
     """Copy what decides an image's environment into the state folder; return its reference."""
-    made = reference(source)
-    target = images / made.removeprefix("batchml/").replace(":", "-")
-    _put(target, _content(source))
+    content = _content(source)
+    made = _reference(source.name, content)
+    _put(images / made.removeprefix("batchml/").replace(":", "-"), content)
     return made
+
+
+def _reference(name: str, content: Sequence[tuple[str, bytes]]) -> str:
+    return f"batchml/{name}:{_digest(content)}"
+
+
+def _digest(content: Sequence[tuple[str, bytes]]) -> str:
+    return hashlib.sha256(repr(content).encode()).hexdigest()[:12]
 
 
 def _content(source: Path) -> list[tuple[str, bytes]]:
@@ -99,6 +106,6 @@ def publish_runtime(runtimes: Path) -> Path:
     package = Path(__file__).parent.parent
     files = [package / "__init__.py", *sorted((package / "runtime").glob("*.py"))]
     content = [(f"batchml/{file.relative_to(package)}", file.read_bytes()) for file in files]
-    target = runtimes / hashlib.sha256(repr(content).encode()).hexdigest()[:12]
+    target = runtimes / _digest(content)
     _put(target, content)
     return target

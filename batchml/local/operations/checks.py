@@ -1,5 +1,8 @@
 """What every call that changes something checks, and how it says no."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from batchml.local.messages import Requested
 from batchml.local.wire import Refused, client_error
 from batchml.model.names import is_valid_name
@@ -11,7 +14,7 @@ _NOT_YET = (
     "arrayProperties", "nodeProperties", "nodeOverrides", "eksProperties", "eksPropertiesOverride",
     "ecsProperties", "ecsPropertiesOverride", "shareIdentifier", "consumableResourceProperties",
     "consumableResourcePropertiesOverride", "schedulingPolicyArn", "serviceEnvironmentOrder",
-    "jobStateTimeLimitActions",
+    "jobStateTimeLimitActions", "secrets",
 )  # fmt: skip
 
 
@@ -21,8 +24,9 @@ def refuse(text: str, request: Requested) -> Refused:
     )
 
 
-def refuse_not_yet(request: Requested) -> None:
-    asked = [name for name in _NOT_YET if request.params.get(name)]
+def refuse_not_yet(given: Mapping[str, Any], request: Requested) -> None:
+    """Refuse what would otherwise be ignored, in a request or in its container."""
+    asked = [name for name in _NOT_YET if given.get(name)]
     if asked:
         text = f"{', '.join(asked)}: not served by this version of the embedded AWS Batch"
         raise refuse(text, request)

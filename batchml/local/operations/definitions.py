@@ -23,14 +23,13 @@ def register_job_definition(draft: Draft, request: Requested) -> dict[str, Any]:
     name = params["jobDefinitionName"]
     check_name(name, "Job definition name", request)
     check_tags(request)
-    refuse_not_yet(request)
+    refuse_not_yet(request.params, request)
     if params["type"] != "container" or "containerProperties" not in params:
         raise refuse("Only container job definitions with containerProperties", request)
     if len(msgspec.json.encode(params)) > MAX_DEFINITION:
         raise refuse(f"Job definition must be at most {MAX_DEFINITION} bytes", request)
     container = params["containerProperties"]
-    if container.get("secrets"):
-        raise refuse("secrets: not served by this version of the embedded AWS Batch", request)
+    refuse_not_yet(container, request)
     if not container.get("image"):
         raise refuse("Container properties image must be provided", request)
     check_retry(params.get("retryStrategy", {}), request)

@@ -29,7 +29,7 @@ def submit_job(draft: Draft, request: Requested) -> dict[str, Any]:
     name = params["jobName"]
     check_name(name, "Job name", request)
     check_tags(request)
-    refuse_not_yet(request)
+    refuse_not_yet(request.params, request)
     if len(msgspec.json.encode(params)) > MAX_SUBMIT:
         raise refuse(f"SubmitJob request must be at most {MAX_SUBMIT} bytes", request)
     queue = queue_of(draft, params["jobQueue"], request)

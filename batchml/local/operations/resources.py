@@ -95,7 +95,7 @@ def create_job_queue(draft: Draft, request: Requested) -> dict[str, Any]:
     name = params["jobQueueName"]
     check_name(name, "Job queue name", request)
     check_tags(request)
-    refuse_not_yet(request)
+    refuse_not_yet(request.params, request)
     if params.get("jobQueueType", "ECS") != "ECS":
         raise refuse(f"{params['jobQueueType']} queues are not served here, only ECS", request)
     if name in draft.state.queues:
@@ -116,7 +116,7 @@ def create_job_queue(draft: Draft, request: Requested) -> dict[str, Any]:
 
 
 def update_job_queue(draft: Draft, request: Requested) -> dict[str, Any]:
-    refuse_not_yet(request)
+    refuse_not_yet(request.params, request)
     record = queue_of(draft, request.params["jobQueue"], request)
     detail = dict(record.detail)
     for key in ("state", "priority"):
