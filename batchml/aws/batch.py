@@ -6,6 +6,7 @@ from typing import Any
 from batchml.aws.failures import translated
 from batchml.aws.responses import to_run, to_summary
 from batchml.aws.session import Session
+from batchml.errors import ServiceUnreachable
 from batchml.model.run import Run
 
 MAX_DESCRIBE = 100  # ids of one DescribeJobs
@@ -22,7 +23,10 @@ class BatchApi:
     def submit(self, request: Mapping[str, Any]) -> str:
         """Send a SubmitJob request; the job's id."""
         with translated("SubmitJob"):
-            return str(self._session.submitting_client().submit_job(**request)["jobId"])
+            answer = self._session.submitting_client().submit_job(**request)
+        if "jobId" not in answer:  # botocore takes an answer that was cut off for an empty one
+            raise ServiceUnreachable("SubmitJob: the answer was cut off; the job may be there")
+        return str(answer["jobId"])
 
     def register(self, request: Mapping[str, Any]) -> None:
         with translated("RegisterJobDefinition"):

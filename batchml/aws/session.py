@@ -5,9 +5,10 @@ which a person feels with every command.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
+from urllib.parse import urlsplit
 
 from msgspec import Struct
 
@@ -15,13 +16,18 @@ _MODELS = ("batch", "logs", "sts")
 
 
 class Access(Struct, frozen=True):
-    """How to reach a service. With an endpoint and keys, nothing else is looked for."""
+    """How to reach a service. With an endpoint and keys, nothing else is looked for.
+
+    `revive` is called when nobody answers there any more, before a call is sent again: it gives the
+    endpoint that answers now.
+    """
 
     region: str
     profile: str = ""
     endpoint: str = ""
     access_key_id: str = ""
     secret_access_key: str = ""
+    revive: Callable[[], str] | None = None
 
 
 class Session:
@@ -35,8 +41,19 @@ class Session:
         """The client of a service, which sends each call up to `attempts` times."""
         key = (service, attempts)
         if key not in self._clients:
-            self._clients[key] = self._session.create_client(service, **self._arguments(attempts))
+            made = self._session.create_client(service, **self._arguments(attempts))
+            if self._access.revive is not None:
+                # botocore asks here whether to send a call again, with the same invocation id.
+                made.meta.events.register_first("needs-retry", self._after_failure)
+            self._clients[key] = made
         return self._clients[key]
+
+    def _after_failure(
+        self, caught_exception: Exception | None = None, request_dict: Any = None, **_: Any
+    ) -> None:
+        if caught_exception is not None and self._access.revive is not None:
+            path = urlsplit(request_dict["url"])._replace(scheme="", netloc="").geturl()
+            request_dict["url"] = self._access.revive() + path
 
     def submitting_client(self) -> Any:
         """The Batch client for SubmitJob.

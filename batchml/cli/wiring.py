@@ -1,7 +1,7 @@
 """Settings -> collaborators. The one place that builds things."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -9,7 +9,7 @@ from batchml.aws.batch import BatchApi
 from batchml.aws.logs import StreamReader
 from batchml.aws.session import Access, Session
 from batchml.clock import Clock, SystemClock
-from batchml.errors import ServiceUnreachable, UsageError
+from batchml.errors import UsageError
 from batchml.model.run import Run
 from batchml.ops.history import History
 from batchml.ops.watch import LOCAL_PACE, Pace
@@ -85,10 +85,12 @@ class Place:
             endpoint=endpoint.url,
             access_key_id=keys.access_key_id,
             secret_access_key=keys.secret_access_key,
+            # It may be killed between two calls; its jobs go on, and so does the command.
+            revive=lambda: control.ensure(home, self.clock).url,
         )
 
     def describe(self, job_ids: Sequence[str]) -> dict[str, Run]:
-        return self._reconnecting(lambda: self.batch.describe(job_ids))
+        return self.batch.describe(job_ids)
 
     def outputs(self, job_id: str) -> Path | None:
         """The folder of a run's outputs, if it lies on this machine."""
@@ -97,16 +99,6 @@ class Place:
 
     def open_log(self, run: Run, stream: str) -> StreamReader:
         return StreamReader(self.connect, run.log_group, stream)
-
-    def _reconnecting(self, call: Callable[[], T]) -> T:
-        """Once more against a new server, if the embedded one died; its jobs went on."""
-        try:
-            return call()
-        except ServiceUnreachable:
-            if not self.settings.is_local:
-                raise
-            self._session = None
-            return call()
 
 
 def open_place(env_flag: str | None) -> Place:

@@ -32,7 +32,6 @@ from batchml.local.state import Attempt, Job, State
 from batchml.local.store import RememberedCall, Store
 from batchml.local.wire import Refused, client_error
 from batchml.model.names import bare_name
-from batchml.model.status import JobStatus
 
 log = logging.getLogger("batchml.local")
 
@@ -158,8 +157,8 @@ class Core:
         answers: list[tuple[_Item, Answer | Refusal]] = []
         for item in items:
             event = item.event
-            if isinstance(event, Requested) and "dependsOn" in event.params:
-                event = _with_ended(event, state, effects, self._store)
+            if isinstance(event, Requested):
+                event = _with_finished(event, state, effects, self._store)
             state, caused = _step(state, event)
             for effect in caused:
                 if isinstance(effect, (Answer, Refusal)):
@@ -229,17 +228,42 @@ def _give(item: _Item, outcome: Answer | Refusal) -> None:
         item.answer.set_exception(Refused(outcome.code, outcome.message, outcome.status))
 
 
-def _with_ended(
+def _with_finished(
     event: Requested, state: State, effects: Sequence[Effect], store: Store
 ) -> Requested:
-    """Look up dependencies that have left the state: in this round's effects, then in the store."""
-    asked = [bare_name(entry.get("jobId", "")) for entry in event.params["dependsOn"]]
-    missing = [job_id for job_id in asked if job_id not in state.jobs]
-    ended = {job_id: job.status for job_id, job in store.jobs(missing).items()}
+    """Look up jobs that a call names and that have left the state: in this round's effects, then
+    in the store.
+    """
+    if "resourceArn" in event.params:
+        name = bare_name(event.params["resourceArn"])
+        found = _finished([name], state, effects, store)
+        return msgspec.structs.replace(event, found=found)
+    if "dependsOn" not in event.params:
+        return event
+    entries = event.params["dependsOn"]
+    asked = [bare_name(entry.get("jobId", "")) for entry in entries]
+    ended = {
+        job_id: job.status.value for job_id, job in _finished(asked, state, effects, store).items()
+    }
+    pairs = {
+        job_id
+        for entry, job_id in zip(entries, asked, strict=True)
+        if entry.get("type") == "N_TO_N" and job_id
+    }
+    for array in pairs:
+        ended |= store.ended_children(array)
     for effect in effects:
-        if isinstance(effect, SaveJob) and effect.job.id in missing:
-            ended[effect.job.id] = effect.job.status
-    done = (JobStatus.SUCCEEDED, JobStatus.FAILED)
-    return msgspec.structs.replace(
-        event, ended={job_id: status.value for job_id, status in ended.items() if status in done}
-    )
+        if isinstance(effect, SaveJob) and not effect.live and effect.job.parent in pairs:
+            ended[effect.job.id] = effect.job.status.value
+    return msgspec.structs.replace(event, ended=ended)
+
+
+def _finished(
+    asked: Sequence[str], state: State, effects: Sequence[Effect], store: Store
+) -> dict[str, Job]:
+    missing = [job_id for job_id in asked if job_id not in state.jobs]
+    found = {i: job for i, job in store.jobs(missing).items() if job.status.is_terminal}
+    for effect in effects:
+        if isinstance(effect, SaveJob) and effect.job.id in missing and not effect.live:
+            found[effect.job.id] = effect.job
+    return found

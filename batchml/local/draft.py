@@ -1,104 +1,280 @@
 """A state while one step changes it. Every change goes through here, so none goes unsaved."""
 
+from collections.abc import Iterable
+from typing import Any
+
+from immutables import Map
+from msgspec import Struct
 from msgspec.structs import replace
 
 from batchml.local import heap
 from batchml.local.messages import DropRecord, Effect, SaveJob, SaveRecord
-from batchml.local.state import Attempt, Definition, Environment, Job, Queue, State
+from batchml.local.shares import faded
+from batchml.local.state import (
+    Attempt,
+    Consumable,
+    Definition,
+    Environment,
+    Job,
+    Policy,
+    Queue,
+    State,
+    Usage,
+)
 
 
 class Draft:
     """Starts from a frozen state; `state` is the frozen state so far, `effects` what to do."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, now: int = 0) -> None:
         self.state = state
+        self.now = now  # ms
         self.effects: list[Effect] = []
 
-    def put_job(self, job: Job) -> None:
-        """Keep the job; a finished one leaves the state and stays in the store."""
+    def _set(self, **changes: Any) -> None:
+        self.state = replace(self.state, **changes)
+
+    # --- jobs -------------------------------------------------------------------------------
+
+    def put_job(self, job: Job, *, live: bool | None = None) -> None:
+        """Keep the job; a finished one leaves the state and stays in the store.
+
+        A node that has ended is `live` until its whole job ends, for that may be tried again.
+        """
         jobs = self.state.jobs
-        if not job.status.is_terminal:
+        if job.index is not None:
+            before = jobs.get(job.id)
+            if before is not None and before.status is not job.status:
+                self._count(job.parent, before.status.value, job.status.value)
+        if live is None:
+            live = not job.status.is_terminal
+        if live:
             jobs = jobs.set(job.id, job)
         elif job.id in jobs:  # else it ended as it was submitted: what it depends on had failed
             jobs = jobs.delete(job.id)
-        self.state = replace(self.state, jobs=jobs)
-        self.effects.append(SaveJob(job))
+        self._set(jobs=jobs)
+        self.effects.append(SaveJob(job, live))
+
+    def add_children(self, parent: Job, children: Iterable[Job]) -> None:
+        """Keep the children of a new array, or the nodes of a new job, all at once."""
+        counts: dict[str, int] = {}
+        with self.state.jobs.mutate() as jobs:
+            for child in children:
+                jobs[child.id] = child
+                counts[child.status.value] = counts.get(child.status.value, 0) + 1
+                self.effects.append(SaveJob(child, True))
+            self._set(jobs=jobs.finish())
+        if parent.is_array:
+            self._set(counts=self.state.counts.set(parent.id, counts))
+
+    def _count(self, parent: str, before: str, after: str) -> None:
+        counts = dict(self.state.counts[parent])
+        counts[before] -= 1
+        counts[after] = counts.get(after, 0) + 1
+        self._set(counts=self.state.counts.set(parent, counts))
+
+    def forget_counts(self, parent: str) -> dict[str, int]:
+        """The counts of an array that has ended, which its own record keeps from now on."""
+        counts = {status: count for status, count in self.state.counts[parent].items() if count}
+        self._set(counts=self.state.counts.delete(parent))
+        return counts
+
+    # --- lines ------------------------------------------------------------------------------
 
     def enqueue(self, job: Job, *, front: bool = False) -> None:
-        """Put a RUNNABLE job into its queue's line; a retried one goes to the front (AWS)."""
-        key = (0 if front else 1, job.sequence)
-        line = heap.push(self.state.waiting.get(job.queue), key, job.id)
-        self.set_line(job.queue, line)
+        """Put a RUNNABLE job into its queue's line; a retried one goes to the front (AWS).
 
-    def set_line(self, queue: str, line: heap.Heap) -> None:
-        self.state = replace(self.state, waiting=self.state.waiting.set(queue, line))
+        The scheduling priority counts among the jobs of one share only.
+        """
+        key = (0 if front else 1, -job.spec.priority if job.spec.share else 0, job.sequence)
+        self._push(job.queue, job.spec.share, key, job.id)
+
+    def _push(self, queue: str, share: str, key: Any, job_id: str) -> None:
+        shares: Map[str, heap.Heap] = self.state.lines.get(queue, Map())
+        line = heap.push(shares.get(share), key, job_id)
+        self._set(lines=self.state.lines.set(queue, shares.set(share, line)))
+
+    def pop_line(self, queue: str, share: str) -> None:
+        """Take the first job out of a line; a line without jobs goes."""
+        shares = self.state.lines[queue]
+        rest = heap.pop(shares[share])
+        shares = shares.delete(share) if rest is None else shares.set(share, rest)
+        lines = self.state.lines.set(queue, shares) if shares else self.state.lines.delete(queue)
+        self._set(lines=lines)
+
+    def park(self, job: Job, consumable: str) -> None:
+        """The first of a line waits for a consumable resource, and lets those behind it pass."""
+        first = self.state.lines[job.queue][job.spec.share]
+        assert first is not None
+        self.pop_line(job.queue, job.spec.share)
+        waiting = heap.push(self.state.parked.get(consumable), first[1], job.id)
+        self._set(parked=self.state.parked.set(consumable, waiting))
+
+    def unpark(self, consumable: str) -> None:
+        """Put those that waited for a consumable back in line, as many as there is enough for."""
+        available = self.available(consumable)
+        waiting = self.state.parked.get(consumable)
+        while waiting is not None:
+            job = self.state.jobs.get(waiting[2])
+            if job is not None and job.status.value == "RUNNABLE":
+                wanted = dict(job.spec.consumables).get(consumable, 0)
+                if available is not None and wanted > available:
+                    break
+                available = None if available is None else available - wanted
+                self._push(job.queue, job.spec.share, waiting[1], job.id)
+            waiting = heap.pop(waiting)
+        parked = self.state.parked
+        if waiting is not None:
+            parked = parked.set(consumable, waiting)
+        elif consumable in parked:
+            parked = parked.delete(consumable)
+        self._set(parked=parked)
+
+    def available(self, consumable: str) -> int | None:
+        """How much of a consumable resource is left; None when there is no such resource."""
+        record = self.state.consumables.get(consumable)
+        if record is None:
+            return None
+        return record.total - record.spent - self.state.in_use.get(consumable, 0)
+
+    # --- what attempts occupy ---------------------------------------------------------------
 
     def occupy(self, job: Job, attempt: Attempt) -> None:
+        """Give an attempt the vCPUs, memory, GPUs and consumables that its job asked for."""
         state = self.state
-        self.state = replace(
-            state,
-            free=state.free.without(job.needs),
-            used=state.used.set(
-                attempt.environment, state.used.get(attempt.environment, 0) + job.needs.vcpus
-            ),
+        name = attempt.environment
+        self._set(
+            free=state.free.taking(job.needs, attempt.gpus),
+            used=state.used.set(name, state.used.get(name, 0) + job.needs.vcpus),
             by_task=state.by_task.set(attempt.task_id, job.id),
         )
+        self._use(job, job.needs.vcpus)
+        for consumable, quantity in job.spec.consumables:
+            record = self.state.consumables.get(consumable)
+            if record is not None and record.replenishable:
+                self._hold(consumable, quantity)
+
+    def spend(self, job: Job) -> None:
+        """Take from the consumables that are not given back."""
+        for consumable, quantity in job.spec.consumables:
+            record = self.state.consumables.get(consumable)
+            if record is not None and not record.replenishable:
+                self.put_consumable(replace(record, spent=record.spent + quantity))
 
     def release(self, job: Job, attempt: Attempt) -> None:
         state = self.state
         # One that was taken out of the machine meanwhile does not come back.
         gpus = tuple(gpu for gpu in attempt.gpus if gpu in state.machine.gpus)
-        self.state = replace(
-            state,
+        self._set(
             free=state.free.plus(job.needs, gpus),
             used=state.used.set(
                 attempt.environment, state.used[attempt.environment] - job.needs.vcpus
             ),
             by_task=state.by_task.delete(attempt.task_id),
         )
+        self._use(job, -job.needs.vcpus)
+        for consumable, quantity in job.spec.consumables:
+            record = self.state.consumables.get(consumable)
+            if record is not None and record.replenishable:
+                self._hold(consumable, -quantity)
+                self.unpark(consumable)
+
+    def _use(self, job: Job, vcpus: int) -> None:
+        """The share of a job uses so many vCPUs more, or less, from now on."""
+        share = job.spec.share
+        if share:
+            of_queue: Map[str, Usage] = self.state.usage.get(job.queue, Map())
+            policy = self.state.policy_of(job.queue)
+            usage = faded(of_queue.get(share, Usage()), self.now, policy)
+            of_queue = of_queue.set(share, replace(usage, vcpus=usage.vcpus + vcpus))
+            self._set(usage=self.state.usage.set(job.queue, of_queue))
+
+    def _hold(self, consumable: str, quantity: int) -> None:
+        held = self.state.in_use.get(consumable, 0) + quantity
+        self._set(in_use=self.state.in_use.set(consumable, held))
+
+    def know_task(self, task_id: str, job_id: str) -> None:
+        """Events of this task are of that job."""
+        self._set(by_task=self.state.by_task.set(task_id, job_id))
+
+    def forget_task(self, task_id: str) -> None:
+        self._set(by_task=self.state.by_task.delete(task_id))
 
     def watch_deadline(self, at: int, task_id: str) -> None:
-        self.state = replace(
-            self.state, deadlines=heap.push(self.state.deadlines, (at, task_id), task_id)
-        )
+        self._set(deadlines=heap.push(self.state.deadlines, (at, task_id), task_id))
+
+    def pop_deadline(self) -> str:
+        """The task whose time is up first."""
+        assert self.state.deadlines is not None
+        task_id = str(self.state.deadlines[2])
+        self._set(deadlines=heap.pop(self.state.deadlines))
+        return task_id
+
+    # --- dependencies -----------------------------------------------------------------------
 
     def depend(self, job_id: str, on: str) -> None:
         known = self.state.dependents.get(on, ())
-        self.state = replace(self.state, dependents=self.state.dependents.set(on, (*known, job_id)))
+        self._set(dependents=self.state.dependents.set(on, (*known, job_id)))
 
     def pop_dependents(self, job_id: str) -> tuple[str, ...]:
         found = self.state.dependents.get(job_id, ())
         if found:
-            self.state = replace(self.state, dependents=self.state.dependents.delete(job_id))
+            self._set(dependents=self.state.dependents.delete(job_id))
         return found
 
-    def next_sequence(self) -> int:
-        self.state = replace(self.state, sequence=self.state.sequence + 1)
-        return self.state.sequence
+    def next_sequence(self, count: int = 1) -> int:
+        """The first of `count` numbers, which no job had before and none gets again."""
+        first = self.state.sequence + 1
+        self._set(sequence=self.state.sequence + count)
+        return first
+
+    # --- records ----------------------------------------------------------------------------
 
     def put_environment(self, record: Environment) -> None:
-        self.state = replace(
-            self.state, environments=self.state.environments.set(record.name, record)
-        )
-        self.effects.append(SaveRecord("environment", record.name, record))
+        self._set(environments=self.state.environments.set(record.name, record))
+        self._save("environment", record.name, record)
 
     def drop_environment(self, name: str) -> None:
-        self.state = replace(self.state, environments=self.state.environments.delete(name))
+        self._set(environments=self.state.environments.delete(name))
         self.effects.append(DropRecord("environment", name))
 
     def put_queue(self, record: Queue) -> None:
-        self.state = replace(self.state, queues=self.state.queues.set(record.name, record))
-        self.effects.append(SaveRecord("queue", record.name, record))
+        self._set(queues=self.state.queues.set(record.name, record))
+        self._save("queue", record.name, record)
 
     def drop_queue(self, name: str) -> None:
-        self.state = replace(self.state, queues=self.state.queues.delete(name))
+        state = self.state
+        self._set(
+            queues=state.queues.delete(name),
+            lines=state.lines.delete(name) if name in state.lines else state.lines,
+            usage=state.usage.delete(name) if name in state.usage else state.usage,
+            blocked=state.blocked.delete(name) if name in state.blocked else state.blocked,
+        )
         self.effects.append(DropRecord("queue", name))
+
+    def put_policy(self, record: Policy) -> None:
+        self._set(policies=self.state.policies.set(record.name, record))
+        self._save("policy", record.name, record)
+
+    def drop_policy(self, name: str) -> None:
+        self._set(policies=self.state.policies.delete(name))
+        self.effects.append(DropRecord("policy", name))
+
+    def put_consumable(self, record: Consumable) -> None:
+        self._set(consumables=self.state.consumables.set(record.name, record))
+        self._save("consumable", record.name, record)
+
+    def drop_consumable(self, name: str) -> None:
+        self._set(consumables=self.state.consumables.delete(name))
+        self.effects.append(DropRecord("consumable", name))
 
     def put_definition(self, record: Definition) -> None:
         latest = max(record.revision, self.state.revisions.get(record.name, 0))
-        self.state = replace(
-            self.state,
+        self._set(
             definitions=self.state.definitions.set(record.key, record),
             revisions=self.state.revisions.set(record.name, latest),
         )
-        self.effects.append(SaveRecord("definition", record.key, record))
+        self._save("definition", record.key, record)
+
+    def _save(self, kind: str, key: str, record: Struct) -> None:
+        self.effects.append(SaveRecord(kind, key, record))

@@ -7,9 +7,10 @@ The states a job goes through:
                                ^____________|__________|    (an attempt failed, and may be retried)
 """
 
+from immutables import Map
 from msgspec.structs import replace
 
-from batchml.local import lifecycle
+from batchml.local import lifecycle, nodes
 from batchml.local.draft import Draft
 from batchml.local.messages import (
     Answer,
@@ -23,7 +24,7 @@ from batchml.local.messages import (
     Ticked,
 )
 from batchml.local.operations import HANDLERS
-from batchml.local.scheduling import schedule
+from batchml.local.scheduling import next_time_limit, schedule
 from batchml.local.state import State
 from batchml.local.wire import Refused
 from batchml.model.status import JobStatus
@@ -31,43 +32,78 @@ from batchml.model.status import JobStatus
 
 def step(state: State, event: Event) -> tuple[State, list[Effect]]:
     """Apply one event. A refused request changes nothing."""
-    draft = Draft(state)
+    draft = Draft(state, event.now)
     match event:
         case Requested():
             try:
                 draft.effects.append(Answer(HANDLERS[event.operation](draft, event)))
             except Refused as error:
                 return state, [Refusal(error.code, error.message, error.status)]
-        case Started(task_id, now):
-            lifecycle.started(draft, task_id, now)
-        case Noted(task_id, text):
-            lifecycle.noted(draft, task_id, text)
-        case Ended(task_id, exit_, now):
-            lifecycle.ended(draft, task_id, exit_, now)
-        case Ticked(now):
-            lifecycle.time_out(draft, now)
+        case Ticked():
+            lifecycle.time_out(draft)
+        case Started() | Noted() | Ended():
+            _of_an_attempt(draft, event)
     schedule(draft)
     return draft.state, draft.effects
 
 
+def _of_an_attempt(draft: Draft, event: Started | Noted | Ended) -> None:
+    job = lifecycle.job_of(draft, event.task_id)
+    if job is None:
+        return  # an old one, told twice
+    match event:
+        case Noted():
+            lifecycle.noted(draft, job, event.text)
+        case Started() if job.node is not None:
+            nodes.started(draft, job, event.now, event.address)
+        case Started():
+            lifecycle.started(draft, job, event.now)
+        case Ended() if job.node is not None:
+            nodes.ended(draft, job, event.exit)
+        case Ended():
+            lifecycle.ended(draft, job, event.exit)
+
+
 def next_deadline(state: State) -> int | None:
-    """When the next timeout falls due, in ms since the epoch."""
-    return None if state.deadlines is None else int(state.deadlines[1][0])
+    """When the next timeout or time limit falls due, in ms since the epoch."""
+    timeout = None if state.deadlines is None else int(state.deadlines[1][0])
+    limit = next_time_limit(state) if state.blocked else None
+    return min((at for at in (timeout, limit) if at is not None), default=None)
 
 
-def restore(state: State) -> State:
-    """Derive the indexes from the unfinished jobs, in the order in which they were submitted."""
-    draft = Draft(state)
+def unwanted(state: State) -> list[str]:
+    """The tasks that are to be stopped, for a server that was killed before it could say so."""
+    found = []
+    for job in state.jobs.values():
+        if job.attempt is None or job.is_multinode:
+            continue
+        whole = state.jobs[job.parent] if job.node is not None else job
+        if whole.is_ending or (job.node is not None and nodes.main_has_ended(state, whole)):
+            found.append(job.attempt.task_id)
+    return found
+
+
+def restore(state: State, now: int = 0) -> State:
+    """Derive the indexes from the unfinished jobs, in the order in which they were submitted.
+
+    `state.counts` comes with the children that have ended; the live ones are added.
+    """
+    draft = Draft(state, now)
+    counts: dict[str, dict[str, int]] = {}
     for job in sorted(state.jobs.values(), key=lambda job: job.sequence):
+        if job.is_array:
+            counts.setdefault(job.id, dict(state.counts.get(job.id, {})))
+        elif job.index is not None:
+            of_parent = counts[job.parent]  # a parent comes before its children
+            of_parent[job.status.value] = of_parent.get(job.status.value, 0) + 1
         if job.attempt is not None:
-            draft.occupy(job, job.attempt)
-            # `occupy` takes any GPUs; these are the ones that the attempt has.
-            taken = {gpu for j in state.jobs.values() if j.attempt for gpu in j.attempt.gpus}
-            left = tuple(gpu for gpu in state.machine.gpus if gpu not in taken)
-            draft.state = replace(draft.state, free=replace(draft.state.free, gpus=left))
-            lifecycle.set_deadline(draft, job)
+            if job.node is None:
+                draft.occupy(job, job.attempt)
+                lifecycle.set_deadline(draft, job)
+            else:
+                draft.know_task(job.attempt.task_id, job.id)
         elif job.status is JobStatus.RUNNABLE:
             draft.enqueue(job, front=bool(job.attempts))
         for waited_for in job.waiting_for:
             draft.depend(job.id, waited_for)
-    return draft.state
+    return replace(draft.state, counts=Map(counts))

@@ -17,7 +17,7 @@ from pathlib import Path
 from msgspec import Struct
 
 _REFERENCE = re.compile(r"batchml/([a-z0-9][a-z0-9._-]*):([0-9a-f]{12})")
-_FILES = ("requirements.txt", ".python-version")
+_FILES = ("requirements.txt", ".python-version", "Dockerfile")
 
 
 class LocalImage(Struct, frozen=True):

@@ -1,31 +1,41 @@
 """What happens to a job between its submission and its end. Each function changes a draft.
 
-Source: AWS Batch User Guide, "Job states", "Job dependencies", "Job timeouts"; the texts are AWS's.
+Sources: AWS Batch User Guide, "Job states", "Array jobs", "Job dependencies", "Job timeouts"; the
+texts are AWS's. `nodes.py` has what is different for multi-node parallel jobs.
 """
 
 from typing import Any
 
 from msgspec.structs import replace
 
-from batchml.local import heap
 from batchml.local.draft import Draft
-from batchml.local.messages import Exit, Stop
+from batchml.local.messages import Exit, SaveSpec, Stop
 from batchml.local.retry import wants_retry
-from batchml.local.state import CLUSTER, Attempt, Job, arn
+from batchml.local.state import Attempt, Job, instance_arn
 from batchml.model.status import JobStatus
 
 CONTAINER_EXITED = "Essential container in task exited"
 DID_NOT_START = "Task failed to start"
 TIMED_OUT = "Job attempt duration exceeded timeout"
 DEPENDENCY_FAILED = "Dependent Job failed"
+CHILD_FAILED = "Array Child Job failed"
 QUEUE_DELETED = "JobQueue deleted"
 OUT_OF_MEMORY = "OutOfMemoryError: Container killed due to memory usage"
 
 
-def admit(draft: Draft, job: Job) -> None:
-    """A job that was just accepted: wait for its dependencies, or for its turn."""
+def admit(draft: Draft, job: Job, children: list[Job]) -> None:
+    """A job that was just accepted, with its children or nodes: it waits for its dependencies, or
+    for its turn.
+    """
+    specs = {one.spec.id: one.spec for one in (job, *children)}
+    draft.effects += [SaveSpec(spec) for spec in specs.values()]
+    if children:
+        draft.add_children(job, children)
+        for child in children:
+            for waited_for in child.waiting_for:
+                draft.depend(child.id, waited_for)
     if not job.waiting_for or job.dependency_failed:
-        _settle(draft, _released(job, job.created_at))
+        _settle(draft, [_released(job, job.created_at)])
         return
     for waited_for in job.waiting_for:
         draft.depend(job.id, waited_for)
@@ -35,43 +45,55 @@ def admit(draft: Draft, job: Job) -> None:
 def _released(job: Job, now: int) -> Job:
     """The job once nothing holds it back: RUNNABLE, or FAILED by a dependency or a cancel."""
     if job.is_ending:
-        return _failed(job, job.stop_reason, now)
+        return failed(job, job.stop_reason, now)
     if job.dependency_failed:
-        return _failed(job, DEPENDENCY_FAILED, now)
+        return failed(job, DEPENDENCY_FAILED, now)
+    if job.spec.flaw:
+        return failed(job, job.spec.flaw, now)
     return replace(job, status=JobStatus.RUNNABLE)
 
 
-def started(draft: Draft, task_id: str, now: int) -> None:
-    job = _job_of(draft, task_id)
-    if job is None or job.attempt is None or job.status is not JobStatus.STARTING:
+# --- attempts -------------------------------------------------------------------------------
+
+
+def started(draft: Draft, job: Job, now: int) -> None:
+    if job.attempt is None or job.status is not JobStatus.STARTING:
         return
-    job = replace(
-        job,
-        status=JobStatus.RUNNING,
-        status_reason="",
-        started_at=now,
-        attempt=replace(job.attempt, started_at=now),
-    )
+    job = running(job, job.attempt, now)
     draft.put_job(job)
     set_deadline(draft, job)
 
 
-def noted(draft: Draft, task_id: str, text: str) -> None:
-    job = _job_of(draft, task_id)
-    if job is not None and job.status is JobStatus.STARTING and job.status_reason != text:
+def running(job: Job, attempt: Attempt, now: int) -> Job:
+    return replace(
+        job,
+        status=JobStatus.RUNNING,
+        status_reason="",
+        started_at=now,
+        attempt=replace(attempt, started_at=now),
+    )
+
+
+def noted(draft: Draft, job: Job, text: str) -> None:
+    if job.status is JobStatus.STARTING and job.status_reason != text:
         draft.put_job(replace(job, status_reason=text))
 
 
-def ended(draft: Draft, task_id: str, exit_: Exit, now: int) -> None:
-    job = _job_of(draft, task_id)
-    if job is None or job.attempt is None:
+def ended(draft: Draft, job: Job, exit_: Exit) -> None:
+    """An attempt is over: the job has ended, or goes to the front of its queue for another."""
+    if job.attempt is None:
         return
-    attempt, status_reason, reason = job.attempt, *_reasons(exit_)
-    draft.release(job, attempt)
+    draft.release(job, job.attempt)
+    settle_attempt(draft, judged(recorded(job, job.attempt, exit_, draft.now), exit_))
+
+
+def recorded(job: Job, attempt: Attempt, exit_: Exit, now: int) -> Job:
+    """The job with the record of an attempt that has ended."""
+    status_reason, reason = _reasons(exit_)
     started = attempt.started_at if attempt.started_at is not None else exit_.started_at
     stopped = exit_.stopped_at or now
     detail = _attempt_detail(attempt, exit_, status_reason, reason, started, stopped)
-    job = replace(
+    return replace(
         job,
         attempt=None,
         attempts=(*job.attempts, detail),
@@ -81,22 +103,32 @@ def ended(draft: Draft, task_id: str, exit_: Exit, now: int) -> None:
         reason=reason,
         status_reason=status_reason,
     )
+
+
+def judged(job: Job, exit_: Exit) -> Job:
+    """What an attempt's end makes of its job: SUCCEEDED, FAILED, or RUNNABLE once more."""
+    stopped = job.stopped_at or 0
     if job.is_ending:
-        _settle(draft, _failed(job, job.stop_reason, stopped))
-    elif exit_.code == 0:
-        _settle(draft, replace(job, status=JobStatus.SUCCEEDED))
-    elif wants_retry(
-        job.retry,
+        return failed(job, job.stop_reason, stopped)
+    if exit_.code == 0:
+        return replace(job, status=JobStatus.SUCCEEDED)
+    if wants_retry(
+        job.spec.retry,
         attempts_made=len(job.attempts),
-        status_reason=status_reason,
-        reason=reason,
+        status_reason=job.status_reason,
+        reason=job.reason,
         exit_code=exit_.code,
     ):
-        again = replace(job, status=JobStatus.RUNNABLE, stopped_at=None)
-        draft.put_job(again)
-        draft.enqueue(again, front=True)
+        return replace(job, status=JobStatus.RUNNABLE, stopped_at=None)
+    return failed(job, job.status_reason, stopped)
+
+
+def settle_attempt(draft: Draft, job: Job) -> None:
+    if job.status is JobStatus.RUNNABLE:
+        draft.put_job(job)
+        draft.enqueue(job, front=True)
     else:
-        _settle(draft, _failed(job, status_reason, stopped))
+        _settle(draft, [job])
 
 
 def _reasons(exit_: Exit) -> tuple[str, str]:
@@ -120,7 +152,7 @@ def _attempt_detail(
         "taskArn": attempt.task_arn,
         "containerInstanceArn": instance_arn(),
         "logStreamName": attempt.log_stream,
-        "networkInterfaces": [],
+        "networkInterfaces": network_interfaces(attempt),
     }
     if exit_.code is not None:
         container["exitCode"] = exit_.code
@@ -130,88 +162,186 @@ def _attempt_detail(
     return detail if started is None else {**detail, "startedAt": started}
 
 
-def instance_arn() -> str:
-    """This machine, as ECS names a host."""
-    name = f"{CLUSTER}/this-machine"
-    return arn("container-instance", name).replace(":batch:", ":ecs:")
+def network_interfaces(attempt: Attempt) -> list[dict[str, str]]:
+    """A node has an address of its own, as in AWS; other jobs share the host's."""
+    return [{"privateIpv4Address": attempt.address}] if attempt.address else []
 
 
-def _failed(job: Job, reason: str, now: int) -> Job:
+# --- ends -----------------------------------------------------------------------------------
+
+
+def failed(job: Job, reason: str, now: int) -> Job:
     stopped = job.stopped_at if job.stopped_at is not None else now
     return replace(job, status=JobStatus.FAILED, status_reason=reason, stopped_at=stopped)
 
 
-def _settle(draft: Draft, job: Job) -> None:
-    """Keep a job that is RUNNABLE or has ended, and settle all that its end releases.
+def _settle(draft: Draft, jobs: list[Job]) -> None:
+    """Keep jobs that are RUNNABLE or have ended, and settle all that their ends release.
 
     A worklist, not a recursion: chains of dependencies may be thousands long.
     """
-    settled = [job]
-    while settled:
-        job = settled.pop()
+    todo = jobs
+    while todo:
+        job = todo.pop()
+        if job.is_array and (live := _live_children(draft, job)):
+            todo += _open_array(draft, job, live)
+            continue
         if job.status is JobStatus.RUNNABLE:
             draft.put_job(job)
             draft.enqueue(job)
             continue
+        if job.is_array:
+            job = replace(job, summary=draft.forget_counts(job.id))
+        for node in _nodes(draft, job):
+            draft.put_job(_with_its_job(node, job), live=False)
         draft.put_job(replace(job, waiting_for=()))
-        for dependent_id in draft.pop_dependents(job.id):
-            dependent = draft.state.jobs.get(dependent_id)
-            if dependent is None:
-                continue
-            left = tuple(other for other in dependent.waiting_for if other != job.id)
-            failed = dependent.dependency_failed or job.status is JobStatus.FAILED
-            dependent = replace(dependent, waiting_for=left, dependency_failed=failed)
-            # A cancelled job waits for all of its dependencies; one that failed ends it at once.
-            if left and (dependent.is_ending or not failed):
-                draft.put_job(dependent)
-            else:
-                settled.append(_released(dependent, job.stopped_at or 0))
+        todo += _dependents_of(draft, job)
+        if job.index is not None:
+            todo += _parent_if_over(draft, job)
+
+
+def _dependents_of(draft: Draft, job: Job) -> list[Job]:
+    """Those that waited for a job that has ended: now released, or still waiting and kept."""
+    found = []
+    for dependent_id in draft.pop_dependents(job.id):
+        dependent = draft.state.jobs.get(dependent_id)
+        if dependent is None:
+            continue
+        left = tuple(other for other in dependent.waiting_for if other != job.id)
+        failure = dependent.dependency_failed or job.status is JobStatus.FAILED
+        dependent = replace(dependent, waiting_for=left, dependency_failed=failure)
+        # A cancelled job waits for all of its dependencies; one that failed ends it at once.
+        held = left and (dependent.is_ending or not failure)
+        if held or (not failure and not _gate_is_open(draft, dependent)):
+            draft.put_job(dependent)
+        else:
+            found.append(_released(dependent, job.stopped_at or 0))
+    return found
+
+
+# --- arrays ---------------------------------------------------------------------------------
+
+
+def _live_children(draft: Draft, parent: Job) -> list[Job]:
+    jobs = draft.state.jobs
+    return [jobs[child_id] for child_id in parent.child_ids() if child_id in jobs]
+
+
+def _gate_is_open(draft: Draft, job: Job) -> bool:
+    """False for the child of an array that itself waits for other jobs."""
+    parent = draft.state.jobs.get(job.parent) if job.index is not None else None
+    return parent is None or not parent.waiting_for
+
+
+def _open_array(draft: Draft, parent: Job, children: list[Job]) -> list[Job]:
+    """An array that was released, or failed as a whole: what becomes of its children.
+
+    The array itself stays PENDING until the last of them has ended, as AWS shows it.
+    """
+    now = parent.stopped_at or draft.now
+    draft.put_job(
+        replace(parent, status=JobStatus.PENDING, status_reason="", stopped_at=None, waiting_for=())
+    )
+    if parent.status is JobStatus.FAILED:
+        return [failed(child, parent.status_reason, now) for child in reversed(children)]
+    free = [child for child in children if not child.waiting_for or child.dependency_failed]
+    return [_released(child, now) for child in reversed(free)]
+
+
+def _parent_if_over(draft: Draft, child: Job) -> list[Job]:
+    """The array of a child that has ended, if it was the last one."""
+    counts = draft.state.counts[child.parent]
+    if any(count and not JobStatus(status).is_terminal for status, count in counts.items()):
+        return []
+    parent = draft.state.jobs[child.parent]
+    stopped = child.stopped_at or draft.now
+    if parent.is_ending:
+        return [failed(parent, parent.stop_reason, stopped)]
+    if parent.dependency_failed:
+        return [failed(parent, DEPENDENCY_FAILED, stopped)]
+    if parent.spec.flaw:
+        return [failed(parent, parent.spec.flaw, stopped)]
+    if counts.get("FAILED"):
+        return [failed(parent, CHILD_FAILED, stopped)]
+    return [replace(parent, status=JobStatus.SUCCEEDED, stopped_at=stopped)]
+
+
+# --- nodes ----------------------------------------------------------------------------------
+
+
+def _nodes(draft: Draft, job: Job) -> list[Job]:
+    return _live_children(draft, job) if job.is_multinode else []
+
+
+def _with_its_job(node: Job, job: Job) -> Job:
+    """A node once its whole job has ended: as it ended itself, or else like the job."""
+    if node.status.is_terminal:
+        return node
+    return replace(
+        node, status=job.status, status_reason=job.status_reason, stopped_at=job.stopped_at
+    )
 
 
 # --- stopping -------------------------------------------------------------------------------
 
 
-def cancel(draft: Draft, job: Job, reason: str, now: int) -> None:
+def cancel(draft: Draft, job: Job, reason: str) -> None:
     """CancelJob: stops what has not started; has no effect on what has."""
     if job.status.holds_resources or job.is_ending:
         return
-    _stop_waiting(draft, replace(job, cancelled=True, stop_reason=reason), now)
+    _stop(draft, replace(job, cancelled=True, stop_reason=reason), cancel)
 
 
-def terminate(draft: Draft, job: Job, reason: str, now: int) -> None:
+def terminate(draft: Draft, job: Job, reason: str) -> None:
     """TerminateJob: stops the job wherever it is; it is never retried."""
     if job.terminated or job.timed_out:
         return
-    job = replace(job, terminated=True, stop_reason=reason)
-    if job.attempt is None:
-        _stop_waiting(draft, job, now)
-    else:
-        draft.put_job(job)
-        draft.effects.append(Stop(job.attempt.task_id))
+    _stop(draft, replace(job, terminated=True, stop_reason=reason), terminate)
 
 
-def _stop_waiting(draft: Draft, job: Job, now: int) -> None:
-    if job.waiting_for:  # a PENDING job is marked, and fails once its dependencies have ended
+def _stop(draft: Draft, job: Job, each: Any) -> None:
+    """Stop a job that is marked: at once, or with its attempt, its dependencies, its children."""
+    if job.attempt is not None:
         draft.put_job(job)
+        stop_attempt(draft, job, job.attempt)
+    elif job.waiting_for:  # a PENDING job is marked, and fails once its dependencies have ended
+        draft.put_job(job)
+    elif job.is_array:
+        draft.put_job(job)
+        for child in _live_children(draft, job):
+            # The end of a child may have ended those that waited for it.
+            left = draft.state.jobs.get(child.id)
+            if left is not None:
+                each(draft, left, job.stop_reason)
     else:
-        _settle(draft, _failed(job, job.stop_reason, now))
+        _settle(draft, [failed(job, job.stop_reason, draft.now)])
+
+
+def stop_attempt(draft: Draft, job: Job, attempt: Attempt) -> None:
+    """TERM, and KILL after the grace, for what a job runs: for each of its nodes, if it has any."""
+    if not job.is_multinode:
+        draft.effects.append(Stop(attempt.task_id))
+        return
+    for node in _nodes(draft, job):
+        if node.attempt is not None:
+            draft.effects.append(Stop(node.attempt.task_id))
 
 
 def set_deadline(draft: Draft, job: Job) -> None:
-    if job.timeout is not None and job.attempt is not None and job.attempt.started_at is not None:
-        draft.watch_deadline(job.attempt.started_at + job.timeout * 1000, job.attempt.task_id)
+    attempt, timeout = job.attempt, job.spec.timeout
+    if timeout is not None and attempt is not None and attempt.started_at is not None:
+        draft.watch_deadline(attempt.started_at + timeout * 1000, attempt.task_id)
 
 
-def time_out(draft: Draft, now: int) -> None:
-    while draft.state.deadlines is not None and draft.state.deadlines[1][0] <= now:
-        task_id = draft.state.deadlines[2]
-        draft.state = replace(draft.state, deadlines=heap.pop(draft.state.deadlines))
-        job = _job_of(draft, task_id)
-        if job is not None and not job.is_ending:
+def time_out(draft: Draft) -> None:
+    while draft.state.deadlines is not None and draft.state.deadlines[1][0] <= draft.now:
+        job = job_of(draft, draft.pop_deadline())
+        if job is not None and job.attempt is not None and not job.is_ending:
             draft.put_job(replace(job, timed_out=True, stop_reason=TIMED_OUT))
-            draft.effects.append(Stop(task_id))
+            stop_attempt(draft, job, job.attempt)
 
 
-def _job_of(draft: Draft, task_id: str) -> Job | None:
+def job_of(draft: Draft, task_id: str) -> Job | None:
+    """The job whose attempt a task is."""
     job_id = draft.state.by_task.get(task_id)
     return None if job_id is None else draft.state.jobs.get(job_id)

@@ -1,27 +1,34 @@
 """The CloudWatch Logs calls: GetLogEvents, FilterLogEvents, DescribeLogGroups, DescribeLogStreams.
 
-A token is a byte offset (`f/1234`, `b/1234`). At the end of a stream the forward token that comes
-back equals the one that was sent, which is how CloudWatch Logs says "nothing more for now".
+A token of GetLogEvents is a byte offset (`f/1234`, `b/1234`). At the end of a stream the forward
+token that comes back equals the one that was sent, which is how CloudWatch Logs says "nothing more
+for now". Everywhere else a token is the place of what was given last, in the order of the answer.
+
+They are answered in a thread of their own, and each looks at a bounded part of the output, so that
+no reader holds up the server or another reader for long. A page that ends early has a token.
 """
 
-import base64
-import heapq
-import json
+import asyncio
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 from msgspec import Meta
 
+from batchml.local import tokens
+from batchml.local.logindex import Streams
+from batchml.local.logmerge import LogFiles, Place, merge
 from batchml.local.logstore import (
     MAX_BYTES,
     MAX_EVENTS,
-    LogEvent,
+    MAX_SCAN,
+    NO_TIME,
+    Line,
+    as_event,
     as_output,
-    first_and_last,
     read_backward,
     read_forward,
 )
@@ -29,8 +36,8 @@ from batchml.local.state import ACCOUNT, DEFAULT_LOG_GROUP, REGION
 from batchml.local.store import Store, Stream
 from batchml.local.wire import Refused
 
-_Offsets = dict[str, Annotated[int, Meta(ge=0, le=2**62)]]
-_SIDE_BY_SIDE = 64  # events of each stream in memory
+_Count = Annotated[int, Meta(ge=0, le=2**62)]
+_PLACE = tuple[_Count, str, _Count]
 LogPath = Callable[[str], Path]
 
 
@@ -38,24 +45,32 @@ class LogReads:
     """`path_of` gives the file of an attempt's output from its task id."""
 
     def __init__(self, store: Store, path_of: LogPath) -> None:
-        self._store = store
-        self._path_of = path_of
+        self._streams = Streams(store.path)
+        self._files = LogFiles(path_of)
+        self._thread = ThreadPoolExecutor(1, "logs")
+
+    async def answer(self, operation: str, params: dict[str, Any]) -> dict[str, Any]:
+        """The answer to one of LOG_OPERATIONS. Raises Refused."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, LOG_OPERATIONS[operation], self, params)
+
+    def close(self) -> None:
+        """Before the store is closed: the journal's last connection tidies up behind it."""
+        self._thread.shutdown(cancel_futures=True)
+        self._streams.close()
 
     def get_log_events(self, params: dict[str, Any]) -> dict[str, Any]:
-        stream = self._store.stream(_group(params), params["logStreamName"])
+        stream = self._streams.one(_group(params), params["logStreamName"])
         if stream is None:
             raise _not_found("The specified log stream does not exist.")
-        path = self._path_of(stream.task_id)
+        path = Path(self._files.path(stream.task_id))
         limit = params.get("limit", MAX_EVENTS)
+        since, until = params.get("startTime", 0), params.get("endTime")
         direction, offset = _position(params)
         if direction == "f":
-            page = read_forward(
-                path, offset or 0, limit, params.get("startTime", 0), params.get("endTime")
-            )
+            page = read_forward(path, offset or 0, limit, since, until)
         else:
-            page = read_backward(path, offset, limit)
-            events = _between(page.events, params)
-            page = page._replace(events=events)
+            page = read_backward(path, offset, limit, since, until)
         return {
             "events": [as_output(event) for event in page.events],
             "nextForwardToken": f"f/{page.end}",
@@ -65,32 +80,28 @@ class LogReads:
     def filter_log_events(self, params: dict[str, Any]) -> dict[str, Any]:
         streams = self._chosen(params)
         wanted = _pattern(params.get("filterPattern", ""))
-        offsets = _read_offsets(params.get("nextToken"))
         limit = params.get("limit", MAX_EVENTS)
         since, until = params.get("startTime", 0), params.get("endTime")
+        reached = max(Place(since, "", 0), _read_place(params.get("nextToken")))
         found: list[dict[str, Any]] = []
-        size = 0
-        more = False
-        for event, stream in heapq.merge(*(self._events(s, offsets) for s in streams), key=_order):
-            if len(found) >= limit or size > MAX_BYTES:
-                more = True
+        size = scanned = 0
+        for line, stream, place in merge(streams, self._files, reached):
+            if until is not None and place.time >= until:
                 break
-            offsets[stream.task_id] = event.end
-            in_time = since <= event.timestamp and (until is None or event.timestamp < until)
-            if in_time and wanted(event.message):
-                size += event.end - event.start
-                found.append(_filtered(event, stream))
-        token = {"nextToken": _offsets_token(offsets)} if more else {}
-        return {"events": found, "searchedLogStreams": [], **token}
-
-    def _events(self, stream: Stream, offsets: dict[str, int]) -> Iterator[tuple[LogEvent, Stream]]:
-        # By pages: thousands of streams are read side by side, and none keeps its file open.
-        path = self._path_of(stream.task_id)
-        page = read_forward(path, offsets.get(stream.task_id, 0), _SIDE_BY_SIDE)
-        while page.events:
-            for event in page.events:
-                yield event, stream
-            page = read_forward(path, page.end, _SIDE_BY_SIDE)
+            length = line.end - line.start
+            is_wanted = line.timestamp != NO_TIME and wanted(line.message)
+            if (
+                len(found) >= limit
+                or scanned > MAX_SCAN
+                or (is_wanted and found and size + length > MAX_BYTES)
+            ):
+                return {"events": found, "searchedLogStreams": [], "nextToken": _token(reached)}
+            if is_wanted:
+                found.append(_filtered(line, stream))
+                size += length
+            scanned += length
+            reached = place
+        return {"events": found, "searchedLogStreams": []}
 
     def _chosen(self, params: dict[str, Any]) -> list[Stream]:
         group = _group(params)
@@ -100,49 +111,84 @@ class LogReads:
             raise _invalid("Give logStreamNames or logStreamNamePrefix, not both.")
         if not names:
             self._check_group(group)
-            return self._store.streams(group, prefix)
-        found = [self._store.stream(group, name) for name in dict.fromkeys(names)]
+            return self._streams.all(group, prefix)
+        found = [self._streams.one(group, name) for name in dict.fromkeys(names)]
         if None in found:
             raise _not_found("The specified log stream does not exist.")
         return [stream for stream in found if stream is not None]
 
     def _check_group(self, group: str) -> None:
-        if group != DEFAULT_LOG_GROUP and group not in self._store.log_groups():
+        if group != DEFAULT_LOG_GROUP and group not in self._streams.groups():
             raise _not_found("The specified log group does not exist.")
 
     def describe_log_groups(self, params: dict[str, Any]) -> dict[str, Any]:
-        groups = {DEFAULT_LOG_GROUP: 0, **self._store.log_groups()}
+        groups = {DEFAULT_LOG_GROUP: 0, **self._streams.groups()}
         prefix = params.get("logGroupNamePrefix", "")
         pattern = params.get("logGroupNamePattern", "")
-        found = [
+        after = _read_token(params.get("nextToken"), str)
+        names = [
+            name
+            for name in sorted(groups)
+            if name.startswith(prefix) and pattern in name and (after is None or name > after)
+        ]
+        limit = params.get("limit", 50)
+        shown = [
             {
                 "logGroupName": name,
-                "creationTime": created,
+                "creationTime": groups[name],
                 "arn": f"{_group_arn(name)}:*",
                 "logGroupArn": _group_arn(name),
                 "metricFilterCount": 0,
                 "storedBytes": 0,
                 "logGroupClass": "STANDARD",
             }
-            for name, created in sorted(groups.items())
-            if name.startswith(prefix) and pattern in name
+            for name in names[:limit]
         ]
-        page, token = _page(found, params)
-        return {"logGroups": page, **token}
+        more = {"nextToken": tokens.encode(names[limit - 1])} if len(names) > limit else {}
+        return {"logGroups": shown, **more}
 
     def describe_log_streams(self, params: dict[str, Any]) -> dict[str, Any]:
         group = _group(params)
         self._check_group(group)
-        shown = [
-            self._described(stream)
-            for stream in self._store.streams(group, params.get("logStreamNamePrefix", ""))
-        ]
+        limit = params.get("limit", 50)
         if params.get("orderBy") == "LastEventTime":
-            shown.sort(key=lambda stream: stream.get("lastEventTimestamp", 0))
-        if params.get("descending"):
-            shown.reverse()
-        page, token = _page(shown, params)
-        return {"logStreams": page, **token}
+            found, more = self._by_time(group, params, limit)
+        else:
+            found, more = self._by_name(group, params, limit)
+        return {"logStreams": [self._described(stream) for stream in found], **more}
+
+    def _by_name(
+        self, group: str, params: dict[str, Any], limit: int
+    ) -> tuple[list[Stream], dict[str, str]]:
+        found = self._streams.page(
+            group,
+            params.get("logStreamNamePrefix", ""),
+            _read_token(params.get("nextToken"), str),
+            limit + 1,
+            descending=params.get("descending", False),
+        )
+        more = {"nextToken": tokens.encode(found[limit - 1].name)} if len(found) > limit else {}
+        return found[:limit], more
+
+    def _by_time(
+        self, group: str, params: dict[str, Any], limit: int
+    ) -> tuple[list[Stream], dict[str, str]]:
+        """Those without an event come as if theirs were at 0."""
+        if "logStreamNamePrefix" in params:
+            raise _invalid("Cannot order by LastEventTime with a logStreamNamePrefix.")
+        after = _read_token(params.get("nextToken"), tuple[_Count, str])
+        places = []
+        for stream in self._streams.all(group):
+            span = self._files.span(stream.task_id)
+            places.append(((span[1] if span else 0, stream.name), stream))
+        descending = params.get("descending", False)
+        places.sort(key=lambda pair: pair[0], reverse=descending)
+        if after is not None:
+            places = [
+                pair for pair in places if pair[0] != after and (pair[0] < after) == descending
+            ]
+        more = {"nextToken": tokens.encode(places[limit - 1][0])} if len(places) > limit else {}
+        return [stream for _, stream in places[:limit]], more
 
     def _described(self, stream: Stream) -> dict[str, Any]:
         shown: dict[str, Any] = {
@@ -151,7 +197,7 @@ class LogReads:
             "arn": f"{_group_arn(stream.log_group)}:log-stream:{stream.name}",
             "storedBytes": 0,
         }
-        times = first_and_last(self._path_of(stream.task_id))
+        times = self._files.span(stream.task_id)
         if times:
             shown |= {
                 "firstEventTimestamp": times[0],
@@ -161,17 +207,20 @@ class LogReads:
         return shown
 
 
-def _order(item: tuple[LogEvent, Stream]) -> tuple[int, str, int]:
-    event, stream = item
-    return event.timestamp, stream.name, event.start
+LOG_OPERATIONS: dict[str, Callable[[LogReads, dict[str, Any]], dict[str, Any]]] = {
+    "GetLogEvents": LogReads.get_log_events,
+    "FilterLogEvents": LogReads.filter_log_events,
+    "DescribeLogGroups": LogReads.describe_log_groups,
+    "DescribeLogStreams": LogReads.describe_log_streams,
+}
 
 
-def _filtered(event: LogEvent, stream: Stream) -> dict[str, Any]:
+def _filtered(line: Line, stream: Stream) -> dict[str, Any]:
     return {
         "logStreamName": stream.name,
-        **as_output(event),
+        **as_output(as_event(line)),
         # Unique and ordered, as CloudWatch's are.
-        "eventId": f"{event.timestamp:020d}{stream.task_id[:16]}{event.start:020d}",
+        "eventId": f"{line.timestamp:020d}{stream.task_id[:16]}{line.start:020d}",
     }
 
 
@@ -196,16 +245,7 @@ def _position(params: dict[str, Any]) -> tuple[str, int | None]:
     return match[1], int(match[2])
 
 
-def _between(events: list[LogEvent], params: dict[str, Any]) -> list[LogEvent]:
-    since, until = params.get("startTime", 0), params.get("endTime")
-    return [
-        event
-        for event in events
-        if event.timestamp >= since and (until is None or event.timestamp < until)
-    ]
-
-
-def _pattern(text: str) -> Callable[[str], bool]:
+def _pattern(text: str) -> Callable[[bytes], bool]:
     """CloudWatch's plain patterns: every term, `?term` for any of them, `-term` for none."""
     if text.lstrip().startswith(("{", "[", "%")):
         raise _invalid("Only plain terms are served in filterPattern, not JSON, fields or regex.")
@@ -213,41 +253,36 @@ def _pattern(text: str) -> Callable[[str], bool]:
         terms = shlex.split(text)
     except ValueError:
         raise _invalid("filterPattern has an open quotation mark.") from None
-    terms = [term for term in terms if term]
-    every = [term for term in terms if term[0] not in "?-"]
-    some = [term[1:] for term in terms if term[0] == "?"]
-    none = [term[1:] for term in terms if term[0] == "-"]
+    words = [term.encode() for term in terms if term]
+    every = [word for word in words if word[:1] not in b"?-"]
+    some = [word[1:] for word in words if word[:1] == b"?"]
+    none = [word[1:] for word in words if word[:1] == b"-"]
 
-    def wanted(message: str) -> bool:
+    def wanted(message: bytes) -> bool:
         return (
-            all(term in message for term in every)
-            and (not some or any(term in message for term in some))
-            and not any(term in message for term in none)
+            all(word in message for word in every)
+            and (not some or any(word in message for word in some))
+            and not any(word in message for word in none)
         )
 
     return wanted
 
 
-def _page(
-    found: list[dict[str, Any]], params: dict[str, Any]
-) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """The asked part of a list, and the token of the next when there is one."""
-    start = _read_offsets(params.get("nextToken")).get("start", 0)
-    end = start + params.get("limit", 50)
-    token = {"nextToken": _offsets_token({"start": end})} if end < len(found) else {}
-    return found[start:end], token
+def _token(place: Place) -> str:
+    return tokens.encode(place)
 
 
-def _offsets_token(offsets: dict[str, int]) -> str:
-    return base64.urlsafe_b64encode(json.dumps(offsets).encode()).decode()
+def _read_place(token: str | None) -> Place:
+    found = _read_token(token, _PLACE)
+    return Place(0, "", 0) if found is None else Place(*found)
 
 
-def _read_offsets(token: str | None) -> dict[str, int]:
+def _read_token(token: str | None, kind: Any) -> Any:
     if not token:
-        return {}
+        return None
     try:
-        return msgspec.json.decode(base64.urlsafe_b64decode(token.encode()), type=_Offsets)
-    except (ValueError, RecursionError):
+        return tokens.decode(token, kind)
+    except ValueError:
         raise _invalid("The specified nextToken is invalid.") from None
 
 

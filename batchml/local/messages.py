@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from batchml.local.state import Attempt, Job
+from batchml.local.state import Attempt, Job, Spec
 
 
 class Exit(Struct, frozen=True):
@@ -26,7 +26,8 @@ class Exit(Struct, frozen=True):
 class Requested(Struct, frozen=True):
     """A checked API call that changes something.
 
-    `ended` answers for jobs that are not in the state any more: job id -> SUCCEEDED or FAILED.
+    `ended` answers for jobs that are not in the state any more, array children included: job id ->
+    SUCCEEDED or FAILED. `found` has such jobs themselves, where the call changes one.
     """
 
     operation: str
@@ -35,11 +36,15 @@ class Requested(Struct, frozen=True):
     new_id: str
     request_id: str = ""
     ended: Mapping[str, str] = {}
+    found: Mapping[str, Job] = {}
 
 
 class Started(Struct, frozen=True):
+    """The program of an attempt runs. `address` is where other nodes of its job reach it."""
+
     task_id: str
     now: int
+    address: str = ""
 
 
 class Noted(Struct, frozen=True):
@@ -66,11 +71,20 @@ Event = Requested | Started | Noted | Ended | Ticked
 
 
 class SaveJob(Struct, frozen=True):
+    """Keep a job. A live one is part of the state at the next start."""
+
     job: Job
+    live: bool
+
+
+class SaveSpec(Struct, frozen=True):
+    """Keep what was submitted. Written once: it never changes."""
+
+    spec: Spec
 
 
 class SaveRecord(Struct, frozen=True):
-    """Keep an environment, a queue or a definition."""
+    """Keep an environment, a queue, a definition, a policy or a consumable resource."""
 
     kind: str
     key: str
@@ -103,4 +117,4 @@ class Refusal(Struct, frozen=True):
     status: int
 
 
-Effect = SaveJob | SaveRecord | DropRecord | Launch | Stop | Answer | Refusal
+Effect = SaveSpec | SaveJob | SaveRecord | DropRecord | Launch | Stop | Answer | Refusal

@@ -6,11 +6,12 @@ botocore's own service models.
 """
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, unquote
 from xml.sax.saxutils import escape
 
 from msgspec import Struct
@@ -19,8 +20,12 @@ from batchml.local.shapes import clean, problems
 from batchml.local.wire import Refused, Request, Response
 
 MAX_BODY = 64 * 1024
+MAX_HEADERS = 16 * 1024  # bytes, the path and the query with them
+MAX_HEADER_COUNT = 100
+MAX_DEPTH = 32
 
 _SERVICES = {"batch": "batch", "logs": "logs", "sts": "sts"}
+_TAGS = "/v1/tags/"
 
 
 class Call(Struct, frozen=True):
@@ -30,7 +35,6 @@ class Call(Struct, frozen=True):
     operation: str
     params: dict[str, Any]
     request_id: str
-    invocation_id: str = ""
 
 
 @cache
@@ -52,6 +56,16 @@ def _routes() -> dict[str, str]:
         if http["method"] == "POST" and "{" not in http["requestUri"]:
             found[http["requestUri"]] = name
     return found
+
+
+def check_size(request: Request) -> None:
+    """Refuse what takes long to look at, before it is looked at. Raises Refused."""
+    if len(request.body) > MAX_BODY:
+        raise Refused("RequestEntityTooLargeException", "The body is too large.", 413)
+    size = len(request.path) + len(request.query)
+    size += sum(len(name) + len(value) for name, value in request.headers)
+    if size > MAX_HEADERS or len(request.headers) > MAX_HEADER_COUNT:
+        raise Refused("RequestHeadersTooLargeException", "The headers are too large.", 431)
 
 
 def check_origin(request: Request, port: int) -> None:
@@ -80,7 +94,7 @@ def read_call(request: Request, service: str, request_id: str) -> Call:
     found = list(problems(shape, params)) if shape is not None else []
     if found:
         raise _invalid(service, found, request_id)
-    return Call(service, operation, params, request_id, request.header("amz-sdk-invocation-id"))
+    return Call(service, operation, params, request_id)
 
 
 def _invalid(service: str, found: list[Any], request_id: str) -> Refused:
@@ -93,13 +107,33 @@ def _invalid(service: str, found: list[Any], request_id: str) -> Refused:
 
 
 def _read_batch(request: Request) -> tuple[str, Any]:
-    if request.path.startswith("/v1/tags/"):
-        names = {"GET": "ListTagsForResource", "POST": "TagResource", "DELETE": "UntagResource"}
-        raise not_served("batch", names.get(request.method, "tags"))
+    if request.path.startswith(_TAGS):
+        return _read_tags(request)
     operation = _routes().get(request.path) if request.method == "POST" else None
     if operation is None:
         raise Refused("UnknownOperationException", "No such operation.", 404)
     return operation, _json_object(request)
+
+
+def _read_tags(request: Request) -> tuple[str, Any]:
+    """The three operations that name their resource in the path, escaped or not."""
+    try:
+        # After routing: an escaped slash is a part of the name.
+        arn = unquote(request.path.removeprefix(_TAGS), errors="strict")
+        keys = [
+            value
+            for name, value in parse_qsl(
+                request.query, keep_blank_values=True, errors="strict", max_num_fields=200
+            )
+            if name == "tagKeys"
+        ]
+    except ValueError:
+        raise Refused("SerializationException", "The path or query is not UTF-8.") from None
+    if request.method == "POST":
+        return "TagResource", {**_json_object(request), "resourceArn": arn}
+    if request.method == "DELETE":
+        return "UntagResource", {"resourceArn": arn, "tagKeys": keys}
+    return "ListTagsForResource", {"resourceArn": arn}
 
 
 def _read_logs(request: Request) -> tuple[str, Any]:
@@ -134,16 +168,47 @@ def _json_object(request: Request) -> dict[str, Any]:
             raise Refused("SerializationException", "Content-Type must be JSON.", 415)
         return {}
     try:
-        found = json.loads(request.body or b"{}", parse_constant=_no_constant)
+        # Bytes would be let through as UTF-16 as well, and with halves of surrogate pairs.
+        found = json.loads(
+            request.body.decode() or "{}",
+            parse_constant=_no_constant, parse_int=_whole_number, parse_float=_number,
+        )  # fmt: skip
     except (ValueError, RecursionError) as error:
         raise Refused("SerializationException", f"The body is not JSON: {error}.") from None
     if not isinstance(found, dict):
         raise Refused("SerializationException", "The body must be a JSON object.")
+    if request.body.count(b"{") + request.body.count(b"[") > MAX_DEPTH and _is_deep(found):
+        raise Refused("SerializationException", f"The body has more than {MAX_DEPTH} levels.")
     return found
 
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not allowed")
+
+
+def _whole_number(text: str) -> int:
+    if len(text.removeprefix("-")) > 19:
+        raise ValueError("a number is too large")
+    return int(text)
+
+
+def _number(text: str) -> float:
+    found = float(text)
+    if not math.isfinite(found):
+        raise ValueError("a number is too large")
+    return found
+
+
+def _is_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        inner = [part for part in level if isinstance(part, (dict, list))]
+        level = [
+            part
+            for whole in inner
+            for part in (whole.values() if isinstance(whole, dict) else whole)
+        ]
+    return any(isinstance(part, (dict, list)) for part in level)
 
 
 def answer(call: Call, body: Mapping[str, Any]) -> Response:

@@ -1,16 +1,30 @@
 """The API calls that change nothing, for Batch and STS: answers from the state and the store."""
 
-import base64
-import json
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
-from batchml.local.state import ACCOUNT, CLUSTER, Definition, Job, State
-from batchml.local.store import Store
+from batchml.local.lifecycle import network_interfaces
+from batchml.local.scheduling import front_of_queue
+from batchml.local.state import (
+    ACCOUNT,
+    CLUSTER,
+    Consumable,
+    Definition,
+    Job,
+    State,
+    arn,
+    instance_arn,
+)
+from batchml.local.store import Store, Wanted
+from batchml.local.tokens import decode, encode
 from batchml.local.wire import client_error
-from batchml.model.names import bare_name
+from batchml.model.names import bare_name, parse_arn
+from batchml.model.status import JobStatus
+
+SNAPSHOT = 100  # jobs at most at the front of a queue; AWS Batch API, FrontOfQueueDetail
+_Position = Annotated[int, Meta(ge=0, le=2**62)]
 
 T = TypeVar("T")
 
@@ -21,6 +35,7 @@ class View(Struct, frozen=True):
     state: State
     store: Store
     access_key_id: str
+    now: int = 0  # ms
 
 
 def describe_jobs(view: View, params: dict[str, Any]) -> dict[str, Any]:
@@ -29,70 +44,64 @@ def describe_jobs(view: View, params: dict[str, Any]) -> dict[str, Any]:
         raise client_error("Maximum number of jobs supported is  100")
     finished = view.store.jobs([job_id for job_id in asked if job_id not in view.state.jobs])
     found = [view.state.jobs.get(job_id) or finished.get(job_id) for job_id in asked]
-    return {"jobs": [job_detail(job) for job in found if job is not None]}
+    return {"jobs": [job_detail(view, job) for job in found if job is not None]}
 
 
 def list_jobs(view: View, params: dict[str, Any]) -> dict[str, Any]:
-    if len({"jobQueue", "arrayJobId", "multiNodeJobId"} & set(params)) > 1:
+    owners = [
+        params[name] for name in ("jobQueue", "arrayJobId", "multiNodeJobId") if params.get(name)
+    ]
+    if len(owners) != 1:
         raise client_error("Give one of jobQueue, arrayJobId and multiNodeJobId")
-    if "jobQueue" not in params:
-        raise client_error("jobQueue must be given; arrays and nodes are not served yet")
-    queue = bare_name(params["jobQueue"])
-    if queue not in view.state.queues:
+    owner = bare_name(owners[0])
+    if params.get("jobQueue") and owner not in view.state.queues:
         raise client_error(f"JobQueue {params['jobQueue']} not found")
     filters = params.get("filters", [])
     if len(filters) > 1:
         raise client_error("At most one filter")
-    # With a filter AWS ignores jobStatus and lists all states; without either, RUNNING only.
-    status = None if filters else params.get("jobStatus", "RUNNING")
-    limit = min(params.get("maxResults", 1000), 100 if filters else 1000)
-    if limit < 1:
-        raise client_error("maxResults must be at least 1")
-    keep = _filter(filters[0]) if filters else lambda job: True
+    if filters and not params.get("jobQueue"):
+        raise client_error("filters are for the jobs of a jobQueue")
+    limit = params.get("maxResults", 1000)
+    check_between(limit, 1, 1000, "maxResults")
+    limit = min(limit, 100) if filters else limit
     below = _read_token(params.get("nextToken"))
-    page: list[Job] = []
-    for job in view.store.listed(queue, status, below, 2**31):
-        if keep(job):
-            if len(page) == limit:
-                break
-            page.append(job)
-    else:
-        return {"jobSummaryList": [job_summary(job) for job in page]}
-    return {
-        "jobSummaryList": [job_summary(job) for job in page],
-        "nextToken": _token(page[-1].sequence),
-    }
+    page = view.store.listed(owner, _wanted(params, filters), below, limit + 1)
+    more = {"nextToken": encode(page[limit - 1].sequence)} if len(page) > limit else {}
+    return {"jobSummaryList": [job_summary(view, job) for job in page[:limit]], **more}
 
 
-def _filter(given: dict[str, Any]) -> Callable[[Job], bool]:
-    name, values = given.get("name"), given.get("values", [])
+def _wanted(params: dict[str, Any], filters: Sequence[dict[str, Any]]) -> Wanted:
+    """With a filter AWS ignores jobStatus and lists all states; without either, RUNNING only."""
+    if not filters:
+        return Wanted(status=params.get("jobStatus", "RUNNING"))
+    name, values = filters[0].get("name"), filters[0].get("values", [])
     if not values:
         raise client_error("A filter needs a value")
     if name == "JOB_NAME":
-        patterns = [value.lower() for value in values]
-        return lambda job: any(_like(pattern, job.name.lower()) for pattern in patterns)
+        return Wanted(names=values)
     if name == "JOB_DEFINITION":
-        patterns = [bare_name(value) for value in values]
-        return lambda job: any(
-            _like(pattern, job.definition) or _like(pattern, job.definition.rpartition(":")[0])
-            for pattern in patterns
-        )
+        names = [bare_name(value) for value in values]
+        # A name stands for all of its revisions.
+        return Wanted(definitions=[n if n.endswith("*") or ":" in n else f"{n}:*" for n in names])
+    if name == "SHARE_IDENTIFIER":
+        return Wanted(status=params.get("jobStatus"), share=values[0])
     if name in ("BEFORE_CREATED_AT", "AFTER_CREATED_AT"):
-        try:
-            bound = int(values[0])
-        except ValueError:
-            raise client_error(f"{name} takes milliseconds since the epoch") from None
-        if name == "BEFORE_CREATED_AT":
-            return lambda job: job.created_at < bound
-        return lambda job: job.created_at > bound
-    raise client_error(f"Filter {name} is not served")
+        bound = _milliseconds(name, values[0])
+        return Wanted(before=bound) if name == "BEFORE_CREATED_AT" else Wanted(after=bound)
+    raise client_error(f"Filter {name} is not known")
 
 
-def _like(pattern: str, text: str) -> bool:
-    return text.startswith(pattern[:-1]) if pattern.endswith("*") else text == pattern
+def _milliseconds(name: str, value: str) -> int:
+    try:
+        found = int(value)
+    except ValueError:
+        found = -1
+    if not 0 <= found < 2**63:
+        raise client_error(f"{name} takes milliseconds since the epoch")
+    return found
 
 
-def job_summary(job: Job) -> dict[str, Any]:
+def job_summary(view: View, job: Job) -> dict[str, Any]:
     summary: dict[str, Any] = {
         "jobArn": job.arn,
         "jobId": job.id,
@@ -102,44 +111,80 @@ def job_summary(job: Job) -> dict[str, Any]:
         "jobDefinition": _definition_arn(job),
     }
     container = _present({"exitCode": job.exit_code, "reason": job.reason or None})
+    nodes = job.spec.nodes
     return summary | _present(
         {
             "statusReason": job.status_reason or None,
             "startedAt": job.started_at,
             "stoppedAt": job.stopped_at,
             "container": container or None,
+            "arrayProperties": _array_properties(view, job),
+            "nodeProperties": _node(job) | {"numNodes": nodes.count} if nodes is not None else None,
+            "shareIdentifier": job.spec.share or None,
         }
     )
 
 
-def job_detail(job: Job) -> dict[str, Any]:
+def _array_properties(view: View, job: Job) -> dict[str, Any] | None:
+    if job.index is not None:
+        return {"index": job.index}
+    if not job.is_array:
+        return None
+    counts = job.summary or view.state.counts.get(job.id, {})
+    return {
+        "size": job.spec.array_size,
+        "statusSummary": {status.value: counts.get(status.value, 0) for status in JobStatus},
+        "statusSummaryLastUpdatedAt": job.stopped_at or job.created_at,
+    }
+
+
+def _node(job: Job) -> dict[str, Any]:
+    if job.node is None:
+        return {}
+    return {"nodeIndex": job.node, "isMainNode": job.is_main_node}
+
+
+def job_detail(view: View, job: Job) -> dict[str, Any]:
     """AWS's JobDetail. Empty lists are sent where AWS sends them."""
+    spec = job.spec
     detail: dict[str, Any] = {
         "jobArn": job.arn,
         "jobName": job.name,
         "jobId": job.id,
-        "jobQueue": job.arn.replace(f"job/{job.id}", f"job-queue/{job.queue}"),
+        "jobQueue": arn("job-queue", job.queue),
         "status": job.status.value,
         "attempts": list(job.attempts),
         "createdAt": job.created_at,
-        "retryStrategy": {"attempts": 1, "evaluateOnExit": [], **job.retry},
-        "dependsOn": list(job.depends_on),
+        "retryStrategy": {"attempts": 1, "evaluateOnExit": [], **spec.retry},
+        "dependsOn": list(spec.depends_on),
         "jobDefinition": _definition_arn(job),
-        "parameters": job.parameters,
-        "container": _container_detail(job),
+        "parameters": spec.parameters,
         "tags": job.tags,
-        "propagateTags": job.propagate_tags,
+        "propagateTags": spec.propagate_tags,
         "platformCapabilities": ["EC2"],
         "isCancelled": job.cancelled,
         "isTerminated": job.terminated,
         # The model marks it required; like AWS's own it is 0 or absent before the job runs.
         "startedAt": job.started_at or 0,
     }
+    consumables = [
+        {"consumableResource": arn("consumable-resource", name), "quantity": quantity}
+        for name, quantity in spec.consumables
+    ]
     return detail | _present(
         {
             "statusReason": job.status_reason or None,
             "stoppedAt": job.stopped_at,
-            "timeout": {"attemptDurationSeconds": job.timeout} if job.timeout else None,
+            "timeout": {"attemptDurationSeconds": spec.timeout} if spec.timeout else None,
+            "container": None if job.is_multinode else _container_detail(job),
+            "arrayProperties": _array_properties(view, job),
+            "nodeProperties": spec.node_properties or None,
+            "nodeDetails": _node(job) or None,
+            "shareIdentifier": spec.share or None,
+            "schedulingPriority": spec.priority if spec.share else None,
+            "consumableResourceProperties": {"consumableResourceList": consumables}
+            if consumables
+            else None,
         }
     )
 
@@ -150,16 +195,19 @@ def _container_detail(job: Job) -> dict[str, Any]:
     shown = {**{name: [] for name in lists}, **job.container}
     if job.attempt is not None:
         shown["taskArn"] = job.attempt.task_arn
+        shown["containerInstanceArn"] = instance_arn()
+        shown["networkInterfaces"] = network_interfaces(job.attempt)
         # AWS gives the name from RUNNING on. Here already from STARTING: the stream is there.
         shown["logStreamName"] = job.attempt.log_stream
     elif job.attempts:
         last = job.attempts[-1]["container"]
-        shown |= _present({key: last.get(key) for key in ("taskArn", "logStreamName")})
+        kept = ("taskArn", "containerInstanceArn", "logStreamName", "networkInterfaces")
+        shown |= _present({key: last.get(key) for key in kept})
     return shown | _present({"exitCode": job.exit_code, "reason": job.reason or None})
 
 
 def _definition_arn(job: Job) -> str:
-    return job.arn.replace(f"job/{job.id}", f"job-definition/{job.definition}")
+    return arn("job-definition", job.definition)
 
 
 def describe_compute_environments(view: View, params: dict[str, Any]) -> dict[str, Any]:
@@ -197,6 +245,165 @@ def describe_job_definitions(view: View, params: dict[str, Any]) -> dict[str, An
     return {"jobDefinitions": page, **token}
 
 
+def describe_scheduling_policies(view: View, params: dict[str, Any]) -> dict[str, Any]:
+    asked = [bare_name(name) for name in params["arns"]]
+    check_between(len(asked), 0, 100, "The number of arns")
+    records = view.state.policies
+    return {"schedulingPolicies": [records[name].detail for name in asked if name in records]}
+
+
+def list_scheduling_policies(view: View, params: dict[str, Any]) -> dict[str, Any]:
+    found = [{"arn": record.detail["arn"]} for _, record in sorted(view.state.policies.items())]
+    page, token = _page(found, params)
+    return {"schedulingPolicies": page, **token}
+
+
+def describe_consumable_resource(view: View, params: dict[str, Any]) -> dict[str, Any]:
+    record = view.state.consumables.get(bare_name(params["consumableResource"]))
+    if record is None:
+        raise client_error(f"ConsumableResource {params['consumableResource']} not found")
+    held = _held(view, record)
+    return {
+        **record.detail,
+        "totalQuantity": record.total,
+        "inUseQuantity": held,
+        "availableQuantity": max(0, record.total - held),
+    }
+
+
+def _held(view: View, record: Consumable) -> int:
+    return record.spent + view.state.in_use.get(record.name, 0)
+
+
+def list_consumable_resources(view: View, params: dict[str, Any]) -> dict[str, Any]:
+    starts = _name_filter(params, "CONSUMABLE_RESOURCE_NAME")
+    found = [
+        {
+            "consumableResourceArn": record.detail["consumableResourceArn"],
+            "consumableResourceName": name,
+            "totalQuantity": record.total,
+            "inUseQuantity": _held(view, record),
+            "resourceType": record.detail["resourceType"],
+        }
+        for name, record in sorted(view.state.consumables.items())
+        if _matches(starts, name)
+    ]
+    page, token = _page(found, params)
+    return {"consumableResources": page, **token}
+
+
+def _name_filter(params: dict[str, Any], known: str) -> list[str] | None:
+    """The values of the one filter that a list knows, or None when there is no filter."""
+    filters = params.get("filters", [])
+    if len(filters) > 1 or (filters and filters[0].get("name") != known):
+        raise client_error(f"The one filter here is {known}")
+    return [value.lower() for value in filters[0].get("values", [])] if filters else None
+
+
+def _matches(patterns: list[str] | None, name: str) -> bool:
+    name = name.lower()
+    return patterns is None or any(
+        name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern
+        for pattern in patterns
+    )
+
+
+def list_jobs_by_consumable_resource(view: View, params: dict[str, Any]) -> dict[str, Any]:
+    """Unfinished jobs that ask for a resource. AWS does not say which; these are what it is for."""
+    name = bare_name(params["consumableResource"])
+    if name not in view.state.consumables:
+        raise client_error(f"ConsumableResource {params['consumableResource']} not found")
+    wanted = _name_filter(params, "JOB_NAME")
+    jobs = sorted(
+        (
+            job
+            for job in view.state.jobs.values()
+            if not job.parent and name in dict(job.spec.consumables) and _matches(wanted, job.name)
+        ),
+        key=lambda job: job.sequence,
+    )
+    page, token = _page(jobs, params)
+    return {"jobs": [_consumer(view, job, name) for job in page], **token}
+
+
+def _consumer(view: View, job: Job, consumable: str) -> dict[str, Any]:
+    detail = job_detail(view, job)
+    shown = {
+        "jobArn": job.arn,
+        "jobQueueArn": detail["jobQueue"],
+        "jobName": job.name,
+        "jobDefinitionArn": detail["jobDefinition"],
+        "jobStatus": job.status.value,
+        "quantity": dict(job.spec.consumables)[consumable],
+        "createdAt": job.created_at,
+        "consumableResourceProperties": detail["consumableResourceProperties"],
+    }
+    return shown | _present(
+        {
+            "shareIdentifier": job.spec.share or None,
+            "statusReason": job.status_reason or None,
+            "startedAt": job.started_at,
+        }
+    )
+
+
+def list_tags_for_resource(view: View, params: dict[str, Any]) -> dict[str, Any]:
+    asked = parse_arn(params["resourceArn"])
+    fields = {
+        "compute-environment": view.state.environments,
+        "job-queue": view.state.queues,
+        "job-definition": view.state.definitions,
+        "scheduling-policy": view.state.policies,
+        "consumable-resource": view.state.consumables,
+    }
+    if asked is not None and asked.kind == "job":
+        job = view.state.jobs.get(asked.name) or view.store.jobs([asked.name]).get(asked.name)
+        if job is not None:
+            return {"tags": job.tags}
+    elif asked is not None and asked.kind in fields:
+        record: Any = fields[asked.kind].get(asked.name)
+        if record is not None:
+            return {"tags": record.detail.get("tags", {})}
+    raise client_error(f"Resource not found: {params['resourceArn']}")
+
+
+def get_job_queue_snapshot(view: View, params: dict[str, Any]) -> dict[str, Any]:
+    """The first 100 RUNNABLE jobs, in the order in which they would start now, and the usage."""
+    queue = view.state.queues.get(bare_name(params["jobQueue"]))
+    if queue is None:
+        raise client_error(f"JobQueue {params['jobQueue']} not found")
+    front = [
+        {"jobArn": job.arn, "earliestTimeAtPosition": since}
+        for job, since in front_of_queue(view.state, queue, view.now, SNAPSHOT)
+    ]
+    running: dict[str, int] = {}
+    for job in view.state.jobs.values():
+        if job.queue == queue.name and job.attempt is not None and job.node is None:
+            running[job.spec.share] = running.get(job.spec.share, 0) + job.needs.vcpus
+    top = sorted(running.items(), key=lambda item: -item[1])
+    utilization: dict[str, Any] = {
+        "totalCapacityUsage": _capacity(sum(running.values())),
+        "lastUpdatedAt": view.now,
+    }
+    if queue.policy:
+        active = {*running, *view.state.lines.get(queue.name, ())}
+        utilization["fairshareUtilization"] = {
+            "activeShareCount": len(active),
+            "topCapacityUtilization": [
+                {"shareIdentifier": share, "capacityUsage": _capacity(vcpus)}
+                for share, vcpus in top[:SNAPSHOT]
+            ],
+        }
+    return {
+        "frontOfQueue": {"jobs": front, "lastUpdatedAt": view.now},
+        "queueUtilization": utilization,
+    }
+
+
+def _capacity(vcpus: int) -> list[dict[str, Any]]:
+    return [{"capacityUnit": "VCPU", "quantity": float(vcpus)}]
+
+
 def get_caller_identity(view: View, params: dict[str, Any]) -> dict[str, Any]:
     return {
         "Arn": f"arn:aws:iam::{ACCOUNT}:user/{CLUSTER}",
@@ -208,27 +415,24 @@ def get_caller_identity(view: View, params: dict[str, Any]) -> dict[str, Any]:
 def _page(found: Sequence[T], params: dict[str, Any]) -> tuple[list[T], dict[str, str]]:
     start = _read_token(params.get("nextToken")) or 0
     limit = params.get("maxResults", 100)
-    if not 1 <= limit <= 100:
-        raise client_error("maxResults must be between 1 and 100")
+    check_between(limit, 1, 100, "maxResults")
     page = list(found[start : start + limit])
     more = start + limit < len(found)
-    return page, {"nextToken": _token(start + limit)} if more else {}
-
-
-def _token(position: int) -> str:
-    return base64.urlsafe_b64encode(json.dumps(position).encode()).decode()
+    return page, {"nextToken": encode(start + limit)} if more else {}
 
 
 def _read_token(token: str | None) -> int | None:
     if not token:
         return None
     try:
-        position = json.loads(base64.urlsafe_b64decode(token.encode()))
-    except (ValueError, RecursionError):
-        position = None
-    if type(position) is not int or not 0 <= position < 2**63:
-        raise client_error("Invalid nextToken")
-    return position
+        return int(decode(token, _Position))
+    except ValueError:
+        raise client_error("Invalid nextToken") from None
+
+
+def check_between(value: int, low: int, high: int, what: str) -> None:
+    if not low <= value <= high:
+        raise client_error(f"{what} must be between {low} and {high}")
 
 
 def _present(values: dict[str, Any]) -> dict[str, Any]:
@@ -241,5 +445,12 @@ READS: dict[tuple[str, str], Callable[[View, dict[str, Any]], dict[str, Any]]] =
     ("batch", "DescribeComputeEnvironments"): describe_compute_environments,
     ("batch", "DescribeJobQueues"): describe_job_queues,
     ("batch", "DescribeJobDefinitions"): describe_job_definitions,
+    ("batch", "DescribeSchedulingPolicies"): describe_scheduling_policies,
+    ("batch", "ListSchedulingPolicies"): list_scheduling_policies,
+    ("batch", "DescribeConsumableResource"): describe_consumable_resource,
+    ("batch", "ListConsumableResources"): list_consumable_resources,
+    ("batch", "ListJobsByConsumableResource"): list_jobs_by_consumable_resource,
+    ("batch", "ListTagsForResource"): list_tags_for_resource,
+    ("batch", "GetJobQueueSnapshot"): get_job_queue_snapshot,
     ("sts", "GetCallerIdentity"): get_caller_identity,
 }

@@ -1,16 +1,20 @@
 """Which job starts where, and why one cannot. Each function changes a draft.
 
-Source: AWS Batch User Guide, "Job scheduling" and "Jobs stuck in RUNNABLE".
+Sources: AWS Batch User Guide, "Job scheduling", "Fair-share scheduling", "Jobs stuck in RUNNABLE";
+API reference, JobStateTimeLimitAction.
 """
 
-from hashlib import sha256
+from typing import Any
 
+from immutables import Map
 from msgspec.structs import replace
 
-from batchml.local import heap
+from batchml.local import lifecycle, shares
+from batchml.local.attempts import attempt_of
 from batchml.local.draft import Draft
 from batchml.local.messages import Launch
-from batchml.local.state import DEFAULT_LOG_GROUP, Attempt, Job, Queue, State
+from batchml.local.nodes import launch_node
+from batchml.local.state import Blocked, Job, Queue, State
 from batchml.model.status import JobStatus
 
 NEVER_FITS_MACHINE = (
@@ -21,88 +25,185 @@ NEVER_FITS_ENVIRONMENT = (
     "MISCONFIGURATION:COMPUTE_ENVIRONMENT_MAX_RESOURCE - CE(s) associated with the job queue "
     "cannot meet the CPU requirement of the job."
 )
-_NEVER_FITS = (NEVER_FITS_MACHINE, NEVER_FITS_ENVIRONMENT)
+_STUCK = (NEVER_FITS_MACHINE, NEVER_FITS_ENVIRONMENT)
+TIME_LIMIT = "Canceled by JobStateTimeLimit action due to reason: "
 
 
 def schedule(draft: Draft) -> None:
     """Start what can start: queues by descending priority, first in first out within a queue.
 
     The job at the head of a queue blocks those behind it until it fits; other queues that share
-    the environment go on meanwhile, as in AWS.
+    the environment go on meanwhile, as in AWS. A queue with a scheduling policy takes its head from
+    the share that has used least.
     """
-    for queue in sorted(draft.state.queues.values(), key=lambda q: (-q.priority, q.name)):
-        while (job := _head(draft, queue.name)) is not None:
+    state = draft.state
+    if not state.lines:
+        return
+    queues = [state.queues[name] for name in state.lines if name in state.queues]
+    for queue in sorted(queues, key=lambda queue: (-queue.priority, queue.name)):
+        while (head := _head(draft, queue)) is not None:
+            share, job = head
+            lacking = _lacking(draft, job)
+            if lacking:
+                draft.park(job, lacking)
+                continue
             where = environment_for(draft.state, queue, job)
-            if where is None:
-                _explain_head(draft, queue, job)
+            if where is not None:
+                draft.pop_line(queue.name, share)
+                _unblock(draft, queue.name)
+                launch(draft, job, where)
+            elif not _is_over(draft, queue, _blocked(draft, queue, job)):
                 break
-            draft.set_line(queue.name, heap.pop(draft.state.waiting[queue.name]))
-            _launch(draft, job, where)
 
 
-def _head(draft: Draft, queue: str) -> Job | None:
-    """The first RUNNABLE job in line; those that were cancelled meanwhile are dropped."""
-    while (line := draft.state.waiting.get(queue)) is not None:
+def _head(draft: Draft, queue: Queue) -> tuple[str, Job] | None:
+    """The RUNNABLE job whose turn it is, and its share; those cancelled meanwhile are dropped."""
+    while lines := draft.state.lines.get(queue.name):
+        share = _next_share(draft, queue, lines)
+        line = lines[share]
+        assert line is not None  # a line without jobs is dropped
         job = draft.state.jobs.get(line[2])
         if job is not None and job.status is JobStatus.RUNNABLE:
-            return job
-        draft.set_line(queue, heap.pop(line))
+            return share, job
+        draft.pop_line(queue.name, share)
+    _unblock(draft, queue.name)
     return None
 
 
+def _next_share(draft: Draft, queue: Queue, lines: Map[str, Any]) -> str:
+    if len(lines) == 1 or not queue.policy:
+        return str(next(iter(lines)))
+    first = [(share, line[1]) for share, line in lines.items()]
+    usage = draft.state.usage.get(queue.name, Map())
+    return shares.next_share(first, usage, draft.now, draft.state.policy_of(queue.name))
+
+
+def _lacking(draft: Draft, job: Job) -> str:
+    """The first consumable resource of which there is not enough for a job; empty if none."""
+    for name, quantity in job.spec.consumables:
+        available = draft.available(name)
+        if available is None or available < quantity:
+            return name
+    return ""
+
+
 def environment_for(state: State, queue: Queue, job: Job) -> str | None:
+    """The first environment of the queue, in its order, that has room for a job now."""
     if not state.free.fits(job.needs):
         return None
+    kept = _kept_back(state, queue, job)
     for name in queue.environments:
         environment = state.environments.get(name)
         if environment is None or not environment.enabled:
             continue
-        if state.used.get(name, 0) + job.needs.vcpus <= environment.max_vcpus:
+        room = environment.max_vcpus * (1 - kept) - state.used.get(name, 0)
+        if job.needs.vcpus <= room:
             return name
     return None
 
 
-def _explain_head(draft: Draft, queue: Queue, job: Job) -> None:
+def _kept_back(state: State, queue: Queue, job: Job) -> float:
+    """The part of an environment that the policy keeps for shares that have no jobs yet."""
+    if not queue.policy:
+        return 0.0
+    running = {share for share, use in state.usage.get(queue.name, Map()).items() if use.vcpus}
+    active = {*running, *state.lines.get(queue.name, ())}
+    if job.spec.share not in running:
+        active -= {job.spec.share}  # it is what the rest is kept for
+    return shares.reserved(state.policy_of(queue.name), len(active))
+
+
+def front_of_queue(state: State, queue: Queue, now: int, limit: int) -> list[tuple[Job, int]]:
+    """The first RUNNABLE jobs in the order in which they would start, each with the time (ms)
+    since when it may have been at its place.
+    """
+    draft = Draft(state, now)
+    blocked = state.blocked.get(queue.name)
+    found: list[tuple[Job, int]] = []
+    while len(found) < limit and (head := _head(draft, queue)) is not None:
+        share, job = head
+        draft.pop_line(queue.name, share)
+        since = max([job.created_at, *(attempt["stoppedAt"] for attempt in job.attempts)])
+        if blocked is not None and blocked.job_id == job.id:
+            since = max(since, blocked.since)
+        found.append((job, since))
+    return found
+
+
+# --- the head of a queue that cannot start ---------------------------------------------------
+
+
+def _blocked(draft: Draft, queue: Queue, job: Job) -> Blocked:
     """AWS says why the job at the head of a queue is stuck when it can never be placed."""
-    state = draft.state
+    reason = _why_stuck(draft.state, queue, job)
+    # A reason that has ceased, for example with a larger maxvCpus, goes; another text stays.
+    if job.status_reason != reason and (reason or job.status_reason in _STUCK):
+        draft.put_job(replace(job, status_reason=reason))
+    known = draft.state.blocked.get(queue.name)
+    if known is not None and (known.job_id, known.reason) == (job.id, reason):
+        return known
+    now = Blocked(job.id, draft.now, reason)
+    draft.state = replace(draft.state, blocked=draft.state.blocked.set(queue.name, now))
+    return now
+
+
+def _why_stuck(state: State, queue: Queue, job: Job) -> str:
     known = [state.environments[name] for name in queue.environments if name in state.environments]
     largest = max((environment.max_vcpus for environment in known), default=0)
-    reason = ""
     if not state.machine.fits(job.needs):
-        reason = NEVER_FITS_MACHINE
-    elif job.needs.vcpus > largest:
-        reason = NEVER_FITS_ENVIRONMENT
-    # A reason that has ceased, for example with a larger maxvCpus, goes; another text stays.
-    if job.status_reason != reason and (reason or job.status_reason in _NEVER_FITS):
-        draft.put_job(replace(job, status_reason=reason))
+        return NEVER_FITS_MACHINE
+    return NEVER_FITS_ENVIRONMENT if job.needs.vcpus > largest else ""
 
 
-def _launch(draft: Draft, job: Job, environment: str) -> None:
+def _unblock(draft: Draft, queue: str) -> None:
+    if queue in draft.state.blocked:
+        draft.state = replace(draft.state, blocked=draft.state.blocked.delete(queue))
+
+
+def _is_over(draft: Draft, queue: Queue, blocked: Blocked) -> bool:
+    """True when the queue's time limit for such a job was up, and it is cancelled now."""
+    limit = _limit(queue, blocked)
+    job = draft.state.jobs.get(blocked.job_id)
+    if limit is None or job is None or draft.now < blocked.since + limit:
+        return False
+    lifecycle.cancel(draft, job, TIME_LIMIT + blocked.reason.partition(" - ")[0])
+    return True
+
+
+def _limit(queue: Queue, blocked: Blocked) -> int | None:
+    """How long a job may be the blocked head of its queue for this reason, in ms."""
+    for action in queue.detail.get("jobStateTimeLimitActions", ()):
+        if blocked.reason.partition(" - ")[0] == action["reason"]:
+            return int(action["maxTimeSeconds"]) * 1000
+    return None
+
+
+def next_time_limit(state: State) -> int | None:
+    """When the first head of a queue will have been stuck for too long, in ms since the epoch."""
+    ends = [
+        blocked.since + limit
+        for name, blocked in state.blocked.items()
+        if name in state.queues and (limit := _limit(state.queues[name], blocked)) is not None
+    ]
+    return min(ends, default=None)
+
+
+# --- starting -------------------------------------------------------------------------------
+
+
+def launch(draft: Draft, job: Job, environment: str) -> None:
+    """Give a job its place, and start it: a multi-node job by its main node."""
     number = len(job.attempts) + 1
-    task_id = task_id_of(job.id, number)
-    options = job.container.get("logConfiguration", {}).get("options", {})
-    prefix = options.get("awslogs-stream-prefix") or job.definition.rpartition(":")[0][:200]
-    attempt = Attempt(
-        number=number,
-        task_id=task_id,
-        environment=environment,
-        gpus=draft.state.free.gpus[: job.needs.gpus],
-        log_group=options.get("awslogs-group") or DEFAULT_LOG_GROUP,
-        log_stream=f"{prefix}/default/{task_id}",
+    gpus = draft.state.free.gpus[: job.needs.gpus]
+    attempt = attempt_of(job, number, environment, gpus)
+    job = replace(
+        job, status=JobStatus.STARTING, status_reason="", attempt=attempt, exit_code=None, reason=""
     )
-    started = replace(
-        job,
-        status=JobStatus.STARTING,
-        status_reason="",
-        attempt=attempt,
-        exit_code=None,
-        reason="",
-    )
-    draft.occupy(started, attempt)
-    draft.put_job(started)
-    draft.effects.append(Launch(started, attempt))
-
-
-def task_id_of(job_id: str, number: int) -> str:
-    """A task id as ECS makes them, 32 hexadecimal digits, one for each attempt and repeatable."""
-    return sha256(f"{job_id}/{number}".encode()).hexdigest()[:32]
+    draft.occupy(job, attempt)
+    draft.spend(job)
+    draft.put_job(job)
+    if job.is_multinode and job.spec.nodes is not None:
+        main = draft.state.jobs[f"{job.id}#{job.spec.nodes.main}"]
+        launch_node(draft, job, main)
+    else:
+        draft.effects.append(Launch(job, attempt))

@@ -10,12 +10,13 @@ from batchml.clock import Clock
 from batchml.errors import LocalServerError
 from batchml.local import protocol
 from batchml.local.core import Core
-from batchml.local.logreads import LogReads
+from batchml.local.logreads import LOG_OPERATIONS, LogReads
 from batchml.local.messages import Requested
 from batchml.local.operations import HANDLERS
 from batchml.local.protocol import Call
 from batchml.local.reads import READS, View
-from batchml.local.sigv4 import Keys, claimed_service, verify
+from batchml.local.replays import Replays
+from batchml.local.sigv4 import Caller, Keys, claimed_service, verify
 from batchml.local.store import Store
 from batchml.local.wire import Refused, Request, Response
 
@@ -24,15 +25,11 @@ log = logging.getLogger("batchml.local")
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-_LOG_OPERATIONS = {
-    "GetLogEvents": LogReads.get_log_events,
-    "FilterLogEvents": LogReads.filter_log_events,
-    "DescribeLogGroups": LogReads.describe_log_groups,
-    "DescribeLogStreams": LogReads.describe_log_streams,
-}
+_LONGEST_ID = 128
+_DRAIN = 16 * protocol.MAX_BODY  # of a body that is too large, so that its sender hears so
 
-# Calls that make something new: sent twice by an SDK, they must not make two.
-_REMEMBERED = ("SubmitJob", "RegisterJobDefinition")
+
+def _nobody() -> None: ...
 
 
 class Server:
@@ -47,12 +44,17 @@ class Server:
         self._keys = keys
         self._port = port
         self._clock = clock
+        self._replays = Replays(clock.now())
         self.last_request = clock.monotonic()
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise ValueError(f"only http is served, not {scope['type']}")
-        response = await self.handle(await _read_request(scope, receive))
+        request = await _read_request(scope, receive)
+        if request is None:
+            return
+        response = await self.handle(request, scope.get("state", {}).get("trust", _nobody))
+        closing = [(b"connection", b"close")] if response.status == 413 else []
         await send(
             {
                 "type": "http.response.start",
@@ -60,23 +62,28 @@ class Server:
                 "headers": [
                     *((name.encode(), value.encode()) for name, value in response.headers),
                     (b"content-length", str(len(response.body)).encode()),
+                    *closing,
                 ],
             }
         )
         await send({"type": "http.response.body", "body": response.body})
 
-    async def handle(self, request: Request) -> Response:
-        """Check, route and answer one request. Never raises."""
+    async def handle(self, request: Request, trust: Callable[[], None] = _nobody) -> Response:
+        """Check, route and answer one request. Never raises.
+
+        `trust` is called once the request has turned out to be signed rightly.
+        """
         request_id = str(uuid.uuid4())
         service = claimed_service(request)
         try:
-            if len(request.body) > protocol.MAX_BODY:
-                raise Refused("RequestEntityTooLargeException", "The body is too large.", 413)
+            protocol.check_size(request)
             protocol.check_origin(request, self._port)
-            service = verify(request, self._keys, self._clock.now()).service
+            caller = verify(request, self._keys, self._clock.now())
+            service = caller.service
+            trust()
             self.last_request = self._clock.monotonic()
             call = protocol.read_call(request, service, request_id)
-            return protocol.answer(call, await self._answer(call, request.body))
+            return protocol.answer(call, await self._answer(call, request, caller))
         except Refused as error:
             return protocol.refusal(error, service, request_id)
         except LocalServerError as error:
@@ -86,13 +93,14 @@ class Server:
             text = f"Internal error in the embedded AWS Batch; its server.log has {request_id}."
             return _server_error(text, service, request_id)
 
-    async def _answer(self, call: Call, body: bytes) -> Any:
+    async def _answer(self, call: Call, request: Request, caller: Caller) -> Any:
         read = READS.get((call.service, call.operation))
         if read is not None:
-            view = View(self._core.state, self._store, self._keys.access_key_id)
+            now = int(self._clock.now() * 1000)
+            view = View(self._core.state, self._store, self._keys.access_key_id, now)
             return read(view, call.params)
-        if call.service == "logs" and call.operation in _LOG_OPERATIONS:
-            return _LOG_OPERATIONS[call.operation](self._logs, call.params)
+        if call.service == "logs" and call.operation in LOG_OPERATIONS:
+            return await self._logs.answer(call.operation, call.params)
         if call.service == "batch" and call.operation in HANDLERS:
             event = Requested(
                 operation=call.operation,
@@ -101,24 +109,41 @@ class Server:
                 new_id=str(uuid.uuid4()),
                 request_id=call.request_id,
             )
-            remembered = call.invocation_id if call.operation in _REMEMBERED else ""
-            return await self._core.request(event, remembered, body)
+            return await self._core.request(
+                event, self._identity(request, caller), _content(request)
+            )
         raise protocol.not_served(call.service, call.operation)
+
+    def _identity(self, request: Request, caller: Caller) -> str:
+        """What makes a call one call, however often it arrives. Raises Refused."""
+        given = request.header("amz-sdk-invocation-id")
+        identity = given if 0 < len(given) <= _LONGEST_ID else f"signature/{caller.signature}"
+        if self._store.remembered(identity) is None:
+            self._replays.check(caller.signature, caller.signed_at, self._clock.now())
+        return identity
+
+
+def _content(request: Request) -> bytes:
+    return f"{request.method} {request.path}?{request.query}\n".encode() + request.body
 
 
 def _server_error(text: str, service: str, request_id: str) -> Response:
     return protocol.refusal(Refused("ServerException", text, 500), service, request_id)
 
 
-async def _read_request(scope: MutableMapping[str, Any], receive: Receive) -> Request:
+async def _read_request(scope: MutableMapping[str, Any], receive: Receive) -> Request | None:
+    """The request, or None when its sender went away. A body that is too large is not kept."""
     body = b""
+    passed = 0
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            break
+            return None
+        part = message.get("body", b"")
+        passed += len(part)
         # One byte over the limit is enough to know.
-        body = (body + message.get("body", b""))[: protocol.MAX_BODY + 1]
-        if not message.get("more_body"):
+        body = (body + part)[: protocol.MAX_BODY + 1]
+        if not message.get("more_body") or passed > _DRAIN:
             break
     return Request(
         method=scope["method"],

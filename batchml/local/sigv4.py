@@ -35,6 +35,8 @@ class Caller(Struct, frozen=True):
     access_key_id: str
     region: str
     service: str
+    signature: str
+    signed_at: float
 
 
 def claimed_service(request: Request) -> str:
@@ -60,6 +62,8 @@ def verify(request: Request, keys: Keys, now: float) -> Caller:
         )
     key_id, date, region, service, signed, signature = match.groups()
     signed_names = signed.split(";")
+    if len(signed_names) > len(names):
+        raise Refused("InvalidSignatureException", "A signed header is missing.", 403)
     if any(names.count(name) > 1 for name in ("authorization", *signed_names)):
         raise Refused("InvalidSignatureException", "A signed header was sent twice.", 403)
     # x-amz-target names the operation: what is not signed could be exchanged.
@@ -69,7 +73,7 @@ def verify(request: Request, keys: Keys, now: float) -> Caller:
             "InvalidSignatureException", "host and every x-amz-* header must be signed.", 403
         )
     stamp = request.header("x-amz-date")
-    _check_time(stamp, date, now)
+    signed_at = _check_time(stamp, date, now)
     body_hash = hashlib.sha256(request.body).hexdigest()
     if request.header("x-amz-content-sha256") not in ("", body_hash):
         raise Refused("InvalidSignatureException", "The body does not match its hash.", 403)
@@ -85,21 +89,22 @@ def verify(request: Request, keys: Keys, now: float) -> Caller:
             "Check your AWS access key and signing method; `batchml local env` prints the keys.",
             403,
         )
-    return Caller(key_id, region, service)
+    return Caller(key_id, region, service, signature, signed_at)
 
 
-def _check_time(stamp: str, date: str, now: float) -> None:
+def _check_time(stamp: str, date: str, now: float) -> float:
     try:
-        signed_at = datetime.strptime(stamp, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
+        read = datetime.strptime(stamp, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
     except ValueError:
         raise Refused("InvalidSignatureException", "x-amz-date is not a date.", 403) from None
-    skew = now - signed_at.timestamp()
+    skew = now - read.timestamp()
     if abs(skew) > MAX_SKEW or not stamp.startswith(date):
         raise Refused(
             "InvalidSignatureException",
             f"Signature expired: {stamp} is {abs(skew):.0f} seconds from the server's clock.",
             403,
         )
+    return read.timestamp()
 
 
 def _signature(

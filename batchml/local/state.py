@@ -2,8 +2,11 @@
 
 Records keep AWS's own JSON in `detail`, so that what was given is given back; what the rules need
 is read from it through properties. `jobs` holds unfinished jobs only: finished ones live in the
-store. `waiting`, `free`, `used`, `by_task`, `dependents` and `deadlines` are indexes, derived from
-the jobs when the server starts (`engine.restore`).
+store. The fields of `State` from `free` on are indexes, derived from the jobs when the server
+starts (`engine.restore`).
+
+A job is what changes, `Job`, and what was submitted, its `Spec`, which the children of an array
+share: ten thousand of them cost one.
 """
 
 from typing import Any
@@ -24,6 +27,11 @@ DEFAULT_LOG_GROUP = "/aws/batch/job"
 
 def arn(kind: str, name: str) -> str:
     return f"arn:aws:batch:{REGION}:{ACCOUNT}:{kind}/{name}"
+
+
+def instance_arn() -> str:
+    """This machine, as ECS names a host."""
+    return f"arn:aws:ecs:{REGION}:{ACCOUNT}:container-instance/{CLUSTER}/this-machine"
 
 
 class Needs(Struct, frozen=True):
@@ -48,10 +56,10 @@ class Machine(Struct, frozen=True):
             and needs.gpus <= len(self.gpus)
         )
 
-    def without(self, needs: Needs) -> "Machine":
-        return Machine(
-            self.vcpus - needs.vcpus, self.memory - needs.memory, self.gpus[needs.gpus :]
-        )
+    def taking(self, needs: Needs, gpus: tuple[str, ...]) -> "Machine":
+        """What is left once these GPUs, and vCPUs and memory, are given away."""
+        left = tuple(gpu for gpu in self.gpus if gpu not in gpus) if gpus else self.gpus
+        return Machine(self.vcpus - needs.vcpus, self.memory - needs.memory, left)
 
     def plus(self, needs: Needs, gpus: tuple[str, ...]) -> "Machine":
         return Machine(
@@ -97,6 +105,11 @@ class Queue(Struct, frozen=True):
         order = sorted(self.detail["computeEnvironmentOrder"], key=lambda entry: entry["order"])
         return [bare_name(entry["computeEnvironment"]) for entry in order]
 
+    @property
+    def policy(self) -> str:
+        """The name of its scheduling policy; empty for a queue that is first in, first out."""
+        return bare_name(self.detail.get("schedulingPolicyArn", ""))
+
 
 class Definition(Struct, frozen=True):
     """One revision of a job definition."""
@@ -114,32 +127,95 @@ class Definition(Struct, frozen=True):
         return bool(self.detail["status"] == "ACTIVE")
 
 
-class Attempt(Struct, frozen=True):
-    """The current try of a job. Times in ms since the epoch."""
+class Policy(Struct, frozen=True):
+    """A scheduling policy: how the shares of a queue come to their parts."""
+
+    name: str
+    detail: dict[str, Any]
+
+    @property
+    def fair_share(self) -> dict[str, Any]:
+        return dict(self.detail.get("fairsharePolicy", {}))
+
+
+class Consumable(Struct, frozen=True):
+    """A consumable resource. `spent` is what was taken of one that is not given back."""
+
+    name: str
+    detail: dict[str, Any]
+    total: int
+    spent: int = 0
+
+    @property
+    def replenishable(self) -> bool:
+        return bool(self.detail["resourceType"] == "REPLENISHABLE")
+
+
+class Nodes(Struct, frozen=True):
+    """The shape of a multi-node parallel job."""
+
+    count: int
+    main: int
+
+
+class Attempt(Struct, frozen=True, omit_defaults=True):
+    """The current try of a job. Times in ms since the epoch.
+
+    That of a multi-node parallel job holds what all of its nodes occupy, and has no log.
+    """
 
     number: int
     task_id: str
     environment: str
     gpus: tuple[str, ...]
-    log_group: str
-    log_stream: str
+    log_group: str = ""
+    log_stream: str = ""
     started_at: int | None = None
+    address: str = ""  # where the other nodes of its job reach it
+    main_address: str = ""  # that of the main node
 
     @property
     def task_arn(self) -> str:
         return f"arn:aws:ecs:{REGION}:{ACCOUNT}:task/{CLUSTER}/{self.task_id}"
 
 
-class Job(Struct, frozen=True):
-    """A job. `attempts` holds AWS's AttemptDetail of each finished try, oldest first."""
+class Spec(Struct, frozen=True, omit_defaults=True):
+    """What was submitted, worked out: definition and overrides merged. Never changes.
+
+    `needs` is what one attempt occupies: of one child of an array, of all nodes together. Each
+    range of nodes has a spec of its own beside the job's.
+    """
 
     id: str
-    name: str
-    queue: str
-    definition: str
-    container: dict[str, Any]
-    needs: Needs
-    created_at: int
+    name: str = ""
+    queue: str = ""
+    definition: str = ""
+    container: dict[str, Any] = {}
+    needs: Needs = Needs(0, 0)
+    created_at: int = 0
+    retry: dict[str, Any] = {}
+    timeout: int | None = None  # seconds of one attempt
+    parameters: dict[str, str] = {}
+    depends_on: tuple[dict[str, Any], ...] = ()
+    propagate_tags: bool = False
+    share: str = ""
+    priority: int = 0
+    consumables: tuple[tuple[str, int], ...] = ()
+    array_size: int | None = None
+    nodes: Nodes | None = None
+    node_properties: dict[str, Any] = {}
+    # Why it cannot be dispatched, found out as it was submitted. It fails with this.
+    flaw: str = ""
+
+
+class Job(Struct, frozen=True, omit_defaults=True):
+    """A job: one of its own, an array's parent or child, a multi-node job or one of its nodes.
+
+    `attempts` holds AWS's AttemptDetail of each finished try, oldest first.
+    """
+
+    id: str
+    spec: Spec
     sequence: int
     status: JobStatus = JobStatus.SUBMITTED
     status_reason: str = ""
@@ -147,16 +223,14 @@ class Job(Struct, frozen=True):
     stopped_at: int | None = None
     exit_code: int | None = None
     reason: str = ""
-    retry: dict[str, Any] = {}
-    timeout: int | None = None  # seconds of one attempt
-    parameters: dict[str, str] = {}
-    depends_on: tuple[dict[str, Any], ...] = ()
     waiting_for: tuple[str, ...] = ()  # jobs not finished yet
     dependency_failed: bool = False
     tags: dict[str, str] = {}
-    propagate_tags: bool = False
     attempts: tuple[dict[str, Any], ...] = ()
     attempt: Attempt | None = None
+    index: int | None = None  # of an array's child
+    node: int | None = None  # of a multi-node job's node
+    summary: dict[str, int] = {}  # of an array that has ended: how many children ended how
     # Why a stop was asked for: the caller's reason, or the timeout. The job ends with it.
     stop_reason: str = ""
     cancelled: bool = False
@@ -168,8 +242,82 @@ class Job(Struct, frozen=True):
         return arn("job", self.id)
 
     @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def queue(self) -> str:
+        return self.spec.queue
+
+    @property
+    def definition(self) -> str:
+        return self.spec.definition
+
+    @property
+    def container(self) -> dict[str, Any]:
+        return self.spec.container
+
+    @property
+    def needs(self) -> Needs:
+        return self.spec.needs
+
+    @property
+    def created_at(self) -> int:
+        return self.spec.created_at
+
+    @property
     def is_ending(self) -> bool:
         return self.cancelled or self.terminated or self.timed_out
+
+    @property
+    def parent(self) -> str:
+        """The id of the array or multi-node job that it belongs to; empty for any other."""
+        if self.index is None and self.node is None:
+            return ""
+        return parent_of(self.id)
+
+    @property
+    def is_array(self) -> bool:
+        """True for an array's parent, which runs nothing itself."""
+        return self.spec.array_size is not None and self.index is None
+
+    @property
+    def is_multinode(self) -> bool:
+        """True for a multi-node job, whose nodes run and not it."""
+        return self.spec.nodes is not None and self.node is None
+
+    @property
+    def is_main_node(self) -> bool:
+        return self.spec.nodes is not None and self.node == self.spec.nodes.main
+
+    def child_ids(self) -> list[str]:
+        """The ids of an array's children or of a multi-node job's nodes."""
+        if self.is_array:
+            return [f"{self.id}:{index}" for index in range(self.spec.array_size or 0)]
+        if self.is_multinode and self.spec.nodes is not None:
+            return [f"{self.id}#{index}" for index in range(self.spec.nodes.count)]
+        return []
+
+
+def parent_of(job_id: str) -> str:
+    """`j` for `j:3` and `j#0`."""
+    return job_id.partition(":")[0].partition("#")[0]
+
+
+class Blocked(Struct, frozen=True):
+    """The job at the head of a queue that cannot start, and since when (ms) for which reason."""
+
+    job_id: str
+    since: int
+    reason: str = ""
+
+
+class Usage(Struct, frozen=True):
+    """What a share has used of late: vCPU-milliseconds that fade away, as of a time in ms."""
+
+    faded: float = 0.0
+    as_of: int = 0
+    vcpus: int = 0  # running now
 
 
 class State(Struct, frozen=True):
@@ -179,13 +327,26 @@ class State(Struct, frozen=True):
     queues: Map[str, Queue] = Map()
     definitions: Map[str, Definition] = Map()
     revisions: Map[str, int] = Map()
+    policies: Map[str, Policy] = Map()
+    consumables: Map[str, Consumable] = Map()
     jobs: Map[str, Job] = Map()
-    by_task: Map[str, str] = Map()
-    waiting: Map[str, Heap] = Map()
-    used: Map[str, int] = Map()
-    dependents: Map[str, tuple[str, ...]] = Map()
-    deadlines: Heap = None
     sequence: int = 0
+    by_task: Map[str, str] = Map()
+    lines: Map[str, Map[str, Heap]] = Map()  # queue -> share -> RUNNABLE jobs in their order
+    parked: Map[str, Heap] = Map()  # consumable -> RUNNABLE jobs that wait for some of it
+    used: Map[str, int] = Map()  # environment -> vCPUs
+    in_use: Map[str, int] = Map()  # consumable -> quantity that running jobs hold
+    usage: Map[str, Map[str, Usage]] = Map()  # queue -> share
+    blocked: Map[str, Blocked] = Map()  # queue -> its head
+    dependents: Map[str, tuple[str, ...]] = Map()
+    counts: Map[str, dict[str, int]] = Map()  # array -> status -> children
+    deadlines: Heap = None
+
+    def policy_of(self, queue: str) -> dict[str, Any]:
+        """The fair-share policy of a queue; empty when it has none."""
+        record = self.queues.get(queue)
+        policy = self.policies.get(record.policy) if record is not None else None
+        return {} if policy is None else policy.fair_share
 
 
 def empty(machine: Machine) -> State:
@@ -198,14 +359,22 @@ __all__ = [
     "DEFAULT_LOG_GROUP",
     "REGION",
     "Attempt",
+    "Blocked",
+    "Consumable",
     "Definition",
     "Environment",
     "Job",
     "Machine",
     "Needs",
+    "Nodes",
+    "Policy",
     "Queue",
+    "Spec",
     "State",
+    "Usage",
     "arn",
     "empty",
+    "instance_arn",
+    "parent_of",
     "replace",
 ]

@@ -14,30 +14,52 @@ import msgspec
 from immutables import Map
 
 from batchml.errors import DiskFull, JournalBusy, LocalServerError, StateDamaged
-from batchml.local.messages import DropRecord, Effect, Launch, SaveJob, SaveRecord
-from batchml.local.state import Definition, Environment, Job, Machine, Queue, State
+from batchml.local.messages import DropRecord, Effect, Launch, SaveJob, SaveRecord, SaveSpec
+from batchml.local.state import (
+    Consumable,
+    Definition,
+    Environment,
+    Job,
+    Machine,
+    Policy,
+    Queue,
+    Spec,
+    State,
+)
 from batchml.local.state import empty as empty_state
 
-SCHEMA = 1
+SCHEMA = 2
 
+# `owner` is where a job is listed: its queue, or the array or multi-node job that it belongs to.
 _TABLES = """
 CREATE TABLE records (kind TEXT, key TEXT, body BLOB, PRIMARY KEY (kind, key)) WITHOUT ROWID;
+CREATE TABLE specs (id TEXT PRIMARY KEY, body BLOB) WITHOUT ROWID;
 CREATE TABLE jobs (
-    id TEXT PRIMARY KEY, sequence INTEGER, queue TEXT, name TEXT, status TEXT,
-    created_at INTEGER, live INTEGER, body BLOB
+    id TEXT PRIMARY KEY, sequence INTEGER, owner TEXT, name TEXT COLLATE NOCASE,
+    definition TEXT, share TEXT, status TEXT, created_at INTEGER, live INTEGER, spec TEXT, body BLOB
 ) WITHOUT ROWID;
 CREATE INDEX jobs_live ON jobs (sequence) WHERE live;
-CREATE INDEX jobs_by_status ON jobs (queue, status, sequence);
-CREATE INDEX jobs_by_age ON jobs (queue, sequence);
+CREATE INDEX jobs_by_status ON jobs (owner, status, sequence);
+CREATE INDEX jobs_by_age ON jobs (owner, sequence);
+CREATE INDEX jobs_by_name ON jobs (name, sequence);
 CREATE TABLE streams (
     log_group TEXT, stream TEXT, task_id TEXT, created_at INTEGER, PRIMARY KEY (log_group, stream)
 ) WITHOUT ROWID;
 CREATE TABLE calls (key TEXT PRIMARY KEY, digest TEXT, answer BLOB, at INTEGER) WITHOUT ROWID;
 """
 
-_KINDS: dict[str, Any] = {"environment": Environment, "queue": Queue, "definition": Definition}
+_KINDS: dict[str, Any] = {
+    "environment": Environment,
+    "queue": Queue,
+    "definition": Definition,
+    "policy": Policy,
+    "consumable": Consumable,
+}
 _DECODERS = {kind: msgspec.json.Decoder(struct) for kind, struct in _KINDS.items()}
 _JOB = msgspec.json.Decoder(Job)
+_SPEC = msgspec.json.Decoder(Spec)
+_encode = msgspec.json.Encoder().encode
+_KEPT_SPECS = 1024  # decoded ones: the children of an array, which are read together, share one
 
 
 class Stream(NamedTuple):
@@ -56,6 +78,46 @@ class RememberedCall(NamedTuple):
     at: int  # ms
 
 
+class Wanted(NamedTuple):
+    """Which jobs of a list are asked for. Names and definitions that end with `*` are prefixes."""
+
+    status: str | None = None
+    names: Sequence[str] = ()
+    definitions: Sequence[str] = ()
+    share: str | None = None
+    before: int | None = None  # ms, as `after`; both leave out the moment itself
+    after: int | None = None
+
+    def condition(self) -> tuple[str, list[Any]]:
+        """SQL to be added to a WHERE, and its values."""
+        parts: list[str] = []
+        values: list[Any] = []
+        for test, value in (
+            ("status = ?", self.status),
+            ("share = ?", self.share),
+            ("created_at < ?", self.before),
+            ("created_at > ?", self.after),
+        ):
+            if value is not None:
+                parts.append(test)
+                values.append(value)
+        for column, patterns in (("name", self.names), ("definition", self.definitions)):
+            if patterns:
+                tests = [_like(column, pattern, values) for pattern in patterns]
+                parts.append(f"({' OR '.join(tests)})")
+        return "".join(f" AND {part}" for part in parts), values
+
+
+def _like(column: str, pattern: str, values: list[Any]) -> str:
+    """A test of a column, as the index can answer it; its values are appended to `values`."""
+    if not pattern.endswith("*"):
+        values.append(pattern)
+        return f"{column} = ?"
+    start = pattern[:-1]
+    values += [start, start + "\U0010ffff"]
+    return f"({column} >= ? AND {column} < ?)"
+
+
 class Store:
     """Open it once; `commit` from one thread, read from another.
 
@@ -65,6 +127,7 @@ class Store:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._specs: dict[str, Spec] = {}
         try:
             self._writer = self._open(path)
             self._reader = sqlite3.connect(
@@ -90,6 +153,8 @@ class Store:
             )
         if version == 0:
             db.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {SCHEMA}; COMMIT;")
+        elif version < SCHEMA:
+            _migrate(db, path)
         return db
 
     def close(self) -> None:
@@ -104,10 +169,16 @@ class Store:
         Raises DiskFull or StateDamaged; then nothing was written.
         """
         db = self._writer
+        jobs: dict[str, tuple[Job, bool]] = {}  # a job that changes twice is written once
         try:
             db.execute("BEGIN IMMEDIATE")
             for effect in effects:
-                _write(db, effect)
+                match effect:
+                    case SaveJob(job, live):
+                        jobs[job.id] = (job, live)
+                    case _:
+                        _write(db, effect)
+            db.executemany(_INSERT_JOB, (job_row(job, live) for job, live in jobs.values()))
             if calls:
                 db.executemany("INSERT OR REPLACE INTO calls VALUES (?, ?, ?, ?)", calls)
             db.execute("COMMIT")
@@ -143,8 +214,7 @@ class Store:
         found: dict[str, dict[str, Any]] = {kind: {} for kind in _KINDS}
         for kind, key, body in self._reader.execute("SELECT kind, key, body FROM records"):
             found[kind][key] = _DECODERS[kind].decode(body)
-        live = self._reader.execute("SELECT body FROM jobs WHERE live ORDER BY sequence")
-        jobs = {job.id: job for job in (_JOB.decode(body) for (body,) in live)}
+        jobs = {job.id: job for job in self._jobs("WHERE live ORDER BY sequence")}
         (last,) = self._reader.execute("SELECT coalesce(max(sequence), 0) FROM jobs").fetchone()
         revisions: dict[str, int] = {}
         for record in found["definition"].values():
@@ -154,30 +224,61 @@ class Store:
             environments=Map(found["environment"]),
             queues=Map(found["queue"]),
             definitions=Map(found["definition"]),
+            policies=Map(found["policy"]),
+            consumables=Map(found["consumable"]),
             revisions=Map(revisions),
             jobs=Map(jobs),
             sequence=last,
+            counts=Map({job.id: self._ended_counts(job) for job in jobs.values() if job.is_array}),
         )
+
+    def _ended_counts(self, array: Job) -> dict[str, int]:
+        rows = self._reader.execute(
+            "SELECT status, count(*) FROM jobs WHERE owner = ? AND NOT live GROUP BY status",
+            (array.id,),
+        )
+        return dict(rows.fetchall())
+
+    def _jobs(self, where: str, values: Sequence[Any] = ()) -> Iterator[Job]:
+        rows = self._reader.execute(f"SELECT spec, body FROM jobs {where}", values)
+        for spec_id, body in rows:
+            yield msgspec.structs.replace(_JOB.decode(body), spec=self._spec(spec_id))
+
+    def _spec(self, spec_id: str) -> Spec:
+        spec = self._specs.get(spec_id)
+        if spec is None:
+            row = self._reader.execute("SELECT body FROM specs WHERE id = ?", (spec_id,)).fetchone()
+            if row is None:
+                raise StateDamaged(_damaged(self.path, f"the spec {spec_id} is missing"))
+            spec = _SPEC.decode(row[0])
+            if len(self._specs) >= _KEPT_SPECS:
+                self._specs.clear()
+            self._specs[spec_id] = spec
+        return spec
 
     def jobs(self, ids: Sequence[str]) -> dict[str, Job]:
         """The jobs of `ids` that exist."""
         marks = ",".join("?" * len(ids))
-        rows = self._reader.execute(f"SELECT body FROM jobs WHERE id IN ({marks})", tuple(ids))
-        return {job.id: job for job in (_JOB.decode(body) for (body,) in rows)}
+        return {job.id: job for job in self._jobs(f"WHERE id IN ({marks})", tuple(ids))}
 
-    def listed(
-        self, queue: str, status: str | None, below: int | None, limit: int
-    ) -> Iterator[Job]:
-        """Jobs of a queue, newest first, with a sequence below `below`."""
-        where, values = "queue = ?", [queue, below if below is not None else 2**62]
-        if status is not None:
-            where, values = "queue = ? AND status = ?", [queue, status, values[1]]
+    def ended_children(self, parent: str) -> dict[str, str]:
+        """The children of an array that have ended, each with its status."""
         rows = self._reader.execute(
-            f"SELECT body FROM jobs WHERE {where} AND sequence < ? ORDER BY sequence DESC LIMIT ?",
-            (*values, limit),
+            "SELECT id, status FROM jobs WHERE owner = ? AND NOT live", (parent,)
         )
-        for (body,) in rows:
-            yield _JOB.decode(body)
+        return dict(rows.fetchall())
+
+    def listed(self, owner: str, wanted: "Wanted", below: int | None, limit: int) -> list[Job]:
+        """Jobs of a queue, an array or a multi-node job, newest first, with a sequence below
+        `below`.
+        """
+        conditions, values = wanted.condition()
+        return list(
+            self._jobs(
+                f"WHERE owner = ? AND sequence < ?{conditions} ORDER BY sequence DESC LIMIT ?",
+                (owner, below if below is not None else 2**62, *values, limit),
+            )
+        )
 
     def remembered(self, key: str) -> RememberedCall | None:
         row = self._reader.execute("SELECT * FROM calls WHERE key = ?", (key,)).fetchone()
@@ -213,20 +314,27 @@ class Store:
         return dict(rows.fetchall())
 
 
+_INSERT_JOB = "INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+
+
+def job_row(job: Job, live: bool) -> tuple[Any, ...]:
+    """A job as it is kept: of its spec only the id, because the spec never changes."""
+    spec = job.spec
+    return (
+        job.id, job.sequence, job.parent or job.queue, spec.name, spec.definition, spec.share,
+        job.status.value, spec.created_at, live, spec.id,
+        _encode(msgspec.structs.replace(job, spec=Spec(spec.id))),
+    )  # fmt: skip
+
+
 def _write(db: sqlite3.Connection, effect: Effect) -> None:
     match effect:
-        case SaveJob(job):
-            db.execute(
-                "INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                (
-                    job.id, job.sequence, job.queue, job.name, job.status.value,
-                    job.created_at, not job.status.is_terminal, msgspec.json.encode(job),
-                ),
-            )  # fmt: skip
+        case SaveSpec(spec):
+            db.execute("INSERT INTO specs VALUES (?, ?)", (spec.id, _encode(spec)))
         case SaveRecord(kind, key, record):
             db.execute(
                 "INSERT OR REPLACE INTO records VALUES (?, ?, ?)",
-                (kind, key, msgspec.json.encode(record)),
+                (kind, key, _encode(record)),
             )
         case DropRecord(kind, key):
             db.execute("DELETE FROM records WHERE kind = ? AND key = ?", (kind, key))
@@ -259,3 +367,49 @@ def _damaged(path: Path, what: str) -> str:
         f"The journal {path} cannot be read: {what}. Nothing was changed. Keep a copy of the "
         f"folder {path.parent} if its jobs matter, then `batchml local reset` starts afresh."
     )
+
+
+def open_reader(path: Path) -> sqlite3.Connection:
+    """A connection that only reads, for a thread of its own. Close it before the `Store`."""
+    db = sqlite3.connect(
+        f"file:{path}?mode=ro", uri=True, isolation_level=None, check_same_thread=False
+    )
+    db.execute("PRAGMA wal_autocheckpoint = 0")
+    return db
+
+
+# --- older journals -------------------------------------------------------------------------
+
+_IN_SPEC = (
+    "name", "queue", "definition", "container", "needs", "created_at", "retry", "timeout",
+    "parameters", "depends_on", "propagate_tags",
+)  # fmt: skip
+
+
+def _migrate(db: sqlite3.Connection, path: Path) -> None:
+    """Format 1 kept what was submitted within each job. All or nothing, with a copy beside it."""
+    with sqlite3.connect(path.with_suffix(".v1")) as copy:
+        db.backup(copy)
+    copy.close()
+    path.with_suffix(".v1").chmod(0o600)
+    rows = db.execute("SELECT body, live FROM jobs").fetchall()
+    try:
+        db.execute("BEGIN IMMEDIATE")
+        db.execute("DROP TABLE jobs")
+        for statement in _TABLES.split(";"):
+            if "specs" in statement or " jobs" in statement:
+                db.execute(statement)
+        for body, live in rows:
+            old = msgspec.json.decode(body)
+            spec = {"id": old["id"], **{name: old.pop(name) for name in _IN_SPEC if name in old}}
+            job = msgspec.convert({**old, "spec": spec}, Job)
+            db.execute("INSERT INTO specs VALUES (?, ?)", (job.id, _encode(job.spec)))
+            db.execute(_INSERT_JOB, job_row(job, bool(live)))
+        db.execute(f"PRAGMA user_version = {SCHEMA}")
+        db.execute("COMMIT")
+    except BaseException as error:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+        if isinstance(error, (msgspec.MsgspecError, KeyError)):
+            raise StateDamaged(_damaged(path, str(error))) from error
+        raise

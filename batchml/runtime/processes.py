@@ -12,6 +12,7 @@ import sys
 import time
 
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+_SIGNAL_SIZE = 128  # bytes of one signalfd_siginfo
 
 
 def become_reaper() -> bool:
@@ -22,6 +23,39 @@ def become_reaper() -> bool:
 
     libc = ctypes.CDLL(None, use_errno=True)
     return bool(libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
+
+
+def signal_file(*numbers: int) -> int:
+    """A descriptor that is readable when one of these signals, which must be blocked, has come.
+
+    It needs no handler, and so it works in a thread that is not the first of its process.
+    """
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    bits = 8 * ctypes.sizeof(ctypes.c_ulong)
+    mask = (ctypes.c_ulong * (1024 // bits))()
+    for number in numbers:
+        mask[(number - 1) // bits] |= 1 << (number - 1) % bits
+    made = libc.signalfd(-1, mask, os.O_NONBLOCK | os.O_CLOEXEC)
+    if made < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+    return int(made)
+
+
+def signals_in(file: int) -> set[int]:
+    """The signals that have come since the last look."""
+    found: set[int] = set()
+    while True:
+        try:
+            data = os.read(file, 16 * _SIGNAL_SIZE)
+        except BlockingIOError:
+            return found
+        starts = range(0, len(data), _SIGNAL_SIZE)
+        found |= {int.from_bytes(data[at : at + 4], sys.byteorder) for at in starts}
+        if len(data) < 16 * _SIGNAL_SIZE:
+            return found
 
 
 def descendants(*roots: int) -> list[int]:
@@ -69,15 +103,14 @@ def kill_descendants(limit: float = 30.0) -> bool:
     (a process stuck in the kernel, or of another user, cannot be killed).
     """
     end = time.monotonic() + limit
-    while True:
+    while not reap():  # first, because it is cheap: most leave nothing behind
         left = descendants(os.getpid())
         send(left, signal.SIGSTOP)  # whoever is stopped cannot fork while the others are killed
         send(left, signal.SIGKILL)
-        if reap():
-            return True
         if time.monotonic() > end:
-            return False
+            return reap()
         time.sleep(0.001)
+    return True
 
 
 def reap() -> bool:

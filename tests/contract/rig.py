@@ -6,6 +6,7 @@ are the real ones and only the socket is left out.
 
 import asyncio
 import json
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -68,11 +69,13 @@ class Rig:
         self.store = Store(folder / "journal.db")
         self.loop = asyncio.new_event_loop()
         self.executor = HeldExecutor()
-        state = restore(self.store.load(Machine(vcpus, 8192, ("g0",))))
+        state = restore(
+            self.store.load(Machine(vcpus, 8192, ("g0",))), int(self.clock.now() * 1000)
+        )
         self.core = Core(state, self.store, self.clock)
         self.core.executor = self.executor
-        logs = LogReads(self.store, self.log_of)
-        self.server = Server(self.core, self.store, logs, KEYS, PORT, self.clock)
+        self.logs = LogReads(self.store, self.log_of)
+        self.server = Server(self.core, self.store, self.logs, KEYS, PORT, self.clock)
         self.running = self.loop.create_task(self.core.run())
 
     def log_of(self, task_id: str) -> Path:
@@ -82,6 +85,7 @@ class Rig:
         self.running.cancel()
         self.loop.run_until_complete(asyncio.gather(self.running, return_exceptions=True))
         self.loop.close()
+        self.logs.close()
         self.store.close()
 
     # --- requests ---------------------------------------------------------------------------
@@ -121,7 +125,9 @@ class Rig:
     async def _settled(self) -> None:
         """Two answered calls later, all that was reported before them has been applied."""
         for _ in range(2):
-            await self.server.handle(sign("/v1/canceljob", b'{"jobId": "none", "reason": "r"}'))
+            once = {"amz-sdk-invocation-id": str(uuid.uuid4())}
+            body = b'{"jobId": "none", "reason": "r"}'
+            await self.server.handle(sign("/v1/canceljob", body, headers=once))
 
     def task(self, job_id: str) -> str:
         attempt = self.core.state.jobs[job_id].attempt

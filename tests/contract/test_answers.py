@@ -1,6 +1,6 @@
-"""Every answer of a served operation against botocore's own shapes, strictly.
+"""Answers against botocore's own shapes, strictly, for jobs and resources in any state.
 
-In-process rigs hold jobs in any state; the last part goes over real HTTP with real processes.
+In process. test_every_operation.py goes over HTTP too, and sees to it that none is left out.
 """
 
 from collections.abc import Iterator
@@ -10,13 +10,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from batchml.clock import SystemClock
-from batchml.local import control
-from batchml.local.home import Home
-from batchml.local.operations import HANDLERS
-from batchml.local.reads import READS
-from batchml.local.server import _LOG_OPERATIONS
-from tests.conftest import client_for, define, wait_for_job
+from tests.conftest import define
 from tests.contract.rig import Checked, Rig, furnish
 
 GROUP = "/aws/batch/job"
@@ -487,50 +481,6 @@ def test_wrong_keys_are_an_error_that_every_service_s_client_can_read(place: Pla
             getattr(client, call)()
         assert refused.value.response["Error"]["Code"] == "InvalidSignatureException"
         assert refused.value.response["ResponseMetadata"]["HTTPStatusCode"] == 403
-
-
-# --- over HTTP, with real processes ----------------------------------------------------------
-
-
-def test_every_served_operation_answers_in_its_shape_over_http(home: Home) -> None:
-    checked = Checked()
-    endpoint = control.ensure(home, SystemClock())
-    batch = checked.watch(client_for(home, endpoint, "batch"))
-    logs = checked.watch(client_for(home, endpoint, "logs"))
-    furnish(batch, lambda name: f"my-{name}")
-    batch.update_compute_environment(computeEnvironment="my-ce", state="ENABLED")
-    batch.update_job_queue(jobQueue="my-q", priority=3)
-    definition = define(batch, ["sh", "-c", "echo one; echo two; exit 3"])
-    ids = [
-        batch.submit_job(jobName="j", jobQueue="my-q", jobDefinition=definition, **more)["jobId"]
-        for more in ({}, {"retryStrategy": {"attempts": 2}})
-    ]
-    last = batch.submit_job(
-        jobName="j", jobQueue="my-q", jobDefinition=definition, dependsOn=[{"jobId": ids[0]}]
-    )["jobId"]
-    batch.cancel_job(jobId=last, reason="r")
-    batch.terminate_job(jobId=last, reason="r")
-    jobs = [wait_for_job(batch, job_id, "FAILED") for job_id in (*ids, last)]
-    assert [len(job["attempts"]) for job in jobs] == [1, 2, 0]
-    batch.list_jobs(jobQueue="my-q", jobStatus="FAILED")
-    stream = jobs[0]["container"]["logStreamName"]
-    events = logs.get_log_events(logGroupName=GROUP, logStreamName=stream, startFromHead=True)
-    assert [event["message"] for event in events["events"]][-2:] == ["one", "two"]
-    logs.filter_log_events(logGroupName=GROUP)
-    logs.describe_log_groups()
-    logs.describe_log_streams(logGroupName=GROUP)
-    batch.describe_compute_environments()
-    batch.describe_job_queues()
-    batch.describe_job_definitions()
-    batch.deregister_job_definition(jobDefinition=definition)
-    batch.update_job_queue(jobQueue="my-q", state="DISABLED")
-    batch.delete_job_queue(jobQueue="my-q")
-    batch.update_compute_environment(computeEnvironment="my-ce", state="DISABLED")
-    batch.delete_compute_environment(computeEnvironment="my-ce")
-    assert client_for(home, endpoint, "sts").get_caller_identity()["Account"] == "000000000000"
-    assert checked.wrong == []
-    served = {*HANDLERS, *_LOG_OPERATIONS, *(name for service, name in READS if service != "sts")}
-    assert checked.seen == served
 
 
 def test_what_cannot_be_done_yet_is_refused_and_never_ignored(place: Place) -> None:

@@ -13,8 +13,10 @@ from urllib.parse import urlsplit
 import boto3
 import pytest
 from botocore.config import Config
+from msgspec.structs import replace
 
 from batchml.local.home import Endpoint, Home
+from batchml.local.replays import FRESH, Replays
 from batchml.local.wire import Request, Response
 from tests.conftest import define
 from tests.contract.rig import Rig, error_of, furnish, sign
@@ -99,8 +101,75 @@ def test_an_id_used_for_another_request_is_refused(rigs: Callable[[], Rig]) -> N
 
 def test_other_calls_make_other_jobs(rigs: Callable[[], Rig]) -> None:
     rig = rigs()
-    answers = rig.handle(call(), call(invocation="two"), call(invocation=""), call(invocation=""))
-    assert len({job_id(answer) for answer in answers}) == 4
+    answers = rig.handle(call(), call(invocation="two"), call(invocation=""))
+    assert len({job_id(answer) for answer in answers}) == 3
+
+
+def test_without_an_id_the_signature_tells_calls_apart(rigs: Callable[[], Rig]) -> None:
+    """B114: whoever has seen a request and sends it again gets its answer, and nothing more."""
+    rig = rigs()
+    seen = call(invocation="")
+    first = job_id(rig.handle(seen)[0])
+    assert [job_id(answer) for answer in rig.handle(seen, seen)] == [first, first]
+    rig.end(first)
+    rig = rigs()
+    assert job_id(rig.handle(seen)[0]) == first
+    assert not rig.core.state.jobs
+    assert job_id(rig.handle(call(OTHER, ""))[0]) != first
+
+
+def with_id(request: Request, invocation: str) -> Request:
+    """With an id that is not signed, as SDKs send it."""
+    return replace(request, headers=(*request.headers, ("amz-sdk-invocation-id", invocation)))
+
+
+def test_the_same_call_made_twice_within_a_second_is_two(rigs: Callable[[], Rig]) -> None:
+    """B115: signed alike, told apart by the ids."""
+    rig = rigs()
+    signed = call(invocation="")
+    answers = rig.handle(*(with_id(signed, name) for name in ("a", "b", "a")))
+    assert len({job_id(answer) for answer in answers}) == 2
+
+
+def test_a_seen_request_under_another_id_is_of_no_use(rigs: Callable[[], Rig]) -> None:
+    """B115."""
+    rig = rigs()
+    signed = call(invocation="")
+    first = job_id(rig.handle(with_id(signed, "a"))[0])
+    rig.clock.ahead = FRESH + 1
+    (answer,) = rig.handle(with_id(signed, "b"))
+    assert (answer.status, error_of(answer)[0]) == (429, "TooManyRequestsException")
+    assert job_id(rig.handle(with_id(signed, "a"))[0]) == first
+    assert list(rig.core.state.jobs) == [first]
+
+
+def test_what_was_signed_before_the_server_started_is_signed_again(
+    rigs: Callable[[], Rig],
+) -> None:
+    """B115: it cannot know whether the server before it has done it."""
+    rigs()
+    signed = with_id(call(invocation=""), "a")
+    rig = rigs()
+    rig.server._replays = Replays(rig.clock.now() + FRESH + 1)
+    rig.clock.ahead = FRESH + 2
+    assert rig.handle(signed)[0].status == 429
+    assert not rig.core.state.jobs
+
+
+def test_a_request_that_was_long_on_its_way_is_taken(rigs: Callable[[], Rig]) -> None:
+    rig = rigs()
+    rig.server._replays = Replays(rig.clock.now() - 3600)
+    late = with_id(call(invocation=""), "a")
+    rig.clock.ahead = FRESH + 60
+    assert job_id(rig.handle(late)[0])
+
+
+def test_signatures_are_forgotten_once_they_are_of_no_use() -> None:
+    """B115."""
+    replays = Replays(0.0)
+    for second in range(5000):
+        replays.check(f"{second:064x}"[::-1], float(second), float(second))
+    assert len(replays._seen) + len(replays._seen_before) <= 1202
 
 
 def test_a_refused_call_may_be_sent_again_once_its_cause_is_gone(rigs: Callable[[], Rig]) -> None:

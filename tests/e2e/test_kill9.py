@@ -351,14 +351,13 @@ def test_an_exit_record_that_is_not_one_counts_as_a_lost_runner(home: Home, star
 
 
 def test_what_runners_write_for_people_is_empty(home: Home, started: Path) -> None:
-    """`runner.err` is where a runner's own mistakes would show."""
+    """`runners.log` is where a runner's own mistakes would show."""
     batch = client_for(home, control.ensure(home, CLOCK), "batch")
     definition = define(batch, ["sh", "-c", JOB])
     jobs = [submit(batch, definition, started, env={"CODE": str(code)}) for code in (0, 1)]
     for job_id in jobs:
         wait_for_job(batch, job_id)
-    errors = [(folder / "runner.err").read_text() for folder in home.attempts.iterdir()]
-    assert errors == ["", ""]
+    assert (home.local / "runners.log").read_text() == ""
     assert not re.search("Traceback|ERROR", home.log.read_text())
 
 

@@ -32,7 +32,7 @@ from batchml.local import control, engine
 from batchml.local.core import Core
 from batchml.local.home import Endpoint, Home
 from batchml.local.messages import Requested
-from batchml.local.state import Attempt, Job, Machine, Needs, empty
+from batchml.local.state import Attempt, Job, Machine, Needs, Spec, empty
 from batchml.local.store import Store
 from batchml.local.wire import Refused
 from batchml.model.status import JobStatus
@@ -230,16 +230,6 @@ def test_a_dead_or_damaged_endpoint_file_is_passed_over(home: Home, content: byt
     assert control.running(home) == endpoint
 
 
-def test_what_lies_where_the_pipe_should_be_is_replaced(home: Home) -> None:
-    home.notify.write_text("a file")
-    batch = client_for(home, control.ensure(home, CLOCK), "batch")
-    made = batch.submit_job(
-        jobName="j", jobQueue="default", jobDefinition=define(batch, ["true"])
-    )  # fmt: skip
-    assert wait_for_job(batch, made["jobId"])["status"] == "SUCCEEDED"
-    assert home.notify.is_fifo()
-
-
 def test_a_left_over_pipe_and_lock_are_no_hindrance(home: Home) -> None:
     os.mkfifo(home.notify, 0o600)
     (home.local / "lock").write_text("999999999\n")
@@ -422,7 +412,8 @@ def test_a_stop_reaches_a_job_that_waits_for_space(small_disk: Path) -> None:
         (attempt,) = home.attempts.iterdir()
         fill(small_disk)
         runner = read_json(str(attempt / "runner.json"))["pid"]
-        (program,) = Path(f"/proc/{runner}/task/{runner}/children").read_text().split()
+        threads = Path(f"/proc/{runner}/task").glob("*/children")
+        (program,) = [pid for thread in threads for pid in thread.read_text().split()]
         os.kill(runner, signal.SIGTERM)
         wait_for(lambda: not is_alive(int(program)), "the program is ended", 15)
         (small_disk / "filler").unlink()
@@ -465,10 +456,8 @@ class _FullStore:
 
 def _core_with_an_overdue_job(store: _FullStore) -> Core:
     attempt = Attempt(1, "t", "this-machine", (), "g", "s", started_at=0)
-    job = Job(
-        "j", "j", "default", "d:1", {}, Needs(1, 64), 0, 1,
-        status=JobStatus.RUNNING, timeout=60, attempt=attempt,
-    )  # fmt: skip
+    spec = Spec("j", "j", "default", "d:1", {}, Needs(1, 64), timeout=60)
+    job = Job("j", spec, 1, status=JobStatus.RUNNING, attempt=attempt)
     state = msgspec.structs.replace(empty(Machine(1, 1024)), jobs=Map({"j": job}))
     return Core(engine.restore(state), cast(Store, store), CLOCK)
 

@@ -941,7 +941,7 @@ class AnyEvents(RuleBasedStateMachine):
             assert retries == max(0, len(job.attempts) - (1 if job.status.is_terminal else 0)) or (
                 job.status.is_terminal and retries == len(job.attempts)
             )
-            assert len(job.attempts) <= job.retry["attempts"]
+            assert len(job.attempts) <= job.spec.retry["attempts"]
             if job.status is JobStatus.SUCCEEDED:
                 assert job.attempts[-1]["container"]["exitCode"] == 0
                 assert not job.is_ending

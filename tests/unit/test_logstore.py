@@ -1,4 +1,4 @@
-"""`batchml.local.logstore`: output as log streams. docs/behaviours.md B50-B56."""
+"""`batchml.local.logstore`: output as log streams. docs/behaviours.md B50-B56, B117."""
 
 import tempfile
 from collections.abc import Callable
@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from batchml.local.logstore import (
     MAX_BYTES,
+    MAX_SCAN,
     LogEvent,
     first_and_last,
+    first_at,
     iterate,
     read_backward,
     read_forward,
@@ -165,6 +167,85 @@ CONTENT = st.lists(
     ),
     max_size=40,
 )
+
+
+@given(CONTENT, st.integers(-2, 52), st.integers(-2, 52), st.integers(1, 50))
+def test_times_bound_any_pages_in_either_direction(
+    lines: list[tuple[int, bytes]], low: int, high: int, limit: int
+) -> None:
+    since, until = 1_700_000_000_000 + low, 1_700_000_000_000 + high
+    lines = sorted(lines, key=lambda line: line[0])
+    with tempfile.TemporaryDirectory() as folder:
+        path = write(Path(folder) / "log", lines)
+        expected = [
+            text.decode("utf-8", "replace") for time, text in lines if since <= time < until
+        ]
+        ahead: list[LogEvent] = []
+        offset = 0
+        while (page := read_forward(path, offset, limit, since, until)).end != offset:
+            ahead += page.events
+            offset = page.end
+        back: list[LogEvent] = []
+        start: int | None = None
+        while (page := read_backward(path, start, limit, since, until)).start != start:
+            back = page.events + back
+            start = page.start
+        assert messages(ahead) == messages(back) == expected
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3000)), max_size=60), st.integers(0, 11)
+)
+def test_a_time_is_found_in_a_file_of_any_size(lines: list[tuple[int, int]], since: int) -> None:
+    """Long enough to be halved several times; lines longer and shorter than a step of it."""
+    lines.sort(key=lambda line: line[0])
+    with tempfile.TemporaryDirectory() as folder:
+        path = write(Path(folder) / "log", [(time, b"x" * size) for time, size in lines], b"9 torn")
+        expected = next((e.start for e in iterate(path, 0) if e.timestamp >= since), None)
+        with open(path, "rb") as file:
+            found = first_at(file, since)
+        assert found == (path.stat().st_size - len(b"9 torn") if expected is None else expected)
+
+
+def test_a_late_time_is_found_without_reading_what_lies_before(make: Callable[..., Path]) -> None:
+    """B117."""
+    path = make([(n, b"x" * 90) for n in range(200_000)])
+    before = _bytes_read()
+    assert messages(read_forward(path, 0, 3, since=199_990).events) == ["x" * 90] * 3
+    assert len(read_backward(path, None, 3, until=10).events) == 3
+    assert _bytes_read() - before < path.stat().st_size / 10
+
+
+def _bytes_read() -> int:
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return int(lines[0].removeprefix("rchar: "))
+
+
+def test_one_page_looks_at_a_bounded_part_of_what_is_no_event(make: Callable[..., Path]) -> None:
+    """B117: pages may be empty, and lead on."""
+    junk = b"no time at all\n" * (3 * MAX_SCAN // 15)
+    path = make([(1, b"first")], junk + b"2 last\n")
+    for read, ends in ((forward_pages, "end"), (backward_pages, "start")):
+        pages = read(path)
+        assert 3 <= len(pages) <= 7, ends
+        assert sorted(m for page in pages for m in messages(page)) == ["first", "last"]
+
+
+def forward_pages(path: Path) -> list[list[LogEvent]]:
+    found, offset = [], 0
+    while (page := read_forward(path, offset)).end != offset:
+        found.append(page.events)
+        offset = page.end
+    return found
+
+
+def backward_pages(path: Path) -> list[list[LogEvent]]:
+    found: list[list[LogEvent]] = []
+    offset: int | None = None
+    while (page := read_backward(path, offset)).start != offset:
+        found.append(page.events)
+        offset = page.start
+    return found
 
 
 @given(CONTENT, st.integers(1, 50), st.binary(max_size=10))

@@ -8,7 +8,15 @@ import pytest
 from msgspec.structs import replace
 
 from batchml.errors import DiskFull, JournalBusy, LocalServerError, StateDamaged
-from batchml.local.messages import DropRecord, Effect, Launch, SaveJob, SaveRecord, Stop
+from batchml.local.messages import (
+    DropRecord,
+    Effect,
+    Launch,
+    SaveJob,
+    SaveRecord,
+    SaveSpec,
+    Stop,
+)
 from batchml.local.state import (
     Attempt,
     Definition,
@@ -16,10 +24,12 @@ from batchml.local.state import (
     Job,
     Machine,
     Needs,
+    Nodes,
     Queue,
+    Spec,
     State,
 )
-from batchml.local.store import RememberedCall, Store, Stream
+from batchml.local.store import RememberedCall, Store, Stream, Wanted
 from batchml.model.status import JobStatus
 
 MACHINE = Machine(4, 8192, ("GPU-a",))
@@ -30,7 +40,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "journal.db"
 
 
-def job(number: int, status: JobStatus = JobStatus.RUNNABLE, **more: Any) -> Job:
+def spec(number: int, **more: Any) -> Spec:
     known: dict[str, Any] = {
         "id": f"job-{number}",
         "name": f"name-{number}",
@@ -39,17 +49,27 @@ def job(number: int, status: JobStatus = JobStatus.RUNNABLE, **more: Any) -> Job
         "container": {"image": "i", "command": ["a", "ü\n"]},
         "needs": Needs(1, 64, 1),
         "created_at": 1_000 + number,
-        "sequence": number,
-        "status": status,
     }
-    return Job(**known | more)
+    return Spec(**known | more)
+
+
+def job(
+    number: int, status: JobStatus = JobStatus.RUNNABLE, of: Spec | None = None, **more: Any
+) -> Job:
+    return Job(f"job-{number}", of or spec(number), number, status, **more)
+
+
+def save(one: Job) -> list[Effect]:
+    """What the engine asks for when such a job is submitted."""
+    return [SaveSpec(one.spec), SaveJob(one, not one.status.is_terminal)]
 
 
 ATTEMPT = Attempt(1, "t" * 32, "ce", ("GPU-a",), "/aws/batch/job", "d/default/t", 5)
 FULL_JOB = job(
     1, JobStatus.RUNNING, attempt=ATTEMPT, attempts=({"container": {"exitCode": 3}},),
-    waiting_for=("x", "y"), depends_on=({"jobId": "x"},), retry={"attempts": 3}, timeout=60,
-    tags={"k": "v"}, parameters={"p": "1"}, terminated=True, stop_reason="why", started_at=5,
+    waiting_for=("x", "y"), tags={"k": "v"}, terminated=True, stop_reason="why", started_at=5,
+    of=spec(1, depends_on=({"jobId": "x"},), retry={"attempts": 3}, timeout=60,
+            parameters={"p": "1"}, consumables=(("licence", 2),), nodes=Nodes(2, 1)),
 )  # fmt: skip
 RECORDS = [
     SaveRecord("environment", "ce", Environment("ce", {"state": "ENABLED", "type": "MANAGED"})),
@@ -71,7 +91,7 @@ def kept(path: Path, *effects: Effect) -> State:
 
 
 def test_what_was_committed_is_there_at_the_next_start(path: Path) -> None:
-    state = kept(path, *RECORDS, SaveJob(FULL_JOB), SaveJob(job(7)))
+    state = kept(path, *RECORDS, *save(FULL_JOB), *save(job(7)))
     assert dict(state.jobs) == {"job-1": FULL_JOB, "job-7": job(7)}
     assert state.environments["ce"].detail == {"state": "ENABLED", "type": "MANAGED"}
     assert state.queues["q"] == Queue("q", {"state": "ENABLED", "priority": 1})
@@ -84,7 +104,7 @@ def test_what_was_committed_is_there_at_the_next_start(path: Path) -> None:
 def test_a_finished_job_leaves_the_state_and_stays_in_the_store(path: Path) -> None:
     ended = job(9, JobStatus.SUCCEEDED)
     store = Store(path)
-    store.commit([SaveJob(job(9)), SaveJob(ended)])
+    store.commit([*save(job(9)), SaveJob(ended, False)])
     assert dict(store.load(MACHINE).jobs) == {}
     assert store.load(MACHINE).sequence == 9
     assert store.jobs(["job-9", "nope"]) == {"job-9": ended}
@@ -98,10 +118,11 @@ def test_a_dropped_record_is_gone(path: Path) -> None:
 def test_jobs_are_listed_newest_first_by_queue_and_status_in_pages(path: Path) -> None:
     store = Store(path)
     mine = [job(n, JobStatus.FAILED if n % 2 else JobStatus.RUNNABLE) for n in range(1, 8)]
-    store.commit([SaveJob(j) for j in mine] + [SaveJob(job(99, queue="other"))])
+    other = job(99, of=spec(99, queue="other"))
+    store.commit([effect for one in (*mine, other) for effect in save(one)])
 
     def ids(status: str | None, below: int | None, limit: int) -> list[int]:
-        return [j.sequence for j in store.listed("q", status, below, limit)]
+        return [j.sequence for j in store.listed("q", Wanted(status), below, limit)]
 
     assert ids(None, None, 100) == [7, 6, 5, 4, 3, 2, 1]
     assert ids("FAILED", None, 100) == [7, 5, 3, 1]
@@ -148,42 +169,42 @@ def test_effects_are_kept_all_or_none_and_the_store_goes_on(path: Path) -> None:
     store = Store(path)
     broken = SaveRecord("queue", "bad", Unwritable("bad", {}))
     with pytest.raises(TypeError):
-        store.commit([SaveJob(job(1)), broken], [RememberedCall("k", "d", b"", 1)])
+        store.commit([*save(job(1)), broken], [RememberedCall("k", "d", b"", 1)])
     assert dict(store.load(MACHINE).jobs) == {}
     assert store.remembered("k") is None
-    store.commit([SaveJob(job(2))])
+    store.commit(save(job(2)))
     assert list(store.load(MACHINE).jobs) == ["job-2"]
 
 
 def test_nothing_of_a_commit_that_fails_on_disk_is_kept(path: Path) -> None:
     store = Store(path)
-    store.commit([SaveJob(job(1))])
+    store.commit(save(job(1)))
     with sqlite3.connect(path) as other:
         other.execute("CREATE TRIGGER no BEFORE INSERT ON calls BEGIN SELECT raise(FAIL, 'x'); END")
     with pytest.raises(LocalServerError):
-        store.commit([SaveJob(job(2))], [RememberedCall("k", "d", b"", 1)])
+        store.commit(save(job(2)), [RememberedCall("k", "d", b"", 1)])
     assert list(store.load(MACHINE).jobs) == ["job-1"]
 
 
 def test_a_full_disk_is_named_and_loses_nothing(path: Path) -> None:
     """B83."""
     store = Store(path)
-    store.commit([SaveJob(job(1))])
+    store.commit(save(job(1)))
     (pages,) = store._writer.execute("PRAGMA page_count").fetchone()
     store._writer.execute(f"PRAGMA max_page_count = {pages}")
-    big = job(2, container={"image": "i" * 200_000, "command": []})
+    big = job(2, of=spec(2, container={"image": "i" * 200_000, "command": []}))
     with pytest.raises(DiskFull, match=r"Free some space"):
-        store.commit([SaveJob(big)])
+        store.commit(save(big))
     assert list(store.load(MACHINE).jobs) == ["job-1"]
     store._writer.execute("PRAGMA max_page_count = 1000000")
-    store.commit([SaveJob(big)])
+    store.commit(save(big))
     assert sorted(store.load(MACHINE).jobs) == ["job-1", "job-2"]
 
 
 def test_a_journal_of_a_newer_version_is_refused_and_left_as_it_is(path: Path) -> None:
-    kept(path, SaveJob(job(1)))
+    kept(path, *save(job(1)))
     with sqlite3.connect(path) as db:
-        db.execute("PRAGMA user_version = 2")
+        db.execute("PRAGMA user_version = 99")
     db.close()
     with pytest.raises(LocalServerError, match=r"newer batchml.*BATCHML_HOME"):
         Store(path)
@@ -201,7 +222,7 @@ def test_a_file_that_is_no_journal_is_refused_and_left_as_it_is(path: Path, cont
 
 
 def test_a_truncated_journal_is_refused(path: Path) -> None:
-    kept(path, *[SaveJob(job(n)) for n in range(500)])
+    kept(path, *(effect for n in range(500) for effect in save(job(n))))
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(StateDamaged):
@@ -210,7 +231,7 @@ def test_a_truncated_journal_is_refused(path: Path) -> None:
 
 @pytest.mark.parametrize("body", [b"", b"{", b'{"id": 1}', b"\xff\xfe"])
 def test_a_record_that_cannot_be_read_is_refused(path: Path, body: bytes) -> None:
-    kept(path, SaveJob(job(1)))
+    kept(path, *save(job(1)))
     with sqlite3.connect(path) as db:
         db.execute("UPDATE jobs SET body = ?", (body,))
     db.close()

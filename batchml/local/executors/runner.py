@@ -1,40 +1,65 @@
-"""The runner: the parent of one attempt's processes, which outlives the server.
+"""The runner: the parent of an attempt's processes, which outlives the server.
 
-It is told everything by `spec.json` in the attempt's folder, and reports by files there, so that a
-server can be killed and started again at any moment without an attempt noticing:
+It serves one attempt at a time, and is there for the next when that has ended. What to run comes as
+a message over a socket, and is never written to disk; with it comes the attempt's record, a file
+that the server has locked: a lock stays held for as long as anyone has the descriptor, so there is
+no moment at which an attempt lives without it. What a runner has done is told by files in the
+attempt's folder, so that a server can be killed and started again at any moment without an attempt
+noticing; the socket only saves the server from looking.
 
-    lock         held (flock) from before the runner's birth, for it inherits the server's hold, to
-                 its end, when the kernel lets go of it
-    runner.json  its identity: boot id, pid, start time
+    runner.json  the record. Empty: the attempt never began. Locked: its runner lives. Holds the
+                 runner's identity (boot id, pid, start time, slot), and since when the program runs
+    exit.json    the record under its last name, once every process of the attempt is gone: how it
+                 ended, beside the identity
     progress     what it does before the program runs, a line each
-    started      written when the program has been started
     log          the output: one event a line, `<ms> <message>`
-    exit.json    how it ended; written last, and only once every process of the attempt is gone
 
-Standard library only, few imports: one is started for each attempt.
+When the socket closes, the server has died: an idle runner ends, a busy one after its attempt.
+
+Standard library only, few imports: a first attempt waits for it to start.
 """
 
+from __future__ import annotations
+
+import _thread
 import errno
-import fcntl
+import json
 import os
 import select
 import signal
+import socket
 import sys
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
-from batchml.runtime.files import read_json, write_json
-from batchml.runtime.lines import LineSplitter
+from batchml.local.executors.cgroup import Groups, Slot, slot_name
 from batchml.runtime.processes import (
     become_reaper,
     boot_id,
     kill_descendants,
-    send,
+    reap,
+    signal_file,
+    signals_in,
     start_time,
 )
 
-_READ = 65_536
+INLINE = 32_768  # bytes of a message; a larger spec comes in an anonymous file beside it
 _RETRY_AFTER = 0.2  # seconds between tries when the disk is full
+_FD_BYTES = socket.CMSG_SPACE(2 * 4)
+_HEARD = (signal.SIGTERM, signal.SIGCHLD)
+
+
+class Kind(Protocol):
+    """A way to run attempts. `run` returns the exit record, less `stopped_at`.
+
+    `litter` is a folder to delete once the end has been reported.
+    """
+
+    litter: str
+
+    def run(self, spec: dict[str, Any], io: Io) -> dict[str, Any]: ...
+    def close(self) -> None: ...
 
 
 class Log:
@@ -43,297 +68,366 @@ class Log:
     `meanwhile` is called while it waits: a stop must reach the program on a full disk as well.
     """
 
-    def __init__(self, path: str, meanwhile: Any) -> None:
+    def __init__(self, path: str, meanwhile: Callable[[], object]) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        self._file: int = _until_it_works(lambda: os.open(path, flags, 0o600))
+        self._file: int = until_it_works(lambda: os.open(path, flags, 0o600))
         self._meanwhile = meanwhile
         self._last = 0
+        self.must_last = False  # holds what cannot be made again
 
     def write(self, lines: list[bytes]) -> None:
         if not lines:
             return
-        self._last = max(self._last, int(time.time() * 1000))
+        self._last = max(self._last, now_ms())
         stamp = b"%d " % self._last
-        data = b"".join(b"%s%s\n" % (stamp, line) for line in lines)
+        data = memoryview(b"".join([b"%s%s\n" % (stamp, line) for line in lines]))
         while data:
             try:
                 data = data[os.write(self._file, data) :]
             except OSError as error:  # disk full: the program waits on its pipe meanwhile
-                _raise_unless_it_may_pass(error)
+                raise_unless_it_may_pass(error)
                 self._meanwhile()
                 time.sleep(_RETRY_AFTER)
 
     def close(self) -> None:
-        _until_it_works(lambda: os.fsync(self._file))
+        if self.must_last:
+            until_it_works(lambda: os.fsync(self._file), self._meanwhile)
+        os.close(self._file)
+
+
+class Link:
+    """What a runner hears: its server's messages and the system's signals, behind `wake`."""
+
+    def __init__(self, server: socket.socket) -> None:
+        self.server: socket.socket | None = server
+        self._socket = server.fileno()
+        self._signals = signal_file(*_HEARD)
+        self._epoll = select.epoll(2)
+        self._epoll.register(self._signals, select.EPOLLIN)
+        self._epoll.register(self._socket, select.EPOLLIN)
+        self.wake = self._epoll.fileno()
+        self.children = 0  # how often a child was said to have ended
+        self.terminated = False
+        self.stops: set[str] = set()
+        self.attempts: list[tuple[dict[str, Any], list[int]]] = []
+
+    def drain(self) -> None:
+        """Take in what has come."""
+        for source, _ in self._epoll.poll(0):
+            if source == self._signals:
+                come = signals_in(self._signals)
+                self.children += signal.SIGCHLD in come
+                self.terminated |= signal.SIGTERM in come
+            else:
+                self._receive()
+
+    def _receive(self) -> None:
+        while self.server is not None:
+            try:
+                data, ancillary, _, _ = self.server.recvmsg(
+                    INLINE + 1024, _FD_BYTES, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+                )
+            except BlockingIOError:
+                return
+            except ConnectionError:
+                data, ancillary = b"", []
+            if not data:
+                self._epoll.unregister(self._socket)
+                self.server.close()
+                self.server = None
+                return
+            message = json.loads(data)
+            if "stop" in message:
+                self.stops.add(message["stop"])
+            else:
+                self.attempts.append((message, _descriptors(ancillary)))
+
+    def wait(self) -> None:
+        """Until something has come."""
+        select.select([self.wake], [], [])
+        self.drain()
+
+    def tell(self, message: dict[str, Any], *, surely: bool = False) -> None:
+        """Tell the server, if there is one. Not `surely`: unless it has no time to listen."""
+        if self.server is None:
+            return
+        try:
+            self.server.send(json.dumps(message).encode(), 0 if surely else socket.MSG_DONTWAIT)
+        except OSError:
+            pass  # it is gone, as the next look will show; or it is slow, and looks by itself
+
+
+class Io:
+    """What a kind of attempts works with: the attempt's log, its server, and the wish to stop.
+
+    `stopping_since` is on the monotonic clock. `wake` is readable when something has come, a stop
+    or the end of a child; then `drain` takes it in. `children` grows when children have ended.
+    `meanwhile` is called while a write waits for space on a full disk.
+    """
+
+    def __init__(self, link: Link, folder: str, task_id: str, record: Record) -> None:
+        self.folder = folder
+        self.wake = link.wake
+        self.stopping_since: float | None = None
+        self.meanwhile: Callable[[], object] = lambda: None
+        self._link = link
+        self._task_id = task_id
+        self._record = record
+        self._log = Log(os.path.join(folder, "log"), self._wait)
+        self._note_stop()
+
+    @property
+    def children(self) -> int:
+        return self._link.children
+
+    def drain(self) -> None:
+        self._link.drain()
+        self._note_stop()
+
+    def write(self, lines: list[bytes]) -> None:
+        """Append lines to the log, waiting while the disk is full."""
+        if lines:
+            self._log.must_last = True
+            self._log.write(lines)
+
+    def preamble(self, text: str) -> None:
+        """The log's first line: ours, not the program's."""
+        self._log.write([text.encode("utf-8", "replace")])
+
+    def progress(self, text: str) -> None:
+        """Say what is being done before the program runs."""
+        try:
+            with open(os.path.join(self.folder, "progress"), "ab") as file:
+                file.write(text.encode("utf-8", "replace") + b"\n")
+        except OSError:
+            return  # disk full: it is only for show
+        self._link.tell({"task_id": self._task_id, "progress": text})
+
+    def started(self, at_ms: int, address: str = "") -> None:
+        """Say that the program runs, and where others reach it if it has an address of its own.
+
+        May be left out when it has ended by now.
+        """
+        about = {"started_at": at_ms, "address": address}
+        until_it_works(lambda: self._record.write(about), self._wait)
+        self._link.tell({"task_id": self._task_id, "started": at_ms, "address": address})
+
+    def close(self) -> None:
+        self._log.close()
+
+    def _wait(self) -> None:
+        self.drain()
+        self.meanwhile()
+
+    def _note_stop(self) -> None:
+        if self.stopping_since is None and (
+            self._link.terminated or self._task_id in self._link.stops
+        ):
+            self.stopping_since = time.monotonic()
+
+
+class Record:
+    """`runner.json`, which becomes `exit.json`. Holds the lock for as long as it is open."""
+
+    def __init__(self, folder: str, file: int, identity: dict[str, Any]) -> None:
+        self._folder = folder
+        self._file = file
+        self._identity = identity
+        self._size = os.fstat(file).st_size  # 0, unless another runner was killed on this one
+        until_it_works(lambda: self.write({}))
+
+    def write(self, more: dict[str, Any]) -> None:
+        """Over what was there, in one go, so that there is no moment at which it is empty."""
+        data = json.dumps(self._identity | more).encode().ljust(self._size)
+        os.pwrite(self._file, data, 0)
+        self._size = len(data)
+
+    def finish(self, ended: dict[str, Any]) -> None:
+        """The attempt has ended, and this is how.
+
+        Not synced: the server's journal is, and until it has the end, a power cut is what took
+        the attempt (docs/durability.md).
+        """
+        until_it_works(lambda: self.write(ended))
+        old, new = (os.path.join(self._folder, name) for name in ("runner.json", "exit.json"))
+        until_it_works(lambda: os.rename(old, new))
+
+    def close(self) -> None:
         os.close(self._file)
 
 
 class Runner:
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
-        self.spec: dict[str, Any] = read_json(self._path("spec.json"))
-        self.stopping_since: float | None = None
-        self.killed = False
-        self._child: int | None = None
-        self._told = False
-        self._wake, wake_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.set_wakeup_fd(wake_end)
-        signal.signal(signal.SIGTERM, self._asked_to_stop)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        # The server blocked TERM until here; what it sent meanwhile arrives now. The program
-        # inherits the mask, and starts with nothing blocked, as in a container.
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        self.log = Log(self._path("log"), self._until_kill)
+    def __init__(self, link: Link, kind: Kind, identity: dict[str, Any], slot: Slot | None) -> None:
+        self._link = link
+        self._kind = kind
+        self._identity = identity
+        self._slot = slot
 
-    def run(self) -> None:
-        ended = self._run()
-        kill_descendants()
-        self.log.close()
-        # stopped_at: once nothing of the attempt runs any more.
-        ended["stopped_at"] = _now()
-        _until_it_works(lambda: write_json(self._path("exit.json"), ended))
-        self._notify()
-        self._clear_away()
+    def serve(self) -> None:
+        """Run attempts until the server is gone, or a signal asks for the end."""
+        link = self._link
+        while True:
+            while link.attempts:
+                message, descriptors = link.attempts.pop(0)
+                self._attempt(message, descriptors)
+            if link.server is None or link.terminated:
+                return
+            link.wait()
 
-    def _clear_away(self) -> None:
-        """What a container leaves in its own file system is gone with it; outputs lie elsewhere."""
-        from shutil import rmtree
-
-        rmtree(self.spec["cwd"], ignore_errors=True)
-
-    def _run(self) -> dict[str, Any]:
-        failure = self._prepare()
-        if failure:
-            return _not_started(failure)
-        if self.stopping_since is not None:
-            return _not_started("CannotStartContainerError: stopped before the program started")
-        if not self.spec["command"]:
-            return _not_started("CannotCreateContainerError: no command specified")
-        self.log.write([self.spec["preamble"].encode()])
-        kills_before = _oom_kills()
-        started_at = _now()
+    def _attempt(self, message: dict[str, Any], descriptors: list[int]) -> None:
+        if message.get("spec") is None:
+            with open(descriptors.pop(), "rb") as file:
+                file.seek(0)
+                message["spec"] = json.load(file)
+        folder, spec = message["folder"], message["spec"]
+        task_id = spec["task_id"]
+        identity = {**self._identity, "label": spec["label"]} if "label" in spec else self._identity
+        record = Record(folder, descriptors[0], identity)
+        io = Io(self._link, folder, task_id, record)
         try:
-            child, output = self._spawn(self.spec["command"], self.spec["env"])
-        except OSError as error:
-            code = 127 if isinstance(error, FileNotFoundError) else 126
-            name = self.spec["command"][0]
-            self.log.write([f"batchml: cannot run {name!r}: {error.strerror}".encode()])
-            self._mark_started(started_at)
-            return {"code": code, "started_at": started_at}
-        except ValueError as error:  # a NUL, or `=` in a variable's name
-            return _not_started(f"CannotCreateContainerError: {error}")
-        self._mark_started(started_at)
-        # Our runtime writes marks of its own, and sees to it that the program cannot.
-        splitter = LineSplitter(escape=not self.spec.get("marks"))
-        status = self._follow(child, output, self.log.write, splitter)
-        code = os.waitstatus_to_exitcode(status)
-        by_signal = -code if code < 0 else 0
-        code = 128 + by_signal if by_signal else code
-        # Our runtime, where it is the child, ends with its program's code: 137 for both.
-        killed = code == 128 + signal.SIGKILL and not self.killed
-        return {
-            "code": code,
-            "signal": by_signal,
-            "oom": killed and _oom_kills() > kills_before,
-            "started_at": started_at,
-        }
-
-    def _prepare(self) -> str:
-        """Make what the program needs (its environment). Returns what went wrong, or nothing."""
-        if not self.spec.get("prepare"):
-            return ""
-        said = ["no message"]
-        try:
-            child, output = self._spawn(self.spec["prepare"], self.spec["prepare_env"])
-        except (OSError, ValueError) as error:
-            return f"CannotPullContainerError: {error}"
-        tell = lambda new: self._progress(new, said)  # noqa: E731
-        status = self._follow(child, output, tell, LineSplitter())
-        if status == 0:
-            return ""
-        if self.stopping_since is not None:
-            return "CannotPullContainerError: stopped while the environment was being made"
-        return f"CannotPullContainerError: {said[-1]}"
-
-    def _progress(self, new: list[bytes], said: list[str]) -> None:
-        said += [line.decode("utf-8", "replace") for line in new]
-        del said[:-1]
-        try:
-            with open(self._path("progress"), "ab") as file:
-                file.write(b"".join(line + b"\n" for line in new))
-        except OSError:
-            return  # disk full: it is only for show
-        self._notify()
-
-    def _spawn(self, command: list[str], env: dict[str, str]) -> tuple[int, int]:
-        """Start a command in its own session; its output and errors share one pipe."""
-        import subprocess
-
-        read_end, write_end = os.pipe2(os.O_CLOEXEC)
-        try:
-            process = subprocess.Popen(
-                command, cwd=self.spec["cwd"], env=env, stdin=subprocess.DEVNULL,
-                stdout=write_end, stderr=write_end, start_new_session=True,
-            )  # fmt: skip
-        except BaseException:
-            os.close(read_end)
-            raise
+            ended = self._kind.run(spec, io)
         finally:
-            os.close(write_end)
-        process.returncode = 0  # reaped here, by waitpid, together with the adopted orphans
-        self._child, self._told = process.pid, False
-        os.set_blocking(read_end, False)
-        return process.pid, read_end
+            self._kill()
+        io.close()
+        # Once nothing of the attempt runs any more.
+        ended["stopped_at"] = now_ms()
+        record.finish(ended)
+        litter, self._kind.litter = self._kind.litter, ""
+        told = {"task_id": task_id, "ended": ended}
+        self._link.tell({**told, "busy": True} if litter else told, surely=True)
+        self._link.stops.discard(task_id)
+        record.close()
+        if litter:
+            from shutil import rmtree
 
-    def _follow(self, child: int, output: int, sink: Any, splitter: LineSplitter) -> int:
-        """Copy output until the child has ended and all that it left behind; its wait status."""
-        sources = {output, self._wake}
-        status: int | None = None
-        while status is None:
-            ready, _, _ = select.select(sources, [], [], self._until_kill())
-            if output in ready:
-                data = _read(output)
-                sink(splitter.feed(data or b""))
-                if data == b"":
-                    sources.discard(output)
-            if self._wake in ready:
-                _read(self._wake)
-            status = _reap_until(child)
-        self._child = None
-        # As when a container's first process ends: whatever it left behind ends too. What they
-        # have written is read; the end of the stream is not waited for, because a process that
-        # we may not kill (one of another user) could hold the pipe for ever.
-        kill_descendants()
-        while data := _read(output):
-            sink(splitter.feed(data))
-        sink(splitter.finish())
-        os.close(output)
-        return status
+            rmtree(litter, ignore_errors=True)
+            self._link.tell({"idle": True}, surely=True)
 
-    def _asked_to_stop(self, *_: object) -> None:
-        if self.stopping_since is None:
-            self.stopping_since = time.monotonic()
-
-    def _until_kill(self) -> float | None:
-        """TERM once a stop is asked for, KILL when its grace is over; seconds until the next look.
-
-        As a container's first process gets it; our runtime passes it on to the others.
-        """
-        if self.stopping_since is None or self._child is None:
-            return None
-        if not self._told:
-            send([self._child], signal.SIGTERM)
-            self._told = True
-        left = self.stopping_since + float(self.spec["grace"]) - time.monotonic()
-        if left > 0:
-            return left
-        self.killed = True
-        send([self._child], signal.SIGKILL)
-        return 0.05
-
-    def _mark_started(self, at: int) -> None:
-        _until_it_works(lambda: write_json(self._path("started"), {"at": at}), self._until_kill)
-        self._notify()
-
-    def _notify(self) -> None:
-        """Tell the server, if there is one, that something here has changed."""
-        try:
-            pipe = os.open(self.spec["notify"], os.O_WRONLY | os.O_NONBLOCK)
-        except OSError:
-            return
-        try:
-            os.write(pipe, self.spec["task_id"].encode() + b"\n")
-        except OSError:
-            pass  # full: the server looks at every attempt now and then anyway
-        finally:
-            os.close(pipe)
-
-    def _path(self, name: str) -> str:
-        return os.path.join(self.folder, name)
+    def _kill(self) -> None:
+        """As when a container's first process ends: whatever it left behind ends too."""
+        if not reap():
+            if self._slot is not None:
+                self._slot.kill()
+            kill_descendants()
 
 
-def _read(pipe: int) -> bytes | None:
-    """What can be read now; None when that is nothing yet, empty at the end of the stream."""
-    try:
-        return os.read(pipe, _READ)
-    except BlockingIOError:
-        return None
-
-
-def _reap_until(child: int) -> int | None:
-    """Collect ended children; the wait status of `child` once it is among them."""
-    while True:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return None
-        if pid == child:
-            return status
-        if pid == 0:
-            return None
-
-
-def _oom_kills() -> int:
-    """How often the kernel has killed for memory since boot; 0 where it does not say."""
-    try:
-        with open("/proc/vmstat", encoding="ascii") as file:
-            for line in file:
-                if line.startswith("oom_kill "):
-                    return int(line.split()[1])
-    except OSError:
-        pass
-    return 0
-
-
-def _now() -> int:
+def now_ms() -> int:
     return int(time.time() * 1000)
 
 
-def _not_started(why: str) -> dict[str, Any]:
-    return {"code": None, "start_failure": why}
-
-
-def _until_it_works(write: Any, meanwhile: Any = None) -> Any:
+def until_it_works(write: Callable[[], Any], meanwhile: Callable[[], object] | None = None) -> Any:
     """A full disk must not cost the record of an attempt."""
     while True:
         try:
             return write()
         except OSError as error:
-            _raise_unless_it_may_pass(error)
+            raise_unless_it_may_pass(error)
             if meanwhile is not None:
                 meanwhile()
             time.sleep(_RETRY_AFTER)
 
 
-def _raise_unless_it_may_pass(error: OSError) -> None:
+def raise_unless_it_may_pass(error: OSError) -> None:
     """A full disk has space again some day; a folder that was deleted does not come back."""
     if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE):
         raise error
 
 
-def main() -> None:
-    """`runner.py FOLDER [LOCK]`: LOCK is the descriptor by which the server holds the lock file."""
-    folder = sys.argv[1]
-    os.umask(0o077)
-    if len(sys.argv) > 2:
-        lock = int(sys.argv[2])
-        os.set_inheritable(lock, False)
-    else:
-        lock = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT, 0o600)
+def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    return [
+        int.from_bytes(data[at : at + 4], sys.byteorder)
+        for level, kind, data in ancillary
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS)
+        for at in range(0, len(data) // 4 * 4, 4)
+    ]
+
+
+def _make_slot(groups: Groups, name: str) -> Slot | None:
+    if not groups:
+        return None
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return  # another runner has this attempt
-    if os.path.exists(os.path.join(folder, "exit.json")):
-        return
-    become_reaper()
-    identity = {"boot_id": boot_id(), "pid": os.getpid(), "start_time": start_time(os.getpid())}
+        return Slot(groups, name)
+    except OSError as error:
+        print(f"no limits: {error}", file=sys.stderr)
+        return None
+
+
+def _kind(name: str, slot: Slot | None) -> Kind:
+    if name == "container":
+        from batchml.local.executors.docker import run
+
+        return _Function(run)
+    from batchml.local.executors.program import Programs
+
+    return Programs(slot)
+
+
+class _Function:
+    """A kind that keeps nothing from one attempt to the next."""
+
+    litter = ""
+
+    def __init__(self, run: Callable[..., dict[str, Any]]) -> None:
+        self._run = run
+
+    def run(self, spec: dict[str, Any], io: Io) -> dict[str, Any]:
+        return self._run(spec, io)
+
+    def close(self) -> None:
+        pass
+
+
+def _work(config: dict[str, Any]) -> None:
+    server = socket.socket(fileno=config["socket"])
+    os.set_inheritable(config["socket"], False)
+    pid = os.getpid()
+    started = start_time(pid)
+    slot = _make_slot(config["groups"], slot_name(pid, started))
+    identity = {
+        "boot_id": boot_id(),
+        "pid": pid,
+        "start_time": started,
+        "groups": list(slot.folders.values()) if slot else [],
+    }
+    kind = _kind(config["kind"], slot)
     try:
-        _until_it_works(lambda: write_json(os.path.join(folder, "runner.json"), identity))
-        Runner(folder).run()
-    except OSError:  # the attempt's folder has gone, and with it all who could be told
+        Runner(Link(server), kind, identity, slot).serve()
+    finally:
         kill_descendants()
-        raise
+        kind.close()
+        if slot is not None:
+            slot.remove()
+
+
+def main() -> None:
+    """`runner.py CONFIG`: JSON with the kind of attempts, the socket, and where slots are made.
+
+    The work is done by a second thread, because the first one stands for its process: it is charged
+    for memory and chosen when memory is short, and so it must never be in a slot.
+    """
+    config = json.loads(sys.argv[1])
+    os.umask(0o077)
+    os.chdir("/")
+    for number in _HEARD:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
+    become_reaper()
+    over = _thread.allocate_lock()
+    over.acquire()
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            _work(config)
+        except BaseException as error:
+            failed.append(error)
+        finally:
+            over.release()
+
+    _thread.start_new_thread(work, ())
+    over.acquire()
+    if failed:
+        raise failed[0]
 
 
 if __name__ == "__main__":

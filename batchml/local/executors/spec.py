@@ -36,7 +36,7 @@ class NoEnvironment(Exception):
 
 
 def runner_spec(host: Host, job: Job, attempt: Attempt) -> dict[str, Any]:
-    """The content of `spec.json`. Raises NoEnvironment."""
+    """What the runner is told. Never written to disk. Raises NoEnvironment."""
     folder = host.home.attempt(attempt.task_id)
     image = find(host.home.images, job.container["image"])
     env = job_environment(host, job, attempt)
@@ -46,7 +46,11 @@ def runner_spec(host: Host, job: Job, attempt: Attempt) -> dict[str, Any]:
         "command": list(job.container["command"]),
         "env": env,
         "grace": RuntimeEnv.read(env).grace,
-        "notify": str(host.home.notify),
+        "folders": [env["BATCHML_OUTPUT_DIR"], env["BATCHML_CHECKPOINT_DIR"]],
+        # Nobody else's, unless it is shared by the nodes of one job.
+        "own": "" if job.node is not None else str(host.home.runs / job.id),
+        "shared": [env["BATCHML_WORKSPACE"]],
+        "needs": {"memory": job.needs.memory, "vcpus": job.needs.vcpus},
         "preamble": f"{MARK}host executor=process image={job.container['image']}",
     }
     if image is not None:
@@ -112,9 +116,30 @@ def job_environment(host: Host, job: Job, attempt: Attempt) -> dict[str, str]:
         "AWS_BATCH_JQ_NAME": job.queue,
         "AWS_BATCH_CE_NAME": attempt.environment,
         "AWS_EXECUTION_ENV": "AWS_ECS_EC2",
+        **_of_many(job, attempt),
     }
     passed_on = {name: host.environ[name] for name in _PASSED_ON if name in host.environ}
     return {**passed_on, **ours, **given, **batch, **_gpu_variables(host, attempt)}
+
+
+def _of_many(job: Job, attempt: Attempt) -> dict[str, str]:
+    """What Batch tells the children of arrays and the nodes of multi-node jobs about themselves."""
+    if job.index is not None:
+        return {
+            "AWS_BATCH_JOB_ARRAY_INDEX": str(job.index),
+            "AWS_BATCH_JOB_ARRAY_SIZE": str(job.spec.array_size),
+        }
+    nodes = job.spec.nodes
+    if job.node is None or nodes is None:
+        return {}
+    found = {
+        "AWS_BATCH_JOB_NUM_NODES": str(nodes.count),
+        "AWS_BATCH_JOB_NODE_INDEX": str(job.node),
+        "AWS_BATCH_JOB_MAIN_NODE_INDEX": str(nodes.main),
+    }
+    if not job.is_main_node:  # the main node does not get it, in AWS either
+        found["AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"] = attempt.main_address
+    return found
 
 
 def _gpu_variables(host: Host, attempt: Attempt) -> dict[str, str]:

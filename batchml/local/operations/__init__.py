@@ -8,11 +8,21 @@ from typing import Any
 
 from batchml.local.draft import Draft
 from batchml.local.messages import Requested
+from batchml.local.operations.consumables import (
+    create_consumable_resource,
+    delete_consumable_resource,
+    update_consumable_resource,
+)
 from batchml.local.operations.definitions import (
     deregister_job_definition,
     register_job_definition,
 )
 from batchml.local.operations.jobs import cancel_job, submit_job, terminate_job
+from batchml.local.operations.policies import (
+    create_scheduling_policy,
+    delete_scheduling_policy,
+    update_scheduling_policy,
+)
 from batchml.local.operations.resources import (
     create_compute_environment,
     create_job_queue,
@@ -21,6 +31,7 @@ from batchml.local.operations.resources import (
     update_compute_environment,
     update_job_queue,
 )
+from batchml.local.operations.tags import tag_resource, untag_resource
 
 HANDLERS: dict[str, Callable[[Draft, Requested], dict[str, Any]]] = {
     "CreateComputeEnvironment": create_compute_environment,
@@ -29,9 +40,17 @@ HANDLERS: dict[str, Callable[[Draft, Requested], dict[str, Any]]] = {
     "CreateJobQueue": create_job_queue,
     "UpdateJobQueue": update_job_queue,
     "DeleteJobQueue": delete_job_queue,
+    "CreateSchedulingPolicy": create_scheduling_policy,
+    "UpdateSchedulingPolicy": update_scheduling_policy,
+    "DeleteSchedulingPolicy": delete_scheduling_policy,
+    "CreateConsumableResource": create_consumable_resource,
+    "UpdateConsumableResource": update_consumable_resource,
+    "DeleteConsumableResource": delete_consumable_resource,
     "RegisterJobDefinition": register_job_definition,
     "DeregisterJobDefinition": deregister_job_definition,
     "SubmitJob": submit_job,
     "CancelJob": cancel_job,
     "TerminateJob": terminate_job,
+    "TagResource": tag_resource,
+    "UntagResource": untag_resource,
 }

@@ -9,12 +9,10 @@ from batchml.model.names import is_valid_name
 
 MAX_TAGS = 50
 
-# Parts of SubmitJob and RegisterJobDefinition that AWS has and this version does not run.
-_NOT_YET = (
-    "arrayProperties", "nodeProperties", "nodeOverrides", "eksProperties", "eksPropertiesOverride",
-    "ecsProperties", "ecsPropertiesOverride", "shareIdentifier", "consumableResourceProperties",
-    "consumableResourcePropertiesOverride", "schedulingPolicyArn", "serviceEnvironmentOrder",
-    "jobStateTimeLimitActions", "secrets",
+# Parts of requests that AWS has and that are not served here: they would otherwise be ignored.
+_NOT_SERVED = (
+    "eksProperties", "eksPropertiesOverride", "ecsProperties", "ecsPropertiesOverride",
+    "serviceEnvironmentOrder", "eksConfiguration", "quotaSharePolicy",
 )  # fmt: skip
 
 
@@ -24,12 +22,11 @@ def refuse(text: str, request: Requested) -> Refused:
     )
 
 
-def refuse_not_yet(given: Mapping[str, Any], request: Requested) -> None:
+def refuse_not_served(given: Mapping[str, Any], request: Requested) -> None:
     """Refuse what would otherwise be ignored, in a request or in its container."""
-    asked = [name for name in _NOT_YET if given.get(name)]
+    asked = [name for name in _NOT_SERVED if given.get(name)]
     if asked:
-        text = f"{', '.join(asked)}: not served by this version of the embedded AWS Batch"
-        raise refuse(text, request)
+        raise refuse(f"{', '.join(asked)}: not served by the embedded AWS Batch", request)
 
 
 def check_name(name: str, what: str, request: Requested) -> None:
@@ -43,3 +40,8 @@ def check_name(name: str, what: str, request: Requested) -> None:
 def check_tags(request: Requested) -> None:
     if len(request.params.get("tags", {})) > MAX_TAGS:
         raise refuse(f"Tags limit exceeded: at most {MAX_TAGS}", request)
+
+
+def check_between(value: float, low: float, high: float, what: str, request: Requested) -> None:
+    if not low <= value <= high:
+        raise refuse(f"{what} must be between {low} and {high}", request)

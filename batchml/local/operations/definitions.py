@@ -1,18 +1,35 @@
 """Job definitions: register, deregister, find; and the parts that jobs override."""
 
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
 from batchml.local.draft import Draft
 from batchml.local.messages import Requested
-from batchml.local.operations.checks import check_name, check_tags, refuse, refuse_not_yet
-from batchml.local.state import Definition, Needs, arn
+from batchml.local.operations.checks import (
+    check_between,
+    check_name,
+    check_tags,
+    refuse,
+    refuse_not_served,
+)
+from batchml.local.state import Definition, Needs, Nodes, arn
 from batchml.model.names import bare_name
 
 MAX_DEFINITION = 24 * 1024  # bytes of a job definition
+MAX_NODES = 1000
+MAX_RANGES = 5
+
+_TARGET = re.compile(r"([0-9]{1,4})?(:)?([0-9]{1,4})?")
+
+# Source: AWS Batch API reference, EvaluateOnExit.
+_PATTERNS = {
+    "onStatusReason": re.compile(r"[A-Za-z0-9.:\s]{0,511}\*?"),
+    "onReason": re.compile(r"[A-Za-z0-9.:\s]{0,511}\*?"),
+    "onExitCode": re.compile(r"[0-9]{0,511}\*?"),
+}
 
 # As long as 32 bits allow: what is kept must fit the journal and the client's integers.
 _WHOLE = re.compile(r"-?[0-9]{1,9}")
@@ -23,19 +40,22 @@ def register_job_definition(draft: Draft, request: Requested) -> dict[str, Any]:
     name = params["jobDefinitionName"]
     check_name(name, "Job definition name", request)
     check_tags(request)
-    refuse_not_yet(request.params, request)
-    if params["type"] != "container" or "containerProperties" not in params:
-        raise refuse("Only container job definitions with containerProperties", request)
+    refuse_not_served(params, request)
     if len(msgspec.json.encode(params)) > MAX_DEFINITION:
         raise refuse(f"Job definition must be at most {MAX_DEFINITION} bytes", request)
-    container = params["containerProperties"]
-    refuse_not_yet(container, request)
-    if not container.get("image"):
-        raise refuse("Container properties image must be provided", request)
+    if "FARGATE" in params.get("platformCapabilities", ()):
+        raise refuse("Fargate is not served by the embedded AWS Batch", request)
+    if params["type"] == "multinode":
+        _check_nodes(params, request)
+    elif "containerProperties" not in params:
+        raise refuse("containerProperties must be provided", request)
+    elif "nodeProperties" in params:
+        raise refuse("nodeProperties are for the type multinode", request)
+    else:
+        check_container(params["containerProperties"], request)
     check_retry(params.get("retryStrategy", {}), request)
     check_timeout(params.get("timeout", {}), request)
-    check_environment(container, request)
-    needs_of(container, request)
+    check_between(params.get("schedulingPriority", 0), 0, 9999, "schedulingPriority", request)
     revision = draft.state.revisions.get(name, 0) + 1
     detail = {
         **params,
@@ -79,6 +99,29 @@ def definition_of(draft: Draft, asked: str, request: Requested) -> Definition:
     raise refuse(f"JobDefinition {asked} not found or not ACTIVE", request)
 
 
+def _check_nodes(params: dict[str, Any], request: Requested) -> None:
+    if "nodeProperties" not in params:
+        raise refuse("nodeProperties must be provided for the type multinode", request)
+    if "containerProperties" in params:
+        raise refuse("containerProperties are for the type container", request)
+    layout(params["nodeProperties"], {}, request)  # refuses what does not fit together
+    for entry in params["nodeProperties"]["nodeRangeProperties"]:
+        refuse_not_served(entry, request)
+        check_container(entry.get("container", {}), request)
+
+
+def check_container(container: dict[str, Any], request: Requested) -> None:
+    """Raises Refused for container properties that can not run."""
+    refuse_not_served(container, request)
+    if not container.get("image"):
+        raise refuse("Container properties image must be provided", request)
+    check_command(container, request)
+    check_environment(container, request)
+    check_secrets(container, request)
+    check_mounts(container, request)
+    needs_of(container, request)
+
+
 def check_retry(strategy: dict[str, Any], request: Requested) -> None:
     if strategy.get("evaluateOnExit") and "attempts" not in strategy:
         raise refuse("RetryAttempts must be provided with retry strategy", request)
@@ -89,6 +132,9 @@ def check_retry(strategy: dict[str, Any], request: Requested) -> None:
     for rule in strategy.get("evaluateOnExit", ()):
         if str(rule["action"]).upper() not in ("RETRY", "EXIT"):
             raise refuse("evaluateOnExit action must be RETRY or EXIT", request)
+        for name, pattern in _PATTERNS.items():
+            if name in rule and not pattern.fullmatch(rule[name]):
+                raise refuse(f"evaluateOnExit {name} must match {pattern.pattern}", request)
 
 
 def check_timeout(timeout: dict[str, Any], request: Requested) -> None:
@@ -123,3 +169,77 @@ def check_environment(container: dict[str, Any], request: Requested) -> None:
     """AWS's model requires neither name nor value; a variable without a name can not be set."""
     if not all(entry.get("name") for entry in container.get("environment", ())):
         raise refuse("Environment variable name must be provided", request)
+
+
+def check_command(container: dict[str, Any], request: Requested) -> None:
+    """AWS refuses empty strings among the elements of a command."""
+    if not all(container.get("command", ())):
+        raise refuse("Container command elements must not be empty", request)
+
+
+def check_secrets(container: dict[str, Any], request: Requested) -> None:
+    names = [entry["name"] for entry in container.get("secrets", ())]
+    clash = sorted({*names} & {*variables(container)})
+    if clash or len(names) != len({*names}) or not all(names):
+        raise refuse(f"Secret names must be unique and no variable's: {clash or names}", request)
+
+
+def check_mounts(container: dict[str, Any], request: Requested) -> None:
+    volumes = {entry.get("name") for entry in container.get("volumes", ())}
+    for mount in container.get("mountPoints", ()):
+        if mount.get("sourceVolume") not in volumes:
+            raise refuse(f"Unknown volume '{mount.get('sourceVolume')}' in mountPoints", request)
+
+
+# --- nodes ----------------------------------------------------------------------------------
+
+
+class Range(NamedTuple):
+    """Nodes from `first` to `last`, both included, and what they have in common."""
+
+    first: int
+    last: int
+    given: dict[str, Any]
+
+    def __contains__(self, node: object) -> bool:
+        return isinstance(node, int) and self.first <= node <= self.last
+
+
+def layout(
+    properties: dict[str, Any], overrides: dict[str, Any], request: Requested
+) -> tuple[Nodes, list[Range]]:
+    """The nodes of a multi-node job, and its ranges, checked: every node is in one at least."""
+    count = overrides.get("numNodes", properties["numNodes"])
+    main = properties["mainNode"]
+    given = properties.get("nodeRangeProperties", [])
+    check_between(count, 1, MAX_NODES, "numNodes", request)
+    if not 0 <= main < count:
+        raise refuse(f"mainNode must be below numNodes, {count}", request)
+    check_between(len(given), 1, MAX_RANGES, "The number of node ranges", request)
+    open_ended = any(entry["targetNodes"].endswith(":") for entry in given)
+    if count != properties["numNodes"] and not open_ended:
+        raise refuse("numNodes can only be overridden for a range with an open end, n:", request)
+    ranges = [node_range(entry, count, request) for entry in given]
+    missing = [node for node in range(count) if not any(node in found for found in ranges)]
+    if missing:
+        raise refuse(f"Node ranges must cover all nodes, not covered: {missing[:10]}", request)
+    return Nodes(count, main), ranges
+
+
+def node_range(entry: dict[str, Any], count: int, request: Requested) -> Range:
+    """`a:b`, `a:` and `:b`, both ends included; a single number stands for itself."""
+    text = entry["targetNodes"]
+    match = _TARGET.fullmatch(text)
+    if match is None or text == ":":
+        raise refuse(f"targetNodes must look like 0:3, :3 or 2: and not '{text}'", request)
+    low, colon, high = match.groups()
+    first = int(low or 0)
+    last = int(high) if high else count - 1 if colon else first
+    if not first <= last < count:
+        raise refuse(f"targetNodes {text} must lie within the nodes 0:{count - 1}", request)
+    return Range(first, last, entry)
+
+
+def narrowest(ranges: list[Range], node: int) -> Range:
+    """The range that decides for a node: one inside another overrides it."""
+    return min((found for found in ranges if node in found), key=lambda r: r.last - r.first)

@@ -1,124 +1,192 @@
 """Jobs: submit, cancel, terminate."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from batchml.local import lifecycle
 from batchml.local.draft import Draft
 from batchml.local.messages import Requested
-from batchml.local.operations.checks import check_name, check_tags, refuse, refuse_not_yet
-from batchml.local.operations.definitions import (
-    check_environment,
-    check_retry,
-    check_timeout,
-    definition_of,
-    needs_of,
-    variables,
+from batchml.local.operations.checks import (
+    check_between,
+    check_name,
+    check_tags,
+    refuse,
+    refuse_not_served,
 )
+from batchml.local.operations.definitions import definition_of
 from batchml.local.operations.resources import queue_of
-from batchml.local.state import Definition, Job
+from batchml.local.operations.specs import container_spec, node_specs, spec_of
+from batchml.local.state import Job, Queue, Spec, parent_of
 from batchml.model.names import bare_name
+from batchml.model.status import JobStatus
 
 MAX_DEPENDENCIES = 20
 MAX_SUBMIT = 30 * 1024  # bytes of a SubmitJob request
+MAX_ARRAY = 10_000
+MAX_REASON = 1024
+MAX_ACTIVE_SHARES = 500
+
+
+class Waits(Struct, frozen=True):
+    """What a new job waits for."""
+
+    jobs: tuple[str, ...] = ()  # not finished yet
+    failed: bool = False  # one of them has failed already
+    in_sequence: bool = False  # each child for the one before
+    pairs: tuple[str, ...] = ()  # each child for the child of the same index of these arrays
 
 
 def submit_job(draft: Draft, request: Requested) -> dict[str, Any]:
     params = request.params
-    name = params["jobName"]
-    check_name(name, "Job name", request)
+    check_name(params["jobName"], "Job name", request)
     check_tags(request)
-    refuse_not_yet(request.params, request)
+    refuse_not_served(params, request)
     if len(msgspec.json.encode(params)) > MAX_SUBMIT:
         raise refuse(f"SubmitJob request must be at most {MAX_SUBMIT} bytes", request)
     queue = queue_of(draft, params["jobQueue"], request)
     if not queue.enabled:
         raise refuse(f"JobQueue {queue.name} is DISABLED and does not accept jobs", request)
     definition = definition_of(draft, params["jobDefinition"], request)
-    retry = params.get("retryStrategy", definition.detail.get("retryStrategy", {}))
-    timeout = params.get("timeout", definition.detail.get("timeout", {}))
-    check_retry(retry, request)
-    check_timeout(timeout, request)
-    parameters = {**definition.detail.get("parameters", {}), **params.get("parameters", {})}
-    overrides = params.get("containerOverrides", {})
-    check_environment(overrides, request)
-    container = _container(definition, overrides, parameters)
-    waiting_for, dependency_failed = _dependencies(draft, request)
+    spec = spec_of(definition, queue.name, request)
+    _check_share(draft, queue, spec, request)
+    size = params.get("arrayProperties", {}).get("size")
+    if definition.detail["type"] == "multinode":
+        spec, of_node = node_specs(spec, definition, request)
+    else:
+        spec, of_node = container_spec(spec, definition, request), {}
+        if size is not None:
+            check_between(size, 2, MAX_ARRAY, "Array size", request)
+            spec = replace(spec, array_size=size)
+    for name, _ in spec.consumables:
+        if name not in draft.state.consumables:
+            raise refuse(f"ConsumableResource {name} not found", request)
+    waits = _waits(draft, spec, request)
     job = Job(
-        id=request.new_id,
-        name=name,
-        queue=queue.name,
-        definition=definition.key,
-        container=container,
-        needs=needs_of(container, request),
-        created_at=request.now,
-        sequence=draft.next_sequence(),
-        retry=retry,
-        timeout=timeout.get("attemptDurationSeconds"),
-        parameters=parameters,
-        depends_on=tuple(params.get("dependsOn", ())),
-        waiting_for=waiting_for,
-        dependency_failed=dependency_failed,
+        id=spec.id,
+        spec=spec,
+        sequence=draft.next_sequence(1 + (size or 0) + len(of_node)),
+        waiting_for=waits.jobs,
+        dependency_failed=waits.failed,
         tags=params.get("tags", {}),
-        propagate_tags=params.get("propagateTags", False),
     )
-    lifecycle.admit(draft, job)
-    return {"jobArn": job.arn, "jobName": name, "jobId": job.id}
+    children = _children(draft, job, waits, request) if size else _nodes(job, of_node)
+    lifecycle.admit(draft, job, children)
+    return {"jobArn": job.arn, "jobName": job.name, "jobId": job.id}
 
 
-def _container(
-    definition: Definition, overrides: dict[str, Any], parameters: dict[str, str]
-) -> dict[str, Any]:
-    """The container as it will run: overrides applied, `Ref::name` replaced in the command.
+def _check_share(draft: Draft, queue: Queue, spec: Spec, request: Requested) -> None:
+    if bool(spec.share) != bool(queue.policy):
+        needs = "must be provided for" if queue.policy else "can not be provided for"
+        kind = "with" if queue.policy else "without"
+        raise refuse(
+            f"shareIdentifier {needs} a job queue {kind} a scheduling policy, {queue.name}", request
+        )
+    lines: Mapping[str, Any] = draft.state.lines.get(queue.name, {})
+    if spec.share and spec.share not in lines and len(lines) >= MAX_ACTIVE_SHARES:
+        raise refuse(f"At most {MAX_ACTIVE_SHARES} active share identifiers", request)
 
-    Environments merge by name. A command is a list of elements before and after: nothing is split.
-    """
-    container = dict(definition.detail["containerProperties"])
-    environment = variables(container) | variables(overrides)
-    container["environment"] = [{"name": k, "value": v} for k, v in environment.items()]
-    command = overrides.get("command") or container.get("command", [])
-    container["command"] = [
-        parameters.get(part.removeprefix("Ref::"), part) if part.startswith("Ref::") else part
-        for part in command
+
+def _children(draft: Draft, job: Job, waits: Waits, request: Requested) -> list[Job]:
+    """An array's children: PENDING, each with what it waits for itself."""
+    made = []
+    for index in range(job.spec.array_size or 0):
+        asked = [f"{other}:{index}" for other in waits.pairs]
+        if waits.in_sequence and index:
+            asked.append(f"{job.id}:{index - 1}")
+        live = tuple(
+            other for other in asked if other in draft.state.jobs or parent_of(other) == job.id
+        )
+        made.append(
+            Job(
+                id=f"{job.id}:{index}",
+                spec=job.spec,
+                sequence=job.sequence + 1 + index,
+                status=JobStatus.PENDING,
+                waiting_for=live,
+                dependency_failed=any(request.ended.get(other) == "FAILED" for other in asked),
+                tags=job.tags,
+                index=index,
+            )
+        )
+    return made
+
+
+def _nodes(job: Job, of_node: dict[int, Spec]) -> list[Job]:
+    return [
+        Job(
+            id=f"{job.id}#{node}",
+            spec=spec,
+            sequence=job.sequence + 1 + node,
+            status=JobStatus.PENDING,
+            tags=job.tags,
+            node=node,
+        )
+        for node, spec in of_node.items()
     ]
-    requirements = {entry["type"]: entry for entry in container.get("resourceRequirements", ())}
-    requirements |= {entry["type"]: entry for entry in overrides.get("resourceRequirements", ())}
-    container["resourceRequirements"] = list(requirements.values())
-    for key in ("vcpus", "memory", "instanceType"):
-        if key in overrides:
-            container[key] = overrides[key]
-    return container
 
 
-def _dependencies(draft: Draft, request: Requested) -> tuple[tuple[str, ...], bool]:
-    given = request.params.get("dependsOn", ())
-    if len(given) > MAX_DEPENDENCIES:
+def _waits(draft: Draft, spec: Spec, request: Requested) -> Waits:
+    if len(spec.depends_on) > MAX_DEPENDENCIES:
         raise refuse(f"At most {MAX_DEPENDENCIES} dependencies", request)
     waiting: list[str] = []
-    failed = False
-    for entry in given:
-        if entry.get("type"):
-            raise refuse(f"Dependency type {entry['type']} needs an array job", request)
-        job_id = bare_name(entry.get("jobId", ""))
-        if job_id in draft.state.jobs:
-            waiting.append(job_id)
-        elif job_id in request.ended:
-            failed = failed or request.ended[job_id] == "FAILED"
-        else:
+    pairs: list[str] = []
+    failed = in_sequence = False
+    for entry in spec.depends_on:
+        kind, job_id = entry.get("type", ""), bare_name(entry.get("jobId", ""))
+        if kind and spec.array_size is None:
+            raise refuse(f"Dependency type {kind} needs an array job", request)
+        if kind == "SEQUENTIAL" and not job_id:
+            in_sequence = True
+        elif job_id not in draft.state.jobs and job_id not in request.ended:
             raise refuse(f"Dependency job {job_id!r} does not exist", request)
-    return tuple(dict.fromkeys(waiting)), failed
+        elif kind == "N_TO_N":
+            _check_pair(draft, spec, job_id, request)
+            pairs.append(job_id)
+        elif job_id in draft.state.jobs:
+            waiting.append(job_id)
+        else:
+            failed = failed or request.ended[job_id] == "FAILED"
+    return Waits(tuple(dict.fromkeys(waiting)), failed, in_sequence, tuple(dict.fromkeys(pairs)))
+
+
+def _check_pair(draft: Draft, spec: Spec, other: str, request: Requested) -> None:
+    live = draft.state.jobs.get(other)
+    if live is not None:
+        size = live.spec.array_size or 0
+    else:
+        size = sum(parent_of(job_id) == other and job_id != other for job_id in request.ended)
+    if size != spec.array_size:
+        raise refuse(
+            f"N_TO_N needs two array jobs of the same size: {other} has {size} children, "
+            f"this one {spec.array_size}",
+            request,
+        )
+
+
+# --- stopping -------------------------------------------------------------------------------
 
 
 def cancel_job(draft: Draft, request: Requested) -> dict[str, Any]:
-    job = draft.state.jobs.get(bare_name(request.params["jobId"]))
+    job = _job_to_stop(draft, request)
     if job is not None:
-        lifecycle.cancel(draft, job, request.params["reason"], request.now)
+        lifecycle.cancel(draft, job, request.params["reason"])
     return {}
 
 
 def terminate_job(draft: Draft, request: Requested) -> dict[str, Any]:
-    job = draft.state.jobs.get(bare_name(request.params["jobId"]))
+    job = _job_to_stop(draft, request)
     if job is not None:
-        lifecycle.terminate(draft, job, request.params["reason"], request.now)
+        lifecycle.terminate(draft, job, request.params["reason"])
     return {}
+
+
+def _job_to_stop(draft: Draft, request: Requested) -> Job | None:
+    """The job that is meant, if it is unfinished. A node is stopped with its whole job."""
+    if len(request.params["reason"]) > MAX_REASON:
+        raise refuse(f"reason must have at most {MAX_REASON} characters", request)
+    job_id = bare_name(request.params["jobId"])
+    return draft.state.jobs.get(job_id.partition("#")[0])

@@ -7,11 +7,25 @@ from msgspec.structs import replace
 from batchml.local import lifecycle
 from batchml.local.draft import Draft
 from batchml.local.messages import Requested
-from batchml.local.operations.checks import check_name, check_tags, refuse, refuse_not_yet
+from batchml.local.operations.checks import (
+    check_between,
+    check_name,
+    check_tags,
+    refuse,
+    refuse_not_served,
+)
 from batchml.local.state import ACCOUNT, CLUSTER, REGION, Environment, Queue, arn
 from batchml.model.names import bare_name
 
 MAX_ENVIRONMENTS = 3  # of one queue
+MAX_PRIORITY = 1000  # of a queue; AWS::Batch::JobQueue
+
+# Source: AWS Batch User Guide, "Jobs stuck in RUNNABLE".
+TIME_LIMIT_REASONS = (
+    "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY",
+    "MISCONFIGURATION:COMPUTE_ENVIRONMENT_MAX_RESOURCE",
+    "MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT",
+)
 
 
 def create_compute_environment(draft: Draft, request: Requested) -> dict[str, Any]:
@@ -95,7 +109,8 @@ def create_job_queue(draft: Draft, request: Requested) -> dict[str, Any]:
     name = params["jobQueueName"]
     check_name(name, "Job queue name", request)
     check_tags(request)
-    refuse_not_yet(request.params, request)
+    refuse_not_served(params, request)
+    check_between(params["priority"], 0, MAX_PRIORITY, "priority", request)
     if params.get("jobQueueType", "ECS") != "ECS":
         raise refuse(f"{params['jobQueueType']} queues are not served here, only ECS", request)
     if name in draft.state.queues:
@@ -110,22 +125,53 @@ def create_job_queue(draft: Draft, request: Requested) -> dict[str, Any]:
         "computeEnvironmentOrder": _environment_order(draft, request),
         "jobQueueType": "ECS",
         "tags": params.get("tags", {}),
+        **_limits(request),
     }
+    if "schedulingPolicyArn" in params:
+        detail["schedulingPolicyArn"] = policy_arn(draft, params["schedulingPolicyArn"], request)
     draft.put_queue(Queue(name, detail))
     return {"jobQueueName": name, "jobQueueArn": detail["jobQueueArn"]}
 
 
 def update_job_queue(draft: Draft, request: Requested) -> dict[str, Any]:
-    refuse_not_yet(request.params, request)
+    refuse_not_served(request.params, request)
     record = queue_of(draft, request.params["jobQueue"], request)
     detail = dict(record.detail)
     for key in ("state", "priority"):
         if key in request.params:
             detail[key] = request.params[key]
+    check_between(detail["priority"], 0, MAX_PRIORITY, "priority", request)
+    detail |= _limits(request)
+    if "schedulingPolicyArn" in request.params:
+        if not record.policy:
+            raise refuse("A scheduling policy can not be added to a FIFO job queue", request)
+        asked = request.params["schedulingPolicyArn"]
+        detail["schedulingPolicyArn"] = policy_arn(draft, asked, request)
     if "computeEnvironmentOrder" in request.params:
         detail["computeEnvironmentOrder"] = _environment_order(draft, request)
     draft.put_queue(replace(record, detail=detail))
     return {"jobQueueName": record.name, "jobQueueArn": detail["jobQueueArn"]}
+
+
+def _limits(request: Requested) -> dict[str, Any]:
+    """The jobStateTimeLimitActions of a request, checked."""
+    given = request.params.get("jobStateTimeLimitActions")
+    if given is None:
+        return {}
+    for action in given:
+        check_between(action["maxTimeSeconds"], 600, 86_400, "maxTimeSeconds", request)
+        if action["reason"] not in TIME_LIMIT_REASONS:
+            known = ", ".join(TIME_LIMIT_REASONS)
+            raise refuse(f"jobStateTimeLimitActions reason must be one of {known}", request)
+    return {"jobStateTimeLimitActions": given}
+
+
+def policy_arn(draft: Draft, asked: str, request: Requested) -> str:
+    """The ARN of a scheduling policy that exists. Raises Refused."""
+    record = draft.state.policies.get(bare_name(asked))
+    if record is None:
+        raise refuse(f"SchedulingPolicy {asked} not found", request)
+    return str(record.detail["arn"])
 
 
 def _environment_order(draft: Draft, request: Requested) -> list[dict[str, Any]]:
@@ -151,7 +197,7 @@ def delete_job_queue(draft: Draft, request: Requested) -> dict[str, Any]:
             # The end of a job before it may have ended this one, which depended on it.
             left = draft.state.jobs.get(job.id)
             if left is not None:
-                lifecycle.terminate(draft, left, lifecycle.QUEUE_DELETED, request.now)
+                lifecycle.terminate(draft, left, lifecycle.QUEUE_DELETED)
     draft.drop_queue(name)
     return {}
 

@@ -1,0 +1,320 @@
+"""What the container engine is asked for, worked out from a job. Pure.
+
+The result holds the engine's own JSON (`config`), so that a test can read what a job gets, and
+beside it what the runner sees to first: folders to mount, an image to be fetched or built.
+"""
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from batchml.local.executors.spec import Host, NoEnvironment, job_environment
+from batchml.local.home import Home
+from batchml.local.images import find
+from batchml.local.state import Attempt, Job
+from batchml.runtime.env import RuntimeEnv
+from batchml.runtime.lines import MARK
+
+MIB = 1024**2
+LEAST_MEMORY = 6 * MIB  # the engine's; AWS Batch takes jobs from 4 MiB on
+LEAST_PIDS = 4096
+PIDS_PER_VCPU = 1024
+MOST_CPU_SHARES = 262_144  # the engine's
+
+# Where a container finds what a process is told by a path of the state folder.
+CODE = "/batchml/code.tar.gz"
+FOLDERS = {
+    "BATCHML_OUTPUT_DIR": "/batchml/output",
+    "BATCHML_CHECKPOINT_DIR": "/batchml/checkpoints",
+    "BATCHML_DATA_DIR": "/batchml/data",
+    "BATCHML_WORKSPACE": "/workspace",
+}
+
+# The engine's own set, less those for raw sockets, device files and the audit log
+# (docs/decisions/011).
+CAPABILITIES = (
+    "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "NET_BIND_SERVICE", "SETFCAP", "SETGID",
+    "SETPCAP", "SETUID", "SYS_CHROOT",
+)  # fmt: skip
+
+# Devices that give no hold on the machine itself.
+_HARMLESS_DEVICES = re.compile(
+    r"/dev/(null|zero|full|random|urandom|tty|fuse|shm|infiniband/\w+|nvidia[\w-]*|dri/\w+|kfd)"
+)
+
+# What the `batchml/NAME` images are called by; nobody fetches those from a registry.
+_OURS = re.compile(r"batchml/[^/]+:[0-9a-f]{12}")
+
+
+class Permits(Struct, frozen=True):
+    """What the server was started with, and no job can give itself."""
+
+    paths: tuple[str, ...] = ()  # host folders that jobs may mount, beside the shared ones
+    privileged: bool = False
+
+
+def home_label(home: Home) -> str:
+    """Marks containers and networks of one state folder."""
+    return hashlib.sha256(os.path.realpath(home.root).encode()).hexdigest()[:16]
+
+
+def container_name(task_id: str) -> str:
+    return f"batchml-{task_id}"
+
+
+def container_spec(host: Host, permits: Permits, job: Job, attempt: Attempt) -> dict[str, Any]:
+    """The content of `spec.json`. Raises NoEnvironment."""
+    container = job.container
+    env, places = _environment(host, job, attempt)
+    sources = [*_volumes(host, container), *_own_folders(places, container)]
+    code = _code(host, env)
+    labels = {"batchml.home": home_label(host.home), "batchml.task": attempt.task_id}
+    config = {
+        "Image": container["image"],
+        "Cmd": list(container["command"]),
+        "Env": [f"{name}={value}" for name, value in env.items()],
+        "Labels": {**labels, "batchml.job": job.id},
+        "HostConfig": {
+            **_limits(job),
+            **_rights(container, permits),
+            **_linux(container.get("linuxParameters") or {}, permits),
+            "DeviceRequests": _gpus(attempt),
+            "Mounts": _throw_away_volumes(container),
+            # The engine keeps raw bytes so: a lost runner's output is read again from there.
+            "LogConfig": {
+                "Type": "local",
+                "Config": {"max-size": "1000000g", "max-file": "1", "compress": "false"},
+            },
+        },
+    }
+    if container.get("user"):
+        config["User"] = container["user"]
+    published = find(host.home.images, container["image"])
+    return {
+        "kind": "container",
+        "task_id": attempt.task_id,
+        "name": container_name(attempt.task_id),
+        "env": env,
+        "grace": RuntimeEnv.read(env).grace,
+        "notify": str(host.home.notify),
+        "preamble": f"{MARK}host executor=docker image={container['image']}",
+        "config": config,
+        "sources": [*sources, *code],
+        "allowed": [*_shared(host.home), *permits.paths],
+        "runtime": str(host.runtime),
+        "wrap": "BATCHML_CODE" in env,
+        "build": str(published.folder) if published else "",
+        "pull": _OURS.fullmatch(container["image"]) is None,
+        "engine": host.environ.get("DOCKER_HOST", ""),
+        "lock": str(host.home.local / "engine.lock"),
+        "network": _network(host, job, attempt),
+        "labels": labels,
+    }
+
+
+def _network(host: Host, job: Job, attempt: Attempt) -> dict[str, Any] | None:
+    """The nodes of a job share a network of their own, a new one for each attempt."""
+    if job.node is None:
+        return None
+    name = f"batchml-{home_label(host.home)[:8]}-{job.parent}-{attempt.number}"
+    return {"name": name, "aliases": [f"node-{job.node}"]}
+
+
+# --- variables and folders ----------------------------------------------------------------------
+
+
+def _environment(host: Host, job: Job, attempt: Attempt) -> tuple[dict[str, str], dict[str, str]]:
+    """As for a process, with paths as the container sees them, and nothing of this machine's own.
+
+    The second value is where those paths lie on this machine, by variable.
+    """
+    env = job_environment(replace(host, environ={}), job, attempt)
+    given = {entry["name"] for entry in job.container["environment"]}
+    places = {name: env[name] for name in FOLDERS if name not in given}
+    env |= {name: FOLDERS[name] for name in places}
+    env.pop("BATCHML_TASK", None)  # a container is found by its label
+    env.pop("CUDA_VISIBLE_DEVICES", None)  # the engine leaves no others to see
+    env["NVIDIA_VISIBLE_DEVICES"] = ",".join(attempt.gpus) or "void"
+    return env, places
+
+
+def _shared(home: Home) -> list[str]:
+    return [str(home.root / "workspace"), str(home.root / "data"), str(home.runs)]
+
+
+def _own_folders(places: Mapping[str, str], container: dict[str, Any]) -> list[dict[str, Any]]:
+    """The run's folders and the shared ones, except where the job mounts something of its own."""
+    taken = {point["containerPath"].rstrip("/") for point in container.get("mountPoints") or ()}
+    return [
+        _source(path, FOLDERS[name], make=True, ours=True)
+        for name, path in places.items()
+        if FOLDERS[name] not in taken
+    ]
+
+
+def _code(host: Host, env: dict[str, str]) -> list[dict[str, Any]]:
+    """The archive that travels with the run, if it is one of ours; its variable names it inside."""
+    archive = env.get("BATCHML_CODE", "")
+    if Path(os.path.normpath(archive)).parent != host.home.code:
+        return []
+    env["BATCHML_CODE"] = CODE
+    return [_source(archive, CODE, read_only=True, ours=True, below=str(host.home.code))]
+
+
+def _volumes(host: Host, container: dict[str, Any]) -> list[dict[str, Any]]:
+    """Volumes that are folders of this machine, where the job mounts them."""
+    found = []
+    for volume, point in _mounted(container):
+        efs = volume.get("efsVolumeConfiguration")
+        path = (volume.get("host") or {}).get("sourcePath")
+        if efs:
+            path = _efs_folder(host.home, efs)
+        if path:
+            read_only = bool(point.get("readOnly"))
+            target = point["containerPath"]
+            found.append(_source(path, target, read_only=read_only, make=True, ours=bool(efs)))
+    return found
+
+
+def _throw_away_volumes(container: dict[str, Any]) -> list[dict[str, Any]]:
+    """Volumes without a folder of the machine: the engine's own, which go with the attempt."""
+    return [
+        {
+            "Type": "volume",
+            "Target": point["containerPath"],
+            "ReadOnly": bool(point.get("readOnly")),
+        }
+        for volume, point in _mounted(container)
+        if not volume.get("efsVolumeConfiguration")
+        and not (volume.get("host") or {}).get("sourcePath")
+    ]
+
+
+def _mounted(container: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    volumes = {volume.get("name"): volume for volume in container.get("volumes") or ()}
+    found = []
+    for point in container.get("mountPoints") or ():
+        name = point.get("sourceVolume")
+        if name not in volumes:
+            raise NoEnvironment(
+                f"CannotCreateContainerError: mountPoints name the volume {name!r}, "
+                f"and volumes has none of that name"
+            )
+        found.append((volumes[name], point))
+    return found
+
+
+def _efs_folder(home: Home, efs: dict[str, Any]) -> str:
+    """A file system of EFS is a folder of the workspace here."""
+    name = re.sub(r"[^A-Za-z0-9-]", "-", efs["fileSystemId"])
+    below = os.path.normpath("/" + (efs.get("rootDirectory") or "/")).lstrip("/")
+    return str(home.root / "workspace" / "efs" / name / below).rstrip("/")
+
+
+def _source(
+    path: str,
+    target: str,
+    *,
+    read_only: bool = False,
+    make: bool = False,
+    ours: bool = False,
+    below: str = "",
+) -> dict[str, Any]:
+    """A path of this machine to be mounted. It is checked, and made, by the runner.
+
+    What is `ours` is opened to whatever user the container runs as.
+    """
+    return {
+        "path": path, "target": target, "read_only": read_only, "make": make, "ours": ours,
+        "below": below,
+    }  # fmt: skip
+
+
+# --- limits and rights --------------------------------------------------------------------------
+
+
+def _limits(job: Job) -> dict[str, Any]:
+    linux = job.container.get("linuxParameters") or {}
+    memory = max(job.needs.memory * MIB, LEAST_MEMORY)
+    swap = linux.get("maxSwap")
+    found: dict[str, Any] = {
+        "Memory": memory,
+        "MemorySwap": memory + (swap or 0) * MIB,
+        "CpuShares": min(1024 * max(job.needs.vcpus, 1), MOST_CPU_SHARES),
+        "PidsLimit": max(LEAST_PIDS, PIDS_PER_VCPU * job.needs.vcpus),
+        "Ulimits": [
+            {"Name": limit["name"], "Soft": limit["softLimit"], "Hard": limit["hardLimit"]}
+            for limit in job.container.get("ulimits") or ()
+        ],
+    }
+    # As on AWS, swappiness counts only together with maxSwap.
+    if swap and linux.get("swappiness") is not None:
+        found["MemorySwappiness"] = linux["swappiness"]
+    return found
+
+
+def _rights(container: dict[str, Any], permits: Permits) -> dict[str, Any]:
+    common = {
+        # Without it a program without a handler of its own would not hear TERM.
+        "Init": True,
+        "NetworkMode": "bridge",
+        "ReadonlyRootfs": bool(container.get("readonlyRootFilesystem")),
+    }
+    if not container.get("privileged"):
+        return {
+            **common,
+            "CapDrop": ["ALL"],
+            "CapAdd": list(CAPABILITIES),
+            "SecurityOpt": ["no-new-privileges"],
+        }
+    if not permits.privileged:
+        raise NoEnvironment(
+            "CannotCreateContainerError: `privileged` gives a job the whole machine. "
+            "Start the server with --allow-privileged to let jobs have it"
+        )
+    return {**common, "Privileged": True}
+
+
+def _linux(linux: dict[str, Any], permits: Permits) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if linux.get("sharedMemorySize"):
+        found["ShmSize"] = linux["sharedMemorySize"] * MIB
+    if linux.get("tmpfs"):
+        found["Tmpfs"] = {
+            entry["containerPath"]: ",".join(
+                [f"size={entry['size']}m", *(entry.get("mountOptions") or ())]
+            )
+            for entry in linux["tmpfs"]
+        }
+    if linux.get("devices"):
+        found["Devices"] = [_device(entry, permits) for entry in linux["devices"]]
+    return found
+
+
+def _device(entry: dict[str, Any], permits: Permits) -> dict[str, str]:
+    path = os.path.normpath(entry["hostPath"])
+    if not (permits.privileged or _HARMLESS_DEVICES.fullmatch(path)):
+        raise NoEnvironment(
+            f"CannotCreateContainerError: the device {path} gives a job the machine. "
+            f"Start the server with --allow-privileged to let jobs have it"
+        )
+    letters = {"READ": "r", "WRITE": "w", "MKNOD": "m"}
+    asked = entry.get("permissions") or ["READ", "WRITE", "MKNOD"]
+    return {
+        "PathOnHost": path,
+        "PathInContainer": entry.get("containerPath") or path,
+        "CgroupPermissions": "".join(letters[name] for name in asked),
+    }
+
+
+def _gpus(attempt: Attempt) -> list[dict[str, Any]]:
+    if not attempt.gpus:
+        return []
+    ids = list(attempt.gpus)
+    return [{"Driver": "nvidia", "DeviceIDs": ids, "Capabilities": [["gpu"]]}]

@@ -1,0 +1,252 @@
+"""The server's side of the runners: started when one is needed, used again, ended when idle."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from batchml.local.executors import cgroup
+from batchml.local.executors.cgroup import Groups
+from batchml.local.executors.runner import INLINE
+from batchml.runtime.processes import start_time
+
+log = logging.getLogger("batchml.local")
+
+IDLE_LIMIT = 20.0  # seconds until a runner that is not needed ends
+_LOOK_EVERY = 5.0  # seconds between two looks at who is idle
+_BUFFER = 65_536
+_SPARE = 2  # idle runners beyond one for each CPU
+_SOCKET = 3  # its descriptor in the runner
+_SIGNALS = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
+_REMOVE_AGAIN = 0.05  # seconds
+
+_PACKAGE_ROOT = str(Path(__file__).parents[3])
+_START = (
+    f"import sys; sys.path.insert(0, {_PACKAGE_ROOT!r}); "
+    "from batchml.local.executors.runner import main; main()"
+)
+
+# What a runner sees of the server's environment: nothing of it reaches a job.
+_PASSED_ON = ("HOME", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "PATH", "TMPDIR", "TZ")
+_FOR_DOCKER = ("DOCKER_", "XDG_", "SSH_AUTH_SOCK", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
+
+_decode = msgspec.json.Decoder().decode
+
+
+class Runner:
+    """A runner that this server started."""
+
+    def __init__(self, kind: str, pid: int, server: socket.socket) -> None:
+        self.kind = kind
+        self.pid = pid
+        self.started = start_time(pid)
+        self.pidfd = os.pidfd_open(pid)
+        self.socket: socket.socket | None = server
+        self.task_id = ""  # whose attempt it has been given
+        self.idle_since = 0.0
+
+    def send(self, message: dict[str, Any], record: int | None = None) -> bool:
+        """Send a message, with the record that it holds locked. False when it takes none."""
+        if self.socket is None:
+            return False
+        data = msgspec.json.encode(message)
+        files = [] if record is None else [record]
+        if len(data) > INLINE:
+            files.append(_anonymous_file(msgspec.json.encode(message["spec"])))
+            data = msgspec.json.encode({**message, "spec": None})
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))]
+        try:
+            self.socket.sendmsg([data], ancillary if files else [], socket.MSG_DONTWAIT)
+        except OSError:
+            return False
+        finally:
+            for file in files[1:]:
+                os.close(file)
+        return True
+
+    def receive(self) -> dict[str, Any] | None:
+        """Something that it has said; nothing once it has let go of the socket."""
+        assert self.socket is not None
+        try:
+            data = self.socket.recv(_BUFFER, socket.MSG_DONTWAIT)
+        except ConnectionError:
+            return None
+        return dict(_decode(data)) if data else None
+
+
+def _anonymous_file(content: bytes) -> int:
+    """It is nowhere on disk: a spec may hold secrets."""
+    file = os.memfd_create("spec", os.MFD_CLOEXEC)
+    while content:
+        content = content[os.write(file, content) :]
+    return file
+
+
+class Pool:
+    """Runners by kind. `said` gets what a runner says, `gone` a runner that has died."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        groups: Groups,
+        errors: Path,
+        environ: Mapping[str, str],
+        said: Callable[[Runner, dict[str, Any]], None],
+        gone: Callable[[Runner], None],
+    ) -> None:
+        self.groups = groups
+        self._loop = loop
+        self._errors = errors
+        self._environ = environ
+        self._said = said
+        self._gone = gone
+        self._all: dict[int, Runner] = {}  # by pid
+        self._idle: dict[str, list[Runner]] = {}  # by kind; the last one is used next
+        self._most_idle = (os.cpu_count() or 1) + _SPARE
+        self._timer: asyncio.TimerHandle | None = None
+
+    def take(self, kind: str) -> Runner:
+        """An idle runner, or a new one. Raises OSError."""
+        idle = self._idle.get(kind)
+        while idle:
+            runner = idle.pop()
+            if runner.socket is not None:
+                return runner
+        return self._start(kind)
+
+    def warm(self, kind: str) -> None:
+        """See to it that one runner is there, so that a first job need not wait for it."""
+        if not self._idle.get(kind):
+            try:
+                self.free(self._start(kind))
+            except OSError as error:
+                log.warning("no runner can be started now: %s", error)
+
+    def free(self, runner: Runner) -> None:
+        """It can take another attempt."""
+        runner.task_id = ""
+        runner.idle_since = self._loop.time()
+        idle = self._idle.setdefault(runner.kind, [])
+        idle.append(runner)
+        if len(idle) > self._most_idle:
+            self._dismiss(idle.pop(0))
+        if self._timer is None:
+            self._timer = self._loop.call_later(_LOOK_EVERY, self._end_idle)
+
+    def close(self) -> None:
+        """Let go of all runners: idle ones end, busy ones after their attempt."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for runner in list(self._all.values()):
+            self._dismiss(runner)
+            self._loop.remove_reader(runner.pidfd)
+            os.close(runner.pidfd)
+        self._all.clear()
+        self._idle.clear()
+
+    def _end_idle(self) -> None:
+        """All but the one of each kind that was used last."""
+        self._timer = None
+        before = self._loop.time() - IDLE_LIMIT
+        for idle in self._idle.values():
+            while len(idle) > 1 and idle[0].idle_since < before:
+                self._dismiss(idle.pop(0))
+        if any(len(idle) > 1 for idle in self._idle.values()):
+            self._timer = self._loop.call_later(_LOOK_EVERY, self._end_idle)
+
+    def _dismiss(self, runner: Runner) -> None:
+        """Close its socket, whereupon it ends once it has nothing to do."""
+        if runner.socket is not None:
+            self._loop.remove_reader(runner.socket)
+            runner.socket.close()
+            runner.socket = None
+
+    def _start(self, kind: str) -> Runner:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            pid = self._spawn(kind, theirs.fileno())
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        try:
+            runner = Runner(kind, pid, ours)
+        except OSError:
+            ours.close()  # so it ends by itself
+            raise
+        self._all[pid] = runner
+        self._loop.add_reader(ours, self._listen, runner)
+        self._loop.add_reader(runner.pidfd, self._ended, runner)
+        return runner
+
+    def _spawn(self, kind: str, theirs: int) -> int:
+        config = {"kind": kind, "socket": _SOCKET, "groups": self.groups}
+        flags = ["-I"] if kind == "container" else ["-I", "-S"]  # the first needs packages
+        words = [sys.executable, *flags, "-c", _START, json.dumps(config)]
+        flag = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        env = {
+            name: value
+            for name, value in self._environ.items()
+            if name in _PASSED_ON or (kind == "container" and name.upper().startswith(_FOR_DOCKER))
+        }
+        # Stops are blocked until the runner is ready for them, so an early one is not lost on it.
+        return os.posix_spawn(
+            sys.executable, words, env, setsid=True, setsigmask=(signal.SIGTERM,),
+            setsigdef=_SIGNALS,
+            file_actions=[
+                # First, because the socket may have a number that is wanted for another.
+                (os.POSIX_SPAWN_DUP2, theirs, _SOCKET),
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_OPEN, 1, str(self._errors), flag, 0o600),
+                (os.POSIX_SPAWN_DUP2, 1, 2),
+            ],
+        )  # fmt: skip
+
+    def _listen(self, runner: Runner) -> None:
+        if runner.socket is None:
+            return
+        try:
+            message = runner.receive()
+        except BlockingIOError:
+            return
+        if message is None:  # it lets go of it as it dies, which is told by its pidfd
+            self._dismiss(runner)
+        else:
+            self._said(runner, message)
+
+    def _ended(self, runner: Runner) -> None:
+        """A runner is dead: hear its last words, and bury it."""
+        self._loop.remove_reader(runner.pidfd)
+        os.close(runner.pidfd)
+        while runner.socket is not None:
+            self._listen(runner)
+        try:
+            os.waitpid(runner.pid, os.WNOHANG)
+        except ChildProcessError:
+            pass
+        self._all.pop(runner.pid, None)
+        for idle in self._idle.values():
+            if runner in idle:
+                idle.remove(runner)
+        self._gone(runner)
+        self._remove_slot(cgroup.slot_name(runner.pid, runner.started))
+
+    def _remove_slot(self, name: str, tries: int = 100) -> None:
+        """It removes its slot itself as it ends, but not when it was killed."""
+        folders = [os.path.join(folder, name) for folder in self.groups.values()]
+        if any(map(os.path.isdir, folders)):
+            cgroup.kill(folders)
+            if not cgroup.remove(folders, limit=0) and tries:
+                self._loop.call_later(_REMOVE_AGAIN, self._remove_slot, name, tries - 1)

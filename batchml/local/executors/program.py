@@ -1,0 +1,398 @@
+"""Attempts that are programs of this machine: started, followed, stopped, cleared away.
+
+Runs in a runner. Standard library only.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import signal
+import stat
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from batchml.local.executors.cgroup import Slot, most_pids
+from batchml.local.executors.runner import now_ms, until_it_works
+from batchml.runtime.lines import LineSplitter
+from batchml.runtime.processes import send
+
+if TYPE_CHECKING:
+    from batchml.local.executors.runner import Io
+
+_READ = 65_536
+_HELD_BACK = 0.015  # seconds; a program that ends sooner was never reported as started
+_TRIES = 50  # to start a program while the system has no room for another process
+_SIGNALS = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
+
+Sink = Callable[[list[bytes]], None]
+
+
+class Programs:
+    """The kind `process`. Serves one attempt after the other, and keeps nothing but a folder."""
+
+    def __init__(self, slot: Slot | None) -> None:
+        self.litter = ""
+        self.slot = slot
+        self._most_pids = most_pids()
+        # The last attempt's folders, if it left them as they were. A folder that is moved costs a
+        # third of one that is made, and far less while the disk is busy.
+        self._spare = ""  # its working directory
+        self._spare_run = ""  # its job's folder, with those for outputs and checkpoints
+
+    def run(self, spec: dict[str, Any], io: Io) -> dict[str, Any]:
+        code = None
+        try:
+            ended = _Attempt(self, spec, io).run()
+            code = ended["code"]
+            return ended
+        finally:
+            os.chdir("/")
+            self._put_away(spec["cwd"])
+            # A job that failed may be tried again, by another runner.
+            if code == 0 and _is_unused(spec.get("own", ""), spec.get("folders", [])):
+                self._spare_run = spec["own"]
+
+    def close(self) -> None:
+        if self._spare:
+            try:
+                os.rmdir(self._spare)
+            except OSError:
+                pass  # its attempt's folder has been deleted
+
+    def limit(self, needs: dict[str, int] | None, *, memory: bool = True) -> Slot | None:
+        """The slot, with limits that suit; None where there is none. Raises OSError."""
+        if self.slot is not None and needs is not None:
+            self.slot.limit(needs["memory"] if memory else None, needs["vcpus"], self._most_pids)
+            return self.slot
+        return None
+
+    def make_folder(self, path: str) -> None:
+        """A fresh working directory."""
+        try:
+            if self._spare:
+                spare, self._spare = self._spare, ""
+                os.rename(spare, path)
+            else:
+                os.mkdir(path, 0o700)
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOENT):
+                raise
+            # One is there: of a server that was killed before it could send the attempt.
+            from shutil import rmtree
+
+            rmtree(path, ignore_errors=True)
+            os.mkdir(path, 0o700)
+
+    def make_run_folders(self, own: str, folders: list[str]) -> None:
+        """The folders for outputs and checkpoints, unless an earlier attempt has made them."""
+        if self._spare_run and own:
+            spare, self._spare_run = self._spare_run, ""
+            try:
+                os.rename(spare, own)
+            except OSError:
+                pass  # there is one
+            else:
+                if _parents(folders) == {own}:
+                    return
+        for path in folders:
+            try:
+                os.mkdir(path, 0o700)
+            except FileExistsError:
+                pass
+            except FileNotFoundError:
+                os.makedirs(path, 0o700, exist_ok=True)
+
+    def _put_away(self, path: str) -> None:
+        """What a container leaves in its own file system is gone with it; outputs lie elsewhere."""
+        if _entries(path) == []:
+            self._spare = path
+        elif os.path.lexists(path):
+            self.litter = path
+
+
+def _entries(path: str) -> list[str] | None:
+    """The names in a folder that is ours alone; None when it is anything else by now."""
+    try:
+        found = os.stat(path, follow_symlinks=False)
+        if found.st_mode != stat.S_IFDIR | 0o700 or found.st_uid != os.geteuid():
+            return None
+        return os.listdir(path)
+    except OSError:
+        return None
+
+
+def _is_unused(own: str, folders: list[str]) -> bool:
+    """True when a job's folder holds these folders, nothing else, and nothing is in them."""
+    return (
+        bool(own)
+        and _parents(folders) == {own}
+        and len(_entries(own) or ()) == len(folders)
+        and all(_entries(folder) == [] for folder in folders)
+    )
+
+
+def _parents(folders: list[str]) -> set[str]:
+    return {os.path.dirname(folder) for folder in folders}
+
+
+class _Attempt:
+    def __init__(self, programs: Programs, spec: dict[str, Any], io: Io) -> None:
+        self._programs = programs
+        self._spec = spec
+        self._io = io
+        self._child: int | None = None
+        self._told = False
+        self._killed = False
+        io.meanwhile = self._until_kill
+
+    def run(self) -> dict[str, Any]:
+        try:
+            until_it_works(self._make_folders, self._io.drain)
+        except (OSError, ValueError) as error:  # a job may name other folders than ours
+            return _not_started(f"CannotCreateContainerError: {error}")
+        failure = self._prepare()
+        if failure:
+            return _not_started(failure)
+        if self._io.stopping_since is not None:
+            return _not_started("CannotStartContainerError: stopped before the program started")
+        if not self._spec["command"]:
+            return _not_started("CannotCreateContainerError: no command specified")
+        return self._program()
+
+    def _make_folders(self) -> None:
+        self._programs.make_folder(self._spec["cwd"])
+        os.chdir(self._spec["cwd"])
+        self._programs.make_run_folders(self._spec.get("own", ""), self._spec.get("folders", []))
+
+    def _program(self) -> dict[str, Any]:
+        slot = self._limit()
+        self._io.preamble(f"{self._spec['preamble']} limits={'cgroup' if slot else 'none'}")
+        if slot is not None:
+            slot.oom_kills()
+        started_at = now_ms()
+        try:
+            child, output = self._spawn(self._spec["command"], self._spec["env"], slot)
+        except OSError as error:
+            code = 127 if isinstance(error, FileNotFoundError) else 126
+            name = self._spec["command"][0]
+            self._io.write([f"batchml: cannot run {name!r}: {error.strerror}".encode()])
+            return {"code": code, "started_at": started_at}
+        except ValueError as error:  # a NUL, or `=` in a variable's name
+            return _not_started(f"CannotCreateContainerError: {error}")
+        # Our runtime writes marks of its own, and sees to it that the program cannot.
+        splitter = LineSplitter(escape=not self._spec.get("marks"))
+        status = self._follow(child, output, self._io.write, splitter, started_at)
+        code = os.waitstatus_to_exitcode(status)
+        by_signal = -code if code < 0 else 0
+        code = 128 + by_signal if by_signal else code
+        # Our runtime, where it is the child, ends with its program's code: 137 for both.
+        killed = code == 128 + signal.SIGKILL and not self._killed
+        short = slot.oom_kills() if slot is not None else 0
+        if short and not killed:
+            self._io.write([b"batchml: a process of this job was killed: it needed more memory"])
+        return {
+            "code": code,
+            "signal": by_signal,
+            "oom": killed and short > 0,
+            "started_at": started_at,
+        }
+
+    def _limit(self, *, memory: bool = True) -> Slot | None:
+        try:
+            return self._programs.limit(self._spec.get("needs"), memory=memory)
+        except OSError as error:
+            self._io.write([f"batchml: the limits cannot be set: {error}".encode()])
+            return None
+
+    def _prepare(self) -> str:
+        """Make what the program needs (its environment). Returns what went wrong, or nothing."""
+        if not self._spec.get("prepare"):
+            return ""
+        last = "no message"
+
+        def tell(lines: list[bytes]) -> None:
+            nonlocal last
+            for line in lines:
+                last = line.decode("utf-8", "replace")
+                self._io.progress(last)
+
+        try:
+            # In the slot as well, so that it can be found; the job's memory is not meant for it.
+            slot = self._limit(memory=False)
+            child, output = self._spawn(self._spec["prepare"], self._spec["prepare_env"], slot)
+        except (OSError, ValueError) as error:
+            return f"CannotPullContainerError: {error}"
+        if self._follow(child, output, tell, LineSplitter()) == 0:
+            return ""
+        if self._io.stopping_since is not None:
+            return "CannotPullContainerError: stopped while the environment was being made"
+        return f"CannotPullContainerError: {last}"
+
+    def _spawn(self, command: list[str], env: dict[str, str], slot: Slot | None) -> tuple[int, int]:
+        """Start a command in its own session; its output and errors share one pipe."""
+        output, write_end = os.pipe2(os.O_CLOEXEC)
+        actions = [
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_DUP2, write_end, 1),
+            (os.POSIX_SPAWN_DUP2, write_end, 2),
+        ]
+        try:
+            if slot is not None:
+                slot.enter()
+            try:
+                self._child = _start(command, env, actions)
+            finally:
+                if slot is not None:
+                    slot.leave()
+        except BaseException:
+            os.close(output)
+            raise
+        finally:
+            os.close(write_end)
+        self._told = False
+        os.set_blocking(output, False)
+        return self._child, output
+
+    def _follow(
+        self,
+        child: int,
+        output: int,
+        sink: Sink,
+        splitter: LineSplitter,
+        started_at: int | None = None,
+    ) -> int:
+        """Copy output until the child has ended and all that it left behind; its wait status."""
+        io = self._io
+        wait = select.poll()
+        wait.register(output, select.POLLIN)
+        wait.register(io.wake, select.POLLIN)
+        report_at = None if started_at is None else time.monotonic() + _HELD_BACK
+        is_open = True
+        seen = -1
+        while True:
+            if seen != io.children:
+                seen = io.children
+                status, none_left = _reap_until(child)
+                if status is not None:
+                    break
+            if report_at is not None and time.monotonic() >= report_at and started_at is not None:
+                report_at = None
+                io.started(started_at)
+            for source, _ in wait.poll(_milliseconds(self._until_kill(), report_at)):
+                if source == io.wake:
+                    io.drain()
+                    continue
+                data = _read(output)
+                sink(splitter.feed(data or b""))
+                if data == b"":
+                    is_open = False
+                    wait.unregister(output)
+        self._child = None
+        if not none_left:
+            self._kill_rest()
+        # What they have written is read; the end of the stream is not waited for, because a
+        # process that we may not kill (one of another user) could hold the pipe for ever.
+        while is_open and (data := _read(output)):
+            sink(splitter.feed(data))
+        sink(splitter.finish())
+        os.close(output)
+        return status
+
+    def _kill_rest(self) -> None:
+        """As when a container's first process ends: whatever it left behind ends too."""
+        from batchml.runtime.processes import kill_descendants
+
+        if self._programs.slot is not None:
+            self._programs.slot.kill()
+        kill_descendants()
+
+    def _until_kill(self) -> float | None:
+        """TERM once a stop is asked for, KILL when its grace is over; seconds until the next look.
+
+        As a container's first process gets it; our runtime passes it on to the others.
+        """
+        since = self._io.stopping_since
+        if since is None or self._child is None:
+            return None
+        if not self._told:
+            send([self._child], signal.SIGTERM)
+            self._told = True
+        left = since + float(self._spec["grace"]) - time.monotonic()
+        if left > 0:
+            return left
+        self._killed = True
+        send([self._child], signal.SIGKILL)
+        return 0.05
+
+
+def _start(command: list[str], env: dict[str, str], actions: list[Any]) -> int:
+    """Start a program, looked for on the PATH that it will have; its pid.
+
+    With no signal blocked or ignored, as in a container. Raises OSError and ValueError.
+    """
+    program = command[0]
+    folders = [""] if "/" in program else os.get_exec_path(env)
+    saved: OSError | None = None
+    for folder in folders:
+        path = os.path.join(folder, program) if folder else program
+        if len(folders) > 1 and not os.path.exists(path):
+            continue
+        try:
+            return _spawn_patiently(path, command, env, actions)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            saved = saved or error
+    raise saved or FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), program)
+
+
+def _spawn_patiently(path: str, command: list[str], env: dict[str, str], actions: list[Any]) -> int:
+    """The system may have no room for another process now, and have it in a moment."""
+    for _ in range(_TRIES):
+        try:
+            return os.posix_spawn(
+                path, command, env, file_actions=actions, setsid=True, setsigmask=(),
+                setsigdef=_SIGNALS,
+            )  # fmt: skip
+        except BlockingIOError:  # EAGAIN
+            time.sleep(0.1)
+    raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN), path)
+
+
+def _milliseconds(kill_in: float | None, report_at: float | None) -> float | None:
+    """How long to wait for news, for poll."""
+    if report_at is not None:
+        report_in = max(0.0, report_at - time.monotonic())
+        kill_in = report_in if kill_in is None else min(kill_in, report_in)
+    return None if kill_in is None else kill_in * 1000 + 1
+
+
+def _read(pipe: int) -> bytes | None:
+    """What can be read now; None when that is nothing yet, empty at the end of the stream."""
+    try:
+        return os.read(pipe, _READ)
+    except BlockingIOError:
+        return None
+
+
+def _reap_until(child: int) -> tuple[int | None, bool]:
+    """Collect ended children: the wait status of `child` once it is among them, and whether no
+    children are left then.
+    """
+    status: int | None = None
+    while True:
+        try:
+            pid, ended = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return status, True
+        if pid == 0:
+            return status, False
+        if pid == child:
+            status = ended
+
+
+def _not_started(why: str) -> dict[str, Any]:
+    return {"code": None, "start_failure": why}

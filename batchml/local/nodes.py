@@ -1,0 +1,113 @@
+"""Multi-node parallel jobs: one job, many nodes, all placed at once.
+
+Source: AWS Batch User Guide, "Multi-node parallel jobs". The main node starts first; the others
+once it runs, with its address. Its end ends the job and stops the others; the end of another node
+stops nothing. The job's record follows the main node; a retry runs all nodes again.
+
+The job's attempt holds what all nodes occupy, from before the first starts until the last is gone.
+"""
+
+from msgspec.structs import replace
+
+from batchml.local.attempts import attempt_of
+from batchml.local.draft import Draft
+from batchml.local.lifecycle import judged, recorded, running, set_deadline, settle_attempt
+from batchml.local.messages import Exit, Launch, Stop
+from batchml.local.state import Attempt, Job, State
+from batchml.model.status import JobStatus
+
+
+def started(draft: Draft, node: Job, now: int, address: str) -> None:
+    """A node runs: the main one takes the job with it and lets the others start."""
+    job = draft.state.jobs.get(node.parent)
+    if node.attempt is None or node.status is not JobStatus.STARTING or job is None:
+        return
+    node = running(node, replace(node.attempt, address=address), now)
+    draft.put_job(node)
+    if not node.is_main_node or job.attempt is None:
+        return
+    job = running(job, job.attempt, now)
+    draft.put_job(job)
+    set_deadline(draft, job)
+    if not job.is_ending:
+        for other in _nodes_of(draft, job):
+            if other.attempt is None and not other.is_main_node:
+                launch_node(draft, job, other, address)
+
+
+def launch_node(draft: Draft, job: Job, node: Job, main_address: str = "") -> None:
+    """Start a node in the place that its job holds."""
+    assert job.attempt is not None
+    attempt = replace(
+        attempt_of(node, job.attempt.number, job.attempt.environment, _gpus_of(draft, job, node)),
+        main_address=main_address,
+    )
+    node = replace(node, status=JobStatus.STARTING, status_reason="", attempt=attempt,
+                   exit_code=None, reason="", stopped_at=None)  # fmt: skip
+    draft.know_task(attempt.task_id, node.id)
+    draft.put_job(node)
+    draft.effects.append(Launch(node, attempt))
+
+
+def _gpus_of(draft: Draft, job: Job, node: Job) -> tuple[str, ...]:
+    """A node's part of the GPUs that its job holds: those before it have theirs."""
+    assert job.attempt is not None and node.node is not None
+    before = sum(other.needs.gpus for other in _nodes_of(draft, job)[: node.node])
+    return job.attempt.gpus[before : before + node.needs.gpus]
+
+
+def ended(draft: Draft, node: Job, exit_: Exit) -> None:
+    """A node is gone. The job goes on until the main node is, and all others after it."""
+    job = draft.state.jobs.get(node.parent)
+    if node.attempt is None or job is None or job.attempt is None:
+        return
+    draft.forget_task(node.attempt.task_id)
+    status = JobStatus.SUCCEEDED if exit_.code == 0 else JobStatus.FAILED
+    node = replace(recorded(node, node.attempt, exit_, draft.now), status=status)
+    draft.put_job(node, live=True)
+    nodes = _nodes_of(draft, job)
+    main = next(other for other in nodes if other.is_main_node)
+    left = [other for other in nodes if other.attempt is not None]
+    if node.is_main_node:
+        draft.effects += [Stop(other.attempt.task_id) for other in left if other.attempt]
+    if not left:
+        _attempt_over(draft, job, job.attempt, main, nodes)
+
+
+def _attempt_over(draft: Draft, job: Job, attempt: Attempt, main: Job, nodes: list[Job]) -> None:
+    """No node is left: the job is judged by its main node's end."""
+    draft.release(job, attempt)
+    last = Exit(code=main.exit_code)
+    over = judged(
+        replace(
+            job,
+            attempt=None,
+            attempts=main.attempts,
+            exit_code=main.exit_code,
+            reason=main.reason,
+            status_reason=main.status_reason,
+            started_at=main.started_at,
+            stopped_at=main.stopped_at,
+        ),
+        last,
+    )
+    if over.status is JobStatus.RUNNABLE:
+        for node in nodes:
+            draft.put_job(replace(node, status=JobStatus.PENDING, stopped_at=None))
+    else:
+        # Whoever was stopped because the main node ended, ended like it.
+        for node in nodes:
+            if node.attempts and (node.stopped_at or 0) >= (main.stopped_at or 0):
+                draft.put_job(replace(node, status=over.status), live=True)
+    settle_attempt(draft, over)
+
+
+def main_has_ended(state: State, job: Job) -> bool:
+    """True once the main node of the job's current attempt is gone."""
+    assert job.spec.nodes is not None and job.attempt is not None
+    main = state.jobs[f"{job.id}#{job.spec.nodes.main}"]
+    return main.attempt is None and len(main.attempts) == job.attempt.number
+
+
+def _nodes_of(draft: Draft, job: Job) -> list[Job]:
+    return [draft.state.jobs[node_id] for node_id in job.child_ids()]

@@ -1,0 +1,261 @@
+"""Job output: how fast it is taken in and given out, and in how much memory.
+
+Beside what a shell does with the same bytes, in the same minute: `seq N | cat > file` for taking
+in, `cat` for reading one stream, `sort --merge` for reading a thousand as one.
+"""
+
+import argparse
+import asyncio
+import os
+import sqlite3
+import statistics
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from batchml.aws.session import Access, Session
+from batchml.clock import SystemClock
+from batchml.local import control
+from batchml.local.home import Endpoint, Home
+from batchml.local.logreads import LogReads
+from batchml.local.store import Store
+
+GROUP = "/aws/batch/job"
+STREAMS, LINES_EACH = 1000, 200
+PAIRS = 3
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="benchmarks.logs")
+    parser.add_argument("--lines", type=int, default=1_000_000)
+    parser.add_argument("--megabytes", type=int, default=100, help="1000 for the real thing")
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        home = Home(Path(folder) / "home")
+        endpoint = control.ensure(home, SystemClock())
+        try:
+            server = _Server(home, endpoint)
+            _take_in(server, options.lines, Path(folder))
+            _stay_small(server, options.megabytes)
+        finally:
+            control.stop(home, SystemClock())
+        _give_out(Path(folder), options.lines)
+        _merge(Path(folder) / "many")
+
+
+class _Server:
+    def __init__(self, home: Home, endpoint: Endpoint) -> None:
+        keys = home.keys()
+        access = Access(
+            "us-east-1",
+            endpoint=endpoint.url,
+            access_key_id=keys.access_key_id,
+            secret_access_key=keys.secret_access_key,
+        )
+        self.pid = endpoint.pid
+        self.batch = Session(access).client("batch")
+
+    def run(self, script: str) -> tuple[float, dict[str, int]]:
+        """The seconds of a job, and the most memory in MiB of the server and of what it starts."""
+        needs = [{"type": "VCPU", "value": "1"}, {"type": "MEMORY", "value": "64"}]
+        made = self.batch.register_job_definition(
+            jobDefinitionName="prints", type="container",
+            containerProperties={
+                "image": "any", "command": ["sh", "-c", script], "resourceRequirements": needs,
+            },
+        )  # fmt: skip
+        most = _Most(self.pid)
+        job_id = self.batch.submit_job(
+            jobName="prints", jobQueue="default", jobDefinition=made["jobDefinitionArn"]
+        )["jobId"]
+        while True:
+            (job,) = self.batch.describe_jobs(jobs=[job_id])["jobs"]
+            if job["status"] in ("SUCCEEDED", "FAILED"):
+                break
+            time.sleep(0.05)
+        if job["status"] == "FAILED":
+            raise RuntimeError(f"the job failed: {job.get('statusReason')}")
+        return (job["stoppedAt"] - job["startedAt"]) / 1000, most.stop()
+
+
+class _Most(threading.Thread):
+    """Watches how much memory the server and its Python children hold at most."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(daemon=True)
+        self._pid = pid
+        self._over = threading.Event()
+        self._found = {"server": 0, "runner": 0}
+        self.start()
+
+    def run(self) -> None:
+        while not self._over.wait(0.02):
+            for pid, parents in _family(self._pid).items():
+                status = _read(f"/proc/{pid}/status")
+                if "\nVmHWM:" in status and (pid == self._pid or "python" in status[:30]):
+                    size = int(status.split("\nVmHWM:")[1].split()[0]) // 1024
+                    name = "server" if not parents else "runner"
+                    self._found[name] = max(self._found[name], size)
+
+    def stop(self) -> dict[str, int]:
+        self._over.set()
+        self.join()
+        return self._found
+
+
+def _family(root: int) -> dict[int, int]:
+    """The processes below `root`, and how far below."""
+    found, level, depth = {root: 0}, [root], 0
+    while level:
+        depth += 1
+        children = [
+            int(child)
+            for pid in level
+            for task in _listed(f"/proc/{pid}/task")
+            for child in _read(f"/proc/{pid}/task/{task}/children").split()
+        ]
+        found |= dict.fromkeys(children, depth)
+        level = children
+    return found
+
+
+def _listed(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def _seconds(work: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def _shell(script: str) -> float:
+    return _seconds(lambda: subprocess.run(["sh", "-c", script], check=True))
+
+
+def _take_in(server: _Server, lines: int, folder: Path) -> None:
+    taken = []
+    for _ in range(PAIRS):
+        ours, memory = server.run(f"seq {lines}")
+        floor = _shell(f"seq {lines} | cat > {folder}/floor")
+        taken.append((ours, floor))
+    ours = statistics.median(pair[0] for pair in taken)
+    ratio = statistics.median(a / b for a, b in taken)
+    print(
+        f"{lines} short lines of a job    {lines / ours:12,.0f} lines/s   beside seq | cat > file"
+        f"   x{ratio:.1f}   runner {memory['runner']} MiB   server {memory['server']} MiB",
+        flush=True,
+    )
+
+
+def _stay_small(server: _Server, megabytes: int) -> None:
+    line = "x" * 99
+    ours, memory = server.run(f"yes {line} | head -c {megabytes}000000")
+    floor = _shell(f"yes {line} | head -c {megabytes}000000 | cat > /dev/null")
+    print(
+        f"{megabytes} MB in lines of 100        {megabytes / ours:12,.0f} MB/s      beside cat > "
+        f"/dev/null    x{ours / floor:.1f}   runner {memory['runner']} MiB   "
+        f"server {memory['server']} MiB",
+        flush=True,
+    )
+
+
+def _reads(folder: Path, names: list[str]) -> LogReads:
+    """Log calls in this process, on streams that lie in `folder`."""
+    store = Store(folder / "journal.db")
+    with sqlite3.connect(folder / "journal.db") as db:
+        db.executemany(
+            "INSERT INTO streams (log_group, stream, task_id, created_at) VALUES (?, ?, ?, 0)",
+            [(GROUP, name, name) for name in names],
+        )
+    db.close()
+    return LogReads(store, lambda task: folder / task)
+
+
+def _give_out(folder: Path, lines: int) -> None:
+    at = int(time.time() * 1000)
+    with open(folder / "one", "w", encoding="ascii") as file:
+        file.writelines(f"{at + n // 100} {n}\n" for n in range(lines))
+    reads = _reads(folder, ["one"])
+    pages = 0
+
+    def follow() -> None:
+        nonlocal pages
+        asked: dict[str, Any] = {"logGroupName": GROUP, "logStreamName": "one"}
+        token = "f/0"
+        while True:
+            answer = asyncio.run(reads.answer("GetLogEvents", {**asked, "nextToken": token}))
+            pages += 1
+            if answer["nextForwardToken"] == token:
+                return
+            token = answer["nextForwardToken"]
+
+    ours = _seconds(follow)
+    floor = _shell(f"cat {folder}/one > /dev/null")
+    print(
+        f"GetLogEvents, all of them      {pages / ours:12,.0f} pages/s   {lines / ours:,.0f} "
+        f"lines/s   beside cat   x{ours / floor:.0f}",
+        flush=True,
+    )
+    late = _seconds(
+        lambda: asyncio.run(
+            reads.answer(
+                "GetLogEvents",
+                {
+                    "logGroupName": GROUP, "logStreamName": "one", "startFromHead": True,
+                    "startTime": at + lines // 100 - 1, "limit": 10,
+                },
+            )
+        )
+    )  # fmt: skip
+    print(f"GetLogEvents, a late startTime {late * 1000:12.1f} ms", flush=True)
+    reads.close()
+
+
+def _merge(folder: Path) -> None:
+    folder.mkdir()
+    names = [f"s{number:04d}" for number in range(STREAMS)]
+    for number, name in enumerate(names):
+        with open(folder / name, "w", encoding="ascii") as file:
+            file.writelines(f"{n * 10 + number % 7} {name} {n}\n" for n in range(LINES_EACH))
+    reads = _reads(folder, names)
+    pages = events = 0
+
+    def everything() -> None:
+        nonlocal pages, events
+        token: dict[str, Any] = {}
+        while True:
+            answer = asyncio.run(reads.answer("FilterLogEvents", {"logGroupName": GROUP, **token}))
+            pages += 1
+            events += len(answer["events"])
+            if "nextToken" not in answer:
+                return
+            token = {"nextToken": answer["nextToken"]}
+
+    ours = _seconds(everything)
+    floor = _shell(f"cd {folder} && sort --merge --numeric-sort --batch-size=1000 s* > /dev/null")
+    print(
+        f"FilterLogEvents, {STREAMS} streams {pages / ours:12,.1f} pages/s   {events / ours:,.0f} "
+        f"lines/s   beside sort --merge   x{ours / floor:.0f}",
+        flush=True,
+    )
+    reads.close()
+
+
+if __name__ == "__main__":
+    main()

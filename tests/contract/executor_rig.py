@@ -1,0 +1,193 @@
+"""Real attempts, driven as the core drives them: an executor, a loop, and a list of events."""
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from batchml.clock import SystemClock
+from batchml.local.executors.container import Permits, container_spec
+from batchml.local.executors.process import ProcessExecutor
+from batchml.local.executors.spec import Host, runner_spec
+from batchml.local.home import Home
+from batchml.local.images import publish_runtime
+from batchml.local.messages import Ended, Event, Exit, Noted, Started
+from batchml.local.state import Attempt, Job, Needs, Spec
+
+IMAGE = "python:3.11-slim-bookworm"
+
+
+def need_engine() -> None:
+    """Skip, visibly, without a Docker engine that has the base image; fail where it is required."""
+    missing = "docker is not installed" if shutil.which("docker") is None else ""
+    if not missing and docker("image", "inspect", IMAGE).returncode != 0:
+        missing = f"no Docker engine, or it has no {IMAGE}"
+    if missing and os.environ.get("BATCHML_REQUIRE_DOCKER"):
+        pytest.fail(missing)
+    if missing:
+        pytest.skip(missing)
+
+
+def docker(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["docker", *arguments], capture_output=True, text=True, timeout=600)
+
+
+def job_of(
+    command: list[str],
+    *,
+    env: dict[str, str] | None = None,
+    memory: int = 256,
+    vcpus: int = 1,
+    **container: Any,
+) -> Job:
+    """A job of its own, as the engine hands it to an executor."""
+    job_id = str(uuid.uuid4())
+    variables = [{"name": name, "value": value} for name, value in (env or {}).items()]
+    return Job(
+        id=job_id,
+        spec=Spec(
+            id=job_id,
+            name="contract",
+            queue="default",
+            definition="d:1",
+            container={"image": IMAGE, "command": command, "environment": variables, **container},
+            needs=Needs(vcpus, memory),
+        ),
+        sequence=1,
+    )
+
+
+def attempt_of(job: Job, number: int = 1, **more: Any) -> Attempt:
+    return Attempt(number, uuid.uuid4().hex, "this-machine", **{"gpus": (), **more})
+
+
+class Outcome(NamedTuple):
+    exit: Exit
+    lines: list[bytes]  # of the program: without ours at the start
+    started_at: int | None
+
+    @property
+    def text(self) -> str:
+        return b"\n".join(self.lines).decode("utf-8", "replace")
+
+
+class Rig:
+    """One server's worth of executor; `restart` is the next server."""
+
+    def __init__(self, kind: str, home: Home, environ: dict[str, str] | None = None) -> None:
+        self.kind = kind
+        self.home = home
+        self.permits = Permits()
+        self.change: Callable[[dict[str, Any]], None] = lambda spec: None
+        self.events: list[Event] = []
+        self.given: dict[str, tuple[Job, Attempt]] = {}
+        environ = {**os.environ, **(environ or {})}
+        self.host = Host(home, publish_runtime(home.runtimes), environ)
+        self._clock = SystemClock()
+        self._loop = asyncio.new_event_loop()
+        self._open()
+
+    def _open(self) -> None:
+        self.executor = ProcessExecutor(
+            self.host, self._loop, self._clock, self.events.append, self._spec_of
+        )
+
+    def _spec_of(self, job: Job, attempt: Attempt) -> dict[str, Any]:
+        if self.kind == "process":
+            return runner_spec(self.host, job, attempt)
+        spec = container_spec(self.host, self.permits, job, attempt)
+        self.change(spec)
+        return spec
+
+    def close(self) -> None:
+        for task_id in self.given:
+            if self._ended(task_id) is None:
+                self.executor.stop(task_id)
+        self.until(lambda: all(self._ended(task_id) for task_id in self.given), 60)
+        self.executor.close()
+        self._loop.close()
+
+    # --- as the core does ---------------------------------------------------------------------
+
+    def start(self, command: list[str], **job: Any) -> str:
+        return self.start_job(job_of(command, **job))
+
+    def start_job(self, job: Job, attempt: Attempt | None = None) -> str:
+        attempt = attempt or attempt_of(job)
+        self.given[attempt.task_id] = (job, attempt)
+        self.executor.start(job, attempt)
+        return attempt.task_id
+
+    def run(self, command: list[str], **job: Any) -> Outcome:
+        return self.outcome(self.start(command, **job))
+
+    def restart(self) -> None:
+        """The server ends; another adopts what goes on."""
+        self.executor.close()
+        self.reopen()
+
+    def reopen(self) -> None:
+        self._open()
+        for task_id, (job, attempt) in self.given.items():
+            if self._ended(task_id) is None:
+                self.executor.adopt(job, attempt)
+
+    # --- what has come of it ------------------------------------------------------------------
+
+    def until(self, condition: Callable[[], Any], limit: float = 60.0) -> Any:
+        """Let the loop run until the condition gives something true."""
+        end = self._clock.monotonic() + limit
+        while True:
+            self._loop.run_until_complete(asyncio.sleep(0.005))
+            found = condition()
+            if found:
+                return found
+            assert self._clock.monotonic() < end, f"not within {limit} s; events: {self.events}"
+
+    def outcome(self, task_id: str, limit: float = 60.0) -> Outcome:
+        exit_ = self.until(lambda: self._ended(task_id), limit)
+        assert self._count(task_id) == 1, "an attempt ends once"
+        return Outcome(exit_, self.lines(task_id), self.started(task_id))
+
+    def until_line(self, task_id: str, line: bytes) -> None:
+        self.until(lambda: line in self.lines(task_id))
+
+    def lines(self, task_id: str) -> list[bytes]:
+        path = self.home.attempt(task_id) / "log"
+        if not path.exists():
+            return []
+        found = [line.partition(b" ")[2] for line in path.read_bytes().split(b"\n")[:-1]]
+        assert not found or found[0].startswith(b"::batchml host executor="), found[:1]
+        return found[1:]
+
+    def started(self, task_id: str) -> int | None:
+        found = (e for e in self.events if isinstance(e, Started) and e.task_id == task_id)
+        return next((event.now for event in found), None)
+
+    def notes(self, task_id: str) -> list[str]:
+        return [e.text for e in self.events if isinstance(e, Noted) and e.task_id == task_id]
+
+    def output(self, task_id: str) -> Path:
+        return self.home.runs / self.given[task_id][0].id / "output"
+
+    def now(self) -> float:
+        return self._clock.monotonic()
+
+    def runner(self, task_id: str) -> int:
+        """The pid of an attempt's runner."""
+        record = (self.home.attempt(task_id) / "runner.json").read_text()
+        return int(json.loads(record)["pid"])
+
+    def _ended(self, task_id: str) -> Exit | None:
+        found = (e for e in self.events if isinstance(e, Ended) and e.task_id == task_id)
+        return next((event.exit for event in found), None)
+
+    def _count(self, task_id: str) -> int:
+        return sum(isinstance(e, Ended) and e.task_id == task_id for e in self.events)

@@ -1,0 +1,122 @@
+"""Control groups: found in either version's words, limits written once, emptied and removed."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from batchml.local.executors import cgroup
+from batchml.runtime.processes import start_time
+from tests.conftest import wait_for
+from tests.unit.test_processes import is_alive
+
+
+@pytest.fixture
+def groups(tmp_path: Path) -> Iterator[cgroup.Groups]:
+    found = cgroup.find(str(tmp_path))
+    if not found:
+        pytest.skip("control groups may not be written here")
+    yield found
+    cgroup.kill(list(found.values()))
+    assert cgroup.remove(list(found.values()), 10)
+
+
+def test_two_state_folders_have_groups_of_their_own(tmp_path: Path, groups: cgroup.Groups) -> None:
+    other = cgroup.find(str(tmp_path / "other"))
+    assert not set(other.values()) & set(groups.values())
+    assert cgroup.find(str(tmp_path)) == groups
+    assert cgroup.remove(list(other.values()))
+
+
+def test_what_is_in_a_group_dies_with_it_also_below_it(groups: cgroup.Groups) -> None:
+    slot = cgroup.Slot(groups, "1-1")
+    folders = list(slot.folders.values())
+    for folder in folders:
+        os.mkdir(f"{folder}/below")
+    child = subprocess.Popen(["sh", "-c", "trap '' TERM; while :; do sleep 0.01; done"])
+    for folder in folders:
+        (Path(folder) / "below" / "cgroup.procs").write_text(str(child.pid))
+    wait_for(lambda: child.pid in cgroup.members(folders), "it is in there")
+    cgroup.kill(folders)
+    assert child.wait(10) == -signal.SIGKILL
+    wait_for(lambda: not cgroup.kill(folders), "nothing is left")
+    assert cgroup.remove(folders, 10)
+    assert not any(map(os.path.exists, folders))
+    assert cgroup.remove(folders), "what is gone is no hindrance"
+
+
+def test_a_sweep_spares_the_slots_of_those_who_live(groups: cgroup.Groups) -> None:
+    own = cgroup.Slot(groups, cgroup.slot_name(os.getpid(), start_time(os.getpid())))
+    reused = cgroup.Slot(groups, cgroup.slot_name(os.getpid(), 1))
+    gone = cgroup.Slot(groups, "999999999-1")
+    child = subprocess.Popen(["sleep", "300"])
+    for folder in reused.folders.values():
+        (Path(folder) / "cgroup.procs").write_text(str(child.pid))
+    assert cgroup.sweep(groups) == [child.pid]
+    child.wait(10)
+    cgroup.sweep(groups)
+    assert all(map(os.path.isdir, own.folders.values()))
+    assert not any(map(os.path.exists, [*reused.folders.values(), *gone.folders.values()]))
+    own.remove()
+    assert not any(map(os.path.exists, own.folders.values()))
+
+
+def test_limits_go_up_and_down_and_are_written_once(groups: cgroup.Groups) -> None:
+    if "memory" not in groups:
+        pytest.skip("version 1 only")
+    slot = cgroup.Slot(groups, "1-1")
+    memory = Path(slot.folders["memory"]) / "memory.limit_in_bytes"
+    for size in (64, 2000, 32, None, 128):
+        slot.limit(size, 2, 100)
+        given = int(memory.read_text())
+        assert given == size << 20 if size else given > 1 << 50
+    assert (Path(slot.folders["pids"]) / "pids.max").read_text() == "100\n"
+    assert (Path(slot.folders["cpu"]) / "cpu.shares").read_text() == "2048\n"
+    memory.write_text(str(100 << 20))
+    slot.limit(128, 2, 100)
+    assert int(memory.read_text()) == 100 << 20
+    slot.remove()
+
+
+@pytest.mark.skipif(not os.access("/sys/fs/cgroup/unified", os.W_OK), reason="no second version")
+def test_the_second_version_holds_and_kills_too(tmp_path: Path) -> None:
+    """Here without controllers, which the first version has: only that nothing escapes."""
+    folder = f"/sys/fs/cgroup/unified/batchml-test-{os.getpid()}"
+    os.mkdir(folder)
+    try:
+        child = subprocess.Popen(["sh", "-c", "setsid sleep 300 & wait"])
+        (Path(folder) / "cgroup.procs").write_text(str(child.pid))
+        wait_for(lambda: cgroup.members([folder]), "it is in there")
+        assert cgroup.kill([folder])
+        assert child.wait(10) == -signal.SIGKILL
+        wait_for(lambda: not cgroup.kill([folder]), "nothing is left")
+        assert not is_alive(child.pid)
+    finally:
+        assert cgroup.remove([folder], 10)
+
+
+def test_the_kernels_lists_are_read_in_both_versions() -> None:
+    both = "12:cpu,cpuacct:/a\n3:memory:/\n0::/user.slice\n"
+    assert cgroup.own_groups(both) == {
+        "cpu": "/a", "cpuacct": "/a", "memory": "", "all": "/user.slice",
+    }  # fmt: skip
+    mounts = (
+        "30 23 0:26 / /sys/fs/cgroup/memory rw,nosuid - cgroup cgroup rw,memory\n"
+        "31 23 0:27 / /sys/fs/cgroup/cpu,cpuacct rw shared:9 - cgroup cgroup rw,cpu,cpuacct\n"
+        "32 23 0:28 /docker/1 /sys/fs/cgroup/pids rw - cgroup cgroup rw,pids\n"
+        "33 23 0:29 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n"
+        "34 23 0:30 / / rw - ext4 /dev/vda rw\n"
+    )
+    assert cgroup.mounts_in(mounts) == {
+        "memory": "/sys/fs/cgroup/memory",
+        "cpu": "/sys/fs/cgroup/cpu,cpuacct",
+        "all": "/sys/fs/cgroup/unified",
+    }
+
+
+def test_an_attempt_may_have_many_processes_but_not_all() -> None:
+    most = int(Path("/proc/sys/kernel/pid_max").read_text())
+    assert 1024 <= cgroup.most_pids() <= max(most // 8, 1024)

@@ -1,0 +1,208 @@
+"""`batchml.local.guard` over real sockets, with short limits. docs/behaviours.md B110-B112."""
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, cast
+
+import pytest
+import uvicorn
+
+from batchml.local.guard import Gate, Limits
+from tests.conftest import wait_for
+
+OK = b"HTTP/1.1 200 OK"
+
+
+async def app(scope: Any, receive: Any, send: Any) -> None:
+    """Reads the request; whoever asks for /known is known."""
+    while (await receive()).get("more_body"):
+        pass
+    if scope["path"] == "/known":
+        scope["state"]["trust"]()
+    await send(
+        {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]}
+    )
+    await send({"type": "http.response.body", "body": b"ok"})
+
+
+class Serving:
+    def __init__(self, limits: Limits) -> None:
+        self.gate = Gate(limits)
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        config = uvicorn.Config(
+            app, log_config=None, log_level="error", lifespan="off", ws="none",
+            http=cast(Any, self.gate.protocol), h11_max_incomplete_event_size=4096,
+            timeout_graceful_shutdown=1,
+        )  # fmt: skip
+        self.server = uvicorn.Server(config)
+        self.thread = threading.Thread(
+            target=lambda: asyncio.run(self.server.serve(sockets=[self.listener]))
+        )
+
+    def connect(self) -> socket.socket:
+        made = socket.create_connection(self.listener.getsockname(), timeout=10)
+        return made
+
+    def connected(self) -> int:
+        return len(self.gate._connected)
+
+
+Serve = Callable[..., Serving]
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    with ExitStack() as stack:
+
+        @contextmanager
+        def running(serving: Serving) -> Iterator[None]:
+            serving.thread.start()
+            yield
+            serving.server.should_exit = True
+            serving.thread.join(20)
+
+        def start(**limits: Any) -> Serving:
+            serving = Serving(Limits(**limits))
+            stack.enter_context(running(serving))
+            return serving
+
+        yield start
+
+
+def get(peer: socket.socket, path: str = "/") -> bytes:
+    peer.sendall(f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+    found = b""
+    while not found.endswith(b"ok") and (data := peer.recv(65_536)):
+        found += data
+    return found
+
+
+def until_closed(peer: socket.socket) -> bytes:
+    """All that comes before the other side closes."""
+    found = b""
+    try:
+        while data := peer.recv(65_536):
+            found += data
+    except ConnectionResetError:
+        pass
+    return found
+
+
+def refusal(raw: bytes) -> tuple[int, str]:
+    """The status and the code of an answer in AWS's shape."""
+    head, _, body = raw.partition(b"\r\n\r\n")
+    code = json.loads(body)["__type"]
+    assert f"x-amzn-errortype: {code}".encode() in head
+    assert b"connection: close" in head
+    return int(head.split()[1]), code
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET", b"GET / HTTP/1.1\r\nhost: x\r\nslow: "])
+def test_headers_that_do_not_come_in_time_end_the_connection(serve: Serve, sent: bytes) -> None:
+    """B111."""
+    peer = serve(headers=0.3).connect()
+    peer.sendall(sent)
+    assert refusal(until_closed(peer)) == (408, "RequestTimeoutException")
+
+
+def test_headers_that_drip_get_no_more_time(serve: Serve) -> None:
+    """B111."""
+    peer = serve(headers=0.5).connect()
+    peer.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n")
+    peer.settimeout(0.02)
+    found = b""
+    with pytest.raises((ConnectionError, EOFError)):
+        for _ in range(1000):
+            peer.sendall(b"a: b\r\n")
+            try:
+                data = peer.recv(65_536)
+            except TimeoutError:
+                continue
+            if not data:
+                raise EOFError
+            found += data
+    assert found.startswith(b"HTTP/1.1 408")
+
+
+def test_a_body_that_does_not_come_in_time_ends_the_connection(serve: Serve) -> None:
+    """B111."""
+    peer = serve(body=0.3).connect()
+    peer.sendall(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\nhalf")
+    assert refusal(until_closed(peer)) == (408, "RequestTimeoutException")
+
+
+def test_a_later_request_of_a_connection_has_to_hurry_as_well(serve: Serve) -> None:
+    peer = serve(headers=0.3).connect()
+    assert get(peer, "/known").startswith(OK)
+    peer.sendall(b"GET /known")
+    assert refusal(until_closed(peer)) == (408, "RequestTimeoutException")
+
+
+def test_who_is_known_may_be_silent_for_longer(serve: Serve) -> None:
+    """B112."""
+    serving = serve(headers=0.3, body=0.3, idle_stranger=1, idle=60)
+    known, stranger = serving.connect(), serving.connect()
+    assert get(known, "/known").startswith(OK)
+    assert get(stranger).startswith(OK)
+    assert until_closed(stranger) == b""
+    assert get(known).startswith(OK)
+
+
+def test_strangers_make_room_for_newcomers_and_the_known_stay(serve: Serve) -> None:
+    """B110."""
+    serving = serve(strangers=3, settling=0.0, headers=30.0)
+    known = serving.connect()
+    assert get(known, "/known").startswith(OK)
+    silent = [serving.connect() for _ in range(20)]
+    for peer in silent[:17]:
+        assert refusal(until_closed(peer)) == (503, "ServiceUnavailableException")
+    assert get(known).startswith(OK)
+    assert get(serving.connect()).startswith(OK)
+
+
+def test_clients_that_come_all_at_once_are_all_served(serve: Serve) -> None:
+    serving = serve(strangers=3, settling=30.0)
+    peers = [serving.connect() for _ in range(50)]
+    assert all(get(peer).startswith(OK) for peer in peers)
+
+
+def test_connections_have_an_end_and_then_the_oldest_stranger_goes(serve: Serve) -> None:
+    """B110."""
+    serving = serve(strangers=100, connections=10, settling=30.0)
+    peers = [serving.connect() for _ in range(9)]
+    assert all(get(peer, "/known").startswith(OK) for peer in peers)
+    strangers = [serving.connect() for _ in range(3)]
+    for peer in strangers[:2]:
+        assert refusal(until_closed(peer)) == (503, "ServiceUnavailableException")
+    assert all(get(peer).startswith(OK) for peer in (*peers, strangers[2]))
+
+
+def test_who_has_gone_makes_room(serve: Serve) -> None:
+    serving = serve(connections=5)
+    for _ in range(30):
+        peer = serving.connect()
+        assert get(peer, "/known").startswith(OK)
+        peer.close()
+        wait_for(lambda: serving.connected() == 0, "it is seen to have gone")
+    assert not serving.gate._strangers
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\n\n", b"hello\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: x\r\nbad header\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n",
+        b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: -1\r\n\r\n",
+        b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\n",
+        b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+        b"GET / HTTP/1.1\r\nhost: x\r\nlong: " + b"a" * 8000, b"GET /" + b"a" * 8000,
+    ],
+)  # fmt: skip
+def test_what_is_no_http_is_refused_in_aws_s_shape(serve: Serve, sent: bytes) -> None:
+    peer = serve().connect()
+    peer.sendall(sent)
+    assert refusal(until_closed(peer)) == (400, "SerializationException")
