@@ -3,12 +3,14 @@
 import os
 import subprocess
 
-from benchmarks import lenet, startup
+from benchmarks import array, lenet, startup
 
 
 def main() -> None:
     print("# Starting a command (medians; ratios pair by pair)", flush=True)
     startup.main()
+    print("\n# Ten thousand jobs that do nothing, two at a time", flush=True)
+    array.main()
     print("\n# LeNet, PyTorch beside MXNet (samples/s; ratios pair by pair)", flush=True)
     lenet.main([])
     print("\n# Where PyTorch's time goes, by phase and by operator", flush=True)

@@ -15,6 +15,7 @@ _ACCESS_CODES = (
     "MissingAuthenticationTokenException",
     "UnrecognizedClientException",
 )
+_TOO_MANY_CODES = ("RequestLimitExceeded", "ThrottlingException", "TooManyRequestsException")
 
 
 @contextmanager
@@ -43,6 +44,8 @@ def translate(operation: str, error: Exception) -> BatchmlError:
         status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
         if code in _ACCESS_CODES:
             return AccessError(f"{operation} is not allowed ({code}): {message}")
+        if code in _TOO_MANY_CODES:  # nothing was done, and it passes: whoever follows goes on
+            return ServiceUnreachable(f"{operation}: the service is too busy ({code}): {message}")
         return ServiceError(operation, code, message, status)
     if isinstance(error, botocore.ParamValidationError):
         return ServiceError(operation, "ParamValidation", str(error), 0)

@@ -23,6 +23,24 @@ def start(
     idle: Annotated[
         str | None, typer.Option(help="Stop after so long without jobs and requests: 10m.")
     ] = None,
+    executor: Annotated[
+        str | None, typer.Option(help="process or docker. Kept for the next starts.")
+    ] = None,
+    allow_path: Annotated[
+        list[str] | None,
+        typer.Option(help="A folder that containers may mount. Kept; may be repeated."),
+    ] = None,
+    allow_privileged: Annotated[
+        bool | None,
+        typer.Option(
+            "--allow-privileged/--no-allow-privileged",
+            help="Let containers be privileged. Kept.",
+        ),
+    ] = None,
+    chaos: Annotated[
+        str | None,
+        typer.Option(help="Failures to rehearse until it stops: host-lost@60s, throttle=20%."),
+    ] = None,
     json_: Json = False,
 ) -> None:
     """Start the server, unless it runs. `submit` does this by itself."""
@@ -31,15 +49,41 @@ def start(
 
     home = _home()
     seconds = read_seconds(idle, "--idle")
+    options = _executor_options(executor, allow_path, allow_privileged) + _chaos_options(chaos)
     found = control.running(home)
-    if found is not None and (idle or port not in (0, found.port)):
+    if found is not None and (idle or options or port not in (0, found.port)):
         raise LocalServerError(
             f"The server runs already, on port {found.port}. To start it otherwise, stop it "
             f"first: batchml local stop"
         )
     if found is None:
-        control.start(home, SystemClock(), port, seconds)
+        control.start(home, SystemClock(), port, seconds, options)
     _print_status(home, json_)
+
+
+def _executor_options(
+    executor: str | None, paths: list[str] | None, privileged: bool | None
+) -> list[str]:
+    import os
+
+    if executor not in (None, "process", "docker"):
+        raise UsageError(f"--executor {executor}: it is process or docker.")
+    options = [] if executor is None else ["--executor", executor]
+    for path in paths or ():
+        options += ["--allow-path", os.path.abspath(path)]
+    if privileged is not None:
+        options.append("--allow-privileged" if privileged else "--no-allow-privileged")
+    return options
+
+
+def _chaos_options(text: str | None) -> list[str]:
+    """Read it here as well: a mistake is told before anything starts."""
+    from batchml.local import chaos
+
+    if text is None:
+        return []
+    chaos.parse(text)
+    return [f"--chaos={text}"]
 
 
 @local_app.command(epilog="Example: batchml local stop")
@@ -105,6 +149,8 @@ def reset(
 
     from batchml.clock import SystemClock
     from batchml.local import control
+    from batchml.local.executors.choice import read_choice, remove_containers
+    from batchml.local.executors.network import Network
     from batchml.local.reset import kill_attempts
 
     home = _home()
@@ -115,8 +161,12 @@ def reset(
     control.stop(home, SystemClock())
     lock = home.hold() if home.local.is_dir() else None
     killed = kill_attempts(home)
+    Network(home.root, home.network).clear()
+    has_containers = read_choice(home).is_docker
     for folder in (home.local, home.runs, home.code):
         shutil.rmtree(folder, ignore_errors=True)
+    if has_containers:
+        remove_containers(home)
     (home.root / "history.jsonl").unlink(missing_ok=True)
     if lock is not None:
         import os
@@ -133,16 +183,20 @@ def _print_status(home: Any, json_: bool) -> bool:
 
     found = control.running(home)
     if json_:
+        rehearsed = {"chaos": found.chaos} if found and found.chaos else {}
         print_json(
             {
                 "state": "running" if found else "stopped",
                 "pid": found.pid if found else None,
                 "endpoint": found.url if found else None,
                 "home": str(home.root),
+                **rehearsed,
             }
         )
     elif found:
         print(f"Running on {found.url}, process {found.pid}, state in {home.root}")
+        if found.chaos:
+            print(f"Rehearsing failures until it stops: {found.chaos}")
     else:
         print(f"Not running. State in {home.root}")
     return found is not None

@@ -7,7 +7,6 @@ good for as long as the attempt lives (docs/decisions/013-job-credentials.md).
 import hmac
 from base64 import urlsafe_b64encode
 from collections.abc import Collection, Mapping, MutableMapping
-from typing import Any
 
 from batchml.local.sigv4 import Keys
 from batchml.local.state import ACCOUNT, REGION
@@ -15,6 +14,7 @@ from batchml.local.wire import Refused
 
 ROLE = "batchml-job"  # where a definition names none
 
+_HOST = "127.0.0.1"
 _PREFIX = "BMLJOB"
 _OURS = (_PREFIX, "BMLLOCAL")
 
@@ -100,5 +100,9 @@ def forget_ourselves(environ: MutableMapping[str, str]) -> None:
             environ.pop(name, None)
 
 
-def role_of(container: Mapping[str, Any]) -> str:
-    return str(container.get("jobRoleArn") or "")
+def past_proxies(env: Mapping[str, str], given: Collection[str]) -> dict[str, str]:
+    """The variables that keep calls to the server from proxies, where there are any."""
+    if not {"http_proxy", "HTTP_PROXY"} & {*env} or {"no_proxy", "NO_PROXY"} & {*given}:
+        return {}
+    names = [env[name] for name in ("no_proxy", "NO_PROXY") if env.get(name)]
+    return dict.fromkeys(("no_proxy", "NO_PROXY"), ",".join([*names[:1], _HOST]))

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from batchml import errors
@@ -50,17 +51,25 @@ def _serving(home: Home) -> Endpoint | None:
     return endpoint
 
 
-def start(home: Home, clock: Clock, port: int = 0, idle: float | None = None) -> Endpoint:
+def start(
+    home: Home,
+    clock: Clock,
+    port: int = 0,
+    idle: float | None = None,
+    options: Sequence[str] = (),
+) -> Endpoint:
     """Start a server that outlives this process, and wait until it answers.
+
+    `options` are the daemon's own: `--executor docker`.
 
     Raises LocalServerError; StateFolderBusy names the process that holds the folder.
     """
     end = clock.monotonic() + START_LIMIT
     while True:
         try:
-            return _start(home, port, idle)
+            return _start(home, port, idle, options)
         except StateFolderBusy:
-            if port:
+            if port or options:
                 raise
         # Someone else started one at the same moment, or one is about to end.
         while home.is_held():
@@ -74,7 +83,7 @@ def start(home: Home, clock: Clock, port: int = 0, idle: float | None = None) ->
             clock.sleep(0.05)
 
 
-def _start(home: Home, port: int, idle: float | None) -> Endpoint:
+def _start(home: Home, port: int, idle: float | None, options: Sequence[str]) -> Endpoint:
     try:
         home.prepare()
         log = open(home.log, "ab")  # noqa: SIM115  (closed below)
@@ -86,6 +95,7 @@ def _start(home: Home, port: int, idle: float | None) -> Endpoint:
     command = [sys.executable, "-m", "batchml.local.daemon", "--home", str(home.root)]
     command += ["--port", str(port), "--ready-fd", str(write_end)]
     command += [] if idle is None else ["--idle", str(idle)]
+    command += options
     with log:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/",
@@ -95,7 +105,7 @@ def _start(home: Home, port: int, idle: float | None) -> Endpoint:
     os.close(write_end)
     message = _told(read_end, process.pid, home)
     if "port" in message:
-        return Endpoint(message["pid"], message["port"])
+        return Endpoint(message["pid"], message["port"], message.get("chaos", ""))
     kind = getattr(errors, message.get("kind", ""), LocalServerError)
     if kind is StateFolderBusy:
         raise StateFolderBusy(str(home.root), home.holder())

@@ -22,6 +22,7 @@ from batchml.local.messages import (
     Effect,
     Event,
     Launch,
+    Lose,
     Refusal,
     Requested,
     SaveJob,
@@ -36,6 +37,7 @@ from batchml.model.names import bare_name
 log = logging.getLogger("batchml.local")
 
 REMEMBER_CALLS = 24 * 3600 * 1000  # ms
+_FORGET_EVERY = 3600 * 1000  # ms
 _RETRY_AFTER = 1.0  # seconds between tries when the disk is full
 
 
@@ -43,6 +45,7 @@ class Executor(Protocol):
     def start(self, job: Job, attempt: Attempt) -> None: ...
     def adopt(self, job: Job, attempt: Attempt) -> None: ...
     def stop(self, task_id: str) -> None: ...
+    def lose(self, task_id: str, why: str, *, warned: bool) -> None: ...
     def look(self, task_id: str) -> None: ...
 
 
@@ -62,6 +65,7 @@ class Core:
         self._writer = ThreadPoolExecutor(1, "journal")
         self._in_flight: dict[str, tuple[str, asyncio.Future[dict[str, Any]]]] = {}
         self._no_tick_before = 0.0  # on the monotonic clock
+        self._forget_at = 0  # ms; when old answers are thrown away next
         self._closing = False
         self._broken: Refused | None = None
 
@@ -96,6 +100,10 @@ class Core:
         finally:
             # A client that went away must not make room for a second run of its call.
             answer.add_done_callback(lambda _: self._in_flight.pop(invocation, None))
+
+    def knows(self, invocation: str) -> bool:
+        """Whether this call is carried out, or was: it must not be refused when it comes again."""
+        return invocation in self._in_flight or self._store.remembered(invocation) is not None
 
     def _known_call(self, key: str) -> tuple[str, asyncio.Future[dict[str, Any]] | None]:
         if key in self._in_flight:
@@ -177,8 +185,13 @@ class Core:
                 self.executor.start(effect.job, effect.attempt)
             elif isinstance(effect, Stop):
                 self.executor.stop(effect.task_id)
+            elif isinstance(effect, Lose):
+                job_id = state.by_task.get(effect.task_id)
+                log.info("chaos: %s for %s, attempt %s", effect.why, job_id, effect.task_id)
+                self.executor.lose(effect.task_id, effect.why, warned=effect.warned)
         for item, outcome in answers:
             _give(item, outcome)
+        await self._forget_old_calls()
 
     async def _commit(
         self, effects: list[Effect], answers: Sequence[tuple[_Item, Answer | Refusal]]
@@ -190,6 +203,17 @@ class Core:
         ]
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._writer, self._store.commit, effects, calls)
+
+    async def _forget_old_calls(self) -> None:
+        if self._now() < self._forget_at:
+            return
+        self._forget_at = self._now() + _FORGET_EVERY
+        before = self._now() - REMEMBER_CALLS
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.run_in_executor(self._writer, self._store.forget_calls, before)
+        except (DiskFull, JournalBusy) as error:
+            log.error("%s", error)
 
     def _postpone(self, items: list[_Item], error: Exception) -> None:
         """Nothing can be written now: callers are told so; what happened is written later."""

@@ -12,23 +12,30 @@ import json
 import logging
 import os
 import resource
+import secrets
 import signal
 import socket
 import sys
 from pathlib import Path
 from typing import Any, cast
 
+from msgspec.structs import replace
+
 from batchml.clock import SystemClock
 from batchml.errors import BatchmlError, DiskFull, LocalServerError, StateDamaged
-from batchml.local import engine
-from batchml.local.core import REMEMBER_CALLS, Core
+from batchml.local import access, engine, faults
+from batchml.local.chaos import Chaos, parse
+from batchml.local.core import Core
+from batchml.local.executors.ahead import Ahead
+from batchml.local.executors.choice import EXECUTORS, choose, sweep
+from batchml.local.executors.network import AUTO, LOOPBACK, NAMESPACES, Network
 from batchml.local.executors.process import ProcessExecutor
 from batchml.local.executors.spec import Host
 from batchml.local.home import Endpoint, Home
 from batchml.local.images import publish_runtime
 from batchml.local.logreads import LogReads
 from batchml.local.machine import read_machine
-from batchml.local.messages import Requested, Ticked
+from batchml.local.messages import Ended, Event, Requested, Ticked
 from batchml.local.protocol import MAX_HEADERS
 from batchml.local.server import Server, idle
 from batchml.local.state import State
@@ -47,6 +54,10 @@ def main() -> int:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--idle", type=float, default=IDLE_LIMIT)
     parser.add_argument("--ready-fd", type=int, default=-1)
+    parser.add_argument("--chaos")
+    parser.add_argument("--executor", choices=EXECUTORS)
+    parser.add_argument("--allow-path", action="append")
+    parser.add_argument("--allow-privileged", action=argparse.BooleanOptionalAction)
     options = parser.parse_args()
     os.umask(0o077)
     _allow_many_files()
@@ -56,7 +67,7 @@ def main() -> int:
         logging.basicConfig(
             filename=home.log, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
         )
-        return asyncio.run(serve(home, options.port, options.idle, options.ready_fd))
+        return asyncio.run(serve(home, options))
     except Exception as error:
         told = _in_our_words(error, home)
         log.error("%s", told, exc_info=None if told is error else error)
@@ -80,7 +91,7 @@ def _allow_many_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-async def serve(home: Home, port: int, idle_limit: float, ready_fd: int) -> int:
+async def serve(home: Home, options: argparse.Namespace) -> int:
     """Serve until stopped. Raises LocalServerError when the server cannot start."""
     clock = SystemClock()
     loop = asyncio.get_running_loop()
@@ -88,41 +99,64 @@ async def serve(home: Home, port: int, idle_limit: float, ready_fd: int) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, asked.set)
     lock = home.hold()
+    choice = choose(home, options.executor, options.allow_path, options.allow_privileged)
     keys = home.keys()
     _check_not_emptied(home)
     store = Store(home.journal)
     machine = read_machine()
-    store.forget_calls(int(clock.now() * 1000) - REMEMBER_CALLS)
-    state = engine.restore(store.load(machine), int(clock.now() * 1000))
-    core = Core(state, store, clock)
-    host = Host(home, publish_runtime(home.runtimes), dict(os.environ), has_gpus=bool(machine.gpus))
-    executor = ProcessExecutor(host, loop, clock, core.report)
+    chaos = _chaos(options.chaos)
+    now = int(clock.now() * 1000)
+    core = Core(engine.restore(faults.rehearse(store.load(machine), chaos, now), now), store, clock)
+    listener = bind(home, options.port)
+    endpoint = Endpoint(os.getpid(), listener.getsockname()[1], str(chaos or ""))
+    access.forget_ourselves(os.environ)
+    host = Host(
+        home, publish_runtime(home.runtimes), dict(os.environ), has_gpus=bool(machine.gpus),
+        endpoint=endpoint.url, keys=keys,
+    )  # fmt: skip
+    network = Network(home.root, home.network, node_network(), endpoint.port)
+
+    spec_of = choice.spec_of(host)
+
+    def report(event: Event) -> None:
+        if isinstance(event, Ended):
+            network.release(event.task_id)
+        core.report(event)
+
+    ahead = Ahead(home.root, spec_of, network)
+    executor = ProcessExecutor(host, loop, clock, report, spec_of, ahead)
     core.executor = executor
-    listener = bind(home, port)
-    endpoint = Endpoint(os.getpid(), listener.getsockname()[1])
     logs = LogReads(store, lambda task_id: home.attempt(task_id) / "log")
     server = Server(core, store, logs, keys, endpoint.port, clock)
     loop_task = loop.create_task(core.run())
     await _first_start(core, clock)
+    await network.restore(core.state.by_task)
     _adopt_all(core.state, executor)
     core.report(Ticked(int(clock.now() * 1000)))  # what waited may fit now
     home.write_endpoint(endpoint)
-    _tell(ready_fd, {"pid": endpoint.pid, "port": endpoint.port})
+    told = {"pid": endpoint.pid, "port": endpoint.port, "chaos": endpoint.chaos}
+    _tell(options.ready_fd, told)
     log.info("serving on %s, pid %d", endpoint.url, endpoint.pid)
+    if endpoint.chaos:
+        log.info("chaos: %s", endpoint.chaos)
 
     def poll() -> None:
         for job in core.state.jobs.values():
             if job.attempt is not None and job.attempt.started_at is None:
                 executor.look(job.attempt.task_id)
 
-    idle_task = loop.create_task(idle(server, core, clock, idle_limit, poll))
+    sweeping = loop.create_task(sweep(home)) if choice.is_docker else None
+    idle_task = loop.create_task(idle(server, core, clock, options.idle, poll))
     try:
         return await _until_over(server, listener, loop_task, idle_task, asked)
     finally:
         idle_task.cancel()
+        if sweeping is not None:
+            sweeping.cancel()
         core.close()
         await asyncio.wait({loop_task})
         executor.close()
+        network.close()
         logs.close()
         store.close()
         os.close(lock)
@@ -160,6 +194,24 @@ async def _until_over(
             return EXIT_CRASHED
     log.info("stopped: %s", "idle" if idle.done() else "asked to")
     return 0
+
+
+def _chaos(text: str | None) -> Chaos | None:
+    """What is to be rehearsed, with a seed, so that it can be had again. Raises UsageError."""
+    if text is None:
+        return None
+    asked = parse(text)
+    return replace(asked, seed=secrets.randbelow(1_000_000)) if asked.seed is None else asked
+
+
+def node_network() -> str:
+    """What the nodes of multi-node jobs are connected by. Raises LocalServerError."""
+    chosen = os.environ.get("BATCHML_NODE_NETWORK") or AUTO
+    if chosen not in (AUTO, NAMESPACES, LOOPBACK):
+        raise LocalServerError(
+            f"BATCHML_NODE_NETWORK is {chosen!r}: use {NAMESPACES}, {LOOPBACK} or {AUTO}."
+        )
+    return chosen
 
 
 def _check_not_emptied(home: Home) -> None:
@@ -228,6 +280,8 @@ def _adopt_all(state: State, executor: ProcessExecutor) -> None:
             executor.adopt(job, job.attempt)
     for task_id in engine.unwanted(state):
         executor.stop(task_id)
+    for struck in faults.doomed(state):
+        executor.lose(struck.task_id, struck.why, warned=struck.warned)
 
 
 def _tell(ready_fd: int, message: dict[str, Any]) -> None:

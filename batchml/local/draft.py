@@ -21,6 +21,7 @@ from batchml.local.state import (
     State,
     Usage,
 )
+from batchml.model.status import JobStatus
 
 
 class Draft:
@@ -107,24 +108,28 @@ class Draft:
         first = self.state.lines[job.queue][job.spec.share]
         assert first is not None
         self.pop_line(job.queue, job.spec.share)
-        waiting = heap.push(self.state.parked.get(consumable), first[1], job.id)
+        wanted = dict(job.spec.consumables)[consumable]
+        waiting: Map[int, heap.Heap] = self.state.parked.get(consumable, Map())
+        waiting = waiting.set(wanted, heap.push(waiting.get(wanted), first[1], job.id))
         self._set(parked=self.state.parked.set(consumable, waiting))
 
     def unpark(self, consumable: str) -> None:
-        """Put those that waited for a consumable back in line, as many as there is enough for."""
-        available = self.available(consumable)
-        waiting = self.state.parked.get(consumable)
-        while waiting is not None:
-            job = self.state.jobs.get(waiting[2])
-            if job is not None and job.status.value == "RUNNABLE":
-                wanted = dict(job.spec.consumables).get(consumable, 0)
-                if available is not None and wanted > available:
-                    break
-                available = None if available is None else available - wanted
-                self._push(job.queue, job.spec.share, waiting[1], job.id)
-            waiting = heap.pop(waiting)
+        """Put those that waited for a consumable back in line, as many as there is enough for.
+
+        They wait by the quantity that they want, so that a large want holds back no small one.
+        """
+        available = self.available(consumable) or 0
+        waiting: Map[int, heap.Heap] = self.state.parked.get(consumable, Map())
+        while first := _first_of(waiting, available):
+            wanted, (_, key, job_id, *_) = first
+            rest = heap.pop(waiting[wanted])
+            waiting = waiting.delete(wanted) if rest is None else waiting.set(wanted, rest)
+            job = self.state.jobs.get(job_id)
+            if job is not None and job.status is JobStatus.RUNNABLE:
+                available -= wanted
+                self._push(job.queue, job.spec.share, key, job.id)
         parked = self.state.parked
-        if waiting is not None:
+        if waiting:
             parked = parked.set(consumable, waiting)
         elif consumable in parked:
             parked = parked.delete(consumable)
@@ -188,6 +193,18 @@ class Draft:
             usage = faded(of_queue.get(share, Usage()), self.now, policy)
             of_queue = of_queue.set(share, replace(usage, vcpus=usage.vcpus + vcpus))
             self._set(usage=self.state.usage.set(job.queue, of_queue))
+            if job.queue not in self.state.queues:
+                self._forget_usage(job.queue)
+
+    def _forget_usage(self, queue: str) -> None:
+        """A queue that is gone has no past, only what still runs of it."""
+        of_queue: Map[str, Usage] = self.state.usage.get(queue, Map())
+        left = {share: Usage(0.0, self.now, use.vcpus)
+                for share, use in of_queue.items() if use.vcpus}  # fmt: skip
+        if left:
+            self._set(usage=self.state.usage.set(queue, Map(left)))
+        elif queue in self.state.usage:
+            self._set(usage=self.state.usage.delete(queue))
 
     def _hold(self, consumable: str, quantity: int) -> None:
         held = self.state.in_use.get(consumable, 0) + quantity
@@ -247,9 +264,9 @@ class Draft:
         self._set(
             queues=state.queues.delete(name),
             lines=state.lines.delete(name) if name in state.lines else state.lines,
-            usage=state.usage.delete(name) if name in state.usage else state.usage,
             blocked=state.blocked.delete(name) if name in state.blocked else state.blocked,
         )
+        self._forget_usage(name)
         self.effects.append(DropRecord("queue", name))
 
     def put_policy(self, record: Policy) -> None:
@@ -278,3 +295,9 @@ class Draft:
 
     def _save(self, kind: str, key: str, record: Struct) -> None:
         self.effects.append(SaveRecord(kind, key, record))
+
+
+def _first_of(waiting: Map[int, heap.Heap], available: int) -> tuple[int, Any] | None:
+    """The line whose first job came first, of those that want no more than there is."""
+    fitting = [(wanted, line) for wanted, line in waiting.items() if line and wanted <= available]
+    return min(fitting, key=lambda item: item[1][1], default=None)

@@ -10,7 +10,7 @@ The states a job goes through:
 from immutables import Map
 from msgspec.structs import replace
 
-from batchml.local import lifecycle, nodes
+from batchml.local import faults, lifecycle, nodes
 from batchml.local.draft import Draft
 from batchml.local.messages import (
     Answer,
@@ -41,6 +41,7 @@ def step(state: State, event: Event) -> tuple[State, list[Effect]]:
                 return state, [Refusal(error.code, error.message, error.status)]
         case Ticked():
             lifecycle.time_out(draft)
+            faults.strike(draft)
         case Started() | Noted() | Ended():
             _of_an_attempt(draft, event)
     schedule(draft)
@@ -54,21 +55,25 @@ def _of_an_attempt(draft: Draft, event: Started | Noted | Ended) -> None:
     match event:
         case Noted():
             lifecycle.noted(draft, job, event.text)
-        case Started() if job.node is not None:
-            nodes.started(draft, job, event.now, event.address)
-        case Started():
-            lifecycle.started(draft, job, event.now)
-        case Ended() if job.node is not None:
-            nodes.ended(draft, job, event.exit)
+        case Started() if job.status is JobStatus.STARTING:
+            if job.node is not None:
+                nodes.started(draft, job, event.now, event.address)
+            else:
+                lifecycle.started(draft, job, event.now)
+            faults.arm(draft, draft.state.jobs[job.id])
         case Ended():
-            lifecycle.ended(draft, job, event.exit)
+            exit_ = faults.verdict(job.attempt, event.exit)
+            end = lifecycle.ended if job.node is None else nodes.ended
+            end(draft, job, exit_)
 
 
 def next_deadline(state: State) -> int | None:
-    """When the next timeout or time limit falls due, in ms since the epoch."""
+    """When something falls due that time alone brings, in ms since the epoch."""
     timeout = None if state.deadlines is None else int(state.deadlines[1][0])
     limit = next_time_limit(state) if state.blocked else None
-    return min((at for at in (timeout, limit) if at is not None), default=None)
+    fault = None if state.faults is None else int(state.faults[1][0])
+    capacity = state.no_capacity_until or None
+    return min((at for at in (timeout, limit, fault, capacity) if at is not None), default=None)
 
 
 def unwanted(state: State) -> list[str]:
@@ -77,8 +82,7 @@ def unwanted(state: State) -> list[str]:
     for job in state.jobs.values():
         if job.attempt is None or job.is_multinode:
             continue
-        whole = state.jobs[job.parent] if job.node is not None else job
-        if whole.is_ending or (job.node is not None and nodes.main_has_ended(state, whole)):
+        if job.is_ending or (job.node is not None and job.stop_reason):
             found.append(job.attempt.task_id)
     return found
 
@@ -102,6 +106,7 @@ def restore(state: State, now: int = 0) -> State:
                 lifecycle.set_deadline(draft, job)
             else:
                 draft.know_task(job.attempt.task_id, job.id)
+            faults.arm(draft, job)
         elif job.status is JobStatus.RUNNABLE:
             draft.enqueue(job, front=bool(job.attempts))
         for waited_for in job.waiting_for:

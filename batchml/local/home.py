@@ -24,11 +24,12 @@ from batchml.runtime.files import write_json
 T = TypeVar("T")
 
 
-class Endpoint(msgspec.Struct, frozen=True):
+class Endpoint(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where the running server answers."""
 
     pid: int
     port: int
+    chaos: str = ""  # what is being rehearsed there
 
     @property
     def url(self) -> str:
@@ -42,6 +43,7 @@ class Home:
         self.journal = self.local / "journal.db"
         self.attempts = self.local / "attempts"
         self.notify = self.local / "notify"
+        self.network = self.local / "network.json"
         self.log = self.local / "server.log"
         self.images = root / "images"
         self.code = root / "code"

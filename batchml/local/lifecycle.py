@@ -4,6 +4,7 @@ Sources: AWS Batch User Guide, "Job states", "Array jobs", "Job dependencies", "
 texts are AWS's. `nodes.py` has what is different for multi-node parallel jobs.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from msgspec.structs import replace
@@ -40,6 +41,8 @@ def admit(draft: Draft, job: Job, children: list[Job]) -> None:
     for waited_for in job.waiting_for:
         draft.depend(job.id, waited_for)
     draft.put_job(replace(job, status=JobStatus.PENDING))
+    lost = [child for child in children if child.dependency_failed]
+    _settle(draft, [_released(child, job.created_at) for child in lost])
 
 
 def _released(job: Job, now: int) -> Job:
@@ -181,8 +184,11 @@ def _settle(draft: Draft, jobs: list[Job]) -> None:
     A worklist, not a recursion: chains of dependencies may be thousands long.
     """
     todo = jobs
+    over: set[str] = set()  # a job may be released by several that end together
     while todo:
         job = todo.pop()
+        if job.id in over:
+            continue
         if job.is_array and (live := _live_children(draft, job)):
             todo += _open_array(draft, job, live)
             continue
@@ -190,10 +196,13 @@ def _settle(draft: Draft, jobs: list[Job]) -> None:
             draft.put_job(job)
             draft.enqueue(job)
             continue
+        over.add(job.id)
         if job.is_array:
             job = replace(job, summary=draft.forget_counts(job.id))
         for node in _nodes(draft, job):
-            draft.put_job(_with_its_job(node, job), live=False)
+            node = _with_its_job(node, job)
+            draft.put_job(node, live=False)
+            todo += _dependents_of(draft, node)
         draft.put_job(replace(job, waiting_for=()))
         todo += _dependents_of(draft, job)
         if job.index is not None:
@@ -210,9 +219,8 @@ def _dependents_of(draft: Draft, job: Job) -> list[Job]:
         left = tuple(other for other in dependent.waiting_for if other != job.id)
         failure = dependent.dependency_failed or job.status is JobStatus.FAILED
         dependent = replace(dependent, waiting_for=left, dependency_failed=failure)
-        # A cancelled job waits for all of its dependencies; one that failed ends it at once.
-        held = left and (dependent.is_ending or not failure)
-        if held or (not failure and not _gate_is_open(draft, dependent)):
+        # A cancelled job waits for all of its dependencies; one that failed ends any other at once.
+        if _waits(draft, dependent) and (dependent.is_ending or not failure):
             draft.put_job(dependent)
         else:
             found.append(_released(dependent, job.stopped_at or 0))
@@ -227,10 +235,12 @@ def _live_children(draft: Draft, parent: Job) -> list[Job]:
     return [jobs[child_id] for child_id in parent.child_ids() if child_id in jobs]
 
 
-def _gate_is_open(draft: Draft, job: Job) -> bool:
-    """False for the child of an array that itself waits for other jobs."""
+def _waits(draft: Draft, job: Job) -> bool:
+    """True while a job waits for others itself, or is the child of an array that does."""
+    if job.waiting_for:
+        return True
     parent = draft.state.jobs.get(job.parent) if job.index is not None else None
-    return parent is None or not parent.waiting_for
+    return parent is not None and bool(parent.waiting_for)
 
 
 def _open_array(draft: Draft, parent: Job, children: list[Job]) -> list[Job]:
@@ -243,9 +253,21 @@ def _open_array(draft: Draft, parent: Job, children: list[Job]) -> list[Job]:
         replace(parent, status=JobStatus.PENDING, status_reason="", stopped_at=None, waiting_for=())
     )
     if parent.status is JobStatus.FAILED:
-        return [failed(child, parent.status_reason, now) for child in reversed(children)]
-    free = [child for child in children if not child.waiting_for or child.dependency_failed]
-    return [_released(child, now) for child in reversed(free)]
+        return [_failed_with(child, parent, now) for child in children]
+    free = [
+        child
+        for child in children
+        if not child.waiting_for or (child.dependency_failed and not child.is_ending)
+    ]
+    return [_released(child, now) for child in free]
+
+
+def _failed_with(child: Job, parent: Job, now: int) -> Job:
+    """A child whose array fails as a whole; one that was stopped by itself keeps its reason."""
+    if child.is_ending:
+        return failed(child, child.stop_reason, now)
+    marks = {"cancelled": parent.cancelled, "terminated": parent.terminated}
+    return failed(replace(child, **marks), parent.status_reason, now)
 
 
 def _parent_if_over(draft: Draft, child: Job) -> list[Job]:
@@ -299,20 +321,18 @@ def terminate(draft: Draft, job: Job, reason: str) -> None:
     _stop(draft, replace(job, terminated=True, stop_reason=reason), terminate)
 
 
-def _stop(draft: Draft, job: Job, each: Any) -> None:
+def _stop(draft: Draft, job: Job, each: Callable[[Draft, Job, str], None]) -> None:
     """Stop a job that is marked: at once, or with its attempt, its dependencies, its children."""
     if job.attempt is not None:
         draft.put_job(job)
         stop_attempt(draft, job, job.attempt)
-    elif job.waiting_for:  # a PENDING job is marked, and fails once its dependencies have ended
+    elif _waits(draft, job):  # it is marked, and fails once its dependencies have ended
         draft.put_job(job)
     elif job.is_array:
         draft.put_job(job)
-        for child in _live_children(draft, job):
-            # The end of a child may have ended those that waited for it.
-            left = draft.state.jobs.get(child.id)
-            if left is not None:
-                each(draft, left, job.stop_reason)
+        # The last first: those that wait for a child before them are marked when it ends.
+        for child in reversed(_live_children(draft, job)):
+            each(draft, child, job.stop_reason)
     else:
         _settle(draft, [failed(job, job.stop_reason, draft.now)])
 
@@ -322,8 +342,14 @@ def stop_attempt(draft: Draft, job: Job, attempt: Attempt) -> None:
     if not job.is_multinode:
         draft.effects.append(Stop(attempt.task_id))
         return
-    for node in _nodes(draft, job):
+    stop_nodes(draft, _nodes(draft, job), job.stop_reason)
+
+
+def stop_nodes(draft: Draft, nodes: list[Job], reason: str) -> None:
+    """Stop those of the nodes that run. They end as their job does."""
+    for node in nodes:
         if node.attempt is not None:
+            draft.put_job(replace(node, stop_reason=reason))
             draft.effects.append(Stop(node.attempt.task_id))
 
 

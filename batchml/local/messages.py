@@ -107,6 +107,17 @@ class Stop(Struct, frozen=True):
     task_id: str
 
 
+class Lose(Struct, frozen=True):
+    """Rehearse the loss of the attempt's host: KILL at once, or as `Stop` when it is `warned`.
+
+    `why` is what the user asked for.
+    """
+
+    task_id: str
+    why: str
+    warned: bool = False
+
+
 class Answer(Struct, frozen=True):
     body: dict[str, Any]
 
@@ -117,4 +128,4 @@ class Refusal(Struct, frozen=True):
     status: int
 
 
-Effect = SaveSpec | SaveJob | SaveRecord | DropRecord | Launch | Stop | Answer | Refusal
+Effect = SaveSpec | SaveJob | SaveRecord | DropRecord | Launch | Stop | Lose | Answer | Refusal

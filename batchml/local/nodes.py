@@ -11,10 +11,19 @@ from msgspec.structs import replace
 
 from batchml.local.attempts import attempt_of
 from batchml.local.draft import Draft
-from batchml.local.lifecycle import judged, recorded, running, set_deadline, settle_attempt
-from batchml.local.messages import Exit, Launch, Stop
-from batchml.local.state import Attempt, Job, State
+from batchml.local.lifecycle import (
+    judged,
+    recorded,
+    running,
+    set_deadline,
+    settle_attempt,
+    stop_nodes,
+)
+from batchml.local.messages import Exit, Launch
+from batchml.local.state import Attempt, Job
 from batchml.model.status import JobStatus
+
+MAIN_ENDED = "The main node has ended"  # why the others are stopped
 
 
 def started(draft: Draft, node: Job, now: int, address: str) -> None:
@@ -67,10 +76,9 @@ def ended(draft: Draft, node: Job, exit_: Exit) -> None:
     draft.put_job(node, live=True)
     nodes = _nodes_of(draft, job)
     main = next(other for other in nodes if other.is_main_node)
-    left = [other for other in nodes if other.attempt is not None]
     if node.is_main_node:
-        draft.effects += [Stop(other.attempt.task_id) for other in left if other.attempt]
-    if not left:
+        stop_nodes(draft, nodes, MAIN_ENDED)
+    if all(other.attempt is None for other in nodes):
         _attempt_over(draft, job, job.attempt, main, nodes)
 
 
@@ -93,20 +101,13 @@ def _attempt_over(draft: Draft, job: Job, attempt: Attempt, main: Job, nodes: li
     )
     if over.status is JobStatus.RUNNABLE:
         for node in nodes:
-            draft.put_job(replace(node, status=JobStatus.PENDING, stopped_at=None))
+            node = replace(node, status=JobStatus.PENDING, status_reason="", stop_reason="")
+            draft.put_job(replace(node, stopped_at=None))
     else:
-        # Whoever was stopped because the main node ended, ended like it.
         for node in nodes:
-            if node.attempts and (node.stopped_at or 0) >= (main.stopped_at or 0):
+            if node.is_main_node or node.stop_reason:
                 draft.put_job(replace(node, status=over.status), live=True)
     settle_attempt(draft, over)
-
-
-def main_has_ended(state: State, job: Job) -> bool:
-    """True once the main node of the job's current attempt is gone."""
-    assert job.spec.nodes is not None and job.attempt is not None
-    main = state.jobs[f"{job.id}#{job.spec.nodes.main}"]
-    return main.attempt is None and len(main.attempts) == job.attempt.number
 
 
 def _nodes_of(draft: Draft, job: Job) -> list[Job]:

@@ -5,10 +5,10 @@ from typing import Annotated, Any, TypeVar
 
 from msgspec import Meta, Struct
 
+from batchml.local.access import identity
 from batchml.local.lifecycle import network_interfaces
 from batchml.local.scheduling import front_of_queue
 from batchml.local.state import (
-    ACCOUNT,
     CLUSTER,
     Consumable,
     Definition,
@@ -23,7 +23,8 @@ from batchml.local.wire import client_error
 from batchml.model.names import bare_name, parse_arn
 from batchml.model.status import JobStatus
 
-SNAPSHOT = 100  # jobs at most at the front of a queue; AWS Batch API, FrontOfQueueDetail
+# At most, in a snapshot of a queue; AWS Batch API, FrontOfQueueDetail, FairshareUtilizationDetail
+SNAPSHOT_JOBS, SNAPSHOT_SHARES = 100, 20
 _Position = Annotated[int, Meta(ge=0, le=2**62)]
 
 T = TypeVar("T")
@@ -121,6 +122,8 @@ def job_summary(view: View, job: Job) -> dict[str, Any]:
             "arrayProperties": _array_properties(view, job),
             "nodeProperties": _node(job) | {"numNodes": nodes.count} if nodes is not None else None,
             "shareIdentifier": job.spec.share or None,
+            "isCancelled": job.cancelled or None,
+            "isTerminated": job.terminated or None,
         }
     )
 
@@ -276,7 +279,7 @@ def _held(view: View, record: Consumable) -> int:
 
 
 def list_consumable_resources(view: View, params: dict[str, Any]) -> dict[str, Any]:
-    starts = _name_filter(params, "CONSUMABLE_RESOURCE_NAME")
+    wanted = _filters(params, "CONSUMABLE_RESOURCE_NAME").get("CONSUMABLE_RESOURCE_NAME")
     found = [
         {
             "consumableResourceArn": record.detail["consumableResourceArn"],
@@ -286,18 +289,21 @@ def list_consumable_resources(view: View, params: dict[str, Any]) -> dict[str, A
             "resourceType": record.detail["resourceType"],
         }
         for name, record in sorted(view.state.consumables.items())
-        if _matches(starts, name)
+        if _matches(wanted, name)
     ]
     page, token = _page(found, params)
     return {"consumableResources": page, **token}
 
 
-def _name_filter(params: dict[str, Any], known: str) -> list[str] | None:
-    """The values of the one filter that a list knows, or None when there is no filter."""
-    filters = params.get("filters", [])
-    if len(filters) > 1 or (filters and filters[0].get("name") != known):
-        raise client_error(f"The one filter here is {known}")
-    return [value.lower() for value in filters[0].get("values", [])] if filters else None
+def _filters(params: dict[str, Any], *known: str) -> dict[str, list[str]]:
+    """The values of each filter that is given, in lower case. Raises Refused for others."""
+    found: dict[str, list[str]] = {}
+    for entry in params.get("filters", ()):
+        name = entry.get("name")
+        if name not in known or name in found:
+            raise client_error(f"The filters here, each once, are {', '.join(known)}")
+        found[name] = [value.lower() for value in entry.get("values", ())]
+    return found
 
 
 def _matches(patterns: list[str] | None, name: str) -> bool:
@@ -313,12 +319,15 @@ def list_jobs_by_consumable_resource(view: View, params: dict[str, Any]) -> dict
     name = bare_name(params["consumableResource"])
     if name not in view.state.consumables:
         raise client_error(f"ConsumableResource {params['consumableResource']} not found")
-    wanted = _name_filter(params, "JOB_NAME")
+    wanted = _filters(params, "JOB_NAME", "JOB_STATUS")
     jobs = sorted(
         (
             job
             for job in view.state.jobs.values()
-            if not job.parent and name in dict(job.spec.consumables) and _matches(wanted, job.name)
+            if not job.parent
+            and name in dict(job.spec.consumables)
+            and _matches(wanted.get("JOB_NAME"), job.name)
+            and _matches(wanted.get("JOB_STATUS"), job.status.value)
         ),
         key=lambda job: job.sequence,
     )
@@ -374,7 +383,7 @@ def get_job_queue_snapshot(view: View, params: dict[str, Any]) -> dict[str, Any]
         raise client_error(f"JobQueue {params['jobQueue']} not found")
     front = [
         {"jobArn": job.arn, "earliestTimeAtPosition": since}
-        for job, since in front_of_queue(view.state, queue, view.now, SNAPSHOT)
+        for job, since in front_of_queue(view.state, queue, view.now, SNAPSHOT_JOBS)
     ]
     running: dict[str, int] = {}
     for job in view.state.jobs.values():
@@ -386,12 +395,11 @@ def get_job_queue_snapshot(view: View, params: dict[str, Any]) -> dict[str, Any]
         "lastUpdatedAt": view.now,
     }
     if queue.policy:
-        active = {*running, *view.state.lines.get(queue.name, ())}
         utilization["fairshareUtilization"] = {
-            "activeShareCount": len(active),
+            "activeShareCount": len(running),
             "topCapacityUtilization": [
                 {"shareIdentifier": share, "capacityUsage": _capacity(vcpus)}
-                for share, vcpus in top[:SNAPSHOT]
+                for share, vcpus in top[:SNAPSHOT_SHARES]
             ],
         }
     return {
@@ -405,11 +413,7 @@ def _capacity(vcpus: int) -> list[dict[str, Any]]:
 
 
 def get_caller_identity(view: View, params: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "Arn": f"arn:aws:iam::{ACCOUNT}:user/{CLUSTER}",
-        "UserId": view.access_key_id,
-        "Account": ACCOUNT,
-    }
+    return {**identity(view.access_key_id, CLUSTER)}
 
 
 def _page(found: Sequence[T], params: dict[str, Any]) -> tuple[list[T], dict[str, str]]:

@@ -14,7 +14,7 @@ from batchml.local.attempts import attempt_of
 from batchml.local.draft import Draft
 from batchml.local.messages import Launch
 from batchml.local.nodes import launch_node
-from batchml.local.state import Blocked, Job, Queue, State
+from batchml.local.state import Blocked, Environment, Job, Queue, State
 from batchml.model.status import JobStatus
 
 NEVER_FITS_MACHINE = (
@@ -25,7 +25,11 @@ NEVER_FITS_ENVIRONMENT = (
     "MISCONFIGURATION:COMPUTE_ENVIRONMENT_MAX_RESOURCE - CE(s) associated with the job queue "
     "cannot meet the CPU requirement of the job."
 )
-_STUCK = (NEVER_FITS_MACHINE, NEVER_FITS_ENVIRONMENT)
+NO_CAPACITY = (
+    "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY - Service cannot fulfill the capacity requested for "
+    "instance type "
+)
+_STUCK = (NEVER_FITS_MACHINE, NEVER_FITS_ENVIRONMENT, NO_CAPACITY)
 TIME_LIMIT = "Canceled by JobStateTimeLimit action due to reason: "
 
 
@@ -36,6 +40,8 @@ def schedule(draft: Draft) -> None:
     the environment go on meanwhile, as in AWS. A queue with a scheduling policy takes its head from
     the share that has used least.
     """
+    if 0 < draft.state.no_capacity_until <= draft.now:
+        draft.state = replace(draft.state, no_capacity_until=0)
     state = draft.state
     if not state.lines:
         return
@@ -89,27 +95,30 @@ def _lacking(draft: Draft, job: Job) -> str:
 
 def environment_for(state: State, queue: Queue, job: Job) -> str | None:
     """The first environment of the queue, in its order, that has room for a job now."""
-    if not state.free.fits(job.needs):
+    if state.no_capacity_until or not state.free.fits(job.needs):
         return None
     kept = _kept_back(state, queue, job)
     for name in queue.environments:
         environment = state.environments.get(name)
         if environment is None or not environment.enabled:
             continue
-        room = environment.max_vcpus * (1 - kept) - state.used.get(name, 0)
+        room = environment.max_vcpus - state.used.get(name, 0)
+        room -= int(environment.max_vcpus * kept)
         if job.needs.vcpus <= room:
             return name
     return None
 
 
 def _kept_back(state: State, queue: Queue, job: Job) -> float:
-    """The part of an environment that the policy keeps for shares that have no jobs yet."""
+    """The part of an environment that the policy keeps for shares of which nothing runs yet. A job
+    of such a share may have it: it is what the part is kept for.
+    """
     if not queue.policy:
         return 0.0
     running = {share for share, use in state.usage.get(queue.name, Map()).items() if use.vcpus}
-    active = {*running, *state.lines.get(queue.name, ())}
     if job.spec.share not in running:
-        active -= {job.spec.share}  # it is what the rest is kept for
+        return 0.0
+    active = {*running, *state.lines.get(queue.name, ())}
     return shares.reserved(state.policy_of(queue.name), len(active))
 
 
@@ -137,7 +146,7 @@ def _blocked(draft: Draft, queue: Queue, job: Job) -> Blocked:
     """AWS says why the job at the head of a queue is stuck when it can never be placed."""
     reason = _why_stuck(draft.state, queue, job)
     # A reason that has ceased, for example with a larger maxvCpus, goes; another text stays.
-    if job.status_reason != reason and (reason or job.status_reason in _STUCK):
+    if job.status_reason != reason and (reason or job.status_reason.startswith(_STUCK)):
         draft.put_job(replace(job, status_reason=reason))
     known = draft.state.blocked.get(queue.name)
     if known is not None and (known.job_id, known.reason) == (job.id, reason):
@@ -152,7 +161,17 @@ def _why_stuck(state: State, queue: Queue, job: Job) -> str:
     largest = max((environment.max_vcpus for environment in known), default=0)
     if not state.machine.fits(job.needs):
         return NEVER_FITS_MACHINE
-    return NEVER_FITS_ENVIRONMENT if job.needs.vcpus > largest else ""
+    if job.needs.vcpus > largest:
+        return NEVER_FITS_ENVIRONMENT
+    return f"{NO_CAPACITY}[{_instance_types(known)}]" if state.no_capacity_until else ""
+
+
+def _instance_types(environments: list[Environment]) -> str:
+    for environment in environments:
+        types = environment.detail.get("computeResources", {}).get("instanceTypes")
+        if types and environment.enabled:
+            return ", ".join(types)
+    return "this-machine"
 
 
 def _unblock(draft: Draft, queue: str) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 from batchml.clock import Clock
 from batchml.errors import LocalServerError
-from batchml.local import protocol
+from batchml.local import access, protocol
+from batchml.local.chaos import is_throttled
 from batchml.local.core import Core
 from batchml.local.logreads import LOG_OPERATIONS, LogReads
 from batchml.local.messages import Requested
@@ -16,7 +17,7 @@ from batchml.local.operations import HANDLERS
 from batchml.local.protocol import Call
 from batchml.local.reads import READS, View
 from batchml.local.replays import Replays
-from batchml.local.sigv4 import Caller, Keys, claimed_service, verify
+from batchml.local.sigv4 import Caller, Keys, claimed_key, claimed_service, verify
 from batchml.local.store import Store
 from batchml.local.wire import Refused, Request, Response
 
@@ -27,6 +28,13 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 _LONGEST_ID = 128
 _DRAIN = 16 * protocol.MAX_BODY  # of a body that is too large, so that its sender hears so
+
+
+# How each service says that requests come too fast: code, message, status.
+_TOO_MANY = {
+    "batch": ("TooManyRequestsException", "Too Many Requests", 429),
+    "logs": ("ThrottlingException", "Rate exceeded", 400),
+}
 
 
 def _nobody() -> None: ...
@@ -44,6 +52,7 @@ class Server:
         self._keys = keys
         self._port = port
         self._clock = clock
+        self._requests = 0
         self._replays = Replays(clock.now())
         self.last_request = clock.monotonic()
 
@@ -78,11 +87,13 @@ class Server:
         try:
             protocol.check_size(request)
             protocol.check_origin(request, self._port)
-            caller = verify(request, self._keys, self._clock.now())
+            caller = verify(request, self._keys_for(request), self._clock.now())
             service = caller.service
             trust()
             self.last_request = self._clock.monotonic()
+            self._throttle(request, caller)
             call = protocol.read_call(request, service, request_id)
+            access.check_permitted(caller.access_key_id, service, call.operation)
             return protocol.answer(call, await self._answer(call, request, caller))
         except Refused as error:
             return protocol.refusal(error, service, request_id)
@@ -97,7 +108,7 @@ class Server:
         read = READS.get((call.service, call.operation))
         if read is not None:
             now = int(self._clock.now() * 1000)
-            view = View(self._core.state, self._store, self._keys.access_key_id, now)
+            view = View(self._core.state, self._store, caller.access_key_id, now)
             return read(view, call.params)
         if call.service == "logs" and call.operation in LOG_OPERATIONS:
             return await self._logs.answer(call.operation, call.params)
@@ -114,13 +125,32 @@ class Server:
             )
         raise protocol.not_served(call.service, call.operation)
 
+    def _keys_for(self, request: Request) -> Keys:
+        """What a request is to be signed with: keys of an attempt that lives, or the server's."""
+        task_id = access.task_of(claimed_key(request))
+        alive = bool(task_id) and task_id in self._core.state.by_task
+        return access.job_keys(self._keys, task_id) if alive else self._keys
+
+    def _throttle(self, request: Request, caller: Caller) -> None:
+        """Refuse the part of the requests that is asked for, none that was carried out before."""
+        if caller.service not in _TOO_MANY:
+            return
+        self._requests += 1
+        refused = is_throttled(self._core.state.chaos, self._requests)
+        if refused and not self._core.knows(_identity(request, caller)):
+            raise Refused(*_TOO_MANY[caller.service])
+
     def _identity(self, request: Request, caller: Caller) -> str:
         """What makes a call one call, however often it arrives. Raises Refused."""
-        given = request.header("amz-sdk-invocation-id")
-        identity = given if 0 < len(given) <= _LONGEST_ID else f"signature/{caller.signature}"
+        identity = _identity(request, caller)
         if self._store.remembered(identity) is None:
             self._replays.check(caller.signature, caller.signed_at, self._clock.now())
         return identity
+
+
+def _identity(request: Request, caller: Caller) -> str:
+    given = request.header("amz-sdk-invocation-id")
+    return given if 0 < len(given) <= _LONGEST_ID else f"signature/{caller.signature}"
 
 
 def _content(request: Request) -> bytes:

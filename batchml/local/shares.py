@@ -16,14 +16,10 @@ DEFAULT_WEIGHT = 1.0
 
 
 def weight_of(policy: Mapping[str, Any], share: str) -> float:
-    """The weight factor of a share: a lower one gets more. An exact entry wins over a prefix."""
-    entries = policy.get("shareDistribution", ())
-    for entry in entries:
-        if entry["shareIdentifier"] == share:
-            return float(entry.get("weightFactor", DEFAULT_WEIGHT))
-    for entry in entries:
+    """The weight factor of a share: a lower one gets more. Entries do not overlap."""
+    for entry in policy.get("shareDistribution", ()):
         name = entry["shareIdentifier"]
-        if name.endswith("*") and share.startswith(name[:-1]):
+        if name == share or (name.endswith("*") and share.startswith(name[:-1])):
             return float(entry.get("weightFactor", DEFAULT_WEIGHT))
     return DEFAULT_WEIGHT
 

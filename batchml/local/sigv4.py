@@ -45,6 +45,12 @@ def claimed_service(request: Request) -> str:
     return match[4] if match else ""
 
 
+def claimed_key(request: Request) -> str:
+    """The access key id that a request says it is signed with; "" when it says none."""
+    match = _AUTHORIZATION.fullmatch(request.header("authorization"))
+    return match[1] if match else ""
+
+
 def verify(request: Request, keys: Keys, now: float) -> Caller:
     """Return the caller of a correctly signed request; `now` in seconds since the epoch.
 

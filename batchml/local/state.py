@@ -15,6 +15,7 @@ from immutables import Map
 from msgspec import Struct
 from msgspec.structs import replace
 
+from batchml.local.chaos import Chaos
 from batchml.local.heap import Heap
 from batchml.model.names import bare_name
 from batchml.model.status import JobStatus
@@ -145,6 +146,7 @@ class Consumable(Struct, frozen=True):
     detail: dict[str, Any]
     total: int
     spent: int = 0
+    updates: dict[str, tuple[int, str, int]] = {}  # token -> when (ms), operation, quantity
 
     @property
     def replenishable(self) -> bool:
@@ -173,6 +175,7 @@ class Attempt(Struct, frozen=True, omit_defaults=True):
     started_at: int | None = None
     address: str = ""  # where the other nodes of its job reach it
     main_address: str = ""  # that of the main node
+    doom: str = ""  # the failure that is being rehearsed on it, in the words of `chaos.py`
 
     @property
     def task_arn(self) -> str:
@@ -333,7 +336,8 @@ class State(Struct, frozen=True):
     sequence: int = 0
     by_task: Map[str, str] = Map()
     lines: Map[str, Map[str, Heap]] = Map()  # queue -> share -> RUNNABLE jobs in their order
-    parked: Map[str, Heap] = Map()  # consumable -> RUNNABLE jobs that wait for some of it
+    # consumable -> quantity -> RUNNABLE jobs that wait for so much of it
+    parked: Map[str, Map[int, Heap]] = Map()
     used: Map[str, int] = Map()  # environment -> vCPUs
     in_use: Map[str, int] = Map()  # consumable -> quantity that running jobs hold
     usage: Map[str, Map[str, Usage]] = Map()  # queue -> share
@@ -341,6 +345,9 @@ class State(Struct, frozen=True):
     dependents: Map[str, tuple[str, ...]] = Map()
     counts: Map[str, dict[str, int]] = Map()  # array -> status -> children
     deadlines: Heap = None
+    faults: Heap = None  # failures that are to be rehearsed, by time
+    chaos: Chaos | None = None  # what this server was started with
+    no_capacity_until: int = 0  # ms; 0: there is capacity
 
     def policy_of(self, queue: str) -> dict[str, Any]:
         """The fair-share policy of a queue; empty when it has none."""

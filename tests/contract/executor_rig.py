@@ -177,8 +177,9 @@ class Rig:
     def output(self, task_id: str) -> Path:
         return self.home.runs / self.given[task_id][0].id / "output"
 
-    def now(self) -> float:
-        return self._clock.monotonic()
+    def wait(self, seconds: float) -> None:
+        """Let the loop run for a while."""
+        self._loop.run_until_complete(asyncio.sleep(seconds))
 
     def runner(self, task_id: str) -> int:
         """The pid of an attempt's runner."""

@@ -40,6 +40,7 @@ class HeldExecutor:
 
     def __init__(self) -> None:
         self.stopped: list[str] = []
+        self.lost: list[tuple[str, str]] = []
 
     def start(self, job: Job, attempt: Attempt) -> None: ...
 
@@ -47,6 +48,9 @@ class HeldExecutor:
 
     def stop(self, task_id: str) -> None:
         self.stopped.append(task_id)
+
+    def lose(self, task_id: str, why: str, *, warned: bool) -> None:
+        self.lost.append((task_id, why))
 
     def look(self, task_id: str) -> None: ...
 

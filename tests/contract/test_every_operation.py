@@ -58,6 +58,8 @@ def jobs_and_their_output(scene: Scene) -> None:
     batch.list_jobs(jobQueue="q", jobStatus="PENDING")
     batch.cancel_job(jobId=waits, reason="r")
     batch.terminate_job(jobId=waits, reason="r")
+    batch.cancel_jobs(jobs=[waits, "none"], reason="r")
+    batch.terminate_jobs(jobs=[waits, "none"], reason="r")
     job = scene.ended(first)
     assert (job["status"], job["container"]["exitCode"]) == ("FAILED", 3)
     batch.describe_jobs(jobs=[first, waits])

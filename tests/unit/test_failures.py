@@ -40,6 +40,13 @@ def make(kind: type[Exception]) -> Exception:
     return error
 
 
+@pytest.mark.parametrize("code", ["TooManyRequestsException", "ThrottlingException"])
+def test_a_service_that_is_too_busy_is_one_to_ask_again_later(code: str) -> None:
+    error = translate("DescribeJobs", client_error(code, 429))
+    assert isinstance(error, ServiceUnreachable)
+    assert code in str(error)
+
+
 @pytest.mark.parametrize("kind", all_kinds(), ids=lambda kind: str(kind.__name__))
 def test_no_exception_of_the_sdk_gets_through(kind: type[Exception]) -> None:
     with pytest.raises(BatchmlError, match="SubmitJob"), translated("SubmitJob"):

@@ -129,7 +129,7 @@ class Slot:
         self._oom_kills = 0
         self._limits: tuple[int | None, int, int] | None = None
         for folder in self.folders.values():
-            os.makedirs(folder, exist_ok=True)
+            _make_slot(folder)
         if "all" in groups:
             home = mounts_in(_read(_MOUNTS))["all"] + own_groups(_read("/proc/self/cgroup"))["all"]
             self._ways = {"all": _way(self.folders["all"], home, "cgroup.procs")}
@@ -197,6 +197,17 @@ class Slot:
     def remove(self) -> None:
         self.leave()
         remove(list(self.folders.values()))
+        forget({c: os.path.dirname(folder) for c, folder in self.folders.items()})
+
+
+def _make_slot(folder: str) -> None:
+    """Another runner that ends may just be removing what it is made in."""
+    for _ in range(10):
+        try:
+            return os.makedirs(folder, exist_ok=True)
+        except FileNotFoundError:
+            continue
+    os.makedirs(folder, exist_ok=True)
 
 
 def _way(folder: str, home: str, name: str) -> tuple[int, int]:
@@ -263,6 +274,19 @@ def _removed(folder: str) -> bool:
                 raise
             return False
     return True
+
+
+def forget(groups: Groups) -> None:
+    """Remove the folders of a state folder's slots, if they are empty: a slot brings them back.
+
+    Not with version 2, where they also hand on what can be limited.
+    """
+    for controller, folder in groups.items():
+        if controller != "all":
+            try:
+                os.rmdir(folder)
+            except OSError:
+                pass  # another runner's slot is in there
 
 
 def sweep(groups: Groups) -> list[int]:

@@ -71,11 +71,10 @@ class Place(Struct, frozen=True):
 
 
 class Ledger(Struct):
-    """Who has which place. `subnet` and `link` belong to the switch, while there is one."""
+    """Who has which place. `subnet` belongs to the switch, while there is one."""
 
     places: dict[str, int] = {}  # by task id
     subnet: str = ""
-    link: str = ""
 
 
 # --- names and addresses: pure ------------------------------------------------------------------
@@ -175,6 +174,11 @@ class Network:
             place = self._place_of(task_id)
             if place.namespace and os.path.exists(f"{_RUN}/{place.namespace}"):
                 await self._open(task_id, place)
+
+    def clear(self) -> None:
+        """Remove everything, for a state folder without attempts."""
+        self._thread.submit(self._sweep, set()).result()
+        self.close()
 
     def close(self) -> None:
         """Let go of everything; the nodes go on."""
@@ -278,10 +282,9 @@ class Network:
             self._remove_switch()
             raise
         self._ledger.subnet = subnet
-        self._ledger.link = free_link(self._tag, routes)
         self._save()
         try:
-            self._make_uplink(self._ledger.link)
+            self._make_uplink(free_link(self._tag, routes))
         except (NoNetwork, OSError) as error:
             log.warning("the nodes of multi-node jobs reach nothing but each other: %s", error)
 
@@ -295,18 +298,22 @@ class Network:
         _run(*_masquerade("up0", self._switch))
         if Path("/proc/sys/net/ipv4/ip_forward").read_text("ascii").strip() != "1":
             raise NoNetwork("net.ipv4.ip_forward is 0 on this machine")
-        for rule in self._rules(link):
-            _run("iptables", "-w", *rule)
-
-    def _rules(self, link: str, verb: str = "-I") -> list[list[str]]:
-        """What the machine's firewall is told: each rule names our own interface."""
+        # Each rule names our own interface, by which it is found again.
         up = self._uplink
         back = ["-m", "conntrack", "--ctstate", "RELATED,ESTABLISHED"]
-        return [
-            ["-t", "nat", verb, "POSTROUTING", "-s", link, "!", "-o", up, "-j", "MASQUERADE"],
-            [verb, "FORWARD", "-i", up, "-j", "ACCEPT"],
-            [verb, "FORWARD", "-o", up, *back, "-j", "ACCEPT"],
-        ]
+        for table, rule in (
+            ("nat", ["POSTROUTING", "-s", link, "!", "-o", up, "-j", "MASQUERADE"]),
+            ("filter", ["FORWARD", "-i", up, "-j", "ACCEPT"]),
+            ("filter", ["FORWARD", "-o", up, *back, "-j", "ACCEPT"]),
+        ):
+            _run("iptables", "-w", "-t", table, "-I", *rule)
+
+    def _remove_rules(self) -> None:
+        for table, chain in (("nat", "POSTROUTING"), ("filter", "FORWARD")):
+            for line in _run("iptables", "-w", "-t", table, "-S", chain).splitlines():
+                words = line.split()
+                if self._uplink in words and words[0] == "-A":
+                    _run("iptables", "-w", "-t", table, "-D", *words[1:], ignore=True)
 
     def _make_namespace(self, place: Place, index: int) -> None:
         self._remove_namespace(index)
@@ -336,11 +343,12 @@ class Network:
 
     def _remove_switch(self) -> None:
         """The switch and all that leads to it. What is not there does not matter."""
-        link, self._ledger.subnet, self._ledger.link = self._ledger.link, "", ""
-        if link and shutil.which("iptables"):
-            for rule in self._rules(link, "-D"):
-                _run("iptables", "-w", *rule, ignore=True)
+        self._ledger.subnet = ""
         if os.path.exists(f"/sys/class/net/{self._uplink}"):
+            try:
+                self._remove_rules()
+            except NoNetwork as error:
+                log.warning("network: %s", error)
             _run("ip", "link", "del", self._uplink, ignore=True)
         if os.path.exists(f"{_RUN}/{self._switch}"):
             _run("ip", "netns", "del", self._switch, ignore=True)
@@ -361,7 +369,7 @@ class Network:
 
     def _save(self) -> None:
         write_json(str(self._path), {
-            "places": self._ledger.places, "subnet": self._ledger.subnet, "link": self._ledger.link,
+            "places": self._ledger.places, "subnet": self._ledger.subnet,
         })  # fmt: skip
 
 

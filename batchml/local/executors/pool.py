@@ -127,7 +127,7 @@ class Pool:
 
     def warm(self, kind: str) -> None:
         """See to it that one runner is there, so that a first job need not wait for it."""
-        if not self._idle.get(kind):
+        if not any(runner.kind == kind for runner in self._all.values()):
             try:
                 self.free(self._start(kind))
             except OSError as error:
@@ -215,11 +215,14 @@ class Pool:
         )  # fmt: skip
 
     def _listen(self, runner: Runner) -> None:
+        """Hear one message. Its reader calls again while there are more."""
         if runner.socket is None:
             return
         try:
             message = runner.receive()
         except BlockingIOError:
+            if runner.pid not in self._all:  # dead, and it has said all
+                self._dismiss(runner)
             return
         if message is None:  # it lets go of it as it dies, which is told by its pidfd
             self._dismiss(runner)
@@ -230,13 +233,13 @@ class Pool:
         """A runner is dead: hear its last words, and bury it."""
         self._loop.remove_reader(runner.pidfd)
         os.close(runner.pidfd)
+        self._all.pop(runner.pid, None)
         while runner.socket is not None:
             self._listen(runner)
         try:
             os.waitpid(runner.pid, os.WNOHANG)
         except ChildProcessError:
             pass
-        self._all.pop(runner.pid, None)
         for idle in self._idle.values():
             if runner in idle:
                 idle.remove(runner)

@@ -95,8 +95,7 @@ class Programs:
             except OSError:
                 pass  # there is one
             else:
-                if _parents(folders) == {own}:
-                    return
+                return
         for path in folders:
             try:
                 os.mkdir(path, 0o700)
@@ -128,14 +127,9 @@ def _is_unused(own: str, folders: list[str]) -> bool:
     """True when a job's folder holds these folders, nothing else, and nothing is in them."""
     return (
         bool(own)
-        and _parents(folders) == {own}
         and len(_entries(own) or ()) == len(folders)
         and all(_entries(folder) == [] for folder in folders)
     )
-
-
-def _parents(folders: list[str]) -> set[str]:
-    return {os.path.dirname(folder) for folder in folders}
 
 
 class _Attempt:
@@ -280,7 +274,7 @@ class _Attempt:
                     break
             if report_at is not None and time.monotonic() >= report_at and started_at is not None:
                 report_at = None
-                io.started(started_at)
+                io.started(started_at, self._spec.get("address", ""))
             for source, _ in wait.poll(_milliseconds(self._until_kill(), report_at)):
                 if source == io.wake:
                     io.drain()
@@ -317,7 +311,7 @@ class _Attempt:
         since = self._io.stopping_since
         if since is None or self._child is None:
             return None
-        if not self._told:
+        if not self._told and since > 0:  # else there is no grace
             send([self._child], signal.SIGTERM)
             self._told = True
         left = since + float(self._spec["grace"]) - time.monotonic()
@@ -331,35 +325,27 @@ class _Attempt:
 def _start(command: list[str], env: dict[str, str], actions: list[Any]) -> int:
     """Start a program, looked for on the PATH that it will have; its pid.
 
-    With no signal blocked or ignored, as in a container. Raises OSError and ValueError.
+    With no signal blocked or ignored, as in a container. The system may have no room for another
+    process now, and have it in a moment. Raises OSError and ValueError.
     """
-    program = command[0]
-    folders = [""] if "/" in program else os.get_exec_path(env)
-    saved: OSError | None = None
-    for folder in folders:
-        path = os.path.join(folder, program) if folder else program
-        if len(folders) > 1 and not os.path.exists(path):
-            continue
-        try:
-            return _spawn_patiently(path, command, env, actions)
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except OSError as error:
-            saved = saved or error
-    raise saved or FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), program)
-
-
-def _spawn_patiently(path: str, command: list[str], env: dict[str, str], actions: list[Any]) -> int:
-    """The system may have no room for another process now, and have it in a moment."""
+    _look_on(env.get("PATH"))
     for _ in range(_TRIES):
         try:
-            return os.posix_spawn(
-                path, command, env, file_actions=actions, setsid=True, setsigmask=(),
+            return os.posix_spawnp(
+                command[0], command, env, file_actions=actions, setsid=True, setsigmask=(),
                 setsigdef=_SIGNALS,
             )  # fmt: skip
         except BlockingIOError:  # EAGAIN
             time.sleep(0.1)
-    raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN), path)
+    raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN), command[0])
+
+
+def _look_on(path: str | None) -> None:
+    """The C library looks on our own PATH, and tells nobody else of it."""
+    if path is None:
+        os.environ.pop("PATH", None)
+    elif os.environ.get("PATH") != path:
+        os.environ["PATH"] = path
 
 
 def _milliseconds(kill_in: float | None, report_at: float | None) -> float | None:

@@ -24,6 +24,7 @@ from __future__ import annotations
 import _thread
 import errno
 import json
+import math
 import os
 import select
 import signal
@@ -47,7 +48,9 @@ from batchml.runtime.processes import (
 INLINE = 32_768  # bytes of a message; a larger spec comes in an anonymous file beside it
 _RETRY_AFTER = 0.2  # seconds between tries when the disk is full
 _FD_BYTES = socket.CMSG_SPACE(2 * 4)
-_HEARD = (signal.SIGTERM, signal.SIGCHLD)
+_RECEIVE_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)
+_SEND_FLAGS = int(socket.MSG_DONTWAIT)
+_HEARD = (signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD)
 
 
 class Kind(Protocol):
@@ -108,16 +111,19 @@ class Link:
         self.wake = self._epoll.fileno()
         self.children = 0  # how often a child was said to have ended
         self.terminated = False
+        self.killed = False
         self.stops: set[str] = set()
+        self.kills: set[str] = set()
         self.attempts: list[tuple[dict[str, Any], list[int]]] = []
 
-    def drain(self) -> None:
-        """Take in what has come."""
-        for source, _ in self._epoll.poll(0):
+    def drain(self, timeout: float | None = 0) -> None:
+        """Take in what has come; without a timeout, once something has."""
+        for source, _ in self._epoll.poll(timeout):
             if source == self._signals:
                 come = signals_in(self._signals)
                 self.children += signal.SIGCHLD in come
                 self.terminated |= signal.SIGTERM in come
+                self.killed |= signal.SIGUSR1 in come
             else:
                 self._receive()
 
@@ -125,7 +131,7 @@ class Link:
         while self.server is not None:
             try:
                 data, ancillary, _, _ = self.server.recvmsg(
-                    INLINE + 1024, _FD_BYTES, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+                    INLINE + 1024, _FD_BYTES, _RECEIVE_FLAGS
                 )
             except BlockingIOError:
                 return
@@ -139,20 +145,18 @@ class Link:
             message = json.loads(data)
             if "stop" in message:
                 self.stops.add(message["stop"])
+            elif "kill" in message:
+                self.kills.add(message["kill"])
             else:
                 self.attempts.append((message, _descriptors(ancillary)))
-
-    def wait(self) -> None:
-        """Until something has come."""
-        select.select([self.wake], [], [])
-        self.drain()
+                return  # another comes after its end
 
     def tell(self, message: dict[str, Any], *, surely: bool = False) -> None:
         """Tell the server, if there is one. Not `surely`: unless it has no time to listen."""
         if self.server is None:
             return
         try:
-            self.server.send(json.dumps(message).encode(), 0 if surely else socket.MSG_DONTWAIT)
+            self.server.send(json.dumps(message).encode(), 0 if surely else _SEND_FLAGS)
         except OSError:
             pass  # it is gone, as the next look will show; or it is slow, and looks by itself
 
@@ -160,8 +164,9 @@ class Link:
 class Io:
     """What a kind of attempts works with: the attempt's log, its server, and the wish to stop.
 
-    `stopping_since` is on the monotonic clock. `wake` is readable when something has come, a stop
-    or the end of a child; then `drain` takes it in. `children` grows when children have ended.
+    `stopping_since` is on the monotonic clock; minus infinity when no grace is to be given. `wake`
+    is readable when something has come, a stop or the end of a child; then `drain` takes it in.
+    `children` grows when children have ended.
     `meanwhile` is called while a write waits for space on a full disk.
     """
 
@@ -173,7 +178,7 @@ class Io:
         self._link = link
         self._task_id = task_id
         self._record = record
-        self._log = Log(os.path.join(folder, "log"), self._wait)
+        self._log = Log(f"{folder}/log", self._wait)
         self._note_stop()
 
     @property
@@ -209,18 +214,30 @@ class Io:
         May be left out when it has ended by now.
         """
         about = {"started_at": at_ms, "address": address}
-        until_it_works(lambda: self._record.write(about), self._wait)
+        until_it_works(lambda: self._record.add(about), self._wait)
         self._link.tell({"task_id": self._task_id, "started": at_ms, "address": address})
 
     def close(self) -> None:
+        if self.stopping_since == -math.inf:
+            self._note_rehearsal()
         self._log.close()
+
+    def _note_rehearsal(self) -> None:
+        """Whoever reads the log is to know that it was a rehearsal, and of what."""
+        try:
+            with open(os.path.join(self.folder, "rehearsal"), "rb") as file:
+                self.write([file.read()])
+        except OSError:
+            pass
 
     def _wait(self) -> None:
         self.drain()
         self.meanwhile()
 
     def _note_stop(self) -> None:
-        if self.stopping_since is None and (
+        if self._link.killed or self._task_id in self._link.kills:
+            self.stopping_since = -math.inf
+        elif self.stopping_since is None and (
             self._link.terminated or self._task_id in self._link.stops
         ):
             self.stopping_since = time.monotonic()
@@ -229,16 +246,20 @@ class Io:
 class Record:
     """`runner.json`, which becomes `exit.json`. Holds the lock for as long as it is open."""
 
-    def __init__(self, folder: str, file: int, identity: dict[str, Any]) -> None:
+    def __init__(self, folder: str, file: int, identity: bytes) -> None:
+        """`identity` is a JSON object."""
         self._folder = folder
         self._file = file
         self._identity = identity
         self._size = os.fstat(file).st_size  # 0, unless another runner was killed on this one
-        until_it_works(lambda: self.write({}))
+        until_it_works(lambda: self._write(identity))
 
-    def write(self, more: dict[str, Any]) -> None:
+    def add(self, more: dict[str, Any]) -> None:
+        self._write(self._identity[:-1] + b", " + json.dumps(more).encode()[1:])
+
+    def _write(self, data: bytes) -> None:
         """Over what was there, in one go, so that there is no moment at which it is empty."""
-        data = json.dumps(self._identity | more).encode().ljust(self._size)
+        data = data.ljust(self._size)
         os.pwrite(self._file, data, 0)
         self._size = len(data)
 
@@ -248,9 +269,10 @@ class Record:
         Not synced: the server's journal is, and until it has the end, a power cut is what took
         the attempt (docs/durability.md).
         """
-        until_it_works(lambda: self.write(ended))
-        old, new = (os.path.join(self._folder, name) for name in ("runner.json", "exit.json"))
-        until_it_works(lambda: os.rename(old, new))
+        until_it_works(lambda: self.add(ended))
+        until_it_works(
+            lambda: os.rename(f"{self._folder}/runner.json", f"{self._folder}/exit.json")
+        )
 
     def close(self) -> None:
         os.close(self._file)
@@ -261,6 +283,7 @@ class Runner:
         self._link = link
         self._kind = kind
         self._identity = identity
+        self._encoded = json.dumps(identity).encode()
         self._slot = slot
 
     def serve(self) -> None:
@@ -272,7 +295,7 @@ class Runner:
                 self._attempt(message, descriptors)
             if link.server is None or link.terminated:
                 return
-            link.wait()
+            link.drain(None)
 
     def _attempt(self, message: dict[str, Any], descriptors: list[int]) -> None:
         if message.get("spec") is None:
@@ -281,7 +304,9 @@ class Runner:
                 message["spec"] = json.load(file)
         folder, spec = message["folder"], message["spec"]
         task_id = spec["task_id"]
-        identity = {**self._identity, "label": spec["label"]} if "label" in spec else self._identity
+        identity = self._encoded
+        if "label" in spec:
+            identity = json.dumps({**self._identity, "label": spec["label"]}).encode()
         record = Record(folder, descriptors[0], identity)
         io = Io(self._link, folder, task_id, record)
         try:
@@ -296,6 +321,7 @@ class Runner:
         told = {"task_id": task_id, "ended": ended}
         self._link.tell({**told, "busy": True} if litter else told, surely=True)
         self._link.stops.discard(task_id)
+        self._link.kills.discard(task_id)
         record.close()
         if litter:
             from shutil import rmtree
@@ -354,27 +380,12 @@ def _make_slot(groups: Groups, name: str) -> Slot | None:
 
 def _kind(name: str, slot: Slot | None) -> Kind:
     if name == "container":
-        from batchml.local.executors.docker import run
+        from batchml.local.executors.contained import Containers
 
-        return _Function(run)
+        return Containers()
     from batchml.local.executors.program import Programs
 
     return Programs(slot)
-
-
-class _Function:
-    """A kind that keeps nothing from one attempt to the next."""
-
-    litter = ""
-
-    def __init__(self, run: Callable[..., dict[str, Any]]) -> None:
-        self._run = run
-
-    def run(self, spec: dict[str, Any], io: Io) -> dict[str, Any]:
-        return self._run(spec, io)
-
-    def close(self) -> None:
-        pass
 
 
 def _work(config: dict[str, Any]) -> None:

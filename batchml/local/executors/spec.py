@@ -8,8 +8,10 @@ from typing import Any
 
 from msgspec import Struct
 
+from batchml.local import access
 from batchml.local.home import Home
 from batchml.local.images import LocalImage, find
+from batchml.local.sigv4 import Keys
 from batchml.local.state import Attempt, Job
 from batchml.runtime.env import RuntimeEnv
 from batchml.runtime.lines import MARK
@@ -23,12 +25,16 @@ _PASSED_ON = (
 
 
 class Host(Struct, frozen=True):
-    """Where processes run: the state folder, the runtime's copy, the server's environment."""
+    """Where processes run: the state folder, the runtime's copy, the server's environment, and
+    where and with which keys the server answers, if jobs are to reach it.
+    """
 
     home: Home
     runtime: Path
     environ: Mapping[str, str]
     has_gpus: bool = False
+    endpoint: str = ""
+    keys: Keys | None = None
 
 
 class NoEnvironment(Exception):
@@ -37,18 +43,18 @@ class NoEnvironment(Exception):
 
 def runner_spec(host: Host, job: Job, attempt: Attempt) -> dict[str, Any]:
     """What the runner is told. Never written to disk. Raises NoEnvironment."""
-    folder = host.home.attempt(attempt.task_id)
+    runs = f"{host.home.runs}/{job.id}"
     image = find(host.home.images, job.container["image"])
-    env = job_environment(host, job, attempt)
+    env = _with_access(host, job, attempt, job_environment(host, job, attempt))
     spec = {
         "task_id": attempt.task_id,
-        "cwd": str(folder / "work"),
+        "cwd": f"{host.home.attempts}/{attempt.task_id}/work",
         "command": list(job.container["command"]),
         "env": env,
         "grace": RuntimeEnv.read(env).grace,
         "folders": [env["BATCHML_OUTPUT_DIR"], env["BATCHML_CHECKPOINT_DIR"]],
-        # Nobody else's, unless it is shared by the nodes of one job.
-        "own": "" if job.node is not None else str(host.home.runs / job.id),
+        # When it is nobody else's and has these folders: it is left to another job if unused.
+        "own": runs if job.node is None and _are_in(runs, env) else "",
         "shared": [env["BATCHML_WORKSPACE"]],
         "needs": {"memory": job.needs.memory, "vcpus": job.needs.vcpus},
         "preamble": f"{MARK}host executor=process image={job.container['image']}",
@@ -58,6 +64,12 @@ def runner_spec(host: Host, job: Job, attempt: Attempt) -> dict[str, Any]:
     # The image itself is not to be had here, but the code that travels with the run is unpacked
     # by our runtime, as it is in the images that have it.
     return spec | _through_runtime(host, sys.executable, spec) if "BATCHML_CODE" in env else spec
+
+
+def _are_in(runs: str, env: Mapping[str, str]) -> bool:
+    """A job may have its own idea of where its outputs and checkpoints go."""
+    given = (env["BATCHML_OUTPUT_DIR"], env["BATCHML_CHECKPOINT_DIR"])
+    return given == (f"{runs}/output", f"{runs}/checkpoints")
 
 
 def _through_runtime(host: Host, python: str, spec: dict[str, Any]) -> dict[str, Any]:
@@ -97,16 +109,39 @@ def _pip_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {k: v for k, v in environ.items() if k in wanted or k.startswith("PIP_")}
 
 
+def _with_access(host: Host, job: Job, attempt: Attempt, env: dict[str, str]) -> dict[str, str]:
+    """The variables of a job with those by which it reaches the server. Its own win."""
+    if host.keys is None:
+        return env
+    given = {entry["name"] for entry in job.container["environment"]}
+    told = access.variables(
+        host.endpoint,
+        access.job_keys(host.keys, attempt.task_id),
+        given,
+        has_role=bool(job.container.get("jobRoleArn")),
+        has_others=_has_credentials(env.get("HOME", "")),
+    )
+    return {**told, **env, **access.past_proxies(env, given)}
+
+
+def _has_credentials(folder: str) -> bool:
+    """True where AWS's tools find credentials of the user's."""
+    aws = os.path.join(folder, ".aws")
+    return bool(folder) and any(
+        os.path.exists(os.path.join(aws, name)) for name in ("credentials", "config")
+    )
+
+
 def job_environment(host: Host, job: Job, attempt: Attempt) -> dict[str, str]:
     """The variables that a job sees: Batch's, ours, and its own, which win over ours."""
-    runs = host.home.runs / job.id
+    runs, root = f"{host.home.runs}/{job.id}", host.home.root
     ours = {
         "BATCHML_RUN": job.id,
         "BATCHML_ATTEMPT": str(attempt.number),
-        "BATCHML_OUTPUT_DIR": str(runs / "output"),
-        "BATCHML_CHECKPOINT_DIR": str(runs / "checkpoints"),
-        "BATCHML_WORKSPACE": str(host.home.root / "workspace"),
-        "BATCHML_DATA_DIR": str(host.home.root / "data"),
+        "BATCHML_OUTPUT_DIR": f"{runs}/output",
+        "BATCHML_CHECKPOINT_DIR": f"{runs}/checkpoints",
+        "BATCHML_WORKSPACE": f"{root}/workspace",
+        "BATCHML_DATA_DIR": f"{root}/data",
     }
     given = {entry["name"]: entry["value"] for entry in job.container["environment"]}
     batch = {

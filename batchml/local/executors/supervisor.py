@@ -12,7 +12,7 @@ import fcntl
 import logging
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,7 @@ _MAY_PASS = (
 )  # fmt: skip
 
 SpecOf = Callable[[Job, Attempt], dict[str, Any]]
+Ahead = Callable[[Job, Attempt], Coroutine[Any, Any, dict[str, Any]] | None]
 
 
 class _Record(Struct, frozen=True):
@@ -56,6 +57,7 @@ class _Record(Struct, frozen=True):
     groups: list[str] = []
     label: str = ""
     started_at: int | None = None  # ms
+    address: str = ""
 
 
 class _Starting(Struct):
@@ -72,6 +74,7 @@ class Executor:
     """Starts attempts, adopts those of a server before this one, and reports what they do.
 
     `spec_of` says what a runner is told; its `kind` chooses the runner: `process` or `container`.
+    `ahead` makes the spec of those attempts for which that takes time.
     """
 
     def __init__(
@@ -82,12 +85,14 @@ class Executor:
         clock: Clock,
         report: Callable[[Event], None],
         spec_of: SpecOf,
+        ahead: Ahead | None = None,
     ) -> None:
         self._home = home
         self._loop = loop
         self._clock = clock
         self._report = report
         self._spec_of = spec_of
+        self._ahead = ahead
         self._attempts = str(home.attempts)
         self._starting: dict[str, _Starting] = {}  # by task id: those that this server started
         self._running: dict[str, Runner] = {}  # by task id
@@ -95,8 +100,10 @@ class Executor:
         self._labels: dict[str, str] = {}
         self._seen: dict[str, object] = {}  # what was reported of attempts that are starting
         self._to_stop: set[str] = set()
+        self._to_kill: set[str] = set()
+        self._making: dict[str, asyncio.Task[dict[str, Any]]] = {}  # specs, by task id
         self._closed = False
-        self._made: set[str] = set()  # folders that all attempts share
+        self._shared: set[str] = set()  # folders that all attempts share, made
         self._rebooted = _note_boot(home.local / "boot")
         groups = self._groups()
         self._pool = Pool(
@@ -130,8 +137,11 @@ class Executor:
     def close(self) -> None:
         """Let go of everything; the attempts go on."""
         self._closed = True
+        for making in self._making.values():
+            making.cancel()
         self._pool.close()
         self._folders.close()
+        cgroup.forget(self._pool.groups)  # else the last runner does it
         for pidfd in self._adopted.values():
             self._loop.remove_reader(pidfd)
             os.close(pidfd)
@@ -168,13 +178,35 @@ class Executor:
     def stop(self, task_id: str) -> None:
         """Have the runner give the attempt its grace."""
         self._to_stop.add(task_id)  # for an attempt that has no runner yet
+        if task_id in self._making:
+            self._making[task_id].cancel()
         runner = self._running.get(task_id)
         if runner is not None:
             runner.send({"stop": task_id})
+        self._signal(task_id, signal.SIGTERM)
+
+    def lose(self, task_id: str, why: str, *, warned: bool) -> None:
+        """Rehearse the loss of the attempt's host: `warned` is a stop, else nothing has a grace."""
+        if warned:
+            self.stop(task_id)
+            return
+        try:
+            line = f"batchml: rehearsal: {why}"
+            (self._home.attempt(task_id) / "rehearsal").write_text(line, "utf-8")
+        except OSError:
+            pass  # full disk: the attempt is lost all the same
+        self._to_kill.add(task_id)  # for a runner that dies meanwhile
+        runner = self._running.get(task_id)
+        if runner is not None:
+            runner.send({"kill": task_id})
+        self._signal(task_id, signal.SIGUSR1)
+
+    def _signal(self, task_id: str, number: int) -> None:
+        """To the runner of an earlier server, which hears nothing else."""
         pidfd = self._adopted.get(task_id)
         if pidfd is not None:
             try:
-                signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+                signal.pidfd_send_signal(pidfd, number)
             except ProcessLookupError:
                 pass  # it is ending already
 
@@ -183,7 +215,7 @@ class Executor:
         folder = self._home.attempt(task_id)
         record = read_record(folder / "runner.json", _Record)
         if record is not None and record.started_at is not None:
-            self._started(task_id, record.started_at)
+            self._started(task_id, record.started_at, record.address)
             return
         text = _last_line(folder / "progress")
         if text:
@@ -192,11 +224,38 @@ class Executor:
     # --- starting ---------------------------------------------------------------------------
 
     def _begin(self, starting: _Starting, *, resume: bool = False) -> None:
-        task_id = starting.attempt.task_id
+        job, attempt = starting.job, starting.attempt
         if self._closed:
             return
+        making = self._ahead(job, attempt) if self._ahead is not None else None
+        if making is None:
+            self._begin_with(starting, resume, lambda: self._spec_of(job, attempt))
+            return
+        task = self._loop.create_task(making)
+        self._making[attempt.task_id] = task
+        task.add_done_callback(lambda _: self._made(starting, resume, task))
+
+    def _made(self, starting: _Starting, resume: bool, task: asyncio.Task[dict[str, Any]]) -> None:
+        """A spec that took its time is there, or cannot be made, or is not wanted any more."""
+        task_id = starting.attempt.task_id
+        self._making.pop(task_id, None)
+        if self._closed:
+            return
+        failed = task.cancelled() or task.exception() is not None
+        if failed and resume:  # its container is there: it must not be left alone
+            self._lost(task_id, starting)
+        elif task.cancelled():
+            text = "CannotStartContainerError: stopped before the program started"
+            self._end(task_id, Exit(start_failure=text))
+        else:
+            self._begin_with(starting, resume, task.result)
+
+    def _begin_with(
+        self, starting: _Starting, resume: bool, make_spec: Callable[[], dict[str, Any]]
+    ) -> None:
+        task_id = starting.attempt.task_id
         try:
-            self._give_to_a_runner(starting, resume)
+            self._give_to_a_runner(starting, resume, make_spec())
         except NoEnvironment as error:
             self._end(task_id, Exit(start_failure=str(error)))
         except Exception as error:
@@ -211,10 +270,9 @@ class Executor:
                 log.exception("attempt %s of job %s cannot start", number, job_id)
             self._end(task_id, Exit(start_failure=f"CannotCreateContainerError: {error}"))
 
-    def _give_to_a_runner(self, starting: _Starting, resume: bool) -> None:
+    def _give_to_a_runner(self, starting: _Starting, resume: bool, spec: dict[str, Any]) -> None:
         job, attempt = starting.job, starting.attempt
         task_id = attempt.task_id
-        spec = self._spec_of(job, attempt)
         if resume:
             spec["resume"] = True
         folder = f"{self._attempts}/{task_id}"
@@ -243,11 +301,13 @@ class Executor:
             os.close(record)
         if task_id in self._to_stop:
             runner.send({"stop": task_id})
+        if task_id in self._to_kill:
+            runner.send({"kill": task_id})
 
     def _make_once(self, path: str) -> None:
-        if path not in self._made:
+        if path not in self._shared:
             os.makedirs(path, 0o700, exist_ok=True)
-            self._made.add(path)
+            self._shared.add(path)
 
     # --- what the runners tell --------------------------------------------------------------
 
@@ -267,7 +327,7 @@ class Executor:
                 self._pool.free(runner)
             self._end(task_id, msgspec.convert(message["ended"], Exit))
         elif "started" in message:
-            self._started(task_id, message["started"])
+            self._started(task_id, message["started"], message.get("address", ""))
         elif "progress" in message:
             self._noted(task_id, message["progress"])
 
@@ -276,10 +336,10 @@ class Executor:
             self._running.pop(runner.task_id, None)
             self._after_runner(runner.task_id, self._starting[runner.task_id])
 
-    def _started(self, task_id: str, at: int) -> None:
+    def _started(self, task_id: str, at: int, address: str) -> None:
         if self._seen.get(task_id) != at:
             self._seen[task_id] = at
-            self._report(Started(task_id, at))
+            self._report(Started(task_id, at, address))
 
     def _noted(self, task_id: str, text: str) -> None:
         if self._seen.get(task_id) != text:
@@ -302,7 +362,9 @@ class Executor:
         self._adopted[task_id] = pidfd
         self._loop.add_reader(pidfd, self._adopted_gone, task_id, starting)
         if task_id in self._to_stop:
-            self.stop(task_id)
+            self._signal(task_id, signal.SIGTERM)
+        if task_id in self._to_kill:
+            self._signal(task_id, signal.SIGUSR1)
 
     def _adopted_gone(self, task_id: str, starting: _Starting) -> None:
         pidfd = self._adopted.pop(task_id)
@@ -369,6 +431,7 @@ class Executor:
         self._seen.pop(task_id, None)
         self._labels.pop(task_id, None)
         self._to_stop.discard(task_id)
+        self._to_kill.discard(task_id)
         self._report(Ended(task_id, exit_, self._now()))
 
     def _is_alive(self, task_id: str) -> bool:

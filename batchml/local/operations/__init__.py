@@ -17,7 +17,13 @@ from batchml.local.operations.definitions import (
     deregister_job_definition,
     register_job_definition,
 )
-from batchml.local.operations.jobs import cancel_job, submit_job, terminate_job
+from batchml.local.operations.jobs import (
+    cancel_job,
+    cancel_jobs,
+    submit_job,
+    terminate_job,
+    terminate_jobs,
+)
 from batchml.local.operations.policies import (
     create_scheduling_policy,
     delete_scheduling_policy,
@@ -51,6 +57,8 @@ HANDLERS: dict[str, Callable[[Draft, Requested], dict[str, Any]]] = {
     "SubmitJob": submit_job,
     "CancelJob": cancel_job,
     "TerminateJob": terminate_job,
+    "CancelJobs": cancel_jobs,
+    "TerminateJobs": terminate_jobs,
     "TagResource": tag_resource,
     "UntagResource": untag_resource,
 }

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from batchml.local import chaos
 from batchml.local.messages import Requested
 from batchml.local.wire import Refused, client_error
 from batchml.model.names import is_valid_name
@@ -40,6 +41,13 @@ def check_name(name: str, what: str, request: Requested) -> None:
 def check_tags(request: Requested) -> None:
     if len(request.params.get("tags", {})) > MAX_TAGS:
         raise refuse(f"Tags limit exceeded: at most {MAX_TAGS}", request)
+
+
+def check_chaos(tags: Mapping[str, str], request: Requested) -> None:
+    """Refuse a rehearsal that would silently not take place."""
+    mistakes = chaos.read_tag(tags[chaos.TAG])[1] if chaos.TAG in tags else []
+    if mistakes:
+        raise refuse(f"Tag {chaos.TAG}: {' '.join(mistakes)}", request)
 
 
 def check_between(value: float, low: float, high: float, what: str, request: Requested) -> None:

@@ -13,6 +13,7 @@ from batchml.local.operations.checks import check_name, check_tags, refuse
 from batchml.local.state import Consumable, arn
 from batchml.model.names import bare_name
 
+TOKENS = 8 * 3600 * 1000  # ms that a clientToken is known
 KINDS = ("REPLENISHABLE", "NON_REPLENISHABLE")
 
 
@@ -53,16 +54,25 @@ def update_consumable_resource(draft: Draft, request: Requested) -> dict[str, An
     totals = {"SET": quantity, "ADD": record.total + quantity, "REMOVE": record.total - quantity}
     if operation not in totals:
         raise refuse("operation must be SET, ADD or REMOVE", request)
+    answer = {
+        "consumableResourceName": record.name,
+        "consumableResourceArn": record.detail["consumableResourceArn"],
+        "totalQuantity": record.total,
+    }
+    token = params.get("clientToken", "")
+    updates = {key: made for key, made in record.updates.items() if made[0] > request.now - TOKENS}
+    if token in updates:
+        if tuple(updates[token][1:]) != (operation, quantity):
+            raise refuse("This clientToken was used for another update", request)
+        return answer
+    if token:
+        updates[token] = (request.now, operation, quantity)
     total = totals[operation]
     if not 0 <= total < 2**63:
         raise refuse(f"The total quantity would be {total}", request)
-    draft.put_consumable(replace(record, total=total))
+    draft.put_consumable(replace(record, total=total, updates=updates))
     draft.unpark(record.name)
-    return {
-        "consumableResourceName": record.name,
-        "consumableResourceArn": record.detail["consumableResourceArn"],
-        "totalQuantity": total,
-    }
+    return {**answer, "totalQuantity": total}
 
 
 def delete_consumable_resource(draft: Draft, request: Requested) -> dict[str, Any]:

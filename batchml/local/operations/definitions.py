@@ -22,7 +22,7 @@ MAX_DEFINITION = 24 * 1024  # bytes of a job definition
 MAX_NODES = 1000
 MAX_RANGES = 5
 
-_TARGET = re.compile(r"([0-9]{1,4})?(:)?([0-9]{1,4})?")
+_TARGET = re.compile(r"([0-9]{1,4})|([0-9]{1,4})?:([0-9]{1,4})?")
 
 # Source: AWS Batch API reference, EvaluateOnExit.
 _PATTERNS = {
@@ -227,14 +227,14 @@ def layout(
 
 
 def node_range(entry: dict[str, Any], count: int, request: Requested) -> Range:
-    """`a:b`, `a:` and `:b`, both ends included; a single number stands for itself."""
+    """`a:b`, `a:`, `:b` and `:`, both ends included; a single number stands for itself."""
     text = entry["targetNodes"]
     match = _TARGET.fullmatch(text)
-    if match is None or text == ":":
+    if match is None:
         raise refuse(f"targetNodes must look like 0:3, :3 or 2: and not '{text}'", request)
-    low, colon, high = match.groups()
-    first = int(low or 0)
-    last = int(high) if high else count - 1 if colon else first
+    alone, low, high = match.groups()
+    first = int(alone or low or 0)
+    last = int(alone or high or count - 1)
     if not first <= last < count:
         raise refuse(f"targetNodes {text} must lie within the nodes 0:{count - 1}", request)
     return Range(first, last, entry)

@@ -1,6 +1,6 @@
 """Jobs: submit, cancel, terminate."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -12,12 +12,14 @@ from batchml.local.draft import Draft
 from batchml.local.messages import Requested
 from batchml.local.operations.checks import (
     check_between,
+    check_chaos,
     check_name,
     check_tags,
     refuse,
     refuse_not_served,
 )
 from batchml.local.operations.definitions import definition_of
+from batchml.local.operations.policies import check_share_name
 from batchml.local.operations.resources import queue_of
 from batchml.local.operations.specs import container_spec, node_specs, spec_of
 from batchml.local.state import Job, Queue, Spec, parent_of
@@ -28,7 +30,10 @@ MAX_DEPENDENCIES = 20
 MAX_SUBMIT = 30 * 1024  # bytes of a SubmitJob request
 MAX_ARRAY = 10_000
 MAX_REASON = 1024
+MAX_STOPPED = 50  # jobs of one CancelJobs or TerminateJobs
 MAX_ACTIVE_SHARES = 500
+
+Stopping = Callable[[Draft, Job, str], None]
 
 
 class Waits(Struct, frozen=True):
@@ -44,6 +49,7 @@ def submit_job(draft: Draft, request: Requested) -> dict[str, Any]:
     params = request.params
     check_name(params["jobName"], "Job name", request)
     check_tags(request)
+    check_chaos(params.get("tags", {}), request)
     refuse_not_served(params, request)
     if len(msgspec.json.encode(params)) > MAX_SUBMIT:
         raise refuse(f"SubmitJob request must be at most {MAX_SUBMIT} bytes", request)
@@ -79,6 +85,8 @@ def submit_job(draft: Draft, request: Requested) -> dict[str, Any]:
 
 
 def _check_share(draft: Draft, queue: Queue, spec: Spec, request: Requested) -> None:
+    if spec.share:
+        check_share_name(spec.share, request)
     if bool(spec.share) != bool(queue.policy):
         needs = "must be provided for" if queue.policy else "can not be provided for"
         kind = "with" if queue.policy else "without"
@@ -139,7 +147,9 @@ def _waits(draft: Draft, spec: Spec, request: Requested) -> Waits:
         kind, job_id = entry.get("type", ""), bare_name(entry.get("jobId", ""))
         if kind and spec.array_size is None:
             raise refuse(f"Dependency type {kind} needs an array job", request)
-        if kind == "SEQUENTIAL" and not job_id:
+        if kind == "SEQUENTIAL":
+            if job_id:
+                raise refuse("A dependency of type SEQUENTIAL has no jobId", request)
             in_sequence = True
         elif job_id not in draft.state.jobs and job_id not in request.ended:
             raise refuse(f"Dependency job {job_id!r} does not exist", request)
@@ -156,7 +166,7 @@ def _waits(draft: Draft, spec: Spec, request: Requested) -> Waits:
 def _check_pair(draft: Draft, spec: Spec, other: str, request: Requested) -> None:
     live = draft.state.jobs.get(other)
     if live is not None:
-        size = live.spec.array_size or 0
+        size = live.spec.array_size or 0 if live.is_array else 0
     else:
         size = sum(parent_of(job_id) == other and job_id != other for job_id in request.ended)
     if size != spec.array_size:
@@ -171,22 +181,36 @@ def _check_pair(draft: Draft, spec: Spec, other: str, request: Requested) -> Non
 
 
 def cancel_job(draft: Draft, request: Requested) -> dict[str, Any]:
-    job = _job_to_stop(draft, request)
-    if job is not None:
-        lifecycle.cancel(draft, job, request.params["reason"])
-    return {}
+    return _stop(draft, request, [request.params["jobId"]], lifecycle.cancel)
 
 
 def terminate_job(draft: Draft, request: Requested) -> dict[str, Any]:
-    job = _job_to_stop(draft, request)
-    if job is not None:
-        lifecycle.terminate(draft, job, request.params["reason"])
-    return {}
+    return _stop(draft, request, [request.params["jobId"]], lifecycle.terminate)
 
 
-def _job_to_stop(draft: Draft, request: Requested) -> Job | None:
-    """The job that is meant, if it is unfinished. A node is stopped with its whole job."""
-    if len(request.params["reason"]) > MAX_REASON:
+def cancel_jobs(draft: Draft, request: Requested) -> dict[str, Any]:
+    return _stop_many(draft, request, lifecycle.cancel)
+
+
+def terminate_jobs(draft: Draft, request: Requested) -> dict[str, Any]:
+    return _stop_many(draft, request, lifecycle.terminate)
+
+
+def _stop_many(draft: Draft, request: Requested, how: Stopping) -> dict[str, Any]:
+    """AWS reports each job by itself; one that can not be found counts as done."""
+    asked = request.params["jobs"]
+    check_between(len(asked), 1, MAX_STOPPED, "The number of jobs", request)
+    _stop(draft, request, asked, how)
+    return {"successful": asked, "errors": []}
+
+
+def _stop(draft: Draft, request: Requested, asked: Sequence[str], how: Stopping) -> dict[str, Any]:
+    """Stop those that are unfinished; a node is stopped with its whole job. Raises Refused."""
+    reason = request.params["reason"]
+    if len(reason) > MAX_REASON:
         raise refuse(f"reason must have at most {MAX_REASON} characters", request)
-    job_id = bare_name(request.params["jobId"])
-    return draft.state.jobs.get(job_id.partition("#")[0])
+    for job_id in asked:
+        job = draft.state.jobs.get(bare_name(job_id).partition("#")[0])
+        if job is not None:
+            how(draft, job, reason)
+    return {}

@@ -1,5 +1,6 @@
 """Scheduling policies: create, update, delete."""
 
+from itertools import pairwise
 from typing import Any
 
 from msgspec.structs import replace
@@ -65,16 +66,22 @@ def _fair_share(request: Requested) -> dict[str, Any]:
     check_between(policy.get("computeReservation", 0), 0, 99, "computeReservation", request)
     names = [entry["shareIdentifier"] for entry in policy.get("shareDistribution", ())]
     for name in names:
-        plain = name.removesuffix("*")
-        if not (plain.isascii() and plain.isalnum()) or len(name) > MAX_SHARE_NAME:
-            raise refuse(
-                f"shareIdentifier must have 1-{MAX_SHARE_NAME} letters and digits, "
-                f"and may end with *: '{name}'",
-                request,
-            )
-    if len(names) != len({*names}):
-        raise refuse("Each shareIdentifier can be given once", request)
+        check_share_name(name, request)
+    for one, other in pairwise(sorted(names)):  # `a*` comes right before what starts with `a`
+        same = one.removesuffix("*") == other.removesuffix("*")
+        if same or (one.endswith("*") and other.startswith(one[:-1])):
+            raise refuse(f"shareIdentifiers must not overlap: '{one}', '{other}'", request)
     for entry in policy.get("shareDistribution", ()):
         weight = entry.get("weightFactor", 1.0)
         check_between(weight, 0.0001, 999.9999, "weightFactor", request)
     return policy
+
+
+def check_share_name(name: str, request: Requested) -> None:
+    plain = name.removesuffix("*")
+    if not (plain.isascii() and plain.isalnum()) or len(plain) > MAX_SHARE_NAME:
+        raise refuse(
+            f"shareIdentifier must have 1-{MAX_SHARE_NAME} letters and digits, "
+            f"and may end with *: '{name}'",
+            request,
+        )

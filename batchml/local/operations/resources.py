@@ -38,8 +38,8 @@ def create_compute_environment(draft: Draft, request: Requested) -> dict[str, An
     resources = params.get("computeResources")
     if params["type"] == "MANAGED" and not resources:
         raise refuse("computeResources must be provided for a MANAGED environment", request)
-    if resources and str(resources.get("type", "")).startswith("FARGATE"):
-        raise refuse("Fargate is not served by the embedded AWS Batch", request)
+    if resources:
+        _refuse_instances(resources, request)
     if not resources:
         resources = {"maxvCpus": params.get("unmanagedvCpus", draft.state.machine.vcpus)}
     detail = {
@@ -76,12 +76,21 @@ def update_compute_environment(draft: Draft, request: Requested) -> dict[str, An
     if "computeResources" in request.params:
         changed = dict(request.params["computeResources"])
         changed.pop("updateToLatestImageVersion", None)
+        _refuse_instances(changed, request)
         detail["computeResources"] = {**detail.get("computeResources", {}), **changed}
     draft.put_environment(replace(record, detail=detail))
     return {
         "computeEnvironmentName": record.name,
         "computeEnvironmentArn": detail["computeEnvironmentArn"],
     }
+
+
+def _refuse_instances(resources: dict[str, Any], request: Requested) -> None:
+    kind = str(resources.get("type", ""))
+    if kind.startswith("FARGATE"):
+        raise refuse("Fargate is not served by the embedded AWS Batch", request)
+    if "MANAGED_INSTANCES" in kind or "managedInstancesProvider" in resources:
+        raise refuse("ECS Managed Instances are not served by the embedded AWS Batch", request)
 
 
 def delete_compute_environment(draft: Draft, request: Requested) -> dict[str, Any]:
@@ -160,6 +169,8 @@ def _limits(request: Requested) -> dict[str, Any]:
         return {}
     for action in given:
         check_between(action["maxTimeSeconds"], 600, 86_400, "maxTimeSeconds", request)
+        if action["action"] != "CANCEL":
+            raise refuse("jobStateTimeLimitActions action must be CANCEL", request)
         if action["reason"] not in TIME_LIMIT_REASONS:
             known = ", ".join(TIME_LIMIT_REASONS)
             raise refuse(f"jobStateTimeLimitActions reason must be one of {known}", request)
@@ -193,7 +204,7 @@ def delete_job_queue(draft: Draft, request: Requested) -> dict[str, Any]:
     if record.enabled:
         raise refuse("Cannot delete, job queue must be DISABLED first", request)
     for job in sorted(draft.state.jobs.values(), key=lambda job: job.sequence):
-        if job.queue == name:
+        if job.queue == name and job.node is None:  # nodes are stopped with their job
             # The end of a job before it may have ended this one, which depended on it.
             left = draft.state.jobs.get(job.id)
             if left is not None:

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from batchml.local.messages import Requested
 from batchml.local.operations.checks import MAX_TAGS, check_between, refuse, refuse_not_served
 from batchml.local.operations.definitions import (
+    Range,
     check_command,
     check_environment,
     check_retry,
@@ -153,8 +154,15 @@ def _node_spec(
     )
 
 
-def _node_properties(nodes: Nodes, ranges: list[Any], of_node: dict[int, Spec]) -> dict[str, Any]:
+def _node_properties(nodes: Nodes, ranges: list[Range], of_node: dict[int, Spec]) -> dict[str, Any]:
     """AWS's NodeProperties of the job as it runs, overrides included."""
+
+    def container(found: Range) -> dict[str, Any]:
+        """That of the first node for which the range decides; a nested one may leave it none."""
+        own = (node for node in of_node if narrowest(ranges, node) is found)
+        node = next(own, None)
+        return found.given["container"] if node is None else of_node[node].container
+
     return {
         "numNodes": nodes.count,
         "mainNode": nodes.main,
@@ -162,7 +170,7 @@ def _node_properties(nodes: Nodes, ranges: list[Any], of_node: dict[int, Spec]) 
             {
                 **found.given,
                 "targetNodes": f"{found.first}:{found.last}",
-                "container": of_node[found.first].container,
+                "container": container(found),
             }
             for found in ranges
         ],

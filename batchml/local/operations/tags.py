@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from batchml.local.draft import Draft
 from batchml.local.messages import Requested
-from batchml.local.operations.checks import MAX_TAGS, refuse
+from batchml.local.operations.checks import MAX_TAGS, check_chaos, refuse
 from batchml.local.state import Job
 from batchml.model.names import Arn, parse_arn
 
@@ -35,6 +35,7 @@ def tag_resource(draft: Draft, request: Requested) -> dict[str, Any]:
                 f"values at most {MAX_VALUE}",
                 request,
             )
+    check_chaos(given, request)
     return _change(draft, request, lambda tags: {**tags, **given})
 
 
