@@ -8,8 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from batchml.local.chaos import Chaos
+from batchml.local.wire import Request
 from tests.contract.rig import Rig, error_of, furnish, sign, sign_logs
-from tests.contract.test_idempotency import SUBMIT, call, job_id
+from tests.contract.test_idempotency import OTHER, call, job_id
 
 ALL = Chaos(throttle=1.0, seed=1)
 
@@ -38,7 +39,7 @@ def test_each_service_says_it_in_its_own_way(rig: Rig) -> None:
     assert sts.status == 200
 
 
-def _identity_request():  # type: ignore[no-untyped-def]
+def _identity_request() -> Request:
     body = b"Action=GetCallerIdentity&Version=2011-06-15"
     return sign(
         "/", body, service="sts", headers={"content-type": "application/x-www-form-urlencoded"}
@@ -65,7 +66,7 @@ def test_what_is_refused_is_not_done(rig: Rig) -> None:
 def test_what_was_done_is_answered_when_it_is_sent_again(rig: Rig) -> None:
     """Else its sender, told that nothing was done, would do it once more."""
     first = job_id(rig.handle(call())[0])
-    unnamed = call(b'{"jobName": "other", ' + SUBMIT[1:], "")
+    unnamed = call(OTHER, "")
     second = rig.handle(unnamed)[0]
     throttle(rig, ALL)
     assert job_id(rig.handle(call())[0]) == first

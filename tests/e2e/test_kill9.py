@@ -1,35 +1,25 @@
-"""Whatever is killed, and whenever: nothing that was acknowledged is lost, and nothing runs twice.
-
-`BATCHML_KILL9_ROUNDS` and `BATCHML_KILL9_SEED` choose how long, and which moments.
-"""
+"""A server or a runner that is killed at a chosen moment. At random ones: test_kill9_rounds.py."""
 
 import os
-import random
 import re
 import shutil
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from threading import Event, Thread
 from typing import Any
 
 import pytest
-from botocore.exceptions import BotoCoreError, ClientError
 
 from batchml.clock import SystemClock
 from batchml.local import control
 from batchml.local.executors.process import RUNNER_LOST, tagged
-from batchml.local.home import Endpoint, Home
+from batchml.local.home import Home
 from batchml.runtime.files import read_json
 from batchml.runtime.processes import send
 from tests.conftest import client_for, define, wait_for, wait_for_job
 from tests.unit.test_processes import is_alive
 
 CLOCK = SystemClock()
-ROUNDS = int(os.environ.get("BATCHML_KILL9_ROUNDS", "25"))
-SEED = int(os.environ.get("BATCHML_KILL9_SEED", "20261121"))
 LINES = 40  # of a job's output
 
 # Appends its pid to a file named after its job: a second start would be a second line.
@@ -86,126 +76,15 @@ def submit(batch: Any, definition: str, starts: Path, **more: Any) -> str:
     return str(made["jobId"])
 
 
-def output(logs: Any, job: dict[str, Any]) -> list[str]:
-    """The job's whole output, page by page, without batchml's marks."""
-    lines: list[str] = []
-    more: dict[str, Any] = {"startFromHead": True}
-    while True:
-        page = logs.get_log_events(
-            logGroupName="/aws/batch/job",
-            logStreamName=job["container"]["logStreamName"],
-            **more,
-        )
-        lines += [event["message"] for event in page["events"]]
-        if page["nextForwardToken"] == more.get("nextToken"):
-            return [line for line in lines if not line.startswith("::batchml ")]
-        more = {"nextToken": page["nextForwardToken"]}
-
-
-class Clients:
-    """Clients that submit for as long as the server answers, and write down what it said."""
-
-    def __init__(self, home: Home, starts: Path, definition: str, seed: int) -> None:
-        self.acknowledged: dict[str, int] = {}  # job id -> the code that it will end with
-        self.surprises: list[Exception] = []  # what a live server may not answer
-        self._home = home
-        self._starts = starts
-        self._definition = definition
-        self._seed = seed
-
-    def during(self, endpoint: Endpoint, act: Callable[[], None]) -> None:
-        """Let three of them submit while `act` runs."""
-        over = Event()
-        self._seed += 1
-        threads = [
-            Thread(target=self._submit_until, args=(endpoint, over, self._seed * 10 + number))
-            for number in range(3)
-        ]
-        for thread in threads:
-            thread.start()
-        try:
-            act()
-        finally:
-            over.set()
-            for thread in threads:
-                thread.join()
-
-    def _submit_until(self, endpoint: Endpoint, over: Event, seed: int) -> None:
-        chance = random.Random(seed)
-        batch = client_for(self._home, endpoint, "batch")
-        while not over.wait(chance.uniform(0, 0.3)):
-            code = chance.choice([0, 0, 1, 7])
-            try:
-                job_id = submit(
-                    batch, self._definition, self._starts, name=f"code-{code}",
-                    env={"CODE": str(code)},
-                )  # fmt: skip
-            except BotoCoreError:
-                return  # the server is dead: whether this one exists is not known
-            except (ClientError, KeyError) as error:
-                if self._home.is_held():  # else somebody else answers on the dead server's port
-                    self.surprises.append(error)
-                return
-            self.acknowledged[job_id] = code
-
-
-def test_a_server_killed_again_and_again_loses_nothing_and_runs_nothing_twice(
-    home: Home, started: Path
-) -> None:
-    print(f"BATCHML_KILL9_SEED={SEED} BATCHML_KILL9_ROUNDS={ROUNDS}")
-    chance = random.Random(SEED)
-    endpoint = control.ensure(home, CLOCK)
-    definition = define(client_for(home, endpoint, "batch"), ["sh", "-c", JOB])
-    clients = Clients(home, started, definition, SEED)
-    slowest = 0.0
-    for _ in range(ROUNDS):
-
-        def until_killed() -> None:
-            CLOCK.sleep(chance.uniform(0, 0.4))
-            kill_server(home)
-
-        clients.during(endpoint, until_killed)
-        if chance.random() < 0.3:
-            _kill_while_it_starts(home, chance.uniform(0, 0.5))
-        before = CLOCK.monotonic()
-        endpoint = control.ensure(home, CLOCK)
-        slowest = max(slowest, CLOCK.monotonic() - before)
-    assert clients.surprises == []
-    assert slowest < 3, "a restart takes seconds"
-
-    batch, logs = (client_for(home, endpoint, service) for service in ("batch", "logs"))
-    everything = list_all(batch)
-    assert clients.acknowledged.keys() <= everything.keys()
-    assert len(everything) >= ROUNDS, "there was load"
-    for job_id, name in everything.items():
-        job = wait_for_job(batch, job_id, limit=90)
-        code = int(name.removeprefix("code-"))
-        assert code == clients.acknowledged.get(job_id, code)
-        assert job["status"] == ("FAILED" if code else "SUCCEEDED")
-        assert job["container"]["exitCode"] == code
-        assert [attempt["container"]["exitCode"] for attempt in job["attempts"]] == [code]
-        assert len((started / job_id).read_text().splitlines()) == 1, "it started once"
-        assert output(logs, job) == [f"line {number}" for number in range(LINES)]
-
-
-def _kill_while_it_starts(home: Home, after: float) -> None:
-    daemon = subprocess.Popen(
-        [sys.executable, "-m", "batchml.local.daemon", "--home", str(home.root)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+def output(logs: Any, job: dict[str, Any], stream: str = "") -> list[str]:
+    """The output of a job's last attempt, or of one with another stream, without batchml's marks."""
+    found = logs.get_log_events(
+        logGroupName="/aws/batch/job",
+        logStreamName=stream or job["container"]["logStreamName"],
+        startFromHead=True,
     )
-    CLOCK.sleep(after)
-    daemon.kill()
-    daemon.wait()
-
-
-def list_all(batch: Any) -> dict[str, str]:
-    """Every job of the queue in any status: its id and name."""
-    pages = batch.get_paginator("list_jobs").paginate(
-        jobQueue="default", filters=[{"name": "AFTER_CREATED_AT", "values": ["0"]}]
-    )
-    return {job["jobId"]: job["jobName"] for page in pages for job in page["jobSummaryList"]}
+    lines = [event["message"] for event in found["events"]]
+    return [line for line in lines if not line.startswith(("::batchml ", "batchml: "))]
 
 
 @pytest.mark.parametrize("end", ["killed", "stopped"])

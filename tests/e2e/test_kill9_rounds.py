@@ -1,0 +1,412 @@
+"""Whatever is killed, and whenever: nothing that was acknowledged is lost, doubled or stuck.
+
+Each round kills, at a random moment, a server, a runner, a client, or two of them, under load.
+BATCHML_KILL9_ROUNDS and BATCHML_KILL9_SEED choose how many rounds, and which moments;
+BATCHML_TORTURE=20 makes them ten thousand.
+"""
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+from batchml.clock import SystemClock
+from batchml.local import control
+from batchml.local.executors import cgroup
+from batchml.local.executors.process import RUNNER_LOST
+from batchml.local.home import Home
+from batchml.local.lifecycle import DEPENDENCY_FAILED
+from batchml.local.machine import read_machine
+from tests.conftest import client_for, define, wait_for, wait_for_job
+from tests.contract.generate import TORTURE
+from tests.e2e.load import JOB, LINES, RETRIES, Client, Load, Mortal, Plan, Stop, Told
+from tests.e2e.test_kill9 import kill_server, output, started
+from tests.unit.test_processes import is_alive
+
+__all__ = ["started"]  # a fixture
+
+CLOCK = SystemClock()
+_DEFAULT = 300 if TORTURE == 1 else 500 * TORTURE
+ROUNDS = int(os.environ.get("BATCHML_KILL9_ROUNDS", _DEFAULT))
+SEED = int(os.environ.get("BATCHML_KILL9_SEED", "20261121"))
+
+
+class Rounds:
+    """Kills a server, its runners and its clients, under load, and knows which attempts that cost.
+
+    A runner is stopped before it is killed, so that it can be seen what it had.
+    """
+
+    def __init__(self, home: Home, load: Load, chance: random.Random) -> None:
+        self.home = home
+        self.lost: set[str] = set()  # attempts that have lost their runner
+        self.restarts: list[float] = []  # seconds
+        self.killed: Counter[str] = Counter()
+        self._chance = chance
+        self._clients = [Client(load, f"client{n}", tries) for n, tries in enumerate((1, 3))]
+        self._mortal = Mortal(load)
+        self._people: list[tuple[str, subprocess.Popen[bytes]]] = []
+        self._load = load
+
+    def run(self, rounds: int) -> None:
+        over = Event()
+        threads = [Thread(target=self._go_on, args=(each, over)) for each in self._clients]
+        for thread in threads:
+            thread.start()
+        try:
+            for number in range(rounds):
+                self._round(number)
+        finally:
+            over.set()
+            for thread in threads:
+                thread.join()
+            self._mortal.close()
+            for _, person in self._people:
+                person.kill()
+                person.wait()
+
+    def _go_on(self, client: Client, over: Event) -> None:
+        while not over.is_set():
+            client.act()
+            client.nap(0.1)
+
+    def _round(self, number: int) -> None:
+        CLOCK.sleep(self._chance.uniform(0, 0.2))
+        if number % 40 == 20:
+            self._people.append(self._person(number))
+        victims = self._chance.choices(_VICTIMS, _OFTEN)[0]
+        self.killed.update(victims)
+        runner = self._stopped_runner() if "runner" in victims else None
+        if "server" in victims:
+            kill_server(self.home)
+        if runner is not None:
+            signal.pidfd_send_signal(runner, signal.SIGKILL)
+            os.close(runner)
+        if "client" in victims:
+            self._mortal.replace()
+            for _, person in self._people[: self._chance.randrange(2)]:
+                person.kill()
+        if "server" in victims:
+            if self._chance.random() < 0.1:
+                _kill_while_it_starts(self.home, self._chance.uniform(0, 0.5))
+            before = CLOCK.monotonic()
+            control.ensure(self.home, CLOCK)
+            self.restarts.append(CLOCK.monotonic() - before)
+
+    def _person(self, number: int) -> tuple[str, subprocess.Popen[bytes]]:
+        """Somebody who types `batchml submit --wait`."""
+        name = Plan("typed", 0, 0).name(f"person{number}")
+        words = [sys.executable, "-m", "batchml", "submit", "--wait", "--name", name, "--"]
+        exports = "".join(
+            f"export {pair['name']}='{pair['value']}'\n"
+            for pair in self._load.environment(Plan.of(name), 0.1)
+        )
+        environ = {k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "BATCHML_"))}
+        return name, subprocess.Popen(
+            [*words, "sh", "-c", exports + JOB], cwd=self.home.root.parent,
+            env={**environ, "BATCHML_HOME": str(self.home.root)},
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def _stopped_runner(self) -> int | None:
+        """The pidfd of some runner, which stands still; its attempt, if it has begun, is noted."""
+        found = runners(self.home)
+        if not found:
+            return None
+        pid = self._chance.choice(found)
+        try:
+            runner = os.pidfd_open(pid)
+            signal.pidfd_send_signal(runner, signal.SIGSTOP)
+        except ProcessLookupError:
+            return None
+        wait_for(lambda: not is_alive(pid) or _stands_still(pid), "the runner stands still")
+        for record in _open_files(pid):
+            if record.endswith("/runner.json") and os.path.getsize(record):
+                self.lost.add(record.split("/")[-2])
+        return runner
+
+
+_VICTIMS = [
+    ("server",), ("runner",), ("client",),
+    ("server", "runner"), ("server", "client"), ("runner", "client"),
+]  # fmt: skip
+_OFTEN = [30, 28, 22, 8, 6, 6]
+
+
+def runners(home: Home) -> list[int]:
+    """The pids of a state folder's runners, of whichever server."""
+    log = str(home.local / "runners.log")
+    found = []
+    for entry in os.listdir("/proc"):
+        try:
+            if entry.isdigit() and os.readlink(f"/proc/{entry}/fd/1") == log:
+                found.append(int(entry))
+        except OSError:
+            continue
+    return sorted(pid for pid in found if b"executors.runner" in _command(pid))
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def _open_files(pid: int) -> list[str]:
+    found = []
+    try:
+        for entry in os.scandir(f"/proc/{pid}/fd"):
+            found.append(os.readlink(entry.path))
+    except OSError:
+        pass  # it has died, and holds nothing any more
+    return found
+
+
+def _stands_still(pid: int) -> bool:
+    states = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        states.append((task / "stat").read_bytes().rpartition(b")")[2].split()[0])
+    return set(states) <= {b"T", b"t", b"Z", b"X"}
+
+
+def test_whatever_is_killed_nothing_is_lost_doubled_or_stuck(home: Home, started: Path) -> None:
+    print(f"BATCHML_KILL9_SEED={SEED} BATCHML_KILL9_ROUNDS={ROUNDS}")
+    batch = client_for(home, control.ensure(home, CLOCK), "batch")
+    definition = define(batch, ["sh", "-c", JOB])
+    ledgers = started.parent / "ledgers"
+    ledgers.mkdir()
+    nodes = _define_nodes(batch) if read_machine().vcpus >= 2 else ""
+    load = Load(str(home.root), str(started), str(ledgers), definition, nodes, SEED)
+    rounds = Rounds(home, load, random.Random(SEED))
+    rounds.run(ROUNDS)
+    slowest = sorted(rounds.restarts)[-3:]
+    print(
+        f"killed: {dict(rounds.killed)}; {len(rounds.lost)} attempts; slowest restarts: {slowest}"
+    )
+    assert slowest[-1] < 30, "a restart takes well under 3 s, where others leave it the time"
+
+    told = Told.read(str(ledgers))
+    assert told.surprises == []
+    endpoint = control.ensure(home, CLOCK)
+    batch, logs = (client_for(home, endpoint, service) for service in ("batch", "logs"))
+    wait_for(lambda: not _unfinished(batch), "every job ends", 60 + ROUNDS)
+    verdict = Verdict(batch, logs, started, told, rounds.lost)
+    assert len(verdict.jobs) >= min(ROUNDS, 5), "there was load"
+    verdict.pass_()
+    print(f"{len(verdict.jobs)} jobs ended: {dict(verdict.seen)}")
+
+    machine = read_machine()
+    needs = {"vcpus": machine.vcpus, "memory": machine.memory}
+    environment = load.environment(Plan("whole", 0, 0), 0)
+    whole = batch.submit_job(
+        jobName="whole", jobQueue="default", jobDefinition=definition,
+        containerOverrides={"environment": environment, **needs},
+    )["jobId"]  # fmt: skip
+    assert wait_for_job(batch, whole)["status"] == "SUCCEEDED", "everything is free again"
+    control.stop(home, CLOCK)
+    wait_for(lambda: not runners(home), "idle runners end with their server")
+    assert _of_any_attempt(home) == []
+    assert cgroup.members(list(cgroup.find(str(home.root)).values())) == []
+    assert not re.search("Traceback|ERROR", home.log.read_text())
+    assert (home.local / "runners.log").read_text() == ""
+
+
+def _define_nodes(batch: Any) -> str:
+    resources = [{"type": "VCPU", "value": "1"}, {"type": "MEMORY", "value": "64"}]
+    container = {
+        "image": "any", "command": ["sh", "-c", JOB], "resourceRequirements": resources,
+    }  # fmt: skip
+    made = batch.register_job_definition(
+        jobDefinitionName="nodes", type="multinode",
+        nodeProperties={
+            "numNodes": 2, "mainNode": 0,
+            "nodeRangeProperties": [{"targetNodes": "0:", "container": container}],
+        },
+    )  # fmt: skip
+    return f"{made['jobDefinitionName']}:{made['revision']}"
+
+
+def _unfinished(batch: Any) -> bool:
+    statuses = ("SUBMITTED", "PENDING", "RUNNABLE", "STARTING", "RUNNING")
+    return any(
+        batch.list_jobs(jobQueue="default", jobStatus=status)["jobSummaryList"]
+        for status in statuses
+    )
+
+
+def _of_any_attempt(home: Home) -> list[int]:
+    """Processes that have an attempt of this state folder in their environment."""
+    known = set(os.listdir(home.attempts))
+    found = []
+    for entry in os.listdir("/proc"):
+        try:
+            environ = Path(f"/proc/{entry}/environ").read_bytes() if entry.isdigit() else b""
+        except OSError:
+            continue
+        tags = re.findall(rb"(?:^|\0)BATCHML_TASK=([0-9a-f]+)", environ)
+        if any(tag.decode() in known for tag in tags):
+            found.append(int(entry))
+    return found
+
+
+class Verdict:
+    """Looks at every job once all have ended: each has one end, and the one that it must have."""
+
+    def __init__(self, batch: Any, logs: Any, starts: Path, told: Told, lost: set[str]) -> None:
+        self._batch = batch
+        self._logs = logs
+        self._starts = starts
+        self._told = told
+        self._lost = lost
+        self._stops: dict[str, list[Stop]] = {}
+        for stop in told.stops:
+            self._stops.setdefault(stop.job, []).append(stop)
+        self.seen: Counter[str] = Counter()
+        filters = [{"name": "AFTER_CREATED_AT", "values": ["0"]}]
+        self.jobs = self._describe(self._list(jobQueue="default", filters=filters))
+        self._below: dict[str, list[str]] = {}
+        for job_id, job in list(self.jobs.items()):
+            for key in ("arrayProperties", "nodeProperties"):
+                if key in job:
+                    self._below[job_id] = self._list_below(job_id, key)
+                    self.jobs |= self._describe(self._below[job_id])
+
+    def pass_(self) -> None:
+        assert self._told.jobs.keys() <= self.jobs.keys(), "nothing that was acknowledged is lost"
+        tops = [
+            job["jobName"] for job_id, job in self.jobs.items() if not re.search("[:#]", job_id)
+        ]
+        assert len(set(tops)) == len(tops), "nothing that was sent once is there twice"
+        tasks: set[str] = set()
+        for job_id, job in self.jobs.items():
+            try:
+                self._judge(job_id, job)
+                tasks |= {_task(attempt) for attempt in job["attempts"]}
+            except AssertionError as error:
+                raise AssertionError(
+                    f"{error}\nof {job}\nstops {self._stops_of(job_id)}"
+                ) from error
+        assert self._lost <= tasks, "every attempt is recorded"
+
+    def _list(self, **more: Any) -> list[str]:
+        pages = self._batch.get_paginator("list_jobs").paginate(**more)
+        return [job["jobId"] for page in pages for job in page["jobSummaryList"]]
+
+    def _list_below(self, job_id: str, key: str) -> list[str]:
+        parent = {"arrayProperties": "arrayJobId", "nodeProperties": "multiNodeJobId"}[key]
+        found = []
+        for status in ("PENDING", "RUNNABLE", "STARTING", "RUNNING", "SUCCEEDED", "FAILED"):
+            found += self._list(jobStatus=status, **{parent: job_id})
+        return found
+
+    def _describe(self, ids: list[str]) -> dict[str, dict[str, Any]]:
+        found = {}
+        for at in range(0, len(ids), 100):
+            for job in self._batch.describe_jobs(jobs=ids[at : at + 100])["jobs"]:
+                found[job["jobId"]] = job
+        assert found.keys() == set(ids)
+        return found
+
+    def _stops_of(self, job_id: str) -> list[Stop]:
+        whole = re.split("[:#]", job_id)[0]
+        return self._stops.get(job_id, []) + (self._stops.get(whole, []) if whole != job_id else [])
+
+    def _judge(self, job_id: str, job: dict[str, Any]) -> None:
+        plan = Plan.of(job["jobName"])
+        stops = self._stops_of(job_id)
+        stopped = job["statusReason"] in {stop.reason for stop in stops}
+        self.seen[plan.kind] += 1
+        assert job["status"] in ("SUCCEEDED", "FAILED")
+        for stop in stops:
+            if stop.operation == "terminate_job" and stop.at is not None:
+                assert stopped or job["stoppedAt"] <= stop.at, "an acknowledged stop is carried out"
+        below = [self.jobs[other] for other in self._below.get(job_id, ())]
+        if "arrayProperties" in job and below:
+            self._judge_array(job, below, stopped)
+            return
+        if "nodeProperties" in job and below:
+            return self._judge_nodes(job, below, stopped)
+        number = 0
+        for number, attempt in enumerate(job["attempts"], 1):
+            self._judge_attempt(job, plan, number, attempt, stopped or plan.kind == "nodes")
+        assert number <= (RETRIES if plan.kind == "retried" else 1)
+        starts = self._starts / job_id
+        lines = starts.read_text().split() if starts.exists() else []
+        assert len(set(lines)) == len(lines), "an attempt starts once"
+        assert {int(line) for line in lines} <= set(range(1, number + 1))
+        if plan.kind == "nodes" or stopped:
+            return
+        if not job["attempts"]:
+            assert job["statusReason"] == DEPENDENCY_FAILED
+            assert "FAILED" in {self.jobs[other]["status"] for other in self._waited_for(job)}
+            self.seen["failed dependency"] += 1
+            return
+        good = job["attempts"][-1]["container"].get("exitCode") == 0
+        assert job["status"] == ("SUCCEEDED" if good else "FAILED")
+        assert good or plan.kind != "retried" or number == RETRIES, "it is tried again"
+
+    def _judge_attempt(
+        self, job: dict[str, Any], plan: Plan, number: int, attempt: dict[str, Any], forced: bool
+    ) -> None:
+        container = attempt["container"]
+        is_last = number == len(job["attempts"])
+        if _task(attempt) in self._lost:
+            self.seen["lost attempt"] += 1
+            assert attempt["statusReason"] == RUNNER_LOST and "exitCode" not in container
+        else:
+            assert attempt["statusReason"] != RUNNER_LOST, "none is lost whose runner lives"
+        natural = container.get("exitCode") == plan.code_of(number)
+        assert natural or _task(attempt) in self._lost or (forced and is_last)
+        if "logStreamName" not in container:
+            return
+        lines = output(self._logs, job, container["logStreamName"])
+        wanted = [f"line {line}" for line in range(LINES)]
+        assert lines == wanted if natural and not forced else lines == wanted[: len(lines)]
+
+    def _judge_array(self, job: dict[str, Any], below: list[dict[str, Any]], stopped: bool) -> None:
+        summary = {k: v for k, v in job["arrayProperties"]["statusSummary"].items() if v}
+        assert summary == Counter(child["status"] for child in below)
+        assert sum(summary.values()) == job["arrayProperties"]["size"]
+        good = set(summary) == {"SUCCEEDED"}
+        assert stopped or job["status"] == ("SUCCEEDED" if good else "FAILED")
+
+    def _judge_nodes(self, job: dict[str, Any], below: list[dict[str, Any]], stopped: bool) -> None:
+        assert len(below) == 2
+        (main,) = [node for node in below if node["nodeProperties"]["isMainNode"]]
+        lost = [attempt for attempt in main["attempts"] if _task(attempt) in self._lost]
+        assert stopped or job["status"] == ("FAILED" if lost else "SUCCEEDED")
+
+    def _waited_for(self, job: dict[str, Any]) -> list[str]:
+        """The jobs, or children, whose failure fails this one."""
+        whole, _, index = job["jobId"].partition(":")
+        found = []
+        for entry in self.jobs[whole]["dependsOn"]:
+            kind = entry.get("type", "")
+            if kind == "SEQUENTIAL":
+                found += [f"{whole}:{int(index) - 1}"] if int(index or 0) else []
+            else:
+                found.append(entry["jobId"] + (f":{index}" if kind == "N_TO_N" else ""))
+        return found
+
+
+def _task(attempt: dict[str, Any]) -> str:
+    return str(attempt["container"].get("taskArn", "")).rpartition("/")[2]
+
+
+def _kill_while_it_starts(home: Home, after: float) -> None:
+    daemon = subprocess.Popen(
+        [sys.executable, "-m", "batchml.local.daemon", "--home", str(home.root)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    CLOCK.sleep(after)
+    daemon.kill()
+    daemon.wait()
