@@ -61,7 +61,8 @@ class Core:
         self.executor: Executor
         self._store = store
         self._clock = clock
-        self._items: asyncio.Queue[_Item] = asyncio.Queue()
+        self._items: list[_Item] = []
+        self._woken: asyncio.Future[None] | None = None
         self._writer = ThreadPoolExecutor(1, "journal")
         self._in_flight: dict[str, tuple[str, asyncio.Future[dict[str, Any]]]] = {}
         self._no_tick_before = 0.0  # on the monotonic clock
@@ -73,7 +74,7 @@ class Core:
 
     def report(self, event: Event) -> None:
         """Something happened; no one waits for an answer."""
-        self._items.put_nowait(_Item(event))
+        self._put(_Item(event))
 
     async def request(self, event: Requested, invocation: str = "", body: bytes = b"") -> Any:
         """Apply a call and return its answer, once both are on disk.
@@ -85,7 +86,7 @@ class Core:
             raise self._broken
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         if not invocation:
-            self._items.put_nowait(_Item(event, answer))
+            self._put(_Item(event, answer))
             return await answer
         digest = hashlib.sha256(body).hexdigest()
         known_digest, known = self._known_call(invocation)
@@ -94,7 +95,7 @@ class Core:
                 raise client_error("This invocation id was used for another request.")
             return await asyncio.shield(known)
         self._in_flight[invocation] = (digest, answer)
-        self._items.put_nowait(_Item(event, answer, (invocation, digest)))
+        self._put(_Item(event, answer, (invocation, digest)))
         try:
             return await asyncio.shield(answer)
         finally:
@@ -136,21 +137,35 @@ class Core:
         """Nobody may wait for an answer that will not come."""
         text = f"The embedded AWS Batch has failed and stops: {error}"
         self._broken = Refused("ServerException", text, 500)
-        while not self._items.empty():
-            items.append(self._items.get_nowait())
-        for item in items:
+        for item in (*items, *self._items):
             if item.answer is not None and not item.answer.done():
                 item.answer.set_exception(self._broken)
 
+    def _put(self, item: _Item) -> None:
+        self._items.append(item)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._woken is not None and not self._woken.done():
+            self._woken.set_result(None)
+
     async def _next_items(self) -> list[_Item]:
-        """Everything that waits, or a tick when the next timeout falls due."""
-        try:
-            items = [await asyncio.wait_for(self._items.get(), self._until_deadline())]
-        except TimeoutError:
-            return [_Item(Ticked(self._now()))]
-        while not self._items.empty():
-            items.append(self._items.get_nowait())
-        return items
+        """Everything that waits, or a tick when the next timeout falls due.
+
+        No asyncio.Queue and wait_for: they make a task a round, which ten thousand jobs feel.
+        """
+        if not self._items:
+            loop = asyncio.get_running_loop()
+            self._woken = loop.create_future()
+            wait = self._until_deadline()
+            timer = None if wait is None else loop.call_later(wait, self._wake)
+            try:
+                await self._woken
+            finally:
+                if timer is not None:
+                    timer.cancel()
+        items, self._items = self._items, []
+        return items or [_Item(Ticked(self._now()))]
 
     def _until_deadline(self) -> float | None:
         deadline = engine.next_deadline(self.state)
@@ -223,7 +238,7 @@ class Core:
             if isinstance(item.event, Ticked):  # still due: it comes again by itself
                 self._no_tick_before = self._clock.monotonic() + _RETRY_AFTER
             elif item.answer is None:
-                loop.call_later(_RETRY_AFTER, self._items.put_nowait, item)
+                loop.call_later(_RETRY_AFTER, self._put, item)
             elif not item.answer.done():
                 item.answer.set_exception(Refused("ServerException", str(error), 500))
 

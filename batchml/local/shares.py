@@ -13,6 +13,7 @@ from batchml.local.state import Usage
 
 MIN_WINDOW = 600  # seconds; what shareDecaySeconds = 0 stands for
 DEFAULT_WEIGHT = 1.0
+AHEAD = 0.1  # of the window
 
 
 def weight_of(policy: Mapping[str, Any], share: str) -> float:
@@ -32,9 +33,13 @@ def faded(usage: Usage, now: int, policy: Mapping[str, Any]) -> Usage:
 
 
 def score(usage: Usage, now: int, policy: Mapping[str, Any], share: str) -> float:
-    """vCPUs that a share uses now and has used on average of late, times its weight."""
-    recent = faded(usage, now, policy).faded / _window(policy)
-    return (recent + usage.vcpus) * weight_of(policy, share)
+    """vCPUs that a share will have used on average of late, a little from now, times its weight.
+
+    Looking ahead counts what runs already: without it the first of several shares that begin
+    together would get all there is.
+    """
+    soon = now + int(AHEAD * _window(policy))
+    return faded(usage, soon, policy).faded / _window(policy) * weight_of(policy, share)
 
 
 def _window(policy: Mapping[str, Any]) -> float:

@@ -1,4 +1,4 @@
-"""Load for the torture tests: clients that submit, stop and look, and write down what they are told.
+"""Load for torture tests: clients that submit, stop and look, and write down what they are told.
 
 A client's ledger is a file with a line for each answer, so that what it was told counts also when
 it is killed in the next moment. `python -m tests.e2e.load` is a client that is made to be killed.

@@ -2,8 +2,8 @@
 
 import os
 import re
+import signal
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +14,9 @@ from batchml.errors import StateFolderBusy
 from batchml.local import control
 from batchml.local.executors.process import tagged
 from batchml.local.home import Endpoint, Home
+from batchml.local.reset import kill_attempts
 from tests.conftest import client_for, define, wait_for, wait_for_job
 from tests.e2e.conftest import Cli
-from tests.e2e.test_kill9 import kill_server
 
 CLOCK = SystemClock()
 IMAGE = "docker.io/library/alpine:3"  # runs with this machine's programs
@@ -55,13 +55,18 @@ def log_of(home: Home, endpoint: Endpoint, attempt: dict[str, Any]) -> list[str]
     return [event["message"] for event in found["events"] if "::batchml" not in event["message"]]
 
 
+def kill_server(home: Home) -> None:
+    pid = home.holder()
+    if pid is not None and home.is_held():
+        os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: not home.is_held(), "the killed server is gone")
+
+
 @pytest.fixture
 def stopped(home: Home) -> Iterator[Home]:
     """A state folder without a server, where no attempt outlives the test."""
     yield home
     kill_server(home)
-    from batchml.local.reset import kill_attempts
-
     kill_attempts(home)
 
 
@@ -247,7 +252,7 @@ def test_who_asks_for_failures_never_gets_somebody_else_s_server(stopped: Home) 
         start(stopped, "oom")
 
 
-def test_the_text_is_no_other_option(stopped: Home, cli: Cli, tmp_path: Path) -> None:
+def test_the_text_is_no_other_option(stopped: Home, cli: Cli) -> None:
     shown = cli("local", "start", "--chaos=--home")
     assert shown.code == 2
     assert not os.listdir(stopped.local / "attempts")

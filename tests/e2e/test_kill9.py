@@ -77,7 +77,7 @@ def submit(batch: Any, definition: str, starts: Path, **more: Any) -> str:
 
 
 def output(logs: Any, job: dict[str, Any], stream: str = "") -> list[str]:
-    """The output of a job's last attempt, or of one with another stream, without batchml's marks."""
+    """The output of a job's last attempt, or of that with another stream, without our marks."""
     found = logs.get_log_events(
         logGroupName="/aws/batch/job",
         logStreamName=stream or job["container"]["logStreamName"],

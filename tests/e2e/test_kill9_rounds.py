@@ -321,7 +321,7 @@ class Verdict:
     def _judge(self, job_id: str, job: dict[str, Any]) -> None:
         plan = Plan.of(job["jobName"])
         stops = self._stops_of(job_id)
-        stopped = job["statusReason"] in {stop.reason for stop in stops}
+        stopped = job.get("statusReason", "") in {stop.reason for stop in stops}
         self.seen[plan.kind] += 1
         assert job["status"] in ("SUCCEEDED", "FAILED")
         for stop in stops:
@@ -379,7 +379,7 @@ class Verdict:
 
     def _judge_nodes(self, job: dict[str, Any], below: list[dict[str, Any]], stopped: bool) -> None:
         assert len(below) == 2
-        (main,) = [node for node in below if node["nodeProperties"]["isMainNode"]]
+        main = self.jobs[f"{job['jobId']}#0"]
         lost = [attempt for attempt in main["attempts"] if _task(attempt) in self._lost]
         assert stopped or job["status"] == ("FAILED" if lost else "SUCCEEDED")
 
