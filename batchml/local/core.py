@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from batchml.clock import Clock
-from batchml.errors import DiskFull, JournalBusy
+from batchml.errors import DiskFull, JournalBusy, LocalServerError
 from batchml.local import engine
 from batchml.local.messages import (
     Answer,
@@ -181,7 +181,11 @@ class Core:
         for item in items:
             event = item.event
             if isinstance(event, Requested):
-                event = _with_finished(event, state, effects, self._store)
+                try:
+                    event = _with_finished(event, state, effects, self._store)
+                except LocalServerError as error:  # it asks about what cannot be read
+                    answers.append((item, Refusal("ServerException", str(error), 500)))
+                    continue
             state, caused = _step(state, event)
             for effect in caused:
                 if isinstance(effect, (Answer, Refusal)):

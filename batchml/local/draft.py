@@ -16,12 +16,12 @@ from batchml.local.state import (
     Definition,
     Environment,
     Job,
+    Line,
     Policy,
     Queue,
     State,
     Usage,
 )
-from batchml.model.status import JobStatus
 
 
 class Draft:
@@ -88,59 +88,35 @@ class Draft:
         The scheduling priority counts among the jobs of one share only.
         """
         key = (0 if front else 1, -job.spec.priority if job.spec.share else 0, job.sequence)
-        self._push(job.queue, job.spec.share, key, job.id)
+        self._push(job.queue, Line(job.spec.share), key, job.id)
 
-    def _push(self, queue: str, share: str, key: Any, job_id: str) -> None:
-        shares: Map[str, heap.Heap] = self.state.lines.get(queue, Map())
-        line = heap.push(shares.get(share), key, job_id)
-        self._set(lines=self.state.lines.set(queue, shares.set(share, line)))
+    def _push(self, queue: str, line: Line, key: Any, job_id: str) -> None:
+        lines: Map[Line, heap.Heap] = self.state.lines.get(queue, Map())
+        lines = lines.set(line, heap.push(lines.get(line), key, job_id))
+        self._set(lines=self.state.lines.set(queue, lines))
 
-    def pop_line(self, queue: str, share: str) -> None:
+    def pop_line(self, queue: str, line: Line) -> None:
         """Take the first job out of a line; a line without jobs goes."""
-        shares = self.state.lines[queue]
-        rest = heap.pop(shares[share])
-        shares = shares.delete(share) if rest is None else shares.set(share, rest)
-        lines = self.state.lines.set(queue, shares) if shares else self.state.lines.delete(queue)
-        self._set(lines=lines)
+        lines = self.state.lines[queue]
+        rest = heap.pop(lines[line])
+        lines = lines.delete(line) if rest is None else lines.set(line, rest)
+        left = self.state.lines
+        self._set(lines=left.set(queue, lines) if lines else left.delete(queue))
 
-    def park(self, job: Job, consumable: str) -> None:
-        """The first of a line waits for a consumable resource, and lets those behind it pass."""
-        first = self.state.lines[job.queue][job.spec.share]
+    def move(self, queue: str, line: Line, to: Line) -> None:
+        """The first job of a line goes to another, and keeps its place in the queue's order."""
+        first = self.state.lines[queue][line]
         assert first is not None
-        self.pop_line(job.queue, job.spec.share)
-        wanted = dict(job.spec.consumables)[consumable]
-        waiting: Map[int, heap.Heap] = self.state.parked.get(consumable, Map())
-        waiting = waiting.set(wanted, heap.push(waiting.get(wanted), first[1], job.id))
-        self._set(parked=self.state.parked.set(consumable, waiting))
+        self.pop_line(queue, line)
+        self._push(queue, to, first[1], first[2])
 
-    def unpark(self, consumable: str) -> None:
-        """Put those that waited for a consumable back in line, as many as there is enough for.
-
-        They wait by the quantity that they want, so that a large want holds back no small one.
-        """
-        available = self.available(consumable) or 0
-        waiting: Map[int, heap.Heap] = self.state.parked.get(consumable, Map())
-        while first := _first_of(waiting, available):
-            wanted, (_, key, job_id, *_) = first
-            rest = heap.pop(waiting[wanted])
-            waiting = waiting.delete(wanted) if rest is None else waiting.set(wanted, rest)
-            job = self.state.jobs.get(job_id)
-            if job is not None and job.status is JobStatus.RUNNABLE:
-                available -= wanted
-                self._push(job.queue, job.spec.share, key, job.id)
-        parked = self.state.parked
-        if waiting:
-            parked = parked.set(consumable, waiting)
-        elif consumable in parked:
-            parked = parked.delete(consumable)
-        self._set(parked=parked)
-
-    def available(self, consumable: str) -> int | None:
-        """How much of a consumable resource is left; None when there is no such resource."""
+    def has(self, consumable: str, quantity: int) -> bool:
+        """True when so much of a consumable resource is left."""
         record = self.state.consumables.get(consumable)
         if record is None:
-            return None
-        return record.total - record.spent - self.state.in_use.get(consumable, 0)
+            return False
+        held = record.spent + self.state.in_use.get(consumable, 0)
+        return record.total - held >= quantity
 
     # --- what attempts occupy ---------------------------------------------------------------
 
@@ -182,7 +158,6 @@ class Draft:
             record = self.state.consumables.get(consumable)
             if record is not None and record.replenishable:
                 self._hold(consumable, -quantity)
-                self.unpark(consumable)
 
     def _use(self, job: Job, vcpus: int) -> None:
         """The share of a job uses so many vCPUs more, or less, from now on."""
@@ -295,9 +270,3 @@ class Draft:
 
     def _save(self, kind: str, key: str, record: Struct) -> None:
         self.effects.append(SaveRecord(kind, key, record))
-
-
-def _first_of(waiting: Map[int, heap.Heap], available: int) -> tuple[int, Any] | None:
-    """The line whose first job came first, of those that want no more than there is."""
-    fitting = [(wanted, line) for wanted, line in waiting.items() if line and wanted <= available]
-    return min(fitting, key=lambda item: item[1][1], default=None)

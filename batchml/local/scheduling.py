@@ -14,7 +14,7 @@ from batchml.local.attempts import attempt_of
 from batchml.local.draft import Draft
 from batchml.local.messages import Launch
 from batchml.local.nodes import launch_node
-from batchml.local.state import Blocked, Environment, Job, Queue, State
+from batchml.local.state import Blocked, Environment, Job, Line, Queue, State
 from batchml.model.status import JobStatus
 
 NEVER_FITS_MACHINE = (
@@ -48,49 +48,67 @@ def schedule(draft: Draft) -> None:
     queues = [state.queues[name] for name in state.lines if name in state.queues]
     for queue in sorted(queues, key=lambda queue: (-queue.priority, queue.name)):
         while (head := _head(draft, queue)) is not None:
-            share, job = head
-            lacking = _lacking(draft, job)
-            if lacking:
-                draft.park(job, lacking)
-                continue
+            line, job = head
             where = environment_for(draft.state, queue, job)
             if where is not None:
-                draft.pop_line(queue.name, share)
+                draft.pop_line(queue.name, line)
                 _unblock(draft, queue.name)
                 launch(draft, job, where)
             elif not _is_over(draft, queue, _blocked(draft, queue, job)):
                 break
 
 
-def _head(draft: Draft, queue: Queue) -> tuple[str, Job] | None:
-    """The RUNNABLE job whose turn it is, and its share; those cancelled meanwhile are dropped."""
+def _head(draft: Draft, queue: Queue) -> tuple[Line, Job] | None:
+    """The RUNNABLE job whose turn it is, and its line.
+
+    Those that have ended meanwhile are dropped, and those that lack a consumable resource wait for
+    it in a line of their own, which lets those behind them pass.
+    """
     while lines := draft.state.lines.get(queue.name):
-        share = _next_share(draft, queue, lines)
-        line = lines[share]
-        assert line is not None  # a line without jobs is dropped
-        job = draft.state.jobs.get(line[2])
-        if job is not None and job.status is JobStatus.RUNNABLE:
-            return share, job
-        draft.pop_line(queue.name, share)
+        line = _next_line(draft, queue, lines)
+        if line is None:
+            break
+        first = lines[line]
+        assert first is not None  # a line without jobs is dropped
+        job = draft.state.jobs.get(first[2])
+        if job is None or job.status is not JobStatus.RUNNABLE:
+            draft.pop_line(queue.name, line)
+            continue
+        lacking = _lacking(draft, job)
+        if lacking is None:
+            return line, job
+        draft.move(queue.name, line, lacking)
     _unblock(draft, queue.name)
     return None
 
 
-def _next_share(draft: Draft, queue: Queue, lines: Map[str, Any]) -> str:
-    if len(lines) == 1 or not queue.policy:
-        return str(next(iter(lines)))
-    first = [(share, line[1]) for share, line in lines.items()]
+def _next_line(draft: Draft, queue: Queue, lines: Map[Line, Any]) -> Line | None:
+    """The line whose first job is next; None when all wait for consumable resources."""
+    if len(lines) == 1:
+        only = next(iter(lines))
+        return only if _is_open(draft, only) else None
+    first: dict[str, tuple[Any, Line]] = {}  # share -> its first job's key, and line
+    for line, jobs in lines.items():
+        if _is_open(draft, line) and (line.share not in first or jobs[1] < first[line.share][0]):
+            first[line.share] = (jobs[1], line)
+    if len(first) < 2:
+        return next((line for _, line in first.values()), None)
     usage = draft.state.usage.get(queue.name, Map())
-    return shares.next_share(first, usage, draft.now, draft.state.policy_of(queue.name))
+    keys = [(share, key) for share, (key, _) in first.items()]
+    share = shares.next_share(keys, usage, draft.now, draft.state.policy_of(queue.name))
+    return first[share][1]
 
 
-def _lacking(draft: Draft, job: Job) -> str:
-    """The first consumable resource of which there is not enough for a job; empty if none."""
+def _is_open(draft: Draft, line: Line) -> bool:
+    return not line.consumable or draft.has(line.consumable, line.quantity)
+
+
+def _lacking(draft: Draft, job: Job) -> Line | None:
+    """The line of those that wait for a consumable resource, if there is not enough for a job."""
     for name, quantity in job.spec.consumables:
-        available = draft.available(name)
-        if available is None or available < quantity:
-            return name
-    return ""
+        if not draft.has(name, quantity):
+            return Line(job.spec.share, name, quantity)
+    return None
 
 
 def environment_for(state: State, queue: Queue, job: Job) -> str | None:
@@ -118,7 +136,7 @@ def _kept_back(state: State, queue: Queue, job: Job) -> float:
     running = {share for share, use in state.usage.get(queue.name, Map()).items() if use.vcpus}
     if job.spec.share not in running:
         return 0.0
-    active = {*running, *state.lines.get(queue.name, ())}
+    active = running | {line.share for line in state.lines.get(queue.name, ())}
     return shares.reserved(state.policy_of(queue.name), len(active))
 
 
@@ -130,8 +148,8 @@ def front_of_queue(state: State, queue: Queue, now: int, limit: int) -> list[tup
     blocked = state.blocked.get(queue.name)
     found: list[tuple[Job, int]] = []
     while len(found) < limit and (head := _head(draft, queue)) is not None:
-        share, job = head
-        draft.pop_line(queue.name, share)
+        line, job = head
+        draft.pop_line(queue.name, line)
         since = max([job.created_at, *(attempt["stoppedAt"] for attempt in job.attempts)])
         if blocked is not None and blocked.job_id == job.id:
             since = max(since, blocked.since)

@@ -14,7 +14,6 @@ import json
 import os
 import re
 import stat
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -154,6 +153,8 @@ def _json(text: str) -> dict[str, Any]:
 
 
 def _toml(text: str) -> dict[str, Any]:
+    import tomllib
+
     return tomllib.loads(text)
 
 

@@ -9,7 +9,7 @@ A job is what changes, `Job`, and what was submitted, its `Spec`, which the chil
 share: ten thousand of them cost one.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from immutables import Map
 from msgspec import Struct
@@ -315,6 +315,16 @@ class Blocked(Struct, frozen=True):
     reason: str = ""
 
 
+class Line(NamedTuple):
+    """RUNNABLE jobs of one queue that wait for the same: for their turn in their share, or first
+    for so much of a consumable resource.
+    """
+
+    share: str
+    consumable: str = ""
+    quantity: int = 0
+
+
 class Usage(Struct, frozen=True):
     """What a share has used of late: vCPU-milliseconds that fade away, as of a time in ms."""
 
@@ -335,9 +345,7 @@ class State(Struct, frozen=True):
     jobs: Map[str, Job] = Map()
     sequence: int = 0
     by_task: Map[str, str] = Map()
-    lines: Map[str, Map[str, Heap]] = Map()  # queue -> share -> RUNNABLE jobs in their order
-    # consumable -> quantity -> RUNNABLE jobs that wait for so much of it
-    parked: Map[str, Map[int, Heap]] = Map()
+    lines: Map[str, Map[Line, Heap]] = Map()  # queue -> line -> RUNNABLE jobs in their order
     used: Map[str, int] = Map()  # environment -> vCPUs
     in_use: Map[str, int] = Map()  # consumable -> quantity that running jobs hold
     usage: Map[str, Map[str, Usage]] = Map()  # queue -> share
@@ -371,6 +379,7 @@ __all__ = [
     "Definition",
     "Environment",
     "Job",
+    "Line",
     "Machine",
     "Needs",
     "Nodes",

@@ -7,6 +7,7 @@ connection writes and checkpoints; reads go through a second one, which does nei
 
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ import msgspec
 from immutables import Map
 
 from batchml.errors import DiskFull, JournalBusy, LocalServerError, StateDamaged
+from batchml.local import writelog
 from batchml.local.messages import DropRecord, Effect, Launch, SaveJob, SaveRecord, SaveSpec
 from batchml.local.state import (
     Consumable,
@@ -59,6 +61,7 @@ _DECODERS = {kind: msgspec.json.Decoder(struct) for kind, struct in _KINDS.items
 _JOB = msgspec.json.Decoder(Job)
 _SPEC = msgspec.json.Decoder(Spec)
 _encode = msgspec.json.Encoder().encode
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError)
 _KEPT_SPECS = 1024  # decoded ones: the children of an array, which are read together, share one
 
 
@@ -129,6 +132,7 @@ class Store:
         self.path = path
         self._specs: dict[str, Spec] = {}
         try:
+            _check(path)
             self._writer = self._open(path)
             self._reader = sqlite3.connect(
                 f"file:{path}?mode=ro", uri=True, isolation_level=None, check_same_thread=False
@@ -142,9 +146,6 @@ class Store:
         path.chmod(0o600)
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = FULL")
-        (verdict,) = db.execute("PRAGMA quick_check(1)").fetchone()
-        if verdict != "ok":
-            raise StateDamaged(_damaged(path, verdict))
         (version,) = db.execute("PRAGMA user_version").fetchone()
         if version > SCHEMA:
             raise LocalServerError(
@@ -207,7 +208,7 @@ class Store:
             return self._load(machine)
         except sqlite3.Error as error:
             raise _translated(error, self.path) from error
-        except msgspec.MsgspecError as error:
+        except _UNREADABLE as error:
             raise StateDamaged(_damaged(self.path, str(error))) from error
 
     def _load(self, machine: Machine) -> State:
@@ -241,8 +242,13 @@ class Store:
 
     def _jobs(self, where: str, values: Sequence[Any] = ()) -> Iterator[Job]:
         rows = self._reader.execute(f"SELECT spec, body FROM jobs {where}", values)
-        for spec_id, body in rows:
-            yield msgspec.structs.replace(_JOB.decode(body), spec=self._spec(spec_id))
+        try:
+            for spec_id, body in rows:
+                yield msgspec.structs.replace(_JOB.decode(body), spec=self._spec(spec_id))
+        except sqlite3.Error as error:
+            raise _translated(error, self.path) from error
+        except _UNREADABLE as error:
+            raise StateDamaged(_damaged(self.path, str(error))) from error
 
     def _spec(self, spec_id: str) -> Spec:
         spec = self._specs.get(spec_id)
@@ -263,10 +269,13 @@ class Store:
 
     def ended_children(self, parent: str) -> dict[str, str]:
         """The children of an array that have ended, each with its status."""
-        rows = self._reader.execute(
-            "SELECT id, status FROM jobs WHERE owner = ? AND NOT live", (parent,)
-        )
-        return dict(rows.fetchall())
+        try:
+            rows = self._reader.execute(
+                "SELECT id, status FROM jobs WHERE owner = ? AND NOT live", (parent,)
+            )
+            return dict(rows.fetchall())
+        except sqlite3.Error as error:
+            raise _translated(error, self.path) from error
 
     def listed(self, owner: str, wanted: "Wanted", below: int | None, limit: int) -> list[Job]:
         """Jobs of a queue, an array or a multi-node job, newest first, with a sequence below
@@ -360,6 +369,35 @@ def _translated(error: sqlite3.Error, path: Path) -> LocalServerError:
             f"who may write there; nothing in it was changed."
         )
     return StateDamaged(_damaged(path, str(error)))
+
+
+def _check(path: Path) -> None:
+    """Raise StateDamaged when a journal that is there is not whole. Changes nothing.
+
+    A connection that only reads is what makes this so: the last one that may write moves the log
+    into the main file as it closes, and deletes it.
+    """
+    log, index = (path.with_name(path.name + suffix) for suffix in ("-wal", "-shm"))
+    kept = {file: file.read_bytes() if file.exists() else None for file in (log, index)}
+    if not path.exists() or not path.stat().st_size:
+        if kept[log]:
+            raise StateDamaged(
+                _damaged(path, "it is gone or empty, and its write-ahead log is not")
+            )
+        return
+    before = writelog.read_index(path)
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
+        (verdict,) = db.execute("PRAGMA quick_check(1)").fetchone()
+        after = writelog.read_index(path)
+        missing = writelog.missing(kept[log] or b"", before, after.frames if after else 0)
+    if verdict == "ok" and not missing:
+        return
+    for file, content in kept.items():  # what says so is said again at the next start
+        if content is None:
+            file.unlink(missing_ok=True)
+        else:
+            file.write_bytes(content)
+    raise StateDamaged(_damaged(path, missing or verdict))
 
 
 def _damaged(path: Path, what: str) -> str:

@@ -157,12 +157,9 @@ class Client:
                 self._submit()
         except BotoCoreError:
             CLOCK.sleep(0.01)
-        except ClientError as error:
-            # Signed before the server started, and come after: B115 has it signed again.
-            if error.response["Error"]["Code"] != "TooManyRequestsException":
-                self._note("surprise", f"{error.operation_name}: {error}")
-        except Exception as error:
-            if self._home.is_held():  # else somebody else answers on the dead server's port
+        except (ClientError, KeyError) as error:
+            # After a crash somebody else may answer on the dead server's port.
+            if control.running(self._home) == self._endpoint and not _is_to_be_signed_again(error):
                 self._note("surprise", repr(error))
 
     def nap(self, most: float) -> None:
@@ -230,6 +227,12 @@ class Client:
         self._note("stop", job_id, operation, reason, None)
         getattr(self._batch, operation)(jobId=job_id, reason=reason)
         self._note("stop", job_id, operation, reason, int(CLOCK.now() * 1000))
+
+
+def _is_to_be_signed_again(error: Exception) -> bool:
+    """B115: what was signed before the server started and has come after."""
+    code = error.response["Error"]["Code"] if isinstance(error, ClientError) else ""
+    return bool(code == "TooManyRequestsException")
 
 
 class Mortal:

@@ -25,21 +25,13 @@ pytestmark = [
     pytest.mark.xdist_group("aws-cli-everything"),  # the last test looks back at the others
 ]
 
-NOT_SERVED = {
-    "CreateQuotaShare", "DeleteQuotaShare", "DescribeQuotaShare", "ListQuotaShares",
-    "UpdateQuotaShare", "CreateServiceEnvironment", "DeleteServiceEnvironment",
-    "DescribeServiceEnvironments", "UpdateServiceEnvironment", "DescribeServiceJob",
-    "ListServiceJobs", "SubmitServiceJob", "TerminateServiceJob", "TerminateServiceJobs",
-    "UpdateServiceJob",
-}  # fmt: skip
-
 
 class Refused(Exception):
     """What the CLI printed when it failed."""
 
 
 class Aws:
-    """`aws batch submit-job ...` as `aws("batch", "submit-job", ...)`; remembers what was called."""
+    """`aws batch submit-job ...` as `aws("batch", "submit-job", ...)`; notes what was called."""
 
     def __init__(self, home: Path) -> None:
         self.environ = {"PATH": SEARCH, "HOME": str(home), "BATCHML_HOME": str(home / "state")}
@@ -54,9 +46,17 @@ class Aws:
             words.append("--" + name.replace("_", "-"))
             if value is not True:
                 words.append(value if isinstance(value, str) else json.dumps(value))
-        self.called.add("".join(part.capitalize() for part in command.split("-")))
+        self.called.add(command)
         answer = self._run(words)
         return json.loads(answer) if answer.strip() else {}
+
+    def commands(self) -> set[str]:
+        """The operations of Batch that this CLI knows: it lists them for one that it does not."""
+        try:
+            self._run(["aws", "batch", "no-such-command"])
+        except Refused as told:
+            return set(re.findall(r"[a-z]+(?:-[a-z]+)+", str(told)))
+        raise AssertionError("it knows every command")
 
     def _run(self, words: list[str]) -> str:
         done = subprocess.run(words, env=self.environ, capture_output=True, text=True, timeout=60)
@@ -229,6 +229,18 @@ def test_stopping(aws: Aws) -> None:
     assert aws.job(array)["arrayProperties"]["statusSummary"]["FAILED"] == 50
 
 
+@pytest.mark.parametrize("command", ["cancel-jobs", "terminate-jobs"])
+def test_stopping_many(aws: Aws, command: str) -> None:
+    if command not in aws.commands():
+        pytest.skip(f"this `aws` does not know {command} yet")
+    aws.define("late", ["true"])
+    first = aws.submit("long")
+    many = [aws.submit("late", depends_on=f"jobId={first}") for _ in range(2)]
+    assert aws("batch", command, jobs=many, reason="all")["successful"] == many
+    aws("batch", "terminate-job", job_id=first, reason="done")
+    assert [aws.ended(job_id)["statusReason"] for job_id in many] == ["all", "all"]
+
+
 def test_shares(aws: Aws) -> None:
     policy = {"shareDecaySeconds": 60, "shareDistribution": [{"shareIdentifier": "a*"}]}
     arn = aws("batch", "create-scheduling-policy", name="fair", fairshare_policy=policy)["arn"]
@@ -287,6 +299,10 @@ def test_definitions_and_tags(aws: Aws) -> None:
         aws.submit("tagged")
 
 
+VERBS = (
+    "cancel create delete deregister describe get list register submit tag terminate untag update"
+)
+
 REQUIRED: dict[str, dict[str, Any]] = {
     "create-quota-share": {
         "quota_share_name": "n", "job_queue": "default",
@@ -324,11 +340,6 @@ def test_what_is_out_of_scope_says_so(aws: Aws, command: str) -> None:
 
 
 def test_every_operation_that_the_cli_knows_was_called(aws: Aws) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c",
-         "import botocore.session; s = botocore.session.get_session();"
-         "print(*s.get_service_model('batch').operation_names)"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    known = set(done.stdout.split())
-    assert known - aws.called - NOT_SERVED == set()
+    known = {command for command in aws.commands() if command.split("-")[0] in VERBS.split()}
+    assert len(known) > 40
+    assert known - aws.called == set()

@@ -58,7 +58,10 @@ def kill_server(home: Home) -> None:
     pid = home.holder()
     if pid is not None and home.is_held():
         os.kill(pid, signal.SIGKILL)
-        wait_for(lambda: not home.is_held(), "the killed server is gone")
+        wait_for(
+            lambda: home.holder() != pid or not home.is_held(),  # somebody may start the next one
+            "the killed server is gone",
+        )
 
 
 def submit(batch: Any, definition: str, starts: Path, **more: Any) -> str:

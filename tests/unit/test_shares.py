@@ -190,10 +190,9 @@ def test_a_part_is_kept_for_shares_of_which_nothing_runs() -> None:
     assert running == {"a": 5, "b": 1}  # two shares: a quarter of 8 is kept
     c = submit(w, "c")
     assert w.status(c) == ["STARTING"]
-    for job_id in (*a, *b, c):
-        if job_id in w.active():
-            w.end(job_id)
-    assert w.active()
+    while active := w.active():
+        w.end(active[0])
+    assert set(w.status(*a, *b, c)) == {"SUCCEEDED"}
 
 
 def test_a_job_as_large_as_the_environment_starts_when_nothing_else_runs() -> None:
@@ -334,7 +333,7 @@ def test_an_array_takes_its_turns_within_its_share() -> None:
     assert w.active() == [f"{array}:1", b[0]]
 
 
-@settings(max_examples=25, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@settings(max_examples=8, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(
     weights=st.lists(st.sampled_from([0.125, 0.25, 0.5, 1.0, 2.0]), min_size=2, max_size=4),
     steps=st.lists(st.integers(1, 8), min_size=2, max_size=4),
@@ -345,7 +344,7 @@ def test_in_the_long_run_each_share_gets_the_inverse_of_its_weight(
 ) -> None:
     """B155: whatever its jobs take, while all of them always have some that wait."""
     names = "abcd"[: len(weights)]
-    w = fair(vcpus=8, decay=decay, **dict(zip(names, weights, strict=True)))
+    w = fair(8, None, decay, 0, **dict(zip(names, weights, strict=True)))
     used: Counter[str] = Counter()
     until: dict[str, int] = {}
     for name in names:

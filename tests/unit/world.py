@@ -8,6 +8,7 @@ from immutables import Map
 from msgspec.structs import replace
 
 from batchml.local.engine import restore, step
+from batchml.local.heap import Heap
 from batchml.local.messages import (
     Answer,
     Effect,
@@ -23,7 +24,7 @@ from batchml.local.messages import (
     Ticked,
 )
 from batchml.local.reads import READS, View
-from batchml.local.state import Job, Machine, State, empty
+from batchml.local.state import Job, Line, Machine, State, empty
 from batchml.local.store import Store
 from batchml.model.names import bare_name
 from batchml.model.status import JobStatus
@@ -46,6 +47,7 @@ class World:
         self._unkept: list[Effect] = []
         self.jobs: dict[str, Job] = {}
         self.history: dict[str, list[str]] = {}
+        self.ends: dict[str, int] = {}  # how often a job was said to have ended
         self.launches: list[Launch] = []
         self.stops: list[str] = []
         self.now = 1_000_000
@@ -58,6 +60,8 @@ class World:
         for effect in effects:
             if isinstance(effect, SaveJob):
                 self.jobs[effect.job.id] = effect.job
+                if not effect.live:
+                    self.ends[effect.job.id] = self.ends.get(effect.job.id, 0) + 1
                 seen = self.history.setdefault(effect.job.id, [])
                 if seen[-1:] != [effect.job.status.value]:
                     seen.append(effect.job.status.value)
@@ -69,7 +73,7 @@ class World:
 
     # --- calls ------------------------------------------------------------------------------
 
-    def call(self, operation: str, **params: Any) -> dict[str, Any]:
+    def call(self, operation: str, /, **params: Any) -> dict[str, Any]:
         """A request that is accepted."""
         self.count += 1
         effects = self.apply(self._request(operation, params, f"j{self.count}"))
@@ -77,7 +81,7 @@ class World:
         assert answer is None, answer
         return next(effect.body for effect in effects if isinstance(effect, Answer))
 
-    def refusal(self, operation: str, **params: Any) -> str:
+    def refusal(self, operation: str, /, **params: Any) -> str:
         """The words in which a request is refused; it must have changed nothing."""
         before = self.state
         (effect,) = self.apply(self._request(operation, params, "no"))
@@ -96,7 +100,7 @@ class World:
         found = {named: over[named]} if named in over else {}
         return Requested(operation, params, self.now, new_id, "request", ended, found)
 
-    def read(self, operation: str, **params: Any) -> dict[str, Any]:
+    def read(self, operation: str, /, **params: Any) -> dict[str, Any]:
         """A request that changes nothing. Raises Refused."""
         self.keep()
         assert self.store is not None, "it needs a journal"
@@ -151,8 +155,11 @@ class World:
             "SubmitJob",
             jobName="job",
             jobQueue=queue,
-            jobDefinition="d",
-            **{"containerOverrides": needing(vcpus, memory, gpus), **more},
+            **{
+                "jobDefinition": "d",
+                "containerOverrides": needing(vcpus, memory, gpus),
+                **more,
+            },
         )
         return str(made["jobId"])
 
@@ -356,8 +363,8 @@ def order_of(state: State, queue: str, share: str = "") -> list[str]:
 
     What is stale in the lines is left out, and a job that stands twice shows twice.
     """
-    heaps = [state.lines.get(queue, Map()).get(share)]
-    heaps += [line for lines in state.parked.values() for line in lines.values()]
+    lines: Map[Line, Heap] = state.lines.get(queue, Map())
+    heaps = [jobs for line, jobs in lines.items() if line.share == share]
     found = []
     while heaps:
         line = heaps.pop()
@@ -366,5 +373,5 @@ def order_of(state: State, queue: str, share: str = "") -> list[str]:
             heaps += [left, right]
             job = state.jobs.get(job_id)
             if job is not None and job.status is JobStatus.RUNNABLE:
-                found += [(key, job_id)] if (job.queue, job.spec.share) == (queue, share) else []
+                found.append((key, job_id))
     return [job_id for _, job_id in sorted(found)]

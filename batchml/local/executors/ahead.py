@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from batchml.local import secrets
 from batchml.local.executors.network import Network, NoNetwork, Place
-from batchml.local.executors.spec import NoEnvironment
-from batchml.local.executors.supervisor import SpecOf
+from batchml.local.executors.record import PROCESS
+from batchml.local.executors.spec import NoEnvironment, SpecOf
 from batchml.local.state import Attempt, Job
 
 T = TypeVar("T")
@@ -32,12 +32,14 @@ class Ahead:
         self._spec_of = spec_of
         self._network = network
 
-    def __call__(self, job: Job, attempt: Attempt) -> Coroutine[Any, Any, dict[str, Any]] | None:
+    def __call__(
+        self, kind: str, job: Job, attempt: Attempt
+    ) -> Coroutine[Any, Any, dict[str, Any]] | None:
         if job.container.get("secrets") or job.node is not None:
-            return self._make(job, attempt)
+            return self._make(kind, job, attempt)
         return None
 
-    async def _make(self, job: Job, attempt: Attempt) -> dict[str, Any]:
+    async def _make(self, kind: str, job: Job, attempt: Attempt) -> dict[str, Any]:
         """Raises NoEnvironment."""
         entries = job.container.get("secrets")
         if entries:
@@ -52,8 +54,8 @@ class Ahead:
             except secrets.Unresolved as error:
                 raise NoEnvironment(f"{_SECRETS}{error}") from None
             job = with_variables(job, found)
-        spec = self._spec_of(job, attempt)
-        if job.node is None or spec.get("kind", "process") != "process":
+        spec = self._spec_of(kind, job, attempt)
+        if job.node is None or kind != PROCESS:
             return spec
         try:
             return in_place(spec, await self._network.place(attempt.task_id))

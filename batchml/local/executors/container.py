@@ -69,7 +69,7 @@ def container_name(task_id: str) -> str:
 
 
 def container_spec(host: Host, permits: Permits, job: Job, attempt: Attempt) -> dict[str, Any]:
-    """The content of `spec.json`. Raises NoEnvironment."""
+    """What a container's runner is told. Raises NoEnvironment."""
     container = job.container
     env, places = _environment(host, job, attempt)
     sources = [*_volumes(host, container), *_own_folders(places, container)]
@@ -97,12 +97,9 @@ def container_spec(host: Host, permits: Permits, job: Job, attempt: Attempt) -> 
         config["User"] = container["user"]
     published = find(host.home.images, container["image"])
     return {
-        "kind": "container",
         "task_id": attempt.task_id,
         "name": container_name(attempt.task_id),
-        "env": env,
         "grace": RuntimeEnv.read(env).grace,
-        "notify": str(host.home.notify),
         "preamble": f"{MARK}host executor=docker image={container['image']}",
         "config": config,
         "sources": [*sources, *code],

@@ -1,18 +1,15 @@
 """The Docker engine: the only module that imports the `docker` package.
 
 It is imported once in a runner's life. What the engine refuses is Refused; an engine that does not
-answer is asked again, and then Unreachable. Run as a program, it removes what no attempt owns:
-`python -m batchml.local.executors.docker HOME_LABEL ATTEMPTS`.
+answer is asked again, and then Unreachable.
 """
 
 import io
-import json
 import os
 import select
-import sys
 import tarfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Protocol, TypeVar
 
 from batchml.local.executors.aside import Aside
@@ -74,14 +71,19 @@ class Engine:
                 self._waiting.drain()
 
     def once(self, call: Callable[[Any], T]) -> T:
-        errors = package().errors
-        try:
-            return call(_client(self._address))
-        except errors.APIError as error:
-            text = str(error.explanation or error).strip()
-            raise Refused(error.status_code or 500, text) from error
-        except (errors.DockerException, OSError) as error:
-            raise Unreachable(_innermost(error)) from error
+        return once(self._address, call)
+
+
+def once(address: str, call: Callable[[Any], T]) -> T:
+    """The answer of the engine at `address`. Raises Refused, Unreachable."""
+    errors = package().errors
+    try:
+        return call(_client(address))
+    except errors.APIError as error:
+        text = str(error.explanation or error).strip()
+        raise Refused(error.status_code or 500, text) from error
+    except (errors.DockerException, OSError) as error:
+        raise Unreachable(_innermost(error)) from error
 
 
 def package() -> Any:
@@ -168,28 +170,39 @@ def _innermost(error: BaseException) -> str:
     return str(error)
 
 
-def sweep(home: str, attempts: str) -> int:
-    """Remove containers of a state folder whose attempt is over or forgotten; their number."""
-    api = _client("")
-    errors = package().errors
-    mine = {"label": f"batchml.home={home}"}
-    removed = 0
-    for found in api.containers(all=True, filters=mine):
-        folder = os.path.join(attempts, os.path.basename(found["Labels"].get("batchml.task", "")))
-        if os.path.isdir(folder) and not os.path.exists(os.path.join(folder, "exit.json")):
-            continue
-        try:
-            api.remove_container(found["Id"], v=True, force=True)
-            removed += 1
-        except errors.APIError:
-            pass  # its runner was faster
-    for network in api.networks(filters=mine):
-        try:
-            api.remove_network(network["Id"])
-        except errors.APIError:
-            pass  # in use
-    return removed
+# --- what is left of a state folder's, seen by its label ------------------------------------------
 
 
-if __name__ == "__main__":
-    print(json.dumps({"removed": sweep(*sys.argv[1:3])}))
+def belongings(label: str) -> tuple[list[str], int]:
+    """The tasks that have containers, and the number of networks. Raises Unreachable, Refused."""
+
+    def look(api: Any) -> tuple[list[str], int]:
+        tasks = [_task(found) for found in api.containers(all=True, filters=_of(label))]
+        return tasks, len(api.networks(filters=_of(label)))
+
+    return once("", look)
+
+
+def remove_belongings(label: str, tasks: Collection[str] | None) -> None:
+    """Remove the containers of these tasks, or of all, and networks that nobody is in."""
+    for found in once("", lambda api: api.containers(all=True, filters=_of(label))):
+        if tasks is None or _task(found) in tasks:
+            _unless_refused(lambda api, id_=found["Id"]: api.remove_container(id_, v=True, force=True))
+    for network in once("", lambda api: api.networks(filters=_of(label))):
+        _unless_refused(lambda api, id_=network["Id"]: api.remove_network(id_))
+
+
+def _of(label: str) -> dict[str, str]:
+    return {"label": f"batchml.home={label}"}
+
+
+def _task(container: dict[str, Any]) -> str:
+    return str(container["Labels"].get("batchml.task", ""))
+
+
+def _unless_refused(call: Callable[[Any], Any]) -> None:
+    """It is in use, or someone else was faster."""
+    try:
+        once("", call)
+    except Refused:
+        pass

@@ -16,9 +16,7 @@ nodes share one, and what a killed server left behind is found.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import hashlib
-import ipaddress
 import json
 import logging
 import os
@@ -94,8 +92,10 @@ def lowest_free(taken: Collection[int]) -> int:
 
 def free_network(routes: Iterable[str]) -> str:
     """The first of our candidates that overlaps with nothing that the machine routes."""
-    used = [ipaddress.IPv4Network(route, strict=False) for route in routes]
-    for candidate in map(ipaddress.IPv4Network, _CANDIDATES):
+    from ipaddress import IPv4Network
+
+    used = [IPv4Network(route, strict=False) for route in routes]
+    for candidate in map(IPv4Network, _CANDIDATES):
         if not any(candidate.overlaps(other) for other in used):
             return str(candidate)
     raise NoNetwork("no private network is free on this machine")
@@ -105,8 +105,10 @@ def free_link(tag: str, routes: Iterable[str]) -> str:
     """Four addresses between the switch and the machine, each server's own: 169.254.64.0/19, far
     from the clouds' metadata services (169.254.169.254 and .170.2).
     """
-    used = [ipaddress.IPv4Network(route, strict=False) for route in routes]
-    links = list(ipaddress.IPv4Network("169.254.64.0/19").subnets(new_prefix=30))
+    from ipaddress import IPv4Network
+
+    used = [IPv4Network(route, strict=False) for route in routes]
+    links = list(IPv4Network("169.254.64.0/19").subnets(new_prefix=30))
     first = int(tag, 16) % len(links)
     for link in (*links[first:], *links[:first]):
         if not any(link.overlaps(other) for other in used if other.prefixlen > 16):
@@ -115,7 +117,9 @@ def free_link(tag: str, routes: Iterable[str]) -> str:
 
 
 def address_in(subnet: str, index: int) -> str:
-    return str(ipaddress.ip_network(subnet)[index])
+    from ipaddress import IPv4Network
+
+    return str(IPv4Network(subnet)[index])
 
 
 def loopback_address(tag: str, index: int) -> str:
@@ -397,6 +401,8 @@ def within(namespace: str, work: Callable[[], T]) -> T:
 
 
 def _enter(path: str) -> None:
+    import ctypes  # os.setns is there from Python 3.12 on
+
     libc = ctypes.CDLL(None, use_errno=True)
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,9 @@ class Host(Struct, frozen=True):
     has_gpus: bool = False
     endpoint: str = ""
     keys: Keys | None = None
+
+
+SpecOf = Callable[[str, Job, Attempt], dict[str, Any]]  # what a runner of a kind is told
 
 
 class NoEnvironment(Exception):

@@ -9,6 +9,7 @@ from batchml.local.wire import Refused, client_error
 from batchml.model.names import is_valid_name
 
 MAX_TAGS = 50
+MAX_KEY, MAX_VALUE = 128, 256  # characters of a tag
 
 # Parts of requests that AWS has and that are not served here: they would otherwise be ignored.
 _NOT_SERVED = (
@@ -39,8 +40,16 @@ def check_name(name: str, what: str, request: Requested) -> None:
 
 
 def check_tags(request: Requested) -> None:
-    if len(request.params.get("tags", {})) > MAX_TAGS:
+    given: dict[str, str] = request.params.get("tags", {})
+    if len(given) > MAX_TAGS:
         raise refuse(f"Tags limit exceeded: at most {MAX_TAGS}", request)
+    for key, value in given.items():
+        if not 1 <= len(key) <= MAX_KEY or len(value) > MAX_VALUE or key.startswith("aws:"):
+            raise refuse(
+                f"Tag keys have 1-{MAX_KEY} characters and do not start with aws:, "
+                f"values at most {MAX_VALUE}",
+                request,
+            )
 
 
 def check_chaos(tags: Mapping[str, str], request: Requested) -> None:

@@ -71,7 +71,6 @@ def update_consumable_resource(draft: Draft, request: Requested) -> dict[str, An
     if not 0 <= total < 2**63:
         raise refuse(f"The total quantity would be {total}", request)
     draft.put_consumable(replace(record, total=total, updates=updates))
-    draft.unpark(record.name)
     return {**answer, "totalQuantity": total}
 
 

@@ -26,10 +26,11 @@ _TARGET = re.compile(r"([0-9]{1,4})|([0-9]{1,4})?:([0-9]{1,4})?")
 
 # Source: AWS Batch API reference, EvaluateOnExit.
 _PATTERNS = {
-    "onStatusReason": re.compile(r"[A-Za-z0-9.:\s]{0,511}\*?"),
-    "onReason": re.compile(r"[A-Za-z0-9.:\s]{0,511}\*?"),
-    "onExitCode": re.compile(r"[0-9]{0,511}\*?"),
+    "onStatusReason": re.compile(r"[A-Za-z0-9.:\s]*\*?"),
+    "onReason": re.compile(r"[A-Za-z0-9.:\s]*\*?"),
+    "onExitCode": re.compile(r"[0-9]*\*?"),
 }
+MAX_PATTERN = 512
 
 # As long as 32 bits allow: what is kept must fit the journal and the client's integers.
 _WHOLE = re.compile(r"-?[0-9]{1,9}")
@@ -133,8 +134,13 @@ def check_retry(strategy: dict[str, Any], request: Requested) -> None:
         if str(rule["action"]).upper() not in ("RETRY", "EXIT"):
             raise refuse("evaluateOnExit action must be RETRY or EXIT", request)
         for name, pattern in _PATTERNS.items():
-            if name in rule and not pattern.fullmatch(rule[name]):
-                raise refuse(f"evaluateOnExit {name} must match {pattern.pattern}", request)
+            given = rule.get(name, "")
+            if len(given) > MAX_PATTERN or not pattern.fullmatch(given):
+                raise refuse(
+                    f"evaluateOnExit {name} must have at most {MAX_PATTERN} characters and match "
+                    f"{pattern.pattern}",
+                    request,
+                )
 
 
 def check_timeout(timeout: dict[str, Any], request: Requested) -> None:

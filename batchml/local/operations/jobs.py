@@ -1,6 +1,6 @@
 """Jobs: submit, cancel, terminate."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -93,8 +93,8 @@ def _check_share(draft: Draft, queue: Queue, spec: Spec, request: Requested) -> 
         raise refuse(
             f"shareIdentifier {needs} a job queue {kind} a scheduling policy, {queue.name}", request
         )
-    lines: Mapping[str, Any] = draft.state.lines.get(queue.name, {})
-    if spec.share and spec.share not in lines and len(lines) >= MAX_ACTIVE_SHARES:
+    waiting = {line.share for line in draft.state.lines.get(queue.name, ())}
+    if spec.share and spec.share not in waiting and len(waiting) >= MAX_ACTIVE_SHARES:
         raise refuse(f"At most {MAX_ACTIVE_SHARES} active share identifiers", request)
 
 

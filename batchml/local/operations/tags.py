@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from batchml.local.draft import Draft
 from batchml.local.messages import Requested
-from batchml.local.operations.checks import MAX_TAGS, check_chaos, refuse
+from batchml.local.operations.checks import MAX_TAGS, check_chaos, check_tags, refuse
 from batchml.local.state import Job
 from batchml.model.names import Arn, parse_arn
 
@@ -23,18 +23,11 @@ _RECORDS: dict[str, tuple[str, Callable[[Draft, Any], None]]] = {
     "scheduling-policy": ("policies", Draft.put_policy),
     "consumable-resource": ("consumables", Draft.put_consumable),
 }
-MAX_KEY, MAX_VALUE = 128, 256
 
 
 def tag_resource(draft: Draft, request: Requested) -> dict[str, Any]:
+    check_tags(request)
     given: dict[str, str] = request.params["tags"]
-    for key, value in given.items():
-        if not 1 <= len(key) <= MAX_KEY or len(value) > MAX_VALUE or key.startswith("aws:"):
-            raise refuse(
-                f"Tag keys have 1-{MAX_KEY} characters and do not start with aws:, "
-                f"values at most {MAX_VALUE}",
-                request,
-            )
     check_chaos(given, request)
     return _change(draft, request, lambda tags: {**tags, **given})
 
