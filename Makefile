@@ -7,7 +7,7 @@ ifneq ($(wildcard ../shared/data/mnist),)
 export BATCHML_DATA_DIR ?= $(abspath ../shared/data)
 endif
 
-.PHONY: demo test check lint types bench help-texts picture wheel clean
+.PHONY: demo test torture check lint types bench help-texts picture wheel clean
 
 demo: .venv/installed  ## LeNet learns handwritten digits, through the embedded AWS Batch
 	$(BIN)/batchml submit --wait lenet
@@ -16,6 +16,12 @@ demo: .venv/installed  ## LeNet learns handwritten digits, through the embedded 
 test: .venv/installed-dev  ## every test
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not slow'
 	$(BIN)/python -m pytest -m slow
+
+TORTURES := e2e/test_kill9_rounds.py e2e/test_system_calls.py e2e/test_power_cuts.py \
+  unit/test_damage.py contract/test_malformed.py contract/test_forged.py
+
+torture: .venv/installed-dev  ## hours: ten thousand kills, every system call, every bad request
+	BATCHML_TORTURE=$${BATCHML_TORTURE:-20} $(BIN)/python -m pytest -s $(addprefix tests/,$(TORTURES))
 
 check: lint types test  ## what CI runs
 

@@ -145,29 +145,19 @@ def reset(
 
     Environments made for images, data sets and the workspace stay.
     """
-    import shutil
-
     from batchml.clock import SystemClock
     from batchml.local import control
-    from batchml.local.executors.choice import read_choice, remove_containers
-    from batchml.local.executors.network import Network
-    from batchml.local.reset import kill_attempts
+    from batchml.local.reset import forget
 
     home = _home()
     if not yes:
         if not sys.stdin.isatty():
             raise UsageError("This forgets every local job and its outputs. Say so with --yes.")
         typer.confirm(f"Forget every job, log and output in {home.root}?", abort=True)
-    control.stop(home, SystemClock())
+    clock = SystemClock()
+    control.stop(home, clock)
     lock = home.hold() if home.local.is_dir() else None
-    killed = kill_attempts(home)
-    Network(home.root, home.network).clear()
-    has_containers = read_choice(home).is_docker
-    for folder in (home.local, home.runs, home.code):
-        shutil.rmtree(folder, ignore_errors=True)
-    if has_containers:
-        remove_containers(home)
-    (home.root / "history.jsonl").unlink(missing_ok=True)
+    killed = forget(home, clock)
     if lock is not None:
         import os
 

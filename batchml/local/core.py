@@ -12,11 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 import msgspec
+from immutables import Map
 from msgspec import Struct
 
 from batchml.clock import Clock
 from batchml.errors import DiskFull, JournalBusy, LocalServerError
-from batchml.local import engine
+from batchml.local import engine, heap
 from batchml.local.messages import (
     Answer,
     Effect,
@@ -39,6 +40,7 @@ log = logging.getLogger("batchml.local")
 REMEMBER_CALLS = 24 * 3600 * 1000  # ms
 _FORGET_EVERY = 3600 * 1000  # ms
 _RETRY_AFTER = 1.0  # seconds between tries when the disk is full
+_JUMP = 1.0  # seconds; what the clock is off by less is no jump
 
 
 class Executor(Protocol):
@@ -66,6 +68,7 @@ class Core:
         self._writer = ThreadPoolExecutor(1, "journal")
         self._in_flight: dict[str, tuple[str, asyncio.Future[dict[str, Any]]]] = {}
         self._no_tick_before = 0.0  # on the monotonic clock
+        self._set_by = clock.now() - clock.monotonic()  # what the clock shows, but for its going
         self._forget_at = 0  # ms; when old answers are thrown away next
         self._closing = False
         self._broken: Refused | None = None
@@ -175,6 +178,7 @@ class Core:
         return max(0.0, held_back, (deadline - self._now()) / 1000)
 
     async def _round(self, items: list[_Item]) -> None:
+        self._follow_clock()
         state = self.state
         effects: list[Effect] = []
         answers: list[tuple[_Item, Answer | Refusal]] = []
@@ -211,6 +215,15 @@ class Core:
         for item, outcome in answers:
             _give(item, outcome)
         await self._forget_old_calls()
+
+    def _follow_clock(self) -> None:
+        """When the clock was set, what is due moves along: a minute that has begun stays one."""
+        set_by = self._clock.now() - self._clock.monotonic()
+        jump, self._set_by = set_by - self._set_by, set_by
+        if abs(jump) > _JUMP:
+            log.warning("the clock was set by %+.0f s, or the machine slept", jump)
+            self.state = _moved(self.state, int(jump * 1000))
+            self._forget_at = self._now() + REMEMBER_CALLS
 
     async def _commit(
         self, effects: list[Effect], answers: Sequence[tuple[_Item, Answer | Refusal]]
@@ -260,6 +273,27 @@ def _step(state: State, event: Event) -> tuple[State, list[Effect]]:
         log.exception("request %s failed", event.request_id)
         text = f"Internal error in the embedded AWS Batch; its server.log has {event.request_id}."
         return state, [Refusal("ServerException", text, 500)]
+
+
+def _moved(state: State, by: int) -> State:
+    """The state with all that time alone will bring `by` ms later."""
+    return msgspec.structs.replace(
+        state,
+        deadlines=_later(state.deadlines, by),
+        faults=_later(state.faults, by),
+        no_capacity_until=state.no_capacity_until and state.no_capacity_until + by,
+        blocked=Map(
+            (name, msgspec.structs.replace(blocked, since=blocked.since + by))
+            for name, blocked in state.blocked.items()
+        ),
+    )
+
+
+def _later(times: heap.Heap, by: int) -> heap.Heap:
+    moved: heap.Heap = None
+    for (at, name), item in heap.items(times):
+        moved = heap.push(moved, (at + by, name), item)
+    return moved
 
 
 def _give(item: _Item, outcome: Answer | Refusal) -> None:

@@ -27,10 +27,11 @@ from batchml.local import access, engine, faults
 from batchml.local.chaos import Chaos, parse
 from batchml.local.core import Core
 from batchml.local.executors.ahead import Ahead
-from batchml.local.executors.choice import EXECUTORS, choose, sweep
+from batchml.local.executors.choice import EXECUTORS, choose
 from batchml.local.executors.network import AUTO, LOOPBACK, NAMESPACES, Network
-from batchml.local.executors.process import ProcessExecutor
 from batchml.local.executors.spec import Host
+from batchml.local.executors.supervisor import Executor
+from batchml.local.executors.sweeper import sweep
 from batchml.local.home import Endpoint, Home
 from batchml.local.images import publish_runtime
 from batchml.local.logreads import LogReads
@@ -102,7 +103,7 @@ async def serve(home: Home, options: argparse.Namespace) -> int:
     choice = choose(home, options.executor, options.allow_path, options.allow_privileged)
     keys = home.keys()
     _check_not_emptied(home)
-    store = Store(home.journal)
+    store = Store(home.journal, may_be_new=not _has_served(home))
     machine = read_machine()
     chaos = _chaos(options.chaos)
     now = int(clock.now() * 1000)
@@ -124,7 +125,9 @@ async def serve(home: Home, options: argparse.Namespace) -> int:
         core.report(event)
 
     ahead = Ahead(home.root, spec_of, network)
-    executor = ProcessExecutor(host, loop, clock, report, spec_of, ahead)
+    executor = Executor(
+        home, host.environ, loop, clock, report, spec_of, kind=choice.kind, ahead=ahead
+    )
     core.executor = executor
     logs = LogReads(store, lambda task_id: home.attempt(task_id) / "log")
     server = Server(core, store, logs, keys, endpoint.port, clock)
@@ -145,7 +148,9 @@ async def serve(home: Home, options: argparse.Namespace) -> int:
             if job.attempt is not None and job.attempt.started_at is None:
                 executor.look(job.attempt.task_id)
 
-    sweeping = loop.create_task(sweep(home)) if choice.is_docker else None
+    sweeping = None
+    if choice.had_docker:
+        sweeping = loop.create_task(sweep(home, lambda: core.state.by_task))
     idle_task = loop.create_task(idle(server, core, clock, options.idle, poll))
     try:
         return await _until_over(server, listener, loop_task, idle_task, asked)
@@ -216,12 +221,15 @@ def node_network() -> str:
 
 def _check_not_emptied(home: Home) -> None:
     """A journal that is gone or empty where a server has served would silently start afresh."""
-    served_before = (home.local / "endpoint.json").exists()
-    if served_before and not (home.journal.exists() and home.journal.stat().st_size):
+    if _has_served(home) and not (home.journal.exists() and home.journal.stat().st_size):
         raise StateDamaged(
             f"The journal {home.journal} is gone or empty, though a server has served from here. "
             f"Nothing was changed. Put back a copy, or `batchml local reset` to start afresh."
         )
+
+
+def _has_served(home: Home) -> bool:
+    return (home.local / "endpoint.json").exists()
 
 
 def bind(home: Home, port: int) -> socket.socket:
@@ -274,7 +282,7 @@ async def _first_start(core: Core, clock: SystemClock) -> None:
         await core.request(Requested(operation, params, now, f"first-{operation}"))
 
 
-def _adopt_all(state: State, executor: ProcessExecutor) -> None:
+def _adopt_all(state: State, executor: Executor) -> None:
     for job in sorted(state.jobs.values(), key=lambda job: job.sequence):
         if job.attempt is not None and not job.is_multinode:
             executor.adopt(job, job.attempt)

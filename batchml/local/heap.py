@@ -5,6 +5,7 @@ right spines only, which are never longer than log2(n + 1), so no operation recu
 A heap is None (empty) or (rank, key, item, left, right); keys must be ordered and unique.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 Heap = tuple[int, Any, Any, Any, Any] | None
@@ -18,6 +19,16 @@ def push(heap: Heap, key: Any, item: Any) -> Heap:
 def pop(heap: Heap) -> Heap:
     """Return `heap` without its least key. O(log n)."""
     return None if heap is None else _merge(heap[3], heap[4])
+
+
+def items(heap: Heap) -> Iterator[tuple[Any, Any]]:
+    """All keys and items, in no order."""
+    todo = [heap]
+    while todo:
+        node = todo.pop()
+        if node is not None:
+            yield node[1], node[2]
+            todo += node[3:]
 
 
 def _merge(one: Heap, other: Heap) -> Heap:

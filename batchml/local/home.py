@@ -42,7 +42,7 @@ class Home:
         self.local = root / "local"
         self.journal = self.local / "journal.db"
         self.attempts = self.local / "attempts"
-        self.notify = self.local / "notify"
+        self.groups = self.local / "groups.json"
         self.network = self.local / "network.json"
         self.log = self.local / "server.log"
         self.images = root / "images"

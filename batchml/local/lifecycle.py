@@ -37,11 +37,11 @@ def admit(draft: Draft, job: Job, children: list[Job]) -> None:
                 draft.depend(child.id, waited_for)
     if not job.waiting_for or job.dependency_failed:
         _settle(draft, [_released(job, job.created_at)])
-        return
-    for waited_for in job.waiting_for:
-        draft.depend(job.id, waited_for)
-    draft.put_job(replace(job, status=JobStatus.PENDING))
-    lost = [child for child in children if child.dependency_failed]
+    else:
+        for waited_for in job.waiting_for:
+            draft.depend(job.id, waited_for)
+        draft.put_job(replace(job, status=JobStatus.PENDING))
+    lost = [child for child in children if child.dependency_failed and child.id in draft.state.jobs]
     _settle(draft, [_released(child, job.created_at) for child in lost])
 
 
@@ -254,12 +254,7 @@ def _open_array(draft: Draft, parent: Job, children: list[Job]) -> list[Job]:
     )
     if parent.status is JobStatus.FAILED:
         return [_failed_with(child, parent, now) for child in children]
-    free = [
-        child
-        for child in children
-        if not child.waiting_for or (child.dependency_failed and not child.is_ending)
-    ]
-    return [_released(child, now) for child in free]
+    return [_released(child, now) for child in children if not child.waiting_for]
 
 
 def _failed_with(child: Job, parent: Job, now: int) -> Job:

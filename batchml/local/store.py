@@ -122,18 +122,19 @@ def _like(column: str, pattern: str, values: list[Any]) -> str:
 
 
 class Store:
-    """Open it once; `commit` from one thread, read from another.
+    """Open it once; `commit` from one thread, read from another. It is made unless it is there and
+    holds something; then it must have, if not `may_be_new`.
 
     Raises StateDamaged when the file is not a journal, DiskFull when there is no space, and
     LocalServerError when a newer batchml wrote it.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, may_be_new: bool = True) -> None:
         self.path = path
         self._specs: dict[str, Spec] = {}
         try:
             _check(path)
-            self._writer = self._open(path)
+            self._writer = self._open(path, may_be_new)
             self._reader = sqlite3.connect(
                 f"file:{path}?mode=ro", uri=True, isolation_level=None, check_same_thread=False
             )
@@ -141,7 +142,7 @@ class Store:
         except sqlite3.Error as error:
             raise _translated(error, path) from error
 
-    def _open(self, path: Path) -> sqlite3.Connection:
+    def _open(self, path: Path, may_be_new: bool) -> sqlite3.Connection:
         db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         path.chmod(0o600)
         db.execute("PRAGMA journal_mode = WAL")
@@ -151,6 +152,10 @@ class Store:
             raise LocalServerError(
                 f"{path} was written by a newer batchml (format {version}, this one reads "
                 f"{SCHEMA}). Update batchml, or set BATCHML_HOME to another folder."
+            )
+        if version == 0 and not may_be_new:
+            raise StateDamaged(
+                _damaged(path, "it holds nothing, though a server has served from it")
             )
         if version == 0:
             db.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {SCHEMA}; COMMIT;")
@@ -448,6 +453,6 @@ def _migrate(db: sqlite3.Connection, path: Path) -> None:
     except BaseException as error:
         if db.in_transaction:
             db.execute("ROLLBACK")
-        if isinstance(error, (msgspec.MsgspecError, KeyError)):
+        if isinstance(error, (msgspec.MsgspecError, KeyError, TypeError)):
             raise StateDamaged(_damaged(path, str(error))) from error
         raise

@@ -6,16 +6,17 @@ import os
 import shutil
 import subprocess
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 from batchml.clock import SystemClock
-from batchml.local.executors.container import Permits, container_spec
-from batchml.local.executors.process import ProcessExecutor
-from batchml.local.executors.spec import Host, runner_spec
+from batchml.local.executors.choice import Choice
+from batchml.local.executors.container import Permits
+from batchml.local.executors.spec import Host
+from batchml.local.executors.supervisor import Executor
 from batchml.local.home import Home
 from batchml.local.images import publish_runtime
 from batchml.local.messages import Ended, Event, Exit, Noted, Started
@@ -95,22 +96,21 @@ class Rig:
         self._open()
 
     def _open(self) -> None:
-        self.executor = ProcessExecutor(
-            self.host, self._loop, self._clock, self.events.append, self._spec_of
-        )
+        self.executor = Executor(
+            self.home, self.host.environ, self._loop, self._clock, self.events.append,
+            self._spec_of, Choice(self.kind).kind,
+        )  # fmt: skip
 
-    def _spec_of(self, job: Job, attempt: Attempt) -> dict[str, Any]:
-        if self.kind == "process":
-            return runner_spec(self.host, job, attempt)
-        spec = container_spec(self.host, self.permits, job, attempt)
+    def _spec_of(self, kind: str, job: Job, attempt: Attempt) -> dict[str, Any]:
+        spec = Choice(self.kind, self.permits).spec_of(self.host)(kind, job, attempt)
         self.change(spec)
         return spec
 
     def close(self) -> None:
         for task_id in self.given:
-            if self._ended(task_id) is None:
+            if self.ended(task_id) is None:
                 self.executor.stop(task_id)
-        self.until(lambda: all(self._ended(task_id) for task_id in self.given), 60)
+        self.until(lambda: all(self.ended(task_id) for task_id in self.given), 60)
         self.executor.close()
         self._loop.close()
 
@@ -136,7 +136,7 @@ class Rig:
     def reopen(self) -> None:
         self._open()
         for task_id, (job, attempt) in self.given.items():
-            if self._ended(task_id) is None:
+            if self.ended(task_id) is None:
                 self.executor.adopt(job, attempt)
 
     # --- what has come of it ------------------------------------------------------------------
@@ -145,14 +145,18 @@ class Rig:
         """Let the loop run until the condition gives something true."""
         end = self._clock.monotonic() + limit
         while True:
-            self._loop.run_until_complete(asyncio.sleep(0.005))
+            self.wait(0.005)
             found = condition()
             if found:
                 return found
             assert self._clock.monotonic() < end, f"not within {limit} s; events: {self.events}"
 
+    def ended(self, task_id: str) -> Exit | None:
+        found = (e for e in self.events if isinstance(e, Ended) and e.task_id == task_id)
+        return next((event.exit for event in found), None)
+
     def outcome(self, task_id: str, limit: float = 60.0) -> Outcome:
-        exit_ = self.until(lambda: self._ended(task_id), limit)
+        exit_ = self.until(lambda: self.ended(task_id), limit)
         assert self._count(task_id) == 1, "an attempt ends once"
         return Outcome(exit_, self.lines(task_id), self.started(task_id))
 
@@ -179,16 +183,15 @@ class Rig:
 
     def wait(self, seconds: float) -> None:
         """Let the loop run for a while."""
-        self._loop.run_until_complete(asyncio.sleep(seconds))
+        self.finish(asyncio.sleep(seconds))
+
+    def finish(self, work: Coroutine[Any, Any, Any]) -> None:
+        self._loop.run_until_complete(work)
 
     def runner(self, task_id: str) -> int:
         """The pid of an attempt's runner."""
         record = (self.home.attempt(task_id) / "runner.json").read_text()
         return int(json.loads(record)["pid"])
-
-    def _ended(self, task_id: str) -> Exit | None:
-        found = (e for e in self.events if isinstance(e, Ended) and e.task_id == task_id)
-        return next((event.exit for event in found), None)
 
     def _count(self, task_id: str) -> int:
         return sum(isinstance(e, Ended) and e.task_id == task_id for e in self.events)

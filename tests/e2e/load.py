@@ -158,7 +158,9 @@ class Client:
         except BotoCoreError:
             CLOCK.sleep(0.01)
         except (ClientError, KeyError) as error:
-            # After a crash somebody else may answer on the dead server's port.
+            # An answer that is cut off as the server dies is none; and on a dead server's port
+            # somebody else may answer.
+            CLOCK.sleep(0.3)
             if control.running(self._home) == self._endpoint and not _is_to_be_signed_again(error):
                 self._note("surprise", repr(error))
 

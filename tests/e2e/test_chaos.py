@@ -12,7 +12,7 @@ from botocore.exceptions import ClientError
 from batchml.clock import SystemClock
 from batchml.errors import StateFolderBusy
 from batchml.local import control
-from batchml.local.executors.process import tagged
+from batchml.local.executors.remains import tagged
 from batchml.local.home import Endpoint, Home
 from batchml.local.reset import kill_attempts
 from tests.conftest import client_for, define, wait_for, wait_for_job
@@ -67,7 +67,7 @@ def stopped(home: Home) -> Iterator[Home]:
     """A state folder without a server, where no attempt outlives the test."""
     yield home
     kill_server(home)
-    kill_attempts(home)
+    kill_attempts(home, CLOCK)
 
 
 def test_a_job_that_loses_its_host_goes_on_elsewhere(stopped: Home) -> None:

@@ -5,10 +5,9 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tarfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,11 @@ from msgspec.structs import replace
 
 from batchml.clock import SystemClock
 from batchml.local import control
+from batchml.local.executors.choice import Choice, read_choice
 from batchml.local.executors.container import Permits, home_label
+from batchml.local.executors.remains import tagged
+from batchml.local.executors.supervisor import RUNNER_LOST
+from batchml.local.executors.sweeper import sweep
 from batchml.local.home import Endpoint, Home
 from batchml.local.images import publish
 from batchml.local.messages import Started
@@ -307,6 +310,51 @@ def test_a_runner_may_be_killed_at_any_moment(rig: Rig) -> None:
         assert (done.exit.code, done.lines) == (6, COUNTED), moment
 
 
+def test_a_container_that_has_used_up_its_runners_ends_before_its_attempt(rig: Rig) -> None:
+    task = rig.start(["sleep", "60"])
+    rig.until(lambda: rig.started(task))
+    killed: set[int] = set()
+    while len(killed) < 4:
+        rig.until(lambda: rig.runner(task) not in killed)
+        killed.add(rig.runner(task))
+        os.kill(rig.runner(task), signal.SIGKILL)
+    done = rig.outcome(task)
+    assert done.exit.lost == RUNNER_LOST
+    assert containers(rig) == []
+
+
+def test_an_attempt_stays_what_it_is_when_the_executor_is_another(rig: Rig) -> None:
+    container = rig.start(sh(COUNT))
+    orphan = rig.start(sh(COUNT))
+    rig.until_line(container, b"2")
+    rig.until_line(orphan, b"2")
+    rig.executor.close()
+    os.kill(rig.runner(orphan), signal.SIGKILL)
+    rig.kind = "process"
+    rig.reopen()
+    process = rig.start(["sh", "-c", "echo process; sleep 2; exit 7"])
+    rig.until_line(process, b"process")
+    rig.kind = "docker"
+    rig.restart()
+    for task in (container, orphan):
+        done = rig.outcome(task)
+        assert (done.exit.code, done.lines) == (6, COUNTED)
+    assert (rig.outcome(process).exit.code, rig.outcome(process).lines) == (7, [b"process"])
+
+
+def test_a_process_whose_runner_is_killed_is_lost_also_when_containers_are_chosen(rig: Rig) -> None:
+    rig.kind = "process"
+    rig.restart()
+    task = rig.start(["sleep", "60"])
+    rig.until(lambda: rig.started(task))
+    rig.executor.close()
+    os.kill(rig.runner(task), signal.SIGKILL)
+    rig.kind = "docker"
+    rig.reopen()
+    assert rig.outcome(task).exit.lost == RUNNER_LOST
+    assert tagged(task) == []
+
+
 def test_binary_output_of_both_streams_is_whole_after_its_runner_was_killed(rig: Rig) -> None:
     script = (
         "import os, time\n"
@@ -354,10 +402,10 @@ class PrivateEngine:
     def start(self) -> None:
         (self.folder / "pid").unlink(missing_ok=True)
         self.dockerd = self._spawn(
-            "unshare", "-n", "dockerd", "-H", self.address, "--bridge", "none",
-            "--iptables=false", "--data-root", f"{self.folder}/data",
-            "--exec-root", f"{self.folder}/exec", "--pidfile", f"{self.folder}/pid",
-            "--containerd", f"{self.folder}/containerd.sock", *self.flags,
+            "unshare", "-n", "dockerd", "-H", self.address, "--iptables=false",
+            "--data-root", f"{self.folder}/data", "--exec-root", f"{self.folder}/exec",
+            "--pidfile", f"{self.folder}/pid", "--containerd", f"{self.folder}/containerd.sock",
+            *self.flags,
         )  # fmt: skip
         wait_for(lambda: self.docker("info").returncode == 0, "the private engine", 60)
 
@@ -448,6 +496,47 @@ def test_an_engine_that_ends_its_containers_is_a_lost_host(
     assert done.lines == [b"begun"]
 
 
+def without_a_witness(rig: Rig, task: str, work: Callable[[], None]) -> None:
+    """Something happens while neither server nor runner are there."""
+    rig.executor.close()
+    os.kill(rig.runner(task), signal.SIGKILL)
+    work()
+    rig.reopen()
+
+
+def restart(engine: PrivateEngine) -> None:
+    engine.kill()
+    engine.start()
+
+
+@pytest.mark.parametrize("private", [()], indirect=True)
+def test_an_engine_that_ended_its_containers_while_nobody_looked_is_a_lost_host(
+    rig: Rig, private: PrivateEngine
+) -> None:
+    cut_off = rig.start(sh("echo begun; sleep 100"))
+    rig.until_line(cut_off, b"begun")
+    without_a_witness(rig, cut_off, lambda: restart(private))
+    assert rig.outcome(cut_off).exit.lost.endswith("the Docker engine was restarted, which ended "
+                                                   "the container.")  # fmt: skip
+    own = rig.start(sh("echo begun; sleep 1; kill -9 $$"))
+    rig.until_line(own, b"begun")
+    ended = ["inspect", "-f", "{{.State.Status}}", f"batchml-{own}"]
+    without_a_witness(
+        rig, own, lambda: wait_for(lambda: "exited" in private.docker(*ended).stdout, "it ends")
+    )
+    assert (rig.outcome(own).exit.code, rig.outcome(own).exit.lost) == (137, "")
+
+
+@pytest.mark.parametrize("private", [("--live-restore",)], indirect=True)
+def test_an_engine_that_keeps_containers_leaves_them_their_own_code(
+    rig: Rig, private: PrivateEngine
+) -> None:
+    task = rig.start(sh("echo begun; sleep 3; kill -9 $$"))
+    rig.until_line(task, b"begun")
+    without_a_witness(rig, task, lambda: restart(private))
+    assert (rig.outcome(task).exit.code, rig.outcome(task).exit.lost) == (137, "")
+
+
 @pytest.mark.parametrize("private", [()], indirect=True)
 def test_an_engine_that_does_not_come_back_is_not_waited_for_for_ever(
     rig: Rig, private: PrivateEngine
@@ -516,12 +605,7 @@ def test_what_no_attempt_owns_is_swept_and_what_one_owns_is_not(rig: Rig) -> Non
     other = docker("run", "-d", "--label", "batchml.home=another", "--label", "batchml.task=x",
                    IMAGE, "sleep", "90").stdout.strip()  # fmt: skip
     docker("network", "create", "--label", label, f"batchml-test-{orphan[:8]}")
-    swept = subprocess.run(
-        [sys.executable, "-m", "batchml.local.executors.docker", home_label(rig.home),
-         str(rig.home.attempts)],
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert swept.stdout == '{"removed": 1}\n', swept.stderr
+    rig.finish(sweep(rig.home, lambda: {task}))
     left = docker("ps", "-a", "-q", "--no-trunc").stdout.split()
     assert orphan not in left
     assert other in left
@@ -558,6 +642,60 @@ def test_a_job_by_boto3_runs_in_a_container_of_its_image(
     text = "\n".join(event["message"] for event in events)
     assert "Debian GNU/Linux" in text
     assert str(70 * 1024) in text
+
+
+def test_the_first_runner_is_there_before_the_first_job(docker_server: Endpoint) -> None:
+    def kinds() -> list[bool]:
+        lines = map(process_line, descendants(docker_server.pid))
+        return [b'"kind": "container"' in line for line in lines if b"executors.runner" in line]
+
+    wait_for(lambda: kinds() == [True], "a runner for containers")
+
+
+def process_line(pid: int) -> bytes:
+    return read(Path(f"/proc/{pid}/cmdline"))
+
+
+def test_a_container_is_told_of_nothing_that_it_cannot_reach(
+    home: Home, docker_server: Endpoint
+) -> None:
+    batch = client_for(home, docker_server, "batch")
+    logs = client_for(home, docker_server, "logs")
+    role = {"jobRoleArn": "arn:aws:iam::123456789012:role/job"}
+    definition = define(batch, ["env"], container={"image": IMAGE, **role})
+    job_id = batch.submit_job(jobName="j", jobQueue="default", jobDefinition=definition)["jobId"]
+    job = wait_for_job(batch, job_id)
+    events = logs.get_log_events(
+        logGroupName="/aws/batch/job", logStreamName=job["container"]["logStreamName"],
+        startFromHead=True,
+    )["events"]  # fmt: skip
+    seen = dict(event["message"].partition("=")[::2] for event in events)
+    assert seen["AWS_BATCH_JOB_ID"] == job_id
+    assert not [name for name in seen if "ENDPOINT" in name or "ACCESS_KEY" in name]
+    assert not [name for name, value in seen.items() if "127.0.0.1" in value]
+    assert not [name for name, value in seen.items() if str(home.root) in value]
+
+
+def test_what_docker_left_behind_is_swept_when_it_is_not_chosen_any_more(
+    home: Home, docker_server: Endpoint
+) -> None:
+    batch = client_for(home, docker_server, "batch")
+    definition = define(batch, sh("sleep 3; exit 5"), container={"image": IMAGE})
+    job_id = batch.submit_job(jobName="j", jobQueue="default", jobDefinition=definition)["jobId"]
+    wait_for_job(batch, job_id, "RUNNING")
+    label = f"batchml.home={home_label(home)}"
+    orphan = docker("run", "-d", "--label", label, "--label", "batchml.task=gone", IMAGE, "sleep",
+                    "90").stdout.strip()  # fmt: skip
+    control.stop(home, SystemClock())
+    batch = client_for(
+        home, control.start(home, SystemClock(), options=["--executor", "process"]), "batch"
+    )
+    everything = ["ps", "-a", "-q", "--no-trunc"]
+    wait_for(lambda: orphan not in docker(*everything).stdout, "it is swept")
+    assert wait_for_job(batch, job_id)["container"]["exitCode"] == 5
+    control.stop(home, SystemClock())
+    control.ensure(home, SystemClock())
+    assert read_choice(home) == Choice("process", had_docker=True)
 
 
 def test_an_image_that_is_missing_is_the_jobs_reason(home: Home, docker_server: Endpoint) -> None:

@@ -15,7 +15,7 @@ import pytest
 from batchml import local
 from batchml.clock import SystemClock
 from batchml.local import control
-from batchml.local.executors.process import tagged
+from batchml.local.executors.remains import tagged
 from batchml.local.home import Home
 from batchml.local.images import find, publish
 from batchml.runtime.processes import descendants, send

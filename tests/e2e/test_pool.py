@@ -12,7 +12,8 @@ import pytest
 from batchml.clock import SystemClock
 from batchml.local import control
 from batchml.local.executors import cgroup
-from batchml.local.executors.supervisor import RUNNER_LOST, tagged
+from batchml.local.executors.remains import tagged
+from batchml.local.executors.supervisor import RUNNER_LOST
 from batchml.local.home import Endpoint, Home
 from batchml.runtime.files import read_json
 from batchml.runtime.processes import send, start_time

@@ -18,8 +18,8 @@ import pytest
 
 from batchml.clock import SystemClock
 from batchml.local.executors import cgroup
+from batchml.local.executors.remains import tagged
 from batchml.local.executors.runner import INLINE
-from batchml.local.executors.supervisor import tagged
 from batchml.runtime.lines import LineSplitter
 from batchml.runtime.processes import send, start_time
 from tests.conftest import wait_for

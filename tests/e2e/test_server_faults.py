@@ -230,8 +230,7 @@ def test_a_dead_or_damaged_endpoint_file_is_passed_over(home: Home, content: byt
     assert control.running(home) == endpoint
 
 
-def test_a_left_over_pipe_and_lock_are_no_hindrance(home: Home) -> None:
-    os.mkfifo(home.notify, 0o600)
+def test_a_left_over_lock_is_no_hindrance(home: Home) -> None:
     (home.local / "lock").write_text("999999999\n")
     assert control.running(home) is None
     assert control.ensure(home, CLOCK) == control.running(home)

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from batchml.local.executors.contained import through_runtime
 from batchml.local.executors.container import Permits, container_spec, home_label
+from batchml.local.executors.making import through_runtime
 from batchml.local.executors.spec import Host, NoEnvironment
 from batchml.local.home import Home
 from batchml.local.images import publish

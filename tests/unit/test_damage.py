@@ -142,3 +142,18 @@ def test_a_log_that_was_deleted_is_missed(image: Path) -> None:
     beside(image, "-wal").unlink()
     for _ in range(2):
         assert refused_or_whole(image, "no log")
+
+
+def test_a_journal_that_has_lost_all_it_held_is_not_taken_for_a_new_one(image: Path) -> None:
+    """Its log and the index of that are gone, and nothing had been moved to the main file."""
+    image.write_bytes(image.read_bytes())
+    for suffix in ("-wal", "-shm"):
+        beside(image, suffix).unlink()
+    new = image.with_name("new.db")
+    Store(new).close()
+    with sqlite3.connect(new) as db:
+        db.executescript("PRAGMA writable_schema = 1; DELETE FROM sqlite_master")
+        db.execute("PRAGMA user_version = 0")
+    db.close()
+    with pytest.raises(StateDamaged, match="holds nothing"):
+        Store(new, may_be_new=False)

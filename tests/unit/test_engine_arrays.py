@@ -1,4 +1,4 @@
-"""Arrays and their dependencies, `engine.step`: docs/behaviours.md B120-B134."""
+"""Arrays and their dependencies, `engine.step`: docs/behaviours.md B120-B133."""
 
 from pathlib import Path
 from time import process_time
@@ -533,6 +533,30 @@ def test_a_pair_that_failed_fails_the_child_at_once_though_its_array_still_waits
     assert (w.status(b), w.reasons(b)) == (["FAILED"], ["Array Child Job failed"])
     w.end(first)
     assert w.history[b] == ["PENDING", "FAILED"]
+
+
+def test_a_pair_that_failed_fails_a_child_in_sequence_before_its_turn() -> None:
+    """B131."""
+    w = world(vcpus=9)
+    a = w.array(3)
+    for index, code in enumerate((0, 1, 0)):
+        w.end(f"{a}:{index}", code)
+    b = w.array(3, pairs(a), SEQUENTIAL)
+    assert w.status(*children(b, 0, 1, 2)) == ["STARTING", "FAILED", "FAILED"]
+    w.end(f"{b}:0")
+    assert w.status(b) == ["FAILED"]
+
+
+def test_an_array_that_two_ends_take_along_ends_once() -> None:
+    """B127: one of its dependencies is the child, the other its array."""
+    w = world(vcpus=9)
+    a = w.array(2)
+    b = w.array(2, {"jobId": f"{a}:1"}, {"jobId": a})
+    single = w.submit(after=(f"{a}:1", a))
+    w.end(f"{a}:0")
+    w.end(f"{a}:1", 1)
+    assert w.reasons(b, single, *children(b, 0, 1)) == ["Dependent Job failed"] * 4
+    assert set(w.ends.values()) == {1}
 
 
 def test_a_paired_child_that_is_stopped_waits_for_its_pair() -> None:

@@ -1,4 +1,4 @@
-"""Multi-node parallel jobs, `engine.step`: docs/behaviours.md B140-B154."""
+"""Multi-node parallel jobs, `engine.step`: docs/behaviours.md B140-B153."""
 
 from pathlib import Path
 from typing import Any
@@ -537,6 +537,16 @@ def test_a_failed_multi_node_job_fails_what_depends_on_it() -> None:
     late = submit(w, dependsOn=[{"jobId": job}])
     assert w.reasons(late, *nodes_of(late, 2)) == ["Dependent Job failed"] * 3
     assert not w.state.jobs
+
+
+def test_an_array_that_depends_on_a_job_and_its_node_ends_once() -> None:
+    """B150."""
+    w, job = running(2, vcpus=9)
+    array = w.array(2, {"jobId": f"{job}#0"}, {"jobId": job})
+    w.end(f"{job}#0", 4)
+    w.end(f"{job}#1", 143)
+    assert w.reasons(array, f"{array}:1") == ["Dependent Job failed"] * 2
+    assert set(w.ends.values()) == {1}
 
 
 # --- restarts ---------------------------------------------------------------------------------

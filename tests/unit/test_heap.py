@@ -29,6 +29,11 @@ def test_keys_come_out_in_order_with_their_items(keys: list[int]) -> None:
     assert drained(built(keys)) == [(key, -key) for key in sorted(keys)]
 
 
+@given(st.lists(st.integers(), unique=True))
+def test_all_that_is_in_it_can_be_looked_at(keys: list[int]) -> None:
+    assert sorted(heap.items(built(keys))) == [(key, -key) for key in sorted(keys)]
+
+
 @given(st.lists(st.integers(), unique=True, min_size=1), st.integers())
 def test_pushing_and_popping_leave_the_old_heap_as_it_was(keys: list[int], more: int) -> None:
     line = built(keys)

@@ -1,4 +1,4 @@
-"""Fair share: `batchml.local.shares` and queues with a policy. docs/behaviours.md B155-B164."""
+"""Fair share: `batchml.local.shares` and queues with a policy. docs/behaviours.md B155-B163."""
 
 from collections import Counter
 from pathlib import Path
@@ -302,6 +302,9 @@ def test_a_queue_made_again_has_no_past() -> None:
     assert {share: use.vcpus for share, use in w.state.usage["fair"].items()} == {"a": 1}
     w.end(running, 143)
     assert w.state.usage["fair"]["a"].vcpus == 0
+    w.drop_queue("fair")
+    assert "fair" not in w.state.usage
+    w.queue("fair", schedulingPolicyArn="p")
     gone = submit(w, "b")
     w.drop_queue("fair")
     w.end(gone, 143)

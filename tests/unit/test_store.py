@@ -1,16 +1,20 @@
-"""`batchml.local.store`: the journal on disk. docs/behaviours.md B80-B85."""
+"""`batchml.local.store`: the journal on disk. docs/behaviours.md B80-B85, B195."""
 
 import sqlite3
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
 from batchml.errors import DiskFull, JournalBusy, LocalServerError, StateDamaged
+from batchml.local.engine import next_deadline, restore, step
 from batchml.local.messages import (
     DropRecord,
     Effect,
+    Ended,
+    Exit,
     Launch,
     SaveJob,
     SaveRecord,
@@ -255,4 +259,198 @@ def test_a_lock_that_passes_is_no_damage(tmp_path: Path) -> None:
     other.execute("ROLLBACK")
     store.commit([])
     other.close()
+    store.close()
+
+
+# --- the format before ------------------------------------------------------------------------
+
+FORMAT_1 = """
+CREATE TABLE records (kind TEXT, key TEXT, body BLOB, PRIMARY KEY (kind, key)) WITHOUT ROWID;
+CREATE TABLE jobs (
+    id TEXT PRIMARY KEY, sequence INTEGER, queue TEXT, name TEXT, status TEXT,
+    created_at INTEGER, live INTEGER, body BLOB
+) WITHOUT ROWID;
+CREATE INDEX jobs_live ON jobs (sequence) WHERE live;
+CREATE INDEX jobs_by_status ON jobs (queue, status, sequence);
+CREATE INDEX jobs_by_age ON jobs (queue, sequence);
+CREATE TABLE streams (
+    log_group TEXT, stream TEXT, task_id TEXT, created_at INTEGER, PRIMARY KEY (log_group, stream)
+) WITHOUT ROWID;
+CREATE TABLE calls (key TEXT PRIMARY KEY, digest TEXT, answer BLOB, at INTEGER) WITHOUT ROWID;
+PRAGMA user_version = 1;
+"""
+OLD_ATTEMPT = {
+    "number": 2, "task_id": "t2", "environment": "ce", "gpus": ["GPU-a"],
+    "log_group": "/aws/batch/job", "log_stream": "d/default/t2", "started_at": 7,
+}  # fmt: skip
+
+
+def old_job(number: int, status: str, **more: Any) -> dict[str, Any]:
+    """A job as format 1 kept it: all in one, and with every member."""
+    return {
+        "id": f"job-{number}", "name": f"name-{number}", "queue": "q", "definition": "d:1",
+        "container": {"image": "i", "command": ["a", "ü"]},
+        "needs": {"vcpus": 2, "memory": 64, "gpus": 1}, "created_at": 1000 + number,
+        "sequence": number, "status": status, "status_reason": "", "started_at": None,
+        "stopped_at": None, "exit_code": None, "reason": "", "retry": {"attempts": 3},
+        "timeout": 60, "parameters": {"p": "1"}, "depends_on": [], "waiting_for": [],
+        "dependency_failed": False, "tags": {"k": "v"}, "propagate_tags": True, "attempts": [],
+        "attempt": None, "stop_reason": "", "cancelled": False, "terminated": False,
+        "timed_out": False, **more,
+    }  # fmt: skip
+
+
+OLD_JOBS = [
+    old_job(1, "SUCCEEDED", exit_code=0, attempts=[{"container": {"exitCode": 0}}]),
+    old_job(2, "RUNNING", started_at=7, attempt=OLD_ATTEMPT, attempts=[{"stoppedAt": 5}]),
+    old_job(3, "PENDING", waiting_for=["job-2"], depends_on=[{"jobId": "job-2"}]),
+    old_job(4, "RUNNABLE"),
+    old_job(5, "FAILED", terminated=True, stop_reason="why", status_reason="why"),
+]
+
+
+def format_1(path: Path, *bodies: bytes) -> None:
+    """A journal of format 1 with a queue, a stream, an answer, and OLD_JOBS or these bodies."""
+    db = sqlite3.connect(path)
+    db.execute("PRAGMA journal_mode = WAL")
+    db.executescript(FORMAT_1)
+    detail = {"state": "ENABLED", "priority": 1, "computeEnvironmentOrder": []}
+    queue = msgspec.json.encode(Queue("q", detail))
+    db.execute("INSERT INTO records VALUES (?, ?, ?)", ("queue", "q", queue))
+    db.execute("INSERT INTO streams VALUES ('/aws/batch/job', 'd/default/t2', 't2', 1002)")
+    db.execute("INSERT INTO calls VALUES ('k', 'x', ?, 9)", (b"{}",))
+    for place, old in enumerate(OLD_JOBS):
+        body = bodies[place] if place < len(bodies) else msgspec.json.encode(old)
+        live = old["status"] not in ("SUCCEEDED", "FAILED")
+        row = (old["id"], old["sequence"], "q", old["name"], old["status"], old["created_at"])
+        db.execute("INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*row, live, body))
+    db.commit()
+    db.close()
+
+
+def rows_of(path: Path) -> dict[str, list[Any]]:
+    db = sqlite3.connect(path)
+    tables = ("records", "jobs", "streams", "calls", "sqlite_master")
+    found = {name: db.execute(f"SELECT * FROM {name}").fetchall() for name in tables}
+    found["version"] = db.execute("PRAGMA user_version").fetchall()
+    db.close()
+    return found
+
+
+def test_a_journal_of_the_format_before_is_taken_over(path: Path) -> None:
+    """B195: jobs and their order, those that run, those that have ended, streams and answers."""
+    format_1(path)
+    before = rows_of(path)
+    store = Store(path)
+    state = store.load(MACHINE)
+    assert sorted(state.jobs) == ["job-2", "job-3", "job-4"]
+    assert (state.sequence, sorted(state.queues)) == (5, ["q"])
+    running = state.jobs["job-2"]
+    assert running.attempt == Attempt(
+        2, "t2", "ce", ("GPU-a",), "/aws/batch/job", "d/default/t2", 7
+    )
+    assert running.spec == Spec(
+        id="job-2", name="name-2", queue="q", definition="d:1",
+        container={"image": "i", "command": ["a", "ü"]}, needs=Needs(2, 64, 1), created_at=1002,
+        retry={"attempts": 3}, timeout=60, parameters={"p": "1"}, propagate_tags=True,
+    )  # fmt: skip
+    assert (running.attempts, running.tags) == (({"stoppedAt": 5},), {"k": "v"})
+    assert state.jobs["job-3"].waiting_for == ("job-2",)
+    assert state.jobs["job-3"].spec.depends_on == ({"jobId": "job-2"},)
+    ended = store.jobs(["job-1", "job-5"])
+    assert (ended["job-1"].exit_code, ended["job-1"].attempts[0]["container"]) == (
+        0,
+        {"exitCode": 0},
+    )
+    assert (ended["job-5"].terminated, ended["job-5"].status_reason) == (True, "why")
+    listed = store.listed("q", Wanted(), None, 9)
+    assert [one.id for one in listed] == [f"job-{number}" for number in (5, 4, 3, 2, 1)]
+    assert [one.id for one in store.listed("q", Wanted(names=["NAME-4"]), None, 9)] == ["job-4"]
+    assert store.stream("/aws/batch/job", "d/default/t2") is not None
+    assert store.remembered("k") == RememberedCall("k", "x", b"{}", 9)
+    store.commit(save(job(6)))
+    store.close()
+    assert rows_of(path.with_suffix(".v1")) == before
+    assert path.with_suffix(".v1").stat().st_mode & 0o777 == 0o600
+    store = Store(path)
+    assert sorted(store.load(MACHINE).jobs) == ["job-2", "job-3", "job-4", "job-6"]
+    store.close()
+
+
+def test_a_server_goes_on_with_the_jobs_of_the_format_before(path: Path) -> None:
+    """B195."""
+    format_1(path)
+    store = Store(path)
+    state = restore(store.load(MACHINE), 8)
+    assert state.free == Machine(2, 8192 - 64)
+    assert dict(state.by_task) == {"t2": "job-2"}
+    assert next_deadline(state) == 60_007
+    state, _ = step(state, Ended("t2", Exit(code=0), 9))
+    assert state.jobs["job-3"].status is JobStatus.RUNNABLE
+    store.close()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"null", b"{}", b"\xff", b'{"id": "job-1"}',
+     msgspec.json.encode(old_job(1, "DONE")), msgspec.json.encode(old_job(1, "RUNNING", needs=1))],
+)  # fmt: skip
+def test_a_broken_journal_of_the_format_before_is_refused_and_left_as_it_is(
+    path: Path, body: bytes
+) -> None:
+    """B84, B195."""
+    format_1(path, body)
+    before = rows_of(path)
+    for _ in range(2):
+        with pytest.raises(StateDamaged, match=r"cannot be read"):
+            Store(path)
+        assert rows_of(path) == before
+
+
+def test_no_space_to_take_over_a_journal_leaves_it_as_it_is(path: Path, tmp_path: Path) -> None:
+    """B83, B195."""
+    big = old_job(1, "SUCCEEDED", container={"image": "i" * 500_000, "command": []})
+    format_1(path, msgspec.json.encode(big))
+    before = rows_of(path)
+    path.with_suffix(".v1").mkdir()  # no copy can be made
+    with pytest.raises(LocalServerError):
+        Store(path)
+    assert rows_of(path) == before
+    path.with_suffix(".v1").rmdir()
+    store = Store(path)
+    assert store.jobs(["job-1"])["job-1"].container["image"] == "i" * 500_000
+    store.close()
+
+
+# --- arrays -----------------------------------------------------------------------------------
+
+
+def test_the_children_of_an_array_share_what_was_submitted_on_disk_too(path: Path) -> None:
+    """B120."""
+    whole = Job("a", spec(1, id="a", array_size=3), 1, JobStatus.PENDING)
+    made = [Job(f"a:{n}", whole.spec, 2 + n, JobStatus.RUNNABLE, index=n) for n in range(3)]
+    over = replace(made[1], status=JobStatus.FAILED)
+    store = Store(path)
+    store.commit([SaveSpec(whole.spec), *(SaveJob(one, True) for one in (whole, *made))])
+    store.commit([SaveJob(over, False)])
+    state = store.load(MACHINE)
+    assert dict(state.counts) == {"a": {"FAILED": 1}}
+    assert len({id(one.spec) for one in state.jobs.values()}) == 1
+    assert store.ended_children("a") == {"a:1": "FAILED"}
+    assert [one.id for one in store.listed("q", Wanted(), None, 9)] == ["a"]
+    assert [one.id for one in store.listed("a", Wanted(), None, 2)] == ["a:2", "a:1"]
+    with sqlite3.connect(path) as db:
+        assert db.execute("SELECT count(*) FROM specs").fetchone() == (1,)
+    db.close()
+    store.close()
+
+
+def test_a_job_whose_spec_is_missing_is_damage(path: Path) -> None:
+    kept(path, *save(job(1)))
+    with sqlite3.connect(path) as db:
+        db.execute("DELETE FROM specs")
+    db.close()
+    store = Store(path)
+    with pytest.raises(StateDamaged, match=r"spec job-1 is missing"):
+        store.load(MACHINE)
     store.close()

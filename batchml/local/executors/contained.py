@@ -5,7 +5,6 @@ Runs in a runner, which outlives the server. The container outlives the runner: 
 restarted meanwhile; every call is tried again until it answers.
 """
 
-import fcntl
 import os
 import select
 import signal
@@ -14,45 +13,28 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from batchml.local.executors import docker
 from batchml.local.executors.aside import Aside, read_next, read_now
-from batchml.local.executors.docker import PATIENCE, Engine, Refused, Unreachable
-from batchml.local.executors.mounts import NotStarted, let_read, mount
+from batchml.local.executors.docker import Engine, Refused, Unreachable
+from batchml.local.executors.making import Making, as_engine, has_runtime
+from batchml.local.executors.mounts import NotStarted
 from batchml.local.executors.streams import Demux, Recorded, Unseen, cut_torn_line, held_lines
 from batchml.runtime.files import read_json, write_json
 from batchml.runtime.processes import send, start_time
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from batchml.local.executors.runner import Io
 
+PATIENCE = 60.0  # seconds for the engine to answer before an attempt has started
 GONE_AFTER = 600.0  # seconds without an answer until a running attempt counts as lost
-RUNTIME = "/opt/batchml"  # as in the images under images/
 
 _RETRY_AFTER = 0.2
 _TAIL_LIMIT = 10.0  # seconds of silence after the exit until output counts as complete
-_PROGRESS_EVERY = 0.5
 _HOST = "Host EC2 (instance this-machine) terminated: "
 _GONE = _HOST + "the container of this attempt is gone."
 _RESTARTED = _HOST + "the Docker engine was restarted, which ended the container."
-
-
-class Io(Protocol):
-    """What a runner lends to the attempt in its care."""
-
-    @property
-    def folder(self) -> str: ...
-    @property
-    def stopping_since(self) -> float | None: ...
-    @property
-    def wake(self) -> int: ...
-    def write(self, lines: list[bytes]) -> None: ...
-    def preamble(self, text: str) -> None: ...
-    def progress(self, text: str) -> None: ...
-    def started(self, at_ms: int, address: str = "") -> None: ...
-    def drain(self) -> None: ...
-
-    meanwhile: Callable[[], object]  # called while a write waits for space
 
 
 class Containers:
@@ -63,16 +45,16 @@ class Containers:
     def __init__(self) -> None:
         threading.Thread(target=docker.package, daemon=True).start()
 
-    def run(self, spec: dict[str, Any], io: Io) -> dict[str, Any]:
+    def run(self, spec: dict[str, Any], io: "Io") -> dict[str, Any]:
         return run(spec, io)
 
     def close(self) -> None:
         pass
 
 
-def run(spec: dict[str, Any], io: Io) -> dict[str, Any]:
+def run(spec: dict[str, Any], io: "Io") -> dict[str, Any]:
     """Run an attempt to its end; the exit record."""
-    engine = Engine(spec.get("engine", ""), io)
+    engine = Engine(spec.get("engine", ""), io, float(spec.get("patience", PATIENCE)))
     attempt = _Attempt(spec, io, engine)
     try:
         ended = attempt.run()
@@ -89,17 +71,15 @@ def run(spec: dict[str, Any], io: Io) -> dict[str, Any]:
 
 
 class _Attempt:
-    def __init__(self, spec: dict[str, Any], io: Io, engine: Engine) -> None:
+    def __init__(self, spec: dict[str, Any], io: "Io", engine: Engine) -> None:
         self._spec = spec
         self._io = io
         self._engine = engine
-        engine.patience = float(spec.get("patience", PATIENCE))
+        self._making = Making(spec, io, engine)
         self._id = spec["name"]
-        self._made = False
         self._started_at: int | None = None
         self._stop_signal = "SIGTERM"
         self._told = False
-        self._killed = False
         self._process: tuple[int, int | None] = (0, None)
 
     def run(self) -> dict[str, Any]:
@@ -111,13 +91,12 @@ class _Attempt:
         if found is None and log_has_lines:  # it was there: its output begins after it is made
             return {"code": None, "lost": _GONE}
         if found is None:
-            self._create()
+            self._making.create()
             found = self._find()
         if found is None:
             return {"code": None, "lost": _GONE}
-        self._made = True
         self._stop_signal = found["Config"].get("StopSignal") or self._stop_signal
-        marks = _has_runtime(found["Config"])
+        marks = has_runtime(found["Config"])
         if found["State"]["Status"] != "created":
             return self._take_over(found, log_has_lines, marks)
         if not log_has_lines:
@@ -131,143 +110,24 @@ class _Attempt:
 
     # --- before the program runs ------------------------------------------------------------
 
-    def _create(self) -> None:
-        """Make the container, unless it is there: a runner may have died before it could tell."""
-        config = through_runtime(self._spec, self._image())
-        if self._spec["wrap"]:
-            let_read(self._spec["runtime"])
-        mounts = [*config["HostConfig"].get("Mounts", ()), *self._mounts()]
-        host_config = {**config["HostConfig"], "Mounts": mounts}
-        config = {**config, "HostConfig": host_config}
-        network = self._spec.get("network")
-        if network:
-            self._make_network()
-            host_config["NetworkMode"] = network["name"]
-            endpoints = {network["name"]: {"Aliases": network["aliases"]}}
-            config["NetworkingConfig"] = {"EndpointsConfig": endpoints}
-        self._check_stop("CannotCreateContainerError")
-        try:
-            self._before_start(lambda api: api.create_container_from_config(config, self._id))
-        except Refused as error:
-            if error.status != 409:
-                raise NotStarted(f"CannotCreateContainerError: {_as_engine(error)}") from error
-
-    def _before_start(self, call: Callable[[Any], T]) -> T:
-        try:
-            return self._engine.ask(call, until_stop=True)
-        except Unreachable as error:
-            to = "started" if self._made else "created"
-            raise NotStarted(
-                f"DockerTimeoutError: Could not transition to {to}; {error}"
-            ) from error
-
-    def _check_stop(self, kind: str) -> None:
-        if self._io.stopping_since is not None:
-            raise NotStarted(f"{kind}: stopped before the program started")
-
-    def _image(self) -> dict[str, Any]:
-        """The configuration of the image, which is fetched or built if it is not there."""
-        name = self._spec["config"]["Image"]
-        for get in (self._get_image, None):
-            try:
-                found = self._before_start(lambda api: api.inspect_image(name))
-                return dict(found.get("Config") or {})
-            except Refused as error:
-                if error.status != 404 or get is None:
-                    raise NotStarted(f"CannotPullContainerError: {_as_engine(error)}") from error
-                get()
-        raise AssertionError("unreachable: the second look returns or raises")
-
-    def _get_image(self) -> None:
-        name = self._spec["config"]["Image"]
-        if self._spec["pull"]:
-            self._wait_for(
-                lambda aside: self._engine.once(lambda api: docker.pull(api, name, aside))
-            )
-            return
-        folder = self._spec["build"]
-        if not os.path.exists(os.path.join(folder, "Dockerfile")):
-            raise NotStarted(
-                f"CannotPullContainerError: no image {name} in the Docker engine, and what it is "
-                f"built from is not known here. Build it from the folder that has its Dockerfile: "
-                f"docker build -t {name} FOLDER"
-            )
-        runtime = self._spec["runtime"]
-
-        def build(aside: Aside) -> None:
-            with open(f"{folder}.lock", "a", encoding="ascii") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)  # another attempt may be building the same
-                if not aside.abandoned:
-                    self._engine.once(lambda api: docker.build(api, name, folder, runtime, aside))
-
-        self._wait_for(build)
-
-    def _wait_for(self, work: Callable[[Aside], Any]) -> None:
-        """See a fetch or a build through, telling how far it is."""
-        aside = Aside(work)
-        told = -_PROGRESS_EVERY
-        over = False
-        try:
-            while not over:
-                pause = told + _PROGRESS_EVERY - time.monotonic() if aside.said else None
-                waits = None if pause is None else max(0.0, pause)
-                ready, _, _ = select.select([aside.pipe, self._io.wake], [], [], waits)
-                if self._io.wake in ready:
-                    self._io.drain()
-                self._check_stop("CannotPullContainerError")
-                over = aside.pipe in ready and read_now(aside.pipe) == b""
-                if aside.said and (over or time.monotonic() >= told + _PROGRESS_EVERY):
-                    told = time.monotonic()
-                    self._io.progress(aside.last_said())
-        finally:
-            aside.close()
-        try:
-            aside.result()
-        except NotStarted:
-            raise
-        except Exception as error:
-            raise NotStarted(f"CannotPullContainerError: {_as_engine(error)}") from error
-
-    def _mounts(self) -> list[dict[str, Any]]:
-        try:
-            return [mount(source, self._spec["allowed"]) for source in self._spec["sources"]]
-        except OSError as error:
-            raise NotStarted(
-                f"CannotCreateContainerError: {error.filename}: {error.strerror}"
-            ) from error
-
-    def _make_network(self) -> None:
-        network = self._spec["network"]["name"]
-        with open(self._spec["lock"], "a", encoding="ascii") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # two of one name would be possible
-            try:
-                if not self._before_start(lambda api: api.networks(names=[f"^{network}$"])):
-                    labels = self._spec["labels"]
-                    self._before_start(
-                        lambda api: api.create_network(network, driver="bridge", labels=labels)
-                    )
-            except Refused as error:
-                raise NotStarted(f"ResourceInitializationError: {_as_engine(error)}") from error
-
     def _attach(self) -> "_Output":
         """The container's output as it comes, from its first byte: asked for before it starts."""
         params = {"stdout": 1, "stderr": 1, "stream": 1}
-        sock = self._before_start(lambda api: api.attach_socket(self._id, params))
+        sock = self._making.ask(lambda api: api.attach_socket(self._id, params), "started")
         return _Output(sock.fileno(), sock.close)
 
     def _start(self) -> None:
         """Start it. The engine fails at a network now and then when many start: tried once more."""
-        self._made = True
         for last in (False, True):
-            self._check_stop("CannotStartContainerError")
+            self._making.check_stop("CannotStartContainerError")
             try:
-                self._before_start(lambda api: api.start(self._id))
+                self._making.ask(lambda api: api.start(self._id), "started")
                 break
             except Refused as error:
                 if last or not _is_passing(str(error)):
-                    raise NotStarted(f"CannotStartContainerError: {_as_engine(error)}") from error
+                    raise NotStarted(f"CannotStartContainerError: {as_engine(error)}") from error
                 if self._spec.get("network"):
-                    self._make_network()
+                    self._making.make_network()
         self._note_start(self._find() or {})
 
     def _note_start(self, found: Mapping[str, Any]) -> None:
@@ -371,7 +231,6 @@ class _Attempt:
         left = since + float(self._spec["grace"]) - time.monotonic()
         if left > 0:
             return left if self._told else min(left, _RETRY_AFTER)
-        self._killed = True
         if not self._signal("SIGKILL"):
             self._try(lambda api: api.unpause(self._id))
         return 1.0
@@ -410,22 +269,41 @@ class _Attempt:
         }
 
     def _was_cut_off(self, state: Mapping[str, Any]) -> bool:
-        """Whether the engine or the machine was started again beneath the container."""
+        """Whether the engine or the machine was started again beneath the container.
+
+        Nobody may have been there to see it. Then a container that had ended by itself before
+        looks the same; where that is the question, a retry does less harm than a wrong verdict.
+        """
         if self._engine.was_gone:
             return True
-        start, end = self._started_at, state.get("FinishedAt")
-        return start is not None and bool(end) and start < _booted_at() <= _ms(str(end))
+        start, end = self._started_at, str(state.get("FinishedAt", ""))
+        if start is None or not end:
+            return False
+        if start < _booted_at():
+            return True
+        engine = self._engine_started_at()
+        return start < engine and _ms(end) <= engine
+
+    def _engine_started_at(self) -> int:
+        """In ms; 0 where it does not say.
+
+        It makes its default bridge anew when it starts, unless containers have gone on (with
+        `live-restore`): then this is the time of an earlier start, before theirs.
+        """
+        try:
+            found = self._engine.once(lambda api: api.inspect_network("bridge"))
+        except (Refused, Unreachable):
+            return 0
+        return _ms(found["Created"])
 
     def remove(self, ended: Mapping[str, Any]) -> None:
         """Remove the container, and the network with its last node. What stays is swept later."""
-        network = self._spec.get("network")
-        if not (self._made or network or self._spec.get("resume")):
-            return
         try:
             write_json(self._path("container.json"), ended)
         except OSError:
             pass  # full disk: it matters only if this runner is killed right now
         self._try(lambda api: api.remove_container(self._id, v=True, force=True))
+        network = self._spec.get("network")
         if network:
             self._try(lambda api: api.remove_network(network["name"]))
 
@@ -451,36 +329,6 @@ class _Output:
         self.close()
 
 
-def through_runtime(spec: Mapping[str, Any], image: Mapping[str, Any]) -> dict[str, Any]:
-    """What the engine is asked for, now that the image is known. Pure.
-
-    Code that travels with a run is unpacked by our runtime. Our images have it as their entry
-    point; into any other it is mounted, and runs there what the image would have run.
-    """
-    config = dict(spec["config"])
-    if _has_runtime(image) or not spec["wrap"]:
-        return config
-    theirs = dict(entry.split("=", 1) for entry in image.get("Env") or () if "=" in entry)
-    env = dict(entry.split("=", 1) for entry in config["Env"])
-    search = [RUNTIME, *filter(None, [env.get("PYTHONPATH", theirs.get("PYTHONPATH"))])]
-    env |= {"PYTHONPATH": ":".join(search), "PYTHONUNBUFFERED": "1"}
-    mount = {"Type": "bind", "Source": spec["runtime"], "Target": RUNTIME, "ReadOnly": True}
-    host_config = dict(config["HostConfig"])
-    host_config["Mounts"] = [*host_config["Mounts"], mount]
-    return {
-        **config,
-        "Entrypoint": ["python3", "-m", "batchml.runtime.run"],
-        "Cmd": [*(image.get("Entrypoint") or ()), *(config["Cmd"] or image.get("Cmd") or ())],
-        "Env": [f"{name}={value}" for name, value in env.items()],
-        "HostConfig": host_config,
-    }
-
-
-def _has_runtime(config: Mapping[str, Any]) -> bool:
-    """Whether our runtime is the parent of the program: it sees to marks in the output itself."""
-    return "batchml.runtime.run" in (config.get("Entrypoint") or ())
-
-
 def _broke_off(waiter: Aside) -> bool:
     """Whether it ended without an answer, as when the engine is restarted."""
     return waiter.error is not None and not isinstance(waiter.error, Refused)
@@ -488,10 +336,6 @@ def _broke_off(waiter: Aside) -> bool:
 
 def _as_it_is(lines: list[bytes]) -> list[bytes]:
     return lines
-
-
-def _as_engine(error: BaseException) -> str:
-    return f"Error response from daemon: {error}" if isinstance(error, Refused) else str(error)
 
 
 def _is_passing(text: str) -> bool:
@@ -515,6 +359,5 @@ def _booted_at() -> int:
 
 def _ms(text: str) -> int:
     """`2026-11-21T12:09:22.166918183Z` in ms since the epoch."""
-    whole, _, fraction = text.rstrip("Z").partition(".")
-    seconds = datetime.fromisoformat(f"{whole}+00:00").timestamp()
-    return int(seconds * 1000) + int((fraction + "000")[:3])
+    moment = datetime.fromisoformat(text)
+    return int(moment.timestamp()) * 1000 + moment.microsecond // 1000

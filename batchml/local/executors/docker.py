@@ -4,19 +4,22 @@ It is imported once in a runner's life. What the engine refuses is Refused; an e
 answer is asked again, and then Unreachable.
 """
 
+import contextlib
 import io
 import os
 import select
 import tarfile
 import time
 from collections.abc import Callable, Collection
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from batchml.local.executors.aside import Aside
 
+if TYPE_CHECKING:
+    from batchml.local.executors.runner import Io
+
 T = TypeVar("T")
 
-PATIENCE = 60.0  # seconds for the engine to answer before an attempt has started
 CALL_LIMIT = 240.0  # seconds for one call, as ECS's agent waits for a container to be made
 
 _RETRY_AFTER = 0.2
@@ -36,23 +39,13 @@ class Unreachable(Exception):
     """The engine did not answer."""
 
 
-class Waiting(Protocol):
-    """By what a stop is heard while the engine is waited for: a part of the runner's `Io`."""
-
-    @property
-    def stopping_since(self) -> float | None: ...
-    @property
-    def wake(self) -> int: ...
-    def drain(self) -> None: ...
-
-
 class Engine:
     """The engine's API, as it is asked on behalf of one attempt."""
 
-    def __init__(self, address: str, waiting: Waiting) -> None:
+    def __init__(self, address: str, io: "Io", patience: float) -> None:
         self._address = address
-        self._waiting = waiting
-        self.patience = PATIENCE
+        self._io = io
+        self.patience = patience  # seconds
         self.was_gone = False
 
     def ask(self, call: Callable[[Any], T], until_stop: bool = False) -> T:
@@ -63,12 +56,12 @@ class Engine:
                 return self.once(call)
             except Unreachable as error:
                 self.was_gone = True
-                stopped = until_stop and self._waiting.stopping_since is not None
+                stopped = until_stop and self._io.stopping_since is not None
                 if stopped or time.monotonic() >= end:
                     raise Unreachable(f"the Docker engine does not answer: {error}") from error
-            select.select([self._waiting.wake] if until_stop else [], [], [], _RETRY_AFTER)
+            select.select([self._io.wake] if until_stop else [], [], [], _RETRY_AFTER)
             if until_stop:
-                self._waiting.drain()
+                self._io.drain()
 
     def once(self, call: Callable[[Any], T]) -> T:
         return once(self._address, call)
@@ -185,11 +178,18 @@ def belongings(label: str) -> tuple[list[str], int]:
 
 def remove_belongings(label: str, tasks: Collection[str] | None) -> None:
     """Remove the containers of these tasks, or of all, and networks that nobody is in."""
-    for found in once("", lambda api: api.containers(all=True, filters=_of(label))):
-        if tasks is None or _task(found) in tasks:
-            _unless_refused(lambda api, id_=found["Id"]: api.remove_container(id_, v=True, force=True))
-    for network in once("", lambda api: api.networks(filters=_of(label))):
-        _unless_refused(lambda api, id_=network["Id"]: api.remove_network(id_))
+
+    def remove(api: Any) -> None:
+        refused = package().errors.APIError  # in use, or someone else was faster
+        for found in api.containers(all=True, filters=_of(label)):
+            if tasks is None or _task(found) in tasks:
+                with contextlib.suppress(refused):
+                    api.remove_container(found["Id"], v=True, force=True)
+        for network in api.networks(filters=_of(label)):
+            with contextlib.suppress(refused):
+                api.remove_network(network["Id"])
+
+    once("", remove)
 
 
 def _of(label: str) -> dict[str, str]:
@@ -198,11 +198,3 @@ def _of(label: str) -> dict[str, str]:
 
 def _task(container: dict[str, Any]) -> str:
     return str(container["Labels"].get("batchml.task", ""))
-
-
-def _unless_refused(call: Callable[[Any], Any]) -> None:
-    """It is in use, or someone else was faster."""
-    try:
-        once("", call)
-    except Refused:
-        pass

@@ -14,8 +14,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from batchml.local.executors.cgroup import Slot, most_pids
+from batchml.local.executors.cgroup import most_pids
 from batchml.local.executors.runner import now_ms, until_it_works
+from batchml.local.executors.slot import Slot
 from batchml.runtime.lines import LineSplitter
 from batchml.runtime.processes import send
 

@@ -1,5 +1,6 @@
 """What a runner that is gone has left behind: processes, found in each way there is, and killed."""
 
+import logging
 import os
 import signal
 import time
@@ -8,6 +9,8 @@ from collections.abc import Iterator
 from batchml.local.executors import cgroup
 from batchml.local.executors.record import Record
 from batchml.runtime.processes import descendants, send
+
+log = logging.getLogger("batchml.local")
 
 PAUSE = 0.02  # seconds between two looks
 
@@ -18,8 +21,7 @@ def kill(task_id: str, record: Record | None) -> Iterator[list[int]]:
     """Kill an attempt's processes, in steps with a `PAUSE` after each: those that were found.
 
     Done after two looks in a row that find nothing: one alone misses a process that is just being
-    replaced by another (exec), or that forks and dies while the list is read. Given up after a
-    while, with what cannot be killed as the last step.
+    replaced by another (exec), or that forks and dies while the list is read. Or given up.
     """
     groups = record.groups if record is not None and record.is_of_this_boot else []
     end = time.monotonic() + _LIMIT
@@ -27,11 +29,13 @@ def kill(task_id: str, record: Record | None) -> Iterator[list[int]]:
     while time.monotonic() < end:
         left = cgroup.kill(groups) + tagged(task_id)
         if not left and before == []:
+            cgroup.remove(groups, limit=0)
             return
         send(left, signal.SIGSTOP)  # whoever is stopped cannot fork while others are killed
         send(left, signal.SIGKILL)
         before = left
         yield left
+    log.error("processes %s of attempt %s cannot be killed", before, task_id)
 
 
 def tagged(task_id: str) -> list[int]:

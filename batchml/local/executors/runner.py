@@ -8,7 +8,8 @@ attempt's folder, so that a server can be killed and started again at any moment
 noticing; the socket only saves the server from looking.
 
     runner.json  the record. Empty: the attempt never began. Locked: its runner lives. Holds the
-                 runner's identity (boot id, pid, start time, slot), and since when the program runs
+                 runner's identity (boot id, pid, start time, kind, slot), and since when the
+                 program runs
     exit.json    the record under its last name, once every process of the attempt is gone: how it
                  ended, beside the identity
     progress     what it does before the program runs, a line each
@@ -34,7 +35,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from batchml.local.executors.cgroup import Groups, Slot, slot_name
+from batchml.local.executors.cgroup import Groups, slot_name
+from batchml.local.executors.slot import Slot, make_slot
 from batchml.runtime.processes import (
     become_reaper,
     boot_id,
@@ -368,11 +370,11 @@ def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
     ]
 
 
-def _make_slot(groups: Groups, name: str) -> Slot | None:
+def _slot(groups: Groups, name: str) -> Slot | None:
     if not groups:
         return None
     try:
-        return Slot(groups, name)
+        return make_slot(groups, name)
     except OSError as error:
         print(f"no limits: {error}", file=sys.stderr)
         return None
@@ -393,11 +395,14 @@ def _work(config: dict[str, Any]) -> None:
     os.set_inheritable(config["socket"], False)
     pid = os.getpid()
     started = start_time(pid)
-    slot = _make_slot(config["groups"], slot_name(pid, started))
+    slot = None  # of a container the engine has one
+    if config["kind"] == "process":
+        slot = _slot(config["groups"], slot_name(pid, started))
     identity = {
         "boot_id": boot_id(),
         "pid": pid,
         "start_time": started,
+        "kind": config["kind"],
         "groups": list(slot.folders.values()) if slot else [],
     }
     kind = _kind(config["kind"], slot)

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import subprocess
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Container
 
 import msgspec
 from msgspec import Struct
@@ -25,15 +25,14 @@ _FIRST_PAUSE, _LAST_PAUSE = 15.0, 600.0  # seconds, while the engine does not an
 
 
 class Found(Struct, frozen=True):
-    """What the engine has of a state folder's: the task ids of containers, and how many networks.
-    """
+    """What a state folder has in the engine: whose containers, and how many networks."""
 
     tasks: list[str]
     networks: int
 
 
-async def sweep(home: Home, owned: Collection[str]) -> None:
-    """Remove what belongs to none of the task ids that are in `owned` once it is found.
+async def sweep(home: Home, owned: Callable[[], Container[str]]) -> None:
+    """Remove what belongs to no task id that is owned once it is found.
 
     As soon as the engine answers, which may be long after the server has started.
     """
@@ -41,7 +40,8 @@ async def sweep(home: Home, owned: Collection[str]) -> None:
     while (found := await _beside(home, LOOK)) is None:
         await asyncio.sleep(pause)
         pause = min(2 * pause, _LAST_PAUSE)
-    orphans = [task_id for task_id in found.tasks if task_id not in owned]
+    owners = owned()
+    orphans = [task_id for task_id in found.tasks if task_id not in owners]
     if orphans:
         log.warning("removing containers that no attempt owns: %s", orphans)
     if orphans or found.networks:
