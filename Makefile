@@ -18,7 +18,7 @@ test: .venv/installed-dev  ## every test
 	$(BIN)/python -m pytest -m slow
 
 TORTURES := e2e/test_kill9_rounds.py e2e/test_system_calls.py e2e/test_power_cuts.py \
-  unit/test_damage.py contract/test_malformed.py contract/test_forged.py
+  unit/test_damage.py unit/test_large_journal.py contract/test_malformed.py contract/test_forged.py
 
 torture: .venv/installed-dev  ## hours: ten thousand kills, every system call, every bad request
 	BATCHML_TORTURE=$${BATCHML_TORTURE:-20} $(BIN)/python -m pytest -s $(addprefix tests/,$(TORTURES))

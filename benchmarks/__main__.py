@@ -3,7 +3,7 @@
 import os
 import subprocess
 
-from benchmarks import array, lenet, startup
+from benchmarks import array, lenet, logs, server, startup
 
 
 def main() -> None:
@@ -11,6 +11,10 @@ def main() -> None:
     startup.main()
     print("\n# Ten thousand jobs that do nothing, two at a time", flush=True)
     array.main()
+    print("\n# The server: calls a second, and a long history", flush=True)
+    server.main()
+    print("\n# Logs: taking them in and reading them", flush=True)
+    logs.main([])
     print("\n# LeNet, PyTorch beside MXNet (samples/s; ratios pair by pair)", flush=True)
     lenet.main([])
     print("\n# Where PyTorch's time goes, by phase and by operator", flush=True)

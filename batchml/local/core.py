@@ -290,10 +290,7 @@ def _moved(state: State, by: int) -> State:
 
 
 def _later(times: heap.Heap, by: int) -> heap.Heap:
-    moved: heap.Heap = None
-    for (at, name), item in heap.items(times):
-        moved = heap.push(moved, (at + by, name), item)
-    return moved
+    return heap.made(((at + by, name), item) for (at, name), item in heap.items(times))
 
 
 def _give(item: _Item, outcome: Answer | Refusal) -> None:

@@ -4,24 +4,14 @@ from collections.abc import Iterable
 from typing import Any
 
 from immutables import Map
-from msgspec import Struct
 from msgspec.structs import replace
 
 from batchml.local import heap
 from batchml.local.messages import DropRecord, Effect, SaveJob, SaveRecord
-from batchml.local.shares import faded
-from batchml.local.state import (
-    Attempt,
-    Consumable,
-    Definition,
-    Environment,
-    Job,
-    Line,
-    Policy,
-    Queue,
-    State,
-    Usage,
-)
+from batchml.local.shares import faded, matters
+from batchml.local.state import Attempt, Job, Line, Queue, Record, State, Usage
+
+_FEW = 64
 
 
 class Draft:
@@ -140,7 +130,7 @@ class Draft:
         for consumable, quantity in job.spec.consumables:
             record = self.state.consumables.get(consumable)
             if record is not None and not record.replenishable:
-                self.put_consumable(replace(record, spent=record.spent + quantity))
+                self.put(replace(record, spent=record.spent + quantity))
 
     def release(self, job: Job, attempt: Attempt) -> None:
         state = self.state
@@ -165,6 +155,9 @@ class Draft:
         if share:
             of_queue: Map[str, Usage] = self.state.usage.get(job.queue, Map())
             policy = self.state.policy_of(job.queue)
+            if share not in of_queue:  # else names that come once each would be kept for good
+                of_queue = Map((name, use) for name, use in of_queue.items()
+                               if matters(use, self.now, policy))  # fmt: skip
             usage = faded(of_queue.get(share, Usage()), self.now, policy)
             of_queue = of_queue.set(share, replace(usage, vcpus=usage.vcpus + vcpus))
             self._set(usage=self.state.usage.set(job.queue, of_queue))
@@ -193,7 +186,17 @@ class Draft:
         self._set(by_task=self.state.by_task.delete(task_id))
 
     def watch_deadline(self, at: int, task_id: str) -> None:
-        self._set(deadlines=heap.push(self.state.deadlines, (at, task_id), task_id))
+        known = self.awaited(self.state.deadlines)
+        self._set(deadlines=heap.push(known, (at, task_id), task_id))
+
+    def awaited(self, times: heap.Heap) -> heap.Heap:
+        """What falls due for attempts, by (time, task); without those that are over, once they are
+        most of it: an hour's timeout must not keep a job in mind for an hour.
+        """
+        tasks = self.state.by_task
+        if heap.size(times) <= 2 * len(tasks) + _FEW:
+            return times
+        return heap.made((key, item) for key, item in heap.items(times) if key[1] in tasks)
 
     def pop_deadline(self) -> str:
         """The task whose time is up first."""
@@ -222,51 +225,28 @@ class Draft:
 
     # --- records ----------------------------------------------------------------------------
 
-    def put_environment(self, record: Environment) -> None:
-        self._set(environments=self.state.environments.set(record.name, record))
-        self._save("environment", record.name, record)
+    def put(self, record: Record) -> None:
+        known = getattr(self.state, record.field)
+        self._set(**{record.field: known.set(record.key, record)})
+        self.effects.append(SaveRecord(record.kind, record.key, record))
 
-    def drop_environment(self, name: str) -> None:
-        self._set(environments=self.state.environments.delete(name))
-        self.effects.append(DropRecord("environment", name))
+    def drop(self, record: Record) -> None:
+        known = getattr(self.state, record.field)
+        self._set(**{record.field: known.delete(record.key)})
+        self.effects.append(DropRecord(record.kind, record.key))
 
-    def put_queue(self, record: Queue) -> None:
-        self._set(queues=self.state.queues.set(record.name, record))
-        self._save("queue", record.name, record)
-
-    def drop_queue(self, name: str) -> None:
-        state = self.state
+    def drop_queue(self, record: Queue) -> None:
+        """A queue goes with all that is known of it."""
+        state, name = self.state, record.name
         self._set(
-            queues=state.queues.delete(name),
             lines=state.lines.delete(name) if name in state.lines else state.lines,
             blocked=state.blocked.delete(name) if name in state.blocked else state.blocked,
         )
         self._forget_usage(name)
-        self.effects.append(DropRecord("queue", name))
+        self.drop(record)
 
-    def put_policy(self, record: Policy) -> None:
-        self._set(policies=self.state.policies.set(record.name, record))
-        self._save("policy", record.name, record)
-
-    def drop_policy(self, name: str) -> None:
-        self._set(policies=self.state.policies.delete(name))
-        self.effects.append(DropRecord("policy", name))
-
-    def put_consumable(self, record: Consumable) -> None:
-        self._set(consumables=self.state.consumables.set(record.name, record))
-        self._save("consumable", record.name, record)
-
-    def drop_consumable(self, name: str) -> None:
-        self._set(consumables=self.state.consumables.delete(name))
-        self.effects.append(DropRecord("consumable", name))
-
-    def put_definition(self, record: Definition) -> None:
-        latest = max(record.revision, self.state.revisions.get(record.name, 0))
-        self._set(
-            definitions=self.state.definitions.set(record.key, record),
-            revisions=self.state.revisions.set(record.name, latest),
-        )
-        self._save("definition", record.key, record)
-
-    def _save(self, kind: str, key: str, record: Struct) -> None:
-        self.effects.append(SaveRecord(kind, key, record))
+    def next_revision(self, definition: str) -> int:
+        """A number that no revision of this definition had before and none gets again."""
+        revision = self.state.revisions.get(definition, 0) + 1
+        self._set(revisions=self.state.revisions.set(definition, revision))
+        return revision

@@ -41,7 +41,8 @@ def arm(draft: Draft, job: Job) -> None:
     if fault is not None:
         at = attempt.started_at + fault.after * 1000
         item = (attempt.task_id, fault)
-        faults = heap.push(draft.state.faults, (at, attempt.task_id), item)
+        known = draft.awaited(draft.state.faults)
+        faults = heap.push(known, (at, attempt.task_id), item)
         draft.state = replace(draft.state, faults=faults)
 
 

@@ -1,11 +1,12 @@
 """A heap that is a value: pushing and popping return new heaps and leave the old one as it was.
 
-A leftist heap (Crane 1972; Okasaki, "Purely Functional Data Structures", 3.1): merging walks the
-right spines only, which are never longer than log2(n + 1), so no operation recurses deeply.
-A heap is None (empty) or (rank, key, item, left, right); keys must be ordered and unique.
+A leftist heap biased by weight (Cho and Sahni 1998; Okasaki, "Purely Functional Data Structures",
+3.1): merging walks the right spines only, which are never longer than log2(n + 1), so no operation
+recurses deeply. A heap is None (empty) or (size, key, item, left, right); keys must be ordered and
+unique.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 Heap = tuple[int, Any, Any, Any, Any] | None
@@ -19,6 +20,18 @@ def push(heap: Heap, key: Any, item: Any) -> Heap:
 def pop(heap: Heap) -> Heap:
     """Return `heap` without its least key. O(log n)."""
     return None if heap is None else _merge(heap[3], heap[4])
+
+
+def made(entries: Iterable[tuple[Any, Any]]) -> Heap:
+    """A heap of these keys and items."""
+    heap: Heap = None
+    for key, item in entries:
+        heap = push(heap, key, item)
+    return heap
+
+
+def size(heap: Heap) -> int:
+    return 0 if heap is None else heap[0]
 
 
 def items(heap: Heap) -> Iterator[tuple[Any, Any]]:
@@ -40,10 +53,6 @@ def _merge(one: Heap, other: Heap) -> Heap:
         one, other = other, one
     _, key, item, left, right = one
     right = _merge(right, other)
-    if _rank(left) < _rank(right):
+    if size(left) < size(right):
         left, right = right, left
-    return (_rank(right) + 1, key, item, left, right)
-
-
-def _rank(heap: Heap) -> int:
-    return 0 if heap is None else heap[0]
+    return (size(left) + size(right) + 1, key, item, left, right)

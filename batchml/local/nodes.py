@@ -7,6 +7,8 @@ stops nothing. The job's record follows the main node; a retry runs all nodes ag
 The job's attempt holds what all nodes occupy, from before the first starts until the last is gone.
 """
 
+from collections.abc import Iterator
+
 from msgspec.structs import replace
 
 from batchml.local.attempts import attempt_of
@@ -35,21 +37,28 @@ def started(draft: Draft, node: Job, now: int, address: str) -> None:
     draft.put_job(node)
     if not node.is_main_node or job.attempt is None:
         return
-    job = running(job, job.attempt, now)
+    whole = job.attempt
+    job = running(job, whole, now)
     draft.put_job(job)
     set_deadline(draft, job)
     if not job.is_ending:
-        for other in _nodes_of(draft, job):
+        for other, gpus in _with_gpus(draft, job, whole):
             if other.attempt is None and not other.is_main_node:
-                launch_node(draft, job, other, address)
+                _launch(draft, whole, other, gpus, address)
 
 
-def launch_node(draft: Draft, job: Job, node: Job, main_address: str = "") -> None:
-    """Start a node in the place that its job holds."""
-    assert job.attempt is not None
+def launch_main(draft: Draft, job: Job, whole: Attempt) -> None:
+    """Start the main node, before all others."""
+    main, gpus = next(found for found in _with_gpus(draft, job, whole) if found[0].is_main_node)
+    _launch(draft, whole, main, gpus)
+
+
+def _launch(
+    draft: Draft, whole: Attempt, node: Job, gpus: tuple[str, ...], main_address: str = ""
+) -> None:
+    """Start a node in the place that its job's attempt holds."""
     attempt = replace(
-        attempt_of(node, job.attempt.number, job.attempt.environment, _gpus_of(draft, job, node)),
-        main_address=main_address,
+        attempt_of(node, whole.number, whole.environment, gpus), main_address=main_address
     )
     node = replace(node, status=JobStatus.STARTING, status_reason="", attempt=attempt,
                    exit_code=None, reason="", stopped_at=None)  # fmt: skip
@@ -58,11 +67,12 @@ def launch_node(draft: Draft, job: Job, node: Job, main_address: str = "") -> No
     draft.effects.append(Launch(node, attempt))
 
 
-def _gpus_of(draft: Draft, job: Job, node: Job) -> tuple[str, ...]:
-    """A node's part of the GPUs that its job holds: those before it have theirs."""
-    assert job.attempt is not None and node.node is not None
-    before = sum(other.needs.gpus for other in _nodes_of(draft, job)[: node.node])
-    return job.attempt.gpus[before : before + node.needs.gpus]
+def _with_gpus(draft: Draft, job: Job, whole: Attempt) -> Iterator[tuple[Job, tuple[str, ...]]]:
+    """The nodes of a job, each with its part of the GPUs that the job's attempt holds."""
+    given = 0
+    for node in _nodes_of(draft, job):
+        yield node, whole.gpus[given : given + node.needs.gpus]
+        given += node.needs.gpus
 
 
 def ended(draft: Draft, node: Job, exit_: Exit) -> None:

@@ -358,19 +358,12 @@ def _consumer(view: View, job: Job, consumable: str) -> dict[str, Any]:
 
 def list_tags_for_resource(view: View, params: dict[str, Any]) -> dict[str, Any]:
     asked = parse_arn(params["resourceArn"])
-    fields = {
-        "compute-environment": view.state.environments,
-        "job-queue": view.state.queues,
-        "job-definition": view.state.definitions,
-        "scheduling-policy": view.state.policies,
-        "consumable-resource": view.state.consumables,
-    }
     if asked is not None and asked.kind == "job":
         job = view.state.jobs.get(asked.name) or view.store.jobs([asked.name]).get(asked.name)
         if job is not None:
             return {"tags": job.tags}
-    elif asked is not None and asked.kind in fields:
-        record: Any = fields[asked.kind].get(asked.name)
+    elif asked is not None:
+        record = view.state.record(asked.kind, asked.name)
         if record is not None:
             return {"tags": record.detail.get("tags", {})}
     raise client_error(f"Resource not found: {params['resourceArn']}")

@@ -13,7 +13,7 @@ from batchml.local import lifecycle, shares
 from batchml.local.attempts import attempt_of
 from batchml.local.draft import Draft
 from batchml.local.messages import Launch
-from batchml.local.nodes import launch_node
+from batchml.local.nodes import launch_main
 from batchml.local.state import Blocked, Environment, Job, Line, Queue, State
 from batchml.model.status import JobStatus
 
@@ -239,8 +239,7 @@ def launch(draft: Draft, job: Job, environment: str) -> None:
     draft.occupy(job, attempt)
     draft.spend(job)
     draft.put_job(job)
-    if job.is_multinode and job.spec.nodes is not None:
-        main = draft.state.jobs[f"{job.id}#{job.spec.nodes.main}"]
-        launch_node(draft, job, main)
+    if job.is_multinode:
+        launch_main(draft, job, attempt)
     else:
         draft.effects.append(Launch(job, attempt))

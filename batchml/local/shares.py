@@ -16,13 +16,20 @@ DEFAULT_WEIGHT = 1.0
 AHEAD = 0.1  # of the window
 
 
-def weight_of(policy: Mapping[str, Any], share: str) -> float:
-    """The weight factor of a share: a lower one gets more. Entries do not overlap."""
-    for entry in policy.get("shareDistribution", ()):
-        name = entry["shareIdentifier"]
-        if name == share or (name.endswith("*") and share.startswith(name[:-1])):
-            return float(entry.get("weightFactor", DEFAULT_WEIGHT))
-    return DEFAULT_WEIGHT
+def weights_of(policy: Mapping[str, Any]) -> dict[str, float]:
+    """The weight factors that a policy gives to shares: a lower one gets more."""
+    return {
+        entry["shareIdentifier"]: float(entry.get("weightFactor", DEFAULT_WEIGHT))
+        for entry in policy.get("shareDistribution", ())
+    }
+
+
+def weight_of(weights: Mapping[str, float], share: str) -> float:
+    """The weight factor of a share. Those that end with `*` do not overlap with any other."""
+    if share in weights:
+        return weights[share]
+    starts = (f"{share[:length]}*" for length in range(len(share) + 1))
+    return next((weights[start] for start in starts if start in weights), DEFAULT_WEIGHT)
 
 
 def faded(usage: Usage, now: int, policy: Mapping[str, Any]) -> Usage:
@@ -32,14 +39,19 @@ def faded(usage: Usage, now: int, policy: Mapping[str, Any]) -> Usage:
     return Usage(usage.faded * kept + usage.vcpus * window * (1 - kept), now, usage.vcpus)
 
 
-def score(usage: Usage, now: int, policy: Mapping[str, Any], share: str) -> float:
+def matters(usage: Usage, now: int, policy: Mapping[str, Any]) -> bool:
+    """False once what a share has used makes no difference any more: less than 1 vCPU for 1 ms."""
+    return usage.vcpus > 0 or faded(usage, now, policy).faded >= 1
+
+
+def score(usage: Usage, now: int, policy: Mapping[str, Any], weight: float) -> float:
     """vCPUs that a share will have used on average of late, a little from now, times its weight.
 
     Looking ahead counts what runs already: without it the first of several shares that begin
     together would get all there is.
     """
     soon = now + int(AHEAD * _window(policy))
-    return faded(usage, soon, policy).faded / _window(policy) * weight_of(policy, share)
+    return faded(usage, soon, policy).faded / _window(policy) * weight
 
 
 def _window(policy: Mapping[str, Any]) -> float:
@@ -58,9 +70,13 @@ def next_share(
     The key, priority and then age, decides between shares that have used the same.
     """
     none = Usage()
-    return min(
-        waiting, key=lambda item: (score(usage.get(item[0], none), now, policy, item[0]), item[1])
-    )[0]
+    weights = weights_of(policy)
+
+    def place(item: tuple[str, Any]) -> tuple[float, Any]:
+        share, key = item
+        return score(usage.get(share, none), now, policy, weight_of(weights, share)), key
+
+    return min(waiting, key=place)[0]
 
 
 def reserved(policy: Mapping[str, Any], active: int) -> float:

@@ -17,13 +17,23 @@ from msgspec.structs import replace
 
 from batchml.local.chaos import Chaos
 from batchml.local.heap import Heap
-from batchml.model.names import bare_name
+from batchml.local.records import (
+    RECORDS,
+    Consumable,
+    Definition,
+    Environment,
+    Policy,
+    Queue,
+    Record,
+)
 from batchml.model.status import JobStatus
 
 REGION = "us-east-1"
 ACCOUNT = "000000000000"
 CLUSTER = "batchml-local"
 DEFAULT_LOG_GROUP = "/aws/batch/job"
+
+_FIELDS = {made.arn_kind: made.field for made in RECORDS}
 
 
 def arn(kind: str, name: str) -> str:
@@ -68,89 +78,6 @@ class Machine(Struct, frozen=True):
             self.memory + needs.memory,
             tuple(sorted((*self.gpus, *gpus))),
         )
-
-
-class Environment(Struct, frozen=True):
-    """A compute environment."""
-
-    name: str
-    detail: dict[str, Any]
-
-    @property
-    def enabled(self) -> bool:
-        return bool(self.detail["state"] == "ENABLED")
-
-    @property
-    def max_vcpus(self) -> int:
-        if self.detail["type"] == "UNMANAGED":
-            return int(self.detail["unmanagedvCpus"])
-        return int(self.detail["computeResources"].get("maxvCpus", 0))
-
-
-class Queue(Struct, frozen=True):
-    """A job queue."""
-
-    name: str
-    detail: dict[str, Any]
-
-    @property
-    def enabled(self) -> bool:
-        return bool(self.detail["state"] == "ENABLED")
-
-    @property
-    def priority(self) -> int:
-        return int(self.detail["priority"])
-
-    @property
-    def environments(self) -> list[str]:
-        order = sorted(self.detail["computeEnvironmentOrder"], key=lambda entry: entry["order"])
-        return [bare_name(entry["computeEnvironment"]) for entry in order]
-
-    @property
-    def policy(self) -> str:
-        """The name of its scheduling policy; empty for a queue that is first in, first out."""
-        return bare_name(self.detail.get("schedulingPolicyArn", ""))
-
-
-class Definition(Struct, frozen=True):
-    """One revision of a job definition."""
-
-    name: str
-    revision: int
-    detail: dict[str, Any]
-
-    @property
-    def key(self) -> str:
-        return f"{self.name}:{self.revision}"
-
-    @property
-    def active(self) -> bool:
-        return bool(self.detail["status"] == "ACTIVE")
-
-
-class Policy(Struct, frozen=True):
-    """A scheduling policy: how the shares of a queue come to their parts."""
-
-    name: str
-    detail: dict[str, Any]
-
-    @property
-    def fair_share(self) -> dict[str, Any]:
-        return dict(self.detail.get("fairsharePolicy", {}))
-
-
-class Consumable(Struct, frozen=True):
-    """A consumable resource. `spent` is what was taken of one that is not given back."""
-
-    name: str
-    detail: dict[str, Any]
-    total: int
-    spent: int = 0
-    updates: dict[str, tuple[int, str, int]] = {}  # token -> when (ms), operation, quantity
-
-    @property
-    def replenishable(self) -> bool:
-        return bool(self.detail["resourceType"] == "REPLENISHABLE")
 
 
 class Nodes(Struct, frozen=True):
@@ -357,6 +284,12 @@ class State(Struct, frozen=True):
     chaos: Chaos | None = None  # what this server was started with
     no_capacity_until: int = 0  # ms; 0: there is capacity
 
+    def record(self, arn_kind: str, key: str) -> Record | None:
+        """What an ARN names, unless it is a job."""
+        field = _FIELDS.get(arn_kind)
+        found: Record | None = getattr(self, field).get(key) if field else None
+        return found
+
     def policy_of(self, queue: str) -> dict[str, Any]:
         """The fair-share policy of a queue; empty when it has none."""
         record = self.queues.get(queue)
@@ -372,6 +305,7 @@ __all__ = [
     "ACCOUNT",
     "CLUSTER",
     "DEFAULT_LOG_GROUP",
+    "RECORDS",
     "REGION",
     "Attempt",
     "Blocked",
@@ -385,6 +319,7 @@ __all__ = [
     "Nodes",
     "Policy",
     "Queue",
+    "Record",
     "Spec",
     "State",
     "Usage",

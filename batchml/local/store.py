@@ -17,17 +17,7 @@ from immutables import Map
 from batchml.errors import DiskFull, JournalBusy, LocalServerError, StateDamaged
 from batchml.local import writelog
 from batchml.local.messages import DropRecord, Effect, Launch, SaveJob, SaveRecord, SaveSpec
-from batchml.local.state import (
-    Consumable,
-    Definition,
-    Environment,
-    Job,
-    Machine,
-    Policy,
-    Queue,
-    Spec,
-    State,
-)
+from batchml.local.state import RECORDS, Job, Machine, Spec, State
 from batchml.local.state import empty as empty_state
 
 SCHEMA = 2
@@ -50,13 +40,7 @@ CREATE TABLE streams (
 CREATE TABLE calls (key TEXT PRIMARY KEY, digest TEXT, answer BLOB, at INTEGER) WITHOUT ROWID;
 """
 
-_KINDS: dict[str, Any] = {
-    "environment": Environment,
-    "queue": Queue,
-    "definition": Definition,
-    "policy": Policy,
-    "consumable": Consumable,
-}
+_KINDS = {made.kind: made for made in RECORDS}
 _DECODERS = {kind: msgspec.json.Decoder(struct) for kind, struct in _KINDS.items()}
 _JOB = msgspec.json.Decoder(Job)
 _SPEC = msgspec.json.Decoder(Spec)
@@ -133,8 +117,8 @@ class Store:
         self.path = path
         self._specs: dict[str, Spec] = {}
         try:
-            _check(path)
-            self._writer = self._open(path, may_be_new)
+            _check(path, may_be_new)
+            self._writer = self._open(path)
             self._reader = sqlite3.connect(
                 f"file:{path}?mode=ro", uri=True, isolation_level=None, check_same_thread=False
             )
@@ -142,7 +126,7 @@ class Store:
         except sqlite3.Error as error:
             raise _translated(error, path) from error
 
-    def _open(self, path: Path, may_be_new: bool) -> sqlite3.Connection:
+    def _open(self, path: Path) -> sqlite3.Connection:
         db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         path.chmod(0o600)
         db.execute("PRAGMA journal_mode = WAL")
@@ -152,10 +136,6 @@ class Store:
             raise LocalServerError(
                 f"{path} was written by a newer batchml (format {version}, this one reads "
                 f"{SCHEMA}). Update batchml, or set BATCHML_HOME to another folder."
-            )
-        if version == 0 and not may_be_new:
-            raise StateDamaged(
-                _damaged(path, "it holds nothing, though a server has served from it")
             )
         if version == 0:
             db.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {SCHEMA}; COMMIT;")
@@ -227,11 +207,7 @@ class Store:
             revisions[record.name] = max(record.revision, revisions.get(record.name, 0))
         return msgspec.structs.replace(
             empty_state(machine),
-            environments=Map(found["environment"]),
-            queues=Map(found["queue"]),
-            definitions=Map(found["definition"]),
-            policies=Map(found["policy"]),
-            consumables=Map(found["consumable"]),
+            **{made.field: Map(found[made.kind]) for made in RECORDS},
             revisions=Map(revisions),
             jobs=Map(jobs),
             sequence=last,
@@ -298,35 +274,6 @@ class Store:
         row = self._reader.execute("SELECT * FROM calls WHERE key = ?", (key,)).fetchone()
         return None if row is None else RememberedCall(*row)
 
-    def streams(self, log_group: str, prefix: str = "") -> list[Stream]:
-        """Log streams of a group whose name starts with `prefix`, by name."""
-        rows = self._reader.execute(
-            "SELECT log_group, stream, task_id, created_at FROM streams"
-            " WHERE log_group = ? AND stream >= ? ORDER BY stream",
-            (log_group, prefix),
-        )
-        found = []
-        for row in rows:
-            if not row[1].startswith(prefix):
-                break
-            found.append(Stream(*row))
-        return found
-
-    def stream(self, log_group: str, name: str) -> Stream | None:
-        row = self._reader.execute(
-            "SELECT log_group, stream, task_id, created_at FROM streams"
-            " WHERE log_group = ? AND stream = ?",
-            (log_group, name),
-        ).fetchone()
-        return None if row is None else Stream(*row)
-
-    def log_groups(self) -> dict[str, int]:
-        """Each log group with the time of its first stream, in ms."""
-        rows = self._reader.execute(
-            "SELECT log_group, min(created_at) FROM streams GROUP BY log_group"
-        )
-        return dict(rows.fetchall())
-
 
 _INSERT_JOB = "INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
@@ -376,33 +323,45 @@ def _translated(error: sqlite3.Error, path: Path) -> LocalServerError:
     return StateDamaged(_damaged(path, str(error)))
 
 
-def _check(path: Path) -> None:
+def _check(path: Path, may_be_new: bool) -> None:
     """Raise StateDamaged when a journal that is there is not whole. Changes nothing.
 
     A connection that only reads is what makes this so: the last one that may write moves the log
-    into the main file as it closes, and deletes it.
+    into the main file as it closes, and deletes it. The index is made anew by any, and put back.
     """
     log, index = (path.with_name(path.name + suffix) for suffix in ("-wal", "-shm"))
-    kept = {file: file.read_bytes() if file.exists() else None for file in (log, index)}
-    if not path.exists() or not path.stat().st_size:
-        if kept[log]:
-            raise StateDamaged(
-                _damaged(path, "it is gone or empty, and its write-ahead log is not")
-            )
-        return
-    before = writelog.read_index(path)
-    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
-        (verdict,) = db.execute("PRAGMA quick_check(1)").fetchone()
-        after = writelog.read_index(path)
-        missing = writelog.missing(kept[log] or b"", before, after.frames if after else 0)
-    if verdict == "ok" and not missing:
-        return
-    for file, content in kept.items():  # what says so is said again at the next start
-        if content is None:
-            file.unlink(missing_ok=True)
+    logged, indexed = (file.read_bytes() if file.exists() else None for file in (log, index))
+    try:
+        damage = _damage(path, logged or b"", indexed or b"", may_be_new)
+        if damage:
+            raise StateDamaged(_damaged(path, damage))
+    except (StateDamaged, sqlite3.Error):
+        if logged is None:
+            log.unlink(missing_ok=True)
+        if indexed is None:
+            index.unlink(missing_ok=True)
         else:
-            file.write_bytes(content)
-    raise StateDamaged(_damaged(path, missing or verdict))
+            index.write_bytes(indexed)
+        raise
+
+
+def _damage(path: Path, log: bytes, index: bytes, may_be_new: bool) -> str:
+    """What is wrong with a journal; empty if nothing is. Raises sqlite3.Error."""
+    if not path.exists() or not path.stat().st_size:
+        return "it is gone or empty, and its write-ahead log is not" if log else ""
+    made = path.with_name(path.name + "-shm")
+    # A server that was killed while it made the journal has left what must be undone by writing.
+    mode = "rw" if path.with_name(path.name + "-journal").exists() else "ro"
+    with closing(sqlite3.connect(f"file:{path}?mode={mode}", uri=True)) as db:
+        (verdict,) = db.execute("PRAGMA quick_check(1)").fetchone()
+        if verdict != "ok":
+            return str(verdict)
+        now = writelog.read_index(made.read_bytes() if made.exists() else b"")
+        recovered = now.frames if now else 0
+        (version,) = db.execute("PRAGMA user_version").fetchone()
+    if not version and not may_be_new:
+        return "it holds nothing, though a server has served from it"
+    return writelog.missing(log, writelog.read_index(index), recovered)
 
 
 def _damaged(path: Path, what: str) -> str:

@@ -10,7 +10,6 @@ Formats: https://www.sqlite.org/fileformat2.html#walformat and https://www.sqlit
 
 import struct
 import sys
-from pathlib import Path
 from typing import NamedTuple
 
 _HEADER = 32
@@ -28,12 +27,8 @@ class Index(NamedTuple):
     salts: bytes
 
 
-def read_index(journal: Path) -> Index | None:
-    """The index as it lies there, if it is one. The first to open a journal makes it anew."""
-    try:
-        data = journal.with_name(journal.name + "-shm").read_bytes()[: _MOVED_AT + 4]
-    except OSError:
-        return None
+def read_index(data: bytes) -> Index | None:
+    """What an index says, if it is one. The first to open a journal makes it anew."""
     if len(data) < _MOVED_AT + 4 or data[:48] != data[48:96]:
         return None
     is_made, _, _, frames, _, _, salts, *checksum = _INDEX.unpack(data[:48])

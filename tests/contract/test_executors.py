@@ -1,14 +1,19 @@
 """What every executor does, whatever an attempt is to it: one suite, run against each of them."""
 
+import contextlib
+import errno
 import json
 import os
+import resource
 import signal
 import uuid
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from batchml.local.executors import cgroup
+from batchml.local.executors.runner import INLINE
 from batchml.local.home import Home
 from tests.contract.executor_rig import Rig, need_engine
 
@@ -217,6 +222,42 @@ def alive(word: str) -> list[str]:
             except OSError:
                 continue
     return found
+
+
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOMEM, errno.ENOSPC])
+def test_a_start_waits_until_the_system_has_room(rig: Rig, number: int) -> None:
+    left = [OSError(number, os.strerror(number))] * 2
+
+    def refuse(_: dict[str, Any]) -> None:
+        if left:
+            raise left.pop()
+
+    rig.change = refuse
+    done = rig.run(["sh", "-c", "exit 3"])
+    assert (done.exit.code, left) == (3, [])
+
+
+def test_a_start_waits_for_each_descriptor_that_it_needs(rig: Rig) -> None:
+    """None is free at first, then one after the other is: it fails at another place each time."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = max(map(int, os.listdir("/proc/self/fd"))) + 1
+    taken: list[int] = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most + 8, before[1]))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        large = {"LARGE": "x" * 2 * INLINE}  # comes in a file of its own
+        task = rig.start(["sh", "-c", "echo $BATCHML_RUN; exit 3"], env=large)
+        for _ in range(8):
+            rig.wait(0.25)
+            os.close(taken.pop())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        for file in taken:
+            os.close(file)
+    done = rig.outcome(task)
+    assert (done.exit.code, len(done.lines)) == (3, 1)
 
 
 # --- limits -------------------------------------------------------------------------------------

@@ -182,7 +182,7 @@ class Client:
         self._count += 1
         plan, more = self._plan()
         name = plan.name(f"{self._name}n{self._count}")
-        environment = self._load.environment(plan, chance.choice([0, 0.01, 0.01, 0.1]))
+        environment = self._load.environment(plan, chance.choice([0, 0.02, 0.1, 0.4]))
         if plan.kind == "nodes":
             override = {"targetNodes": "0:", "containerOverrides": {"environment": environment}}
             more["nodeOverrides"] = {"nodePropertyOverrides": [override]}

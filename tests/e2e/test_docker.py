@@ -745,11 +745,14 @@ def test_a_run_by_the_command_line_builds_its_image_and_keeps_its_output(cli: Cl
     assert docker("ps", "-a", "-q", "--filter", mine).stdout == ""
 
 
-def test_a_reset_ends_containers(home: Home, cli: Cli, docker_server: Endpoint) -> None:
+@pytest.mark.parametrize("then", ["docker", "process"])
+def test_a_reset_ends_containers(home: Home, cli: Cli, docker_server: Endpoint, then: str) -> None:
     batch = client_for(home, docker_server, "batch")
     definition = define(batch, ["sleep", "100"], container={"image": IMAGE})
     job_id = batch.submit_job(jobName="j", jobQueue="default", jobDefinition=definition)["jobId"]
     wait_for_job(batch, job_id, "RUNNING")
+    control.stop(home, SystemClock())
+    control.start(home, SystemClock(), options=["--executor", then])
     assert cli("local", "reset", "--yes").code == 0
     mine = f"label=batchml.home={home_label(home)}"
     assert docker("ps", "-a", "-q", "--filter", mine).stdout == ""

@@ -4,37 +4,40 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from batchml.local.images import reference
 from batchml.runtime.lines import parse_mark
+from tests.contract.executor_rig import IMAGE as BASE
+from tests.contract.executor_rig import docker, need_engine
+from tests.e2e.conftest import Cli
+from tests.e2e.test_training import LIMIT, check_training, real_mnist
 
 ROOT = Path(__file__).parent.parent.parent
-BASE = "python:3.11-slim-bookworm"
 TAG = "batchml-test/python"
 
 
-def docker(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["docker", *arguments], capture_output=True, text=True, timeout=600)
+def fill(context: Path, name: str) -> None:
+    """Put into a folder what an image's Dockerfile asks for, but for wheels."""
+    for file in ("Dockerfile", "requirements.txt"):
+        shutil.copy(ROOT / "images" / name / file, context)
+    shutil.copytree(
+        ROOT / "batchml" / "runtime", context / "batchml" / "runtime",
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )  # fmt: skip
+    shutil.copy(ROOT / "batchml" / "__init__.py", context / "batchml")
 
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """`images/python`, built from the context that its Dockerfile asks for."""
-    missing = "docker is not installed" if shutil.which("docker") is None else ""
-    if not missing and docker("image", "inspect", BASE).returncode != 0:
-        missing = f"no Docker engine, or it has no {BASE}"
-    if missing and os.environ.get("BATCHML_REQUIRE_DOCKER"):
-        pytest.fail(missing)
-    if missing:
-        pytest.skip(missing)
+    need_engine()
     context = tmp_path_factory.mktemp("context")
-    for name in ("Dockerfile", "requirements.txt"):
-        shutil.copy(ROOT / "images" / "python" / name, context)
-    shutil.copytree(ROOT / "batchml" / "runtime", context / "batchml" / "runtime")
-    shutil.copy(ROOT / "batchml" / "__init__.py", context / "batchml")
+    fill(context, "python")
     built = docker("build", "-t", TAG, str(context))
     assert built.returncode == 0, built.stderr
     yield TAG
@@ -72,3 +75,50 @@ def test_a_container_of_the_image_passes_the_stop_signal_on(image: str) -> None:
     assert docker("stop", "--time", "20", name).returncode == 0
     assert "saved" in running.stdout.read()
     assert running.wait(timeout=30) == 3
+
+
+@pytest.fixture
+def framework(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """An image with a framework, under the name that a job finds it by.
+
+    Its packages come from a folder of wheels, fetched outside: a container does not trust a
+    certificate authority that only this machine knows.
+    """
+    need_engine()
+    name = str(request.param)
+    context = tmp_path / "context"
+    context.mkdir()
+    fill(context, name)
+    download = [sys.executable, "-m", "pip", "download", "--quiet"]
+    where = ["--dest", str(context / "wheels"), "--requirement", str(context / "requirements.txt")]
+    subprocess.run([*download, *where], check=True)
+    tag = reference(ROOT / "images" / name)
+    was_there = docker("image", "inspect", tag).returncode == 0
+    built = docker("build", "--build-arg", "PIP_ARGS=--no-index", "-t", tag, str(context))
+    assert built.returncode == 0, built.stdout + built.stderr
+    yield name
+    if not was_there:
+        docker("image", "rm", "-f", tag)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("framework", "job", "output"),
+    [("pytorch", "lenet", "lenet.pt"), ("mxnet", "lenet-mxnet", "mnist-0001.params")],
+    indirect=["framework"],
+)
+def test_lenet_trains_in_a_container(cli: Cli, framework: str, job: str, output: str) -> None:
+    data = real_mnist().get("BATCHML_DATA_DIR")
+    if data:  # as a user would put it there for containers
+        shutil.copytree(Path(data) / "mnist", cli.home.root / "data" / "mnist")
+    started = cli("local", "start", "--executor", "docker")
+    assert started.code == 0, started.err
+    shown = cli("submit", "--wait", job, timeout=LIMIT)
+    check_training(shown)
+    assert f"image=batchml/{framework}:" in "".join(map(Path.read_text, logs_of(cli)))
+    (model,) = cli.home.runs.glob(f"*/output/{output}")
+    assert model.stat().st_size > 100_000
+
+
+def logs_of(cli: Cli) -> Iterator[Path]:
+    return cli.home.attempts.glob("*/log")

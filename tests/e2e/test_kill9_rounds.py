@@ -119,16 +119,17 @@ class Rounds:
         found = runners(self.home)
         if not found:
             return None
-        pid = self._chance.choice(found)
+        busy = [pid for pid in found if _record_of(pid)]
+        pid = self._chance.choice(busy if busy and self._chance.random() < 0.7 else found)
         try:
             runner = os.pidfd_open(pid)
             signal.pidfd_send_signal(runner, signal.SIGSTOP)
         except ProcessLookupError:
             return None
         wait_for(lambda: not is_alive(pid) or _stands_still(pid), "the runner stands still")
-        for record in _open_files(pid):
-            if record.endswith("/runner.json") and os.path.getsize(record):
-                self.lost.add(record.split("/")[-2])
+        record = _record_of(pid)
+        if record and os.path.getsize(record):
+            self.lost.add(record.split("/")[-2])
         return runner
 
 
@@ -168,14 +169,13 @@ def parent_of(pid: int) -> int:
     return int(stat.rpartition(b")")[2].split()[1])
 
 
-def _open_files(pid: int) -> list[str]:
-    found = []
+def _record_of(pid: int) -> str:
+    """The record that a runner holds; empty if it has none, or the attempt has ended."""
     try:
-        for entry in os.scandir(f"/proc/{pid}/fd"):
-            found.append(os.readlink(entry.path))
+        files = [os.readlink(entry.path) for entry in os.scandir(f"/proc/{pid}/fd")]
     except OSError:
-        pass  # it has died, and holds nothing any more
-    return found
+        return ""  # it has died, or has closed a file just now
+    return next((file for file in files if file.endswith("/runner.json")), "")
 
 
 def _stands_still(pid: int) -> bool:

@@ -15,6 +15,7 @@ from batchml.local.executors import cgroup
 from batchml.local.executors.remains import tagged
 from batchml.local.executors.supervisor import RUNNER_LOST
 from batchml.local.home import Endpoint, Home
+from batchml.local.reset import forget
 from batchml.runtime.files import read_json
 from batchml.runtime.processes import send, start_time
 from tests.conftest import client_for, define, wait_for, wait_for_job
@@ -28,7 +29,7 @@ UNTIL_TOLD = 'while [ ! -e "$GO" ]; do sleep 0.02; done; exit 3'
 def tidy(home: Home) -> Iterator[Home]:
     yield home
     kill_server(home)
-    for folder in home.attempts.iterdir():
+    for folder in home.attempts.glob("*"):
         while left := tagged(folder.name):
             send(left, signal.SIGKILL)
 
@@ -165,6 +166,23 @@ def test_an_orphan_that_forgot_everything_dies_with_its_runner_and_server(
     batch = client_for(home, control.ensure(home, CLOCK), "batch")
     assert wait_for_job(batch, job_id)["statusReason"] == RUNNER_LOST
     assert not is_alive(orphan)
+
+
+def test_what_forgot_everything_dies_with_a_reset_and_the_slots_are_gone(
+    tidy: Home, tmp_path: Path
+) -> None:
+    home = tidy
+    batch = client_for(home, control.ensure(home, CLOCK), "batch")
+    pids = tmp_path / "pids"
+    script = f"setsid env -i sh -c 'echo $$ >> {pids}; exec sleep 300' & sleep 300"
+    wait_for_job(batch, submit(batch, define(batch, ["sh", "-c", script])), "RUNNING")
+    orphan = int(wait_for(lambda: pids.exists() and pids.read_text(), "the orphan lives"))
+    groups = read_json(str(home.groups)) or {}
+    kill_server(home)
+    assert forget(home, CLOCK) == 1
+    assert not is_alive(orphan)
+    left = [folder for folder in groups.values() if os.path.isdir(folder)]
+    assert left == [] or list(groups) == ["all"]
 
 
 def test_a_record_of_a_pid_that_is_somebody_elses_by_now_is_a_lost_runner(

@@ -4,11 +4,13 @@ docs/behaviours.md B82, B84; docs/durability.md. BATCHML_TORTURE=20 looks at twe
 """
 
 import random
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from batchml.errors import LocalServerError
+from batchml.errors import LocalServerError, StateDamaged
 from batchml.local.messages import SaveJob, SaveSpec
 from batchml.local.state import Job, Machine, Needs, Queue, Spec, State
 from batchml.local.store import RememberedCall, Store
@@ -144,16 +146,23 @@ def test_a_log_that_was_deleted_is_missed(image: Path) -> None:
         assert refused_or_whole(image, "no log")
 
 
-def test_a_journal_that_has_lost_all_it_held_is_not_taken_for_a_new_one(image: Path) -> None:
-    """Its log and the index of that are gone, and nothing had been moved to the main file."""
-    image.write_bytes(image.read_bytes())
-    for suffix in ("-wal", "-shm"):
-        beside(image, suffix).unlink()
-    new = image.with_name("new.db")
-    Store(new).close()
-    with sqlite3.connect(new) as db:
-        db.executescript("PRAGMA writable_schema = 1; DELETE FROM sqlite_master")
-        db.execute("PRAGMA user_version = 0")
-    db.close()
+def test_a_journal_that_has_lost_all_it_held_is_not_taken_for_a_new_one(tmp_path: Path) -> None:
+    """Its log and the index of that are gone, before anything was moved to the main file."""
+    path = tmp_path / "journal.db"
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA journal_mode = WAL")
+    before = files(tmp_path)
+    assert before["journal.db"]
     with pytest.raises(StateDamaged, match="holds nothing"):
-        Store(new, may_be_new=False)
+        Store(path, may_be_new=False)
+    assert files(tmp_path) == before
+    Store(path).close()
+    Store(path, may_be_new=False).close()
+
+
+def test_a_copy_that_sqlite_made_is_taken(image: Path, tmp_path: Path) -> None:
+    """It has no write-ahead log yet."""
+    copy = tmp_path / "copy.db"
+    with closing(sqlite3.connect(image)) as db:
+        db.execute("VACUUM INTO ?", (str(copy),))
+    assert not refused_or_whole(copy, "a copy")

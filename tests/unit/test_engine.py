@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from batchml.local import scheduling
+from batchml.local import heap, scheduling
 from batchml.local.engine import next_deadline, restore
 from batchml.local.messages import Ended, Exit, Noted, Started
 from batchml.local.state import Machine
@@ -595,3 +595,16 @@ def test_a_restarted_server_has_the_same_indexes() -> None:
     assert order_of(back, "q") == [retried, *waiting]
     assert back.free.gpus == ("g0", "g1")
     assert next_deadline(back) == next_deadline(w.state) == w.now + 60_000
+
+
+def test_the_deadlines_of_jobs_that_have_ended_are_forgotten() -> None:
+    w = world()
+    lasting = w.submit(timeout={"attemptDurationSeconds": 3600})
+    w.start(lasting)
+    for _ in range(500):
+        job = w.submit(timeout={"attemptDurationSeconds": 86_400})
+        w.start(job)
+        w.end(job)
+    assert heap.size(w.state.deadlines) < 100
+    w.tick(3600)
+    assert w.stops == [w.task(lasting)]

@@ -69,3 +69,10 @@ def test_right_spines_stay_short_however_many_keys_there_are() -> None:
             length, node = length + 1, node[4]
         assert length <= math.log2(len(keys) + 1)
         assert len(drained(line)) == len(keys)
+
+
+@given(st.lists(st.integers(), unique=True))
+def test_a_heap_knows_how_much_it_holds(keys: list[int]) -> None:
+    line = heap.made((key, -key) for key in keys)
+    assert heap.size(line) == len(keys)
+    assert heap.size(heap.pop(line)) == max(0, len(keys) - 1)

@@ -57,8 +57,9 @@ def test_a_share_that_is_not_listed_weighs_one_and_a_star_stands_for_any_end(
         {"shareIdentifier": "xy*", "weightFactor": 2.0},
         {"shareIdentifier": "plain"},
     ]
-    assert shares.weight_of({"shareDistribution": entries}, share) == weight
-    assert shares.weight_of({}, share) == 1.0
+    weights = shares.weights_of({"shareDistribution": entries})
+    assert shares.weight_of(weights, share) == weight
+    assert shares.weight_of(shares.weights_of({}), share) == 1.0
 
 
 def test_what_was_used_fades_with_the_decay_of_the_policy() -> None:
@@ -366,3 +367,26 @@ def test_in_the_long_run_each_share_gets_the_inverse_of_its_weight(
     for name, weight in zip(names, weights, strict=True):
         expected = 1 / weight / total
         assert used[name] / sum(used.values()) == pytest.approx(expected, rel=0.25, abs=0.03)
+
+
+def test_shares_that_came_once_and_have_faded_are_forgotten() -> None:
+    w = fair(vcpus=2)
+    for number in range(100):
+        job = submit(w, f"once{number}")
+        w.start(job)
+        w.tick(3600)
+        w.end(job)
+    assert len(w.state.usage["fair"]) < 10
+
+
+def test_a_share_that_is_used_still_counts_when_others_are_forgotten() -> None:
+    w = fair(vcpus=2)
+    long, short = submit(w, "long"), submit(w, "short")
+    w.start(long, short)
+    w.end(short)
+    w.tick(24 * 3600)
+    submit(w, "new")
+    assert {share: use.vcpus for share, use in w.state.usage["fair"].items()} == {
+        "long": 1,
+        "new": 1,
+    }

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from batchml.errors import DiskFull, JournalBusy, LocalServerError, StateDamaged
 from batchml.local.engine import next_deadline, restore, step
+from batchml.local.logindex import Streams
 from batchml.local.messages import (
     DropRecord,
     Effect,
@@ -78,8 +79,8 @@ FULL_JOB = job(
 RECORDS = [
     SaveRecord("environment", "ce", Environment("ce", {"state": "ENABLED", "type": "MANAGED"})),
     SaveRecord("queue", "q", Queue("q", {"state": "ENABLED", "priority": 1})),
-    SaveRecord("definition", "d:1", Definition("d", 1, {"status": "INACTIVE"})),
-    SaveRecord("definition", "d:12", Definition("d", 12, {"status": "ACTIVE"})),
+    SaveRecord("definition", "d:1", Definition("d", {"status": "INACTIVE"}, 1)),
+    SaveRecord("definition", "d:12", Definition("d", {"status": "ACTIVE"}, 12)),
 ]
 
 
@@ -141,12 +142,14 @@ def test_streams_are_found_by_name_and_by_prefix(path: Path) -> None:
         for n, name in enumerate(["a/1", "a/2", "b/1", "a%/1"])
     ]
     store.commit([*launches, launches[0], Stop("t0")])
-    assert [s.name for s in store.streams("/aws/batch/job")] == ["a%/1", "a/1", "a/2", "b/1"]
-    assert [s.name for s in store.streams("/aws/batch/job", "a/")] == ["a/1", "a/2"]
-    assert store.streams("/other") == []
-    assert store.stream("/aws/batch/job", "b/1") == Stream("/aws/batch/job", "b/1", "t2", 1002)
-    assert store.stream("/aws/batch/job", "c") is None
-    assert store.log_groups() == {"/aws/batch/job": 1000}
+    streams = Streams(path)
+    assert [s.name for s in streams.all("/aws/batch/job")] == ["a%/1", "a/1", "a/2", "b/1"]
+    assert [s.name for s in streams.all("/aws/batch/job", "a/")] == ["a/1", "a/2"]
+    assert streams.all("/other") == []
+    assert streams.one("/aws/batch/job", "b/1") == Stream("/aws/batch/job", "b/1", "t2", 1002)
+    assert streams.one("/aws/batch/job", "c") is None
+    assert streams.groups() == {"/aws/batch/job": 1000}
+    streams.close()
 
 
 def test_an_old_answer_is_kept_until_it_is_forgotten(path: Path) -> None:
@@ -366,7 +369,9 @@ def test_a_journal_of_the_format_before_is_taken_over(path: Path) -> None:
     listed = store.listed("q", Wanted(), None, 9)
     assert [one.id for one in listed] == [f"job-{number}" for number in (5, 4, 3, 2, 1)]
     assert [one.id for one in store.listed("q", Wanted(names=["NAME-4"]), None, 9)] == ["job-4"]
-    assert store.stream("/aws/batch/job", "d/default/t2") is not None
+    streams = Streams(store.path)
+    assert streams.one("/aws/batch/job", "d/default/t2") is not None
+    streams.close()
     assert store.remembered("k") == RememberedCall("k", "x", b"{}", 9)
     store.commit(save(job(6)))
     store.close()

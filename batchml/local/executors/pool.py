@@ -184,7 +184,9 @@ class Pool:
         try:
             runner = Runner(kind, pid, ours)
         except OSError:
-            ours.close()  # so it ends by itself
+            ours.close()
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
             raise
         self._all[pid] = runner
         self._loop.add_reader(ours, self._listen, runner)

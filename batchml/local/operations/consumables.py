@@ -37,7 +37,7 @@ def create_consumable_resource(draft: Draft, request: Requested) -> dict[str, An
         "createdAt": request.now,
         "tags": params.get("tags", {}),
     }
-    draft.put_consumable(Consumable(name, detail, total))
+    draft.put(Consumable(name, detail, total))
     return {
         "consumableResourceName": name,
         "consumableResourceArn": detail["consumableResourceArn"],
@@ -70,13 +70,14 @@ def update_consumable_resource(draft: Draft, request: Requested) -> dict[str, An
     total = totals[operation]
     if not 0 <= total < 2**63:
         raise refuse(f"The total quantity would be {total}", request)
-    draft.put_consumable(replace(record, total=total, updates=updates))
+    draft.put(replace(record, total=total, updates=updates))
     return {**answer, "totalQuantity": total}
 
 
 def delete_consumable_resource(draft: Draft, request: Requested) -> dict[str, Any]:
     name = bare_name(request.params["consumableResource"])
-    if name not in draft.state.consumables:
+    record = draft.state.consumables.get(name)
+    if record is None:
         return {}
     users = [job for job in draft.state.jobs.values() if name in dict(job.spec.consumables)]
     if users:
@@ -84,7 +85,7 @@ def delete_consumable_resource(draft: Draft, request: Requested) -> dict[str, An
             f"Cannot delete, {len(users)} unfinished jobs ask for {name}, one is {users[0].id}",
             request,
         )
-    draft.drop_consumable(name)
+    draft.drop(record)
     return {}
 
 

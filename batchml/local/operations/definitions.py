@@ -57,7 +57,7 @@ def register_job_definition(draft: Draft, request: Requested) -> dict[str, Any]:
     check_retry(params.get("retryStrategy", {}), request)
     check_timeout(params.get("timeout", {}), request)
     check_between(params.get("schedulingPriority", 0), 0, 9999, "schedulingPriority", request)
-    revision = draft.state.revisions.get(name, 0) + 1
+    revision = draft.next_revision(name)
     detail = {
         **params,
         "jobDefinitionArn": arn("job-definition", f"{name}:{revision}"),
@@ -68,7 +68,7 @@ def register_job_definition(draft: Draft, request: Requested) -> dict[str, Any]:
         "parameters": params.get("parameters", {}),
         "tags": params.get("tags", {}),
     }
-    draft.put_definition(Definition(name, revision, detail))
+    draft.put(Definition(name, detail, revision))
     return {
         "jobDefinitionName": name,
         "jobDefinitionArn": detail["jobDefinitionArn"],
@@ -81,7 +81,7 @@ def deregister_job_definition(draft: Draft, request: Requested) -> dict[str, Any
     record = draft.state.definitions.get(asked)
     if record is None:
         raise refuse(f"Job definition {asked} does not exist", request)
-    draft.put_definition(replace(record, detail={**record.detail, "status": "INACTIVE"}))
+    draft.put(replace(record, detail={**record.detail, "status": "INACTIVE"}))
     return {}
 
 

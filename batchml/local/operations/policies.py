@@ -36,7 +36,7 @@ def create_scheduling_policy(draft: Draft, request: Requested) -> dict[str, Any]
         "fairsharePolicy": _fair_share(request),
         "tags": params.get("tags", {}),
     }
-    draft.put_policy(Policy(name, detail))
+    draft.put(Policy(name, detail))
     return {"name": name, "arn": made}
 
 
@@ -47,7 +47,7 @@ def update_scheduling_policy(draft: Draft, request: Requested) -> dict[str, Any]
         raise refuse(f"SchedulingPolicy {request.params['arn']} not found", request)
     if "fairsharePolicy" in request.params:
         detail = {**record.detail, "fairsharePolicy": _fair_share(request)}
-        draft.put_policy(replace(record, detail=detail))
+        draft.put(replace(record, detail=detail))
     return {}
 
 
@@ -55,8 +55,9 @@ def delete_scheduling_policy(draft: Draft, request: Requested) -> dict[str, Any]
     name = bare_name(request.params["arn"])
     if any(queue.policy == name for queue in draft.state.queues.values()):
         raise refuse("Cannot delete, found existing JobQueue relationship", request)
-    if name in draft.state.policies:
-        draft.drop_policy(name)
+    record = draft.state.policies.get(name)
+    if record is not None:
+        draft.drop(record)
     return {}
 
 

@@ -60,7 +60,7 @@ def create_compute_environment(draft: Draft, request: Requested) -> dict[str, An
         detail["unmanagedvCpus"] = resources["maxvCpus"]
     if "serviceRole" in params:
         detail["serviceRole"] = params["serviceRole"]
-    draft.put_environment(Environment(name, detail))
+    draft.put(Environment(name, detail))
     return {
         "computeEnvironmentName": name,
         "computeEnvironmentArn": detail["computeEnvironmentArn"],
@@ -78,7 +78,7 @@ def update_compute_environment(draft: Draft, request: Requested) -> dict[str, An
         changed.pop("updateToLatestImageVersion", None)
         _refuse_instances(changed, request)
         detail["computeResources"] = {**detail.get("computeResources", {}), **changed}
-    draft.put_environment(replace(record, detail=detail))
+    draft.put(replace(record, detail=detail))
     return {
         "computeEnvironmentName": record.name,
         "computeEnvironmentArn": detail["computeEnvironmentArn"],
@@ -102,7 +102,7 @@ def delete_compute_environment(draft: Draft, request: Requested) -> dict[str, An
         raise refuse("Cannot delete, compute environment must be DISABLED first", request)
     if any(name in queue.environments for queue in draft.state.queues.values()):
         raise refuse("Cannot delete, found existing JobQueue relationship", request)
-    draft.drop_environment(name)
+    draft.drop(record)
     return {}
 
 
@@ -138,7 +138,7 @@ def create_job_queue(draft: Draft, request: Requested) -> dict[str, Any]:
     }
     if "schedulingPolicyArn" in params:
         detail["schedulingPolicyArn"] = policy_arn(draft, params["schedulingPolicyArn"], request)
-    draft.put_queue(Queue(name, detail))
+    draft.put(Queue(name, detail))
     return {"jobQueueName": name, "jobQueueArn": detail["jobQueueArn"]}
 
 
@@ -158,7 +158,7 @@ def update_job_queue(draft: Draft, request: Requested) -> dict[str, Any]:
         detail["schedulingPolicyArn"] = policy_arn(draft, asked, request)
     if "computeEnvironmentOrder" in request.params:
         detail["computeEnvironmentOrder"] = _environment_order(draft, request)
-    draft.put_queue(replace(record, detail=detail))
+    draft.put(replace(record, detail=detail))
     return {"jobQueueName": record.name, "jobQueueArn": detail["jobQueueArn"]}
 
 
@@ -209,7 +209,7 @@ def delete_job_queue(draft: Draft, request: Requested) -> dict[str, Any]:
             left = draft.state.jobs.get(job.id)
             if left is not None:
                 lifecycle.terminate(draft, left, lifecycle.QUEUE_DELETED)
-    draft.drop_queue(name)
+    draft.drop_queue(record)
     return {}
 
 
