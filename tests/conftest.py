@@ -7,10 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from batchml.clock import SystemClock
 from batchml.local import control
 from batchml.local.home import Endpoint, Home
+
+
+# A busy machine is no mistake.
+settings.register_profile("suite", deadline=None)
+settings.load_profile("suite")
 
 
 @pytest.fixture

@@ -42,7 +42,14 @@ def to_run(detail: Mapping[str, Any]) -> Run:
         memory_mib=needs.get("MEMORY", container.get("memory", 0)),
         gpus=needs.get("GPU", 0),
         definition=bare_name(detail.get("jobDefinition", "")),
+        children=_children(detail),
     )
+
+
+def _children(entry: Mapping[str, Any]) -> dict[str, int]:
+    """How many children of an array are in which state; nothing for any other job."""
+    counts = entry.get("arrayProperties", {}).get("statusSummary", {})
+    return {status: count for status, count in counts.items() if count}
 
 
 def to_summary(summary: Mapping[str, Any], queue: str) -> Run:
@@ -60,6 +67,7 @@ def to_summary(summary: Mapping[str, Any], queue: str) -> Run:
         exit_code=container.get("exitCode"),
         reason=container.get("reason", ""),
         definition=bare_name(summary.get("jobDefinition", "")),
+        children=_children(summary),
     )
 
 

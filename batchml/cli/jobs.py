@@ -220,6 +220,8 @@ def logs(
         return
     for _, line in lines:
         print_line(f"[{timestamp(line.timestamp)}] {_shown(line.message)}")
+    if found.children:
+        say(f"An array has no output of its own. Its children's: batchml logs {found.job_id}:0")
 
 
 @app.command(epilog="Example: batchml wait @last")

@@ -159,6 +159,8 @@ def _host(how: dict[str, str]) -> str:
     if "environment" in how:
         return f"Runs as a process of this machine, in the environment {how['environment']}."
     image = how.get("image", "")
+    if how.get("executor") == "docker":
+        return f"Runs in a container of the image {image}."
     return f"Runs as a process of this machine, with its own programs, not in the image {image}."
 
 

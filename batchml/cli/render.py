@@ -89,6 +89,7 @@ def show_text(run: Run, now_ms: int, outputs: str) -> str:
         "job": f"{run.name}  {run.job_id}",
         "status": run.status.value + (f"  ({verdict(run)})" if run.status.is_terminal else ""),
         "reason": "" if run.status is JobStatus.SUCCEEDED else run.status_reason,
+        "children": children(run),
         "queue": run.queue,
         "image": run.image,
         "command": " ".join(run.command),
@@ -104,6 +105,16 @@ def show_text(run: Run, now_ms: int, outputs: str) -> str:
     return "\n".join(lines)
 
 
+def children(run: Run) -> str:
+    """`2 FAILED, 40 SUCCEEDED, 958 RUNNABLE of 1000` for an array; empty for any other run."""
+    total = sum(run.children.values())
+    known = [(status, run.children[status]) for status in run.children]
+    known.sort(key=lambda item: -JobStatus(item[0]).order)
+    return ", ".join(f"{count} {status}" for status, count in known) + (
+        f" of {total}" * bool(total)
+    )
+
+
 def _resources(run: Run) -> str:
     parts = [f"{run.vcpus} vCPU", f"{run.memory_mib} MiB"]
     return ", ".join(parts + ([f"{run.gpus} GPU"] if run.gpus else []))
@@ -112,6 +123,8 @@ def _resources(run: Run) -> str:
 def verdict(run: Run) -> str:
     """One sentence on what a finished run came to."""
     outcome, code = classify(run)
+    if run.children and outcome in (OutcomeClass.SUCCEEDED, OutcomeClass.APP_ERROR):
+        return f"{outcome.value}: children {children(run)}"
     tries = len(run.attempts)
     which = f" in attempt {tries}" if tries > 1 else ""
     sentences: Mapping[OutcomeClass, str] = {

@@ -15,6 +15,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -83,14 +84,25 @@ def resolve(
                 own = read_own(root)
             value = own.get(value_from)
             if value is None:
-                source = parse(value_from)
                 fetch = fetch or _Aws().value
-                value = fetch(source)
+                value = _fetched(value_from, fetch, own)
             _check(value)
         except Unresolved as error:
             raise Unresolved(f"{name}: {value_from}: {error}") from None
         found[name] = value
     return found
+
+
+def _fetched(value_from: str, fetch: Fetch, own: Mapping[str, str]) -> str:
+    """From AWS, where a plain name may also be a misspelt one of the user's own file."""
+    try:
+        return fetch(parse(value_from))
+    except Unresolved as error:
+        if value_from.startswith("arn:"):
+            raise
+        near = get_close_matches(value_from, own, 1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        raise Unresolved(f"not in secrets.toml{hint}, and from SSM: {error}") from None
 
 
 def _check(value: str) -> None:

@@ -13,7 +13,7 @@ from batchml.local.state import Usage
 
 MIN_WINDOW = 600  # seconds; what shareDecaySeconds = 0 stands for
 DEFAULT_WEIGHT = 1.0
-AHEAD = 0.1  # of the window
+AHEAD = 1000  # ms
 
 
 def weights_of(policy: Mapping[str, Any]) -> dict[str, float]:
@@ -50,7 +50,7 @@ def score(usage: Usage, now: int, policy: Mapping[str, Any], weight: float) -> f
     Looking ahead counts what runs already: without it the first of several shares that begin
     together would get all there is.
     """
-    soon = now + int(AHEAD * _window(policy))
+    soon = now + AHEAD
     return faded(usage, soon, policy).faded / _window(policy) * weight
 
 

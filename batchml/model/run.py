@@ -42,6 +42,7 @@ class Run(Struct, frozen=True):
     memory_mib: int = 0
     gpus: int = 0
     definition: str = ""
+    children: dict[str, int] = {}  # of an array: status -> how many
 
 
 class OutcomeClass(StrEnum):
@@ -120,6 +121,6 @@ def _class(run: Run) -> OutcomeClass:
         return OutcomeClass.OUT_OF_MEMORY
     if because == "Task failed to start" or run.reason.startswith(_START_FAILURES):
         return OutcomeClass.IMAGE_ERROR
-    if run.exit_code is None:
+    if run.exit_code is None and because != "Array Child Job failed":
         return OutcomeClass.UNKNOWN
     return OutcomeClass.APP_ERROR

@@ -330,8 +330,11 @@ def test_the_tag_of_an_image_changes_with_what_decides_its_environment(tmp_path:
     source.mkdir()
     (source / "requirements.txt").write_text("quick==1.0\n")
     first = publish(images, source)
-    (source / "Dockerfile").write_text("FROM scratch\n")
+    (source / "notes.txt").write_text("for nobody\n")
     assert publish(images, source) == first
+    (source / "Dockerfile").write_text("FROM scratch\n")
+    assert publish(images, source) != first, "what is built from it is another image"
+    (source / "Dockerfile").unlink()
     (source / "requirements.txt").write_text("quick==1.1\n")
     second = publish(images, source)
     (source / ".python-version").write_text("3.99\n")

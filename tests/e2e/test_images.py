@@ -113,7 +113,8 @@ def test_lenet_trains_in_a_container(cli: Cli, framework: str, job: str, output:
         shutil.copytree(Path(data) / "mnist", cli.home.root / "data" / "mnist")
     started = cli("local", "start", "--executor", "docker")
     assert started.code == 0, started.err
-    shown = cli("submit", "--wait", job, timeout=LIMIT)
+    # Two threads wait for each other where the machine has anything else to do.
+    shown = cli("submit", "--wait", "--set-env", "OMP_NUM_THREADS=1", job, timeout=LIMIT)
     check_training(shown)
     assert f"image=batchml/{framework}:" in "".join(map(Path.read_text, logs_of(cli)))
     (model,) = cli.home.runs.glob(f"*/output/{output}")

@@ -145,4 +145,4 @@ def test_a_server_that_was_started_from_a_shell_that_points_at_one_forgets_that(
     def look() -> Any:
         return batch.describe_jobs(jobs=[made["jobId"]])["jobs"][0]["container"].get("reason")
 
-    assert "S: unknown: Unable to locate credentials" in wait_for(look, "it fails", 30)
+    assert "Unable to locate credentials" in wait_for(look, "it fails", 30)

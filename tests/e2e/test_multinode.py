@@ -149,6 +149,8 @@ class Cluster:
     def submit(self, definition: str, **variables: str) -> str:
         bind = "wildcard" if self.kind == "namespace" else "own"
         given = {"MEET": str(self.meet), "JOBS": "1", "BIND": bind, **variables}
+        # As our client's jobs have it, whose first line says what network they are in.
+        given = {"BATCHML_PARAMS": "{}", **given}
         environment = [{"name": name, "value": value} for name, value in given.items()]
         override = {"targetNodes": "0:", "containerOverrides": {"environment": environment}}
         return str(

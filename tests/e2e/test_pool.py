@@ -256,7 +256,8 @@ def test_a_job_that_a_retry_follows_keeps_its_folders(batch: Any, home: Home) ->
 
 
 def test_the_limits_of_an_attempt_are_named_in_its_first_line(batch: Any, logs: Any) -> None:
-    job = wait_for_job(batch, submit(batch, define(batch, ["true"])))
+    ours = {"environment": [{"name": "BATCHML_PARAMS", "value": "{}"}]}
+    job = wait_for_job(batch, submit(batch, define(batch, ["true"], container=ours)))
     found = logs.get_log_events(
         logGroupName="/aws/batch/job", logStreamName=job["container"]["logStreamName"]
     )

@@ -77,7 +77,8 @@ def in_place(spec: dict[str, Any], place: Place) -> dict[str, Any]:
         "command": place.command(spec["command"]) if spec["command"] else [],
         "env": {**spec["env"], "BATCHML_NODE_ADDRESS": place.address},
         "address": place.address,
-        "preamble": f"{spec['preamble']} network={kind} address={place.address}",
+        "preamble": spec["preamble"]
+        and f"{spec['preamble']} network={kind} address={place.address}",
     }
 
 

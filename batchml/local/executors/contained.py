@@ -86,9 +86,10 @@ class _Attempt:
         before: dict[str, Any] | None = read_json(self._path("container.json"))
         if before is not None:  # judged by a runner that died before it could report
             return before
-        log_has_lines = cut_torn_line(self._path("log"))
+        cut_torn_line(self._path("log"))
+        began = os.path.exists(self._path("began"))
         found = self._find() if self._spec.get("resume") else None
-        if found is None and log_has_lines:  # it was there: its output begins after it is made
+        if found is None and began:  # it was there, and somebody removed it
             return {"code": None, "lost": _GONE}
         if found is None:
             self._making.create()
@@ -98,9 +99,9 @@ class _Attempt:
         self._stop_signal = found["Config"].get("StopSignal") or self._stop_signal
         marks = has_runtime(found["Config"])
         if found["State"]["Status"] != "created":
-            return self._take_over(found, log_has_lines, marks)
-        if not log_has_lines:
-            self._io.preamble(self._spec["preamble"])
+            return self._take_over(found, began, marks)
+        if not began:
+            self._begin()
         with self._attach() as output:
             self._start()
             return self._judge(self._follow(output, Demux(escape=not marks)))
@@ -156,10 +157,18 @@ class _Attempt:
                 return None
             raise
 
-    def _take_over(self, found: dict[str, Any], log_has_lines: bool, marks: bool) -> dict[str, Any]:
+    def _begin(self) -> None:
+        """Note that the container is there, before it is started: from now on it is not made again
+        for this attempt.
+        """
+        with open(self._path("began"), "wb"):
+            pass
+        self._io.preamble(self._spec["preamble"])
+
+    def _take_over(self, found: dict[str, Any], began: bool, marks: bool) -> dict[str, Any]:
         """Go on with a container that another runner started."""
-        if not log_has_lines:
-            self._io.preamble(self._spec["preamble"])
+        if not began:
+            self._begin()
         self._note_start(found)
         return self._judge(self._read_again(Recorded(escape=not marks)))
 

@@ -14,12 +14,11 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from batchml.local.executors.spec import Host, NoEnvironment, job_environment
+from batchml.local.executors.spec import Host, NoEnvironment, job_environment, preamble
 from batchml.local.home import Home
 from batchml.local.images import find
 from batchml.local.state import Attempt, Job
 from batchml.runtime.env import RuntimeEnv
-from batchml.runtime.lines import MARK
 
 MIB = 1024**2
 LEAST_MEMORY = 6 * MIB  # the engine's; AWS Batch takes jobs from 4 MiB on
@@ -100,7 +99,7 @@ def container_spec(host: Host, permits: Permits, job: Job, attempt: Attempt) -> 
         "task_id": attempt.task_id,
         "name": container_name(attempt.task_id),
         "grace": RuntimeEnv.read(env).grace,
-        "preamble": f"{MARK}host executor=docker image={container['image']}",
+        "preamble": preamble(job, f"executor=docker image={container['image']}"),
         "config": config,
         "sources": [*sources, *code],
         "allowed": [*_shared(host.home), *permits.paths],

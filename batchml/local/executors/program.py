@@ -164,7 +164,9 @@ class _Attempt:
 
     def _program(self) -> dict[str, Any]:
         slot = self._limit()
-        self._io.preamble(f"{self._spec['preamble']} limits={'cgroup' if slot else 'none'}")
+        if self._spec["preamble"]:
+            limits = "cgroup" if slot is not None else "none"
+            self._io.preamble(f"{self._spec['preamble']} limits={limits}")
         if slot is not None:
             slot.oom_kills()
         started_at = now_ms()

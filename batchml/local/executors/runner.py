@@ -198,8 +198,9 @@ class Io:
             self._log.write(lines)
 
     def preamble(self, text: str) -> None:
-        """The log's first line: ours, not the program's."""
-        self._log.write([text.encode("utf-8", "replace")])
+        """The log's first line, if it is to have one: ours, not the program's."""
+        if text:
+            self._log.write([text.encode("utf-8", "replace")])
 
     def progress(self, text: str) -> None:
         """Say what is being done before the program runs."""

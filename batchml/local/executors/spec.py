@@ -60,13 +60,22 @@ def runner_spec(host: Host, job: Job, attempt: Attempt) -> dict[str, Any]:
         "own": runs if job.node is None and _are_in(runs, env) else "",
         "shared": [env["BATCHML_WORKSPACE"]],
         "needs": {"memory": job.needs.memory, "vcpus": job.needs.vcpus},
-        "preamble": f"{MARK}host executor=process image={job.container['image']}",
+        "preamble": preamble(job, f"executor=process image={job.container['image']}"),
     }
     if image is not None:
         return spec | _in_environment(host, image, spec)
     # The image itself is not to be had here, but the code that travels with the run is unpacked
     # by our runtime, as it is in the images that have it.
     return spec | _through_runtime(host, sys.executable, spec) if "BATCHML_CODE" in env else spec
+
+
+def preamble(job: Job, how: str) -> str:
+    """The first line of the log, for our own client: how the attempt runs.
+
+    Nothing for the jobs of any other client, which get their own output and not a line more.
+    """
+    ours = any(entry["name"] == "BATCHML_PARAMS" for entry in job.container["environment"])
+    return f"{MARK}host {how}" if ours else ""
 
 
 def _are_in(runs: str, env: Mapping[str, str]) -> bool:
@@ -102,7 +111,7 @@ def _in_environment(host: Host, image: LocalImage, spec: dict[str, Any]) -> dict
         **_through_runtime(host, str(target / "bin" / "python"), spec),
         "prepare": [python, "-I", str(script), str(image.requirements), str(target), python],
         "prepare_env": {**_pip_environment(host.environ), "BATCHML_TASK": env["BATCHML_TASK"]},
-        "preamble": f"{MARK}host executor=process environment={image.label}",
+        "preamble": spec["preamble"] and f"{MARK}host executor=process environment={image.label}",
         "label": image.label,
     }
 

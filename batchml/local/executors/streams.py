@@ -127,12 +127,12 @@ def held_lines(path: str) -> Iterator[bytes]:
                 yield message
 
 
-def cut_torn_line(path: str) -> bool:
-    """Cut off a last line without its end: its writer was killed. True when lines are left."""
+def cut_torn_line(path: str) -> None:
+    """Cut off a last line without its end: its writer was killed."""
     try:
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
-        return False
+        return
     try:
         end = os.fstat(file).st_size
         while end:
@@ -143,6 +143,5 @@ def cut_torn_line(path: str) -> bool:
                 break
             end = start
         os.ftruncate(file, end)
-        return end > 0
     finally:
         os.close(file)
