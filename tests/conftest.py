@@ -13,7 +13,6 @@ from batchml.clock import SystemClock
 from batchml.local import control
 from batchml.local.home import Endpoint, Home
 
-
 # A busy machine is no mistake.
 settings.register_profile("suite", deadline=None)
 settings.load_profile("suite")

@@ -107,12 +107,11 @@ def show_text(run: Run, now_ms: int, outputs: str) -> str:
 
 def children(run: Run) -> str:
     """`2 FAILED, 40 SUCCEEDED, 958 RUNNABLE of 1000` for an array; empty for any other run."""
-    total = sum(run.children.values())
-    known = [(status, run.children[status]) for status in run.children]
-    known.sort(key=lambda item: -JobStatus(item[0]).order)
-    return ", ".join(f"{count} {status}" for status, count in known) + (
-        f" of {total}" * bool(total)
-    )
+    if not run.children:
+        return ""
+    known = sorted(run.children.items(), key=lambda item: -JobStatus(item[0]).order)
+    listed = ", ".join(f"{count} {status}" for status, count in known)
+    return f"{listed} of {sum(run.children.values())}"
 
 
 def _resources(run: Run) -> str:
