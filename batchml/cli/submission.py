@@ -117,13 +117,17 @@ def _spec(place: Place, order: Order) -> tuple[JobSpec, Path]:
         assert order.command
         folder = place.here
         name = to_name(Path(order.command[0]).name)
-        table = {"image": DEFAULT_IMAGE, "command": order.command, "name": name}
+        table = {"image": DEFAULT_IMAGE, "command": ["-"], "name": name, "params": order.params}
         spec = read_job(table, "The command line")
     else:
         folder = find_job(order.job, place.job_folders, place.here)
         spec = load_job(folder)
-        if order.command:
-            spec = msgspec.structs.replace(spec, command=tuple(order.command))
+    if order.command:
+        # After the check of the file: here braces may be the shell's or awk's as well, and only
+        # those of a known parameter are filled in.
+        if "" in order.command:
+            raise UsageError("The command has an empty word, which AWS Batch refuses.")
+        spec = msgspec.structs.replace(spec, command=tuple(order.command))
     spec = change_job(spec, order.changes, "The command line")
     return with_params(spec, order.params, spec.name), folder
 

@@ -426,3 +426,9 @@ def test_local_does_not_depend_on_the_users_aws_configuration(cli: Cli) -> None:
         "AWS_DEFAULTS_MODE": "bogus",
     }
     assert cli("submit", "--wait", "--", "true", **environ).code == 0
+
+
+def test_braces_of_a_typed_command_are_the_shell_s_but_for_given_parameters(cli: Cli) -> None:
+    ran = cli("submit", "--wait", "-p", "lr=0.5", "--", "sh", "-c", "A=x; echo ${A} {lr} {print}")
+    assert ran.code == 0, ran.err
+    assert "x 0.5 {print}" in ran.out + ran.err
