@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -105,7 +106,8 @@ class Traced:
         """Send the server a signal; its exit status."""
         pid = self.home.holder()
         if pid is not None and self.is_alive:
-            os.kill(pid, number)
+            with suppress(ProcessLookupError):  # it ends just now
+                os.kill(pid, number)
         code = self.process.wait(30)
         wait_for(lambda: not self.home.is_held(), "the server is gone")
         return code

@@ -1,12 +1,14 @@
 """What every call that changes something checks, and how it says no."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from batchml.local import chaos
 from batchml.local.messages import Requested
 from batchml.local.wire import Refused, client_error
-from batchml.model.names import is_valid_name
+from batchml.model.names import bare_name, is_valid_name
+
+R = TypeVar("R")
 
 MAX_TAGS = 50
 MAX_KEY, MAX_VALUE = 128, 256  # characters of a tag
@@ -29,6 +31,14 @@ def refuse_not_served(given: Mapping[str, Any], request: Requested) -> None:
     asked = [name for name in _NOT_SERVED if given.get(name)]
     if asked:
         raise refuse(f"{', '.join(asked)}: not served by the embedded AWS Batch", request)
+
+
+def existing(records: Mapping[str, R], name_or_arn: str, kind: str, request: Requested) -> R:
+    """The record that a name or an ARN means. Raises Refused."""
+    record = records.get(bare_name(name_or_arn))
+    if record is None:
+        raise refuse(f"{kind} {name_or_arn} not found", request)
+    return record
 
 
 def check_name(name: str, what: str, request: Requested) -> None:

@@ -9,7 +9,12 @@ from msgspec.structs import replace
 
 from batchml.local.draft import Draft
 from batchml.local.messages import Requested
-from batchml.local.operations.checks import check_name, check_tags, refuse
+from batchml.local.operations.checks import (
+    check_name,
+    check_tags,
+    existing,
+    refuse,
+)
 from batchml.local.state import Consumable, arn
 from batchml.model.names import bare_name
 
@@ -90,7 +95,4 @@ def delete_consumable_resource(draft: Draft, request: Requested) -> dict[str, An
 
 
 def consumable_of(draft: Draft, name_or_arn: str, request: Requested) -> Consumable:
-    record = draft.state.consumables.get(bare_name(name_or_arn))
-    if record is None:
-        raise refuse(f"ConsumableResource {name_or_arn} not found", request)
-    return record
+    return existing(draft.state.consumables, name_or_arn, "ConsumableResource", request)

@@ -15,6 +15,7 @@ from batchml.local.operations.checks import (
     check_chaos,
     check_name,
     check_tags,
+    existing,
     refuse,
     refuse_not_served,
 )
@@ -68,8 +69,7 @@ def submit_job(draft: Draft, request: Requested) -> dict[str, Any]:
             check_between(size, 2, MAX_ARRAY, "Array size", request)
             spec = replace(spec, array_size=size)
     for name, _ in spec.consumables:
-        if name not in draft.state.consumables:
-            raise refuse(f"ConsumableResource {name} not found", request)
+        existing(draft.state.consumables, name, "ConsumableResource", request)
     waits = _waits(draft, spec, request)
     job = Job(
         id=spec.id,

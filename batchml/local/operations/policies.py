@@ -11,6 +11,7 @@ from batchml.local.operations.checks import (
     check_between,
     check_name,
     check_tags,
+    existing,
     refuse,
     refuse_not_served,
 )
@@ -42,9 +43,8 @@ def create_scheduling_policy(draft: Draft, request: Requested) -> dict[str, Any]
 
 def update_scheduling_policy(draft: Draft, request: Requested) -> dict[str, Any]:
     refuse_not_served(request.params, request)
-    record = draft.state.policies.get(bare_name(request.params["arn"]))
-    if record is None:
-        raise refuse(f"SchedulingPolicy {request.params['arn']} not found", request)
+    asked = request.params["arn"]
+    record = existing(draft.state.policies, asked, "SchedulingPolicy", request)
     if "fairsharePolicy" in request.params:
         detail = {**record.detail, "fairsharePolicy": _fair_share(request)}
         draft.put(replace(record, detail=detail))

@@ -11,6 +11,7 @@ from batchml.local.operations.checks import (
     check_between,
     check_name,
     check_tags,
+    existing,
     refuse,
     refuse_not_served,
 )
@@ -107,10 +108,7 @@ def delete_compute_environment(draft: Draft, request: Requested) -> dict[str, An
 
 
 def environment_of(draft: Draft, name_or_arn: str, request: Requested) -> Environment:
-    record = draft.state.environments.get(bare_name(name_or_arn))
-    if record is None:
-        raise refuse(f"{name_or_arn} does not exist", request)
-    return record
+    return existing(draft.state.environments, name_or_arn, "ComputeEnvironment", request)
 
 
 def create_job_queue(draft: Draft, request: Requested) -> dict[str, Any]:
@@ -179,10 +177,7 @@ def _limits(request: Requested) -> dict[str, Any]:
 
 def policy_arn(draft: Draft, asked: str, request: Requested) -> str:
     """The ARN of a scheduling policy that exists. Raises Refused."""
-    record = draft.state.policies.get(bare_name(asked))
-    if record is None:
-        raise refuse(f"SchedulingPolicy {asked} not found", request)
-    return str(record.detail["arn"])
+    return str(existing(draft.state.policies, asked, "SchedulingPolicy", request).detail["arn"])
 
 
 def _environment_order(draft: Draft, request: Requested) -> list[dict[str, Any]]:
@@ -214,7 +209,4 @@ def delete_job_queue(draft: Draft, request: Requested) -> dict[str, Any]:
 
 
 def queue_of(draft: Draft, name_or_arn: str, request: Requested) -> Queue:
-    record = draft.state.queues.get(bare_name(name_or_arn))
-    if record is None:
-        raise refuse(f"JobQueue {name_or_arn} not found", request)
-    return record
+    return existing(draft.state.queues, name_or_arn, "JobQueue", request)
