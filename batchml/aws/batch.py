@@ -6,7 +6,6 @@ from typing import Any
 from batchml.aws.failures import translated
 from batchml.aws.responses import to_run, to_summary
 from batchml.aws.session import Session
-from batchml.errors import ServiceUnreachable
 from batchml.model.run import Run
 
 MAX_DESCRIBE = 100  # ids of one DescribeJobs
@@ -23,10 +22,7 @@ class BatchApi:
     def submit(self, request: Mapping[str, Any]) -> str:
         """Send a SubmitJob request; the job's id."""
         with translated("SubmitJob"):
-            answer = self._session.submitting_client().submit_job(**request)
-        if "jobId" not in answer:  # botocore takes an answer that was cut off for an empty one
-            raise ServiceUnreachable("SubmitJob: the answer was cut off; the job may be there")
-        return str(answer["jobId"])
+            return str(self._session.submitting_client().submit_job(**request)["jobId"])
 
     def register(self, request: Mapping[str, Any]) -> None:
         with translated("RegisterJobDefinition"):
@@ -38,7 +34,7 @@ class BatchApi:
             found = self._client.describe_job_definitions(
                 jobDefinitionName=name, status="ACTIVE", maxResults=1
             )
-        return bool(found["jobDefinitions"])
+            return bool(found["jobDefinitions"])
 
     def describe(self, job_ids: Sequence[str]) -> dict[str, Run]:
         """The runs of these ids that AWS knows, a hundred ids a call."""
@@ -48,8 +44,9 @@ class BatchApi:
         """The JobDetails as AWS gives them."""
         for start in range(0, len(job_ids), MAX_DESCRIBE):
             with translated("DescribeJobs"):
-                found = self._client.describe_jobs(jobs=job_ids[start : start + MAX_DESCRIBE])
-            yield from found["jobs"]
+                asked = job_ids[start : start + MAX_DESCRIBE]
+                found = self._client.describe_jobs(jobs=asked)["jobs"]
+            yield from found
 
     def queues(self) -> list[str]:
         """The names of the job queues, by falling priority."""

@@ -20,7 +20,7 @@ _TOO_MANY_CODES = ("RequestLimitExceeded", "ThrottlingException", "TooManyReques
 
 @contextmanager
 def translated(operation: str) -> Iterator[None]:
-    """Turn what botocore raises inside into errors of ours.
+    """Turn what botocore raises inside into errors of ours; take answers apart inside as well.
 
     Raises AccessError, ServiceError or ServiceUnreachable.
     """
@@ -31,6 +31,8 @@ def translated(operation: str) -> Iterator[None]:
         yield
     except (BotoCoreError, ClientError, ResponseParserError) as error:
         raise translate(operation, error) from error
+    except KeyError as error:  # a member that is always there
+        raise ServiceUnreachable(f"{operation}: the answer was cut off: no {error}") from error
 
 
 def translate(operation: str, error: Exception) -> BatchmlError:

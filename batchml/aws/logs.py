@@ -52,7 +52,8 @@ class StreamReader:
             arguments["nextToken"] = self._token
         try:
             with translated("GetLogEvents"):
-                return dict(self._session().client("logs").get_log_events(**arguments))
+                page = self._session().client("logs").get_log_events(**arguments)
+                return {key: page[key] for key in ("events", "nextForwardToken")}
         except ServiceError as error:
             if error.code == "ResourceNotFoundException":
                 return None

@@ -13,6 +13,21 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 _MODELS = ("batch", "logs", "sts")
+_TRIES = 5  # of one call, where an answer was cut off
+
+
+def is_cut_off(operation: Any, http: Any, parsed: Mapping[str, Any]) -> bool:
+    """True for a success without anything in it: botocore takes an answer that ended early for one.
+
+    An answer has at least one of its members, if only as an empty list.
+    """
+    shape = operation.output_shape
+    return bool(
+        http.status_code == 200
+        and shape is not None
+        and shape.members
+        and not set(shape.members) & set(parsed)
+    )
 
 
 class Access(Struct, frozen=True):
@@ -42,18 +57,28 @@ class Session:
         key = (service, attempts)
         if key not in self._clients:
             made = self._session.create_client(service, **self._arguments(attempts))
-            if self._access.revive is not None:
+            if self._access.endpoint:
                 # botocore asks here whether to send a call again, with the same invocation id.
                 made.meta.events.register_first("needs-retry", self._after_failure)
             self._clients[key] = made
         return self._clients[key]
 
     def _after_failure(
-        self, caught_exception: Exception | None = None, request_dict: Any = None, **_: Any
-    ) -> None:
+        self,
+        caught_exception: Exception | None = None,
+        request_dict: Any = None,
+        response: Any = None,
+        operation: Any = None,
+        attempts: int = 1,
+        **_: Any,
+    ) -> float | None:
+        """Seconds to wait before the call is sent again, or None to leave that to botocore."""
         if caught_exception is not None and self._access.revive is not None:
             path = urlsplit(request_dict["url"])._replace(scheme="", netloc="").geturl()
             request_dict["url"] = self._access.revive() + path
+        if attempts < _TRIES and response is not None and is_cut_off(operation, *response):
+            return 0.1
+        return None
 
     def submitting_client(self) -> Any:
         """The Batch client for SubmitJob.
