@@ -170,8 +170,10 @@ def reset(
 
 def _print_status(home: Any, json_: bool) -> bool:
     from batchml.local import control
+    from batchml.local.executors.choice import read_choice
 
     found = control.running(home)
+    executor = read_choice(home).executor
     if json_:
         rehearsed = {"chaos": found.chaos} if found and found.chaos else {}
         print_json(
@@ -179,12 +181,16 @@ def _print_status(home: Any, json_: bool) -> bool:
                 "state": "running" if found else "stopped",
                 "pid": found.pid if found else None,
                 "endpoint": found.url if found else None,
+                "executor": executor,
                 "home": str(home.root),
                 **rehearsed,
             }
         )
     elif found:
-        print(f"Running on {found.url}, process {found.pid}, state in {home.root}")
+        print(
+            f"Running on {found.url}, process {found.pid}, executor {executor}, "
+            f"state in {home.root}"
+        )
         if found.chaos:
             print(f"Rehearsing failures until it stops: {found.chaos}")
     else:

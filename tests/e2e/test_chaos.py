@@ -232,7 +232,13 @@ def test_the_server_says_that_it_rehearses_and_the_next_does_not(stopped: Home, 
     assert again.code == 1
     assert "batchml local stop" in again.err
     cli("local", "stop")
-    assert cli("local", "start", "--json").json.keys() == {"state", "pid", "endpoint", "home"}
+    assert cli("local", "start", "--json").json.keys() == {
+        "state",
+        "pid",
+        "endpoint",
+        "executor",
+        "home",
+    }
 
 
 def test_a_mistake_is_told_before_a_server_starts(stopped: Home, cli: Cli) -> None:

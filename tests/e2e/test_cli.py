@@ -300,7 +300,7 @@ def test_local_commands_start_tell_and_stop(cli: Cli, home: Home) -> None:
     assert cli("local", "status").code == 1
     started = cli("local", "start", "--json").json
     assert started["state"] == "running"
-    assert set(started) == {"state", "pid", "endpoint", "home"}
+    assert set(started) == {"state", "pid", "endpoint", "executor", "home"}
     assert cli("local", "start", "--json").json == started
     assert cli("local", "status", "--json").json == started
     shown = cli("local", "env").out
