@@ -11,6 +11,7 @@ from hypothesis import settings
 
 from batchml.clock import SystemClock
 from batchml.local import control
+from batchml.local.executors import cgroup
 from batchml.local.home import Endpoint, Home
 
 # A busy machine is no mistake.
@@ -64,6 +65,17 @@ def batch(client: Callable[[str], Any]) -> Any:
 @pytest.fixture
 def logs(client: Callable[[str], Any]) -> Any:
     return client("logs")
+
+
+@pytest.fixture
+def groups(tmp_path: Path) -> Iterator[cgroup.Groups]:
+    """Control groups of a folder of the test's own; skipped where none may be made."""
+    found = cgroup.find(str(tmp_path))
+    if not found:
+        pytest.skip("control groups may not be written here")
+    yield found
+    cgroup.kill(list(found.values()))
+    assert cgroup.remove(list(found.values()), 10)
 
 
 def define(batch: Any, command: list[str], name: str = "d", **more: Any) -> str:

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from batchml.aws.batch import BatchApi
 from batchml.aws.logs import StreamReader
@@ -18,8 +18,6 @@ from batchml.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from batchml.local.home import Home
-
-T = TypeVar("T")
 
 LOCAL_REGION = "us-east-1"
 

@@ -87,7 +87,7 @@ def ended(draft: Draft, job: Job, exit_: Exit) -> None:
     if job.attempt is None:
         return
     draft.release(job, job.attempt)
-    settle_attempt(draft, judged(recorded(job, job.attempt, exit_, draft.now), exit_))
+    settle_attempt(draft, judged(recorded(job, job.attempt, exit_, draft.now)))
 
 
 def recorded(job: Job, attempt: Attempt, exit_: Exit, now: int) -> Job:
@@ -108,19 +108,19 @@ def recorded(job: Job, attempt: Attempt, exit_: Exit, now: int) -> Job:
     )
 
 
-def judged(job: Job, exit_: Exit) -> Job:
-    """What an attempt's end makes of its job: SUCCEEDED, FAILED, or RUNNABLE once more."""
+def judged(job: Job) -> Job:
+    """What the attempt recorded last makes of its job: SUCCEEDED, FAILED, or RUNNABLE once more."""
     stopped = job.stopped_at or 0
     if job.is_ending:
         return failed(job, job.stop_reason, stopped)
-    if exit_.code == 0:
+    if job.exit_code == 0:
         return replace(job, status=JobStatus.SUCCEEDED)
     if wants_retry(
         job.spec.retry,
         attempts_made=len(job.attempts),
         status_reason=job.status_reason,
         reason=job.reason,
-        exit_code=exit_.code,
+        exit_code=job.exit_code,
     ):
         return replace(job, status=JobStatus.RUNNABLE, stopped_at=None)
     return failed(job, job.status_reason, stopped)

@@ -95,7 +95,6 @@ def ended(draft: Draft, node: Job, exit_: Exit) -> None:
 def _attempt_over(draft: Draft, job: Job, attempt: Attempt, main: Job, nodes: list[Job]) -> None:
     """No node is left: the job is judged by its main node's end."""
     draft.release(job, attempt)
-    last = Exit(code=main.exit_code)
     over = judged(
         replace(
             job,
@@ -106,8 +105,7 @@ def _attempt_over(draft: Draft, job: Job, attempt: Attempt, main: Job, nodes: li
             status_reason=main.status_reason,
             started_at=main.started_at,
             stopped_at=main.stopped_at,
-        ),
-        last,
+        )
     )
     if over.status is JobStatus.RUNNABLE:
         for node in nodes:

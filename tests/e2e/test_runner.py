@@ -547,16 +547,6 @@ def test_a_gigabyte_of_output_needs_no_more_memory_than_a_line(attempt: Attempt)
 # --- limits -----------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def groups(tmp_path: Path) -> Iterator[cgroup.Groups]:
-    found = cgroup.find(str(tmp_path))
-    if not found:
-        pytest.skip("control groups may not be written here")
-    yield found
-    cgroup.kill(list(found.values()))
-    assert cgroup.remove(list(found.values()), 10)
-
-
 NEEDS = {"memory": 64, "vcpus": 1}
 _EATS = "x = bytearray(200 << 20)"
 

@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,16 +12,6 @@ from batchml.local.executors.slot import SlotV2, make_slot
 from batchml.runtime.processes import start_time
 from tests.conftest import wait_for
 from tests.unit.test_processes import is_alive
-
-
-@pytest.fixture
-def groups(tmp_path: Path) -> Iterator[cgroup.Groups]:
-    found = cgroup.find(str(tmp_path))
-    if not found:
-        pytest.skip("control groups may not be written here")
-    yield found
-    cgroup.kill(list(found.values()))
-    assert cgroup.remove(list(found.values()), 10)
 
 
 def test_a_process_that_is_not_seen_from_here_is_nobody(tmp_path: Path) -> None:
