@@ -123,13 +123,18 @@ class Core:
 
     async def run(self) -> None:
         """Until `close`. What it raises ends the server; the next start has what was committed."""
-        while not self._closing:
-            items = await self._next_items()
-            try:
-                await self._round(items)
-            except BaseException as error:
-                self._fail(items, error)
-                raise
+        try:
+            while not self._closing:
+                items = await self._next_items()
+                try:
+                    await self._round(items)
+                except BaseException as error:
+                    self._fail(items, error)
+                    raise
+        finally:
+            # A commit that was cut off goes on in its thread, and whoever waits for the end of this
+            # closes the journal next: under a running statement SQLite's module ends the process.
+            self._writer.shutdown()
 
     def close(self) -> None:
         """End `run` between two rounds: no commit is cut off from its effects and answers."""

@@ -86,7 +86,7 @@ class Rig:
         return self.folder / f"{task_id}.log"
 
     def close(self) -> None:
-        self.running.cancel()
+        self.core.close()
         self.loop.run_until_complete(asyncio.gather(self.running, return_exceptions=True))
         self.loop.close()
         self.logs.close()
