@@ -35,6 +35,7 @@ _TAIL_LIMIT = 10.0  # seconds of silence after the exit until output counts as c
 _HOST = "Host EC2 (instance this-machine) terminated: "
 _GONE = _HOST + "the container of this attempt is gone."
 _RESTARTED = _HOST + "the Docker engine was restarted, which ended the container."
+_BY_HAND = _HOST + "the container was restarted by hand."
 
 
 class Containers:
@@ -263,6 +264,9 @@ class _Attempt:
             code = state.get("ExitCode")
         if code is None:
             return {"code": None, "lost": _GONE, "started_at": self._started_at}
+        if code == 0 and self._was_started_again(state):
+            # The engine's answer was read from the new start, which shows no exit code: 0.
+            return {"code": None, "lost": _BY_HAND, "started_at": self._started_at}
         ours = self._io.stopping_since is not None
         oom = bool(state.get("OOMKilled"))
         if oom and code == 0:
@@ -276,6 +280,11 @@ class _Attempt:
             "oom": oom and code != 0 and not ours,
             "started_at": self._started_at,
         }
+
+    def _was_started_again(self, state: Mapping[str, Any]) -> bool:
+        """Whether somebody ended this container by hand and started it again: `docker restart`."""
+        began = str(state.get("StartedAt", ""))
+        return bool(began) and self._started_at is not None and _ms(began) > self._started_at
 
     def _was_cut_off(self, state: Mapping[str, Any]) -> bool:
         """Whether the engine or the machine was started again beneath the container.
