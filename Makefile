@@ -13,7 +13,7 @@ demo: .venv/installed  ## LeNet learns handwritten digits, through the embedded 
 	$(BIN)/batchml submit --wait lenet
 
 # Training has the machine to itself: beside other work its threads wait for each other.
-test: .venv/installed-dev  ## every test
+test: .venv/installed-dev .venv-scan/installed  ## every test
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not slow'
 	$(BIN)/python -m pytest -m slow
 
@@ -59,5 +59,11 @@ wheel: .venv/installed-dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	touch .venv/installed $@
 
+# checkov wants a boto3 of its own, so the judges of cfn/ live apart.
+.venv-scan/installed: tests/security/scanners.txt
+	$(PYTHON) -m venv .venv-scan
+	.venv-scan/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	touch $@
+
 clean:
-	rm -rf .venv dist build .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .venv-scan dist build .mypy_cache .ruff_cache .pytest_cache

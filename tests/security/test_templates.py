@@ -1,0 +1,131 @@
+"""The templates: what Python relies on by name, and what is there under which parameters."""
+
+from typing import Any
+
+import pytest
+
+from tests.security.cloudformation import FILES, Template, load, resources
+
+TEMPLATES = {path.stem: load(path) for path in FILES}
+
+OUTPUTS = {
+    "network": {"VpcId", "SubnetIds", "SecurityGroupId", "BuildSubnetId", "AvailabilityZones"},
+    "roles": {"InstanceProfileArn", "JobRoleArn", "ExecutionRoleArn", "SubmitterPolicyArn"},
+    "storage": {
+        "BucketName", "KeyArn", "FileSystemId", "FileSystemDns", "LustreMountName", "AccessPointId",
+    },
+    "observability": {"LogGroupName"},
+    "ami": {"ImageId"},
+}  # fmt: skip
+
+
+def value(template: Template, given: dict[str, str], node: Any) -> Any:
+    """What an intrinsic function gives, of those that conditions use."""
+    if isinstance(node, list):
+        return [value(template, given, each) for each in node]
+    if not isinstance(node, dict):
+        return str(node)
+    ((name, inner),) = node.items()
+    if name == "Ref":
+        return given.get(inner, str(template["Parameters"][inner].get("Default")))
+    if name == "Condition":
+        return value(template, given, template["Conditions"][inner])
+    args = value(template, given, inner)
+    if name == "Fn::Select":
+        return args[1][int(args[0])]
+    if name == "Fn::Split":
+        return args[1].split(args[0])
+    if name == "Fn::Join":
+        return args[0].join(args[1])
+    if name == "Fn::Equals":
+        return args[0] == args[1]
+    if name == "Fn::Not":
+        return not args[0]
+    assert name == "Fn::And", name
+    return all(args)
+
+
+def made(stem: str, **given: str) -> dict[str, str]:
+    """Logical id -> type of what a stack has with these parameters."""
+    template = TEMPLATES[stem]
+    return {
+        name: resource["Type"].removeprefix("AWS::")
+        for name, resource, _ in resources(template)
+        if "Condition" not in resource
+        or value(template, given, {"Condition": resource["Condition"]})
+    }
+
+
+@pytest.mark.parametrize("stem", TEMPLATES)
+def test_template_is_whole(stem: str) -> None:
+    template = TEMPLATES[stem]
+    assert set(template["Outputs"]) >= OUTPUTS[stem]
+    assert "EnvironmentName" in template["Parameters"]
+    assert not any("Export" in output for output in template["Outputs"].values())
+    # What CloudFormation takes without a bucket to put it in.
+    assert next(path for path in FILES if path.stem == stem).stat().st_size <= 51_200
+
+
+@pytest.mark.parametrize("stem", ["network", "roles", "storage", "observability"])
+def test_only_the_name_must_be_given(stem: str) -> None:
+    parameters = TEMPLATES[stem]["Parameters"]
+    assert [name for name, each in parameters.items() if "Default" not in each] == [
+        "EnvironmentName"
+    ]
+
+
+@pytest.mark.parametrize("zones", ["1", "2", "3"])
+def test_without_a_way_out_nothing_costs_and_subnets_stay(zones: str) -> None:
+    """What teardown leaves around a file system: its subnets, and what is free."""
+    kinds = made("network", Egress="none", Zones=zones)
+    assert sorted(kinds.values()).count("EC2::Subnet") == int(zones)
+    assert set(kinds.values()) == {
+        "EC2::VPC", "EC2::Subnet", "EC2::RouteTable", "EC2::SubnetRouteTableAssociation",
+        "EC2::SecurityGroup", "EC2::SecurityGroupIngress", "EC2::SecurityGroupEgress",
+        "EC2::VPCEndpoint",
+    }  # fmt: skip
+    assert [name for name, kind in kinds.items() if kind == "EC2::VPCEndpoint"] == ["S3Endpoint"]
+    for egress in ("nat", "endpoints"):
+        # An update to `none` takes things away and touches nothing that stays.
+        assert kinds.items() <= made("network", Egress=egress, Zones=zones).items()
+
+
+def test_one_way_out_at_a_time() -> None:
+    nat, endpoints = made("network", Egress="nat"), made("network", Egress="endpoints")
+    assert "Nat" in nat and "EcsEndpoint" not in nat
+    assert "Nat" not in endpoints and "Internet" not in endpoints
+    services = {name for name in endpoints if name.endswith("Endpoint")}
+    assert len(services) == 14
+
+
+@pytest.mark.parametrize(
+    ("subnets", "targets"),
+    [("subnet-1", 1), ("subnet-1,subnet-2", 2), ("subnet-1,subnet-2,subnet-3", 3),
+     ("subnet-1,subnet-2,subnet-3,subnet-4", 3)],
+)  # fmt: skip
+def test_efs_is_reached_in_up_to_three_subnets(subnets: str, targets: int) -> None:
+    kinds = made("storage", Workspace="efs", SubnetIds=subnets)
+    assert list(kinds.values()).count("EFS::MountTarget") == targets
+    assert not any(kind.startswith("FSx") for kind in kinds.values())
+
+
+def test_lustre_has_its_link_and_no_efs() -> None:
+    kinds = set(made("storage", Workspace="fsx-lustre", SubnetIds="subnet-1,subnet-2").values())
+    assert {"FSx::FileSystem", "FSx::DataRepositoryAssociation"} <= kinds
+    assert not any(kind.startswith("EFS") for kind in kinds)
+
+
+def test_the_bucket_is_there_without_a_file_system() -> None:
+    kinds = set(made("storage", Workspace="none").values())
+    assert kinds == {"S3::Bucket", "S3::BucketPolicy", "KMS::Key", "KMS::Alias"}
+
+
+def test_a_budget_needs_a_limit_and_an_address() -> None:
+    assert "MonthlyBudget" not in made("observability", BudgetUsd="100")
+    assert "MonthlyBudget" not in made("observability", BudgetEmail="a@b.c")
+    assert "MonthlyBudget" in made("observability", BudgetUsd="100", BudgetEmail="a@b.c")
+
+
+def test_secrets_are_read_only_where_some_are_named() -> None:
+    assert "SecretsPolicy" not in made("roles")
+    assert "SecretsPolicy" in made("roles", JobSecrets="arn:aws:ssm:us-east-1:1:parameter/a")
