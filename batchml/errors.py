@@ -4,6 +4,7 @@ BatchmlError                     1
 ├── UsageError                   2   the command line is wrong
 ├── ConfigError                 78   a file says something that cannot be
 ├── NotFound                     1   a job, run, queue or image that does not exist
+├── ImageError                   1   an image cannot be built or pushed from here
 ├── AccessError                 77   credentials or permissions
 ├── ServiceError                 1   the service refused a request
 ├── ServiceUnreachable          74   no answer from the service, or not the service's answer
@@ -47,6 +48,7 @@ class ConfigError(BatchmlError):
 
 class NotFound(BatchmlError):
     def __init__(self, kind: str, name: str, known: Iterable[str], hint: str) -> None:
+        self.kind = kind
         self.name = name
         names = sorted(set(known))
         meant = did_you_mean(name, names)
@@ -54,8 +56,18 @@ class NotFound(BatchmlError):
         super().__init__(f"{kind} {name!r} does not exist.{meant}{there} {hint}".rstrip())
 
 
+class ImageError(BatchmlError):
+    pass
+
+
 class AccessError(BatchmlError):
+    """`code` is AWS's error code, or the name of what the SDK raised."""
+
     exit_code = 77
+
+    def __init__(self, message: str, *, code: str = "") -> None:
+        self.code = code
+        super().__init__(message)
 
 
 class ServiceError(BatchmlError):

@@ -1,13 +1,11 @@
 """Images as processes know them: a folder with a `requirements.txt`, kept by content.
 
-A client publishes the folder of an image here, as it would push a built image to a registry, and
-names it `batchml/NAME:TAG` in the job definition. The tag is a hash of all that decides the
-environment.
+A client publishes an image here, as it would push a built one to a registry, and names it
+`batchml/NAME:TAG` in the job definition. What is kept is the whole build context: an image made of
+it is the one that `batchml image build` makes.
 """
 
-import hashlib
 import os
-import re
 import shutil
 import sys
 import tempfile
@@ -16,8 +14,10 @@ from pathlib import Path
 
 from msgspec import Struct
 
-_REFERENCE = re.compile(r"batchml/([a-z0-9][a-z0-9._-]*):([0-9a-f]{12})")
-_FILES = ("requirements.txt", ".python-version", "Dockerfile")
+from batchml.model.image import FILES, Recipe, digest, parse_reference, recipe
+from batchml.runtime.sources import sources
+
+_ENVIRONMENT = ("requirements.txt", ".python-version")  # what decides a virtual environment
 
 
 class LocalImage(Struct, frozen=True):
@@ -27,7 +27,8 @@ class LocalImage(Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        return f"{self.name}-{self.tag}"
+        """Names the virtual environment: not the image, which has the runtime in it as well."""
+        return f"{self.name}-{digest(_read(self.folder, _ENVIRONMENT))}"
 
     @property
     def requirements(self) -> Path:
@@ -45,28 +46,23 @@ class LocalImage(Struct, frozen=True):
 
 
 def reference(source: Path) -> str:
-    """The reference that an image's folder has by its content."""
-    return _reference(source.name, _content(source))
+    """The reference that an image's folder has by its content. Raises ConfigError."""
+    return _recipe(source).reference
 
 
 def publish(images: Path, source: Path) -> str:
-    """Copy what decides an image's environment into the state folder; return its reference."""
-    content = _content(source)
-    made = _reference(source.name, content)
-    _put(images / made.removeprefix("batchml/").replace(":", "-"), content)
-    return made
+    """Copy what decides an image into the state folder; return its reference."""
+    made = _recipe(source)
+    _put(images / f"{made.name}-{made.tag}", made.files)
+    return made.reference
 
 
-def _reference(name: str, content: Sequence[tuple[str, bytes]]) -> str:
-    return f"batchml/{name}:{_digest(content)}"
+def _recipe(source: Path) -> Recipe:
+    return recipe(source.name, dict(_read(source, FILES)), sources())
 
 
-def _digest(content: Sequence[tuple[str, bytes]]) -> str:
-    return hashlib.sha256(repr(content).encode()).hexdigest()[:12]
-
-
-def _content(source: Path) -> list[tuple[str, bytes]]:
-    return [(name, (source / name).read_bytes()) for name in _FILES if (source / name).exists()]
+def _read(folder: Path, names: Sequence[str]) -> list[tuple[str, bytes]]:
+    return [(name, (folder / name).read_bytes()) for name in names if (folder / name).is_file()]
 
 
 def _put(target: Path, content: Sequence[tuple[str, bytes]]) -> None:
@@ -94,18 +90,16 @@ def _put(target: Path, content: Sequence[tuple[str, bytes]]) -> None:
 
 def find(images: Path, reference: str) -> LocalImage | None:
     """The published image of a reference; None for any other image."""
-    match = _REFERENCE.fullmatch(reference)
-    if not match:
+    found = parse_reference(reference)
+    if found is None:
         return None
-    folder = images / f"{match[1]}-{match[2]}"
-    return LocalImage(match[1], match[2], folder) if folder.is_dir() else None
+    folder = images / f"{found.name}-{found.tag}"
+    return LocalImage(found.name, found.tag, folder) if folder.is_dir() else None
 
 
 def publish_runtime(runtimes: Path) -> Path:
     """Copy `batchml.runtime` where jobs can import it and nothing else of this installation."""
-    package = Path(__file__).parent.parent
-    files = [package / "__init__.py", *sorted((package / "runtime").glob("*.py"))]
-    content = [(f"batchml/{file.relative_to(package)}", file.read_bytes()) for file in files]
-    target = runtimes / _digest(content)
+    content = sorted(sources().items())
+    target = runtimes / digest(content)
     _put(target, content)
     return target

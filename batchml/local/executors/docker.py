@@ -111,7 +111,7 @@ def pull(api: Any, name: str, aside: Aside) -> None:
 
 
 def build(api: Any, name: str, folder: str, runtime: str, aside: Aside) -> None:
-    """Build a published image: its folder and the runtime are what its Dockerfile asks for."""
+    """Build a published image from its folder, which has all that its Dockerfile asks for."""
     try:
         api.inspect_image(name)
         return  # another attempt was faster
@@ -121,7 +121,8 @@ def build(api: Any, name: str, folder: str, runtime: str, aside: Aside) -> None:
     with tarfile.open(fileobj=context, mode="w") as tar:
         for entry in sorted(os.listdir(folder)):
             tar.add(os.path.join(folder, entry), entry, filter=_for_all)
-        tar.add(os.path.join(runtime, "batchml"), "batchml", filter=_for_all)
+        if not os.path.exists(os.path.join(folder, "batchml")):  # published by an older version
+            tar.add(os.path.join(runtime, "batchml"), "batchml", filter=_for_all)
     context.seek(0)
     aside.say(f"building the image {name}")
     last = ""

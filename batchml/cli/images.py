@@ -1,0 +1,219 @@
+"""image build, push, list."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from batchml.cli.app import app
+from batchml.cli.flags import Json, read_pairs
+from batchml.cli.output import print_json, print_line, say
+from batchml.errors import INTERRUPTED, ImageError
+
+if TYPE_CHECKING:
+    from batchml.aws.registry import Tell
+    from batchml.cli.wiring import Place
+    from batchml.model.image import Recipe
+    from batchml.ops.images import Shown, Target
+
+image_app = typer.Typer(
+    help="Images by content: build, push to ECR, list.",
+    epilog="Example: batchml image push pytorch",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+app.add_typer(image_app, name="image")
+
+Env = Annotated[str | None, typer.Option("--env", metavar="NAME", help="Environment to work in.")]
+Names = Annotated[
+    list[str] | None, typer.Argument(metavar="[NAME]...", help="Folders of images/; all of them.")
+]
+Flavor = Annotated[
+    str | None,
+    typer.Option(metavar="cpu|cuda", help="Those that the environment needs unless given."),
+]
+Base = Annotated[str, typer.Option(metavar="IMAGE", help="Build on this Debian or Ubuntu image.")]
+BuildArg = Annotated[
+    list[str] | None, typer.Option(metavar="K=V", help="For an ARG of the Dockerfile.")
+]
+
+
+@image_app.command(epilog="Example: batchml image build pytorch --flavor cuda --push")
+def build(
+    names: Names = None,
+    flavor: Flavor = None,
+    base: Base = "",
+    build_arg: BuildArg = None,
+    push: Annotated[bool, typer.Option("--push", help="Push them as well.")] = False,
+    env: Env = None,
+    json_: Json = False,
+) -> None:
+    """Build images, unless the Docker engine has them already."""
+    from batchml.aws.registry import Engine
+    from batchml.cli.wiring import open_place
+    from batchml.ops import images
+
+    place = open_place(env)
+    wanted = _recipes(place, names, flavor, base, build_arg)
+    if push and not place.settings.is_local:
+        _push(place, wanted, json_)
+        return
+    engine = Engine()
+    with _telling() as tell:
+        shown = [images.build(engine, one, tell) for one in wanted]
+    if push:
+        say(_LOCAL)
+    _print(shown, json_)
+
+
+@image_app.command(epilog="Example: batchml image push pytorch --flavor cuda")
+def push(
+    names: Names = None,
+    flavor: Flavor = None,
+    base: Base = "",
+    build_arg: BuildArg = None,
+    env: Env = None,
+    json_: Json = False,
+) -> None:
+    """Put images into ECR, unless they are there; builds what is missing."""
+    from batchml.cli.wiring import open_place
+
+    place = open_place(env)
+    wanted = _recipes(place, names, flavor, base, build_arg)
+    if place.settings.is_local:
+        say(_LOCAL)
+        _print([], json_)
+        return
+    _push(place, wanted, json_)
+
+
+@image_app.command("list", epilog="Example: batchml image list --json")
+def list_(env: Env = None, json_: Json = False) -> None:
+    """Show images: in the folders, in the Docker engine, and in ECR."""
+    from batchml.aws.ecr import Ecr
+    from batchml.aws.registry import Engine
+    from batchml.cli.wiring import open_place
+    from batchml.ops import images
+
+    place = open_place(env)
+    ecr = None if place.settings.is_local else Ecr(place.connect())
+    folders = _folders(place, None)
+    try:
+        shown = images.listing(Engine(), ecr, folders)
+    except ImageError as error:
+        say(f"{error}\nShown without what an engine has.")
+        shown = images.listing(None, ecr, folders)
+    if json_:
+        _print(shown, json_)
+        return
+    print_line(_rows(shown))
+
+
+_LOCAL = (
+    "local needs no push: its server takes images from this machine's Docker engine, and builds "
+    "what is missing."
+)
+
+
+def _push(place: "Place", wanted: "Sequence[Recipe]", json_: bool) -> None:
+    from batchml.aws.registry import Engine
+    from batchml.ops import images
+
+    engine, target = Engine(), _target(place)
+    with _telling() as tell:
+        _print([images.push(engine, target, one, tell, place.clock) for one in wanted], json_)
+
+
+def _target(place: "Place") -> "Target":
+    from batchml.aws.ecr import Ecr
+    from batchml.ops.images import Target
+
+    return Target(Ecr(place.connect()), place.env, dict(place.settings.environment.tags))
+
+
+def _recipes(
+    place: "Place", names: list[str] | None, flavor: str | None, base: str, args: list[str] | None
+) -> "list[Recipe]":
+    from batchml.ops.images import flavors_of, read_recipes
+
+    flavors = (flavor,) if flavor else flavors_of(place.settings.environment, place.env)
+    pairs = read_pairs(args, "--build-arg")
+    return read_recipes(_folders(place, names), flavors, base=base, build_args=pairs)
+
+
+def _folders(place: "Place", names: list[str] | None) -> list[Path]:
+    """The folders of images, those of the current folder before the shipped ones."""
+    from batchml.errors import UsageError
+    from batchml.ops.jobs import find_image
+
+    if not names:
+        every = [path.parent for below in place.image_folders
+                 for path in sorted(below.glob("*/Dockerfile"))]  # fmt: skip
+        return list({folder.name: folder for folder in reversed(every)}.values())[::-1]
+    found = []
+    for name in names:
+        folder = find_image(name, place.image_folders)
+        if folder is None:
+            raise UsageError(f"{name}: give the name of a folder below images/, such as pytorch.")
+        found.append(folder)
+    return found
+
+
+def _print(shown: "Sequence[Shown]", json_: bool) -> None:
+    if json_:
+        import msgspec
+
+        print_json(msgspec.to_builtins(list(shown)))
+        return
+    for one in shown:
+        done = [word for word, did in (("built", one.built), ("pushed", one.pushed)) if did]
+        print_line(f"{one.reference}  {' and '.join(done) or 'was there'}")
+
+
+def _rows(shown: "Sequence[Shown]") -> str:
+    from batchml.cli.render import table
+
+    rows = [("NAME", "TAG", "FLAVOR", "BUILT", "PUSHED", "SIZE")]
+    for one in shown:
+        size = f"{one.size / 1e6:.0f} MB" if one.size is not None else "-"
+        yes = {True: "yes", False: "-"}
+        rows.append(
+            (one.name, one.tag, one.flavor or "(old)", yes[one.built], yes[one.pushed], size)
+        )
+    return table(rows)
+
+
+@contextmanager
+def _telling() -> "Iterator[Tell]":
+    """Show progress on stderr: one live line on a terminal, a line for each step elsewhere."""
+    from batchml.cli.render import printable
+
+    live = sys.stderr.isatty()
+
+    def tell(text: str, is_step: bool) -> None:
+        text = printable(text)
+        if not live:
+            if is_step:
+                say(text)
+            return
+        width = _width()
+        sys.stderr.write(f"\r\033[K{text[: width - 1]}" + ("\n" if is_step else ""))
+        sys.stderr.flush()
+
+    try:
+        yield tell
+    except KeyboardInterrupt:
+        say("\nInterrupted. Nothing is half-done; the same command goes on from here.")
+        raise typer.Exit(INTERRUPTED) from None
+    finally:
+        if live:
+            sys.stderr.write("\r\033[K")
+
+
+def _width() -> int:
+    import shutil
+
+    return max(20, shutil.get_terminal_size().columns)

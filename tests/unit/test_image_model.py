@@ -1,0 +1,183 @@
+"""What names an image: its content, all of it, and nothing else."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchml.errors import ConfigError
+from batchml.local.home import Home
+from batchml.local.images import find, publish, reference
+from batchml.model.environment import Compute, Environment
+from batchml.model.image import flavor_for, has_cuda, is_pinned, parse_reference, recipe
+from batchml.ops.images import flavors_of, read_recipe, read_recipes
+from batchml.resources import shipped
+from batchml.runtime.sources import sources
+
+FOLDER = {
+    "Dockerfile": b"FROM scratch\n",
+    "requirements.txt": b"torch==1\n",
+    "requirements-cuda.txt": b"torch-cuda==1\n",
+    ".python-version": b"3.11\n",
+    "image.toml": b'[cuda]\nbase = "nvidia/cuda:1"\nbuild_args = { A = "b" }\n',
+}
+RUNTIME = {"batchml/__init__.py": b"", "batchml/runtime/run.py": b"go()\n"}
+PLAIN = {name: FOLDER[name] for name in ("Dockerfile", "requirements.txt")}
+
+
+def tag(folder: dict[str, bytes] = FOLDER, flavor: str = "cpu", **more: object) -> str:
+    return recipe("x", folder, RUNTIME, flavor, **more).tag  # type: ignore[arg-type]
+
+
+def test_whatever_decides_the_image_decides_its_tag() -> None:
+    changed = [
+        *(tag({**FOLDER, name: b"# other\n"}) for name in
+          ("Dockerfile", "requirements.txt", ".python-version")),
+        *(recipe("x", FOLDER, {**RUNTIME, name: b"1"}).tag for name in RUNTIME),
+        recipe("x", FOLDER, {**RUNTIME, "batchml/runtime/new.py": b""}).tag,
+        tag(base="debian:12"),
+        tag(base="debian:13"),
+        tag(build_args={"A": "b"}),
+        tag(build_args={"A": "c"}),
+        tag(build_args={"B": "b"}),
+        tag(flavor="cuda"),
+        tag({**FOLDER, "requirements-cuda.txt": b"torch-cuda==2\n"}, "cuda"),
+        tag({**FOLDER, "image.toml": b'[cuda]\nbase = "nvidia/cuda:2"\n'}, "cuda"),
+    ]  # fmt: skip
+    assert len({tag(), *changed}) == len(changed) + 1
+
+
+def test_what_does_not_decide_it_does_not_change_it() -> None:
+    assert tag({**FOLDER, "README.md": b"x"}) == tag()
+    assert tag({**FOLDER, "requirements-cuda.txt": b"x"}) == tag(), "another flavor's"
+    assert tag(dict(reversed(FOLDER.items()))) == tag()
+    assert tag(build_args={"A": "1", "B": "2"}) == tag(build_args={"B": "2", "A": "1"})
+
+
+def test_an_image_without_anything_for_cuda_is_the_same_in_both_flavors() -> None:
+    assert not has_cuda(PLAIN)
+    assert recipe("x", PLAIN, RUNTIME, "cuda") == recipe("x", PLAIN, RUNTIME, "cpu")
+
+
+def test_the_flavor_cuda_has_its_own_requirements_base_and_arguments() -> None:
+    made = recipe("x", FOLDER, RUNTIME, "cuda")
+    files = dict(made.files)
+    assert files["requirements.txt"] == b"torch-cuda==1\n"
+    assert set(files) == {"Dockerfile", "requirements.txt", ".python-version", *RUNTIME}
+    assert dict(made.args) == {"BASE": "nvidia/cuda:1", "A": "b"}
+    given_base = recipe("x", FOLDER, RUNTIME, "cuda", base="ubuntu:24.04", build_args={"A": "c"})
+    assert dict(given_base.args) == {"BASE": "ubuntu:24.04", "A": "c"}
+    assert recipe("x", FOLDER, RUNTIME).args == ()
+
+
+Files = st.dictionaries(st.sampled_from(sorted(PLAIN)), st.binary(max_size=20))
+Args = st.dictionaries(st.text("AB=", min_size=1, max_size=3), st.text("ab=,'", max_size=3))
+
+
+@given(Files, Args, Files, Args)
+def test_two_recipes_share_a_tag_only_if_they_are_one(
+    files: dict[str, bytes], args: dict[str, str], others: dict[str, bytes], more: dict[str, str]
+) -> None:
+    one = recipe("x", files, RUNTIME, build_args=args)
+    other = recipe("x", others, RUNTIME, build_args=more)
+    assert (one.tag == other.tag) == ((files, args) == (others, more))
+    assert parse_reference(one.reference) == ("x", one.tag)
+
+
+@pytest.mark.parametrize(
+    ("reference_", "pinned"),
+    [
+        ("debian", False), ("debian:latest", False), ("host:5000/debian", False),
+        ("a/b:latest", False), ("debian:", False), ("debian@sha256:12", False),
+        ("debian:bookworm-slim", True), ("host:5000/a/b:1", True), ("d@sha256:" + "0" * 64, True),
+        ("d:latest@sha256:" + "0" * 64, True),
+    ],
+)  # fmt: skip
+def test_a_base_is_named_so_that_it_stays(reference_: str, pinned: bool) -> None:
+    assert is_pinned(reference_) is pinned
+
+
+def test_every_mistake_is_told_at_once() -> None:
+    folder = {**FOLDER, "image.toml": b'[cuda]\nbase = "nvidia/cuda"\n[cpu]\n'}
+    with pytest.raises(ConfigError) as failed:
+        recipe("Not_A__Name", folder, RUNTIME, "cuda", base="debian", build_args={"BASE": "x"})
+    found = "\n".join(failed.value.mistakes)
+    for part in ("cpu: unknown key", "cuda.base", "'Not_A__Name'", "--base: found 'debian'",
+                 "--build-arg BASE and --base", "--build-arg BASE: found 'x'"):  # fmt: skip
+        assert part in found, part
+    with pytest.raises(ConfigError, match="not TOML"):
+        recipe("x", {**PLAIN, "image.toml": b"= ="}, RUNTIME)
+
+
+def test_the_embedded_server_and_the_command_have_one_notion(tmp_path: Path, home: Home) -> None:
+    for folder in shipped("images").iterdir():
+        wanted = read_recipe(folder)
+        assert reference(folder) == wanted.reference == publish(home.images, folder)
+        kept = find(home.images, wanted.reference)
+        assert kept is not None
+        there = {str(p.relative_to(kept.folder)): p for p in kept.folder.rglob("*") if p.is_file()}
+        assert {name: path.read_bytes() for name, path in there.items()} == dict(wanted.files)
+        assert sources().items() <= dict(wanted.files).items()
+
+
+def test_a_virtual_environment_outlives_what_only_a_container_has(
+    tmp_path: Path, home: Home
+) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "requirements.txt").write_text("# none\n")
+    first = find(home.images, publish(home.images, folder))
+    (folder / "Dockerfile").write_text("FROM scratch\n")
+    second = find(home.images, publish(home.images, folder))
+    (folder / "requirements.txt").write_text("# other\n")
+    third = find(home.images, publish(home.images, folder))
+    assert first and second and third
+    assert first.tag != second.tag
+    assert first.label == second.label != third.label
+
+
+def test_an_environment_gets_the_flavors_that_its_jobs_may_need() -> None:
+    cpus, gpus = (Compute(instance_types=(kind,)) for kind in ("c6i.large", "g5.xlarge"))
+    with_gpus = Environment(compute={"a": cpus, "b": gpus})
+    assert flavors_of(with_gpus, "dev") == ("cpu", "cuda")
+    assert flavors_of(with_gpus, "local") == ("cpu",)
+    assert flavors_of(Environment(compute={"a": cpus}), "dev") == ("cpu",)
+    assert (flavor_for(0), flavor_for(2)) == ("cpu", "cuda")
+
+
+def test_the_shipped_images_come_in_these_flavors() -> None:
+    folders = sorted(shipped("images").iterdir())
+    found = [(one.name, one.flavor) for one in read_recipes(folders, ("cpu", "cuda"))]
+    assert found == [
+        ("mxnet", "cpu"), ("mxnet", "cuda"), ("python", "cpu"), ("pytorch", "cpu"),
+        ("pytorch", "cuda"),
+    ]  # fmt: skip
+    (mxnet,) = (one for one in read_recipes(folders, ("cuda",)) if one.name == "mxnet")
+    assert dict(mxnet.args)["BASE"].startswith("nvidia/cuda:11.2")
+    assert b"mxnet-cu112==" in dict(mxnet.files)["requirements.txt"]
+
+
+def test_the_shipped_dockerfiles_are_as_a_linter_wants_them() -> None:
+    hadolint = Path(sys.executable).with_name("hadolint")
+    files = sorted(map(str, shipped("images").glob("*/Dockerfile")))
+    found = subprocess.run([hadolint, "--no-color", *files], capture_output=True, text=True)
+    assert (found.returncode, found.stdout) == (0, "")
+
+
+def test_the_shipped_images_run_as_a_numbered_user_on_bases_that_stay() -> None:
+    for one in read_recipes(sorted(shipped("images").iterdir()), ("cpu", "cuda")):
+        lines = dict(one.files)["Dockerfile"].decode().splitlines()
+        assert [line for line in lines if line.startswith("USER ")][-1] == "USER 1000:1000"
+        bases = [line.partition("=")[2] for line in lines if line.startswith("ARG BASE=")]
+        assert all(map(is_pinned, [*bases, *filter(None, [dict(one.args).get("BASE")])]))
+        assert len(bases) == 1
+
+
+def test_an_image_without_a_dockerfile_is_for_processes_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "requirements.txt").touch()
+    with pytest.raises(ConfigError, match="Dockerfile: missing"):
+        read_recipes([tmp_path / "mine"], ("cpu",))
