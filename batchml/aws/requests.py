@@ -2,16 +2,26 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from msgspec import Struct
 
+from batchml.aws.site import WORKSPACE, Platform
 from batchml.errors import ConfigError
 from batchml.model.job import DEFAULT_GRACE, MAX_OVERRIDES, JobSpec
 from batchml.model.names import to_name
 from batchml.model.reading import parse_size
 
 _HASH = 10  # hex digits of a definition's content in its name
+
+# Where the NVIDIA driver's user space is on instances of our image (cfn/ami.yaml), and in jobs.
+DRIVER_ON_HOST = "/opt/nvidia"
+DRIVER = "/usr/local/nvidia"
+REGISTERED = "batchml:registered"  # the tag with the date; AWS Batch keeps none
+
+_REFERENCE_MARKS = "/:@."  # a name without any is a folder below images/
 
 
 class Submission(Struct, frozen=True):
@@ -28,16 +38,22 @@ class Travel(Struct, frozen=True):
     env: dict[str, str] = {}
     tags: dict[str, str] = {}
     depends_on: tuple[str, ...] = ()
+    share: str = ""  # of a queue with fair share
 
 
-def submission(spec: JobSpec, *, image: str, queue: str, travel: Travel) -> Submission:
+_LOCAL = Platform()
+
+
+def submission(
+    spec: JobSpec, *, image: str, queue: str, travel: Travel, platform: Platform = _LOCAL
+) -> Submission:
     """The requests that submit `spec` with the image that `image` refers to.
 
     The definition holds what SubmitJob cannot override and is named by its content, so that runs
     of a job share one. Raises ConfigError when the overrides exceed AWS Batch's limit.
     """
     name = to_name(spec.name)
-    register = _definition(spec, name, image)
+    register = definition(spec, image, platform)
     overrides = {
         "command": spec.argv(),
         "environment": _environment(spec, travel),
@@ -61,6 +77,8 @@ def submission(spec: JobSpec, *, image: str, queue: str, travel: Travel) -> Subm
     }
     if spec.timeout_seconds is not None:
         submit["timeout"] = {"attemptDurationSeconds": spec.timeout_seconds}
+    if travel.share:
+        submit["shareIdentifier"] = travel.share
     if travel.tags:
         submit["tags"] = travel.tags
     if travel.depends_on:
@@ -68,11 +86,34 @@ def submission(spec: JobSpec, *, image: str, queue: str, travel: Travel) -> Subm
     return Submission(register, submit)
 
 
-def _definition(spec: JobSpec, name: str, image: str) -> dict[str, Any]:
+def definition(spec: JobSpec, image: str, platform: Platform = _LOCAL) -> dict[str, Any]:
+    """The RegisterJobDefinition arguments of a job, named by what the container is.
+
+    Who asks for the same again, from wherever, comes to the same name.
+    """
+    name = to_name(spec.name)
+    container = _container(spec, name, image) | _placed(spec, name, platform)
+    content = json.dumps(container, sort_keys=True).encode()
+    digest = hashlib.sha256(content).hexdigest()[:_HASH]
+    return {
+        "jobDefinitionName": f"{name[: 128 - _HASH - 1]}-{digest}",
+        "type": "container",
+        "containerProperties": container,
+        "tags": {**platform.tags, "batchml": name},
+    }
+
+
+def registration(request: Mapping[str, Any], now: float) -> dict[str, Any]:
+    """A RegisterJobDefinition request as it is sent at `now`, seconds since the epoch."""
+    day = datetime.fromtimestamp(now, UTC).date().isoformat()
+    return {**request, "tags": {**request.get("tags", {}), REGISTERED: day}}
+
+
+def _container(spec: JobSpec, name: str, image: str) -> dict[str, Any]:
     linux: dict[str, Any] = {"initProcessEnabled": True}
     if spec.resources.shm is not None:
         linux["sharedMemorySize"] = (parse_size(spec.resources.shm) or 0) // 1024**2
-    container = {
+    return {
         "image": image,
         "command": list(spec.command),
         "resourceRequirements": [
@@ -85,14 +126,38 @@ def _definition(spec: JobSpec, name: str, image: str) -> dict[str, Any]:
             "options": {"awslogs-stream-prefix": name},
         },
     }
-    content = json.dumps(container, sort_keys=True).encode()
-    digest = hashlib.sha256(content).hexdigest()[:_HASH]
-    return {
-        "jobDefinitionName": f"{name[: 128 - _HASH - 1]}-{digest}",
-        "type": "container",
-        "containerProperties": container,
-        "tags": {"batchml": name},
-    }
+
+
+def _placed(spec: JobSpec, name: str, platform: Platform) -> dict[str, Any]:
+    """What the place adds to a container's properties, or says instead; nothing on `local`."""
+    found: dict[str, Any] = {}
+    mounts: list[tuple[str, str, str, bool]] = []  # name, on the host, in the container, read-only
+    if platform.workspace:
+        mounts.append(("workspace", platform.workspace, WORKSPACE, False))
+        found["environment"] = [{"name": "BATCHML_WORKSPACE", "value": WORKSPACE}]
+    if platform.gpu == "driver-mount" and spec.resources.gpus:
+        # Privileged, so that the devices are there. Where to look for programs and libraries is
+        # the image's to say (PATH, LD_LIBRARY_PATH): a value here would replace the image's.
+        found["privileged"] = True
+        mounts.append(("nvidia", DRIVER_ON_HOST, DRIVER, True))
+    for key, value in (
+        ("jobRoleArn", platform.job_role),
+        ("executionRoleArn", platform.execution_role),
+        # Said again, though images of ours say it, so that rules about requests can see it.
+        ("user", "" if set(spec.image) & set(_REFERENCE_MARKS) else platform.user),
+    ):
+        if value:
+            found[key] = value
+    if platform.log_group:
+        options = {"awslogs-stream-prefix": name, "awslogs-group": platform.log_group}
+        found["logConfiguration"] = {"logDriver": "awslogs", "options": options}
+    if mounts:
+        found["volumes"] = [{"name": n, "host": {"sourcePath": host}} for n, host, _, _ in mounts]
+        found["mountPoints"] = [
+            {"sourceVolume": n, "containerPath": inside, "readOnly": read_only}
+            for n, _, inside, read_only in mounts
+        ]
+    return found
 
 
 def _environment(spec: JobSpec, travel: Travel) -> list[dict[str, str]]:

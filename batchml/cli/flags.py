@@ -6,6 +6,7 @@ import typer
 
 from batchml.errors import UsageError
 
+Env = Annotated[str | None, typer.Option("--env", metavar="NAME", help="Environment to work in.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from batchml.cli.app import app
-from batchml.cli.flags import Json, read_pairs
+from batchml.cli.flags import Env, Json, read_pairs
 from batchml.cli.output import print_json, print_line, say
 from batchml.errors import INTERRUPTED, ImageError
 
@@ -27,7 +27,6 @@ image_app = typer.Typer(
 )
 app.add_typer(image_app, name="image")
 
-Env = Annotated[str | None, typer.Option("--env", metavar="NAME", help="Environment to work in.")]
 Names = Annotated[
     list[str] | None, typer.Argument(metavar="[NAME]...", help="Folders of images/; all of them.")
 ]

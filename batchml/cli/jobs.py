@@ -7,11 +7,10 @@ import typer
 
 from batchml.cli import following
 from batchml.cli.app import app
-from batchml.cli.flags import Json, read_pairs, read_seconds
+from batchml.cli.flags import Env, Json, read_pairs, read_seconds
 from batchml.cli.output import print_json, print_line, say
 from batchml.errors import UsageError
 
-Env = Annotated[str | None, typer.Option("--env", metavar="NAME", help="Environment to work in.")]
 Runs = Annotated[list[str], typer.Argument(metavar="RUN...", help="Job id, prefix, name or @last.")]
 OneRun = Annotated[str, typer.Argument(metavar="RUN", help="Job id, prefix, name or @last.")]
 
@@ -47,6 +46,9 @@ def submit(
         list[str] | None, typer.Option(metavar="K=V", help="Set a variable of the run.")
     ] = None,
     tag: Annotated[list[str] | None, typer.Option(metavar="K=V", help="Tag the run.")] = None,
+    share: Annotated[
+        str | None, typer.Option(help="Of a fair-share queue; your user name unless given.")
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the AWS requests and send nothing.")
     ] = False,
@@ -79,6 +81,7 @@ def submit(
         changes=changes,
         tags=read_pairs(tag, "--tag"),
         after=tuple(after or ()),
+        share=share or "",
         strict=strict_resources,
     )
     place = open_place(env)
@@ -133,7 +136,7 @@ def ls(
     start = now - seconds * 1000 if seconds is not None else 0
     found = [
         run
-        for each in ([queue] if queue else place.batch.queues())
+        for each in ([place.queue(queue)] if queue else place.batch.queues())
         for run in islice(
             (
                 run

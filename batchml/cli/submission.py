@@ -1,12 +1,20 @@
 """What `submit` does between its flags and its output."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-from batchml.aws.requests import Submission, Travel, submission
+from batchml.aws.requests import Submission, Travel, definition, submission
+from batchml.aws.site import (
+    PLATFORM_STACKS,
+    Platform,
+    make_platform,
+    owner_tags,
+    stack_name,
+)
 from batchml.cli.following import select
 from batchml.cli.output import say
 from batchml.cli.wiring import Place
@@ -31,6 +39,7 @@ class Order(Struct, frozen=True):
     changes: dict[str, Any]
     tags: dict[str, str]
     after: tuple[str, ...]
+    share: str
     strict: bool
 
 
@@ -38,6 +47,26 @@ class Prepared(Struct, frozen=True):
     spec: JobSpec
     requests: Submission
     archive: CodeArchive | None
+    image_folder: Path | None
+
+
+class Job(Struct, frozen=True):
+    """A job and the reference of its image, which is all that its definition is made of."""
+
+    spec: JobSpec
+    image: str
+    image_folder: Path | None
+
+    def request(self, platform: Platform) -> dict[str, Any]:
+        """The RegisterJobDefinition request."""
+        return definition(self.spec, self.image, platform)
+
+
+class Defined(Struct, frozen=True):
+    """A job and its RegisterJobDefinition request."""
+
+    spec: JobSpec
+    request: dict[str, Any]
     image_folder: Path | None
 
 
@@ -57,33 +86,91 @@ def prepare(place: Place, order: Order, *, dry_run: bool) -> Prepared:
     travel = Travel(
         code=_code_place(place, archive) if archive else "",
         env=_place_variables(place),
-        tags=order.tags,
+        tags=order.tags if place.settings.is_local else {**order.tags, **owner_tags(place.env)},
+        share=order.share,
         depends_on=order.after if dry_run else tuple(select(place, order.after)),
     )
+    queue = spec.queue or DEFAULT_QUEUE
     requests = submission(
         spec,
         image=_image_reference(place, spec, image_folder),
-        queue=spec.queue or DEFAULT_QUEUE,
+        queue=place.queue(queue),
         travel=travel,
+        platform=read_platform(place),
     )
     return Prepared(spec, requests, archive, image_folder)
 
 
-def send(place: Place, prepared: Prepared) -> str:
-    """Put code and image where the run finds them, and submit it; the job's id."""
-    place.connect()  # starting the embedded server makes its folder, and checks it
-    if place.settings.is_local:
+def define(place: Place, names: Sequence[str], platform: Platform | None = None) -> list[Defined]:
+    """Work out the definitions of jobs; nothing is sent and nothing kept.
+
+    The platform is read from the environment's stacks unless given. Raises ConfigError for a
+    job.toml that is wrong, NotFound for a job, or for an image that was not pushed.
+    """
+    jobs = resolve(place, names)
+    chosen = read_platform(place) if platform is None else platform
+    return [Defined(job.spec, job.request(chosen), job.image_folder) for job in jobs]
+
+
+def resolve(place: Place, names: Sequence[str]) -> list[Job]:
+    """The jobs of these names or folders, with the references of their images.
+
+    Raises ConfigError for a job.toml that is wrong, NotFound for a job, or for an image that was
+    not pushed.
+    """
+    specs = [load_job(find_job(name, place.job_folders, place.here)) for name in names]
+    folders = [find_image(spec.image, place.image_folders) for spec in specs]
+    return [
+        Job(spec, _image_reference(place, spec, folder), folder)
+        for spec, folder in zip(specs, folders, strict=True)
+    ]
+
+
+def read_platform(place: Place) -> Platform:
+    """What the stacks of an environment in AWS give to its job definitions; empty on `local`."""
+    outputs: dict[str, str] = {}
+    if not place.settings.is_local:
+        from batchml.aws.stacks import Stacks
+
+        stacks = Stacks(place.connect())
+        for stack in PLATFORM_STACKS:
+            outputs |= stacks.outputs(stack_name(place.env, stack))
+    return make_platform(place.env, place.settings.environment, outputs)
+
+
+def publish(place: Place, image_folder: Path | None) -> None:
+    """Put an image where the embedded server finds it; one for AWS was pushed before."""
+    if place.settings.is_local and image_folder is not None:
         from batchml.local import images
 
-        if prepared.archive is not None:
-            keep(prepared.archive, place.home.code)
-        if prepared.image_folder is not None:
-            images.publish(place.home.images, prepared.image_folder)
-    job_id = submit(place.batch, prepared.requests)
+        images.publish(place.home.images, image_folder)
+
+
+def send(place: Place, prepared: Prepared) -> str:
+    """Put code and image where the run finds them, and submit it; the job's id."""
+    place.connect()  # starting the embedded server makes the state folder, and checks it
+    if not place.settings.is_local:
+        place.home.prepare()  # the run is remembered there
+    elif prepared.archive is not None:
+        keep(prepared.archive, place.home.code)
+    publish(place, prepared.image_folder)
+    now = place.clock.now()
+    job_id = submit(place.batch, prepared.requests, now, share=_own_share())
     request = prepared.requests.submit
-    now = int(place.clock.now() * 1000)
-    place.history.add(Remembered(job_id, request["jobName"], place.env, request["jobQueue"], now))
+    ms = int(place.clock.now() * 1000)
+    place.history.add(Remembered(job_id, request["jobName"], place.env, request["jobQueue"], ms))
     return job_id
+
+
+def _own_share() -> str:
+    """Whose runs these are where a queue asks for it: the user's name, as AWS Batch takes one."""
+    import getpass
+
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):  # a user id without a name
+        name = ""
+    return "".join(char for char in name if char.isascii() and char.isalnum()) or "default"
 
 
 def announcement(prepared: Prepared, job_id: str) -> str:
@@ -176,11 +263,10 @@ def _image_reference(place: Place, spec: JobSpec, folder: Path | None) -> str:
     if folder is None:
         return spec.image
     if not place.settings.is_local:
-        raise ConfigError(
-            spec.name,
-            [f"image: pushing {spec.image!r} to a registry is not in this version yet. "
-             "Give a reference that AWS can pull."],
-        )  # fmt: skip
+        from batchml.model.image import flavor_for
+        from batchml.ops.images import pinned
+
+        return pinned(place.connect(), folder, flavor_for(spec.resources.gpus))
     from batchml.local import images
 
     return images.reference(folder)

@@ -4,7 +4,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from batchml.aws.batch import BatchApi
-from batchml.aws.requests import Submission
+from batchml.aws.requests import Submission, registration
 from batchml.errors import ConfigError, ServiceError
 from batchml.model.job import JobSpec
 
@@ -59,16 +59,32 @@ def refuse_cuts(fitted: Fitted) -> None:
         )
 
 
-def submit(api: BatchApi, requests: Submission) -> str:
+def submit(api: BatchApi, requests: Submission, now: float, share: str = "") -> str:
     """Send the run; its job id. One call, when AWS has the definition already.
 
-    Raises ServiceError when AWS refuses.
+    A queue with fair share takes only runs that say whose they are: what names none is then sent
+    again for `share`. `now` in seconds since the epoch. Raises ServiceError when AWS refuses.
     """
+    try:
+        return _submit(api, requests, now)
+    except ServiceError as error:
+        if not share or "shareIdentifier" in requests.submit or not _asks_for_share(error):
+            raise
+    named = {**requests.submit, "shareIdentifier": share}
+    return _submit(api, replace(requests, submit=named), now)
+
+
+def _asks_for_share(error: ServiceError) -> bool:
+    text = error.message.lower()
+    return "shareidentifier" in text or "share identifier" in text
+
+
+def _submit(api: BatchApi, requests: Submission, now: float) -> str:
     try:
         return api.submit(requests.submit)
     except ServiceError as error:
         name = requests.register["jobDefinitionName"]
         if error.code != "ClientException" or api.has_definition(name):
             raise
-    api.register(requests.register)
+    api.register(registration(requests.register, now))
     return api.submit(requests.submit)

@@ -20,7 +20,7 @@ def test_a_core_that_is_cancelled_ends_after_the_commit_that_is_under_way(tmp_pa
         commit(*arguments)
         ended.set()
 
-    rig.store.commit = slow  # type: ignore[method-assign]
+    rig.store.commit = slow  # type: ignore[assignment, method-assign]
 
     async def cut_off() -> bool:
         body = b'{"jobName": "n", "jobQueue": "q", "jobDefinition": "d"}'

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from batchml.local import control
 from batchml.local.home import Home
-from tests.conftest import wait_for
+from tests.conftest import client_for, wait_for
 from tests.e2e.conftest import Cli, read_until, write_job
 
 SHELL = ("--", "sh", "-c")
@@ -432,3 +433,21 @@ def test_braces_of_a_typed_command_are_the_shell_s_but_for_given_parameters(cli:
     ran = cli("submit", "--wait", "-p", "lr=0.5", "--", "sh", "-c", "A=x; echo ${A} {lr} {print}")
     assert ran.code == 0, ran.err
     assert "x 0.5 {print}" in ran.out + ran.err
+
+
+def test_a_fair_share_queue_is_told_whose_run_it_is(cli: Cli) -> None:
+    made = cli("queue", "create", "shared", "--compute", "this-machine", "--share", "ops=2")
+    assert made.code == 0, made.err
+    shares = []
+    for flags in ((), ("--share", "ops")):
+        shown = cli("submit", "--queue", "shared", *flags, "--wait", "--json", "--", "true")
+        assert shown.code == 0, shown.err
+        endpoint = control.running(cli.home)
+        assert endpoint is not None
+        batch = client_for(cli.home, endpoint, "batch")
+        (job,) = batch.describe_jobs(jobs=[shown.json["jobId"]])["jobs"]
+        shares.append(job["shareIdentifier"])
+    assert shares[0].isalnum() and shares[0] != "ops"
+    assert shares[1] == "ops"
+    refused = cli("submit", "--queue", "default", "--share", "ops", "--", "true")
+    assert (refused.code, "shareIdentifier" in refused.err) == (1, True)

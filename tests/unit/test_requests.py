@@ -8,12 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchml.aws.requests import Travel, retry_strategy, submission
+from batchml.aws.requests import Travel, definition, registration, retry_strategy, submission
 from batchml.aws.responses import to_run, to_summary
+from batchml.aws.site import Platform, make_platform, queue_name
 from batchml.errors import ConfigError
 from batchml.local.protocol import service_model
 from batchml.local.retry import wants_retry
 from batchml.local.shapes import problems
+from batchml.model.environment import Environment, Queue, Storage
 from batchml.model.job import JobSpec, Resources, Retry
 from batchml.model.status import JobStatus
 
@@ -116,3 +118,105 @@ def test_the_running_attempt_comes_last_and_finished_ones_keep_their_stream() ->
     assert run.attempts[1].stopped_at is None
     ended = to_run({**detail, "status": "FAILED", "container": {"logStreamName": "s1"}})
     assert [attempt.log_stream for attempt in ended.attempts] == ["s1"]
+
+
+# --- definitions of an environment in AWS ---------------------------------------------------
+
+OUTPUTS = {
+    "JobRoleArn": "arn:aws:iam::123456789012:role/batchml-dev-job",
+    "ExecutionRoleArn": "arn:aws:iam::123456789012:role/batchml-dev-execution",
+    "LogGroupName": "/batchml/dev",
+    "FileSystemId": "fs-0123",
+}
+DEV = Environment(
+    region="us-east-1", ami="build", tags={"team": "vision"}, queues={"gpu": Queue(compute=("a",))}
+)
+MOUNTED = make_platform("dev", DEV, OUTPUTS)
+TOOLKIT = make_platform("dev", msgspec.structs.replace(DEV, gpu_access="toolkit"), OUTPUTS)
+CPU = msgspec.structs.replace(SPEC, resources=Resources(vcpus=2))
+
+
+def container(spec: JobSpec, platform: Platform) -> dict[str, Any]:
+    request = definition(spec, "registry/img@sha256:0", platform)
+    shape = service_model("batch").operation_model("RegisterJobDefinition").input_shape
+    sent = registration(request, 1_800_000_000.0)
+    assert list(problems(shape, sent, strict=True)) == []
+    return dict(request["containerProperties"])
+
+
+def test_a_job_with_gpus_has_the_driver_of_its_host_where_that_is_how_it_is_done() -> None:
+    found = container(SPEC, MOUNTED)
+    assert found["privileged"] is True
+    assert {"name": "nvidia", "host": {"sourcePath": "/opt/nvidia"}} in found["volumes"]
+    assert {"sourceVolume": "nvidia", "containerPath": "/usr/local/nvidia", "readOnly": True} in (
+        found["mountPoints"]
+    )
+    assert found["environment"] == [{"name": "BATCHML_WORKSPACE", "value": "/workspace"}]
+    submit = submission(SPEC, image="i", queue="q", travel=Travel(), platform=MOUNTED).submit
+    assert {"type": "GPU", "value": "1"} in submit["containerOverrides"]["resourceRequirements"]
+
+
+@pytest.mark.parametrize(("spec", "platform"), [(CPU, MOUNTED), (CPU, TOOLKIT), (SPEC, TOOLKIT)])
+def test_nobody_else_is_privileged(spec: JobSpec, platform: Platform) -> None:
+    found = container(spec, platform)
+    assert "privileged" not in found
+    assert [volume["host"]["sourcePath"] for volume in found["volumes"]] == ["/workspace"]
+    assert found["mountPoints"] == [
+        {"sourceVolume": "workspace", "containerPath": "/workspace", "readOnly": False}
+    ]
+
+
+def test_a_job_has_roles_and_a_log_of_its_environment() -> None:
+    found = container(SPEC, TOOLKIT)
+    assert found["jobRoleArn"] == OUTPUTS["JobRoleArn"]
+    assert found["executionRoleArn"] == OUTPUTS["ExecutionRoleArn"]
+    assert found["logConfiguration"]["options"] == {
+        "awslogs-stream-prefix": "lenet", "awslogs-group": "/batchml/dev",
+    }  # fmt: skip
+
+
+def test_images_of_ours_run_as_nobody_special_and_others_as_they_say() -> None:
+    assert container(SPEC, TOOLKIT)["user"] == "1000:1000"
+    other = msgspec.structs.replace(SPEC, image="docker.io/library/python:3.12")
+    assert "user" not in container(other, TOOLKIT)
+
+
+def test_a_place_without_stacks_adds_nothing_that_is_not_there() -> None:
+    bare = make_platform("dev", msgspec.structs.replace(DEV, gpu_access="toolkit"), {})
+    usual = container(CPU, Platform())
+    assert container(CPU, bare) == {**usual, "user": "1000:1000"}
+    without = msgspec.structs.replace(DEV, storage=Storage(workspace="none"))
+    assert make_platform("dev", without, OUTPUTS).workspace == ""
+    assert make_platform("local", Environment(), OUTPUTS) == Platform()
+
+
+def test_an_empty_platform_gives_the_definition_of_local() -> None:
+    name = "lenet-992e118a00"  # as it has been since the first version: definitions are reused
+    request = definition(SPEC, "img")
+    assert request["jobDefinitionName"] == name
+    assert request["tags"] == {"batchml": "lenet"}
+    assert set(request["containerProperties"]) == {
+        "image", "command", "resourceRequirements", "linuxParameters", "logConfiguration",
+    }  # fmt: skip
+
+
+def test_definitions_are_told_apart_by_place_and_tagged_with_it() -> None:
+    names = {
+        definition(spec, "img", platform)["jobDefinitionName"]
+        for spec in (SPEC, CPU)
+        for platform in (Platform(), MOUNTED, TOOLKIT)
+    }
+    assert len(names) == 5  # how GPUs are reached is nothing to a job without
+    request = registration(definition(SPEC, "img", MOUNTED), 1_800_000_000.0)
+    assert request["tags"] == {
+        "batchml": "lenet", "batchml:env": "dev", "team": "vision",
+        "batchml:registered": "2027-01-15",
+    }  # fmt: skip
+    # The day says when, not what: the name is that of the content.
+    assert request["jobDefinitionName"] == definition(SPEC, "img", MOUNTED)["jobDefinitionName"]
+
+
+def test_a_described_queue_has_the_environments_name_in_aws() -> None:
+    assert queue_name("dev", DEV, "gpu") == "batchml-dev-gpu"
+    assert queue_name("dev", DEV, "shared-by-others") == "shared-by-others"
+    assert queue_name("local", DEV, "gpu") == "gpu"

@@ -1,0 +1,19 @@
+"""botocore's service models as the judge of requests."""
+
+from functools import cache
+from typing import Any
+
+from batchml.local.shapes import problems
+
+
+@cache
+def _model(service: str) -> Any:
+    import botocore.session
+
+    return botocore.session.get_session().get_service_model(service)
+
+
+def faults(service: str, operation: str, request: Any) -> list[str]:
+    """What is wrong with a request: members, types, enums, lengths, ranges, patterns."""
+    shape = _model(service).operation_model(operation).input_shape
+    return [f"{path} {text}" for path, text in problems(shape, request, strict=True)]
