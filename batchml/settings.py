@@ -27,6 +27,8 @@ class Settings(Struct, frozen=True):
     home: Setting
     data_dir: Setting | None
     environments: dict[str, Environment]
+    default: str = LOCAL  # the environment's name that the file says
+    config: str | None = None  # the path of the file they came from, if there is one
 
     @property
     def is_local(self) -> bool:
@@ -65,6 +67,8 @@ def load_settings(environ: Mapping[str, str], folder: Path, env_flag: str | None
         if data_dir
         else None,
         environments=environments,
+        default=default,
+        config=str(path) if path is not None else None,
     )
 
 

@@ -39,8 +39,8 @@ class Order(Struct, frozen=True):
     changes: dict[str, Any]
     tags: dict[str, str]
     after: tuple[str, ...]
-    share: str
     strict: bool
+    share: str = ""
 
 
 class Prepared(Struct, frozen=True):

@@ -17,6 +17,7 @@ from batchml.resources import shipped
 from batchml.settings import Settings, load_settings
 
 if TYPE_CHECKING:
+    from batchml.aws.prices import Prices
     from batchml.local.home import Home
 
 LOCAL_REGION = "us-east-1"
@@ -69,6 +70,14 @@ class Place:
     def batch(self) -> BatchApi:
         return BatchApi(self.connect())
 
+    @property
+    def prices(self) -> "Prices":
+        from batchml.aws.prices import Prices
+
+        home = self.home
+        home.prepare()
+        return Prices(self.connect(), home.root / "prices.json", self.clock)
+
     def _access(self) -> Access:
         if not self.settings.is_local:
             environment = self.settings.environment
@@ -86,6 +95,12 @@ class Place:
             # It may be killed between two calls; its jobs go on, and so does the command.
             revive=lambda: control.ensure(home, self.clock).url,
         )
+
+    def queue(self, given: str) -> str:
+        """The name that a queue has in AWS."""
+        from batchml.aws.site import queue_name
+
+        return queue_name(self.env, self.settings.environment, given)
 
     def describe(self, job_ids: Sequence[str]) -> dict[str, Run]:
         return self.batch.describe(job_ids)

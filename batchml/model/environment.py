@@ -1,27 +1,184 @@
 """Environment: a named place that runs jobs, as `batchml.toml` says it."""
 
-from collections.abc import Mapping
-from typing import Any
+import re
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct, field
 
 from batchml.errors import ConfigError, did_you_mean
-from batchml.model.reading import read_struct
+from batchml.model.names import is_valid_name
+from batchml.model.reading import parse_duration, parse_size, read_struct
 
 LOCAL = "local"
 
+MAX_ENVIRONMENTS = 3  # compute environments of one queue; AWS Batch quotas
+MAX_TAGS = 45  # of the 50 that AWS takes; the others are ours
+SPOT_STRATEGIES = ("SPOT_CAPACITY_OPTIMIZED", "SPOT_PRICE_CAPACITY_OPTIMIZED")
+
+# What jobStateTimeLimitActions may say, in words: AWS Batch User Guide, "Jobs stuck in RUNNABLE".
+TIME_LIMITS = {
+    "no-capacity": "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY",
+    "too-large-for-compute": "MISCONFIGURATION:COMPUTE_ENVIRONMENT_MAX_RESOURCE",
+    "too-large-for-instances": "MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT",
+}
+
+_ENV_NAME = re.compile(r"[a-z][a-z0-9-]{0,19}")
+_REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-[0-9]")
+_AMI = re.compile(r"ami-[0-9a-f]{8,17}")
+_INSTANCE = re.compile(r"[a-z][a-z0-9-]*(\.[a-z0-9-]+)?|default_x86_64|default_arm64")
+_RESERVATION = re.compile(r"cr-[0-9a-f]{8,17}|arn:aws[a-z-]*:resource-groups:\S+|open|none")
+_CIDR = re.compile(r"(\d{1,3})\.(\d{1,3})\.(\d{1,3})\.(\d{1,3})/(1[6-9]|2[0-2])")
+_SHARE = re.compile(r"[A-Za-z0-9]{1,254}\*?")
+_SUBNET = re.compile(r"subnet-[0-9a-f]{8,17}")
+_VPC = re.compile(r"vpc-[0-9a-f]{8,17}")
+_GROUP = re.compile(r"sg-[0-9a-f]{8,17}")
+_EMAIL = re.compile(r"[^@\s]+@[^@\s]+\.[^@\s]+")
+
+# Volta and older, for which the open kernel modules of the image that we build are not made.
+_OLD_GPU_FAMILY = re.compile(r"p[23][a-z0-9-]*|g3[a-z0-9-]*")
+# Families with NVIDIA GPUs: AWS Batch User Guide, "GPU workload AMI". g4ad has AMD's.
+_GPU_FAMILY = re.compile(r"(p[3-9]|g[3-9])[a-z0-9-]*")
+_ARM_FAMILY = re.compile(r"(g5g|p6e|a1|[a-z]+[0-9]+g[a-z0-9-]*)")
+
+
+class Network(Struct, frozen=True, forbid_unknown_fields=True):
+    """Where instances are: a network of the environment's own, or subnets that exist."""
+
+    cidr: str = "10.42.0.0/16"
+    zones: Annotated[int, Meta(ge=1, le=3)] = 2
+    egress: Literal["nat", "endpoints"] = "nat"
+    vpc: str = ""
+    subnets: tuple[str, ...] = ()
+    security_groups: tuple[str, ...] = ()
+
+    @property
+    def is_given(self) -> bool:
+        return bool(self.subnets)
+
+
+class Storage(Struct, frozen=True, forbid_unknown_fields=True):
+    workspace: Literal["efs", "fsx-lustre", "none"] = "efs"
+    size: str | int = "1200 GiB"  # of fsx-lustre
+    throughput: Literal[125, 250, 500, 1000] = 125  # of fsx-lustre: MB/s for each TiB
+
+    @property
+    def size_gib(self) -> int:
+        return (parse_size(self.size) or 0) // 1024**3
+
+
+class Compute(Struct, frozen=True, forbid_unknown_fields=True):
+    """One managed compute environment. Names and words are AWS Batch's."""
+
+    instance_types: tuple[str, ...] = ()
+    max_vcpus: Annotated[int, Meta(ge=1, le=100_000)] = 0
+    min_vcpus: Annotated[int, Meta(ge=0)] = 0
+    spot: bool = False
+    allocation_strategy: Literal[
+        "", "BEST_FIT", "BEST_FIT_PROGRESSIVE", "SPOT_CAPACITY_OPTIMIZED",
+        "SPOT_PRICE_CAPACITY_OPTIMIZED",
+    ] = ""  # fmt: skip
+    bid_percentage: Annotated[int, Meta(ge=1, le=100)] | None = None
+    ami: str = ""  # that of the environment unless given
+    disk: str | int = "100 GiB"
+    placement_group: str = ""  # "cluster": one is made; else the name of one that exists
+    capacity_reservation: str = ""
+    scale_down_delay: str | int = 0
+    stop_timeout: str | int = "110s"
+    tags: dict[str, str] = {}
+
+    @property
+    def strategy(self) -> str:
+        """The allocation strategy, AWS's recommended one unless given."""
+        usual = "SPOT_PRICE_CAPACITY_OPTIMIZED" if self.spot else "BEST_FIT_PROGRESSIVE"
+        return self.allocation_strategy or usual
+
+    @property
+    def has_gpus(self) -> bool:
+        return any(is_gpu_type(name) for name in self.instance_types)
+
+    @property
+    def is_arm(self) -> bool:
+        return any(is_arm_type(name) for name in self.instance_types)
+
+    @property
+    def disk_gib(self) -> int:
+        return (parse_size(self.disk) or 0) // 1024**3
+
+    @property
+    def scale_down_minutes(self) -> int:
+        return (parse_duration(self.scale_down_delay) or 0) // 60
+
+    @property
+    def stop_seconds(self) -> int:
+        return parse_duration(self.stop_timeout) or 0
+
+
+class FairShare(Struct, frozen=True, forbid_unknown_fields=True):
+    """A fair-share policy. A share of weight 2 gets twice that of one of weight 1.
+
+    AWS's weightFactor is the inverse: there, a lower one means more.
+    """
+
+    shares: dict[str, Annotated[float, Meta(gt=0)]] = {}
+    decay: str | int = 3600
+    reservation: Annotated[int, Meta(ge=0, le=99)] = 0
+
+    @property
+    def decay_seconds(self) -> int:
+        return parse_duration(self.decay) or 0
+
+
+class Queue(Struct, frozen=True, forbid_unknown_fields=True):
+    priority: Annotated[int, Meta(ge=0, le=1000)] = 1
+    compute: tuple[str, ...] = ()
+    fair_share: FairShare | None = None
+    # How long a run may be stuck before it is cancelled. Not `no-capacity`: GPUs are worth a wait.
+    time_limits: dict[str, str | int] = field(
+        default_factory=lambda: {"too-large-for-compute": "30m", "too-large-for-instances": "30m"}
+    )
+
+    @property
+    def limits_seconds(self) -> dict[str, int]:
+        """AWS's reason -> seconds."""
+        found = {TIME_LIMITS[key]: parse_duration(text) for key, text in self.time_limits.items()}
+        return {reason: seconds for reason, seconds in found.items() if seconds}
+
+
+class Logs(Struct, frozen=True, forbid_unknown_fields=True):
+    retention_days: Literal[
+        1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731, 1096, 1827, 2192, 2557,
+        2922, 3288, 3653,
+    ] = 90  # fmt: skip
+
+
+class Budget(Struct, frozen=True, forbid_unknown_fields=True):
+    """Mail when a month's cost of this environment passes a limit."""
+
+    usd: Annotated[int, Meta(ge=1)] = 0
+    email: str = ""
+
 
 class Environment(Struct, frozen=True, forbid_unknown_fields=True):
-    """A place in AWS. `local` is built in and needs no entry."""
+    """A place that runs jobs. `local` is built in and needs no entry."""
 
     region: str = ""
     profile: str = ""
-    # For `batchml setup`, which makes what they describe; submitting needs none of them.
-    ami: str = "build"
-    gpu_access: str = "driver-mount"
-    storage: dict[str, Any] = {}
-    compute: dict[str, Any] = {}
-    queues: dict[str, Any] = {}
+    ami: str = "ecs-gpu"  # build | ecs-gpu | ami-0123...
+    gpu_access: Literal["", "driver-mount", "toolkit"] = ""
+    jobs: tuple[str, ...] = ()  # whose definitions `setup` registers
+    network: Network = Network()
+    storage: Storage = Storage()
+    logs: Logs = Logs()
+    budget: Budget | None = None
+    tags: dict[str, str] = {}
+    compute: dict[str, Compute] = {}
+    queues: dict[str, Queue] = {}
+
+    @property
+    def gpu_mode(self) -> str:
+        """How containers reach GPUs: the driver folder is there only on an AMI of ours."""
+        return self.gpu_access or ("driver-mount" if self.ami == "build" else "toolkit")
 
 
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
@@ -29,6 +186,19 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
 
     default: str = LOCAL
     env: dict[str, dict[str, Any]] = {}
+
+
+def is_gpu_type(instance_type: str) -> bool:
+    """True for instance types and families with NVIDIA GPUs."""
+    family = instance_type.partition(".")[0]
+    return bool(_GPU_FAMILY.fullmatch(family)) and not family.startswith("g4ad")
+
+
+def is_arm_type(instance_type: str) -> bool:
+    """True for instance types and families with Arm processors."""
+    return instance_type == "default_arm64" or bool(
+        _ARM_FAMILY.fullmatch(instance_type.partition(".")[0])
+    )
 
 
 def read_environments(table: Mapping[str, Any], where: str) -> tuple[str, dict[str, Environment]]:
@@ -39,16 +209,210 @@ def read_environments(table: Mapping[str, Any], where: str) -> tuple[str, dict[s
     config, mistakes = read_struct(table, Config)
     environments = {LOCAL: Environment()}
     for name, inner in config.env.items():
-        if name == LOCAL:
-            mistakes.append("env.local: is built in and cannot be described here.")
-            continue
         environments[name], found = read_struct(inner, Environment)
+        found += _mistakes(environments[name], inner, is_local=name == LOCAL)
         mistakes += [f"env.{name}.{mistake}" for mistake in found]
-        if not environments[name].region:
-            mistakes.append(f'env.{name}.region: missing. For example region = "us-east-1".')
+        if not _ENV_NAME.fullmatch(name):
+            mistakes.append(
+                f"env.{name}: not a name for an environment: 1 to 20 lower-case letters, digits "
+                "and hyphens, the first a letter."
+            )
     if config.default not in environments:
         meant = did_you_mean(config.default, environments)
         mistakes.append(f"default: no environment {config.default!r} is described.{meant}")
     if mistakes:
         raise ConfigError(where, mistakes)
     return config.default, environments
+
+
+def read_compute(name: str, table: Mapping[str, Any], where: str) -> Compute:
+    """One compute environment. Raises ConfigError with every mistake at once."""
+    compute, mistakes = read_struct(table, Compute)
+    mistakes += [text.removeprefix(".") for text in _compute_mistakes(name, compute, table)]
+    if mistakes:
+        raise ConfigError(where, mistakes)
+    return compute
+
+
+def read_queue(name: str, table: Mapping[str, Any], where: str) -> Queue:
+    """One queue, on whatever compute environments it names. Raises ConfigError."""
+    queue, mistakes = read_struct(table, Queue)
+    known = dict.fromkeys(queue.compute, Compute())
+    found = _queue_mistakes(name, queue, Environment(compute=known))
+    mistakes += [text.removeprefix(".") for text in found]
+    if mistakes:
+        raise ConfigError(where, mistakes)
+    return queue
+
+
+def _mistakes(env: Environment, table: Mapping[str, Any], *, is_local: bool) -> list[str]:
+    """What types cannot say. A key that `read_struct` complained about has its default here."""
+    return [
+        *_place_mistakes(env, is_local),
+        *_network_mistakes(env.network),
+        *_build_mistakes(env),
+        *_storage_mistakes(env.storage),
+        *_tag_mistakes("tags", env.tags),
+        *_budget_mistakes(env.budget),
+        *(f"compute.{name}{text}" for name, compute in env.compute.items()
+          for text in _compute_mistakes(name, compute, _inner(table, "compute", name))),
+        *(f"queues.{name}{text}" for name, queue in env.queues.items()
+          for text in _queue_mistakes(name, queue, env)),
+    ]  # fmt: skip
+
+
+def _inner(table: Mapping[str, Any], *path: str) -> Mapping[str, Any]:
+    for key in path:
+        found = table.get(key)
+        table = found if isinstance(found, Mapping) else {}
+    return table
+
+
+def _place_mistakes(env: Environment, is_local: bool) -> Iterator[str]:
+    if is_local:
+        if env.region or env.profile:
+            yield "region: local is this machine, which has neither a region nor a profile."
+    elif not env.region:
+        yield 'region: missing. For example region = "us-east-1".'
+    elif not _REGION.fullmatch(env.region):
+        yield f'region: found {env.region!r}. Expected one like "us-east-1".'
+    if env.ami not in ("build", "ecs-gpu") and not _AMI.fullmatch(env.ami):
+        yield f'ami: found {env.ami!r}. Expected "build", "ecs-gpu" or an AMI\'s id, "ami-0123...".'
+
+
+def _build_mistakes(env: Environment) -> Iterator[str]:
+    """What an image of ours cannot do. Source: docs/ami.md."""
+    building = {n: c for n, c in env.compute.items() if (c.ami or env.ami) == "build"}
+    if building and not env.network.is_given and env.network.egress == "endpoints":
+        yield (
+            'network.egress: building an AMI fetches packages from the internet: "nat", or '
+            'ami = "ecs-gpu".'
+        )
+    for name, compute in building.items():
+        for each in compute.instance_types:
+            if _OLD_GPU_FAMILY.fullmatch(each.partition(".")[0]):
+                yield (
+                    f"compute.{name}.instance_types: {each} is older than the driver of the AMI "
+                    'that is built: ami = "ecs-gpu" there.'
+                )
+
+
+def _network_mistakes(network: Network) -> Iterator[str]:
+    match = _CIDR.fullmatch(network.cidr)
+    if not match or any(int(part) > 255 for part in match.groups()[:4]):
+        yield f"network.cidr: found {network.cidr!r}. Expected an IPv4 range of /16 to /22."
+    for subnet in network.subnets:
+        if not _SUBNET.fullmatch(subnet):
+            yield f"network.subnets: found {subnet!r}. Expected ids like subnet-0123abcd."
+    for group in network.security_groups:
+        if not _GROUP.fullmatch(group):
+            yield f"network.security_groups: found {group!r}. Expected ids like sg-0123abcd."
+    if network.vpc and not _VPC.fullmatch(network.vpc):
+        yield f"network.vpc: found {network.vpc!r}. Expected an id like vpc-0123abcd."
+    if len({bool(network.vpc), bool(network.subnets), bool(network.security_groups)}) > 1:
+        yield "network: vpc, subnets and security_groups go together: give all three or none."
+
+
+def _storage_mistakes(storage: Storage) -> Iterator[str]:
+    size = storage.size_gib
+    if storage.workspace == "fsx-lustre" and size != 1200 and (size < 2400 or size % 2400):
+        yield f"storage.size: found {storage.size!r}. FSx for Lustre has 1200 GiB, or n x 2400 GiB."
+
+
+def _tag_mistakes(where: str, tags: Mapping[str, str]) -> Iterator[str]:
+    if len(tags) > MAX_TAGS:
+        yield f"{where}: {len(tags)} tags; at most {MAX_TAGS}."
+    for key, value in tags.items():
+        if not 1 <= len(key) <= 128 or len(value) > 256:
+            yield f"{where}.{key}: a key has 1 to 128 characters, a value up to 256."
+        elif key.lower().startswith(("aws:", "batchml")):
+            yield f"{where}.{key}: tags that begin with {key.partition(':')[0]} are taken."
+
+
+def _budget_mistakes(budget: Budget | None) -> Iterator[str]:
+    if budget is not None:
+        if not budget.usd:
+            yield "budget.usd: missing. Dollars a month, for example usd = 500."
+        if not _EMAIL.fullmatch(budget.email):
+            yield f"budget.email: found {budget.email!r}. Expected an address to warn."
+
+
+def _compute_mistakes(name: str, compute: Compute, table: Mapping[str, Any]) -> Iterator[str]:
+    if not is_valid_name(name) or len(name) > 64:
+        yield ": not a name: up to 64 letters, digits, hyphens and underscores."
+    if re.search(r"-r[0-9]+$", name):
+        yield ": names that end like -r2 are taken: what replaces a compute environment has one."
+    if not compute.instance_types and "instance_types" not in table:
+        yield '.instance_types: missing. For example ["g5.xlarge", "g6.xlarge"].'
+    for each in compute.instance_types:
+        if not _INSTANCE.fullmatch(each):
+            yield f'.instance_types: found {each!r}. Expected a type, "g5.xlarge", or family, "g5".'
+    if compute.instance_types and len({is_arm_type(each) for each in compute.instance_types}) > 1:
+        yield ".instance_types: Arm and x86 types cannot be mixed in one compute environment."
+    if "max_vcpus" not in table:
+        yield ".max_vcpus: missing. It bounds what this can cost."
+    elif compute.max_vcpus and compute.min_vcpus > compute.max_vcpus:
+        yield f".min_vcpus: {compute.min_vcpus} is more than max_vcpus, {compute.max_vcpus}."
+    yield from _instance_mistakes(compute)
+    yield from _tag_mistakes(".tags", compute.tags)
+
+
+def _instance_mistakes(compute: Compute) -> Iterator[str]:
+    if compute.allocation_strategy in SPOT_STRATEGIES and not compute.spot:
+        yield f".allocation_strategy: {compute.allocation_strategy} needs spot = true."
+    if compute.spot and compute.allocation_strategy in ("BEST_FIT", "BEST_FIT_PROGRESSIVE"):
+        yield (
+            f".allocation_strategy: spot with {compute.allocation_strategy} is not offered; "
+            f"one of {', '.join(SPOT_STRATEGIES)}."
+        )
+    if compute.bid_percentage is not None and not compute.spot:
+        yield ".bid_percentage: needs spot = true."
+    if compute.ami not in ("", "build", "ecs-gpu") and not _AMI.fullmatch(compute.ami):
+        yield f'.ami: found {compute.ami!r}. Expected "build", "ecs-gpu" or an AMI\'s id.'
+    if not 30 <= compute.disk_gib <= 16_384:
+        yield f'.disk: found {compute.disk!r}. Expected "30 GiB" to "16384 GiB".'
+    if compute.capacity_reservation and not _RESERVATION.fullmatch(compute.capacity_reservation):
+        yield (
+            f".capacity_reservation: found {compute.capacity_reservation!r}. Expected a "
+            'reservation\'s id ("cr-0123..."), a resource group\'s ARN, "open" or "none".'
+        )
+    if compute.capacity_reservation.startswith(("cr-", "arn:")) and compute.spot:
+        yield ".capacity_reservation: reservations are for on-demand; take out spot = true."
+    delay = compute.scale_down_minutes
+    if parse_duration(compute.scale_down_delay) is None or (delay and not 20 <= delay <= 10_080):
+        yield f'.scale_down_delay: found {compute.scale_down_delay!r}. 0, or "20m" to "7d".'
+    if not 30 <= compute.stop_seconds <= 120:
+        yield f'.stop_timeout: found {compute.stop_timeout!r}. Expected "30s" to "120s".'
+
+
+def _queue_mistakes(name: str, queue: Queue, env: Environment) -> Iterator[str]:
+    if not is_valid_name(name) or len(name) > 64:
+        yield ": not a name: up to 64 letters, digits, hyphens and underscores."
+    if not 1 <= len(queue.compute) <= MAX_ENVIRONMENTS:
+        yield f".compute: names {len(queue.compute)} compute environments; 1 to {MAX_ENVIRONMENTS}."
+    for each in sorted(set(queue.compute) - set(env.compute)):
+        yield f".compute: no compute.{each} is described.{did_you_mean(each, env.compute)}"
+    if len(set(queue.compute)) < len(queue.compute):
+        yield ".compute: a compute environment is named twice."
+    known = [env.compute[each] for each in queue.compute if each in env.compute]
+    if len({compute.is_arm for compute in known}) > 1:
+        yield ".compute: Arm and x86 compute environments cannot be in one queue."
+    for key, text in queue.time_limits.items():
+        seconds = parse_duration(text)
+        if key not in TIME_LIMITS:
+            yield f".time_limits.{key}: unknown key. Known: {', '.join(TIME_LIMITS)}."
+        elif seconds is None or (seconds and not 600 <= seconds <= 86_400):
+            yield f'.time_limits.{key}: found {text!r}. "10m" to "24h", or 0: none.'
+    if queue.fair_share is not None:
+        yield from (f".fair_share{text}" for text in _share_mistakes(queue.fair_share))
+
+
+def _share_mistakes(policy: FairShare) -> Iterator[str]:
+    decay = parse_duration(policy.decay)
+    if decay is None or decay > 604_800:
+        yield f'.decay: found {policy.decay!r}. Expected up to "7d".'
+    for share, weight in policy.shares.items():
+        if not _SHARE.fullmatch(share):
+            yield f".shares: {share!r} is no share identifier: letters and digits, * at its end."
+        if not 0.0011 <= weight <= 9999:  # so that its inverse is one of AWS's
+            yield f".shares.{share}: found {weight}. Expected 0.0011 to 9999."

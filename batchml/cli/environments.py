@@ -1,0 +1,119 @@
+"""What `setup`, `teardown`, `compute` and `queue` have in common: an environment and its tools."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import typer
+from msgspec import Struct
+from msgspec.structs import replace
+
+from batchml.aws.compute import ComputeApi
+from batchml.aws.launch import LaunchApi
+from batchml.aws.site import Platform
+from batchml.aws.stacks import Stacks
+from batchml.cli import submission
+from batchml.cli.output import say
+from batchml.cli.wiring import Place
+from batchml.errors import INTERRUPTED, NotFound
+from batchml.model.environment import LOCAL, Environment
+from batchml.ops.desired import STACKS, Scheme
+from batchml.ops.steps import Tools
+from batchml.resources import shipped
+
+
+class Subject(Struct, frozen=True):
+    """An environment that is set up or torn down. `notes` is what the user should know of it."""
+
+    scheme: Scheme
+    notes: tuple[str, ...] = ()
+    image_folders: tuple[Path, ...] = ()
+
+
+def subject(place: Place, like: str | None = None) -> Subject:
+    """The environment of a command. Raises ConfigError, NotFound."""
+    environment, notes = _environment(place, like)
+    jobs, more = _jobs(place, environment)
+    folders = tuple(job.image_folder for job in jobs if job.image_folder is not None)
+
+    def definitions(platform: Platform) -> Mapping[str, dict[str, Any]]:
+        made = [job.request(platform) for job in jobs]
+        return {request["jobDefinitionName"]: request for request in made}
+
+    templates = {short: (shipped("cfn") / f"{short}.yaml").read_text("utf-8") for short in STACKS}
+    scheme = Scheme(place.env, environment, templates, definitions)
+    return Subject(scheme, (*notes, *more), folders)
+
+
+def _environment(place: Place, like: str | None) -> tuple[Environment, list[str]]:
+    """What `batchml.toml` says; of `local`, where it says nothing, what it says of another.
+
+    So one file describes the laptop and AWS alike.
+    """
+    known = place.settings.environments
+    if like is not None and like not in known:
+        raise NotFound("Environment", like, known, "It came from flag --like.")
+    own = place.settings.environment
+    if not place.settings.is_local or own.compute or own.queues or own.jobs:
+        return own, []
+    others = [name for name in known if name != LOCAL]
+    model = like or (place.settings.default if place.settings.default != LOCAL else None)
+    model = model or (others[0] if len(others) == 1 else None)
+    if model is None or model == LOCAL:
+        return own, []
+    there = known[model]
+    note = f"local has the compute environments, queues and jobs of {model}."
+    return replace(own, compute=there.compute, queues=there.queues, jobs=there.jobs), [note]
+
+
+def _jobs(place: Place, environment: Environment) -> tuple[list[submission.Job], list[str]]:
+    """The jobs whose definitions are wanted, and why others cannot be registered yet."""
+    found, notes = [], []
+    for name in environment.jobs:
+        try:
+            found += submission.resolve(place, [name])
+        except NotFound as missing:
+            if not missing.kind.startswith("Image"):
+                raise
+            notes.append(f"job definition of {name}: not yet. {missing}")
+    return found, notes
+
+
+def tools(place: Place, **more: Any) -> Tools:
+    """What steps are taken with; `more` are further fields of Tools."""
+    session = place.connect()
+    if place.settings.is_local:
+        return Tools(Stacks(session), ComputeApi(session), place.batch, place.clock, **more)
+    from batchml.aws.objects import empty_bucket
+
+    return Tools(
+        Stacks(session), ComputeApi(session), place.batch, place.clock,
+        launch=LaunchApi(session),
+        empty_bucket=lambda bucket: say(f"    {empty_bucket(session, bucket)} objects deleted"),
+        **more,
+    )  # fmt: skip
+
+
+@contextmanager
+def going_on(command: str) -> Iterator[None]:
+    """On Ctrl-C say that nothing is lost: AWS goes on with what it was told."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        say(f"\nInterrupted. What AWS was told goes on there; to follow: {command}")
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def ask(question: str, flag: str, *, yes: bool, expected: Sequence[str] = ("y", "yes")) -> bool:
+    """Ask on the terminal. Raises UsageError with the flag that answers, where there is none."""
+    import sys
+
+    from batchml.errors import UsageError
+
+    if yes:
+        return True
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise UsageError(f"Nothing was changed. This is to be confirmed: add {flag}.")
+    print(f"{question} ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in expected

@@ -1,0 +1,269 @@
+"""setup, teardown."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from batchml.cli.app import app
+from batchml.cli.flags import Env, Json
+from batchml.cli.output import print_json, print_line, say
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from batchml.cli.environments import Subject
+    from batchml.cli.wiring import Place
+    from batchml.ops.plan import Facts, Step, Wanted
+    from batchml.ops.steps import Tools
+
+WOULD_CHANGE = 2  # what `--plan` exits with when something would change
+
+Plan = Annotated[bool, typer.Option("--plan", help="Show the plan and stop: 0 nothing, 2 changes.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+@app.command(epilog="Example: batchml setup --env dev --plan")
+def setup(
+    plan: Plan = False,
+    yes: Yes = False,
+    allow_loss: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="May lose what is in it. May be repeated."),
+    ] = None,
+    continue_rollback: Annotated[
+        bool,
+        typer.Option("--continue-rollback", help="Where undoing an update is stuck."),
+    ] = False,
+    skip_resource: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="With --continue-rollback: leave this one as it is."),
+    ] = None,
+    like: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Set up local like this environment.")
+    ] = None,
+    env: Env = None,
+    json_: Json = False,
+) -> None:
+    """Make or update an environment, as batchml.toml describes it.
+
+    Shows what it would do, asks, and does it; a second time there is nothing to do. What was
+    interrupted goes on from where it was.
+    """
+    from batchml.cli import environments
+    from batchml.cli.wiring import open_place
+    from batchml.ops import desired
+
+    place = open_place(env)
+    subject = environments.subject(place, like)
+    skipped = tuple(skip_resource or ()) if continue_rollback or skip_resource else None
+    tools = environments.tools(
+        place, continue_rollback=skipped, replacing=frozenset(allow_loss or ())
+    )
+    with environments.going_on(f"batchml setup --env {place.env}"):
+        _run(
+            place, subject, tools, lambda facts: desired.wanted(subject.scheme, facts),
+            Wishes("setup", plan, yes, json_, tuple(allow_loss or ())),
+        )  # fmt: skip
+
+
+@app.command(epilog="Example: batchml teardown --env dev --plan")
+def teardown(
+    plan: Plan = False,
+    yes: Yes = False,
+    delete_data: Annotated[
+        bool, typer.Option("--delete-data", help="Also the bucket, file system and logs, for good.")
+    ] = False,
+    env: Env = None,
+    json_: Json = False,
+) -> None:
+    """Delete an environment, in the order that AWS needs. What holds data stays."""
+    from batchml.cli import environments
+    from batchml.cli.wiring import open_place
+    from batchml.ops import desired
+
+    place = open_place(env)
+    subject = environments.subject(place)
+    with environments.going_on(f"batchml teardown --env {place.env}"):
+        _run(
+            place, subject, environments.tools(place),
+            lambda facts: desired.leftovers(subject.scheme, facts, delete_data=delete_data),
+            Wishes("teardown", plan, yes, json_, (), deletes_data=delete_data),
+        )  # fmt: skip
+
+
+class Wishes:
+    """What the user said about a plan."""
+
+    def __init__(
+        self, command: str, plan: bool, yes: bool, json_: bool, allow_loss: "Sequence[str]",
+        deletes_data: bool = False,
+    ) -> None:  # fmt: skip
+        self.command, self.plan, self.yes, self.json = command, plan, yes, json_
+        self.allow_loss, self.deletes_data = allow_loss, deletes_data
+
+
+def _run(
+    place: "Place", subject: "Subject", tools: "Tools",
+    planner: "Callable[[Facts], Wanted]", wishes: Wishes,
+) -> None:  # fmt: skip
+    from batchml.ops.plan import make_plan
+    from batchml.ops.setup import forget, look_closely
+
+    facts = look_closely(subject.scheme, tools, planner)
+    steps = make_plan(planner(facts), facts)
+    document = _document(place, subject, steps, wishes)
+    if not wishes.json:
+        for line in _shown(place, subject, steps, document):
+            print_line(line)
+    changing = [step for step in steps if step.changes]
+    if wishes.plan or not changing:
+        forget(facts, tools)
+        if wishes.json:
+            print_json({**document, "applied": False})
+        raise typer.Exit(WOULD_CHANGE if changing and wishes.plan else 0)
+    try:
+        agreed = _agreed(changing, wishes, place.env)
+    except BaseException:
+        forget(facts, tools)
+        raise
+    _apply(place, subject, tools, planner, facts, agreed)
+    if wishes.json:
+        print_json({**document, "applied": True})
+    else:
+        print_line(_next(place, wishes))
+
+
+def _agreed(steps: "Sequence[Step]", wishes: Wishes, env: str) -> "set[Step]":
+    """The steps that the user agrees to. Raises UsageError, typer.Exit."""
+    from batchml.cli.environments import ask
+    from batchml.errors import UsageError
+
+    losing = [step for step in steps if step.loses]
+    if wishes.command == "setup":
+        unnamed = [step for step in losing if step.name not in wishes.allow_loss]
+        if unnamed:
+            flags = " ".join(f"--allow-loss {step.name}" for step in unnamed)
+            what = "; ".join(f"{step.name} would lose {step.loses}" for step in unnamed)
+            raise UsageError(f"Nothing was changed: {what}. If that is meant, add {flags}.")
+    if wishes.deletes_data and not wishes.yes:
+        lost = ", ".join(step.loses for step in losing) or "its data"
+        question = f"This deletes {lost} for good. Type the environment's name, {env}, to do it:"
+        agreed = ask(question, "--yes", yes=False, expected=(env,))
+    else:
+        agreed = ask("Do this? [y/N]", "--yes", yes=wishes.yes)
+    if not agreed:
+        say("Nothing was changed.")
+        raise typer.Exit(1)
+    return set(steps)
+
+
+def _apply(
+    place: "Place", subject: "Subject", tools: "Tools",
+    planner: "Callable[[Facts], Wanted]", facts: "Facts", agreed: "set[Step]",
+) -> None:  # fmt: skip
+    from batchml.cli import submission
+    from batchml.cli.render import duration
+    from batchml.ops.setup import carry_out
+
+    for folder in subject.image_folders:
+        submission.publish(place, folder)
+    began = place.clock.monotonic()
+    for progress in carry_out(planner, facts, tools, agreed):
+        step = progress.step
+        if progress.text == BEGUN:
+            began = place.clock.monotonic()
+            say(f"{step.action.value} {step.kind.value} {step.name}")
+        elif progress.text:
+            say(f"    {progress.text}")
+        else:
+            say(f"    done in {duration(place.clock.monotonic() - began)}")
+
+
+BEGUN = "..."
+
+
+def _document(
+    place: "Place", subject: "Subject", steps: "Sequence[Step]", wishes: Wishes
+) -> dict[str, Any]:
+    from batchml.ops.estimate import quote, to_json
+
+    document: dict[str, Any] = {
+        "env": place.env,
+        "region": place.settings.environment.region or None,
+        "steps": [
+            {
+                "action": step.action.value,
+                "kind": step.kind.value,
+                "name": step.name,
+                "reasons": list(step.reasons),
+                "loses": step.loses or None,
+            }
+            for step in steps
+        ],
+        "notes": list(subject.notes),
+    }
+    if wishes.command == "setup" and not place.settings.is_local:
+        from batchml.ops.estimate import lines
+
+        found = quote(subject.scheme.environment, place.prices)
+        document["cost"] = to_json(found)
+        document["notes"] += [*lines(found), *_quota_notes(place, subject)]
+    return document
+
+
+def _quota_notes(place: "Place", subject: "Subject") -> list[str]:
+    """Quotas that are too small: 0 vCPUs of GPU instances is what a new account has."""
+    from batchml.aws.quotas import needed_quotas, read_quotas
+    from batchml.errors import BatchmlError
+    from batchml.ops.checks import quota_findings
+
+    needs = needed_quotas(subject.scheme.environment)
+    try:
+        quotas = read_quotas(place.connect()) if needs else {}
+    except BatchmlError as error:
+        return [f"Quotas were not looked at: {str(error).splitlines()[0]}"]
+    found = [each for each in quota_findings(needs, quotas) if each.mark != "ok"]
+    return [line for each in found for line in (f"{each.mark}: {each.text}", *each.fix)]
+
+
+def _shown(
+    place: "Place", subject: "Subject", steps: "Sequence[Step]", document: dict[str, Any]
+) -> list[str]:
+    """The plan as people read it."""
+    from collections import Counter
+
+    from batchml.ops.plan import Action
+
+    region = f" in {document['region']}" if document["region"] else " on this machine"
+    changing = [step for step in steps if step.changes]
+    width = max((len(f"{step.kind} {step.name}") for step in changing), default=0)
+    shown = [f"Environment {place.env}{region}:"]
+    for step in changing:
+        what = f"{step.kind} {step.name}".ljust(width)
+        first, *others = step.reasons or ("",)
+        shown.append(f"  {step.action.value:<8} {what}  {first}".rstrip())
+        shown += [f"  {'':<8} {'':<{width}}  {other}" for other in others]
+        if step.loses:
+            shown.append(f"  {'':<8} {'':<{width}}  LOSES {step.loses}")
+    kept = [step for step in steps if step.action is Action.KEEP]
+    shown += [
+        f"  {'keep':<8} {f'{step.kind} {step.name}'.ljust(width)}  {step.reasons[0]}"
+        for step in kept if step.reasons
+    ]  # fmt: skip
+    counts = Counter(step.action for step in steps)
+    words = {
+        Action.CREATE: "to create", Action.UPDATE: "to update", Action.REPLACE: "to replace",
+        Action.DELETE: "to delete",
+    }  # fmt: skip
+    parts = [f"{counts[action]} {text}" for action, text in words.items() if counts[action]]
+    if counts[Action.KEEP]:
+        parts.append(f"{counts[Action.KEEP]} as described")
+    shown.append(f"Plan: {', '.join(parts)}." if changing else "Nothing to do.")
+    return [*shown, *document["notes"]]
+
+
+def _next(place: "Place", wishes: Wishes) -> str:
+    if wishes.command == "teardown":
+        return f"Environment {place.env} is torn down."
+    flag = "" if place.env == place.settings.default else f" --env {place.env}"
+    return f"Environment {place.env} is ready. Try: batchml submit{flag} --wait lenet"

@@ -1,0 +1,348 @@
+"""`batchml.toml` -> what is to be in AWS. Pure.
+
+Values that other stacks give are taken from their outputs; one that is not there yet stands as
+`«network.SubnetIds»` in the requests, which the plan shows and nothing sends.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from batchml.aws import launch, resources
+from batchml.aws.site import Platform, Site, make_platform, make_site, stack_name
+from batchml.aws.stacks import Blueprint, Stack
+from batchml.model.environment import LOCAL, Compute, Environment
+from batchml.ops.plan import TAG_SOURCE, UNKNOWN, Facts, Wanted
+
+# In the order in which they are made; teardown goes backwards.
+STACKS = ("network", "roles", "storage", "observability", "ami")
+DATA_STACKS = ("storage", "observability")  # what jobs left behind: files, and what they printed
+
+TAG_DATA = "batchml:data"  # of a stack: `delete` once its data may go with it
+
+_OUTPUTS = {
+    "network": ("VpcId", "SubnetIds", "SecurityGroupId", "BuildSubnetId"),
+    "roles": ("InstanceProfileArn", "JobRoleArn", "ExecutionRoleArn"),
+    "storage": ("BucketName", "FileSystemId", "FileSystemDns", "LustreMountName", "AccessPointId"),
+    "observability": ("LogGroupName",),
+    "ami": ("ImageId",),
+}
+
+# What the embedded server is born with: its default queue on the whole of this machine.
+LOCAL_QUEUE = "default"
+_LOCAL_DEFAULT: dict[str, Any] = {
+    "jobQueueName": LOCAL_QUEUE,
+    "state": "ENABLED",
+    "priority": 10,
+    "computeEnvironmentOrder": [{"order": 1, "computeEnvironment": "this-machine"}],
+    "jobStateTimeLimitActions": [],
+    "tags": {},
+}
+
+# An update replaces or removes no data by itself: `--allow-loss NAME` lifts this for one update.
+_STACK_POLICY = json.dumps(
+    {
+        "Statement": [
+            {"Effect": "Allow", "Action": "Update:*", "Principal": "*", "Resource": "*"},
+            {
+                "Effect": "Deny",
+                "Action": ["Update:Replace", "Update:Delete"],
+                "Principal": "*",
+                "Resource": "*",
+                "Condition": {
+                    "StringEquals": {
+                        "ResourceType": [
+                            "AWS::EFS::FileSystem", "AWS::FSx::FileSystem", "AWS::KMS::Key",
+                            "AWS::Logs::LogGroup", "AWS::S3::Bucket",
+                        ]
+                    }
+                },
+            },
+        ]
+    }
+)  # fmt: skip
+
+
+class Scheme(Struct, frozen=True):
+    """All that decides what an environment is to be.
+
+    `templates` are the texts of `cfn/` by name; `definitions` gives the RegisterJobDefinition
+    requests of the environment's jobs, by name, for a platform.
+    """
+
+    name: str
+    environment: Environment
+    templates: Mapping[str, str]
+    definitions: Callable[[Platform], Mapping[str, dict[str, Any]]]
+
+    @property
+    def is_local(self) -> bool:
+        return self.name == LOCAL
+
+    def stack(self, short: str) -> str:
+        return stack_name(self.name, short)
+
+    @property
+    def stack_names(self) -> list[str]:
+        return [] if self.is_local else [self.stack(short) for short in STACKS]
+
+
+def wanted(scheme: Scheme, facts: Facts) -> Wanted:
+    """What `setup` makes."""
+    outputs = _outputs(scheme, facts)
+    flat = {key: value for inner in outputs.values() for key, value in inner.items()}
+    site = make_site(scheme.name, scheme.environment, flat)
+    batch = _batch(scheme, site, facts)
+    if scheme.is_local:
+        return Wanted(**batch, definitions=dict(scheme.definitions(Platform())))
+    platform = make_platform(scheme.name, scheme.environment, flat)
+    return Wanted(
+        stacks=tuple(_blueprint(scheme, short, outputs) for short in wanted_stacks(scheme)),
+        **_launch(scheme, site),
+        **batch,
+        definitions=dict(scheme.definitions(platform)),
+    )
+
+
+def single(scheme: Scheme, facts: Facts) -> Wanted:
+    """What a single command makes: the compute environments and queues of the scheme alone."""
+    everything = wanted(scheme, facts)
+    return replace(
+        everything,
+        stacks=(),
+        definitions={},
+        is_all=False,
+        environments=_by_command(everything.environments, facts.environments),
+        queues=_by_command(everything.queues, facts.queues),
+        policies=_by_command(everything.policies, facts.policies),
+    )
+
+
+def _by_command(
+    requests: Mapping[str, dict[str, Any]], found: Mapping[str, dict[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """So tagged that `setup` leaves alone what is not in its file; what it made stays its own."""
+    marked = {}
+    for name, request in requests.items():
+        before = (found.get(name, {}).get("tags") or {}).get(TAG_SOURCE, "command")
+        marked[name] = {**request, "tags": {**request["tags"], TAG_SOURCE: before}}
+    return marked
+
+
+def leftovers(scheme: Scheme, facts: Facts, *, delete_data: bool) -> Wanted:
+    """What `teardown` leaves: nothing, or what holds data and what that cannot be without."""
+    if scheme.is_local:
+        kept_queue = {} if LOCAL_QUEUE not in facts.queues else {LOCAL_QUEUE: _LOCAL_DEFAULT}
+        return Wanted(queues=kept_queue)
+    data = tuple(map(scheme.stack, DATA_STACKS))
+    storage, network = (facts.stacks.get(scheme.stack(each)) for each in ("storage", "network"))
+    kept: tuple[Blueprint, ...] = ()
+    if storage is not None and storage.outputs.get("FileSystemId") and network and not delete_data:
+        # The file system is in the network's subnets. What costs there by the hour goes.
+        bare = {**network.parameters, "Egress": "none"}
+        kept = (Blueprint(network.name, network.template, bare, network.tags),)
+    return Wanted(stacks=kept, data_stacks=data, deletes_data=delete_data, is_backwards=True)
+
+
+def doomed(stack: Stack) -> Blueprint:
+    """A stack so changed that the data in it goes when it is deleted.
+
+    What a template says about deletion holds once it is deployed. The tag says that it has been,
+    and CloudFormation takes no update that changes deletion policies alone.
+    """
+    text = stack.template.replace("RetainExceptOnCreate", "Delete").replace(
+        "Policy: Retain", "Policy: Delete"
+    )
+    return Blueprint(stack.name, text, stack.parameters, {**stack.tags, TAG_DATA: "delete"})
+
+
+def _is_whole(status: str) -> bool:
+    return status.endswith("_COMPLETE") and status != "ROLLBACK_COMPLETE"
+
+
+def wanted_stacks(scheme: Scheme) -> list[str]:
+    """The stacks that an environment needs, in the order in which they are made."""
+    environment = scheme.environment
+    unneeded = set()
+    if environment.network.is_given:
+        unneeded.add("network")
+    if not needs_image(environment):
+        unneeded.add("ami")
+    return [short for short in STACKS if short not in unneeded]
+
+
+def needs_image(environment: Environment) -> bool:
+    """True when a compute environment starts from an image of ours."""
+    images = {compute.ami or environment.ami for compute in environment.compute.values()}
+    return "build" in images or (not images and environment.ami == "build")
+
+
+def _outputs(scheme: Scheme, facts: Facts) -> dict[str, dict[str, str]]:
+    """The outputs of the wanted stacks: AWS's where there are, else what they are to be called."""
+    found = {}
+    for short in wanted_stacks(scheme):
+        stack = facts.stacks.get(scheme.stack(short))
+        there = stack.outputs if stack is not None and _is_whole(stack.status) else {}
+        unknown = {key: f"{UNKNOWN}{short}.{key}\N{RIGHT-POINTING DOUBLE ANGLE QUOTATION MARK}"
+                   for key in _OUTPUTS[short]}  # fmt: skip
+        found[short] = {**unknown, **there} if not there else dict(there)
+    return found
+
+
+def _blueprint(scheme: Scheme, short: str, outputs: Mapping[str, Mapping[str, str]]) -> Blueprint:
+    environment = scheme.environment
+    given = {
+        "EnvironmentName": scheme.name,
+        **_PARAMETERS[short](scheme.name, environment, outputs),
+    }
+    holds_data = short in DATA_STACKS
+    return Blueprint(
+        name=scheme.stack(short),
+        template=scheme.templates[short],
+        parameters=given,
+        tags={**environment.tags, "batchml:env": scheme.name},
+        is_protected=holds_data,
+        policy=_STACK_POLICY if holds_data else "",
+    )
+
+
+Outputs = Mapping[str, Mapping[str, str]]
+
+
+def log_group(env: str) -> str:
+    """A log group of its own: AWS Batch makes `/aws/batch/job` by itself, before any stack."""
+    return f"/aws/batch/batchml-{env}"
+
+
+def _network(env: str, environment: Environment, outputs: Outputs) -> dict[str, str]:
+    network = environment.network
+    prefix = int(network.cidr.rpartition("/")[2])
+    return {
+        "VpcCidr": network.cidr,
+        "SubnetBits": str(30 - prefix),  # a quarter of the range each
+        "Zones": str(network.zones),
+        "Egress": network.egress,
+    }
+
+
+def _roles(env: str, environment: Environment, outputs: Outputs) -> dict[str, str]:
+    allowed = str(environment.gpu_mode == "driver-mount").lower()
+    return {"LogGroupName": log_group(env), "AllowPrivileged": allowed}
+
+
+def _storage(env: str, environment: Environment, outputs: Outputs) -> dict[str, str]:
+    storage = environment.storage
+    return {
+        "Workspace": storage.workspace,
+        **_place(environment, outputs, vpc=True),
+        "SizeGiB": str(storage.size_gib),
+        "ThroughputPerTiB": str(storage.throughput),
+    }
+
+
+def _observability(env: str, environment: Environment, outputs: Outputs) -> dict[str, str]:
+    budget = environment.budget
+    return {
+        "LogGroupName": log_group(env),
+        "RetentionInDays": str(environment.logs.retention_days),
+        "BudgetUsd": str(budget.usd if budget else 0),
+        "BudgetEmail": budget.email if budget else "",
+    }
+
+
+def _ami(env: str, environment: Environment, outputs: Outputs) -> dict[str, str]:
+    place = _place(environment, outputs, vpc=False)
+    subnet = outputs.get("network", {}).get("BuildSubnetId") or place["SubnetIds"].split(",")[0]
+    return {"Subnet": subnet, "SecurityGroup": place["SecurityGroupId"]}
+
+
+def content_version(template: str) -> str:
+    """A version, `1.x.y`, that is another whenever the template is.
+
+    Image Builder's components and recipes cannot be changed, so what changes is a new version. Each
+    part may be up to 2^30 - 1. Source: Image Builder API reference, CreateComponent.
+    """
+    digest = int(hashlib.sha256(template.strip().encode()).hexdigest(), 16)
+    return f"1.{digest % 2**30}.{(digest >> 30) % 2**30}"
+
+
+def _place(environment: Environment, outputs: Outputs, *, vpc: bool) -> dict[str, str]:
+    network, given = outputs.get("network", {}), environment.network
+    found = {
+        "SubnetIds": ",".join(given.subnets) or network.get("SubnetIds", ""),
+        "SecurityGroupId": ",".join(given.security_groups[:1])
+        or network.get("SecurityGroupId", ""),
+    }
+    return {"VpcId": given.vpc or network.get("VpcId", ""), **found} if vpc else found
+
+
+_PARAMETERS: dict[str, Callable[[str, Environment, Outputs], dict[str, str]]] = {
+    "network": _network,
+    "roles": _roles,
+    "storage": _storage,
+    "observability": _observability,
+    "ami": _ami,
+}
+
+
+def _launch(scheme: Scheme, site: Site) -> dict[str, Any]:
+    computes = scheme.environment.compute
+    return {
+        "groups": {
+            site.named(name): launch.placement_group(site, name)
+            for name, compute in computes.items()
+            if compute.placement_group == resources.CLUSTER_GROUP
+        },
+        "templates": {
+            site.named(name): launch.launch_template(site, name, compute)
+            for name, compute in computes.items()
+        },
+    }
+
+
+def _batch(scheme: Scheme, site: Site, facts: Facts) -> dict[str, Any]:
+    environment = scheme.environment
+    policies = {
+        site.named(name): resources.scheduling_policy(site, name, queue.fair_share)
+        for name, queue in environment.queues.items()
+        if queue.fair_share is not None
+    }
+    found = {
+        "policies": policies,
+        "environments": {
+            site.named(name): resources.compute_environment(
+                site, name, compute, _template(site, name, compute, facts)
+            )
+            for name, compute in environment.compute.items()
+        },
+        "queues": {
+            site.named(name): resources.queue(site, name, queue, _policy_arn(site, name, facts))
+            if site.named(name) in policies
+            else resources.queue(site, name, queue)
+            for name, queue in environment.queues.items()
+        },
+    }
+    for requests in found.values():
+        for request in requests.values():
+            request["tags"] = {**request["tags"], TAG_SOURCE: "setup"}
+    return found
+
+
+def _template(site: Site, name: str, compute: Compute, facts: Facts) -> launch.Template | None:
+    """The version that instances are to start from: the newest, or what the plan makes of it."""
+    if site.is_local:
+        return None
+    content = launch.content_of(launch.launch_template(site, name, compute))
+    found = facts.templates.get(site.named(name))
+    if found is not None and found.content == content:
+        return found
+    return launch.Template(site.named(name), found.version + 1 if found else 1, content)
+
+
+def _policy_arn(site: Site, name: str, facts: Facts) -> str:
+    found = facts.policies.get(site.named(name))
+    return str(found["arn"]) if found else f"{UNKNOWN}{site.named(name)}"
