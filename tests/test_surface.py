@@ -14,10 +14,12 @@ ROOT = Path(__file__).parent.parent
 HELP = ROOT / "batchml" / "cli" / "help"
 
 COMMANDS = [
-    [], ["local"],
+    [], ["local"], ["doctor"], ["init"],
     ["submit"], ["ls"], ["show"], ["logs"], ["wait"], ["cancel"],
     ["local", "start"], ["local", "stop"], ["local", "status"], ["local", "env"],
     ["local", "reset"],
+    ["jobdef"], ["jobdef", "list"], ["jobdef", "register"], ["jobdef", "delete"], ["jobdef", "gc"],
+    ["image"], ["image", "build"], ["image", "push"], ["image", "list"],
 ]  # fmt: skip
 
 

@@ -1,21 +1,84 @@
-"""botocore's exceptions -> ours, at the border."""
+"""botocore's exceptions -> ours, at the border.
 
-from collections.abc import Iterator
+The words are in `advice` and `denials`, imported when something has failed.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
+from batchml.clock import SystemClock
 from batchml.errors import AccessError, BatchmlError, ServiceError, ServiceUnreachable
 
-_ACCESS_CODES = (
-    "AccessDenied",
-    "AccessDeniedException",
-    "ExpiredToken",
-    "ExpiredTokenException",
-    "InvalidClientTokenId",
-    "InvalidSignatureException",
+if TYPE_CHECKING:
+    from batchml.aws.advice import Caller
+
+# What every exception of botocore is about, by name, so that any version of it will do. A class
+# that is not here is judged by the nearest class above it that is; ADVICE has those about
+# credentials. The test of this table fails for a class that nobody thought about.
+_LOST = """ConnectionError EndpointConnectionError SSLError ConnectionClosedError ReadTimeoutError
+    ConnectTimeoutError ProxyConnectionError ResponseStreamingError HTTPClientError
+    IncompleteReadError ResponseParserError CapacityNotAvailableError
+    ChecksumError FlexibleChecksumError AwsChunkedWrapperError"""
+_REQUEST = """ParamValidationError ValidationError MissingParametersError UnknownKeyError
+    RangeError UnknownParameterError AliasConflictParameterError UnsupportedS3ArnError
+    UnsupportedS3ControlArnError UnsupportedOutpostResourceError InvalidDNSNameError
+    InvalidHostLabelError UnsupportedS3AccesspointConfigurationError InvalidExpressionError
+    UnseekableStreamError PaginationError OperationNotPageableError WaiterError"""
+_SETTINGS = """EndpointVariantError UnknownFIPSEndpointError UnknownEndpointError
+    BaseEndpointResolverError ServiceNotInRegionError EndpointProviderError EndpointResolutionError
+    UnknownEndpointResolutionBuiltInName InvalidEndpointConfigurationError InvalidProxiesConfigError
+    InvalidS3AddressingStyleError UnsupportedS3ConfigurationError
+    UnsupportedS3ControlConfigurationError InvalidEndpointDiscoveryConfigurationError
+    InvalidRetryConfigurationError InvalidMaxRetryAttemptsError InvalidRetryModeError
+    InvalidS3UsEast1RegionalEndpointConfigError InvalidSTSRegionalEndpointsConfigError
+    InvalidDefaultsMode InvalidChecksumConfigError UnknownSignatureVersionError
+    UnsupportedSignatureVersionError"""
+_SDK = """BotoCoreError DataNotFoundError UnknownServiceError ApiVersionNotFoundError
+    UnknownServiceStyle WaiterConfigError UnknownClientMethodError StubResponseError
+    StubAssertionError UnStubbedResponseError MD5UnavailableError UndefinedModelAttributeError
+    MissingServiceIdError UnsupportedServiceProtocolsError"""
+SIGNING = "Credentials"  # the operation, where credentials fail before there is one
+
+_EXPIRED = ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired")
+_WRONG_KEYS = (
+    "InvalidClientTokenId", "UnrecognizedClientException", "InvalidAccessKeyId", "InvalidToken",
+    "AuthFailure", "NotSignedUp",
+)  # fmt: skip
+_SIGNATURE = (
+    "SignatureDoesNotMatch", "InvalidSignatureException", "InvalidSignature", "RequestExpired",
+    "RequestTimeTooSkewed", "RequestInTheFuture", "IncompleteSignature",
+    "IncompleteSignatureException", "MissingAuthenticationToken",
     "MissingAuthenticationTokenException",
-    "UnrecognizedClientException",
-)
-_TOO_MANY_CODES = ("RequestLimitExceeded", "ThrottlingException", "TooManyRequestsException")
+)  # fmt: skip
+_DENIED = (
+    "AccessDenied", "AccessDeniedException", "UnauthorizedOperation",
+    "Client.UnauthorizedOperation", "NotAuthorized", "AuthorizationError",
+    "UnauthorizedException", "ForbiddenException",
+)  # fmt: skip
+_NOT_SUBSCRIBED = ("OptInRequired", "SubscriptionRequiredException")
+ACCESS_CODES = frozenset((*_EXPIRED, *_WRONG_KEYS, *_SIGNATURE, *_DENIED, *_NOT_SUBSCRIBED))
+_TOO_MANY_CODES = (
+    "RequestLimitExceeded", "Throttling", "ThrottlingException", "TooManyRequestsException",
+    "SlowDown", "PriorRequestNotComplete",
+)  # fmt: skip
+
+
+@cache
+def kinds() -> Mapping[str, str]:
+    """Name of an exception -> credentials, settings, lost, request, sdk, or answer."""
+    from batchml.aws.advice import ADVICE
+
+    return {
+        "ClientError": "answer",
+        "EventStreamError": "answer",
+        **dict.fromkeys(ADVICE, "credentials"),
+        **dict.fromkeys(_LOST.split(), "lost"),
+        **dict.fromkeys(_REQUEST.split(), "request"),
+        **dict.fromkeys(_SETTINGS.split(), "settings"),
+        **dict.fromkeys(_SDK.split(), "sdk"),
+    }
 
 
 @contextmanager
@@ -24,38 +87,136 @@ def translated(operation: str) -> Iterator[None]:
 
     Raises AccessError, ServiceError or ServiceUnreachable.
     """
-    from botocore.exceptions import BotoCoreError, ClientError
-    from botocore.parsers import ResponseParserError
-
     try:
         yield
-    except (BotoCoreError, ClientError, ResponseParserError) as error:
-        raise translate(operation, error) from error
+    except BatchmlError:
+        raise
     except KeyError as error:  # a member that is always there
         raise ServiceUnreachable(f"{operation}: the answer was cut off: no {error}") from error
+    except Exception as error:
+        if _kind(error) is None:
+            raise
+        raise translate(operation, error) from error
 
 
-def translate(operation: str, error: Exception) -> BatchmlError:
-    """The error of ours that says what a botocore exception means to a user."""
-    from botocore import exceptions as botocore
-    from botocore.parsers import ResponseParserError
+@contextmanager
+def signing(caller: Callable[[], "Caller"]) -> Iterator[None]:
+    """What fails inside fails for credentials: whatever it raises is told with the way to mend it.
 
-    if isinstance(error, botocore.ClientError):
-        found = error.response.get("Error", {})
-        code, message = str(found.get("Code", "Unknown")), str(found.get("Message", ""))
-        status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-        if code in _ACCESS_CODES:
-            return AccessError(f"{operation} is not allowed ({code}): {message}")
-        if code in _TOO_MANY_CODES:  # nothing was done, and it passes: whoever follows goes on
-            return ServiceUnreachable(f"{operation}: the service is too busy ({code}): {message}")
-        return ServiceError(operation, code, message, status)
-    if isinstance(error, botocore.ParamValidationError):
-        return ServiceError(operation, "ParamValidation", str(error), 0)
-    lost = (botocore.HTTPClientError, botocore.ConnectionError, botocore.IncompleteReadError)
-    if isinstance(error, lost):
-        return ServiceUnreachable(f"{operation}: no answer from the service: {error}")
-    if isinstance(error, ResponseParserError):
-        return ServiceUnreachable(f"{operation}: what answers is not the service: {error}")
-    # What is left is about credentials and configuration: missing, partial, expired, a profile
-    # that does not exist, a region that is not set.
-    return AccessError(f"{operation}: {error}")
+    `caller` is asked when something has failed. Raises AccessError or ServiceUnreachable.
+    """
+    try:
+        yield
+    except BatchmlError:
+        raise
+    except Exception as error:
+        who = caller()
+        if _kind(error) is None:  # a credential_process that is not there, a cache that is no JSON
+            from batchml.aws.advice import unreadable
+
+            raise AccessError(unreadable(who, str(error)), code=type(error).__name__) from error
+        raise translate(getattr(error, "operation_name", SIGNING), error, who) from error
+
+
+def translate(
+    operation: str, error: Exception, caller: "Caller | None" = None, now: float | None = None
+) -> BatchmlError:
+    """The error of ours that says what a botocore exception means to a user.
+
+    `now`, in seconds since 1970, is compared with the server's time where a signature was refused.
+    """
+    name, kind = _kind(error) or ("", "sdk")
+    if kind == "answer":
+        return _refused(operation, getattr(error, "response", {}), caller, now)
+    if kind == "lost":
+        return ServiceUnreachable(_lost(operation, name, error))
+    if kind == "request":
+        return ServiceError(operation, name.removesuffix("Error"), str(error), 0)
+    if kind == "settings":
+        text = f"{operation}: the AWS settings are wrong ({name}): {error} They are in "
+        return AccessError(f"{text}~/.aws/config and AWS_... variables.", code=name)
+    if kind == "credentials":
+        from batchml.aws.advice import ADVICE, Caller
+
+        details = getattr(error, "kwargs", {})
+        told = ADVICE[name](caller or Caller(), str(error), details)
+        where = "" if operation == SIGNING else f"{operation}: "
+        return AccessError(f"{where}{told}", code=name)
+    text = f"the AWS SDK failed ({type(error).__name__}): {error} Its version may be too old: "
+    return ServiceError(operation, name, f"{text}pip install -U boto3", 0)
+
+
+def no_credentials(caller: "Caller") -> AccessError:
+    """For a chain of providers that ended without any."""
+    from batchml.aws.advice import ADVICE
+
+    return AccessError(ADVICE["NoCredentialsError"](caller, "", {}), code="NoCredentialsError")
+
+
+def _kind(error: Exception) -> tuple[str, str] | None:
+    """The nearest class of `kinds` and its kind; None for what is none of botocore's."""
+    for parent in type(error).__mro__:
+        if parent.__module__.startswith("botocore.") and parent.__name__ in kinds():
+            return parent.__name__, kinds()[parent.__name__]
+    return None
+
+
+def _lost(operation: str, name: str, error: Exception) -> str:
+    if name == "ResponseParserError":
+        return f"{operation}: what answers is not the service: {error}"
+    if name == "SSLError":
+        return (
+            f"{operation}: the connection is not trusted: {error} Behind a company's proxy, set "
+            "AWS_CA_BUNDLE to the file of its certificates."
+        )
+    return f"{operation}: no answer from the service: {error}"
+
+
+def _refused(
+    operation: str, response: Mapping[str, Any], caller: "Caller | None", now: float | None
+) -> BatchmlError:
+    from batchml.aws import advice
+
+    found, about = response.get("Error", {}), response.get("ResponseMetadata", {})
+    code, message = str(found.get("Code", "Unknown")), str(found.get("Message", ""))
+    if code in _TOO_MANY_CODES:  # nothing was done, and it passes: whoever follows goes on
+        return ServiceUnreachable(f"{operation}: the service is too busy ({code}): {message}")
+    if code not in ACCESS_CODES:
+        return ServiceError(operation, code, message, int(about.get("HTTPStatusCode", 0)))
+    date = str(about.get("HTTPHeaders", {}).get("date", ""))
+    who = caller or about.get("Caller") or advice.Caller()
+    ahead = advice.skew(date, message, SystemClock().now() if now is None else now)
+    told = _told(operation, code, message, who, ahead)
+    return AccessError(told, code=code)
+
+
+def _told(operation: str, code: str, message: str, caller: "Caller", ahead: float | None) -> str:
+    from batchml.aws import advice
+
+    if code in _DENIED:
+        return _denied(operation, code, message, caller)
+    said = f"{operation} is not allowed ({code})"
+    if code not in _NOT_SUBSCRIBED and ahead is not None and abs(ahead) > advice.MAX_SKEW:
+        return f"{said}: {advice.clock_is_off(ahead)}"
+    if code in _EXPIRED or code == "RequestExpired":
+        return f"{said}: {advice.expired(caller)}"
+    if code in _WRONG_KEYS:
+        return f"{said}: {advice.wrong_keys(caller)}"
+    if code in _SIGNATURE:
+        return f"{said}: {advice.wrong_signature(caller, message)}"
+    return f"{said}: {advice.not_subscribed(message)}"
+
+
+def _denied(operation: str, code: str, message: str, caller: "Caller") -> str:
+    from batchml.aws.advice import no_such_role
+    from batchml.aws.denials import explain_denial, parse_denial
+
+    denial = parse_denial(message)
+    if denial is not None:
+        return f"{operation}: {explain_denial(operation, denial)}"
+    if operation == "GetRoleCredentials":
+        return f"{operation}: {no_such_role(caller, message)}"
+    return (
+        f"{operation} is not allowed ({code}): {message}\n"
+        "  batchml doctor   # says which permission is missing, as a policy statement"
+    )

@@ -5,12 +5,19 @@ which a person feels with every command.
 """
 
 import os
+import sys
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from msgspec import Struct
+
+from batchml.aws.failures import no_credentials, signing
+from batchml.errors import AccessError
+
+if TYPE_CHECKING:
+    from batchml.aws.advice import Caller
 
 _MODELS = ("batch", "logs", "sts")
 _TRIES = 5  # of one call, where an answer was cut off
@@ -50,18 +57,70 @@ class Session:
 
     def __init__(self, access: Access) -> None:
         self._access = access
-        self._clients: dict[tuple[str, int], Any] = {}
+        self._clients: dict[tuple[str, int, str], Any] = {}
 
-    def client(self, service: str, attempts: int = 5) -> Any:
-        """The client of a service, which sends each call up to `attempts` times."""
-        key = (service, attempts)
+    def client(self, service: str, attempts: int = 5, region: str = "") -> Any:
+        """The client of a service, which sends each call up to `attempts` times.
+
+        `region` is for a service that answers for all regions in one: the Price List in us-east-1.
+        """
+        key = (service, attempts, region)
         if key not in self._clients:
-            made = self._session.create_client(service, **self._arguments(attempts))
             if self._access.endpoint:
+                made = self._session.create_client(service, **self._arguments(attempts, region))
                 # botocore asks here whether to send a call again, with the same invocation id.
                 made.meta.events.register_first("needs-retry", self._after_failure)
+            else:
+                with signing(self._caller):
+                    self._prepare_mfa()
+                    made = self._session.create_client(service, **self._arguments(attempts, region))
+                made.meta.events.register_first("before-call", self._before_call)
+                made.meta.events.register_last("after-call", self._after_call)
             self._clients[key] = made
         return self._clients[key]
+
+    def _before_call(self, **_: Any) -> None:
+        """Renew credentials here, where it is known that it is they that fail."""
+        with signing(self._caller):
+            credentials = self._session.get_credentials()
+            if credentials is None:
+                raise no_credentials(self._caller())
+            credentials.get_frozen_credentials()
+
+    def _after_call(self, parsed: Any, **_: Any) -> None:
+        """Say who asked, for the words about a refusal."""
+        if "Error" in parsed:
+            parsed.setdefault("ResponseMetadata", {})["Caller"] = self._caller()
+
+    def _caller(self) -> "Caller":
+        from batchml.aws.advice import Caller
+
+        method, known = "", tuple[str, ...]()
+        try:
+            known = tuple(self._session.available_profiles)
+            method = str(getattr(self._session.get_credentials(), "method", ""))
+        except Exception:  # what is wrong with them is told already
+            pass
+        return Caller(self._access.profile, method, known)
+
+    def _ask_for_mfa(self, prompt: str) -> str:
+        """Ask on the terminal; where there is none, fail at once instead of waiting for nobody."""
+        from batchml.aws.advice import mfa_advice
+
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            raise AccessError(mfa_advice(self._caller()), code="MFA")
+        import getpass
+
+        return getpass.getpass(prompt)
+
+    def _prepare_mfa(self) -> None:
+        """Sessions opened with an MFA code are the AWS CLI's too: asked for once, kept in its
+        folder. Source: AWS CLI, customizations/assumerole.py."""
+        from botocore.utils import JSONFileCache
+
+        provider = self._session.get_component("credential_provider").get_provider("assume-role")
+        provider.cache = JSONFileCache(os.path.expanduser("~/.aws/cli/cache"))
+        provider._prompter = self._ask_for_mfa
 
     def _after_failure(
         self,
@@ -126,7 +185,7 @@ class Session:
         session.register_component("data_loader", KnownModels())
         return session
 
-    def _arguments(self, attempts: int) -> Mapping[str, Any]:
+    def _arguments(self, attempts: int, region: str) -> Mapping[str, Any]:
         from botocore.config import Config
 
         access = self._access
@@ -135,7 +194,7 @@ class Session:
             "read_timeout": 60,
             "retries": {"mode": "standard", "total_max_attempts": attempts},
         }
-        arguments: dict[str, Any] = {"region_name": access.region or None}
+        arguments: dict[str, Any] = {"region_name": region or access.region or None}
         if access.endpoint:
             config["proxies"] = {}  # loopback
             arguments |= {

@@ -79,6 +79,14 @@ def _split_command(arguments: list[str]) -> tuple[list[str], list[str] | None]:
     return arguments[:place], arguments[place + 1 :]
 
 
-from batchml.cli import jobs, local  # noqa: E402, F401  (the commands register themselves)
+from batchml.cli import (  # noqa: E402  (the commands register themselves)
+    doctor,  # noqa: F401
+    images,  # noqa: F401
+    jobdef,  # noqa: F401
+    jobs,  # noqa: F401
+    local,  # noqa: F401
+    resources,  # noqa: F401
+    setup,  # noqa: F401
+)
 
 app.add_typer(local_app, name="local")

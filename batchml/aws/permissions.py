@@ -1,0 +1,306 @@
+"""What each command may have to ask of AWS, and whether the caller is allowed to.
+
+Sources: Service Authorization Reference (actions and the resources they take); IAM API Reference,
+SimulatePrincipalPolicy.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from batchml.aws.failures import translated
+from batchml.aws.identity import Identity
+from batchml.aws.session import Session
+from batchml.model.environment import Environment
+
+Command = Literal["setup", "submit", "logs", "image push", "teardown"]
+Word = Literal["allowed", "missing", "denied", "organization", "boundary", "conditional"]
+
+# Resource of an action -> its ARN, `*` where the rest of a name is free. An action that takes no
+# resource, or one whose resource has no name before it is made, is simulated on anything.
+ANY = "*"
+_ARNS = {
+    "stack": "cloudformation:{region}:{account}:stack/batchml-{env}-*/*",
+    "role": "iam::{account}:role/batchml-{env}-*",
+    "service role": "iam::{account}:role/aws-service-role/*",
+    "profile": "iam::{account}:instance-profile/batchml-{env}-*",
+    "policy": "iam::{account}:policy/batchml-{env}-*",
+    "bucket": "s3:::batchml-{env}-{account}-{region}*",
+    "object": "s3:::batchml-{env}-{account}-{region}/code/*",
+    "compute": "batch:{region}:{account}:compute-environment/batchml-{env}-*",
+    "queue": "batch:{region}:{account}:job-queue/batchml-{env}-*",
+    "definition": "batch:{region}:{account}:job-definition/*",
+    "job": "batch:{region}:{account}:job/*",
+    "repository": "ecr:{region}:{account}:repository/batchml/*",
+    "stream": "logs:{region}:{account}:log-group:/aws/batch/batchml-{env}*:log-stream:*",
+}
+
+_COMMON: Mapping[Command, Mapping[str, str]] = {
+    "setup": {
+        ANY: "cloudformation:ValidateTemplate ec2:CreateLaunchTemplate "
+        "ec2:CreateLaunchTemplateVersion ec2:CreateTags ec2:DescribeLaunchTemplates "
+        "ec2:RunInstances kms:CreateKey kms:CreateAlias kms:TagResource logs:CreateLogGroup "
+        "ec2:DescribeLaunchTemplateVersions ec2:DescribePlacementGroups ec2:CreatePlacementGroup "
+        "logs:PutResourcePolicy logs:AssociateKmsKey logs:TagResource kms:PutKeyPolicy "
+        "batch:ListSchedulingPolicies batch:DescribeSchedulingPolicies "
+        "batch:CreateSchedulingPolicy batch:UpdateSchedulingPolicy batch:ListJobs "
+        "batch:DescribeJobDefinitions "
+        "logs:PutRetentionPolicy events:PutRule events:PutTargets ssm:GetParameter "
+        "ssm:GetParameters batch:DescribeComputeEnvironments batch:DescribeJobQueues",
+        "stack": "CreateStack CreateChangeSet DescribeChangeSet ExecuteChangeSet DescribeStacks "
+        "DescribeStackEvents DescribeStackResources SetStackPolicy UpdateTerminationProtection "
+        "DetectStackDrift DescribeStackDriftDetectionStatus DescribeStackResourceDrifts "
+        "DeleteChangeSet GetTemplate ContinueUpdateRollback DeleteStack",
+        "role": "iam:CreateRole iam:GetRole iam:PutRolePolicy iam:AttachRolePolicy iam:TagRole "
+        "iam:PassRole",
+        "service role": "iam:CreateServiceLinkedRole",
+        "profile": "iam:CreateInstanceProfile iam:AddRoleToInstanceProfile",
+        "policy": "iam:CreatePolicy",
+        "bucket": "s3:CreateBucket s3:PutBucketPolicy s3:PutEncryptionConfiguration "
+        "s3:PutBucketPublicAccessBlock s3:PutBucketVersioning",
+        "compute": "CreateComputeEnvironment UpdateComputeEnvironment TagResource",
+        "queue": "CreateJobQueue UpdateJobQueue TagResource",
+        "definition": "RegisterJobDefinition TagResource",
+    },
+    "submit": {
+        ANY: "batch:DescribeJobDefinitions batch:DescribeJobQueues",
+        "queue": "SubmitJob",
+        "definition": "RegisterJobDefinition SubmitJob TagResource",
+        "job": "TagResource",
+        "role": "iam:PassRole",
+        "object": "s3:GetObject s3:PutObject",
+    },
+    "logs": {
+        ANY: "batch:DescribeJobs batch:ListJobs",
+        "stream": "logs:GetLogEvents",
+    },
+    "image push": {
+        ANY: "ecr:GetAuthorizationToken",
+        "repository": "CreateRepository DescribeRepositories DescribeImages BatchGetImage "
+        "BatchCheckLayerAvailability InitiateLayerUpload UploadLayerPart CompleteLayerUpload "
+        "PutImage GetLifecyclePolicy PutLifecyclePolicy PutImageTagMutability "
+        "PutImageScanningConfiguration TagResource",
+    },
+    "teardown": {
+        ANY: "ec2:DeleteLaunchTemplate ec2:DeletePlacementGroup batch:DeleteSchedulingPolicy "
+        "logs:DeleteLogGroup events:RemoveTargets events:DeleteRule "
+        "kms:ScheduleKeyDeletion",
+        "stack": "DeleteStack",
+        "role": "iam:DeleteRole iam:DeleteRolePolicy iam:DetachRolePolicy",
+        "profile": "iam:RemoveRoleFromInstanceProfile iam:DeleteInstanceProfile",
+        "compute": "UpdateComputeEnvironment DeleteComputeEnvironment",
+        "queue": "UpdateJobQueue DeleteJobQueue",
+        "definition": "DeregisterJobDefinition",
+    },
+}  # fmt: skip
+
+# What only some environments need: all of it on any resource.
+_NETWORK = {
+    "setup": "ec2:CreateVpc ec2:ModifyVpcAttribute ec2:CreateSubnet ec2:CreateSecurityGroup "
+    "ec2:AuthorizeSecurityGroupIngress ec2:AuthorizeSecurityGroupEgress ec2:CreateRouteTable "
+    "ec2:AssociateRouteTable ec2:CreateRoute ec2:CreateVpcEndpoint ec2:CreateFlowLogs",
+    "teardown": "ec2:DeleteVpc ec2:DeleteSubnet ec2:DeleteSecurityGroup ec2:DeleteRouteTable "
+    "ec2:DeleteRoute ec2:DeleteVpcEndpoints ec2:DeleteFlowLogs",
+}
+_NAT = {
+    "setup": "ec2:CreateInternetGateway ec2:AttachInternetGateway ec2:AllocateAddress "
+    "ec2:CreateNatGateway",
+    "teardown": "ec2:DeleteInternetGateway ec2:DetachInternetGateway ec2:ReleaseAddress "
+    "ec2:DeleteNatGateway",
+}
+_EFS = {
+    "setup": "elasticfilesystem:CreateFileSystem elasticfilesystem:CreateMountTarget "
+    "elasticfilesystem:CreateAccessPoint",
+    "teardown": "elasticfilesystem:DeleteMountTarget",
+}
+_FSX = {"setup": "fsx:CreateFileSystem fsx:CreateDataRepositoryAssociation"}
+_AMI = {
+    "setup": "imagebuilder:CreateComponent imagebuilder:CreateImageRecipe "
+    "imagebuilder:CreateInfrastructureConfiguration imagebuilder:CreateDistributionConfiguration "
+    "imagebuilder:CreateImage imagebuilder:GetImage imagebuilder:CreateLifecyclePolicy "
+    "ec2:DescribeImages ec2:DeregisterImage ec2:DeleteSnapshot",
+    "teardown": "imagebuilder:DeleteImage imagebuilder:DeleteImageRecipe "
+    "imagebuilder:DeleteComponent",
+}
+_BUDGET = {"setup": "budgets:ModifyBudget", "teardown": "budgets:ModifyBudget"}
+
+_SERVICES = {"stack": "cloudformation", "repository": "ecr"}  # `batch` for the rest
+
+
+class Permission(Struct, frozen=True, order=True):
+    """One action on one kind of resource, as a command needs it."""
+
+    action: str
+    kind: str  # of _ARNS, or "*"
+
+
+class Verdict(Struct, frozen=True):
+    """What the simulation says of an action on an ARN.
+
+    `missing` is mended by a statement of the caller's; `denied` (explicitly), `organization` and
+    `boundary` only by whoever owns what decided. `conditional` depends on what a real request says.
+    """
+
+    permission: Permission
+    arn: str
+    word: Word
+
+
+def needed_permissions(environment: Environment) -> dict[Command, tuple[Permission, ...]]:
+    """What each command needs for this environment, sorted."""
+    return {
+        command: tuple(sorted({*_read(kinds), *_read({ANY: _only_here(environment, command)})}))
+        for command, kinds in _COMMON.items()
+    }
+
+
+def _read(kinds: Mapping[str, str]) -> Iterable[Permission]:
+    for kind, words in kinds.items():
+        for word in words.split():
+            action = word if ":" in word else f"{_SERVICES.get(kind, 'batch')}:{word}"
+            yield Permission(action, kind)
+
+
+def _only_here(environment: Environment, command: Command) -> str:
+    network, workspace = environment.network, environment.storage.workspace
+    amis = {environment.ami, *(compute.ami for compute in environment.compute.values())}
+    parts = [
+        (_NETWORK, not network.is_given),
+        (_NAT, not network.is_given and (network.egress == "nat" or "build" in amis)),
+        (_EFS, workspace == "efs"),
+        (_FSX, workspace == "fsx-lustre"),
+        (_AMI, "build" in amis),
+        (_BUDGET, environment.budget is not None),
+    ]
+    return " ".join(part.get(command, "") for part, is_here in parts if is_here)
+
+
+def arn_of(kind: str, identity: Identity, region: str, env: str) -> str:
+    """The ARN of a kind of resource, with `*` for what is free; "*" for no resource."""
+    if kind == ANY:
+        return ANY
+    words = {"region": region, "account": identity.account, "env": env}
+    return f"arn:{identity.partition}:{_ARNS[kind].format(**words)}"
+
+
+def example_of(arn: str) -> str:
+    """One ARN that the pattern stands for."""
+    return arn if arn == ANY else arn.replace("*", "x")
+
+
+def simulations(
+    principal: str, wanted: Iterable[Permission], identity: Identity, region: str, env: str
+) -> list[tuple[dict[str, Permission], dict[str, Any]]]:
+    """SimulatePrincipalPolicy arguments, one call for each service that has resources and one for
+    all that has none; each with the permissions that it answers for, by "action ARN"."""
+    groups: dict[str, list[Permission]] = {}
+    for permission in sorted(set(wanted)):
+        arn = arn_of(permission.kind, identity, region, env)
+        groups.setdefault(ANY if arn == ANY else arn.split(":")[2], []).append(permission)
+    calls = []
+    for group in groups.values():
+        arns = {each: example_of(arn_of(each.kind, identity, region, env)) for each in group}
+        request = {
+            "PolicySourceArn": principal,
+            "ActionNames": sorted({each.action for each in group}),
+            "ResourceArns": sorted(set(arns.values())),
+            "ContextEntries": _context(env),
+            "MaxItems": 1000,
+        }
+        calls.append(({f"{each.action} {arn}": each for each, arn in arns.items()}, request))
+    return calls
+
+
+def _context(env: str) -> list[dict[str, Any]]:
+    """What our requests say of themselves, for policies that ask."""
+    entries = {
+        "iam:PassedToService": ["ecs-tasks.amazonaws.com"],
+        "aws:ResourceTag/batchml:env": [env],
+        "aws:RequestTag/batchml:env": [env],
+    }
+    return [
+        {"ContextKeyName": key, "ContextKeyValues": values, "ContextKeyType": "string"}
+        for key, values in entries.items()
+    ]
+
+
+def simulate(
+    session: Session,
+    principal: str,
+    wanted: Iterable[Permission],
+    identity: Identity,
+    region: str,
+    env: str,
+) -> tuple[Verdict, ...]:
+    """One verdict for each permission; no policy of the account is changed.
+
+    Service control policies count where the organization lets them be seen; session policies
+    do not. Raises AccessError, ServiceError, ServiceUnreachable.
+    """
+    found: list[Verdict] = []
+    for permissions, request in simulations(principal, wanted, identity, region, env):
+        with translated("SimulatePrincipalPolicy"):
+            pages = session.client("iam").get_paginator("simulate_principal_policy")
+            asked = {key: value for key, value in request.items() if key != "MaxItems"}
+            limits = {"PageSize": request["MaxItems"]}
+            results = [
+                result
+                for page in pages.paginate(**asked, PaginationConfig=limits)
+                for result in page["EvaluationResults"]
+            ]
+        found += _verdicts(results, permissions, identity, region, env)
+    return tuple(found)
+
+
+def _verdicts(
+    results: Sequence[Mapping[str, Any]],
+    permissions: Mapping[str, Permission],
+    identity: Identity,
+    region: str,
+    env: str,
+) -> Iterable[Verdict]:
+    for action, arn, word in _words(results):
+        permission = permissions.get(f"{action} {arn}")
+        if permission is not None:  # else a pair that nobody asked about
+            yield Verdict(permission, arn_of(permission.kind, identity, region, env), word)
+
+
+def _words(results: Sequence[Mapping[str, Any]]) -> Iterable[tuple[str, str, Word]]:
+    """(action, ARN, word) of each result, or of its parts where it has them."""
+    for result in results:
+        action = result["EvalActionName"]
+        parts = result.get("ResourceSpecificResults") or ()
+        for part in parts:
+            decision = part["EvalResourceDecision"]
+            yield action, part["EvalResourceName"], _word(decision, {**result, **part})
+        if not parts:
+            yield action, result.get("EvalResourceName", ANY), _word(result["EvalDecision"], result)
+
+
+def _word(decision: str, result: Mapping[str, Any]) -> Word:
+    if decision == "allowed":
+        return "allowed"
+    if result.get("MissingContextValues"):
+        return "conditional"
+    if not result.get("OrganizationsDecisionDetail", {}).get("AllowedByOrganizations", True):
+        return "organization"
+    boundary = result.get("PermissionsBoundaryDecisionDetail", {})
+    if not boundary.get("AllowedByPermissionsBoundary", True):
+        return "boundary"
+    return "denied" if decision == "explicitDeny" else "missing"
+
+
+# Read-only calls that tell something where policies may not be simulated: service, operation.
+PROBES: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
+    "cloudformation:ListStacks": ("cloudformation", "list_stacks", {}),
+    "ecr:DescribeRepositories": ("ecr", "describe_repositories", {"maxResults": 1}),
+    "logs:DescribeLogGroups": ("logs", "describe_log_groups", {"limit": 1}),
+}
+
+
+def probe(session: Session, action: str) -> None:
+    """Try a read-only action. Raises AccessError where it is denied."""
+    service, method, arguments = PROBES[action]
+    with translated(action.partition(":")[2]):
+        getattr(session.client(service), method)(**arguments)

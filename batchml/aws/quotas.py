@@ -1,0 +1,174 @@
+"""EC2's vCPU quotas: what an environment needs of them, and what the account has.
+
+New accounts have 0 for GPU instances, and Batch then waits without a word. Quotas are looked up by
+name; their codes come with the answer. Sources: EC2 User Guide, "Amazon EC2 service quotas";
+Service Quotas API Reference, ListServiceQuotas.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import Struct
+
+from batchml.aws.failures import translated
+from batchml.aws.session import Session
+from batchml.model.environment import Environment
+
+# The class of a family -> the quota's name on demand, and on spot. Classes are whole words, so
+# that "Running On-Demand P instances" is found and "... G and VT instances" told from it.
+_STANDARD = "Standard (A, C, D, H, I, M, R, T, Z)"
+_CLASSES = {
+    "P": r"p\d",
+    "G and VT": r"(g|gr|vt)\d",
+    "DL": r"dl\d",
+    "Trn": r"trn\d",
+    "Inf": r"inf\d",
+    "F": r"f\d",
+    "X": r"x\d",
+    "High Memory": r"u(-|\d)",
+    "HPC": r"hpc\d",
+}
+# On spot P's have two quotas; they have been one.
+_SPOT_P = ("All P5 Spot Instance Requests", "All P4, P3 and P2 Spot Instance Requests")
+_SPOT_ANY_P = "All P Spot Instance Requests"
+
+# The smallest of families that do not begin at `large`.
+_SMALLEST = {
+    "p2": "xlarge", "p3": "2xlarge", "p3dn": "24xlarge", "p4d": "24xlarge", "p4de": "24xlarge",
+    "p5": "4xlarge", "p5e": "48xlarge", "p5en": "48xlarge", "p6-b200": "48xlarge",
+    "p6-b300": "48xlarge", "p6e-gb200": "36xlarge", "g3": "4xlarge", "g3s": "xlarge",
+    "g4dn": "xlarge", "g4ad": "xlarge", "g5": "xlarge", "g5g": "xlarge", "g6": "xlarge",
+    "g6e": "xlarge", "g7e": "2xlarge", "gr6": "4xlarge", "gr6f": "4xlarge", "dl1": "24xlarge",
+    "trn1": "2xlarge", "trn2": "48xlarge", "inf1": "xlarge", "inf2": "xlarge", "vt1": "3xlarge",
+}  # fmt: skip
+_SIZE = re.compile(r"(\d*)xlarge")
+_METAL = 96  # vCPUs; most have that or more
+
+
+class Quota(Struct, frozen=True):
+    """A quota as the account has it. `value` is in vCPUs for the EC2 ones."""
+
+    name: str
+    code: str
+    value: float
+
+
+class Need(Struct, frozen=True):
+    """What one quota has to give. All numbers are vCPUs.
+
+    `smallest` starts one instance; `least` is what stands by (`min_vcpus`); `most` is reached when
+    every compute section is at its `max_vcpus`.
+    """
+
+    quota: str  # a name of Service Quotas
+    names: tuple[str, ...]  # those that it has had, the one in use first
+    compute: tuple[str, ...]
+    smallest: int
+    least: int
+    most: int
+
+
+def quota_class(instance_type: str) -> str:
+    """The class of an instance type or family: P, or G and VT; Standard for what is not special."""
+    for name, pattern in _CLASSES.items():
+        if re.match(pattern, instance_type):
+            return name
+    return _STANDARD
+
+
+def quota_names(instance_type: str, *, spot: bool) -> tuple[str, ...]:
+    """The names that a type's quota has or had, the present one first."""
+    instance_class = quota_class(instance_type)
+    if not spot:
+        return (f"Running On-Demand {instance_class} instances",)
+    if instance_class == "P":
+        return (_SPOT_P[instance_type[1] in "234"], _SPOT_ANY_P)
+    return (f"All {instance_class} Spot Instance Requests",)
+
+
+def vcpus_of(instance_type: str, known: Mapping[str, int] | None = None) -> int:
+    """The vCPUs of a type, or of a family's smallest; `known` (DescribeInstanceTypes) goes first.
+
+    By EC2's naming an xlarge has 4, an Nxlarge 4 N, and what is smaller 2.
+    """
+    if known and instance_type in known:
+        return known[instance_type]
+    family, _, size = instance_type.partition(".")
+    size = size or _SMALLEST.get(family, "large")
+    match = _SIZE.match(size.removeprefix("metal-"))
+    if match:
+        return 4 * int(match[1] or 1)
+    return _METAL if size.startswith("metal") else 2
+
+
+def needed_quotas(
+    environment: Environment, vcpus: Mapping[str, int] | None = None
+) -> tuple[Need, ...]:
+    """What the compute sections need, a Need for each quota, by name.
+
+    A section that lists types of several classes may take all of its vCPUs from any one of them.
+    `vcpus` gives those of instance types where they are known better than by name.
+    """
+    found: dict[str, Need] = {}
+    for name, compute in environment.compute.items():
+        by_quota: dict[tuple[str, ...], list[str]] = {}
+        for each in compute.instance_types:
+            by_quota.setdefault(quota_names(each, spot=compute.spot), []).append(each)
+        for names, types in by_quota.items():
+            need = Need(
+                quota=names[0],
+                names=names,
+                compute=(name,),
+                smallest=min(vcpus_of(each, vcpus) for each in types),
+                # What stands by may be of another quota, where there are several.
+                least=compute.min_vcpus if len(by_quota) == 1 else 0,
+                most=compute.max_vcpus,
+            )
+            found[need.quota] = _sum(found[need.quota], need) if need.quota in found else need
+    return tuple(found[name] for name in sorted(found))
+
+
+def _sum(one: Need, other: Need) -> Need:
+    return Need(
+        quota=one.quota,
+        names=one.names,
+        compute=(*one.compute, *other.compute),
+        # Each section has to be able to start one.
+        smallest=max(one.smallest, other.smallest),
+        least=one.least + other.least,
+        most=one.most + other.most,
+    )
+
+
+def find_quota(need: Need, quotas: Mapping[str, Quota]) -> Quota | None:
+    """The quota of a need among those of the account, by name: case and spaces do not count."""
+    by_name = {_plain(name): quota for name, quota in quotas.items()}
+    return next((by_name[_plain(name)] for name in need.names if _plain(name) in by_name), None)
+
+
+def _plain(name: str) -> str:
+    return " ".join(name.lower().split())
+
+
+def read_quotas(session: Session, service: str = "ec2") -> dict[str, Quota]:
+    """Every quota of a service that the account has applied values of, by name.
+
+    Raises AccessError, ServiceError, ServiceUnreachable.
+    """
+    found: dict[str, Quota] = {}
+    with translated("ListServiceQuotas"):
+        pages = session.client("service-quotas").get_paginator("list_service_quotas")
+        for page in pages.paginate(ServiceCode=service, PaginationConfig={"PageSize": 100}):
+            for quota in page["Quotas"]:
+                found[quota["QuotaName"]] = _quota(quota)
+    return found
+
+
+def _quota(raw: Mapping[str, Any]) -> Quota:
+    return Quota(raw["QuotaName"], raw["QuotaCode"], float(raw["Value"]))
+
+
+def increase_request(quota: Quota, wanted: int) -> dict[str, Any]:
+    """The arguments of RequestServiceQuotaIncrease. `wanted` is the new value, in vCPUs."""
+    return {"ServiceCode": "ec2", "QuotaCode": quota.code, "DesiredValue": float(wanted)}

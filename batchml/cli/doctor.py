@@ -1,0 +1,153 @@
+"""doctor, init."""
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from batchml.cli.app import app
+from batchml.cli.flags import Json
+from batchml.cli.output import print_json, print_line
+
+if TYPE_CHECKING:
+    from batchml.model.finding import Finding
+    from batchml.ops.facts import Config
+    from batchml.settings import Settings
+
+_INDENT = " " * 10
+
+
+@app.command(epilog="Example: batchml doctor --env dev")
+def doctor(
+    env: Annotated[
+        str | None, typer.Option("--env", metavar="NAME", help="Environment to look at.")
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Check this machine and the account: one line each, with the fix below a problem.
+
+    Exit code 0 when nothing is a problem, 77 when credentials or permissions are, else 1.
+    AWS is only read.
+    """
+    from batchml.model.finding import exit_code
+
+    settings, config = _read_settings(env)
+    findings = []
+    for finding in _examine(settings, config):
+        findings.append(finding)
+        if not json_:
+            for line in _lines(finding):
+                print_line(line)
+    code = exit_code(findings)
+    if json_:
+        print_json({"env": config.env, "ok": code == 0, "findings": [_plain(f) for f in findings]})
+    if code:
+        raise typer.Exit(code)
+
+
+def _read_settings(env: str | None) -> "tuple[Settings, Config]":
+    """The settings, those of `local` where they are wrong, and what is to be said of them."""
+    from batchml.errors import ConfigError, NotFound
+    from batchml.model.environment import LOCAL
+    from batchml.ops.facts import Config
+    from batchml.settings import load_settings
+
+    here = Path.cwd()
+    try:
+        settings = load_settings(os.environ, here, env)
+    except (ConfigError, NotFound) as error:
+        # Nothing of the file counts then, but this machine can be looked at all the same.
+        ours = ("BATCHML_CONFIG", "BATCHML_ENV")
+        environ = {name: text for name, text in os.environ.items() if name not in ours}
+        settings = load_settings(environ, Path(os.sep), LOCAL)
+        if isinstance(error, ConfigError):
+            return settings, Config(error.where, error.mistakes, env or "")
+        return settings, Config(None, (str(error),), env or "")
+    return settings, Config(settings.config, (), settings.env.value)
+
+
+def _examine(settings: "Settings", config: "Config") -> "Iterator[Finding]":
+    from batchml.ops.machine import check_config, check_machine, check_plugin
+
+    yield from check_config(config)
+    machine = _look_at_machine(settings)
+    yield from check_machine(machine)
+    if settings.is_local:
+        return
+    yield from check_plugin(machine)
+    yield from _examine_account(settings)
+
+
+def _look_at_machine(settings: "Settings") -> Any:
+    from batchml.local.executors.choice import DOCKER, read_choice
+    from batchml.local.home import Home
+    from batchml.ops.machine import look
+
+    home = Home(Path(settings.home.value))
+
+    def check() -> None:
+        home.check_owner()
+        if home.root.is_dir() and any(home.root.iterdir()):
+            home.prepare()  # else there is nothing of anybody's in it yet
+
+    wants = settings.is_local and read_choice(home).executor == DOCKER
+    return look(os.environ, home.root, check, wants_docker=wants)
+
+
+def _examine_account(settings: "Settings") -> "Iterator[Finding]":
+    from batchml.aws.identity import home_region
+    from batchml.aws.session import Access, Session
+    from batchml.clock import SystemClock
+    from batchml.ops.checks import check_account
+    from batchml.ops.doctor import ask
+
+    environment = settings.environment
+    at_home = Session(Access(home_region(environment.region), environment.profile))
+    session = Session(Access(environment.region, environment.profile))
+    yield from check_account(ask(at_home, session, settings.env.value, environment, SystemClock()))
+
+
+def _lines(finding: "Finding") -> Sequence[str]:
+    from batchml.cli.render import printable
+
+    first = f"{finding.mark:<9} {printable(finding.text)}"
+    return [first, *(f"{_INDENT}{printable(line)}" for line in finding.fix)]
+
+
+def _plain(finding: "Finding") -> dict[str, Any]:
+    return {
+        "check": finding.check,
+        "mark": finding.mark,
+        "text": finding.text,
+        "fix": list(finding.fix),
+    }
+
+
+@app.command(epilog="Example: batchml init --env dev --region eu-west-1")
+def init(
+    env: Annotated[
+        str, typer.Option("--env", metavar="NAME", help="Name of the first environment in AWS.")
+    ] = "dev",
+    region: Annotated[
+        str | None, typer.Option(help="Its region; AWS_REGION or us-east-1 unless given.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
+    json_: Json = False,
+) -> None:
+    """Write a commented batchml.toml and a first job here."""
+    from batchml.ops.init import FIRST_JOB, first_files, write_files
+
+    environ = os.environ
+    chosen = region or environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION")
+    here = Path.cwd()
+    written = write_files(here, first_files(env, chosen or "us-east-1"), force=force)
+    names = [str(path.relative_to(here)) for path in written]
+    following = [f"batchml submit --wait {FIRST_JOB}", f"batchml setup --env {env} --plan"]
+    if json_:
+        print_json({"files": names, "next": following})
+        return
+    print_line(f"Wrote {', '.join(names)}.")
+    print_line(f"Run the job on this machine:      {following[0]}")
+    print_line(f"See what AWS would have to make:  {following[1]}")

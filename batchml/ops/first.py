@@ -1,0 +1,130 @@
+"""The texts that `init` writes.
+
+A line that begins with `#` and no space is a key at its default, or an example of one that has
+none: take the `#` away to change it. A test takes all of them away.
+"""
+
+CONFIG = """\
+# Environments of batchml: named places that run jobs. `local`, the embedded AWS Batch of this
+# machine, is built in and needs no account. Those below live in AWS: `batchml setup` makes them.
+# Take the # from a key to change it; what stands behind it is the default, or an example.
+
+default = "local"                     # where commands work unless --env says otherwise
+
+[env.@ENV@]
+region = "@REGION@"
+#profile = ""                          # of ~/.aws/config; AWS_PROFILE and the like unless given
+#ami = "ecs-gpu"                       # AWS's; build: one of our own; ami-0123...: one that exists
+#gpu_access = "toolkit"                # or driver-mount (privileged), the default with build
+#jobs = []                             # whose definitions setup registers, such as ["hello"]
+#tags = {}                             # on everything that is made, such as { team = "research" }
+
+#[env.@ENV@.network]
+#cidr = "10.42.0.0/16"                 # of a network of its own, /16 to /22
+#zones = 2                             # availability zones, 1 to 3
+#egress = "nat"                        # or endpoints: AWS's services alone can be reached
+#vpc = "vpc-0123abcd"                  # one that exists, with the two below; none of those above
+#subnets = ["subnet-0123abcd"]
+#security_groups = ["sg-0123abcd"]
+
+#[env.@ENV@.storage]
+#workspace = "efs"                     # the folder all jobs share: efs, fsx-lustre or none
+#size = "1200 GiB"                     # of fsx-lustre: 1200 GiB, or n x 2400 GiB
+#throughput = 125                      # of fsx-lustre, MB/s for each TiB: 125, 250, 500 or 1000
+
+#[env.@ENV@.logs]
+#retention_days = 90                   # as CloudWatch has them: 1, 3, 5, 7, 14, 30, 60, 90, ...
+
+#[env.@ENV@.budget]
+#usd = 500                             # a month; a mail when the environment costs more
+#email = "you@example.com"
+
+# Instances start when jobs wait and stop when none do. Nothing runs at min_vcpus = 0.
+[env.@ENV@.compute.gpu]
+instance_types = ["g6.xlarge", "g5.xlarge"]   # or whole families: ["g6", "g5"]
+max_vcpus = 16                         # what bounds the cost; a g5.xlarge has 4 vCPUs
+#min_vcpus = 0                         # these run, and cost, without jobs
+#spot = false
+#allocation_strategy = "BEST_FIT_PROGRESSIVE" # spot: SPOT_PRICE_CAPACITY_OPTIMIZED
+#ami = "ecs-gpu"                       # that of the environment unless given
+#disk = "100 GiB"                      # of each instance; images lie there
+#placement_group = ""                  # cluster: close together, for jobs of several nodes
+#capacity_reservation = ""             # cr-0123..., open or none
+#scale_down_delay = 0                  # how long an idle instance stays: 0, or "20m" to "7d"
+#stop_timeout = "110s"                 # from the stop signal to the kill, "30s" to "120s"
+#tags = {}                             # of its instances
+
+# The same, several times cheaper, but AWS may take an instance back with two minutes' notice.
+[env.@ENV@.compute.gpu-spot]
+instance_types = ["g6.xlarge", "g5.xlarge"]
+spot = true
+max_vcpus = 16
+#bid_percentage = 100                  # of the on-demand price, at most
+
+[env.@ENV@.queues.default]
+compute = ["gpu-spot", "gpu"]          # in this order; the next takes what the one before cannot
+#priority = 1                          # of two queues the higher is served first
+# How long a run may be stuck before it is cancelled: "10m" to "24h", 0 for ever. Not given:
+# no-capacity, for GPUs are worth a wait.
+#time_limits = { too-large-for-compute = "30m", too-large-for-instances = "30m" }
+
+# Without this section runs start in the order in which they came.
+#[env.@ENV@.queues.default.fair_share]
+#shares = { research = 2.0, students = 1.0 }  # a share of weight 2 gets twice that of one of 1
+#decay = 3600                          # seconds, or "7d" at most: how long use is remembered
+#reservation = 0                       # percent kept free for shares that have no run yet
+"""
+
+JOB = """\
+# A first job: a line is fitted to points, in seconds, anywhere. Run it: batchml submit --wait hello
+image = "python"                       # a folder below images/, or docker.io/library/python:3.12
+command = ["python", "train.py", "--steps", "{steps}", "--lr", "{lr}"]
+
+[params]                               # batchml submit --wait hello -p lr=0.5
+steps = 200
+lr = 0.1
+
+[resources]
+vcpus = 1
+memory = "256 MiB"
+
+[metrics]                              # read from the output
+loss = 'loss=([0-9.e+-]+)'
+"""
+
+TRAIN = '''\
+"""Fit a line to points by gradient descent, and print the loss on the way."""
+
+import argparse
+import json
+import os
+import random
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--lr", type=float, default=0.1)
+    options = parser.parse_args()
+
+    draw = random.Random(0)
+    xs = [draw.uniform(-1, 1) for _ in range(500)]
+    points = [(x, 3 * x + 1 + draw.gauss(0, 0.1)) for x in xs]
+    slope = offset = 0.0
+    for step in range(1, options.steps + 1):
+        errors = [(slope * x + offset - y, x) for x, y in points]
+        loss = sum(error * error for error, _ in errors) / len(errors)
+        slope -= options.lr * 2 * sum(error * x for error, x in errors) / len(errors)
+        offset -= options.lr * 2 * sum(error for error, _ in errors) / len(errors)
+        if step % 50 == 0 or step == options.steps:
+            print(f"step {step} loss={loss:.6f} slope={slope:.3f} offset={offset:.3f}", flush=True)
+
+    # What is left in this folder are the run's outputs.
+    folder = os.environ.get("BATCHML_OUTPUT_DIR", ".")
+    with open(os.path.join(folder, "line.json"), "w") as file:
+        json.dump({"slope": slope, "offset": offset}, file)
+
+
+if __name__ == "__main__":
+    main()
+'''
