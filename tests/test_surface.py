@@ -19,6 +19,11 @@ COMMANDS = [
     ["local", "start"], ["local", "stop"], ["local", "status"], ["local", "env"],
     ["local", "reset"],
     ["jobdef"], ["jobdef", "list"], ["jobdef", "register"], ["jobdef", "delete"], ["jobdef", "gc"],
+    ["env"], ["env", "list"], ["env", "show"], ["env", "use"],
+    ["setup"], ["teardown"],
+    ["compute"], ["compute", "list"], ["compute", "create"], ["compute", "update"],
+    ["compute", "delete"],
+    ["queue"], ["queue", "list"], ["queue", "create"], ["queue", "update"], ["queue", "delete"],
     ["image"], ["image", "build"], ["image", "push"], ["image", "list"],
 ]  # fmt: skip
 

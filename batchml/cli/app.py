@@ -81,6 +81,7 @@ def _split_command(arguments: list[str]) -> tuple[list[str], list[str] | None]:
 
 from batchml.cli import (  # noqa: E402  (the commands register themselves)
     doctor,  # noqa: F401
+    envs,  # noqa: F401
     images,  # noqa: F401
     jobdef,  # noqa: F401
     jobs,  # noqa: F401

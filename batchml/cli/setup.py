@@ -56,9 +56,7 @@ def setup(
     place = open_place(env)
     subject = environments.subject(place, like)
     skipped = tuple(skip_resource or ()) if continue_rollback or skip_resource else None
-    tools = environments.tools(
-        place, continue_rollback=skipped, replacing=frozenset(allow_loss or ())
-    )
+    tools = environments.tools(place, continue_rollback=skipped)
     with environments.going_on(f"batchml setup --env {place.env}"):
         _run(
             place, subject, tools, lambda facts: desired.wanted(subject.scheme, facts),
@@ -106,6 +104,8 @@ def _run(
     place: "Place", subject: "Subject", tools: "Tools",
     planner: "Callable[[Facts], Wanted]", wishes: Wishes,
 ) -> None:  # fmt: skip
+    from msgspec.structs import replace
+
     from batchml.ops.plan import make_plan
     from batchml.ops.setup import forget, look_closely
 
@@ -126,7 +126,8 @@ def _run(
     except BaseException:
         forget(facts, tools)
         raise
-    _apply(place, subject, tools, planner, facts, agreed)
+    losing = frozenset(step.name for step in agreed if step.loses)
+    _apply(place, subject, replace(tools, replacing=losing), planner, facts, agreed)
     if wishes.json:
         print_json({**document, "applied": True})
     else:
@@ -134,17 +135,18 @@ def _run(
 
 
 def _agreed(steps: "Sequence[Step]", wishes: Wishes, env: str) -> "set[Step]":
-    """The steps that the user agrees to. Raises UsageError, typer.Exit."""
+    """The steps that the user agrees to. Raises UsageError with the flag to add, typer.Exit."""
     from batchml.cli.environments import ask
-    from batchml.errors import UsageError
 
     losing = [step for step in steps if step.loses]
     if wishes.command == "setup":
-        unnamed = [step for step in losing if step.name not in wishes.allow_loss]
-        if unnamed:
-            flags = " ".join(f"--allow-loss {step.name}" for step in unnamed)
-            what = "; ".join(f"{step.name} would lose {step.loses}" for step in unnamed)
-            raise UsageError(f"Nothing was changed: {what}. If that is meant, add {flags}.")
+        for step in losing:
+            if step.name not in wishes.allow_loss and not ask(
+                f"{step.kind} {step.name} would lose {step.loses}. To agree, type its name:",
+                f"--allow-loss {step.name}", yes=False, expected=(step.name,),
+            ):  # fmt: skip
+                say("Nothing was changed.")
+                raise typer.Exit(1)
     if wishes.deletes_data and not wishes.yes:
         lost = ", ".join(step.loses for step in losing) or "its data"
         question = f"This deletes {lost} for good. Type the environment's name, {env}, to do it:"

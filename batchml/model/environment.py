@@ -225,6 +225,19 @@ def read_environments(table: Mapping[str, Any], where: str) -> tuple[str, dict[s
     return config.default, environments
 
 
+def with_default(text: str, name: str) -> str:
+    """The text of a `batchml.toml` with another default, and everything else as it was.
+
+    A key of the file itself stands before its first table.
+    """
+    first_table = re.search(r"(?m)^[ \t]*\[", text)
+    end = first_table.start() if first_table else len(text)
+    head, rest = text[:end], text[end:]
+    line = f'default = "{name}"'
+    changed, count = re.subn(r"(?m)^[ \t]*default[ \t]*=[^#\n]*?(?=[ \t]*(#|$))", line, head)
+    return (changed if count else f"{line}\n{head}") + rest
+
+
 def read_compute(name: str, table: Mapping[str, Any], where: str) -> Compute:
     """One compute environment. Raises ConfigError with every mistake at once."""
     compute, mistakes = read_struct(table, Compute)

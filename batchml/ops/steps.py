@@ -14,9 +14,9 @@ from batchml.aws.batch import BatchApi
 from batchml.aws.compute import ComputeApi
 from batchml.aws.launch import LaunchApi
 from batchml.aws.requests import registration
-from batchml.aws.stacks import Blueprint, ChangeSet, Drift, Stack, StackEvent, Stacks
+from batchml.aws.stacks import NO_CHANGES, Blueprint, ChangeSet, Drift, Stack, StackEvent, Stacks
 from batchml.clock import Clock
-from batchml.errors import BatchmlError, ServiceError
+from batchml.errors import AccessError, BatchmlError, ServiceError
 from batchml.ops.causes import Failure, failure_of, fix_for, invalid_fix
 from batchml.ops.desired import TAG_DATA, doomed
 from batchml.ops.plan import (
@@ -27,6 +27,7 @@ from batchml.ops.plan import (
     Step,
     Wanted,
     generation,
+    is_generation,
     is_known,
     queues_of,
 )
@@ -35,8 +36,10 @@ Steps = Generator[str, None, Facts]
 
 _STACK_LIMIT = 3 * 3600.0  # seconds; an AMI takes most of an hour
 _BATCH_LIMIT = 900.0  # seconds for a compute environment or queue to settle
+_DRIFT_LIMIT = 300.0
 _UPDATE_LIMIT = 3 * 3600.0  # an update that replaces instances waits for the jobs on them
-_PAUSE = 2.0
+_PAUSE = 0.5
+_BUSY_PAUSE = 2.0  # while there is something to tell
 _MAX_PAUSE = 10.0
 
 
@@ -62,8 +65,10 @@ class Tools(Struct, frozen=True):
     def propose(self, blueprint: Blueprint, stack: Stack) -> ChangeSet:
         """What AWS says an update would do; waits for it."""
         change_set = self.stacks.propose(blueprint, stack)
-        pause = _PAUSE
+        end, pause = self.clock.monotonic() + _BATCH_LIMIT, _PAUSE
         while (found := self.stacks.proposal(change_set)).is_pending:
+            if self.clock.monotonic() > end:
+                raise BatchmlError(f"CloudFormation is still working on {change_set}.")
             self.clock.sleep(pause)
             pause = min(_MAX_PAUSE, pause * 1.5)
         if not found.is_ready and not found.is_empty:
@@ -78,10 +83,14 @@ class Tools(Struct, frozen=True):
         """What was changed by hand; nothing where AWS cannot say."""
         try:
             detection = self.stacks.detect_drift(name)
+            end, pause = self.clock.monotonic() + _DRIFT_LIMIT, _PAUSE
             while not self.stacks.drift_is_known(detection):
-                self.clock.sleep(_PAUSE)
+                if self.clock.monotonic() > end:
+                    return ()
+                self.clock.sleep(pause)
+                pause = min(_MAX_PAUSE, pause * 1.5)
             return tuple(self.stacks.drifts(name))
-        except ServiceError:
+        except (ServiceError, AccessError):
             return ()
 
     def first_cause(self, stack: Stack) -> str:
@@ -116,6 +125,10 @@ def _stack(step: Step, wanted: Wanted, facts: Facts, tools: Tools) -> Steps:
         found = yield from _create_stack(blueprint, tools)
     else:
         found = yield from _update_stack(blueprint, stack, facts, tools)
+        if found is not None and found.changed_at == stack.changed_at:
+            # To AWS it was no change; nor is it to the next plan.
+            facts = _with_stack(facts, step.name, found)
+            return replace(facts, proposals={**facts.proposals, step.name: NO_CHANGES})
     return _with_stack(facts, step.name, found)
 
 
@@ -143,23 +156,19 @@ def _update_stack(
     if proposal is None or proposal.token != _update_token(blueprint, stack):
         proposal = tools.propose(blueprint, stack)
     if proposal.is_empty:
+        tools.stacks.guard(blueprint)
         return tools.stacks.read(stack.id)
     if stack.name in tools.replacing:
-        tools.stacks.guard(replace(blueprint, policy=_ALLOW_ALL, is_protected=False))
+        tools.stacks.unguard(stack.name)
     newest = tools.stacks.events(stack.id)
     tools.stacks.execute(proposal.id)
     found = yield from _follow(stack, tools, after=newest[-1].id if newest else "")
     tools.stacks.guard(blueprint)
-    return found
+    return tools.stacks.read(stack.id) if blueprint.is_protected else found
 
 
 def _update_token(blueprint: Blueprint, stack: Stack) -> str:
     return blueprint.token("update", stack.changed_at)
-
-
-_ALLOW_ALL = (
-    '{"Statement": [{"Effect": "Allow", "Action": "Update:*", "Principal": "*", "Resource": "*"}]}'
-)
 
 
 def _without_retention(
@@ -167,6 +176,8 @@ def _without_retention(
 ) -> Generator[str, None, Stack | None]:
     """Let a stack's data go with it: its policies are changed first, then its bucket is emptied."""
     found: Stack | None = stack
+    if stack.status == "UPDATE_ROLLBACK_FAILED":
+        yield from _unstick(stack, tools)  # it takes no update before that
     if stack.tags.get(TAG_DATA) != "delete" and not _is_left_over(stack):
         freed = replace(tools, replacing=frozenset({stack.name}))
         found = yield from _update_stack(doomed(stack), stack, facts, freed)
@@ -180,7 +191,10 @@ def _without_retention(
 
 def _is_left_over(stack: Stack) -> bool:
     """Whether an earlier failure left nothing of a stack that could be updated."""
-    return stack.status in ("ROLLBACK_COMPLETE", "DELETE_FAILED", "REVIEW_IN_PROGRESS")
+    return stack.status in (
+        "ROLLBACK_COMPLETE", "ROLLBACK_FAILED", "CREATE_FAILED", "DELETE_FAILED",
+        "REVIEW_IN_PROGRESS",
+    )  # fmt: skip
 
 
 def _delete_stack(stack: Stack, tools: Tools) -> Generator[str, None, None]:
@@ -196,10 +210,7 @@ def _delete_stack(stack: Stack, tools: Tools) -> Generator[str, None, None]:
 
 def _unstick(stack: Stack, tools: Tools) -> Generator[str, None, Stack | None]:
     """Continue a rollback that failed, if that was asked for."""
-    stuck = [
-        event for event in tools.stacks.operation(stack.id)
-        if event.status == "UPDATE_FAILED" and event.physical_id != stack.id
-    ]  # fmt: skip
+    stuck = _stuck(tools.stacks.operation(stack.id), stack)
     if tools.continue_rollback is None:
         names = ", ".join(dict.fromkeys(event.resource for event in stuck)) or "a resource"
         why = stuck[-1].reason if stuck else stack.reason
@@ -212,6 +223,17 @@ def _unstick(stack: Stack, tools: Tools) -> Generator[str, None, Stack | None]:
     newest = tools.stacks.events(stack.id)
     tools.stacks.continue_rollback(stack, tools.continue_rollback)
     return (yield from _follow(stack, tools, after=newest[-1].id if newest else ""))
+
+
+def _stuck(events: Sequence[StackEvent], stack: Stack) -> list[StackEvent]:
+    """What failed while an update was undone; what failed in the update itself came before."""
+    found: list[StackEvent] = []
+    for event in events:
+        if event.physical_id == stack.id and event.status == "UPDATE_ROLLBACK_IN_PROGRESS":
+            found = []
+        elif event.physical_id != stack.id and event.status == "UPDATE_FAILED":
+            found.append(event)
+    return found
 
 
 def _follow(stack: Stack, tools: Tools, after: str | None) -> Generator[str, None, Stack | None]:
@@ -236,7 +258,7 @@ def _follow(stack: Stack, tools: Tools, after: str | None) -> Generator[str, Non
         if tools.clock.monotonic() > end:
             raise BatchmlError(f"stack {stack.name} is not done after {_STACK_LIMIT / 3600:.0f} h.")
         tools.clock.sleep(pause)
-        pause = _PAUSE if new else min(_MAX_PAUSE, pause * 1.5)
+        pause = min(_BUSY_PAUSE if new else _MAX_PAUSE, pause * 1.5)
         new = tools.stacks.events(stack.id, last)
         seen += new
     return _outcome(stack, tools, seen)
@@ -251,7 +273,8 @@ def _outcome(stack: Stack, tools: Tools, seen: Sequence[StackEvent]) -> Stack | 
     found = None if status == "DELETE_COMPLETE" else tools.stacks.read(stack.id)
     if status in ("CREATE_COMPLETE", "UPDATE_COMPLETE", "DELETE_COMPLETE", "IMPORT_COMPLETE"):
         return found
-    if status == "UPDATE_ROLLBACK_COMPLETE" and stack.status == "UPDATE_ROLLBACK_FAILED":
+    was_stuck = stack.status == "UPDATE_ROLLBACK_FAILED" or tools.continue_rollback is not None
+    if status == "UPDATE_ROLLBACK_COMPLETE" and was_stuck and "ROLLBACK" in stack.status:
         return found  # that is what was asked for
     failure = failure_of(seen) or Failure(stack.name, "", seen[-1].reason or status)
     raise SetupFailed(Kind.STACK, stack.name, f"{status}. First cause: {failure}", failure.fix)
@@ -313,6 +336,12 @@ def _environment(step: Step, wanted: Wanted, facts: Facts, tools: Tools) -> Step
         yield from _delete_environment(step.name, tools)
         environments.pop(step.name, None)
         return replace(facts, environments=environments)
+    if step.how == "wait":
+        environments[step.name] = yield from _settled(
+            lambda: tools.compute.environment(step.name), step.kind, step.name, tools,
+            _UPDATE_LIMIT,
+        )  # fmt: skip
+        return replace(facts, environments=environments)
     base, request = _request_of(step, wanted, facts)
     _refuse_unknown(step.kind, step.name, request)
     name = step.name
@@ -332,10 +361,8 @@ def _environment(step: Step, wanted: Wanted, facts: Facts, tools: Tools) -> Step
 
 def _request_of(step: Step, wanted: Wanted, facts: Facts) -> tuple[str, dict[str, Any]]:
     """The request of the compute environment that is there under a step's name."""
-    for base, request in wanted.environments.items():
-        if step.name == base or step.name.startswith(f"{base}-r"):
-            return base, request
-    raise KeyError(step.name)
+    base = next(base for base in wanted.environments if is_generation(step.name, base))
+    return base, wanted.environments[base]
 
 
 # What UpdateComputeEnvironment does not take, of what CreateComputeEnvironment does.
@@ -380,6 +407,11 @@ def _queue(step: Step, wanted: Wanted, facts: Facts, tools: Tools) -> Steps:
         yield from _delete_queue(step.name, tools)
         queues.pop(step.name, None)
     if step.action is Action.DELETE:
+        return replace(facts, queues=queues)
+    if step.how == "wait":
+        queues[step.name] = yield from _settled(
+            lambda: tools.compute.queue(step.name), step.kind, step.name, tools, _BATCH_LIMIT
+        )
         return replace(facts, queues=queues)
     request = queues_of(wanted, facts)[step.name]
     _refuse_unknown(step.kind, step.name, request)

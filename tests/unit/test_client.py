@@ -212,13 +212,13 @@ REQUESTS = Submission({"jobDefinitionName": "d"}, {"jobDefinition": "d"})
 
 def test_submitting_takes_one_call_when_the_definition_is_there() -> None:
     api = FakeBatch("d")
-    assert submit(api, REQUESTS) == "id"
+    assert submit(api, REQUESTS, 0) == "id"
     assert api.calls == ["SubmitJob"]
 
 
 def test_the_definition_is_registered_when_it_is_missing() -> None:
     api = FakeBatch()
-    assert submit(api, REQUESTS) == "id"
+    assert submit(api, REQUESTS, 0) == "id"
     expected = ["SubmitJob", "DescribeJobDefinitions", "RegisterJobDefinition", "SubmitJob"]
     assert api.calls == expected
 
@@ -226,7 +226,7 @@ def test_the_definition_is_registered_when_it_is_missing() -> None:
 def test_another_refusal_is_passed_on_and_nothing_is_registered() -> None:
     api = FakeBatch("d", refusal="JobQueue nope not found")
     with pytest.raises(ServiceError, match="nope"):
-        submit(api, REQUESTS)
+        submit(api, REQUESTS, 0)
     assert api.calls == ["SubmitJob", "DescribeJobDefinitions"]
 
 

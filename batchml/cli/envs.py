@@ -1,0 +1,124 @@
+"""env list, show, use."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from batchml.cli.app import app
+from batchml.cli.flags import Env, Json
+from batchml.cli.output import print_json, print_line
+from batchml.errors import NotFound, UsageError
+
+env_app = typer.Typer(
+    help="Environments: the places that batchml.toml describes, and which one is used.",
+    epilog="Example: batchml env list",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+app.add_typer(env_app, name="env")
+
+
+@env_app.command("list", epilog="Example: batchml env list")
+def list_(json_: Json = False) -> None:
+    """List the environments; * is the one that commands work in."""
+    from batchml.cli.render import table
+    from batchml.cli.wiring import open_place
+
+    settings = open_place(None).settings
+    found: list[dict[str, Any]] = [
+        {
+            "env": name,
+            "isDefault": name == settings.env.value,
+            "region": environment.region or None,
+            "profile": environment.profile or None,
+            "compute": sorted(environment.compute),
+            "queues": sorted(environment.queues),
+        }
+        for name, environment in settings.environments.items()
+    ]
+    if json_:
+        return print_json(found)
+    rows = [["", "NAME", "REGION", "PROFILE", "COMPUTE", "QUEUES"]]
+    rows += [
+        [
+            "*" if each["isDefault"] else "",
+            each["env"],
+            each["region"] or "this machine",
+            each["profile"] or "",
+            ", ".join(each["compute"]),
+            ", ".join(each["queues"]),
+        ]
+        for each in found
+    ]
+    print_line(table(rows))
+
+
+@env_app.command(epilog="Example: batchml env show --env dev")
+def show(env: Env = None, json_: Json = False) -> None:
+    """Show what an environment is, and where each value came from."""
+    import msgspec
+
+    from batchml.cli.render import table
+    from batchml.cli.wiring import open_place
+    from batchml.model.environment import Environment
+
+    settings = open_place(env).settings
+    found: list[dict[str, Any]] = [
+        {"key": "env", "value": settings.env.value, "source": settings.env.source},
+        {"key": "home", "value": settings.home.value, "source": settings.home.source},
+    ]
+    if settings.data_dir is not None:
+        setting = settings.data_dir
+        found.append({"key": "data_dir", "value": setting.value, "source": setting.source})
+    defaults = _flat(msgspec.to_builtins(Environment()))
+    for key, value in _flat(msgspec.to_builtins(settings.environment)).items():
+        is_default = key in defaults and defaults[key] == value
+        source = "default" if is_default or settings.config is None else settings.config
+        found.append({"key": key, "value": value, "source": source})
+    if json_:
+        return print_json(found)
+    rows = [["KEY", "VALUE", "FROM"]]
+    rows += [[each["key"], _text(each["value"]), each["source"]] for each in found]
+    print_line(table(rows))
+
+
+@env_app.command(epilog="Example: batchml env use dev")
+def use(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Of batchml.toml, or local.")],
+    json_: Json = False,
+) -> None:
+    """Make an environment the default, in batchml.toml."""
+    from batchml.cli.wiring import open_place
+    from batchml.model.environment import with_default
+
+    settings = open_place(None).settings
+    if name not in settings.environments:
+        hint = "Environments are described in batchml.toml."
+        raise NotFound("Environment", name, settings.environments, hint)
+    if settings.config is None:
+        raise UsageError("There is no batchml.toml here to say it in. To write one: batchml init")
+    path = Path(settings.config)
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.write_text(with_default(path.read_text("utf-8"), name), "utf-8")
+    temporary.replace(path)
+    if json_:
+        print_json({"env": name, "config": str(path)})
+    else:
+        print_line(f"{name} is the default now ({path}).")
+
+
+def _flat(value: Any, path: str = "") -> dict[str, Any]:
+    """Dotted keys; an empty table is a value."""
+    if not isinstance(value, dict) or not value:
+        return {path: value}
+    found: dict[str, Any] = {}
+    for key, inner in value.items():
+        found |= _flat(inner, f"{path}.{key}" if path else key)
+    return found
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    return "" if value in (None, {}) else str(value)

@@ -1,0 +1,137 @@
+"""An environment in AWS, by the real commands over HTTP: CloudFormation, EC2 and the rest by the
+script of `aws_world.py`, AWS Batch and its logs by the embedded server.
+
+What a command says and does in a person's terminal is seen here; `tests/unit/test_setup.py` has
+every failure and interruption.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from batchml.local import control
+from batchml.local.home import Endpoint, Home
+from tests.aws_http import served
+from tests.aws_world import Account, Trouble
+from tests.conftest import client_for
+from tests.e2e.conftest import Cli
+from tests.fakes import FastClock
+
+CONFIG = """
+default = "dev"
+[env.dev]
+region = "us-east-1"
+jobs = ["train"]
+[env.dev.storage]
+workspace = "none"
+[env.dev.compute.gpu]
+instance_types = ["g5.xlarge"]
+max_vcpus = 8
+[env.dev.queues.default]
+priority = 10
+compute = ["gpu"]
+"""
+IMAGE = "public.example/train@sha256:" + 64 * "0"
+JOB = f"""
+image = "{IMAGE}"
+command = ["sh", "-c", "echo trained {{epochs}}"]
+code = false
+[params]
+epochs = 3
+"""
+
+
+class Aws:
+    """A command line whose AWS is here."""
+
+    def __init__(self, cli: Cli, account: Account, url: str, batch: Endpoint) -> None:
+        keys = cli.home.keys()
+        self.account = account
+        self.batch = client_for(cli.home, batch, "batch")
+        self.cli = cli
+        self.environ = {
+            "AWS_ENDPOINT_URL": url,
+            "AWS_ENDPOINT_URL_BATCH": batch.url,
+            "AWS_ENDPOINT_URL_CLOUDWATCH_LOGS": batch.url,
+            "AWS_ACCESS_KEY_ID": keys.access_key_id,
+            "AWS_SECRET_ACCESS_KEY": keys.secret_access_key,
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "HOME": str(cli.folder),
+            # The client's own state: the run history, the prices.
+            "BATCHML_HOME": str(cli.folder / "client"),
+        }
+
+    def __call__(self, *arguments: str) -> tuple[int, str, str]:
+        shown = self.cli(*arguments, timeout=120, **self.environ)
+        return shown.code, shown.out, shown.err
+
+
+@pytest.fixture
+def aws(cli: Cli, home: Home, server: Endpoint, tmp_path: Path) -> Iterator[Aws]:
+    (tmp_path / "account").mkdir()
+    account = Account(tmp_path / "account", FastClock())
+    (cli.folder / "batchml.toml").write_text(CONFIG)
+    (cli.folder / "jobs" / "train").mkdir(parents=True)
+    (cli.folder / "jobs" / "train" / "job.toml").write_text(JOB)
+    with served(account) as url:
+        yield Aws(cli, account, url, server)
+    account.close()
+
+
+def test_from_a_file_to_a_run_in_aws_and_back(aws: Aws) -> None:
+    code, out, err = aws("setup", "--plan")
+    assert (code, "create   stack batchml-dev-network" in out) == (2, True), out + err
+    assert not aws.account.stacks, "a plan makes nothing"
+
+    code, out, err = aws("setup")
+    assert (code, "add --yes" in err) == (2, True)
+    assert not aws.account.stacks
+
+    code, out, err = aws("setup", "--yes")
+    assert code == 0, out + err
+    assert "create stack batchml-dev-roles" in err
+    assert "Environment dev is ready." in out
+    queues = {q["jobQueueName"] for q in aws.batch.describe_job_queues()["jobQueues"]}
+    assert "batchml-dev-default" in queues
+
+    code, out, err = aws("setup", "--plan")
+    assert (code, "Nothing to do." in out) == (0, True), out + err
+
+    code, out, err = aws("submit", "--wait", "train", "-p", "epochs=7")
+    assert code == 0, out + err
+    assert "to the job queue [batchml-dev-default]" in out
+    assert "trained 7" in out
+    definitions = aws.batch.describe_job_definitions(status="ACTIVE")["jobDefinitions"]
+    assert len(definitions) == 1, "submit uses what setup registered"
+    container = definitions[0]["containerProperties"]
+    assert container["jobRoleArn"] == aws.account.outputs["roles.JobRoleArn"]
+
+    code, out, err = aws("teardown", "--yes")
+    assert code == 0, out + err
+    left = [stack.name for stack in aws.account.stacks if stack.status != "DELETE_COMPLETE"]
+    assert left == ["batchml-dev-storage", "batchml-dev-observability"], "what holds data stays"
+
+
+def test_a_stack_that_fails_is_explained_and_made_anew(aws: Aws) -> None:
+    reason = "The maximum number of addresses has been reached. (Service: Ec2, Status Code: 400)"
+    aws.account.troubles["batchml-dev-network"] = [Trouble("NatAddress", reason)]
+    code, out, err = aws("setup", "--yes")
+    assert code == 1
+    assert f"First cause: NatAddress (AWS::EC2::EIP): {reason}" in err
+    assert 'network.egress = "endpoints"' in err
+    code, out, err = aws("setup", "--plan")
+    assert (code, "replace  stack batchml-dev-network" in out) == (2, True), out + err
+    code, out, err = aws("setup", "--yes")
+    assert code == 0, out + err
+
+
+def test_credentials_that_are_missing_are_told_with_the_way_out(aws: Aws) -> None:
+    del aws.environ["AWS_ACCESS_KEY_ID"]
+    code, out, err = aws("setup", "--plan")
+    assert (code, "aws configure" in err) == (77, True), out + err
+
+
+def test_the_embedded_server_of_the_client_is_left_alone(aws: Aws) -> None:
+    aws("setup", "--plan")
+    assert control.running(Home(aws.cli.folder / "client")) is None
