@@ -210,6 +210,11 @@ def _document(
         found = quote(subject.scheme.environment, place.prices)
         document["cost"] = to_json(found)
         document["notes"] += [*lines(found), *_quota_notes(place, subject)]
+        if subject.scheme.environment.budget is not None:
+            document["notes"].append(
+                "The budget counts once batchml:env is activated as a cost allocation tag (Billing "
+                "console), a day after the first cost."
+            )
     return document
 
 
@@ -268,4 +273,5 @@ def _next(place: "Place", wishes: Wishes) -> str:
     if wishes.command == "teardown":
         return f"Environment {place.env} is torn down."
     flag = "" if place.env == place.settings.default else f" --env {place.env}"
-    return f"Environment {place.env} is ready. Try: batchml submit{flag} --wait lenet"
+    what = f"submit{flag} --wait lenet" if place.settings.is_local else f"queue list{flag}"
+    return f"Environment {place.env} is ready. Try: batchml {what}"

@@ -1,7 +1,7 @@
 """Environment: a named place that runs jobs, as `batchml.toml` says it."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
@@ -33,12 +33,13 @@ _SHARE = re.compile(r"[A-Za-z0-9]{1,254}\*?")
 _SUBNET = re.compile(r"subnet-[0-9a-f]{8,17}")
 _VPC = re.compile(r"vpc-[0-9a-f]{8,17}")
 _GROUP = re.compile(r"sg-[0-9a-f]{8,17}")
+_SECRET = re.compile(r"arn:aws[a-z-]*:(ssm:[a-z0-9-]+:\d{12}:parameter/|secretsmanager:)\S+")
 _EMAIL = re.compile(r"[^@\s]+@[^@\s]+\.[^@\s]+")
 
 # Volta and older, for which the open kernel modules of the image that we build are not made.
 _OLD_GPU_FAMILY = re.compile(r"p[23][a-z0-9-]*|g3[a-z0-9-]*")
 # Families with NVIDIA GPUs: AWS Batch User Guide, "GPU workload AMI". g4ad has AMD's.
-_GPU_FAMILY = re.compile(r"(p[3-9]|g[3-9])[a-z0-9-]*")
+_GPU_FAMILY = re.compile(r"(p[3-9]|gr?[3-9])[a-z0-9-]*")
 _ARM_FAMILY = re.compile(r"(g5g|p6e|a1|[a-z]+[0-9]+g[a-z0-9-]*)")
 
 
@@ -167,6 +168,7 @@ class Environment(Struct, frozen=True, forbid_unknown_fields=True):
     ami: str = "ecs-gpu"  # build | ecs-gpu | ami-0123...
     gpu_access: Literal["", "driver-mount", "toolkit"] = ""
     jobs: tuple[str, ...] = ()  # whose definitions `setup` registers
+    secrets: tuple[str, ...] = ()  # ARNs that jobs may be given: SSM parameters, Secrets Manager
     network: Network = Network()
     storage: Storage = Storage()
     logs: Logs = Logs()
@@ -264,6 +266,7 @@ def _mistakes(env: Environment, table: Mapping[str, Any], *, is_local: bool) -> 
         *_place_mistakes(env, is_local),
         *_network_mistakes(env.network),
         *_build_mistakes(env),
+        *_secret_mistakes(env.secrets),
         *_storage_mistakes(env.storage),
         *_tag_mistakes("tags", env.tags),
         *_budget_mistakes(env.budget),
@@ -291,6 +294,15 @@ def _place_mistakes(env: Environment, is_local: bool) -> Iterator[str]:
         yield f'region: found {env.region!r}. Expected one like "us-east-1".'
     if env.ami not in ("build", "ecs-gpu") and not _AMI.fullmatch(env.ami):
         yield f'ami: found {env.ami!r}. Expected "build", "ecs-gpu" or an AMI\'s id, "ami-0123...".'
+
+
+def _secret_mistakes(secrets: Iterable[str]) -> Iterator[str]:
+    for arn in secrets:
+        if not _SECRET.fullmatch(arn):
+            yield (
+                f"secrets: found {arn!r}. Expected the ARN of an SSM parameter or of a secret of "
+                "Secrets Manager."
+            )
 
 
 def _build_mistakes(env: Environment) -> Iterator[str]:

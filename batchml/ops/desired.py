@@ -161,7 +161,8 @@ def doomed(stack: Stack) -> Blueprint:
 
 
 def _is_whole(status: str) -> bool:
-    return status.endswith("_COMPLETE") and status != "ROLLBACK_COMPLETE"
+    """Whether what a stack made is there; while an update is under way, that of before."""
+    return status.startswith("UPDATE_") or status in ("CREATE_COMPLETE", "IMPORT_COMPLETE")
 
 
 def wanted_stacks(scheme: Scheme) -> list[str]:
@@ -182,15 +183,35 @@ def needs_image(environment: Environment) -> bool:
 
 
 def _outputs(scheme: Scheme, facts: Facts) -> dict[str, dict[str, str]]:
-    """The outputs of the wanted stacks: AWS's where there are, else what they are to be called."""
-    found = {}
+    """The outputs of the wanted stacks: AWS's where they stay, else what they are to be called."""
+    found: dict[str, dict[str, str]] = {}
     for short in wanted_stacks(scheme):
         stack = facts.stacks.get(scheme.stack(short))
-        there = stack.outputs if stack is not None and _is_whole(stack.status) else {}
-        unknown = {key: f"{UNKNOWN}{short}.{key}\N{RIGHT-POINTING DOUBLE ANGLE QUOTATION MARK}"
-                   for key in _OUTPUTS[short]}  # fmt: skip
-        found[short] = {**unknown, **there} if not there else dict(there)
+        if stack is None or not _is_whole(stack.status):
+            found[short] = {key: _unknown(short, key) for key in _OUTPUTS[short]}
+            continue
+        parameters = _blueprint(scheme, short, found).parameters
+        deciding, decided = _DECIDES.get(short, ((), ()))
+        moves = any(parameters[key] != stack.parameters.get(key) for key in deciding)
+        unknown = {key: _unknown(short, key) for key in decided} if moves else {}
+        found[short] = {**stack.outputs, **unknown}
     return found
+
+
+# What an update changes in a stack's outputs: the parameters that decide, and what they decide. So
+# that a plan shows what follows from the update, before AWS has made it.
+_DECIDES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "network": (("VpcCidr", "SubnetBits", "Zones"), ("SubnetIds", "BuildSubnetId")),
+    "storage": (
+        ("Workspace",),
+        ("FileSystemId", "FileSystemDns", "LustreMountName", "AccessPointId"),
+    ),
+    "ami": (("ContentVersion",), ("ImageId",)),
+}
+
+
+def _unknown(short: str, key: str) -> str:
+    return f"{UNKNOWN}{short}.{key}\N{RIGHT-POINTING DOUBLE ANGLE QUOTATION MARK}"
 
 
 def _blueprint(scheme: Scheme, short: str, outputs: Mapping[str, Mapping[str, str]]) -> Blueprint:
@@ -199,6 +220,8 @@ def _blueprint(scheme: Scheme, short: str, outputs: Mapping[str, Mapping[str, st
         "EnvironmentName": scheme.name,
         **_PARAMETERS[short](scheme.name, environment, outputs),
     }
+    if short == "ami":
+        given["ContentVersion"] = content_version(scheme.templates[short])
     holds_data = short in DATA_STACKS
     return Blueprint(
         name=scheme.stack(short),
@@ -231,7 +254,11 @@ def _network(env: str, environment: Environment, outputs: Outputs) -> dict[str, 
 
 def _roles(env: str, environment: Environment, outputs: Outputs) -> dict[str, str]:
     allowed = str(environment.gpu_mode == "driver-mount").lower()
-    return {"LogGroupName": log_group(env), "AllowPrivileged": allowed}
+    return {
+        "LogGroupName": log_group(env),
+        "AllowPrivileged": allowed,
+        "JobSecrets": ",".join(environment.secrets),
+    }
 
 
 def _storage(env: str, environment: Environment, outputs: Outputs) -> dict[str, str]:

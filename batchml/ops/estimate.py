@@ -162,8 +162,8 @@ def _fixed(environment: Environment) -> Iterator[tuple[str, str, int]]:
         yield "NAT gateway", "nat-hour", 1
         yield "public IPv4 address of the NAT gateway", "ipv4-hour", 1
     elif not network.is_given:
-        count = len(ENDPOINTS) * network.zones
-        yield f"{len(ENDPOINTS)} VPC endpoints in {network.zones} zones", "endpoint-hour", count
+        # All in the first zone: cfn/network.yaml.
+        yield f"{len(ENDPOINTS)} VPC endpoints", "endpoint-hour", len(ENDPOINTS)
     if storage.workspace == "fsx-lustre":
         what = f"FSx for Lustre, {storage.size_gib} GiB at {storage.throughput} MB/s for each TiB"
         yield what, f"fsx-{storage.throughput}-gb-month", storage.size_gib

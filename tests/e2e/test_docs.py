@@ -5,9 +5,28 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from batchml.local.home import Endpoint, Home
+from batchml.model.environment import (
+    Budget,
+    Compute,
+    Config,
+    Environment,
+    FairShare,
+    Logs,
+    Network,
+    Queue,
+    Storage,
+    read_environments,
+)
+from tests.aws_http import served
+from tests.aws_world import Account
+from tests.fakes import FastClock
 
 DOCS = Path(__file__).parents[2] / "docs"
 SEARCH = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
@@ -62,3 +81,132 @@ def test_the_line_for_ci_of_clients_md(environ: dict[str, str], tmp_path: Path) 
         assert "AWS_ENDPOINT_URL_BATCH=http://127.0.0.1:" in target.read_text()
     finally:
         run(["batchml", "local", "stop"], environ, tmp_path)
+
+
+@pytest.fixture
+def aws(home: Home, server: Endpoint, tmp_path: Path) -> Iterator[dict[str, str]]:
+    """The variables with which commands reach the played account, AWS Batch being `server`."""
+    folder = tmp_path / "account"
+    folder.mkdir()
+    account, keys = Account(folder, FastClock()), home.keys()
+    with served(account) as url:
+        yield {
+            "AWS_ENDPOINT_URL": url,
+            "AWS_ENDPOINT_URL_BATCH": server.url,
+            "AWS_ACCESS_KEY_ID": keys.access_key_id,
+            "AWS_SECRET_ACCESS_KEY": keys.secret_access_key,
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+    account.close()
+
+
+def sessions(page: str) -> Iterator[tuple[str, str]]:
+    """Every command of a page's console blocks, with the output that stands below it."""
+    for block in blocks(page, "console"):
+        for each in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+            command, _, output = each.partition("\n")
+            yield command, output
+
+
+_VOLATILE = {
+    r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}": "ID",
+    r"\d{4}-\d\d-\d\dT[0-9:.]+Z": "TIME",
+    r"\d{4}-\d\d-\d\d": "DATE",
+    r"\bin \d+:\d\d\b": "in TIME",
+    r"(?<=python:)[0-9a-f]{12}": "TAG",
+    r"(?<=hello-)[0-9a-f]{10}": "HASH",
+}
+
+
+def plain(text: str) -> str:
+    for pattern, word in _VOLATILE.items():
+        text = re.sub(pattern, word, text)
+    return text
+
+
+def matches(expected: str, found: str) -> bool:
+    """Whether an output is as it is written; a line of three dots stands for any lines."""
+    parts = re.split(r"^\.\.\.\n", plain(expected), flags=re.MULTILINE)
+    return bool(re.fullmatch(r"(?:.*\n)*?".join(map(re.escape, parts)), plain(found)))
+
+
+def test_the_commands_of_setup_md(
+    environ: dict[str, str], aws: dict[str, str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    played = 0
+    try:
+        for command, expected in sessions("setup.md"):
+            there = aws if "--env dev" in command else {}
+            done = subprocess.run(
+                command.split(), env=environ | there, cwd=folder, text=True, timeout=120,
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+            assert done.returncode in ((0, 2) if "--plan" in command else (0,)), done.stdout
+            assert matches(expected, done.stdout), f"$ {command}\n{done.stdout}"
+            played += 1
+    finally:
+        run(["batchml", "local", "stop"], environ, folder)
+    assert played >= 12, "console blocks were not found"
+
+
+def test_an_output_that_differs_is_seen() -> None:
+    assert matches("a\n...\nc\n", "a\nb\nb\nc\n")
+    assert matches("a\n...\n", "a\n")
+    assert not matches("a\nc\n", "a\nb\nc\n")
+    assert not matches("a\n...\nc\n", "a\nb\n")
+
+
+_SECTIONS = {
+    "": Config,
+    "env.NAME": Environment,
+    "env.NAME.network": Network,
+    "env.NAME.storage": Storage,
+    "env.NAME.logs": Logs,
+    "env.NAME.budget": Budget,
+    "env.NAME.compute.NAME": Compute,
+    "env.NAME.queues.NAME": Queue,
+    "env.NAME.queues.NAME.fair_share": FairShare,
+}
+
+
+def documented() -> dict[str, dict[str, str]]:
+    """The default of every key in the table of setup.md, by section and key, as it is written."""
+    text = (DOCS / "setup.md").read_text("utf-8").partition("\n## Every key\n")[2]
+    found: dict[str, dict[str, str]] = {"": {}}
+    section = ""
+    for line in re.findall(r"^\|(.*)\|$", text, re.MULTILINE):
+        first, _, default, _ = map(str.strip, line.split("|"))
+        header = re.fullmatch(r"\*\*`\[(.*)\]`\*\*", first)
+        if header:
+            section = header[1]
+            found[section] = {}
+        elif re.fullmatch(r"`\w+`", first):
+            found[section][first.strip("`")] = default
+    return found
+
+
+@pytest.mark.parametrize("section", _SECTIONS)
+def test_every_key_of_batchml_toml_is_in_setup_md(section: str) -> None:
+    kind, rows = _SECTIONS[section], documented()[section]
+    # A field that is a table of its own has a section of its own.
+    inner = {each.rpartition(".")[2] for each in _SECTIONS} | {"env", "compute", "queues"}
+    keys = [key for key in kind.__struct_fields__ if kind is Queue or key not in inner]
+    assert sorted(rows) == sorted(keys)
+    for key in keys:
+        if rows[key] not in ("*must*", "none"):
+            (default,) = tomllib.loads(f"it = {rows[key].strip('`')}").values()
+            assert default == plain_value(getattr(kind(), key)), key
+
+
+def plain_value(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def test_the_files_of_setup_md_can_be_read() -> None:
+    first, job, network = blocks("setup.md", "toml")
+    assert read_environments(tomllib.loads(first), "setup.md")[1]["dev"].compute["gpu"].has_gpus
+    assert tomllib.loads(job)["code"] is False
+    whole = tomllib.loads(first + network)
+    assert read_environments(whole, "setup.md")[1]["dev"].network.is_given
