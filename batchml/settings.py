@@ -10,7 +10,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from batchml.errors import ConfigError, NotFound
-from batchml.model.environment import LOCAL, Environment, read_environments
+from batchml.model.environment import LOCAL, Described, Environment, read_described
 
 CONFIG_NAME = "batchml.toml"
 
@@ -26,9 +26,21 @@ class Settings(Struct, frozen=True):
     env: Setting
     home: Setting
     data_dir: Setting | None
-    environments: dict[str, Environment]
-    default: str = LOCAL  # the environment's name that the file says
+    described: Described
     config: str | None = None  # the path of the file they came from, if there is one
+
+    def check(self, name: str) -> None:
+        """Raise ConfigError for mistakes in the description of an environment."""
+        check_described(self.described, self.config or CONFIG_NAME, name)
+
+    @property
+    def environments(self) -> dict[str, Environment]:
+        return self.described.environments
+
+    @property
+    def default(self) -> str:
+        """The environment that the file makes the default."""
+        return self.described.default
 
     @property
     def is_local(self) -> bool:
@@ -39,26 +51,36 @@ class Settings(Struct, frozen=True):
         return self.environments[self.env.value]
 
 
+def check_described(described: Described, where: str, *names: str) -> None:
+    """Raise ConfigError for mistakes of the file's own, or in one of these environments."""
+    mistakes = described.mistakes_of(*names)
+    if mistakes:
+        raise ConfigError(where, mistakes)
+
+
 def load_settings(environ: Mapping[str, str], folder: Path, env_flag: str | None) -> Settings:
     """Read the settings as seen from `folder`.
 
     Raises ConfigError for a wrong file, NotFound for an environment that is not described.
     """
     path = _config_path(environ, folder)
-    default, environments = LOCAL, {LOCAL: Environment()}
+    described = Described(LOCAL, {LOCAL: Environment()}, {})
     source = "default"
     if path is not None:
-        default, environments = read_environments(_parse(path), str(path))
+        described = read_described(_parse(path))
         source = str(path)
+    check_described(described, source)
     if env_flag:
         env = Setting(env_flag, "flag --env")
     elif environ.get("BATCHML_ENV"):
         env = Setting(environ["BATCHML_ENV"], "BATCHML_ENV")
     else:
-        env = Setting(default, source)
-    if env.value not in environments:
+        env = Setting(described.default, source)
+    if env.value not in described.environments:
         hint = f"It came from {env.source}. Environments are described in {CONFIG_NAME}."
-        raise NotFound("Environment", env.value, environments, hint)
+        raise NotFound("Environment", env.value, described.environments, hint)
+    # A mistake in another environment is for `doctor`: runs here can still be seen and stopped.
+    check_described(described, source, env.value)
     data_dir = environ.get("BATCHML_DATA_DIR")
     return Settings(
         env=env,
@@ -66,8 +88,7 @@ def load_settings(environ: Mapping[str, str], folder: Path, env_flag: str | None
         data_dir=Setting(str((folder / data_dir).resolve()), "BATCHML_DATA_DIR")
         if data_dir
         else None,
-        environments=environments,
-        default=default,
+        described=described,
         config=str(path) if path is not None else None,
     )
 

@@ -21,6 +21,8 @@ from batchml.model.environment import Compute
 
 _NO_TEMPLATE = ("InvalidLaunchTemplateName.NotFoundException", "InvalidLaunchTemplateId.NotFound")
 _NO_GROUP = "InvalidPlacementGroup.Unknown"
+_SAME_GROUP = "InvalidPlacementGroup.Duplicate"
+_GROUP_IN_USE = "InvalidPlacementGroup.InUse"
 _HASH = "batchml content "  # before the hash, in a version's description
 
 
@@ -30,12 +32,6 @@ class Template(Struct, frozen=True):
     name: str
     version: int
     content: str
-
-
-class PlacementGroup(Struct, frozen=True):
-    name: str
-    strategy: str
-    state: str
 
 
 def starting_script(site: Site, compute: Compute) -> str:
@@ -203,31 +199,28 @@ class LaunchApi:
             if error.code not in _NO_TEMPLATE:
                 raise
 
-    def placement_group(self, name: str) -> PlacementGroup | None:
-        """A placement group; None where there is none."""
-        try:
-            with translated("DescribePlacementGroups"):
-                found = self._client.describe_placement_groups(GroupNames=[name])["PlacementGroups"]
-        except ServiceError as error:
-            if error.code == _NO_GROUP:
-                return None
-            raise
-        if not found:
-            return None
-        return PlacementGroup(name, found[0].get("Strategy", ""), found[0].get("State", ""))
-
     def create_placement_group(self, request: Mapping[str, Any]) -> None:
-        with translated("CreatePlacementGroup"):
-            self._client.create_placement_group(**request)
+        """Make a placement group. The call has no token: sent again, it finds what it made."""
+        try:
+            with translated("CreatePlacementGroup"):
+                self._client.create_placement_group(**request)
+        except ServiceError as error:
+            tags = {tag["Key"]: tag["Value"] for tag in request["TagSpecifications"][0]["Tags"]}
+            ours = error.code == _SAME_GROUP and self.groups(tags["batchml:env"])
+            if not ours or request["GroupName"] not in ours:
+                raise
 
-    def delete_placement_group(self, name: str) -> None:
-        """Delete a placement group, if it is there. AWS refuses while instances are in it."""
+    def delete_placement_group(self, name: str) -> bool:
+        """Delete a placement group, if it is there. False while instances are in it."""
         try:
             with translated("DeletePlacementGroup"):
                 self._client.delete_placement_group(GroupName=name)
         except ServiceError as error:
+            if error.code == _GROUP_IN_USE:
+                return False
             if error.code != _NO_GROUP:
                 raise
+        return True
 
 
 def _tagged(env: str) -> dict[str, Any]:

@@ -167,8 +167,3 @@ def read_quotas(session: Session, service: str = "ec2") -> dict[str, Quota]:
 
 def _quota(raw: Mapping[str, Any]) -> Quota:
     return Quota(raw["QuotaName"], raw["QuotaCode"], float(raw["Value"]))
-
-
-def increase_request(quota: Quota, wanted: int) -> dict[str, Any]:
-    """The arguments of RequestServiceQuotaIncrease. `wanted` is the new value, in vCPUs."""
-    return {"ServiceCode": "ec2", "QuotaCode": quota.code, "DesiredValue": float(wanted)}

@@ -45,8 +45,8 @@ def _compute_resources(
         "subnets": list(site.subnets),
         "scalingPolicy": {"minScaleDownDelayMinutes": compute.scale_down_minutes},
     }
-    if compute.bid_percentage is not None:
-        found["bidPercentage"] = compute.bid_percentage
+    if compute.spot:  # AWS's default is said, so that it comes back when another one is taken out
+        found["bidPercentage"] = compute.bid_percentage or 100
     if site.is_local:
         return found
     found |= {

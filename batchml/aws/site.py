@@ -15,9 +15,8 @@ WORKSPACE = "/workspace"  # on the instances and in the containers
 USER = "1000:1000"  # of images/*/Dockerfile, and of the files in the workspace (cfn/storage.yaml)
 PREFIX = "batchml"
 
-# The stacks whose outputs a Platform needs, and those that a Site needs besides.
+# The stacks whose outputs a Platform needs.
 PLATFORM_STACKS = ("roles", "observability", "storage")
-SITE_STACKS = ("network", "roles", "ami", "storage")
 
 
 class Workspace(Struct, frozen=True):

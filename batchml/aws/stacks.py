@@ -1,13 +1,16 @@
 """CloudFormation: our stacks as they are, the changes that AWS works out, and what happens to them.
 
-Every call that changes something carries a ClientRequestToken made from what it asks for, so that a
-call sent twice, by a retry or by a command that was interrupted and typed again, is one call.
+Every call that changes something carries a ClientRequestToken: one that a retry sends twice is one
+call. A change set is named after what it asks for, and so a command that was interrupted and typed
+again finds its own. The other tokens are new with each call, as the same may be asked for again: to
+create what was deleted meanwhile, to delete what could not be deleted before.
 
 Source: AWS CloudFormation API reference, "Stack status codes", "ClientRequestToken".
 """
 
 import hashlib
 import json
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +22,9 @@ from batchml.errors import ServiceError
 
 _CAPABILITIES = ["CAPABILITY_NAMED_IAM"]
 _GONE = "DELETE_COMPLETE"
+_ALLOW_ALL = json.dumps(
+    {"Statement": [{"Effect": "Allow", "Action": "Update:*", "Principal": "*", "Resource": "*"}]}
+)
 
 
 class Stack(Struct, frozen=True):
@@ -100,6 +106,9 @@ class ChangeSet(Struct, frozen=True):
         """AWS has no other way to say that nothing would change."""
         text = self.reason
         return "didn't contain changes" in text or "No updates are to be performed" in text
+
+
+NO_CHANGES = ChangeSet("", "FAILED", "No updates are to be performed.")
 
 
 class Drift(Struct, frozen=True):
@@ -204,7 +213,7 @@ class Stacks:
                 **_content(blueprint),
                 **policy,
                 EnableTerminationProtection=blueprint.is_protected,
-                ClientRequestToken=blueprint.token("create"),
+                ClientRequestToken=_once("create"),
             )
             return str(made["StackId"])
 
@@ -259,11 +268,8 @@ class Stacks:
         """Begin to delete a stack. What its template says is to be kept stays."""
         if stack.is_protected:
             self._protect(stack.name, False)
-        token = hashlib.sha256(f"{stack.id} {stack.status}".encode()).hexdigest()[:40]
         with translated("DeleteStack"):
-            self._client.delete_stack(
-                StackName=stack.id, ClientRequestToken=f"batchml-delete-{token}"
-            )
+            self._client.delete_stack(StackName=stack.id, ClientRequestToken=_once("delete"))
 
     def _protect(self, name: str, on: bool) -> None:
         with translated("UpdateTerminationProtection"):
@@ -272,7 +278,10 @@ class Stacks:
             )
 
     def guard(self, blueprint: Blueprint) -> None:
-        """Set the stack policy and the termination protection that a stack is to have."""
+        """Set the stack policy and the termination protection that a stack is to have.
+
+        The protection last: while it is off, the policy may be, too. See `unguard`.
+        """
         if blueprint.policy:
             with translated("SetStackPolicy"):
                 self._client.set_stack_policy(
@@ -281,14 +290,22 @@ class Stacks:
         if blueprint.is_protected:
             self._protect(blueprint.name, True)
 
+    def unguard(self, name: str) -> None:
+        """Let the next update replace and remove data.
+
+        The protection goes first, and so a stack that is found without one, after whoever lifted it
+        was interrupted, is guarded again: descriptions of stacks do not show their policy.
+        """
+        self._protect(name, False)
+        with translated("SetStackPolicy"):
+            self._client.set_stack_policy(StackName=name, StackPolicyBody=_ALLOW_ALL)
+
     def continue_rollback(self, stack: Stack, skip: Sequence[str]) -> None:
         """Let a rollback that is stuck go on, leaving out the resources `skip`."""
-        content = json.dumps([stack.id, stack.changed_at, sorted(skip)])
-        token = hashlib.sha256(content.encode()).hexdigest()[:40]
         with translated("ContinueUpdateRollback"):
             self._client.continue_update_rollback(
                 StackName=stack.id,
-                ClientRequestToken=f"batchml-continue-{token}",
+                ClientRequestToken=_once("continue"),
                 **({"ResourcesToSkip": list(skip)} if skip else {}),
             )
 
@@ -321,6 +338,10 @@ class Stacks:
             if not page.get("NextToken"):
                 return found
             more = {"NextToken": page["NextToken"]}
+
+
+def _once(operation: str) -> str:
+    return f"batchml-{operation}-{uuid.uuid4().hex}"
 
 
 def _content(blueprint: Blueprint) -> dict[str, Any]:

@@ -65,7 +65,8 @@ def _read_settings(env: str | None) -> "tuple[Settings, Config]":
         if isinstance(error, ConfigError):
             return settings, Config(error.where, error.mistakes, env or "")
         return settings, Config(None, (str(error),), env or "")
-    return settings, Config(settings.config, (), settings.env.value)
+    others = settings.described.mistakes_of(*settings.environments)
+    return settings, Config(settings.config, tuple(others), settings.env.value)
 
 
 def _examine(settings: "Settings", config: "Config") -> "Iterator[Finding]":

@@ -16,7 +16,7 @@ from batchml.aws.stacks import Stacks
 from batchml.cli import submission
 from batchml.cli.output import say
 from batchml.cli.wiring import Place
-from batchml.errors import INTERRUPTED, NotFound
+from batchml.errors import INTERRUPTED, NotFound, UsageError
 from batchml.model.environment import LOCAL, Environment
 from batchml.ops.desired import STACKS, Scheme
 from batchml.ops.steps import Tools
@@ -55,15 +55,22 @@ def _environment(place: Place, like: str | None) -> tuple[Environment, list[str]
     if like is not None and like not in known:
         raise NotFound("Environment", like, known, "It came from flag --like.")
     own = place.settings.environment
+    if like is not None and (not place.settings.is_local or own.compute or own.queues):
+        what = "local" if place.settings.is_local else place.env
+        raise UsageError(f"--like is for local without a description of its own, not for {what}.")
     if not place.settings.is_local or own.compute or own.queues or own.jobs:
         return own, []
-    others = [name for name in known if name != LOCAL]
+    others = sorted(name for name in known if name != LOCAL)
     model = like or (place.settings.default if place.settings.default != LOCAL else None)
     model = model or (others[0] if len(others) == 1 else None)
+    if model is None and others:
+        flags = " or ".join(f"--like {name}" for name in others)
+        raise UsageError(f"Which of {len(others)} environments local is to be like: {flags}?")
     if model is None or model == LOCAL:
         return own, []
+    place.settings.check(model)
     there = known[model]
-    note = f"local has the compute environments, queues and jobs of {model}."
+    note = f"local takes the compute environments, queues and jobs of {model}."
     return replace(own, compute=there.compute, queues=there.queues, jobs=there.jobs), [note]
 
 
@@ -95,13 +102,23 @@ def tools(place: Place, **more: Any) -> Tools:
     )  # fmt: skip
 
 
+class Course:
+    """How far a command is: `has_begun` once something was asked for."""
+
+    has_begun = False
+
+
 @contextmanager
-def going_on(command: str) -> Iterator[None]:
-    """On Ctrl-C say that nothing is lost: AWS goes on with what it was told."""
+def going_on(command: str) -> Iterator[Course]:
+    """On Ctrl-C say that nothing is lost: what was asked for goes on by itself."""
+    course = Course()
     try:
-        yield
+        yield course
     except KeyboardInterrupt:
-        say(f"\nInterrupted. What AWS was told goes on there; to follow: {command}")
+        if course.has_begun:
+            say(f"\nInterrupted. What was asked for goes on by itself; to go on: {command}")
+        else:
+            say("\nNothing was changed.")
         raise typer.Exit(INTERRUPTED) from None
 
 
@@ -109,11 +126,9 @@ def ask(question: str, flag: str, *, yes: bool, expected: Sequence[str] = ("y", 
     """Ask on the terminal. Raises UsageError with the flag that answers, where there is none."""
     import sys
 
-    from batchml.errors import UsageError
-
     if yes:
         return True
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise UsageError(f"Nothing was changed. This is to be confirmed: add {flag}.")
     print(f"{question} ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in expected
+    return sys.stdin.readline().strip().lower() in {answer.lower() for answer in expected}

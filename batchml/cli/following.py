@@ -61,6 +61,7 @@ def detaching(place: "Place", job_ids: list[str], *, cancel: bool = False) -> It
     With `cancel`, stop them instead.
     """
     from batchml.errors import INTERRUPTED
+    from batchml.model.run import EXIT_CODES, OutcomeClass
 
     try:
         yield
@@ -74,7 +75,7 @@ def detaching(place: "Place", job_ids: list[str], *, cancel: bool = False) -> It
                 say(f"Cancelled job {job_id}.")
             else:
                 say_how_to_go_on(place, job_id)
-        raise typer.Exit(INTERRUPTED) from None
+        raise typer.Exit(EXIT_CODES[OutcomeClass.CANCELLED] if cancel else INTERRUPTED) from None
 
 
 def say_how_to_go_on(place: "Place", job_id: str) -> None:

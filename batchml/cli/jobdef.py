@@ -64,13 +64,15 @@ def register(
     from batchml.ops.definitions import register as register_one
 
     place = open_place(env)
-    defined = submission.define(place, jobs)  # all mistakes before anything is sent
+    found = submission.resolve(place, jobs)
+    platform = submission.read_platform(place)
+    requests = [each.request(platform) for each in found]  # all mistakes before anything is sent
     place.connect()
     shown = []
-    for each in defined:
+    for each, request in zip(found, requests, strict=True):
         submission.publish(place, each.image_folder)
-        name, job = each.request["jobDefinitionName"], each.spec.name
-        is_new = register_one(place.batch, each.request, place.clock.now())
+        name, job = request["jobDefinitionName"], each.spec.name
+        is_new = register_one(place.batch, request, place.clock.now())
         shown.append({"job": job, "jobDefinitionName": name, "isNew": is_new})
         if not json_:
             done = "is registered" if is_new else "exists already, with the same content"

@@ -11,7 +11,7 @@ from batchml.cli.output import print_json, print_line, say
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from batchml.cli.environments import Subject
+    from batchml.cli.environments import Course, Subject
     from batchml.cli.wiring import Place
     from batchml.ops.plan import Facts, Step, Wanted
     from batchml.ops.steps import Tools
@@ -57,9 +57,9 @@ def setup(
     subject = environments.subject(place, like)
     skipped = tuple(skip_resource or ()) if continue_rollback or skip_resource else None
     tools = environments.tools(place, continue_rollback=skipped)
-    with environments.going_on(f"batchml setup --env {place.env}"):
+    with environments.going_on(f"batchml setup --env {place.env}") as course:
         _run(
-            place, subject, tools, lambda facts: desired.wanted(subject.scheme, facts),
+            place, subject, tools, course, lambda facts: desired.wanted(subject.scheme, facts),
             Wishes("setup", plan, yes, json_, tuple(allow_loss or ())),
         )  # fmt: skip
 
@@ -81,9 +81,9 @@ def teardown(
 
     place = open_place(env)
     subject = environments.subject(place)
-    with environments.going_on(f"batchml teardown --env {place.env}"):
+    with environments.going_on(f"batchml teardown --env {place.env}") as course:
         _run(
-            place, subject, environments.tools(place),
+            place, subject, environments.tools(place), course,
             lambda facts: desired.leftovers(subject.scheme, facts, delete_data=delete_data),
             Wishes("teardown", plan, yes, json_, (), deletes_data=delete_data),
         )  # fmt: skip
@@ -101,7 +101,7 @@ class Wishes:
 
 
 def _run(
-    place: "Place", subject: "Subject", tools: "Tools",
+    place: "Place", subject: "Subject", tools: "Tools", course: "Course",
     planner: "Callable[[Facts], Wanted]", wishes: Wishes,
 ) -> None:  # fmt: skip
     from msgspec.structs import replace
@@ -116,6 +116,7 @@ def _run(
         for line in _shown(place, subject, steps, document):
             print_line(line)
     changing = [step for step in steps if step.changes]
+    _refuse_used(steps, facts)
     if wishes.plan or not changing:
         forget(facts, tools)
         if wishes.json:
@@ -127,11 +128,27 @@ def _run(
         forget(facts, tools)
         raise
     losing = frozenset(step.name for step in agreed if step.loses)
+    course.has_begun = True
     _apply(place, subject, replace(tools, replacing=losing), planner, facts, agreed)
     if wishes.json:
         print_json({**document, "applied": True})
     else:
         print_line(_next(place, wishes))
+
+
+def _refuse_used(steps: "Sequence[Step]", facts: "Facts") -> None:
+    """Raise UsageError where something would be deleted that a queue of somebody else's uses."""
+    from batchml.errors import UsageError
+    from batchml.ops.plan import still_used
+
+    used = still_used(steps, facts)
+    if used:
+        what = "; ".join(f"{name} by {', '.join(queues)}" for name, queues in used.items())
+        raise UsageError(
+            "Nothing was changed: compute environments are used by queues that setup did not "
+            f"make: {what}. Delete those queues first (batchml queue delete NAME), "
+            "or give them others (batchml queue update NAME --compute OTHER)."
+        )
 
 
 def _agreed(steps: "Sequence[Step]", wishes: Wishes, env: str) -> "set[Step]":
@@ -273,5 +290,7 @@ def _next(place: "Place", wishes: Wishes) -> str:
     if wishes.command == "teardown":
         return f"Environment {place.env} is torn down."
     flag = "" if place.env == place.settings.default else f" --env {place.env}"
-    what = f"submit{flag} --wait lenet" if place.settings.is_local else f"queue list{flag}"
+    has_hello = (place.here / "jobs" / "hello" / "job.toml").is_file()
+    job = "hello" if has_hello else "lenet"
+    what = f"submit{flag} --wait {job}" if place.settings.is_local else f"queue list{flag}"
     return f"Environment {place.env} is ready. Try: batchml {what}"

@@ -62,14 +62,6 @@ class Job(Struct, frozen=True):
         return definition(self.spec, self.image, platform)
 
 
-class Defined(Struct, frozen=True):
-    """A job and its RegisterJobDefinition request."""
-
-    spec: JobSpec
-    request: dict[str, Any]
-    image_folder: Path | None
-
-
 def prepare(place: Place, order: Order, *, dry_run: bool) -> Prepared:
     """Work out the requests; nothing is sent and nothing kept.
 
@@ -99,17 +91,6 @@ def prepare(place: Place, order: Order, *, dry_run: bool) -> Prepared:
         platform=read_platform(place),
     )
     return Prepared(spec, requests, archive, image_folder)
-
-
-def define(place: Place, names: Sequence[str], platform: Platform | None = None) -> list[Defined]:
-    """Work out the definitions of jobs; nothing is sent and nothing kept.
-
-    The platform is read from the environment's stacks unless given. Raises ConfigError for a
-    job.toml that is wrong, NotFound for a job, or for an image that was not pushed.
-    """
-    jobs = resolve(place, names)
-    chosen = read_platform(place) if platform is None else platform
-    return [Defined(job.spec, job.request(chosen), job.image_folder) for job in jobs]
 
 
 def resolve(place: Place, names: Sequence[str]) -> list[Job]:

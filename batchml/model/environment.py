@@ -26,7 +26,7 @@ TIME_LIMITS = {
 _ENV_NAME = re.compile(r"[a-z][a-z0-9-]{0,19}")
 _REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-[0-9]")
 _AMI = re.compile(r"ami-[0-9a-f]{8,17}")
-_INSTANCE = re.compile(r"[a-z][a-z0-9-]*(\.[a-z0-9-]+)?|default_x86_64|default_arm64")
+_INSTANCE = re.compile(r"[a-z]+[0-9][a-z0-9-]*(\.[a-z0-9-]+)?|optimal|default_x86_64|default_arm64")
 _RESERVATION = re.compile(r"cr-[0-9a-f]{8,17}|arn:aws[a-z-]*:resource-groups:\S+|open|none")
 _CIDR = re.compile(r"(\d{1,3})\.(\d{1,3})\.(\d{1,3})\.(\d{1,3})/(1[6-9]|2[0-2])")
 _SHARE = re.compile(r"[A-Za-z0-9]{1,254}\*?")
@@ -203,28 +203,53 @@ def is_arm_type(instance_type: str) -> bool:
     )
 
 
+class Described(Struct, frozen=True):
+    """What a `batchml.toml` says, and its mistakes by environment; "" for the file's own.
+
+    An environment with mistakes has the default where it is wrong: of use for nothing but words.
+    """
+
+    default: str
+    environments: dict[str, Environment]
+    mistakes: dict[str, tuple[str, ...]]
+
+    def mistakes_of(self, *names: str) -> list[str]:
+        """All the mistakes, if there is one of the file's own or in one of these environments."""
+        concerned = any(self.mistakes.get(name) for name in ("", *names))
+        return [text for texts in self.mistakes.values() for text in texts] if concerned else []
+
+
 def read_environments(table: Mapping[str, Any], where: str) -> tuple[str, dict[str, Environment]]:
     """The default environment's name, and every environment by name.
 
     Raises ConfigError with every mistake of the file at once.
     """
-    config, mistakes = read_struct(table, Config)
+    found = read_described(table)
+    mistakes = found.mistakes_of(*found.environments)
+    if mistakes:
+        raise ConfigError(where, mistakes)
+    return found.default, found.environments
+
+
+def read_described(table: Mapping[str, Any]) -> Described:
+    """What the file says, with its mistakes beside it."""
+    config, general = read_struct(table, Config)
+    mistakes: dict[str, tuple[str, ...]] = {}
     environments = {LOCAL: Environment()}
     for name, inner in config.env.items():
         environments[name], found = read_struct(inner, Environment)
         found += _mistakes(environments[name], inner, is_local=name == LOCAL)
-        mistakes += [f"env.{name}.{mistake}" for mistake in found]
+        found = [f"env.{name}.{mistake}" for mistake in found]
         if not _ENV_NAME.fullmatch(name):
-            mistakes.append(
+            found.append(
                 f"env.{name}: not a name for an environment: 1 to 20 lower-case letters, digits "
                 "and hyphens, the first a letter."
             )
+        mistakes[name] = tuple(found)
     if config.default not in environments:
         meant = did_you_mean(config.default, environments)
-        mistakes.append(f"default: no environment {config.default!r} is described.{meant}")
-    if mistakes:
-        raise ConfigError(where, mistakes)
-    return config.default, environments
+        general.append(f"default: no environment {config.default!r} is described.{meant}")
+    return Described(config.default, environments, {"": tuple(general), **mistakes})
 
 
 def with_default(text: str, name: str) -> str:
@@ -243,18 +268,23 @@ def with_default(text: str, name: str) -> str:
 def read_compute(name: str, table: Mapping[str, Any], where: str) -> Compute:
     """One compute environment. Raises ConfigError with every mistake at once."""
     compute, mistakes = read_struct(table, Compute)
-    mistakes += [text.removeprefix(".") for text in _compute_mistakes(name, compute, table)]
+    mistakes += [_of_flags(text) for text in _compute_mistakes(name, compute, table)]
     if mistakes:
         raise ConfigError(where, mistakes)
     return compute
+
+
+def _of_flags(mistake: str) -> str:
+    """A mistake of a file's table, told of a command line: `.key: ...`, or `: ...` of the name."""
+    return mistake.removeprefix(".") if mistake.startswith(".") else f"NAME{mistake}"
 
 
 def read_queue(name: str, table: Mapping[str, Any], where: str) -> Queue:
     """One queue, on whatever compute environments it names. Raises ConfigError."""
     queue, mistakes = read_struct(table, Queue)
     known = dict.fromkeys(queue.compute, Compute())
-    found = _queue_mistakes(name, queue, Environment(compute=known))
-    mistakes += [text.removeprefix(".") for text in found]
+    found = _queue_mistakes(name, queue, Environment(compute=known), table)
+    mistakes += [_of_flags(text) for text in found]
     if mistakes:
         raise ConfigError(where, mistakes)
     return queue
@@ -269,11 +299,11 @@ def _mistakes(env: Environment, table: Mapping[str, Any], *, is_local: bool) -> 
         *_secret_mistakes(env.secrets),
         *_storage_mistakes(env.storage),
         *_tag_mistakes("tags", env.tags),
-        *_budget_mistakes(env.budget),
+        *_budget_mistakes(env.budget, _inner(table, "budget")),
         *(f"compute.{name}{text}" for name, compute in env.compute.items()
           for text in _compute_mistakes(name, compute, _inner(table, "compute", name))),
         *(f"queues.{name}{text}" for name, queue in env.queues.items()
-          for text in _queue_mistakes(name, queue, env)),
+          for text in _queue_mistakes(name, queue, env, _inner(table, "queues", name))),
     ]  # fmt: skip
 
 
@@ -340,7 +370,9 @@ def _network_mistakes(network: Network) -> Iterator[str]:
 
 def _storage_mistakes(storage: Storage) -> Iterator[str]:
     size = storage.size_gib
-    if storage.workspace == "fsx-lustre" and size != 1200 and (size < 2400 or size % 2400):
+    if not size:
+        yield f'storage.size: found {storage.size!r}. Expected a size such as "2400 GiB".'
+    elif storage.workspace == "fsx-lustre" and size != 1200 and (size < 2400 or size % 2400):
         yield f"storage.size: found {storage.size!r}. FSx for Lustre has 1200 GiB, or n x 2400 GiB."
 
 
@@ -354,9 +386,9 @@ def _tag_mistakes(where: str, tags: Mapping[str, str]) -> Iterator[str]:
             yield f"{where}.{key}: tags that begin with {key.partition(':')[0]} are taken."
 
 
-def _budget_mistakes(budget: Budget | None) -> Iterator[str]:
+def _budget_mistakes(budget: Budget | None, table: Mapping[str, Any]) -> Iterator[str]:
     if budget is not None:
-        if not budget.usd:
+        if "usd" not in table:
             yield "budget.usd: missing. Dollars a month, for example usd = 500."
         if not _EMAIL.fullmatch(budget.email):
             yield f"budget.email: found {budget.email!r}. Expected an address to warn."
@@ -367,7 +399,7 @@ def _compute_mistakes(name: str, compute: Compute, table: Mapping[str, Any]) -> 
         yield ": not a name: up to 64 letters, digits, hyphens and underscores."
     if re.search(r"-r[0-9]+$", name):
         yield ": names that end like -r2 are taken: what replaces a compute environment has one."
-    if not compute.instance_types and "instance_types" not in table:
+    if not compute.instance_types and not table.get("instance_types"):
         yield '.instance_types: missing. For example ["g5.xlarge", "g6.xlarge"].'
     for each in compute.instance_types:
         if not _INSTANCE.fullmatch(each):
@@ -410,10 +442,13 @@ def _instance_mistakes(compute: Compute) -> Iterator[str]:
         yield f'.stop_timeout: found {compute.stop_timeout!r}. Expected "30s" to "120s".'
 
 
-def _queue_mistakes(name: str, queue: Queue, env: Environment) -> Iterator[str]:
+def _queue_mistakes(
+    name: str, queue: Queue, env: Environment, table: Mapping[str, Any]
+) -> Iterator[str]:
     if not is_valid_name(name) or len(name) > 64:
         yield ": not a name: up to 64 letters, digits, hyphens and underscores."
-    if not 1 <= len(queue.compute) <= MAX_ENVIRONMENTS:
+    is_list = isinstance(table.get("compute", []), list | tuple)
+    if is_list and not 1 <= len(queue.compute) <= MAX_ENVIRONMENTS:
         yield f".compute: names {len(queue.compute)} compute environments; 1 to {MAX_ENVIRONMENTS}."
     for each in sorted(set(queue.compute) - set(env.compute)):
         yield f".compute: no compute.{each} is described.{did_you_mean(each, env.compute)}"

@@ -7,7 +7,7 @@ rest is read again, until nothing is left to complain about.
 import copy
 import re
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -35,7 +35,7 @@ def read_struct(table: Mapping[str, Any], kind: type[T]) -> tuple[T, list[str]]:
             return msgspec.convert(left, kind), mistakes
         except msgspec.ValidationError as error:
             text, _, path = str(error).partition(" - at `")
-            steps = _steps(path.removesuffix("`"))
+            steps = _located(left, kind, str(error), _steps(path.removesuffix("`")))
             unknown = _UNKNOWN.match(text)
             if unknown:
                 steps = [*steps, unknown[1]]
@@ -72,16 +72,41 @@ def parse_duration(text: str | int) -> int | None:
     return int(sum(float(number) * _SECONDS[unit] for number, unit in parts))
 
 
+_SOME_KEY = ""  # `[...]`: msgspec does not say which key of a free table it is
+
+
 def _steps(path: str) -> list[str | int]:
-    found: list[str | int] = []
-    for name, index in _STEP.findall(path.removeprefix("$")):
-        if name:
-            found.append(name)
-        elif index:
-            found.append(int(index))
-        else:  # `[...]`: msgspec does not say which key of a free table it is
-            break
-    return found
+    found = _STEP.findall(path.removeprefix("$"))
+    return [name or (int(index) if index else _SOME_KEY) for name, index in found]
+
+
+def _located(
+    table: dict[str, Any], kind: type[msgspec.Struct], text: str, steps: list[str | int]
+) -> list[str | int]:
+    """The steps with the keys that msgspec leaves out: those with which alone it says the same."""
+    while _SOME_KEY in steps:
+        place = steps.index(_SOME_KEY)
+        keys = (key for key in _at(table, steps[:place]) if key != _SOME_KEY)
+        found = next((key for key in keys if _says(table, kind, [*steps[:place], key], text)), None)
+        if found is None:
+            return steps[:place]
+        steps = [*steps[:place], found, *steps[place + 1 :]]
+    return steps
+
+
+def _says(
+    table: dict[str, Any], kind: type[msgspec.Struct], steps: list[str | int], text: str
+) -> bool:
+    """Whether the complaint is `text` when a key has none beside it."""
+    alone = copy.deepcopy(table)
+    free = _at(alone, steps[:-1])
+    for key in [key for key in free if key != steps[-1]]:
+        del free[key]
+    try:
+        msgspec.convert(alone, kind)
+    except msgspec.ValidationError as error:
+        return str(error) == text
+    return False
 
 
 def _dotted(steps: list[str | int]) -> str:
@@ -103,20 +128,14 @@ def _remove(table: Any, steps: list[str | int]) -> bool:
 
 
 def _unknown_key(steps: list[str | int], kind: type[msgspec.Struct]) -> str:
-    names = [step for step in steps if isinstance(step, str)]
-    known: list[str] = _field_names(kind, names[:-1])
-    meant = did_you_mean(names[-1], known)
+    known = _field_names(_type_at(kind, steps[:-1]))
+    meant = did_you_mean(str(steps[-1]), known)
     return f"{_dotted(steps)}: unknown key.{meant or ' Known: ' + ', '.join(known) + '.'}"
 
 
 def _choices(steps: list[str | int], kind: Any) -> str:
     """` one of a, b` for a value that is one of a few words."""
-    names = [step for step in steps if isinstance(step, str)]
-    for name in names[:-1]:
-        kind = _struct_inside(_field(kind, name).type)
-        if kind is None:
-            return ""
-    words = _literals(_field(kind, names[-1]).type) if names else []
+    words = [word for word in _literals(_type_at(kind, steps)) if word]
     return f" one of {', '.join(words)}" if words else ""
 
 
@@ -126,23 +145,41 @@ def _literals(annotation: Any) -> list[str]:
         part
         for inner in arguments
         if inner is not Ellipsis
-        for part in ([inner] if isinstance(inner, str) else _literals(inner))
+        for part in ([str(inner)] if isinstance(inner, str | int) else _literals(inner))
     ]
 
 
-def _field(kind: type[msgspec.Struct], name: str) -> Any:
-    return next(f for f in msgspec.structs.fields(kind) if f.encode_name == name)
+def _type_at(annotation: Any, steps: list[str | int]) -> Any:
+    """The type of what is at `steps`; None where that is not known."""
+    for step in steps:
+        annotation = _type_below(annotation, step)
+    return annotation
 
 
-def _field_names(kind: Any, path: list[str]) -> list[str]:
-    """The keys allowed at `path` below `kind`, as they are written in the file."""
-    for name in path:
-        kind = _struct_inside(_field(kind, name).type)
+def _type_below(annotation: Any, step: str | int) -> Any:
+    if _is_struct(annotation):
+        fields = msgspec.structs.fields(annotation)
+        return next((field.type for field in fields if field.encode_name == step), None)
+    arguments = get_args(annotation)
+    if get_origin(annotation) is dict:
+        return arguments[1]
+    if isinstance(step, int) and get_origin(annotation) in (tuple, list):
+        return arguments[0]
+    return next((found for part in arguments if (found := _type_below(part, step))), None)
+
+
+def _is_struct(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, msgspec.Struct)
+
+
+def _field_names(annotation: Any) -> list[str]:
+    """The keys that a table of this type may have, as they are written in the file."""
+    kind = _struct_inside(annotation)
     return [field.encode_name for field in msgspec.structs.fields(kind)]
 
 
 def _struct_inside(annotation: Any) -> Any:
-    if isinstance(annotation, type) and issubclass(annotation, msgspec.Struct):
+    if _is_struct(annotation):
         return annotation
     for part in getattr(annotation, "__args__", ()):
         found = _struct_inside(part)

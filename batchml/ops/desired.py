@@ -16,7 +16,7 @@ from batchml.aws import launch, resources
 from batchml.aws.site import Platform, Site, make_platform, make_site, stack_name
 from batchml.aws.stacks import Blueprint, Stack
 from batchml.model.environment import LOCAL, Compute, Environment
-from batchml.ops.plan import TAG_SOURCE, UNKNOWN, Facts, Wanted
+from batchml.ops.plan import DATA_TYPES, TAG_SOURCE, UNKNOWN, Facts, Wanted
 
 # In the order in which they are made; teardown goes backwards.
 STACKS = ("network", "roles", "storage", "observability", "ami")
@@ -53,18 +53,11 @@ _STACK_POLICY = json.dumps(
                 "Action": ["Update:Replace", "Update:Delete"],
                 "Principal": "*",
                 "Resource": "*",
-                "Condition": {
-                    "StringEquals": {
-                        "ResourceType": [
-                            "AWS::EFS::FileSystem", "AWS::FSx::FileSystem", "AWS::KMS::Key",
-                            "AWS::Logs::LogGroup", "AWS::S3::Bucket",
-                        ]
-                    }
-                },
+                "Condition": {"StringEquals": {"ResourceType": sorted(DATA_TYPES)}},
             },
         ]
     }
-)  # fmt: skip
+)
 
 
 class Scheme(Struct, frozen=True):
@@ -98,7 +91,8 @@ def wanted(scheme: Scheme, facts: Facts) -> Wanted:
     site = make_site(scheme.name, scheme.environment, flat)
     batch = _batch(scheme, site, facts)
     if scheme.is_local:
-        return Wanted(**batch, definitions=dict(scheme.definitions(Platform())))
+        queues = {**_born_with(facts), **batch.pop("queues")}
+        return Wanted(**batch, queues=queues, definitions=dict(scheme.definitions(Platform())))
     platform = make_platform(scheme.name, scheme.environment, flat)
     return Wanted(
         stacks=tuple(_blueprint(scheme, short, outputs) for short in wanted_stacks(scheme)),
@@ -117,7 +111,14 @@ def single(scheme: Scheme, facts: Facts) -> Wanted:
         definitions={},
         is_all=False,
         environments=_by_command(everything.environments, facts.environments),
-        queues=_by_command(everything.queues, facts.queues),
+        queues=_by_command(
+            {
+                name: request
+                for name, request in everything.queues.items()
+                if request is not _LOCAL_DEFAULT
+            },
+            facts.queues,
+        ),
         policies=_by_command(everything.policies, facts.policies),
     )
 
@@ -133,11 +134,15 @@ def _by_command(
     return marked
 
 
+def _born_with(facts: Facts) -> dict[str, dict[str, Any]]:
+    """The embedded server's own queue, as it was, once `setup` has changed it."""
+    return {LOCAL_QUEUE: _LOCAL_DEFAULT} if LOCAL_QUEUE in facts.queues else {}
+
+
 def leftovers(scheme: Scheme, facts: Facts, *, delete_data: bool) -> Wanted:
     """What `teardown` leaves: nothing, or what holds data and what that cannot be without."""
     if scheme.is_local:
-        kept_queue = {} if LOCAL_QUEUE not in facts.queues else {LOCAL_QUEUE: _LOCAL_DEFAULT}
-        return Wanted(queues=kept_queue)
+        return Wanted(queues=_born_with(facts))
     data = tuple(map(scheme.stack, DATA_STACKS))
     storage, network = (facts.stacks.get(scheme.stack(each)) for each in ("storage", "network"))
     kept: tuple[Blueprint, ...] = ()

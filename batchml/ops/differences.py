@@ -8,6 +8,10 @@ from batchml.model.names import bare_name
 # Lists that AWS treats as sets, so another order is no difference.
 _SETS = {"subnets", "securityGroupIds", "instanceTypes", "shareDistribution"}
 
+# What AWS adds to what was asked for: of the AMI of an `ec2Configuration`, once there are instances
+# that started from it. Source: AWS Batch API reference, Ec2Configuration, `batchImageStatus`.
+_ADDED = {"batchImageStatus"}
+
 
 class Difference(tuple[str, Any, Any]):
     """`(key, found, wanted)`; the key is a path such as `computeResources.maxvCpus`."""
@@ -28,13 +32,16 @@ def differences(
 ) -> Iterator[Difference]:
     """Every key of `wanted` that `found` has otherwise. What is not asked for is AWS's to choose.
 
-    Names and ARNs of the same thing are the same.
+    Names and ARNs of the same thing are the same, and so are 0 or nothing and what AWS does not
+    mention: a `minScaleDownDelayMinutes` of 0 unsets it.
     """
     for key, value in wanted.items():
         there = found.get(key)
         place = f"{path}.{key}" if path else key
         if isinstance(value, Mapping):
             yield from differences(value, there if isinstance(there, Mapping) else {}, place)
+        elif there is None and not value:
+            continue
         elif _comparable(key, value) != _comparable(key, there):
             yield Difference((place, there, value))
 
@@ -42,7 +49,8 @@ def differences(
 def _comparable(key: str, value: Any) -> Any:
     """A form in which equal means the same to AWS."""
     if isinstance(value, Mapping):
-        return {name: _comparable(name, inner) for name, inner in value.items()}
+        kept = {name: inner for name, inner in value.items() if name not in _ADDED}
+        return {name: _comparable(name, inner) for name, inner in kept.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
         items = [_comparable("", each) for each in value]
         return sorted(items, key=repr) if key in _SETS else items

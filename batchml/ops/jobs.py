@@ -50,6 +50,10 @@ def find_image(name: str, folders: Sequence[Path]) -> Path | None:
     for folder in folders:
         if (folder / name / "requirements.txt").is_file():
             return folder / name
+    for folder in folders:
+        if (folder / name).is_dir():
+            hint = "An image's folder has one, if only an empty one: it is what pip installs."
+            raise NotFound("File", f"{folder / name}/requirements.txt", [], hint)
     known = {path.parent.name for folder in folders for path in folder.glob("*/requirements.txt")}
     hint = "An image is a folder below images/, or a reference such as docker.io/library/python."
     raise NotFound("Image", name, known, hint)

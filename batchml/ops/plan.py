@@ -21,7 +21,6 @@ from batchml.ops.differences import Difference, differences
 UNKNOWN = "\N{LEFT-POINTING DOUBLE ANGLE QUOTATION MARK}"
 
 TAG_ENV = "batchml:env"
-TAG_NAME = "batchml:name"
 TAG_SOURCE = "batchml:source"  # `setup`; what single commands made is theirs to delete
 
 # Changes of these replace no instance and hold for any compute environment.
@@ -55,7 +54,7 @@ class Step(Struct, frozen=True):
     name: str
     reasons: tuple[str, ...] = ()
     loses: str = ""
-    how: str = ""  # of a stack: wait, recreate, continue-rollback
+    how: str = ""  # of a stack: wait, recreate, continue-rollback; of what was replaced: drain
 
     @property
     def changes(self) -> bool:
@@ -95,6 +94,7 @@ class Facts(Struct, frozen=True):
     policies: dict[str, dict[str, Any]] = {}
     environments: dict[str, dict[str, Any]] = {}
     queues: dict[str, dict[str, Any]] = {}
+    users: dict[str, tuple[str, ...]] = {}  # compute environments -> queues that are not ours
     busy: dict[str, int] = {}  # queues with runs that have not ended: how many, at least
     definitions: frozenset[str] = frozenset()
 
@@ -136,6 +136,20 @@ def _unmade(wanted: Wanted, facts: Facts) -> list[Step]:
     ]
 
 
+def still_used(steps: Iterable[Step], facts: Facts) -> dict[str, tuple[str, ...]]:
+    """The compute environments that a plan deletes, and queues that use them and are not ours.
+
+    AWS Batch refuses to delete one that a queue uses, for as long as it does.
+    """
+    return {
+        step.name: facts.users[step.name]
+        for step in steps
+        if step.kind is Kind.ENVIRONMENT
+        and step.action is Action.DELETE
+        and step.name in facts.users
+    }
+
+
 def is_known(request: Any) -> bool:
     """True when nothing in a request waits for something else to be made."""
     if isinstance(request, Mapping):
@@ -174,9 +188,9 @@ def decide_stack(blueprint: Blueprint, facts: Facts) -> Step:
         f"somebody has changed {drift.resource} by hand ({', '.join(drift.properties) or 'gone'})"
         for drift in facts.drifts.get(stack.name, ())
     )
-    return Step(
-        Action.UPDATE, Kind.STACK, stack.name, reasons, _loses(facts.proposals.get(stack.name))
-    )
+    # In the others there is nothing but records of their own, such as a build's.
+    loses = _loses(facts.proposals.get(stack.name)) if blueprint.is_protected else ""
+    return Step(Action.UPDATE, Kind.STACK, stack.name, reasons, loses)
 
 
 def _busy(stack: Stack) -> Step:
@@ -187,6 +201,9 @@ def _busy(stack: Stack) -> Step:
 
 
 def _stack_reasons(blueprint: Blueprint, stack: Stack, proposal: ChangeSet | None) -> Iterator[str]:
+    if blueprint.is_protected and not stack.is_protected:
+        # Lifted for an update or a deletion that did not come to its end; its policy is, too.
+        yield "its protection is off"
     if proposal is not None and proposal.is_empty:
         return
     if blueprint.template.strip() != stack.template.strip():
@@ -198,6 +215,9 @@ def _stack_reasons(blueprint: Blueprint, stack: Stack, proposal: ChangeSet | Non
     for key, value in sorted(blueprint.tags.items()):
         if stack.tags.get(key) != value:
             yield f"tag {key}: {stack.tags.get(key, 'none')} -> {value}"
+    for key in sorted(set(stack.tags) - set(blueprint.tags)):
+        if not key.startswith("aws:"):
+            yield f"tag {key}: {stack.tags[key]} -> none"
     for change in proposal.changes if proposal is not None else ():
         if change.replacement == "True":
             yield f"AWS replaces {change.resource} ({change.type}): {', '.join(change.causes)}"
@@ -206,7 +226,7 @@ def _stack_reasons(blueprint: Blueprint, stack: Stack, proposal: ChangeSet | Non
 
 
 # What holds data: replaced or removed only when that is said explicitly.
-_DATA_TYPES = {
+DATA_TYPES = {
     "AWS::EFS::FileSystem", "AWS::FSx::FileSystem", "AWS::KMS::Key", "AWS::Logs::LogGroup",
     "AWS::S3::Bucket",
 }  # fmt: skip
@@ -218,7 +238,7 @@ def _loses(proposal: ChangeSet | None) -> str:
     lost: list[str] = [
         f"{change.resource} ({change.type})"
         for change in changes
-        if change.type in _DATA_TYPES
+        if change.type in DATA_TYPES
         and (change.action == "Remove" or change.replacement in ("True", "Conditional"))
     ]
     return ", ".join(lost)
@@ -263,9 +283,19 @@ def _decided(kind: Kind, wanted: Requests, found: Requests, decide: Any) -> Iter
         there = found.get(name)
         if there is None:
             yield Step(Action.CREATE, kind, name, ("it does not exist",))
+        elif there.get("status") in _SETTLING:
+            yield _settling(kind, name, there)
         else:
             action, reasons, loses = decide(request, there)
             yield Step(action, kind, name, tuple(reasons), loses)
+
+
+# AWS Batch changes nothing that is in one of these, nor may a queue be given such an environment.
+_SETTLING = {"CREATING", "UPDATING"}
+
+
+def _settling(kind: Kind, name: str, there: Mapping[str, Any]) -> Step:
+    return Step(Action.UPDATE, kind, name, (f"{there['status']}: it is waited for",), how="wait")
 
 
 Verdict = tuple[Action, list[str], str]
@@ -291,6 +321,10 @@ def decide_environment(request: dict[str, Any], found: dict[str, Any]) -> Verdic
         "computeResources": request.get("computeResources", {}),
     }
     changed = list(differences(asked, found))
+    group = found.get("computeResources", {}).get("placementGroup")
+    if group and not asked["computeResources"].get("placementGroup"):
+        # AWS documents no way to take it away.
+        return Action.REPLACE, [*map(str, changed), f"placementGroup: {group} -> none"], ""
     cannot = _cannot_be_updated(changed, found)
     if cannot:
         return Action.REPLACE, [*map(str, changed), cannot], ""
@@ -325,7 +359,12 @@ def _next(environments: Mapping[str, Any], name: str) -> str:
     return f"{name}-r{max(_generations(environments, name), default=(0, ''))[0] + 1}"
 
 
-def _generations(environments: Mapping[str, Any], name: str) -> Iterator[tuple[int, str]]:
+def is_generation(name: str, base: str) -> bool:
+    """True for `gpu` and what replaced it, such as `gpu-r2`; not for `gpu-research`."""
+    return any(_generations([name], base))
+
+
+def _generations(environments: Iterable[str], name: str) -> Iterator[tuple[int, str]]:
     for each in environments:
         number = each.removeprefix(f"{name}-r")
         if each == name:
@@ -368,6 +407,9 @@ def _environments(wanted: Wanted, facts: Facts) -> Iterator[Step]:
         if not there:
             yield Step(Action.CREATE, Kind.ENVIRONMENT, name, ("it does not exist",))
             continue
+        if facts.environments[there].get("status") in _SETTLING:
+            yield _settling(Kind.ENVIRONMENT, there, facts.environments[there])
+            continue
         action, reasons, loses = decide_environment(request, facts.environments[there])
         if action is Action.REPLACE:
             reasons.append(f"it becomes {_next(facts.environments, name)}")
@@ -384,7 +426,8 @@ def _unwanted_environments(wanted: Wanted, facts: Facts) -> Iterator[Step]:
             for _, each in _generations(facts.environments, base)
         )  # fmt: skip
         reason = "it has been replaced" if replaced else "it is not described any more"
-        yield Step(Action.DELETE, Kind.ENVIRONMENT, name, (reason,))
+        how = "drain" if replaced else ""
+        yield Step(Action.DELETE, Kind.ENVIRONMENT, name, (reason,), how=how)
 
 
 def _cannot_be_updated(changed: list[Difference], found: Mapping[str, Any]) -> str:

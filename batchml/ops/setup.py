@@ -13,7 +13,8 @@ from msgspec.structs import replace
 from batchml.aws.batch import BatchApi
 from batchml.aws.compute import ComputeApi
 from batchml.aws.stacks import Stack
-from batchml.errors import BatchmlError, ServiceError
+from batchml.errors import BatchmlError
+from batchml.model.names import bare_name
 from batchml.ops.desired import Scheme
 from batchml.ops.plan import (
     TAG_ENV,
@@ -74,11 +75,23 @@ def _batch_facts(scheme: Scheme, compute: ComputeApi) -> Facts:
             if _is_ours(scheme, detail.get("tags") or {}) or _is_described(scheme, name)
         }
 
+    queues = compute.queues()
     return Facts(
         environments=ours(compute.environments()),
-        queues=ours(compute.queues()),
+        queues=ours(queues),
         policies=ours(compute.policies()),
+        users=_users({name: queues[name] for name in queues.keys() - ours(queues).keys()}),
     )
+
+
+def _users(queues: Mapping[str, dict[str, Any]]) -> dict[str, tuple[str, ...]]:
+    """Compute environments by the queues that use them."""
+    found: dict[str, tuple[str, ...]] = {}
+    for name in sorted(queues):
+        for entry in queues[name].get("computeEnvironmentOrder", ()):
+            used = bare_name(entry["computeEnvironment"])
+            found[used] = (*found.get(used, ()), name)
+    return found
 
 
 def _is_ours(scheme: Scheme, tags: Mapping[str, str]) -> bool:
@@ -97,6 +110,7 @@ def with_runs(facts: Facts, wanted: Wanted, compute: ComputeApi) -> Facts:
     doomed = [
         step.name for step in make_plan(wanted, facts)
         if step.kind is Kind.QUEUE and step.action in (Action.DELETE, Action.REPLACE)
+        and facts.queues[step.name].get("status") != "DELETING"
     ]  # fmt: skip
     counts = {name: compute.unfinished(name) for name in doomed}
     return replace(facts, busy={name: count for name, count in counts.items() if count})
@@ -145,8 +159,8 @@ def forget(facts: Facts, tools: Tools) -> None:
     for proposal in facts.proposals.values():
         try:
             tools.stacks.discard(proposal.id)
-        except ServiceError:
-            continue  # it is gone, or being carried out by somebody else
+        except BatchmlError:
+            continue  # it is gone, or carried out by somebody else; the next plan finds it else
 
 
 class NotConverging(BatchmlError):

@@ -26,6 +26,8 @@ from batchml.ops.plan import (
     Kind,
     Step,
     Wanted,
+    decide_environment,
+    decide_queue,
     generation,
     is_generation,
     is_known,
@@ -38,6 +40,9 @@ _STACK_LIMIT = 3 * 3600.0  # seconds; an AMI takes most of an hour
 _BATCH_LIMIT = 900.0  # seconds for a compute environment or queue to settle
 _DRIFT_LIMIT = 300.0
 _UPDATE_LIMIT = 3 * 3600.0  # an update that replaces instances waits for the jobs on them
+_JOB_MINUTES = 30  # for runs on instances that are replaced
+_TRAILING = 30.0  # seconds for which AWS Batch may still describe what was before an update
+_UNDER_WAY = ("CREATING", "UPDATING", "DELETING")
 _PAUSE = 0.5
 _BUSY_PAUSE = 2.0  # while there is something to tell
 _MAX_PAUSE = 10.0
@@ -284,16 +289,27 @@ def _outcome(stack: Stack, tools: Tools, seen: Sequence[StackEvent]) -> Stack | 
 
 
 def _placement_group(step: Step, wanted: Wanted, facts: Facts, tools: Tools) -> Steps:
-    yield from ()
     assert tools.launch is not None
     groups = dict(facts.groups)
     if step.action is Action.DELETE:
-        tools.launch.delete_placement_group(step.name)
+        yield from _delete_group(step.name, tools)
         groups.pop(step.name)
     else:
         tools.launch.create_placement_group(wanted.groups[step.name])
         groups[step.name] = {}
     return replace(facts, groups=groups)
+
+
+def _delete_group(name: str, tools: Tools) -> Generator[str, None, None]:
+    """Delete a placement group, once the instances of its compute environment have ended."""
+    assert tools.launch is not None
+    end, pause = tools.clock.monotonic() + _BATCH_LIMIT, _PAUSE
+    while not tools.launch.delete_placement_group(name):
+        if pause == _PAUSE:
+            yield "waiting for its instances to end"
+        _check_time(end, Kind.PLACEMENT_GROUP, name, "in use", tools)
+        tools.clock.sleep(pause)
+        pause = min(_MAX_PAUSE, pause * 1.5)
 
 
 def _launch_template(step: Step, wanted: Wanted, facts: Facts, tools: Tools) -> Steps:
@@ -320,7 +336,9 @@ def _policy(step: Step, wanted: Wanted, facts: Facts, tools: Tools) -> Steps:
     if step.action is Action.DELETE and there is not None:
         tools.compute.delete_policy(there["arn"])
     elif there is None:
-        tools.compute.create_policy(wanted.policies[step.name])
+        request = wanted.policies[step.name]
+        _create(lambda: tools.compute.create_policy(request),
+                lambda: tools.compute.policies().get(step.name), request)  # fmt: skip
     else:
         request = wanted.policies[step.name]
         tools.compute.update_policy(there["arn"], request["fairsharePolicy"])
@@ -333,7 +351,7 @@ def _policy(step: Step, wanted: Wanted, facts: Facts, tools: Tools) -> Steps:
 def _environment(step: Step, wanted: Wanted, facts: Facts, tools: Tools) -> Steps:
     environments = dict(facts.environments)
     if step.action is Action.DELETE:
-        yield from _delete_environment(step.name, tools)
+        yield from _delete_environment(step.name, tools, drains=step.how == "drain")
         environments.pop(step.name, None)
         return replace(facts, environments=environments)
     if step.how == "wait":
@@ -352,10 +370,13 @@ def _environment(step: Step, wanted: Wanted, facts: Facts, tools: Tools) -> Step
             tools.compute.tag(there["computeEnvironmentArn"], request["tags"])
     else:
         name = generation(wanted, facts, base)
-        tools.compute.create_environment({**request, "computeEnvironmentName": name})
+        made = {**request, "computeEnvironmentName": name}
+        _create(lambda: tools.compute.create_environment(made),
+                lambda: tools.compute.environment(name), request)  # fmt: skip
     environments[name] = yield from _settled(
-        lambda: tools.compute.environment(name), step.kind, name, tools, _UPDATE_LIMIT
-    )
+        lambda: tools.compute.environment(name), step.kind, name, tools, _UPDATE_LIMIT,
+        is_stale=lambda found: decide_environment(request, found)[0] is not Action.KEEP,
+    )  # fmt: skip
     return replace(facts, environments=environments)
 
 
@@ -367,6 +388,7 @@ def _request_of(step: Step, wanted: Wanted, facts: Facts) -> tuple[str, dict[str
 
 # What UpdateComputeEnvironment does not take, of what CreateComputeEnvironment does.
 _CREATE_ONLY = {"spotIamFleetRole"}
+_SCALING = {"minvCpus", "maxvCpus", "scalingPolicy"}  # no instance is replaced for these
 
 
 def _environment_update(
@@ -384,20 +406,23 @@ def _environment_update(
     update: dict[str, Any] = {"computeEnvironment": name, "state": "ENABLED"}
     if resources:
         update["computeResources"] = resources
-        update["updatePolicy"] = {"terminateJobsOnUpdate": False, "jobExecutionTimeoutMinutes": 30}
+    if set(resources) - _SCALING:
+        update["updatePolicy"] = {
+            "terminateJobsOnUpdate": False,
+            "jobExecutionTimeoutMinutes": _JOB_MINUTES,
+        }
     return update
 
 
-def _delete_environment(name: str, tools: Tools) -> Generator[str, None, None]:
-    """Disable it, wait, delete it, wait until it is gone: the order that AWS asks for."""
-    there = tools.compute.environment(name)
-    if there is not None and there.get("state") != "DISABLED" and there["status"] != "DELETING":
-        tools.compute.update_environment({"computeEnvironment": name, "state": "DISABLED"})
-        yield "disabling"
+def _delete_environment(
+    name: str, tools: Tools, *, drains: bool = False
+) -> Generator[str, None, None]:
+    """Its instances end with it. `drains`: runs on them get as long as an update would give."""
     yield from _gone(
         lambda: tools.compute.environment(name),
+        lambda: tools.compute.update_environment({"computeEnvironment": name, "state": "DISABLED"}),
         lambda: tools.compute.delete_environment(name),
-        Kind.ENVIRONMENT, name, tools,
+        Kind.ENVIRONMENT, name, tools, _JOB_MINUTES * 60.0 if drains else 0.0,
     )  # fmt: skip
 
 
@@ -417,7 +442,8 @@ def _queue(step: Step, wanted: Wanted, facts: Facts, tools: Tools) -> Steps:
     _refuse_unknown(step.kind, step.name, request)
     there = queues.get(step.name)
     if there is None:
-        tools.compute.create_queue(request)
+        _create(lambda: tools.compute.create_queue(request),
+                lambda: tools.compute.queue(step.name), request)  # fmt: skip
     else:
         tools.compute.update_queue(
             {
@@ -432,18 +458,16 @@ def _queue(step: Step, wanted: Wanted, facts: Facts, tools: Tools) -> Steps:
         if any((there.get("tags") or {}).get(k) != v for k, v in request["tags"].items()):
             tools.compute.tag(there["jobQueueArn"], request["tags"])
     queues[step.name] = yield from _settled(
-        lambda: tools.compute.queue(step.name), step.kind, step.name, tools, _BATCH_LIMIT
-    )
+        lambda: tools.compute.queue(step.name), step.kind, step.name, tools, _BATCH_LIMIT,
+        is_stale=lambda found: decide_queue(request, found)[0] is not Action.KEEP,
+    )  # fmt: skip
     return replace(facts, queues=queues)
 
 
 def _delete_queue(name: str, tools: Tools) -> Generator[str, None, None]:
-    there = tools.compute.queue(name)
-    if there is not None and there.get("state") != "DISABLED" and there["status"] != "DELETING":
-        tools.compute.update_queue({"jobQueue": name, "state": "DISABLED"})
-        yield "disabling"
     yield from _gone(
         lambda: tools.compute.queue(name),
+        lambda: tools.compute.update_queue({"jobQueue": name, "state": "DISABLED"}),
         lambda: tools.compute.delete_queue(name),
         Kind.QUEUE, name, tools,
     )  # fmt: skip
@@ -477,7 +501,7 @@ def remove(kind: Kind, name: str, tools: Tools, report: Callable[[str], None]) -
     _drained(_delete_environment(name, tools), report)
     if tools.launch is not None:
         tools.launch.delete_template(name)
-        tools.launch.delete_placement_group(name)
+        _drained(_delete_group(name, tools), report)
 
 
 Ended = TypeVar("Ended")
@@ -496,18 +520,35 @@ def _drained(run: Generator[str, None, Ended], report: Callable[[str], None]) ->
 Read = Callable[[], dict[str, Any] | None]
 
 
+def _create(make: Callable[[], None], read: Read, request: dict[str, Any]) -> None:
+    """Make what has no token. A call whose answer was lost is sent again, and then refused, since
+    what it asks for is there."""
+    try:
+        make()
+    except ServiceError as error:
+        there = read() if "already exists" in error.message else None
+        if there is None or (there.get("tags") or {}).get(TAG_ENV) != request["tags"][TAG_ENV]:
+            raise
+
+
 def _settled(
-    read: Read, kind: Kind, name: str, tools: Tools, limit: float
-) -> Generator[str, None, dict[str, Any]]:
+    read: Read, kind: Kind, name: str, tools: Tools, limit: float,
+    is_stale: Callable[[dict[str, Any]], bool] = lambda _: False,
+) -> Generator[str, None, dict[str, Any]]:  # fmt: skip
     """Wait until a resource is VALID. Raises SetupFailed when AWS finds it INVALID.
 
-    A description may trail what was asked for, so one that is not there yet is waited for as well.
+    A description may trail what was asked for, so one that is not there yet is waited for as well,
+    and one that `is_stale` for a while.
     """
-    end, before, pause = tools.clock.monotonic() + limit, "", 0.5
+    began = tools.clock.monotonic()
+    end, before, pause = began + limit, "", 0.5
     while True:
         found = read()
         status = str(found.get("status", "VALID")) if found else "not there yet"
-        if found is not None and status == "VALID":
+        is_over = before in _UNDER_WAY or tools.clock.monotonic() > began + _TRAILING
+        if found is not None and not is_over and status not in _UNDER_WAY and is_stale(found):
+            status = "not seen yet"
+        elif found is not None and status == "VALID":
             return found
         if status == "INVALID":
             reason = str((found or {}).get("statusReason", ""))
@@ -521,15 +562,26 @@ def _settled(
 
 
 def _gone(
-    read: Read, delete: Callable[[], None], kind: Kind, name: str, tools: Tools
-) -> Generator[str, None, None]:
-    """Delete once nothing is under way any more, and wait until it is gone."""
-    end, before, pause = tools.clock.monotonic() + _UPDATE_LIMIT, "", 0.5
+    read: Read, disable: Callable[[], None], delete: Callable[[], None],
+    kind: Kind, name: str, tools: Tools, patience: float = 0.0,
+) -> Generator[str, None, None]:  # fmt: skip
+    """Disable it, wait, delete it, wait until it is gone: the order that AWS asks for.
+
+    For `patience` seconds, or until its instances have ended, it is left disabled.
+    """
+    began = tools.clock.monotonic()
+    end, before, pause = began + _UPDATE_LIMIT, "", 0.5
     while (found := read()) is not None:
         status = str(found.get("status", "VALID"))
-        if status not in ("DELETING", "UPDATING", "CREATING"):
+        if status not in _UNDER_WAY:
             try:
-                delete()
+                if found.get("state") != "DISABLED":
+                    disable()
+                    status = "disabling"
+                elif _has_instances(found) and tools.clock.monotonic() < began + patience:
+                    status = f"waiting up to {_JOB_MINUTES} minutes for runs on it"
+                else:
+                    delete()
             except ServiceError as error:
                 # What came before it has not settled yet, as AWS sees it.
                 if not tools.compute.is_still_related(error):
@@ -541,6 +593,11 @@ def _gone(
         _check_time(end, kind, name, status, tools)
         tools.clock.sleep(pause)
         pause = min(_MAX_PAUSE, pause * 1.5)
+
+
+def _has_instances(found: dict[str, Any]) -> bool:
+    resources = found.get("computeResources") or {}
+    return bool(resources.get("desiredvCpus", 0) > resources.get("minvCpus", 0))
 
 
 def _check_time(end: float, kind: Kind, name: str, status: str, tools: Tools) -> None:

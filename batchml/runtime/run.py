@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from typing import BinaryIO, Optional
@@ -76,7 +77,7 @@ def _attempt(
             if folder:
                 os.makedirs(folder, exist_ok=True)
         if env.code:
-            unpack(env.code, os.getcwd())
+            unpack(env.code, _own_folder())
     except (BadArchive, OSError) as error:
         output.say(f"batchml: {error}")
         return CONFIGURATION_ERROR
@@ -88,6 +89,18 @@ def _attempt(
     except OSError as error:
         output.say(f"batchml: cannot run {command[0]!r}: {error.strerror}")
         return 126
+
+
+def _own_folder() -> str:
+    """The folder that the run's code goes into, which is the working directory.
+
+    An image that names none works in `/`, where a job's `bin/` or `etc/` would lie over its own.
+    """
+    folder = os.getcwd()
+    if folder == os.sep:
+        folder = tempfile.mkdtemp(prefix="job-")
+        os.chdir(folder)
+    return folder
 
 
 def _run_command(command: list[str], environ: Mapping[str, str], output: Output) -> int:

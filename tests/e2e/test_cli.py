@@ -241,7 +241,7 @@ def test_cancel_on_interrupt_cancels(cli: Cli) -> None:
     read_until(watching, "] begun")
     watching.send_signal(signal.SIGINT)
     _, err = watching.communicate(timeout=30)
-    assert watching.returncode == 130
+    assert watching.returncode == 143
     assert "Cancelled job" in err
     assert cli("wait", "@last").code == 143
 

@@ -10,23 +10,7 @@ import yaml
 from msgspec import Meta, Struct
 
 from batchml.resources import shipped
-
-
-class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """YAML with CloudFormation's short forms: `!Ref X` is {"Ref": "X"}."""
-
-
-def _short_form(loader: Any, tag: str, node: Any) -> dict[str, Any]:
-    if isinstance(node, yaml.ScalarNode):
-        value = loader.construct_scalar(node)
-    elif isinstance(node, yaml.SequenceNode):
-        value = loader.construct_sequence(node, deep=True)
-    else:
-        value = loader.construct_mapping(node, deep=True)
-    return {tag if tag in ("Ref", "Condition") else f"Fn::{tag}": value}
-
-
-_Loader.add_multi_constructor("!", _short_form)
+from tests.security.cloudformation import parse
 
 
 def template_text() -> str:
@@ -34,8 +18,7 @@ def template_text() -> str:
 
 
 def template() -> dict[str, Any]:
-    loaded: dict[str, Any] = yaml.load(template_text(), _Loader)
-    return loaded
+    return parse(template_text())
 
 
 # --- component documents: EC2 Image Builder User Guide, "Use documents in AWSTOE" -------------

@@ -119,7 +119,7 @@ def test_the_image_before_stays_for_hosts_that_start_from_it_and_is_cleaned_up_l
     image = template()["Resources"]["Image"]
     assert image["UpdateReplacePolicy"] == "Retain"
     assert image["DeletionPolicy"] == "Delete"
-    cleanup = {"Fn::GetAtt": "CleanupRole.Arn"}
+    cleanup = {"Fn::GetAtt": ["CleanupRole", "Arn"]}
     assert image["Properties"]["DeletionSettings"] == {"ExecutionRole": cleanup}
     policy = properties("OldImages")
     (detail,) = policy["PolicyDetails"]

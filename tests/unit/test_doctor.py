@@ -168,7 +168,7 @@ def denying(*actions: str, decision: str = "implicitDeny") -> Callable[..., dict
 
 
 def test_what_is_missing_comes_as_statements_that_allow_exactly_that() -> None:
-    script = healthy(SimulatePrincipalPolicy=denying("batch:SubmitJob", "batch:ListJobs"))
+    script = healthy(SimulatePrincipalPolicy=denying("batch:SubmitJob", "batch:DescribeJobs"))
     findings, _ = examined(script)
     problems = [each for each in findings if each.mark == "problem"]
     assert [each.text.partition(":")[0] for each in problems] == [

@@ -93,7 +93,7 @@ def test_an_unknown_key_like_no_other_is_met_with_all_known() -> None:
         ({"timeout": True}, "timeout: found True"),
         ({"resources": {"memory": "3 MiB"}}, "At least 4 MiB"),
         ({"resources": 5}, "resources: found 5. Expected a table"),
-        ({"params": {"x": [1]}}, "params: found"),
+        ({"params": {"x": [1]}}, "params.x: found"),
         ({"launch": {"kind": "torchrun"}}, "not in this version yet"),
         ({"groups": [{"name": "a"}]}, "not in this version yet"),
         ({"secrets": {"A": "arn"}}, "not in this version yet"),

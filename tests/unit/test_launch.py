@@ -176,28 +176,52 @@ def test_what_is_gone_is_none_and_may_be_deleted_again() -> None:
         {
             "DescribeLaunchTemplateVersions": "InvalidLaunchTemplateName.NotFoundException",
             "DeleteLaunchTemplate": "InvalidLaunchTemplateName.NotFoundException",
-            "DescribePlacementGroups": "InvalidPlacementGroup.Unknown",
             "DeletePlacementGroup": "InvalidPlacementGroup.Unknown",
         }
     )
     assert api.template("template") is None
-    assert api.placement_group("group") is None
     api.delete_template("template")
     api.delete_placement_group("group")
-    assert len(api.sent) == 4
+    assert len(api.sent) == 3
 
 
-@pytest.mark.parametrize("code", ["UnauthorizedOperation", "InvalidPlacementGroup.InUse"])
+def test_a_placement_group_with_instances_in_it_is_not_deleted_yet() -> None:
+    assert Scripted({"DeletePlacementGroup": "<Gone/>"}).delete_placement_group("group")
+    api = Scripted({"DeletePlacementGroup": "InvalidPlacementGroup.InUse"})
+    assert not api.delete_placement_group("group")
+
+
+@pytest.mark.parametrize(("found", "is_ours"), [("batchml-dev-gpu", True), ("other", False)])
+def test_a_placement_group_that_a_lost_answer_was_about_is_ours(found: str, is_ours: bool) -> None:
+    """AWS refuses the call that is sent again, since the first was carried out."""
+    api = Scripted(
+        {
+            "CreatePlacementGroup": "InvalidPlacementGroup.Duplicate",
+            "DescribePlacementGroups": (
+                "<DescribePlacementGroupsResponse><placementGroupSet><item>"
+                f"<groupName>{found}</groupName></item></placementGroupSet>"
+                "</DescribePlacementGroupsResponse>"
+            ),
+        }
+    )
+    if is_ours:
+        api.create_placement_group(placement_group(SITE, "gpu"))
+    else:
+        with pytest.raises(ServiceError, match="Duplicate"):
+            api.create_placement_group(placement_group(SITE, "gpu"))
+
+
+@pytest.mark.parametrize("code", ["UnauthorizedOperation", "Unavailable"])
 def test_any_other_refusal_is_an_error(code: str) -> None:
     operations = (
-        "DescribeLaunchTemplateVersions", "DeleteLaunchTemplate", "DescribePlacementGroups",
-        "DeletePlacementGroup", "CreatePlacementGroup",
+        "DescribeLaunchTemplateVersions", "DeleteLaunchTemplate", "DeletePlacementGroup",
+        "CreatePlacementGroup",
     )  # fmt: skip
     api = Scripted(dict.fromkeys(operations, code))
     request = placement_group(SITE, "gpu")
     calls: list[Callable[[], object]] = [
         lambda: api.template("template"), lambda: api.delete_template("template"),
-        lambda: api.placement_group("group"), lambda: api.delete_placement_group("group"),
+        lambda: api.delete_placement_group("group"),
         lambda: api.create_placement_group(request),
     ]  # fmt: skip
     for call in calls:
@@ -219,6 +243,4 @@ def test_a_placement_group_is_read_and_made() -> None:
     )
     api.create_placement_group(placement_group(SITE, "gpu"))
     assert "GroupName=batchml-dev-gpu&Strategy=cluster" in api.sent[0]
-    found = api.placement_group("batchml-dev-gpu")
-    assert found is not None
-    assert (found.name, found.strategy, found.state) == ("batchml-dev-gpu", "cluster", "available")
+    assert api.groups("dev") == ["batchml-dev-gpu"]

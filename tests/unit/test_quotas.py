@@ -11,7 +11,6 @@ from batchml.aws.quotas import (
     Need,
     Quota,
     find_quota,
-    increase_request,
     needed_quotas,
     quota_class,
     quota_names,
@@ -20,7 +19,6 @@ from batchml.aws.quotas import (
 )
 from batchml.model.environment import Compute, Environment
 from batchml.ops.checks import quota_findings
-from tests.models import faults
 from tests.wire import Refusal, Wire
 from tests.wire import keys as keys
 
@@ -149,11 +147,6 @@ def test_names_are_compared_without_case_and_an_old_one_will_do() -> None:
     new = Quota("All P4, P3 and P2 Spot Instance Requests", "L-7212CCBC", 9)
     assert find_quota(need, {old.name: old, new.name: new}) == new
     assert find_quota(NEED, {old.name: old}) is None
-
-
-def test_the_request_for_more_is_what_service_quotas_asks_for() -> None:
-    request = increase_request(Quota(ON_DEMAND_G, "L-DB2E81BA", 0), 64)
-    assert faults("service-quotas", "RequestServiceQuotaIncrease", request) == []
 
 
 # --- reading -------------------------------------------------------------------------------------

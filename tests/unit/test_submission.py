@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from batchml.cli.submission import Order, define, prepare, send
+from batchml.cli.submission import Order, prepare, read_platform, resolve, send
 from batchml.cli.wiring import Place
 from batchml.errors import NotFound
 from batchml.settings import load_settings
@@ -181,7 +181,8 @@ def test_an_image_that_was_not_pushed_says_how(tmp_path: Path, aws: Aws) -> None
 
 def test_definitions_of_jobs_read_the_stacks_once_for_all(tmp_path: Path, aws: Aws) -> None:
     place, session = place_in(tmp_path, aws.answer)
-    first, second = define(place, ["hello", "hello"])
-    assert first.request == second.request
-    assert first.request["containerProperties"]["jobRoleArn"] == "arn:job"
+    platform = read_platform(place)
+    first, second = (job.request(platform) for job in resolve(place, ["hello", "hello"]))
+    assert first == second
+    assert first["containerProperties"]["jobRoleArn"] == "arn:job"
     assert len(session.asked("DescribeStacks")) == 3
