@@ -87,9 +87,10 @@ def _jobs(place: Place, environment: Environment) -> tuple[list[submission.Job],
     return found, notes
 
 
-def tools(place: Place, **more: Any) -> Tools:
-    """What steps are taken with; `more` are further fields of Tools."""
+def tools(place: Place, command: str = "setup", **more: Any) -> Tools:
+    """What steps are taken with; `command` is what to type again, `more` are further fields."""
     session = place.connect()
+    more["command"] = command
     if place.settings.is_local:
         return Tools(Stacks(session), ComputeApi(session), place.batch, place.clock, **more)
     from batchml.aws.objects import empty_bucket

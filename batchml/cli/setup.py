@@ -20,6 +20,13 @@ WOULD_CHANGE = 2  # what `--plan` exits with when something would change
 
 Plan = Annotated[bool, typer.Option("--plan", help="Show the plan and stop: 0 nothing, 2 changes.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+ContinueRollback = Annotated[
+    bool, typer.Option("--continue-rollback", help="Where undoing an update is stuck.")
+]
+SkipResource = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME", help="With --continue-rollback: leave this one as it is."),
+]
 
 
 @app.command(epilog="Example: batchml setup --env dev --plan")
@@ -30,14 +37,8 @@ def setup(
         list[str] | None,
         typer.Option(metavar="NAME", help="May lose what is in it. May be repeated."),
     ] = None,
-    continue_rollback: Annotated[
-        bool,
-        typer.Option("--continue-rollback", help="Where undoing an update is stuck."),
-    ] = False,
-    skip_resource: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="With --continue-rollback: leave this one as it is."),
-    ] = None,
+    continue_rollback: ContinueRollback = False,
+    skip_resource: SkipResource = None,
     like: Annotated[
         str | None, typer.Option(metavar="NAME", help="Set up local like this environment.")
     ] = None,
@@ -55,8 +56,9 @@ def setup(
 
     place = open_place(env)
     subject = environments.subject(place, like)
-    skipped = tuple(skip_resource or ()) if continue_rollback or skip_resource else None
-    tools = environments.tools(place, continue_rollback=skipped)
+    tools = environments.tools(
+        place, "setup", continue_rollback=_skipped(continue_rollback, skip_resource)
+    )
     with environments.going_on(f"batchml setup --env {place.env}") as course:
         _run(
             place, subject, tools, course, lambda facts: desired.wanted(subject.scheme, facts),
@@ -68,6 +70,8 @@ def setup(
 def teardown(
     plan: Plan = False,
     yes: Yes = False,
+    continue_rollback: ContinueRollback = False,
+    skip_resource: SkipResource = None,
     delete_data: Annotated[
         bool, typer.Option("--delete-data", help="Also the bucket, file system and logs, for good.")
     ] = False,
@@ -81,12 +85,19 @@ def teardown(
 
     place = open_place(env)
     subject = environments.subject(place)
+    tools = environments.tools(
+        place, "teardown", continue_rollback=_skipped(continue_rollback, skip_resource)
+    )
     with environments.going_on(f"batchml teardown --env {place.env}") as course:
         _run(
-            place, subject, environments.tools(place), course,
+            place, subject, tools, course,
             lambda facts: desired.leftovers(subject.scheme, facts, delete_data=delete_data),
             Wishes("teardown", plan, yes, json_, (), deletes_data=delete_data),
         )  # fmt: skip
+
+
+def _skipped(continue_rollback: bool, skip_resource: list[str] | None) -> tuple[str, ...] | None:
+    return tuple(skip_resource or ()) if continue_rollback or skip_resource else None
 
 
 class Wishes:
@@ -116,7 +127,7 @@ def _run(
         for line in _shown(place, subject, steps, document):
             print_line(line)
     changing = [step for step in steps if step.changes]
-    _refuse_used(steps, facts)
+    _refuse(planner(facts), steps, facts)
     if wishes.plan or not changing:
         forget(facts, tools)
         if wishes.json:
@@ -136,19 +147,14 @@ def _run(
         print_line(_next(place, wishes))
 
 
-def _refuse_used(steps: "Sequence[Step]", facts: "Facts") -> None:
-    """Raise UsageError where something would be deleted that a queue of somebody else's uses."""
+def _refuse(wanted: "Wanted", steps: "Sequence[Step]", facts: "Facts") -> None:
+    """Raise UsageError for a plan that could not be carried out to its end."""
     from batchml.errors import UsageError
-    from batchml.ops.plan import still_used
+    from batchml.ops.plan import refusals
 
-    used = still_used(steps, facts)
-    if used:
-        what = "; ".join(f"{name} by {', '.join(queues)}" for name, queues in used.items())
-        raise UsageError(
-            "Nothing was changed: compute environments are used by queues that setup did not "
-            f"make: {what}. Delete those queues first (batchml queue delete NAME), "
-            "or give them others (batchml queue update NAME --compute OTHER)."
-        )
+    found = refusals(wanted, steps, facts)
+    if found:
+        raise UsageError("Nothing was changed.\n" + "\n".join(f"  - {each}" for each in found))
 
 
 def _agreed(steps: "Sequence[Step]", wishes: Wishes, env: str) -> "set[Step]":

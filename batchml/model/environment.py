@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import permutations
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
@@ -246,10 +247,20 @@ def read_described(table: Mapping[str, Any]) -> Described:
                 "and hyphens, the first a letter."
             )
         mistakes[name] = tuple(found)
+    general += _prefixed(environments)
     if config.default not in environments:
         meant = did_you_mean(config.default, environments)
         general.append(f"default: no environment {config.default!r} is described.{meant}")
     return Described(config.default, environments, {"": tuple(general), **mistakes})
+
+
+def _prefixed(names: Iterable[str]) -> Iterator[str]:
+    """Environments whose resources could have each other's names: `batchml-dev-x-gpu` is the
+    compute environment `gpu` of `dev-x`, or `x-gpu` of `dev`.
+    """
+    for short, long in permutations(names, 2):
+        if long.startswith(f"{short}-"):
+            yield f"env.{long}: begins with env.{short} and a hyphen: take another name."
 
 
 def with_default(text: str, name: str) -> str:

@@ -19,7 +19,7 @@ MONTH = 730  # hours
 # What cfn/network.yaml makes for `egress = "endpoints"`; S3's gateway costs nothing.
 ENDPOINTS = (
     "ecs", "ecs-agent", "ecs-telemetry", "ecr.api", "ecr.dkr", "logs", "ssm", "ssmmessages",
-    "ec2messages", "secretsmanager", "sts", "batch", "imagebuilder",
+    "ec2messages", "secretsmanager", "sts",
 )  # fmt: skip
 # The templates with a KMS key of their own.
 KEYS = ("storage", "observability")

@@ -136,18 +136,34 @@ def _unmade(wanted: Wanted, facts: Facts) -> list[Step]:
     ]
 
 
-def still_used(steps: Iterable[Step], facts: Facts) -> dict[str, tuple[str, ...]]:
-    """The compute environments that a plan deletes, and queues that use them and are not ours.
+def refusals(wanted: Wanted, steps: Iterable[Step], facts: Facts) -> list[str]:
+    """What AWS would refuse halfway through a plan, so that none of it is begun."""
+    return [*_used_by_others(steps, facts), *_moved_networks(wanted, facts)]
 
-    AWS Batch refuses to delete one that a queue uses, for as long as it does.
-    """
-    return {
-        step.name: facts.users[step.name]
-        for step in steps
-        if step.kind is Kind.ENVIRONMENT
-        and step.action is Action.DELETE
-        and step.name in facts.users
-    }
+
+def _used_by_others(steps: Iterable[Step], facts: Facts) -> Iterator[str]:
+    """AWS Batch does not delete a compute environment that a queue uses, for as long as it does."""
+    for step in steps:
+        users = facts.users.get(step.name)
+        if step.kind is Kind.ENVIRONMENT and step.action is Action.DELETE and users:
+            yield (
+                f"{step.kind} {step.name} is used by queues that setup did not make: "
+                f"{', '.join(users)}. Delete those first (batchml queue delete NAME), or give them "
+                "others (batchml queue update NAME --compute OTHER)."
+            )
+
+
+def _moved_networks(wanted: Wanted, facts: Facts) -> Iterator[str]:
+    """Another range is another VPC, and the old one cannot go while anything is in it."""
+    for blueprint in wanted.stacks:
+        stack, key = facts.stacks.get(blueprint.name), "VpcCidr"
+        asked = blueprint.parameters.get(key)
+        there = stack.parameters.get(key) if stack is not None else None
+        if asked and there and asked != there and facts.environments:
+            yield (
+                f"stack {blueprint.name}: network.cidr cannot be changed from {there} while there "
+                "are compute environments in it: batchml teardown first, or leave it as it was."
+            )
 
 
 def is_known(request: Any) -> bool:
@@ -172,9 +188,7 @@ def decide_stack(blueprint: Blueprint, facts: Facts) -> Step:
     because = f": {cause}" if cause else ""
     match stack.status:
         case "ROLLBACK_COMPLETE" | "ROLLBACK_FAILED" | "CREATE_FAILED" | "DELETE_FAILED":
-            what = "deleting it" if stack.status == "DELETE_FAILED" else "making it"
-            reason = f"{what} failed earlier{because}; nothing in it is in use"
-            return Step(Action.REPLACE, Kind.STACK, stack.name, (reason,), how="recreate")
+            return _failed(blueprint, stack, because)
         case "REVIEW_IN_PROGRESS":
             reason = "it was begun and is empty"
             return Step(Action.REPLACE, Kind.STACK, stack.name, (reason,), how="recreate")
@@ -191,6 +205,16 @@ def decide_stack(blueprint: Blueprint, facts: Facts) -> Step:
     # In the others there is nothing but records of their own, such as a build's.
     loses = _loses(facts.proposals.get(stack.name)) if blueprint.is_protected else ""
     return Step(Action.UPDATE, Kind.STACK, stack.name, reasons, loses)
+
+
+def _failed(blueprint: Blueprint, stack: Stack, because: str) -> Step:
+    """A stack that can only be deleted and made anew. One that was being deleted may hold data."""
+    if stack.status != "DELETE_FAILED":
+        reason, loses = f"making it failed earlier{because}; nothing in it is in use", ""
+    else:
+        reason = f"deleting it failed earlier{because}"
+        loses = "what is left in it" if blueprint.is_protected else ""
+    return Step(Action.REPLACE, Kind.STACK, stack.name, (reason,), loses, how="recreate")
 
 
 def _busy(stack: Stack) -> Step:
@@ -222,7 +246,8 @@ def _stack_reasons(blueprint: Blueprint, stack: Stack, proposal: ChangeSet | Non
         if change.replacement == "True":
             yield f"AWS replaces {change.resource} ({change.type}): {', '.join(change.causes)}"
         elif change.action == "Remove":
-            yield f"AWS removes {change.resource} ({change.type})"
+            stays = "; it stays in the account, and is billed" if change.type in DATA_TYPES else ""
+            yield f"AWS removes {change.resource} ({change.type}) from the stack{stays}"
 
 
 # What holds data: replaced or removed only when that is said explicitly.

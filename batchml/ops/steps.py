@@ -65,6 +65,7 @@ class Tools(Struct, frozen=True):
     launch: LaunchApi | None = None
     empty_bucket: Callable[[str], None] | None = None
     continue_rollback: Sequence[str] | None = None  # None: ask first; else resources to skip
+    command: str = "setup"  # what to type again, for messages
     replacing: frozenset[str] = frozenset()  # stacks whose data may be replaced now
 
     def propose(self, blueprint: Blueprint, stack: Stack) -> ChangeSet:
@@ -123,7 +124,15 @@ def _stack(step: Step, wanted: Wanted, facts: Facts, tools: Tools) -> Steps:
     if step.how == "with-data" and stack is not None:
         stack = yield from _without_retention(stack, facts, tools)
     if stack is not None and (step.action is Action.DELETE or step.how == "recreate"):
-        yield from _delete_stack(stack, tools)
+        try:
+            yield from _delete_stack(stack, tools)
+        except SetupFailed:
+            left = tools.stacks.read(stack.id) if step.how == "with-data" else None
+            if left is None:
+                raise
+            # The access log is written late: what came meanwhile goes, too.
+            yield from _empty(stack, tools)
+            yield from _delete_stack(left, tools)
         return _with_stack(facts, step.name, None)
     assert blueprint is not None
     if stack is None:
@@ -186,12 +195,17 @@ def _without_retention(
     if stack.tags.get(TAG_DATA) != "delete" and not _is_left_over(stack):
         freed = replace(tools, replacing=frozenset({stack.name}))
         found = yield from _update_stack(doomed(stack), stack, facts, freed)
+    yield from _empty(stack, tools)
+    return found
+
+
+def _empty(stack: Stack, tools: Tools) -> Generator[str, None, None]:
+    """Empty a stack's buckets: its data's, and that of the access log."""
     bucket = stack.outputs.get("BucketName", "")
     if bucket and tools.empty_bucket is not None:
         for each in (bucket, f"{bucket}-logs"):
             yield f"emptying {each}"
             tools.empty_bucket(each)
-    return found
 
 
 def _is_left_over(stack: Stack) -> bool:
@@ -222,8 +236,9 @@ def _unstick(stack: Stack, tools: Tools) -> Generator[str, None, Stack | None]:
         raise SetupFailed(
             Kind.STACK, stack.name,
             f"undoing its last update is stuck at {names}: {why}",
-            "Mend what that says, then: batchml setup --continue-rollback. Or leave the resource "
-            f"as it is: batchml setup --continue-rollback --skip-resource {names.split(',')[0]}",
+            f"Mend what that says, then: batchml {tools.command} --continue-rollback. Or leave the "
+            f"resource as it is: batchml {tools.command} --continue-rollback --skip-resource "
+            f"{names.split(',')[0]}",
         )  # fmt: skip
     newest = tools.stacks.events(stack.id)
     tools.stacks.continue_rollback(stack, tools.continue_rollback)
@@ -420,10 +435,16 @@ def _delete_environment(
     """Its instances end with it. `drains`: runs on them get as long as an update would give."""
     yield from _gone(
         lambda: tools.compute.environment(name),
-        lambda: tools.compute.update_environment({"computeEnvironment": name, "state": "DISABLED"}),
+        lambda: tools.compute.update_environment(_disabling(name, drains)),
         lambda: tools.compute.delete_environment(name),
         Kind.ENVIRONMENT, name, tools, _JOB_MINUTES * 60.0 if drains else 0.0,
     )  # fmt: skip
+
+
+def _disabling(name: str, drains: bool) -> dict[str, Any]:
+    """A disabled compute environment keeps its least instances, unless that is none."""
+    request: dict[str, Any] = {"computeEnvironment": name, "state": "DISABLED"}
+    return {**request, "computeResources": {"minvCpus": 0}} if drains else request
 
 
 def _queue(step: Step, wanted: Wanted, facts: Facts, tools: Tools) -> Steps:

@@ -75,7 +75,7 @@ def test_setup_plans_asks_makes_and_has_nothing_to_do_then(place: Cli) -> None:
     planned = place("setup", *LOCAL, "--plan")
     assert planned.code == 2
     assert "create   compute environment gpu-spot" in planned.out
-    assert "local has the compute environments, queues and jobs of dev." in planned.out
+    assert "the compute environments, queues and jobs of dev." in planned.out
     before = names(place, "queue")
 
     unasked = place("setup", *LOCAL)

@@ -95,7 +95,7 @@ def test_one_way_out_at_a_time() -> None:
     assert "Nat" in nat and "EcsEndpoint" not in nat
     assert "Nat" not in endpoints and "Internet" not in endpoints
     services = {name for name in endpoints if name.endswith("Endpoint")}
-    assert len(services) == 14
+    assert len(services) == 12
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ def gpu_of(*types: str, **more: Any) -> Compute:
 
 def test_endpoints_are_paid_in_one_zone_and_a_given_network_is_not_ours() -> None:
     endpoints = environment(network=Network(egress="endpoints", zones=3))
-    assert estimate(endpoints, book(), INSTANCES).idle[0] == 13 * 10_000 + 4_110
+    assert estimate(endpoints, book(), INSTANCES).idle[0] == 11 * 10_000 + 4_110
     given = environment(network=Network(subnets=("subnet-0123abcd",), security_groups=("sg-0",)))
     found = estimate(given, book(), INSTANCES)
     assert found.idle[0] == 2_740
