@@ -13,7 +13,7 @@ from batchml.cli.output import print_json, print_line
 
 if TYPE_CHECKING:
     from batchml.model.finding import Finding
-    from batchml.ops.facts import Config
+    from batchml.ops.doctor.facts import Config
     from batchml.settings import Settings
 
 _INDENT = " " * 10
@@ -51,7 +51,7 @@ def _read_settings(env: str | None) -> "tuple[Settings, Config]":
     """The settings, those of `local` where they are wrong, and what is to be said of them."""
     from batchml.errors import ConfigError, NotFound
     from batchml.model.environment import LOCAL
-    from batchml.ops.facts import Config
+    from batchml.ops.doctor.facts import Config
     from batchml.settings import load_settings
 
     here = Path.cwd()
@@ -70,7 +70,7 @@ def _read_settings(env: str | None) -> "tuple[Settings, Config]":
 
 
 def _examine(settings: "Settings", config: "Config") -> "Iterator[Finding]":
-    from batchml.ops.machine import check_config, check_machine, check_plugin
+    from batchml.ops.doctor.machine import check_config, check_machine, check_plugin
 
     yield from check_config(config)
     machine = _look_at_machine(settings)
@@ -84,7 +84,7 @@ def _examine(settings: "Settings", config: "Config") -> "Iterator[Finding]":
 def _look_at_machine(settings: "Settings") -> Any:
     from batchml.local.executors.choice import DOCKER, read_choice
     from batchml.local.home import Home
-    from batchml.ops.machine import look
+    from batchml.ops.doctor.machine import look
 
     home = Home(Path(settings.home.value))
 
@@ -101,8 +101,8 @@ def _examine_account(settings: "Settings") -> "Iterator[Finding]":
     from batchml.aws.identity import home_region
     from batchml.aws.session import Access, Session
     from batchml.clock import SystemClock
-    from batchml.ops.checks import check_account
-    from batchml.ops.doctor import ask
+    from batchml.ops.doctor.ask import ask
+    from batchml.ops.doctor.checks import check_account
 
     environment = settings.environment
     at_home = Session(Access(home_region(environment.region), environment.profile))

@@ -18,8 +18,8 @@ from batchml.cli.output import say
 from batchml.cli.wiring import Place
 from batchml.errors import INTERRUPTED, NotFound, UsageError
 from batchml.model.environment import LOCAL, Environment
-from batchml.ops.desired import STACKS, Scheme
-from batchml.ops.steps import Tools
+from batchml.ops.setup.desired import STACKS, Scheme
+from batchml.ops.setup.tools import Tools
 from batchml.resources import shipped
 
 

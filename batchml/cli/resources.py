@@ -422,8 +422,8 @@ def _make(
     from msgspec.structs import replace
 
     from batchml.cli import environments
-    from batchml.ops import desired
-    from batchml.ops.setup import carry_out, look
+    from batchml.ops.setup import desired
+    from batchml.ops.setup.apply import carry_out, look
 
     subject = environments.subject(place)
     narrowed = replace(subject.scheme.environment, compute=computes, queues=queues)
@@ -446,7 +446,7 @@ def _refuse_without_stacks(
     place: "Place", scheme: Any, facts: Any, computes: "dict[str, Compute]"
 ) -> None:
     """Compute environments stand on the stacks of `setup`."""
-    from batchml.ops.desired import wanted_stacks
+    from batchml.ops.setup.desired import wanted_stacks
 
     if place.settings.is_local or not computes:
         return
@@ -465,8 +465,8 @@ def _refuse_without_stacks(
 def _say_settled(place: "Place", kind: str, name: str, json_: bool) -> None:
     """Wait until AWS has taken an update."""
     from batchml.cli import environments
-    from batchml.ops.plan import Kind
-    from batchml.ops.steps import settle
+    from batchml.ops.setup.batch_steps import settle
+    from batchml.ops.setup.values import Kind
 
     tools = environments.tools(place)
     with environments.going_on(f"batchml {_command(kind)} list --env {place.env}"):
@@ -479,8 +479,8 @@ def _say_settled(place: "Place", kind: str, name: str, json_: bool) -> None:
 
 def _unmake(place: "Place", kind: str, name: str, yes: bool, json_: bool) -> None:
     from batchml.cli import environments
-    from batchml.ops.plan import Kind
-    from batchml.ops.steps import remove
+    from batchml.ops.setup.batch_steps import remove
+    from batchml.ops.setup.values import Kind
 
     if not environments.ask(f"Delete {kind} {name}? [y/N]", "--yes", yes=yes):
         say("Nothing was changed.")

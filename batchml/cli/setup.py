@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     from batchml.cli.environments import Course, Subject
     from batchml.cli.wiring import Place
-    from batchml.ops.plan import Facts, Step, Wanted
-    from batchml.ops.steps import Tools
+    from batchml.ops.setup.tools import Tools
+    from batchml.ops.setup.values import Facts, Step, Wanted
 
 WOULD_CHANGE = 2  # what `--plan` exits with when something would change
 
@@ -52,7 +52,7 @@ def setup(
     """
     from batchml.cli import environments
     from batchml.cli.wiring import open_place
-    from batchml.ops import desired
+    from batchml.ops.setup import desired
 
     place = open_place(env)
     subject = environments.subject(place, like)
@@ -81,7 +81,7 @@ def teardown(
     """Delete an environment, in the order that AWS needs. What holds data stays."""
     from batchml.cli import environments
     from batchml.cli.wiring import open_place
-    from batchml.ops import desired
+    from batchml.ops.setup import desired
 
     place = open_place(env)
     subject = environments.subject(place)
@@ -117,8 +117,8 @@ def _run(
 ) -> None:  # fmt: skip
     from msgspec.structs import replace
 
-    from batchml.ops.plan import make_plan
-    from batchml.ops.setup import forget, look_closely
+    from batchml.ops.setup.apply import forget, look_closely
+    from batchml.ops.setup.plan import make_plan
 
     facts = look_closely(subject.scheme, tools, planner)
     steps = make_plan(planner(facts), facts)
@@ -150,7 +150,7 @@ def _run(
 def _refuse(wanted: "Wanted", steps: "Sequence[Step]", facts: "Facts") -> None:
     """Raise UsageError for a plan that could not be carried out to its end."""
     from batchml.errors import UsageError
-    from batchml.ops.plan import refusals
+    from batchml.ops.setup.plan import refusals
 
     found = refusals(wanted, steps, facts)
     if found:
@@ -188,7 +188,7 @@ def _apply(
 ) -> None:  # fmt: skip
     from batchml.cli import submission
     from batchml.cli.render import duration
-    from batchml.ops.setup import carry_out
+    from batchml.ops.setup.apply import carry_out
 
     for folder in subject.image_folders:
         submission.publish(place, folder)
@@ -245,7 +245,7 @@ def _quota_notes(place: "Place", subject: "Subject") -> list[str]:
     """Quotas that are too small: 0 vCPUs of GPU instances is what a new account has."""
     from batchml.aws.quotas import needed_quotas, read_quotas
     from batchml.errors import BatchmlError
-    from batchml.ops.checks import quota_findings
+    from batchml.ops.doctor.checks import quota_findings
 
     needs = needed_quotas(subject.scheme.environment)
     try:
@@ -262,7 +262,7 @@ def _shown(
     """The plan as people read it."""
     from collections import Counter
 
-    from batchml.ops.plan import Action
+    from batchml.ops.setup.values import Action
 
     region = f" in {document['region']}" if document["region"] else " on this machine"
     changing = [step for step in steps if step.changes]

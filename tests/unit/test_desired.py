@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from batchml.aws.stacks import Stack
 from batchml.model.environment import Environment, read_environments
-from batchml.ops.desired import STACKS, Scheme, content_version, wanted, wanted_stacks
-from batchml.ops.plan import UNKNOWN, Facts
+from batchml.ops.setup.desired import STACKS, Scheme, content_version, wanted, wanted_stacks
+from batchml.ops.setup.values import UNKNOWN, Facts
 from batchml.resources import shipped
 from tests.aws_world import parsed
 

@@ -12,9 +12,9 @@ from batchml.aws.permissions import Permission, Verdict, arn_of
 from batchml.clock import SystemClock
 from batchml.model.environment import Compute, Environment, Network, Queue
 from batchml.model.finding import Finding, exit_code
-from batchml.ops.checks import check_account
-from batchml.ops.doctor import ask
-from batchml.ops.facts import Account, Failed
+from batchml.ops.doctor.ask import ask
+from batchml.ops.doctor.checks import check_account
+from batchml.ops.doctor.facts import Account, Failed
 from tests.fakes import FakeClock
 from tests.unit.test_permissions import ACCOUNT, ME, ROLE, deciding
 from tests.unit.test_quotas import ON_DEMAND_G, entry

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from batchml.errors import LocalServerError
 from batchml.model.finding import Finding
-from batchml.ops.facts import Config, Engine, Machine
-from batchml.ops.machine import (
+from batchml.ops.doctor.facts import Config, Engine, Machine
+from batchml.ops.doctor.machine import (
     GIB,
     check_config,
     check_machine,
@@ -174,7 +174,7 @@ def test_a_socket_that_is_not_ours_names_its_group(folder: Path) -> None:
     (folder / "s").chmod(0o660)
     folder.chmod(0o755)
     program = (
-        "import grp, os, sys; from batchml.ops.machine import look_for_engine;"
+        "import grp, os, sys; from batchml.ops.doctor.machine import look_for_engine;"
         "os.setgroups([]); os.setgid(65534); os.setuid(65534);"
         "found = look_for_engine(sys.argv[1]); print(found.trouble, found.group)"
     )

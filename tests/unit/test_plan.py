@@ -7,22 +7,17 @@ from msgspec.structs import replace
 
 from batchml.aws.launch import Template
 from batchml.aws.stacks import Blueprint, ChangeSet, Drift, Stack, StackChange
-from batchml.ops.plan import (
-    Action,
-    Facts,
-    Kind,
-    Step,
-    Wanted,
+from batchml.ops.setup.batch_plan import (
     decide_environment,
     decide_policy,
     decide_queue,
-    decide_stack,
     generation,
     is_generation,
-    is_known,
-    make_plan,
     queues_of,
 )
+from batchml.ops.setup.plan import make_plan
+from batchml.ops.setup.stack_plan import decide_stack
+from batchml.ops.setup.values import Action, Facts, Kind, Step, Wanted, is_known
 
 STORAGE = Blueprint("s-storage", "text", {"A": "1"}, {"t": "v"}, is_protected=True)
 THERE = Stack(

@@ -18,7 +18,7 @@ from batchml.aws.quotas import (
     vcpus_of,
 )
 from batchml.model.environment import Compute, Environment
-from batchml.ops.checks import quota_findings
+from batchml.ops.doctor.checks import quota_findings
 from tests.wire import Refusal, Wire
 from tests.wire import keys as keys
 

@@ -18,10 +18,11 @@ from batchml.aws.objects import empty_bucket
 from batchml.aws.stacks import Stacks
 from batchml.errors import AccessError, BatchmlError, ServiceError, ServiceUnreachable
 from batchml.model.environment import Environment, read_environments
-from batchml.ops import setup
-from batchml.ops.desired import STACKS, Scheme, leftovers, wanted
-from batchml.ops.plan import Facts, Step, Wanted, make_plan
-from batchml.ops.steps import SetupFailed, Tools
+from batchml.ops.setup import apply as setup
+from batchml.ops.setup.desired import STACKS, Scheme, leftovers, wanted
+from batchml.ops.setup.plan import make_plan
+from batchml.ops.setup.tools import SetupFailed, Tools
+from batchml.ops.setup.values import Facts, Step, Wanted
 from batchml.resources import shipped
 from tests.aws_world import Account, Interrupted, Trouble, parsed, reduced
 from tests.fakes import FakeClock

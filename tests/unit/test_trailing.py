@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from batchml.errors import ServiceError
-from batchml.ops.plan import Action, Facts, Kind, Step, Wanted
-from batchml.ops.steps import SetupFailed, Tools, perform
+from batchml.ops.setup.steps import perform
+from batchml.ops.setup.tools import SetupFailed, Tools
+from batchml.ops.setup.values import Action, Facts, Kind, Step, Wanted
 from tests.fakes import FakeClock
 
 TAGS = {"batchml:env": "dev"}

@@ -16,7 +16,8 @@ from batchml.aws import launch, resources
 from batchml.aws.site import Platform, Site, make_platform, make_site, stack_name
 from batchml.aws.stacks import Blueprint, Stack
 from batchml.model.environment import LOCAL, Compute, Environment
-from batchml.ops.plan import DATA_TYPES, TAG_SOURCE, UNKNOWN, Facts, Wanted
+from batchml.ops.setup.stack_plan import DATA_TYPES
+from batchml.ops.setup.values import TAG_SOURCE, UNKNOWN, Facts, Wanted
 
 # In the order in which they are made; teardown goes backwards.
 STACKS = ("network", "roles", "storage", "observability", "ami")

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from batchml.errors import BatchmlError
 from batchml.model.finding import Finding
-from batchml.ops.facts import Config, Engine, Machine
+from batchml.ops.doctor.facts import Config, Engine, Machine
 
 GIB = 1024**3
 HOME_NEEDS, HOME_WANTS = 1 * GIB, 5 * GIB  # the journal and its ballast; environments of images

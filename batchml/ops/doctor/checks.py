@@ -9,7 +9,7 @@ from batchml.aws.identity import Identity
 from batchml.aws.permissions import Command, Verdict, needed_permissions
 from batchml.aws.quotas import Need, Quota, find_quota, needed_quotas
 from batchml.model.finding import Finding, Mark
-from batchml.ops.facts import Account, Failed
+from batchml.ops.doctor.facts import Account, Failed
 
 MOST_SKEW = 240.0  # seconds; AWS refuses signatures from 300 on
 SKEW_TO_TELL = 60.0

@@ -15,8 +15,11 @@ from batchml.aws.compute import ComputeApi
 from batchml.aws.stacks import Stack
 from batchml.errors import BatchmlError
 from batchml.model.names import bare_name
-from batchml.ops.desired import Scheme
-from batchml.ops.plan import (
+from batchml.ops.setup.desired import Scheme
+from batchml.ops.setup.plan import make_plan
+from batchml.ops.setup.steps import perform
+from batchml.ops.setup.tools import Tools
+from batchml.ops.setup.values import (
     TAG_ENV,
     TAG_SOURCE,
     Action,
@@ -25,9 +28,7 @@ from batchml.ops.plan import (
     Step,
     Wanted,
     is_known,
-    make_plan,
 )
-from batchml.ops.steps import Tools, perform
 
 Planner = Callable[[Facts], Wanted]
 Report = Callable[[Step, str], None]

@@ -15,7 +15,7 @@ from batchml.aws.session import Session
 from batchml.clock import Clock
 from batchml.errors import AccessError, BatchmlError
 from batchml.model.environment import Environment
-from batchml.ops.facts import Account, Failed
+from batchml.ops.doctor.facts import Account, Failed
 
 T = TypeVar("T")
 

@@ -1,0 +1,1 @@
+"""What can be wrong with this machine and an account: facts are gathered, then judged."""
