@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 # What every exception of botocore is about, by name, so that any version of it will do. A class
 # that is not here is judged by the nearest class above it that is; ADVICE has those about
 # credentials. The test of this table fails for a class that nobody thought about.
+_UNREACHABLE = ("EndpointConnectionError", "ConnectTimeoutError", "ProxyConnectionError")
 _LOST = """ConnectionError EndpointConnectionError SSLError ConnectionClosedError ReadTimeoutError
     ConnectTimeoutError ProxyConnectionError ResponseStreamingError HTTPClientError
     IncompleteReadError ResponseParserError CapacityNotAvailableError
@@ -168,6 +169,11 @@ def _lost(operation: str, name: str, error: Exception) -> str:
         return (
             f"{operation}: the connection is not trusted: {error} Behind a company's proxy, set "
             "AWS_CA_BUNDLE to the file of its certificates."
+        )
+    if name in _UNREACHABLE:
+        return (
+            f"{operation}: no answer from the service: {error}\n  In the way may be the network, a "
+            "proxy (HTTPS_PROXY), or a region that does not exist."
         )
     return f"{operation}: no answer from the service: {error}"
 

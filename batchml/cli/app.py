@@ -80,13 +80,14 @@ def _split_command(arguments: list[str]) -> tuple[list[str], list[str] | None]:
 
 
 from batchml.cli import (  # noqa: E402  (the commands register themselves)
+    compute,  # noqa: F401
     doctor,  # noqa: F401
     envs,  # noqa: F401
     images,  # noqa: F401
     jobdef,  # noqa: F401
     jobs,  # noqa: F401
     local,  # noqa: F401
-    resources,  # noqa: F401
+    queues,  # noqa: F401
     setup,  # noqa: F401
 )
 

@@ -1,5 +1,6 @@
 """env list, show, use."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -54,16 +55,22 @@ def list_(json_: Json = False) -> None:
     print_line(table(rows))
 
 
-@env_app.command(epilog="Example: batchml env show --env dev")
-def show(env: Env = None, json_: Json = False) -> None:
+@env_app.command(epilog="Example: batchml env show dev")
+def show(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="The one in use unless given.")
+    ] = None,
+    env: Env = None,
+    json_: Json = False,
+) -> None:
     """Show what an environment is, and where each value came from."""
     import msgspec
 
     from batchml.cli.render import table
     from batchml.cli.wiring import open_place
-    from batchml.model.environment import Environment
+    from batchml.model.environment import Compute, Environment, Queue
 
-    settings = open_place(env).settings
+    settings = open_place(name or env).settings
     found: list[dict[str, Any]] = [
         {"key": "env", "value": settings.env.value, "source": settings.env.source},
         {"key": "home", "value": settings.home.value, "source": settings.home.source},
@@ -71,8 +78,13 @@ def show(env: Env = None, json_: Json = False) -> None:
     if settings.data_dir is not None:
         setting = settings.data_dir
         found.append({"key": "data_dir", "value": setting.value, "source": setting.source})
-    defaults = _flat(msgspec.to_builtins(Environment()))
-    for key, value in _flat(msgspec.to_builtins(settings.environment)).items():
+    environment = settings.environment
+    defaults = {
+        **_flat(msgspec.to_builtins(Environment())),
+        **_defaults("compute", environment.compute, Compute()),
+        **_defaults("queues", environment.queues, Queue()),
+    }
+    for key, value in _flat(msgspec.to_builtins(environment)).items():
         is_default = key in defaults and defaults[key] == value
         source = "default" if is_default or settings.config is None else settings.config
         found.append({"key": key, "value": value, "source": source})
@@ -118,7 +130,17 @@ def _flat(value: Any, path: str = "") -> dict[str, Any]:
     return found
 
 
+def _defaults(section: str, names: Iterable[str], default: Any) -> dict[str, Any]:
+    """What each table of a section would have, had it no keys."""
+    import msgspec
+
+    plain = msgspec.to_builtins(default)
+    return {k: v for name in names for k, v in _flat(plain, f"{section}.{name}").items()}
+
+
 def _text(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(map(str, value))
+    if isinstance(value, bool):
+        return str(value).lower()
     return "" if value in (None, {}) else str(value)

@@ -11,7 +11,7 @@ import typer
 from batchml.cli.app import app
 from batchml.cli.flags import Env, Json, read_pairs
 from batchml.cli.output import print_json, print_line, say
-from batchml.errors import INTERRUPTED, ImageError
+from batchml.errors import INTERRUPTED, AccessError, ImageError, ServiceUnreachable
 
 if TYPE_CHECKING:
     from batchml.aws.registry import Tell
@@ -98,13 +98,19 @@ def list_(env: Env = None, json_: Json = False) -> None:
     from batchml.ops import images
 
     place = open_place(env)
+    engine: Engine | None = Engine()
     ecr = None if place.settings.is_local else Ecr(place.connect())
     folders = _folders(place, None)
-    try:
-        shown = images.listing(Engine(), ecr, folders)
-    except ImageError as error:
-        say(f"{error}\nShown without what an engine has.")
-        shown = images.listing(None, ecr, folders)
+    while True:
+        try:
+            shown = images.listing(engine, ecr, folders)
+            break
+        except ImageError as error:
+            say(f"{error}\nShown without what an engine has.")
+            engine = None
+        except (AccessError, ServiceUnreachable) as error:
+            say(f"{error}\nShown without what ECR has.")
+            ecr = None
     if json_:
         _print(shown, json_)
         return

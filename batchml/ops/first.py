@@ -17,6 +17,7 @@ region = "@REGION@"
 #ami = "ecs-gpu"                       # AWS's; build: one of our own; ami-0123...: one that exists
 #gpu_access = "toolkit"                # or driver-mount (privileged), the default with build
 #jobs = []                             # whose definitions setup registers, such as ["hello"]
+#secrets = []                          # ARNs of SSM parameters and secrets that jobs may be given
 #tags = {}                             # on everything that is made, such as { team = "research" }
 
 #[env.@ENV@.network]

@@ -5,8 +5,9 @@ from msgspec.structs import replace
 
 from batchml.aws.batch import BatchApi
 from batchml.aws.requests import Submission, registration
-from batchml.errors import ConfigError, ServiceError
+from batchml.errors import ConfigError, NotFound, ServiceError
 from batchml.model.job import JobSpec
+from batchml.model.names import bare_name
 
 
 class Capacity(Struct, frozen=True):
@@ -83,8 +84,14 @@ def _submit(api: BatchApi, requests: Submission, now: float) -> str:
     try:
         return api.submit(requests.submit)
     except ServiceError as error:
-        name = requests.register["jobDefinitionName"]
-        if error.code != "ClientException" or api.has_definition(name):
+        name, queue = requests.register["jobDefinitionName"], requests.submit["jobQueue"]
+        if error.code != "ClientException":
+            raise
+        if api.has_definition(name):
+            queues = api.queues()
+            if bare_name(queue) not in queues:
+                hint = "Choose one with --queue, or make it: batchml queue create."
+                raise NotFound("Job queue", queue, queues, hint) from error
             raise
     api.register(registration(requests.register, now))
     return api.submit(requests.submit)

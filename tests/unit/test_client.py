@@ -206,8 +206,12 @@ class FakeBatch(BatchApi):
         self.calls.append("DescribeJobDefinitions")
         return name in self.definitions
 
+    def queues(self) -> list[str]:
+        self.calls.append("DescribeJobQueues")
+        return ["default", "urgent"]
 
-REQUESTS = Submission({"jobDefinitionName": "d"}, {"jobDefinition": "d"})
+
+REQUESTS = Submission({"jobDefinitionName": "d"}, {"jobDefinition": "d", "jobQueue": "default"})
 
 
 def test_submitting_takes_one_call_when_the_definition_is_there() -> None:
@@ -224,10 +228,17 @@ def test_the_definition_is_registered_when_it_is_missing() -> None:
 
 
 def test_another_refusal_is_passed_on_and_nothing_is_registered() -> None:
-    api = FakeBatch("d", refusal="JobQueue nope not found")
-    with pytest.raises(ServiceError, match="nope"):
+    api = FakeBatch("d", refusal="no such share")
+    with pytest.raises(ServiceError, match="no such share"):
         submit(api, REQUESTS, 0)
-    assert api.calls == ["SubmitJob", "DescribeJobDefinitions"]
+    assert api.calls == ["SubmitJob", "DescribeJobDefinitions", "DescribeJobQueues"]
+
+
+def test_a_queue_that_does_not_exist_is_told_with_those_that_do() -> None:
+    api = FakeBatch("d", refusal="JobQueue urgnet not found")
+    nowhere = Submission(REQUESTS.register, {**REQUESTS.submit, "jobQueue": "urgnet"})
+    with pytest.raises(NotFound, match="Did you mean 'urgent'"):
+        submit(api, nowhere, 0)
 
 
 # --- text -----------------------------------------------------------------------------------

@@ -184,6 +184,7 @@ REQUEST: dict[str, Any] = {
         "maxvCpus": 64, "instanceTypes": ["g5", "g6"], "subnets": ["subnet-1", "subnet-2"],
         "scalingPolicy": {"minScaleDownDelayMinutes": 0},
         "launchTemplate": {"launchTemplateName": "gpu", "version": "1"},
+        "instanceRole": "arn:aws:iam::123456789012:instance-profile/gpu",
     },
     "tags": {"batchml:env": "dev"},
 }  # fmt: skip

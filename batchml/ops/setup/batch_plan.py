@@ -72,7 +72,10 @@ def decide_environment(request: dict[str, Any], found: dict[str, Any]) -> Verdic
     if status == "INVALID":
         why = f"it is INVALID: {found.get('statusReason', '')}"
         return Action.UPDATE, [why, *reasons], loses
-    if any(each.key.rpartition(".")[2] not in _SCALING | {"tags"} for each in changed):
+    on_instances = "instanceRole" in found.get("computeResources", {})  # none on `local`
+    if on_instances and any(
+        each.key.rpartition(".")[2] not in _SCALING | {"tags"} for each in changed
+    ):
         reasons.append("its instances are replaced; jobs on them get 30 minutes to end")
     return action, reasons, loses
 

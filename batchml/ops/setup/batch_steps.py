@@ -302,6 +302,7 @@ def _gone(
                     status = f"waiting up to {_JOB_MINUTES} minutes for runs on it"
                 else:
                     delete()
+                    status = "deleting"
             except ServiceError as error:
                 # What came before it has not settled yet, as AWS sees it.
                 if not tools.compute.is_still_related(error):
