@@ -1,6 +1,10 @@
 """setup, teardown, compute and queue on this machine: queues and definitions that run jobs."""
 
 import json
+import os
+import pty
+import signal
+import subprocess
 from typing import Any
 
 import pytest
@@ -280,3 +284,65 @@ def test_like_names_the_environment_that_local_is_to_be(place: Cli) -> None:
     shown = place("setup", *LOCAL, "--like", "dve", "--plan")
     assert shown.code == 1 and "'dve' does not exist" in shown.err
     assert place("setup", *LOCAL, "--like", "dev", "--plan").code == 2
+
+
+def test_of_several_environments_one_is_named(place: Cli) -> None:
+    """Nothing is deleted because a second environment was described."""
+    assert place("setup", *LOCAL, "--yes").code == 0
+    more = CONFIG.replace('default = "dev"\n', "") + '[env.prod]\nregion = "eu-west-1"\n'
+    (place.folder / "batchml.toml").write_text(more)
+    unclear = place("setup", "--yes")
+    assert (unclear.code, "--like dev or --like prod" in unclear.err) == (2, True)
+    assert "urgent" in names(place, "queue")
+    assert "Nothing to do." in place("setup", "--like", "dev").out
+    wrong = place("setup", "--env", "dev", "--like", "prod", "--plan")
+    assert (wrong.code, "--like is for local" in wrong.err) == (2, True)
+
+
+def test_what_others_use_is_not_half_torn_down(ready: Cli) -> None:
+    assert ready("queue", "create", "night", "--compute", "gpu", *LOCAL).code == 0
+    before = names(ready, "queue")
+    refused = ready("teardown", *LOCAL, "--yes")
+    assert (refused.code, "used by queues that setup did not make: night" in refused.err) == (
+        2,
+        True,
+    )
+    assert names(ready, "queue") == before
+    assert ready("queue", "delete", "night", "--yes", *LOCAL).code == 0
+    assert ready("teardown", *LOCAL, "--yes").code == 0
+    assert names(ready, "queue") == ["default"]
+
+
+def test_a_queue_that_is_not_described_any_more_leaves_the_default_one(ready: Cli) -> None:
+    (ready.folder / "batchml.toml").write_text(CONFIG.partition("[env.dev.queues.default]")[0])
+    assert ready("setup", *LOCAL, "--yes").code == 0
+    assert names(ready, "queue") == ["default"]
+    assert ready("submit", *LOCAL, "--wait", "--", "true").code == 0
+
+
+def test_a_mistake_elsewhere_keeps_nobody_from_the_runs_here(place: Cli) -> None:
+    run = place("submit", *LOCAL, "--wait", "--json", "--", "true").json["jobId"]
+    (place.folder / "batchml.toml").write_text(CONFIG.replace("max_vcpus = 64", "max_vcpu = 64"))
+    assert place("show", run, *LOCAL).code == 0
+    there = place("ls", "--env", "dev")
+    assert (there.code, "env.dev.compute.gpu.max_vcpu: unknown key" in there.err) == (78, True)
+    like = place("setup", *LOCAL, "--plan")
+    assert (like.code, "max_vcpu" in like.err) == (78, True)
+    doctor = place("doctor", *LOCAL)
+    assert (doctor.code, "max_vcpu" in doctor.out) == (1, True)
+
+
+def test_ctrl_c_at_the_question_changes_nothing(place: Cli) -> None:
+    master, slave = pty.openpty()
+    asked = subprocess.Popen(
+        place.command("setup", *LOCAL), cwd=place.folder, env=place.environ, stdin=slave,
+        stdout=subprocess.PIPE, stderr=slave, text=True,
+    )  # fmt: skip
+    os.close(slave)
+    seen = ""
+    while "[y/N]" not in seen:
+        seen += os.read(master, 4096).decode()
+    asked.send_signal(signal.SIGINT)
+    assert asked.wait(30) == 130
+    assert "Nothing was changed." in os.read(master, 4096).decode()
+    assert names(place, "queue") == ["default"]

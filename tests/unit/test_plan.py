@@ -15,7 +15,7 @@ from batchml.ops.setup.batch_plan import (
     is_generation,
     queues_of,
 )
-from batchml.ops.setup.plan import make_plan
+from batchml.ops.setup.plan import make_plan, refusals
 from batchml.ops.setup.stack_plan import decide_stack
 from batchml.ops.setup.values import Action, Facts, Kind, Step, Wanted, is_known
 
@@ -515,3 +515,15 @@ def test_what_waits_for_something_else_is_known_as_such() -> None:
     assert is_known({"a": ["b", {"c": 1}], "d": None})
     assert not is_known({"a": [{"b": "x «network.SubnetIds»"}]})
     assert not is_known("«p»")
+
+
+def test_another_range_of_addresses_is_refused_under_compute_environments() -> None:
+    parameters = {"VpcCidr": "10.0.0.0/16"}
+    network = Blueprint("batchml-dev-network", "t", {"VpcCidr": "10.1.0.0/16"}, {})
+    stack = Stack("id", network.name, "CREATE_COMPLETE", parameters=parameters)
+    wanted = Wanted(stacks=(network,))
+    empty = Facts(stacks={network.name: stack})
+    used = Facts(stacks={network.name: stack}, environments={"batchml-dev-gpu": there()})
+    assert refusals(wanted, [], empty) == []
+    (why,) = refusals(wanted, [], used)
+    assert "network.cidr cannot be changed from 10.0.0.0/16" in why

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from batchml.clock import SystemClock
+from batchml.ops.code import keep, pack
 from batchml.runtime.lines import parse_mark
 from batchml.runtime.processes import descendants
 from tests.conftest import wait_for
@@ -183,3 +184,25 @@ def test_a_progress_bar_shows_while_its_line_goes_on(tmp_path: Path) -> None:
     assert process.stdout is not None
     assert process.stdout.read() == b"30%\n"
     assert process.wait(20) == 0
+
+
+def test_code_is_not_unpacked_over_the_root_of_an_image(tmp_path: Path) -> None:
+    """An image without a working directory starts in `/`, where `bin` and `etc` are its own."""
+    source = tmp_path / "source"
+    (source / "bin").mkdir(parents=True)
+    (source / "bin" / "batchml-test").write_text("mine")
+    archive = keep(pack(source), tmp_path)
+    process = subprocess.run(
+        [sys.executable, "-m", "batchml.runtime.run", "sh", "-c", "pwd; cat bin/batchml-test"],
+        cwd="/", capture_output=True, check=False,
+        env={"PATH": os.environ["PATH"], "BATCHML_CODE": str(archive), "TMPDIR": str(tmp_path),
+             "PYTHONPATH": str(Path(__file__).parents[2])},
+    )  # fmt: skip
+    folder, content, *_ = process.stdout.decode().splitlines()
+    assert Path(folder).parent == tmp_path
+    assert content == "mine"
+    assert not Path("/bin/batchml-test").exists()
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    _, lines = run(inside, "pwd", BATCHML_CODE=str(archive))
+    assert lines[0].decode() == str(inside), "a working directory is used as it is"
