@@ -10,7 +10,8 @@ from pathlib import Path
 from msgspec import Struct
 
 from batchml.errors import ConfigError, NotFound
-from batchml.model.environment import LOCAL, Described, Environment, read_described
+from batchml.model.description import Described, read_described
+from batchml.model.environment import LOCAL, Environment
 
 CONFIG_NAME = "batchml.toml"
 

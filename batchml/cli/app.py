@@ -19,12 +19,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-local_app = typer.Typer(
-    help="The embedded AWS Batch on this machine.",
-    epilog='Example: eval "$(batchml local env)" && aws batch describe-job-queues',
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+
+
+def command_group(name: str, words: str, example: str) -> typer.Typer:
+    """A group of commands below the root, such as `local`."""
+    group = typer.Typer(
+        help=words, epilog=f"Example: {example}", no_args_is_help=True, rich_markup_mode=None
+    )
+    app.add_typer(group, name=name)
+    return group
 
 
 @app.callback()
@@ -90,5 +93,3 @@ from batchml.cli import (  # noqa: E402  (the commands register themselves)
     queues,  # noqa: F401
     setup,  # noqa: F401
 )
-
-app.add_typer(local_app, name="local")

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from batchml.cli.app import app
+from batchml.cli.app import command_group
 from batchml.cli.flags import Env, Json
 from batchml.cli.output import print_json
 from batchml.cli.single import (
@@ -25,13 +25,11 @@ from batchml.cli.single import (
 )
 from batchml.errors import UsageError
 
-compute_app = typer.Typer(
-    help="Compute environments: the machines that jobs run on.",
-    epilog="Example: batchml compute list",
-    no_args_is_help=True,
-    rich_markup_mode=None,
+compute_app = command_group(
+    "compute",
+    "Compute environments: the machines that jobs run on.",
+    "batchml compute list",
 )
-app.add_typer(compute_app, name="compute")
 
 MinVcpus = Annotated[int | None, typer.Option(help="Kept running, and paid, without jobs.")]
 MaxVcpus = Annotated[int | None, typer.Option(help="Never more: it bounds what this can cost.")]
@@ -103,7 +101,7 @@ def compute_create(
     Without flags, the one that batchml.toml describes. What is made here is not touched by setup.
     """
     from batchml.cli.wiring import open_place
-    from batchml.model.environment import read_compute
+    from batchml.model.description import read_compute
 
     place = open_place(env)
     table = given(
@@ -139,7 +137,8 @@ def compute_update(
     disk, change batchml.toml and run setup.
     """
     from batchml.cli.wiring import open_place
-    from batchml.model.environment import Compute, read_compute
+    from batchml.model.description import read_compute
+    from batchml.model.environment import Compute
 
     place = open_place(env)
     there, detail = find_one(place, name, "Compute environment", compute_api(place).environments())

@@ -6,18 +6,16 @@ from typing import Annotated, Any
 
 import typer
 
-from batchml.cli.app import app
+from batchml.cli.app import command_group
 from batchml.cli.flags import Env, Json
 from batchml.cli.output import print_json, print_line
 from batchml.errors import NotFound, UsageError
 
-env_app = typer.Typer(
-    help="Environments: the places that batchml.toml describes, and which one is used.",
-    epilog="Example: batchml env list",
-    no_args_is_help=True,
-    rich_markup_mode=None,
+env_app = command_group(
+    "env",
+    "Environments: the places that batchml.toml describes, and which one is used.",
+    "batchml env list",
 )
-app.add_typer(env_app, name="env")
 
 
 @env_app.command("list", epilog="Example: batchml env list")
@@ -102,7 +100,7 @@ def use(
 ) -> None:
     """Make an environment the default, in batchml.toml."""
     from batchml.cli.wiring import open_place
-    from batchml.model.environment import with_default
+    from batchml.model.description import with_default
 
     settings = open_place(None).settings
     if name not in settings.environments:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from batchml.cli.app import app
+from batchml.cli.app import command_group
 from batchml.cli.flags import Env, Json, read_pairs
 from batchml.cli.output import print_json, print_line, say
 from batchml.errors import INTERRUPTED, AccessError, ImageError, ServiceUnreachable
@@ -19,13 +19,11 @@ if TYPE_CHECKING:
     from batchml.model.image import Recipe
     from batchml.ops.images import Shown, Target
 
-image_app = typer.Typer(
-    help="Images by content: build, push to ECR, list.",
-    epilog="Example: batchml image push pytorch",
-    no_args_is_help=True,
-    rich_markup_mode=None,
+image_app = command_group(
+    "image",
+    "Images by content: build, push to ECR, list.",
+    "batchml image push pytorch",
 )
-app.add_typer(image_app, name="image")
 
 Names = Annotated[
     list[str] | None, typer.Argument(metavar="[NAME]...", help="Folders of images/; all of them.")

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from batchml.cli.app import app
+from batchml.cli.app import command_group
 from batchml.cli.flags import Env, Json, read_seconds
 from batchml.cli.output import print_json, print_line, say
 from batchml.errors import UsageError
@@ -14,13 +14,11 @@ if TYPE_CHECKING:
     from batchml.cli.wiring import Place
 
 
-jobdef_app = typer.Typer(
-    help="Job definitions: what of a job AWS Batch keeps.",
-    epilog="Example: batchml jobdef list",
-    no_args_is_help=True,
-    rich_markup_mode=None,
+jobdef_app = command_group(
+    "jobdef",
+    "Job definitions: what of a job AWS Batch keeps.",
+    "batchml jobdef list",
 )
-app.add_typer(jobdef_app, name="jobdef")
 
 
 @jobdef_app.command("list", epilog="Example: batchml jobdef list --job lenet")

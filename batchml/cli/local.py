@@ -5,10 +5,16 @@ from typing import Annotated, Any
 
 import typer
 
-from batchml.cli.app import local_app
+from batchml.cli.app import command_group
 from batchml.cli.flags import Json, read_seconds
 from batchml.cli.output import print_json
 from batchml.errors import LocalServerError, UsageError
+
+local_app = command_group(
+    "local",
+    "The embedded AWS Batch on this machine.",
+    'eval "$(batchml local env)" && aws batch describe-job-queues',
+)
 
 
 def _home() -> Any:

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from batchml.cli.app import app
+from batchml.cli.app import command_group
 from batchml.cli.flags import Env, Json, read_pairs
 from batchml.cli.output import print_json, say
 from batchml.cli.single import (
@@ -29,13 +29,11 @@ if TYPE_CHECKING:
     from batchml.cli.wiring import Place
     from batchml.model.environment import Queue
 
-queue_app = typer.Typer(
-    help="Job queues: who waits for which machines, and who comes first.",
-    epilog="Example: batchml queue list",
-    no_args_is_help=True,
-    rich_markup_mode=None,
+queue_app = command_group(
+    "queue",
+    "Job queues: who waits for which machines, and who comes first.",
+    "batchml queue list",
 )
-app.add_typer(queue_app, name="queue")
 
 Priority = Annotated[int | None, typer.Option(help="0 to 1000; the highest is served first.")]
 Computes = Annotated[
@@ -93,7 +91,7 @@ def queue_create(
 ) -> None:
     """Create a job queue. Without flags, the one that batchml.toml describes."""
     from batchml.cli.wiring import open_place
-    from batchml.model.environment import read_queue
+    from batchml.model.description import read_queue
 
     place = open_place(env)
     table = given(priority=priority, compute=compute, **_queue_tables(share, time_limit))
@@ -121,7 +119,7 @@ def queue_update(
     from batchml.aws.resources import queue as queue_request
     from batchml.aws.site import Site
     from batchml.cli.wiring import open_place
-    from batchml.model.environment import read_queue
+    from batchml.model.description import read_queue
     from batchml.model.names import bare_name
 
     place = open_place(env)

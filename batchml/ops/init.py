@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from batchml.errors import ConfigError, UsageError
-from batchml.model.environment import LOCAL, read_environments
+from batchml.model.description import read_environments
+from batchml.model.environment import LOCAL
 from batchml.ops.first import CONFIG, JOB, TRAIN
 
 CONFIG_NAME = "batchml.toml"

@@ -7,7 +7,7 @@ import pytest
 
 from batchml.aws.resources import compute_environment, queue, scheduling_policy
 from batchml.aws.site import make_site
-from batchml.model.environment import read_environments
+from batchml.model.description import read_environments
 from tests.contract.rig import Rig
 
 TABLE = {

@@ -12,17 +12,16 @@ from pathlib import Path
 import pytest
 
 from batchml.local.home import Endpoint, Home
+from batchml.model.description import Config, read_environments
 from batchml.model.environment import (
     Budget,
     Compute,
-    Config,
     Environment,
     FairShare,
     Logs,
     Network,
     Queue,
     Storage,
-    read_environments,
 )
 from tests.aws_http import served
 from tests.aws_world import Account

@@ -7,7 +7,8 @@ import pytest
 from msgspec.structs import replace
 
 from batchml.aws.stacks import Stack
-from batchml.model.environment import Environment, read_environments
+from batchml.model.description import read_environments
+from batchml.model.environment import Environment
 from batchml.ops.setup.desired import STACKS, Scheme, content_version, wanted, wanted_stacks
 from batchml.ops.setup.values import UNKNOWN, Facts
 from batchml.resources import shipped

@@ -8,14 +8,8 @@ from typing import Any
 import pytest
 
 from batchml.errors import ConfigError
-from batchml.model.environment import (
-    Environment,
-    is_arm_type,
-    is_gpu_type,
-    read_compute,
-    read_environments,
-    read_queue,
-)
+from batchml.model.description import read_compute, read_environments, read_queue
+from batchml.model.environment import Environment, is_arm_type, is_gpu_type
 
 CONTRACT = """
 default = "dev"

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from batchml.errors import UsageError
+from batchml.model.description import read_environments
 from batchml.model.environment import (
     Budget,
     Compute,
@@ -18,7 +19,6 @@ from batchml.model.environment import (
     Network,
     Queue,
     Storage,
-    read_environments,
 )
 from batchml.model.job import read_job
 from batchml.ops.init import CONFIG_NAME, first_files, write_files

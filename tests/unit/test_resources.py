@@ -17,6 +17,7 @@ from batchml.aws.resources import (
 )
 from batchml.aws.site import Site, Workspace, make_platform, make_site
 from batchml.errors import ConfigError
+from batchml.model.description import read_environments
 from batchml.model.environment import (
     TIME_LIMITS,
     Compute,
@@ -25,7 +26,6 @@ from batchml.model.environment import (
     Network,
     Queue,
     Storage,
-    read_environments,
 )
 from tests.models import faults
 

@@ -17,7 +17,8 @@ from batchml.aws.launch import LaunchApi
 from batchml.aws.objects import empty_bucket
 from batchml.aws.stacks import Stacks
 from batchml.errors import AccessError, BatchmlError, ServiceError, ServiceUnreachable
-from batchml.model.environment import Environment, read_environments
+from batchml.model.description import read_environments
+from batchml.model.environment import Environment
 from batchml.ops.setup import apply as setup
 from batchml.ops.setup.desired import STACKS, Scheme, leftovers, wanted
 from batchml.ops.setup.plan import make_plan

@@ -13,8 +13,6 @@ from batchml.ops.setup.values import Action, Facts, Kind, Step, Wanted
 # Changes of these replace no instance and hold for any compute environment.
 # Source: AWS Batch User Guide, "Updating compute environments".
 _SCALING = {"state", "maxvCpus", "minvCpus", "desiredvCpus", "minScaleDownDelayMinutes"}
-
-
 Requests = Mapping[str, dict[str, Any]]
 
 

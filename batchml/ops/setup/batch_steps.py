@@ -29,14 +29,8 @@ from batchml.ops.setup.tools import (
 from batchml.ops.setup.values import TAG_ENV, Action, Facts, Kind, Step, Wanted
 
 _UPDATE_LIMIT = 3 * 3600.0  # an update that replaces instances waits for the jobs on them
-
-
 _JOB_MINUTES = 30  # for runs on instances that are replaced
-
-
 _TRAILING = 30.0  # seconds for which AWS Batch may still describe what was before an update
-
-
 _UNDER_WAY = ("CREATING", "UPDATING", "DELETING")
 
 
@@ -137,8 +131,6 @@ def _request_of(step: Step, wanted: Wanted, facts: Facts) -> tuple[str, dict[str
 
 # What UpdateComputeEnvironment does not take, of what CreateComputeEnvironment does.
 _CREATE_ONLY = {"spotIamFleetRole"}
-
-
 _SCALING = {"minvCpus", "maxvCpus", "scalingPolicy"}  # no instance is replaced for these
 
 

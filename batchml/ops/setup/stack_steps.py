@@ -20,8 +20,6 @@ from batchml.ops.setup.tools import (
 from batchml.ops.setup.values import TAG_ENV, Action, Facts, Kind, Step, Wanted
 
 _STACK_LIMIT = 3 * 3600.0  # seconds; an AMI takes most of an hour
-
-
 _BUSY_PAUSE = 2.0  # while there is something to tell
 
 

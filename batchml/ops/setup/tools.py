@@ -16,17 +16,9 @@ from batchml.ops.setup.causes import failure_of, fix_for
 from batchml.ops.setup.values import Facts, Kind, is_known
 
 Steps = Generator[str, None, Facts]
-
-
 BATCH_LIMIT = 900.0  # seconds for a compute environment or queue to settle
-
-
 _DRIFT_LIMIT = 300.0
-
-
 PAUSE = 0.5
-
-
 MAX_PAUSE = 10.0
 
 

@@ -11,11 +11,7 @@ from batchml.aws.stacks import Blueprint, ChangeSet, Drift, Stack
 
 # Stands in a request for what is known only once something else is made: "«network.SubnetIds»".
 UNKNOWN = "\N{LEFT-POINTING DOUBLE ANGLE QUOTATION MARK}"
-
-
 TAG_ENV = "batchml:env"
-
-
 TAG_SOURCE = "batchml:source"  # `setup`; what single commands made is theirs to delete
 
 

@@ -1,0 +1,336 @@
+"""`batchml.toml` -> environments, with every mistake of the file at once."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import permutations
+from typing import Any
+
+from msgspec import Struct
+
+from batchml.errors import ConfigError, did_you_mean
+from batchml.model.environment import (
+    LOCAL,
+    MAX_ENVIRONMENTS,
+    MAX_TAGS,
+    SPOT_STRATEGIES,
+    TIME_LIMITS,
+    Budget,
+    Compute,
+    Environment,
+    FairShare,
+    Network,
+    Queue,
+    Storage,
+    is_arm_type,
+)
+from batchml.model.names import is_valid_name
+from batchml.model.reading import parse_duration, read_struct
+
+_ENV_NAME = re.compile(r"[a-z][a-z0-9-]{0,19}")
+_REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-[0-9]")
+_AMI = re.compile(r"ami-[0-9a-f]{8,17}")
+_INSTANCE = re.compile(r"[a-z]+[0-9][a-z0-9-]*(\.[a-z0-9-]+)?|optimal|default_x86_64|default_arm64")
+_RESERVATION = re.compile(r"cr-[0-9a-f]{8,17}|arn:aws[a-z-]*:resource-groups:\S+|open|none")
+_CIDR = re.compile(r"(\d{1,3})\.(\d{1,3})\.(\d{1,3})\.(\d{1,3})/(1[6-9]|2[0-2])")
+_SHARE = re.compile(r"[A-Za-z0-9]{1,254}\*?")
+_SUBNET = re.compile(r"subnet-[0-9a-f]{8,17}")
+_VPC = re.compile(r"vpc-[0-9a-f]{8,17}")
+_GROUP = re.compile(r"sg-[0-9a-f]{8,17}")
+_SECRET = re.compile(r"arn:aws[a-z-]*:(ssm:[a-z0-9-]+:\d{12}:parameter/|secretsmanager:)\S+")
+_EMAIL = re.compile(r"[^@\s]+@[^@\s]+\.[^@\s]+")
+
+
+# Volta and older, for which the open kernel modules of the image that we build are not made.
+_OLD_GPU_FAMILY = re.compile(r"p[23][a-z0-9-]*|g3[a-z0-9-]*")
+
+
+class Config(Struct, frozen=True, forbid_unknown_fields=True):
+    """The whole of `batchml.toml`."""
+
+    default: str = LOCAL
+    env: dict[str, dict[str, Any]] = {}
+
+
+class Described(Struct, frozen=True):
+    """What a `batchml.toml` says, and its mistakes by environment; "" for the file's own.
+
+    An environment with mistakes has the default where it is wrong: of use for nothing but words.
+    """
+
+    default: str
+    environments: dict[str, Environment]
+    mistakes: dict[str, tuple[str, ...]]
+
+    def mistakes_of(self, *names: str) -> list[str]:
+        """All the mistakes, if there is one of the file's own or in one of these environments."""
+        concerned = any(self.mistakes.get(name) for name in ("", *names))
+        return [text for texts in self.mistakes.values() for text in texts] if concerned else []
+
+
+def read_environments(table: Mapping[str, Any], where: str) -> tuple[str, dict[str, Environment]]:
+    """The default environment's name, and every environment by name.
+
+    Raises ConfigError with every mistake of the file at once.
+    """
+    found = read_described(table)
+    mistakes = found.mistakes_of(*found.environments)
+    if mistakes:
+        raise ConfigError(where, mistakes)
+    return found.default, found.environments
+
+
+def read_described(table: Mapping[str, Any]) -> Described:
+    """What the file says, with its mistakes beside it."""
+    config, general = read_struct(table, Config)
+    mistakes: dict[str, tuple[str, ...]] = {}
+    environments = {LOCAL: Environment()}
+    for name, inner in config.env.items():
+        environments[name], found = read_struct(inner, Environment)
+        found += _mistakes(environments[name], inner, is_local=name == LOCAL)
+        found = [f"env.{name}.{mistake}" for mistake in found]
+        if not _ENV_NAME.fullmatch(name):
+            found.append(
+                f"env.{name}: not a name for an environment: 1 to 20 lower-case letters, digits "
+                "and hyphens, the first a letter."
+            )
+        mistakes[name] = tuple(found)
+    general += _prefixed(environments)
+    if config.default not in environments:
+        meant = did_you_mean(config.default, environments)
+        general.append(f"default: no environment {config.default!r} is described.{meant}")
+    return Described(config.default, environments, {"": tuple(general), **mistakes})
+
+
+def _prefixed(names: Iterable[str]) -> Iterator[str]:
+    """Environments whose resources could have each other's names: `batchml-dev-x-gpu` is the
+    compute environment `gpu` of `dev-x`, or `x-gpu` of `dev`.
+    """
+    for short, long in permutations(names, 2):
+        if long.startswith(f"{short}-"):
+            yield f"env.{long}: begins with env.{short} and a hyphen: take another name."
+
+
+def with_default(text: str, name: str) -> str:
+    """The text of a `batchml.toml` with another default, and everything else as it was.
+
+    A key of the file itself stands before its first table.
+    """
+    first_table = re.search(r"(?m)^[ \t]*\[", text)
+    end = first_table.start() if first_table else len(text)
+    head, rest = text[:end], text[end:]
+    line = f'default = "{name}"'
+    changed, count = re.subn(r"(?m)^[ \t]*default[ \t]*=[^#\n]*?(?=[ \t]*(#|$))", line, head)
+    return (changed if count else f"{line}\n{head}") + rest
+
+
+def read_compute(name: str, table: Mapping[str, Any], where: str) -> Compute:
+    """One compute environment. Raises ConfigError with every mistake at once."""
+    compute, mistakes = read_struct(table, Compute)
+    mistakes += [_of_flags(text) for text in _compute_mistakes(name, compute, table)]
+    if mistakes:
+        raise ConfigError(where, mistakes)
+    return compute
+
+
+def _of_flags(mistake: str) -> str:
+    """A mistake of a file's table, told of a command line: `.key: ...`, or `: ...` of the name."""
+    return mistake.removeprefix(".") if mistake.startswith(".") else f"NAME{mistake}"
+
+
+def read_queue(name: str, table: Mapping[str, Any], where: str) -> Queue:
+    """One queue, on whatever compute environments it names. Raises ConfigError."""
+    queue, mistakes = read_struct(table, Queue)
+    known = dict.fromkeys(queue.compute, Compute())
+    found = _queue_mistakes(name, queue, Environment(compute=known), table)
+    mistakes += [_of_flags(text) for text in found]
+    if mistakes:
+        raise ConfigError(where, mistakes)
+    return queue
+
+
+def _mistakes(env: Environment, table: Mapping[str, Any], *, is_local: bool) -> list[str]:
+    """What types cannot say. A key that `read_struct` complained about has its default here."""
+    return [
+        *_place_mistakes(env, is_local),
+        *_network_mistakes(env.network),
+        *_build_mistakes(env),
+        *_secret_mistakes(env.secrets),
+        *_storage_mistakes(env.storage),
+        *_tag_mistakes("tags", env.tags),
+        *_budget_mistakes(env.budget, _inner(table, "budget")),
+        *(f"compute.{name}{text}" for name, compute in env.compute.items()
+          for text in _compute_mistakes(name, compute, _inner(table, "compute", name))),
+        *(f"queues.{name}{text}" for name, queue in env.queues.items()
+          for text in _queue_mistakes(name, queue, env, _inner(table, "queues", name))),
+    ]  # fmt: skip
+
+
+def _inner(table: Mapping[str, Any], *path: str) -> Mapping[str, Any]:
+    for key in path:
+        found = table.get(key)
+        table = found if isinstance(found, Mapping) else {}
+    return table
+
+
+def _place_mistakes(env: Environment, is_local: bool) -> Iterator[str]:
+    if is_local:
+        if env.region or env.profile:
+            yield "region: local is this machine, which has neither a region nor a profile."
+    elif not env.region:
+        yield 'region: missing. For example region = "us-east-1".'
+    elif not _REGION.fullmatch(env.region):
+        yield f'region: found {env.region!r}. Expected one like "us-east-1".'
+    if env.ami not in ("build", "ecs-gpu") and not _AMI.fullmatch(env.ami):
+        yield f'ami: found {env.ami!r}. Expected "build", "ecs-gpu" or an AMI\'s id, "ami-0123...".'
+
+
+def _secret_mistakes(secrets: Iterable[str]) -> Iterator[str]:
+    for arn in secrets:
+        if not _SECRET.fullmatch(arn):
+            yield (
+                f"secrets: found {arn!r}. Expected the ARN of an SSM parameter or of a secret of "
+                "Secrets Manager."
+            )
+
+
+def _build_mistakes(env: Environment) -> Iterator[str]:
+    """What an image of ours cannot do. Source: docs/ami.md."""
+    building = {n: c for n, c in env.compute.items() if (c.ami or env.ami) == "build"}
+    if building and not env.network.is_given and env.network.egress == "endpoints":
+        yield (
+            'network.egress: building an AMI fetches packages from the internet: "nat", or '
+            'ami = "ecs-gpu".'
+        )
+    for name, compute in building.items():
+        for each in compute.instance_types:
+            if _OLD_GPU_FAMILY.fullmatch(each.partition(".")[0]):
+                yield (
+                    f"compute.{name}.instance_types: {each} is older than the driver of the AMI "
+                    'that is built: ami = "ecs-gpu" there.'
+                )
+
+
+def _network_mistakes(network: Network) -> Iterator[str]:
+    match = _CIDR.fullmatch(network.cidr)
+    if not match or any(int(part) > 255 for part in match.groups()[:4]):
+        yield f"network.cidr: found {network.cidr!r}. Expected an IPv4 range of /16 to /22."
+    for subnet in network.subnets:
+        if not _SUBNET.fullmatch(subnet):
+            yield f"network.subnets: found {subnet!r}. Expected ids like subnet-0123abcd."
+    for group in network.security_groups:
+        if not _GROUP.fullmatch(group):
+            yield f"network.security_groups: found {group!r}. Expected ids like sg-0123abcd."
+    if network.vpc and not _VPC.fullmatch(network.vpc):
+        yield f"network.vpc: found {network.vpc!r}. Expected an id like vpc-0123abcd."
+    if len({bool(network.vpc), bool(network.subnets), bool(network.security_groups)}) > 1:
+        yield "network: vpc, subnets and security_groups go together: give all three or none."
+
+
+def _storage_mistakes(storage: Storage) -> Iterator[str]:
+    size = storage.size_gib
+    if not size:
+        yield f'storage.size: found {storage.size!r}. Expected a size such as "2400 GiB".'
+    elif storage.workspace == "fsx-lustre" and size != 1200 and (size < 2400 or size % 2400):
+        yield f"storage.size: found {storage.size!r}. FSx for Lustre has 1200 GiB, or n x 2400 GiB."
+
+
+def _tag_mistakes(where: str, tags: Mapping[str, str]) -> Iterator[str]:
+    if len(tags) > MAX_TAGS:
+        yield f"{where}: {len(tags)} tags; at most {MAX_TAGS}."
+    for key, value in tags.items():
+        if not 1 <= len(key) <= 128 or len(value) > 256:
+            yield f"{where}.{key}: a key has 1 to 128 characters, a value up to 256."
+        elif key.lower().startswith(("aws:", "batchml")):
+            yield f"{where}.{key}: tags that begin with {key.partition(':')[0]} are taken."
+
+
+def _budget_mistakes(budget: Budget | None, table: Mapping[str, Any]) -> Iterator[str]:
+    if budget is not None:
+        if "usd" not in table:
+            yield "budget.usd: missing. Dollars a month, for example usd = 500."
+        if not _EMAIL.fullmatch(budget.email):
+            yield f"budget.email: found {budget.email!r}. Expected an address to warn."
+
+
+def _compute_mistakes(name: str, compute: Compute, table: Mapping[str, Any]) -> Iterator[str]:
+    if not is_valid_name(name) or len(name) > 64:
+        yield ": not a name: up to 64 letters, digits, hyphens and underscores."
+    if re.search(r"-r[0-9]+$", name):
+        yield ": names that end like -r2 are taken: what replaces a compute environment has one."
+    if not compute.instance_types and not table.get("instance_types"):
+        yield '.instance_types: missing. For example ["g5.xlarge", "g6.xlarge"].'
+    for each in compute.instance_types:
+        if not _INSTANCE.fullmatch(each):
+            yield f'.instance_types: found {each!r}. Expected a type, "g5.xlarge", or family, "g5".'
+    if compute.instance_types and len({is_arm_type(each) for each in compute.instance_types}) > 1:
+        yield ".instance_types: Arm and x86 types cannot be mixed in one compute environment."
+    if "max_vcpus" not in table:
+        yield ".max_vcpus: missing. It bounds what this can cost."
+    elif compute.max_vcpus and compute.min_vcpus > compute.max_vcpus:
+        yield f".min_vcpus: {compute.min_vcpus} is more than max_vcpus, {compute.max_vcpus}."
+    yield from _instance_mistakes(compute)
+    yield from _tag_mistakes(".tags", compute.tags)
+
+
+def _instance_mistakes(compute: Compute) -> Iterator[str]:
+    if compute.allocation_strategy in SPOT_STRATEGIES and not compute.spot:
+        yield f".allocation_strategy: {compute.allocation_strategy} needs spot = true."
+    if compute.spot and compute.allocation_strategy in ("BEST_FIT", "BEST_FIT_PROGRESSIVE"):
+        yield (
+            f".allocation_strategy: spot with {compute.allocation_strategy} is not offered; "
+            f"one of {', '.join(SPOT_STRATEGIES)}."
+        )
+    if compute.bid_percentage is not None and not compute.spot:
+        yield ".bid_percentage: needs spot = true."
+    if compute.ami not in ("", "build", "ecs-gpu") and not _AMI.fullmatch(compute.ami):
+        yield f'.ami: found {compute.ami!r}. Expected "build", "ecs-gpu" or an AMI\'s id.'
+    if not 30 <= compute.disk_gib <= 16_384:
+        yield f'.disk: found {compute.disk!r}. Expected "30 GiB" to "16384 GiB".'
+    if compute.capacity_reservation and not _RESERVATION.fullmatch(compute.capacity_reservation):
+        yield (
+            f".capacity_reservation: found {compute.capacity_reservation!r}. Expected a "
+            'reservation\'s id ("cr-0123..."), a resource group\'s ARN, "open" or "none".'
+        )
+    if compute.capacity_reservation.startswith(("cr-", "arn:")) and compute.spot:
+        yield ".capacity_reservation: reservations are for on-demand; take out spot = true."
+    delay = compute.scale_down_minutes
+    if parse_duration(compute.scale_down_delay) is None or (delay and not 20 <= delay <= 10_080):
+        yield f'.scale_down_delay: found {compute.scale_down_delay!r}. 0, or "20m" to "7d".'
+    if not 30 <= compute.stop_seconds <= 120:
+        yield f'.stop_timeout: found {compute.stop_timeout!r}. Expected "30s" to "120s".'
+
+
+def _queue_mistakes(
+    name: str, queue: Queue, env: Environment, table: Mapping[str, Any]
+) -> Iterator[str]:
+    if not is_valid_name(name) or len(name) > 64:
+        yield ": not a name: up to 64 letters, digits, hyphens and underscores."
+    is_list = isinstance(table.get("compute", []), list | tuple)
+    if is_list and not 1 <= len(queue.compute) <= MAX_ENVIRONMENTS:
+        yield f".compute: names {len(queue.compute)} compute environments; 1 to {MAX_ENVIRONMENTS}."
+    for each in sorted(set(queue.compute) - set(env.compute)):
+        yield f".compute: no compute.{each} is described.{did_you_mean(each, env.compute)}"
+    if len(set(queue.compute)) < len(queue.compute):
+        yield ".compute: a compute environment is named twice."
+    known = [env.compute[each] for each in queue.compute if each in env.compute]
+    if len({compute.is_arm for compute in known}) > 1:
+        yield ".compute: Arm and x86 compute environments cannot be in one queue."
+    for key, text in queue.time_limits.items():
+        seconds = parse_duration(text)
+        if key not in TIME_LIMITS:
+            yield f".time_limits.{key}: unknown key. Known: {', '.join(TIME_LIMITS)}."
+        elif seconds is None or (seconds and not 600 <= seconds <= 86_400):
+            yield f'.time_limits.{key}: found {text!r}. "10m" to "24h", or 0: none.'
+    if queue.fair_share is not None:
+        yield from (f".fair_share{text}" for text in _share_mistakes(queue.fair_share))
+
+
+def _share_mistakes(policy: FairShare) -> Iterator[str]:
+    decay = parse_duration(policy.decay)
+    if decay is None or decay > 604_800:
+        yield f'.decay: found {policy.decay!r}. Expected up to "7d".'
+    for share, weight in policy.shares.items():
+        if not _SHARE.fullmatch(share):
+            yield f".shares: {share!r} is no share identifier: letters and digits, * at its end."
+        if not 0.0011 <= weight <= 9999:  # so that its inverse is one of AWS's
+            yield f".shares.{share}: found {weight}. Expected 0.0011 to 9999."
