@@ -78,7 +78,8 @@ def load_settings(environ: Mapping[str, str], folder: Path, env_flag: str | None
     else:
         env = Setting(described.default, source)
     if env.value not in described.environments:
-        hint = f"It came from {env.source}. Environments are described in {CONFIG_NAME}."
+        where = f"are described in {CONFIG_NAME}" if path else f"need a {CONFIG_NAME}: batchml init"
+        hint = f"It came from {env.source}. Environments {where}."
         raise NotFound("Environment", env.value, described.environments, hint)
     # A mistake in another environment is for `doctor`: runs here can still be seen and stopped.
     check_described(described, source, env.value)

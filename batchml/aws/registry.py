@@ -4,6 +4,7 @@ The engine is asked through its API: no program `docker`, and no password in `~/
 """
 
 import io
+import re
 import tarfile
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -150,6 +151,9 @@ def _context(recipe: Recipe) -> bytes:
 # --- what the engine says -----------------------------------------------------------------------
 
 
+_COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")  # a builder's own, which no pipe wants
+
+
 class BuildOutput:
     """The steps of a build as they come, and the output of the last."""
 
@@ -159,7 +163,7 @@ class BuildOutput:
 
     def read(self, text: str) -> Iterator[tuple[str, bool]]:
         """Each line worth showing, and whether it begins a step."""
-        for line in filter(None, map(str.strip, text.splitlines())):
+        for line in filter(None, map(str.strip, _COLOURS.sub("", text).splitlines())):
             if line.startswith("Step "):
                 self.step = _short(" ".join(line.split()))
                 self._lines.clear()

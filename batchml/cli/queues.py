@@ -94,6 +94,7 @@ def queue_create(
     from batchml.model.description import read_queue
 
     place = open_place(env)
+    _refuse_lists(compute)
     table = given(priority=priority, compute=compute, **_queue_tables(share, time_limit))
     described = place.settings.environment.queues.get(name)
     if described is not None and not table:
@@ -124,6 +125,7 @@ def queue_update(
 
     place = open_place(env)
     there, detail = find_one(place, name, "Job queue", compute_api(place).queues())
+    _refuse_lists(compute)
     table = given(priority=priority, compute=compute, **_queue_tables(None, time_limit))
     if not table and enable is None:
         raise UsageError("Nothing to change was given: see batchml queue update --help.")
@@ -158,6 +160,13 @@ def queue_delete(name: Name, yes: Yes = False, env: Env = None, json_: Json = Fa
     if count:
         say(f"{count} run{'s' if count > 1 else ''} in it will be terminated.")
     unmake(place, "job queue", there, yes, json_)
+
+
+def _refuse_lists(compute: list[str] | None) -> None:
+    for text in compute or ():
+        if "," in text:
+            flags = " ".join(f"--compute {name.strip()}" for name in text.split(","))
+            raise UsageError(f"--compute {text}: one at a time: {flags}.")
 
 
 def _queue_tables(share: list[str] | None, time_limit: list[str] | None) -> dict[str, Any]:

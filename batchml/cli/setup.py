@@ -162,6 +162,8 @@ def _agreed(steps: "Sequence[Step]", wishes: Wishes, env: str) -> "set[Step]":
     from batchml.cli.environments import ask
 
     losing = [step for step in steps if step.loses]
+    for name in set(wishes.allow_loss) - {step.name for step in losing}:
+        say(f"--allow-loss {name}: nothing of that name would lose anything.")
     if wishes.command == "setup":
         for step in losing:
             if step.name not in wishes.allow_loss and not ask(

@@ -189,6 +189,7 @@ def _struct_inside(annotation: Any) -> Any:
 
 
 _WORDS = {
+    "`bool | int | float | str`": "a text, a number, or true or false",
     "`int`": "a whole number",
     "`str`": "a text",
     "`bool`": "true or false",

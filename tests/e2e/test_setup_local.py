@@ -346,3 +346,11 @@ def test_ctrl_c_at_the_question_changes_nothing(place: Cli) -> None:
     assert asked.wait(30) == 130
     assert "Nothing was changed." in os.read(master, 4096).decode()
     assert names(place, "queue") == ["default"]
+
+
+def test_what_is_said_of_flags_that_do_nothing_or_mean_something_else(ready: Cli) -> None:
+    (ready.folder / "batchml.toml").write_text(CONFIG.replace("priority = 100", "priority = 90"))
+    done = ready("setup", *LOCAL, "--yes", "--allow-loss", "nope")
+    assert (done.code, "--allow-loss nope: nothing of that name" in done.err) == (0, True)
+    listed = ready("queue", "create", "both", "--compute", "gpu,gpu-spot", *LOCAL)
+    assert (listed.code, "--compute gpu --compute gpu-spot" in listed.err) == (2, True)

@@ -96,3 +96,8 @@ def test_what_ends_a_push_is_told_in_our_words(
     found = refusal(words, "host/batchml/x:t", ARN)
     assert type(found) is kind
     assert told in str(found)
+
+
+def test_colours_of_a_builder_are_left_out() -> None:
+    output = BuildOutput()
+    assert list(output.read("\x1b[91mERROR: no\x1b[0m\n")) == [("ERROR: no", False)]
