@@ -170,7 +170,7 @@ def compute_update(
     if table:
         request["computeResources"] = dict(values[key] for key in table)
     compute_api(place).update_environment(request)
-    say_settled(place, "compute environment", there, json_)
+    say_settled(place, "compute environment", request, json_)
 
 
 @compute_app.command("delete", epilog="Example: batchml compute delete gpu --yes")

@@ -145,7 +145,7 @@ def queue_update(
         request["state"] = "ENABLED" if enable else "DISABLED"
     request |= {members[key]: full[members[key]] for key in table}
     compute_api(place).update_queue(request)
-    say_settled(place, "job queue", there, json_)
+    say_settled(place, "job queue", request, json_)
 
 
 @queue_app.command("delete", epilog="Example: batchml queue delete urgent --yes")

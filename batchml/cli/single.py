@@ -95,7 +95,8 @@ def make(
     facts = look(scheme, tools)
     _refuse_without_stacks(place, scheme, facts, computes)
     made = []
-    with environments.going_on(f"batchml compute list --env {place.env}"):
+    with environments.going_on(f"batchml compute list --env {place.env}") as course:
+        course.has_begun = True
         for progress in carry_out(lambda now: desired.single(scheme, now), facts, tools, set()):
             step = progress.step
             if not progress.text:
@@ -125,18 +126,19 @@ def _refuse_without_stacks(
         )
 
 
-def say_settled(place: "Place", kind: str, name: str, json_: bool) -> None:
-    """Wait until AWS has taken an update."""
+def say_settled(place: "Place", kind: str, request: "Mapping[str, Any]", json_: bool) -> None:
+    """Wait until AWS has taken an update request."""
     from batchml.cli import environments
     from batchml.ops.setup.batch_steps import settle
-    from batchml.ops.setup.values import Kind
 
     tools = environments.tools(place)
-    with environments.going_on(f"batchml {_command(kind)} list --env {place.env}"):
-        detail = settle(Kind(kind), name, tools, lambda text: say(f"    {text}"))
+    with environments.going_on(f"batchml {_command(kind)} list --env {place.env}") as course:
+        course.has_begun = True
+        detail = settle(request, tools, lambda text: say(f"    {text}"))
     if json_:
         print_json(detail)
     else:
+        name = request.get("jobQueue") or request["computeEnvironment"]
         print_line(f"{kind} {name} is changed.")
 
 
@@ -149,7 +151,8 @@ def unmake(place: "Place", kind: str, name: str, yes: bool, json_: bool) -> None
         say("Nothing was changed.")
         raise typer.Exit(1)
     tools = environments.tools(place)
-    with environments.going_on(f"batchml {_command(kind)} list --env {place.env}"):
+    with environments.going_on(f"batchml {_command(kind)} list --env {place.env}") as course:
+        course.has_begun = True
         remove(Kind(kind), name, tools, lambda text: say(f"    {text}"))
     if json_:
         print_json([{"kind": kind, "name": name}])

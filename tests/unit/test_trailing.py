@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from batchml.errors import ServiceError
+from batchml.ops.setup.batch_steps import settle
 from batchml.ops.setup.steps import perform
 from batchml.ops.setup.tools import SetupFailed, Tools
 from batchml.ops.setup.values import Action, Facts, Kind, Step, Wanted
@@ -178,3 +179,13 @@ def test_runs_on_what_was_replaced_get_the_time_that_an_update_would_give() -> N
     waiting.delete_environment = lambda name: waiting.answers.append(None)  # type: ignore[method-assign]
     _, clock = take(Action.DELETE, waiting, full, how="drain")
     assert 1800 <= sum(clock.naps) < 1830
+
+
+def test_a_single_update_is_waited_for_until_it_is_described() -> None:
+    old, new = described(), described(resources={"maxvCpus": 128})
+    api, clock = Late([old, old, new]), FakeClock()
+    tools = Tools(None, api, None, clock)  # type: ignore[arg-type]
+    asked = {"computeEnvironment": "gpu", "computeResources": {"maxvCpus": 128}}
+    said: list[str] = []
+    assert settle(asked, tools, said.append) == new
+    assert said == ["not seen yet"]

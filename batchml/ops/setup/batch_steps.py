@@ -1,6 +1,6 @@
 """Steps that change compute environments, queues and what they are made with."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
@@ -313,13 +313,23 @@ def _has_instances(found: dict[str, Any]) -> bool:
     return bool(resources.get("desiredvCpus", 0) > resources.get("minvCpus", 0))
 
 
-def settle(kind: Kind, name: str, tools: Tools, report: Callable[[str], None]) -> dict[str, Any]:
-    """Wait until an update of a queue or compute environment has been taken; what it is then.
-
-    Raises SetupFailed when AWS finds it INVALID.
+def settle(
+    request: Mapping[str, Any], tools: Tools, report: Callable[[str], None]
+) -> dict[str, Any]:
+    """Wait until an UpdateJobQueue or UpdateComputeEnvironment request has been taken; what there
+    is then. Raises SetupFailed when AWS finds it INVALID.
     """
-    read = tools.compute.queue if kind is Kind.QUEUE else tools.compute.environment
-    return _drained(_settled(lambda: read(name), kind, name, tools, _UPDATE_LIMIT), report)
+    asked = dict(request)
+    if "jobQueue" in asked:
+        kind, name, read = Kind.QUEUE, asked.pop("jobQueue"), tools.compute.queue
+    else:
+        kind, name = Kind.ENVIRONMENT, asked.pop("computeEnvironment")
+        read = tools.compute.environment
+    waiting = _settled(
+        lambda: read(name), kind, name, tools, _UPDATE_LIMIT,
+        is_stale=lambda found: any(differences(asked, found)),
+    )  # fmt: skip
+    return _drained(waiting, report)
 
 
 def remove(kind: Kind, name: str, tools: Tools, report: Callable[[str], None]) -> None:
