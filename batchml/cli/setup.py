@@ -212,7 +212,8 @@ BEGUN = "..."
 def _document(
     place: "Place", subject: "Subject", steps: "Sequence[Step]", wishes: Wishes
 ) -> dict[str, Any]:
-    from batchml.ops.estimate import quote, to_json
+    from batchml.cli.costs import lines, to_json
+    from batchml.ops.estimate import quote
 
     document: dict[str, Any] = {
         "env": place.env,
@@ -230,8 +231,6 @@ def _document(
         "notes": list(subject.notes),
     }
     if wishes.command == "setup" and not place.settings.is_local:
-        from batchml.ops.estimate import lines
-
         found = quote(subject.scheme.environment, place.prices)
         document["cost"] = to_json(found)
         document["notes"] += [*lines(found), *_quota_notes(place, subject)]

@@ -14,18 +14,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from batchml.aws.prices import Book, Instances, InstanceType, Price
+from batchml.cli.costs import lines, to_json
 from batchml.model.environment import Compute, Environment, Network, Storage
-from batchml.ops.estimate import (
-    ENDPOINTS,
-    KEYS,
-    NETWORK_KEYS,
-    Estimate,
-    estimate,
-    lines,
-    needs,
-    quote,
-    to_json,
-)
+from batchml.ops.estimate import ENDPOINTS, KEYS, NETWORK_KEYS, Estimate, estimate, needs, quote
 
 DAY = 1_795_276_800  # 2026-11-21
 SIZES = {
