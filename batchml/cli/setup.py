@@ -127,17 +127,18 @@ def _run(
         for line in _shown(place, subject, steps, document):
             print_line(line)
     changing = [step for step in steps if step.changes]
-    _refuse(planner(facts), steps, facts)
-    if wishes.plan or not changing:
-        forget(facts, tools)
+    agreed: set[Step] = set()
+    try:
+        _refuse(planner(facts), steps, facts)
+        if changing and not wishes.plan:
+            agreed = _agreed(changing, wishes, place.env)
+    finally:
+        if not agreed:
+            forget(facts, tools)
+    if not agreed:
         if wishes.json:
             print_json({**document, "applied": False})
-        raise typer.Exit(WOULD_CHANGE if changing and wishes.plan else 0)
-    try:
-        agreed = _agreed(changing, wishes, place.env)
-    except BaseException:
-        forget(facts, tools)
-        raise
+        raise typer.Exit(WOULD_CHANGE if changing else 0)
     losing = frozenset(step.name for step in agreed if step.loses)
     course.has_begun = True
     _apply(place, subject, replace(tools, replacing=losing), planner, facts, agreed)
