@@ -7,9 +7,8 @@ import sys
 from pathlib import Path
 from shutil import which
 
-import pytest
-
 from batchml.aws.userdata import METADATA, user_data
+from tests.needs import unavailable
 from tests.unit.test_userdata import BOOTHOOK, scripts
 
 CREDENTIALS = "169.254.170.2"  # of an ECS task
@@ -50,10 +49,10 @@ def test_jobs_that_are_not_root_reach_their_credentials_and_not_the_instances(
 ) -> None:
     path = {**os.environ, "PATH": f"/usr/sbin:{os.environ['PATH']}"}
     if which("iptables", path=path["PATH"]) is None or which("ip", path=path["PATH"]) is None:
-        pytest.skip("iptables or ip is not installed")
+        unavailable("iptables or ip is not installed")
     apart = ["unshare", "--net"]
     if os.geteuid() != 0 or subprocess.run([*apart, "true"], check=False).returncode:
-        pytest.skip("no network of its own can be made here")
+        unavailable("no network of its own can be made here")
     (hook,) = scripts(user_data(), BOOTHOOK)
     (tmp_path / "hook").write_text(hook)
     shown = subprocess.run(
