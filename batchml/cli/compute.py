@@ -13,6 +13,7 @@ from batchml.cli.single import (
     Yes,
     bare,
     compute_api,
+    described_environment,
     find_one,
     given,
     make,
@@ -110,7 +111,7 @@ def compute_create(
         placement_group=placement_group, capacity_reservation=capacity_reservation,
         scale_down_delay=scale_down_delay, stop_timeout=stop_timeout,
     )  # fmt: skip
-    described = place.settings.environment.compute.get(name)
+    described = described_environment(place).compute.get(name)
     if described is not None and not table:
         compute = described
     else:

@@ -33,7 +33,7 @@ class Subject(Struct, frozen=True):
 
 def subject(place: Place, like: str | None = None) -> Subject:
     """The environment of a command. Raises ConfigError, NotFound."""
-    environment, notes = _environment(place, like)
+    environment, notes = model_of(place, like)
     jobs, more = _jobs(place, environment)
     folders = tuple(job.image_folder for job in jobs if job.image_folder is not None)
 
@@ -46,7 +46,7 @@ def subject(place: Place, like: str | None = None) -> Subject:
     return Subject(scheme, (*notes, *more), folders)
 
 
-def _environment(place: Place, like: str | None) -> tuple[Environment, list[str]]:
+def model_of(place: Place, like: str | None) -> tuple[Environment, list[str]]:
     """What `batchml.toml` says; of `local`, where it says nothing, what it says of another.
 
     So one file describes the laptop and AWS alike.

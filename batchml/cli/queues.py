@@ -13,6 +13,7 @@ from batchml.cli.single import (
     Yes,
     bare,
     compute_api,
+    described_environment,
     find_one,
     given,
     make,
@@ -96,7 +97,7 @@ def queue_create(
     place = open_place(env)
     _refuse_lists(compute)
     table = given(priority=priority, compute=compute, **_queue_tables(share, time_limit))
-    described = place.settings.environment.queues.get(name)
+    described = described_environment(place).queues.get(name)
     if described is not None and not table:
         queue = described
     else:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from batchml.cli.wiring import Place
-    from batchml.model.environment import Compute, Queue
+    from batchml.model.environment import Compute, Environment, Queue
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="As batchml.toml has it, or any other.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
@@ -22,6 +22,16 @@ def compute_api(place: "Place") -> Any:
     from batchml.aws.compute import ComputeApi
 
     return ComputeApi(place.connect())
+
+
+def described_environment(place: "Place") -> "Environment":
+    """What batchml.toml says of the environment, which for `local` another one may stand for."""
+    from batchml.cli.environments import model_of
+
+    try:
+        return model_of(place, None)[0]
+    except UsageError:  # several could: then it has none
+        return place.settings.environment
 
 
 def given(**values: Any) -> dict[str, Any]:

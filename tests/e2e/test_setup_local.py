@@ -354,3 +354,12 @@ def test_what_is_said_of_flags_that_do_nothing_or_mean_something_else(ready: Cli
     assert (done.code, "--allow-loss nope: nothing of that name" in done.err) == (0, True)
     listed = ready("queue", "create", "both", "--compute", "gpu,gpu-spot", *LOCAL)
     assert (listed.code, "--compute gpu --compute gpu-spot" in listed.err) == (2, True)
+
+
+def test_create_without_flags_makes_what_the_file_describes(place: Cli) -> None:
+    assert place("compute", "create", "gpu", *LOCAL).code == 0
+    assert place("queue", "create", "urgent", *LOCAL).code == 0
+    (made,) = (q for q in place("queue", "list", *LOCAL, "--json").json if q["priority"] == 100)
+    assert made["jobQueueName"] == "urgent"
+    again = place("compute", "create", "gpu", *LOCAL)
+    assert (again.code, "gpu exists already" in again.err) == (2, True)

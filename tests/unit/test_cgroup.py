@@ -216,3 +216,25 @@ def test_version_2_kills_all_at_once(slot: SlotV2) -> None:
 def test_a_runner_that_may_not_move_in_version_2_has_no_slot(slot: SlotV2, tree: Path) -> None:
     with pytest.raises(OSError):
         SlotV2({"all": str(tree / "service" / "jobs")}, "1-1", {"all": str(tree / "nowhere")})
+
+
+def test_groups_that_vanish_under_a_sweep_are_no_failure(tmp_path: Path) -> None:
+    """The last runner of an earlier server removes them while the next server starts."""
+    assert cgroup.sweep({"memory": str(tmp_path / "gone")}) == []
+
+
+def test_a_folder_that_is_removed_as_it_is_made_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    removed: list[str] = []
+    mkdir, wanted = os.mkdir, tmp_path / "batchml"
+
+    def made_and_removed_once(path: str) -> None:
+        mkdir(path)
+        if not removed:
+            removed.append(path)
+            os.rmdir(path)
+
+    monkeypatch.setattr(os, "mkdir", made_and_removed_once)
+    assert cgroup._make(str(wanted)) == str(wanted)
+    assert wanted.is_dir()

@@ -56,13 +56,14 @@ def test_a_signal_passes_over_processes_that_are_gone() -> None:
 
 
 _KILLS_ITS_TREE = """
-import os, subprocess, sys
+import os, subprocess, sys, time
 from batchml.runtime.processes import become_reaper, descendants, kill_descendants
 assert become_reaper()
 # A daemon: its parent dies at once, it has its own session, it ignores TERM, and it forks on.
 daemon = 'trap "" TERM; while :; do sleep 0.01 & done'
 subprocess.run(["sh", "-c", f"setsid sh -c '{daemon}' >/dev/null 2>&1 & sleep 0.2; echo $!"])
-found = descendants(os.getpid())
+while len(found := descendants(os.getpid())) < 2:
+    time.sleep(0.01)  # on a busy machine it has not begun yet
 print(len(found) > 1, kill_descendants(), descendants(os.getpid()))
 """
 

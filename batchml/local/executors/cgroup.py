@@ -108,13 +108,19 @@ def _gives(group: str) -> set[str]:
 
 
 def _make(folder: str) -> str:
-    try:
-        os.mkdir(folder)
-    except FileExistsError:
-        pass
-    except OSError:
-        return ""
-    return folder if os.access(folder, os.W_OK) else ""
+    """The folder, made unless it is there; empty where it cannot be made or written."""
+    for _ in range(10):  # the last runner of an earlier server may just be removing it
+        try:
+            os.mkdir(folder)
+        except FileExistsError:
+            pass
+        except OSError:
+            return ""
+        if os.access(folder, os.W_OK):
+            return folder
+        if os.path.isdir(folder):
+            return ""
+    return ""
 
 
 def slot_name(pid: int, started: int | None) -> str:
@@ -193,7 +199,7 @@ def sweep(groups: Groups) -> list[int]:
     """Kill and remove the slots of runners that are gone; the processes that were killed."""
     killed: list[int] = []
     for parent in groups.values():
-        for name in os.listdir(parent) if os.path.isdir(parent) else []:
+        for name in _names_in(parent):
             folder = os.path.join(parent, name)
             pid, _, started = name.partition("-")
             if not (os.path.isdir(folder) and pid.isdigit() and started.isdigit()):
@@ -203,6 +209,14 @@ def sweep(groups: Groups) -> list[int]:
             killed += [pid for pid in kill([folder]) if pid not in killed]
             remove([folder])
     return killed
+
+
+def _names_in(folder: str) -> list[str]:
+    """What is in a folder, which its last runner may just be removing: see `forget`."""
+    try:
+        return os.listdir(folder)
+    except FileNotFoundError:
+        return []
 
 
 def most_pids() -> int:
