@@ -160,6 +160,14 @@ class Cluster:
             )["jobId"]
         )  # fmt: skip
 
+    def interfaces(self, job_id: str, index: int) -> list[dict[str, str]]:
+        """A node's, once the server has heard that it runs: it may have printed before."""
+        found: list[dict[str, str]] = wait_for(
+            lambda: self.node(job_id, index)["container"]["networkInterfaces"],
+            f"node {index} has its address",
+        )
+        return found
+
     def node(self, job_id: str, index: int) -> dict[str, Any]:
         return dict(self.batch.describe_jobs(jobs=[f"{job_id}#{index}"])["jobs"][0])
 
@@ -223,8 +231,7 @@ def check(cluster: Cluster, job_id: str, count: int) -> list[str]:
         if index:
             wanted["AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"] = addresses[0]
         assert told == wanted
-        node = cluster.node(job_id, index)["container"]
-        assert node["networkInterfaces"] == [{"privateIpv4Address": said["own"]}]
+        assert cluster.interfaces(job_id, index) == [{"privateIpv4Address": said["own"]}]
         first = cluster.lines(job_id, index)[0]
         assert f" network={cluster.kind} address={said['own']} " in first
     assert met == [[f"{job_id} node {i}", addresses[i]] for i in range(1, count)]
