@@ -191,7 +191,7 @@ def _apply(
 ) -> None:  # fmt: skip
     from batchml.cli import submission
     from batchml.cli.render import duration
-    from batchml.ops.setup.apply import carry_out
+    from batchml.ops.setup.apply import BEGUN, carry_out
 
     for folder in subject.image_folders:
         submission.publish(place, folder)
@@ -205,9 +205,6 @@ def _apply(
             say(f"    {progress.text}")
         else:
             say(f"    done in {duration(place.clock.monotonic() - began)}")
-
-
-BEGUN = "..."
 
 
 def _document(

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from batchml.aws.batch import BatchApi
 from batchml.aws.compute import ComputeApi
+from batchml.aws.site import qualified
 from batchml.aws.stacks import Stack
 from batchml.errors import BatchmlError
 from batchml.model.names import bare_name
@@ -31,11 +32,12 @@ from batchml.ops.setup.values import (
 )
 
 Planner = Callable[[Facts], Wanted]
-Report = Callable[[Step, str], None]
+
+BEGUN = "..."
 
 
 class Progress(Struct, frozen=True):
-    """What is said while a step is taken; an empty text when it is done."""
+    """What is said while a step is taken: BEGUN at first, and nothing when it is done."""
 
     step: Step
     text: str = ""
@@ -100,10 +102,8 @@ def _is_ours(scheme: Scheme, tags: Mapping[str, str]) -> bool:
 
 
 def _is_described(scheme: Scheme, name: str) -> bool:
-    environment = scheme.environment
-    described = {*environment.compute, *environment.queues}
-    prefix = "" if scheme.is_local else f"batchml-{scheme.name}-"
-    return name.startswith(prefix) and name.removeprefix(prefix) in described
+    described = (*scheme.environment.compute, *scheme.environment.queues)
+    return name in {qualified(scheme.name, each) for each in described}
 
 
 def with_runs(facts: Facts, wanted: Wanted, compute: ComputeApi) -> Facts:
@@ -193,7 +193,7 @@ def carry_out(
         taken.add(key)
         if step.loses and (step.kind, step.name, step.loses) not in agreed_losses:
             raise LosesData(step)
-        yield Progress(step, "...")
+        yield Progress(step, BEGUN)
         run = perform(step, wanted, facts, tools)
         try:
             while True:

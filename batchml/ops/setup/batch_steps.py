@@ -18,8 +18,7 @@ from batchml.ops.setup.causes import invalid_fix
 from batchml.ops.setup.differences import differences
 from batchml.ops.setup.tools import (
     BATCH_LIMIT,
-    MAX_PAUSE,
-    PAUSE,
+    PACE,
     SetupFailed,
     Steps,
     Tools,
@@ -27,6 +26,7 @@ from batchml.ops.setup.tools import (
     refuse_unknown,
 )
 from batchml.ops.setup.values import TAG_ENV, Action, Facts, Kind, Step, Wanted
+from batchml.ops.watch import backoff
 
 _UPDATE_LIMIT = 3 * 3600.0  # an update that replaces instances waits for the jobs on them
 _JOB_MINUTES = 30  # for runs on instances that are replaced
@@ -49,13 +49,14 @@ def change_placement_group(step: Step, wanted: Wanted, facts: Facts, tools: Tool
 def _delete_group(name: str, tools: Tools) -> Generator[str, None, None]:
     """Delete a placement group, once the instances of its compute environment have ended."""
     assert tools.launch is not None
-    end, pause = tools.clock.monotonic() + BATCH_LIMIT, PAUSE
-    while not tools.launch.delete_placement_group(name):
-        if pause == PAUSE:
-            yield "waiting for its instances to end"
+    end, pauses = tools.clock.monotonic() + BATCH_LIMIT, backoff(PACE)
+    is_gone = tools.launch.delete_placement_group(name)
+    if not is_gone:
+        yield "waiting for its instances to end"
+    while not is_gone:
         check_time(end, Kind.PLACEMENT_GROUP, name, "in use", tools)
-        tools.clock.sleep(pause)
-        pause = min(MAX_PAUSE, pause * 1.5)
+        tools.clock.sleep(next(pauses))
+        is_gone = tools.launch.delete_placement_group(name)
 
 
 def change_launch_template(step: Step, wanted: Wanted, facts: Facts, tools: Tools) -> Steps:
@@ -253,7 +254,7 @@ def _settled(
     and one that `is_stale` for a while.
     """
     began = tools.clock.monotonic()
-    end, before, pause = began + limit, "", 0.5
+    end, before, pauses = began + limit, "", backoff(PACE)
     while True:
         found = read()
         status = str(found.get("status", "VALID")) if found else "not there yet"
@@ -269,8 +270,7 @@ def _settled(
             yield status
             before = status
         check_time(end, kind, name, status, tools)
-        tools.clock.sleep(pause)
-        pause = min(MAX_PAUSE, pause * 1.5)
+        tools.clock.sleep(next(pauses))
 
 
 def _gone(
@@ -282,7 +282,7 @@ def _gone(
     For `patience` seconds, or until its instances have ended, it is left disabled.
     """
     began = tools.clock.monotonic()
-    end, before, pause = began + _UPDATE_LIMIT, "", 0.5
+    end, before, pauses = began + _UPDATE_LIMIT, "", backoff(PACE)
     while (found := read()) is not None:
         status = str(found.get("status", "VALID"))
         if status not in _UNDER_WAY:
@@ -304,8 +304,7 @@ def _gone(
             yield status
             before = status
         check_time(end, kind, name, status, tools)
-        tools.clock.sleep(pause)
-        pause = min(MAX_PAUSE, pause * 1.5)
+        tools.clock.sleep(next(pauses))
 
 
 def _has_instances(found: dict[str, Any]) -> bool:

@@ -9,8 +9,7 @@ from batchml.errors import BatchmlError
 from batchml.ops.setup.causes import Failure, failure_of
 from batchml.ops.setup.desired import TAG_DATA, doomed
 from batchml.ops.setup.tools import (
-    MAX_PAUSE,
-    PAUSE,
+    PACE,
     SetupFailed,
     Steps,
     Tools,
@@ -172,7 +171,7 @@ def _follow(stack: Stack, tools: Tools, after: str | None) -> Generator[str, Non
     """
     end = tools.clock.monotonic() + _STACK_LIMIT
     seen: list[StackEvent] = tools.stacks.operation(stack.id) if after is None else []
-    last, pause, over = after or "", PAUSE, False
+    last, pause, over = after or "", PACE.first, False
     new = seen
     while True:
         for event in new:
@@ -185,7 +184,7 @@ def _follow(stack: Stack, tools: Tools, after: str | None) -> Generator[str, Non
         if tools.clock.monotonic() > end:
             raise BatchmlError(f"stack {stack.name} is not done after {_STACK_LIMIT / 3600:.0f} h.")
         tools.clock.sleep(pause)
-        pause = min(_BUSY_PAUSE if new else MAX_PAUSE, pause * 1.5)
+        pause = min(_BUSY_PAUSE if new else PACE.most, pause * 1.5)
         new = tools.stacks.events(stack.id, last)
         seen += new
     return _outcome(stack, tools, seen)

@@ -14,12 +14,12 @@ from batchml.clock import Clock
 from batchml.errors import AccessError, BatchmlError, ServiceError
 from batchml.ops.setup.causes import failure_of, fix_for
 from batchml.ops.setup.values import Facts, Kind, is_known
+from batchml.ops.watch import Pace, backoff
 
 Steps = Generator[str, None, Facts]
 BATCH_LIMIT = 900.0  # seconds for a compute environment or queue to settle
 _DRIFT_LIMIT = 300.0
-PAUSE = 0.5
-MAX_PAUSE = 10.0
+PACE = Pace(first=0.5, most=10.0)
 
 
 class SetupFailed(BatchmlError):
@@ -45,12 +45,11 @@ class Tools(Struct, frozen=True):
     def propose(self, blueprint: Blueprint, stack: Stack) -> ChangeSet:
         """What AWS says an update would do; waits for it."""
         change_set = self.stacks.propose(blueprint, stack)
-        end, pause = self.clock.monotonic() + BATCH_LIMIT, PAUSE
+        end, pauses = self.clock.monotonic() + BATCH_LIMIT, backoff(PACE)
         while (found := self.stacks.proposal(change_set)).is_pending:
             if self.clock.monotonic() > end:
                 raise BatchmlError(f"CloudFormation is still working on {change_set}.")
-            self.clock.sleep(pause)
-            pause = min(MAX_PAUSE, pause * 1.5)
+            self.clock.sleep(next(pauses))
         if not found.is_ready and not found.is_empty:
             self.stacks.discard(change_set)
             fix = fix_for(found.reason)
@@ -63,12 +62,11 @@ class Tools(Struct, frozen=True):
         """What was changed by hand; nothing where AWS cannot say."""
         try:
             detection = self.stacks.detect_drift(name)
-            end, pause = self.clock.monotonic() + _DRIFT_LIMIT, PAUSE
+            end, pauses = self.clock.monotonic() + _DRIFT_LIMIT, backoff(PACE)
             while not self.stacks.drift_is_known(detection):
                 if self.clock.monotonic() > end:
                     return ()
-                self.clock.sleep(pause)
-                pause = min(MAX_PAUSE, pause * 1.5)
+                self.clock.sleep(next(pauses))
             return tuple(self.stacks.drifts(name))
         except (ServiceError, AccessError):
             return ()
