@@ -1,25 +1,36 @@
 """What this machine has to give to jobs."""
 
 import os
-import subprocess
+from typing import TYPE_CHECKING
 
-from batchml.local.state import Machine
+if TYPE_CHECKING:
+    from batchml.local.state import Machine
 
 
-def read_machine(*, with_gpus: bool = True) -> Machine:
-    """vCPUs this process may use, memory in MiB, and GPUs by UUID where nvidia-smi names them.
+def read_machine(*, with_gpus: bool = True) -> "Machine":
+    """What there is, as the server counts it; without `with_gpus` none are looked for."""
+    from batchml.local.state import Machine
 
-    nvidia-smi takes its time: without `with_gpus` it is not asked.
-    """
+    gpus = find_gpus() if with_gpus else ()
+    return Machine(vcpus=count_vcpus(), memory=memory_mib(), gpus=gpus)
+
+
+def count_vcpus() -> int:
+    """Those that this process may use."""
     try:
-        vcpus = len(os.sched_getaffinity(0))
+        return len(os.sched_getaffinity(0))
     except AttributeError:  # not Linux
-        vcpus = os.cpu_count() or 1
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 1024**2
-    return Machine(vcpus=vcpus, memory=memory, gpus=_gpus() if with_gpus else ())
+        return os.cpu_count() or 1
 
 
-def _gpus() -> tuple[str, ...]:
+def memory_mib() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 1024**2
+
+
+def find_gpus() -> tuple[str, ...]:
+    """By UUID, where nvidia-smi names them. That takes its time."""
+    import subprocess
+
     try:
         listed = subprocess.run(
             ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"],

@@ -20,7 +20,6 @@ def forget(home: Home, clock: Clock) -> int:
         shutil.rmtree(folder, ignore_errors=True)
     if has_containers:
         sweeper.clear(home)
-    (home.root / "history.jsonl").unlink(missing_ok=True)
     return killed
 
 

@@ -1,1 +1,24 @@
-"""Inside the container: standard library only, Python 3.8 and later."""
+"""Inside the container: standard library only, Python 3.8 and later.
+
+A program needs none of it. One that wants to: `report(step=3, loss=0.5)` records metrics, and
+`should_stop()` is True once the run is to save and stop.
+"""
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from batchml.runtime.metrics import report
+    from batchml.runtime.stopping import should_stop
+
+__all__ = ["report", "should_stop"]
+
+
+def __getattr__(name: str) -> object:
+    if name == "report":
+        from batchml.runtime.metrics import report
+
+        return report
+    if name == "should_stop":
+        from batchml.runtime.stopping import should_stop
+
+        return should_stop
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,22 +11,46 @@ DEFAULT_GRACE = 30  # seconds from TERM to KILL: ECS_CONTAINER_STOP_TIMEOUT's de
 class RuntimeEnv(NamedTuple):
     """The attempt that this process belongs to. Paths are empty where nothing was set."""
 
-    code: str
+    run: str  # the job's id, with `:INDEX` for the child of an array
+    attempt: int  # from 1
+    key: str  # of the submission; empty for jobs that other clients submitted
+    code: str  # the archive: a path or an s3:// address
+    order: str  # what to run, where it is too long for Batch: a path or an s3:// address
+    store: str  # what outlives the run: a folder or an s3:// prefix
+    array_index: Optional[int]
+    array_size: int  # 0 unless the run is the child of an array
     output_dir: str
     checkpoint_dir: str
+    workspace: str
+    metrics: str  # the file that `report` appends to
+    stop_file: str  # appears when the run should save and stop
     grace: float  # seconds from the stop signal to the kill
-    log_marks: bool
+    max_seconds: float  # of all attempts together; 0: no limit
+    is_run: bool  # False for a person who tries an image out
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> RuntimeEnv:
         """From `os.environ`, or any mapping like it."""
+        index = environ.get("AWS_BATCH_JOB_ARRAY_INDEX", "")
         return cls(
+            run=environ.get("AWS_BATCH_JOB_ID", environ.get("BATCHML_RUN", "")),
+            attempt=_number(environ.get("AWS_BATCH_JOB_ATTEMPT"), 1),
+            key=environ.get("BATCHML_KEY", ""),
+            order=environ.get("BATCHML_ORDER", ""),
+            store=environ.get("BATCHML_STORE", ""),
+            array_index=_number(index, 0) if index else None,
+            array_size=_number(
+                environ.get("BATCHML_ARRAY_SIZE") or environ.get("AWS_BATCH_JOB_ARRAY_SIZE"), 0
+            ),
+            workspace=environ.get("BATCHML_WORKSPACE", ""),
+            metrics=environ.get("BATCHML_METRICS", ""),
+            stop_file=environ.get("BATCHML_STOP_FILE", ""),
+            max_seconds=float(_number(environ.get("BATCHML_MAX_SECONDS"), 0)),
             code=environ.get("BATCHML_CODE", ""),
             output_dir=environ.get("BATCHML_OUTPUT_DIR", ""),
             checkpoint_dir=environ.get("BATCHML_CHECKPOINT_DIR", ""),
             grace=float(_number(environ.get("BATCHML_GRACE"), DEFAULT_GRACE)),
-            # Outside a run the output is for a person.
-            log_marks="AWS_BATCH_JOB_ID" in environ,
+            is_run="AWS_BATCH_JOB_ID" in environ,
         )
 
 

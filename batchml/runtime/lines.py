@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
+from collections.abc import Iterable, Mapping
 
 # Bytes of one log event: 256 KiB, less the 26 that CloudWatch Logs counts for it, less one.
 MAX_LINE = 262_117
@@ -10,7 +13,22 @@ MAX_LINE = 262_117
 # Lines that start so are for batchml's clients: they use them and do not show them.
 MARK = "::batchml "
 _MARK = MARK.encode()
-_MARKS = re.compile(r"::batchml (?=host |end code=[0-9]{1,3} lines=[0-9]{1,15}$)(\w+) (.*)$")
+_MARKS = re.compile(
+    r"::batchml (?="
+    r"host |"
+    r"end code=[0-9]{1,3} lines=[0-9]{1,15}$|"
+    r"metrics \[.*\]$|"
+    r"usage (?:[a-z_]{1,20}=[0-9]{1,12}(?:\.[0-9]{1,3})?(?: |$))+$"
+    r")(\w+) (.*)$"
+)
+
+# Bytes of a mark with metrics: far below what an event can carry, and quick to read.
+MAX_METRICS = 100_000
+# A point is `{"step": 3, "total": 10, "time": 1764..., "loss": 0.5}`: these three are ours.
+STEP, TOTAL, TIME = "step", "total", "time"
+_PLACES = (STEP, TOTAL, TIME)  # what is not finite is nowhere
+_NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+MAX_METRIC_NAME = 100  # characters
 
 
 class LineSplitter:
@@ -70,10 +88,82 @@ def end_mark(code: int, lines: int) -> str:
     return f"{MARK}end code={code} lines={lines}"
 
 
+def metrics_marks(points: Iterable[Mapping[str, float]]) -> list[str]:
+    """Lines that carry the points in their order, none longer than MAX_METRICS bytes."""
+    marks: list[str] = []
+    held: list[str] = []
+    size = 0
+    for point in points:
+        text = write_point(point)
+        if held and size + len(text) > MAX_METRICS - 100:
+            marks.append(f"{MARK}metrics [{', '.join(held)}]")
+            held, size = [], 0
+        held.append(text)
+        size += len(text) + 2
+    return [*marks, f"{MARK}metrics [{', '.join(held)}]"] if held else marks
+
+
+def write_point(point: Mapping[str, float]) -> str:
+    """As JSON in ASCII. JSON has no NaN and no infinity, so they are written as texts."""
+    plain = {
+        name: value if math.isfinite(value) else str(float(value)) for name, value in point.items()
+    }
+    return json.dumps(plain)
+
+
+def read_points(text: str) -> list[dict[str, float]]:
+    """The points in a mark's `points`; what is no point, which anyone may print, is left out."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return []
+    points = [_point(each) for each in found] if isinstance(found, list) else []
+    return [point for point in points if point]
+
+
+def read_point(line: bytes) -> dict[str, float]:
+    """The point in a line of the metrics file; empty when there is none."""
+    try:
+        return _point(json.loads(line))
+    except (ValueError, RecursionError):
+        return {}
+
+
+def _point(found: object) -> dict[str, float]:
+    if not isinstance(found, dict):
+        return {}
+    point = {}
+    for name, value in found.items():
+        if isinstance(value, str):
+            value = _NOT_FINITE.get(value)
+        if not 0 < len(name) <= MAX_METRIC_NAME or not _is_number(value):
+            continue
+        if math.isfinite(value) or name not in _PLACES:
+            point[name] = value
+    return point
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return abs(value) < 1 << 63  # a greater one may be too great for a float
+    return isinstance(value, float)
+
+
+def usage_mark(sample: Mapping[str, float]) -> str:
+    """What an attempt uses now: cores, MiB of memory, percent of its GPUs, MiB of GPU memory."""
+    shown = (f"{name}={value:.2f}".rstrip("0").rstrip(".") for name, value in sample.items())
+    return f"{MARK}usage {' '.join(shown)}"
+
+
 def parse_mark(message: str) -> tuple[str, dict[str, str]] | None:
-    """`("end", {"code": "0", "lines": "12"})` for a mark of ours, None for any other line."""
-    found = _MARKS.match(message)
+    """`("end", {"code": "0", "lines": "12"})` for a mark of ours, None for any other line.
+
+    For metrics it is `("metrics", {"points": "[...]"})`, which `read_points` reads.
+    """
+    found = _MARKS.match(message) if message.startswith(MARK) else None  # most are none
     if not found:
         return None
+    if found[1] == "metrics":
+        return "metrics", {"points": found[2]}
     pairs = (word.partition("=") for word in found[2].split(" "))
     return found[1], {key: value for key, _, value in pairs}

@@ -7,47 +7,36 @@ prove that it has them all. It exits with the command's own code.
 
 from __future__ import annotations
 
+import errno
 import os
-import signal
+import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from typing import BinaryIO, Optional
 
+from batchml.runtime.attempt import Running
 from batchml.runtime.code import BadArchive, unpack
+from batchml.runtime.companions import Companions
 from batchml.runtime.env import RuntimeEnv
+from batchml.runtime.fetch import BY_ORDER, BadOrder, bring, digest_in, read_order
+from batchml.runtime.folders import Temporary, arrange, own_folder, variables
+from batchml.runtime.leftovers import WorkingFolder, watch
 from batchml.runtime.lines import LineSplitter, end_mark
-from batchml.runtime.processes import become_reaper, descendants, kill_descendants, send
+from batchml.runtime.output import Output
+from batchml.runtime.outputs import Outputs, prefix_of
+from batchml.runtime.processes import become_reaper, kill_descendants
+from batchml.runtime.stopping import Signals, Stopped
+from batchml.runtime.store import BRIEF, Store, StoreError, open_store
 
+TRY_ELSEWHERE = 75
 CONFIGURATION_ERROR = 78
+STOPPED = 143
 PROGRESS_EVERY = 10.0  # seconds between two looks at a progress bar
 _READ = 65_536
-
-
-class Output:
-    """Whole lines to the log, counted."""
-
-    def __init__(self, stream: BinaryIO, progress_every: float) -> None:
-        self._stream = stream
-        self._every = progress_every
-        self._last = time.monotonic()
-        self.lines = 0
-
-    def write(self, lines: Sequence[bytes]) -> None:
-        if lines:
-            self._stream.write(b"".join(line + b"\n" for line in lines))
-            self._stream.flush()
-            self.lines += len(lines)
-            self._last = time.monotonic()
-
-    def until_progress(self) -> float:
-        """Seconds until a progress bar is to be looked at, when no line comes before."""
-        return max(0.0, self._last + self._every - time.monotonic())
-
-    def say(self, text: str) -> None:
-        self.write([text.encode("utf-8", "replace")])
+_TOO_LONG = "Linux takes 128 KiB of one argument or variable, and about 2 MiB of all"
+_TOLD_OUTPUTS = 5  # names of outputs that could not be sent
 
 
 def run(
@@ -57,89 +46,194 @@ def run(
     progress_every: float = PROGRESS_EVERY,
 ) -> int:
     """Run one attempt and return its exit code."""
-    env = RuntimeEnv.read(environ)
+    signals, temporary = Signals(), Temporary()
+    signals.listen()
     output = Output(stream, progress_every)
-    code = _attempt(list(command), env, environ, output)
-    if env.log_marks:
+    try:
+        code = _Attempt(list(command), environ, output, signals, temporary).run()
+    finally:
+        temporary.remove()
+    signals.deafen()
+    if RuntimeEnv.read(environ).is_run:
         stream.write(end_mark(code, output.lines).encode() + b"\n")
         stream.flush()
     return code
 
 
-def _attempt(
-    command: list[str], env: RuntimeEnv, environ: Mapping[str, str], output: Output
+class _Ended(Exception):
+    """The attempt ends before its command: with a line, and this code."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class _Attempt:
+    def __init__(
+        self,
+        command: list[str],
+        environ: Mapping[str, str],
+        output: Output,
+        signals: Signals,
+        temporary: Temporary,
+    ) -> None:
+        self._command = command
+        self._environ = dict(environ)
+        self._output = output
+        self._signals = signals
+        self._temporary = temporary
+        self._env = RuntimeEnv.read(environ)
+
+    def run(self) -> int:
+        try:
+            self._take_order()
+            self._claim()
+            sends_outputs = self._env.is_run and not self._env.output_dir and self._env.store
+            self._arrange()
+            self._fetch_code()
+            self._signals.check()
+        except _Ended as end:
+            self._output.say(f"batchml: {end}")
+            return end.code
+        except Stopped as stop:
+            self._output.say(f"batchml: stopped ({stop}) before the command began")
+            return STOPPED
+        except StoreError as error:
+            self._output.say(f"batchml: {error}")
+            return TRY_ELSEWHERE if error.temporary else CONFIGURATION_ERROR
+        except (BadArchive, BadOrder, OSError) as error:
+            self._output.say(f"batchml: {error}")
+            return CONFIGURATION_ERROR
+        try:
+            return self._run_command(bool(sends_outputs))
+        except FileNotFoundError:
+            self._output.say(f"batchml: cannot run {self._command[0]!r}: {self._missing()}")
+            return 127
+        except OSError as error:
+            why = _TOO_LONG if error.errno == errno.E2BIG else error.strerror
+            self._output.say(f"batchml: cannot run {self._command[0]!r}: {why}")
+            return 126
+        except ValueError as error:  # a NUL in a word, or `=` in the name of a variable
+            self._output.say(f"batchml: cannot run {self._command[0]!r}: {error}")
+            return 126
+
+    def _missing(self) -> str:
+        """What is not there: Linux says it of a program and of what a script's first line names."""
+        if shutil.which(self._command[0], path=self._environ.get("PATH")) is None:
+            return "no such command in this image."
+        return "what its first line (#!) names, or the loader that it needs, is not in this image."
+
+    # --- before the command ---------------------------------------------------------------------
+
+    def _take_order(self) -> None:
+        """The command that was too long for AWS Batch, with its variables."""
+        if self._env.order and self._command == [BY_ORDER]:
+            order = read_order(*self._bring(self._env.order))
+            self._command = order.command
+            # Batch's own variables are facts.
+            given = {k: v for k, v in order.env.items() if not k.startswith("AWS_BATCH_")}
+            self._environ.update(given)
+            self._env = RuntimeEnv.read(self._environ)
+        if not self._command or self._command == [BY_ORDER]:
+            raise _Ended(
+                CONFIGURATION_ERROR, "no command was given. Name one in job.toml, or after --."
+            )
+
+    def _claim(self) -> None:
+        """Of two jobs of one submission only the first runs."""
+        if self._env.store and self._env.key:
+            from batchml.runtime.claim import DUPLICATE, claim, refusal
+
+            holder = claim(self._open(self._env.store), self._env)
+            if holder is not None:
+                raise _Ended(DUPLICATE, refusal(holder))
+
+    def _arrange(self) -> None:
+        self._env = arrange(self._env, self._temporary)
+        self._environ.update(variables(self._env))
+
+    def _fetch_code(self) -> None:
+        if self._env.code:
+            path, digest = self._bring(self._env.code)
+            unpack(path, own_folder(), digest)
+            if path != self._env.code:
+                os.unlink(path)
+
+    def _bring(self, url: str) -> tuple[str, str]:
+        """The path of what travels with the run, and, when it came from elsewhere, its hash."""
+        if "://" not in url:
+            return url, ""
+        folder = self._temporary.path()
+        return bring(url, folder, self._environ, self._signals.check), digest_in(url)
+
+    def _open(self, url: str) -> Store:
+        return open_store(url, self._environ, self._signals.check)
+
+    # --- while it runs, and after ---------------------------------------------------------------
+
+    def _run_command(self, sends_outputs: bool) -> int:
+        become_reaper()
+        env, output = self._env, self._output
+        store = open_store(env.store, self._environ, patience=BRIEF) if env.store else None
+        running = Running(env, self._environ, output, self._signals, store, sends_outputs)
+        companions = _companions(running)
+        working = self._watch_working_folder(sends_outputs)
+        process = subprocess.Popen(
+            self._command,
+            env=self._environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        outputs = None
+        if sends_outputs:
+            patient = open_store(env.store, self._environ)
+            outputs = Outputs(env.output_dir, patient, prefix_of(self._environ))
+            outputs.start()
+        code = _copy(process, self._signals.wake, output, running, companions)
+        companions.finish()
+        left = working.told() if working else ""
+        if left:
+            output.say(f"batchml notice: {left}")  # "batchml: " is why a run could not begin
+        if outputs is not None:
+            _tell_outputs(outputs.finish(), output)
+        if running.forced is not None:
+            return running.forced
+        return 128 - code if code < 0 else code
+
+    def _watch_working_folder(self, is_container: bool) -> Optional[WorkingFolder]:
+        data = self._environ.get("BATCHML_DATA_DIR", "")
+        return watch(self._env, data, self._temporary.made, is_container)
+
+
+def _companions(running: Running) -> Companions:
+    companions = Companions(running.say)
+    if running.env.is_run:
+        from batchml.runtime.limits import Guard
+        from batchml.runtime.metrics import Relay
+        from batchml.runtime.usage import Usage
+
+        companions.add("the money guard", lambda: Guard(running))
+        companions.add("the relay of metrics", lambda: Relay(running))
+        companions.add("the use of the machine", lambda: Usage(running))
+    return companions
+
+
+def _tell_outputs(trouble: Sequence[str], output: Output) -> None:
+    if trouble:
+        output.say(f"batchml: {len(trouble)} outputs could not be kept:")
+    for line in trouble[:_TOLD_OUTPUTS]:
+        output.say(f"batchml:   {line}")
+
+
+def _copy(
+    process: subprocess.Popen[bytes],
+    wake: int,
+    output: Output,
+    running: Running,
+    companions: Companions,
 ) -> int:
-    if not command:
-        output.say("batchml: no command was given. Name one in job.toml, or after --.")
-        return CONFIGURATION_ERROR
-    try:
-        for folder in (env.output_dir, env.checkpoint_dir):
-            if folder:
-                os.makedirs(folder, exist_ok=True)
-        if env.code:
-            unpack(env.code, _own_folder())
-    except (BadArchive, OSError) as error:
-        output.say(f"batchml: {error}")
-        return CONFIGURATION_ERROR
-    try:
-        return _run_command(command, environ, output)
-    except FileNotFoundError:
-        output.say(f"batchml: cannot run {command[0]!r}: no such command in this image.")
-        return 127
-    except OSError as error:
-        output.say(f"batchml: cannot run {command[0]!r}: {error.strerror}")
-        return 126
-
-
-def _own_folder() -> str:
-    """The folder that the run's code goes into, which is the working directory.
-
-    An image that names none works in `/`, where a job's `bin/` or `etc/` would lie over its own.
-    """
-    folder = os.getcwd()
-    if folder == os.sep:
-        folder = tempfile.mkdtemp(prefix="job-")
-        os.chdir(folder)
-    return folder
-
-
-def _run_command(command: list[str], environ: Mapping[str, str], output: Output) -> int:
-    become_reaper()
-    asked: list[int] = []
-
-    def pass_on(number: int, _frame: object) -> None:
-        """To every process of the run, whatever sessions they are in."""
-        asked.append(number)
-        send(descendants(os.getpid()), number)
-
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-        signal.signal(number, pass_on)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    wake = _wake_on_signals()
-    process = subprocess.Popen(
-        command,
-        env=dict(environ),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    for early in asked:  # before the command was there to hear it
-        send([process.pid], early)
-    code = _copy(process, wake, output)
-    return 128 - code if code < 0 else code
-
-
-def _wake_on_signals() -> int:
-    """A descriptor that can be read once a signal has arrived."""
-    wake, wake_end = os.pipe()
-    os.set_blocking(wake, False)
-    os.set_blocking(wake_end, False)
-    signal.set_wakeup_fd(wake_end)
-    return wake
-
-
-def _copy(process: subprocess.Popen[bytes], wake: int, output: Output) -> int:
     """Copy until the command has ended, end what it leaves behind, and return its code."""
     import selectors
 
@@ -151,12 +245,15 @@ def _copy(process: subprocess.Popen[bytes], wake: int, output: Output) -> int:
         selector.register(pipe, selectors.EVENT_READ)
         selector.register(wake, selectors.EVENT_READ)
         while not _has_ended(process):
-            for key, _ in selector.select(output.until_progress() or None):
+            for key, _ in selector.select(_pause(output, running, companions)):
                 data = _read(key.fd)
                 if key.fd == pipe:
                     output.write(splitter.feed(data or b""))
                     if data == b"":
                         selector.unregister(pipe)
+            running.hear()
+            companions.tick(time.monotonic())
+            running.kill_when_due()
             if output.until_progress() == 0:
                 output.write(splitter.progress())
     kill_descendants()
@@ -168,6 +265,17 @@ def _copy(process: subprocess.Popen[bytes], wake: int, output: Output) -> int:
     output.write(splitter.finish())
     process.stdout.close()
     return process.returncode
+
+
+def _pause(output: Output, running: Running, companions: Companions) -> Optional[float]:
+    """Seconds that may pass before something is due though nothing has come."""
+    due = [running.until_kill()]
+    if companions:
+        due.append(companions.until_tick(time.monotonic()))
+    if output.until_progress():  # once it was looked at, the next line counts
+        due.append(output.until_progress())
+    least = min(due)
+    return None if least == float("inf") else least
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
@@ -190,9 +298,23 @@ def _read(pipe: int) -> Optional[bytes]:
         return None
 
 
-def main() -> int:
-    return run(sys.argv[1:], os.environ, sys.stdout.buffer)
+def main() -> None:
+    """Never returns: Python's own way out would set the signals' handlers back."""
+    code = 70  # if something here is wrong: a traceback, and no word from the command
+    # `-m` looks for modules in the working directory first, where the job's own `queue.py` will be.
+    if sys.path[:1] in ([""], [os.getcwd()]):
+        del sys.path[0]
+    try:
+        code = run(sys.argv[1:], os.environ, sys.stdout.buffer)
+    except BrokenPipeError:  # nobody reads: a log driver that has gone
+        code = TRY_ELSEWHERE
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        os._exit(code)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

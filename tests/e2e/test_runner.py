@@ -428,6 +428,14 @@ def test_the_working_directory_is_fresh_each_time_and_gone_when_the_runner_is(be
     assert [(one.folder / "work").exists() for one in bench.attempts] == [False] * 3
 
 
+def test_folders_in_folders_deeper_than_pythons_stack_go_too(bench: Bench) -> None:
+    runner = bench.runner()
+    deep = "import os\nfor _ in range(1500): os.mkdir('d'); os.chdir('d')"
+    assert bench.attempt(runner).start(sys.executable, "-c", deep).exit()["code"] == 0
+    assert bench.attempt(runner).start("true").exit()["code"] == 0  # once that was removed
+    assert not (bench.attempts[0].folder / "work" / "d").exists()
+
+
 def test_a_short_program_is_not_reported_as_started_a_long_one_is(bench: Bench) -> None:
     runner = bench.runner()
     bench.attempt(runner).start("true")

@@ -47,8 +47,10 @@ def test_files_and_folders_arrive_with_their_content_and_executable_bit(inside: 
         (member("package", tarfile.DIRTYPE), b""),
         (member("package/deep/tool.sh", mode=0o755), b"#!/bin/sh\n"),
         (member("empty"), b""),
+        (member("back\\slash"), b"is a letter as any other on Linux"),
     )
-    assert unpack(made, str(inside)) == 3
+    assert unpack(made, str(inside)) == 4
+    assert (inside / "back\\slash").exists()
     assert (inside / "train.py").read_bytes() == b"print(1)\n"
     assert (inside / "empty").read_bytes() == b""
     assert os.access(inside / "package/deep/tool.sh", os.X_OK)
@@ -62,7 +64,6 @@ def test_files_and_folders_arrive_with_their_content_and_executable_bit(inside: 
         member("../bystander"),
         member("a/../../bystander"),
         member(".."),
-        member("a\\..\\b"),
         member("link", tarfile.SYMTYPE, linkname="/etc/passwd"),
         member("link", tarfile.SYMTYPE, linkname="good"),
         member("hard", tarfile.LNKTYPE, linkname="good"),

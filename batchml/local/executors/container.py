@@ -14,7 +14,13 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from batchml.local.executors.spec import Host, NoEnvironment, job_environment, preamble
+from batchml.local.executors.spec import (
+    Host,
+    NoEnvironment,
+    job_environment,
+    needs_runtime,
+    preamble,
+)
 from batchml.local.home import Home
 from batchml.local.images import find
 from batchml.local.state import Attempt, Job
@@ -28,9 +34,11 @@ MOST_CPU_SHARES = 262_144  # the engine's
 
 # Where a container finds what a process is told by a path of the state folder.
 CODE = "/batchml/code.tar.gz"
+ORDER = "/batchml/order.json"
 FOLDERS = {
     "BATCHML_OUTPUT_DIR": "/batchml/output",
     "BATCHML_CHECKPOINT_DIR": "/batchml/checkpoints",
+    "BATCHML_STORE": "/batchml/store",
     "BATCHML_DATA_DIR": "/batchml/data",
     "BATCHML_WORKSPACE": "/workspace",
 }
@@ -104,7 +112,7 @@ def container_spec(host: Host, permits: Permits, job: Job, attempt: Attempt) -> 
         "sources": [*sources, *code],
         "allowed": [*_shared(host.home), *permits.paths],
         "runtime": str(host.runtime),
-        "wrap": "BATCHML_CODE" in env,
+        "wrap": needs_runtime(env),
         "build": str(published.folder) if published else "",
         "pull": _OURS.fullmatch(container["image"]) is None,
         "engine": host.environ.get("DOCKER_HOST", ""),
@@ -132,8 +140,11 @@ def _environment(host: Host, job: Job, attempt: Attempt) -> tuple[dict[str, str]
     """
     env = job_environment(replace(host, environ={}), job, attempt)
     given = {entry["name"] for entry in job.container["environment"]}
-    places = {name: env[name] for name in FOLDERS if name not in given}
+    places = {name: env[name] for name in FOLDERS if name in env and name not in given}
     env |= {name: FOLDERS[name] for name in places}
+    for name in ("BATCHML_METRICS", "BATCHML_STOP_FILE"):
+        if name not in given:
+            del env[name]  # the runtime makes them inside, for an attempt
     env.pop("BATCHML_TASK", None)  # a container is found by its label
     env.pop("CUDA_VISIBLE_DEVICES", None)  # the engine leaves no others to see
     env["NVIDIA_VISIBLE_DEVICES"] = ",".join(attempt.gpus) or "void"
@@ -155,12 +166,16 @@ def _own_folders(places: Mapping[str, str], container: dict[str, Any]) -> list[d
 
 
 def _code(host: Host, env: dict[str, str]) -> list[dict[str, Any]]:
-    """The archive that travels with the run, if it is one of ours; its variable names it inside."""
-    archive = env.get("BATCHML_CODE", "")
-    if Path(os.path.normpath(archive)).parent != host.home.code:
-        return []
-    env["BATCHML_CODE"] = CODE
-    return [_source(archive, CODE, read_only=True, ours=True, below=str(host.home.code))]
+    """What travels with the run, where it is one of ours; its variable names it inside."""
+    found = []
+    for name, inside in (("BATCHML_CODE", CODE), ("BATCHML_ORDER", ORDER)):
+        path = env.get(name, "")
+        if Path(os.path.normpath(path)).parent == host.home.code:
+            env[name] = inside
+            found.append(
+                _source(path, inside, read_only=True, ours=True, below=str(host.home.code))
+            )
+    return found
 
 
 def _volumes(host: Host, container: dict[str, Any]) -> list[dict[str, Any]]:

@@ -327,9 +327,7 @@ class Runner:
         self._link.kills.discard(task_id)
         record.close()
         if litter:
-            from shutil import rmtree
-
-            rmtree(litter, ignore_errors=True)
+            _remove(litter)
             self._link.tell({"idle": True}, surely=True)
 
     def _kill(self) -> None:
@@ -338,6 +336,17 @@ class Runner:
             if self._slot is not None:
                 self._slot.kill()
             kill_descendants()
+
+
+def _remove(folder: str) -> None:
+    from shutil import rmtree
+
+    try:
+        rmtree(folder, ignore_errors=True)
+    except RecursionError:  # folders in folders, a thousand deep
+        import subprocess
+
+        subprocess.run(["rm", "-rf", "--", folder], check=False, stderr=subprocess.DEVNULL)
 
 
 def now_ms() -> int:

@@ -51,11 +51,12 @@ def runner_spec(host: Host, job: Job, attempt: Attempt) -> dict[str, Any]:
     env = _with_access(host, job, attempt, job_environment(host, job, attempt))
     spec = {
         "task_id": attempt.task_id,
-        "cwd": f"{host.home.attempts}/{attempt.task_id}/work",
+        "cwd": work_folder(host, attempt),
         "command": list(job.container["command"]),
         "env": env,
         "grace": RuntimeEnv.read(env).grace,
-        "folders": [env["BATCHML_OUTPUT_DIR"], env["BATCHML_CHECKPOINT_DIR"]],
+        # A job may name none, as AWS Batch does.
+        "folders": list(filter(None, (env["BATCHML_OUTPUT_DIR"], env["BATCHML_CHECKPOINT_DIR"]))),
         # When it is nobody else's and has these folders: it is left to another job if unused.
         "own": runs if job.node is None and _are_in(runs, env) else "",
         "shared": [env["BATCHML_WORKSPACE"]],
@@ -64,9 +65,15 @@ def runner_spec(host: Host, job: Job, attempt: Attempt) -> dict[str, Any]:
     }
     if image is not None:
         return spec | _in_environment(host, image, spec)
-    # The image itself is not to be had here, but the code that travels with the run is unpacked
-    # by our runtime, as it is in the images that have it.
-    return spec | _through_runtime(host, sys.executable, spec) if "BATCHML_CODE" in env else spec
+    # The image itself is not to be had here. What it would not need our runtime for, a run of ours
+    # has from it all the same: its code, its metrics, its stop file, the end mark.
+    is_wrapped = needs_runtime(env) or "BATCHML_KEY" in env
+    return spec | _through_runtime(host, sys.executable, spec) if is_wrapped else spec
+
+
+def needs_runtime(env: Mapping[str, str]) -> bool:
+    """True when our runtime has something to fetch before the command is run."""
+    return "BATCHML_CODE" in env or "BATCHML_ORDER" in env
 
 
 def preamble(job: Job, how: str) -> str:
@@ -74,8 +81,18 @@ def preamble(job: Job, how: str) -> str:
 
     Nothing for the jobs of any other client, which get their own output and not a line more.
     """
-    ours = any(entry["name"] == "BATCHML_PARAMS" for entry in job.container["environment"])
+    ours = not _given(job).keys().isdisjoint(("BATCHML_PARAMS", "BATCHML_KEY"))
     return f"{MARK}host {how}" if ours else ""
+
+
+def _given(job: Job) -> dict[str, str]:
+    """The variables that whoever submitted a job gave it."""
+    return {entry["name"]: entry["value"] for entry in job.container["environment"]}
+
+
+def work_folder(host: Host, attempt: Attempt) -> str:
+    """Where a process starts; made by its runner, and removed with what it leaves there."""
+    return f"{host.home.attempts}/{attempt.task_id}/work"
 
 
 def _are_in(runs: str, env: Mapping[str, str]) -> bool:
@@ -146,7 +163,7 @@ def _has_credentials(folder: str) -> bool:
 
 def job_environment(host: Host, job: Job, attempt: Attempt) -> dict[str, str]:
     """The variables that a job sees: Batch's, ours, and its own, which win over ours."""
-    runs, root = f"{host.home.runs}/{job.id}", host.home.root
+    runs, root, given = f"{host.home.runs}/{job.id}", host.home.root, _given(job)
     ours = {
         "BATCHML_RUN": job.id,
         "BATCHML_ATTEMPT": str(attempt.number),
@@ -154,8 +171,14 @@ def job_environment(host: Host, job: Job, attempt: Attempt) -> dict[str, str]:
         "BATCHML_CHECKPOINT_DIR": f"{runs}/checkpoints",
         "BATCHML_WORKSPACE": f"{root}/workspace",
         "BATCHML_DATA_DIR": f"{root}/data",
+        # Of this attempt, whose working directory goes with it.
+        "BATCHML_METRICS": f"{work_folder(host, attempt)}/.batchml-metrics",
+        "BATCHML_STOP_FILE": f"{work_folder(host, attempt)}/.batchml-stop",
     }
-    given = {entry["name"]: entry["value"] for entry in job.container["environment"]}
+    if "BATCHML_MAX_SECONDS" in given:  # what the attempts took is kept there
+        ours["BATCHML_STORE"] = f"{runs}/store"
+    if job.index is not None:
+        ours["BATCHML_ARRAY_SIZE"] = str(job.spec.array_size)
     batch = {
         "BATCHML_TASK": attempt.task_id,  # finds what is left of an attempt
         "AWS_BATCH_JOB_ID": job.id,

@@ -1,0 +1,103 @@
+"""The folders and files of an attempt: those that it was given, and in AWS those made here."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from typing import Dict
+
+from batchml.runtime.env import RuntimeEnv
+
+
+class Temporary:
+    """A folder that is made when it is first needed and goes with the attempt."""
+
+    def __init__(self) -> None:
+        self._path = ""
+
+    @property
+    def made(self) -> str:
+        """Its path; empty while it was not needed."""
+        return self._path
+
+    def path(self) -> str:
+        """Raises OSError where nothing can be written."""
+        if not self._path:
+            try:
+                self._path = tempfile.mkdtemp(prefix="batchml-")
+            except FileNotFoundError:  # a read-only image
+                self._path = tempfile.mkdtemp(prefix="batchml-", dir="/dev/shm")
+        return self._path
+
+    def remove(self) -> None:
+        if self._path:
+            try:
+                shutil.rmtree(self._path, ignore_errors=True)
+            except RecursionError:
+                pass  # too deep for Python; the container goes, and this with it
+
+
+def arrange(env: RuntimeEnv, temporary: Temporary) -> RuntimeEnv:
+    """`env` with a place for everything that a run is promised. Raises OSError.
+
+    What was given is made if it is not there. Outside a run nothing is added.
+    """
+    for folder in (env.output_dir, env.checkpoint_dir):
+        if folder:
+            os.makedirs(folder, exist_ok=True)
+    if not env.is_run:
+        return env
+    return env._replace(
+        output_dir=env.output_dir or _made(temporary, "output"),
+        checkpoint_dir=env.checkpoint_dir or _checkpoints(env) or _made(temporary, "checkpoint"),
+        metrics=env.metrics or os.path.join(temporary.path(), "metrics"),
+        stop_file=env.stop_file or os.path.join(temporary.path(), "stop"),
+    )
+
+
+def variables(env: RuntimeEnv) -> Dict[str, str]:
+    """What the command sees of it."""
+    found = {
+        "BATCHML_RUN": env.run,
+        "BATCHML_ATTEMPT": str(env.attempt),
+        "BATCHML_OUTPUT_DIR": env.output_dir,
+        "BATCHML_CHECKPOINT_DIR": env.checkpoint_dir,
+        "BATCHML_METRICS": env.metrics,
+        "BATCHML_STOP_FILE": env.stop_file,
+    }
+    return {name: value for name, value in found.items() if value} if env.is_run else {}
+
+
+def _made(temporary: Temporary, name: str) -> str:
+    path = os.path.join(temporary.path(), name)
+    os.makedirs(path, exist_ok=True)
+    return path
+
+
+def _checkpoints(env: RuntimeEnv) -> str:
+    """In the workspace, where every attempt of the run finds it; empty without one to write to."""
+    if not (env.workspace and env.key):
+        return ""
+    parts = [env.workspace, ".batchml", "runs", env.key]
+    if env.array_index is not None:
+        parts.append(str(env.array_index))
+    path = os.path.join(*parts, "checkpoint")
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError:
+        return ""
+    return path
+
+
+def own_folder() -> str:
+    """The folder that the run's code goes into, which becomes the working directory.
+
+    An image that names none works in `/`, where a job's `bin/` or `etc/` would lie over its own;
+    in another it may not write.
+    """
+    folder = os.getcwd()
+    if folder == os.sep or not os.access(folder, os.W_OK):
+        folder = tempfile.mkdtemp(prefix="job-")
+        os.chdir(folder)
+    return folder

@@ -1,0 +1,122 @@
+"""Files that a command writes into its working folder, which goes away with the attempt."""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import Dict, List, Optional, Sequence, Tuple
+
+from batchml.runtime.env import RuntimeEnv
+
+NAMED = 3  # files
+MAX_ENTRIES = 20_000  # that are looked at; of a folder with more nothing is said
+
+_State = Tuple[int, int]  # size, time of the last change
+_NOT_MISSED = ("__pycache__", ".cache", ".ipynb_checkpoints", ".pytest_cache", ".git")
+
+
+class WorkingFolder:
+    """What is in it when the command begins, so that its end can tell what was added or changed.
+
+    `kept` are folders that outlive the attempt: where the command works in one of those, nothing
+    is lost, and nothing is said.
+    """
+
+    def __init__(self, folder: str, kept: Sequence[str]) -> None:
+        self._folder = os.path.realpath(folder)
+        self._kept = [os.path.realpath(path) for path in kept if path]
+        self._before = None if self._is_kept() else self._scan()
+
+    def told(self) -> str:
+        """One line that names what will be gone, the largest first; empty where that is nothing."""
+        after = self._scan() if self._before is not None else None
+        if not after or self._before is None:
+            return ""
+        before = self._before
+        sizes = {name: state[0] for name, state in after.items() if before.get(name) != state}
+        if not sizes:
+            return ""
+        names = sorted(sizes, key=lambda name: (-sizes[name], name))
+        words = [f"{name} ({size_text(sizes[name])})" for name in names[:NAMED]]
+        if len(names) > NAMED:
+            words.append("1 more" if len(names) == NAMED + 1 else f"{len(names) - NAMED} more")
+        listed = ", ".join(words[:-1]) + " and " + words[-1] if words[1:] else words[0]
+        was, which = ("was", "it") if len(names) == 1 else ("were", "them")
+        return (
+            f"{listed} {was} written to the working folder, which is not kept: "
+            f"write {which} to BATCHML_OUTPUT_DIR"
+        )
+
+    def _is_kept(self) -> bool:
+        return any(
+            self._folder == path or self._folder.startswith(path.rstrip(os.sep) + os.sep)
+            for path in self._kept
+        )
+
+    def _scan(self) -> Optional[Dict[str, _State]]:
+        """Path below the folder -> state, of regular files; None where it is too much to look."""
+        found: Dict[str, _State] = {}
+        seen, left = 0, [""]
+        try:
+            device = os.lstat(self._folder).st_dev
+        except OSError:
+            return None
+        while left:
+            below = left.pop()
+            for entry in _entries(os.path.join(self._folder, below)):
+                seen += 1
+                if seen > MAX_ENTRIES:
+                    return None
+                if entry.name in _NOT_MISSED or entry.name.startswith(".batchml"):
+                    continue
+                path = os.path.join(below, entry.name)
+                try:
+                    state = entry.stat(follow_symlinks=False)
+                except OSError:
+                    continue  # gone again
+                if state.st_dev != device:
+                    continue  # a volume, which may outlive the attempt
+                if stat.S_ISREG(state.st_mode):
+                    found[path] = (state.st_size, state.st_mtime_ns)
+                elif stat.S_ISDIR(state.st_mode) and entry.path not in self._kept:
+                    left.append(path)
+        return found
+
+
+def watch(
+    env: RuntimeEnv, data: str, temporary: str, is_container: bool
+) -> Optional[WorkingFolder]:
+    """The current folder, if it goes away with the attempt; None where nobody would miss it.
+
+    `data` is the folder of data sets, `temporary` that of the attempt's own files.
+    """
+    if not env.is_run:
+        return None
+    try:
+        folder = os.getcwd()
+        if is_container and os.stat(folder).st_dev != os.stat(os.sep).st_dev:
+            return None  # a volume
+    except OSError:
+        return None
+    kept = [env.output_dir, env.checkpoint_dir, env.workspace, data, temporary]
+    return WorkingFolder(folder, kept)
+
+
+def size_text(size: int) -> str:
+    """`812 B`, `4.2 MiB`"""
+    if size < 1024:
+        return f"{size} B"
+    amount = float(size)
+    for unit in ("KiB", "MiB", "GiB"):
+        amount /= 1024
+        if amount < 1024:
+            return f"{amount:.1f} {unit}"
+    return f"{amount / 1024:.1f} TiB"
+
+
+def _entries(folder: str) -> "List[os.DirEntry[str]]":
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except OSError:
+        return []  # gone again, or not ours to look into

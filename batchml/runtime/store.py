@@ -1,0 +1,184 @@
+"""Where a run keeps what outlives it: claims, outputs, accounts. A folder, or a prefix in S3."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from typing import Callable, List, NamedTuple, Optional
+
+from batchml.runtime.files import sync_folder, write_atomically
+
+try:
+    from typing import Protocol
+except ImportError:  # pragma: no cover
+    Protocol = object  # type: ignore[assignment]
+
+
+class StoreError(OSError):
+    """The store did not do what it was asked for; the text says what, where and why.
+
+    `temporary` when the same may succeed later or from another host; `code` is S3's, of a refusal.
+    """
+
+    def __init__(self, text: str, temporary: bool = False, code: str = "") -> None:
+        super().__init__(text)
+        self.temporary = temporary
+        self.code = code
+
+
+class Patience(NamedTuple):
+    """How long S3 is waited for."""
+
+    tries: int
+    timeout: float  # seconds without a byte
+
+
+PATIENT = Patience(7, 20.0)  # the waits between the tries add up to 25 s at most
+BRIEF = Patience(2, 3.0)  # where a program's output waits meanwhile
+
+
+class Store(Protocol):
+    """Small values and files by key. A key is parts with `/` between, none of them `.` or `..`.
+
+    Every method raises StoreError when the store cannot be had.
+    """
+
+    def get(self, key: str) -> Optional[bytes]:
+        """The value, or None when there is none."""
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write a value; it is whole and durable, or the old one is still there."""
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Write a value unless there is one; whether this call wrote it.
+
+        Where an answer was lost and the call sent again, an equal value counts as this call's.
+        """
+
+    def keys(self, prefix: str) -> List[str]:
+        """The keys that begin so, sorted."""
+
+    def put_file(self, key: str, path: str) -> None:
+        """Write a file's content."""
+
+    def get_file(self, key: str, path: str) -> bool:
+        """Write a value to a new or existing file; False, and no file, when there is none."""
+
+
+def go_on() -> None:
+    """What is asked often while something takes long; others raise, to give up."""
+
+
+def open_store(
+    url: str,
+    environ: Mapping[str, str],
+    check: Callable[[], None] = go_on,
+    patience: Patience = PATIENT,
+) -> Store:
+    """The store at `s3://BUCKET/PREFIX`, or in a folder of this path.
+
+    `check` is called often while S3 is waited for, and may raise to end that. Raises StoreError for
+    any other kind of address. Nothing is sent and nothing made.
+    """
+    if url.startswith("s3://"):
+        from batchml.runtime.s3 import S3Store
+
+        return S3Store.open(url, environ, check, patience)
+    if not url or "://" in url:
+        raise StoreError(f"{url!r} is no store: give a folder, or s3://BUCKET/PREFIX")
+    return FolderStore(url)
+
+
+class FolderStore:
+    """A folder; a key is a path below it."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
+    def get(self, key: str) -> Optional[bytes]:
+        try:
+            with open(self._path(key), "rb") as file:
+                return file.read()
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return None
+        except OSError as error:
+            raise self._failed("read", key, error) from error
+
+    def put(self, key: str, data: bytes) -> None:
+        self._write("write", key, lambda path: write_atomically(path, data, 0o644))
+
+    def create(self, key: str, data: bytes) -> bool:
+        path = self._path(key)
+        temporary = f"{path}.{os.urandom(8).hex()}.tmp"
+        try:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            try:
+                write_atomically(temporary, data, 0o644)
+                # A link appears whole, or fails when the name is taken: on NFS, too.
+                os.link(temporary, path)
+            except FileExistsError:
+                return False
+            finally:
+                if os.path.exists(temporary):
+                    os.unlink(temporary)
+            sync_folder(os.path.dirname(path))
+        except OSError as error:
+            raise self._failed("create", key, error) from error
+        return True
+
+    def keys(self, prefix: str) -> List[str]:
+        found = []
+        try:
+            for folder, _, names in os.walk(self._folder):
+                below = os.path.relpath(folder, self._folder)
+                for name in names:
+                    key = name if below == "." else f"{below}/{name}"
+                    if key.startswith(prefix) and not name.endswith(".tmp"):
+                        found.append(key)
+        except OSError as error:
+            raise self._failed("list", prefix, error) from error
+        return sorted(found)
+
+    def put_file(self, key: str, path: str) -> None:
+        def copy(target: str) -> None:
+            temporary = f"{target}.{os.urandom(8).hex()}.tmp"
+            try:
+                shutil.copyfile(path, temporary)
+                os.replace(temporary, target)
+            finally:
+                if os.path.exists(temporary):
+                    os.unlink(temporary)
+
+        self._write("write", key, copy)
+
+    def get_file(self, key: str, path: str) -> bool:
+        try:
+            shutil.copyfile(self._path(key), path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:
+            raise self._failed("read", key, error) from error
+        return True
+
+    def _write(self, verb: str, key: str, write: Callable[[str], None]) -> None:
+        path = self._path(key)
+        try:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            write(path)
+        except OSError as error:
+            raise self._failed(verb, key, error) from error
+
+    def _path(self, key: str) -> str:
+        parts = checked(key).split("/")
+        return os.path.join(self._folder, *parts)
+
+    def _failed(self, verb: str, key: str, error: OSError) -> StoreError:
+        return StoreError(f"cannot {verb} {key!r} in {self._folder}: {error.strerror or error}")
+
+
+def checked(key: str) -> str:
+    """The key, when it is one. Raises StoreError."""
+    if any(part in ("", ".", "..") for part in key.split("/")) or "\0" in key:
+        raise StoreError(f"{key!r} is no key of a store")
+    return key

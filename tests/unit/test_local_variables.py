@@ -1,0 +1,73 @@
+"""What the embedded server tells a job about its metrics, its stop file, its array, its store."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from batchml.local.executors.container import Permits, container_spec
+from batchml.local.executors.spec import Host, runner_spec
+from batchml.local.home import Home
+from batchml.local.state import Job
+
+from tests.contract.executor_rig import attempt_of, job_of  # isort: skip
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    home = Home(tmp_path / "home")
+    return Host(home, home.runtimes / "r", {})
+
+
+def inside_process(host: Host, job: Job) -> dict[str, str]:
+    return dict(runner_spec(host, job, attempt_of(job))["env"])
+
+
+def inside_container(host: Host, job: Job) -> tuple[dict[str, str], dict[str, Any]]:
+    """The variables, and what is mounted where."""
+    spec = container_spec(host, Permits(), job, attempt_of(job))
+    env = dict(entry.split("=", 1) for entry in spec["config"]["Env"])
+    return env, {source["target"]: source["path"] for source in spec["sources"]}
+
+
+def test_metrics_and_stop_file_of_a_process_go_with_its_working_directory(host: Host) -> None:
+    job = job_of(["true"])
+    spec = runner_spec(host, job, attempt_of(job))
+    for name in ("BATCHML_METRICS", "BATCHML_STOP_FILE"):
+        assert Path(spec["env"][name]).parent == Path(spec["cwd"])
+
+
+def test_in_a_container_the_runtime_makes_them_unless_the_job_names_them(host: Host) -> None:
+    env, _ = inside_container(host, job_of(["true"]))
+    assert not {"BATCHML_METRICS", "BATCHML_STOP_FILE"} & set(env)
+    env, _ = inside_container(host, job_of(["true"], env={"BATCHML_METRICS": "/mine"}))
+    assert env["BATCHML_METRICS"] == "/mine"
+
+
+def test_a_run_with_a_budget_gets_a_store_for_its_account(host: Host) -> None:
+    job = job_of(["true"], env={"BATCHML_MAX_SECONDS": "60"})
+    store = str(host.home.runs / job.id / "store")
+    assert inside_process(host, job)["BATCHML_STORE"] == store
+    env, mounted = inside_container(host, job)
+    assert env["BATCHML_STORE"] == "/batchml/store"
+    assert mounted["/batchml/store"] == store
+    assert "BATCHML_STORE" not in inside_process(host, job_of(["true"]))
+
+
+def test_the_child_of_an_array_knows_how_many_there_are_unless_its_client_says(host: Host) -> None:
+    job = job_of(["true"])
+    spec = replace(job.spec, array_size=7)
+    assert inside_process(host, replace(job, index=2, spec=spec))["BATCHML_ARRAY_SIZE"] == "7"
+    given = job_of(["true"], env={"BATCHML_ARRAY_SIZE": "100"})
+    child = replace(given, index=2, spec=replace(given.spec, array_size=7))
+    assert inside_process(host, child)["BATCHML_ARRAY_SIZE"] == "100"
+    assert "BATCHML_ARRAY_SIZE" not in inside_process(host, job)
+
+
+def test_a_process_of_ours_goes_through_the_runtime_whatever_its_image(host: Host) -> None:
+    ours = job_of(["true"], env={"BATCHML_KEY": "k"})
+    spec = runner_spec(host, ours, attempt_of(ours))
+    assert spec["command"][1:] == ["-m", "batchml.runtime.run", "true"]
+    theirs = job_of(["true"])
+    assert runner_spec(host, theirs, attempt_of(theirs))["command"] == ["true"]
