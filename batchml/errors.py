@@ -8,6 +8,7 @@ BatchmlError                     1
 ├── AccessError                 77   credentials or permissions
 ├── ServiceError                 1   the service refused a request
 ├── ServiceUnreachable          74   no answer from the service, or not the service's answer
+│   └── Unsettled               74   nobody knows yet whether a run was submitted
 └── LocalServerError             1   the embedded AWS Batch cannot start or go on
     ├── StateFolderBusy          1   another server holds the state folder
     ├── StateFolderUnsafe        1   others can read or write the state folder
@@ -83,6 +84,18 @@ class ServiceError(BatchmlError):
 
 class ServiceUnreachable(BatchmlError):
     exit_code = 74
+
+
+class Unsettled(ServiceUnreachable):
+    """The answer to a submission was lost, and so was what should have told what became of it."""
+
+    def __init__(self, name: str, key: str, why: str) -> None:
+        self.key = key
+        super().__init__(
+            f"Nobody knows yet whether {name!r} was submitted: {why}\n"
+            f"  batchml reconcile {key}   # says so as soon as the service answers; until then "
+            "submitting it again could make a second run"
+        )
 
 
 class LocalServerError(BatchmlError):

@@ -44,5 +44,6 @@ class ScriptedSession(Session):
         answer = self._answer(model.name, self.calls[-1][1])
         if isinstance(answer, str):
             code, message = answer.split(": ") if ": " in answer else (answer, "")
-            return Http(400), {"Error": {"Code": code, "Message": message}}
+            error = {"Code": code, "Message": message}
+            return Http(400), {"Error": error, "ResponseMetadata": {"HTTPStatusCode": 400}}
         return Http(200), dict(answer)

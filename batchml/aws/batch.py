@@ -3,12 +3,23 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from msgspec import Struct
+
 from batchml.aws.failures import translated
 from batchml.aws.responses import to_run, to_summary
 from batchml.aws.session import Session
 from batchml.model.run import Run
+from batchml.model.status import JobStatus
 
 MAX_DESCRIBE = 100  # ids of one DescribeJobs
+
+
+class Found(Struct, frozen=True):
+    """A job of some name, as ListJobs tells of it. `created_at` in ms since the epoch."""
+
+    job_id: str
+    created_at: int
+    status: JobStatus
 
 
 class BatchApi:
@@ -18,6 +29,11 @@ class BatchApi:
     @property
     def _client(self) -> Any:
         return self._session.client("batch")
+
+    @property
+    def is_local(self) -> bool:
+        """True for the embedded server."""
+        return self._session.is_local
 
     def submit(self, request: Mapping[str, Any]) -> str:
         """Send a SubmitJob request; the job's id."""
@@ -67,15 +83,47 @@ class BatchApi:
             if name
             else {"name": "AFTER_CREATED_AT", "values": [str(since)]}
         )
-        with translated("ListJobs"):
-            pages = self._client.get_paginator("list_jobs").paginate(
-                jobQueue=queue, filters=[chosen]
-            )
-            for page in pages:
-                for summary in page["jobSummaryList"]:
-                    run = to_summary(summary, queue)
-                    if (run.created_at or 0) >= since:
-                        yield run
+        for summary in self._listed(self._client, queue, chosen):
+            run = to_summary(summary, queue)
+            if (run.created_at or 0) >= since:
+                yield run
+
+    def called(self, queue: str, job_name: str, hurry: bool = False) -> list[Found]:
+        """The jobs of a queue with exactly this name, whatever state they are in, the oldest first.
+
+        With `hurry` each call is sent once.
+        """
+        client = self._session.client("batch", 1) if hurry else self._client
+        chosen = {"name": "JOB_NAME", "values": [job_name]}
+        found = [
+            Found(entry["jobId"], entry.get("createdAt") or 0, JobStatus(entry["status"]))
+            for entry in self._listed(client, queue, chosen)
+            if entry.get("jobName", "").lower() == job_name.lower()
+        ]
+        return sorted(found, key=lambda job: (job.created_at, job.job_id))
+
+    @staticmethod
+    def _listed(client: Any, queue: str, chosen: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Every JobSummary that ListJobs gives for a filter, each job once.
+
+        Pages shift while jobs come and end: a job may be on two of them, and a token may come back.
+        """
+        seen: set[str] = set()
+        tokens: set[str] = set()
+        more: dict[str, str] = {}
+        while True:
+            with translated("ListJobs"):
+                page = client.list_jobs(jobQueue=queue, filters=[chosen], **more)
+                summaries = page["jobSummaryList"]
+            for summary in summaries:
+                if summary["jobId"] not in seen:
+                    seen.add(summary["jobId"])
+                    yield summary
+            token = page.get("nextToken")
+            if not token or token in tokens:
+                return
+            tokens.add(token)
+            more = {"nextToken": token}
 
     def terminate(self, job_id: str, reason: str) -> None:
         """Stop a job in whatever state it is; has no effect on one that has ended."""

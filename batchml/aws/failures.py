@@ -5,6 +5,7 @@ The words are in `advice` and `denials`, imported when something has failed.
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from enum import Enum
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
 # that is not here is judged by the nearest class above it that is; ADVICE has those about
 # credentials. The test of this table fails for a class that nobody thought about.
 _UNREACHABLE = ("EndpointConnectionError", "ConnectTimeoutError", "ProxyConnectionError")
+# Of what failed below a ProxyConnectionError: the proxy was not there, or let nobody through.
+_NOT_CONNECTED = (
+    "NewConnectionError", "NameResolutionError", "ConnectTimeoutError", "ConnectionRefusedError",
+    "gaierror",
+)  # fmt: skip
 _LOST = """ConnectionError EndpointConnectionError SSLError ConnectionClosedError ReadTimeoutError
     ConnectTimeoutError ProxyConnectionError ResponseStreamingError HTTPClientError
     IncompleteReadError ResponseParserError CapacityNotAvailableError
@@ -64,6 +70,67 @@ _TOO_MANY_CODES = (
     "RequestLimitExceeded", "Throttling", "ThrottlingException", "TooManyRequestsException",
     "SlowDown", "PriorRequestNotComplete",
 )  # fmt: skip
+_TOO_MANY = 429  # the HTTP status of the same
+_REQUEST_TIMEOUT = 408
+
+
+class Fate(Enum):
+    """What became of a call that failed: whether it may be sent again."""
+
+    REFUSED = "refused"  # not carried out, and it would be refused again
+    BUSY = "busy"  # not carried out, for want of time: it was throttled
+    UNREACHED = "unreached"  # not carried out: there was nobody to send it to
+    UNKNOWN = "unknown"  # it may have been carried out
+
+
+class NotSent(ServiceUnreachable):
+    """What failed was the way to credentials: the call itself was never sent."""
+
+
+def fate(error: BatchmlError) -> Fate:
+    """What became of a call to AWS that raised `error`, which `translated` made.
+
+    Whatever is not known to be safe is `UNKNOWN`: an answer that never came, was cut off, was not
+    the service's, or was a 5xx, behind which the call may have been carried out.
+    """
+    cause = error.__cause__
+    if isinstance(error, NotSent):
+        return Fate.UNREACHED
+    if isinstance(error, AccessError):
+        return Fate.REFUSED
+    if isinstance(error, ServiceError):
+        if error.status == _TOO_MANY:
+            return Fate.BUSY
+        if not error.status:
+            return _unsent_fate(cause)
+        is_no = 400 <= error.status < 500 and error.status != _REQUEST_TIMEOUT
+        return Fate.REFUSED if is_no else Fate.UNKNOWN
+    if isinstance(error, ServiceUnreachable) and isinstance(cause, Exception):
+        return _lost_fate(cause)
+    return Fate.UNKNOWN
+
+
+def _unsent_fate(cause: BaseException | None) -> Fate:
+    """The fate of a call that the SDK itself gave up; what this version does not know is unsure."""
+    name, kind = (_kind(cause) if isinstance(cause, Exception) else None) or ("", "")
+    return Fate.REFUSED if kind in ("request", "sdk") and name != "BotoCoreError" else Fate.UNKNOWN
+
+
+def _lost_fate(cause: Exception) -> Fate:
+    """The fate of a call that got no answer that could be used."""
+    name, kind = _kind(cause) or ("", "")
+    if kind == "answer":  # of those, only being too busy is told as ServiceUnreachable
+        return Fate.BUSY
+    if name == "ProxyConnectionError":
+        # Of an old urllib3 a connection that broke later, through a proxy, is one too.
+        below = getattr(cause, "kwargs", {}).get("error")
+        below = getattr(below, "original_error", below)
+        tunnel = "Tunnel connection failed" in str(below)
+        named = type(below).__name__ in _NOT_CONNECTED
+        return Fate.UNREACHED if tunnel or named else Fate.UNKNOWN
+    if name == "SSLError" and "CERTIFICATE_VERIFY_FAILED" in str(cause):
+        return Fate.UNREACHED  # the handshake comes before the call
+    return Fate.UNREACHED if name in _UNREACHABLE else Fate.UNKNOWN
 
 
 @cache
@@ -116,7 +183,10 @@ def signing(caller: Callable[[], "Caller"]) -> Iterator[None]:
             from batchml.aws.advice import unreadable
 
             raise AccessError(unreadable(who, str(error)), code=type(error).__name__) from error
-        raise translate(getattr(error, "operation_name", SIGNING), error, who) from error
+        told = translate(getattr(error, "operation_name", SIGNING), error, who)
+        if isinstance(told, ServiceUnreachable):
+            raise NotSent(str(told)) from error
+        raise told from error
 
 
 def translate(

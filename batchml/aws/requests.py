@@ -11,7 +11,7 @@ from msgspec import Struct
 from batchml.aws.site import WORKSPACE, Platform
 from batchml.errors import ConfigError
 from batchml.model.job import DEFAULT_GRACE, MAX_OVERRIDES, JobSpec
-from batchml.model.names import to_name
+from batchml.model.names import keyed_name, to_name
 from batchml.model.reading import parse_size
 
 _HASH = 10  # hex digits of a definition's content in its name
@@ -23,22 +23,46 @@ REGISTERED = "batchml:registered"  # the tag with the date; AWS Batch keeps none
 
 _REFERENCE_MARKS = "/:@."  # a name without any is a folder below images/
 
+# The command where the true one is in a document: the runtime of our images reads it.
+BY_DOCUMENT = "batchml-order"
+
+# Exit codes of our runtime: batchml/runtime/run.py.
+_BUDGET_SPENT, _STORE_AWAY = "143", "75"
+
+# AWS Batch counts the variables that it adds itself, and those of the definition.
+_ROOM = MAX_OVERRIDES - 512
+
+
+class Document(Struct, frozen=True):
+    """What to run, where it is too long for AWS Batch: `{"command", "env", "params"}` as JSON."""
+
+    name: str
+    data: bytes
+
 
 class Submission(Struct, frozen=True):
-    """The two requests of a run. The first is sent only when AWS does not have the definition."""
+    """The two requests of a run. The first is sent only when AWS does not have the definition.
+
+    `document` has to be where the run looks for it before either is sent.
+    """
 
     register: dict[str, Any]
     submit: dict[str, Any]
+    document: Document | None = None
 
 
 class Travel(Struct, frozen=True):
     """What a run takes along: where its code is, and variables of the place that it runs in."""
 
+    key: str = ""  # of the submission; part of the job's name
     code: str = ""
+    store: str = ""  # what outlives the run
+    documents: str = ""  # where documents are put; empty: the image could not read one
     env: dict[str, str] = {}
     tags: dict[str, str] = {}
     depends_on: tuple[str, ...] = ()
     share: str = ""  # of a queue with fair share
+    array: int | None = None  # children
 
 
 _LOCAL = Platform()
@@ -50,40 +74,84 @@ def submission(
     """The requests that submit `spec` with the image that `image` refers to.
 
     The definition holds what SubmitJob cannot override and is named by its content, so that runs
-    of a job share one. Raises ConfigError when the overrides exceed AWS Batch's limit.
+    of a job share one. Raises ConfigError when the overrides exceed AWS Batch's limit and cannot
+    travel as a document.
     """
     name = to_name(spec.name)
     register = definition(spec, image, platform)
-    overrides = {
-        "command": spec.argv(),
-        "environment": _environment(spec, travel),
-        "resourceRequirements": _requirements(spec),
-    }
-    size = len(json.dumps(overrides))
-    if size > MAX_OVERRIDES:
-        raise ConfigError(
-            spec.name,
-            [
-                f"command and env: {size} bytes as JSON; AWS Batch takes {MAX_OVERRIDES}. "
-                f"Put long values into a file in the job's folder."
-            ],
-        )
+    overrides, document = _overrides(spec, travel)
     submit: dict[str, Any] = {
-        "jobName": name,
+        "jobName": keyed_name(name, travel.key) if travel.key else name,
         "jobQueue": queue,
         "jobDefinition": register["jobDefinitionName"],
-        "containerOverrides": overrides,
-        "retryStrategy": retry_strategy(spec),
+        "containerOverrides": {**overrides, "resourceRequirements": _requirements(spec)},
+        "retryStrategy": retry_strategy(
+            spec, has_budget="BATCHML_MAX_SECONDS" in travel.env, has_store=bool(travel.store)
+        ),
     }
     if spec.timeout_seconds is not None:
         submit["timeout"] = {"attemptDurationSeconds": spec.timeout_seconds}
+    if travel.array is not None:
+        submit["arrayProperties"] = {"size": travel.array}
     if travel.share:
         submit["shareIdentifier"] = travel.share
     if travel.tags:
         submit["tags"] = travel.tags
     if travel.depends_on:
         submit["dependsOn"] = [{"jobId": job_id} for job_id in travel.depends_on]
-    return Submission(register, submit)
+    return Submission(register, submit, document)
+
+
+def _overrides(spec: JobSpec, travel: Travel) -> tuple[dict[str, Any], Document | None]:
+    """Command and environment, in the request or in a document beside it."""
+    ours, theirs = _variables(spec, travel), {k: str(v) for k, v in spec.env.items()}
+    whole = {"command": spec.argv(), "environment": _pairs(ours | theirs)}
+    size = len(json.dumps(whole))
+    if size <= _ROOM:
+        return whole, None
+    if not travel.documents:
+        raise ConfigError(
+            spec.name,
+            [
+                f"command and env: {size} bytes as JSON; AWS Batch takes {MAX_OVERRIDES}, with its "
+                f"own variables, and an image that batchml did not build cannot read more from "
+                f"elsewhere. Put long values into the image."
+            ],
+        )
+    told = {"command": spec.argv(), "env": theirs, "params": spec.params}
+    data = json.dumps(told, sort_keys=True).encode()
+    document = Document(f"{hashlib.sha256(data).hexdigest()}.json", data)
+    return _shortened(ours, theirs, f"{travel.documents}/{document.name}"), document
+
+
+def _shortened(ours: dict[str, str], theirs: dict[str, str], document: str) -> dict[str, Any]:
+    """What is said to Batch beside a document: as much of it as there is room for.
+
+    A variable of the job's that is not said may come too late: for the runtime, which reads the
+    document with the credentials and at the address that variables name.
+    """
+    ours = {**ours, "BATCHML_ORDER": document}
+    aws = {name: value for name, value in theirs.items() if name.startswith("AWS_")}
+    found: dict[str, Any] = {}
+    for variables in (
+        ours | theirs,
+        _without(ours, "BATCHML_PARAMS") | theirs,
+        ours | aws,
+        _without(ours, "BATCHML_PARAMS") | aws,
+        _without(ours, "BATCHML_PARAMS"),
+    ):
+        found = {"command": [BY_DOCUMENT], "environment": _pairs(variables)}
+        if len(json.dumps(found)) <= _ROOM:
+            break
+    return found
+
+
+def _without(variables: Mapping[str, str], name: str) -> dict[str, str]:
+    return {key: value for key, value in variables.items() if key != name}
+
+
+def _pairs(variables: Mapping[str, str]) -> list[dict[str, str]]:
+    return [{"name": name, "value": value} for name, value in variables.items()]
 
 
 def definition(spec: JobSpec, image: str, platform: Platform = _LOCAL) -> dict[str, Any]:
@@ -115,7 +183,7 @@ def _container(spec: JobSpec, name: str, image: str) -> dict[str, Any]:
         linux["sharedMemorySize"] = (parse_size(spec.resources.shm) or 0) // 1024**2
     return {
         "image": image,
-        "command": list(spec.command),
+        "command": _registered(spec),
         "resourceRequirements": [
             {"type": "VCPU", "value": "1"},
             {"type": "MEMORY", "value": "1024"},
@@ -126,6 +194,15 @@ def _container(spec: JobSpec, name: str, image: str) -> dict[str, Any]:
             "options": {"awslogs-stream-prefix": name},
         },
     }
+
+
+def _registered(spec: JobSpec) -> list[str]:
+    """The command of a definition, which every run says anew.
+
+    AWS Batch takes some 24 KiB for a definition: what no run could say to it does not go there.
+    """
+    command = list(spec.command)
+    return command if len(json.dumps(command)) <= _ROOM else [BY_DOCUMENT]
 
 
 def _placed(spec: JobSpec, name: str, platform: Platform) -> dict[str, Any]:
@@ -160,15 +237,25 @@ def _placed(spec: JobSpec, name: str, platform: Platform) -> dict[str, Any]:
     return found
 
 
-def _environment(spec: JobSpec, travel: Travel) -> list[dict[str, str]]:
-    params = json.dumps(spec.params, sort_keys=True)
-    variables = {"BATCHML_PARAMS": params, **travel.env}
-    if travel.code:
-        variables["BATCHML_CODE"] = travel.code
+def _variables(spec: JobSpec, travel: Travel) -> dict[str, str]:
+    """Ours, which a job's own `[env]` may replace."""
+    found = {**params_variable(spec), **travel.env}
+    for name, value in (
+        ("BATCHML_KEY", travel.key),
+        ("BATCHML_CODE", travel.code),
+        ("BATCHML_STORE", travel.store),
+        ("BATCHML_ARRAY_SIZE", str(travel.array or "")),
+    ):
+        if value:
+            found[name] = value
     if spec.checkpoint.grace_seconds != DEFAULT_GRACE:
-        variables["BATCHML_GRACE"] = str(spec.checkpoint.grace_seconds)
-    variables |= {name: str(value) for name, value in spec.env.items()}
-    return [{"name": name, "value": value} for name, value in variables.items()]
+        found["BATCHML_GRACE"] = str(spec.checkpoint.grace_seconds)
+    return found
+
+
+def params_variable(spec: JobSpec) -> dict[str, str]:
+    """The parameters as the program finds them: as JSON, in one variable."""
+    return {"BATCHML_PARAMS": json.dumps(spec.params, sort_keys=True)}
 
 
 def _requirements(spec: JobSpec) -> list[dict[str, str]]:
@@ -182,21 +269,34 @@ def _requirements(spec: JobSpec) -> list[dict[str, str]]:
     return found
 
 
-def retry_strategy(spec: JobSpec) -> dict[str, Any]:
-    """`[retry]` as AWS Batch's rules: the first that matches decides, and the last ends the job.
+def retry_strategy(
+    spec: JobSpec, *, has_budget: bool = False, has_store: bool = False
+) -> dict[str, Any]:
+    """`[retry]` as AWS Batch's rules, five at most: the first that matches decides.
 
-    Without a rule that matches AWS Batch retries, so the list ends with one that matches all.
+    Without a rule that matches AWS Batch retries, so the list ends with one that matches all. Two
+    exit codes are our runtime's own. A budget that is spent is no error to try again after. A store
+    that could not be reached may be reachable from another host; only what has one fetches from it,
+    for any other program code 75 is an error of its own.
     """
     on = spec.retry.on
 
-    def action(outcome: str) -> str:
-        return "RETRY" if outcome in on else "EXIT"
+    def rule(condition: str, pattern: str, outcome: str) -> dict[str, str]:
+        return {condition: pattern, "action": "RETRY" if outcome in on else "EXIT"}
 
-    rules = [
-        {"onStatusReason": "Host EC2*", "action": action("host-lost")},
-        {"onStatusReason": "Task failed to start", "action": action("image-error")},
-        {"onReason": "OutOfMemoryError*", "action": action("out-of-memory")},
-        {"onExitCode": "*", "action": action("app-error")},
-        {"onReason": "*", "action": "EXIT"},
+    lost = rule("onStatusReason", "Host EC2*", "host-lost")
+    others = [
+        rule("onStatusReason", "Task failed to start", "image-error"),
+        rule("onReason", "OutOfMemoryError*", "out-of-memory"),
     ]
+    program = rule("onExitCode", "*", "app-error")
+    rest = {"onReason": "*", "action": "EXIT"}
+    if "app-error" in on and has_budget:
+        # `rest` gives way: hardly anything is left that has no exit code.
+        rules = [lost, {"onExitCode": _BUDGET_SPENT, "action": "EXIT"}, *others, program]
+    elif "app-error" not in on and has_store:
+        # `rest` says what `program` would.
+        rules = [lost, rule("onExitCode", _STORE_AWAY, "host-lost"), *others, rest]
+    else:
+        rules = [lost, *others, program, rest]
     return {"attempts": spec.retry.attempts, "evaluateOnExit": rules}

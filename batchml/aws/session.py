@@ -59,6 +59,12 @@ class Session:
         self._access = access
         self._clients: dict[tuple[str, int, str], Any] = {}
 
+    @property
+    def is_local(self) -> bool:
+        """True where the embedded server answers: it shows at once what it did, has no rate limit,
+        and knows a call that is sent again."""
+        return bool(self._access.endpoint)
+
     def client(self, service: str, attempts: int = 5, region: str = "") -> Any:
         """The client of a service, which sends each call up to `attempts` times.
 
@@ -185,6 +191,14 @@ class Session:
         session.register_component("data_loader", KnownModels())
         return session
 
+    def _mode(self, attempts: int) -> str:
+        """ "adaptive" for calls that are sent again: once it is throttled, a client slows down.
+
+        It is not given more attempts as well: without a network each command would be silent for a
+        minute, and whoever follows a run goes on by itself.
+        """
+        return "standard" if self._access.endpoint or attempts == 1 else "adaptive"
+
     def _arguments(self, attempts: int, region: str) -> Mapping[str, Any]:
         from botocore.config import Config
 
@@ -192,7 +206,7 @@ class Session:
         config: dict[str, Any] = {
             "connect_timeout": 10,
             "read_timeout": 60,
-            "retries": {"mode": "standard", "total_max_attempts": attempts},
+            "retries": {"mode": self._mode(attempts), "total_max_attempts": attempts},
         }
         arguments: dict[str, Any] = {"region_name": region or access.region or None}
         if access.endpoint:

@@ -3,13 +3,21 @@
 Source: AWS Batch API reference (name patterns of CreateJobQueue, RegisterJobDefinition, SubmitJob).
 """
 
+import base64
 import re
+from collections.abc import Callable
 from typing import NamedTuple
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 _ARN = re.compile(r"arn:aws[a-z-]*:batch:([a-z0-9-]+):(\d{12}):([a-z-]+)/(.+)")
 
+# One digit, so that no word of a name is taken for a key, then 80 random bits.
+_KEY = re.compile(r"[2-7][a-z2-7]{16}")
+_KEY_DIGITS = "234567"
+_KEY_BYTES = 10
+
 MAX_NAME = 128
+KEY_LENGTH = 17
 
 
 class Arn(NamedTuple):
@@ -48,3 +56,29 @@ def bare_name(name_or_arn: str) -> str:
 def short_id(job_id: str) -> str:
     """The first block of a job id: what people see in tables, and enough to name a run."""
     return job_id.split("-", 1)[0] if len(job_id) == 36 else job_id
+
+
+def new_key(random_bytes: Callable[[int], bytes]) -> str:
+    """A key for one submission: `random_bytes` is `os.urandom`, or what a test gives instead.
+
+    Lower-case, because the JOB_NAME filter of ListJobs does not tell cases apart.
+    """
+    drawn = random_bytes(_KEY_BYTES + 1)
+    digit = _KEY_DIGITS[drawn[0] % len(_KEY_DIGITS)]
+    return digit + base64.b32encode(drawn[1:]).decode().lower()
+
+
+def is_key(text: str) -> bool:
+    """True for what `new_key` makes."""
+    return _KEY.fullmatch(text) is not None
+
+
+def keyed_name(name: str, key: str) -> str:
+    """The job's name in AWS, `<name>-<key>`; the name is cut where both would be over 128."""
+    return f"{name[: MAX_NAME - KEY_LENGTH - 1]}-{key}"
+
+
+def split_key(job_name: str) -> tuple[str, str]:
+    """A job's name in AWS -> the name that people see, and the key; "" where there is none."""
+    name, dash, key = job_name.rpartition("-")
+    return (name, key) if dash and name and is_key(key) else (job_name, "")

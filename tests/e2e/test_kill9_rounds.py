@@ -23,6 +23,7 @@ from batchml.local.executors.supervisor import RUNNER_LOST
 from batchml.local.home import Home
 from batchml.local.lifecycle import DEPENDENCY_FAILED
 from batchml.local.machine import read_machine
+from batchml.model.names import split_key
 from tests.conftest import client_for, define, wait_for, wait_for_job
 from tests.contract.generate import TORTURE
 from tests.e2e.load import JOB, LINES, RETRIES, Client, Load, Mortal, Plan, Stop, Told
@@ -294,7 +295,9 @@ class Verdict:
     def pass_(self) -> None:
         assert self._told.jobs.keys() <= self.jobs.keys(), "nothing that was acknowledged is lost"
         tops = [
-            job["jobName"] for job_id, job in self.jobs.items() if not re.search("[:#]", job_id)
+            split_key(job["jobName"])[0]
+            for job_id, job in self.jobs.items()
+            if not re.search("[:#]", job_id)
         ]
         assert len(set(tops)) == len(tops), "nothing that was sent once is there twice"
         tasks: set[str] = set()

@@ -1,6 +1,8 @@
 """Our nouns -> AWS requests: judged by botocore's own service model, which neither side wrote."""
 
+import hashlib
 import json
+from itertools import combinations, product
 from typing import Any
 
 import msgspec
@@ -17,6 +19,7 @@ from batchml.local.retry import wants_retry
 from batchml.local.shapes import problems
 from batchml.model.environment import Environment, Queue, Storage
 from batchml.model.job import JobSpec, Resources, Retry
+from batchml.model.names import split_key
 from batchml.model.status import JobStatus
 
 SPEC = JobSpec(
@@ -29,6 +32,8 @@ SPEC = JobSpec(
     timeout="4h",
 )
 
+KEY = "7zpqugx6qrtobv6ob"
+
 
 def made(spec: JobSpec, **travel: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     found = submission(spec, image="img", queue="default", travel=Travel(**travel))
@@ -36,7 +41,9 @@ def made(spec: JobSpec, **travel: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def test_requests_are_what_the_service_model_asks_for() -> None:
-    register, submit = made(SPEC, code="/c.tar.gz", tags={"a": "b"}, depends_on=("j",))
+    register, submit = made(
+        SPEC, code="/c.tar.gz", tags={"a": "b"}, depends_on=("j",), key=KEY, array=3, share="s"
+    )
     model = service_model("batch")
     for operation, request in (("RegisterJobDefinition", register), ("SubmitJob", submit)):
         shape = model.operation_model(operation).input_shape
@@ -74,14 +81,79 @@ def test_names_stay_within_what_batch_takes() -> None:
     assert submit["jobDefinition"] == register["jobDefinitionName"]
 
 
-def test_overrides_over_the_limit_are_refused_before_they_are_sent() -> None:
+def test_overrides_over_the_limit_are_refused_where_nothing_could_read_them() -> None:
     with pytest.raises(ConfigError, match="8192"):
         made(msgspec.structs.replace(SPEC, command=("echo", "x" * 8192)))
 
 
-@given(st.sets(st.sampled_from(["host-lost", "image-error", "app-error", "out-of-memory"])))
-def test_retry_rules_retry_exactly_the_classes_that_were_asked_for(on: set[Any]) -> None:
-    strategy = retry_strategy(JobSpec(retry=Retry(attempts=3, on=tuple(sorted(on)))))
+@pytest.mark.parametrize("where", ["command", "env", "params"])
+def test_what_is_too_long_for_batch_travels_as_a_document(where: str) -> None:
+    long: dict[str, dict[str, Any]] = {
+        "command": {"command": ("echo", "x" * 9000)},
+        "env": {"env": {"LONG": "y" * 9000}},
+        "params": {"params": {"lr": 0.05, "text": "z" * 9000}},
+    }
+    spec = msgspec.structs.replace(SPEC, **long[where])
+    found = submission(
+        spec, image="img", queue="q", travel=Travel(key=KEY, documents="s3://b/code")
+    )
+    overrides, document = found.submit["containerOverrides"], found.document
+    assert document is not None
+    assert len(json.dumps(overrides)) < 8192 - 512
+    assert overrides["command"] == ["batchml-order"]
+    variables = {entry["name"]: entry["value"] for entry in overrides["environment"]}
+    digest = hashlib.sha256(document.data).hexdigest()
+    assert variables["BATCHML_ORDER"] == f"s3://b/code/{digest}.json"
+    assert variables["BATCHML_KEY"] == KEY
+    assert ("BATCHML_PARAMS" in variables) == (where != "params")
+    assert ("OMP_NUM_THREADS" in variables) == (where != "env")
+    assert json.loads(document.data) == {
+        "command": spec.argv(),
+        "env": {name: str(value) for name, value in spec.env.items()},
+        "params": spec.params,
+    }
+
+
+@given(st.integers(0, 9000))
+def test_nothing_is_sent_that_batch_would_refuse_for_its_length(length: int) -> None:
+    """The embedded server counts as AWS Batch does: with what Batch adds, as ECS gets it."""
+    spec = msgspec.structs.replace(SPEC, command=("echo", "x" * length))
+    travel = Travel(key=KEY, documents="d", code="c" * 150)
+    overrides = submission(spec, image="i", queue="q", travel=travel).submit["containerOverrides"]
+    sent = {name: overrides[name] for name in ("command", "environment")}
+    assert len(json.dumps(sent)) + 400 <= 8192
+
+
+def test_the_key_is_in_the_name_the_variables_and_nothing_else_changes() -> None:
+    _, submit = made(SPEC, key=KEY, array=7)
+    assert submit["jobName"] == f"lenet-{KEY}"
+    assert split_key(submit["jobName"]) == ("lenet", KEY)
+    assert submit["arrayProperties"] == {"size": 7}
+    variables = {e["name"]: e["value"] for e in submit["containerOverrides"]["environment"]}
+    assert (variables["BATCHML_KEY"], variables["BATCHML_ARRAY_SIZE"]) == (KEY, "7")
+    assert made(SPEC, key=KEY)[0] == made(SPEC)[0]  # the definition is shared all the same
+    long = msgspec.structs.replace(SPEC, name="x" * 128)
+    assert len(made(long, key=KEY)[1]["jobName"]) == 128
+
+
+CLASSES = ("host-lost", "image-error", "app-error", "out-of-memory")
+EXITED = "Essential container in task exited"
+
+
+@pytest.mark.parametrize("on", [set(c) for n in range(5) for c in combinations(CLASSES, n)])
+@pytest.mark.parametrize(("has_budget", "has_store"), list(product([False, True], repeat=2)))
+def test_retry_rules_retry_exactly_the_classes_that_were_asked_for(
+    on: set[Any], has_budget: bool, has_store: bool
+) -> None:
+    spec = JobSpec(retry=Retry(attempts=3, on=tuple(sorted(on))))
+    strategy = retry_strategy(spec, has_budget=has_budget, has_store=has_store)
+    assert len(strategy["evaluateOnExit"]) == 5  # more AWS Batch does not take
+
+    def is_retried(status_reason: str, reason: str, code: int | None) -> bool:
+        return wants_retry(
+            strategy, attempts_made=1, status_reason=status_reason, reason=reason, exit_code=code
+        )
+
     ends = {
         "host-lost": ("Host EC2 (instance i-0) terminated.", "", None),
         "image-error": ("Task failed to start", "CannotPullContainerError: no", None),
@@ -92,11 +164,27 @@ def test_retry_rules_retry_exactly_the_classes_that_were_asked_for(on: set[Any])
         ),
         "app-error": ("Essential container in task exited", "", 1),
     }
-    for outcome, (status_reason, reason, code) in ends.items():
-        retried = wants_retry(
-            strategy, attempts_made=1, status_reason=status_reason, reason=reason, exit_code=code
-        )
-        assert retried == (outcome in on), outcome
+    for outcome, end in ends.items():
+        assert is_retried(*end) == (outcome in on), outcome
+    # A host that goes away may leave any code.
+    assert is_retried("Host EC2 (instance i-0) terminated.", "", 143) == ("host-lost" in on)
+    # Our runtime's own: a budget that is spent, a store that is away. Without one they are errors.
+    assert is_retried(EXITED, "", 143) == ("app-error" in on and not has_budget)
+    away = on & ({"host-lost", "app-error"} if has_store else {"app-error"})
+    assert is_retried(EXITED, "", 75) == bool(away)
+    nothing_known = is_retried("", "", None)
+    assert nothing_known == ("app-error" in on)  # `*` matches what is absent
+
+
+def test_a_submission_says_whether_it_has_a_budget_and_a_store() -> None:
+    def codes(on: Any, **travel: Any) -> list[str]:
+        spec = msgspec.structs.replace(SPEC, retry=Retry(attempts=2, on=on))
+        rules = made(spec, **travel)[1]["retryStrategy"]["evaluateOnExit"]
+        return [rule["onExitCode"] for rule in rules if "onExitCode" in rule]
+
+    assert codes(("host-lost",)) == ["*"]
+    assert codes(("host-lost",), store="s3://b/runs/k") == ["75"]
+    assert codes(("app-error",), env={"BATCHML_MAX_SECONDS": "60"}) == ["143", "*"]
 
 
 def test_a_sparse_answer_of_aws_is_read() -> None:
@@ -220,3 +308,11 @@ def test_a_described_queue_has_the_environments_name_in_aws() -> None:
     assert queue_name("dev", DEV, "gpu") == "batchml-dev-gpu"
     assert queue_name("dev", DEV, "shared-by-others") == "shared-by-others"
     assert queue_name("local", DEV, "gpu") == "gpu"
+
+
+def test_a_command_that_travels_as_a_document_is_not_in_the_definition() -> None:
+    long = msgspec.structs.replace(SPEC, command=("echo", *["x" * 1000] * 900))
+    register = made(long, key=KEY, documents="s3://b/code")[0]
+    assert register["containerProperties"]["command"] == ["batchml-order"]
+    assert register == definition(long, "img")  # as `jobdef register` makes it
+    assert definition(SPEC, "img")["containerProperties"]["command"] == list(SPEC.command)
