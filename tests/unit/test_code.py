@@ -1,0 +1,216 @@
+"""The code that travels: which files, under which name, refused when secret, sent once."""
+
+import inspect
+import os
+import resource
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from batchml.aws.objects import Bucket
+from batchml.errors import ConfigError
+from batchml.ops import code
+from batchml.ops.code import find, pack, size_words
+from batchml.ops.delivery import FolderShelf, check_words, deliver, told
+
+
+def write(folder: Path, **files: str) -> Path:
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+def test_what_the_own_file_says_is_the_last_word(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        **{".gitignore": "*.bin\n/built/\n", ".batchmlignore": "!model.bin\n!built/\nnotes\n"},
+        **{"model.bin": "", "other.bin": "", "built/lib.so": "", "notes": "", "train.py": ""},
+        **{"venv/lib.py": ""},
+    )
+    assert find(tmp_path).files == (
+        ".batchmlignore", ".gitignore", "built/lib.so", "model.bin", "train.py",
+    )  # fmt: skip
+
+
+def test_rules_of_the_folders_above_count_within_one_repository(tmp_path: Path) -> None:
+    write(tmp_path, **{".gitignore": "*.log\n"})  # of no repository
+    top = tmp_path / "top"
+    (top / ".git" / "info").mkdir(parents=True)
+    write(
+        top,
+        **{".gitignore": "*.tmp\n/jobs/lenet/out\njobs/\n", ".git/info/exclude": "*.mine\n"},
+        **{"jobs/.gitignore": "*.pt\n!keep.tmp\n"},
+        **{f"jobs/lenet/{name}": "" for name in ("a.tmp", "a.pt", "a.log", "a.mine", "keep.tmp")},
+        **{"jobs/lenet/out": "", "jobs/lenet/deep/out": ""},
+    )
+    assert find(top / "jobs" / "lenet").files == ("a.log", "deep/out", "keep.tmp")
+
+
+@pytest.mark.parametrize("name", [".env", "deep/id_rsa", ".aws/credentials", "site.pem"])
+def test_a_file_named_as_a_secret_stays_unless_it_is_said_to_be_none(
+    tmp_path: Path, name: str
+) -> None:
+    write(tmp_path, **{name: "hunter2", "train.py": ""})
+    with pytest.raises(ConfigError, match=name) as caught:
+        pack(tmp_path)
+    assert f"`!{name}`" in str(caught.value) and "--include-secrets" in str(caught.value)
+    assert pack(tmp_path, include_secrets=True).files == 2
+    (tmp_path / ".batchmlignore").write_text(f"/{name}\n")
+    assert pack(tmp_path).files == 2, "the ignore file itself and train.py"
+    (tmp_path / ".batchmlignore").write_text(f"!/{name}\n")
+    assert pack(tmp_path).files == 3
+
+
+def test_a_secret_that_git_ignores_stays_without_a_word(tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()
+    write(tmp_path, **{".gitignore": ".env\n", ".env": "hunter2", "train.py": ""})
+    assert pack(tmp_path).files == 2
+
+
+def test_a_folder_of_secrets_that_is_taken_in_takes_its_files_in(tmp_path: Path) -> None:
+    write(tmp_path, **{".batchmlignore": "!.aws/\n", ".aws/credentials": ""})
+    assert pack(tmp_path).files == 2
+
+
+def test_what_is_no_file_is_named_and_never_waited_for(tmp_path: Path) -> None:
+    write(tmp_path, train="")
+    for name in (".gitignore", ".batchmlignore", "pipe"):
+        os.mkfifo(tmp_path / name)
+    for name, target in (("itself", "itself"), ("nothing", "none"), ("out", "/etc/passwd")):
+        (tmp_path / name).symlink_to(target)
+    (tmp_path / "red\x1b[31m").symlink_to("..")
+    found = find(tmp_path)
+    assert found.files == ("train",)
+    assert found.left_out == (
+        ".batchmlignore", ".gitignore", "itself", "nothing", "out", "pipe", "'red\\x1b[31m'",
+    )  # fmt: skip
+
+
+def test_files_that_go_while_it_is_packed_are_not_missed(tmp_path: Path) -> None:
+    write(tmp_path, **{"lock": "held", "train.py": "print()"})
+    found = find(tmp_path)
+    (tmp_path / "lock").unlink()
+    _, sizes = code._tar(tmp_path, found.files)
+    assert sizes == [len("print()")]
+
+
+def test_names_in_a_message_move_no_cursor(tmp_path: Path) -> None:
+    write(tmp_path, **{"\x1b[2J\n\u202e.pem": ""})
+    with pytest.raises(ConfigError) as caught:
+        pack(tmp_path)
+    assert "'\\x1b[2J\\n\\u202e.pem'" in str(caught.value)
+
+
+def test_folders_may_lie_deeper_than_pythons_stack(tmp_path: Path) -> None:
+    write(tmp_path, **{"a/" * 300 + "train.py": ""})
+    most = sys.getrecursionlimit()
+    sys.setrecursionlimit(len(inspect.stack()) + 150)
+    try:
+        found = find(tmp_path)
+    finally:
+        sys.setrecursionlimit(most)
+    assert found.files == ("a/" * 300 + "train.py",)
+
+
+def test_the_name_does_not_depend_on_how_the_archive_is_packed(tmp_path: Path) -> None:
+    import gzip
+    import hashlib
+
+    archive = pack(write(tmp_path, train="print()"))
+    plain = gzip.decompress(archive.data)
+    assert archive.name == f"{hashlib.sha256(plain).hexdigest()}.tar.gz"
+    assert archive.describe() == f"1 file, 7 bytes ({archive.digest[:8]})"
+
+
+@pytest.mark.parametrize(
+    ("size", "words"),
+    [(0, "0 bytes"), (1023, "1023 bytes"), (1025, "2 KiB"), (5 << 20, "5 MiB"), (3 << 30, "3 GiB")],
+)
+def test_sizes_for_people(size: int, words: str) -> None:
+    assert size_words(size) == words
+
+
+class Said:
+    """An S3 client that notes its calls and has what was put."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.kept: set[str] = set()
+
+    def head_object(self, Bucket: str, Key: str) -> dict[str, Any]:
+        from botocore.exceptions import ClientError
+
+        self.calls.append("HeadObject")
+        if Key not in self.kept:
+            raise ClientError({"Error": {"Code": "404", "Message": "Not Found"}}, "HeadObject")
+        return {}
+
+    def put_object(self, Bucket: str, Key: str, Body: bytes) -> None:
+        self.calls.append("PutObject")
+        self.kept.add(Key)
+
+
+def test_what_is_there_costs_one_question_and_is_not_packed(tmp_path: Path) -> None:
+    client: Any = Said()
+    session: Any = type("Session", (), {"client": lambda self, name: client})()
+    bucket = Bucket(session, "bucket")
+    archive = pack(write(tmp_path, train="print()"))
+    assert deliver(bucket, f"code/{archive.name}", lambda: archive.data)
+    assert client.calls == ["HeadObject", "PutObject"]
+
+    def never() -> bytes:
+        raise AssertionError("packed though it is there")
+
+    assert not deliver(bucket, f"code/{archive.name}", never)
+    assert client.calls == ["HeadObject", "PutObject", "HeadObject"]
+
+
+def test_a_folder_is_a_shelf_too(tmp_path: Path) -> None:
+    shelf = FolderShelf(tmp_path / "code")
+    assert deliver(shelf, "a", lambda: b"x")
+    assert not deliver(shelf, "a", lambda: b"y")
+    assert (tmp_path / "code" / "a").read_bytes() == b"x"
+    assert (tmp_path / "code").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_shelf_that_is_full_is_named(tmp_path: Path) -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, most))
+    try:
+        with pytest.raises(OSError) as caught:
+            FolderShelf(tmp_path).put("a", bytes(5000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    assert caught.value.filename == str(tmp_path / "a")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_people_are_told_the_size_and_what_was_not_sent(tmp_path: Path) -> None:
+    archive = pack(write(tmp_path, train="x" * 2000))
+    assert told(archive, sent=True) == f"Code: 1 file, 2 KiB ({archive.digest[:8]})."
+    assert told(archive, sent=False).endswith(", unchanged and not sent again.")
+
+
+def test_words_that_no_program_could_be_started_with_are_refused() -> None:
+    check_words("j", ["x" * 131_071] * 10, {"A": "y" * 100_000})
+    with pytest.raises(ConfigError) as caught:
+        check_words("j", ["ok", "x" * 131_072], {"A": "ä" * 65_535})
+    assert len(caught.value.mistakes) == 2
+    with pytest.raises(ConfigError, match="2 MiB together"):
+        check_words("j", ["x" * 100_000] * 20, {})
+
+
+def test_what_ignore_files_keep_here_is_told(tmp_path: Path) -> None:
+    for name in (".git/HEAD", "a.py", "data/x", "b.log", "c.log", "d.log", "__pycache__/a.pyc"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    (tmp_path / ".gitignore").write_text("data/\n*.log\n__pycache__/\n")
+    (tmp_path / ".batchmlignore").write_text("!d.log\n.gitignore\n")
+    archive = pack(tmp_path)
+    assert archive.ignored == (".gitignore", "b.log", "c.log", "data/")
+    said = told(archive, sent=True)
+    assert said.endswith(" Ignored, and so left out: .gitignore, b.log, c.log and 1 more.")
