@@ -1,7 +1,7 @@
-"""A run that a command works on: find it, follow it, detach from it."""
+"""A run that a command works on: follow it to its end, or detach from it."""
 
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -10,8 +10,10 @@ import typer
 from batchml.cli.output import print_json, say
 
 if TYPE_CHECKING:
-    from batchml.cli.wiring import Place
+    from batchml.client.place import Place
+    from batchml.model.record import Record
     from batchml.model.run import Run
+    from batchml.ops.watch import Happening, Line
 
 
 def follow(
@@ -22,121 +24,156 @@ def follow(
     from_start: bool,
     cancel_on_interrupt: bool = False,
     patterns: Mapping[str, str] | None = None,
+    known: "Run | None" = None,
+    pick: "Callable[[Line], bool] | None" = None,
 ) -> None:
-    """Show a run to its end and exit with its code."""
+    """Show a run to its end and exit with its code.
+
+    `patterns` are those of metrics; without them the run's own on record here. `known` is the run
+    where it has ended. `pick` chooses the lines that are shown. The history keeps what came of it.
+    """
     from batchml.cli.live import open_view
     from batchml.cli.live import show as show_live
-    from batchml.cli.render import run_json
+    from batchml.cli.render import printable
+    from batchml.client import waiting
     from batchml.model.run import classify
-    from batchml.ops import watch
-    from batchml.ops.metrics import Metrics
+    from batchml.model.status import JobStatus
+    from batchml.ops.metrics import Metrics, unmatched
 
-    metrics = Metrics(patterns or {})
-
+    record = _record(place, job_id)
+    metrics = Metrics(patterns or (record.patterns if record else {}))
+    log = _Log(pick)
     with (
         detaching(place, [job_id], cancel=cancel_on_interrupt),
-        open_view(place.clock, to_stderr=json_) as view,
+        open_view(place.clock, metrics, to_stderr=json_) as view,
     ):
-        happenings = watch.follow(
-            place.describe, place.open_log, job_id, clock=place.clock, pace=place.pace
-        )
-        run = show_live(metrics.watch(happenings), view, from_start=from_start)
-    outputs = place.outputs(job_id)
+        happenings = log.watch(metrics.watch(waiting.follow(place, job_id, known=known)))
+        run = show_live(happenings, view, from_start=from_start)
+    values = metrics.values if log.is_read else None
+    if record is not None and not (record.has_ended and record.measured):
+        _keep(place, run, values)
+    _say_the_end(place, run, metrics.values, json_=json_)
+    if log.is_read and run.status is JobStatus.SUCCEEDED and not json_:
+        words = unmatched(metrics.patterns, metrics.series)
+        if words:
+            say(printable(words))
+    raise typer.Exit(classify(run).exit_code)
+
+
+class _Log:
+    """Passes on what happens, without the lines that are not picked; sees whether all was read."""
+
+    def __init__(self, pick: "Callable[[Line], bool] | None") -> None:
+        self._pick = pick
+        self.is_read = True
+
+    def watch(self, happenings: "Iterator[Happening]") -> "Iterator[Happening]":
+        from batchml.ops.watch import CUT, Closed, Line
+
+        for happening in happenings:
+            if isinstance(happening, Line):
+                if self._pick is not None and not self._pick(happening):
+                    continue
+            elif isinstance(happening, Closed) and happening.proof == CUT:
+                self.is_read = False
+            yield happening
+
+
+def _record(place: "Place", job_id: str) -> "Record | None":
+    known = place.history.recent(place.env)
+    return next((record for record in known if record.job_id == job_id), None)
+
+
+def _keep(place: "Place", run: "Run", metrics: Mapping[str, float] | None) -> None:
+    """Remember the end. A disk that is full is no reason to lose the run's exit code."""
+    try:
+        place.history.ended(run, metrics)
+    except OSError as error:
+        say(f"The end of this run could not be kept in the history: {error}")
+
+
+def _say_the_end(place: "Place", run: "Run", metrics: Mapping[str, float], *, json_: bool) -> None:
+    from batchml.cli.render import printable, run_json
+
+    outputs = place.outputs(run.job_id)
+    stored = _stored_outputs(run)
     if json_:
-        found = str(outputs) if outputs else None
-        ours = {"env": place.env, "metrics": metrics.values, "outputs": found}
-        print_json({**run_json(run), **ours})
-        raise typer.Exit(classify(run).exit_code)
-    if metrics.values:
-        say("Metrics: " + ", ".join(f"{name} {value:g}" for name, value in metrics.values.items()))
+        found = str(outputs) if outputs else stored or None
+        print_json({**run_json(run), "env": place.env, "metrics": metrics, "outputs": found})
+        return
+    if metrics:
+        from batchml.ops.children import metric_texts
+
+        said = (f"{printable(name)} {value}" for name, value in metric_texts(metrics))
+        say("Metrics: " + ", ".join(said))
     if outputs is not None and any(outputs.iterdir()):
         say(f"Outputs: {outputs}")
-    raise typer.Exit(classify(run).exit_code)
+    elif stored:
+        say(f"Outputs, if it left any: batchml get {run.job_id}{_option(place)}")
+
+
+def _stored_outputs(run: "Run") -> str:
+    """Where in S3 the runtime puts what the run leaves, for a run that has such a place."""
+    store = run.environment.get("BATCHML_STORE", "")
+    return f"{store}/output" if store.startswith("s3://") else ""
+
+
+class Detached(typer.Exit):
+    """Ctrl-C was answered: what is left is to end as it would have ended the command."""
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM, which nobody pressed."""
+
+
+_MANY = 5  # jobs; of more it is not said one by one how to go on
 
 
 @contextmanager
 def detaching(place: "Place", job_ids: list[str], *, cancel: bool = False) -> Iterator[None]:
     """On Ctrl-C leave the runs alone, and say how to come back; a second one leaves at once.
 
-    With `cancel`, stop them instead.
+    With `cancel`, stop them instead. SIGTERM is taken for Ctrl-C: a CI job that is cancelled.
     """
     from batchml.errors import INTERRUPTED
     from batchml.model.run import EXIT_CODES, OutcomeClass
 
+    before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         yield
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if job_ids and not cancel:
-            say("\nDetached: the job goes on.")
+            say(f"\nDetached: the {'job goes' if len(job_ids) == 1 else 'jobs go'} on.")
+        if not cancel and len(job_ids) > _MANY:
+            say(f"  {len(job_ids)} of them:  batchml ls{_option(place)}")
+            job_ids = []
         for job_id in job_ids:
             if cancel:
                 place.batch.terminate(job_id, "Cancelled by the user (Ctrl-C)")
                 say(f"Cancelled job {job_id}.")
             else:
                 say_how_to_go_on(place, job_id)
-        raise typer.Exit(EXIT_CODES[OutcomeClass.CANCELLED] if cancel else INTERRUPTED) from None
+        code = EXIT_CODES[OutcomeClass.CANCELLED] if cancel else INTERRUPTED
+        raise (typer.Exit if isinstance(stop, _Terminated) else Detached)(code) from None
+    finally:
+        if signal.getsignal(signal.SIGTERM) is _interrupt:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _interrupt(_number: int, _frame: object) -> None:
+    raise _Terminated
 
 
 def say_how_to_go_on(place: "Place", job_id: str) -> None:
-    option = "" if place.settings.is_local else f" --env {place.env}"
-    say(f"  follow:  batchml logs -f {job_id}{option}")
-    say(f"  cancel:  batchml cancel {job_id}{option}")
+    if ":" in job_id:
+        from batchml.client.numbering import typed
+
+        job_id = typed(place, job_id)
+    say(f"  follow:  batchml logs -f {job_id}{_option(place)}")
+    say(f"  cancel:  batchml cancel {job_id}{_option(place)}")
 
 
-@contextmanager
-def finishing_first(what: str) -> Iterator[None]:
-    """Hold the first Ctrl-C back until a short step is over; a second one leaves at once."""
-    interrupted = False
-
-    def hold(_number: int, _frame: object) -> None:
-        nonlocal interrupted
-        if interrupted:
-            raise KeyboardInterrupt
-        interrupted = True
-        say(f"\nFinishing {what} first. Ctrl-C again leaves at once.")
-
-    before = signal.signal(signal.SIGINT, hold)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if interrupted:
-        signal.raise_signal(signal.SIGINT)
-
-
-def select(place: "Place", words: Sequence[str]) -> list[str]:
-    """The job ids that the words mean, in their order; the runs are listed once at most.
-
-    Raises NotFound, UsageError.
-    """
-    if not words:
-        return []
-    from functools import cache
-
-    from batchml.ops.select import select_run
-
-    @cache
-    def known() -> list[tuple[str, str]]:
-        runs = [run for queue in place.batch.queues() for run in place.batch.list_recent(queue)]
-        runs.sort(key=lambda run: run.created_at or 0, reverse=True)
-        return [(run.job_id, run.name) for run in runs]
-
-    history = place.history.newest_first(place.env)
-    return [select_run(word, history, known) for word in words]
-
-
-def described(place: "Place", job_ids: Sequence[str]) -> "dict[str, Run]":
-    """The runs of these ids, in their order, a hundred a call.
-
-    Raises NotFound for the first that the environment does not know.
-    """
-    from batchml.errors import NotFound
-
-    asked = list(dict.fromkeys(job_ids))
-    found = place.describe(asked)
-    for job_id in asked:
-        if job_id not in found:
-            hint = f"Environment {place.env} does not know it. `batchml ls` shows the runs."
-            raise NotFound("Run", job_id, [], hint)
-    return {job_id: found[job_id] for job_id in asked}
+def _option(place: "Place") -> str:
+    return "" if place.settings.is_local else f" --env {place.env}"

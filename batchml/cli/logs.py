@@ -1,0 +1,156 @@
+"""logs."""
+
+import re
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from batchml.cli import following
+from batchml.cli.app import app
+from batchml.cli.flags import Env, Json, OneRun, read_seconds
+from batchml.cli.output import print_json, say
+from batchml.errors import NotFound, UsageError
+
+if TYPE_CHECKING:
+    from batchml.client.place import Place
+    from batchml.clock import Clock
+    from batchml.model.run import Run
+    from batchml.ops.watch import Line, Printed
+
+
+@app.command(epilog="Example: batchml logs -f @last")
+def logs(
+    run: OneRun,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Until the run ends; exit with its code.")
+    ] = False,
+    attempt: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Only this try, the first is 1.")
+    ] = None,
+    tail: Annotated[
+        int | None, typer.Option("--tail", "-n", metavar="N", min=0, help="Only the last lines.")
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option(help='Not before: "10m" ago, or 2026-11-21T19:00Z.')
+    ] = None,
+    grep: Annotated[
+        str | None, typer.Option(metavar="PATTERN", help="Only lines in which this is found.")
+    ] = None,
+    env: Env = None,
+    json_: Json = False,
+) -> None:
+    """Print a run's output: every attempt, every child of an array (RUN:3 is one), every node."""
+    from batchml.cli.wiring import open_place
+    from batchml.client.finding import recall
+    from batchml.client.numbering import numbering
+    from batchml.client.runs import select
+    from batchml.ops.watch import printed
+
+    if follow and (attempt is not None or tail is not None):
+        raise UsageError("--follow shows every attempt from its start: leave out --attempt, --tail")
+    wanted = _wanted(grep)
+    place = open_place(env)
+    start = None if since is None else _moment(since, place.clock)
+    (job_id,) = select(place, [run])
+    (found,) = recall(place, [job_id])
+    if found.run is None:
+        hint = "AWS Batch has forgotten it, and nobody here saw its end."
+        raise NotFound("Output of run", job_id, [], hint)
+    if follow:
+        known = found.run if found.run.status.is_terminal else None
+        pick = None if start is None and grep is None else _picking(start, wanted)
+        following.follow(place, job_id, json_=json_, from_start=False, known=known, pick=pick)
+    parts = printed(
+        place.describe, place.open_log, found.run, clock=place.clock, pace=place.pace,
+        attempt=attempt, since=start, last=tail,
+    )  # fmt: skip
+    entries: list[dict[str, Any]] = []
+    show = _printing()
+    is_empty = True
+    for part in numbering(place, job_id, found.run).printed(parts):
+        for line in part.lines:
+            is_empty = False
+            if not wanted(line.message):
+                continue
+            if json_:
+                entries.append(_entry(part, line.timestamp, line.message))
+            else:
+                show(part, line.timestamp, line.message)
+        if part.note:
+            is_empty = False
+            sys.stdout.flush()
+            say(part.note)
+    if json_:
+        print_json(entries)
+    elif is_empty:
+        say(_nothing(place, found.run))
+
+
+def _nothing(place: "Place", run: "Run") -> str:
+    """Why there is no line: it ended without one, it runs, or it waits and `explain` knows why."""
+    from batchml.cli.render import printable
+    from batchml.cli.ways import word_of
+    from batchml.model.array import shown_state
+    from batchml.model.status import JobStatus
+
+    said = f"{printable(run.name)} has printed nothing"
+    if run.status.is_terminal:
+        return f"{said}."
+    state = JobStatus(shown_state(run))
+    why = f" Why: batchml explain {word_of(place, run.job_id)}"
+    return f"{said} yet: it is {state}.{'' if state.holds_resources else why}"
+
+
+def _wanted(pattern: str | None) -> Callable[[str], bool]:
+    """Whether a line is asked for. Raises UsageError."""
+    if pattern is None:
+        return lambda _: True
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise UsageError(f"--grep {pattern}: not a regular expression: {error}.") from error
+    return lambda message: compiled.search(message) is not None
+
+
+def _moment(text: str, clock: "Clock") -> int:
+    """`10m` ago or a point in time, in ms since the epoch. Raises UsageError."""
+    from datetime import datetime
+
+    if "-" not in text:
+        seconds = read_seconds(text, "--since") or 0
+        return max(0, int((clock.now() - seconds) * 1000))
+    try:
+        return int(datetime.fromisoformat(text).timestamp() * 1000)
+    except (ValueError, OverflowError) as error:
+        hint = 'write "10m", "2h", or a time such as 2026-11-21T19:00Z.'
+        raise UsageError(f"--since {text}: {hint}") from error
+
+
+def _picking(start: int | None, wanted: Callable[[str], bool]) -> "Callable[[Line], bool]":
+    return lambda line: line.timestamp >= (start or 0) and wanted(line.text)
+
+
+def _entry(part: "Printed", timestamp: int, message: str) -> dict[str, Any]:
+    entry: dict[str, Any] = {
+        "logStreamName": part.stream,
+        "timestamp": timestamp,
+        "message": message,
+        "attempt": part.number,
+    }
+    return {**entry, "child": part.child.partition("/")[0]} if part.child else entry
+
+
+def _printing() -> "Callable[[Printed, int, str], None]":
+    """Prints lines as fast as it goes: no flush for each."""
+    from batchml.cli.render import printable, timestamp
+
+    write, is_screen = sys.stdout.write, sys.stdout.isatty()
+
+    def show(part: "Printed", at: int, message: str) -> None:
+        text = printable(message) if is_screen else message
+        who = f"{part.child} | " if part.child else ""
+        write(f"{who}[{timestamp(at)}] {text}\n")
+
+    return show

@@ -1,0 +1,302 @@
+"""Follow one run to its end, with its children or nodes: one poller, and no line is lost."""
+
+from collections.abc import Callable, Iterator
+
+from batchml.clock import Clock
+from batchml.errors import AccessError, BatchmlError
+from batchml.model.outcome import describe_outcome
+from batchml.model.run import Run, with_failures
+from batchml.model.status import JobStatus
+from batchml.ops.watch.contact import Contact, Gate, is_passing
+from batchml.ops.watch.family import Family
+from batchml.ops.watch.happenings import (
+    Ended,
+    Happening,
+    Hosted,
+    Lost,
+    Paused,
+    Progress,
+    StatusChanged,
+)
+from batchml.ops.watch.pace import Cadence, Limiter, Pace
+from batchml.ops.watch.part import OpenLog, Part
+from batchml.ops.watch.poller import Describe, Poller, Recall
+
+_CHILDREN = 400  # asked about in one round: four calls
+_PAGES = 20  # of logs in one round, before anybody looks how the runs are
+_SHARE = 9  # without a limit of calls, nine times as long is rested as asking took,
+_MOST_REST = 2.0  # seconds, at most
+_IN_HAND = 8  # parts that have ended, read side by side
+
+
+def follow(
+    describe: Describe,
+    open_log: OpenLog,
+    job_id: str,
+    *,
+    clock: Clock,
+    pace: Pace,
+    recall: Recall | None = None,
+    renew: Callable[[], None] | None = None,
+) -> Iterator[Happening]:
+    """Yield what happens to a run until it has ended and its output has been read.
+
+    `recall` finds a run that the service does not know by other means; `renew` is called when
+    credentials have failed, so that new ones are read.
+
+    Raises ServiceUnreachable when the run cannot be found or reached for too long, and AccessError
+    when nobody signs in again. A log that cannot be read is told of and ends nothing.
+    """
+    watch = _Watch(describe, open_log, job_id, clock, pace, recall, renew)
+    while True:
+        yield from watch.look()
+        yield from watch.read()
+        if watch.is_over:
+            assert watch.run is not None
+            yield Ended(with_failures(watch.run, watch.failed))
+            return
+        watch.rest()
+
+
+class _Watch:
+    """What has been seen of a run and of its parts."""
+
+    def __init__(
+        self,
+        describe: Describe,
+        open_log: OpenLog,
+        job_id: str,
+        clock: Clock,
+        pace: Pace,
+        recall: Recall | None,
+        renew: Callable[[], None] | None,
+    ) -> None:
+        self.run: Run | None = None
+        self._job_id = job_id
+        self._open_log = open_log
+        self._clock = clock
+        self._pace = pace
+        self._poller = Poller(describe, clock, pace, recall=recall, renew=renew)
+        self._gate = Gate(Limiter(clock, pace.reads), Contact(clock, pace, renew, is_known=True))
+        self._looks = Cadence(pace.first, pace.most)
+        self._reads = Cadence(pace.first, pace.most_log)
+        self._family: Family | None = None
+        self._parts: dict[int, Part] = {}  # the run itself is part 0 when it has no others
+        self._hosts: list[dict[str, str]] = []
+        self._moved_at = clock.monotonic()
+        self._is_unreadable = False
+        self.failed: list[Run] = []  # children
+
+    @property
+    def is_over(self) -> bool:
+        """The run has ended, and what can be read of its output was read."""
+        if self.run is None or not self.run.status.is_terminal:
+            return False
+        if self._is_unreadable:
+            return True
+        if any(part.has_ended and not part.is_done for part in self._parts.values()):
+            return False
+        # Parts that do not end although their run has are waited for, but not for ever.
+        is_still = self._clock.monotonic() - self._moved_at >= self._pace.patience
+        return is_still or self._family is None or self._family.all_ended
+
+    def rest(self) -> None:
+        """Sleep until something is due."""
+        until = self._looks.next
+        if self._reading():
+            until = min(until, self._reads.next)
+        self._clock.sleep(max(0.0, until - self._clock.monotonic()))
+
+    # --- how it is ----------------------------------------------------------------------------
+
+    def look(self) -> list[Happening]:
+        """Ask how the run is, if that is due, and some of its parts; few of them in one call."""
+        began = self._clock.monotonic()
+        if self._looks.next > began:
+            return []
+        ids = self._part_ids()
+        if self.run is None or not self.run.status.is_terminal:
+            ids = [self._job_id, *ids]
+        had_family = self._family is not None
+        happenings = list(self._ask(ids))
+        news = any(not isinstance(happening, Lost) for happening in happenings)
+        if self._family is not None and not had_family:
+            happenings += self._ask(self._part_ids())
+        now = self._clock.monotonic()
+        self._looks.done(now, news=news, rest=self._rest_after(now - began))
+        return happenings
+
+    def _rest_after(self, seconds: float) -> float:
+        """How long nothing is asked after calls that took so long."""
+        return min(_SHARE * seconds, _MOST_REST) if self._pace.looks is None else 0.0
+
+    def _part_ids(self) -> list[str]:
+        """Of the children or nodes to ask about now."""
+        if self._family is None or self.run is None:
+            return []
+        return [self._family.job_id(n) for n in self._family.chosen(self.run, _CHILDREN)]
+
+    def _ask(self, ids: list[str]) -> Iterator[Happening]:
+        for found in self._poller.answers(ids):
+            if isinstance(found, Lost):
+                yield found
+                return
+            asked, runs = found
+            for job_id in asked:
+                if job_id == self._job_id:
+                    seen = runs.get(job_id) or self._poller.missing(job_id)
+                    yield from [seen] if isinstance(seen, Lost) else self._seen(seen)
+                else:
+                    self._seen_part(job_id, runs.get(job_id))
+
+    def _seen(self, run: Run) -> Iterator[Happening]:
+        last, self.run = self.run, run
+        if last is None or (run.status, run.children) != (last.status, last.children):
+            yield StatusChanged(run)
+            if run.status.is_terminal:
+                self._gate.run_ended()
+        told = "" if last is None else last.status_reason
+        held_up = run.status in (JobStatus.STARTING, JobStatus.RUNNABLE)
+        if held_up and run.status_reason not in ("", told):
+            yield Progress(run, run.status_reason)
+        if last is None and (run.array_size or (run.nodes and run.node_index is None)):
+            self._family = Family(run)
+        if self._family is None:
+            self._parts.setdefault(0, self._part(None)).seen(run)
+        if last is None or (run.status, run.attempts) != (last.status, last.attempts):
+            self._move()
+
+    def _move(self) -> None:
+        """Something has changed: there may be more to read."""
+        self._moved_at = self._clock.monotonic()
+        self._reads.hurry(self._moved_at)
+
+    def _part(self, number: int | None) -> Part:
+        return Part(number, self._open_log, clock=self._clock, pace=self._pace, gate=self._gate)
+
+    def _seen_part(self, job_id: str, run: Run | None) -> None:
+        """A child or node as it is now. One that never started has no output to follow."""
+        assert self.run is not None and self._family is not None
+        number = self._family.number(job_id)
+        if run is None:
+            self._family.missing(number, self.run)
+            return
+        self._family.seen(number, run)
+        if run.status is JobStatus.FAILED and self._family.is_array:
+            self.failed.append(run)
+        if run.status.is_terminal:
+            self._move()
+        if not run.attempts:
+            return
+        if number not in self._parts:
+            self._parts[number] = self._part(number)
+        part = self._parts[number]
+        before = part.run
+        part.seen(run)
+        if before is None or (run.status, run.attempts) != (before.status, before.attempts):
+            self._move()
+
+    # --- what it prints -----------------------------------------------------------------------
+
+    def _reading(self) -> bool:
+        return any(part.current() is not None for part in self._parts.values())
+
+    def _due(self) -> list[Part]:
+        """Those to read in this round: a few of those that have ended, then the others in turn.
+
+        Of many, none that was caught up with a moment ago.
+        """
+        parts = [part for part in self._parts.values() if part.current() is not None]
+        over = sorted((part for part in parts if part.has_ended), key=lambda part: part.number)
+        going_on = [part for part in parts if not part.has_ended]
+        chosen = sorted(over[:_IN_HAND], key=lambda part: (part.is_caught_up, part.number))
+        chosen += sorted(going_on, key=lambda part: (part.last_read, part.number))
+        if len(chosen) <= _IN_HAND:
+            return chosen
+        before = self._clock.monotonic() - self._pace.settle
+        return [part for part in chosen if not part.is_caught_up or part.last_read <= before]
+
+    def read(self) -> Iterator[Happening]:
+        """Read what has come, if that is due; a bounded part of it."""
+        if self._reads.next > self._clock.monotonic():
+            return
+        news = left = False
+        pages, took = 0, 0.0
+        for part in self._due():
+            had_ended = part.may_have_ended
+            while not left and (current := part.current()) is not None:
+                began = self._clock.monotonic()
+                happenings = self._page(part)
+                took += self._clock.monotonic() - began
+                pages += 1
+                news = news or bool(happenings)
+                yield from happenings
+                if happenings and isinstance(happenings[-1], Lost):
+                    self._reads.done(self._clock.monotonic(), news=False)
+                    return
+                if part.current() == current and current[0].caught_up:
+                    break
+                left = pages >= _PAGES
+            if part.may_have_ended and not had_ended:
+                self._looks.hurry(self._clock.monotonic())
+        yield from self._let_go()
+        if news:
+            self._moved_at = self._clock.monotonic()
+        # One run's lines are shown as they come; those of many parts may be some at a time.
+        rest = self._rest_after(took) if self._family is not None else 0.0
+        self._reads.done(self._clock.monotonic(), news=news, rest=rest)
+        if left or any(part.has_ended and not part.is_caught_up for part in self._due()):
+            self._reads.next = 0.0
+
+    def _page(self, part: Part) -> list[Happening]:
+        """One page of a part's output; or why there is none."""
+        try:
+            happenings = part.read()
+        except BatchmlError as error:
+            return self._failed(error)
+        new = [happening for happening in happenings if not self._is_known(happening)]
+        return [*new, Paused()] if new else []
+
+    def _is_known(self, happening: Happening) -> bool:
+        """What it runs in is told once, if all parts say the same."""
+        if type(happening) is not Hosted:
+            return False
+        if happening.how in self._hosts:
+            return True
+        self._hosts.append(happening.how)
+        return False
+
+    def _failed(self, error: BatchmlError) -> list[Happening]:
+        """No page came. Where that lasts, the run is still followed to its end."""
+        assert self.run is not None
+        if is_passing(error) and not _is_denied(error) and self._may_come_back(error):
+            return [Lost(str(error))]
+        self._is_unreadable = True
+        told: list[Happening] = [Progress(self.run, f"Its output cannot be read: {error}")]
+        for part in self._parts.values():
+            told += part.give_up()
+        return told
+
+    def _may_come_back(self, error: BatchmlError) -> bool:
+        """While the run goes on, its log may; after its end that is waited for, with a bound."""
+        assert self.run is not None
+        try:
+            self._gate.failed(error)
+        except BatchmlError:
+            return not self.run.status.is_terminal
+        return True
+
+    def _let_go(self) -> Iterator[Happening]:
+        """Forget parts that are done, of up to 10,000; say which have failed."""
+        if self._family is None or self.run is None:
+            return
+        for number in [number for number, part in self._parts.items() if part.is_done]:
+            run = self._parts.pop(number).run
+            if run is not None and run.status is JobStatus.FAILED:
+                what = "Child" if self._family.is_array else "Node"
+                yield Progress(self.run, f"{what} {number} FAILED: {describe_outcome(run)}")
+
+
+def _is_denied(error: BatchmlError) -> bool:
+    """True where signing in again would not help."""
+    return isinstance(error, AccessError) and "Denied" in error.code

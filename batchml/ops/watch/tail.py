@@ -1,0 +1,191 @@
+"""One attempt's output: its lines, each once, and whether that was all."""
+
+from array import array
+from collections import Counter
+
+from batchml.aws.logs import LogLine, StreamReader
+from batchml.clock import Clock
+from batchml.ops.watch.contact import Gate
+from batchml.ops.watch.happenings import (
+    CUT,
+    KEPT,
+    MARKED,
+    QUIET,
+    SHORT,
+    Closed,
+    Happening,
+    Hosted,
+    Line,
+    Measured,
+    Opened,
+    Used,
+)
+from batchml.ops.watch.pace import Pace
+from batchml.runtime.lines import parse_mark, read_points
+
+# A clock this far from AWS's has its requests refused, so a run that stopped longer ago has.
+_MAX_SKEW = 300.0
+
+
+class Tail:
+    """The output of one attempt. `step` takes one call's worth of it."""
+
+    def __init__(
+        self,
+        reader: StreamReader,
+        number: int,
+        child: str,
+        *,
+        clock: Clock,
+        pace: Pace,
+        gate: Gate,
+    ) -> None:
+        self._reader = reader
+        self._number = number
+        self._child = child
+        self._clock = clock
+        self._pace = pace
+        self._gate = gate
+        self._began = clock.monotonic()
+        self._lines = 0
+        self._seen = array("q")  # a hash of each event, for a second reading
+        self._promised: int | None = None
+        self._opened = False
+        self._quiet_since: float | None = None
+        self._over_since: float | None = None
+        self._known: Counter[int] = Counter()  # of a reading from the start: events seen before
+        self._was_read_again = False
+        self._was_read_late = False
+        self.missing = ""
+        self.caught_up = False
+        self.is_closed = False
+        self.last_read = float("-inf")  # monotonic
+
+    @property
+    def stream(self) -> str:
+        return self._reader.stream
+
+    @property
+    def has_end_mark(self) -> bool:
+        return self._promised is not None
+
+    @property
+    def is_overdue(self) -> bool:
+        """True when the stream is still not there, long after the attempt has begun."""
+        waited = self._clock.monotonic() - self._began
+        return bool(self.missing) and waited >= self._pace.no_stream
+
+    def step(self) -> list[Happening]:
+        """What one page brings."""
+        page = self._gate.page(self._reader)
+        now = self._clock.monotonic()
+        self.last_read = now
+        self.missing = page.missing
+        self.caught_up = page.caught_up
+        if page.lines or not page.caught_up:
+            self._quiet_since = None
+        elif self._quiet_since is None:
+            self._quiet_since = now
+        events = [(hash(line), line) for line in page.lines]
+        if self._known:
+            events = [(event, line) for event, line in events if not self._was_seen(event)]
+        if page.caught_up:
+            self._known.clear()
+        self._seen.extend(event for event, _ in events)
+        return self._told([line for _, line in events])
+
+    def _was_seen(self, event: int) -> bool:
+        """Whether a reading from the start brings it again: as often as it was seen."""
+        if self._known[event] <= 0:
+            return False
+        self._known[event] -= 1
+        return True
+
+    def _told(self, lines: list[LogLine]) -> list[Happening]:
+        """There may be ten thousand in a page, so the usual one takes the short way."""
+        found: list[Happening] = []
+        for timestamp, message in lines:
+            mark = parse_mark(message)
+            if mark is not None:
+                found += self._told_by_mark(*mark)
+                continue
+            if not self._opened:
+                found += self._open()
+            self._lines += 1
+            found.append(Line(timestamp, message, self._child))
+        return found
+
+    def _told_by_mark(self, kind: str, values: dict[str, str]) -> list[Happening]:
+        if kind == "host":
+            return [Hosted(values)]
+        if kind == "metrics":
+            points = tuple(read_points(values["points"]))
+            return [Measured(self.stream, points, self._child)] if points else []
+        if kind == "usage":
+            usage = {name: float(value) for name, value in values.items()}
+            return [Used(self.stream, usage, self._child)]
+        self._promised = int(values["lines"])  # the end
+        return self._open()
+
+    def _open(self) -> list[Happening]:
+        if self._opened:
+            return []
+        self._opened = True
+        return [Opened(self.stream, self._number, self._child)]
+
+    @property
+    def is_whole(self) -> bool:
+        """The end mark is here, and as many lines as it counts."""
+        return self._promised is not None and self._lines == self._promised
+
+    def try_to_close(self, stopped_at: int | None, kept: bool) -> list[Happening]:
+        """The attempt has ended: close once all is here, or the quiet rule says that it may be.
+
+        `kept` says that the service has all of it. To be called after a read that came after the
+        end was known.
+        """
+        now = self._clock.monotonic()
+        if self._over_since is None:
+            self._over_since = now
+            self._quiet_since = now if self._quiet_since is not None else None
+        if not self.is_whole:
+            if not self.caught_up or not self._is_quiet(now, stopped_at):
+                return []
+            if self._promised is not None and self._lines < self._promised:
+                is_late = self._since_stop(now, stopped_at) >= self._pace.late
+                if not self._was_read_again or (is_late and not self._was_read_late):
+                    self._was_read_again, self._was_read_late = True, is_late
+                    self._start_over()
+                    return []
+                if not is_late:
+                    return []
+        return self.close(self._proof(kept))
+
+    def close(self, proof: str = CUT) -> list[Happening]:
+        self.is_closed = True
+        return [Closed(self.stream, self._lines, proof, self._child)] if self._opened else []
+
+    def _is_quiet(self, now: float, stopped_at: int | None) -> bool:
+        """Two reads `settle` apart brought nothing, and the end was `quiet` ago."""
+        if self._quiet_since is None or now - self._quiet_since < self._pace.settle:
+            return False
+        return self._since_stop(now, stopped_at) >= self._pace.quiet
+
+    def _since_stop(self, now: float, stopped_at: int | None) -> float:
+        """Seconds, at least: AWS's clock and ours may differ."""
+        seen = now - (now if self._over_since is None else self._over_since)
+        if stopped_at is None:
+            return seen
+        return max(seen, self._clock.now() - stopped_at / 1000 - _MAX_SKEW)
+
+    def _start_over(self) -> None:
+        """Read all of it again: for lines that came late and lie before those read."""
+        self._reader = self._reader.again()
+        self._known = Counter(self._seen)
+        self._quiet_since = None
+        self.caught_up = False
+
+    def _proof(self, kept: bool) -> str:
+        if self._promised is None:
+            return KEPT if kept else QUIET
+        return MARKED if self.is_whole else SHORT

@@ -1,0 +1,183 @@
+"""Following a log: how fast a long one is read, and how soon a line is seen.
+
+Beside `aws logs filter-log-events` on the same stream of the embedded server, in turn. How soon a
+line is seen is beside what `aws logs tail --follow` of version 2 does: FilterLogEvents, and five
+seconds of sleep (awscli/customizations/logs/tail.py); version 1, which pip installs, has no `tail`.
+What a person waits for in AWS is the pause between two calls, so ours is measured with the pace
+that it has there, too.
+"""
+
+import json
+import shutil
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from batchml.aws.batch import BatchApi
+from batchml.aws.logs import StreamReader
+from batchml.aws.session import Access, Session
+from batchml.clock import SystemClock
+from batchml.local import control
+from batchml.local.home import Home
+from batchml.model.run import Run
+from batchml.ops.watch import LOCAL_PACE, Line, Pace, follow
+from benchmarks.pairs import compare
+
+GROUP = "/aws/batch/job"
+LINES = 200_000
+SECONDS = 45  # of a job that prints a line now and then
+BETWEEN = 1.7  # seconds between two lines: no multiple of anybody's pause
+_TAIL_SLEEPS = 5.0
+TICKS = f"""
+import time
+for _ in range({int(SECONDS / BETWEEN)}):
+    print(time.time(), flush=True)
+    time.sleep({BETWEEN})
+"""
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        place = _Place(Home(Path(folder) / "home"))
+        try:
+            _throughput(place, folder)
+            _latency(place)
+        finally:
+            control.stop(place.home, SystemClock())
+
+
+class _Place:
+    """The embedded server, and whoever talks to it."""
+
+    def __init__(self, home: Home) -> None:
+        self.home = home
+        endpoint = control.ensure(home, SystemClock())
+        keys = home.keys()
+        self.session = Session(
+            Access(
+                "us-east-1",
+                endpoint=endpoint.url,
+                access_key_id=keys.access_key_id,
+                secret_access_key=keys.secret_access_key,
+            )
+        )
+        self.batch = BatchApi(self.session)
+        self.environ = {
+            "BATCHML_HOME": str(home.root),
+            "AWS_ENDPOINT_URL": endpoint.url,
+            "AWS_ACCESS_KEY_ID": keys.access_key_id,
+            "AWS_SECRET_ACCESS_KEY": keys.secret_access_key,
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
+
+    def submit(self, command: Sequence[str]) -> str:
+        client = self.session.client("batch")
+        needs = [{"type": "VCPU", "value": "1"}, {"type": "MEMORY", "value": "64"}]
+        made = client.register_job_definition(
+            jobDefinitionName="prints", type="container",
+            containerProperties={
+                "image": "any", "command": list(command), "resourceRequirements": needs,
+            },
+        )  # fmt: skip
+        definition = made["jobDefinitionArn"]
+        sent = client.submit_job(jobName="prints", jobQueue="default", jobDefinition=definition)
+        return str(sent["jobId"])
+
+    def when(self, job_id: str, is_it: Callable[[Run], Any]) -> Run:
+        while not is_it(run := self.batch.describe([job_id])[job_id]):
+            time.sleep(0.05)
+        return run
+
+    def open_log(self, run: Run, stream: str) -> StreamReader:
+        return StreamReader(lambda: self.session, run.log_group, stream)
+
+
+def _read_by_cli(stream: str) -> list[str]:
+    aws = shutil.which("aws", path=str(Path(sys.executable).parent)) or "aws"
+    asked = ["--log-group-name", GROUP, "--log-stream-names", stream]
+    shown = ["--query", "events[].[timestamp,message]", "--output", "text"]
+    return [aws, "logs", "filter-log-events", *asked, *shown]
+
+
+def _throughput(place: _Place, folder: str) -> None:
+    job_id = place.submit(["seq", str(LINES)])
+    run = place.when(job_id, lambda run: run.status.is_terminal)
+    stream = run.attempts[-1].log_stream
+    for name, more in (("batchml logs", []), ("batchml logs -f", ["-f"])):
+        ours = [sys.executable, "-m", "batchml", "logs", *more, job_id]
+        found = compare(ours, _read_by_cli(stream), environ=place.environ, folder=folder, pairs=3)
+        print(
+            f"{LINES} lines, {name:<16} {LINES / found.ours:9,.0f} lines/s   beside the AWS CLI "
+            f"{LINES / found.floor:9,.0f} lines/s   wall x{found.wall_ratio:.2f}   "
+            f"cpu x{found.cpu_ratio:.2f}",
+            flush=True,
+        )
+
+
+def _latency(place: _Place) -> None:
+    """All watch one job at the same time."""
+    job_id = place.submit([sys.executable, "-c", TICKS])
+    run = place.when(job_id, lambda run: run.attempts and run.status == "RUNNING")
+    over = threading.Event()
+    watchers = {
+        "ours, at the pace for AWS": _Watcher(_followed(place, job_id, Pace())),
+        "ours, at the pace for local": _Watcher(_followed(place, job_id, LOCAL_PACE)),
+        "aws logs tail --follow": _Watcher(_tailed(place, run.attempts[-1].log_stream, over)),
+    }
+    place.when(job_id, lambda run: run.status.is_terminal)
+    time.sleep(_TAIL_SLEEPS)
+    over.set()
+    for name, watcher in watchers.items():
+        watcher.join()
+        delays = sorted(watcher.delays)
+        print(
+            f"a line is seen after, {name:<28} median {statistics.median(delays):6.2f} s   "
+            f"at most {delays[-1]:6.2f} s   of {len(delays)} lines",
+            flush=True,
+        )
+
+
+class _Watcher(threading.Thread):
+    """Notes how long ago each line was printed when it arrives."""
+
+    def __init__(self, lines: Iterable[str]) -> None:
+        super().__init__(daemon=True)
+        self._lines = lines
+        self.delays: list[float] = []
+        self.start()
+
+    def run(self) -> None:
+        for line in self._lines:
+            try:
+                self.delays.append(time.time() - json.loads(line))
+            except ValueError:
+                continue
+
+
+def _tailed(place: _Place, stream: str, over: threading.Event) -> Iterator[str]:
+    """As version 2 of the AWS CLI does it."""
+    client = place.session.client("logs")
+    seen: set[str] = set()
+    while not over.is_set():
+        pages = client.get_paginator("filter_log_events").paginate(
+            logGroupName=GROUP, logStreamNames=[stream]
+        )
+        for event in (event for page in pages for event in page["events"]):
+            if event["eventId"] not in seen:
+                seen.add(event["eventId"])
+                yield event["message"]
+        over.wait(_TAIL_SLEEPS)
+
+
+def _followed(place: _Place, job_id: str, pace: Pace) -> Iterator[str]:
+    seen = follow(place.batch.describe, place.open_log, job_id, clock=SystemClock(), pace=pace)
+    return (happening.text for happening in seen if isinstance(happening, Line))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""What a command says while it follows, beside what happens to the run."""
+
+import io
+import signal
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import typer
+
+from batchml.cli.following import _Log, detaching
+from batchml.cli.live import View, show
+from batchml.model.run import Run
+from batchml.model.status import JobStatus
+from batchml.ops.watch import CUT, MARKED, Closed, Ended, Happening, Line, Lost
+from tests.fakes import FakeClock
+
+ENDED = Ended(Run("j", "n", "q", JobStatus.SUCCEEDED))
+
+
+def test_lost_contact_is_told_once_where_there_is_no_status_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    clock = FakeClock()
+
+    def happenings() -> Iterator[Happening]:
+        for pause in (2, 3, 4.5, 6.75, 10, 600, 2, 3, 600, 2, 3, 4.5, 6.75, 10):
+            yield Lost("your session has expired")
+            clock.sleep(pause)
+        yield ENDED
+
+    show(happenings(), View(clock, io.StringIO()), from_start=True)
+    told = capsys.readouterr().err.splitlines()
+    # The second time it came back within seconds, which nobody needs to know.
+    assert told == ["No contact, but what runs goes on. Still trying: your session has expired"] * 2
+
+
+def test_lines_that_are_not_picked_are_left_out_and_nothing_else() -> None:
+    seen: list[Happening] = [Line(1, "a"), Line(2, "b"), Closed("s", 2, MARKED), ENDED]
+    log = _Log(lambda line: line.text == "b")
+    assert list(log.watch(iter(seen))) == seen[1:]
+    assert log.is_read
+
+
+def test_a_log_that_was_cut_off_has_no_whole_metrics() -> None:
+    log = _Log(None)
+    list(log.watch(iter([Closed("s", 2, CUT), ENDED])))
+    assert not log.is_read
+
+
+@pytest.fixture
+def signals() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGINT, before[0])
+    signal.signal(signal.SIGTERM, before[1])
+
+
+@pytest.mark.usefixtures("signals")
+def test_who_stops_waiting_is_told_how_to_go_on_with_what_is_left(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    place = cast(Any, SimpleNamespace(settings=SimpleNamespace(is_local=False), env="dev"))
+
+    def told(left: list[str]) -> str:
+        with pytest.raises(typer.Exit) as end, detaching(place, left):
+            left.remove("j0")  # it has ended
+            raise KeyboardInterrupt
+        assert end.value.exit_code == 130
+        return capsys.readouterr().err
+
+    few = told(["j0", "j1"])
+    assert "batchml logs -f j1 --env dev" in few
+    assert "j0" not in few
+    many = told([f"j{number}" for number in range(1000)])
+    assert many == "\nDetached: the jobs go on.\n  999 of them:  batchml ls --env dev\n"
