@@ -1,0 +1,69 @@
+"""Why a run waits or failed, for the command and for `RunHandle.explain()`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+if TYPE_CHECKING:
+    from batchml.client.place import Place
+    from batchml.model.record import Record
+    from batchml.model.run import Run
+    from batchml.ops.explain.folder import Here, Missed
+    from batchml.ops.explain.look import Told
+
+
+def explain_run(place: "Place", word: str) -> "Told":
+    """Explain the run that `word` means.
+
+    Raises NotFound, UsageError, and what AWS answers when it will not say anything of the run.
+    """
+    from batchml.client.renumbered import Renumbered
+    from batchml.client.runs import select
+    from batchml.ops.explain.look import explain
+    from batchml.ops.explain.words import Words
+    from batchml.ops.select import bare_id
+
+    (job_id,) = select(place, [word])
+    records = place.history.remembered()
+    record = records.get(job_id)
+    whole = record or records.get(bare_id(job_id))
+    words = Words(place.env, whole.job if whole is not None else "")
+
+    def look_here(run: "Run", missed: "Missed") -> "Here":
+        return _look(place, whole, run, missed)
+
+    diagnosis = Renumbered(place.connect(), bare_id(job_id), whole)
+    told = explain(diagnosis, job_id, record, words, place.clock, look_here)
+    explanation = diagnosis.named(told.explanation)
+    return replace(told, explanation=explanation, note=refused_since(place, word))
+
+
+def _look(place: "Place", record: "Record | None", run: "Run", missed: "Missed") -> "Here":
+    """What the folder and the images here tell of what a run missed."""
+    from batchml.ops.explain.folder import images_with, look
+    from batchml.ops.explain.words import own_image
+    from batchml.resources import shipped
+
+    folder = Path(record.folder) if record is not None and record.folder else None
+    here = look(folder, missed, place.home.root)
+    if not missed.is_module:
+        return here
+    image = own_image(run.image)
+    own = place.here / "images" / image / "requirements.txt"
+    is_own = bool(image) and own.is_file() and own.parent != shipped("images") / image
+    return replace(
+        here,
+        images=images_with(place.image_folders, missed.name),
+        recipe=f"images/{image}/requirements.txt" if is_own else "",
+    )
+
+
+def refused_since(place: "Place", word: str) -> str:
+    """Of `@last`: that there was a submission after it, which was refused and is no run."""
+    if word != "@last":
+        return ""
+    newest = next(iter(place.history.names(place.env)), None)
+    if newest is None or not newest.refused:
+        return ""
+    return f"The submission after it, {newest.name}, was refused: {newest.refused}"

@@ -1,0 +1,145 @@
+"""What became of a finished run, in one sentence: which attempt, what happened to it, where."""
+
+import signal
+
+from batchml.model.run import Attempt, OutcomeClass, Run, class_of, classify, is_out_of_budget
+from batchml.model.status import JobStatus
+
+_HERE = "this-machine"  # the only host of `local`
+_OF_CHILDREN = (OutcomeClass.SUCCEEDED, OutcomeClass.APP_ERROR)
+
+
+def describe_outcome(run: Run) -> str:
+    """`app-error: attempt 2 of 3 ended with code 1 on i-0abc; attempt 1 lost its host i-0def`.
+
+    The text holds words of AWS, of the image and of whoever cancelled: it is not fit for a terminal
+    until it was made printable.
+    """
+    outcome = classify(run).outcome
+    return f"{outcome.value}: {_sentence(run, outcome)}"
+
+
+def describe_attempt(attempt: Attempt) -> str:
+    """What happened to one attempt that did not succeed: `lost its host i-0abc`."""
+    outcome = class_of(attempt.status_reason, attempt.reason, attempt.exit_code)
+    on = on_host(attempt.host)
+    if outcome is OutcomeClass.HOST_LOST:
+        return _lost(attempt.host, attempt.status_reason)
+    if outcome is OutcomeClass.OUT_OF_MEMORY:
+        return f"was killed for memory{on}"
+    if outcome is OutcomeClass.TIMED_OUT:
+        return f"ran past its timeout{on}"
+    if outcome is OutcomeClass.IMAGE_ERROR:
+        return f"could not be started{on}"
+    if outcome is OutcomeClass.APP_ERROR:
+        return f"ended with code {attempt.exit_code}{signal_name(attempt.exit_code)}{on}"
+    return f"was stopped{on}"
+
+
+def on_host(host: str) -> str:
+    """` on i-0abc`; nothing where the host is not known, or is this machine."""
+    return f" on {host}" if host and host != _HERE else ""
+
+
+def _lost(host: str, status_reason: str) -> str:
+    """`lost its host i-0abc`, and what the server on this machine says of how."""
+    why = status_reason.partition(" terminated")[2].strip(" .:")
+    named = f" {host}" if host and host != _HERE else ""
+    return f"lost its host{named}{f' ({why})' if why else ''}"
+
+
+def signal_name(code: int | None) -> str:
+    """`, signal SIGKILL` for 137: a shell's way to say that a signal ended a program."""
+    if code is None or not 128 < code < 128 + signal.NSIG:
+        return ""
+    try:
+        return f", signal {signal.Signals(code - 128).name}"
+    except ValueError:  # a number between the known ones
+        return ""
+
+
+def children_text(run: Run) -> str:
+    """`2 FAILED, 40 SUCCEEDED, 958 RUNNABLE of 1000` for an array; empty for any other run.
+
+    Where children are known to have failed differently: `3 FAILED (2 out-of-memory, 1 app-error)`.
+    """
+    if not run.children:
+        return ""
+    known = sorted(run.children.items(), key=lambda item: -JobStatus(item[0]).order)
+    how = ", ".join(f"{count} {name}" for name, count in run.failures.items())
+    more = {JobStatus.FAILED.value: f" ({how})"} if len(run.failures) > 1 else {}
+    listed = ", ".join(f"{count} {status}{more.get(status, '')}" for status, count in known)
+    return f"{listed} of {run.array_size or sum(run.children.values())}"
+
+
+def _sentence(run: Run, outcome: OutcomeClass) -> str:
+    if run.children and (run.failures or outcome in _OF_CHILDREN):
+        return f"children {children_text(run)}"
+    if outcome is OutcomeClass.DEPENDENCY_FAILED:
+        return "a run that it depends on failed, so it was never started"
+    if outcome is OutcomeClass.UNSCHEDULABLE:
+        return f"could never be placed: {run.status_reason}"
+    if outcome is OutcomeClass.UNKNOWN:
+        return run.status_reason or "AWS Batch gives no reason"
+    return _of_attempt(run, outcome) + _before(run)
+
+
+def _of_attempt(run: Run, outcome: OutcomeClass) -> str:
+    """The end of the last attempt, which is the run's."""
+    code = classify(run).exit_code
+    on = on_host(run.host)
+    which = _which(run)
+    if outcome is OutcomeClass.SUCCEEDED:
+        return f"{which} ended with code 0{on}"
+    if outcome is OutcomeClass.APP_ERROR:
+        return f"{which} ended with code {code}{signal_name(code)}{on}"
+    if outcome is OutcomeClass.OUT_OF_MEMORY:
+        had = f"; it had {run.memory_mib} MiB" if run.memory_mib else ""
+        return f"{which} was killed for memory{on}{had}"
+    if outcome is OutcomeClass.TIMED_OUT:
+        limit = f" of {run.timeout} s" if run.timeout else ""
+        return f"{which} ran past its timeout{limit}{on}"
+    if outcome is OutcomeClass.CANCELLED:
+        return _cancelled(run, on)
+    if outcome is OutcomeClass.HOST_LOST:
+        left = ", and no attempt is left" if _tries(run) >= run.max_attempts else ""
+        return f"{which} {_lost(run.host, run.status_reason)}{left}"
+    return f"{which} could not be started{on}: {run.reason or run.status_reason}"
+
+
+def _cancelled(run: Run, on: str) -> str:
+    """By a caller, or with its queue. A run without attempts was stopped before it began."""
+    why = f": {run.status_reason}" if run.status_reason else ""
+    if run.status_reason.startswith("JobQueue deleted") and not run.is_terminated:
+        why = ": its queue was deleted"
+    if is_out_of_budget(run):
+        why = ": its budget (--max-cost) was spent"
+    if not run.attempts:
+        return f"stopped before it was started{why}"
+    return f"{_which(run)} was stopped{on}{why}"
+
+
+def _which(run: Run) -> str:
+    """`the program`, or `attempt 2 of 3` where there could have been several."""
+    tries = _tries(run)
+    if tries <= 1 and run.max_attempts <= 1:
+        return "the program"
+    of = f" of {run.max_attempts}" if run.max_attempts >= tries else ""
+    return f"attempt {max(1, tries)}{of}"
+
+
+def _tries(run: Run) -> int:
+    return len(run.attempts)
+
+
+def _before(run: Run) -> str:
+    """What became of earlier attempts: the same end of several is said once."""
+    said: dict[str, list[int]] = {}
+    for number, attempt in enumerate(run.attempts[:-1], 1):
+        said.setdefault(describe_attempt(attempt), []).append(number)
+    return "".join(f"; {_numbered(numbers)} {text}" for text, numbers in said.items())
+
+
+def _numbered(numbers: list[int]) -> str:
+    listed = ", ".join(map(str, numbers))
+    return f"attempt {listed}" if len(numbers) == 1 else f"attempts {listed} each"

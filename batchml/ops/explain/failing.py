@@ -1,0 +1,354 @@
+"""Why a run ended as it did. Pure."""
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from batchml.model.explanation import Explanation, Machine
+from batchml.model.outcome import describe_outcome, signal_name
+from batchml.model.run import OutcomeClass, Run, classify, is_out_of_budget
+from batchml.model.status import JobStatus
+from batchml.ops.explain import clues, missing
+from batchml.ops.explain.folder import Here, Missed
+from batchml.ops.explain.words import Words, has_nodes, memory, minutes, own_image
+
+_SHOWN = 3  # last lines
+_LONG = 300  # characters of a line that are shown
+
+_NO_COMMAND, _NOT_EXECUTABLE = 127, 126  # exit codes of a shell
+_TRY_ELSEWHERE, _CONFIGURATION = 75, 78  # exit codes of our runtime, which then says why
+_OURS = "batchml: "  # how its lines begin
+
+# What makes a process end so, beside somebody's kill.
+_SIGNALS = {
+    "SIGSEGV": "native code read or wrote memory that is not its own",
+    "SIGABRT": "native code gave up: an assertion, or a C++ exception that nobody caught",
+    "SIGILL": "native code is for another processor than the host's",
+    "SIGBUS": "native code failed on a file or on shared memory: a full /dev/shm, for example",
+    "SIGFPE": "native code divided by zero",
+    "SIGKILL": "nobody can catch it, and most often the system sends it when memory runs out",
+    "SIGTERM": "something asked it to stop",
+}
+
+
+class Ended(Struct, frozen=True):
+    """What is known of a run that has ended. Of an array, `run` is a child that failed."""
+
+    run: Run
+    words: Words = Words()
+    array: Run | None = None
+    lines: tuple[str, ...] | None = None  # the last of its log, without marks
+    dependencies: tuple[Run, ...] = ()
+    machine: Machine | None = None
+    here: Here = Here()  # of what it did not find
+    max_cost: float | None = None  # USD
+
+    @property
+    def size(self) -> int:
+        """Of the array; 0 without one."""
+        return self.array.array_size if self.array else 0
+
+
+def wanted_here(ended: Ended) -> Missed | None:
+    """What the run did not find, and may be in the folder of its files."""
+    if classify(ended.run).outcome is not OutcomeClass.APP_ERROR:
+        return None
+    found = clues.of_log(ended.lines or ())
+    return missing.missed_by(found) if found is not None else None
+
+
+def why_ended(ended: Ended) -> Explanation:
+    """The verdict on a run that has ended. The first line of evidence says which attempt and where.
+
+    The rest of the evidence is what the verdict was read from.
+    """
+    run = ended.run
+    found = _why(ended)
+    if run.status is JobStatus.SUCCEEDED:
+        return found
+    child = (f"child {run.array_index} of {ended.array.array_size}",) if ended.array else ()
+    said = (*child, describe_outcome(run), *found.evidence)
+    return Explanation(
+        found.cause, found.verdict, tuple(dict.fromkeys(map(_short, said))), found.fix,
+        found.command, found.is_problem,
+    )  # fmt: skip
+
+
+def _why(ended: Ended) -> Explanation:
+    match classify(ended.run).outcome:
+        case OutcomeClass.SUCCEEDED:
+            return _succeeded(ended)
+        case OutcomeClass.OUT_OF_MEMORY:
+            return _out_of_memory(ended)
+        case OutcomeClass.TIMED_OUT:
+            return _timed_out(ended)
+        case OutcomeClass.CANCELLED:
+            return _cancelled(ended)
+        case OutcomeClass.HOST_LOST:
+            return _host_lost(ended)
+        case OutcomeClass.IMAGE_ERROR:
+            return _not_started(ended)
+        case OutcomeClass.DEPENDENCY_FAILED:
+            return _dependency(ended)
+        case OutcomeClass.UNSCHEDULABLE:
+            return _never_placed(ended)
+        case OutcomeClass.APP_ERROR:
+            return _program(ended)
+        case _:
+            return _unknown(ended)
+
+
+def _succeeded(ended: Ended) -> Explanation:
+    return Explanation(
+        "succeeded", "Nothing is wrong: it succeeded.", (describe_outcome(ended.run),),
+        command=ended.words.batchml("show", ended.run.job_id), is_problem=False,
+    )  # fmt: skip
+
+
+def _out_of_memory(ended: Ended) -> Explanation:
+    run = ended.run
+    had = f" than the {memory(run.memory_mib)} that it had" if run.memory_mib else ""
+    return Explanation(
+        "out-of-memory", f"It needed more memory{had}.", (run.reason, *_last(ended)),
+        "Give it more memory.", _more_memory(ended),
+    )  # fmt: skip
+
+
+def _more_memory(ended: Ended) -> str:
+    mib = max(1, ended.run.memory_mib) * 2
+    return _rerun(ended, "--memory", memory(mib))
+
+
+def _rerun(ended: Ended, *flags: str) -> str:
+    """The run once more, with its code of then, its tags and its parameters."""
+    return ended.words.rerun(ended.run, *flags, array=ended.array)
+
+
+def _timed_out(ended: Ended) -> Explanation:
+    run = ended.run
+    limit = f" of {minutes(run.timeout * 1000)}" if run.timeout else ""
+    longer = f"{max(60, run.timeout * 2)}s" if run.timeout else "12h"
+    return Explanation(
+        "timed-out", f"It ran past its timeout{limit}, and was stopped.", _last(ended),
+        "Give it more time.", _rerun(ended, "--timeout", longer),
+    )  # fmt: skip
+
+
+def _cancelled(ended: Ended) -> Explanation:
+    run, words = ended.run, ended.words
+    if is_out_of_budget(run):
+        had = f" of ${ended.max_cost:.2f}" if ended.max_cost else ""
+        return Explanation(
+            "budget", f"Its budget{had} was spent, so it was asked to save and stop.",
+            _last(ended), _HIGHER, _richer(ended), is_problem=False,
+        )  # fmt: skip
+    if run.status_reason.startswith("JobQueue deleted"):
+        verdict = f"Its queue {words.bare(run.queue)} was deleted while it was in it."
+    else:
+        verdict = f"Somebody stopped it: {run.status_reason or 'no reason was given'}."
+    return Explanation(
+        "cancelled", verdict, (),
+        "Start it again." if not has_nodes(run) else "Start it again, by what started it.",
+        words.rerun(run), is_problem=False,
+    )  # fmt: skip
+
+
+_HIGHER = "Run it again with a higher --max-cost; it goes on from what it saved."
+
+
+def _richer(ended: Ended) -> str:
+    """Twice the budget; where it is not known, the run as it was."""
+    if not ended.max_cost:
+        return _rerun(ended)
+    return _rerun(ended, "--max-cost", f"{2 * ended.max_cost:.6g}")
+
+
+def _host_lost(ended: Ended) -> Explanation:
+    run, machine = ended.run, ended.machine
+    evidence = [run.status_reason]
+    verdict = f"Its host was lost{f', {run.host}' if run.host else ''}, and no attempt was left."
+    cause = "host-lost"
+    if machine is not None:
+        kind = "a spot instance" if machine.is_spot else "an on-demand instance"
+        evidence.append(f"{machine.instance_id} was {kind}: {machine.reason or machine.state}")
+    if machine is not None and machine.is_spot:
+        cause = "spot"
+        verdict = "EC2 took its spot instance back, and no attempt was left."
+    tries = max(2, run.max_attempts * 2)
+    return Explanation(
+        cause, verdict, tuple(evidence), "Let it try more often; it goes on from its checkpoints.",
+        _rerun(ended, "--attempts", str(min(10, tries))),
+    )  # fmt: skip
+
+
+def _not_started(ended: Ended) -> Explanation:
+    run = ended.run
+    reason = run.reason or run.status_reason
+    found = clues.of_reason(reason)
+    if found is not None:
+        return _of_clue(ended, found)
+    kind = reason.partition(":")[0]
+    slow = "Timeout" in kind
+    verdict = (
+        "Its host was too slow to make the container: its disk is often the cause."
+        if slow
+        else "Its container could not be started."
+    )
+    fix = "Try again; use hosts with a faster disk." if slow else "Correct what is named."
+    return Explanation(
+        "not-started", verdict, (reason,), fix, ended.words.batchml("show", run.job_id)
+    )
+
+
+def _dependency(ended: Ended) -> Explanation:
+    failed = [each for each in ended.dependencies if each.status is JobStatus.FAILED]
+    words = ended.words
+    if failed:
+        first = failed[0]
+        return Explanation(
+            "dependency-failed", f"A run that it depends on failed: {first.name} {first.job_id}.",
+            (f"{first.job_id}: {describe_outcome(first)}",), "See why that one failed.",
+            words.batchml("explain", first.job_id),
+        )  # fmt: skip
+    known = ", ".join(ended.run.depends_on)
+    other = ended.run.depends_on[0] if ended.run.depends_on else ended.run.job_id
+    return Explanation(
+        "dependency-failed", "A run that it depends on failed.",
+        (f"it depends on {known}",) if known else (), "See why that one failed.",
+        words.batchml("explain" if known else "show", other),
+    )  # fmt: skip
+
+
+def _never_placed(ended: Ended) -> Explanation:
+    run, words = ended.run, ended.words
+    if run.status_reason.startswith("Container Overrides"):
+        return Explanation(
+            "overrides-too-long", "Its command and variables are longer than AWS Batch takes.",
+            (run.status_reason,), "Put long values into a file in the job's folder.",
+            words.submit(run, "--dry-run"),
+        )  # fmt: skip
+    if "CAPACITY" in run.status_reason:
+        verdict, fix = "AWS had no instance free for it, for too long.", "Try again later."
+    else:
+        verdict = "It could never be placed, and its queue's time limit was up."
+        fix = "Ask for less, or let the compute environment grow."
+    return Explanation(
+        "unschedulable", verdict, (run.status_reason,), fix,
+        words.batchml("compute", "list"),
+    )  # fmt: skip
+
+
+def _program(ended: Ended) -> Explanation:
+    run, words = ended.run, ended.words
+    if run.children:
+        return Explanation(
+            "children-failed", "Children of it failed.", (), "See which.",
+            words.batchml("show", run.job_id),
+        )  # fmt: skip
+    found = clues.of_log(ended.lines or ())
+    if found is not None:
+        known = missing.refined(found, run, words, ended.here, ended.size)
+        return _at_its_place(ended, known or _of_clue(ended, found))
+    code = classify(run).exit_code
+    own = next((line for line in reversed(ended.lines or ()) if line.startswith(_OURS)), "")
+    if code in (_TRY_ELSEWHERE, _CONFIGURATION) and own:
+        return _not_begun(ended, code, own.removeprefix(_OURS))
+    if code == _NO_COMMAND and len(run.command) == 1 and " " in run.command[0]:
+        return missing.quoted(run, words, ended.size, "".join(_last(ended)[-1:]))
+    if code in (_NO_COMMAND, _NOT_EXECUTABLE):
+        what = "was not found in the image" if code == _NO_COMMAND else "could not be executed"
+        return Explanation(
+            "missing-command" if code == _NO_COMMAND else "permission",
+            f"The command {what}: a shell says so by exit code {code}.",
+            (f"command: {' '.join(run.command)}", *_last(ended)),
+            "Name a command that the image has.", _dry_run(ended),
+        )  # fmt: skip
+    signal = signal_name(code).removeprefix(", signal ")
+    if signal:
+        meaning = _SIGNALS.get(signal, "a signal ended it")
+        command = _more_memory(ended) if signal == "SIGKILL" else words.log(run)
+        fix = "Give it more memory, if nobody killed it." if signal == "SIGKILL" else "See its log."
+        return Explanation("signal", f"{signal} ended it: {meaning}.", _last(ended), fix, command)
+    raised = clues.exception(ended.lines or ())
+    if raised:
+        return Explanation(
+            "exception", f"The program raised {_short(raised)}",
+            tuple(filter(None, (clues.place(ended.lines or ()), raised))),
+            "Correct the program.", words.log(run),
+        )  # fmt: skip
+    return Explanation(
+        "exit-code", f"The program ended with code {code}, for a reason of its own.",
+        _last(ended), "See its log.", words.log(run),
+    )  # fmt: skip
+
+
+def _not_begun(ended: Ended, code: int, why: str) -> Explanation:
+    """Our runtime could not fetch or unpack what the command needs: the command was never run."""
+    again = code == _TRY_ELSEWHERE
+    return Explanation(
+        "store-unreachable" if again else "not-prepared",
+        f"Its command was never run: {_short(why)}", _last(ended),
+        "Try again." if again else "Send it again: what it takes along is packed anew.",
+        _rerun(ended) if again else ended.words.submit(ended.run, array=ended.size),
+    )  # fmt: skip
+
+
+def _unknown(ended: Ended) -> Explanation:
+    run = ended.run
+    reason = run.status_reason or "AWS Batch gives no reason"
+    return Explanation(
+        "unknown", "AWS Batch ended it, and its text is not one that is known here.",
+        (reason, *_last(ended)), "See all of it.", ended.words.batchml("show", run.job_id),
+    )  # fmt: skip
+
+
+def _of_clue(ended: Ended, found: clues.Found) -> Explanation:
+    evidence = (found.line,) if found.line else ()
+    if found.command == "other":
+        command = ended.words.batchml("show", found.groups[0])
+    else:
+        command = _command(ended, found.command)
+    return Explanation(found.cause, found.verdict, evidence, found.fix, command)
+
+
+def _command(ended: Ended, word: str) -> str:
+    """The one command that a clue names."""
+    run, words = ended.run, ended.words
+    image = own_image(run.image)
+    match word:
+        case "memory":
+            return _more_memory(ended)
+        case "rerun":
+            return _richer(ended)
+        case "gpus":
+            return _rerun(ended, "--gpus", str(max(1, run.gpus)))
+        case "submit" | "dry-run" | "job":
+            return _dry_run(ended)
+        case "image" | "push":
+            verb = "push" if word == "push" and not words.is_local else "build"
+            return words.batchml("image", verb, image) if image else words.batchml("image", "list")
+        case "setup" | "doctor":
+            return words.batchml("doctor") if words.is_local else words.batchml(word)
+        case "compute":
+            return words.batchml("compute", "list")
+    return words.log(run)
+
+
+def _dry_run(ended: Ended) -> str:
+    return ended.words.submit(ended.run, "--dry-run", array=ended.size)
+
+
+def _at_its_place(ended: Ended, found: Explanation) -> Explanation:
+    """With the line of the program, where a traceback says it."""
+    where = clues.place(ended.lines or ())
+    first, *more = found.evidence or ("",)
+    return replace(found, evidence=tuple(filter(None, (where, first, *more))))
+
+
+def _last(ended: Ended) -> tuple[str, ...]:
+    """The last lines of the log that say something."""
+    return tuple(clues.telling(ended.lines or ())[-_SHOWN:])
+
+
+def _short(text: str) -> str:
+    text = text.rpartition("\r")[2].strip() or text.strip()
+    return text if len(text) <= _LONG else f"{text[:_LONG]}..."

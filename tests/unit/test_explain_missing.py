@@ -1,0 +1,206 @@
+"""What a run did not find: by what its folder and the images here tell, and by how it was asked."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from batchml.client.explaining import refused_since
+from batchml.model.record import Record
+from batchml.model.run import Attempt, Run
+from batchml.model.status import JobStatus
+from batchml.ops.explain import clues
+from batchml.ops.explain.failing import Ended, wanted_here, why_ended
+from batchml.ops.explain.folder import Here, Missed, State, images_with, look
+from batchml.ops.explain.words import Words
+from batchml.ops.history import History
+
+WORK = "/home/me/.batchml/local/attempts/0123456789abcdef0123456789abcdef/work"
+NO_MODULE = "ModuleNotFoundError: No module named '{}'"
+NO_FILE = "FileNotFoundError: [Errno 2] No such file or directory: '{}'"
+CANNOT = "batchml: cannot run {}: no such command in this image."
+
+
+def ended(*lines: str, command: tuple[str, ...] = ("python", "t.py"), **more: Any) -> Ended:
+    code = more.pop("code", 1)
+    run = Run("1234", "t", "q", JobStatus.FAILED, exit_code=code, image="python", command=command,
+              status_reason="Essential container in task exited",
+              attempts=(Attempt(exit_code=code),))  # fmt: skip
+    return Ended(run, lines=lines, **more)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    found = tmp_path / "p"
+    for name in ("data/train.csv", "secret_cfg.py", "mine.py", "old.py", "train.py", ".git/HEAD",
+                 "../shared/__init__.py"):  # fmt: skip
+        path = found / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+    (found / ".gitignore").write_text("data/\nsecret_cfg.py\n")
+    (found / ".batchmlignore").write_text("old.py\n")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "is_module", "state", "path", "by"),
+    [
+        ("secret_cfg", True, State.KEPT, "secret_cfg.py", ".gitignore"),
+        ("old", True, State.KEPT, "old.py", ".batchmlignore"),
+        ("data/train.csv", False, State.KEPT, "data/", ".gitignore"),
+        ("mine.sub", True, State.SENT, "mine.py", ""),
+        ("train.py", False, State.SENT, "train.py", ""),
+        ("shared", True, State.ABOVE, "shared/__init__.py", ""),
+        ("shared", False, State.ABSENT, "", ""),
+        ("../shared/__init__.py", False, State.ABSENT, "", ""),
+        ("/etc/passwd", False, State.ABSENT, "", ""),
+        ("numpy", True, State.ABSENT, "", ""),
+    ],
+)
+def test_the_folder_tells_what_became_of_a_file(
+    folder: Path, name: str, is_module: bool, state: State, path: str, by: str
+) -> None:
+    here = look(folder, Missed(name, is_module))
+    assert (here.state, here.path, here.by) == (state, path, by)
+
+
+def test_a_name_that_is_nearly_a_files_is_asked_about(folder: Path) -> None:
+    assert look(folder, Missed("trian.py")).meant == " Did you mean 'train.py'?"
+    assert look(folder / "gone", Missed("x")).state is State.UNKNOWN
+    assert look(None, Missed("x")).state is State.UNKNOWN
+
+
+def test_images_with_a_package_are_known_by_their_requirements(tmp_path: Path) -> None:
+    for image, text in (
+        ("a", "scikit_learn==1\n"),
+        ("b", "# numpy\n"),
+        ("pytorch", "Scikit-Learn\n"),
+    ):
+        (tmp_path / image).mkdir()
+        (tmp_path / image / "requirements.txt").write_text(text)
+    assert images_with([tmp_path], "sklearn.svm") == ("pytorch", "a")
+    assert images_with([tmp_path], "numpy") == ()
+
+
+KEPT = Here(State.KEPT, "/p", "data/", ".gitignore")
+MISSING: list[tuple[str, Here, str, str, str]] = [  # line, what is here, in verdict, fix, command
+    (NO_MODULE.format("cfg"), Here(State.KEPT, "/p", "cfg.py", ".gitignore"),
+     ".gitignore keeps cfg.py", "`!cfg.py` in /p/.batchmlignore", "submit --name t"),
+    (NO_MODULE.format("cfg"), Here(State.KEPT, "/p", "cfg.py", ".batchmlignore"),
+     ".batchmlignore keeps cfg.py", "Without its line in .batchmlignore", "submit"),
+    (NO_MODULE.format("lib"), Here(State.ABOVE, "/w/p", "lib"), "only the folder itself travels",
+     "Submit from /w", "submit"),
+    (NO_MODULE.format("lib"), Here(State.SENT, "/p", "lib.py"), "not where Python looks",
+     "whole folder", "--set-env PYTHONPATH=."),
+    (NO_MODULE.format("cv2"), Here(State.ABSENT, recipe="images/python/requirements.txt"),
+     "image python has no", "Add opencv-python-headless to images/python/requirements.txt",
+     "submit"),
+    (NO_MODULE.format("numpy"), Here(State.ABSENT, images=("python", "pytorch")), "numpy",
+     "The image pytorch has numpy", "--image pytorch"),
+    (NO_MODULE.format("einops"), Here(), "einops", "einops into images/mine/requirements.txt",
+     "--image mine"),
+    (NO_FILE.format("data/a.csv"), KEPT, ".gitignore keeps data/", "BATCHML_DATA_DIR", "submit"),
+    (NO_FILE.format("a.csv"), Here(State.ABSENT, "/p"), "a.csv is not in /p", "BATCHML_DATA_DIR",
+     "--dry-run"),
+    (f"python: can't open file '{WORK}/nofile.py': [Errno 2] No such file or directory",
+     Here(State.ABSENT, "/p", meant=" Did you mean 'file.py'?"), "nofile.py is not in /p",
+     "Did you mean 'file.py'?", "--dry-run"),
+    (CANNOT.format("'./train.sh'"), Here(State.ABSENT, "/p"), "train.sh is not in /p", "name",
+     "submit"),
+    ("batchml: cannot run './a.sh': Permission denied", Here(State.SENT, "/p", "a.sh"),
+     "may not be executed", "chmod +x a.sh", "-- bash ./a.sh"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "here", "said", "fix", "command"), MISSING)
+def test_what_is_known_here_says_what_to_do(
+    line: str, here: Here, said: str, fix: str, command: str
+) -> None:
+    words = ("./a.sh",) if "a.sh" in line else ("python", "t.py")
+    end = ended(line, command=words, here=here)
+    assert wanted_here(end) is not None
+    found = why_ended(end)
+    assert said in found.verdict
+    assert fix in found.fix
+    assert command in found.command
+    assert WORK not in "".join(found.evidence)
+
+
+@pytest.mark.parametrize(
+    ("command", "line", "says", "better"),
+    [
+        (("pyton", "a b.py"), CANNOT.format("'pyton'"), "Did you mean 'python'?",
+         "-- python 'a b.py'"),
+        (("python oom.py",), CANNOT.format("'python oom.py'"), "one word", "-- python oom.py"),
+        (("echo 'a b'",), CANNOT.format('''"echo 'a b'"'''), "one word", "-- echo 'a b'"),
+        (("for i in 1 2; do echo $i; done",), CANNOT.format("'for i in 1 2; do echo $i; done'"),
+         "one word", "-- bash -c 'for i in 1 2; do echo $i; done'"),
+        (("xyzzy",), CANNOT.format("'xyzzy'"), "no command xyzzy", "--dry-run"),
+    ],
+)  # fmt: skip
+def test_a_command_that_was_mistyped_is_corrected(
+    command: tuple[str, ...], line: str, says: str, better: str
+) -> None:
+    found = why_ended(ended(line, command=command, code=127))
+    assert found.cause == "missing-command"
+    assert says in found.verdict
+    assert better in found.command
+
+
+TRACEBACK = f"""Traceback (most recent call last):
+  File "{WORK}/a.py", line 6, in <module>
+    first()
+KeyError: 'a'
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "{WORK}/train.py", line 11, in go
+    raise ValueError(x)
+          ^^^^^^^^^^^^^
+  File "/usr/lib/python3/json/decoder.py", line 355, in raw_decode
+    raise JSONDecodeError(x)
+ValueError: lr""".splitlines()
+
+
+def test_an_exception_is_told_with_its_place_in_the_runs_own_folder() -> None:
+    found = why_ended(ended(*TRACEBACK, "cleaning up"))
+    assert found.evidence[1:] == ("train.py, line 11, in go: raise ValueError(x)", "ValueError: lr")
+    syntax = [f'  File "{WORK}/s.py", line 3', "    x = (", "        ^",
+              "SyntaxError: '(' was never closed"]  # fmt: skip
+    assert clues.place(syntax) == "s.py, line 3: x = ("
+    assert clues.place(["ValueError: lr"]) == ""
+    assert clues.place(TRACEBACK[:2]) == ""
+    module = [*TRACEBACK[:3], NO_MODULE.format("x")]
+    assert "a.py, line 6: first()" in why_ended(ended(*module)).evidence
+
+
+def test_a_file_that_was_looked_for_in_vain_is_no_cause_of_another_exception() -> None:
+    found = why_ended(ended(NO_FILE.format("cache.bin"), "ValueError: lr"))
+    assert found.cause == "exception"
+    assert why_ended(ended("ok", NO_FILE.format("a.csv"))).cause == "missing-file"
+
+
+def test_on_this_machine_nobody_speaks_of_aws_batch() -> None:
+    because = "Job attempt duration exceeded timeout"
+    run = Run("1", "t", "q", JobStatus.FAILED, status_reason=because,
+              timeout=60)  # fmt: skip
+    assert (
+        why_ended(Ended(run, Words())).verdict
+        == "It ran past its timeout of 60 s, and was stopped."
+    )
+
+
+def test_after_a_refused_submission_last_says_that_it_means_the_run_before(tmp_path: Path) -> None:
+    history = History(tmp_path / "history.jsonl")
+    history.intend(Record(key="2a", name="first", env="local"))
+    history.submitted("2a", "1234")
+    place: Any = SimpleNamespace(history=history, env="local")
+    assert refused_since(place, "@last") == ""
+    history.intend(Record(key="2b", name="second", env="local"))
+    history.refused("2b", "ClientException: no")
+    assert refused_since(place, "@last") == (
+        "The submission after it, second, was refused: ClientException: no"
+    )
+    assert refused_since(place, "first") == ""
