@@ -14,7 +14,7 @@ from batchml.aws.identity import Identity
 from batchml.aws.session import Session
 from batchml.model.environment import Environment
 
-Command = Literal["setup", "submit", "logs", "image push", "teardown"]
+Command = Literal["setup", "submit", "logs", "explain", "cost", "image push", "teardown"]
 Word = Literal["allowed", "missing", "denied", "organization", "boundary", "conditional"]
 
 # Resource of an action -> its ARN, `*` where the rest of a name is free. An action that takes no
@@ -33,7 +33,10 @@ _ARNS = {
     "definition": "batch:{region}:{account}:job-definition/*",
     "job": "batch:{region}:{account}:job/*",
     "repository": "ecr:{region}:{account}:repository/batchml/*",
-    "stream": "logs:{region}:{account}:log-group:/aws/batch/batchml-{env}*:log-stream:*",
+    # AWS Batch names a cluster after its compute environment.
+    "cluster": "ecs:{region}:{account}:cluster/AWSBatch-batchml-{env}-*",
+    "host": "ecs:{region}:{account}:container-instance/AWSBatch-batchml-{env}-*",
+    "stream": "logs:{region}:{account}:log-group:/aws/batch/batchml-{env}:log-stream:*",
 }
 
 _COMMON: Mapping[Command, Mapping[str, str]] = {
@@ -64,16 +67,32 @@ _COMMON: Mapping[Command, Mapping[str, str]] = {
         "definition": "RegisterJobDefinition TagResource",
     },
     "submit": {
-        ANY: "batch:DescribeJobDefinitions batch:DescribeJobQueues",
+        # ListJobs finds a run whose answer was lost; a second one of the same key is terminated.
+        ANY: "batch:DescribeJobDefinitions batch:DescribeJobQueues batch:ListJobs",
         "queue": "SubmitJob",
         "definition": "RegisterJobDefinition SubmitJob TagResource",
-        "job": "TagResource",
+        "job": "TagResource TerminateJob",
         "role": "iam:PassRole",
         "object": "s3:GetObject s3:PutObject",
     },
     "logs": {
         ANY: "batch:DescribeJobs batch:ListJobs",
         "stream": "logs:GetLogEvents",
+    },
+    # What of these two is missing leaves a verdict with less to rest on, and a cost unknown.
+    "explain": {
+        ANY: "batch:DescribeJobs batch:ListJobs batch:DescribeJobQueues "
+        "batch:DescribeComputeEnvironments batch:GetJobQueueSnapshot "
+        "batch:DescribeConsumableResource autoscaling:DescribeScalingActivities "
+        "ec2:DescribeInstanceTypes ec2:DescribeImages ec2:DescribeInstances",
+        "cluster": "ecs:ListContainerInstances",
+        "stream": "logs:GetLogEvents",
+    },
+    "cost": {
+        ANY: "batch:DescribeJobs batch:ListJobs batch:DescribeJobQueues "
+        "batch:DescribeComputeEnvironments ec2:DescribeInstanceTypes ec2:DescribeInstances "
+        "ec2:DescribeSpotPriceHistory pricing:GetProducts",
+        "host": "ecs:DescribeContainerInstances",
     },
     "image push": {
         ANY: "ecr:GetAuthorizationToken",

@@ -53,8 +53,8 @@ class Price(Struct, frozen=True):
 
     @property
     def date(self) -> str:
-        """The day on which AWS said so."""
-        return time.strftime("%Y-%m-%d", time.gmtime(self.asked))
+        """The day on which AWS said so; empty for a price that is not AWS's."""
+        return time.strftime("%Y-%m-%d", time.gmtime(self.asked)) if self.asked else ""
 
 
 class Book(Struct, frozen=True):
@@ -182,7 +182,7 @@ class Prices:
                     for entry in page["InstanceTypes"]
                 ]
         except BatchmlError as error:
-            return _why("ec2:DescribeInstanceTypes", error)
+            return why_not("ec2:DescribeInstanceTypes", error)
         now, offers = int(self._clock.now()), dict(self._kept.instances)
         for name in names:
             types = sorted((each for each in found if _is_of(each.name, name)), key=_by_size)
@@ -203,10 +203,10 @@ class Prices:
             try:
                 why |= self._take(region, query, self._products(query))
             except ServiceError as error:
-                why |= dict.fromkeys(query.items, _why("pricing:GetProducts", error))
+                why |= dict.fromkeys(query.items, why_not("pricing:GetProducts", error))
             except BatchmlError as error:
                 # What one question meets, the next would meet as well, after as long a wait.
-                reason = _why("pricing:GetProducts", error)
+                reason = why_not("pricing:GetProducts", error)
                 left = [item for item in items if not self._has_fresh(region, item)]
                 return dict.fromkeys(left, reason) | why
         return why
@@ -265,7 +265,7 @@ class Prices:
                         if usd and at <= now and at >= newest.get(place, (0.0, usd))[0]:
                             newest[place] = (at, usd)
         except BatchmlError as error:
-            return dict.fromkeys(items, _why("ec2:DescribeSpotPriceHistory", error))
+            return dict.fromkeys(items, why_not("ec2:DescribeSpotPriceHistory", error))
         why = {}
         for item in items:
             zones = [found for (each, _), found in newest.items() if each == item]
@@ -313,7 +313,7 @@ def _by_size(instance: InstanceType) -> tuple[int, str]:
     return instance.vcpus, instance.name
 
 
-def _why(operation: str, error: BatchmlError) -> str:
+def why_not(operation: str, error: BatchmlError) -> str:
     """Why there is no answer, short where it is a permission."""
     if isinstance(error, AccessError | ServiceError) and error.code in _DENIED:
         return f"{operation} is not allowed"

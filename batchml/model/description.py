@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import permutations
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from batchml.errors import ConfigError, did_you_mean
@@ -81,11 +82,11 @@ def read_environments(table: Mapping[str, Any], where: str) -> tuple[str, dict[s
 
 def read_described(table: Mapping[str, Any]) -> Described:
     """What the file says, with its mistakes beside it."""
-    config, general = read_struct(table, Config)
+    config, general = read_struct(table, Config, homes=_homes(table.get("env")))
     mistakes: dict[str, tuple[str, ...]] = {}
     environments = {LOCAL: Environment()}
     for name, inner in config.env.items():
-        environments[name], found = read_struct(inner, Environment)
+        environments[name], found = read_struct(inner, Environment, f"env.{name}")
         found += _mistakes(environments[name], inner, is_local=name == LOCAL)
         found = [f"env.{name}.{mistake}" for mistake in found]
         if not _ENV_NAME.fullmatch(name):
@@ -99,6 +100,17 @@ def read_described(table: Mapping[str, Any]) -> Described:
         meant = did_you_mean(config.default, environments)
         general.append(f"default: no environment {config.default!r} is described.{meant}")
     return Described(config.default, environments, {"": tuple(general), **mistakes})
+
+
+def _homes(environments: object) -> dict[str, str]:
+    """Where keys of an environment belong, for one that stands at the top of the file."""
+    names = (
+        [name for name in environments if name != LOCAL] if isinstance(environments, dict) else []
+    )
+    one = f"under [env.{names[0] if len(names) == 1 else 'NAME'}]"
+    fields = msgspec.structs.fields(Environment)
+    homes = {field.encode_name: one for field in fields}
+    return {**homes, "usd_per_hour": f"under [env.{LOCAL}]"}
 
 
 def _prefixed(names: Iterable[str]) -> Iterator[str]:
@@ -180,6 +192,8 @@ def _place_mistakes(env: Environment, is_local: bool) -> Iterator[str]:
         yield 'region: missing. For example region = "us-east-1".'
     elif not _REGION.fullmatch(env.region):
         yield f'region: found {env.region!r}. Expected one like "us-east-1".'
+    if not is_local and env.usd_per_hour:
+        yield "usd_per_hour: the price of this machine, in [env.local]. AWS is asked for its own."
     if env.ami not in ("build", "ecs-gpu") and not _AMI.fullmatch(env.ami):
         yield f'ami: found {env.ami!r}. Expected "build", "ecs-gpu" or an AMI\'s id, "ami-0123...".'
 

@@ -156,6 +156,7 @@ class Environment(Struct, frozen=True, forbid_unknown_fields=True):
     storage: Storage = Storage()
     logs: Logs = Logs()
     budget: Budget | None = None
+    usd_per_hour: Annotated[float, Meta(ge=0, le=100_000)] = 0.0  # of `local`: this machine
     tags: dict[str, str] = {}
     compute: dict[str, Compute] = {}
     queues: dict[str, Queue] = {}

@@ -11,6 +11,9 @@ CONFIG = """\
 
 default = "local"                     # where commands work unless --env says otherwise
 
+#[env.local]
+#usd_per_hour = 0.0                    # what this machine costs, for `batchml cost`
+
 [env.@ENV@]
 region = "@REGION@"
 #profile = ""                          # of ~/.aws/config; AWS_PROFILE and the like unless given

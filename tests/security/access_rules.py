@@ -26,7 +26,7 @@ INSTANCE_POLICIES = (
 # Services that send no source to compare with, or are not documented to.
 NO_SOURCE = ("ec2.${AWS::URLSuffix}", "ec2.amazonaws.com", "imagebuilder.${AWS::URLSuffix}")
 # Actions that know no resource (Service Authorization Reference), beside Describe* and List*.
-NO_RESOURCE = ("ecr:GetAuthorizationToken", "batch:GetJobQueueSnapshot")
+NO_RESOURCE = ("ecr:GetAuthorizationToken", "batch:GetJobQueueSnapshot", "pricing:GetProducts")
 NO_RESOURCE_PREFIXES = ("ssmmessages:",)
 
 

@@ -1,10 +1,15 @@
 """What commands may have to ask, and what IAM's simulation says of it."""
 
+import json
+import re
+from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 import botocore.session
 import pytest
 
+import batchml.aws
 from batchml.aws.identity import (
     Identity,
     has_service_role,
@@ -15,8 +20,10 @@ from batchml.aws.identity import (
 )
 from batchml.aws.permissions import (
     PROBES,
+    Command,
     Permission,
     arn_of,
+    example_of,
     needed_permissions,
     probe,
     simulate,
@@ -27,6 +34,7 @@ from batchml.model.environment import Budget, Environment, Network, Storage
 from batchml.resources import shipped
 from tests.aws_world import parsed
 from tests.models import faults
+from tests.security.cloudformation import load, statements, texts
 from tests.wire import Refusal, Wire
 from tests.wire import keys as keys
 
@@ -98,7 +106,8 @@ def test_resources_are_those_of_the_environment_alone() -> None:
 
 def test_every_simulation_is_what_iam_asks_for_and_they_are_few() -> None:
     calls = simulations(ME.arn, every_permission(), ME, "us-east-1", "dev")
-    assert len(calls) <= 7
+    arns = {arn_of(each.kind, ME, "us-east-1", "dev") for each in every_permission()}
+    assert len(calls) == len({arn.split(":")[2] for arn in arns - {"*"}}) + 1 <= 8
     covered = set()
     for permissions, request in calls:
         assert faults("iam", "SimulatePrincipalPolicy", request) == []
@@ -343,3 +352,59 @@ def test_setup_asks_for_what_its_own_calls_take() -> None:
     }  # fmt: skip
     asked = {permission.action for permission in needed_permissions(EVERYTHING)["setup"]}
     assert own - asked == set()
+
+
+# --- who only submits ----------------------------------------------------------------------------
+
+ROLES = load(next(path for path in shipped("cfn").glob("*.yaml") if path.name == "roles.yaml"))
+SUBMITTER = ROLES["Resources"]["SubmitterPolicy"]["Properties"]["PolicyDocument"]
+MAX_POLICY = 6144  # characters of a managed policy, without blanks; IAM User Guide, "IAM quotas"
+
+
+def in_dev(said: str) -> str:
+    """What CloudFormation makes of a text of the stack `roles` of the environment dev."""
+    said = re.sub(r"\$\{\w+\.Arn\}", f"arn:aws:iam::{ACCOUNT}:role/batchml-dev-x", said)
+    for name, value in {
+        "AWS::Partition": "aws", "AWS::Region": "us-east-1", "AWS::AccountId": ACCOUNT,
+        "AWS::URLSuffix": "amazonaws.com", "EnvironmentName": "dev",
+        "LogGroupName": "/aws/batch/batchml-dev",
+    }.items():  # fmt: skip
+        said = said.replace(f"${{{name}}}", value)
+    return said
+
+
+@pytest.mark.parametrize("command", ["submit", "logs", "explain", "cost"])
+def test_the_policy_for_submitters_allows_what_their_commands_ask(command: Command) -> None:
+    allowed = [
+        (action, in_dev(target))
+        for each in statements(SUBMITTER)
+        if each["Effect"] == "Allow"
+        for action in texts(each["Action"])
+        for target in texts(each["Resource"])
+    ]
+    for permission in needed_permissions(Environment())[command]:
+        arn = example_of(arn_of(permission.kind, ME, "us-east-1", "dev"))
+        assert any(
+            permission.action == action and fnmatchcase(arn, target) for action, target in allowed
+        ), (permission, arn)
+
+
+def test_the_policy_for_submitters_is_no_longer_than_iam_takes() -> None:
+    """With an environment's and a log group's longest names."""
+    text = in_dev(json.dumps(SUBMITTER, separators=(",", ":"))).replace('{"Fn::Sub":', "")
+    names = text.count("batchml-dev")
+    assert len(text) + names * (20 - len("dev")) + 2 * 100 < MAX_POLICY
+
+
+def test_explain_and_cost_ask_for_the_calls_that_they_make() -> None:
+    made: dict[Command, tuple[str, ...]] = {
+        "explain": ("diagnosis",), "cost": ("hosts", "spot", "pricelist", "prices", "compute"),
+    }  # fmt: skip
+    for command, modules in made.items():
+        source = "".join(
+            (Path(batchml.aws.__path__[0]) / f"{module}.py").read_text("utf-8")
+            for module in modules
+        )
+        named = set(re.findall(r'"((?:batch|ec2|ecs|autoscaling|pricing|logs):[A-Z]\w+)"', source))
+        asked = {permission.action for permission in needed_permissions(Environment())[command]}
+        assert named and named - asked == set()

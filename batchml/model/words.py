@@ -1,0 +1,22 @@
+"""Times and amounts as people read them: the same wherever they are shown."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from decimal import Decimal
+
+
+def duration(seconds: float) -> str:
+    """`0:42`, `12:03`, `3:05:00`"""
+    whole = max(0, int(seconds))
+    hours, rest = divmod(whole, 3600)
+    minutes, secs = divmod(rest, 60)
+    return f"{hours}:{minutes:02d}:{secs:02d}" if hours else f"{minutes}:{secs:02d}"
+
+
+def dollars(usd: "Decimal") -> str:
+    """Cents from a dollar on, three digits from a cent on, four below."""
+    if 0 < usd * 10_000 < 1:
+        return "less than $0.0001"
+    digits = 2 if usd >= 1 or not usd else 3 if usd * 100 >= 1 else 4
+    return f"${usd:,.{digits}f}"
