@@ -1,47 +1,284 @@
-"""What was submitted from here, one line a run: what `@last` means."""
+"""What was submitted from here: one file of lines, only ever added to.
 
-import json
+A run has one line when it is about to be sent, one when its job id is known (or why there is none),
+and one when its end was seen. They are folded by the run's key; lines of the first version have no
+key and are folded by their job id. A torn line, of a client that was killed, is passed over. A line
+may also say that an environment is forgotten: what stands before it does not count.
+"""
+
+import fcntl
 import os
+from collections.abc import Iterable, Iterator, Mapping
+from math import isfinite
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from msgspec import Struct
 
+from batchml.model.record import Name, Record
+from batchml.model.run import Run, classify
 
-class Remembered(Struct, frozen=True):
-    job_id: str
-    name: str
-    env: str
-    queue: str
-    at: int  # ms
+TAIL = 512 * 1024  # bytes: some hundreds of the newest runs
 
 
 class History:
-    """An append-only file. A torn last line, of a client that was killed, is passed over."""
+    """The file at `path`. Its folder exists and is private to the user."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def add(self, run: Remembered) -> None:
-        line = json.dumps(msgspec.to_builtins(run)).encode() + b"\n"
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    def intend(self, *records: Record) -> None:
+        """Keep what is about to be sent. On return it is on the disk, whatever happens next.
+
+        Raises OSError, and then nothing may be sent.
+        """
+        self._append(map(_line, records), durable=True)
+
+    def add(self, record: Record) -> None:
+        """Keep a run that is known to have been submitted."""
+        self._append([_line(record)])
+
+    def submitted(self, key: str, job_id: str) -> None:
+        self._add(key=key, job_id=job_id)
+
+    def refused(self, key: str, why: str) -> None:
+        """The submission is known to have left no run."""
+        self._add(key=key, refused=why or "refused")
+
+    def ended(
+        self, run: Run, metrics: Mapping[str, float] | None = None, cost: float | None = None
+    ) -> None:
+        """Keep what came of a run; nothing for a run that goes on, or for a child or node.
+
+        `metrics` are the last value of each, from the whole log; None where nobody read that.
+        """
+        self._keep_ends([ending(run, metrics, cost)] if _is_kept(run) else [])
+
+    def all_ended(self, runs: Iterable[Run]) -> None:
+        """`ended` for several whose logs were not read."""
+        self._keep_ends([ending(run) for run in runs if _is_kept(run)])
+
+    def lost(self, job_ids: Iterable[str]) -> None:
+        """Keep that AWS does not know these any more: what is not listed need not be asked for."""
+        self._keep_ends([Record(job_id=job_id, lost=True) for job_id in job_ids])
+
+    def began(self, starts: Mapping[str, int]) -> None:
+        """Keep when arrays were started, which AWS tells of their children only; in ms."""
+        self._keep_ends([Record(job_id=each, started_at=at) for each, at in starts.items()])
+
+    def forget(self, env: str) -> None:
+        """From now on nothing that was submitted to an environment so far is remembered."""
+        if self._path.exists():
+            self._add(forgotten=env)
+
+    def open(self, env: str) -> list[Record]:
+        """Submissions of which nobody knows whether they reached AWS; the oldest first."""
+        return [
+            record
+            for run in _runs(self._lines())
+            if run.env == env and not run.job_id and not run.refused
+            if (record := run.read()) and record.is_open
+        ]
+
+    def newest_first(self, env: str | None = None) -> list[Record]:
+        """The runs submitted to an environment, or to all; with those that were refused."""
+        return _of(env, self._lines())
+
+    def recent(self, env: str | None = None) -> list[Record]:
+        """The newest few hundred: read from the file's end, however long it is."""
+        return _of(env, self._lines(TAIL))
+
+    def names(self, env: str) -> list[Name]:
+        """How the runs of `newest_first` are called, without the rest of them, which takes long."""
+        return [run.name() for run in reversed(_runs(self._lines())) if run.env == env]
+
+    def remembered(self, env: str | None = None) -> "Remembered":
+        """The runs of `newest_first` that have a job id; each is read when it is asked for."""
+        return Remembered(run for run in _runs(self._lines()) if env is None or run.env == env)
+
+    def _keep_ends(self, ends: list[Record]) -> None:
+        if ends and self._path.parent.is_dir():  # who only looks makes no state folder
+            self._append(map(_line, ends))
+
+    def _add(self, **values: Any) -> None:
+        self._append([_line(values)])
+
+    def _append(self, lines: Iterable[bytes], durable: bool = False) -> None:
+        data = b"".join(line + b"\n" for line in lines)
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        descriptor = os.open(self._path, flags, 0o600)
         try:
-            os.write(descriptor, line)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            size = os.fstat(descriptor).st_size
+            if not size:  # before the first line, so that who finds one knows that it was done
+                _sync_folder(self._path.parent)
+            if size and os.pread(descriptor, 1, size - 1) != b"\n":
+                data = b"\n" + data  # whoever wrote last was killed: let this line be whole
+            while data:
+                data = data[os.write(descriptor, data) :]
+            if durable:
+                os.fsync(descriptor)
         finally:
             os.close(descriptor)
 
-    def newest_first(self, env: str) -> list[Remembered]:
-        """The runs submitted to an environment."""
+    def _lines(self, last: int | None = None) -> list[bytes]:
+        """Every line, or those that begin in the last so many bytes."""
         try:
-            lines = self._path.read_bytes().splitlines()
+            with open(self._path, "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                if last is None or size <= last:
+                    return file.read().splitlines()
+                file.seek(size - last)
+                return file.read().splitlines()[1:]  # the first may have begun before
         except FileNotFoundError:
             return []
-        found = []
-        for line in reversed(lines):
-            try:
-                run = msgspec.json.decode(line, type=Remembered)
-            except msgspec.DecodeError:
-                continue
-            if run.env == env:
-                found.append(run)
-        return found
+
+
+def _line(what: Any) -> bytes:
+    """As JSON. What is no text of Unicode, which anybody may have sent, is kept with "?" for it."""
+    try:
+        return msgspec.json.encode(what)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(_as_text(msgspec.to_builtins(what)))
+
+
+def _as_text(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    if isinstance(value, dict):
+        return {_as_text(name): _as_text(each) for name, each in value.items()}
+    return [_as_text(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+class _Head(Name, frozen=True, gc=False):
+    """As much of a line as says whose it is; the rest is skipped unread."""
+
+    env: str = ""
+    forgotten: str = ""
+
+
+class _Lines(Struct, gc=False):
+    """The lines of one run, and what is known of it without reading them whole."""
+
+    head: _Head
+    job_id: str
+    refused: str
+    lines: list[bytes]
+
+    @property
+    def env(self) -> str:
+        return self.head.env
+
+    def name(self) -> Name:
+        head = self.head
+        return Name(head.key, self.job_id, head.name, head.job_name, self.refused)
+
+    def add(self, head: _Head, line: bytes) -> None:
+        self.job_id = head.job_id or self.job_id
+        self.refused = head.refused or self.refused
+        self.lines.append(line)
+
+    def read(self) -> Record | None:
+        """Their sum: of a member that two lines have, the later is true."""
+        members = b",".join(body for line in self.lines if (body := line.strip()[1:-1].strip()))
+        try:
+            return _RECORD.decode(b"{" + members + b"}")
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return None  # of another version, or damaged
+
+
+_HEAD = msgspec.json.Decoder(_Head)
+_RECORD = msgspec.json.Decoder(Record)
+
+
+def _runs(lines: Iterable[bytes]) -> list[_Lines]:
+    """Whose lines they are, in the order of each run's first.
+
+    What is no line of ours, and what tells of a run whose beginning is not there, is passed over.
+    """
+    found: dict[str, _Lines] = {}
+    key_of: dict[str, str] = {}  # job id -> key, for lines that know only the id
+    for line in lines:
+        try:
+            head = _HEAD.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            continue
+        if head.forgotten:
+            found = {name: run for name, run in found.items() if run.env != head.forgotten}
+            continue
+        if head.key and head.job_id:
+            key_of[head.job_id] = head.key
+        name = head.key or key_of.get(head.job_id, head.job_id)
+        run = found.get(name)
+        if run is not None:
+            run.add(head, line)
+        elif head.env and name:
+            found[name] = _Lines(head, head.job_id, head.refused, [line])
+    return list(found.values())
+
+
+def _of(env: str | None, lines: Iterable[bytes]) -> list[Record]:
+    """The records that lines tell of, the newest first."""
+    chosen = [run for run in _runs(lines) if env is None or run.env == env]
+    return [record for run in reversed(chosen) if (record := run.read())]
+
+
+class Remembered:
+    """Runs by their job ids, the newest first. A run is read when it is asked for, and once."""
+
+    def __init__(self, runs: Iterable[_Lines]) -> None:
+        self._lines = {run.job_id: run for run in runs if run.job_id}
+        self._read: dict[str, Record | None] = {}
+
+    def get(self, job_id: str) -> Record | None:
+        if job_id not in self._read:
+            lines = self._lines.get(job_id)
+            self._read[job_id] = lines.read() if lines else None
+        return self._read[job_id]
+
+    def __iter__(self) -> Iterator[Record]:
+        for job_id in reversed(self._lines):
+            record = self.get(job_id)
+            if record is not None:
+                yield record
+
+
+def _is_kept(run: Run) -> bool:
+    return run.status.is_terminal and ":" not in run.job_id and "#" not in run.job_id
+
+
+def ending(
+    run: Run, metrics: Mapping[str, float] | None = None, cost: float | None = None
+) -> Record:
+    """What is kept of a run's end, and nothing else of it."""
+    return Record(
+        key=run.key,
+        job_id=run.job_id,
+        status=run.status.value,
+        outcome=classify(run).outcome.value,
+        exit_code=run.exit_code,
+        reason=run.status_reason,
+        container_reason=run.reason,
+        created_at=run.created_at,
+        started_at=run.started_at,
+        stopped_at=run.stopped_at,
+        attempts=run.attempts,
+        max_attempts=run.max_attempts,
+        children=run.children,
+        failures=run.failures,
+        log_group=run.log_group,
+        # JSON has neither NaN nor infinity, and a line that holds them cannot be read.
+        metrics={name: value for name, value in (metrics or {}).items() if isfinite(value)},
+        measured=metrics is not None,
+        cost=cost,
+    )
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the file's name survive a power cut, too."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

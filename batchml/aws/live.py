@@ -1,0 +1,58 @@
+"""What goes on in queues now, in few calls: runs that have not ended, and what they use.
+
+Sources: AWS Batch API Reference, ListJobs (`jobQueue` with `jobStatus`); CloudWatch Logs API
+Reference, FilterLogEvents (up to 100 streams a call).
+"""
+
+from collections.abc import Iterator, Sequence
+
+from batchml.aws.failures import translated
+from batchml.aws.responses import to_summary
+from batchml.aws.session import Session
+from batchml.errors import ServiceError
+from batchml.model.run import Run
+from batchml.model.status import JobStatus
+
+LIVE = tuple(status for status in JobStatus if not status.is_terminal)
+_MAX_STREAMS = 100  # of one FilterLogEvents
+_USAGE = '"::batchml usage"'
+
+
+class LiveApi:
+    """`calls` counts what was asked of AWS."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.calls = 0
+
+    def runs(self, queue: str, status: JobStatus) -> list[Run]:
+        """Every run of a queue in a state, as far as ListJobs tells; a thousand a call."""
+        found: list[Run] = []
+        with translated("ListJobs"):
+            pages = self._session.client("batch").get_paginator("list_jobs")
+            for page in pages.paginate(jobQueue=queue, jobStatus=status.value):
+                self.calls += 1
+                found += [to_summary(summary, queue) for summary in page["jobSummaryList"]]
+        return found
+
+    def marked(self, group: str, streams: Sequence[str], since: int) -> Iterator[tuple[str, str]]:
+        """(stream, message) of what our runtime said of usage since a time, in ms; by time."""
+        for start in range(0, len(streams), _MAX_STREAMS):
+            try:
+                yield from self._marked(group, streams[start : start + _MAX_STREAMS], since)
+            except ServiceError as error:
+                if error.code != "ResourceNotFoundException":  # a stream that nobody wrote to yet
+                    raise
+
+    def _marked(self, group: str, streams: Sequence[str], since: int) -> Iterator[tuple[str, str]]:
+        with translated("FilterLogEvents"):
+            pages = self._session.client("logs").get_paginator("filter_log_events")
+            for page in pages.paginate(
+                logGroupName=group,
+                logStreamNames=list(streams),
+                startTime=since,
+                filterPattern=_USAGE,
+            ):
+                self.calls += 1
+                for event in page["events"]:
+                    yield event["logStreamName"], event["message"]

@@ -1,0 +1,142 @@
+"""wait and cancel: until runs end, and ending them."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from batchml.cli import following
+from batchml.cli.app import app
+from batchml.cli.flags import Env, Json, Runs, read_seconds
+from batchml.cli.output import print_json, print_line, say, say_lost
+from batchml.errors import BatchmlError
+
+if TYPE_CHECKING:
+    from batchml.ops.cancel import Stopped
+    from batchml.ops.search import Found
+
+
+@app.command(epilog="Example: batchml wait @last")
+def wait(
+    runs: Runs,
+    timeout: Annotated[
+        str | None, typer.Option(help='Give up after so long, such as "2h"; the runs go on.')
+    ] = None,
+    env: Env = None,
+    json_: Json = False,
+) -> None:
+    """Wait for runs to end; exit as the first that failed.
+
+    The exit code is the first that is not 0, in the order in which the runs are given.
+    """
+    from batchml.cli.listing import found_json
+    from batchml.cli.waitline import Waited, shown
+    from batchml.cli.wiring import open_place
+    from batchml.client.finding import recall
+    from batchml.client.runs import select
+    from batchml.client.waiting import wait_and_keep
+    from batchml.model.run import EXIT_CODES, OutcomeClass, classify
+    from batchml.ops.search import Found
+
+    place = open_place(env)
+    limit = read_seconds(timeout, "--timeout")
+    asked = select(place, runs)
+    known = {found.job_id: found for found in recall(place, asked)}
+    for found in known.values():
+        if not json_ and _is_over(found):
+            _tell(found)
+    going_on = [job_id for job_id, found in known.items() if not _is_over(found)]
+    left = list(going_on)
+    runs_known = [each.run for job_id in going_on if (each := known[job_id]).run]
+    waited = Waited(place.clock, runs_known)
+    with following.detaching(place, left), shown(waited, place.clock, bool(left) and not json_):
+        try:
+            for run in wait_and_keep(place, going_on, limit, say_lost, waited.see):
+                known[run.job_id] = Found(run, known[run.job_id].record)
+                left.remove(run.job_id)
+                if not json_:
+                    _tell(known[run.job_id])
+        except TimeoutError as error:
+            raise BatchmlError(str(error)) from None
+    if json_:
+        print_json([found_json(place, known[job_id]) for job_id in asked])
+    unknown = EXIT_CODES[OutcomeClass.UNKNOWN]
+    ends = [known[job_id].run for job_id in asked]
+    codes = [classify(end).exit_code if end else unknown for end in ends]
+    raise typer.Exit(next((code for code in codes if code), 0))
+
+
+def _is_over(found: "Found") -> bool:
+    return found.run is None or found.run.status.is_terminal
+
+
+def _tell(found: "Found") -> None:
+    from batchml.cli.render import job_title, printable
+    from batchml.model.outcome import describe_outcome
+
+    if found.run is None:
+        name = printable(found.name)
+        say(f"{name} {found.job_id}: AWS Batch has forgotten it; nobody here saw its end.")
+        return
+    print_line(f"{printable(job_title(found.run))} {found.run.status}")
+    say(printable(describe_outcome(found.run)))
+
+
+@app.command(epilog="Example: batchml cancel @last")
+def cancel(
+    runs: Runs,
+    reason: Annotated[str, typer.Option(help="Kept with the run.")] = "Cancelled by the user",
+    env: Env = None,
+    json_: Json = False,
+) -> None:
+    """Stop runs, whatever state they are in.
+
+    RUN:3 is one child of an array. Says what is left, if anything is, and then fails.
+    """
+    from batchml.cli.listing import found_json
+    from batchml.cli.wiring import open_place
+    from batchml.client.finding import recall
+    from batchml.client.runs import select
+    from batchml.ops.cancel import cancel as stop
+    from batchml.ops.search import Found, remember
+
+    place = open_place(env)
+    found = {each.job_id: each for each in recall(place, select(place, runs))}
+    before = {job_id: each.run for job_id, each in found.items() if each.run}
+    stopped = stop(place.batch, before, reason, place.clock)
+    remember(
+        place.history,
+        [each.record for each in found.values() if each.record],
+        {job_id: each.run for job_id, each in stopped.items()},
+    )
+    told = {job_id: Found(each.run, found[job_id].record) for job_id, each in stopped.items()}
+    left = {job_id: each.left for job_id, each in stopped.items() if each.left}
+    if json_:
+        seen = found | told
+        print_json(
+            [found_json(place, each) | {"left": left.get(each.job_id)} for each in seen.values()]
+        )
+    else:
+        for job_id, each in found.items():
+            print_line(_said(each, stopped.get(job_id)))
+    for job_id, why in left.items():
+        say(f"Left: {job_id}: {why}")
+    if left:
+        errors = (stopped[job_id].error for job_id in left)
+        raise typer.Exit(next((error.exit_code for error in errors if error), 1))
+
+
+def _said(found: "Found", stopped: "Stopped | None") -> str:
+    from batchml.cli.render import job_title, printable
+
+    if stopped is None:
+        return f"{printable(found.name)} {found.job_id} is not known to AWS Batch any more."
+    run, title = stopped.run, printable(job_title(stopped.run))
+    if stopped.had_ended:
+        return f"{title} had ended already: {run.status}."
+    if stopped.left:
+        return f"{title} is {run.status} still."
+    if run.status.is_terminal:
+        return f"{title} is cancelled."
+    if not run.status.holds_resources and not run.children:
+        return f"{title} will not run; it ends with what it waits for."
+    return f"{title} is being stopped: it has its grace to save and end."

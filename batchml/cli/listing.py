@@ -1,0 +1,175 @@
+"""ls: what runs there are, and were."""
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from batchml.cli.app import app
+from batchml.cli.flags import Env, Json, read_pairs, read_seconds
+from batchml.cli.output import print_json, print_line, say
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from batchml.client.place import Place
+    from batchml.ops.search import Found, Wanted
+
+FORGOTTEN = "forgotten"  # by AWS Batch, and nobody here saw its end
+
+
+@app.command(epilog="Example: batchml ls --status RUNNING --tag team=vision")
+def ls(
+    status: Annotated[
+        list[str] | None,
+        typer.Option(help="Only runs in this state or of this class; may be repeated."),
+    ] = None,
+    queue: Annotated[str | None, typer.Option(help="Only runs of this queue.")] = None,
+    job: Annotated[str | None, typer.Option(help="Only runs of this name.")] = None,
+    tag: Annotated[
+        list[str] | None, typer.Option(metavar="K=V", help="Only runs with this tag.")
+    ] = None,
+    param: Annotated[
+        list[str] | None,
+        typer.Option("--param", "-p", metavar="K=V", help="Only runs with this parameter."),
+    ] = None,
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CONDITION", help="Only runs of which 'val_accuracy>0.98' holds."),
+    ] = None,
+    commit: Annotated[
+        str | None, typer.Option(metavar="ID", help="Only runs of this git commit.")
+    ] = None,
+    since: Annotated[str | None, typer.Option(help='Only runs of the last "2h", "7d".')] = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many, the newest.")] = 30,
+    env: Env = None,
+    json_: Json = False,
+) -> None:
+    """List runs, newest first.
+
+    Those that were submitted from here are remembered longer than AWS Batch remembers any.
+    """
+    from batchml.cli.wiring import open_place
+    from batchml.client.finding import find
+    from batchml.ops.search import Wanted, read_commit, read_condition, read_states
+
+    place = open_place(env)
+    now = int(place.clock.now() * 1000)
+    seconds = read_seconds(since, "--since")
+    wanted = Wanted(
+        states=read_states(status or (), "--status"),
+        queue=place.queue(queue) if queue else "",
+        name=job or "",
+        since=now - seconds * 1000 if seconds is not None else 0,
+        tags=read_pairs(tag, "--tag"),
+        params=read_pairs(param, "--param"),
+        metrics=tuple(read_condition(text, "--metric") for text in metric or ()),
+        commit=read_commit(commit, "--commit") if commit else "",
+    )
+    found, more = find(place, wanted, limit)
+    if json_:
+        print_json([found_json(place, each) for each in found])
+        return
+    if found:
+        print_line(_table(found, wanted, now))
+        if more:
+            say(f"The newest {limit} are shown; --limit shows more.")
+        elif sys.stdout.isatty():
+            _say_ways_on(place, found)
+    elif wanted != Wanted():
+        say(f"No runs match.{_unknown_metrics(place, wanted)}")
+    else:
+        say("No runs. `batchml submit --wait lenet` starts one.")
+    _say_open(place)
+
+
+def _unknown_metrics(place: "Place", wanted: "Wanted") -> str:
+    """Metrics that were asked for and that no run has: misspelt, as likely as not."""
+    from batchml.errors import did_you_mean
+
+    records = place.history.newest_first(place.env) if wanted.metrics else ()
+    known = {name.rpartition(":")[0] or name for record in records for name in record.metrics}
+    names = dict.fromkeys(condition.name for condition in wanted.metrics)
+    return "".join(
+        f" No run from here has a metric {name!r}.{did_you_mean(name, known)}"
+        for name in names
+        if name not in known and name.rpartition(":")[0] not in known
+    )
+
+
+def _say_ways_on(place: "Place", found: "Sequence[Found]") -> None:
+    """What can be asked of a run in the table, as it is typed: of a failed one, if there is one."""
+    from batchml.cli.ways import word_of
+    from batchml.model.status import JobStatus
+
+    failed = [each for each in found if each.run and each.run.status is JobStatus.FAILED]
+    word = word_of(place, (failed or found)[0].job_id)
+    say(f"  more of one:  batchml show {word}")
+    say(
+        f"  why:          batchml explain {word}"
+        if failed
+        else f"  its output:   batchml logs {word}"
+    )
+
+
+def found_json(place: "Place", found: "Found") -> dict[str, Any]:
+    """A run as AWS names it, and what is kept of it here; `status` is null for a forgotten one."""
+    from batchml.cli.render import run_json
+    from batchml.ops.search import as_submitted
+
+    record, run = found.record, found.run
+    if run is not None:
+        table = run_json(run)
+    else:
+        assert record is not None
+        table = run_json(as_submitted(record)) | {"status": None}
+    return table | {
+        "env": place.env,
+        "params": found.params,
+        "tags": found.tags,
+        "commit": found.commit or None,
+        "metrics": found.metrics,
+        "cost": found.cost,
+    }
+
+
+def _table(found: "Sequence[Found]", wanted: "Wanted", now_ms: int) -> str:
+    """The table, with a column for each metric and parameter that was asked for."""
+    from batchml.cli.render import printable, run_rows, table
+
+    head, *rest = run_rows([each.run for each in found if each.run], now_ms)
+    known = iter(rest)
+    names = list(dict.fromkeys(condition.name for condition in wanted.metrics))
+    rows = [[*head, *names, *wanted.params]]
+    for each in found:
+        row = next(known) if each.run else _forgotten(head, each, now_ms)
+        rows.append(
+            [
+                *row,
+                *(f"{each.metrics[name]:g}" if name in each.metrics else "" for name in names),
+                *(str(each.params.get(name, "")) for name in wanted.params),
+            ]
+        )
+    return table([[printable(cell) for cell in row] for row in rows])
+
+
+def _forgotten(head: "Sequence[str]", found: "Found", now_ms: int) -> list[str]:
+    from batchml.cli.render import duration
+    from batchml.model.names import short_id
+
+    cells = {
+        "ID": short_id(found.job_id),
+        "NAME": found.name,
+        "QUEUE": found.queue,
+        "STATUS": FORGOTTEN,
+        "AGE": duration((now_ms - found.created_at) / 1000),
+    }
+    return [cells.get(name, "") for name in head]
+
+
+def _say_open(place: "Place") -> None:
+    """Submissions that may have arrived or not are no runs yet, and nothing to be silent about."""
+    count = len(place.history.open(place.env))
+    if count:
+        what = "submission" if count == 1 else "submissions"
+        say(f"{count} {what} without an answer: `batchml reconcile` finds out what came of it.")

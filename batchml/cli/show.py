@@ -1,0 +1,385 @@
+"""show: everything about one run, on one screen."""
+
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from batchml.cli.app import app
+from batchml.cli.flags import Env, Json, OneRun
+from batchml.cli.output import print_json, print_line, say
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from batchml.client.finding import Measured
+    from batchml.client.place import Place
+    from batchml.model.record import Record
+    from batchml.model.run import Run
+    from batchml.ops.search import Found
+
+LABEL = 11  # characters before a fact
+FAILED_SHOWN = 50  # children
+METRICS_SHOWN = 50
+PROSE = ("status", "reason", "after", "children", "asked for")
+NARROWEST = 40  # cells of a window in which words are folded
+NAME = 32  # cells of the name of a run that is not the one shown
+
+
+@app.command(epilog="Example: batchml show @last --plot curves.html")
+def show(
+    run: OneRun,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the metrics into FILE.html or .png.")
+    ] = None,
+    tensorboard: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Write the metrics as TensorBoard events.")
+    ] = None,
+    env: Env = None,
+    json_: Json = False,
+) -> None:
+    """Show everything about a run."""
+    from batchml.cli.listing import found_json
+    from batchml.cli.wiring import open_place
+    from batchml.client.finding import Measured, measure, recall, with_start
+    from batchml.client.runs import select
+
+    place = open_place(env)
+    (found,) = recall(place, select(place, [run]))
+    found = with_start(place, found)
+    known = found.run
+    measured = measure(place, known, found.record) if known else Measured({}, False)
+    if plot is not None:
+        from batchml.ops.plot import write_plot
+
+        write_plot(plot, measured.series, f"{found.name} {found.job_id}")
+        say(f"Drawn: {plot}")
+    if tensorboard is not None:
+        _write_events(tensorboard, found, measured)
+    if json_:
+        print_json(found_json(place, found) | _more_json(place, found, measured))
+        return
+    now = int(place.clock.now() * 1000)
+    print_line("\n".join(_text(place, found, measured, now)))
+
+
+def _write_events(folder: Path, found: "Found", measured: "Measured") -> None:
+    from batchml.errors import UsageError
+    from batchml.ops.tensorboard import write_events
+
+    if not measured.series:
+        raise UsageError(f"--tensorboard {folder}: this run has no metrics.")
+    written = write_events(folder, measured.series, found.job_id.replace(":", "-"))
+    say(f"Written: {written}. To see them: tensorboard --logdir {folder}")
+
+
+def _more_json(place: "Place", found: "Found", measured: "Measured") -> dict[str, Any]:
+    from batchml.cli.ways import outputs_of
+
+    run, record = found.run, found.record
+    more: dict[str, Any] = {
+        "metrics": measured.last or found.metrics,
+        "outputs": outputs_of(place, run, found.job_id) or None,
+        "job": (record.job or None) if record else None,
+    }
+    if run is not None:
+        more |= {
+            "image": run.image,
+            "command": list(found.command),
+            "resources": {"vcpus": run.vcpus, "memory": run.memory_mib, "gpus": run.gpus},
+            "logStreams": [each.log_stream for each in run.attempts if each.log_stream],
+            "attemptDetails": [
+                {
+                    "startedAt": each.started_at,
+                    "stoppedAt": each.stopped_at,
+                    "exitCode": each.exit_code,
+                    "reason": each.reason or each.status_reason or None,
+                    "host": each.host or None,
+                    "logStreamName": each.log_stream or None,
+                }
+                for each in run.attempts
+            ],
+        }
+        if run.children:
+            more["children"] = run.children
+            more["failedChildren"] = _failed(place, found, run)
+    return more
+
+
+def _text(place: "Place", found: "Found", measured: "Measured", now_ms: int) -> "Iterator[str]":
+    """One fact a line; what is not known or does not matter has none."""
+    from batchml.cli.colour import screen
+    from batchml.cli.render import printable
+    from batchml.cli.ways import outputs_of, ways_on
+
+    run = found.run
+    facts = {**_identity(found), "reruns": _first(found)}
+    facts |= _state(run) if run else {"status": _lost()}
+    facts["after"] = _needed(place, run) if run else ""
+    if run is not None:
+        facts["failed"] = _ranges(_failed(place, found, run) or [])
+    facts |= _asked_for(found)
+    facts |= _times(found, now_ms)
+    for name, value in facts.items():
+        if value:
+            line = f"{name:<10} {printable(value)}"
+            yield _folded(line, screen().width) if name in PROSE else line
+    if run is not None:
+        yield from _attempts(run, now_ms)
+    yield from _curves(found, measured)
+    known = [("cost", _cost(found)), ("outputs", outputs_of(place, run, found.job_id))]
+    for name, value in (*known, *ways_on(place, found)):
+        if value:
+            yield f"{name:<10} {printable(value)}"
+
+
+def _folded(line: str, width: int) -> str:
+    """In a window the words below each other; what is there to be copied is never broken."""
+    import textwrap
+
+    if width < NARROWEST or len(line) < width:
+        return line
+    return textwrap.fill(
+        line, width - 1, subsequent_indent=" " * LABEL, break_long_words=False,
+        break_on_hyphens=False, drop_whitespace=True, replace_whitespace=False,
+    )  # fmt: skip
+
+
+def _identity(found: "Found") -> "Mapping[str, str]":
+    key = found.record.key if found.record else found.run.key if found.run else ""
+    return {"job": f"{found.name}  {found.job_id}", "key": key, "queue": found.queue}
+
+
+def _first(found: "Found") -> str:
+    """Which children of another array it runs again, under the numbers that they had there."""
+    from batchml.ops.rerun import first_numbers
+
+    first = first_numbers(found.run, found.record)
+    if not first or ":" in found.job_id:
+        return ""
+    what = "child" if len(first) == 1 else "children"
+    return f"{what} {_ranges(list(first))} of a larger array, by the numbers they have there"
+
+
+def _lost() -> str:
+    return "not known: AWS Batch has forgotten the run, and nobody here saw its end"
+
+
+def _failed(place: "Place", found: "Found", run: "Run") -> list[int] | None:
+    """Which children of an array: one call more. None if AWS does not tell; it is an extra."""
+    from batchml.aws.children import indices
+    from batchml.errors import BatchmlError
+    from batchml.model.status import JobStatus
+    from batchml.ops.rerun import first_numbers
+
+    if not run.children.get("FAILED"):
+        return []
+    first = first_numbers(run, found.record)
+    try:
+        known = indices(place.connect(), run.job_id, JobStatus.FAILED)
+        return [first[index] if index < len(first) else index for index in known]
+    except BatchmlError:
+        return None
+
+
+def _needed(place: "Place", run: "Run") -> str:
+    """What a run depends on, as `prep 3f2a1b0c RUNNING`; their states while it waits for them."""
+    from batchml.cli.render import cut
+    from batchml.errors import BatchmlError
+    from batchml.model.array import state_text
+    from batchml.model.names import short_id
+    from batchml.model.status import JobStatus
+
+    if not run.depends_on:
+        return ""
+    told: dict[str, Run] = {}
+    with suppress(BatchmlError):  # it is an extra: the ids are known
+        if run.status in (JobStatus.SUBMITTED, JobStatus.PENDING):
+            told = place.describe(run.depends_on)
+    kept = place.history.remembered(place.env)
+    parts = []
+    for job_id in run.depends_on:
+        known = told.get(job_id) or kept.get(job_id)
+        name = f"{cut(known.name, NAME)} " if known else ""
+        state = f" {state_text(told[job_id])}" if job_id in told else ""
+        parts.append(f"{name}{short_id(job_id)}{state}")
+    return ", ".join(parts)
+
+
+def _ranges(known: list[int]) -> str:
+    from batchml.ops.rerun import ranges
+
+    return ranges(known[:FAILED_SHOWN]) + (" ..." if len(known) > FAILED_SHOWN else "")
+
+
+def _state(run: "Run") -> dict[str, str]:
+    from batchml.model.array import state_text
+    from batchml.model.outcome import children_text, describe_outcome
+
+    ended = run.status.is_terminal
+    return {
+        "status": f"{run.status}  ({describe_outcome(run)})" if ended else state_text(run),
+        "reason": "" if ended else run.status_reason,
+        "children": children_text(run),
+    }
+
+
+def _asked_for(found: "Found") -> dict[str, str]:
+    from batchml.ops.rerun import plain_command
+
+    run, record = found.run, found.record
+    asked: Any = run or record
+    many = _many(run)
+    parts = [f"{many}{asked.vcpus} vCPU", f"{asked.memory_mib} MiB"]
+    if asked.gpus:
+        parts.append(f"{asked.gpus} GPU")
+    tags = {name: value for name, value in found.tags.items() if not name.startswith("batchml:")}
+    dirty = " and changes" if record and record.dirty else ""
+    return {
+        "image": asked.image,
+        "command": " ".join(plain_command(found.command)),
+        "folder": record.job if record else "",
+        "params": _pairs(found.params),
+        "tags": _pairs(tags),
+        "commit": found.commit + dirty if found.commit else "",
+        "resources": ", ".join(parts) if asked.vcpus else "",
+        "asked for": _cut_down(record),
+    }
+
+
+def _cut_down(record: "Record | None") -> str:
+    """What the run was to have, and this machine does not: `2 GPU: more than this machine has`."""
+    from msgspec import ValidationError, convert
+
+    from batchml.model.job import Resources
+
+    table = record.spec.get("resources") if record else None
+    if record is None or record.env != "local" or not table:
+        return ""
+    try:
+        asked = convert(table, Resources, strict=False)
+    except ValidationError:  # of another version
+        return ""
+    cuts = [
+        f"{wanted} {unit}"
+        for wanted, had, unit in (
+            (asked.vcpus, record.vcpus, "vCPU"),
+            (asked.memory_mib, record.memory_mib, "MiB"),
+            (asked.gpus, record.gpus, "GPU"),
+        )
+        if had < wanted
+    ]
+    return f"{', '.join(cuts)}: more than this machine has" if cuts else ""
+
+
+def _many(run: "Run | None") -> str:
+    """What there are several of, each of which has the resources."""
+    if run is None or not (run.nodes or run.children):
+        return ""
+    return f"{run.nodes} nodes of " if run.nodes else f"{run.array_size} children of "
+
+
+def _pairs(table: "Mapping[str, object]") -> str:
+    return " ".join(f"{name}={value}" for name, value in table.items())
+
+
+def _times(found: "Found", now_ms: int) -> dict[str, str]:
+    from batchml.cli.render import duration, timestamp
+    from batchml.model.array import has_begun
+
+    run = found.run
+    started, stopped = (run.started_at, run.stopped_at) if run else (None, None)
+    waited = (started or stopped or now_ms) - found.created_at if run else 0
+    # AWS may have forgotten when the first child of an array began.
+    is_array = bool(run and has_begun(run) and not started)
+    return {
+        "submitted": timestamp(found.created_at) if found.created_at else "",
+        "started": timestamp(started) if started else "",
+        "waited": duration(waited / 1000) if waited >= 1000 and not is_array else "",
+        "took": duration(waited / 1000) if is_array and stopped else "",
+        "ran": duration(((stopped or now_ms) - started) / 1000) if started else "",
+    }
+
+
+def _attempts(run: "Run", now_ms: int) -> "Iterator[str]":
+    """One line each: what became of it, where, how long it ran, and its log stream."""
+    from batchml.cli.render import duration, printable
+    from batchml.model.outcome import describe_attempt, on_host
+    from batchml.model.status import JobStatus
+
+    for number, attempt in enumerate(run.attempts, 1):
+        is_last = number == len(run.attempts)
+        if is_last and run.status is JobStatus.SUCCEEDED:
+            what = f"ended with code 0{on_host(attempt.host)}"
+        elif is_last and not run.status.is_terminal and attempt.stopped_at is None:
+            what = f"is running{on_host(attempt.host)}"
+        else:
+            what = describe_attempt(attempt)
+        ran = ""
+        if attempt.started_at:
+            end = attempt.stopped_at or run.stopped_at or now_ms
+            word = "after" if attempt.stopped_at else "for"
+            ran = f" {word} {duration((end - attempt.started_at) / 1000)}"
+        # ECS says this of every container that ends by itself.
+        why = "" if attempt.reason.startswith("Essential") else attempt.reason
+        label = "attempt" if len(run.attempts) == 1 else f"attempt {number}"
+        yield f"{label:<10} {printable(what + ran + (f': {why}' if why else ''))}"
+        if attempt.log_stream:
+            yield f"{'log':<10} {printable(attempt.log_stream)}"
+
+
+def _curves(found: "Found", measured: "Measured") -> "Iterator[str]":
+    """Each metric with its curve; with its last value, where its log is gone."""
+    from batchml.cli import render
+    from batchml.cli.colour import screen
+    from batchml.ops.children import metric_texts
+
+    room = (screen().width or 80) - LABEL
+    lines = render.metric_lines(measured.series, room)
+    if not measured.series:
+        texts = metric_texts(dict(_in_order(found.metrics)))
+        lines = [f"{render.printable(name)}  {value}" for name, value in texts[:METRICS_SHOWN]]
+        if len(texts) > len(lines):
+            lines.append(f"and {len(texts) - len(lines)} more, with --json")
+    for place, line in enumerate(lines):
+        yield f"{'' if place else 'metrics':<{LABEL}}{line}".rstrip()
+    words = _unmatched(found, measured)
+    if words:
+        yield f"{'' if lines else 'metrics':<{LABEL}}{render.printable(words)}"
+    if measured.series and not measured.is_whole:
+        yield f"{'':<{LABEL}}(the log is long: these are of its beginning)"
+
+
+def _unmatched(found: "Found", measured: "Measured") -> str:
+    """Patterns without a value, of a run that has printed all it ever will."""
+    from batchml.model.status import JobStatus
+    from batchml.ops.metrics import unmatched
+
+    run, record = found.run, found.record
+    if run is None or record is None or run.status is not JobStatus.SUCCEEDED:
+        return ""
+    if run.children or run.nodes or not measured.is_whole:  # their logs are not read here
+        return ""
+    return unmatched(record.patterns, [*measured.series, *found.metrics])
+
+
+def _in_order(metrics: "Mapping[str, float]") -> list[tuple[str, float]]:
+    """Those of children, such as `loss:3`, in the order of these, behind the run's own."""
+    from batchml.ops.children import child_of
+
+    def place(item: tuple[str, float]) -> tuple[str, int]:
+        name, child = child_of(item[0])
+        return ("", 0) if child is None else (name, child)
+
+    return sorted(metrics.items(), key=place)
+
+
+def _cost(found: "Found") -> str:
+    if found.cost is None:
+        return ""
+    from decimal import Decimal
+
+    from batchml.cli.bills import dollars
+
+    return dollars(Decimal(str(found.cost)))

@@ -1,0 +1,74 @@
+"""What can be done next with a run, as it is typed."""
+
+from typing import TYPE_CHECKING
+
+from batchml.model.names import short_id
+from batchml.model.status import JobStatus
+from batchml.ops.select import bare_id
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from batchml.client.place import Place
+    from batchml.model.run import Run
+    from batchml.ops.search import Found
+
+
+def word_of(place: "Place", job_id: str) -> str:
+    """The shortest that names a run on the command line, and `--env` where that is needed."""
+    whole = bare_id(job_id)
+    option = "" if place.settings.is_local else f" --env {place.env}"
+    return short_id(whole) + job_id[len(whole) :] + option
+
+
+def ways_on(place: "Place", found: "Found") -> "Iterator[tuple[str, str]]":
+    """What a user may want to know or do next, each with its command."""
+    from batchml.ops.rerun import first_id, first_numbers
+
+    run = found.run
+    job_id = first_id(found.job_id, first_numbers(run, found.record))
+    word = word_of(place, job_id)
+    if found.cost is None and not place.settings.is_local:
+        yield "cost", f"batchml cost {word}"
+    if run is None:
+        if found.record is not None:
+            yield "again", f"batchml rerun {word}"
+        return
+    has_begun = _has_begun(run)
+    if has_begun and (place.settings.is_local or outputs_of(place, run)):
+        yield "copy", f"batchml get {word}"
+    if run.status.is_terminal:
+        yield from _after_the_end(run, word, has_begun)
+        return
+    if has_begun:
+        yield "follow", f"batchml logs -f {word}"
+    else:
+        yield "why", f"batchml explain {word}"
+    yield "end", f"batchml cancel {word_of(place, job_id.partition('#')[0])}"
+
+
+def _after_the_end(run: "Run", word: str, has_begun: bool) -> "Iterator[tuple[str, str]]":
+    if has_begun:
+        yield "printed", f"batchml logs {word}"
+    if run.status is JobStatus.FAILED:
+        yield "why", f"batchml explain {word}"
+    if not run.nodes and run.node_index is None:
+        failed = " --failed" if run.children.get("FAILED") else ""
+        yield "again", f"batchml rerun {word}{failed}"
+
+
+def _has_begun(run: "Run") -> bool:
+    waiting = {status.value for status in JobStatus if status.order < JobStatus.STARTING.order}
+    return bool(run.attempts or run.started_at or run.children.keys() - waiting)
+
+
+def outputs_of(place: "Place", run: "Run | None", job_id: str = "") -> str:
+    """Where a run's outputs are: a folder of this machine, or an s3:// URL; "" for neither.
+
+    A folder is one with something in it; what an s3:// URL has is not asked.
+    """
+    folder = place.outputs(run.job_id if run else job_id)
+    if folder is not None:
+        return str(folder) if any(folder.iterdir()) else ""
+    store = run.environment.get("BATCHML_STORE", "") if run else ""
+    return f"{store}/output" if store.startswith("s3://") else ""

@@ -1,0 +1,74 @@
+"""Record: what is kept of a run on this machine, longer than AWS Batch remembers it."""
+
+from typing import Any
+
+from msgspec import Struct
+
+from batchml.model.run import Attempt
+
+
+class Name(Struct, frozen=True, omit_defaults=True, gc=False):
+    """What says which run is meant. `key` is empty for runs of the first version."""
+
+    key: str = ""
+    job_id: str = ""  # empty while it is unknown
+    name: str = ""
+    job_name: str = ""
+    refused: str = ""  # why it was never submitted
+
+
+class Record(Name, frozen=True, omit_defaults=True, gc=False):
+    """A run as it was asked for, and, once known, what came of it.
+
+    A value that is not known is at its default. Times are milliseconds since the epoch. There are
+    neither variables of the run nor secrets in it, only what the job's own file said (`spec`).
+    """
+
+    # What was asked for.
+    env: str = ""
+    queue: str = ""
+    at: int = 0
+    job: str = ""  # the job's folder
+    folder: str = ""  # whose files travelled
+    command: tuple[str, ...] = ()
+    params: dict[str, Any] = {}
+    tags: dict[str, str] = {}
+    commit: str = ""
+    dirty: bool | None = None  # the folder had changes that the commit does not have
+    image: str = ""  # the reference that was sent
+    vcpus: int = 0
+    memory_mib: int = 0
+    gpus: int = 0
+    array_size: int = 0
+    patterns: dict[str, str] = {}  # of metrics
+    max_cost: float | None = None  # USD
+    code: str = ""  # where the code's archive lies: a path or an s3:// URL
+    spec: dict[str, Any] = {}  # the JobSpec that was sent, as a table: what `rerun` starts from
+
+    # What came of it.
+    status: str = ""
+    outcome: str = ""
+    exit_code: int | None = None
+    reason: str = ""  # of the end, in Batch's words
+    container_reason: str = ""  # of the container, in ECS's words
+    created_at: int | None = None
+    started_at: int | None = None
+    stopped_at: int | None = None
+    attempts: tuple[Attempt, ...] = ()
+    max_attempts: int = 1
+    children: dict[str, int] = {}  # of an array: status -> how many
+    failures: dict[str, int] = {}  # of an array: class of failed children -> how many
+    log_group: str = ""
+    metrics: dict[str, float] = {}
+    measured: bool = False  # the whole log was read for them
+    cost: float | None = None  # USD
+    lost: bool = False  # AWS did not know it any more, and nobody saw its end
+
+    @property
+    def is_open(self) -> bool:
+        """True while nobody knows whether this submission reached AWS."""
+        return bool(self.key) and not self.job_id and not self.refused
+
+    @property
+    def has_ended(self) -> bool:
+        return self.status in ("SUCCEEDED", "FAILED")

@@ -1,0 +1,396 @@
+"""Find runs: in AWS Batch, which forgets them seven days after their end, and in the history.
+
+Source: AWS Batch User Guide, "Jobs" (a finished job stays listed for at least seven days).
+"""
+
+import operator
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from heapq import merge
+from itertools import islice
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from batchml.aws.batch import MAX_DESCRIBE, BatchApi
+from batchml.errors import UsageError, did_you_mean
+from batchml.model.array import began, first_child, has_begun, shown_state
+from batchml.model.names import split_key
+from batchml.model.record import Record
+from batchml.model.run import OutcomeClass, Run, classify
+from batchml.model.status import JobStatus
+from batchml.ops.history import History, Remembered
+
+COMMIT_TAG = "batchml:commit"
+FORGETTING = 8 * 24 * 3_600_000  # ms since its submission after which an unknown run is lost
+SHOWN_AFTER = 60_000  # ms since its submission in which AWS may not show a run yet
+MIN_COMMIT = 4  # characters, as git has it
+
+_CONDITION = re.compile(r"\s*([^\s<>=!]+)\s*(>=|<=|==|!=|=|>|<)\s*(\S+)\s*")
+_OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
+    ">": operator.gt, "<": operator.lt, ">=": operator.ge, "<=": operator.le,
+    "=": operator.eq, "==": operator.eq, "!=": operator.ne,
+}  # fmt: skip
+
+
+class Condition(Struct, frozen=True):
+    """`val_accuracy > 0.98`"""
+
+    name: str
+    sign: str
+    bound: float
+
+    def holds(self, metrics: Mapping[str, float]) -> bool:
+        return self.name in metrics and _OPERATORS[self.sign](metrics[self.name], self.bound)
+
+
+class Wanted(Struct, frozen=True):
+    """Which runs are looked for; what is at its default does not matter.
+
+    `since` is in milliseconds since the epoch. `states` are names of states or of outcome classes.
+    """
+
+    states: frozenset[str] = frozenset()
+    queue: str = ""
+    name: str = ""
+    since: int = 0
+    tags: dict[str, str] = {}
+    params: dict[str, str] = {}
+    metrics: tuple[Condition, ...] = ()
+    commit: str = ""
+
+    @property
+    def is_deep(self) -> bool:
+        """True when ListJobs alone cannot say whether a run is meant."""
+        return bool(self.tags or self.params or self.metrics or self.commit) or any(
+            state not in JobStatus.__members__ for state in self.states
+        )
+
+
+class Found(Struct, frozen=True):
+    """A run as AWS tells it, as it is remembered here, or both.
+
+    `run` is None for one that AWS has forgotten and whose end nobody here has seen.
+    """
+
+    run: Run | None
+    record: Record | None
+
+    @property
+    def job_id(self) -> str:
+        return self.run.job_id if self.run else self._known.job_id
+
+    @property
+    def name(self) -> str:
+        return self.run.name if self.run else self._known.name
+
+    @property
+    def queue(self) -> str:
+        return self.run.queue if self.run else self._known.queue
+
+    @property
+    def created_at(self) -> int:
+        return (self.run.created_at if self.run else None) or self._known.at
+
+    @property
+    def tags(self) -> dict[str, str]:
+        return {**self._known.tags, **(self.run.tags if self.run else {})}
+
+    @property
+    def params(self) -> dict[str, object]:
+        return {**self._known.params, **(self.run.params if self.run else {})}
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        return self._known.metrics
+
+    @property
+    def cost(self) -> float | None:
+        return self._known.cost
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """As it was asked for: a long one does not stand in the request."""
+        return self._known.command or (self.run.command if self.run else ())
+
+    @property
+    def commit(self) -> str:
+        return self._known.commit or self.tags.get(COMMIT_TAG, "")
+
+    @property
+    def states(self) -> set[str]:
+        """The names under which its state can be asked for."""
+        if self.run is None:
+            return set()
+        status = self.run.status
+        return {status.value, shown_state(self.run)} | (
+            {classify(self.run).outcome.value} if status.is_terminal else set()
+        )
+
+    @property
+    def _known(self) -> Record:
+        return self.record or Record()
+
+
+def read_condition(text: str, flag: str) -> Condition:
+    """`"val_accuracy>0.98"` as a condition. Raises UsageError."""
+    found = _CONDITION.fullmatch(text)
+    if found:
+        try:
+            return Condition(found[1], found[2], float(found[3]))
+        except ValueError:
+            pass
+    raise UsageError(f"{flag} {text}: write a condition such as 'val_accuracy>0.98', in quotes.")
+
+
+def read_states(texts: Iterable[str], flag: str) -> frozenset[str]:
+    """Names of states (in any case) and of outcome classes. Raises UsageError."""
+    known = [*(each.value for each in JobStatus), *(each.value for each in OutcomeClass)]
+    by_lower = {name.lower(): name for name in known}
+    # Both a state and a class: the state is what ListJobs knows.
+    by_lower["succeeded"] = JobStatus.SUCCEEDED.value
+    for text in texts:
+        if text.lower() not in by_lower:
+            raise UsageError(
+                f"{flag} {text}: no such state.{did_you_mean(text, known)} "
+                f"States: {', '.join(JobStatus)}; classes: {', '.join(OutcomeClass)}."
+            )
+    return frozenset(by_lower[text.lower()] for text in texts)
+
+
+def read_commit(text: str, flag: str) -> str:
+    """The start of a commit's id. Raises UsageError."""
+    if not re.fullmatch(rf"[0-9a-fA-F]{{{MIN_COMMIT},64}}", text):
+        raise UsageError(f"{flag} {text}: give {MIN_COMMIT} or more digits of a commit's id.")
+    return text.lower()
+
+
+def matches(found: Found, wanted: Wanted) -> bool:
+    """True when a run, all of which is known, is one of those that are looked for."""
+    return (
+        _may_match(found, wanted)
+        and (not wanted.states or bool(found.states & wanted.states))
+        and all(found.tags.get(name) == value for name, value in wanted.tags.items())
+        and all(
+            name in found.params and is_value(found.params[name], text)
+            for name, text in wanted.params.items()
+        )
+        and all(condition.holds(found.metrics) for condition in wanted.metrics)
+        and found.commit.startswith(wanted.commit)
+    )
+
+
+def is_value(value: object, text: str) -> bool:
+    """True when `text` writes this value of a parameter: 0.10 and 1e-1 are the same."""
+    if isinstance(value, bool):
+        return text.lower() == str(value).lower()
+    if isinstance(value, int | float):
+        try:
+            return float(text) == value
+        except ValueError:
+            return False
+    return str(value) == text
+
+
+def _may_match(found: Found, wanted: Wanted) -> bool:
+    """As far as a summary tells: not by its state, which a later look may show to be another."""
+    return (
+        (not wanted.queue or found.queue == wanted.queue)
+        and (not wanted.name or wanted.name in (found.name, *_names(found)))
+        and found.created_at >= wanted.since
+    )
+
+
+def _names(found: Found) -> tuple[str, ...]:
+    whole = found.run.job_name if found.run else found.record.job_name if found.record else ""
+    return (whole, *split_key(whole)[:1])
+
+
+def search(
+    api: BatchApi,
+    history: History,
+    env: str,
+    queues: Iterable[str],
+    wanted: Wanted,
+    measure: Callable[[Run, Record], Mapping[str, float]] | None = None,
+    now: int = 0,
+) -> Iterator[Found]:
+    """The runs that are looked for, newest first; calls are made as far as the caller reads.
+
+    A round is one page of ListJobs of each queue, and one DescribeJobs for up to a hundred runs
+    whose end was not seen before. Ends that are seen now are remembered. `measure` reads the
+    metrics of a run from its log; it is asked where they matter and were not read before. `now` is
+    in milliseconds since the epoch.
+    """
+    records = history.remembered(env)
+    candidates = (
+        found
+        for found in _candidates(api, records, queues, wanted)
+        if _may_match(found, wanted) and _is_worth_a_look(found, wanted)
+    )
+    but_metrics = replace(wanted, metrics=())
+    for chunk in iter(lambda: list(islice(candidates, MAX_DESCRIBE)), []):
+        for found in whole(api, history, chunk, now):
+            if matches(found, but_metrics):
+                measured = _measured(found, measure) if wanted.metrics else found
+                if matches(measured, wanted):
+                    yield measured
+
+
+def _measured(found: Found, measure: Callable[[Run, Record], Mapping[str, float]] | None) -> Found:
+    record = found.record or Record()
+    if measure is None or found.run is None or record.measured:
+        return found
+    return Found(found.run, replace(record, metrics=dict(measure(found.run, record))))
+
+
+def _is_worth_a_look(found: Found, wanted: Wanted) -> bool:
+    """False for a state that is final and is not looked for."""
+    if wanted.is_deep or not wanted.states or found.run is None:
+        return True
+    return bool(found.states & wanted.states) or not found.run.status.is_terminal
+
+
+def _candidates(
+    api: BatchApi, records: Remembered, queues: Iterable[str], wanted: Wanted
+) -> Iterator[Found]:
+    """Every run once, newest first, as far as it is known without another call."""
+    # A name in AWS ends with the key of its submission: the asterisk is ListJobs' own.
+    name = f"{wanted.name}*" if wanted.name else ""
+    since = max(0, wanted.since)  # AWS refuses what was before 1970
+    listed = (
+        (Found(run, records.get(run.job_id)) for run in api.list_recent(queue, since, name))
+        for queue in queues
+    )
+    kept = (Found(as_run(record), record) for record in records if record.at >= wanted.since)
+    seen: set[str] = set()
+    for found in merge(*listed, kept, key=lambda each: each.created_at, reverse=True):
+        if found.job_id not in seen:
+            seen.add(found.job_id)
+            yield found
+
+
+def whole(api: BatchApi, history: History, candidates: list[Found], now: int) -> list[Found]:
+    """The same runs with all that AWS knows of those whose end was not seen before: one call."""
+    ask = [found.job_id for found in candidates if not _is_final(found)]
+    arrays = [found.job_id for found in candidates if _lacks_its_start(found, now)]
+    asked = [*ask, *map(first_child, arrays)]
+    told = api.describe(asked) if asked else {}
+    starts = {each: at for each in arrays if (at := began(told.pop(first_child(each), None)))}
+    told = {each: _started(run, starts) for each, run in told.items()}
+    with suppress(OSError):  # as in `remember`
+        history.began({each: at for each, at in starts.items() if each not in ask})
+    remember(history, [found.record for found in candidates if found.record], told)
+    with suppress(OSError):  # as in `remember`
+        history.lost(
+            found.job_id
+            for found in candidates
+            if found.job_id in ask and found.job_id not in told and found.run is None
+            and found.created_at < now - FORGETTING
+        )  # fmt: skip
+    return [
+        Found(known and _started(known, starts), each.record)
+        for each in map(_as_it_ended, candidates)
+        for known in [told.get(each.job_id) or each.run or unlisted(api, each.record, now)]
+    ]
+
+
+def _lacks_its_start(found: Found, now: int) -> bool:
+    """True for an array of which AWS may know when its first child was started, and we do not."""
+    run = _as_it_ended(found).run
+    size = (run.array_size if run else 0) or (found.record.array_size if found.record else 0)
+    if not size or found.created_at < now - FORGETTING:
+        return False
+    return run is None or (
+        not run.started_at and run.array_index is None and (not run.children or has_begun(run))
+    )
+
+
+def _started(run: Run, starts: Mapping[str, int]) -> Run:
+    start = starts.get(run.job_id)
+    return replace(run, started_at=start) if start and not run.started_at else run
+
+
+def _as_it_ended(found: Found) -> Found:
+    """With all that was seen of its end, of which ListJobs tells a part."""
+    return Found(as_run(found.record) or found.run, found.record)
+
+
+def _is_final(found: Found) -> bool:
+    """True when AWS need not be asked: the end was seen, or nobody will ever know it."""
+    record = found.record
+    return record is not None and (record.has_ended or (record.lost and found.run is None))
+
+
+def remember(history: History, records: Iterable[Record], told: Mapping[str, Run]) -> None:
+    """Keep the ends of this machine's runs, which AWS will forget.
+
+    Whoever looks at runs can do so with a full disk, too: then they are kept the next time.
+    """
+    with suppress(OSError):
+        history.all_ended(
+            told[each.job_id] for each in records if not each.has_ended and each.job_id in told
+        )
+
+
+def unlisted(api: BatchApi, record: Record | None, now: int) -> Run | None:
+    """A run that AWS does not tell of: as it ended, or as it was submitted just now; else None.
+
+    AWS may not show a run for some seconds; the embedded server shows it at once.
+    """
+    ended = as_run(record)
+    if ended is not None or record is None:
+        return ended
+    if api.is_local or record.at < now - SHOWN_AFTER:
+        return None
+    return as_submitted(record)
+
+
+def as_submitted(record: Record) -> Run:
+    """The run as far as its submission tells of it."""
+    return Run(
+        record.job_id,
+        record.name,
+        record.queue,
+        JobStatus.SUBMITTED,
+        created_at=record.at,
+        job_name=record.job_name,
+        key=record.key,
+    )
+
+
+def as_run(record: Record | None) -> Run | None:
+    """The run as it was when its end was seen; None if nobody here saw it."""
+    if record is None or not record.has_ended:
+        return None
+    outcome = record.outcome
+    return Run(
+        job_id=record.job_id,
+        name=record.name,
+        job_name=record.job_name or record.name,
+        key=record.key,
+        queue=record.queue,
+        status=JobStatus(record.status),
+        status_reason=record.reason,
+        created_at=record.created_at or record.at,
+        started_at=record.started_at,
+        stopped_at=record.stopped_at,
+        exit_code=record.exit_code,
+        reason=record.container_reason,
+        attempts=record.attempts,
+        log_group=record.log_group or "/aws/batch/job",
+        is_terminated=outcome == OutcomeClass.CANCELLED,
+        image=record.image,
+        command=record.command,
+        vcpus=record.vcpus,
+        memory_mib=record.memory_mib,
+        gpus=record.gpus,
+        children=record.children,
+        failures=record.failures,
+        tags=record.tags,
+        params=record.params,
+        max_attempts=record.max_attempts,
+        array_size=record.array_size,
+        host=record.attempts[-1].host if record.attempts else "",
+    )

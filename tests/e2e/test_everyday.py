@@ -1,0 +1,251 @@
+"""Looking at runs, getting what they left, and running them again: against a real server."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from batchml.cli.app import run
+from batchml.local.home import Home
+from tests.conftest import wait_for
+from tests.e2e.conftest import Cli, Shown, write_job
+
+JOB = """
+image = "python"
+command = ["sh", "train.sh", "{lr}"]
+[params]
+lr = 0.1
+[metrics]
+loss = "loss=([0-9.]+)"
+"""
+TRAIN = 'for i in 1 2 4; do echo "loss=$(python -c "print($1/$i)")"; done; echo "X=$X"'
+SOME_FAIL = """
+echo "child $AWS_BATCH_JOB_ARRAY_INDEX of $BATCHML_ARRAY_SIZE loss=0.$AWS_BATCH_JOB_ARRAY_INDEX"
+echo "$AWS_BATCH_JOB_ARRAY_INDEX" > "$BATCHML_OUTPUT_DIR/number"
+case $AWS_BATCH_JOB_ARRAY_INDEX in 1|3|4) [ -e "$BATCHML_DATA_DIR/fixed" ] || exit 4;; esac
+"""
+
+
+class Inside(Cli):
+    """The same commands in this process, which spares each the start of a Python."""
+
+    def __init__(self, folder: Path, home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+        super().__init__(folder, home)
+        self._capsys = capsys
+
+    def __call__(self, *arguments: str, timeout: float = 120, **environ: str) -> Shown:
+        self._capsys.readouterr()
+        code = run(arguments)
+        return Shown(code, *self._capsys.readouterr())
+
+
+@pytest.fixture
+def cli(
+    home: Home,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Cli:
+    made = Inside(tmp_path / "work", home, capsys)
+    made.folder.mkdir()
+    monkeypatch.chdir(made.folder)
+    for name in [name for name in os.environ if name.startswith(("AWS_", "BATCHML_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("BATCHML_HOME", str(home.root))
+    return made
+
+
+def submitted(cli: Cli, *words: str, wait: bool = True) -> str:
+    """The job id of a run that has ended, or has been submitted."""
+    options = ("--wait",) if wait else ()
+    return str(cli("submit", *options, "--json", *words).json["jobId"])
+
+
+def ids(cli: Cli, *words: str) -> list[str]:
+    return [run["jobId"] for run in cli("ls", "--json", *words).json]
+
+
+def test_runs_are_found_by_what_was_asked_for_and_what_came_of_it(cli: Cli) -> None:
+    write_job(cli.folder, "t", JOB, train__sh=TRAIN)
+    one = submitted(cli, "t", "--tag", "team=vision")
+    two = submitted(cli, "t", "-p", "lr=0.8", wait=False)
+    assert cli("wait", two).code == 0  # nobody has read its log
+    assert ids(cli) == [two, one]
+    assert ids(cli, "--tag", "team=vision") == [one]
+    assert ids(cli, "--param", "lr=8e-1") == [two]
+    assert ids(cli, "--metric", "loss>0.1") == [two]
+    assert ids(cli, "--status", "FAILED") == []
+    table = cli("ls", "--metric", "loss<1", "--param", "lr=0.1").out.splitlines()
+    assert table[0].split()[-2:] == ["loss", "lr"]
+    assert table[1].split()[-2:] == ["0.025", "0.1"]
+    shown = cli("show", two, "--json").json
+    assert (shown["metrics"], shown["params"], shown["class"]) == (
+        {"loss": 0.2}, {"lr": 0.8}, "succeeded",
+    )  # fmt: skip
+    text = cli("show", two, "--plot", "curves.html").out
+    assert "0.2 to 0.8, 3 values" in text
+    ways = ("get", "logs", "rerun")  # what to do next, as it is typed
+    assert [f"batchml {way} {two[:8]}\n" in text for way in ways] == [True] * 3
+    nowhere = cli("ls", "--queue", "nowhere")
+    assert (nowhere.code, "Known: default." in nowhere.err) == (1, True)
+    assert cli("top", "--queue", "nowhere").err == nowhere.err
+    assert ids(cli, "--since", "99999d") == [two, one]
+    assert "loss" in (cli.folder / "curves.html").read_text()
+    found = {each["what"]: each for each in cli("diff", one, two, "--json").json["differences"]}
+    assert (found["params.lr"]["left"], found["params.lr"]["right"]) == (0.1, 0.8)
+    assert (found["metrics.loss"]["left"], found["metrics.loss"]["right"]) == (0.025, 0.2)
+    assert "code" not in found
+    assert "+0.7" in cli("diff", one, two).out
+    assert cli("ls", "--metric", "loss").code == 2
+
+
+def test_what_the_service_has_forgotten_is_still_known_here(cli: Cli) -> None:
+    write_job(cli.folder, "t", JOB, train__sh="echo loss=0.5; exit 3")
+    job_id = submitted(cli, "t")
+    open_ = submitted(cli, "--", "true", wait=False)
+    assert cli("local", "stop").code == 0
+    shutil.rmtree(cli.home.local)
+    forgotten, ended = cli("ls", "--json").json
+    assert (forgotten["jobId"], forgotten["status"]) == (open_, None)
+    assert ended.keys() - forgotten.keys() == {"class"}
+    assert (ended["jobId"], ended["class"], ended["exitCode"]) == (job_id, "app-error", 3)
+    assert ended["metrics"] == {"loss": 0.5}
+    assert "forgotten" in cli("ls").out
+    assert "the program ended with code 3" in cli("show", "t").out
+    assert "AWS Batch has forgotten the run" in cli("show", open_).out
+    assert cli("wait", "t").code == 3
+    assert cli("wait", open_).code == 74
+    assert "not known" in cli("cancel", open_).out
+    assert [each["status"] for each in cli("cancel", open_, "t", "--json").json] == [None, "FAILED"]
+    unsure = cli("rerun", open_, "--failed")
+    assert (unsure.code, "nobody here saw" in unsure.err) == (2, True)
+    assert cli("local", "reset", "--yes").code == 0
+    assert cli("ls", "--json").json == []
+
+
+def test_a_run_again_has_the_code_and_the_variables_it_had(cli: Cli) -> None:
+    job = write_job(cli.folder, "t", JOB, train__sh=TRAIN)
+    submitted(cli, "t", "--set-env", "X=hush", "--tag", "team=vision")
+    (job / "train.sh").write_text("echo changed")
+    again = cli("rerun", "@last", "-p", "lr=0.4", "--wait", "--json")
+    assert again.code == 0
+    assert "] X=hush" in again.err and "changed" not in again.err
+    shown = cli("show", "@last", "--json").json
+    assert (shown["params"], shown["metrics"]) == ({"lr": 0.4}, {"loss": 0.1})
+    assert shown["tags"]["team"] == "vision"
+    assert shown["job"] == str(job)
+    history = (cli.home.root / "history.jsonl").read_text()
+    assert "hush" not in history
+    assert cli("rerun", "@last", "-p", "rate=1").code == 78
+    assert "nothing was submitted" in cli("rerun", "@last", "--failed").err
+    changed = ("--memory", "600 MiB", "--timeout", "2h", "--name", "more", "--tag", "team=audio")
+    request = cli("rerun", "@last~1", "--dry-run", *changed, "--attempts", "2").json["SubmitJob"]
+    overrides = request["containerOverrides"]
+    assert overrides["command"] == ["sh", "train.sh", "0.1"]
+    assert {"type": "MEMORY", "value": "600"} in overrides["resourceRequirements"]
+    assert (request["timeout"]["attemptDurationSeconds"], request["tags"]["team"]) == (
+        7200,
+        "audio",
+    )
+    assert request["jobName"].startswith("more-")
+    assert request["retryStrategy"]["attempts"] == 2
+    assert cli("rerun", "@last", "--memory", "some", "--dry-run").code == 78
+
+
+def test_only_the_children_that_failed_run_again_under_their_own_numbers(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = cli.folder / "data"
+    data.mkdir()
+    monkeypatch.setenv("BATCHML_DATA_DIR", str(data))
+    write_job(cli.folder, "t", JOB, train__sh=SOME_FAIL)
+    first = submitted(cli, "t", "--array", "5")
+    assert cli("show", first, "--json").json["children"] == {"SUCCEEDED": 2, "FAILED": 3}
+    text = cli("show", first).out
+    assert "failed     1 3-4\n" in text
+    assert f"batchml rerun {first[:8]} --failed\n" in text
+    assert cli("show", first, "--json").json["failedChildren"] == [1, 3, 4]
+    done = cli("get", first, "results", "--json").json
+    assert (done["copied"], done["leftOut"]) == (5, [])
+    assert (cli.folder / "results" / "3" / "number").read_text() == "3\n"
+    assert cli("get", first, "results", "--json").json["unchanged"] == 5
+    again = cli("rerun", first, "--failed", "--json")
+    assert "Children 1 3-4 of 5" in again.err
+    assert cli("wait", again.json["jobId"]).code != 0
+    (data / "fixed").touch()
+    third = cli("rerun", again.json["jobId"], "--failed", "--wait", "--json")
+    assert (third.code, third.json["class"]) == (0, "succeeded")
+    lines = cli("logs", third.json["jobId"], "--json").json
+    assert sorted((line["child"], line["message"]) for line in lines) == [
+        (f"{n}", f"child {n} of 5 loss=0.{n}") for n in (1, 3, 4)
+    ]
+    assert third.json["metrics"] == {f"loss:{n}": n / 10 for n in (1, 3, 4)}
+    assert "4 | " in third.err and "0 | " not in third.err and "2 | " not in third.err
+    assert "child 4 of 5" in cli("logs", "@last:4").out
+    assert "it runs again: 1 3-4." in cli("logs", "@last:0").err
+    assert "reruns     children 1 3-4 of a larger array" in cli("show", "@last").out
+    why = cli("explain", again.json["jobId"])
+    assert "child 1\n" in why.out and f"{again.json['jobId']}:1" in why.out
+    assert "failed     1 3-4\n" in cli("show", again.json["jobId"]).out
+    assert cli("get", "@last", "results", "--json").json["copied"] == 3
+    for n in (0, 1, 2, 3, 4):  # each child's own were not overwritten by another's
+        assert (cli.folder / "results" / f"{n}" / "number").read_text() == f"{n}\n"
+    differ = [each["what"] for each in cli("diff", first, "@last", "--json").json["differences"]]
+    assert "command" not in differ and "metrics.loss:1" not in differ
+    one = cli("rerun", f"{first}:3", "--wait", "--json", "--name", "third", "--max-cost", "5")
+    assert one.code == 0
+    assert "child 3 of 5" in one.err
+    assert cli("get", "third:3", "alone", "--json").json["copied"] == 1
+    assert (cli.folder / "alone" / "3" / "number").exists()
+
+
+def test_cancelling_several_stops_all_and_says_so_once(cli: Cli) -> None:
+    sleeping = ("--", "sleep", "600")
+    array = submitted(cli, "--array", "3", *sleeping, wait=False)
+    single = submitted(cli, *sleeping, wait=False)
+    child = f"{array}:1"
+    wait_for(lambda: "RUNNING" in cli("show", array).out, "a child runs")
+    assert f"batchml logs -f {array[:8]}\n" in cli("show", array).out
+    assert "RUNNING, 0/3 done" in cli("ls").out
+    assert cli("cancel", child).code == 0
+    wait_for(lambda: cli("show", child, "--json").json["status"] == "FAILED", "the child ended")
+    assert cli("show", array, "--json").json["status"] != "FAILED"
+    gave_up = cli("wait", single, "--timeout", "1s")
+    assert (gave_up.code, "The runs go on" in gave_up.err) == (1, True)
+    shown = cli("cancel", array, single, f"{array}:0", "--json")
+    assert shown.code == 0
+    assert [each["left"] for each in shown.json] == [None] * 3
+    assert cli("wait", array, single).code == 143
+    assert cli("cancel", array, single).out.count("had ended already") == 2
+
+
+def test_top_shows_once_what_runs_where_nobody_can_watch(cli: Cli) -> None:
+    job_id = submitted(cli, "--name", "busy", "--", "sleep", "600", wait=False)
+    wait_for(lambda: cli("show", job_id, "--json").json["status"] == "RUNNING", "it runs")
+    shown = cli("top", "--json").json
+    assert shown["queues"][0]["counts"]["RUNNING"] == 1
+    assert shown["queues"][0]["held"]["vcpus"] == 1
+    assert [run["jobId"] for run in shown["runs"]] == [job_id]
+    assert "busy" in cli("top").out
+    cli("cancel", job_id)
+
+
+def test_outputs_lie_where_the_user_is_and_links_stay_behind(cli: Cli) -> None:
+    out = "$BATCHML_OUTPUT_DIR"
+    script = f"mkdir {out}/a; echo 1 > {out}/a/model; ln -s /etc {out}/etc"
+    job_id = submitted(cli, "--name", "made", "--", "sh", "-c", script)
+    shown = cli("get", "@last")
+    assert shown.code == 0
+    folder = cli.folder / f"made-{job_id[:8]}"
+    assert sorted(path.name for path in folder.iterdir()) == [".batchmlignore", "a"]
+    assert "Left out: etc" in shown.err
+    assert json.loads(cli("get", "@last", "--json").out)["unchanged"] == 1
+    sent = cli("submit", "--wait", "--", "sh", "-c", "ls -A; echo x > model.bin")
+    assert f"made-{job_id[:8]}" not in sent.out  # what was got is no code of the next run
+    assert "model.bin (2 B) was written to the working folder, which is not kept" in sent.out
+    assert "outputs" not in cli("show", "@last").out
+    nothing = cli("get", "@last")
+    assert (nothing.code, "has left nothing" in nothing.err) == (0, True)
+    assert [path.name for path in cli.folder.iterdir()] == [folder.name]

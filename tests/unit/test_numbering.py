@@ -1,0 +1,121 @@
+"""Children of an array that was run again in part are called by their first numbers."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchml.client import fetching
+from batchml.client.numbering import Numbering
+from batchml.client.renumbered import Renumbered
+from batchml.model.explanation import Explanation
+from batchml.model.record import Record
+from batchml.model.run import Run
+from batchml.model.status import JobStatus
+from batchml.ops.outputs import Entry
+from batchml.ops.rerun import MAP, first_id, first_numbers, own_id, ranges
+from batchml.ops.watch import Ended, Line, Lost, Progress
+
+NUMBERS = st.sets(st.integers(0, 9_999), min_size=1, max_size=9).map(lambda it: tuple(sorted(it)))
+
+
+def run(**environment: str) -> Run:
+    return Run("id", "n", "q", JobStatus.RUNNING, environment=environment)
+
+
+def test_numbers_are_known_from_aws_or_from_what_is_kept_here() -> None:
+    record = Record(job_id="id", spec={"env": {MAP: "2 4-5"}})
+    assert first_numbers(run(**{MAP: "2 4-5"}), None) == (2, 4, 5)
+    assert first_numbers(None, record) == first_numbers(run(), record) == (2, 4, 5)
+    assert first_numbers(run(), Record()) == first_numbers(None, None) == ()
+    assert first_numbers(run(**{MAP: "what; else"}), None) == ()
+
+
+@given(NUMBERS)
+@settings(max_examples=30)
+def test_an_id_by_the_first_number_is_that_of_the_child_and_back(first: tuple[int, ...]) -> None:
+    for index, number in enumerate(first):
+        named = first_id(f"id:{index}", first)
+        assert named == f"id:{number}"
+        assert own_id(named, first) == (f"id:{index}" if len(first) > 1 else "id")
+    assert own_id(f"id:{first[-1] + 1}", first) is None
+
+
+@pytest.mark.parametrize("job_id", ["id", "id:3", "id#1"])
+def test_where_nothing_was_renumbered_ids_stay(job_id: str) -> None:
+    assert (first_id(job_id, ()), own_id(job_id, ())) == (job_id, job_id)
+    assert own_id("id#1", (2, 4)) == "id#1"
+
+
+def test_what_is_told_of_a_child_has_its_first_number() -> None:
+    numbers, parent = Numbering(), run(**{MAP: ranges([2, 4])})
+    lines = [Line(1, "[0] Child 1", "0/2"), Line(1, "x", "1"), Line(1, "own")]
+    told: list[Any] = [Progress(parent, "Child 1 FAILED: 0"), Progress(parent, "[0] no log"),
+                       Lost("Child 1"), Ended(parent)]  # fmt: skip
+    assert list(numbers.told([*lines, *told])) == [*lines, *told]  # nothing is known yet
+    numbers.learn(None)
+    numbers.learn(parent)
+    assert list(numbers.told(lines)) == [
+        Line(1, "[0] Child 1", "2/2"), Line(1, "x", "4"), Line(1, "own"),
+    ]  # fmt: skip
+    texts = [each.text for each in numbers.told(told) if isinstance(each, Progress)]
+    assert texts == ["Child 4 FAILED: 0", "[2] no log"]
+    assert list(numbers.told(told))[2:] == told[2:]
+
+
+def test_outputs_come_under_the_first_numbers_from_where_they_lie() -> None:
+    fetched: list[str] = []
+
+    class Lying:
+        left_out = ("1/link: not a file",)
+
+        def entries(self) -> list[Entry]:
+            return [Entry("0/2/m", 1, 1), Entry("1/m", 1, 1)]
+
+        def fetch(self, entry: Entry, path: Any) -> None:
+            fetched.append(entry.name)
+
+    source: Any = fetching.Renumbered(Lying(), (2, 4))
+    entries = list(source.entries())
+    assert [entry.name for entry in entries] == ["2/2/m", "4/m"]
+    assert source.left_out == ["4/link: not a file"]
+    for entry in entries:
+        source.fetch(entry, None)
+    assert fetched == ["0/2/m", "1/m"]
+
+
+def test_an_explanation_calls_children_by_their_first_numbers() -> None:
+    answers = {
+        "describe_jobs": {"jobs": [job("id", environment=[{"name": MAP, "value": "2 4"}])]},
+        "list_jobs": {"jobSummaryList": [child(1), child(0)]},
+    }
+    session: Any = SimpleNamespace(client=lambda _: Answering(answers))
+    diagnosis = Renumbered(session, "id", None)
+    (array,) = diagnosis.runs(["id"])
+    children = diagnosis.children(array, "FAILED")
+    assert [(each.job_id, each.array_index) for each in children] == [("id:0", 2), ("id:1", 4)]
+    told = Explanation("c", "v id:1", ("child 4 of 2", "child 4 of 2 cats", "x:1"), "", "logs id:0")
+    assert diagnosis.named(told) == Explanation(
+        "c", "v id:4", ("child 4", "child 4 of 2 cats", "x:1"), "", "logs id:2"
+    )
+    assert Renumbered(session, "other", None).named(told) == told
+
+
+def job(job_id: str, **container: Any) -> dict[str, Any]:
+    return {"jobId": job_id, "jobName": "n", "jobQueue": "q", "jobDefinition": "d",
+            "status": "FAILED", "container": container, "arrayProperties": {"size": 2}}  # fmt: skip
+
+
+def child(index: int) -> dict[str, Any]:
+    return {"jobId": f"id:{index}", "jobName": "n", "arrayProperties": {"index": index},
+            "status": "FAILED", "createdAt": 1}  # fmt: skip
+
+
+class Answering:
+    def __init__(self, answers: dict[str, Any]) -> None:
+        self._answers = answers
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda **_: self._answers[name]

@@ -1,0 +1,150 @@
+"""The same again: from the history, from AWS alone, and of an array only some children."""
+
+import os
+import subprocess
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchml.errors import UsageError
+from batchml.model.job import JobSpec, Resources
+from batchml.model.record import Record
+from batchml.model.run import Run
+from batchml.model.status import JobStatus
+from batchml.ops.rerun import MAP, MAPPING, SIZE, again, numbers, only, ranges, remembered
+
+SPEC = JobSpec(
+    image="pytorch", command=("python", "train.py", "--lr", "{lr}", "{not a parameter}"),
+    name="train", params={"lr": 0.1}, env={"OMP_NUM_THREADS": 4}, code="src",
+    resources=Resources(vcpus=4, memory="8 GiB"), metrics={"loss": "loss=(.*)"}, timeout="4h",
+)  # fmt: skip
+RECORD = Record(
+    key="2abc", job_id="id", name="train", image="registry/pytorch@sha256:1", code="/code/1.tar.gz",
+    spec=msgspec.to_builtins(SPEC), tags={"team": "v", "batchml:key": "2abc"}, max_cost=3.0,
+)  # fmt: skip
+
+
+def run(**more: Any) -> Run:
+    values: dict[str, Any] = {
+        "job_id": "id", "name": "train", "queue": "gpu", "status": JobStatus.FAILED,
+        "image": "registry/pytorch@sha256:1", "command": ("python", "train.py", "--lr", "0.1"),
+        "vcpus": 4, "memory_mib": 8192, "timeout": 14400, "max_attempts": 3, "share": "me",
+        "environment": {"X": "hush", "OMP_NUM_THREADS": "4", "BATCHML_KEY": "2abc",
+                        "BATCHML_CODE": "s3://b/code/1", "AWS_BATCH_JOB_ID": "id"},
+        "tags": {"team": "v", "batchml:commit": "abcd"},
+    }  # fmt: skip
+    return Run(**{**values, **more})
+
+
+def test_what_is_remembered_is_sent_again_with_the_same_image_and_code() -> None:
+    wanted = again(run(), RECORD)
+    assert wanted.spec.image == "registry/pytorch@sha256:1"
+    assert (wanted.spec.command, wanted.spec.params) == (SPEC.command, {"lr": 0.1})
+    assert wanted.spec.env == {"OMP_NUM_THREADS": "4", "X": "hush"}
+    assert (wanted.code, wanted.spec.metrics) == ("/code/1.tar.gz", SPEC.metrics)
+    assert (wanted.tags, wanted.share, wanted.max_cost) == ({"team": "v"}, "me", 3.0)
+    assert wanted.notices == ()
+
+
+def test_of_a_forgotten_run_the_variables_of_the_command_line_are_not_known() -> None:
+    wanted = again(None, RECORD)
+    assert wanted.spec.env == {"OMP_NUM_THREADS": 4}
+    assert "--set-env" in wanted.notices[0]
+
+
+def test_a_run_from_elsewhere_comes_to_the_same_requests() -> None:
+    spec = again(run(), None).spec
+    assert (spec.command, spec.queue, spec.timeout) == (run().command, "gpu", 14400)
+    assert (spec.resources.vcpus, spec.resources.memory_mib) == (4, 8192)
+    assert (spec.retry.attempts, spec.env["X"]) == (3, "hush")
+    assert again(run(), None).code == "s3://b/code/1"
+    assert spec.image == run().image
+    assert again(run(image="busybox"), None).spec.image == "docker.io/library/busybox"
+    assert "not submitted from here" in again(run(), None).notices[0]
+    with pytest.raises(UsageError, match="batchml submit JOB -p"):
+        again(run(), None, changes_params=True)
+
+
+@pytest.mark.parametrize("more", [{"nodes": 2}, {"job_id": "id#0", "node_index": 0}])
+def test_a_run_of_several_nodes_does_not_come_again_as_one_of_one(more: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="several nodes"):
+        again(run(**more), None)
+
+
+def test_nothing_known_is_said() -> None:
+    with pytest.raises(UsageError, match="forgotten"):
+        again(None, Record(job_id="id"))
+
+
+def test_values_of_variables_do_not_get_into_the_history() -> None:
+    wanted = again(run(), RECORD)
+    kept = remembered(wanted.spec, RECORD)
+    assert "hush" not in str(kept)
+    assert kept["env"] == {"OMP_NUM_THREADS": "4"}
+    assert kept["code"] == "src"
+    assert "hush" not in str(remembered(again(run(), None).spec, None))
+
+
+# --- some children --------------------------------------------------------------------------
+
+
+@given(st.sets(st.integers(0, 9_999), max_size=60).map(sorted))
+@settings(max_examples=40)
+def test_children_are_written_and_read(chosen: list[int]) -> None:
+    assert numbers(ranges(chosen)) == chosen
+
+
+def test_neighbours_are_written_as_a_range() -> None:
+    assert ranges([3, 17, 18, 19, 40]) == "3 17-19 40"
+    with pytest.raises(UsageError):
+        numbers("3;rm")
+
+
+def children_of(size: int) -> dict[str, int]:
+    return {"FAILED": 1, "SUCCEEDED": size - 1}
+
+
+def test_failed_children_are_a_smaller_array_that_keeps_the_old_numbers() -> None:
+    wanted = only(again(run(array_size=50, children=children_of(50)), RECORD), [3, 17, 18])
+    assert (wanted.array, wanted.children) == (3, (3, 17, 18))
+    assert wanted.spec.env[MAP] == "3 17-18"
+    assert wanted.spec.env[SIZE] == "50"
+    assert wanted.spec.command[:4] == ("sh", "-c", MAPPING, "sh")
+    assert wanted.spec.command[4:] == SPEC.command  # placeholders are still to be filled in
+
+
+def test_one_child_is_a_run_of_its_own() -> None:
+    assert only(again(run(array_size=50), RECORD), [7]).array is None
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_what_failed_again_is_run_again_by_its_first_number(is_known: bool) -> None:
+    first = only(again(run(array_size=50), RECORD if is_known else None), [3, 17, 18])
+    record = msgspec.structs.replace(RECORD, spec=remembered(first.spec, RECORD), array_size=3)
+    told = run(
+        array_size=3, command=first.spec.command,
+        environment={name: str(value) for name, value in first.spec.env.items()},
+    )  # fmt: skip
+    whole = again(told, record if is_known else None)
+    assert (whole.children, whole.array, whole.size) == ((3, 17, 18), 3, 50)
+    second = only(whole, [1, 2])
+    assert (second.children, second.spec.env[SIZE]) == ((17, 18), "50")
+    assert second.spec.command.count(MAPPING) == 1
+
+
+@given(st.sets(st.integers(0, 60), min_size=1, max_size=12).map(sorted))
+@settings(max_examples=8)
+def test_the_shell_gives_each_child_its_number(chosen: list[int]) -> None:
+    """By a real shell: what the program of child 0, 1, ... sees; its arguments stay as they are."""
+    child = 'AWS_BATCH_JOB_ARRAY_INDEX=$i "$@"'
+    loop = f"i=0; while [ $i -lt {len(chosen)} ]; do {child}; i=$((i+1)); done"
+    program = ("sh", "-c", 'echo "$AWS_BATCH_JOB_ARRAY_INDEX $1"', "sh", "a b * $HOME")
+    done = subprocess.run(
+        ["sh", "-c", loop, "sh", "sh", "-c", MAPPING, "sh", *program],
+        env={"PATH": os.environ["PATH"], MAP: ranges(chosen)}, capture_output=True, text=True,
+        check=True,
+    )  # fmt: skip
+    assert done.stdout.splitlines() == [f"{number} a b * $HOME" for number in chosen]

@@ -1,0 +1,100 @@
+"""Which run a word means."""
+
+from collections.abc import Iterable, Iterator
+
+import pytest
+
+from batchml.errors import NotFound, UsageError
+from batchml.model.record import Record
+from batchml.ops.select import select_run
+
+IDS = ["6b0e0000-0000-4000-8000-000000000001", "6b0f0000-0000-4000-8000-000000000002"]
+KEY = "2abcdefghijklmnop"
+
+
+def known() -> Iterator[tuple[str, str]]:
+    yield IDS[1], "train"
+    yield IDS[0], f"train-{KEY}"
+
+
+def nobody() -> Iterable[tuple[str, str]]:
+    raise AssertionError("AWS was asked")
+
+
+HISTORY = [
+    Record(key="3" + KEY[1:], name="later", job_name="later-3" + KEY[1:], refused="no such queue"),
+    Record(key="4" + KEY[1:], name="open", job_name="open-4" + KEY[1:]),
+    Record(job_id=IDS[1], name="second", env="local"),
+    Record(job_id=IDS[0], name="train", key=KEY, job_name=f"train-{KEY}", env="local"),
+]
+
+
+def test_a_run_is_named_by_id_prefix_name_or_last() -> None:
+    history = [Record(job_id=IDS[0], name="train", env="local", at=1)]
+    assert select_run(IDS[0], [], known) == IDS[0]
+    assert select_run(f"arn:aws:batch:us-east-1:000000000000:job/{IDS[0]}", [], known) == IDS[0]
+    assert select_run("@last", history, known) == IDS[0]
+    assert select_run("6b0f", [], known) == IDS[1]
+    assert select_run("train", [], known) == IDS[1]  # the newest
+    with pytest.raises(UsageError, match="too short"):
+        select_run("6b0", [], known)
+    alike = [(f"6b0e000{i}-0000-4000-8000-000000000001", "n") for i in (1, 2)]
+    with pytest.raises(UsageError, match="the start of 2 job ids"):
+        select_run("6b0e", [], lambda: alike)
+    shadowing = [(IDS[0], "victim"), (IDS[1], "6b0e")]
+    assert select_run("6b0e", [], lambda: shadowing) == IDS[1]
+    with pytest.raises(NotFound):
+        select_run("nope", [], known)
+    with pytest.raises(NotFound, match="Nothing was submitted"):
+        select_run("@last", [], known)
+
+
+@pytest.mark.parametrize("word", [IDS[0], KEY, f"train-{KEY}", "train", "6b0e0000", "@last~1"])
+def test_a_run_of_this_machine_is_found_without_asking_aws(word: str) -> None:
+    assert select_run(word, HISTORY, nobody) == IDS[0]
+
+
+@pytest.mark.parametrize("word", [KEY, f"train-{KEY}"])
+def test_a_run_of_another_machine_is_found_by_its_key(word: str) -> None:
+    assert select_run(word, [], known) == IDS[0]
+
+
+def test_a_child_or_node_is_named_behind_any_word() -> None:
+    assert select_run("train:3", HISTORY, nobody) == f"{IDS[0]}:3"
+    assert select_run("@last:12", HISTORY, nobody) == f"{IDS[1]}:12"
+    assert select_run("@last~1#0", HISTORY, nobody) == f"{IDS[0]}#0"
+    assert select_run(f"{IDS[0]}:3", [], nobody) == f"{IDS[0]}:3"
+
+
+def test_last_passes_over_what_was_never_submitted() -> None:
+    assert select_run("@last", HISTORY, nobody) == IDS[1]
+    with pytest.raises(NotFound, match="Only 2 runs"):
+        select_run("@last~2", HISTORY, nobody)
+
+
+def test_a_submission_without_a_run_says_what_became_of_it() -> None:
+    with pytest.raises(NotFound, match="It was refused: no such queue"):
+        select_run("later", HISTORY, nobody)
+    with pytest.raises(NotFound, match="batchml reconcile"):
+        select_run("4" + KEY[1:], HISTORY, nobody)
+
+
+def test_a_name_passes_over_what_was_refused_when_a_run_has_it() -> None:
+    again = Record(key="5" + KEY[1:], name="train", job_name="train-5" + KEY[1:], refused="no")
+    assert select_run("train", [again, *HISTORY], nobody) == IDS[0]
+    with pytest.raises(NotFound, match="It was refused: no"):
+        select_run("5" + KEY[1:], [again, *HISTORY], nobody)
+    lost = Record(key="6" + KEY[1:], name="train", job_name="train-6" + KEY[1:])
+    with pytest.raises(NotFound, match="batchml reconcile"):  # it may be the newest of that name
+        select_run("train", [lost, *HISTORY], nobody)
+
+
+@pytest.mark.parametrize("word", ["", "arn:aws:batch:us-east-1:000000000000:job/"])
+def test_an_empty_word_is_no_run(word: str) -> None:
+    with pytest.raises((UsageError, NotFound)):
+        select_run(word, [Record(job_id=IDS[0])], known)
+
+
+def test_a_prefix_that_here_and_in_aws_means_two_is_refused() -> None:
+    with pytest.raises(UsageError, match="2 job ids"):
+        select_run("6b0e", HISTORY, lambda: [("6b0e9999-0000-4000-8000-000000000009", "x")])

@@ -1,0 +1,39 @@
+"""Facts of `show` that stand on one machine alone, and how long ones are folded."""
+
+import pytest
+
+from batchml.cli.show import _cut_down, _folded
+from batchml.model.record import Record
+
+
+@pytest.mark.parametrize(
+    ("resources", "more", "said"),
+    [
+        ({}, {}, ""),
+        ({"vcpus": 2, "memory": "2 GiB"}, {}, ""),
+        ({"gpus": 2}, {}, "2 GPU: more than this machine has"),
+        (
+            {"vcpus": 8, "memory": "4 GiB"},
+            {},
+            "8 vCPU, 4096 MiB: more than this machine has",
+        ),
+        ({"vcpus": 8}, {"env": "dev"}, ""),
+        ({"of": "another version"}, {}, ""),
+    ],
+)
+def test_what_was_cut_down_is_said_again(
+    resources: dict[str, object], more: dict[str, str], said: str
+) -> None:
+    values = {"env": "local", "vcpus": 2, "memory_mib": 2048, **more}
+    record = Record(spec={"resources": resources}, **values)  # type: ignore[arg-type]
+    assert _cut_down(record) == said
+    assert _cut_down(None) == ""
+
+
+def test_words_are_folded_and_none_is_broken() -> None:
+    line = "status     FAILED  (app-error: " + "children of it " * 4 + "x" * 60 + ")"
+    folded = _folded(line, 50)
+    assert folded.split() == line.split()
+    assert folded.startswith("status     FAILED  (app-error: ")
+    assert all(len(each) < 50 or "x" * 60 in each for each in folded.splitlines())
+    assert _folded(line, 0) == line
