@@ -35,7 +35,8 @@ def screen(until: str) -> str:
         for _ in range(LIMIT * 5):
             shown = tmux("capture-pane", "-e", "-p")
             if until in shown:
-                return shown
+                time.sleep(1)  # until all of it is drawn
+                return tmux("capture-pane", "-e", "-p")
             time.sleep(0.2)
         raise SystemExit(f"not within {LIMIT} s: {until}\n{shown}")
     finally:

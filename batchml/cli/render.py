@@ -1,28 +1,35 @@
 """Nouns -> text and JSON."""
 
+import math
+import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
+from batchml.cli.colour import Screen, kind_of, paint, screen
+from batchml.cli.spark import sparkline as sparkline
+from batchml.model.array import state_text
 from batchml.model.names import short_id
-from batchml.model.run import OutcomeClass, Run, classify
-from batchml.model.status import JobStatus
+from batchml.model.outcome import children_text, describe_outcome
+from batchml.model.run import Run, classify
+from batchml.model.words import duration as duration
+
+if TYPE_CHECKING:
+    from batchml.ops.metrics import Series
 
 RULE = "=" * 80
 
 
 def timestamp(ms: int) -> str:
     """`2026-11-21T19:02:57.076Z`"""
-    moment = datetime.fromtimestamp(ms / 1000, UTC)
-    return moment.strftime("%Y-%m-%dT%H:%M:%S.") + f"{ms % 1000:03d}Z"
+    whole, rest = divmod(ms, 1000)
+    return f"{_second(whole)}.{rest:03d}Z"
 
 
-def duration(seconds: float) -> str:
-    """`0:42`, `12:03`, `3:05:00`"""
-    whole = max(0, int(seconds))
-    hours, rest = divmod(whole, 3600)
-    minutes, secs = divmod(rest, 60)
-    return f"{hours}:{minutes:02d}:{secs:02d}" if hours else f"{minutes}:{secs:02d}"
+@lru_cache(maxsize=16)  # lines come in floods, thousands of one second
+def _second(whole: int) -> str:
+    return datetime.fromtimestamp(whole, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def job_title(run: Run) -> str:
@@ -32,6 +39,8 @@ def job_title(run: Run) -> str:
 def printable(text: str) -> str:
     """Text that cannot move a terminal's cursor, change its title or reorder what is read."""
     # A progress bar's carriage returns: what stands last is what a terminal would show.
+    if text.isprintable():
+        return text
     text = text.rstrip("\r").rpartition("\r")[2]
     return "".join(char if char == "\t" or char.isprintable() else "\N{REPLACEMENT CHARACTER}"
                    for char in text)  # fmt: skip
@@ -41,7 +50,8 @@ def run_json(run: Run) -> dict[str, Any]:
     """AWS's names for what AWS names, ours for the rest."""
     found: dict[str, Any] = {
         "jobId": run.job_id,
-        "jobName": run.name,
+        "jobName": run.job_name or run.name,
+        "name": run.name,
         "jobQueue": run.queue,
         "status": run.status.value,
         "statusReason": run.status_reason or None,
@@ -63,7 +73,7 @@ def run_rows(runs: Sequence[Run], now_ms: int) -> list[list[str]]:
         outcome = classify(run) if run.status.is_terminal else None
         end = [outcome.outcome.value, str(outcome.exit_code)] if outcome else ["", ""]
         age = duration((now_ms - run.created_at) / 1000) if run.created_at else ""
-        first = [short_id(run.job_id), run.name, run.queue, run.status.value]
+        first = [short_id(run.job_id), run.name, run.queue, state_text(run)]
         rows.append([*first, *end, age, _ran(run, now_ms)])
     return rows
 
@@ -74,77 +84,131 @@ def _ran(run: Run, now_ms: int) -> str:
     return duration(((run.stopped_at or now_ms) - run.started_at) / 1000)
 
 
-def table(rows: Sequence[Sequence[str]]) -> str:
-    """Columns wide enough for their longest cell."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
+# Columns of tables that a narrow window does without, the first first.
+_LESS = (
+    "LIMITS", "PRIORITY", "TAGS", "PARAMS", "COMMIT", "JOB", "CODE", "RAN", "QUEUE", "CLASS", "AGE",
+)  # fmt: skip
+_LEAST = 8  # cells of a column that is cut
+_NAME = 12  # cells of a name that is cut
+
+
+def table(rows: Sequence[Sequence[str]], on: Screen | None = None) -> str:
+    """Columns wide enough for their longest cell; the first row is the heading.
+
+    `on` is stdout unless given. In a window some columns are left out and long cells cut, so that
+    no line wraps; words such as FAILED have colours there.
+    """
+    width, colour = on or screen()
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    if width:
+        columns = _fitted(columns, width)
+    padded = [[pad(cell, _column_width(column)) for cell in column] for column in columns]
+    heading, *others = zip(*padded, strict=True)
+    lines = ["  ".join(map(_painted, row) if colour else row).rstrip() for row in others]
+    top = "  ".join(heading).rstrip()
+    return "\n".join([paint(top, "strong") if colour else top, *lines])
+
+
+def _fitted(columns: list[list[str]], width: int) -> list[list[str]]:
+    """With shorter names, then without the columns that matter least, then with shorter cells.
+
+    Those are empty ones, those of `_LESS`, the last ones. Long cells give way together, so that
+    what stands side by side stays as wide.
+    """
+    empty = [column[0] for column in columns if not any(column[1:])]
+    for name in (*empty, "", *_LESS):
+        if _row_width(columns) <= width:
+            return columns
+        if not name:
+            columns = shorter_names(columns, width)
+        columns = [column for column in columns if column[0] != name or not name] or columns
+    while len(columns) > 1 and _row_width(columns, _LEAST) > width:
+        columns = columns[:-1]
+    most = max(map(_column_width, columns))
+    while most > _LEAST and _row_width(columns, most) > width:
+        most -= 1
+    return [[cut(cell, most) for cell in column] for column in columns]
+
+
+def shorter_names(columns: list[list[str]], width: int) -> list[list[str]]:
+    """Long names of runs give way before anything else: one would cost all the others a column.
+
+    Where the name stands first it is what a row is known by, and stays.
+    """
+    over = _row_width(columns) - width
+    return [
+        [cut(cell, max(_NAME, _column_width(column) - over)) for cell in column]
+        if place and column[0] == "NAME" and over > 0
+        else column
+        for place, column in enumerate(columns)
+    ]
+
+
+def _painted(cell: str) -> str:
+    word = cell.rstrip()
+    # Of an array's state its word: `2 RUNNING, 4/6 done`; of what cannot be cut, all of it.
+    kind = kind_of(word) or kind_of(word.partition(",")[0].rpartition(" ")[2])
+    return paint(word, kind) + cell[len(word) :]
+
+
+def _column_width(column: Sequence[str]) -> int:
+    return max(map(cells, column))
+
+
+def _row_width(columns: Sequence[Sequence[str]], most: int = sys.maxsize) -> int:
+    """Cells of a row, where no column takes more than `most`."""
+    return sum(min(most, _column_width(column)) for column in columns) + 2 * (len(columns) - 1)
+
+
+def cells(text: str) -> int:
+    """How many cells of a terminal a text takes."""
+    if text.isascii():
+        return len(text)
+    from unicodedata import combining, east_asian_width
+
+    return sum(
+        0 if combining(char) else 2 if east_asian_width(char) in "WF" else 1 for char in text
     )
 
 
-def show_text(run: Run, now_ms: int, outputs: str) -> str:
-    """What `show` prints: one fact a line."""
-    facts: dict[str, str] = {
-        "job": f"{run.name}  {run.job_id}",
-        "status": run.status.value + (f"  ({verdict(run)})" if run.status.is_terminal else ""),
-        "reason": "" if run.status is JobStatus.SUCCEEDED else run.status_reason,
-        "children": children(run),
-        "queue": run.queue,
-        "image": run.image,
-        "command": " ".join(run.command),
-        "resources": _resources(run),
-        "submitted": timestamp(run.created_at) if run.created_at else "",
-        "started": timestamp(run.started_at) if run.started_at else "",
-        "ran": _ran(run, now_ms),
-        "attempts": str(len(run.attempts)),
-        "outputs": outputs,
-    }
-    lines = [f"{name:<10} {printable(value)}" for name, value in facts.items() if value]
-    lines += [f"{'log':<10} {attempt.log_stream}" for attempt in run.attempts if attempt.log_stream]
-    return "\n".join(lines)
+def pad(text: str, width: int) -> str:
+    return text + " " * (width - cells(text))
+
+
+def cut(text: str, width: int) -> str:
+    """The start of a text, and a sign that it goes on."""
+    if cells(text) <= width:
+        return text
+    if width < 1:
+        return ""
+    kept = text[: width - 1]
+    while cells(kept) > width - 1:
+        kept = kept[:-1]
+    return kept.rstrip() + "\u2026"
+
+
+def metric_lines(series: "Mapping[str, Series]", width: int = 0) -> list[str]:
+    """A line a metric: `loss  0.21  (a curve)  0.21 to 2.3, 12 values`; 80 cells unless `width`."""
+    names = max((cells(name) for name in map(printable, series)), default=0)
+    lines = []
+    for each in series.values():
+        known = [value for value in each.values if math.isfinite(value)]
+        span = f"{min(known):.4g} to {max(known):.4g}, " if len(known) > 1 else ""
+        count = len(each.samples)
+        words = f"{span}{count} value{'' if count == 1 else 's'}"
+        start = f"{pad(printable(each.name), names)}  {each.last:<8.4g}"
+        room = (width or 80) - cells(start) - 4
+        curve = f"{sparkline(each.values, min(24, room)):<24}" if count > 1 else ""
+        line = f"{start}  {curve}"
+        lines.append(f"{line}  {words}".rstrip() if len(words) + 26 <= room else line.rstrip())
+    return lines
 
 
 def children(run: Run) -> str:
     """`2 FAILED, 40 SUCCEEDED, 958 RUNNABLE of 1000` for an array; empty for any other run."""
-    if not run.children:
-        return ""
-    known = sorted(run.children.items(), key=lambda item: -JobStatus(item[0]).order)
-    listed = ", ".join(f"{count} {status}" for status, count in known)
-    return f"{listed} of {sum(run.children.values())}"
-
-
-def _resources(run: Run) -> str:
-    parts = [f"{run.vcpus} vCPU", f"{run.memory_mib} MiB"]
-    return ", ".join(parts + ([f"{run.gpus} GPU"] if run.gpus else []))
+    return children_text(run)
 
 
 def verdict(run: Run) -> str:
-    """One sentence on what a finished run came to."""
-    outcome, code = classify(run)
-    if run.children and outcome in (OutcomeClass.SUCCEEDED, OutcomeClass.APP_ERROR):
-        return f"{outcome.value}: children {children(run)}"
-    tries = len(run.attempts)
-    which = f" in attempt {tries}" if tries > 1 else ""
-    sentences: Mapping[OutcomeClass, str] = {
-        OutcomeClass.SUCCEEDED: f"the program ended with code 0{which}",
-        OutcomeClass.APP_ERROR: f"the program ended with code {code}{which}{_signal(code)}",
-        OutcomeClass.OUT_OF_MEMORY: f"killed for memory{which}; it had {run.memory_mib} MiB",
-        OutcomeClass.TIMED_OUT: "ran past its timeout",
-        OutcomeClass.CANCELLED: run.status_reason,
-        OutcomeClass.HOST_LOST: f"its host was lost{which}, and no attempt is left",
-        OutcomeClass.IMAGE_ERROR: f"could not be started: {run.reason or run.status_reason}",
-        OutcomeClass.DEPENDENCY_FAILED: "a run that it depends on failed",
-        OutcomeClass.UNSCHEDULABLE: f"could never be placed: {run.status_reason}",
-        OutcomeClass.UNKNOWN: run.status_reason or "no reason given",
-    }
-    return printable(f"{outcome.value}: {sentences[outcome]}")
-
-
-def _signal(code: int) -> str:
-    import signal
-
-    try:
-        return f", signal {signal.Signals(code - 128).name}" if code > 128 else ""
-    except ValueError:
-        return ""
+    """One sentence on what a finished run came to, fit for a terminal."""
+    return printable(describe_outcome(run))

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from batchml.runtime import mnist
+from batchml.runtime import mnist, report
 from batchml.runtime.files import write_json
 
 try:
@@ -130,6 +130,11 @@ class Training:
         self.module.update()
         return right_answers(self.module, batch)
 
+    def tell(self, count: int) -> None:
+        """How far the training is, for whoever watches; the metrics are read from the lines."""
+        now = self.progress
+        report(step=now.epoch * count + now.seen, total=self.options.epochs * count)
+
     def train_epoch(self, arrays: tuple[mx.nd.NDArray, mx.nd.NDArray]) -> None:
         """Go through what is left of the epoch; its order follows from seed and epoch alone."""
         now, size, count = self.progress, self.options.batch_size, len(arrays[1])
@@ -148,6 +153,7 @@ class Training:
                     f"\tTrain-accuracy={hits / new:.6f}"
                 )
                 now.seen, now.right, since = seen, now.right + hits, time.perf_counter()
+                self.tell(count)
         now.seen, now.right = seen, int(right.asscalar())
 
 

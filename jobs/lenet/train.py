@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from batchml.runtime import mnist
+from batchml.runtime import mnist, report
 from batchml.runtime.files import write_atomically
 
 LINE_EVERY = 100  # batches
@@ -118,6 +118,11 @@ class Training:
         self.optimizer.step()
         return right_answers(scores, labels)
 
+    def tell(self, count: int) -> None:
+        """How far the training is, for whoever watches; the metrics are read from the lines."""
+        now = self.progress
+        report(step=now.epoch * count + now.seen, total=self.options.epochs * count)
+
     def train_epoch(self, images: Tensor, labels: Tensor) -> None:
         """Go through what is left of the epoch; its order follows from seed and epoch alone."""
         now, size = self.progress, self.options.batch_size
@@ -137,6 +142,7 @@ class Training:
                     f"\tTrain-accuracy={hits / new:.6f}"
                 )
                 now.seen, now.right, since = seen, int(right), time.perf_counter()
+                self.tell(len(labels))
             if self.stopping:
                 break
         now.seen, now.right = seen, int(right)

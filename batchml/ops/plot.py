@@ -1,0 +1,236 @@
+"""Curves of metrics as one HTML file that needs nothing else, or as PNG where matplotlib is."""
+
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from batchml.errors import UsageError
+
+if TYPE_CHECKING:
+    from batchml.ops.metrics import Series
+
+WIDTH, HEIGHT = 560, 260
+_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 14, 34
+MAX_DRAWN = 600  # points of one curve: more than one a pixel is not seen
+
+Point = tuple[float, float]
+
+# Its own colours for light and dark, so that it is readable wherever it is opened.
+_PAGE = """<!DOCTYPE html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<title>{title}</title>
+<style>
+:root {{ color-scheme: light dark; --back: #fff; --fore: #1b1f24; --dim: #59636e; --grid: #d8dee4;
+  --line: #0b62c4 }}
+@media (prefers-color-scheme: dark) {{
+  :root {{ --back: #0d1117; --fore: #e6edf3; --dim: #9198a1; --grid: #2a313c; --line: #58a6ff }} }}
+body {{ background: var(--back); color: var(--fore); font: 15px/1.4 system-ui, sans-serif;
+  margin: 2rem auto; max-width: 1180px; padding: 0 1rem }}
+h1 {{ font-size: 1.3rem; overflow-wrap: anywhere }}
+main {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 480px), 1fr));
+  gap: 1.5rem }}
+figure {{ margin: 0; min-width: 0 }}
+figcaption {{ font-weight: 600; overflow-wrap: anywhere }}
+figcaption span {{ color: var(--dim); font-weight: 400 }}
+svg {{ display: block; width: 100%; height: auto }}
+.grid {{ stroke: var(--grid) }}
+text {{ fill: var(--dim); font: 12px system-ui, sans-serif }}
+.curve {{ fill: none; stroke: var(--line); stroke-width: 1.8; stroke-linejoin: round }}
+.dot {{ fill: var(--line) }}
+</style>
+<h1>{title}</h1>
+<main>
+{figures}
+</main>
+</html>
+"""
+
+
+def write_plot(path: Path, series: "Mapping[str, Series]", title: str) -> None:
+    """Draw every metric into a file: `.html` or `.png`.
+
+    Raises UsageError for another ending, for PNG without matplotlib and when there is nothing to
+    draw; OSError when it cannot be written.
+    """
+    kind = path.suffix.lower()
+    if kind not in (".html", ".htm", ".png"):
+        raise UsageError(f"--plot {path}: the name must end in .html or .png.")
+    if not series:
+        raise UsageError(
+            f"--plot {path}: this run has no metrics. A program prints them, and [metrics] in its "
+            "job.toml says how they are read, or it calls batchml.runtime.report(step=1, loss=0.5)."
+        )
+    content = png(series, title) if kind == ".png" else html(series, title).encode()
+    from batchml.runtime.files import write_atomically
+
+    write_atomically(str(path), content, 0o644)
+
+
+def html(series: "Mapping[str, Series]", title: str) -> str:
+    figures = "\n".join(_figure(each) for each in series.values())
+    return _PAGE.format(title=escape(title), figures=figures)
+
+
+class Axis(NamedTuple):
+    """What lies along the curves: the steps, or the minutes where steps are not known."""
+
+    label: str
+    places: list[float]
+
+
+def axis(series: "Series") -> Axis:
+    """What a metric is drawn over."""
+    times = [sample.time for sample in series.samples]
+    if series.has_steps or times[0] == times[-1]:
+        return Axis("step" if series.has_steps else "value", series.steps)
+    seconds = [time - times[0] for time in times]
+    for label, size in (("hours", 3600), ("minutes", 60)):
+        if seconds[-1] >= 3 * size:
+            return Axis(label, [second / size for second in seconds])
+    return Axis("seconds", seconds)
+
+
+def _figure(series: "Series") -> str:
+    label, places = axis(series)
+    points = list(zip(places, series.values, strict=True))
+    known = [y for _, y in points if _drawable(y)]
+    name = escape(series.name)
+    words = f"last {_number(series.last)}"
+    if known:
+        words += f", least {_number(min(known))}, greatest {_number(max(known))}"
+    caption = f"<figcaption>{name} <span>{words}</span></figcaption>"
+    svg = _svg(points, label) if known else ""
+    return f"<figure>{caption}\n{svg}</figure>"
+
+
+def _svg(points: Sequence[Point], label: str) -> str:
+    ys = [y for _, y in points if _drawable(y)]
+    across = ticks(min(x for x, _ in points), max(x for x, _ in points))
+    upwards = ticks(min(ys), max(ys))
+    x0, x1 = min(across[0], points[0][0]), max(across[-1], max(x for x, _ in points))
+    y0, y1 = upwards[0], upwards[-1]
+
+    def place(x: float, y: float) -> tuple[str, str]:
+        right = _LEFT + (x - x0) / (x1 - x0) * (WIDTH - _LEFT - _RIGHT)
+        down = HEIGHT - _BOTTOM - (y - y0) / (y1 - y0) * (HEIGHT - _TOP - _BOTTOM)
+        return f"{right:.1f}", f"{down:.1f}"
+
+    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">']
+    for y in upwards:
+        _, down = place(x0, y)
+        parts.append(
+            f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{down}" y2="{down}"/>'
+        )
+        parts.append(
+            f'<text x="{_LEFT - 6}" y="{down}" dy="4" text-anchor="end">{_number(y)}</text>'
+        )
+    for x in across:
+        right, _ = place(x, y0)
+        parts.append(
+            f'<text x="{right}" y="{HEIGHT - 16}" text-anchor="middle">{_number(x)}</text>'
+        )
+    parts.append(f'<text x="{WIDTH - _RIGHT}" y="{HEIGHT - 2}" text-anchor="end">{label}</text>')
+    for piece in _pieces(drawn(points, MAX_DRAWN)):
+        if len(piece) > 1:
+            line = " ".join(",".join(place(*point)) for point in piece)
+            parts.append(f'<polyline class="curve" points="{line}"/>')
+        if len(piece) == 1 or len(points) <= 40:
+            for x, y in piece:
+                right, down = place(x, y)
+                words = f"{label} {_number(x)}: {_number(y)}"
+                parts.append(
+                    f'<circle class="dot" cx="{right}" cy="{down}" r="2.6">'
+                    f"<title>{words}</title></circle>"
+                )
+    return "\n".join([*parts, "</svg>"])
+
+
+def _pieces(points: Sequence[Point]) -> list[list[Point]]:
+    """The curve between its gaps: NaN and infinity have no place."""
+    pieces: list[list[Point]] = [[]]
+    for point in points:
+        if _drawable(point[1]):
+            pieces[-1].append(point)
+        elif pieces[-1]:
+            pieces.append([])
+    return [piece for piece in pieces if piece]
+
+
+def drawn(points: Sequence[Point], most: int) -> list[Point]:
+    """At most `most` points that look like all of them: the extremes of each stretch are kept."""
+    if len(points) <= most:
+        return list(points)
+    found = []
+    stretches = most // 2
+    for number in range(stretches):
+        stretch = points[
+            number * len(points) // stretches : (number + 1) * len(points) // stretches
+        ]
+        known = [point for point in stretch if _drawable(point[1])]
+        if len(known) < len(stretch):
+            found.append((stretch[0][0], math.nan))
+        extremes = {min(known, key=_height), max(known, key=_height)} if known else set()
+        found += sorted(extremes)
+    return found
+
+
+def _drawable(value: float) -> bool:
+    """NaN and infinity have no place, and what is near it leaves no room for a scale."""
+    return abs(value) < 1e300
+
+
+def _height(point: Point) -> float:
+    return point[1]
+
+
+def ticks(low: float, high: float, about: int = 5) -> list[float]:
+    """Round numbers, evenly spaced, from at or below `low` to at or above `high`."""
+    size = max(abs(low), abs(high))
+    if high / about - low / about <= size * 1e-12:  # not the difference, which may be infinite
+        pad = size / 10 or 1.0
+        low, high = low - pad, high + pad
+    rough = high / about - low / about
+    size = 10.0 ** math.floor(math.log10(rough))
+    step = next(size * nice for nice in (1, 2, 2.5, 5, 10) if size * nice >= rough * 0.999)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [number * step for number in range(first, last + 1)]
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}"
+
+
+def png(series: "Mapping[str, Series]", title: str) -> bytes:
+    """The same by matplotlib. Raises UsageError where that is not installed."""
+    from importlib import import_module
+    from io import BytesIO
+
+    try:
+        figure_of = import_module("matplotlib.figure").Figure  # without a screen or global state
+    except ImportError:
+        raise UsageError(
+            "PNG needs matplotlib, which is not installed beside batchml: pip install matplotlib. "
+            "Or name a file that ends in .html, which needs nothing."
+        ) from None
+    rows = -(-len(series) // 2)
+    columns = min(2, len(series))
+    figure = figure_of(figsize=(6.5 * columns, 3.2 * rows + 0.4), layout="constrained")
+    figure.suptitle(title, parse_math=False)
+    for plot, each in zip(
+        figure.subplots(rows, columns, squeeze=False).flat, series.values(), strict=False
+    ):
+        label, places = axis(each)
+        plot.plot(places, each.values, marker="." if len(places) <= 40 else "")
+        plot.set_title(each.name, fontsize=10, parse_math=False)
+        plot.set_xlabel(label)
+        plot.grid(alpha=0.3)
+    for empty in figure.axes[len(series) :]:
+        empty.set_visible(False)
+    content = BytesIO()
+    figure.savefig(content, format="png", dpi=120)
+    return content.getvalue()

@@ -1,0 +1,35 @@
+"""Metrics that a program reports, all the way: its file, the log, a client, curves and files."""
+
+from tests.e2e.conftest import Cli, write_job
+
+PROGRAM = """
+from batchml.runtime import report
+for step in range(1, 5):
+    report(step=step, total=4, loss=1 / step)
+    print(f"accuracy={step / 4}")
+report(step=4, rate=float("inf"))
+print('::batchml metrics [{"step": 9, "loss": 0}]')
+"""
+
+
+def test_what_a_program_reports_is_seen_and_drawn(cli: Cli) -> None:
+    write_job(
+        cli.folder,
+        "measured",
+        'image = "python"\ncommand = ["python", "train.py"]\n'
+        "[metrics]\naccuracy = 'accuracy=([0-9.]+)'\n",
+        train__py=PROGRAM,
+    )
+    shown = cli("submit", "--wait", "--json", "measured")
+    assert shown.code == 0, shown.err
+    assert shown.json["metrics"]["loss"] == 0.25  # not what the program forged
+    assert shown.json["metrics"]["accuracy"] == 1.0
+    assert '::batchml metrics [{"step": 1' not in shown.err
+    assert "Log complete: 5 lines." in shown.err
+    page, folder = cli.folder / "curves.html", cli.folder / "events"
+    drawn = cli("show", "@last", "--plot", str(page), "--tensorboard", str(folder))
+    assert drawn.code == 0, drawn.err
+    assert "█▃▁▁" in drawn.out
+    assert page.read_text("utf-8").count("<figure>") == 3
+    (events,) = folder.rglob("events.out.tfevents.*")
+    assert b"loss" in events.read_bytes()
