@@ -10,19 +10,33 @@ TYPE_CHECKING = False  # typing.TYPE_CHECKING, without the 8 ms that importing t
 if TYPE_CHECKING:
     from typing import Any
 
+    from batchml.client.client import Client
+    from batchml.client.handle import RunHandle
     from batchml.errors import BatchmlError
-    from batchml.model.job import JobSpec
+    from batchml.model.job import JobSpec, Resources
     from batchml.model.run import Run
     from batchml.model.status import JobStatus
 
 _HOMES = {
     "BatchmlError": "batchml.errors",
+    "Client": "batchml.client.client",
     "JobSpec": "batchml.model.job",
     "JobStatus": "batchml.model.status",
+    "Resources": "batchml.model.job",
     "Run": "batchml.model.run",
+    "RunHandle": "batchml.client.handle",
 }
 
-__all__ = ["BatchmlError", "JobSpec", "JobStatus", "Run", "__version__"]
+__all__ = [
+    "BatchmlError",
+    "Client",
+    "JobSpec",
+    "JobStatus",
+    "Resources",
+    "Run",
+    "RunHandle",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> "Any":

@@ -3,12 +3,20 @@
 import os
 import subprocess
 
-from benchmarks import array, lenet, logs, server, startup
+from benchmarks import array, completion, lenet, logs, server, startup, submits, tail
 
 
 def main() -> None:
     print("# Starting a command (medians; ratios pair by pair)", flush=True)
     startup.main()
+    print("\n# A tab key, with 10,000 runs in the history", flush=True)
+    completion.main()
+    print("\n# A thousand submissions", flush=True)
+    submits.main()
+    print("\n# Following a log, beside the AWS CLI", flush=True)
+    tail.main()
+    print("\n# A thousand submissions", flush=True)
+    submits.main()
     print("\n# Ten thousand jobs that do nothing, two at a time", flush=True)
     array.main()
     print("\n# The server: calls a second, and a long history", flush=True)

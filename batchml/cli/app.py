@@ -4,13 +4,73 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
+from batchml.cli.following import Detached
+from batchml.cli.hints import WrongLine, about_command
+from batchml.cli.interrupt import end_interrupted
+from batchml.cli.output import print_error, say_error
 from batchml.errors import BatchmlError
+
+# As --help lists them: a day's work from its start to its end, then places and what is in them.
+ORDER = (
+    "init", "doctor",
+    "submit", "ls", "show", "logs", "wait", "top", "explain", "cost", "get", "diff", "cancel",
+    "rerun", "reconcile",
+    "setup", "teardown", "env", "compute", "queue", "jobdef", "image", "local", "completion",
+)  # fmt: skip
+
+_SIGPIPE = 141  # as a shell has it of who died of that signal
+
+
+class _Root(TyperGroup):
+    """Commands in a fixed order, whatever the order in which their modules were imported."""
+
+    def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
+        names = [name for name in ORDER if name in self.commands]
+        return names + sorted(set(self.commands) - set(names))
+
+    wrong = ""  # what typer says of a line that cannot be read
+
+    def make_context(self, *args: Any, **more: Any) -> Any:
+        try:
+            return super().make_context(*args, **more)
+        except WrongLine as error:
+            _Root.wrong = error.format_message()  # type: ignore[attr-defined]
+            raise
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        try:
+            return super().resolve_command(ctx, args)
+        except WrongLine as error:
+            hint = about_command(args[0])
+            if hint:
+                error.message = f"No such command {args[0]!r}. {hint}"  # type: ignore[attr-defined]
+            raise
+
+    def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]
+        """Whoever read the output has gone: typer would end with 1, as a program may."""
+        try:
+            return super().invoke(ctx)
+        except WrongLine as error:
+            _Root.wrong = error.format_message()  # type: ignore[attr-defined]
+            raise
+        except Detached:
+            end_interrupted()
+            raise
+        except KeyboardInterrupt:
+            raise typer.Exit(end_interrupted()) from None
+        except BrokenPipeError:
+            _drop_output()
+            raise typer.Exit(_SIGPIPE) from None
+
 
 app = typer.Typer(
     name="batchml",
+    cls=_Root,
     help="Run training containers on AWS Batch, or on this machine by the same commands.",
     epilog="Example: batchml submit --wait lenet",
     no_args_is_help=True,
@@ -44,6 +104,17 @@ def root(
 def run(arguments: Sequence[str]) -> int:
     """Run one command line. Errors of ours become one message on stderr and their exit code."""
     before, command = _split_command(list(arguments))
+    code, message = _run(before, command)
+    if message and "--json" in before:
+        try:
+            print_error(message, code)
+        except OSError:
+            _drop_output()
+    return code
+
+
+def _run(before: list[str], command: list[str] | None) -> tuple[int, str]:
+    """The exit code, and what went wrong."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # What a job prints may be anything; a terminal of another encoding shows "?" for it.
@@ -54,19 +125,21 @@ def run(arguments: Sequence[str]) -> int:
         finally:
             sys.stdout.flush()  # here, where a full disk can still be told
     except BatchmlError as error:
-        print(f"batchml: {error}", file=sys.stderr)
-        return error.exit_code
+        say_error(error)
+        return error.exit_code, str(error)
     except BrokenPipeError:
-        _drop_output()  # whoever read it has gone
-        return 141
+        _drop_output()
+        return _SIGPIPE, ""
     except OSError as error:  # of the system: a disk that is full, a folder that is not ours
         where = f" ({error.filename})" if error.filename else ""
-        print(f"batchml: {error.strerror or error}{where}", file=sys.stderr)
+        message = f"{error.strerror or error}{where}"
+        print(f"batchml: {message}", file=sys.stderr)
         _drop_output()
-        return 1
+        return 1, message
     except SystemExit as end:
-        return end.code if isinstance(end.code, int) else 1
-    return 0
+        code = end.code if isinstance(end.code, int) else 1
+        return code, _Root.wrong if code else ""
+    return 0, ""
 
 
 def _drop_output() -> None:
@@ -83,13 +156,25 @@ def _split_command(arguments: list[str]) -> tuple[list[str], list[str] | None]:
 
 
 from batchml.cli import (  # noqa: E402  (the commands register themselves)
+    completion,  # noqa: F401
     compute,  # noqa: F401
+    cost,  # noqa: F401
+    diff,  # noqa: F401
     doctor,  # noqa: F401
+    ending,  # noqa: F401
     envs,  # noqa: F401
+    explain,  # noqa: F401
+    get,  # noqa: F401
     images,  # noqa: F401
     jobdef,  # noqa: F401
-    jobs,  # noqa: F401
+    listing,  # noqa: F401
     local,  # noqa: F401
+    logs,  # noqa: F401
     queues,  # noqa: F401
+    reconcile,  # noqa: F401
+    rerun,  # noqa: F401
     setup,  # noqa: F401
+    show,  # noqa: F401
+    submit,  # noqa: F401
+    top,  # noqa: F401
 )

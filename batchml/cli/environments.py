@@ -13,9 +13,9 @@ from batchml.aws.compute import ComputeApi
 from batchml.aws.launch import LaunchApi
 from batchml.aws.site import Platform
 from batchml.aws.stacks import Stacks
-from batchml.cli import submission
 from batchml.cli.output import say
-from batchml.cli.wiring import Place
+from batchml.client import submission
+from batchml.client.place import Place
 from batchml.errors import INTERRUPTED, NotFound, UsageError
 from batchml.model.environment import LOCAL, Environment
 from batchml.ops.setup.desired import STACKS, Scheme

@@ -7,7 +7,29 @@ import typer
 from batchml.errors import UsageError
 
 Env = Annotated[str | None, typer.Option("--env", metavar="NAME", help="Environment to work in.")]
+Runs = Annotated[list[str], typer.Argument(metavar="RUN...", help="Job id, prefix, name or @last.")]
+OneRun = Annotated[str, typer.Argument(metavar="RUN", help="Job id, prefix, name or @last.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+
+# Of a run that is submitted, or submitted again.
+Param = Annotated[
+    list[str] | None, typer.Option("--param", "-p", metavar="K=V", help="Set a parameter.")
+]
+Name = Annotated[str | None, typer.Option(help="Name of the run.")]
+Queue = Annotated[str | None, typer.Option(help="Job queue.")]
+Vcpus = Annotated[int | None, typer.Option(help="vCPUs.")]
+Memory = Annotated[str | None, typer.Option(help='Memory, such as "8 GiB".')]
+Gpus = Annotated[int | None, typer.Option(help="GPUs.")]
+Attempts = Annotated[int | None, typer.Option(help="Tries in all.")]
+Timeout = Annotated[str | None, typer.Option(help='Of one attempt, such as "4h".')]
+MaxCost = Annotated[
+    float | None, typer.Option(metavar="USD", help="Save and stop before it costs more.")
+]
+Tag = Annotated[list[str] | None, typer.Option(metavar="K=V", help="Tag the run.")]
+Wait = Annotated[
+    bool, typer.Option("--wait/--detach", help="Stream the log and exit with the job's code.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the AWS requests and send nothing.")]
 
 
 def read_pairs(given: list[str] | None, flag: str) -> dict[str, str]:

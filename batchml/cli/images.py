@@ -15,7 +15,7 @@ from batchml.errors import INTERRUPTED, AccessError, ImageError, ServiceUnreacha
 
 if TYPE_CHECKING:
     from batchml.aws.registry import Tell
-    from batchml.cli.wiring import Place
+    from batchml.client.place import Place
     from batchml.model.image import Recipe
     from batchml.ops.images import Shown, Target
 

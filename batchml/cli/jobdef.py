@@ -11,7 +11,7 @@ from batchml.errors import UsageError
 
 if TYPE_CHECKING:
     from batchml.aws.definitions import Definition
-    from batchml.cli.wiring import Place
+    from batchml.client.place import Place
 
 
 jobdef_app = command_group(
@@ -57,8 +57,8 @@ def register(
     json_: Json = False,
 ) -> None:
     """Register the definitions of jobs, for other clients of AWS Batch."""
-    from batchml.cli import submission
     from batchml.cli.wiring import open_place
+    from batchml.client import submission
     from batchml.ops.definitions import register as register_one
 
     place = open_place(env)

@@ -17,10 +17,14 @@ local_app = command_group(
 )
 
 
-def _home() -> Any:
+def _place() -> Any:
     from batchml.cli.wiring import open_place
 
-    return open_place("local").home
+    return open_place("local")
+
+
+def _home() -> Any:
+    return _place().home
 
 
 @local_app.command(epilog="Example: batchml local start --port 8123")
@@ -117,7 +121,7 @@ def status(json_: Json = False) -> None:
 @local_app.command(epilog='Example: eval "$(batchml local env)" && aws batch describe-job-queues')
 def env(json_: Json = False) -> None:
     """Print the variables that point any AWS client at the server, which is started if need be."""
-    from batchml.cli.wiring import LOCAL_REGION
+    from batchml.client.place import LOCAL_REGION
     from batchml.clock import SystemClock
     from batchml.local import control
 
@@ -155,7 +159,8 @@ def reset(
     from batchml.local import control
     from batchml.local.reset import forget
 
-    home = _home()
+    place = _place()
+    home = place.home
     if not yes:
         if not sys.stdin.isatty():
             raise UsageError("This forgets every local job and its outputs. Say so with --yes.")
@@ -164,6 +169,7 @@ def reset(
     control.stop(home, clock)
     lock = home.hold() if home.local.is_dir() else None
     killed = forget(home, clock)
+    place.history.forget(place.env)  # runs in AWS are remembered in the same file
     if lock is not None:
         import os
 

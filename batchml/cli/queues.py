@@ -27,7 +27,7 @@ from batchml.cli.single import (
 from batchml.errors import UsageError
 
 if TYPE_CHECKING:
-    from batchml.cli.wiring import Place
+    from batchml.client.place import Place
     from batchml.model.environment import Queue
 
 queue_app = command_group(

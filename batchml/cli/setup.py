@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from batchml.cli.environments import Course, Subject
-    from batchml.cli.wiring import Place
+    from batchml.client.place import Place
     from batchml.ops.setup.tools import Tools
     from batchml.ops.setup.values import Facts, Step, Wanted
 
@@ -189,10 +189,11 @@ def _apply(
     place: "Place", subject: "Subject", tools: "Tools",
     planner: "Callable[[Facts], Wanted]", facts: "Facts", agreed: "set[Step]",
 ) -> None:  # fmt: skip
-    from batchml.cli import submission
     from batchml.cli.render import duration
+    from batchml.client import known, submission
     from batchml.ops.setup.apply import BEGUN, carry_out
 
+    known.forget(place)  # whatever of it is done, submissions look again
     for folder in subject.image_folders:
         submission.publish(place, folder)
     began = place.clock.monotonic()

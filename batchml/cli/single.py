@@ -10,7 +10,7 @@ from batchml.errors import NotFound, UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from batchml.cli.wiring import Place
+    from batchml.client.place import Place
     from batchml.model.environment import Compute, Environment, Queue
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="As batchml.toml has it, or any other.")]

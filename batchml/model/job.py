@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -18,6 +18,8 @@ MAX_OVERRIDES = 8192  # bytes of containerOverrides as JSON; AWS Batch refuses m
 DEFAULT_GRACE = 30  # seconds from the stop signal to the kill, as in runtime/env.py
 MIN_TIMEOUT = 60  # seconds; AWS Batch, JobTimeout
 MIN_MEMORY = 4 * 1024**2  # bytes; AWS Batch, ResourceRequirement
+MIN_BARE = 1024  # MiB; a smaller number without a unit is more likely meant as GiB
+PATTERN_EXAMPLE = "Under [metrics], for example: loss = 'loss=([0-9.]+)'"
 
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_.]*)\}")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -90,14 +92,26 @@ class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
         values = {name: _text(value) for name, value in self.params.items()}
         return [_PLACEHOLDER.sub(lambda m: values.get(m[1], m[0]), part) for part in self.command]
 
+    def empty_words(self) -> Iterator[tuple[int, list[str]]]:
+        """Where the command has an empty word: its place, and the parameters that leave it so."""
+        for place, (word, part) in enumerate(zip(self.argv(), self.command, strict=True)):
+            if not word:
+                yield place, list(dict.fromkeys(_PLACEHOLDER.findall(part)))
 
-def read_job(table: Mapping[str, Any], where: str) -> JobSpec:
-    """Return the job of a parsed `job.toml`.
+
+def read_job(
+    table: Mapping[str, Any],
+    where: str,
+    check: Callable[[JobSpec], Iterable[str]] = lambda _: (),
+) -> JobSpec:
+    """Return the job of a parsed `job.toml`. `check` finds the mistakes that need more than it.
 
     Raises ConfigError with every mistake of the file at once.
     """
     spec, mistakes = read_struct(table, JobSpec)
+    mistakes = [_with_example(mistake) for mistake in mistakes]
     mistakes += _mistakes(spec, table)
+    mistakes += check(spec)
     if mistakes:
         raise ConfigError(where, mistakes)
     return spec
@@ -205,9 +219,18 @@ def _resource_mistakes(resources: Resources) -> Iterator[str]:
         value = getattr(resources, key)
         if value is not None and parse_size(value) is None:
             yield f'resources.{key}: found {value!r}. Write a size such as "15 GiB" or "512 MiB".'
+        elif value is not None and _is_slip(value):
+            meant = f'"{value} GiB" or "{value} MiB"'
+            yield f"resources.{key}: found {value!r}, which has no unit. Write {meant}."
     memory = parse_size(resources.memory)
-    if memory is not None and memory < MIN_MEMORY:
+    if memory is not None and memory < MIN_MEMORY and not _is_slip(resources.memory):
         yield f"resources.memory: found {resources.memory!r}. At least 4 MiB."
+
+
+def _is_slip(size: str | int) -> bool:
+    """A bare number is MiB, as in AWS Batch; a small one was hardly meant so."""
+    number = str(size).strip()
+    return number.isdecimal() and len(number) <= 4 and 0 < int(number) < MIN_BARE
 
 
 def _time_mistakes(spec: JobSpec) -> Iterator[str]:
@@ -220,14 +243,20 @@ def _time_mistakes(spec: JobSpec) -> Iterator[str]:
         yield f"timeout: found {spec.timeout!r}. AWS Batch takes 60 seconds or more."
 
 
+def _with_example(mistake: str) -> str:
+    """How `[metrics]` is written, for who wrote it in a way that is no table of texts."""
+    return f"{mistake} {PATTERN_EXAMPLE}" if re.match(r"metrics\b", mistake) else mistake
+
+
 def _pattern_mistakes(name: str, pattern: str) -> Iterator[str]:
     try:
         groups = re.compile(pattern).groups
     except re.error as error:
-        yield f"metrics.{name}: not a regular expression: {error}."
+        yield f"metrics.{name}: not a regular expression: {error}. {PATTERN_EXAMPLE}"
     else:
         if groups != 1:
-            yield f"metrics.{name}: needs exactly one (group) around the value, has {groups}."
+            need = f"needs exactly one (group) around the value, has {groups}"
+            yield f"metrics.{name}: {need}. {PATTERN_EXAMPLE}"
 
 
 def _not_yet(spec: JobSpec) -> Iterator[str]:

@@ -23,10 +23,13 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _DURATION = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?\s*[smhd]\s*)+")
 
 
-def read_struct(table: Mapping[str, Any], kind: type[T]) -> tuple[T, list[str]]:
+def read_struct(
+    table: Mapping[str, Any], kind: type[T], within: str = "", homes: Mapping[str, str] = {}
+) -> tuple[T, list[str]]:
     """Return the struct, with defaults where the table is wrong, and every mistake in words.
 
-    A mistake says the key, what was found and what is allowed.
+    A mistake says the key, what was found and what is allowed. `within` is the table's name in
+    its file. `homes` tells where keys belong that are none of `kind` nor of its tables.
     """
     left = copy.deepcopy(dict(table))
     mistakes: list[str] = []
@@ -39,7 +42,7 @@ def read_struct(table: Mapping[str, Any], kind: type[T]) -> tuple[T, list[str]]:
             unknown = _UNKNOWN.match(text)
             if unknown:
                 steps = [*steps, unknown[1]]
-                mistakes.append(_unknown_key(steps, kind))
+                mistakes.append(_unknown_key(steps, kind, within, homes))
             else:
                 found = f"{_dotted(steps)}: found {_at(left, steps)!r}."
                 mistakes.append(f"{found} {_plain(text)}{_choices(steps, kind)}.")
@@ -127,10 +130,27 @@ def _remove(table: Any, steps: list[str | int]) -> bool:
     return True
 
 
-def _unknown_key(steps: list[str | int], kind: type[msgspec.Struct]) -> str:
+def _unknown_key(
+    steps: list[str | int], kind: type[msgspec.Struct], within: str, homes: Mapping[str, str]
+) -> str:
+    key = str(steps[-1])
+    home = homes.get(key) or _home(key, kind, within)
+    if home:
+        return f"{_dotted(steps)}: unknown key here. It belongs {home}."
     known = _field_names(_type_at(kind, steps[:-1]))
-    meant = did_you_mean(str(steps[-1]), known)
+    meant = did_you_mean(key, known)
     return f"{_dotted(steps)}: unknown key.{meant or ' Known: ' + ', '.join(known) + '.'}"
+
+
+def _home(key: str, kind: type[msgspec.Struct], within: str) -> str:
+    """Where a key of this name may stand: in the table itself or in one below; "" for nowhere."""
+    fields = msgspec.structs.fields(kind)
+    if any(field.encode_name == key for field in fields):
+        return f"under [{within}]" if within else "at the top of the file, before the first [table]"
+    for field in fields:
+        if _is_struct(field.type) and key in _field_names(field.type):
+            return f"under [{f'{within}.' if within else ''}{field.encode_name}]"
+    return ""
 
 
 def _choices(steps: list[str | int], kind: Any) -> str:

@@ -1,7 +1,7 @@
 """Find a job's folder, and an image's, by the name that a user gives."""
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -14,29 +14,55 @@ from batchml.model.names import to_name
 def find_job(name: str, folders: Sequence[Path], here: Path) -> Path:
     """The folder of a job: `name` itself when it has a job.toml, else below one of `folders`.
 
-    Raises NotFound, naming the jobs that there are.
+    The job.toml itself is as good as its folder. Raises NotFound, naming the jobs that there are.
     """
+    if Path(name).name == "job.toml" and (here / name).is_file():
+        return (here / name).parent
     for candidate in (here / name, *(folder / name for folder in folders)):
         if (candidate / "job.toml").is_file():
             return candidate
     known = {path.parent.name for folder in folders for path in folder.glob("*/job.toml")}
+    known |= {path.parent.name for path in here.glob("*/job.toml")}
     hint = "Give a folder that has a job.toml, or one of those names."
     if (here / name).is_dir():
         hint = f"The folder {here / name} has no job.toml."
+    elif (here / name).is_file():
+        from shlex import join
+
+        command = join(_started(Path(name)))
+        hint = f"{name} is a file. As a command: batchml submit -- {command}"
+        known = set()
     raise NotFound("Job", name, known, hint)
 
 
-def load_job(folder: Path) -> JobSpec:
+def _started(program: Path) -> list[str]:
+    """How a program in a file is started, as its name tells."""
+    runner = {".py": "python", ".sh": "bash", ".R": "Rscript", ".jl": "julia"}.get(program.suffix)
+    if runner:
+        return [runner, str(program)]
+    return [str(program) if program.parent.name else f"./{program}"]
+
+
+def load_job(folder: Path, image_folders: Sequence[Path] | None = None) -> JobSpec:
     """Read `job.toml`. The job's name is the folder's unless the file gives one.
 
-    Raises ConfigError with every mistake of the file.
+    Raises ConfigError with every mistake of the file; that there is no such image only where
+    `image_folders` are given.
     """
     path = folder / "job.toml"
     try:
         table = tomllib.loads(path.read_text("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(str(path), [f"not TOML: {error}."]) from error
-    spec = read_job(table, str(path))
+
+    def check(spec: JobSpec) -> Iterator[str]:
+        if image_folders is not None and spec.image:
+            try:
+                find_image(spec.image, image_folders)
+            except NotFound as error:
+                yield f"image: {error}"
+
+    spec = read_job(table, str(path), check)
     return spec if spec.name else msgspec.structs.replace(spec, name=to_name(folder.name))
 
 

@@ -1,23 +1,17 @@
 """Settings, finding jobs, runs and images, the code archive, fitting and submitting."""
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchml.aws.batch import BatchApi
-from batchml.aws.requests import Submission
 from batchml.cli.render import duration, printable, table, timestamp
-from batchml.errors import ConfigError, NotFound, ServiceError, UsageError
+from batchml.errors import ConfigError, NotFound
 from batchml.model.job import JobSpec, Resources
 from batchml.ops.code import keep, pack
-from batchml.ops.history import History, Remembered
 from batchml.ops.jobs import find_image, find_job, load_job
-from batchml.ops.select import select_run
-from batchml.ops.submit import Capacity, fit, submit
+from batchml.ops.submit import Capacity, fit
 from batchml.runtime.code import unpack
 from batchml.settings import load_settings
 
@@ -71,6 +65,33 @@ def test_a_job_is_a_folder_or_a_name_looked_up_near_before_far(tmp_path: Path) -
         find_job("d", folders, tmp_path)
 
 
+def test_what_is_no_job_is_told_how_to_run_it(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "job.toml").write_text('image = "python"\ncommand = ["true"]\n')
+    assert find_job("./train/job.toml", [], tmp_path) == tmp_path / "train"
+    assert find_job("job.toml", [], tmp_path / "train") == tmp_path / "train"
+    with pytest.raises(NotFound, match="Did you mean 'train'"):
+        find_job("trian", [], tmp_path)
+    for name, command in (("a.py", "python a.py"), ("b c.sh", "bash 'b c.sh'"), ("x", "./x")):
+        (tmp_path / name).touch()
+        with pytest.raises(NotFound) as caught:
+            find_job(name, [], tmp_path)
+        assert str(caught.value).endswith(f"As a command: batchml submit -- {command}")
+
+
+def test_an_unknown_image_is_reported_with_the_other_mistakes(tmp_path: Path) -> None:
+    (tmp_path / "python").mkdir()
+    (tmp_path / "python" / "requirements.txt").touch()
+    (tmp_path / "job.toml").write_text('image = "pyton"\ncommand = [""]\n')
+    with pytest.raises(ConfigError) as caught:
+        load_job(tmp_path, [tmp_path])
+    assert len(caught.value.mistakes) == 2
+    assert "Did you mean 'python'?" in str(caught.value)
+    with pytest.raises(ConfigError) as caught:
+        load_job(tmp_path)
+    assert len(caught.value.mistakes) == 1
+
+
 def test_an_image_is_a_folder_or_a_reference_but_never_a_misspelling(tmp_path: Path) -> None:
     (tmp_path / "pytorch").mkdir()
     (tmp_path / "pytorch" / "requirements.txt").write_text("")
@@ -78,47 +99,6 @@ def test_an_image_is_a_folder_or_a_reference_but_never_a_misspelling(tmp_path: P
     assert find_image("docker.io/library/python:3.12", [tmp_path]) is None
     with pytest.raises(NotFound, match="Did you mean 'pytorch'"):
         find_image("pytroch", [tmp_path])
-
-
-# --- runs -----------------------------------------------------------------------------------
-
-IDS = ["6b0e0000-0000-4000-8000-000000000001", "6b0f0000-0000-4000-8000-000000000002"]
-
-
-def known() -> Iterator[tuple[str, str]]:
-    yield IDS[1], "train"
-    yield IDS[0], "train"
-
-
-def test_a_run_is_named_by_id_prefix_name_or_last() -> None:
-    history = [Remembered(IDS[0], "train", "local", "default", 1)]
-    assert select_run(IDS[0], [], known) == IDS[0]
-    assert select_run(f"arn:aws:batch:us-east-1:000000000000:job/{IDS[0]}", [], known) == IDS[0]
-    assert select_run("@last", history, known) == IDS[0]
-    assert select_run("6b0f", [], known) == IDS[1]
-    assert select_run("train", [], known) == IDS[1]  # the newest
-    with pytest.raises(UsageError, match="too short"):
-        select_run("6b0", [], known)
-    alike = [(f"6b0e000{i}-0000-4000-8000-000000000001", "n") for i in (1, 2)]
-    with pytest.raises(UsageError, match="the start of 2 job ids"):
-        select_run("6b0e", [], lambda: alike)
-    shadowing = [(IDS[0], "victim"), (IDS[1], "6b0e")]
-    assert select_run("6b0e", [], lambda: shadowing) == IDS[1]
-    with pytest.raises(NotFound):
-        select_run("nope", [], known)
-    with pytest.raises(NotFound, match="Nothing was submitted"):
-        select_run("@last", [], known)
-
-
-def test_history_survives_a_torn_last_line(tmp_path: Path) -> None:
-    history = History(tmp_path / "history.jsonl")
-    runs = [Remembered(job_id, "n", "local", "default", 1) for job_id in IDS]
-    for run in runs:
-        history.add(run)
-    with open(tmp_path / "history.jsonl", "ab") as file:
-        file.write(b'{"job_id": "6b')
-    assert history.newest_first("local") == runs[::-1]
-    assert history.newest_first("dev") == []
 
 
 # --- code -----------------------------------------------------------------------------------
@@ -182,63 +162,6 @@ def test_a_fitted_job_fits_and_says_each_cut(vcpus: int, memory: int, gpus: int)
         min(gpus, 2),
     )
     assert len(fitted.cuts) == (vcpus > 4) + (memory > 16_000) + (gpus > 2)
-
-
-class FakeBatch(BatchApi):
-    """Counts calls; knows a definition once it was registered."""
-
-    def __init__(self, *definitions: str, refusal: str = "") -> None:
-        self.definitions = set(definitions)
-        self.refusal = refusal
-        self.calls: list[str] = []
-
-    def submit(self, request: Any) -> str:
-        self.calls.append("SubmitJob")
-        if self.refusal or request["jobDefinition"] not in self.definitions:
-            raise ServiceError("SubmitJob", "ClientException", self.refusal or "no such", 400)
-        return "id"
-
-    def register(self, request: Any) -> None:
-        self.calls.append("RegisterJobDefinition")
-        self.definitions.add(request["jobDefinitionName"])
-
-    def has_definition(self, name: str) -> bool:
-        self.calls.append("DescribeJobDefinitions")
-        return name in self.definitions
-
-    def queues(self) -> list[str]:
-        self.calls.append("DescribeJobQueues")
-        return ["default", "urgent"]
-
-
-REQUESTS = Submission({"jobDefinitionName": "d"}, {"jobDefinition": "d", "jobQueue": "default"})
-
-
-def test_submitting_takes_one_call_when_the_definition_is_there() -> None:
-    api = FakeBatch("d")
-    assert submit(api, REQUESTS, 0) == "id"
-    assert api.calls == ["SubmitJob"]
-
-
-def test_the_definition_is_registered_when_it_is_missing() -> None:
-    api = FakeBatch()
-    assert submit(api, REQUESTS, 0) == "id"
-    expected = ["SubmitJob", "DescribeJobDefinitions", "RegisterJobDefinition", "SubmitJob"]
-    assert api.calls == expected
-
-
-def test_another_refusal_is_passed_on_and_nothing_is_registered() -> None:
-    api = FakeBatch("d", refusal="no such share")
-    with pytest.raises(ServiceError, match="no such share"):
-        submit(api, REQUESTS, 0)
-    assert api.calls == ["SubmitJob", "DescribeJobDefinitions", "DescribeJobQueues"]
-
-
-def test_a_queue_that_does_not_exist_is_told_with_those_that_do() -> None:
-    api = FakeBatch("d", refusal="JobQueue urgnet not found")
-    nowhere = Submission(REQUESTS.register, {**REQUESTS.submit, "jobQueue": "urgnet"})
-    with pytest.raises(NotFound, match="Did you mean 'urgent'"):
-        submit(api, nowhere, 0)
 
 
 # --- text -----------------------------------------------------------------------------------

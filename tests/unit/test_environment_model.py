@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from batchml.errors import ConfigError
-from batchml.model.description import read_compute, read_environments, read_queue
+from batchml.model.description import read_compute, read_described, read_environments, read_queue
 from batchml.model.environment import Environment, is_arm_type, is_gpu_type
 
 CONTRACT = """
@@ -265,3 +265,16 @@ def test_flags_are_judged_like_the_file() -> None:
 )  # fmt: skip
 def test_what_an_instance_type_is(name: str, gpu: bool, arm: bool) -> None:
     assert (is_gpu_type(name), is_arm_type(name)) == (gpu, arm)
+
+
+def test_a_key_at_the_wrong_place_is_told_the_right_one() -> None:
+    dev = {"region": "us-east-1", "cidr": "10.0.0.0/16", "network": {"ami": "build"}}
+    found = read_described({"usd_per_hour": 1, "region": "x", "env": {"dev": dev}}).mistakes
+    assert [text.split("belongs ")[1] for text in (*found[""], *found["dev"])] == [
+        "under [env.local].",
+        "under [env.dev].",
+        "under [env.dev.network].",
+        "under [env.dev].",
+    ]
+    (unsure,) = read_described({"queues": {}}).mistakes[""]
+    assert unsure.endswith("belongs under [env.NAME].")

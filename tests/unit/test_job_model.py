@@ -268,3 +268,28 @@ def test_a_word_that_is_none_of_a_few_is_answered_with_them() -> None:
 def test_what_is_no_size_or_duration_is_none_not_a_crash(text: str) -> None:
     assert parse_size(text) is None
     assert parse_duration(text) is None
+
+
+@pytest.mark.parametrize(
+    ("table", "mistake"),
+    [
+        ({"memory": "8 GiB"}, "memory: unknown key here. It belongs under [resources]."),
+        ({"attempts": 2}, "attempts: unknown key here. It belongs under [retry]."),
+        ({"resources": {"image": "a"}}, "resources.image: unknown key here. It belongs at the top"),
+        ({"resources": {"memory": 16}}, 'found 16, which has no unit. Write "16 GiB" or "16 MiB".'),
+        ({"resources": {"memory": "2"}}, 'Write "2 GiB" or "2 MiB".'),
+        ({"metrics": [{"name": "a", "pattern": "b"}]}, "loss = 'loss=([0-9.]+)'"),
+        ({"metrics": {"name": "a", "pattern": "a=(b)"}}, "loss = 'loss=([0-9.]+)'"),
+        ({"metrics": {"a": "("}}, "loss = 'loss=([0-9.]+)'"),
+    ],
+)
+def test_a_mistake_says_how_it_is_written(table: dict[str, Any], mistake: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_job({**SMALLEST, **table}, "job.toml")
+    (found,) = caught.value.mistakes
+    assert mistake in found
+
+
+def test_a_bare_number_is_mib_where_it_can_be_meant_so() -> None:
+    spec = read_job({**SMALLEST, "resources": {"memory": 1024}}, "job.toml")
+    assert spec.resources.memory_mib == 1024

@@ -1,14 +1,17 @@
 """`submit` to an environment in AWS: what is asked, and what is sent."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from batchml.cli.submission import Order, prepare, read_platform, resolve, send
-from batchml.cli.wiring import Place
-from batchml.errors import NotFound
+from batchml.client.order import Order
+from batchml.client.place import Place
+from batchml.client.submission import prepare, read_platform, resolve, send
+from batchml.errors import ConfigError, NotFound
+from batchml.model.names import split_key
 from batchml.settings import load_settings
 from tests.fakes import FakeClock
 from tests.scripted import Answer, ScriptedSession
@@ -34,7 +37,7 @@ gpus = 1
 STACKS = {
     "batchml-dev-roles": {"JobRoleArn": "arn:job", "ExecutionRoleArn": "arn:execution"},
     "batchml-dev-observability": {"LogGroupName": "/batchml/dev"},
-    "batchml-dev-storage": {"FileSystemId": "fs-1", "BucketName": "b"},
+    "batchml-dev-storage": {"FileSystemId": "fs-1", "BucketName": "bucket"},
 }
 DIGEST = "sha256:" + "0" * 64
 
@@ -44,6 +47,7 @@ class Aws:
 
     def __init__(self) -> None:
         self.definitions: set[str] = set()
+        self.objects: dict[str, bytes] = {}
         self.stacks = dict(STACKS)
         self.images = True
 
@@ -69,6 +73,11 @@ class Aws:
             case "RegisterJobDefinition":
                 self.definitions.add(params["jobDefinitionName"])
                 return {}
+            case "HeadObject":
+                return {"ContentLength": 1} if params["Key"] in self.objects else "404: Not Found"
+            case "PutObject":
+                self.objects[params["Key"]] = params["Body"]
+                return {"ETag": "e"}
             case "DescribeImages" if self.images:
                 tag = params["imageIds"][0]["imageTag"]
                 return {"imageDetails": [{
@@ -94,7 +103,8 @@ def aws(monkeypatch: pytest.MonkeyPatch) -> Aws:
 
 def place_in(folder: Path, answer: Answer) -> tuple[Place, ScriptedSession]:
     (folder / "batchml.toml").write_text(CONFIG)
-    write(folder, JOB)
+    if not (folder / "jobs").exists():
+        write(folder, JOB)
     settings = load_settings({"BATCHML_HOME": str(folder / "home")}, folder, "dev")
     place = Place(settings, FakeClock(1_800_000_000.0), folder)
     session = ScriptedSession(answer)
@@ -108,7 +118,7 @@ def write(folder: Path, text: str) -> None:
 
 
 def order(**changes: Any) -> Order:
-    return Order("hello", None, {}, changes, {}, (), False)
+    return Order(job="hello", changes=changes)
 
 
 def test_a_run_is_of_its_environment(tmp_path: Path, aws: Aws) -> None:
@@ -130,7 +140,13 @@ def test_a_run_is_of_its_environment(tmp_path: Path, aws: Aws) -> None:
         "batchml": "hello", "batchml:env": "dev", "batchml:registered": "2027-01-15",
     }  # fmt: skip
     assert {params["jobQueue"] for params in session.asked("SubmitJob")} == {"batchml-dev-gpu"}
+    (sent, again) = session.asked("SubmitJob")
+    assert sent["jobName"] == again["jobName"]  # the first was refused: one submission, one key
+    name, key = split_key(sent["jobName"])
+    assert name == "hello"
+    assert sent["tags"] == {"batchml:key": key, "batchml:job": "hello", "batchml:env": "dev"}
     (remembered,) = place.history.newest_first("dev")
+    assert (remembered.key, remembered.name, remembered.gpus) == (key, "hello", 1)
     assert (remembered.job_id, remembered.queue) == ("j-1", "batchml-dev-gpu")
 
 
@@ -140,6 +156,7 @@ def test_the_second_run_registers_nothing(tmp_path: Path, aws: Aws) -> None:
         send(place, prepare(place, order(), dry_run=False))
     assert len(session.asked("RegisterJobDefinition")) == 1
     assert len(session.asked("SubmitJob")) == 3
+    assert len(session.asked("DescribeStacks")) == 3  # once for both
 
 
 def test_a_dry_run_reads_and_sends_nothing(tmp_path: Path, aws: Aws) -> None:
@@ -186,3 +203,117 @@ def test_definitions_of_jobs_read_the_stacks_once_for_all(tmp_path: Path, aws: A
     assert first == second
     assert first["containerProperties"]["jobRoleArn"] == "arn:job"
     assert len(session.asked("DescribeStacks")) == 3
+
+
+# --- what travels ---------------------------------------------------------------------------
+
+OURS = 'image = "123456789012.dkr.ecr.us-east-1.amazonaws.com/batchml/mine@sha256:0"'
+CODE = f"""
+{OURS}
+command = ["python", "train.py"]
+queue = "gpu"
+"""
+
+
+def variables(session: ScriptedSession) -> dict[str, str]:
+    """Those of the last submission."""
+    overrides = session.asked("SubmitJob")[-1]["containerOverrides"]
+    return {entry["name"]: entry["value"] for entry in overrides["environment"]}
+
+
+def test_code_goes_to_the_bucket_and_what_is_there_is_not_sent_again(
+    tmp_path: Path, aws: Aws
+) -> None:
+    write(tmp_path, CODE)
+    place, session = place_in(tmp_path, aws.answer)
+    told: list[str] = []
+    for _ in range(2):
+        send(place, prepare(place, order(), dry_run=False), told.append)
+    assert (len(session.asked("HeadObject")), len(session.asked("PutObject"))) == (2, 1)
+    (key,) = aws.objects
+    found = variables(session)
+    assert found["BATCHML_CODE"] == f"s3://bucket/{key}"
+    assert found["BATCHML_STORE"] == f"s3://bucket/runs/{found['BATCHML_KEY']}"
+    assert told[0].startswith("Code: 1 file, ")
+    assert "not sent again" in told[1]
+
+
+def test_a_command_of_any_length_goes_along(tmp_path: Path, aws: Aws) -> None:
+    write(tmp_path, CODE)
+    place, session = place_in(tmp_path, aws.answer)
+    long = Order(job="hello", command=("echo", *["x" * 1000] * 100))
+    send(place, prepare(place, long, dry_run=False))
+    assert session.asked("SubmitJob")[-1]["containerOverrides"]["command"] == ["batchml-order"]
+    document = aws.objects[variables(session)["BATCHML_ORDER"].removeprefix("s3://bucket/")]
+    assert json.loads(document)["command"] == list(long.command or ())
+    with pytest.raises(ConfigError, match="Linux takes 128 KiB"):
+        prepare(place, Order(job="hello", command=("echo", "x" * 200_000)), dry_run=False)
+
+
+def test_an_image_of_others_takes_no_code_and_no_long_command(tmp_path: Path, aws: Aws) -> None:
+    write(tmp_path, JOB.replace("code = false", ""))
+    place, session = place_in(tmp_path, aws.answer)
+    with pytest.raises(ConfigError, match="code = false"):
+        prepare(place, order(), dry_run=False)
+    write(tmp_path, JOB)
+    with pytest.raises(ConfigError, match="8192"):
+        prepare(place, Order(job="hello", command=("echo", "x" * 9000)), dry_run=False)
+    send(place, prepare(place, order(), dry_run=False))
+    assert "BATCHML_STORE" not in variables(session)  # nothing in it could use one
+
+
+def test_without_a_bucket_code_has_nowhere_to_go(tmp_path: Path, aws: Aws) -> None:
+    write(tmp_path, CODE)
+    del aws.stacks["batchml-dev-storage"]
+    place, _ = place_in(tmp_path, aws.answer)
+    with pytest.raises(ConfigError, match="batchml setup --env dev"):
+        prepare(place, order(), dry_run=False)
+
+
+def test_the_commit_of_the_folder_is_kept_with_the_run(tmp_path: Path, aws: Aws) -> None:
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / "HEAD").write_text(commit)
+    place, session = place_in(tmp_path, aws.answer)
+    prepared = prepare(place, order(), dry_run=False)
+    send(place, prepared)
+    assert session.asked("SubmitJob")[-1]["tags"]["batchml:commit"] == commit
+    assert prepared.record.commit == commit
+    assert prepared.record.dirty is None  # git does not take this for a repository
+
+
+# --- what is known of the environment -------------------------------------------------------
+
+
+def stacks_asked(folder: Path, aws: Aws, hours: float = 0.0) -> int:
+    """How often a submission, so many hours later, asks for the stacks."""
+    place, session = place_in(folder, aws.answer)
+    place.clock.sleep(hours * 3600)
+    send(place, prepare(place, order(), dry_run=False))
+    return len(session.asked("DescribeStacks"))
+
+
+def test_the_stacks_are_asked_for_once_an_hour_and_after_every_change(
+    tmp_path: Path, aws: Aws, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert stacks_asked(tmp_path, aws) == 3
+    assert stacks_asked(tmp_path, aws) == 0
+    assert stacks_asked(tmp_path, aws, hours=0.9) == 0
+    assert stacks_asked(tmp_path, aws, hours=1.1) == 3
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAOTHER")  # another account, perhaps
+    assert stacks_asked(tmp_path, aws) == 3
+
+
+def test_an_environment_that_is_being_set_up_is_not_known_yet(tmp_path: Path, aws: Aws) -> None:
+    del aws.stacks["batchml-dev-roles"]
+    assert stacks_asked(tmp_path, aws) == 3
+    assert stacks_asked(tmp_path, aws) == 3
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"\xff", b'{"of": "x", "at": 1e99}'])
+def test_a_damaged_file_of_what_is_known_is_no_harm(
+    tmp_path: Path, aws: Aws, content: bytes
+) -> None:
+    assert stacks_asked(tmp_path, aws) == 3
+    (tmp_path / "home" / "known-dev.json").write_bytes(content)
+    assert stacks_asked(tmp_path, aws) == 3

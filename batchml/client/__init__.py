@@ -1,0 +1,1 @@
+"""What the commands do, for programs: they stand on this, and so can yours."""

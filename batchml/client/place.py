@@ -1,0 +1,120 @@
+"""Settings -> collaborators: one environment, ready to be used. Builds things when first needed."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from batchml.aws.batch import BatchApi
+from batchml.aws.session import Access, Session
+from batchml.clock import Clock
+from batchml.model.run import Run
+from batchml.ops.history import History
+from batchml.resources import shipped
+from batchml.settings import Settings
+
+if TYPE_CHECKING:
+    from batchml.aws.logs import StreamReader
+    from batchml.aws.prices import Prices
+    from batchml.local.home import Home
+    from batchml.ops.watch import Pace
+
+LOCAL_REGION = "us-east-1"
+
+
+class Place:
+    """One environment, ready to be used."""
+
+    def __init__(self, settings: Settings, clock: Clock, here: Path) -> None:
+        self.settings = settings
+        self.clock = clock
+        self.here = here
+        self._session: Session | None = None
+
+    @property
+    def home(self) -> "Home":
+        from batchml.local.home import Home
+
+        home = Home(Path(self.settings.home.value))
+        home.check_owner()
+        return home
+
+    @property
+    def env(self) -> str:
+        return self.settings.env.value
+
+    @property
+    def pace(self) -> "Pace":
+        from batchml.ops.watch import LOCAL_PACE, Pace
+
+        return LOCAL_PACE if self.settings.is_local else Pace()
+
+    @property
+    def history(self) -> History:
+        return History(Path(self.settings.home.value) / "history.jsonl")
+
+    @property
+    def job_folders(self) -> list[Path]:
+        return [self.here / "jobs", shipped("jobs")]
+
+    @property
+    def image_folders(self) -> list[Path]:
+        return [self.here / "images", shipped("images")]
+
+    def connect(self) -> Session:
+        """The session, made at first use; on `local` the server is started if none runs."""
+        if self._session is None:
+            self._session = Session(self._access())
+        return self._session
+
+    def renew(self) -> None:
+        """Have the next call read the credentials anew: the user may have signed in meanwhile."""
+        self._session = None
+
+    @property
+    def batch(self) -> BatchApi:
+        return BatchApi(self.connect())
+
+    @property
+    def prices(self) -> "Prices":
+        from batchml.aws.prices import Prices
+
+        home = self.home
+        home.prepare()
+        return Prices(self.connect(), home.root / "prices.json", self.clock)
+
+    def _access(self) -> Access:
+        if not self.settings.is_local:
+            environment = self.settings.environment
+            return Access(environment.region, environment.profile)
+        from batchml.local import control
+
+        home = self.home
+        endpoint = control.ensure(home, self.clock)
+        keys = home.keys()
+        return Access(
+            LOCAL_REGION,
+            endpoint=endpoint.url,
+            access_key_id=keys.access_key_id,
+            secret_access_key=keys.secret_access_key,
+            # It may be killed between two calls; its jobs go on, and so does the command.
+            revive=lambda: control.ensure(home, self.clock).url,
+        )
+
+    def queue(self, given: str) -> str:
+        """The name that a queue has in AWS."""
+        from batchml.aws.site import queue_name
+
+        return queue_name(self.env, self.settings.environment, given)
+
+    def describe(self, job_ids: Sequence[str]) -> dict[str, Run]:
+        return self.batch.describe(job_ids)
+
+    def outputs(self, job_id: str) -> Path | None:
+        """The folder of a run's outputs, if it lies on this machine."""
+        folder = self.home.runs / job_id / "output"
+        return folder if self.settings.is_local and folder.is_dir() else None
+
+    def open_log(self, run: Run, stream: str) -> "StreamReader":
+        from batchml.aws.logs import StreamReader
+
+        return StreamReader(self.connect, run.log_group, stream)

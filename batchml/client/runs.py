@@ -1,0 +1,68 @@
+"""Which runs words mean, and what they are."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from batchml.client.place import Place
+    from batchml.model.run import Run
+
+
+def select(place: "Place", words: Sequence[str]) -> list[str]:
+    """The job ids that the words mean, in their order; the runs are listed once at most.
+
+    Raises NotFound, UsageError.
+    """
+    if not words:
+        return []
+    from functools import cache
+
+    from batchml.ops.select import select_run
+
+    @cache
+    def known() -> list[tuple[str, str]]:
+        runs = [run for queue in place.batch.queues() for run in place.batch.list_recent(queue)]
+        runs.sort(key=lambda run: run.created_at or 0, reverse=True)
+        return [(run.job_id, run.job_name or run.name) for run in runs]
+
+    history = place.history.names(place.env)
+    return [_own(place, word, select_run(word, history, known)) for word in words]
+
+
+def _own(place: "Place", word: str, job_id: str) -> str:
+    """AWS Batch's id of a child: in what was run again in part, it is called by its first number.
+
+    At most one call. Raises NotFound for a child that was not run again.
+    """
+    whole, colon, _ = job_id.partition(":")
+    if not colon:
+        return job_id
+    from batchml.errors import NotFound
+    from batchml.ops.rerun import first_numbers, own_id, ranges
+
+    record = place.history.remembered(place.env).get(whole)
+    run = None if record else place.describe([whole]).get(whole)
+    first = first_numbers(run, record)
+    own = own_id(job_id, first)
+    if own is None:
+        hint = f"Of the first array, it runs again: {ranges(first[:200])}."
+        raise NotFound("Child", word, [], hint)
+    return own
+
+
+def described(place: "Place", job_ids: Sequence[str]) -> "dict[str, Run]":
+    """The runs of these ids, in their order, a hundred a call.
+
+    Raises NotFound for the first that the environment does not know.
+    """
+    from batchml.errors import NotFound
+
+    asked = list(dict.fromkeys(job_ids))
+    found = place.describe(asked)
+    for job_id in asked:
+        if job_id not in found:
+            from batchml.client.finding import about_part
+
+            hint = f"Environment {place.env} does not know it. `batchml ls` shows the runs."
+            raise NotFound("Run", job_id, [], about_part(place, job_id) or hint)
+    return {job_id: found[job_id] for job_id in asked}

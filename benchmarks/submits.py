@@ -1,0 +1,138 @@
+"""A thousand submissions: by `batchml.Client`, beside a loop of boto3 and the AWS CLI.
+
+boto3's loop sends the same request and keeps nothing. Ours keeps the intent of each on disk first
+and packs the folder's code each time. The two commands are run a few times only; the thousand is
+worked out from that, and said so. Nothing runs meanwhile: the queue is closed for jobs.
+"""
+
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from batchml.client.client import Client
+from batchml.clock import SystemClock
+from batchml.local import control
+from batchml.local.home import Home
+from benchmarks.pairs import compare
+
+COUNT = 1000
+ROUNDS = 5  # in turn; the ratio is the median of theirs
+COMMANDS = 7  # of each kind
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        home, work = Home(Path(folder) / "home"), Path(folder) / "work"
+        work.mkdir()
+        (work / "train.py").write_text("print(1)\n")
+        endpoint = control.ensure(home, SystemClock())
+        try:
+            _measure(home, work, endpoint.url)
+        finally:
+            control.stop(home, SystemClock())
+
+
+def _measure(home: Home, work: Path, url: str) -> None:
+    environ = {"BATCHML_HOME": str(home.root)}
+    client = Client("local", work, environ={**os.environ, **environ})
+    theirs = _boto3(home, url)
+    _hold(theirs)
+    command = ["python", "train.py"]
+    run = client.submit(command=command, queue="held").describe()
+    request = {
+        "jobName": "python", "jobQueue": "held", "jobDefinition": run.definition,
+        "containerOverrides": {"command": command},
+    }  # fmt: skip
+    each = COUNT // ROUNDS
+    pairs = [
+        (
+            _timed(lambda: client.submit(command=command, queue="held"), each),
+            _timed(lambda: theirs.submit_job(**request), each),
+        )
+        for _ in range(ROUNDS)
+    ]
+    ours, boto3 = (sum(side) for side in zip(*pairs, strict=True))
+    ratio = statistics.median(a / b for a, b in pairs)
+    print(
+        f"Client.submit, {COUNT:,} times  {ours:6.1f} s   beside a boto3 loop {boto3:6.1f} s   "
+        f"x{ratio:.2f}   {(ours - boto3) / COUNT * 1000:.1f} ms more each, for exactly once",
+        flush=True,
+    )
+    _commands(home, work, url, run.definition)
+
+
+def _commands(home: Home, work: Path, url: str, definition: str) -> None:
+    aws = shutil.which("aws", path=os.pathsep.join((str(Path(sys.executable).parent), _PATH)))
+    if aws is None:
+        print("batchml submit beside the AWS CLI: not measured, the AWS CLI is not here")
+        return
+    ours = [str(Path(sys.executable).parent / "batchml"), "submit", "--queue", "held", "--"]
+    keys = home.keys()
+    environ = {
+        "BATCHML_HOME": str(home.root),
+        "AWS_ENDPOINT_URL_BATCH": url,
+        "AWS_ACCESS_KEY_ID": keys.access_key_id,
+        "AWS_SECRET_ACCESS_KEY": keys.secret_access_key,
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    theirs = [
+        aws, "batch", "submit-job", "--job-name", "python", "--job-queue", "held",
+        "--job-definition", definition,
+    ]  # fmt: skip
+    found = compare(
+        [*ours, "python", "train.py"], theirs, environ=environ, folder=str(work), pairs=COMMANDS
+    )
+    print(
+        f"batchml submit, {COUNT:,} times {found.ours * COUNT:6.0f} s   beside the AWS CLI    "
+        f"{found.floor * COUNT:6.0f} s   x{found.wall_ratio:.2f}   worked out from {COMMANDS} each",
+        flush=True,
+    )
+
+
+_PATH = os.environ.get("PATH", os.defpath)
+
+
+def _timed(submit: Callable[[], Any], count: int) -> float:
+    start = time.perf_counter()
+    for _ in range(count):
+        submit()
+    return time.perf_counter() - start
+
+
+def _boto3(home: Home, url: str) -> Any:
+    import boto3
+
+    keys = home.keys()
+    return boto3.client(
+        "batch", "us-east-1", endpoint_url=url,
+        aws_access_key_id=keys.access_key_id, aws_secret_access_key=keys.secret_access_key,
+    )  # fmt: skip
+
+
+def _hold(client: Any) -> None:
+    """A queue whose jobs wait: its compute environment takes no work."""
+    client.create_compute_environment(
+        computeEnvironmentName="held", type="UNMANAGED", state="DISABLED"
+    )
+    client.create_job_queue(
+        jobQueueName="held", state="ENABLED", priority=1,
+        computeEnvironmentOrder=[{"order": 1, "computeEnvironment": "held"}],
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        (queue,) = client.describe_job_queues(jobQueues=["held"])["jobQueues"]
+        if queue["status"] == "VALID":
+            return
+        time.sleep(0.1)
+    raise subprocess.SubprocessError("the queue did not become VALID")
+
+
+if __name__ == "__main__":
+    main()

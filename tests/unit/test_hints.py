@@ -1,0 +1,131 @@
+"""Command lines that cannot be read: what they were meant to say, and what programs are told."""
+
+import json
+import os
+import pty
+import signal
+import sys
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchml.cli import app, hints, output
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(output, "_documents", 0)
+    monkeypatch.setattr(app._Root, "wrong", "")
+    handler = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, handler)
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("submit python train.py", "batchml submit -- python train.py"),
+        ("submit --name x python train.py", "batchml submit -- python train.py"),
+        ("submit python train.py --epochs 3", "batchml submit -- python train.py --epochs 3"),
+        ("submit train.py --lr=3", "batchml submit -- python train.py --lr=3"),
+        ("submit train --lr 0.3", "A parameter of the job: -p lr=0.3"),
+        ("submit train --lr=0.3", "A parameter of the job: -p lr=0.3"),
+        ("submit train -x 1", "No such option: -x"),
+        ("submit train --lr", "A parameter of the job: -p lr=VALUE"),
+        ("submit train lr=0.3 n=1", "Parameters of the job: -p lr=0.3 -p n=1"),
+        ("submit train --nmae x", "--name"),
+        ("status", "Did you mean 'batchml ls'?"),
+        ("ps", "Did you mean 'batchml ls'?"),
+        ("help", "Did you mean 'batchml --help'?"),
+        ("run train", "Did you mean 'batchml submit'?"),
+        ("stop x", "Did you mean 'batchml cancel'?"),
+        ("sumbit", "Did you mean 'submit'?"),
+    ],
+)
+def test_a_wrong_line_is_told_what_it_was_meant_to_be(
+    line: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert app.run(line.split()) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert hint in err.splitlines()[-1]
+    assert hint.startswith("--") or "Possible" not in err
+
+
+def test_every_synonym_is_no_command_and_names_one() -> None:
+    for word, command in hints.SYNONYMS.items():
+        assert word not in app.ORDER
+        assert command.split()[0] in (*app.ORDER, "--help", "--version")
+
+
+@given(st.lists(st.text(max_size=6), max_size=5))
+def test_no_line_is_too_strange_for_a_hint(words: list[str]) -> None:
+    for start in range(len(words)):
+        assert "\x1b" not in hints.about_words(words, words[start:])
+        assert "\x1b" not in hints.about_option(words, words[start].partition("=")[0])
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "words"),
+    [
+        ("ls --json --limit x", 2, "--limit"),
+        ("status --json", 2, "batchml ls"),
+        ("show --json", 2, "RUN"),
+        ("cost --json r --since 7d", 2, "goes without"),
+    ],
+)
+def test_with_json_an_error_is_one_document_too(
+    line: str, code: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert app.run(line.split()) == code
+    out, err = capsys.readouterr()
+    document = json.loads(out)
+    assert document.keys() == {"error", "exitCode"}
+    assert document["exitCode"] == code
+    assert words in document["error"]
+    assert document["error"] in err
+
+
+def test_what_stands_after_the_dashes_asks_for_no_document(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert app.run(["submit", "--nope", "--", "prog", "--json"]) == 2
+    assert capsys.readouterr().out == ""
+
+
+def test_there_is_never_a_second_document(capsys: pytest.CaptureFixture[str]) -> None:
+    output.print_json([1])
+    output.print_error("no", 1)
+    assert json.loads(capsys.readouterr().out) == [1]
+
+
+INTERRUPTED = """
+import os, sys
+from batchml.cli import app
+@app.app.command()
+def press(how: str) -> None:
+    from batchml.cli.following import Detached
+    raise KeyboardInterrupt if how == "key" else Detached(130) if how == "told" else SystemExit(130)
+sys.exit(app.run(["press", sys.argv[1]]))
+"""
+
+
+@pytest.mark.parametrize("how", ["key", "told", "exit"])
+def test_at_a_terminal_ctrl_c_ends_the_command_as_a_shell_expects(how: str) -> None:
+    """Bash goes on with a loop after exit code 130, which a run can have by itself."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, [sys.executable, "-c", INTERRUPTED, how])
+    try:
+        while os.read(terminal, 4096):
+            pass
+    except OSError:  # it has ended
+        pass
+    finally:
+        os.close(terminal)
+    _, status = os.waitpid(pid, 0)
+    died = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGINT
+    assert died == (how != "exit")
+    assert died or os.waitstatus_to_exitcode(status) == 130
