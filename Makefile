@@ -7,18 +7,27 @@ ifneq ($(wildcard ../shared/data/mnist),)
 export BATCHML_DATA_DIR ?= $(abspath ../shared/data)
 endif
 
-.PHONY: demo test torture check lint types bench help-texts picture wheel clean
+.PHONY: demo test fast slow again torture check lint types bench help-texts picture wheel clean
 
 demo: .venv/installed  ## LeNet learns handwritten digits, through the embedded AWS Batch
 	$(BIN)/batchml submit --wait lenet
 
+test: fast slow  ## every test
+
+fast: .venv/installed-dev .venv-scan/installed
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m 'not slow'
+
 # Training has the machine to itself: beside other work its threads wait for each other.
-test: .venv/installed-dev .venv-scan/installed  ## every test
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not slow'
+slow: .venv/installed-dev .venv-scan/installed
 	$(BIN)/python -m pytest -m slow
 
+again: .venv/installed-dev  ## the tests that failed, one at a time
+	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none
+
 TORTURES := e2e/test_kill9_rounds.py e2e/test_system_calls.py e2e/test_power_cuts.py \
-  unit/test_damage.py unit/test_large_journal.py contract/test_malformed.py contract/test_forged.py
+  unit/test_damage.py unit/test_large_journal.py contract/test_malformed.py contract/test_forged.py \
+  e2e/test_killed_client.py e2e/test_runtime_stops.py unit/test_submit.py unit/test_ignore.py \
+  unit/test_watch_world.py
 
 torture: .venv/installed-dev  ## hours: ten thousand kills, every system call, every bad request
 	BATCHML_TORTURE=$${BATCHML_TORTURE:-20} $(BIN)/python -m pytest -s $(addprefix tests/,$(TORTURES))

@@ -14,9 +14,12 @@ from batchml.local import control
 from batchml.local.executors import cgroup
 from batchml.local.home import Endpoint, Home
 
-# A busy machine is no mistake.
-settings.register_profile("suite", deadline=None)
+# A busy machine is no mistake. CI tries the same examples each time, people's runs new ones.
+settings.register_profile("suite", deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("suite")
+
+# A shell makes what it runs behind it deaf to Ctrl-C, and children would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

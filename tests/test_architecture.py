@@ -21,8 +21,12 @@ ALLOWED = {
     "aws": {"errors", "clock", "model"},
     "ops": {"errors", "clock", "model", "aws", "runtime"},
     "local": {"errors", "clock", "model", "runtime"},
+    "client": {
+        "errors", "clock", "resources", "settings", "model", "aws", "ops", "local", "runtime",
+    },
     "cli": {
         "errors", "clock", "resources", "settings", "model", "aws", "ops", "local", "runtime",
+        "client",
     },
 }  # fmt: skip
 

@@ -15,7 +15,8 @@ HELP = ROOT / "batchml" / "cli" / "help"
 
 COMMANDS = [
     [], ["local"], ["doctor"], ["init"],
-    ["submit"], ["ls"], ["show"], ["logs"], ["wait"], ["cancel"],
+    ["submit"], ["ls"], ["show"], ["logs"], ["wait"], ["cancel"], ["rerun"], ["get"], ["diff"],
+    ["explain"], ["cost"], ["top"], ["reconcile"], ["completion"],
     ["local", "start"], ["local", "stop"], ["local", "status"], ["local", "env"],
     ["local", "reset"],
     ["jobdef"], ["jobdef", "list"], ["jobdef", "register"], ["jobdef", "delete"], ["jobdef", "gc"],

@@ -23,6 +23,7 @@ from msgspec import Struct
 from batchml.clock import SystemClock
 from batchml.local import control
 from batchml.local.home import Endpoint, Home
+from batchml.model.names import split_key
 
 CLOCK = SystemClock()
 LINES = 20  # of a job's output
@@ -49,7 +50,7 @@ class Plan(Struct, frozen=True):
 
     @classmethod
     def of(cls, name: str) -> "Plan":
-        kind, first, code, _ = name.split("-")
+        kind, first, code, _ = split_key(name)[0].split("-")  # a key follows, if we submitted it
         return cls(kind, int(first), int(code))
 
     def name(self, token: str) -> str:

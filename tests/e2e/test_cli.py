@@ -111,7 +111,7 @@ def test_cancel_stops_a_running_job_and_its_exit_code_is_143(cli: Cli) -> None:
     assert cli("cancel", job_id, "--reason", "enough").code == 0
     waited = cli("wait", job_id)
     assert waited.code == 143
-    assert "cancelled: enough" in waited.err
+    assert "cancelled: the program was stopped: enough" in waited.err
     assert "had ended already" in cli("cancel", job_id).out
 
 

@@ -114,6 +114,7 @@ _VOLATILE = {
     r"\bin \d+:\d\d\b": "in TIME",
     r"(?<=python:)[0-9a-f]{12}": "TAG",
     r"(?<=hello-)[0-9a-f]{10}": "HASH",
+    r"(?<=KiB \()[0-9a-f]{8}": "HASH",
 }
 
 
