@@ -103,12 +103,19 @@ def _go_on(client: Client, over: Event) -> None:
         client.nap(0.05)
 
 
+def _stands_still(pid: int) -> bool:
+    """A thread that runs on another core stops only when it next enters the kernel."""
+    stats = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return all(text.rpartition(")")[2].split()[0] == "T" for text in stats)
+
+
 def _image(home: Home, folder: Path) -> Home:
     """A copy of a state folder whose server stands still meanwhile."""
     pid = home.holder()
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
     try:
+        wait_for(lambda: _stands_still(pid), "the server stands still", 10)
         shutil.copytree(home.root, folder, ignore=shutil.ignore_patterns("work", "*.tmp"))
     finally:
         os.kill(pid, signal.SIGCONT)
