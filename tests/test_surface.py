@@ -89,3 +89,18 @@ def test_the_error_tree_in_the_docstring_is_the_tree() -> None:
         if isinstance(kind, type) and issubclass(kind, errors.BatchmlError)
     }
     assert found == drawn
+
+
+def test_the_tests_that_documents_name_exist() -> None:
+    named = {
+        (name, function)
+        for page in (ROOT / "docs").glob("*.md")
+        for name, function in re.findall(
+            r"`((?:unit|e2e|contract)/test_\w+\.py)(?:::(test_\w+))?`", page.read_text("utf-8")
+        )
+    }
+    assert len(named) > 40
+    for name, function in named:
+        path = ROOT / "tests" / name
+        assert path.is_file(), name
+        assert f"def {function}" in path.read_text("utf-8"), f"{name}::{function}"
