@@ -380,6 +380,6 @@ def _cost(found: "Found") -> str:
         return ""
     from decimal import Decimal
 
-    from batchml.cli.bills import dollars
+    from batchml.model.words import dollars
 
     return dollars(Decimal(str(found.cost)))

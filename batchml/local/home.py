@@ -19,7 +19,7 @@ import msgspec
 
 from batchml.errors import LocalServerError, StateFolderBusy, StateFolderUnsafe
 from batchml.local.sigv4 import Keys
-from batchml.runtime.files import write_json
+from batchml.runtime.files import is_locked, write_json
 
 T = TypeVar("T")
 
@@ -147,17 +147,7 @@ class Home:
         This, not the recorded port, says whether one does: after a crash any process may listen
         there, but only a live server holds the lock.
         """
-        try:
-            descriptor = os.open(self.local / "lock", os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return False
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            return True
-        finally:
-            os.close(descriptor)
-        return False
+        return is_locked(str(self.local / "lock"))
 
     def endpoint(self) -> Endpoint | None:
         """Where the last server answered, or answers if `is_held`."""

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from batchml.ops.history import History
+from batchml.runtime.files import is_locked
 
 # Seconds. A younger file may be one whose process has not come to lock it yet.
 YOUNG = 1.0
@@ -26,7 +27,7 @@ class Flights:
     @classmethod
     def beside(cls, history: History, env: str) -> "Flights":
         """Those of an environment, in the state folder that a history is in."""
-        return cls(history._path.parent / "submitting" / (env or "-"))
+        return cls(history.path.parent / "submitting" / (env or "-"))
 
     @contextmanager
     def flight(self, key: str) -> Iterator[None]:
@@ -50,16 +51,9 @@ class Flights:
     def is_flying(self, key: str) -> bool:
         """True while a process is sending it."""
         try:
-            descriptor = os.open(self._folder / key, os.O_RDONLY | os.O_CLOEXEC)
+            return is_locked(str(self._folder / key))
         except OSError:
             return False
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            return True
-        finally:
-            os.close(descriptor)
-        return False
 
     def abandoned(self, now: float) -> list[str]:
         """The keys whose processes have gone; `now` in seconds since the epoch."""

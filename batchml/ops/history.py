@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from batchml.model.record import Name, Record
 from batchml.model.run import Run, classify
+from batchml.runtime.files import sync_folder
 
 TAIL = 512 * 1024  # bytes: some hundreds of the newest runs
 
@@ -26,7 +27,7 @@ class History:
     """The file at `path`. Its folder exists and is private to the user."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
 
     def intend(self, *records: Record) -> None:
         """Keep what is about to be sent. On return it is on the disk, whatever happens next.
@@ -69,7 +70,7 @@ class History:
 
     def forget(self, env: str) -> None:
         """From now on nothing that was submitted to an environment so far is remembered."""
-        if self._path.exists():
+        if self.path.exists():
             self._add(forgotten=env)
 
     def open(self, env: str) -> list[Record]:
@@ -98,7 +99,7 @@ class History:
         return Remembered(run for run in _runs(self._lines()) if env is None or run.env == env)
 
     def _keep_ends(self, ends: list[Record]) -> None:
-        if ends and self._path.parent.is_dir():  # who only looks makes no state folder
+        if ends and self.path.parent.is_dir():  # who only looks makes no state folder
             self._append(map(_line, ends))
 
     def _add(self, **values: Any) -> None:
@@ -107,12 +108,12 @@ class History:
     def _append(self, lines: Iterable[bytes], durable: bool = False) -> None:
         data = b"".join(line + b"\n" for line in lines)
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        descriptor = os.open(self._path, flags, 0o600)
+        descriptor = os.open(self.path, flags, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             size = os.fstat(descriptor).st_size
             if not size:  # before the first line, so that who finds one knows that it was done
-                _sync_folder(self._path.parent)
+                sync_folder(str(self.path.parent))  # its name survives a power cut, too
             if size and os.pread(descriptor, 1, size - 1) != b"\n":
                 data = b"\n" + data  # whoever wrote last was killed: let this line be whole
             while data:
@@ -125,7 +126,7 @@ class History:
     def _lines(self, last: int | None = None) -> list[bytes]:
         """Every line, or those that begin in the last so many bytes."""
         try:
-            with open(self._path, "rb") as file:
+            with open(self.path, "rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 if last is None or size <= last:
                     return file.read().splitlines()
@@ -273,12 +274,3 @@ def ending(
         measured=metrics is not None,
         cost=cost,
     )
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the file's name survive a power cut, too."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

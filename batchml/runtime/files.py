@@ -34,6 +34,26 @@ def sync_folder(folder: str) -> None:
         os.close(descriptor)
 
 
+def is_locked(path: str) -> bool:
+    """True while a process holds an exclusive `flock` of a file; False where there is no file.
+
+    Raises OSError for a file that may not be opened.
+    """
+    import fcntl
+
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def write_json(path: str, value: Any) -> None:
     write_atomically(path, json.dumps(value).encode())
 
