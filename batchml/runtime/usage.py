@@ -29,16 +29,16 @@ class Usage:
         self._wait = FIRST
 
     def tick(self, now: float) -> None:
-        if self._at is not None and now - self._at < self._wait:
+        if self._at is None:  # the program begins, and most end before there is anything to say
+            self._at = now
+        if now - self._at < self._wait:
             return
         pids = self._attempt.pids()
         cpu = cpu_seconds(pids)
-        if self._at is not None:
-            cores = max(0.0, cpu - self._cpu) / (now - self._at)
-            sample = {"cpu": cores, "memory": float(memory_mib(pids)), **self._gpus.sample()}
-            self._attempt.mark(usage_mark(sample)[len(MARK) :])
-            self._wait = EVERY
-        self._at, self._cpu = now, cpu
+        cores = max(0.0, cpu - self._cpu) / (now - self._at)
+        sample = {"cpu": cores, "memory": float(memory_mib(pids)), **self._gpus.sample()}
+        self._attempt.mark(usage_mark(sample)[len(MARK) :])
+        self._at, self._cpu, self._wait = now, cpu, EVERY
 
     def finish(self) -> None:
         self._gpus.close()

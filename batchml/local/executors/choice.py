@@ -6,6 +6,7 @@ import msgspec
 from msgspec import Struct
 
 from batchml.local.executors.container import Permits, container_spec
+from batchml.local.executors.controller import controller_spec
 from batchml.local.executors.record import CONTAINER, PROCESS
 from batchml.local.executors.spec import Host, SpecOf, runner_spec
 from batchml.local.home import Home, read_record
@@ -30,6 +31,8 @@ class Choice(Struct, frozen=True):
         """What a runner is told of an attempt."""
 
         def made(kind: str, job: Job, attempt: Attempt) -> dict[str, Any]:
+            if attempt.is_aside:
+                return controller_spec(host, job, attempt)
             if kind == CONTAINER:
                 return container_spec(host, self.permits, job, attempt)
             return runner_spec(host, job, attempt)

@@ -431,6 +431,8 @@ def main() -> None:
     The work is done by a second thread, because the first one stands for its process: it is charged
     for memory and chosen when memory is short, and so it must never be in a slot.
     """
+    import threading  # noqa: F401  (whoever imports it first is the first thread to it)
+
     config = json.loads(sys.argv[1])
     os.umask(0o077)
     os.chdir("/")

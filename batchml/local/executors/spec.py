@@ -127,6 +127,7 @@ def _in_environment(host: Host, image: LocalImage, spec: dict[str, Any]) -> dict
     return {
         **_through_runtime(host, str(target / "bin" / "python"), spec),
         "prepare": [python, "-I", str(script), str(image.requirements), str(target), python],
+        "made": str(target),  # when it is whole, there is nothing to prepare
         "prepare_env": {**_pip_environment(host.environ), "BATCHML_TASK": env["BATCHML_TASK"]},
         "preamble": spec["preamble"] and f"{MARK}host executor=process environment={image.label}",
         "label": image.label,
@@ -179,17 +180,26 @@ def job_environment(host: Host, job: Job, attempt: Attempt) -> dict[str, str]:
         ours["BATCHML_STORE"] = f"{runs}/store"
     if job.index is not None:
         ours["BATCHML_ARRAY_SIZE"] = str(job.spec.array_size)
-    batch = {
+    passed_on = {name: host.environ[name] for name in _PASSED_ON if name in host.environ}
+    batch = {**_facts(job, attempt), **_of_many(job, attempt)}
+    return {**passed_on, **ours, **given, **batch, **_gpu_variables(host, attempt)}
+
+
+def batch_variables(host: Host, job: Job, attempt: Attempt) -> dict[str, str]:
+    """The least that a program of this machine gets: what is passed on, and Batch's own."""
+    passed_on = {name: host.environ[name] for name in _PASSED_ON if name in host.environ}
+    return {**passed_on, **_facts(job, attempt)}
+
+
+def _facts(job: Job, attempt: Attempt) -> dict[str, str]:
+    return {
         "BATCHML_TASK": attempt.task_id,  # finds what is left of an attempt
         "AWS_BATCH_JOB_ID": job.id,
         "AWS_BATCH_JOB_ATTEMPT": str(attempt.number),
         "AWS_BATCH_JQ_NAME": job.queue,
         "AWS_BATCH_CE_NAME": attempt.environment,
         "AWS_EXECUTION_ENV": "AWS_ECS_EC2",
-        **_of_many(job, attempt),
     }
-    passed_on = {name: host.environ[name] for name in _PASSED_ON if name in host.environ}
-    return {**passed_on, **ours, **given, **batch, **_gpu_variables(host, attempt)}
 
 
 def _of_many(job: Job, attempt: Attempt) -> dict[str, str]:
