@@ -3,6 +3,8 @@
 from batchml.model.run import Run
 from batchml.model.status import JobStatus
 
+MAX_ARRAY = 10_000  # children of one array; AWS Batch takes 2 or more
+
 _BEGUN = ("STARTING", "RUNNING", "SUCCEEDED", "FAILED")
 _LIVE = ("RUNNING", "STARTING", "RUNNABLE")
 

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -11,6 +11,7 @@ from msgspec import Meta, Struct
 from batchml.errors import ConfigError, did_you_mean
 from batchml.model.names import is_valid_name
 from batchml.model.reading import parse_duration, parse_size, read_struct
+from batchml.runtime.arguments import fill, filled, placeholders
 
 Scalar = str | int | float | bool
 
@@ -21,7 +22,6 @@ MIN_MEMORY = 4 * 1024**2  # bytes; AWS Batch, ResourceRequirement
 MIN_BARE = 1024  # MiB; a smaller number without a unit is more likely meant as GiB
 PATTERN_EXAMPLE = "Under [metrics], for example: loss = 'loss=([0-9.]+)'"
 
-_PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_.]*)\}")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -88,29 +88,33 @@ class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
         return None if self.timeout is None else parse_duration(self.timeout)
 
     def argv(self) -> list[str]:
-        """The command with its `{placeholders}` filled in; each element stays one element."""
-        values = {name: _text(value) for name, value in self.params.items()}
-        return [_PLACEHOLDER.sub(lambda m: values.get(m[1], m[0]), part) for part in self.command]
+        """The command with its `{placeholders}` filled in; `{params}` becomes several words."""
+        return fill(self.command, self.params)
 
     def empty_words(self) -> Iterator[tuple[int, list[str]]]:
         """Where the command has an empty word: its place, and the parameters that leave it so."""
-        for place, (word, part) in enumerate(zip(self.argv(), self.command, strict=True)):
-            if not word:
-                yield place, list(dict.fromkeys(_PLACEHOLDER.findall(part)))
+        named = {n for part in self.command for n in placeholders(part, self.params)}
+        rest = [name for name, value in self.params.items() if value == "" and name not in named]
+        for place, words in enumerate(filled(self.command, self.params)):
+            if "" in words:
+                own = placeholders(self.command[place], self.params)
+                yield place, list(dict.fromkeys(own)) or rest
 
 
 def read_job(
     table: Mapping[str, Any],
     where: str,
     check: Callable[[JobSpec], Iterable[str]] = lambda _: (),
+    lent: Collection[str] = (),
 ) -> JobSpec:
     """Return the job of a parsed `job.toml`. `check` finds the mistakes that need more than it.
+    `lent`: parameters that whoever runs it gives, and that need no default.
 
     Raises ConfigError with every mistake of the file at once.
     """
     spec, mistakes = read_struct(table, JobSpec)
     mistakes = [_with_example(mistake) for mistake in mistakes]
-    mistakes += _mistakes(spec, table)
+    mistakes += _mistakes(spec, table, lent)
     mistakes += check(spec)
     if mistakes:
         raise ConfigError(where, mistakes)
@@ -179,11 +183,7 @@ def _like(default: Scalar, text: str) -> Scalar | None:
     return None
 
 
-def _text(value: Scalar) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _mistakes(spec: JobSpec, table: Mapping[str, Any]) -> Iterator[str]:
+def _mistakes(spec: JobSpec, table: Mapping[str, Any], lent: Collection[str]) -> Iterator[str]:
     """What types alone cannot say. A key that was refused already is not complained about again."""
     if not spec.image and "image" not in table:
         yield 'image: missing. Name a folder under images/, for example image = "pytorch".'
@@ -191,11 +191,14 @@ def _mistakes(spec: JobSpec, table: Mapping[str, Any]) -> Iterator[str]:
         yield 'command: missing. For example command = ["python", "train.py"].'
     elif spec.command == () and table.get("command") == []:
         yield "command: is empty."
+    elif spec.command and not spec.argv():
+        yield "command: is only {params}, and there are none; name a program before it."
     for place, part in enumerate(spec.command):
         if not part:
             yield f"command[{place}]: is an empty text, which AWS Batch refuses."
-    for name in sorted({n for part in spec.command for n in _PLACEHOLDER.findall(part)}):
-        if name not in spec.params:
+    known = {**dict.fromkeys(lent, ""), **spec.params}
+    for name in sorted({n for part in spec.command for n in placeholders(part, known)}):
+        if name not in known:
             yield f"command: {{{name}}} has no default under [params]."
     if spec.name and not is_valid_name(spec.name):
         yield (

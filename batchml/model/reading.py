@@ -223,3 +223,12 @@ def _plain(text: str) -> str:
     for word, meaning in _WORDS.items():
         text = text.replace(word, meaning)
     return re.sub(r", got .*$", "", re.sub(r"^Invalid enum value .*$", "Expected", text))
+
+
+def is_text(text: str) -> bool:
+    """Not so for what was no UTF-8 on the command line: Python keeps such bytes as surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

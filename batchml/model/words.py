@@ -14,6 +14,20 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{secs:02d}" if hours else f"{minutes}:{secs:02d}"
 
 
+def spelled(seconds: float) -> str:
+    """`5 seconds`, `90 minutes`, `1.5 hours`: in the greatest unit of which there is one at least;
+    minutes where they are whole and hours are not, up to two hours."""
+    minutes = seconds / 60
+    if minutes >= 60 and not (minutes < 120 and minutes % 60 and minutes % 1 == 0):
+        return _counted(seconds / 3600, "hour")
+    return _counted(minutes, "minute") if minutes >= 1 else _counted(seconds, "second")
+
+
+def _counted(value: float, unit: str) -> str:
+    number = f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+    return f"{number} {unit}{'' if number == '1' else 's'}"
+
+
 def dollars(usd: "Decimal") -> str:
     """Cents from a dollar on, three digits from a cent on, four below."""
     if 0 < usd * 10_000 < 1:

@@ -118,6 +118,23 @@ def test_placeholders_are_filled_in_and_other_braces_left() -> None:
     assert spec.argv() == ["run", "--lr=0.1", "truex y", "{}", "{not a name}", "a b"]
 
 
+def test_all_parameters_that_the_command_does_not_name_become_words() -> None:
+    table = {**SMALLEST, "command": ["run", "{n}", "{params}"], "params": {"n": 1, "on": True}}
+    spec = read_job(table, "job.toml")
+    assert spec.argv() == ["run", "1", "--on", "true"]
+    assert read_job({**table, "params": {"n": 1}}, "job.toml").argv() == ["run", "1"]
+    only = "command: is only {params}, and there are none; name a program before it."
+    assert mistakes(command=["{params}"]) == [only]
+
+
+def test_words_that_a_parameter_leaves_empty_are_named() -> None:
+    table = {**SMALLEST, "command": ["run", "{a}", "x{b}", "{params}"]}
+    spec = read_job({**table, "params": {"a": "", "b": "", "c": ""}}, "job.toml")
+    assert list(spec.empty_words()) == [(1, ["a"]), (3, ["c"])]
+    spec = read_job({**table, "params": {"a": "1", "b": "", "c": "x"}}, "job.toml")
+    assert list(spec.empty_words()) == []
+
+
 def test_given_parameters_keep_the_type_of_their_default() -> None:
     spec = read_job({**SMALLEST, "params": {"n": 1, "lr": 0.1, "on": True, "s": "a"}}, "job.toml")
     given = with_params(spec, {"n": "2", "lr": "1e-3", "on": "False", "s": "3"}, "-p")
