@@ -57,6 +57,11 @@ class Running:
             self._begin_stop(self.env.grace)
             send(self.pids(), signal.SIGTERM)
 
+    def ask(self) -> None:
+        """Let the program end by itself, if it looks: no signal is sent."""
+        if self.env.stop_file:
+            make_stop_file(self.env.stop_file)
+
     def hear(self) -> None:
         """Pass on the signals that have come, to every process whatever its session."""
         for number in self._signals.take():
@@ -77,5 +82,4 @@ class Running:
     def _begin_stop(self, grace: float) -> None:
         self._stopping = True
         self._kill_at = min(self._kill_at, self._clock() + grace)
-        if self.env.stop_file:
-            make_stop_file(self.env.stop_file)
+        self.ask()

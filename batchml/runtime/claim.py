@@ -16,15 +16,16 @@ DUPLICATE = 77  # exit code of the job that came second
 _TRIES = 3
 
 
-def claim(store: Store, env: RuntimeEnv) -> Optional[str]:
+def claim(store: Store, env: RuntimeEnv, key: str = "") -> Optional[str]:
     """The id of the job that has this run's claim; None when it is this one.
 
-    The nodes of a job claim together. Raises StoreError when the store cannot be had.
+    `key` names another claim than that of the run. The nodes of a job claim together.
+    Raises StoreError when the store cannot be had.
     """
     ours = env.run.partition("#")[0]
     if not ours:  # not in Batch
         return None
-    key = f"claims/{env.array_index or 0}"
+    key = key or f"claims/{env.array_index or 0}"
     for _ in range(_TRIES):
         if store.create(key, ours.encode()):
             return None

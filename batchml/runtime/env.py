@@ -27,6 +27,10 @@ class RuntimeEnv(NamedTuple):
     grace: float  # seconds from the stop signal to the kill
     max_seconds: float  # of all attempts together; 0: no limit
     is_run: bool  # False for a person who tries an image out
+    sweep: str = ""  # the sweep's board, if this is a trial: a folder or an s3:// prefix
+    wave: int = 0  # of the sweep, from 1
+    wave_width: int = 0  # bytes of a line of the wave's manifest
+    rung: int = 0  # from 0; above it the trial is found by rank, not by index
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> RuntimeEnv:
@@ -51,6 +55,10 @@ class RuntimeEnv(NamedTuple):
             checkpoint_dir=environ.get("BATCHML_CHECKPOINT_DIR", ""),
             grace=float(_number(environ.get("BATCHML_GRACE"), DEFAULT_GRACE)),
             is_run="AWS_BATCH_JOB_ID" in environ,
+            sweep=environ.get("BATCHML_SWEEP", ""),
+            wave=_number(environ.get("BATCHML_WAVE"), 0),
+            wave_width=_number(environ.get("BATCHML_WAVE_WIDTH"), 0),
+            rung=_number(environ.get("BATCHML_RUNG"), 0),
         )
 
 

@@ -7,22 +7,35 @@ import os
 from typing import Any
 
 
-def write_atomically(path: str, content: bytes, mode: int = 0o600) -> None:
-    """Write a file so that a reader, or a power cut, sees the old content or the new one whole."""
+def write_atomically(path: str, content: bytes, mode: int = 0o600, exact: bool = False) -> None:
+    """Write a file so that a reader, or a power cut, sees the old content or the new one whole.
+
+    With `exact` it gets `mode` whatever the umask: others have to read it.
+    """
     # Random, because a folder may be shared by containers, whose processes have the same ids.
     temporary = f"{path}.{os.urandom(8).hex()}.tmp"
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    write_new(temporary, content, mode, exact)
+    try:
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    sync_folder(os.path.dirname(path) or ".")
+
+
+def write_new(path: str, content: bytes, mode: int = 0o600, exact: bool = False) -> None:
+    """Write a file that is not there yet. Its content is durable then, its name not yet."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         with os.fdopen(descriptor, "wb") as file:
+            if exact:
+                os.fchmod(descriptor, mode)
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
     except BaseException:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
+        os.unlink(path)
         raise
-    sync_folder(os.path.dirname(path) or ".")
 
 
 def sync_folder(folder: str) -> None:

@@ -34,12 +34,15 @@ _BLOCK = 1 << 20
 _MAX_POINT = 65_536  # bytes of one line
 
 
-def report(step: Optional[float] = None, *, total: Optional[float] = None, **values: float) -> None:
+def report(step: Optional[float] = None, *, total: Optional[float] = None, **values: float) -> bool:
     """Record metrics of this moment: `report(step=3, loss=0.5)`.
 
     Values are numbers, or what `float` makes one of: a tensor of one element, a NumPy scalar.
     `total` is the last step, so that clients can say how far the run is and when it will end.
     Outside a run this does nothing. Of many processes that train together, let one report.
+
+    False once the run is to save and stop: it is cancelled, or other trials of its sweep do better.
+    Where trials are stopped early, a report of the sweep's goal waits until it was judged.
 
     Raises TypeError or ValueError for a value that is no number, as `float` does.
     """
@@ -53,17 +56,25 @@ def report(step: Optional[float] = None, *, total: Optional[float] = None, **val
         point[name] = _number(value)
     path = os.environ.get("BATCHML_METRICS")
     if not path:
-        return
+        return True
     for name in [name for name in point if not 0 < len(name) <= MAX_METRIC_NAME]:
         del point[name]
         _say_once(
             "name", f"the metric {name[:20]!r}... is not recorded: its name has {len(name)} "
             f"characters, 1 to {MAX_METRIC_NAME} are taken",
         )  # fmt: skip
+    stop_file = os.environ.get("BATCHML_STOP_FILE", "")
+    verdict = None
+    if stop_file and os.environ.get("BATCHML_GOAL") in point:
+        from batchml.runtime.verdict import Verdict
+
+        verdict = Verdict(path, stop_file)
+    end = 0
     try:
-        append_point(path, point)
+        end = append_point(path, point)
     except OSError as error:  # a full disk: the training is worth more than its curve
         _say_once(f"path {path}", f"metrics are not recorded: {error}")
+    return verdict.goes_on(end) if verdict else not os.path.exists(stop_file)
 
 
 def _say_once(what: str, words: str) -> None:
@@ -79,13 +90,17 @@ def _number(value: float) -> float:
         return math.inf if value > 0 else -math.inf
 
 
-def append_point(path: str, point: Mapping[str, float]) -> None:
-    """One line, by one write, so that the lines of several processes do not mix."""
+def append_point(path: str, point: Mapping[str, float]) -> int:
+    """One line, by one write, so that the lines of several processes do not mix.
+
+    Returns where it ends in the file, 0 where that is no file.
+    """
     line = write_point(point).encode() + b"\n"
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK  # a pipe must not hold us up
     descriptor = os.open(path, flags, 0o644)
     try:
         os.write(descriptor, line)
+        return os.lseek(descriptor, 0, os.SEEK_CUR) if _is_file(descriptor) else 0
     finally:
         os.close(descriptor)
 
@@ -123,7 +138,7 @@ class Points:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._read = 0  # bytes
+        self.read = 0  # bytes
         self._rest = b""
 
     def new(self) -> list[dict[str, float]]:
@@ -133,10 +148,10 @@ class Points:
     def _lines(self) -> list[bytes]:
         """The lines that are whole now. A line that never ends is dropped, not collected."""
         try:
-            data = _read_at(self._path, self._read)
+            data = _read_at(self._path, self.read)
         except OSError:  # not there yet, or no more
             return []
-        self._read += len(data)
+        self.read += len(data)
         lines = (self._rest + data).split(b"\n")
         self._rest = lines.pop()[-_MAX_POINT:]
         return lines
@@ -146,11 +161,15 @@ def _read_at(path: str, start: int) -> bytes:
     """A block of a file; nothing of a pipe, which the program may have put there: it would hold."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        if not _is_file(descriptor):
             return b""
         return os.pread(descriptor, _BLOCK, start)
     finally:
         os.close(descriptor)
+
+
+def _is_file(descriptor: int) -> bool:
+    return stat.S_ISREG(os.fstat(descriptor).st_mode)
 
 
 def _has_values(point: Mapping[str, float]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import BinaryIO
+from typing import BinaryIO, Callable, Optional
 
 from batchml.runtime.lines import MARK
 
@@ -15,8 +15,15 @@ class Output:
         self._every = progress_every
         self._last = time.monotonic()
         self.lines = 0
+        self.listener: Optional[Callable[[Sequence[bytes]], None]] = None  # to the program alone
 
     def write(self, lines: Sequence[bytes]) -> None:
+        """Lines of the program."""
+        self._put(lines)
+        if lines and self.listener is not None:
+            self.listener(lines)
+
+    def _put(self, lines: Sequence[bytes]) -> None:
         if lines:
             self._stream.write(b"".join(line + b"\n" for line in lines))
             self._stream.flush()
@@ -29,7 +36,7 @@ class Output:
 
     def say(self, text: str) -> None:
         """One line of ours, for people."""
-        self.write([" ".join(text.splitlines()).encode("utf-8", "replace")])
+        self._put([" ".join(text.splitlines()).encode("utf-8", "replace")])
 
     def mark(self, text: str) -> None:
         """One line for our clients, which never show it."""

@@ -12,12 +12,14 @@ import sys
 import time
 
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+_IN_MODIFY = 2  # linux/inotify.h
+_IS_LINUX = sys.platform.startswith("linux")
 _SIGNAL_SIZE = 128  # bytes of one signalfd_siginfo
 
 
 def become_reaper() -> bool:
     """Let orphaned descendants become children of this process. False where that is impossible."""
-    if not sys.platform.startswith("linux"):
+    if not _IS_LINUX:
         return False
     import ctypes
 
@@ -56,6 +58,24 @@ def signals_in(file: int) -> set[int]:
         found |= {int.from_bytes(data[at : at + 4], sys.byteorder) for at in starts}
         if len(data) < 16 * _SIGNAL_SIZE:
             return found
+
+
+def changes_of(path: str) -> int:
+    """A descriptor that can be read once the file at `path`, which is made, has changed.
+
+    Raises OSError where the system has no such thing: then look from time to time. Source:
+    inotify(7).
+    """
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o644))
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    made = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC) if _IS_LINUX else -1
+    if made >= 0 and libc.inotify_add_watch(made, os.fsencode(path), _IN_MODIFY) >= 0:
+        return int(made)
+    if made >= 0:
+        os.close(made)
+    raise OSError(ctypes.get_errno(), "no word of changes can be had")
 
 
 def descendants(*roots: int) -> list[int]:

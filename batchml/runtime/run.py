@@ -30,6 +30,10 @@ from batchml.runtime.processes import become_reaper, kill_descendants
 from batchml.runtime.stopping import Signals, Stopped
 from batchml.runtime.store import BRIEF, Store, StoreError, open_store
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from batchml.runtime.sweep_trial import Trial
+
 TRY_ELSEWHERE = 75
 CONFIGURATION_ERROR = 78
 STOPPED = 143
@@ -83,8 +87,16 @@ class _Attempt:
         self._signals = signals
         self._temporary = temporary
         self._env = RuntimeEnv.read(environ)
+        self._trial: Optional[Trial] = None
+        self._said = ""  # why the command did not begin
 
     def run(self) -> int:
+        code = self._run()
+        if self._trial is None:
+            return code
+        return self._trial.end(code, bool(self._signals.stop_asked), self._said)
+
+    def _run(self) -> int:
         try:
             self._take_order()
             self._claim()
@@ -93,29 +105,31 @@ class _Attempt:
             self._fetch_code()
             self._signals.check()
         except _Ended as end:
-            self._output.say(f"batchml: {end}")
-            return end.code
+            return self._not_begun(end.code, str(end))
         except Stopped as stop:
-            self._output.say(f"batchml: stopped ({stop}) before the command began")
-            return STOPPED
+            return self._not_begun(STOPPED, f"stopped ({stop}) before the command began")
         except StoreError as error:
-            self._output.say(f"batchml: {error}")
-            return TRY_ELSEWHERE if error.temporary else CONFIGURATION_ERROR
+            code = TRY_ELSEWHERE if error.temporary else CONFIGURATION_ERROR
+            return self._not_begun(code, str(error))
         except (BadArchive, BadOrder, OSError) as error:
-            self._output.say(f"batchml: {error}")
-            return CONFIGURATION_ERROR
+            return self._not_begun(CONFIGURATION_ERROR, str(error))
         try:
             return self._run_command(bool(sends_outputs))
         except FileNotFoundError:
-            self._output.say(f"batchml: cannot run {self._command[0]!r}: {self._missing()}")
-            return 127
+            return self._cannot_run(127, self._missing())
         except OSError as error:
             why = _TOO_LONG if error.errno == errno.E2BIG else error.strerror
-            self._output.say(f"batchml: cannot run {self._command[0]!r}: {why}")
-            return 126
+            return self._cannot_run(126, str(why))
         except ValueError as error:  # a NUL in a word, or `=` in the name of a variable
-            self._output.say(f"batchml: cannot run {self._command[0]!r}: {error}")
-            return 126
+            return self._cannot_run(126, str(error))
+
+    def _cannot_run(self, code: int, why: str) -> int:
+        return self._not_begun(code, f"cannot run {self._command[0]!r}: {why}")
+
+    def _not_begun(self, code: int, why: str) -> int:
+        self._said = why
+        self._output.say(f"batchml: {why}")
+        return code
 
     def _missing(self) -> str:
         """What is not there: Linux says it of a program and of what a script's first line names."""
@@ -141,16 +155,32 @@ class _Attempt:
 
     def _claim(self) -> None:
         """Of two jobs of one submission only the first runs."""
-        if self._env.store and self._env.key:
+        if self._env.sweep:
+            self._begin_trial()
+        elif self._env.store and self._env.key:
             from batchml.runtime.claim import DUPLICATE, claim, refusal
 
             holder = claim(self._open(self._env.store), self._env)
             if holder is not None:
                 raise _Ended(DUPLICATE, refusal(holder))
 
+    def _begin_trial(self) -> None:
+        """A trial has a claim of its own, and its command is the sweep's, filled in."""
+        from batchml.runtime.sweep_trial import Trial
+        from batchml.runtime.sweep_work import Over
+
+        try:
+            trial = Trial(self._env, self._environ, self._output.say, self._signals.check)
+        except Over as over:
+            raise _Ended(over.code, str(over)) from over
+        self._trial, self._command, self._env = trial, trial.command(), trial.env
+
     def _arrange(self) -> None:
         self._env = arrange(self._env, self._temporary)
         self._environ.update(variables(self._env))
+        if self._trial is not None:
+            self._trial.bring_checkpoints(self._env.checkpoint_dir)
+            self._environ.update(self._trial.variables())
 
     def _fetch_code(self) -> None:
         if self._env.code:
@@ -177,6 +207,11 @@ class _Attempt:
         store = open_store(env.store, self._environ, patience=BRIEF) if env.store else None
         running = Running(env, self._environ, output, self._signals, store, sends_outputs)
         companions = _companions(running)
+        if self._trial is not None:
+            trial = self._trial
+            trial.start(running)
+            output.listener = trial.hear
+            companions.add("the sweep's watch", lambda: trial)
         working = self._watch_working_folder(sends_outputs)
         process = subprocess.Popen(
             self._command,
@@ -191,7 +226,7 @@ class _Attempt:
             patient = open_store(env.store, self._environ)
             outputs = Outputs(env.output_dir, patient, prefix_of(self._environ))
             outputs.start()
-        code = _copy(process, self._signals.wake, output, running, companions)
+        code = _copy(process, self._signals.wake, output, running, companions, self._trial)
         companions.finish()
         left = working.told() if working else ""
         if left:
@@ -233,6 +268,7 @@ def _copy(
     output: Output,
     running: Running,
     companions: Companions,
+    trial: Optional[Trial],
 ) -> int:
     """Copy until the command has ended, end what it leaves behind, and return its code."""
     import selectors
@@ -244,8 +280,13 @@ def _copy(
     with selectors.DefaultSelector() as selector:
         selector.register(pipe, selectors.EVENT_READ)
         selector.register(wake, selectors.EVENT_READ)
+        if trial is not None and trial.changes >= 0:
+            selector.register(trial.changes, selectors.EVENT_READ, trial.look)
         while not _has_ended(process):
             for key, _ in selector.select(_pause(output, running, companions)):
+                if key.data is not None:
+                    key.data()
+                    continue
                 data = _read(key.fd)
                 if key.fd == pipe:
                     output.write(splitter.feed(data or b""))

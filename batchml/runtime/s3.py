@@ -248,8 +248,16 @@ class S3Store:
         )
 
     def get(self, key: str) -> Optional[bytes]:
+        return self._get(key, {})
+
+    def read(self, key: str, start: int, length: int) -> Optional[bytes]:
+        if length <= 0:
+            return None if self.get(key) is None else b""
+        return self._get(key, {"range": f"bytes={start}-{start + length - 1}"})
+
+    def _get(self, key: str, headers: Mapping[str, str]) -> Optional[bytes]:
         try:
-            answer = self._wire.send("GET", self._key(key), fine=(404,))
+            answer = self._wire.send("GET", self._key(key), headers=headers, fine=(404, 416))
         except StoreError as error:
             # S3 says that something is not there only to those who may list the bucket, to others
             # that they may not read it. A role that may list some prefixes is one of the others
@@ -257,7 +265,13 @@ class S3Store:
             if error.code != "AccessDenied" or key in self.keys(key):
                 raise
             return None
+        if answer.status == 416:  # it ends before the range
+            return b""
         return None if answer.status == 404 and _is_missing(answer) else answer.body
+
+    def delete(self, *keys: str) -> None:
+        for key in keys:
+            self._wire.send("DELETE", self._key(key), fine=(404,))
 
     def put(self, key: str, data: bytes) -> None:
         self._wire.send("PUT", self._key(key), body=data)

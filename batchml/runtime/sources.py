@@ -4,14 +4,31 @@ import os
 from typing import Dict
 
 
-def sources() -> Dict[str, bytes]:
-    """Path below the image's folder for modules -> content, for `batchml.runtime` and no more."""
+def sources(whole: bool = False) -> Dict[str, bytes]:
+    """Path below the image's folder for modules -> content, for `batchml.runtime` and no more.
+
+    With `whole`, for all of batchml: what a sweep's controller runs in.
+    """
     runtime = os.path.dirname(os.path.abspath(__file__))
     package = os.path.dirname(runtime)
+    if whole:
+        return _all(package)
     found = {"batchml/__init__.py": _read(os.path.join(package, "__init__.py"))}
     for name in sorted(os.listdir(runtime)):
         if name.endswith(".py"):
             found["batchml/runtime/" + name] = _read(os.path.join(runtime, name))
+    return found
+
+
+def _all(package: str) -> Dict[str, bytes]:
+    found = {}
+    for folder, folders, names in os.walk(package):
+        # What ships beside the code is not code: images, jobs, templates.
+        folders[:] = [name for name in folders if name not in ("__pycache__", "share")]
+        below = os.path.relpath(folder, os.path.dirname(package))
+        for name in names:
+            if name.endswith(".py"):
+                found[os.path.join(below, name)] = _read(os.path.join(folder, name))
     return found
 
 

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Mapping
 from typing import Callable, List, NamedTuple, Optional
 
-from batchml.runtime.files import sync_folder, write_atomically
+from batchml.runtime.files import sync_folder, write_atomically, write_new
 
 try:
     from typing import Protocol
@@ -59,6 +59,12 @@ class Store(Protocol):
     def keys(self, prefix: str) -> List[str]:
         """The keys that begin so, sorted."""
 
+    def delete(self, *keys: str) -> None:
+        """Remove values; those that are not there are passed over."""
+
+    def read(self, key: str, start: int, length: int) -> Optional[bytes]:
+        """Bytes of a value, fewer or none where it ends before; None when there is no value."""
+
     def put_file(self, key: str, path: str) -> None:
         """Write a file's content."""
 
@@ -106,15 +112,17 @@ class FolderStore:
             raise self._failed("read", key, error) from error
 
     def put(self, key: str, data: bytes) -> None:
-        self._write("write", key, lambda path: write_atomically(path, data, 0o644))
+        self._write("write", key, lambda path: write_atomically(path, data, 0o644, exact=True))
 
     def create(self, key: str, data: bytes) -> bool:
         path = self._path(key)
+        if os.path.lexists(path):
+            return False
         temporary = f"{path}.{os.urandom(8).hex()}.tmp"
         try:
             os.makedirs(os.path.dirname(path), exist_ok=True)
             try:
-                write_atomically(temporary, data, 0o644)
+                write_new(temporary, data, 0o644, exact=True)
                 # A link appears whole, or fails when the name is taken: on NFS, too.
                 os.link(temporary, path)
             except FileExistsError:
@@ -129,8 +137,10 @@ class FolderStore:
 
     def keys(self, prefix: str) -> List[str]:
         found = []
+        within = prefix.rpartition("/")[0]  # other folders may hold many
+        top = self._path(within) if within else self._folder
         try:
-            for folder, _, names in os.walk(self._folder):
+            for folder, _, names in os.walk(top):
                 below = os.path.relpath(folder, self._folder)
                 for name in names:
                     key = name if below == "." else f"{below}/{name}"
@@ -139,6 +149,25 @@ class FolderStore:
         except OSError as error:
             raise self._failed("list", prefix, error) from error
         return sorted(found)
+
+    def delete(self, *keys: str) -> None:
+        for key in keys:
+            try:
+                os.unlink(self._path(key))
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                continue
+            except OSError as error:
+                raise self._failed("remove", key, error) from error
+
+    def read(self, key: str, start: int, length: int) -> Optional[bytes]:
+        try:
+            with open(self._path(key), "rb") as file:
+                file.seek(start)
+                return file.read(length)
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return None
+        except OSError as error:
+            raise self._failed("read", key, error) from error
 
     def put_file(self, key: str, path: str) -> None:
         def copy(target: str) -> None:

@@ -119,9 +119,13 @@ class Training:
         return right_answers(scores, labels)
 
     def tell(self, count: int) -> None:
-        """How far the training is, for whoever watches; the metrics are read from the lines."""
+        """How far the training is, for whoever watches; the metrics are read from the lines.
+
+        The answer is whether it goes on: a trial of a sweep may end where others do better.
+        """
         now = self.progress
-        report(step=now.epoch * count + now.seen, total=self.options.epochs * count)
+        if not report(step=now.epoch * count + now.seen, total=self.options.epochs * count):
+            self.stopping = True
 
     def train_epoch(self, images: Tensor, labels: Tensor) -> None:
         """Go through what is left of the epoch; its order follows from seed and epoch alone."""
@@ -174,6 +178,7 @@ def run(options: argparse.Namespace, digits: mnist.Digits) -> int:
             training.progress = Progress(now.epoch + 1)
         if checkpoint:
             training.save(checkpoint)
+        training.tell(digits.train.size)
         if training.stopping and training.progress.epoch < options.epochs:
             return 128 + signal.SIGTERM
     save(training.model.state_dict(), Path(os.environ.get("BATCHML_OUTPUT_DIR", "."), "lenet.pt"))

@@ -136,6 +136,20 @@ def test_report_does_nothing_outside_a_run_and_never_ends_a_training(
     assert capsys.readouterr().err.count("metrics are not recorded") == 1
 
 
+def test_report_is_false_once_the_run_is_to_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("BATCHML_METRICS", raising=False)
+    assert report(loss=1)
+    monkeypatch.setenv("BATCHML_METRICS", str(tmp_path / "metrics"))
+    assert report(loss=1)
+    monkeypatch.setenv("BATCHML_STOP_FILE", str(tmp_path / "stop"))
+    assert report(loss=1)
+    (tmp_path / "stop").touch()
+    assert not report(loss=1)
+    assert len((tmp_path / "metrics").read_text().splitlines()) == 3
+
+
 def test_no_number_is_too_great_and_a_name_that_is_too_long_is_told_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -73,6 +73,28 @@ def test_keys_are_those_that_begin_so_in_order(store: Store) -> None:
     assert store.keys("none") == []
 
 
+def test_a_part_of_a_value_is_read(store: Store) -> None:
+    store.put("waves/1", b"0123456789")
+    assert store.read("waves/1", 0, 4) == b"0123"
+    assert store.read("waves/1", 8, 4) == b"89"
+    assert store.read("waves/1", 10, 4) == b""
+    assert store.read("waves/1", 99, 1) == b""
+    assert store.read("waves/1", 3, 0) == b""
+    assert store.read("waves/2", 0, 4) is None
+    assert store.read("waves/2", 0, 0) is None
+
+
+def test_what_is_deleted_is_gone(store: Store) -> None:
+    for key in ("inbox/a", "inbox/b", "inbox/c"):
+        store.put(key, b"x")
+    store.delete("inbox/a", "inbox/c", "inbox/none", "none/at/all")
+    assert store.keys("inbox/") == ["inbox/b"]
+    store.delete()
+    store.delete("inbox/b")
+    assert store.get("inbox/b") is None
+    assert store.create("inbox/b", b"again")
+
+
 def test_files_go_and_come(store: Store, tmp_path: Path) -> None:
     content = os.urandom(3 << 20)
     (tmp_path / "file").write_bytes(content)

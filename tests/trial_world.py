@@ -1,0 +1,129 @@
+"""A trial without a container: a board in a folder, a clock that is set, a program that is told."""
+
+from collections.abc import Callable
+from typing import Any
+
+from batchml.runtime import messages
+from batchml.runtime.board import INBOX
+from batchml.runtime.course import Course
+from batchml.runtime.judge import Cutoffs
+from batchml.runtime.manifest import Entry
+from batchml.runtime.messages import Sender
+from batchml.runtime.store import FolderStore, StoreError
+from batchml.runtime.sweep_watch import Watch
+from batchml.runtime.sweep_work import Work
+
+AT = 1_000_000.0  # seconds since the epoch, when the trial begins
+
+
+def a_course(**changes: Any) -> Course:
+    course = Course(
+        "k", (("acc", "max"),), ("train",), {}, {}, method="asha", rungs=(1, 3, 9), max=27,
+        every=60.0, look=15.0, grace=30.0,
+    )  # fmt: skip
+    return course._replace(**changes)
+
+
+class Board(FolderStore):
+    """One that can be away."""
+
+    is_away = False
+    calls = 0
+
+    def get(self, key: str) -> bytes | None:
+        self._asked()
+        return super().get(key)
+
+    def keys(self, prefix: str) -> list[str]:
+        self._asked()
+        return super().keys(prefix)
+
+    def put(self, key: str, data: bytes) -> None:
+        self._asked()
+        super().put(key, data)
+
+    def _asked(self) -> None:
+        self.calls += 1
+        if self.is_away:
+            raise StoreError("S3 did not do it", temporary=True)
+
+
+class TrialWorld:
+    """One attempt at trial 17. `stopped` is what the program was told, `asked` how often nicely."""
+
+    def __init__(
+        self, folder: str, course: Course, after: int = 0, wave: int = 2, **entry: Any
+    ) -> None:
+        self.board = Board(folder)
+        self.now = 0.0
+        self.stopped: list[tuple[str, int]] = []
+        self.asked = 0
+        self.said: list[str] = []
+        self.naps: list[float] = []
+        work = Work(
+            course,
+            Entry(17, {"lr": 0.5}, 4, **entry),
+            Sender(wave, 17, 1, 5, "job:5", AT),
+            True,
+            after,
+        )
+        self.metrics = f"{folder}.metrics"
+        self.watch = Watch(
+            work, self.board, self, self.metrics, self.said.append,
+            clock=lambda: AT + self.now, monotonic=lambda: self.now,
+        )  # fmt: skip
+
+    # --- the program's side: `Program` of sweep_watch.py
+
+    def stop(self, reason: str, code: int) -> None:
+        self.stopped.append((reason, code))
+
+    def ask(self) -> None:
+        self.asked += 1
+
+    def prints(self, *lines: str) -> None:
+        for line in lines:
+            self.watch.hear([line.encode("utf-8", "surrogateescape")])
+
+    def runs(self, seconds: float, *, step: float = 1.0) -> None:
+        """Time passes, with a tick every second."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(end, self.now + step)
+            self.watch.tick(self.now)
+
+    def ends(self, code: int = 0, was_asked: bool = False, why: str = "") -> int:
+        ending = self.watch.ending(code, was_asked, why)
+        return self.watch.tell(ending, self.board, self._nap)
+
+    # --- the controller's side
+
+    def publish(self, cutoffs: Cutoffs) -> None:
+        self.board.put("cutoffs.json", cutoffs.to_json())
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        found = [messages.read(self._read(key)) for key in FolderStore.keys(self.board, INBOX)]
+        assert None not in found
+        return [each for each in found if each is not None]
+
+    @property
+    def end(self) -> dict[str, Any]:
+        return self.messages[-1]
+
+    @property
+    def points(self) -> list[tuple[int, float]]:
+        return [
+            (step, values[0])
+            for message in self.messages
+            for step, values, _ in message.get("points", ())
+        ]
+
+    def _read(self, key: str) -> bytes:
+        return FolderStore.get(self.board, key) or b""
+
+    def _nap(self, seconds: float) -> None:
+        self.naps.append(seconds)
+
+
+Make = Callable[..., TrialWorld]
