@@ -1,0 +1,1 @@
+"""What `sweep` and `sweeps` do beside flags and output."""
