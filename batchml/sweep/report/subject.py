@@ -1,0 +1,45 @@
+"""Subject: what a report says of a sweep beside its trials."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from batchml.model.job import JobSpec
+from batchml.model.sweep import Params, SweepSpec
+from batchml.runtime.arguments import fill
+
+
+class Subject(Protocol):
+    """A sweep as it was started: the client's Frozen."""
+
+    @property
+    def key(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def env(self) -> str: ...
+    @property
+    def spec(self) -> SweepSpec: ...
+    @property
+    def job_spec(self) -> JobSpec: ...
+    @property
+    def queue(self) -> str: ...
+    @property
+    def image(self) -> str: ...
+    @property
+    def commit(self) -> str: ...
+    @property
+    def user(self) -> str: ...
+    @property
+    def created_at(self) -> float: ...
+    @property
+    def hourly(self) -> float | None: ...
+
+
+def all_params(job: JobSpec, params: Params) -> Params:
+    """What a trial's program is given: the job's parameters, but for those that the sweep sets."""
+    return {**job.params, **params}
+
+
+def words(job: JobSpec, params: Mapping[str, str | int | float | bool]) -> list[str]:
+    """The command that a trial of these parameters runs."""
+    return fill(job.command, all_params(job, dict(params)))

@@ -1,0 +1,179 @@
+"""A real browser without a window, spoken to in its own protocol over two pipes.
+
+Protocol: chromedevtools.github.io/devtools-protocol, with `--remote-debugging-pipe`: JSON messages,
+each ended by a zero byte, read by the browser from descriptor 3 and written to 4.
+"""
+
+import base64
+import json
+import os
+import select
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+_PATIENCE = 60.0  # seconds for an answer on a machine that is busy
+
+# Nothing that it would ask the network for by itself.
+_FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--disable-extensions", "--disable-dev-shm-usage", "--remote-debugging-pipe",
+)  # fmt: skip
+
+
+def unavailable(what: str) -> NoReturn:
+    """Skip the test, visibly; fail it in CI, where BATCHML_REQUIRE_BROWSER=1."""
+    if os.environ.get("BATCHML_REQUIRE_BROWSER"):
+        pytest.fail(what)
+    pytest.skip(what)
+
+
+class Page:
+    """What a page did since it was opened, and questions to it."""
+
+    def __init__(self, browser: "Browser", session: str) -> None:
+        self._browser, self._session = browser, session
+        self.requests: list[str] = []  # addresses that were asked for
+        self.complaints: list[str] = []  # errors and warnings of the console
+
+    def evaluate(self, expression: str) -> Any:
+        """The value of a JavaScript expression."""
+        found = self._browser.ask(
+            "Runtime.evaluate", self._session, expression=expression, returnByValue=True,
+            awaitPromise=True,
+        )  # fmt: skip
+        assert "exceptionDetails" not in found, found["exceptionDetails"]
+        return found["result"].get("value")
+
+    def scheme(self, name: str) -> None:
+        """`light` or `dark`."""
+        features = [{"name": "prefers-color-scheme", "value": name}]
+        self._browser.ask("Emulation.setEmulatedMedia", self._session, features=features)
+
+    def press(self, x: float, y: float) -> None:
+        for kind in ("mousePressed", "mouseReleased"):
+            self._browser.ask(
+                "Input.dispatchMouseEvent", self._session, type=kind, x=x, y=y, button="left",
+                clickCount=1,
+            )  # fmt: skip
+
+    def move(self, x: float, y: float) -> None:
+        self._browser.ask(
+            "Input.dispatchMouseEvent", self._session, type="mouseMoved", x=x, y=y, button="none"
+        )
+
+    def screenshot(self, path: Path) -> None:
+        found = self._browser.ask(
+            "Page.captureScreenshot", self._session, captureBeyondViewport=True
+        )
+        path.write_bytes(base64.b64decode(found["data"]))
+
+
+class Browser:
+    def __init__(self, program: str, folder: Path) -> None:
+        theirs_in, ours_out = os.pipe()
+        ours_in, theirs_out = os.pipe()
+        words = [program, *_FLAGS, f"--user-data-dir={folder}", "about:blank"]
+        # A shell puts the pipes where the browser looks for them.
+        script = f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}'
+        self._process = subprocess.Popen(
+            ["bash", "-c", script, "browser", *words],
+            pass_fds=(theirs_in, theirs_out), stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        os.close(theirs_in)
+        os.close(theirs_out)
+        self._in, self._out = ours_in, ours_out
+        self._buffer = b""
+        self._number = 0
+        self._pages: dict[str, Page] = {}
+        self._happened: list[tuple[str, str]] = []  # (session, method)
+
+    def open(self, path: Path, width: int = 1400, height: int = 1000) -> Page:
+        """A page of a file, once it has loaded and drawn."""
+        target = self.ask("Target.createTarget", url="about:blank")
+        attached = self.ask("Target.attachToTarget", targetId=target["targetId"], flatten=True)
+        session = attached["sessionId"]
+        page = self._pages[session] = Page(self, session)
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.ask(f"{domain}.enable", session)
+        self.ask(
+            "Emulation.setDeviceMetricsOverride", session, width=width, height=height,
+            deviceScaleFactor=1, mobile=False,
+        )  # fmt: skip
+        self.ask("Page.navigate", session, url=path.as_uri())
+        self._wait(session, "Page.loadEventFired")
+        return page
+
+    def ask(self, method: str, session: str = "", **params: Any) -> dict[str, Any]:
+        """Call a method; its result."""
+        self._number += 1
+        call: dict[str, Any] = {"id": self._number, "method": method, "params": params}
+        if session:
+            call["sessionId"] = session
+        os.write(self._out, json.dumps(call).encode() + b"\0")
+        while True:
+            message = self._read()
+            if message.get("id") == self._number:
+                assert "error" not in message, f"{method}: {message['error']}"
+                result: dict[str, Any] = message["result"]
+                return result
+
+    def close(self) -> None:
+        os.close(self._out)
+        os.close(self._in)
+        self._process.kill()
+        self._process.wait()
+
+    def _wait(self, session: str, method: str) -> None:
+        while (session, method) not in self._happened:
+            self._read()
+
+    def _read(self) -> dict[str, Any]:
+        """The next message; what happens on a page is noted on the way."""
+        while b"\0" not in self._buffer:
+            ready, _, _ = select.select([self._in], [], [], _PATIENCE)
+            data = os.read(self._in, 1 << 20) if ready else b""
+            if not data:
+                raise AssertionError(f"The browser says nothing; exit code {self._process.poll()}.")
+            self._buffer += data
+        text, _, self._buffer = self._buffer.partition(b"\0")
+        message: dict[str, Any] = json.loads(text)
+        if "method" in message:
+            self._note(message)
+        return message
+
+    def _note(self, message: dict[str, Any]) -> None:
+        session, method = message.get("sessionId", ""), message["method"]
+        self._happened.append((session, method))
+        page, params = self._pages.get(session), message["params"]
+        if page is None:
+            return
+        if method == "Network.requestWillBeSent":
+            page.requests.append(params["request"]["url"])
+        elif method == "Runtime.exceptionThrown":
+            page.complaints.append(json.dumps(params["exceptionDetails"]))
+        elif method == "Log.entryAdded":
+            page.complaints.append(params["entry"]["text"])
+        elif method == "Runtime.consoleAPICalled":
+            page.complaints.append(json.dumps(params["args"]))
+
+
+@contextmanager
+def browser(folder: Path) -> Iterator[Browser]:
+    """One browser for as long as it is needed; its profile lies in `folder`."""
+    program = next(filter(None, map(shutil.which, _NAMES)), None)
+    if program is None:
+        unavailable("no Chromium on the search path; on Debian: apt-get install chromium")
+    found = Browser(program, folder)
+    try:
+        yield found
+    finally:
+        found.close()
