@@ -291,6 +291,7 @@ class Account:
             "roles.InstanceProfileArn": f"arn:aws:iam::{ACCOUNT}:instance-profile/batchml",
             "roles.JobRoleArn": f"arn:aws:iam::{ACCOUNT}:role/batchml-job",
             "roles.ExecutionRoleArn": f"arn:aws:iam::{ACCOUNT}:role/batchml-execution",
+            "roles.ControllerRoleArn": f"arn:aws:iam::{ACCOUNT}:role/batchml-controller",
             "storage.BucketName": f"batchml-dev-{ACCOUNT}-us-east-1",
             "storage.FileSystemId": "fs-0123456789abcdef0",
             "ami.ImageId": "ami-0123456789abcdef0",

@@ -24,6 +24,7 @@ STACKS = {
     "batchml-dev-roles": {
         "JobRoleArn": "arn:aws:iam::123456789012:role/batchml-dev-job",
         "ExecutionRoleArn": "arn:aws:iam::123456789012:role/batchml-dev-execution",
+        "ControllerRoleArn": "arn:aws:iam::123456789012:role/batchml-dev-controller",
     },
     "batchml-dev-observability": {"LogGroupName": "/aws/batch/job"},
     "batchml-dev-storage": {"BucketName": BUCKET},

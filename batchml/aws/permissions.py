@@ -14,7 +14,7 @@ from batchml.aws.identity import Identity
 from batchml.aws.session import Session
 from batchml.model.environment import Environment
 
-Command = Literal["setup", "submit", "logs", "explain", "cost", "image push", "teardown"]
+Command = Literal["setup", "submit", "sweep", "logs", "explain", "cost", "image push", "teardown"]
 Word = Literal["allowed", "missing", "denied", "organization", "boundary", "conditional"]
 
 # Resource of an action -> its ARN, `*` where the rest of a name is free. An action that takes no
@@ -28,6 +28,9 @@ _ARNS = {
     "policy": "iam::{account}:policy/batchml-{env}-*",
     "bucket": "s3:::batchml-{env}-{account}-{region}*",
     "object": "s3:::batchml-{env}-{account}-{region}/code/*",
+    "bucket itself": "s3:::batchml-{env}-{account}-{region}",
+    "board": "s3:::batchml-{env}-{account}-{region}/runs/*",
+    "consumable": "batch:{region}:{account}:consumable-resource/batchml-*",
     "compute": "batch:{region}:{account}:compute-environment/batchml-{env}-*",
     "queue": "batch:{region}:{account}:job-queue/batchml-{env}-*",
     "definition": "batch:{region}:{account}:job-definition/*",
@@ -74,6 +77,15 @@ _COMMON: Mapping[Command, Mapping[str, str]] = {
         "job": "TagResource TerminateJob",
         "role": "iam:PassRole",
         "object": "s3:GetObject s3:PutObject",
+    },
+    # What `sweep` needs beside `submit`: the width of an array, and the messages of its trials.
+    "sweep": {
+        ANY: "batch:DescribeJobs batch:ListJobs",
+        "consumable": "CreateConsumableResource UpdateConsumableResource "
+        "DeleteConsumableResource TagResource",
+        "job": "TerminateJob",
+        "board": "s3:GetObject s3:PutObject s3:DeleteObject",
+        "bucket itself": "s3:ListBucket",
     },
     "logs": {
         ANY: "batch:DescribeJobs batch:ListJobs",

@@ -114,8 +114,9 @@ class Draft:
         """Give an attempt the vCPUs, memory, GPUs and consumables that its job asked for."""
         state = self.state
         name = attempt.environment
+        free = state.free if attempt.is_aside else state.free.taking(job.needs, attempt.gpus)
         self._set(
-            free=state.free.taking(job.needs, attempt.gpus),
+            free=free,
             used=state.used.set(name, state.used.get(name, 0) + job.needs.vcpus),
             by_task=state.by_task.set(attempt.task_id, job.id),
         )
@@ -137,7 +138,7 @@ class Draft:
         # One that was taken out of the machine meanwhile does not come back.
         gpus = tuple(gpu for gpu in attempt.gpus if gpu in state.machine.gpus)
         self._set(
-            free=state.free.plus(job.needs, gpus),
+            free=state.free if attempt.is_aside else state.free.plus(job.needs, gpus),
             used=state.used.set(
                 attempt.environment, state.used[attempt.environment] - job.needs.vcpus
             ),

@@ -5,6 +5,7 @@ code/ images/     what jobs are made of, by content
 runtime/ envs/    what processes run in, by content
 runs/             outputs and checkpoints of runs
 data/ workspace/  data sets; the folder that all jobs share
+sweeps/           what the trials of a sweep and its controller tell each other, by key
 """
 
 import fcntl
@@ -50,6 +51,7 @@ class Home:
         self.envs = root / "envs"
         self.runtimes = root / "runtime"
         self.runs = root / "runs"
+        self.sweeps = root / "sweeps"
 
     def prepare(self) -> None:
         """Make the folder, private to this user.

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from batchml.model.image import FILES, Recipe, digest, parse_reference, recipe
+from batchml.model.image import FILES, Recipe, digest, is_whole, parse_reference, recipe
 from batchml.runtime.sources import sources
 
 _ENVIRONMENT = ("requirements.txt", ".python-version")  # what decides a virtual environment
@@ -58,7 +58,8 @@ def publish(images: Path, source: Path) -> str:
 
 
 def _recipe(source: Path) -> Recipe:
-    return recipe(source.name, dict(_read(source, FILES)), sources())
+    files = dict(_read(source, FILES))
+    return recipe(source.name, files, sources(is_whole(files)))
 
 
 def _read(folder: Path, names: Sequence[str]) -> list[tuple[str, bytes]]:

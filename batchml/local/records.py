@@ -6,6 +6,10 @@ from msgspec import Struct
 
 from batchml.model.names import bare_name
 
+# The compute environment, and its queue, of sweeps' controllers. They take nothing of the machine:
+# one must be able to run while trials take all of it. Nothing else runs there.
+CONTROLLERS = "controllers"
+
 
 class Record(Struct, frozen=True):
     """What stays until it is deleted: a name, and AWS's own JSON. `field` is where `State` has it,

@@ -14,7 +14,7 @@ from batchml.local.attempts import attempt_of
 from batchml.local.draft import Draft
 from batchml.local.messages import Launch
 from batchml.local.nodes import launch_main
-from batchml.local.state import Blocked, Environment, Job, Line, Queue, State
+from batchml.local.state import CONTROLLERS, Blocked, Environment, Job, Line, Queue, State
 from batchml.model.status import JobStatus
 
 NEVER_FITS_MACHINE = (
@@ -113,12 +113,13 @@ def _lacking(draft: Draft, job: Job) -> Line | None:
 
 def environment_for(state: State, queue: Queue, job: Job) -> str | None:
     """The first environment of the queue, in its order, that has room for a job now."""
-    if state.no_capacity_until or not state.free.fits(job.needs):
-        return None
+    fits = not state.no_capacity_until and state.free.fits(job.needs)
     kept = _kept_back(state, queue, job)
     for name in queue.environments:
         environment = state.environments.get(name)
         if environment is None or not environment.enabled:
+            continue
+        if not fits and name != CONTROLLERS:
             continue
         room = environment.max_vcpus - state.used.get(name, 0)
         room -= int(environment.max_vcpus * kept)
@@ -231,7 +232,7 @@ def next_time_limit(state: State) -> int | None:
 def launch(draft: Draft, job: Job, environment: str) -> None:
     """Give a job its place, and start it: a multi-node job by its main node."""
     number = len(job.attempts) + 1
-    gpus = draft.state.free.gpus[: job.needs.gpus]
+    gpus = () if environment == CONTROLLERS else draft.state.free.gpus[: job.needs.gpus]
     attempt = attempt_of(job, number, environment, gpus)
     job = replace(
         job, status=JobStatus.STARTING, status_reason="", attempt=attempt, exit_code=None, reason=""

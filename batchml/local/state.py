@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from batchml.local.chaos import Chaos
 from batchml.local.heap import Heap
 from batchml.local.records import (
+    CONTROLLERS,
     RECORDS,
     Consumable,
     Definition,
@@ -103,6 +104,11 @@ class Attempt(Struct, frozen=True, omit_defaults=True):
     address: str = ""  # where the other nodes of its job reach it
     main_address: str = ""  # that of the main node
     doom: str = ""  # the failure that is being rehearsed on it, in the words of `chaos.py`
+
+    @property
+    def is_aside(self) -> bool:
+        """True for a sweep's controller, which takes nothing of the machine."""
+        return self.environment == CONTROLLERS
 
     @property
     def task_arn(self) -> str:
@@ -304,6 +310,7 @@ def empty(machine: Machine) -> State:
 __all__ = [
     "ACCOUNT",
     "CLUSTER",
+    "CONTROLLERS",
     "DEFAULT_LOG_GROUP",
     "RECORDS",
     "REGION",

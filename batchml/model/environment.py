@@ -150,6 +150,7 @@ class Environment(Struct, frozen=True, forbid_unknown_fields=True):
     profile: str = ""
     ami: str = "ecs-gpu"  # build | ecs-gpu | ami-0123...
     gpu_access: Literal["", "driver-mount", "toolkit"] = ""
+    controller_queue: str = ""  # of detached sweeps' controllers; that of the sweep unless given
     jobs: tuple[str, ...] = ()  # whose definitions `setup` registers
     secrets: tuple[str, ...] = ()  # ARNs that jobs may be given: SSM parameters, Secrets Manager
     network: Network = Network()

@@ -44,9 +44,10 @@ class Variant(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ImageSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """An image.toml. The flavor cpu has none: it is what the Dockerfile says."""
+    """An image.toml. The flavor cpu has no variant: it is what the Dockerfile says."""
 
     cuda: Variant | None = None
+    whole: bool = False  # all of batchml goes into it, not its runtime alone
 
 
 class Recipe(Struct, frozen=True):
@@ -105,6 +106,11 @@ def recipe(
 def has_cuda(folder: Mapping[str, bytes]) -> bool:
     """True when the flavor cuda of an image differs from cpu."""
     return CUDA_REQUIREMENTS in folder or bool(_settings(folder)[0].cuda)
+
+
+def is_whole(folder: Mapping[str, bytes]) -> bool:
+    """True when all of batchml goes into an image, and not its runtime alone."""
+    return _settings(folder)[0].whole
 
 
 def flavor_for(gpus: int) -> str:

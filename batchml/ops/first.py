@@ -22,6 +22,7 @@ region = "@REGION@"
 #jobs = []                             # whose definitions setup registers, such as ["hello"]
 #secrets = []                          # ARNs of SSM parameters and secrets that jobs may be given
 #tags = {}                             # on everything that is made, such as { team = "research" }
+#controller_queue = ""                 # of controllers of detached sweeps; empty: the sweep's own
 
 #[env.@ENV@.network]
 #cidr = "10.42.0.0/16"                 # of a network of its own, /16 to /22

@@ -11,7 +11,15 @@ from batchml.aws.session import Session
 from batchml.clock import Clock
 from batchml.errors import ConfigError, ServiceUnreachable
 from batchml.model.environment import LOCAL, Environment
-from batchml.model.image import DOCKERFILE, FILES, Recipe, has_cuda, parse_reference, recipe
+from batchml.model.image import (
+    DOCKERFILE,
+    FILES,
+    Recipe,
+    has_cuda,
+    is_whole,
+    parse_reference,
+    recipe,
+)
 from batchml.runtime.sources import sources
 
 TRIES = 4  # of one push, when the connection ends or the registry is too busy
@@ -54,7 +62,9 @@ def read_recipe(
     build_args: Mapping[str, str] | None = None,
 ) -> Recipe:
     """The recipe of an image's folder. Raises ConfigError with every mistake."""
-    return recipe(folder.name, _files(folder), sources(), flavor, base=base, build_args=build_args)
+    files = _files(folder)
+    ours = sources(is_whole(files))
+    return recipe(folder.name, files, ours, flavor, base=base, build_args=build_args)
 
 
 def read_recipes(

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from batchml.local.images import reference
+from batchml.ops.images import read_recipe
 from batchml.runtime.lines import parse_mark
 from tests.contract.executor_rig import IMAGE as BASE
 from tests.contract.executor_rig import docker, need_engine
@@ -46,7 +47,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def test_every_image_names_the_same_base_and_has_what_a_process_needs() -> None:
     folders = sorted(path.parent for path in (ROOT / "images").glob("*/Dockerfile"))
-    assert {folder.name for folder in folders} == {"mxnet", "python", "pytorch"}
+    assert {folder.name for folder in folders} == {"controller", "mxnet", "python", "pytorch"}
     for folder in folders:
         assert f"ARG BASE={BASE}\n" in (folder / "Dockerfile").read_text("utf-8")
         for line in (folder / "requirements.txt").read_text("utf-8").splitlines():
@@ -119,6 +120,33 @@ def test_lenet_trains_in_a_container(cli: Cli, framework: str, job: str, output:
     assert f"image=batchml/{framework}:" in "".join(map(Path.read_text, logs_of(cli)))
     (model,) = cli.home.runs.glob(f"*/output/{output}")
     assert model.stat().st_size > 100_000
+
+
+@pytest.mark.slow
+def test_the_image_of_controllers_has_what_a_controller_imports(tmp_path: Path) -> None:
+    """It comes as far as asking S3 for its sweep."""
+    need_engine()
+    context = tmp_path / "context"
+    for name, content in read_recipe(ROOT / "images" / "controller").files:
+        (context / name).parent.mkdir(parents=True, exist_ok=True)
+        (context / name).write_bytes(content)
+    download = [sys.executable, "-m", "pip", "download", "--quiet"]
+    where = ["--dest", str(context / "wheels"), "--requirement", str(context / "requirements.txt")]
+    subprocess.run([*download, *where], check=True)
+    tag = "batchml-test/controller"
+    built = docker("build", "--build-arg", "PIP_ARGS=--no-index", "-t", tag, str(context))
+    assert built.returncode == 0, built.stdout + built.stderr
+    key = "2abcdefghijklmnop"
+    try:
+        ran = docker(
+            "run", "--rm", "--network", "none", "-e", "AWS_ACCESS_KEY_ID=a",
+            "-e", "AWS_SECRET_ACCESS_KEY=b", tag, "python", "-m", "batchml", "sweeps", "attend",
+            key, "--env", "dev", "--board", f"s3://bucket/runs/{key}", "--region", "us-east-1",
+        )  # fmt: skip
+    finally:
+        docker("image", "rm", "-f", tag)
+    assert ran.returncode == 74
+    assert "spec.json" in ran.stdout + ran.stderr
 
 
 def logs_of(cli: Cli) -> Iterator[Path]:

@@ -14,7 +14,7 @@
 | T10 | logs: retention and KMS; keys rotated; flow logs | templates |
 | T11 | containers: init, no root by name, host paths, devices, retry rules | requests |
 | T12 | no secrets in clear | both |
-| T13 | submitters: Deny by privileged, user, image; cancel by tag, so tags on all | both |
+| T13 | submitters: Deny by privileged, user, image; cancel by tag; controllers: less | both |
 | T14 | private subnets, HTTPS only; launch templates and parents of AMIs pinned | both |
 | T15 | maxvCpus bounded, budget, data outlives its stack | both |
 | T16 | AMI builds: steps in the template, tests, package list; no secret in user data | both |

@@ -14,6 +14,7 @@ RULES: tuple[Callable[[Template], Iterator[str]], ...] = (
     access.t5_least_privilege,
     access.t6_separate_roles,
     access.t13_submitters,
+    access.t13_controllers,
     access.t14_private,
     access.t17_described,
     data.t7_buckets,

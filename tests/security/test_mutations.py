@@ -201,6 +201,17 @@ TEMPLATE_FAULTS: list[tuple[str, str, str, Fault]] = [
          if "NoPrivileged" in str(each)))),
     ("submitters cancel everyone's jobs", "T13", "roles",
      lambda t: drop(said(t, "SubmitterPolicy", "Cancel"), "Condition")),
+    ("controllers define jobs", "T13", "roles",
+     lambda t: said(t, "ControllerRole", "Submit").update(
+         Action=["batch:SubmitJob", "batch:RegisterJobDefinition"])),
+    ("controllers pass roles", "T13", "roles",
+     lambda t: of(t, "ControllerRole")["Policies"][0]["PolicyDocument"]["Statement"].append(
+         copy.deepcopy(said(t, "SubmitterPolicy", "Roles")))),
+    ("controllers may what submitters may not", "T13", "roles",
+     lambda t: said(t, "ControllerRole", "Submit").update(
+         Action=["batch:SubmitJob", "batch:UpdateJobQueue"])),
+    ("controllers cancel everyone's jobs", "T13", "roles",
+     lambda t: drop(said(t, "ControllerRole", "Cancel"), "Condition")),
     ("a public address", "T14", "network",
      lambda t: of(t, "PrivateSubnet1").update(MapPublicIpOnLaunch=True)),
     ("a public address by default", "T14", "network",

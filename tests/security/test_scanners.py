@@ -31,7 +31,7 @@ def test_cfn_lint_finds_nothing_but_what_is_wrong(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.yaml"
     text = ROLES.read_text("utf-8")
     assert "batch:SubmitJob\n" in text
-    wrong.write_text(text.replace("batch:SubmitJob\n", "batch:SubmitJobs\n"), "utf-8")
+    wrong.write_text(text.replace("batch:SubmitJob\n", "batch:SubmitJobs\n", 1), "utf-8")
     assert [found.split(":")[0] for found in cfn_lint(*FILES, wrong)] == ["W3037 wrong.yaml"]
 
 

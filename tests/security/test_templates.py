@@ -10,7 +10,10 @@ TEMPLATES = {path.stem: load(path) for path in FILES}
 
 OUTPUTS = {
     "network": {"VpcId", "SubnetIds", "SecurityGroupId", "BuildSubnetId", "AvailabilityZones"},
-    "roles": {"InstanceProfileArn", "JobRoleArn", "ExecutionRoleArn", "SubmitterPolicyArn"},
+    "roles": {
+        "InstanceProfileArn", "JobRoleArn", "ExecutionRoleArn", "ControllerRoleArn",
+        "SubmitterPolicyArn",
+    },
     "storage": {
         "BucketName", "KeyArn", "FileSystemId", "FileSystemDns", "LustreMountName", "AccessPointId",
     },

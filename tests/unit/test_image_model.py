@@ -152,8 +152,8 @@ def test_the_shipped_images_come_in_these_flavors() -> None:
     folders = sorted(shipped("images").iterdir())
     found = [(one.name, one.flavor) for one in read_recipes(folders, ("cpu", "cuda"))]
     assert found == [
-        ("mxnet", "cpu"), ("mxnet", "cuda"), ("python", "cpu"), ("pytorch", "cpu"),
-        ("pytorch", "cuda"),
+        ("controller", "cpu"), ("mxnet", "cpu"), ("mxnet", "cuda"), ("python", "cpu"),
+        ("pytorch", "cpu"), ("pytorch", "cuda"),
     ]  # fmt: skip
     (mxnet,) = (one for one in read_recipes(folders, ("cuda",)) if one.name == "mxnet")
     assert dict(mxnet.args)["BASE"].startswith("nvidia/cuda:11.2")
@@ -174,6 +174,17 @@ def test_the_shipped_images_run_as_a_numbered_user_on_bases_that_stay() -> None:
         bases = [line.partition("=")[2] for line in lines if line.startswith("ARG BASE=")]
         assert all(map(is_pinned, [*bases, *filter(None, [dict(one.args).get("BASE")])]))
         assert len(bases) == 1
+
+
+def test_the_image_of_controllers_has_all_of_batchml_and_what_that_imports() -> None:
+    """What a controller does in AWS is `batchml sweeps attend`; nothing there serves or builds."""
+    wanted = read_recipe(shipped("images") / "controller")
+    files = dict(wanted.files)
+    assert {"batchml/__main__.py", "batchml/cli/app.py", "batchml/aws/session.py"} <= files.keys()
+    assert not any("share/" in name or "__pycache__" in name for name in files)
+    named = {line.split("==")[0] for line in files["requirements.txt"].decode().splitlines()
+             if not line.startswith("#")}  # fmt: skip
+    assert named == {"boto3", "msgspec", "platformdirs", "rich", "typer"}
 
 
 def test_an_image_without_a_dockerfile_is_for_processes_alone(tmp_path: Path) -> None:

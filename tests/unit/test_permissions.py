@@ -51,6 +51,7 @@ SERVICES = {"elasticfilesystem": "efs"}
 # Actions that are no operations: Service Authorization Reference.
 NO_OPERATION = {
     "iam:PassRole",
+    "s3:ListBucket",
     "s3:PutEncryptionConfiguration",
     "s3:PutBucketPublicAccessBlock",
     "budgets:ModifyBudget",
@@ -373,7 +374,7 @@ def in_dev(said: str) -> str:
     return said
 
 
-@pytest.mark.parametrize("command", ["submit", "logs", "explain", "cost"])
+@pytest.mark.parametrize("command", ["submit", "sweep", "logs", "explain", "cost"])
 def test_the_policy_for_submitters_allows_what_their_commands_ask(command: Command) -> None:
     allowed = [
         (action, in_dev(target))

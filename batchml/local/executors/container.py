@@ -35,6 +35,7 @@ MOST_CPU_SHARES = 262_144  # the engine's
 # Where a container finds what a process is told by a path of the state folder.
 CODE = "/batchml/code.tar.gz"
 ORDER = "/batchml/order.json"
+BOARD = "/batchml/sweep"
 FOLDERS = {
     "BATCHML_OUTPUT_DIR": "/batchml/output",
     "BATCHML_CHECKPOINT_DIR": "/batchml/checkpoints",
@@ -42,6 +43,10 @@ FOLDERS = {
     "BATCHML_DATA_DIR": "/batchml/data",
     "BATCHML_WORKSPACE": "/workspace",
 }
+
+# What trials write on the board of their sweep. The rest, its ledger among it, they only read.
+BOARD_WRITTEN = ("checkpoints", "claims", "inbox", "rungs")
+BOARD_READ = ("stop", "waves")  # folders, which are opened to the container's user like the others
 
 # The engine's own set, less those for raw sockets, device files and the audit log
 # (docs/decisions/011).
@@ -80,7 +85,7 @@ def container_spec(host: Host, permits: Permits, job: Job, attempt: Attempt) -> 
     container = job.container
     env, places = _environment(host, job, attempt)
     sources = [*_volumes(host, container), *_own_folders(places, container)]
-    code = _code(host, env)
+    code = [*_code(host, env), *_board(host, env)]
     labels = {"batchml.home": home_label(host.home), "batchml.task": attempt.task_id}
     config = {
         "Image": container["image"],
@@ -176,6 +181,24 @@ def _code(host: Host, env: dict[str, str]) -> list[dict[str, Any]]:
                 _source(path, inside, read_only=True, ours=True, below=str(host.home.code))
             )
     return found
+
+
+def _board(host: Host, env: dict[str, str]) -> list[dict[str, Any]]:
+    """The board of the sweep that a trial belongs to; its variable names it inside."""
+    path = os.path.normpath(env.get("BATCHML_SWEEP", ""))
+    if Path(path).parent != host.home.sweeps:
+        return []
+    env["BATCHML_SWEEP"] = BOARD
+    sweeps = str(host.home.sweeps)
+
+    def source(name: str, read_only: bool) -> dict[str, Any]:
+        return _source(
+            f"{path}{name}", f"{BOARD}{name}", read_only=read_only, make=True, ours=True,
+            below=sweeps,
+        )  # fmt: skip
+
+    read = [source(f"/{name}", True) for name in BOARD_READ]
+    return [source("", True), *read, *(source(f"/{name}", False) for name in BOARD_WRITTEN)]
 
 
 def _volumes(host: Host, container: dict[str, Any]) -> list[dict[str, Any]]:

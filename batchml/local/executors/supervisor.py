@@ -146,13 +146,16 @@ class Executor:
 
     def start(self, job: Job, attempt: Attempt) -> None:
         """Start an attempt. What prevents it is reported as its end, and never ends the server."""
-        held = self._held[attempt.task_id] = _Held(job, attempt, self._kind)
+        held = self._held[attempt.task_id] = _Held(job, attempt, self._kind_of(attempt))
         self._begin(held)
 
     def adopt(self, job: Job, attempt: Attempt) -> None:
         """Take over an attempt that an earlier server started, whatever has become of it."""
-        held = self._held[attempt.task_id] = _Held(job, attempt, self._kind)
+        held = self._held[attempt.task_id] = _Held(job, attempt, self._kind_of(attempt))
         self._adopt(held)
+
+    def _kind_of(self, attempt: Attempt) -> str:
+        return record.PROCESS if attempt.is_aside else self._kind
 
     def _adopt(self, held: _Held) -> None:
         if self._closed:

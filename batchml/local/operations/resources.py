@@ -15,7 +15,7 @@ from batchml.local.operations.checks import (
     refuse,
     refuse_not_served,
 )
-from batchml.local.state import ACCOUNT, CLUSTER, REGION, Environment, Queue, arn
+from batchml.local.state import ACCOUNT, CLUSTER, CONTROLLERS, REGION, Environment, Queue, arn
 from batchml.model.names import bare_name
 
 MAX_ENVIRONMENTS = 3  # of one queue
@@ -37,6 +37,8 @@ def create_compute_environment(draft: Draft, request: Requested) -> dict[str, An
     if name in draft.state.environments:
         raise refuse(f"Object already exists: {name}", request)
     resources = params.get("computeResources")
+    if name == CONTROLLERS and params["type"] != "UNMANAGED":
+        raise refuse(f"{name} is the environment of sweeps' controllers: UNMANAGED", request)
     if params["type"] == "MANAGED" and not resources:
         raise refuse("computeResources must be provided for a MANAGED environment", request)
     if resources:
