@@ -15,6 +15,9 @@ HELP = ROOT / "batchml" / "cli" / "help"
 
 COMMANDS = [
     [], ["local"], ["doctor"], ["init"],
+    ["sweep"], ["sweeps"], ["sweeps", "ls"], ["sweeps", "show"], ["sweeps", "best"],
+    ["sweeps", "report"], ["sweeps", "export"], ["sweeps", "resume"], ["sweeps", "stop"],
+    ["sweeps", "top-up"], ["sweeps", "rerun"], ["sweeps", "confirm"],
     ["submit"], ["ls"], ["show"], ["logs"], ["wait"], ["cancel"], ["rerun"], ["get"], ["diff"],
     ["explain"], ["cost"], ["top"], ["reconcile"], ["completion"],
     ["local", "start"], ["local", "stop"], ["local", "status"], ["local", "env"],
@@ -51,6 +54,15 @@ def test_importing_batchml_imports_nothing_heavy() -> None:
     )
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert shown.stdout.strip() == "['batchml']"
+
+
+def test_who_submits_does_not_wait_for_sweeps() -> None:
+    program = (
+        "import sys; from batchml.cli.app import run; run(['submit', '-h']);"
+        "print([name for name in sys.modules if 'sweep' in name or 'optuna' in name])"
+    )
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert shown.stdout.splitlines()[-1] == "[]", shown
 
 
 def test_version_is_printed() -> None:

@@ -55,6 +55,7 @@ class Travel(Struct, frozen=True):
     """What a run takes along: where its code is, and variables of the place that it runs in."""
 
     key: str = ""  # of the submission; part of the job's name
+    name: str = ""  # the run's, where that is not the job's
     code: str = ""
     store: str = ""  # what outlives the run
     documents: str = ""  # where documents are put; empty: the image could not read one
@@ -63,6 +64,8 @@ class Travel(Struct, frozen=True):
     depends_on: tuple[str, ...] = ()
     share: str = ""  # of a queue with fair share
     array: int | None = None  # children
+    consumables: dict[str, int] = {}  # name of a consumable resource -> what each run holds of it
+    command: tuple[str, ...] | None = None  # as it is, where the runtime fills in the parameters
 
 
 _LOCAL = Platform()
@@ -77,7 +80,7 @@ def submission(
     of a job share one. Raises ConfigError when the overrides exceed AWS Batch's limit and cannot
     travel as a document.
     """
-    name = to_name(spec.name)
+    name = to_name(travel.name or spec.name)
     register = definition(spec, image, platform)
     overrides, document = _overrides(spec, travel)
     submit: dict[str, Any] = {
@@ -86,7 +89,9 @@ def submission(
         "jobDefinition": register["jobDefinitionName"],
         "containerOverrides": {**overrides, "resourceRequirements": _requirements(spec)},
         "retryStrategy": retry_strategy(
-            spec, has_budget="BATCHML_MAX_SECONDS" in travel.env, has_store=bool(travel.store)
+            spec,
+            has_budget="BATCHML_MAX_SECONDS" in travel.env,
+            has_store=bool(travel.store) or "BATCHML_SWEEP" in travel.env,
         ),
     }
     if spec.timeout_seconds is not None:
@@ -99,13 +104,21 @@ def submission(
         submit["tags"] = travel.tags
     if travel.depends_on:
         submit["dependsOn"] = [{"jobId": job_id} for job_id in travel.depends_on]
+    if travel.consumables:
+        submit["consumableResourcePropertiesOverride"] = {
+            "consumableResourceList": [
+                {"consumableResource": name, "quantity": quantity}
+                for name, quantity in travel.consumables.items()
+            ]
+        }
     return Submission(register, submit, document)
 
 
 def _overrides(spec: JobSpec, travel: Travel) -> tuple[dict[str, Any], Document | None]:
     """Command and environment, in the request or in a document beside it."""
     ours, theirs = _variables(spec, travel), {k: str(v) for k, v in spec.env.items()}
-    whole = {"command": spec.argv(), "environment": _pairs(ours | theirs)}
+    command = list(travel.command) if travel.command is not None else spec.argv()
+    whole = {"command": command, "environment": _pairs(ours | theirs)}
     size = len(json.dumps(whole))
     if size <= _ROOM:
         return whole, None
@@ -118,7 +131,7 @@ def _overrides(spec: JobSpec, travel: Travel) -> tuple[dict[str, Any], Document 
                 f"elsewhere. Put long values into the image."
             ],
         )
-    told = {"command": spec.argv(), "env": theirs, "params": spec.params}
+    told = {"command": command, "env": theirs, "params": spec.params}
     data = json.dumps(told, sort_keys=True).encode()
     document = Document(f"{hashlib.sha256(data).hexdigest()}.json", data)
     return _shortened(ours, theirs, f"{travel.documents}/{document.name}"), document

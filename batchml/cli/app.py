@@ -18,11 +18,12 @@ from batchml.errors import BatchmlError
 # As --help lists them: a day's work from its start to its end, then places and what is in them.
 ORDER = (
     "init", "doctor",
-    "submit", "ls", "show", "logs", "wait", "top", "explain", "cost", "get", "diff", "cancel",
-    "rerun", "reconcile",
+    "submit", "sweep", "sweeps", "ls", "show", "logs", "wait", "top", "explain", "cost", "get",
+    "diff", "cancel", "rerun", "reconcile",
     "setup", "teardown", "env", "compute", "queue", "jobdef", "image", "local", "completion",
 )  # fmt: skip
 
+_OTHERS = frozenset(ORDER) - {"sweep", "sweeps"}
 _SIGPIPE = 141  # as a shell has it of who died of that signal
 
 
@@ -119,6 +120,7 @@ def _run(before: list[str], command: list[str] | None) -> tuple[int, str]:
         if isinstance(stream, io.TextIOWrapper):
             # What a job prints may be anything; a terminal of another encoding shows "?" for it.
             stream.reconfigure(errors="replace")
+    _register_sweeps(before)
     try:
         try:
             app(args=before, prog_name="batchml", obj=command)
@@ -140,6 +142,13 @@ def _run(before: list[str], command: list[str] | None) -> tuple[int, str]:
         code = end.code if isinstance(end.code, int) else 1
         return code, _Root.wrong if code else ""
     return 0, ""
+
+
+def _register_sweeps(words: list[str]) -> None:
+    """Unless another command is meant: theirs are many, and every `submit` would wait for them."""
+    named = next((word for word in words if not word.startswith("-")), "")
+    if named not in _OTHERS:
+        from batchml.cli import sweep, sweeps, sweeps_steering  # noqa: F401
 
 
 def _drop_output() -> None:

@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 
 _HELP = os.path.join(os.path.dirname(__file__), "help")
 _TAIL = 256 * 1024  # bytes of the history that are read: some hundreds of runs
-_MOST = 60  # runs
+_MOST = 60  # runs, and sweeps
+_SWEEP_TAG = "batchml:sweep"  # of runs that a sweep has made: ops/search.py
+_HEAD = 1024  # bytes of a sweep's spec.json, which begins with its key and its name
 
 
 class Word(NamedTuple):
@@ -181,6 +183,10 @@ class Names:
             return Answer(list(by_flag[flag]()))
         if called == "RUN":
             return Answer(list(self.runs()))
+        if called == "SWEEP":
+            return Answer(list(self.sweeps()))
+        if path == ["batchml", "sweep"] and not flag:
+            return self.sweep_files()
         if called == "JOB":
             return Answer([*self.jobs(), *self.jobs_here()], files=True)
         if called == "SHELL":
@@ -211,13 +217,26 @@ class Names:
         here = _inside(self._world.here, "job.toml")
         return (Word(f"./{name}", "a job in this folder") for name in here)
 
+    def sweep_files(self) -> Answer:
+        """What `sweep` takes: a file, or a job that has one; `check` before it."""
+        if self._given and self._given != ["check"]:
+            return Answer([])
+        check = [] if self._given else [Word("check", "say what it comes to, and send nothing")]
+        jobs = [
+            Word(name, about)
+            for folder, about in self._folders("jobs")
+            for name in _inside(folder, "sweep.toml")
+        ]
+        return Answer([*check, *jobs], files=True)
+
     def images(self) -> Iterable[Word]:
         for folder, about in self._folders("images"):
             yield from (Word(name, about) for name in _inside(folder, "Dockerfile"))
 
     def job_names(self) -> Iterable[Word]:
         yield from self.jobs()
-        yield from (Word(str(run.get("name") or "")) for run in self._history())
+        runs = (run for run in self._history() if not _is_of_sweep(run))
+        yield from (Word(str(run.get("name") or "")) for run in runs)
 
     def params(self) -> Iterable[Word]:
         """The parameters of the job that the line names."""
@@ -235,12 +254,25 @@ class Names:
 
     def runs(self) -> Iterable[Word]:
         """Names first, which mean the newest run of that name; then short ids."""
-        runs = [run for run in self._history() if run.get("job_id")][:_MOST]
+        runs = [run for run in self._history() if run.get("job_id")]
         if runs:
             yield Word("@last", _about(runs[0]))
+        runs = [run for run in runs if not _is_of_sweep(run)][:_MOST]
         yield from (Word(str(run.get("name") or run["job_id"]), _about(run)) for run in runs)
         for run in runs:
             yield Word(str(run["job_id"]).split("-", 1)[0], _about(run))
+
+    def sweeps(self) -> Iterable[Word]:
+        """Those of this machine: names first, which mean the newest of that name; then short keys.
+
+        Those of other environments lie in AWS.
+        """
+        found = _newest(os.path.join(_home(self._world.environ), "sweeps"))
+        if self._env != "local" or not found:
+            return
+        yield Word("@last", found[0][1])
+        yield from (Word(name, key) for key, name in found)
+        yield from (Word(key[:8], name) for key, name in found)
 
     def _environment(self) -> dict[str, Any]:
         return dict(_tables(self._file.get("env"))).get(self._env, {})
@@ -279,6 +311,34 @@ class Names:
 def _about(run: Mapping[str, Any]) -> str:
     parts = [run.get("name"), run.get("outcome") or run.get("status"), run.get("queue")]
     return ", ".join(str(part) for part in parts if part)
+
+
+def _is_of_sweep(run: Mapping[str, Any]) -> bool:
+    """A sweep's waves are many, and people speak of the sweep."""
+    tags = run.get("tags")
+    return isinstance(tags, dict) and _SWEEP_TAG in tags
+
+
+def _newest(folder: str) -> list[tuple[str, str]]:
+    """(key, name) of the newest sweeps whose boards lie there."""
+    try:
+        keys = os.listdir(folder)
+    except OSError:
+        return []
+    found = []
+    for key in keys:
+        path = os.path.join(folder, key, "spec.json")
+        try:
+            found.append((os.stat(path).st_mtime, key, path))
+        except OSError:
+            continue
+    named = []
+    for _, key, path in sorted(found, reverse=True)[:_MOST]:
+        with open(path, "rb") as file:
+            name = file.read(_HEAD).partition(b'"name":"')[2].partition(b'"')[0]
+        if name:
+            named.append((key, name.decode("utf-8", "replace")))
+    return named
 
 
 def _tables(found: object) -> list[tuple[str, dict[str, Any]]]:

@@ -10,7 +10,7 @@ from batchml.cli.flags import Env, Json, read_pairs, read_seconds
 from batchml.cli.output import print_json, print_line, say
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from batchml.client.place import Place
     from batchml.ops.search import Found, Wanted
@@ -48,6 +48,7 @@ def ls(
     """List runs, newest first.
 
     Those that were submitted from here are remembered longer than AWS Batch remembers any.
+    Runs of sweeps come with --tag batchml:sweep=KEY or --job NAME only.
     """
     from batchml.cli.wiring import open_place
     from batchml.client.finding import find
@@ -66,7 +67,7 @@ def ls(
         metrics=tuple(read_condition(text, "--metric") for text in metric or ()),
         commit=read_commit(commit, "--commit") if commit else "",
     )
-    found, more = find(place, wanted, limit)
+    found, more, sweeps = find(place, wanted, limit)
     if json_:
         print_json([found_json(place, each) for each in found])
         return
@@ -76,11 +77,26 @@ def ls(
             say(f"The newest {limit} are shown; --limit shows more.")
         elif sys.stdout.isatty():
             _say_ways_on(place, found)
+    elif sweeps:
+        pass  # which is said below
     elif wanted != Wanted():
         say(f"No runs match.{_unknown_metrics(place, wanted)}")
     else:
         say("No runs. `batchml submit --wait lenet` starts one.")
+    if sweeps:
+        say(_about_sweeps(place, sweeps))
     _say_open(place)
+
+
+def _about_sweeps(place: "Place", sweeps: "Collection[str]") -> str:
+    """What is left out: a sweep's waves would hide everything else."""
+    option = "" if place.settings.is_local else f" --env {place.env}"
+    whose = "1 sweep" if len(sweeps) == 1 else f"{len(sweeps)} sweeps"
+    key = next(iter(sweeps)) if len(sweeps) == 1 else "KEY"
+    return (
+        f"Runs of {whose} are left out: batchml sweeps ls{option} lists sweeps, and "
+        f"batchml ls --tag batchml:sweep={key}{option} the runs of one."
+    )
 
 
 def _unknown_metrics(place: "Place", wanted: "Wanted") -> str:

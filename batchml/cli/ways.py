@@ -30,15 +30,18 @@ def ways_on(place: "Place", found: "Found") -> "Iterator[tuple[str, str]]":
     word = word_of(place, job_id)
     if found.cost is None and not place.settings.is_local:
         yield "cost", f"batchml cost {word}"
+    option = "" if place.settings.is_local else f" --env {place.env}"
+    if found.sweep:
+        yield "sweep", f"batchml sweeps show {found.sweep}{option}"
     if run is None:
-        if found.record is not None:
+        if found.record is not None and not found.sweep:
             yield "again", f"batchml rerun {word}"
         return
     has_begun = _has_begun(run)
     if has_begun and (place.settings.is_local or outputs_of(place, run)):
         yield "copy", f"batchml get {word}"
     if run.status.is_terminal:
-        yield from _after_the_end(run, word, has_begun)
+        yield from _after_the_end(run, word, has_begun, is_again=not found.sweep)
         return
     if has_begun:
         yield "follow", f"batchml logs -f {word}"
@@ -47,12 +50,14 @@ def ways_on(place: "Place", found: "Found") -> "Iterator[tuple[str, str]]":
     yield "end", f"batchml cancel {word_of(place, job_id.partition('#')[0])}"
 
 
-def _after_the_end(run: "Run", word: str, has_begun: bool) -> "Iterator[tuple[str, str]]":
+def _after_the_end(
+    run: "Run", word: str, has_begun: bool, *, is_again: bool
+) -> "Iterator[tuple[str, str]]":
     if has_begun:
         yield "printed", f"batchml logs {word}"
     if run.status is JobStatus.FAILED:
         yield "why", f"batchml explain {word}"
-    if not run.nodes and run.node_index is None:
+    if is_again and not run.nodes and run.node_index is None:
         failed = " --failed" if run.children.get("FAILED") else ""
         yield "again", f"batchml rerun {word}{failed}"
 

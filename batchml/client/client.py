@@ -10,17 +10,21 @@ print(run.wait().status, run.metrics())
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 from batchml.client.handle import RunHandle
-from batchml.client.order import Order, param_text
+from batchml.client.order import Order
 from batchml.client.place import Place
 from batchml.client.submission import Tell, prepare, send, shown
 from batchml.clock import Clock, SystemClock
 from batchml.errors import UsageError
 from batchml.model.job import JobSpec, Scalar
 from batchml.model.run import Run
+from batchml.runtime.arguments import text as param_text
 from batchml.settings import load_settings
+
+if TYPE_CHECKING:
+    from batchml.client.sweeping.handle import SweepHandle
 
 Words = str | RunHandle  # what names a run: a job id, a prefix of one, a name, a key, or "@last"
 
@@ -177,6 +181,70 @@ class Client:
             include_secrets=include_secrets,
         )
 
+    # --- sweeps -----------------------------------------------------------------------------
+
+    def sweep(
+        self,
+        file: str | os.PathLike[str] | Mapping[str, Any],
+        *,
+        job: JobSpec | str | os.PathLike[str] | None = None,
+        changes: Sequence[str] = (),
+        trials: int | None = None,
+        parallel: int | None = None,
+        name: str | None = None,
+        strict_resources: bool = False,
+        include_secrets: bool = False,
+    ) -> "SweepHandle":
+        """Start a sweep and return it; the arguments are the flags of `batchml sweep`.
+
+        file: a sweep file, a job that has a `sweep.toml`, or the table of such a file.
+        job: stands for the job that the file names; a name, a folder, or one that is in no file.
+        changes: of the file, such as "space.lr.log=[1e-5,1e-1]".
+        trials, parallel: `limits.trials` and `limits.parallel`.
+
+        Its trials begin when it is waited for (`wait`) or left to itself (`detach`).
+        Raises ConfigError with every mistake of the file and of its job, and NotFound.
+        """
+        from batchml.client.sweeping.handle import SweepHandle
+        from batchml.client.sweeping.reading import Wish, widths
+        from batchml.client.sweeping.starting import make_ready, start
+
+        wish = Wish(
+            file="" if isinstance(file, Mapping) else os.fspath(file),
+            table=file if isinstance(file, Mapping) else None,
+            job=job if job is None or isinstance(job, JobSpec) else os.fspath(job),
+            changes=(*changes, *widths(trials, parallel)),
+            name=name or "",
+            strict=strict_resources,
+            include_secrets=include_secrets,
+        )
+        ready = make_ready(self._place, wish)
+        for notice in ready.notices:
+            self._tell(notice)
+        start(self._place, ready, self._tell)
+        return SweepHandle(self._place, ready.frozen.key, self._tell)
+
+    @overload
+    def sweeps(self, word: str) -> "SweepHandle": ...
+
+    @overload
+    def sweeps(self) -> "list[SweepHandle]": ...
+
+    def sweeps(self, word: str | None = None) -> "SweepHandle | list[SweepHandle]":
+        """The sweep that a word means: its key, a unique prefix of it, its name, or `@last`.
+        Without a word all sweeps, the newest first.
+
+        Raises NotFound, and UsageError for a prefix that means several.
+        """
+        from batchml.client.sweeping.boards import find_sweep, list_boards
+        from batchml.client.sweeping.handle import SweepHandle
+
+        if word is None:
+            place = self._place
+            listed = (each for each in list_boards(place) if each.name)  # the others are damaged
+            return [SweepHandle(place, each.key, self._tell) for each in listed]
+        return SweepHandle(self._place, find_sweep(self._place, word).key, self._tell)
+
     # --- finding and waiting ----------------------------------------------------------------
 
     def run(self, word: str) -> RunHandle:
@@ -204,7 +272,8 @@ class Client:
     ) -> list[RunHandle]:
         """The newest runs that match all that is given, the newest first; `seen` is what is known.
 
-        Also those that AWS Batch has forgotten, if they were submitted from this machine.
+        Also those that AWS Batch has forgotten, if they were submitted from this machine. Runs of
+        sweeps are left out unless `tags` has "batchml:sweep", or `job` names one.
 
         status: states ("RUNNING") and outcomes ("out-of-memory"); any of them.
         job: the run's name. metric: conditions such as "val_accuracy>0.98"; all of them.
@@ -225,7 +294,7 @@ class Client:
             metrics=tuple(read_condition(text, "metric") for text in _several(metric)),
             commit=read_commit(commit, "commit") if commit else "",
         )
-        found, _ = find(self._place, wanted, limit)
+        found = find(self._place, wanted, limit).runs
         return [RunHandle(self._place, each.job_id, each.name, each, self._tell) for each in found]
 
     def describe(self, runs: Iterable[Words]) -> list[Run]:

@@ -37,8 +37,16 @@ class Measured(NamedTuple):
         return last_values(self.series)
 
 
-def find(place: "Place", wanted: Wanted, limit: int) -> tuple[list[Found], bool]:
-    """The newest `limit` runs that are looked for, and whether there are more."""
+class Newest(NamedTuple):
+    """Runs that were looked for. `sweeps`: the keys of those whose runs were left out."""
+
+    runs: list[Found]
+    has_more: bool
+    sweeps: frozenset[str]
+
+
+def find(place: "Place", wanted: Wanted, limit: int) -> Newest:
+    """The newest `limit` runs that are looked for."""
     api = place.batch
     queues = [wanted.queue] if wanted.queue else api.queues()
 
@@ -46,14 +54,15 @@ def find(place: "Place", wanted: Wanted, limit: int) -> tuple[list[Found], bool]
         return measure(place, run, record).last
 
     now = int(place.clock.now() * 1000)
-    found = search(api, place.history, place.env, queues, wanted, metrics, now)
+    sweeps: set[str] = set()
+    found = search(api, place.history, place.env, queues, wanted, metrics, now, sweeps)
     try:
         newest = list(islice(found, limit + 1))
     except ServiceError as error:
         if error.operation == "ListJobs":
             check_queues(api, [wanted.queue] if wanted.queue else [])
         raise
-    return newest[:limit], len(newest) > limit
+    return Newest(newest[:limit], len(newest) > limit, frozenset(sweeps))
 
 
 def check_queues(api: "BatchApi", queues: "Iterable[str]") -> None:

@@ -192,9 +192,9 @@ class RunHandle:
         NotFound when the code of the run is gone.
         """
         from batchml.client.finding import recall
-        from batchml.client.order import param_text
         from batchml.client.reruns import prepare_again
         from batchml.client.submission import send
+        from batchml.runtime.arguments import text as param_text
 
         (found,) = recall(self._place, [self.job_id])
         given = {name: param_text(value) for name, value in (params or {}).items()}

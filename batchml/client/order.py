@@ -9,8 +9,10 @@ from msgspec import Struct
 
 from batchml.client.naming import name_of
 from batchml.errors import ConfigError, UsageError
-from batchml.model.job import JobSpec, Scalar, change_job, read_job, with_params
+from batchml.model.array import MAX_ARRAY
+from batchml.model.job import JobSpec, change_job, read_job, with_params
 from batchml.model.names import to_name
+from batchml.model.reading import is_text
 from batchml.ops.jobs import find_job, load_job
 from batchml.ops.submit import Capacity, fit, refuse_cuts
 
@@ -18,7 +20,6 @@ if TYPE_CHECKING:
     from batchml.client.place import Place
 
 DEFAULT_IMAGE = "python"  # for `submit -- COMMAND` without a job
-MAX_ARRAY = 10_000  # children; AWS Batch takes 2 or more
 MAX_AFTER = 20  # jobs that one waits for; AWS Batch, SubmitJob
 RESERVED_TAG = "batchml:"
 REHEARSAL_TAG = "batchml:chaos"  # for the user to give: batchml/local/chaos.py
@@ -29,6 +30,7 @@ class Order(Struct, frozen=True, kw_only=True):
     """What the user asked for. `changes` are fields of the job that are replaced, as in job.toml.
 
     `spec` stands for a job that is in no file; `array` is a number of children, `max_cost` in USD.
+    `lent` names parameters that each of its runs is given later, and that need no default.
     """
 
     job: str | None = None
@@ -43,6 +45,7 @@ class Order(Struct, frozen=True, kw_only=True):
     max_cost: float | None = None
     strict: bool = False
     include_secrets: bool = False
+    lent: frozenset[str] = frozenset()
 
 
 class Ordered(Struct, frozen=True):
@@ -66,7 +69,7 @@ def read_order(place: "Place", order: Order) -> Ordered:
     _check_texts(WHERE, order)
     _check(order)
     spec, folder, job = _job(place, order)
-    if job and not _is_text(str(folder)):  # it is kept with the run, as text
+    if job and not is_text(str(folder)):  # it is kept with the run, as text
         raise ConfigError(WHERE, [f"job: the folder's path, {str(folder)!r}, is not UTF-8."])
     if order.command:
         # After the check of the file: here braces may be the shell's or awk's as well, and only
@@ -83,11 +86,6 @@ def read_order(place: "Place", order: Order) -> Ordered:
     return Ordered(spec, folder, job, msgspec.structs.replace(spec, env=env))
 
 
-def param_text(value: Scalar) -> str:
-    """A parameter as `-p` takes it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
 def _empty_words(spec: JobSpec, given: Mapping[str, str]) -> Iterator[str]:
     """AWS Batch refuses a command with an empty word, which an empty parameter may leave."""
     for place, names in spec.empty_words():
@@ -101,7 +99,7 @@ def _empty_words(spec: JobSpec, given: Mapping[str, str]) -> Iterator[str]:
 def _job(place: "Place", order: Order) -> tuple[JobSpec, Path, str]:
     if order.spec is not None:
         # Flags, files and programs obey the same rules.
-        spec = read_job(msgspec.to_builtins(order.spec), "The job")
+        spec = read_job(msgspec.to_builtins(order.spec), "The job", lent=order.lent)
         name = spec.name or name_of(spec.command)
         return msgspec.structs.replace(spec, name=name), place.here, ""
     job = order.job
@@ -110,7 +108,7 @@ def _job(place: "Place", order: Order) -> tuple[JobSpec, Path, str]:
     if job is not None:
         folder = find_job(job, place.job_folders, place.here)
         images = None if order.changes.get("image") else place.image_folders
-        return load_job(folder, images), folder, to_name(folder.resolve().name)
+        return load_job(folder, images, order.lent), folder, to_name(folder.resolve().name)
     if not order.command:
         raise UsageError("Name a job (`batchml submit lenet`) or give a command after --.")
     name = name_of(order.command)
@@ -123,7 +121,7 @@ def _check_texts(where: str, what: Struct) -> None:
     mistakes = []
     for found, text in _texts("", what):
         place = found.removeprefix("changes.")
-        if not _is_text(text):
+        if not is_text(text):
             mistakes.append(f"{place}: {text[:80]!r} is not UTF-8.")
         elif "\0" in text and not place.removeprefix("spec.").startswith("metrics."):
             mistakes.append(f"{place}: {text[:80]!r} has a NUL, which no argument can carry.")
@@ -140,22 +138,13 @@ def _texts(place: str, value: Any) -> Iterator[tuple[str, str]]:
     elif isinstance(value, dict):
         for name, each in value.items():
             below = f"{place}.{name}" if place else name
-            if not _is_text(name) or "\0" in name:
+            if not is_text(name) or "\0" in name:
                 yield place, name
             else:
                 yield from _texts(below, each)
     elif isinstance(value, list | tuple):
         for number, each in enumerate(value):
             yield from _texts(f"{place}[{number}]", each)
-
-
-def _is_text(text: str) -> bool:
-    """Not so for what was no UTF-8 on the command line: Python keeps such bytes as surrogates."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _check(order: Order) -> None:

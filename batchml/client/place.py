@@ -15,7 +15,7 @@ from batchml.settings import Settings
 if TYPE_CHECKING:
     from batchml.aws.logs import StreamReader
     from batchml.aws.prices import Prices
-    from batchml.local.home import Home
+    from batchml.local.home import Endpoint, Home
     from batchml.ops.watch import Pace
 
 LOCAL_REGION = "us-east-1"
@@ -86,10 +86,8 @@ class Place:
         if not self.settings.is_local:
             environment = self.settings.environment
             return Access(environment.region, environment.profile)
-        from batchml.local import control
-
         home = self.home
-        endpoint = control.ensure(home, self.clock)
+        endpoint = self._server()
         keys = home.keys()
         return Access(
             LOCAL_REGION,
@@ -97,8 +95,14 @@ class Place:
             access_key_id=keys.access_key_id,
             secret_access_key=keys.secret_access_key,
             # It may be killed between two calls; its jobs go on, and so does the command.
-            revive=lambda: control.ensure(home, self.clock).url,
+            revive=lambda: self._server().url,
         )
+
+    def _server(self) -> "Endpoint":
+        """The embedded server, started if none runs."""
+        from batchml.local import control
+
+        return control.ensure(self.home, self.clock)
 
     def queue(self, given: str) -> str:
         """The name that a queue has in AWS."""

@@ -58,7 +58,7 @@ def prepare_again(
         if not children:
             return None
         wanted = only(wanted, children)
-    with _code(place, wanted) as code:
+    with unpacked(place, wanted.code) as code:
         asked = replace(more or Order(), params=dict(params or {}))
         return _prepared(place, found, wanted, code, asked, dry_run)
 
@@ -126,9 +126,12 @@ def _failed(place: "Place", found: "Found") -> list[int]:
 
 
 @contextmanager
-def _code(place: "Place", wanted: Again) -> Iterator[str]:
-    """A folder with the code that the run had; empty for none. It is gone afterwards."""
-    if not wanted.code:
+def unpacked(place: "Place", address: str) -> Iterator[str]:
+    """A folder with the code that a run had; empty for none. It is gone afterwards.
+
+    Raises NotFound for code that is not kept any more.
+    """
+    if not address:
         yield ""
         return
     from batchml.runtime.code import BadArchive, unpack
@@ -137,10 +140,10 @@ def _code(place: "Place", wanted: Again) -> Iterator[str]:
         code = Path(folder) / "code"
         code.mkdir()
         try:
-            unpack(str(_archive(place, wanted.code, Path(folder))), str(code))
+            unpack(str(_archive(place, address, Path(folder))), str(code))
         except (BadArchive, FileNotFoundError) as error:
             hint = f"Submit its job again: batchml submit JOB. ({error})"
-            raise NotFound("Code of the run", wanted.code, [], hint) from error
+            raise NotFound("Code of the run", address, [], hint) from error
         yield str(code)
 
 

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from batchml.errors import BatchmlError, NotFound
+
 if TYPE_CHECKING:
     from batchml.client.place import Place
     from batchml.model.run import Run
@@ -26,7 +28,26 @@ def select(place: "Place", words: Sequence[str]) -> list[str]:
         return [(run.job_id, run.job_name or run.name) for run in runs]
 
     history = place.history.names(place.env)
-    return [_own(place, word, select_run(word, history, known)) for word in words]
+    found = []
+    for word in words:
+        try:
+            found.append(_own(place, word, select_run(word, history, known)))
+        except NotFound as error:
+            raise sweep_instead(place, word) or error from None
+    return found
+
+
+def sweep_instead(place: "Place", word: str) -> NotFound | None:
+    """What to say where it is a sweep that is meant; looked for on this machine only."""
+    if not place.settings.is_local or not (place.home.root / "sweeps").is_dir():
+        return None
+    from batchml.client.sweeping.boards import choose, list_boards
+
+    try:
+        key = choose(word, [] if word.startswith("@") else list_boards(place)).key
+    except BatchmlError:
+        return None
+    return NotFound("Run", word, [], f"It is a sweep: batchml sweeps show {key}")
 
 
 def _own(place: "Place", word: str, job_id: str) -> str:
@@ -37,7 +58,6 @@ def _own(place: "Place", word: str, job_id: str) -> str:
     whole, colon, _ = job_id.partition(":")
     if not colon:
         return job_id
-    from batchml.errors import NotFound
     from batchml.ops.rerun import first_numbers, own_id, ranges
 
     record = place.history.remembered(place.env).get(whole)
@@ -55,8 +75,6 @@ def described(place: "Place", job_ids: Sequence[str]) -> "dict[str, Run]":
 
     Raises NotFound for the first that the environment does not know.
     """
-    from batchml.errors import NotFound
-
     asked = list(dict.fromkeys(job_ids))
     found = place.describe(asked)
     for job_id in asked:

@@ -68,7 +68,7 @@ def prepare(place: Place, order: Order, *, dry_run: bool) -> Prepared:
     Raises ConfigError, NotFound or UsageError, each with all the mistakes of its input.
     """
     ordered = read_order(place, order)
-    question = _ask_commit(ordered.folder)
+    question = ask_commit(ordered.folder)
     spec, notices, known = ordered.spec, list[str](), None
     if place.settings.is_local:
         spec = fit_here(spec, order.strict, notices)
@@ -81,7 +81,7 @@ def prepare(place: Place, order: Order, *, dry_run: bool) -> Prepared:
     archive = pack_code(place, order, ordered, depot, notices)
     if spec.retry.attempts > 1:
         notices.append(f"Up to {spec.retry.attempts} attempts, after: {', '.join(spec.retry.on)}.")
-    image = _image_reference(place, spec, image_folder, known)
+    image = image_reference(place, spec, image_folder, known)
     commit = question.read() if question else None
     key = new_key(os.urandom)
     travel = Travel(
@@ -89,7 +89,7 @@ def prepare(place: Place, order: Order, *, dry_run: bool) -> Prepared:
         code=depot.address(archive),
         store=depot.store(key),
         documents=depot.documents,
-        env=_place_variables(place) | _budget(place, spec, order, notices),
+        env=place_variables(place) | _budget(place, spec, order, notices),
         tags=_tags(place, order, ordered, key, commit.id if commit else ""),
         share=order.share,
         depends_on=order.after if dry_run else tuple(select(place, order.after)),
@@ -128,7 +128,7 @@ def resolve(place: Place, names: Sequence[str]) -> list[Job]:
     specs = [load_job(folder, place.image_folders) for folder in jobs]
     folders = [find_image(spec.image, place.image_folders) for spec in specs]
     return [
-        Job(spec, _image_reference(place, spec, folder), folder)
+        Job(spec, image_reference(place, spec, folder), folder)
         for spec, folder in zip(specs, folders, strict=True)
     ]
 
@@ -177,7 +177,7 @@ def send(place: Place, prepared: Prepared, tell: Tell = lambda _: None) -> str:
             msgspec.structs.replace(prepared.record, at=int(place.clock.now() * 1000)),
             clock=place.clock,
             bucket=bucket,
-            share=_own_share(),
+            share=own_share(),
             tell=tell,
         )
     except BatchmlError:
@@ -191,7 +191,7 @@ def send(place: Place, prepared: Prepared, tell: Tell = lambda _: None) -> str:
     return job_id
 
 
-def _own_share() -> str:
+def own_share() -> str:
     """Whose runs these are where a queue asks for it: the user's name, as AWS Batch takes one."""
     import getpass
 
@@ -226,7 +226,7 @@ def shown(prepared: Prepared) -> dict[str, Any]:
     return {**found, "order": msgspec.json.decode(requests.document.data)}
 
 
-def _ask_commit(folder: Path) -> "Question | None":
+def ask_commit(folder: Path) -> "Question | None":
     """The commit of the folder; None, and nothing asked or imported, outside a repository."""
     if not any((above / ".git").exists() for above in (folder, *folder.parents)):
         return None
@@ -280,7 +280,7 @@ def _tags(place: Place, order: Order, ordered: Ordered, key: str, commit: str) -
     return {**order.tags, **{name: value for name, value in ours.items() if value}}
 
 
-def _place_variables(place: Place) -> dict[str, str]:
+def place_variables(place: Place) -> dict[str, str]:
     data = place.settings.data_dir
     return {"BATCHML_DATA_DIR": data.value} if data and place.settings.is_local else {}
 
@@ -296,7 +296,7 @@ def _budget(place: Place, spec: JobSpec, order: Order, notices: list[str]) -> di
     return variables
 
 
-def _image_reference(
+def image_reference(
     place: Place, spec: JobSpec, folder: Path | None, known: "Known | None" = None
 ) -> str:
     if folder is None:

@@ -1,7 +1,7 @@
 """Find a job's folder, and an image's, by the name that a user gives."""
 
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -43,11 +43,13 @@ def _started(program: Path) -> list[str]:
     return [str(program) if program.parent.name else f"./{program}"]
 
 
-def load_job(folder: Path, image_folders: Sequence[Path] | None = None) -> JobSpec:
+def load_job(
+    folder: Path, image_folders: Sequence[Path] | None = None, lent: Collection[str] = ()
+) -> JobSpec:
     """Read `job.toml`. The job's name is the folder's unless the file gives one.
 
     Raises ConfigError with every mistake of the file; that there is no such image only where
-    `image_folders` are given.
+    `image_folders` are given. `lent` is as in `read_job`.
     """
     path = folder / "job.toml"
     try:
@@ -62,7 +64,7 @@ def load_job(folder: Path, image_folders: Sequence[Path] | None = None) -> JobSp
             except NotFound as error:
                 yield f"image: {error}"
 
-    spec = read_job(table, str(path), check)
+    spec = read_job(table, str(path), check, lent)
     return spec if spec.name else msgspec.structs.replace(spec, name=to_name(folder.name))
 
 

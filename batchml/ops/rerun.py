@@ -13,6 +13,7 @@ from batchml.model.job import JobSpec, Resources, Retry
 from batchml.model.names import to_name
 from batchml.model.record import Record
 from batchml.model.run import Run
+from batchml.ops.search import Found
 
 # Variables that are made for each run anew.
 _OURS = ("BATCHML_", "AWS_BATCH", "AWS_CONTAINER_", "ECS_")
@@ -55,8 +56,13 @@ def again(run: Run | None, record: Record | None, changes_params: bool = False) 
     """The same once more. `run` is None for one that AWS has forgotten.
 
     Raises UsageError where parameters are to be changed and nobody here knows how the command is
-    made of them, and for a run of which nothing is known.
+    made of them, for a run of a sweep, and for one of which nothing is known.
     """
+    if sweep := Found(run, record).sweep:
+        raise UsageError(
+            f"The run belongs to a sweep. Its failed trials again: batchml sweeps rerun {sweep} "
+            f"--failed. One of them: --trial N. To go on with it: batchml sweeps resume {sweep}."
+        )
     if run is not None and (run.nodes or run.node_index is not None):
         raise UsageError(f"{run.job_id}: runs of several nodes cannot be submitted from here yet.")
     environment = run.environment if run else {}

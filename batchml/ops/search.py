@@ -16,13 +16,15 @@ from msgspec.structs import replace
 from batchml.aws.batch import MAX_DESCRIBE, BatchApi
 from batchml.errors import UsageError, did_you_mean
 from batchml.model.array import began, first_child, has_begun, shown_state
-from batchml.model.names import split_key
+from batchml.model.names import is_key, split_key
 from batchml.model.record import Record
 from batchml.model.run import OutcomeClass, Run, classify
 from batchml.model.status import JobStatus
 from batchml.ops.history import History, Remembered
 
 COMMIT_TAG = "batchml:commit"
+SWEEP_TAG = "batchml:sweep"  # of the runs that a sweep has made: its key
+_BOARD = "BATCHML_SWEEP"  # of its trials' variables: its board, an address that ends with the key
 FORGETTING = 8 * 24 * 3_600_000  # ms since its submission after which an unknown run is lost
 SHOWN_AFTER = 60_000  # ms since its submission in which AWS may not show a run yet
 MIN_COMMIT = 4  # characters, as git has it
@@ -66,6 +68,11 @@ class Wanted(Struct, frozen=True):
         return bool(self.tags or self.params or self.metrics or self.commit) or any(
             state not in JobStatus.__members__ for state in self.states
         )
+
+    @property
+    def leaves_out_sweeps(self) -> bool:
+        """True unless a sweep, or a run by its name, is asked for: waves would hide all else."""
+        return not self.name and SWEEP_TAG not in self.tags
 
 
 class Found(Struct, frozen=True):
@@ -117,6 +124,13 @@ class Found(Struct, frozen=True):
     @property
     def commit(self) -> str:
         return self._known.commit or self.tags.get(COMMIT_TAG, "")
+
+    @property
+    def sweep(self) -> str:
+        """The key of the sweep that made it, for trials or as its controller; empty for none."""
+        board = self.run.environment.get(_BOARD, "") if self.run else ""
+        key = self.tags.get(SWEEP_TAG, "") or board.rstrip("/").rpartition("/")[2]
+        return key if is_key(key) else ""
 
     @property
     def states(self) -> set[str]:
@@ -215,13 +229,15 @@ def search(
     wanted: Wanted,
     measure: Callable[[Run, Record], Mapping[str, float]] | None = None,
     now: int = 0,
+    left_out: set[str] | None = None,
 ) -> Iterator[Found]:
     """The runs that are looked for, newest first; calls are made as far as the caller reads.
 
     A round is one page of ListJobs of each queue, and one DescribeJobs for up to a hundred runs
     whose end was not seen before. Ends that are seen now are remembered. `measure` reads the
     metrics of a run from its log; it is asked where they matter and were not read before. `now` is
-    in milliseconds since the epoch.
+    in milliseconds since the epoch. `left_out` is given the keys of the sweeps whose
+    runs were left out.
     """
     records = history.remembered(env)
     candidates = (
@@ -233,6 +249,10 @@ def search(
     for chunk in iter(lambda: list(islice(candidates, MAX_DESCRIBE)), []):
         for found in whole(api, history, chunk, now):
             if matches(found, but_metrics):
+                if wanted.leaves_out_sweeps and found.sweep:
+                    if left_out is not None:
+                        left_out.add(found.sweep)
+                    continue
                 measured = _measured(found, measure) if wanted.metrics else found
                 if matches(measured, wanted):
                     yield measured

@@ -72,6 +72,15 @@ def cli(tmp_path: Path, home: Home) -> Iterator[Cli]:
     yield Cli(folder, home)
 
 
+@pytest.fixture(scope="session")
+def environments(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The environments of jobs, for tests that may share them: each is made once in a session.
+
+    A state folder of a test has them as its own by a link: `home.envs.symlink_to(environments)`.
+    """
+    return tmp_path_factory.mktemp("envs")
+
+
 def write_job(folder: Path, name: str, text: str, **files: str) -> Path:
     """A job's folder below `folder`/jobs."""
     job = folder / "jobs" / name

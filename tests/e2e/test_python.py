@@ -31,6 +31,8 @@ def test_the_program_of_python_md(home: Home, tmp_path: Path) -> None:
         "app-error exit-code",
         "[('0', '0'), ('1', '1'), ('2', '2'), ('3', '3')]",
         "[('1', '1'), ('3', '3')]",
+        "all 4 trials are over 4",
+        "{'x': 2.0} (0.0,)",
         "1 NotFound",
     ]
 
@@ -40,10 +42,15 @@ def test_every_argument_and_every_method_is_in_python_md() -> None:
 
     from batchml.client.client import Client
     from batchml.client.handle import RunHandle
+    from batchml.client.sweeping.handle import SweepHandle
 
     text = PAGE.read_text("utf-8")
     told = set(re.findall(r"`([a-z_]+)`", text))
     assert set(signature(Client.submit).parameters) - {"self"} <= told
+    assert set(signature(Client.sweep).parameters) - {"self", "file"} <= told
+    for name in vars(SweepHandle):
+        if not name.startswith("_"):
+            assert f"`sweep.{name}" in text, name
     for name in vars(RunHandle):
         if not name.startswith("_"):
             assert f"run.{name}" in text or f"each.{name}" in text, name

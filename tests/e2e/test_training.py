@@ -70,7 +70,8 @@ def test_the_readmes_two_commands_work_as_they_are_written(tmp_path: Path, home:
 
 
 @pytest.mark.slow
-def test_lenet_in_mxnet_trains_too(cli: Cli) -> None:
+def test_lenet_in_mxnet_trains_too(cli: Cli, environments: Path) -> None:
+    cli.home.envs.symlink_to(environments)
     shown = cli("submit", "--wait", "lenet-mxnet", timeout=LIMIT, **real_mnist())
     check_training(shown)
     run_id = re.findall(r"lenet-mxnet - ([0-9a-f-]{36})", shown.out)[0]

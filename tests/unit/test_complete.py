@@ -34,6 +34,7 @@ def world(tmp_path: Path) -> World:
     job = tmp_path / "jobs" / "mine"
     job.mkdir(parents=True)
     (job / "job.toml").write_text("[params]\nepochs = 1\nlr = 0.1\n")
+    (job / "sweep.toml").touch()
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "job.toml").touch()
     lines = [
@@ -43,9 +44,17 @@ def world(tmp_path: Path) -> World:
         {"key": "2c", "job_id": "cccc0000-1", "name": "elsewhere", "env": "local"},
         {"key": "2d", "name": "never-sent", "env": "dev"},
         {"key": "2e", "name": "mistyped", "env": "dev", "queue": "no", "refused": "No such job"},
-    ]
+        {"key": "2f", "job_id": "ffff0000-1", "name": "tiny-w1", "env": "dev", "at": 1,
+         "tags": {"batchml:sweep": "2bcdefgh2345abcde"}},
+    ]  # fmt: skip
     home = tmp_path / "home"
     home.mkdir()
+    for age, key, name in ((9, "2bcdefgh2345abcde", "tiny"), (5, "3bcdefgh2345abcde", "lenet")):
+        board = home / "sweeps" / key
+        board.mkdir(parents=True)
+        (board / "spec.json").write_text(f'{{"key":"{key}","name":"{name}","env":"local"}}')
+        os.utime(board / "spec.json", (1e9 - age, 1e9 - age))
+    (home / "sweeps" / "4bcdefgh2345abcde").mkdir()  # removed, or not written yet
     text = "\n".join(map(json.dumps, lines)) + '\n{"torn'
     (home / "history.jsonl").write_text(text)
     return World({"BATCHML_HOME": str(home)}, str(tmp_path))
@@ -84,6 +93,16 @@ def offered(world: World, line: str) -> list[str]:
         ("ls --status RUN", ["RUNNABLE", "RUNNING"]),
         ("ls --status out", ["out-of-memory"]),
         ("submit mine -- show ", []),
+        ("sweeps show ", []),  # of dev they lie in AWS
+        ("sweeps show --env local ", ["@last", "lenet", "tiny", "3bcdefgh", "2bcdefgh"]),
+        ("sweeps best --env local t", ["tiny"]),
+        ("sweeps stop --env=local 3", ["3bcdefgh"]),
+        ("sweeps sh", ["show"]),
+        ("sweep ", ["check", "mine", "lenet", "lenet-mxnet"]),
+        ("sweep check m", ["mine"]),
+        ("sweep mine ", []),
+        ("show --env dev ti", []),  # a sweep's waves are not offered
+        ("ls --env dev --job ti", []),
     ],
 )
 def test_each_word_is_offered_where_it_fits(world: World, line: str, words: list[str]) -> None:

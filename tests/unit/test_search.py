@@ -298,3 +298,38 @@ def test_a_long_command_is_the_one_that_was_asked_for() -> None:
     sent = run(1, command=("batchml-order",))
     assert Found(sent, Record(command=("a", "b"))).command == ("a", "b")
     assert Found(sent, None).command == ("batchml-order",)
+
+
+# --- sweeps ---------------------------------------------------------------------------------
+
+KEY = "2bcdefgh2345abcde"
+TAGS = {"batchml:sweep": KEY}
+
+
+def test_runs_of_a_sweep_are_left_out_unless_they_are_asked_for(history: History) -> None:
+    remembered(history, 2, tags=TAGS)  # from here
+    api = FakeBatch(run(1), run(2), run(3, tags=TAGS), run(4))  # 3: from elsewhere
+    left_out: set[str] = set()
+    shown = search(api, history, "local", ["default"], ANY, left_out=left_out)
+    assert numbers(list(shown)) == [4, 1] and left_out == {KEY}
+    assert numbers(found(api, history, Wanted(tags=TAGS))) == [3, 2]
+    assert numbers(found(api, history, Wanted(name="train"))) == [4, 3, 2, 1]
+
+
+def test_what_does_not_match_is_not_said_to_be_left_out(history: History) -> None:
+    api = FakeBatch(run(1, tags=TAGS))
+    left_out: set[str] = set()
+    wanted = Wanted(states=frozenset({"FAILED"}))
+    assert not list(search(api, history, "local", ["default"], wanted, left_out=left_out))
+    assert not left_out
+
+
+def test_no_log_of_a_trial_is_read_for_a_metric(history: History) -> None:
+    remembered(history, 1, tags=TAGS)
+    wanted = Wanted(metrics=(read_condition("loss<1", "--metric"),))
+
+    def measure(run: Run, record: Record) -> dict[str, float]:
+        raise AssertionError("read")
+
+    api = FakeBatch(run(1, tags=TAGS))
+    assert not list(search(api, history, "local", ["default"], wanted, measure))

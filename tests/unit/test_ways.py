@@ -50,6 +50,16 @@ def test_each_state_has_its_commands(run: Run, commands: list[str], tmp_path: Pa
     assert found == [f"batchml {command}" for command in commands]
 
 
+def test_of_a_sweeps_run_the_sweep_is_named_and_it_is_not_run_again_alone(tmp_path: Path) -> None:
+    key = "2bcdefgh2345abcde"
+    board = {"BATCHML_SWEEP": f"s3://b/runs/{key}"}  # of one that was submitted elsewhere
+    for more in ({"tags": {"batchml:sweep": key}}, {"environment": board}):
+        found = [text for _, text in ways_on(place(tmp_path), Found(run("FAILED", **more), None))]
+        assert found == [f"batchml sweeps show {key}", "batchml explain 6b0e0000"]
+    strange = run("FAILED", tags={"batchml:sweep": "\x1b[2J"})
+    assert Found(strange, None).sweep == ""
+
+
 def test_in_aws_the_environment_is_named_and_the_cost_is_asked_for(tmp_path: Path) -> None:
     dev = place(tmp_path, "dev")
     child = run("FAILED", job_id=f"{ID}:3")

@@ -1,0 +1,117 @@
+"""The jobs of a sweep on the embedded AWS Batch: sent once, held to a width, looked at, ended."""
+
+import shutil
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from batchml.client.place import Place
+from batchml.client.sweeping.freezing import Frozen
+from batchml.client.sweeping.jobs import HELD, BatchJobs
+from batchml.clock import SystemClock
+from batchml.local.home import Endpoint, Home
+from batchml.model.job import JobSpec
+from batchml.model.status import JobStatus
+from batchml.model.sweep import Goal, Limits, SweepSpec
+from batchml.runtime.store import FolderStore
+from batchml.settings import load_settings
+from batchml.sweep.events import Wave
+from batchml.sweep.jobs import Look
+from tests.conftest import wait_for
+
+KEY = "2aaaaaaaaaaaaaaaa"
+
+
+class World:
+    def __init__(self, home: Home, folder: Path) -> None:
+        settings = load_settings({"BATCHML_HOME": str(home.root)}, folder, "local")
+        self.place = Place(settings, SystemClock(), folder)
+        self.board = FolderStore(str(folder / "board"))
+        self.told: list[str] = []
+
+    def jobs(self, *command: str) -> BatchJobs:
+        spec = JobSpec(image="docker.io/library/python:3.12", command=command, name="echo")
+        sweep = SweepSpec("s", "echo", (Goal("loss", "min"),), {}, limits=Limits(trials=4))
+        frozen = Frozen(
+            key=KEY, name="s", env="local", spec=sweep, job=msgspec.to_builtins(spec),
+            queue="default", image=spec.image, tags={"batchml:sweep": KEY},
+        )  # fmt: skip
+        return BatchJobs(self.place, frozen, self.board, self.told.append)
+
+    def wave(self, number: int = 1, age: float = 0.0) -> Wave:
+        return Wave(number, self.place.clock.now() - age, f"3{'abcdefgh'[number] * 16}", ())
+
+
+@pytest.fixture
+def world(home: Home, server: Endpoint, tmp_path: Path) -> World:
+    return World(home, tmp_path)
+
+
+def ended(jobs: BatchJobs, job_id: str) -> Look:
+    def look() -> Look | None:
+        found = jobs.look([job_id])[job_id]
+        return found if found.status.is_terminal else None
+
+    found: Look = wait_for(look, "the end")
+    return found
+
+
+def test_a_wave_is_an_array_one_trial_a_plain_job_and_a_rung_waits_for_its_rung(
+    world: World,
+) -> None:
+    jobs = world.jobs("true")
+    first = jobs.submit(world.wave(1), 3, 100)
+    second = jobs.submit(world.wave(2), 1, 100, after=first)
+    assert ended(jobs, first).children["SUCCEEDED"] == 3
+    assert ended(jobs, second).exit_code == 0
+    run = world.place.describe([second])[second]
+    assert run.name == "s-w2"
+    assert run.depends_on == (first,)
+    assert run.tags["batchml:sweep"] == KEY
+    assert {"BATCHML_SWEEP", "BATCHML_WAVE"} <= run.environment.keys()
+    assert run.environment["BATCHML_WAVE_WIDTH"] == "100"
+
+
+def test_a_wave_that_may_have_been_sent_is_found_and_not_sent_again(world: World) -> None:
+    wave = world.wave()
+    sent = world.jobs("sleep", "60").submit(wave, 2, 100)
+    shutil.rmtree(world.place.home.root / "flights", ignore_errors=True)
+    another = world.jobs("sleep", "60")  # another controller, which was told of no job id
+    assert another.submit(wave, 2, 100) == sent
+    assert len(list(world.place.batch.list_recent("default"))) == 1
+    another.terminate([sent], "over")
+    assert ended(another, sent).status is JobStatus.FAILED
+
+
+def test_a_wave_whose_sender_died_before_the_call_is_sent(world: World) -> None:
+    wave = world.wave(age=3600.0)
+    world.board.create(f"waves/{wave.number:06}.sent", b"somebody")
+    jobs = world.jobs("true")
+    assert ended(jobs, jobs.submit(wave, 1, 100)).status is JobStatus.SUCCEEDED
+
+
+def test_a_consumable_resource_holds_the_width_and_is_gone_at_the_end(world: World) -> None:
+    jobs = world.jobs("sleep", "60")
+    jobs.hold(1)
+    array = jobs.submit(world.wave(), 3, 100)
+    wait_for(lambda: jobs.look([array])[array].children.get("RUNNING"), "one runs")
+    found = jobs.look([array])[array].children
+    assert (found.get("RUNNING"), found.get("RUNNABLE")) == (1, 2)
+    assert world.board.get(HELD) == b"1"
+    jobs.terminate([array], "enough")
+    ended(jobs, array)
+    world.jobs("true").release()  # another controller's end
+    assert world.board.get(HELD) is None
+    assert world.told == []
+    jobs.release()
+
+
+def test_the_children_that_failed_are_told_with_their_codes(world: World) -> None:
+    jobs = world.jobs("sh", "-c", "exit $AWS_BATCH_JOB_ARRAY_INDEX")
+    array = jobs.submit(world.wave(), 3, 100)
+    assert ended(jobs, array).children == {"SUCCEEDED": 1, "FAILED": 2}
+    found = jobs.failed_children(array)
+    assert [(each.index, each.exit_code) for each in found] == [(1, 1), (2, 2)]
+    assert all(each.stopped_at and each.started_at for each in found)
+    assert [each.job_id for each in found] == [f"{array}:1", f"{array}:2"]
