@@ -47,7 +47,7 @@ bench: .venv/installed-dev  ## ratios beside a floor or a peer; prints, never fa
 help-texts: .venv/installed-dev  ## what --help prints, after a command has changed
 	$(BIN)/python -m tests.store_help
 
-picture: .venv/installed-dev  ## docs/lenet.svg, from a real run in a real terminal (needs tmux)
+picture: .venv/installed-dev  ## docs/*.svg, from real runs in a real terminal (needs tmux)
 	$(BIN)/python docs/picture.py
 
 wheel: .venv/installed-dev

@@ -1,6 +1,7 @@
-"""Make docs/lenet.svg: the README's second command, as a real terminal shows it. `make picture`.
+"""Make docs/lenet.svg and docs/sweep.svg: the README's commands, as a real terminal shows them.
 
-Runs the command in tmux, takes the screen when training is under way, and draws it.
+Runs a command in tmux, takes the screen when it is under way, and draws it. `make picture`, or
+`picture.py sweep` for one of them.
 """
 
 import io
@@ -16,8 +17,13 @@ from rich.console import Console
 from rich.text import Text
 
 WIDTH, HEIGHT = 112, 20
-COMMAND = "batchml submit --wait lenet"
-LIMIT = 120  # seconds
+LIMIT = 600  # seconds
+
+# The command, and what the screen shows when it is taken.
+PICTURES = {
+    "lenet": ("batchml submit --wait lenet", "Batch [800]"),
+    "sweep": ("batchml sweep lenet", "3 done"),
+}
 
 
 def tmux(*arguments: str) -> str:
@@ -25,13 +31,13 @@ def tmux(*arguments: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-def screen(until: str) -> str:
+def screen(command: str, until: str) -> str:
     """The screen, with its colours, once it shows `until`."""
     search = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     size = ["-x", str(WIDTH), "-y", str(HEIGHT)]
     tmux("new-session", "-d", *size, "env", f"PATH={search}", "PS1=$ ", "bash", "--norc")
     try:
-        tmux("send-keys", "clear", "Enter", COMMAND, "Enter")
+        tmux("send-keys", "clear", "Enter", command, "Enter")
         for _ in range(LIMIT * 5):
             shown = tmux("capture-pane", "-e", "-p")
             if until in shown:
@@ -43,14 +49,16 @@ def screen(until: str) -> str:
         tmux("kill-session")
 
 
-def draw(shown: str, path: Path) -> None:
+def draw(shown: str, title: str, path: Path) -> None:
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
     console.print(Text.from_ansi(shown.rstrip()))
     # Without the fonts that it would fetch from elsewhere: any monospaced one will do.
     plain = re.sub(r"@font-face \{\{.*?\}\}\n", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
-    svg = console.export_svg(title=COMMAND, code_format=plain, unique_id="lenet")
+    svg = console.export_svg(title=title, code_format=plain, unique_id=path.stem)
     path.write_text(svg.replace("Fira Code,", ""), "utf-8")
 
 
 if __name__ == "__main__":
-    draw(screen("Batch [800]"), Path(__file__).parent / "lenet.svg")
+    for name in sys.argv[1:] or PICTURES:
+        command, until = PICTURES[name]
+        draw(screen(command, until), command, Path(__file__).parent / f"{name}.svg")

@@ -161,7 +161,7 @@ def test_long_lines_take_no_time_and_their_end_is_read(part: bytes) -> None:
     began = time.process_time()
     splitter = LineSplitter()
     points = [point for each in splitter.feed(line + b"\n") for point in readings().line(each)]
-    assert time.process_time() - began < 0.5
+    assert time.process_time() - began < 20  # what backtracks takes minutes; this 0.1 s
     assert points == [Point(1, (0.5,))] or part in (b"\x1b]", b"{")
 
 

@@ -454,21 +454,3 @@ def test_a_message_that_utf8_cannot_say_is_told_as_far_as_it_can_be() -> None:
     ledger = Ledger(board)
     ledger.append([WAVE, Told(taken)])
     assert ledger.load().trials[0].why == "?!"
-
-
-def test_ten_thousand_trials_load_soon() -> None:
-    """A tenth of them, in a tenth of the time; benchmarks/sweep_ledger.py has all."""
-    import time
-
-    board = MemoryBoard()
-    ledger = Ledger(board)
-    count, steps = 1000, 27
-    ledger.append([Wave(1, 1.0, "k", tuple(Planned(n, {"lr": 0.1}, n) for n in range(count)))])
-    for step in range(steps):
-        last = "end" if step == steps - 1 else "report"
-        ledger.append(Told(message(n, step, last, step + 1)) for n in range(count))
-    began = time.process_time()
-    state = Ledger(board).load()
-    took = time.process_time() - began
-    assert state.trials[999].step == steps
-    assert took < 0.45  # measured: 0.08; other tests run beside it
