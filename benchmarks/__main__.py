@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from collections.abc import Callable
 
 from benchmarks import (
     array,
@@ -21,39 +22,35 @@ from benchmarks import (
 )
 
 
+def profile() -> None:
+    """It needs PyTorch, so it runs with the interpreter of the job."""
+    command = [str(lenet.interpreter("pytorch")), str(lenet.ROOT / "benchmarks/lenet_profile.py")]
+    subprocess.run(command, env={**os.environ, "PYTHONPATH": str(lenet.ROOT)}, check=True)
+
+
+BENCHMARKS: tuple[tuple[str, Callable[[], object]], ...] = (
+    ("Starting a command (medians; ratios pair by pair)", startup.main),
+    ("A tab key, with 10,000 runs in the history", completion.main),
+    ("A thousand submissions", submits.main),
+    ("Following a log, beside the AWS CLI", tail.main),
+    ("Ten thousand jobs that do nothing, two at a time", array.main),
+    ("The server: calls a second, and a long history", server.main),
+    ("Logs: taking them in and reading them", lambda: logs.main([])),
+    ("The search, beside random, grid and Optuna", lambda: sweep_quality.main(["--small"])),
+    ("Controlling a sweep", sweep_controller.main),
+    ("A sweep's ledger", sweep_ledger.main),
+    ("What a trial adds to a run", sweep_trial.main),
+    ("A thousand short trials", sweep_local.main),
+    ("LeNet, PyTorch beside MXNet (samples/s; ratios pair by pair)", lambda: lenet.main([])),
+    ("A search on real trainings: LeNet, beside random search", sweep_lenet.main),
+    ("Where PyTorch's time goes, by phase and by operator", profile),
+)
+
+
 def main() -> None:
-    print("# Starting a command (medians; ratios pair by pair)", flush=True)
-    startup.main()
-    print("\n# A tab key, with 10,000 runs in the history", flush=True)
-    completion.main()
-    print("\n# A thousand submissions", flush=True)
-    submits.main()
-    print("\n# Following a log, beside the AWS CLI", flush=True)
-    tail.main()
-    print("\n# Ten thousand jobs that do nothing, two at a time", flush=True)
-    array.main()
-    print("\n# The server: calls a second, and a long history", flush=True)
-    server.main()
-    print("\n# Logs: taking them in and reading them", flush=True)
-    logs.main([])
-    print("\n# The search, beside random, grid and Optuna", flush=True)
-    sweep_quality.main(["--small"])
-    print("\n# Controlling a sweep", flush=True)
-    sweep_controller.main()
-    print("\n# A sweep's ledger", flush=True)
-    sweep_ledger.main()
-    print("\n# What a trial adds to a run", flush=True)
-    sweep_trial.main()
-    print("\n# A thousand short trials", flush=True)
-    sweep_local.main()
-    print("\n# LeNet, PyTorch beside MXNet (samples/s; ratios pair by pair)", flush=True)
-    lenet.main([])
-    print("\n# A search on real trainings: LeNet, beside random search", flush=True)
-    sweep_lenet.main()
-    print("\n# Where PyTorch's time goes, by phase and by operator", flush=True)
-    # It needs PyTorch, so it runs with the interpreter of the job.
-    profile = [str(lenet.interpreter("pytorch")), str(lenet.ROOT / "benchmarks/lenet_profile.py")]
-    subprocess.run(profile, env={**os.environ, "PYTHONPATH": str(lenet.ROOT)}, check=True)
+    for title, run in BENCHMARKS:
+        print(f"\n# {title}", flush=True)
+        run()
 
 
 if __name__ == "__main__":
