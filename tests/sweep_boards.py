@@ -12,26 +12,20 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self._folders: dict[str, dict[str, bytes]] = defaultdict(dict)
-        self.calls: Counter[str] = Counter()
 
     def get(self, key: str) -> bytes | None:
-        self.calls["get"] += 1
         return self._folder(key).get(key)
 
     def put(self, key: str, data: bytes) -> None:
-        self.calls["put"] += 1
         self._folder(key)[key] = data
 
     def create(self, key: str, data: bytes) -> bool:
-        self.calls["create"] += 1
         return self._folder(key).setdefault(key, data) is data
 
     def keys(self, prefix: str) -> list[str]:
-        self.calls["keys"] += 1
         return sorted(key for key in self._folder(prefix) if key.startswith(prefix))
 
     def delete(self, *keys: str) -> None:
-        self.calls["delete"] += 1
         for key in keys:
             self._folder(key).pop(key, None)
 

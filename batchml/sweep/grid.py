@@ -12,7 +12,7 @@ from batchml.model.sweep import Params, Space
 from batchml.sweep.points import generator
 from batchml.sweep.unit import likely
 
-LISTED = 100_000  # points, as many as a sweep can have trials; a larger space is drawn from
+LISTED = 100_000  # points, more than a sweep can have trials; a larger space is drawn from
 
 
 def listed(space: Space, seed: int, *, weighted: bool) -> list[Params] | None:

@@ -37,19 +37,24 @@ def missing(method: str) -> list[str]:
     return [name for name in NEEDS.get(method, ()) if find_spec(name) is None]
 
 
+def lacking(method: str) -> list[str]:
+    """The mistake of a file whose method needs a package that this Python lacks; none otherwise."""
+    packages = missing(method)
+    if not packages:
+        return []
+    return [
+        f"method: {method} needs {', '.join(packages)}, not installed here: "
+        "pip install 'batchml[optuna]', or take method = \"tpe\"."
+    ]
+
+
 def suggestions(
     spec: SweepSpec, trials: Sequence[Trial], indices: Sequence[int]
 ) -> Iterator[Params]:
     """Points number `indices`. Raises ConfigError where a package is missing."""
-    lacking = missing(spec.method)
-    if lacking:
-        raise ConfigError(
-            spec.name,
-            [
-                f"method {spec.method} needs {', '.join(lacking)}: "
-                "pip install 'batchml[optuna]', or take method = \"tpe\""
-            ],
-        )
+    mistakes = lacking(spec.method)
+    if mistakes:
+        raise ConfigError(spec.name, mistakes)
     asking = _Evolution(spec, trials) if spec.method == "cmaes" else _Study(spec, trials)
     discrete = is_discrete(spec.space)
     tried = {key(trial.params) for trial in trials} if discrete else set()

@@ -3,11 +3,9 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from batchml.model.sweep import Params, SweepSpec
+from batchml.model.sweep import MODELS, Params, SweepSpec
 from batchml.model.trial import Trial
 from batchml.sweep.sequences import sequence
-
-LEARNING = ("tpe", "gp", "cmaes", "nsga2")
 
 
 class Suggestion(NamedTuple):
@@ -51,7 +49,7 @@ def _found(
 
 def uses_results(spec: SweepSpec) -> bool:
     """Whether suggestions depend on results. Those of `halving` are all made before the first."""
-    return spec.method in LEARNING and spec.early_stop.method != "halving"
+    return spec.method in MODELS and spec.early_stop.method != "halving"
 
 
 def _learned(

@@ -56,6 +56,7 @@ def read_wish(place: "Place", wish: Wish) -> Read:
     """The sweep that is meant. Raises ConfigError with every mistake of the file and of its job,
     NotFound for a file that is not there."""
     from batchml.model.sweepfile import check_with_job, read_sweep
+    from batchml.sweep.optuna_door import lacking
 
     path = None if wish.table is not None else find_file(place, wish.file)
     where, text = ("The sweep", "") if path is None else (_shown(place, path), _text(path))
@@ -83,7 +84,8 @@ def read_wish(place: "Place", wish: Wish) -> Read:
             mistakes += [f"{error.where}: {mistake}" for mistake in error.mistakes]
         except NotFound as error:
             mistakes.append(f"job: {error}")
-    mistakes += _lacking(spec.method if spec is not None else table.get("method"))
+    method = spec.method if spec is not None else table.get("method")
+    mistakes += lacking(method) if isinstance(method, str) else []
     if spec is not None and ordered is not None:
         mistakes += check_with_job(spec, ordered.spec)
     if mistakes:
@@ -109,19 +111,6 @@ def _lent(spec: SweepSpec | None, table: dict[str, Any]) -> frozenset[str]:
         return frozenset(name for name, each in spec.space.items() if not each.when)
     space = table.get("space")
     return frozenset(map(str, space)) if isinstance(space, dict) else frozenset()
-
-
-def _lacking(method: object) -> list[str]:
-    """That a package is missing which the method needs: before anything is sent."""
-    from batchml.sweep.optuna_door import missing
-
-    packages = missing(method) if isinstance(method, str) else []
-    if not packages:
-        return []
-    return [
-        f"method: {method} needs {', '.join(packages)}, not installed here: "
-        "pip install 'batchml[optuna]', or take method = \"tpe\"."
-    ]
 
 
 def find_file(place: "Place", word: str) -> Path:
