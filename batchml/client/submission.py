@@ -191,15 +191,19 @@ def send(place: Place, prepared: Prepared, tell: Tell = lambda _: None) -> str:
     return job_id
 
 
-def own_share() -> str:
-    """Whose runs these are where a queue asks for it: the user's name, as AWS Batch takes one."""
+def user_name() -> str:
+    """Who works here; empty where the system does not say."""
     import getpass
 
     try:
-        name = getpass.getuser()
+        return getpass.getuser()
     except (KeyError, OSError):  # a user id without a name
-        name = ""
-    return "".join(char for char in name if char.isascii() and char.isalnum()) or "default"
+        return ""
+
+
+def own_share() -> str:
+    """Whose runs these are where a queue asks for it: the user's name, as AWS Batch takes one."""
+    return "".join(char for char in user_name() if char.isascii() and char.isalnum()) or "default"
 
 
 def announcement(prepared: Prepared, job_id: str) -> str:

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from batchml.client.submission import Tell
+from batchml.client.submission import Tell, user_name
 from batchml.client.sweeping.freezing import Frozen
 from batchml.client.sweeping.jobs import BatchJobs
-from batchml.client.sweeping.starting import user_name
 from batchml.errors import BatchmlError
 from batchml.sweep.controller import Controller
 from batchml.sweep.lease import Owner, this_process

@@ -1,6 +1,5 @@
 """What `sweep` does before its first trial: works out what is to be run, and puts it in place."""
 
-import getpass
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +19,7 @@ from batchml.client.submission import (
     image_reference,
     place_variables,
     publish,
+    user_name,
 )
 from batchml.client.sweeping.freezing import Frozen, write_frozen
 from batchml.client.sweeping.reading import Read, Wish, read_wish
@@ -154,14 +154,6 @@ def _freeze(
         environ=place_variables(place),
         folder=str(code_folder(ordered) or ""),
     )
-
-
-def user_name() -> str:
-    """Who works here; empty where the system does not say."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a user id without a name
-        return ""
 
 
 def _unfit_place(place: "Place", spec: JobSpec, depot: Depot) -> list[str]:
