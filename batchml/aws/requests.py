@@ -8,9 +8,11 @@ from typing import Any
 
 from msgspec import Struct
 
-from batchml.aws.site import WORKSPACE, Platform
+from batchml.aws.retries import retry_strategy
+from batchml.aws.site import NOTICE_FILE, NOTICES, WORKSPACE, Platform
 from batchml.errors import ConfigError
 from batchml.model.job import DEFAULT_GRACE, MAX_OVERRIDES, JobSpec
+from batchml.model.launching import launch_variables
 from batchml.model.names import keyed_name, to_name
 from batchml.model.reading import parse_size
 
@@ -26,11 +28,14 @@ _REFERENCE_MARKS = "/:@."  # a name without any is a folder below images/
 # The command where the true one is in a document: the runtime of our images reads it.
 BY_DOCUMENT = "batchml-order"
 
-# Exit codes of our runtime: batchml/runtime/run.py.
-_BUDGET_SPENT, _STORE_AWAY = "143", "75"
-
 # AWS Batch counts the variables that it adds itself, and those of the definition.
 _ROOM = MAX_OVERRIDES - 512
+_FOR_A_NODE = 256  # bytes that AWS Batch adds for each node: which it is, and where the main one is
+
+# Every node is alike: one range, without an end, so that a run may have any number of nodes. What a
+# definition says of the number counts for nobody: each run says its own.
+_ALL_NODES = "0:"
+_LEAST_NODES = 2
 
 
 class Document(Struct, frozen=True):
@@ -65,6 +70,7 @@ class Travel(Struct, frozen=True):
     share: str = ""  # of a queue with fair share
     array: int | None = None  # children
     consumables: dict[str, int] = {}  # name of a consumable resource -> what each run holds of it
+    token: str = ""  # hex digits by which the nodes of a run know each other
     command: tuple[str, ...] | None = None  # as it is, where the runtime fills in the parameters
 
 
@@ -83,15 +89,16 @@ def submission(
     name = to_name(travel.name or spec.name)
     register = definition(spec, image, platform)
     overrides, document = _overrides(spec, travel)
+    container = {**overrides, "resourceRequirements": _requirements(spec)}
     submit: dict[str, Any] = {
         "jobName": keyed_name(name, travel.key) if travel.key else name,
         "jobQueue": queue,
         "jobDefinition": register["jobDefinitionName"],
-        "containerOverrides": {**overrides, "resourceRequirements": _requirements(spec)},
+        **_overriding(spec.nodes, container),
         "retryStrategy": retry_strategy(
             spec,
             has_budget="BATCHML_MAX_SECONDS" in travel.env,
-            has_store=bool(travel.store) or "BATCHML_SWEEP" in travel.env,
+            has_runtime=_has_runtime(spec, travel),
         ),
     }
     if spec.timeout_seconds is not None:
@@ -114,13 +121,27 @@ def submission(
     return Submission(register, submit, document)
 
 
+def _overriding(count: int, container: dict[str, Any]) -> dict[str, Any]:
+    """Overrides of a run's container, or of those of all its nodes."""
+    if count == 1:
+        return {"containerOverrides": container}
+    override = {"targetNodes": _ALL_NODES, "containerOverrides": container}
+    return {"nodeOverrides": {"numNodes": count, "nodePropertyOverrides": [override]}}
+
+
+def _has_runtime(spec: JobSpec, travel: Travel) -> bool:
+    """True where the command is run by our runtime, whose exit codes then mean something."""
+    told = bool(travel.store or travel.documents) or "BATCHML_SWEEP" in travel.env
+    return told or spec.launch.kind != "plain"
+
+
 def _overrides(spec: JobSpec, travel: Travel) -> tuple[dict[str, Any], Document | None]:
     """Command and environment, in the request or in a document beside it."""
     ours, theirs = _variables(spec, travel), {k: str(v) for k, v in spec.env.items()}
     command = list(travel.command) if travel.command is not None else spec.argv()
     whole = {"command": command, "environment": _pairs(ours | theirs)}
-    size = len(json.dumps(whole))
-    if size <= _ROOM:
+    size, room = len(json.dumps(whole)), _room(spec)
+    if size <= room:
         return whole, None
     if not travel.documents:
         raise ConfigError(
@@ -134,10 +155,17 @@ def _overrides(spec: JobSpec, travel: Travel) -> tuple[dict[str, Any], Document 
     told = {"command": command, "env": theirs, "params": spec.params}
     data = json.dumps(told, sort_keys=True).encode()
     document = Document(f"{hashlib.sha256(data).hexdigest()}.json", data)
-    return _shortened(ours, theirs, f"{travel.documents}/{document.name}"), document
+    return _shortened(ours, theirs, f"{travel.documents}/{document.name}", room), document
 
 
-def _shortened(ours: dict[str, str], theirs: dict[str, str], document: str) -> dict[str, Any]:
+def _room(spec: JobSpec) -> int:
+    """Bytes of overrides that each container of a job can have."""
+    return _ROOM - (_FOR_A_NODE if spec.nodes > 1 else 0)
+
+
+def _shortened(
+    ours: dict[str, str], theirs: dict[str, str], document: str, room: int
+) -> dict[str, Any]:
     """What is said to Batch beside a document: as much of it as there is room for.
 
     A variable of the job's that is not said may come too late: for the runtime, which reads the
@@ -154,7 +182,7 @@ def _shortened(ours: dict[str, str], theirs: dict[str, str], document: str) -> d
         _without(ours, "BATCHML_PARAMS"),
     ):
         found = {"command": [BY_DOCUMENT], "environment": _pairs(variables)}
-        if len(json.dumps(found)) <= _ROOM:
+        if len(json.dumps(found)) <= room:
             break
     return found
 
@@ -174,14 +202,28 @@ def definition(spec: JobSpec, image: str, platform: Platform = _LOCAL) -> dict[s
     """
     name = to_name(spec.name)
     container = _container(spec, name, image) | _placed(spec, name, platform)
-    content = json.dumps(container, sort_keys=True).encode()
+    kind = _for_nodes(container) if spec.nodes > 1 else _alone(container)
+    content = json.dumps(container if spec.nodes == 1 else kind, sort_keys=True).encode()
     digest = hashlib.sha256(content).hexdigest()[:_HASH]
     return {
         "jobDefinitionName": f"{name[: 128 - _HASH - 1]}-{digest}",
-        "type": "container",
-        "containerProperties": container,
+        **kind,
         "tags": {**platform.tags, "batchml": name},
     }
+
+
+def _alone(container: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "container", "containerProperties": container}
+
+
+def _for_nodes(container: dict[str, Any]) -> dict[str, Any]:
+    """The main node is the first. Instance types are for the compute environment to say."""
+    nodes = {
+        "numNodes": _LEAST_NODES,
+        "mainNode": 0,
+        "nodeRangeProperties": [{"targetNodes": _ALL_NODES, "container": container}],
+    }
+    return {"type": "multinode", "nodeProperties": nodes}
 
 
 def registration(request: Mapping[str, Any], now: float) -> dict[str, Any]:
@@ -221,15 +263,19 @@ def _registered(spec: JobSpec) -> list[str]:
 def _placed(spec: JobSpec, name: str, platform: Platform) -> dict[str, Any]:
     """What the place adds to a container's properties, or says instead; nothing on `local`."""
     found: dict[str, Any] = {}
+    environment: dict[str, str] = {}
     mounts: list[tuple[str, str, str, bool]] = []  # name, on the host, in the container, read-only
     if platform.workspace:
         mounts.append(("workspace", platform.workspace, WORKSPACE, False))
-        found["environment"] = [{"name": "BATCHML_WORKSPACE", "value": WORKSPACE}]
+        environment["BATCHML_WORKSPACE"] = WORKSPACE
     if platform.gpu == "driver-mount" and spec.resources.gpus:
         # Privileged, so that the devices are there. Where to look for programs and libraries is
         # the image's to say (PATH, LD_LIBRARY_PATH): a value here would replace the image's.
         found["privileged"] = True
         mounts.append(("nvidia", DRIVER_ON_HOST, DRIVER, True))
+    if platform.notices:
+        mounts.append(("notices", platform.notices, NOTICES, True))
+        environment["BATCHML_NOTICE_FILE"] = NOTICE_FILE
     for key, value in (
         ("jobRoleArn", platform.job_role),
         ("executionRoleArn", platform.execution_role),
@@ -241,6 +287,8 @@ def _placed(spec: JobSpec, name: str, platform: Platform) -> dict[str, Any]:
     if platform.log_group:
         options = {"awslogs-stream-prefix": name, "awslogs-group": platform.log_group}
         found["logConfiguration"] = {"logDriver": "awslogs", "options": options}
+    if environment:
+        found["environment"] = _pairs(environment)
     if mounts:
         found["volumes"] = [{"name": n, "host": {"sourcePath": host}} for n, host, _, _ in mounts]
         found["mountPoints"] = [
@@ -252,7 +300,7 @@ def _placed(spec: JobSpec, name: str, platform: Platform) -> dict[str, Any]:
 
 def _variables(spec: JobSpec, travel: Travel) -> dict[str, str]:
     """Ours, which a job's own `[env]` may replace."""
-    found = {**params_variable(spec), **travel.env}
+    found = {**params_variable(spec), **launch_variables(spec, travel.token), **travel.env}
     for name, value in (
         ("BATCHML_KEY", travel.key),
         ("BATCHML_CODE", travel.code),
@@ -280,36 +328,3 @@ def _requirements(spec: JobSpec) -> list[dict[str, str]]:
     if resources.gpus:
         found.append({"type": "GPU", "value": str(resources.gpus)})
     return found
-
-
-def retry_strategy(
-    spec: JobSpec, *, has_budget: bool = False, has_store: bool = False
-) -> dict[str, Any]:
-    """`[retry]` as AWS Batch's rules, five at most: the first that matches decides.
-
-    Without a rule that matches AWS Batch retries, so the list ends with one that matches all. Two
-    exit codes are our runtime's own. A budget that is spent is no error to try again after. A store
-    that could not be reached may be reachable from another host; only what has one fetches from it,
-    for any other program code 75 is an error of its own.
-    """
-    on = spec.retry.on
-
-    def rule(condition: str, pattern: str, outcome: str) -> dict[str, str]:
-        return {condition: pattern, "action": "RETRY" if outcome in on else "EXIT"}
-
-    lost = rule("onStatusReason", "Host EC2*", "host-lost")
-    others = [
-        rule("onStatusReason", "Task failed to start", "image-error"),
-        rule("onReason", "OutOfMemoryError*", "out-of-memory"),
-    ]
-    program = rule("onExitCode", "*", "app-error")
-    rest = {"onReason": "*", "action": "EXIT"}
-    if "app-error" in on and has_budget:
-        # `rest` gives way: hardly anything is left that has no exit code.
-        rules = [lost, {"onExitCode": _BUDGET_SPENT, "action": "EXIT"}, *others, program]
-    elif "app-error" not in on and has_store:
-        # `rest` says what `program` would.
-        rules = [lost, rule("onExitCode", _STORE_AWAY, "host-lost"), *others, rest]
-    else:
-        rules = [lost, *others, program, rest]
-    return {"attempts": spec.retry.attempts, "evaluateOnExit": rules}

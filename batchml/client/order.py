@@ -52,13 +52,15 @@ class Ordered(Struct, frozen=True):
     """The job of an order. `job` is the name of its folder; empty for a command without one.
 
     `said` is what the job's own file says: without variables of the command line, which may be
-    secrets, and before anything was fitted to this machine.
+    secrets, and before anything was fitted to this machine. `is_other`: its command is not the
+    job's own.
     """
 
     spec: JobSpec
     folder: Path
     job: str = ""
     said: JobSpec = JobSpec()
+    is_other: bool = False
 
 
 def read_order(place: "Place", order: Order) -> Ordered:
@@ -79,11 +81,12 @@ def read_order(place: "Place", order: Order) -> Ordered:
         spec = msgspec.structs.replace(spec, command=order.command)
     env = spec.env
     spec = with_params(change_job(spec, order.changes, WHERE), order.params, spec.name)
-    mistakes = list(_empty_words(spec, order.params))
+    mistakes = [*_empty_words(spec, order.params), *_alone(spec, order)]
     if mistakes:
         raise ConfigError(spec.name, mistakes)
     _check_texts(spec.name, spec)
-    return Ordered(spec, folder, job, msgspec.structs.replace(spec, env=env))
+    said = msgspec.structs.replace(spec, env=env)
+    return Ordered(spec, folder, job, said, is_other=bool(order.command))
 
 
 def _empty_words(spec: JobSpec, given: Mapping[str, str]) -> Iterator[str]:
@@ -94,6 +97,17 @@ def _empty_words(spec: JobSpec, given: Mapping[str, str]) -> Iterator[str]:
             f"{which}: is empty, and with it the word {spec.command[place]} of the command: "
             "AWS Batch refuses empty words."
         )
+
+
+def _alone(spec: JobSpec, order: Order) -> Iterator[str]:
+    """Each child of an array is one container; AWS Batch has no arrays of anything else."""
+    if order.array is not None and spec.nodes > 1:
+        yield (
+            f"--array {order.array}: with nodes = {spec.nodes}. AWS Batch has no arrays of "
+            "multi-node jobs: submit each run by itself, or give --nodes 1."
+        )
+    if order.array is not None and spec.groups:
+        yield f"--array {order.array}: with [[groups]]. Submit each gang by itself."
 
 
 def _job(place: "Place", order: Order) -> tuple[JobSpec, Path, str]:
@@ -163,12 +177,22 @@ def _check(order: Order) -> None:
         raise ConfigError(WHERE, mistakes)
 
 
-def fit_here(spec: JobSpec, strict: bool, notices: list[str]) -> JobSpec:
-    """The job cut down to this machine, which a notice says. With `strict`, raise ConfigError."""
+def fit_here(place: "Place", spec: JobSpec, strict: bool, notices: list[str]) -> JobSpec:
+    """The job cut down to this machine, which a notice says. With `strict`, raise ConfigError.
+
+    Raises ConfigError for more nodes, or groups, than fit here at once, too.
+    """
     from batchml.local import machine
 
-    gpus = len(machine.find_gpus()) if spec.resources.gpus else 0
-    fitted = fit(spec, Capacity(machine.count_vcpus(), machine.memory_mib(), gpus))
+    wanted = [spec.resources, *(group.resources for group in spec.groups)]
+    gpus = len(machine.find_gpus()) if any(each and each.gpus for each in wanted) else 0
+    here = Capacity(machine.believed_vcpus(place.home), machine.memory_mib(), gpus)
+    if spec.groups:
+        from batchml.ops.gang import fit_groups
+
+        fitted = fit_groups(spec, here)
+    else:
+        fitted = fit(spec, here)
     if strict:
         refuse_cuts(fitted)
     if fitted.cuts:

@@ -1,7 +1,7 @@
 """What `submit` does between its flags and its output."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +15,9 @@ from batchml.client.order import Order, Ordered, fit_here, read_order
 from batchml.client.place import Place
 from batchml.client.runs import select
 from batchml.errors import BatchmlError
+from batchml.model.gang import GROUP_TAG
 from batchml.model.job import JobSpec
-from batchml.model.names import new_key, to_name
+from batchml.model.names import new_key, new_token, to_name
 from batchml.model.record import Record
 from batchml.ops.code import CodeArchive
 from batchml.ops.delivery import check_words
@@ -26,6 +27,8 @@ from batchml.ops.submit import submit
 if TYPE_CHECKING:
     from batchml.client.commit import Commit, Question
     from batchml.client.known import Known
+    from batchml.model.gang import Member
+    from batchml.ops.gang import Intent
 
 DEFAULT_QUEUE = "default"
 
@@ -43,6 +46,7 @@ class Prepared(Struct, frozen=True):
     depot: Depot
     notices: tuple[str, ...] = ()
     known: "Known | None" = None  # of an environment in AWS
+    workers: "tuple[Intent, ...]" = ()  # of a gang: its other jobs
 
     @property
     def name(self) -> str:
@@ -62,26 +66,35 @@ class Job(Struct, frozen=True):
         return definition(self.spec, self.image, platform)
 
 
-def prepare(place: Place, order: Order, *, dry_run: bool) -> Prepared:
+def prepare(
+    place: Place, order: Order, *, dry_run: bool, images: Mapping[str, str] = {}
+) -> Prepared:
     """Work out the requests; nothing is sent and nothing kept.
 
+    `images` are references of groups of a gang whose image is not the one of the job.
     Raises ConfigError, NotFound or UsageError, each with all the mistakes of its input.
     """
     ordered = read_order(place, order)
     question = ask_commit(ordered.folder)
     spec, notices, known = ordered.spec, list[str](), None
     if place.settings.is_local:
-        spec = fit_here(spec, order.strict, notices)
+        spec = fit_here(place, spec, order.strict, notices)
     else:
         from batchml.client.known import open_known
 
         known = open_known(place)
     image_folder = find_image(spec.image, place.image_folders)
     depot = find_depot(place, known, spec.image, image_folder)
+    if spec.nodes > 1 or spec.launch.kind != "plain":
+        from batchml.client.nodeplace import check_nodes
+
+        queue, asks = spec.queue or DEFAULT_QUEUE, not (dry_run or place.settings.is_local)
+        check_nodes(place, spec, queue, has_runtime=depot.is_read, asks=asks)
     archive = pack_code(place, order, ordered, depot, notices)
     if spec.retry.attempts > 1:
         notices.append(f"Up to {spec.retry.attempts} attempts, after: {', '.join(spec.retry.on)}.")
-    image = image_reference(place, spec, image_folder, known)
+    elif spec.nodes > 1:
+        notices.append("One attempt: a lost node ends the run. [retry] attempts = 5 lets it go on.")
     commit = question.read() if question else None
     key = new_key(os.urandom)
     travel = Travel(
@@ -94,27 +107,45 @@ def prepare(place: Place, order: Order, *, dry_run: bool) -> Prepared:
         share=order.share,
         depends_on=order.after if dry_run else tuple(select(place, order.after)),
         array=order.array,
+        token=new_token(os.urandom),
     )
     outputs = known.outputs() if known else {}
-    requests = submission(
-        spec,
-        image=image,
-        queue=place.queue(spec.queue or DEFAULT_QUEUE),
-        travel=travel,
-        platform=make_platform(place.env, place.settings.environment, outputs),
-    )
+    platform = make_platform(place.env, place.settings.environment, outputs)
+    run = spec
+    workers: list[tuple[Member, Travel]] = []
+    if spec.groups:
+        from batchml.client.gang import split
+
+        (head, travel), *workers = split(place, order, spec, travel, depot, platform)
+        run = head.spec
+
+    def make(spec: JobSpec, travel: Travel) -> tuple[Submission, str]:
+        image = images.get(travel.tags.get(GROUP_TAG, ""), "")
+        image = image or image_reference(place, spec, image_folder, known)
+        queue = place.queue(spec.queue or DEFAULT_QUEUE)
+        made = submission(spec, image=image, queue=queue, travel=travel, platform=platform)
+        return made, image
+
+    requests, image = make(run, travel)
     if requests.document is not None:
         variables = {name: str(each) for name, each in spec.env.items()}
         check_words(spec.name, spec.argv(), {**params_variable(spec), **variables})
+    record = _record(place, order, ordered, run, requests, travel, image, commit)
+    intents: list[Intent] = []
+    if workers:
+        from batchml.client.gang import with_workers
+
+        record, intents = with_workers(record, workers, make)
     return Prepared(
         spec,
         requests,
-        _record(place, order, ordered, spec, requests, travel, image, commit),
+        record,
         archive,
         image_folder,
         depot,
         tuple(notices),
         known,
+        tuple(intents),
     )
 
 
@@ -170,16 +201,22 @@ def send(place: Place, prepared: Prepared, tell: Tell = lambda _: None) -> str:
     publish(place, prepared.image_folder, prepared.record.image)
     try:
         put(place, prepared.depot, prepared.archive, prepared.requests.document, tell)
-        job_id = submit(
-            place.batch,
-            prepared.requests,
-            place.history,
-            msgspec.structs.replace(prepared.record, at=int(place.clock.now() * 1000)),
-            clock=place.clock,
-            bucket=bucket,
-            share=own_share(),
-            tell=tell,
-        )
+        record = msgspec.structs.replace(prepared.record, at=int(place.clock.now() * 1000))
+        if prepared.workers:
+            from batchml.client.gang import send_gang
+
+            job_id = send_gang(place, prepared, record, bucket, tell)
+        else:
+            job_id = submit(
+                place.batch,
+                prepared.requests,
+                place.history,
+                record,
+                clock=place.clock,
+                bucket=bucket,
+                share=own_share(),
+                tell=tell,
+            )
     except BatchmlError:
         if prepared.known is not None:  # what we know of the environment may be old
             from batchml.client.known import forget
@@ -225,9 +262,13 @@ def shown(prepared: Prepared) -> dict[str, Any]:
     """What `--dry-run` prints: the requests, and the document that one of them names."""
     requests = prepared.requests
     found = {"RegisterJobDefinition": requests.register, "SubmitJob": requests.submit}
-    if requests.document is None:
-        return found
-    return {**found, "order": msgspec.json.decode(requests.document.data)}
+    if requests.document is not None:
+        found["order"] = msgspec.json.decode(requests.document.data)
+    if prepared.workers:
+        from batchml.client.gang import shown_workers
+
+        found["groups"] = shown_workers(prepared.workers)
+    return found
 
 
 def ask_commit(folder: Path) -> "Question | None":
@@ -268,11 +309,12 @@ def _record(
         vcpus=spec.resources.vcpus,
         memory_mib=spec.resources.memory_mib,
         gpus=spec.resources.gpus,
-        array_size=order.array or 0,
+        array_size=travel.array or 0,
         patterns=spec.metrics,
         max_cost=order.max_cost,
         code=travel.code,
         spec=msgspec.to_builtins(ordered.said),
+        other=ordered.is_other,
     )
 
 

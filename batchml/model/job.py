@@ -10,6 +10,7 @@ from msgspec import Meta, Struct
 
 from batchml.errors import ConfigError, did_you_mean
 from batchml.model.names import is_valid_name
+from batchml.model.noderules import node_mistakes
 from batchml.model.reading import parse_duration, parse_size, read_struct
 from batchml.runtime.arguments import fill, filled, placeholders
 
@@ -21,6 +22,11 @@ MIN_TIMEOUT = 60  # seconds; AWS Batch, JobTimeout
 MIN_MEMORY = 4 * 1024**2  # bytes; AWS Batch, ResourceRequirement
 MIN_BARE = 1024  # MiB; a smaller number without a unit is more likely meant as GiB
 PATTERN_EXAMPLE = "Under [metrics], for example: loss = 'loss=([0-9.]+)'"
+
+# Variables that say to the nodes of a run what they are together: batchml/model/launching.py.
+_OF_LAUNCH = frozenset(
+    f"BATCHML_{name}" for name in ("LAUNCH", "GANG_TOKEN", "GANG", "GANG_KEY", "HEALTH")
+)
 
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -44,8 +50,22 @@ class Retry(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Launch(Struct, frozen=True, forbid_unknown_fields=True):
+    """How the command is started on the nodes."""
+
     kind: Literal["plain", "torchrun", "ray"] = "plain"
     processes_per_node: int | Literal["auto"] = "auto"
+    logs: Literal["all", "main"] = "all"
+    hang_after: str | int | None = None
+    start_within: str | int = "20m"
+
+
+class Health(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a host is asked before the command starts on it, and what becomes of an unfit one."""
+
+    checks: Literal["off", "quick", "deep"] = "quick"
+    bandwidth: str | int | None = None  # a second between nodes, at least
+    tries: Annotated[int, Meta(ge=1, le=9)] = 3  # hosts
+    quarantine: bool = False
 
 
 class Checkpoint(Struct, frozen=True, forbid_unknown_fields=True):
@@ -58,9 +78,10 @@ class Checkpoint(Struct, frozen=True, forbid_unknown_fields=True):
 
 class Group(Struct, frozen=True, forbid_unknown_fields=True):
     name: str = ""
-    count: Annotated[int, Meta(ge=1)] = 1
+    count: Annotated[int, Meta(ge=1, le=10_000)] = 1
+    min: Annotated[int, Meta(ge=0)] | None = None  # enough to start with; all, unless given
     queue: str = ""
-    resources: Resources = Resources()
+    resources: Resources | None = None  # the job's own, unless given
 
 
 class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
@@ -80,6 +101,7 @@ class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
     timeout: str | int | None = None
     launch: Launch = Launch()
     checkpoint: Checkpoint = Checkpoint()
+    health: Health = Health()
     metrics: dict[str, str] = {}
     groups: tuple[Group, ...] = ()
 
@@ -207,27 +229,30 @@ def _mistakes(spec: JobSpec, table: Mapping[str, Any], lent: Collection[str]) ->
         )
     yield from _resource_mistakes(spec.resources)
     yield from _time_mistakes(spec)
+    yield from node_mistakes(spec, table, _resource_mistakes)
     for name in spec.env:
         if not _ENV_NAME.fullmatch(name):
             yield f"env.{name}: not a name of an environment variable."
         elif name.startswith("AWS_BATCH"):
             yield f"env.{name}: AWS Batch keeps names that start with AWS_BATCH for itself."
+        elif name in _OF_LAUNCH:
+            yield f"env.{name}: batchml sets it, from [launch], [health] and [[groups]]."
     for name, pattern in spec.metrics.items():
         yield from _pattern_mistakes(name, pattern)
     yield from _not_yet(spec)
 
 
-def _resource_mistakes(resources: Resources) -> Iterator[str]:
+def _resource_mistakes(resources: Resources, where: str = "resources") -> Iterator[str]:
     for key in ("memory", "shm"):
         value = getattr(resources, key)
         if value is not None and parse_size(value) is None:
-            yield f'resources.{key}: found {value!r}. Write a size such as "15 GiB" or "512 MiB".'
+            yield f'{where}.{key}: found {value!r}. Write a size such as "15 GiB" or "512 MiB".'
         elif value is not None and _is_slip(value):
             meant = f'"{value} GiB" or "{value} MiB"'
-            yield f"resources.{key}: found {value!r}, which has no unit. Write {meant}."
+            yield f"{where}.{key}: found {value!r}, which has no unit. Write {meant}."
     memory = parse_size(resources.memory)
     if memory is not None and memory < MIN_MEMORY and not _is_slip(resources.memory):
-        yield f"resources.memory: found {resources.memory!r}. At least 4 MiB."
+        yield f"{where}.memory: found {resources.memory!r}. At least 4 MiB."
 
 
 def _is_slip(size: str | int) -> bool:
@@ -264,11 +289,5 @@ def _pattern_mistakes(name: str, pattern: str) -> Iterator[str]:
 
 def _not_yet(spec: JobSpec) -> Iterator[str]:
     """Parts of the file format that this version reads but cannot run: refused, never ignored."""
-    if spec.nodes > 1:
-        yield "nodes: runs of several nodes are not in this version yet."
-    if spec.groups:
-        yield "groups: gangs are not in this version yet."
-    if spec.launch.kind != "plain":
-        yield f"launch.kind: {spec.launch.kind!r} is not in this version yet."
     if spec.secrets:
         yield "secrets: are not in this version yet."

@@ -68,6 +68,11 @@ def new_key(random_bytes: Callable[[int], bytes]) -> str:
     return digit + base64.b32encode(drawn[1:]).decode().lower()
 
 
+def new_token(random_bytes: Callable[[int], bytes]) -> str:
+    """A secret for one submission, by which its nodes know each other: 32 hex digits."""
+    return random_bytes(16).hex()
+
+
 def is_key(text: str) -> bool:
     """True for what `new_key` makes."""
     return _KEY.fullmatch(text) is not None

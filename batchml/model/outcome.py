@@ -4,6 +4,8 @@ import signal
 
 from batchml.model.run import Attempt, OutcomeClass, Run, class_of, classify, is_out_of_budget
 from batchml.model.status import JobStatus
+from batchml.runtime.codes import CRASH_LOOP, CRASH_LOOP_STARTS, TRY_ELSEWHERE
+from batchml.runtime.launch import TORCHRUN, Plan
 
 _HERE = "this-machine"  # the only host of `local`
 _OF_CHILDREN = (OutcomeClass.SUCCEEDED, OutcomeClass.APP_ERROR)
@@ -19,21 +21,39 @@ def describe_outcome(run: Run) -> str:
     return f"{outcome.value}: {_sentence(run, outcome)}"
 
 
-def describe_attempt(attempt: Attempt) -> str:
-    """What happened to one attempt that did not succeed: `lost its host i-0abc`."""
-    outcome = class_of(attempt.status_reason, attempt.reason, attempt.exit_code)
+def describe_attempt(attempt: Attempt, *, is_ours: bool = False, is_torchrun: bool = False) -> str:
+    """What happened to one attempt that did not succeed: `lost its host i-0abc`.
+
+    `is_ours`: of a run that batchml submitted. `is_torchrun`: its command ran as ranks.
+    """
+    outcome = class_of(attempt.status_reason, attempt.reason, attempt.exit_code, is_ours=is_ours)
     on = on_host(attempt.host)
     if outcome is OutcomeClass.HOST_LOST:
-        return _lost(attempt.host, attempt.status_reason)
+        return _lost(attempt.host, attempt.status_reason, attempt.exit_code)
     if outcome is OutcomeClass.OUT_OF_MEMORY:
         return f"was killed for memory{on}"
     if outcome is OutcomeClass.TIMED_OUT:
         return f"ran past its timeout{on}"
     if outcome is OutcomeClass.IMAGE_ERROR:
         return f"could not be started{on}"
+    if outcome is OutcomeClass.APP_ERROR and is_torchrun and attempt.exit_code == CRASH_LOOP:
+        return f"was {_given_up()}{on}"
     if outcome is OutcomeClass.APP_ERROR:
         return f"ended with code {attempt.exit_code}{signal_name(attempt.exit_code)}{on}"
     return f"was stopped{on}"
+
+
+def is_torchrun(run: Run) -> bool:
+    """Whether its command ran as ranks that train together, under our runtime's supervision."""
+    try:
+        plan = Plan.read(run.environment)
+    except ValueError:  # of another version
+        return False
+    return plan is not None and plan.kind == TORCHRUN
+
+
+def _given_up() -> str:
+    return f"given up after {CRASH_LOOP_STARTS} starts without a new checkpoint ({CRASH_LOOP})"
 
 
 def on_host(host: str) -> str:
@@ -41,8 +61,13 @@ def on_host(host: str) -> str:
     return f" on {host}" if host and host != _HERE else ""
 
 
-def _lost(host: str, status_reason: str) -> str:
-    """`lost its host i-0abc`, and what the server on this machine says of how."""
+def _lost(host: str, status_reason: str, code: int | None) -> str:
+    """`lost its host i-0abc`, and what the server on this machine says of how.
+
+    `gave up with code 75` where our runtime said that another host may do.
+    """
+    if code == TRY_ELSEWHERE and not status_reason.startswith("Host EC2"):
+        return f"gave up with code {code}{on_host(host)}"
     why = status_reason.partition(" terminated")[2].strip(" .:")
     named = f" {host}" if host and host != _HERE else ""
     return f"lost its host{named}{f' ({why})' if why else ''}"
@@ -91,6 +116,8 @@ def _of_attempt(run: Run, outcome: OutcomeClass) -> str:
     which = _which(run)
     if outcome is OutcomeClass.SUCCEEDED:
         return f"{which} ended with code 0{on}"
+    if outcome is OutcomeClass.APP_ERROR and code == CRASH_LOOP and is_torchrun(run):
+        return f"{_given_up()}{on}"
     if outcome is OutcomeClass.APP_ERROR:
         return f"{which} ended with code {code}{signal_name(code)}{on}"
     if outcome is OutcomeClass.OUT_OF_MEMORY:
@@ -103,7 +130,7 @@ def _of_attempt(run: Run, outcome: OutcomeClass) -> str:
         return _cancelled(run, on)
     if outcome is OutcomeClass.HOST_LOST:
         left = ", and no attempt is left" if _tries(run) >= run.max_attempts else ""
-        return f"{which} {_lost(run.host, run.status_reason)}{left}"
+        return f"{which} {_lost(run.host, run.status_reason, run.exit_code)}{left}"
     return f"{which} could not be started{on}: {run.reason or run.status_reason}"
 
 
@@ -136,7 +163,8 @@ def _before(run: Run) -> str:
     """What became of earlier attempts: the same end of several is said once."""
     said: dict[str, list[int]] = {}
     for number, attempt in enumerate(run.attempts[:-1], 1):
-        said.setdefault(describe_attempt(attempt), []).append(number)
+        text = describe_attempt(attempt, is_ours=bool(run.key), is_torchrun=is_torchrun(run))
+        said.setdefault(text, []).append(number)
     return "".join(f"; {_numbered(numbers)} {text}" for text, numbers in said.items())
 
 

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from batchml.model.budget import is_spent
 from batchml.model.status import JobStatus
+from batchml.runtime.codes import TRY_ELSEWHERE
 
 
 class Attempt(Struct, frozen=True):
@@ -162,7 +163,7 @@ def _class(run: Run) -> OutcomeClass:
         return OutcomeClass.CANCELLED
     if run.status_reason == _CHILD_FAILED:
         return OutcomeClass(next(iter(run.failures))) if len(run.failures) == 1 else _MIXED
-    return class_of(run.status_reason, run.reason, run.exit_code)
+    return class_of(run.status_reason, run.reason, run.exit_code, is_ours=bool(run.key))
 
 
 def with_failures(array: Run, failed: Iterable[Run]) -> Run:
@@ -185,10 +186,13 @@ def is_out_of_budget(run: Run) -> bool:
     return was_kept or is_spent(run.environment, run.exit_code, run.attempts)
 
 
-def class_of(status_reason: str, reason: str, exit_code: int | None) -> OutcomeClass:
+def class_of(
+    status_reason: str, reason: str, exit_code: int | None, *, is_ours: bool = False
+) -> OutcomeClass:
     """What the end of one attempt was, by the texts of AWS Batch and ECS and the exit code.
 
-    `app-error` for code 0, too: whoever asks knows that the attempt failed.
+    `is_ours`: batchml submitted it, so its runtime may have chosen the code. `app-error` for code
+    0, too: whoever asks knows that the attempt failed.
     """
     for text, outcome in _STATUS_REASONS:
         if status_reason.startswith(text):
@@ -198,4 +202,6 @@ def class_of(status_reason: str, reason: str, exit_code: int | None) -> OutcomeC
             return outcome
     if status_reason.startswith(_DID_NOT_START):
         return OutcomeClass.IMAGE_ERROR
+    if is_ours and exit_code == TRY_ELSEWHERE:
+        return OutcomeClass.HOST_LOST
     return OutcomeClass.UNKNOWN if exit_code is None else OutcomeClass.APP_ERROR

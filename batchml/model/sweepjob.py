@@ -20,7 +20,7 @@ def check_with_job(spec: SweepSpec, job: JobSpec) -> list[str]:
 
     A parameter of the job that is in the space too is no mistake: the space's takes its place.
     """
-    return [*_unused(spec, job), *_variables(spec, job)]
+    return [*_unused(spec, job), *_variables(spec, job), *_nodes(spec, job)]
 
 
 def notices(spec: SweepSpec, job: JobSpec | None = None) -> list[str]:
@@ -51,6 +51,14 @@ def _variables(spec: SweepSpec, job: JobSpec) -> Iterator[str]:
     for name in _OURS:
         if name in job.env:
             yield f"{spec.job}: env.{name}: each trial has its own; take it out of the job."
+
+
+def _nodes(spec: SweepSpec, job: JobSpec) -> Iterator[str]:
+    """The trials of a wave are the children of an array: AWS Batch has none of several nodes."""
+    if job.nodes > 1:
+        yield f"{spec.job}: nodes = {job.nodes}: a trial is one container. Set nodes = 1."
+    if job.groups:
+        yield f"{spec.job}: groups: a trial is one container. Take them out of the job."
 
 
 def _about_search(spec: SweepSpec) -> Iterator[str]:

@@ -46,19 +46,34 @@ class Fitted(Struct, frozen=True):
 
 
 def fit(spec: JobSpec, capacity: Capacity) -> Fitted:
-    """Cut what a job asks for down to what the machine has."""
-    wanted = spec.resources
+    """Cut what a job asks for down to what the machine has: all its nodes are there at once.
+
+    Raises ConfigError for more nodes than there are vCPUs.
+    """
+    if spec.nodes > max(1, capacity.vcpus):
+        raise ConfigError(
+            spec.name,
+            [
+                f"nodes: {spec.nodes} at once, and this machine has "
+                f"{_count(capacity.vcpus, 'vCPU')}: each node takes one at least. Ask for fewer, "
+                f"or let them share: batchml local stop, then batchml local start "
+                f"--vcpus {spec.nodes}."
+            ],
+        )
+    wanted, nodes = spec.resources, spec.nodes
     cuts: list[str] = []
-    vcpus = min(wanted.vcpus, capacity.vcpus)
+    vcpus = min(wanted.vcpus, capacity.vcpus // nodes)
     if vcpus < wanted.vcpus:
         cuts.append(f"{_count(vcpus, 'vCPU')} instead of {wanted.vcpus}")
-    memory: str | int = wanted.memory
-    if wanted.memory_mib > capacity.memory_mib:
-        memory = f"{capacity.memory_mib} MiB"
-        cuts.append(f"{_gib(capacity.memory_mib)} of memory instead of {_gib(wanted.memory_mib)}")
-    gpus = min(wanted.gpus, capacity.gpus)
+    memory, most = wanted.memory, capacity.memory_mib // nodes
+    if wanted.memory_mib > most:
+        memory = f"{most} MiB"
+        cuts.append(f"{_gib(most)} of memory instead of {_gib(wanted.memory_mib)}")
+    gpus = min(wanted.gpus, capacity.gpus // nodes)
     if gpus < wanted.gpus:
         cuts.append(f"{_count(gpus, 'GPU') if gpus else 'no GPU'} instead of {wanted.gpus}")
+    if nodes > 1:
+        cuts = [f"{cut} on each node" for cut in cuts]
     resources = replace(wanted, vcpus=vcpus, memory=memory, gpus=gpus)
     return Fitted(replace(spec, resources=resources), tuple(cuts))
 
@@ -119,22 +134,41 @@ def submit(
     settle_abandoned(api, history, record.env, clock, tell)
     with flights.flight(record.key):
         history.intend(record)
-        sender = _Sender(api, requests, history, record, clock, bucket, share, tell)
-        try:
-            job_id = sender.send()
-            _settle(history, flights, record.key, tell, job_id)
-        except Unsettled:
-            raise
-        except BatchmlError as error:
-            _settle(history, flights, record.key, tell, why=str(error))
-            raise
-        except KeyboardInterrupt:
-            stop = sender.interrupted()
-            if not stop.is_open:
-                why = "" if stop.job_id else "interrupted before it was sent"
-                _settle(history, flights, record.key, tell, stop.job_id, why)
-            raise stop from None
-        return job_id
+        return carry(
+            api, requests, history, record,
+            clock=clock, bucket=bucket, share=share, tell=tell,
+        )  # fmt: skip
+
+
+def carry(
+    api: BatchApi,
+    requests: Submission,
+    history: History,
+    record: Record,
+    *,
+    clock: Clock,
+    bucket: Bucket | None = None,
+    share: str = "",
+    tell: Callable[[str], None] = lambda _: None,
+) -> str:
+    """`submit` for an intent that is on disk already, and in flight."""
+    flights = Flights.beside(history, record.env)
+    sender = _Sender(api, requests, history, record, clock, bucket, share, tell)
+    try:
+        job_id = sender.send()
+        _settle(history, flights, record.key, tell, job_id)
+    except Unsettled:
+        raise
+    except BatchmlError as error:
+        _settle(history, flights, record.key, tell, why=str(error))
+        raise
+    except KeyboardInterrupt:
+        stop = sender.interrupted()
+        if not stop.is_open:
+            why = "" if stop.job_id else "interrupted before it was sent"
+            _settle(history, flights, record.key, tell, stop.job_id, why)
+        raise stop from None
+    return job_id
 
 
 def _settle(

@@ -164,6 +164,26 @@ def test_a_fitted_job_fits_and_says_each_cut(vcpus: int, memory: int, gpus: int)
     assert len(fitted.cuts) == (vcpus > 4) + (memory > 16_000) + (gpus > 2)
 
 
+@given(st.integers(1, 12), st.integers(1, 64), st.integers(4, 10**6), st.integers(0, 16))
+def test_nodes_fit_all_at_once_or_are_refused(
+    nodes: int, vcpus: int, memory: int, gpus: int
+) -> None:
+    wanted = Resources(vcpus=vcpus, memory=memory, gpus=gpus)
+    spec = JobSpec(name="j", nodes=nodes, resources=wanted)
+    if nodes > 8:
+        with pytest.raises(ConfigError, match=f"batchml local start --vcpus {nodes}"):
+            fit(spec, Capacity(8, 16_000, 4))
+        return
+    fitted = fit(spec, Capacity(8, 16_000, 4))
+    got = fitted.spec.resources
+    assert nodes * got.vcpus <= 8
+    assert nodes * got.memory_mib <= 16_000
+    assert nodes * got.gpus <= 4
+    assert (got == wanted) == (fitted.cuts == ())
+    assert got.vcpus == min(vcpus, 8 // nodes) >= 1
+    assert nodes == 1 or all(cut.endswith("on each node") for cut in fitted.cuts)
+
+
 # --- text -----------------------------------------------------------------------------------
 
 

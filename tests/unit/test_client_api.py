@@ -20,7 +20,7 @@ from batchml.client.waiting import Until, wait, wait_and_keep
 from batchml.errors import ConfigError, NotFound, UsageError
 from batchml.local.chaos import TAG
 from batchml.model.explanation import Explanation
-from batchml.model.job import JobSpec, Resources, Scalar
+from batchml.model.job import JobSpec, Resources, Retry, Scalar
 from batchml.model.record import Record
 from batchml.model.run import Run
 from batchml.model.status import JobStatus
@@ -316,3 +316,18 @@ def test_two_handles_of_a_run_are_the_same(tmp_path: Path) -> None:
     assert RunHandle(place, "j", "n") == RunHandle(place, "j")
     assert len({RunHandle(place, "j"), RunHandle(place, "j"), RunHandle(place, "k")}) == 2
     assert RunHandle(place, "j", "n").name == "n"  # known, so not asked for
+
+
+def test_one_attempt_of_several_nodes_is_warned_of_and_another_command_is_known(
+    tmp_path: Path,
+) -> None:
+    place = place_in(tmp_path)
+    for attempts, nodes, warns in ((1, 1, False), (1, 2, True), (2, 2, False)):
+        spec = JobSpec(image="python", command=("a",), name="a", code=False, nodes=nodes,
+                       retry=Retry(attempts=attempts))  # fmt: skip
+        spec = msgspec.structs.replace(spec, resources=Resources(memory="32 MiB"))
+        prepared = prepare(place, Order(spec=spec), dry_run=True)
+        found = [notice for notice in prepared.notices if notice.startswith("One attempt")]
+        assert bool(found) is warns and not prepared.record.other
+    again = prepare(place, Order(spec=spec, command=("b",)), dry_run=True)
+    assert again.record.other

@@ -19,6 +19,7 @@ from batchml.model.run import Attempt, Run
 from batchml.model.status import JobStatus
 from batchml.ops.explain import clues
 from batchml.ops.explain.failing import Ended, why_ended
+from batchml.ops.explain.ranks import of_first
 from batchml.ops.explain.words import Words, memory, minutes, own_image
 from tests.explain_world import DEV, ID, NOW, OTHER, Aws, World, ago, job, log
 
@@ -110,6 +111,9 @@ LOGS: list[tuple[str, int, str, str, str]] = [  # cause, exit code, line, in the
     ("not-prepared", 78, "batchml: the code archive c.tar.gz cannot be unpacked: no", "never run",
      "submit"),
     ("store-unreachable", 75, "batchml: s3://b/code: no answer", "never run", "rerun"),
+    ("crash-loop", 76, "batchml: a crash loop: the last 3 starts (generations 1, 2, 3) made no new "
+     "checkpoint. The last of them: Rank 3 on node 1 ended with 1.", "Rank 3 on node 1", "logs"),
+    ("unfit-hosts", 78, "batchml: 4 hosts were unfit: i-0a: GPU 2 has ECC errors", "i-0a", "logs"),
 ]  # fmt: skip
 
 
@@ -123,6 +127,45 @@ def test_the_last_page_of_the_log_tells_why_a_program_failed(
     assert command in found.command
     assert any(line.startswith(each.removesuffix("...")) for each in found.evidence)
     assert shlex.split(found.command)[-2:] == ["--env", "dev"]
+
+
+GAVE_UP = [
+    ("unfit-host", "this host (i-0abc) is unfit: GPU 2 has 3 uncorrected errors", "i-0abc"),
+    ("node-lost", "node 1 (ip-10-0-0-2) does not answer any more. It did not come back", "node 1"),
+    ("nodes-missing", "nodes 2, 3 did not come within 1200 s", "2, 3"),
+    ("hung", "No rank gave a sign of life for 600 s.", "600 s"),
+    ("spot", "spot notice: the host goes at 12:00:00", "12:00:00"),
+    ("not-ended", "processes on node 3 could not be ended", "node 3"),
+    ("gave-up", "something that is not in any table", "any table"),
+]
+
+
+@pytest.mark.parametrize(("cause", "line", "said"), GAVE_UP)
+def test_a_run_that_another_host_may_do_says_what_was_wrong_with_this_one(
+    cause: str, line: str, said: str
+) -> None:
+    found = why_ended(ended(75, "step 7", f"batchml: {line}", key="k" * 17, max_attempts=2,
+                            environment={"BATCHML_LAUNCH": "{}"}))  # fmt: skip
+    assert found.cause == cause
+    assert said in found.verdict
+    assert found.evidence[0].startswith("host-lost: attempt 1 of 2 gave up with code 75")
+    assert "rerun" in found.command
+    assert "--attempts 4" in found.command
+
+
+def test_of_many_ranks_the_one_that_failed_first_is_read() -> None:
+    printed = [
+        "[r1] Traceback (most recent call last):", "[r3] Traceback (most recent call last):",
+        "[r1] RuntimeError: Connection closed by peer", "[r3] KeyError: 'loss'",
+        "batchml: its last lines were:", "  Traceback (most recent call last):",
+        '    File "/job/train.py", line 4, in main', "  KeyError: 'loss'",
+        "batchml: Rank 3 on node 1 (10.0.0.7) ended with 1. The start before it ended so, too",
+    ]  # fmt: skip
+    found = why_ended(ended(1, *of_first(printed)))
+    assert found.cause == "exception"
+    assert "KeyError: 'loss'" in found.verdict
+    assert found.evidence[1].startswith("Rank 3 on node 1 (10.0.0.7) ended with 1.")
+    assert of_first(printed[:4])[2] == "RuntimeError: Connection closed by peer"
 
 
 STARTS = [
@@ -411,6 +454,16 @@ def test_what_cannot_be_submitted_from_here_is_not_named_as_the_way_out() -> Non
             assert why_ended(end).command == f"batchml show {ID} --env dev"
 
 
+def test_a_run_of_several_nodes_is_repeated_on_as_many() -> None:
+    run = ended(78, key="k" * 17, nodes=3).run
+    line = "batchml: the code archive c.tar.gz cannot be unpacked: no"
+    again = why_ended(Ended(run, Words(job="jobs/ddp"), lines=(line,))).command
+    assert again == "batchml submit jobs/ddp --nodes 3"
+    lost = why_ended(Ended(replace(run, exit_code=75), Words(), lines=("batchml: node 1 is gone",)))
+    assert lost.cause == "node-lost"
+    assert lost.command == f"batchml rerun {ID} --attempts 2"
+
+
 @pytest.mark.parametrize(("lifecycle", "cause"), [("spot", "spot"), (None, "host-lost")])
 def test_a_lost_host_was_a_spot_instance_or_was_not(
     aws: Aws, lifecycle: str | None, cause: str
@@ -527,3 +580,46 @@ def test_times_and_sizes_are_short() -> None:
     ]  # fmt: skip
     assert (memory(512), memory(2048), memory(1536)) == ("512 MiB", "2 GiB", "1536 MiB")
     assert NOW > 0
+
+
+LOOP = (
+    "batchml: a crash loop: the last 3 starts (generations 1, 2, 3) made no new checkpoint. The "
+    "last of them: Rank 0 on node 0 was ended by SIGKILL."
+)
+
+
+@pytest.mark.parametrize(
+    ("begun", "why", "says", "not_said"),
+    [
+        ("", LOOP, "see MEMORY in batchml show", "saves nothing"),
+        (", from step 20", LOOP, "most often the kernel", "saves nothing"),
+        (".", LOOP, "each start began at the beginning", "Correct the program"),
+        (
+            ".",
+            LOOP.replace("was ended by SIGKILL", "ended"),
+            "Correct the program",
+            "MEMORY",
+        ),
+    ],
+)
+def test_a_crash_loop_is_advised_on_by_how_it_ended_and_by_what_it_saved(
+    begun: str, why: str, says: str, not_said: str
+) -> None:
+    start = f"batchml: generation 3: 1 node, 2 ranks{begun.rstrip('.')}."
+    lines = (*((start,) if begun else ()), "[r0] epoch 1", "batchml: its last lines were:", why)
+    fix = why_ended(Ended(ended(76, key="k").run, Words(), lines=of_first(lines))).fix
+    assert says in fix and not_said not in fix
+
+
+def test_an_unfit_host_is_the_only_one_on_this_machine() -> None:
+    line = "batchml: this host (a) is unfit: no space; another one is tried (1 of 3)"
+    gave_up = Ended(ended(75, key="k").run, Words(), lines=(line,))
+    assert "only host" in why_ended(gave_up).fix
+    assert "another host may do" in why_ended(replace(gave_up, words=Words("dev"))).fix
+    final = Ended(ended(78, key="k").run, Words(), lines=("batchml: 3 hosts were unfit: a: full",))
+    assert why_ended(final).verdict.startswith("This machine is not fit")
+
+
+def test_a_rerun_is_not_said_to_go_on() -> None:
+    lost = Ended(ended(75, key="k").run, Words(), lines=("batchml: node 1 is gone",))
+    assert why_ended(lost).fix.endswith("this rerun begins anew.")

@@ -15,6 +15,13 @@ from batchml.model.status import JobStatus
 SMALLEST = {"image": "pytorch", "command": ["python", "train.py"]}
 
 
+def gang(*groups: dict[str, Any]) -> dict[str, Any]:
+    return {"launch": {"kind": "ray"}, "groups": list(groups)}
+
+
+RAY = gang({"name": "head"}, {"name": "workers", "count": 4, "min": 1, "queue": "cpu"})
+
+
 def mistakes(**table: Any) -> list[str]:
     """The mistakes of the smallest job with `table` added."""
     with pytest.raises(ConfigError) as refused:
@@ -42,7 +49,9 @@ def test_all_mistakes_are_reported_at_once_and_each_says_where() -> None:
         "env": {"1a": "x", "AWS_BATCH_X": "y"},
         "metrics": {"loss": "(", "acc": "no group"},
         "name": "-x",
-        "nodes": 2,
+        "nodes": 0,
+        "launch": {"kind": "torchrun", "processes_per_node": 0, "hang_after": "soon"},
+        "health": {"bandwidth": "fast", "tries": 0},
     }
     with pytest.raises(ConfigError) as refused:
         read_job(wrong, "job.toml")
@@ -51,7 +60,8 @@ def test_all_mistakes_are_reported_at_once_and_each_says_where() -> None:
         "imgae", "image", "command", "resources.vcpus", "resources.memroy", "resources.memory",
         "resources.gpus", "resources.shm", "retry.attempts", "retry.on[0]", "timeout",
         "checkpoint.grace", "env.1a", "env.AWS_BATCH_X", "metrics.loss", "metrics.acc", "name",
-        "nodes",
+        "nodes", "launch.processes_per_node", "launch.hang_after", "health.bandwidth",
+        "health.tries",
     ])  # fmt: skip
     assert str(refused.value).startswith(f"job.toml: {len(keys)} mistakes, nothing was sent.")
 
@@ -59,6 +69,21 @@ def test_all_mistakes_are_reported_at_once_and_each_says_where() -> None:
 def test_one_mistake_is_reported_once() -> None:
     assert mistakes(image=7) == ["image: found 7. Expected a text."]
     assert mistakes(command=[]) == ["command: is empty."]
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        RAY,
+        {"nodes": 1000, "launch": {"kind": "plain"}},
+        {"nodes": 2, "launch": {"kind": "torchrun", "processes_per_node": 64, "logs": "main"},
+         "health": {"bandwidth": "100 MiB", "checks": "deep"}},
+        {"launch": {"kind": "torchrun", "hang_after": 600, "start_within": "1h"}},
+    ],
+)  # fmt: skip
+def test_what_nodes_can_do_together_is_taken_also_after_a_change(table: dict[str, Any]) -> None:
+    spec = read_job({**SMALLEST, **table}, "job.toml")
+    assert change_job(spec, {"name": "x"}, "here").groups == spec.groups
 
 
 @pytest.mark.parametrize(
@@ -94,8 +119,23 @@ def test_an_unknown_key_like_no_other_is_met_with_all_known() -> None:
         ({"resources": {"memory": "3 MiB"}}, "At least 4 MiB"),
         ({"resources": 5}, "resources: found 5. Expected a table"),
         ({"params": {"x": [1]}}, "params.x: found"),
-        ({"launch": {"kind": "torchrun"}}, "not in this version yet"),
-        ({"groups": [{"name": "a"}]}, "not in this version yet"),
+        ({"nodes": 1001}, "nodes: found 1001"),
+        ({"env": {"BATCHML_LAUNCH": "{}"}}, "env.BATCHML_LAUNCH: batchml sets it"),
+        ({"launch": {"kind": "mpi"}}, "launch.kind"),
+        ({"launch": {"logs": "main"}}, 'launch.logs: needs kind = "torchrun"'),
+        ({"launch": {"processes_per_node": 2}}, "launch.processes_per_node: needs kind"),
+        ({"launch": {"start_within": "5m"}}, "launch.start_within: needs kind"),
+        ({"launch": {"kind": "torchrun", "start_within": "0s"}}, "launch.start_within: found"),
+        ({"health": {"bandwidth": "1 GiB"}}, "is measured between the nodes of launch.kind"),
+        ({"launch": {"kind": "ray"}}, '"ray" needs [[groups]]'),
+        ({"groups": [{"name": "a"}]}, "groups: need launch.kind = \"ray\", found 'plain'"),
+        ({**RAY, "nodes": 2}, "nodes: found 2 beside groups"),
+        (gang({"name": "h", "count": 2}), "groups[0].count: found 2. The first group is the head"),
+        (gang({"name": "h", "min": 1}), "groups[0].min: the first group is the head"),
+        (gang({"name": "h"}, {"name": "h"}), "'h' is the name of another group"),
+        (gang({"name": "h"}, {"count": 2}), "groups[1].name: missing"),
+        (gang({"name": "h"}, {"name": "w", "min": 2}), "groups[1].min: found 2, more than"),
+        (gang({"name": "h", "resources": {"memory": "8"}}), "groups[0].resources.memory: found"),
         ({"secrets": {"A": "arn"}}, "not in this version yet"),
     ],
 )
@@ -310,3 +350,21 @@ def test_a_mistake_says_how_it_is_written(table: dict[str, Any], mistake: str) -
 def test_a_bare_number_is_mib_where_it_can_be_meant_so() -> None:
     spec = read_job({**SMALLEST, "resources": {"memory": 1024}}, "job.toml")
     assert spec.resources.memory_mib == 1024
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        ({"launch": {"kind": "torchrn", "hang_after": "5m", "start_within": "5m"},
+          "health": {"bandwidth": "1 GiB"}}, "launch.kind: found 'torchrn'."),
+        ({"launch": {"kind": "rai"}, "groups": [{"name": "h"}]}, "launch.kind: found 'rai'."),
+        (gang({"name": "h"}, {"name": "w", "count": "two", "min": 5}), "groups[1].count: found"),
+        (gang({"name": "w"}, {"name": "w"}), "groups[1].name: 'w' is the name of another group"),
+    ],
+)  # fmt: skip
+def test_one_mistake_is_told_once_and_nothing_that_follows_from_it(
+    table: dict[str, Any], says: str
+) -> None:
+    (only,) = mistakes(**table)
+    assert only.startswith(says)
+    assert "torchrn" not in only or only.endswith("Did you mean 'torchrun'?")

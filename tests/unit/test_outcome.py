@@ -5,11 +5,15 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from batchml.aws.responses import to_run
 from batchml.model.outcome import describe_attempt, describe_outcome, signal_name
+from batchml.model.record import Record
 from batchml.model.run import Attempt, OutcomeClass, Run, class_of, classify, with_failures
 from batchml.model.status import JobStatus
+from batchml.ops.search import as_run
+from batchml.runtime.launch import Plan
 
 EXITED = "Essential container in task exited"
 LOST = "Host EC2 (instance i-0123456789abcdef0) terminated."
@@ -273,3 +277,49 @@ def test_whatever_aws_says_there_is_one_sentence_and_it_names_the_class(
 )  # fmt: skip
 def test_codes_over_128_name_their_signal(code: int | None, name: str) -> None:
     assert signal_name(code) == name
+
+
+@pytest.mark.parametrize("key", ["", "k" * 17])
+@pytest.mark.parametrize("code", [75, 76, 77, 78])
+def test_the_codes_of_our_runtime_mean_something_in_runs_of_ours(key: str, code: int) -> None:
+    attempt = Attempt(exit_code=code, status_reason=EXITED)
+    run = Run(
+        "j", "n", "q", JobStatus.FAILED, status_reason=EXITED, exit_code=code, key=key,
+        max_attempts=2, attempts=(attempt, attempt),
+    )  # fmt: skip
+    found = classify(run)
+    if key and code == 75:
+        assert (found.outcome, found.exit_code) == (OutcomeClass.HOST_LOST, 75)
+        assert describe_outcome(run) == (
+            "host-lost: attempt 2 of 2 gave up with code 75, and no attempt is left; "
+            "attempt 1 gave up with code 75"
+        )
+    else:
+        assert (found.outcome, found.exit_code) == (OutcomeClass.APP_ERROR, code)
+    stopped = Run("j", "n", "q", JobStatus.FAILED, exit_code=code, key=key, is_terminated=True)
+    assert classify(stopped).outcome is OutcomeClass.CANCELLED
+
+
+def test_a_crash_loop_is_told_as_what_it_is_where_ranks_ran() -> None:
+    """Code 76 is our runtime's there; of any other program it is its own."""
+    more: dict[str, Any] = {"exit_code": 76, "attempts": (Attempt(exit_code=76),), "key": "k"}
+    looped = failed(EXITED, environment={"BATCHML_LAUNCH": Plan("torchrun").to_json()}, **more)
+    assert describe_outcome(looped) == (
+        "app-error: given up after 3 starts without a new checkpoint (76)"
+    )
+    said = describe_attempt(looped.attempts[-1], is_ours=True, is_torchrun=True)
+    assert said == "was given up after 3 starts without a new checkpoint (76)"
+    for kind in ({}, {"BATCHML_LAUNCH": Plan("ray").to_json()}):
+        other = failed(EXITED, environment=kind, **more)
+        assert describe_outcome(other) == "app-error: the program ended with code 76"
+    assert classify(looped) == (OutcomeClass.APP_ERROR, 76)
+
+
+def test_a_crash_loop_is_told_so_from_the_history_too() -> None:
+    kept = Record(name="ddp", job_id="j", status="FAILED", outcome="app-error", exit_code=76,
+                  key="k", attempts=(Attempt(exit_code=76),),
+                  spec={"launch": {"kind": "torchrun"}})  # fmt: skip
+    told = as_run(kept)
+    assert told is not None and "given up after 3 starts" in describe_outcome(told)
+    plain = as_run(replace(kept, spec={}))
+    assert plain is not None and describe_outcome(plain).endswith("ended with code 76")

@@ -11,6 +11,7 @@ from batchml.client.order import Order
 from batchml.client.place import Place
 from batchml.client.submission import prepare, read_platform, resolve, send
 from batchml.errors import ConfigError, NotFound
+from batchml.model.job import JobSpec, Launch
 from batchml.model.names import split_key
 from batchml.settings import load_settings
 from tests.fakes import FakeClock
@@ -317,3 +318,133 @@ def test_a_damaged_file_of_what_is_known_is_no_harm(
     assert stacks_asked(tmp_path, aws) == 3
     (tmp_path / "home" / "known-dev.json").write_bytes(content)
     assert stacks_asked(tmp_path, aws) == 3
+
+
+# --- several nodes --------------------------------------------------------------------------------
+
+SPOT_CONFIG = f"""{CONFIG}
+[env.dev.compute.cheap]
+instance_types = ["g5"]
+max_vcpus = 64
+spot = true
+[env.dev.queues.mixed]
+compute = ["cheap", "gpu"]
+"""
+NODES = JOB.replace("code = false", "code = false\nnodes = 4")
+POOLS: dict[str, list[dict[str, Any]]] = {
+    "computeEnvironments": [
+        {"computeEnvironmentName": "theirs-spot", "computeResources": {
+            "type": "SPOT", "instanceTypes": ["g5"]}},
+        {"computeEnvironmentName": "theirs", "computeResources": {
+            "type": "EC2", "instanceTypes": ["g5"]}},
+    ],
+    "jobQueues": [
+        {"jobQueueName": "theirs", "computeEnvironmentOrder": [{"computeEnvironment": "theirs"}]},
+        {"jobQueueName": "theirs-mixed", "computeEnvironmentOrder": [
+            {"computeEnvironment": "theirs"}, {"computeEnvironment": "theirs-spot"}]},
+    ],
+}  # fmt: skip
+
+
+def place_of_nodes(tmp_path: Path, aws: Aws, job: str = NODES) -> tuple[Place, ScriptedSession]:
+    def answer(operation: str, params: dict[str, Any]) -> Mapping[str, Any] | str:
+        if operation == "DescribeComputeEnvironments":
+            return {"computeEnvironments": POOLS["computeEnvironments"]}
+        if operation == "DescribeJobQueues":
+            return {"jobQueues": POOLS["jobQueues"]}
+        return aws.answer(operation, params)
+
+    write(tmp_path, job)
+    _, session = place_in(tmp_path, answer)
+    (tmp_path / "batchml.toml").write_text(SPOT_CONFIG)
+    settings = load_settings({"BATCHML_HOME": str(tmp_path / "home")}, tmp_path, "dev")
+    place = Place(settings, FakeClock(1_800_000_000.0), tmp_path)
+    place._session = session
+    return place, session
+
+
+def test_a_run_of_several_nodes_is_of_its_environment(tmp_path: Path, aws: Aws) -> None:
+    place, session = place_of_nodes(tmp_path, aws)
+    assert send(place, prepare(place, order(), dry_run=False)) == "j-1"
+    (registered,) = session.asked("RegisterJobDefinition")
+    (group,) = registered["nodeProperties"]["nodeRangeProperties"]
+    assert group["container"]["jobRoleArn"] == "arn:job"
+    assert group["container"]["privileged"] is True
+    submitted = session.asked("SubmitJob")[-1]
+    assert submitted["nodeOverrides"]["numNodes"] == 4
+    assert session.asked("DescribeComputeEnvironments") == []  # batchml.toml says what it is
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_nodes_on_spot_are_refused_with_the_queues_that_would_do(
+    dry_run: bool, tmp_path: Path, aws: Aws
+) -> None:
+    place, session = place_of_nodes(tmp_path, aws)
+    with pytest.raises(ConfigError) as refused:
+        prepare(place, order(queue="mixed"), dry_run=dry_run)
+    (mistake,) = refused.value.mistakes
+    assert "whose cheap is of spot instances" in mistake
+    assert "--queue gpu" in mistake
+    assert "[[groups]]" in mistake
+    assert session.asked("SubmitJob") == []
+    prepare(place, order(queue="mixed", nodes=1), dry_run=dry_run)  # one may go there
+
+
+def test_a_queue_that_is_not_described_is_asked_about_before_nodes_are_sent_there(
+    tmp_path: Path, aws: Aws
+) -> None:
+    place, session = place_of_nodes(tmp_path, aws)
+    with pytest.raises(ConfigError, match="theirs-spot is of spot instances"):
+        prepare(place, order(queue="theirs-mixed"), dry_run=False)
+    prepare(place, order(queue="theirs"), dry_run=False)
+    asked = len(session.asked("DescribeJobQueues"))
+    prepare(place, order(queue="theirs-mixed"), dry_run=True)
+    assert len(session.asked("DescribeJobQueues")) == asked  # a dry run asks nothing of it
+
+
+def test_ranks_need_an_image_with_our_runtime(tmp_path: Path, aws: Aws) -> None:
+    place, _ = place_of_nodes(tmp_path, aws, f'{NODES}\n[launch]\nkind = "torchrun"\n')
+    with pytest.raises(ConfigError) as refused:
+        prepare(place, order(queue="mixed"), dry_run=True)
+    assert [mistake.partition(":")[0] for mistake in refused.value.mistakes] == [
+        "launch.kind", "nodes",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("torchrun", "--nnodes", "2", "train.py"), "set nodes in job.toml"),
+        (("torchrun", "--nproc-per-node", "4"), "no script"),
+        (("python", "-m", "torch.distributed.run", "--wat", "x", "t.py"), "--wat is not known"),
+    ],
+)
+def test_a_line_with_torchrun_that_no_node_would_take_is_refused_here(
+    words: tuple[str, ...], says: str, tmp_path: Path, aws: Aws
+) -> None:
+    place, _ = place_of_nodes(tmp_path, aws)
+    spec = JobSpec(
+        image="batchml/none", command=words, code=False, queue="gpu", nodes=4,
+        launch=Launch(kind="torchrun"),
+    )  # fmt: skip
+    with pytest.raises(ConfigError) as refused:
+        prepare(place, Order(spec=spec), dry_run=True)
+    assert [mistake for mistake in refused.value.mistakes if says in mistake]
+
+
+def test_who_may_not_ask_what_a_queue_is_made_of_may_submit_there(tmp_path: Path, aws: Aws) -> None:
+    place, session = place_of_nodes(tmp_path, aws)
+    answer = session._answer
+
+    def refusing(operation: str, params: dict[str, Any]) -> Mapping[str, Any] | str:
+        is_refused = operation == "DescribeComputeEnvironments"
+        return "AccessDeniedException: not you" if is_refused else answer(operation, params)
+
+    session._answer = refusing
+    assert send(place, prepare(place, order(queue="theirs-mixed"), dry_run=False)) == "j-1"
+
+
+def test_an_array_of_several_nodes_is_refused(tmp_path: Path, aws: Aws) -> None:
+    place, _ = place_of_nodes(tmp_path, aws)
+    with pytest.raises(ConfigError, match="no arrays of multi-node jobs"):
+        prepare(place, Order(job="hello", array=3), dry_run=True)

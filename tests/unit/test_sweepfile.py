@@ -514,6 +514,15 @@ def test_a_command_without_any_parameter_must_read_the_variables() -> None:
     assert not any("BATCHML_PARAMS" in notice for notice in notices(spec, job("{params}")))
 
 
+def test_a_trial_is_one_container() -> None:
+    assert check_with_job(read(), job("{params}", launch={"kind": "torchrun"})) == []
+    (found,) = check_with_job(read(), job("{params}", nodes=2))
+    assert "nodes = 2: a trial is one container" in found
+    gang = {"launch": {"kind": "ray"}, "groups": [{"name": "head"}]}
+    (found,) = check_with_job(read(), job("{params}", **gang))
+    assert "groups: a trial is one container" in found
+
+
 def test_a_job_does_not_say_what_each_trial_has_for_itself() -> None:
     (found,) = check_with_job(read(), job("{params}", env={"BATCHML_CHECKPOINT_DIR": "/x"}))
     assert (

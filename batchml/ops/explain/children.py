@@ -17,7 +17,10 @@ def telling(failed: Sequence[Run]) -> list[Run]:
     """Up to three children to look at: first those that ended each in another way."""
     ways: dict[object, Run] = {}
     for child in failed:
-        end = class_of(child.status_reason, child.reason, child.exit_code), child.exit_code
+        outcome = class_of(
+            child.status_reason, child.reason, child.exit_code, is_ours=bool(child.key)
+        )
+        end = outcome, child.exit_code
         ways.setdefault(end, child)
     first = list(ways.values())
     chosen = [*first, *(child for child in failed if child not in first)][:_LOOKED_AT]

@@ -134,7 +134,7 @@ LOG = (
     _clue(
         "budget", r"^batchml: the budget of --max-cost is spent",
         "Its budget was spent, so it was asked to save and stop.",
-        "Run it again with a higher --max-cost; it goes on from what it saved.", "rerun",
+        "Run it again with a higher --max-cost; it begins anew.", "rerun",
     ),
     _clue(
         "duplicate", r"^batchml: this is a second run of one submission; (\S+) goes on",

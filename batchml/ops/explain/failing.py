@@ -9,14 +9,22 @@ from batchml.model.run import OutcomeClass, Run, classify, is_out_of_budget
 from batchml.model.status import JobStatus
 from batchml.ops.explain import clues, missing
 from batchml.ops.explain.folder import Here, Missed
-from batchml.ops.explain.words import Words, has_nodes, memory, minutes, own_image
+from batchml.ops.explain.ranks import never_saved, who_ended
+from batchml.ops.explain.words import Words, is_out_of_reach, memory, minutes, own_image
+from batchml.runtime.codes import CONFIGURATION_ERROR, CRASH_LOOP, TRY_ELSEWHERE
 
 _SHOWN = 3  # last lines
 _LONG = 300  # characters of a line that are shown
 
 _NO_COMMAND, _NOT_EXECUTABLE = 127, 126  # exit codes of a shell
-_TRY_ELSEWHERE, _CONFIGURATION = 75, 78  # exit codes of our runtime, which then says why
-_OURS = "batchml: "  # how its lines begin
+_OURS = "batchml: "  # how the lines begin in which our runtime says why it ended a run
+
+_FINAL = (CRASH_LOOP, CONFIGURATION_ERROR)  # no other try would end otherwise
+
+_MORE = (
+    "Let it try more often: with more attempts a run goes on from its checkpoints; this rerun "
+    "begins anew."
+)
 
 # What makes a process end so, beside somebody's kill.
 _SIGNALS = {
@@ -66,7 +74,8 @@ def why_ended(ended: Ended) -> Explanation:
     if run.status is JobStatus.SUCCEEDED:
         return found
     child = (f"child {run.array_index} of {ended.array.array_size}",) if ended.array else ()
-    said = (*child, describe_outcome(run), *found.evidence)
+    rank = who_ended(ended.lines or ())
+    said = (*child, describe_outcome(run), *filter(None, (rank,)), *found.evidence)
     return Explanation(
         found.cause, found.verdict, tuple(dict.fromkeys(map(_short, said))), found.fix,
         found.command, found.is_problem,
@@ -147,12 +156,12 @@ def _cancelled(ended: Ended) -> Explanation:
         verdict = f"Somebody stopped it: {run.status_reason or 'no reason was given'}."
     return Explanation(
         "cancelled", verdict, (),
-        "Start it again." if not has_nodes(run) else "Start it again, by what started it.",
+        "Start it again." if not is_out_of_reach(run) else "Start it again, by what started it.",
         words.rerun(run), is_problem=False,
     )  # fmt: skip
 
 
-_HIGHER = "Run it again with a higher --max-cost; it goes on from what it saved."
+_HIGHER = "Run it again with a higher --max-cost; it begins anew."
 
 
 def _richer(ended: Ended) -> str:
@@ -164,6 +173,8 @@ def _richer(ended: Ended) -> str:
 
 def _host_lost(ended: Ended) -> Explanation:
     run, machine = ended.run, ended.machine
+    if run.exit_code == TRY_ELSEWHERE and not run.status_reason.startswith("Host EC2"):
+        return _gave_up(ended)
     evidence = [run.status_reason]
     verdict = f"Its host was lost{f', {run.host}' if run.host else ''}, and no attempt was left."
     cause = "host-lost"
@@ -173,10 +184,9 @@ def _host_lost(ended: Ended) -> Explanation:
     if machine is not None and machine.is_spot:
         cause = "spot"
         verdict = "EC2 took its spot instance back, and no attempt was left."
-    tries = max(2, run.max_attempts * 2)
     return Explanation(
-        cause, verdict, tuple(evidence), "Let it try more often; it goes on from its checkpoints.",
-        _rerun(ended, "--attempts", str(min(10, tries))),
+        cause, verdict, tuple(evidence), _MORE,
+        _more_tries(ended),
     )  # fmt: skip
 
 
@@ -245,13 +255,15 @@ def _program(ended: Ended) -> Explanation:
             words.batchml("show", run.job_id),
         )  # fmt: skip
     found = clues.of_log(ended.lines or ())
-    if found is not None:
+    code = classify(run).exit_code
+    own = _own_line(ended)
+    if found is not None and not (own and code in _FINAL):
         known = missing.refined(found, run, words, ended.here, ended.size)
         return _at_its_place(ended, known or _of_clue(ended, found))
-    code = classify(run).exit_code
-    own = next((line for line in reversed(ended.lines or ()) if line.startswith(_OURS)), "")
-    if code in (_TRY_ELSEWHERE, _CONFIGURATION) and own:
-        return _not_begun(ended, code, own.removeprefix(_OURS))
+    if own and code in _FINAL:
+        return _final(ended, code, own)
+    if own and code == TRY_ELSEWHERE:  # of an image of ours that somebody else submitted
+        return _gave_up(ended)
     if code == _NO_COMMAND and len(run.command) == 1 and " " in run.command[0]:
         return missing.quoted(run, words, ended.size, "".join(_last(ended)[-1:]))
     if code in (_NO_COMMAND, _NOT_EXECUTABLE):
@@ -281,15 +293,109 @@ def _program(ended: Ended) -> Explanation:
     )  # fmt: skip
 
 
-def _not_begun(ended: Ended, code: int, why: str) -> Explanation:
-    """Our runtime could not fetch or unpack what the command needs: the command was never run."""
-    again = code == _TRY_ELSEWHERE
+# What our runtime says of an end that another host may not have: what is in its line, the cause,
+# the verdict, what to do.
+_GAVE_UP = (
+    ("unfit", "unfit-host", "Its host was unfit, and no attempt was left",
+     "Try again: another host may do. See docs/health.md for what is checked."),
+    ("spot", "spot", "EC2 takes its spot instance back, and no attempt was left",
+     _MORE),
+    ("did not come within", "nodes-missing", "Not all of its nodes came in time",
+     "Give them longer: start_within under [launch]; see whether the queue has room for all."),
+    ("did not come back", "node-lost", "A node of it was lost, and no attempt was left",
+     _MORE),
+    ("is gone", "node-lost", "A node of it was lost, and no attempt was left",
+     _MORE),
+    ("does not answer", "node-lost", "A node of it was lost, and no attempt was left",
+     _MORE),
+    ("sign of life", "hung", "It hung, and no attempt was left",
+     "See where its ranks stood: the stacks are in its log and its outputs."),
+    ("could not be ended", "not-ended", "Processes of it could not be ended",
+     "Try again on other hosts."),
+)  # fmt: skip
+
+_ONLY_HOST = (
+    "This machine is the only host: mend what is named, then try again. See docs/health.md for "
+    "what is checked."
+)
+
+
+def _gave_up(ended: Ended) -> Explanation:
+    """Our runtime ended the last attempt with 75: its host, or a peer, was the trouble."""
+    run, own = ended.run, _own_line(ended)
+    for text, cause, verdict, fix in _GAVE_UP:
+        if text in own:
+            fix = _ONLY_HOST if cause == "unfit-host" and ended.words.is_local else fix
+            return Explanation(
+                cause, f"{verdict}: {_short(own)}", _last(ended), fix, _more_tries(ended)
+            )
+    if not own:
+        return Explanation(
+            "host-lost", "It ended with code 75, which says that another host may do better.",
+            _last(ended), "Let it try more often.", _more_tries(ended),
+        )  # fmt: skip
+    if run.nodes or "BATCHML_LAUNCH" in run.environment:
+        return Explanation(
+            "gave-up", f"It gave up, and no attempt was left: {_short(own)}", _last(ended),
+            _MORE, _more_tries(ended),
+        )  # fmt: skip
     return Explanation(
-        "store-unreachable" if again else "not-prepared",
-        f"Its command was never run: {_short(why)}", _last(ended),
-        "Try again." if again else "Send it again: what it takes along is packed anew.",
-        _rerun(ended) if again else ended.words.submit(ended.run, array=ended.size),
+        "store-unreachable", f"Its command was never run: {_short(own)}", _last(ended),
+        "Try again.", _rerun(ended),
     )  # fmt: skip
+
+
+def _final(ended: Ended, code: int, why: str) -> Explanation:
+    """Our runtime ended the run, because another try would end the same way."""
+    run, words = ended.run, ended.words
+    if code == CRASH_LOOP:
+        return Explanation(
+            "crash-loop", f"It came no further, however often it began: {_short(why)}",
+            _last(ended), _of_crash_loop(ended, why), words.log(run),
+        )  # fmt: skip
+    if "unfit" in why and words.is_local:
+        return Explanation(
+            "unfit-hosts", f"This machine is not fit for it: {_short(why)}", _last(ended),
+            _ONLY_HOST, words.log(run),
+        )  # fmt: skip
+    if "unfit" in why:
+        return Explanation(
+            "unfit-hosts", f"No host was fit for it: {_short(why)}", _last(ended),
+            "Look at the image first: a bad image looks like bad hardware.", words.log(run),
+        )  # fmt: skip
+    return Explanation(
+        "not-prepared", f"Its command was never run: {_short(why)}", _last(ended),
+        "Send it again: what it takes along is packed anew.",
+        words.submit(run, array=ended.size),
+    )  # fmt: skip
+
+
+def _of_crash_loop(ended: Ended, why: str) -> str:
+    """What to do, by how the last start ended and by whether anything was ever saved."""
+    if "was ended by SIGKILL" in why:
+        fix = (
+            "Something outside killed them, most often the kernel for lack of memory: see MEMORY "
+            f"in {ended.words.batchml('show', ended.run.job_id)}."
+        )
+    else:
+        fix = "Correct the program; its log has each end."
+    if never_saved(ended.lines or ()):
+        fix += (
+            " It saves nothing in BATCHML_CHECKPOINT_DIR, so each start began at the beginning: "
+            "docs/checkpoints.md."
+        )
+    return fix
+
+
+def _own_line(ended: Ended) -> str:
+    """The last line in which our runtime says why it ended the run; empty where there is none."""
+    own = next((line for line in reversed(ended.lines or ()) if line.startswith(_OURS)), "")
+    return own.removeprefix(_OURS)
+
+
+def _more_tries(ended: Ended) -> str:
+    tries = max(2, ended.run.max_attempts * 2)
+    return _rerun(ended, "--attempts", str(min(10, tries)))
 
 
 def _unknown(ended: Ended) -> Explanation:

@@ -16,10 +16,12 @@ from batchml.model.status import JobStatus
 from batchml.ops.explain.children import of_children, telling, with_children
 from batchml.ops.explain.failing import Ended, wanted_here, why_ended
 from batchml.ops.explain.folder import Here, Missed
+from batchml.ops.explain.ranks import of_first
 from batchml.ops.explain.seen import SOON, Look, Seen
 from batchml.ops.explain.waiting import next_look, why_waits
 from batchml.ops.explain.words import Words, minutes
 from batchml.ops.search import as_run
+from batchml.runtime.codes import TRY_ELSEWHERE
 from batchml.runtime.lines import parse_mark
 
 PAUSE = 5.0  # seconds until a second look at what a first one made suspect
@@ -123,9 +125,11 @@ def _ended(diagnosis: Diagnosis, ended: Ended, look: LookHere) -> Explanation:
         return _of_children(diagnosis, ended, look)
     if outcome is OutcomeClass.DEPENDENCY_FAILED and ended.run.depends_on and diagnosis.left:
         return why_ended(replace(ended, dependencies=diagnosis.runs(ended.run.depends_on)))
-    if outcome is OutcomeClass.HOST_LOST and ended.run.host.startswith("i-") and not local:
+    gave_up = outcome is OutcomeClass.HOST_LOST and ended.run.exit_code == TRY_ELSEWHERE
+    is_lost = outcome is OutcomeClass.HOST_LOST and not gave_up
+    if is_lost and ended.run.host.startswith("i-") and not local:
         return why_ended(replace(ended, machine=diagnosis.machine(ended.run.host)))
-    if outcome in _READS_LOG:
+    if outcome in _READS_LOG or gave_up:
         ended = replace(ended, lines=_last_lines(diagnosis, ended.run))
         missed = wanted_here(ended)
         if missed is not None:
@@ -153,7 +157,8 @@ def _last_lines(diagnosis: Diagnosis, run: Run) -> tuple[str, ...] | None:
     if not stream:
         return None
     lines = diagnosis.last_lines(run.log_group, stream)
-    return lines and tuple(line for line in lines if parse_mark(line) is None)
+    lines = lines and tuple(line for line in lines if parse_mark(line) is None)
+    return of_first(lines) if lines and "BATCHML_LAUNCH" in run.environment else lines
 
 
 # --- runs that wait ---------------------------------------------------------------------------

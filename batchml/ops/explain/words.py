@@ -37,8 +37,9 @@ class Words(Struct, frozen=True):
 
         Its files are packed anew. `array` is the size of the array that a child stands for.
         """
-        if has_nodes(run):  # batchml submits none of several nodes
+        if is_out_of_reach(run):
             return self.batchml("show", run.job_id)
+        flags = (*(("--nodes", str(run.nodes)) if run.nodes else ()), *flags)
         given = [word for name, value in run.params.items() for word in ("-p", f"{name}={value}")]
         more = (*(("--array", str(array)) if array else ()), *flags)
         argv = shlex.join(command or plain_command(run.command))
@@ -47,8 +48,9 @@ class Words(Struct, frozen=True):
             again = self.batchml("submit", self.job, *given, *other, *more)
             return f"{again} -- {argv}" if command else again
         image = image or own_image(run.image) or run.image
-        is_child = run.array_index is not None and not array
-        if not image or not run.command or run.command[0] == _ORDER or is_child:
+        is_part = run.array_index is not None and not array
+        is_part = is_part or "BATCHML_LAUNCH" in run.environment  # no flag says how it is started
+        if not image or not run.command or run.command[0] == _ORDER or is_part:
             return self.batchml("show", run.job_id)
         again = self.batchml("submit", "--name", run.name, "--image", image, *more)
         return f"{again} -- {argv}"
@@ -58,7 +60,7 @@ class Words(Struct, frozen=True):
 
         Of an array that a child stands for, what failed of it.
         """
-        if has_nodes(run):
+        if is_out_of_reach(run):
             return self.batchml("show", run.job_id)
         if array is None:
             return self.batchml("rerun", run.job_id, *flags)
@@ -73,9 +75,9 @@ class Words(Struct, frozen=True):
         return name.removeprefix(f"batchml-{self.env}-")
 
 
-def has_nodes(run: Run) -> bool:
-    """True for a run of several nodes, and for one of its nodes."""
-    return bool(run.nodes) or run.node_index is not None
+def is_out_of_reach(run: Run) -> bool:
+    """True for what batchml does not submit: one node of a run, or nodes that others submitted."""
+    return run.node_index is not None or (run.nodes > 0 and not run.key)
 
 
 def own_image(reference: str) -> str:
