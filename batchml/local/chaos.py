@@ -1,15 +1,16 @@
 """Failures on request, so that a person can rehearse them: the words for them, and what they mean.
 
     host-lost@60s     after 60 s of an attempt its host is gone: no TERM, no exit code
+    node-lost@60s     after 60 s the host of another node than the main one is gone, drawn by chance
     spot@60s          after 60 s TERM, and the host is gone when the grace is over
     oom@60s           after 60 s the attempt is killed for memory
     throttle=20%      so many requests are refused, as AWS refuses those that come too fast
     no-capacity=5m    for so long after the server's start no job is placed
     seed=7            what is left to chance comes out the same again
 
-The first of `host-lost`, `spot` and `oom` is for a job's first attempt, the second for its second,
-and so on: whoever lists two rehearses that both are survived. Without a time they strike as soon as
-the program runs. `host-lost@60s=20%` strikes one job in five.
+The first of `host-lost`, `node-lost`, `spot` and `oom` is for a job's first attempt, the second for
+its second, and so on: whoever lists two rehearses that both are survived. Without a time they
+strike as soon as the program runs. `host-lost@60s=20%` strikes one job in five.
 
 A job's tag `batchml:chaos` holds the same words with spaces between them (AWS's tags know no commas
 and no %), and stands for that job in place of the server's.
@@ -28,9 +29,10 @@ from batchml.model.reading import parse_duration
 TAG = "batchml:chaos"
 
 HOST_LOST = "host-lost"
+NODE_LOST = "node-lost"
 SPOT = "spot"
 OOM = "oom"
-_FAULTS = (HOST_LOST, SPOT, OOM)
+_FAULTS = (HOST_LOST, NODE_LOST, SPOT, OOM)
 _OF_SERVER = ("throttle", "no-capacity", "seed")
 
 MOST_FAULTS = 10  # as many as a job can have attempts
@@ -202,6 +204,12 @@ def fault_of(server: Chaos | None, tag: str | None, sequence: int, number: int) 
     fault = chaos.faults[number - 1]
     by_chance = _drawn(chaos.seed or 0, f"attempt/{sequence}/{number}") < fault.chance
     return fault if by_chance else None
+
+
+def struck_node(server: Chaos | None, sequence: int, number: int, others: int) -> int:
+    """Which of the `others` a `node-lost` strikes, from 0; all nodes of an attempt are told so."""
+    seed = (server.seed if server else None) or 0
+    return int(_drawn(seed, f"node/{sequence}/{number}") * others)
 
 
 def is_throttled(chaos: Chaos | None, number: int) -> bool:

@@ -45,6 +45,7 @@ from batchml.local.wire import Refused
 
 IDLE_LIMIT = 600.0  # seconds without an unfinished job or a request
 EXIT_CRASHED = 74
+MACHINE = "this-machine"  # the environment that there is from the first start on
 
 log = logging.getLogger("batchml.local")
 
@@ -59,6 +60,7 @@ def main() -> int:
     parser.add_argument("--executor", choices=EXECUTORS)
     parser.add_argument("--allow-path", action="append")
     parser.add_argument("--allow-privileged", action=argparse.BooleanOptionalAction)
+    parser.add_argument("--vcpus", type=int)
     options = parser.parse_args()
     os.umask(0o077)
     _allow_many_files()
@@ -100,11 +102,15 @@ async def serve(home: Home, options: argparse.Namespace) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, asked.set)
     lock = home.hold()
-    choice = choose(home, options.executor, options.allow_path, options.allow_privileged)
+    choice = choose(
+        home, options.executor, options.allow_path, options.allow_privileged, options.vcpus
+    )
     keys = home.keys()
     _check_not_emptied(home)
     store = Store(home.journal, may_be_new=not _has_served(home))
     machine = read_machine()
+    if choice.vcpus:
+        machine = replace(machine, vcpus=choice.vcpus)
     chaos = _chaos(options.chaos)
     now = int(clock.now() * 1000)
     core = Core(engine.restore(faults.rehearse(store.load(machine), chaos, now), now), store, clock)
@@ -133,6 +139,8 @@ async def serve(home: Home, options: argparse.Namespace) -> int:
     server = Server(core, store, logs, keys, endpoint.port, clock)
     loop_task = loop.create_task(core.run())
     await _first_start(core, clock)
+    if options.vcpus is not None:
+        await _as_large_as_believed(core, clock)
     await network.restore(core.state.by_task)
     _adopt_all(core.state, executor)
     core.report(Ticked(int(clock.now() * 1000)))  # what waited may fit now
@@ -257,13 +265,25 @@ def bind(home: Home, port: int) -> socket.socket:
     raise AssertionError("unreachable: the last candidate returns or raises")
 
 
+async def _as_large_as_believed(core: Core, clock: SystemClock) -> None:
+    """Give the environment that the first start made as much as the machine has from now on."""
+    environment = core.state.environments.get(MACHINE)
+    vcpus = core.state.machine.vcpus
+    if environment is None:
+        return
+    params = {"computeEnvironment": MACHINE, "computeResources": {"maxvCpus": vcpus}}
+    now = int(clock.now() * 1000)
+    name = f"believed-{now}"
+    await core.request(Requested("UpdateComputeEnvironment", params, now, name))
+
+
 async def _first_start(core: Core, clock: SystemClock) -> None:
     """An empty state gets one environment, the whole machine, and the queue `default`."""
     if core.state.environments or core.state.queues:
         return
     now = int(clock.now() * 1000)
     environment = {
-        "computeEnvironmentName": "this-machine",
+        "computeEnvironmentName": MACHINE,
         "type": "MANAGED",
         "computeResources": {
             "type": "EC2",
@@ -273,7 +293,7 @@ async def _first_start(core: Core, clock: SystemClock) -> None:
             "instanceTypes": ["optimal"],
         },
     }
-    order = [{"order": 1, "computeEnvironment": "this-machine"}]
+    order = [{"order": 1, "computeEnvironment": MACHINE}]
     queue = {"jobQueueName": "default", "priority": 10, "computeEnvironmentOrder": order}
     for operation, params in (
         ("CreateComputeEnvironment", environment),

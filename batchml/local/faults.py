@@ -30,20 +30,33 @@ def rehearse(state: State, asked: Chaos | None, now: int) -> State:
 def arm(draft: Draft, job: Job) -> None:
     """The program of an attempt runs: note what is in store for it.
 
-    Of a multi-node job the main node is struck, which ends the whole.
+    Of a multi-node job the main node is struck, which ends the whole, or by `node-lost` another,
+    which AWS Batch does nothing about.
     """
     attempt = job.attempt
     if attempt is None or attempt.started_at is None or attempt.doom or job.is_multinode:
         return
-    if job.node is not None and not job.is_main_node:
-        return
-    fault = chaos.fault_of(draft.state.chaos, job.tags.get(chaos.TAG), job.sequence, attempt.number)
-    if fault is not None:
+    whole = draft.state.jobs.get(job.parent, job) if job.node is not None else job
+    asked, tag = draft.state.chaos, job.tags.get(chaos.TAG)
+    fault = chaos.fault_of(asked, tag, whole.sequence, attempt.number)
+    if fault is not None and _is_struck(asked, whole, job, attempt, fault):
         at = attempt.started_at + fault.after * 1000
         item = (attempt.task_id, fault)
         known = draft.awaited(draft.state.faults)
         faults = heap.push(known, (at, attempt.task_id), item)
         draft.state = replace(draft.state, faults=faults)
+
+
+def _is_struck(asked: Chaos | None, whole: Job, job: Job, attempt: Attempt, fault: Fault) -> bool:
+    """Whether a fault of a whole job is for this container of it."""
+    nodes = job.spec.nodes
+    if job.node is None or nodes is None:
+        return fault.kind != chaos.NODE_LOST
+    if fault.kind != chaos.NODE_LOST or nodes.count < 2:
+        return fault.kind != chaos.NODE_LOST and job.is_main_node
+    others = [index for index in range(nodes.count) if index != nodes.main]
+    place = chaos.struck_node(asked, whole.sequence, attempt.number, len(others))
+    return job.node == others[place]
 
 
 def strike(draft: Draft) -> None:

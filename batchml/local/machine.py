@@ -3,8 +3,20 @@
 import os
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+
+from batchml.local.home import Home, read_record
+
 if TYPE_CHECKING:
     from batchml.local.state import Machine
+
+KEPT = "executor.json"  # how the server is started next: executors/choice.py
+
+
+class Believed(Struct, frozen=True):
+    """What the server was told to believe of this machine; 0: what there is."""
+
+    vcpus: int = 0
 
 
 def read_machine(*, with_gpus: bool = True) -> "Machine":
@@ -13,6 +25,12 @@ def read_machine(*, with_gpus: bool = True) -> "Machine":
 
     gpus = find_gpus() if with_gpus else ()
     return Machine(vcpus=count_vcpus(), memory=memory_mib(), gpus=gpus)
+
+
+def believed_vcpus(home: Home) -> int:
+    """Those that the server of this state folder gives out: `batchml local start --vcpus`."""
+    told = read_record(home.local / KEPT, Believed)
+    return told.vcpus if told and told.vcpus else count_vcpus()
 
 
 def count_vcpus() -> int:

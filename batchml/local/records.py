@@ -45,6 +45,13 @@ class Environment(Record, frozen=True):
             return int(self.detail["unmanagedvCpus"])
         return int(self.detail["computeResources"].get("maxvCpus", 0))
 
+    @property
+    def takes_nodes(self) -> bool:
+        """Whether multi-node jobs are placed here: not on spot instances, not on others' hosts."""
+        if self.detail["type"] == "UNMANAGED":
+            return False
+        return bool(self.detail["computeResources"].get("type") == "EC2")
+
 
 class Queue(Record, frozen=True):
     """A job queue."""

@@ -119,6 +119,8 @@ def environment_for(state: State, queue: Queue, job: Job) -> str | None:
         environment = state.environments.get(name)
         if environment is None or not environment.enabled:
             continue
+        if job.is_multinode and not environment.takes_nodes:
+            continue
         if not fits and name != CONTROLLERS:
             continue
         room = environment.max_vcpus - state.used.get(name, 0)
@@ -177,8 +179,10 @@ def _blocked(draft: Draft, queue: Queue, job: Job) -> Blocked:
 
 def _why_stuck(state: State, queue: Queue, job: Job) -> str:
     known = [state.environments[name] for name in queue.environments if name in state.environments]
+    if job.is_multinode:
+        known = [environment for environment in known if environment.takes_nodes]
     largest = max((environment.max_vcpus for environment in known), default=0)
-    if not state.machine.fits(job.needs):
+    if not state.machine.fits(job.needs) or (job.is_multinode and not known):
         return NEVER_FITS_MACHINE
     if job.needs.vcpus > largest:
         return NEVER_FITS_ENVIRONMENT

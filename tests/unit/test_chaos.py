@@ -41,7 +41,7 @@ def test_the_words_of_the_documentation() -> None:
 
 FAULTS = st.builds(
     Fault,
-    st.sampled_from(["host-lost", "spot", "oom"]),
+    st.sampled_from(["host-lost", "node-lost", "spot", "oom"]),
     st.integers(0, 10**6),
     st.integers(1, 1000).map(lambda n: n / 1000),
 )
@@ -322,6 +322,25 @@ def test_of_a_multi_node_job_the_main_node_is_struck() -> None:
         w.end(node, 143)
     assert [attempt["statusReason"] for attempt in w.jobs[job].attempts] == [said]
     assert w.status(job) == ["STARTING"]
+
+
+def test_node_lost_takes_a_node_that_is_not_the_main_one_and_the_job_goes_on() -> None:
+    w, job = cluster_running(3, tags={chaos.TAG: "node-lost@20s"}, retryStrategy=SPOT_RULES)
+    main, *others = nodes_of(job)
+    (order,) = orders(w, 20)
+    assert order.task_id in {w.task(node) for node in others}
+    struck = next(node for node in others if w.task(node) == order.task_id)
+    w.end(struck, 137)
+    assert w.stops == []
+    assert w.status(job, main, struck) == ["RUNNING", "RUNNING", "FAILED"]
+    assert w.jobs[struck].status_reason.startswith("Host EC2 (instance i-")
+    w.end(main, 75)  # as our runtime then does
+
+
+def test_node_lost_strikes_no_job_of_one_container() -> None:
+    w = rehearsing("node-lost")
+    w.start(w.submit())
+    assert orders(w, 60) == []
 
 
 # --- restarts -----------------------------------------------------------------------------------

@@ -70,6 +70,29 @@ def running(nodes: int = 3, **more: Any) -> tuple[World, str]:
     return w, job
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"computeResources": {"type": "SPOT", "maxvCpus": 99, "subnets": []}},
+        {"type": "UNMANAGED", "computeResources": None, "unmanagedvCpus": 99},
+    ],
+)
+def test_nodes_are_placed_on_demand_alone(other: dict[str, Any]) -> None:
+    """B139."""
+    w = world(vcpus=4)
+    w.environment("other", **other)
+    w.queue("others", 1, "other")
+    w.queue("both", 1, "other", "ce")
+    define(w, shape(2))
+    alone = w.submit(queue="others")
+    stuck, placed = (
+        str(w.call("SubmitJob", jobName="job", jobQueue=queue, jobDefinition="m")["jobId"])
+        for queue in ("others", "both")
+    )
+    assert w.status(alone, stuck, placed) == ["STARTING", "RUNNABLE", "STARTING"]
+    assert w.jobs[stuck].status_reason.startswith("MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT")
+
+
 def nodes_of(job: str, count: int = 3) -> list[str]:
     return [f"{job}#{node}" for node in range(count)]
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from batchml.local.executors.container import Permits, container_spec
 from batchml.local.executors.spec import Host, runner_spec
 from batchml.local.home import Home
-from batchml.local.state import Job
+from batchml.local.state import Job, Nodes
 
 from tests.contract.executor_rig import attempt_of, job_of  # isort: skip
 
@@ -71,3 +71,38 @@ def test_a_process_of_ours_goes_through_the_runtime_whatever_its_image(host: Hos
     assert spec["command"][1:] == ["-m", "batchml.runtime.run", "true"]
     theirs = job_of(["true"])
     assert runner_spec(host, theirs, attempt_of(theirs))["command"] == ["true"]
+
+
+def node_of(job: Job, index: int) -> Job:
+    return replace(job, id=f"{job.id}#{index}", node=index,
+                   spec=replace(job.spec, nodes=Nodes(2, 0)))  # fmt: skip
+
+
+@pytest.mark.parametrize("told", ["LAUNCH", "HEALTH"])
+def test_the_nodes_of_a_run_share_what_outlives_an_attempt(host: Host, told: str) -> None:
+    """Checkpoints, outputs, the store are the run's; metrics and stop file a node's own. (B237)"""
+    job = job_of(["true"], env={f"BATCHML_{told}": "{}"})
+    nodes = [node_of(job, index) for index in (0, 1)]
+    first, second = (inside_process(host, node) for node in nodes)
+    runs = host.home.runs / job.id
+    for name, folder in (("OUTPUT_DIR", "output"), ("CHECKPOINT_DIR", "checkpoints"),
+                         ("STORE", "store")):  # fmt: skip
+        assert first[f"BATCHML_{name}"] == second[f"BATCHML_{name}"] == str(runs / folder)
+    assert first["BATCHML_METRICS"] != second["BATCHML_METRICS"]
+    assert [env["BATCHML_RUN"] for env in (first, second)] == [node.id for node in nodes]
+    (_, mounted), (_, others) = (inside_container(host, node) for node in nodes)
+    for inside in ("/batchml/output", "/batchml/checkpoints", "/batchml/store"):
+        assert mounted[inside] == others[inside]
+    spec = runner_spec(host, nodes[0], attempt_of(nodes[0]))
+    assert spec["own"] == ""  # never left to another job
+
+
+@pytest.mark.parametrize("told", ["CODE", "ORDER", "LAUNCH", "HEALTH"])
+def test_a_container_is_wrapped_where_the_runtime_has_something_to_do(
+    host: Host, told: str
+) -> None:
+    """(B238)"""
+    job = job_of(["true"], env={f"BATCHML_{told}": "x"})
+    assert container_spec(host, Permits(), job, attempt_of(job))["wrap"] is True
+    plain = job_of(["true"], env={"BATCHML_KEY": "k"})
+    assert container_spec(host, Permits(), plain, attempt_of(plain))["wrap"] is False

@@ -10,6 +10,7 @@ from batchml.local.executors.controller import controller_spec
 from batchml.local.executors.record import CONTAINER, PROCESS
 from batchml.local.executors.spec import Host, SpecOf, runner_spec
 from batchml.local.home import Home, read_record
+from batchml.local.machine import KEPT
 from batchml.local.state import Attempt, Job
 from batchml.runtime.files import write_json
 
@@ -21,6 +22,7 @@ class Choice(Struct, frozen=True):
     executor: str = PROCESS
     permits: Permits = Permits()
     had_docker: bool = False  # now or before: there may be containers
+    vcpus: int = 0  # that the machine is believed to have; 0: what it has
 
     @property
     def kind(self) -> str:
@@ -41,11 +43,15 @@ class Choice(Struct, frozen=True):
 
 
 def read_choice(home: Home) -> Choice:
-    return read_record(home.local / "executor.json", Choice) or Choice()
+    return read_record(home.local / KEPT, Choice) or Choice()
 
 
 def choose(
-    home: Home, executor: str | None, paths: list[str] | None, privileged: bool | None
+    home: Home,
+    executor: str | None,
+    paths: list[str] | None,
+    privileged: bool | None,
+    vcpus: int | None = None,
 ) -> Choice:
     """The choice from now on: what is given, and for the rest what was chosen before."""
     before = read_choice(home)
@@ -54,7 +60,12 @@ def choose(
         paths=before.permits.paths if paths is None else tuple(paths),
         privileged=before.permits.privileged if privileged is None else privileged,
     )
-    choice = Choice(executor, permits, had_docker=before.had_docker or executor == DOCKER)
+    choice = Choice(
+        executor,
+        permits,
+        had_docker=before.had_docker or executor == DOCKER,
+        vcpus=before.vcpus if vcpus is None else vcpus,
+    )
     if choice != before:
-        write_json(str(home.local / "executor.json"), msgspec.to_builtins(choice))
+        write_json(str(home.local / KEPT), msgspec.to_builtins(choice))
     return choice

@@ -18,7 +18,7 @@ from batchml.local.executors.cgroup import most_pids
 from batchml.local.executors.forked import Forker
 from batchml.local.executors.runner import now_ms, until_it_works
 from batchml.local.executors.slot import Slot
-from batchml.runtime.lines import LineSplitter
+from batchml.runtime.lines import NEEDED_MEMORY, LineSplitter
 from batchml.runtime.processes import send
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ class _Attempt:
         killed = code == 128 + signal.SIGKILL and not self._killed
         short = slot.oom_kills() if slot is not None else 0
         if short and not killed:
-            self._io.write([b"batchml: a process of this job was killed: it needed more memory"])
+            self._io.write([NEEDED_MEMORY.encode()])
         return {
             "code": code,
             "signal": by_signal,

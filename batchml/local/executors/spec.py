@@ -24,6 +24,14 @@ _PASSED_ON = (
 )  # fmt: skip
 
 
+# What only our runtime can do: fetch and unpack, start ranks, look at the host.
+_NEEDING = ("BATCHML_CODE", "BATCHML_ORDER", "BATCHML_LAUNCH", "BATCHML_HEALTH")
+
+# What a run keeps beside its outputs and checkpoints: what its attempts took, which generations of
+# its nodes there were, and which hosts were unfit.
+_STORING = ("BATCHML_MAX_SECONDS", "BATCHML_LAUNCH", "BATCHML_HEALTH")
+
+
 class Host(Struct, frozen=True):
     """Where processes run: the state folder, the runtime's copy, the server's environment, and
     where and with which keys the server answers, if jobs are to reach it.
@@ -46,7 +54,7 @@ class NoEnvironment(Exception):
 
 def runner_spec(host: Host, job: Job, attempt: Attempt) -> dict[str, Any]:
     """What the runner is told. Never written to disk. Raises NoEnvironment."""
-    runs = f"{host.home.runs}/{job.id}"
+    runs = run_folder(host, job)
     image = find(host.home.images, job.container["image"])
     env = _with_access(host, job, attempt, job_environment(host, job, attempt))
     spec = {
@@ -72,8 +80,8 @@ def runner_spec(host: Host, job: Job, attempt: Attempt) -> dict[str, Any]:
 
 
 def needs_runtime(env: Mapping[str, str]) -> bool:
-    """True when our runtime has something to fetch before the command is run."""
-    return "BATCHML_CODE" in env or "BATCHML_ORDER" in env
+    """True when our runtime has something to do before the command is run, or starts it."""
+    return not env.keys().isdisjoint(_NEEDING)
 
 
 def preamble(job: Job, how: str) -> str:
@@ -93,6 +101,13 @@ def _given(job: Job) -> dict[str, str]:
 def work_folder(host: Host, attempt: Attempt) -> str:
     """Where a process starts; made by its runner, and removed with what it leaves there."""
     return f"{host.home.attempts}/{attempt.task_id}/work"
+
+
+def run_folder(host: Host, job: Job) -> str:
+    """Where what a run leaves behind lies: that of the whole job for each of its nodes, which
+    resume from what any of them has saved.
+    """
+    return f"{host.home.runs}/{job.id if job.node is None else job.parent}"
 
 
 def _are_in(runs: str, env: Mapping[str, str]) -> bool:
@@ -164,7 +179,7 @@ def _has_credentials(folder: str) -> bool:
 
 def job_environment(host: Host, job: Job, attempt: Attempt) -> dict[str, str]:
     """The variables that a job sees: Batch's, ours, and its own, which win over ours."""
-    runs, root, given = f"{host.home.runs}/{job.id}", host.home.root, _given(job)
+    runs, root, given = run_folder(host, job), host.home.root, _given(job)
     ours = {
         "BATCHML_RUN": job.id,
         "BATCHML_ATTEMPT": str(attempt.number),
@@ -176,7 +191,7 @@ def job_environment(host: Host, job: Job, attempt: Attempt) -> dict[str, str]:
         "BATCHML_METRICS": f"{work_folder(host, attempt)}/.batchml-metrics",
         "BATCHML_STOP_FILE": f"{work_folder(host, attempt)}/.batchml-stop",
     }
-    if "BATCHML_MAX_SECONDS" in given:  # what the attempts took is kept there
+    if not given.keys().isdisjoint(_STORING):
         ours["BATCHML_STORE"] = f"{runs}/store"
     if job.index is not None:
         ours["BATCHML_ARRAY_SIZE"] = str(job.spec.array_size)
