@@ -41,6 +41,7 @@ def starting_script(site: Site, compute: Compute) -> str:
         stop_seconds=compute.stop_seconds,
         has_gpus=compute.has_gpus,
         lets_privileged=site.lets_privileged(compute),
+        is_spot=compute.spot,
     )
 
 

@@ -12,6 +12,8 @@ from msgspec import Struct
 from batchml.model.environment import LOCAL, Compute, Environment
 
 WORKSPACE = "/workspace"  # on the instances and in the containers
+NOTICES = "/run/batchml"  # on the instances and in the containers: what EC2 announces
+NOTICE_FILE = f"{NOTICES}/notice"
 USER = "1000:1000"  # of images/*/Dockerfile, and of the files in the workspace (cfn/storage.yaml)
 PREFIX = "batchml"
 
@@ -69,7 +71,7 @@ class Platform(Struct, frozen=True):
     `gpu` is how containers with GPUs reach them: `driver-mount` (privileged, the driver's folder of
     the host), `toolkit` (unprivileged, the NVIDIA runtime), or empty: nothing is said about it.
     `workspace` is the folder of the host that containers have at `/workspace`, `user` whom images
-    of ours run as.
+    of ours run as, `notices` the folder in which spot hosts write what EC2 announces.
     """
 
     gpu: Literal["", "driver-mount", "toolkit"] = ""
@@ -78,6 +80,7 @@ class Platform(Struct, frozen=True):
     log_group: str = ""
     workspace: str = ""
     user: str = ""
+    notices: str = ""
     tags: dict[str, str] = {}
 
 
@@ -135,6 +138,7 @@ def make_platform(env: str, environment: Environment, outputs: Mapping[str, str]
         log_group=outputs.get("LogGroupName", ""),
         workspace=WORKSPACE if has_workspace else "",
         user=USER,
+        notices=NOTICES if any(each.spot for each in environment.compute.values()) else "",
         tags={**environment.tags, **owner_tags(env)},
     )
 

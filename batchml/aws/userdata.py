@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from shlex import quote
 from typing import NamedTuple
 
-from batchml.aws.site import WORKSPACE, Workspace
+from batchml.aws.site import NOTICE_FILE, NOTICES, WORKSPACE, Workspace
 from batchml.errors import ConfigError
 
 MAX_USER_DATA = 16 * 1024  # bytes before base64; EC2
@@ -36,6 +36,7 @@ def user_data(
     stop_seconds: int = 110,
     has_gpus: bool = False,
     lets_privileged: bool = False,
+    is_spot: bool = False,
 ) -> str:
     """The user data of an instance, not encoded.
 
@@ -46,6 +47,8 @@ def user_data(
     mount = _mount(workspace)
     if mount:
         parts.append(Part("boothook", mount))
+    if is_spot:
+        parts.append(Part("boothook", _notices()))
     parts.append(Part("script", _agent(stop_seconds, has_gpus, lets_privileged)))
     return multipart(parts)
 
@@ -71,6 +74,52 @@ def _firewall() -> str:
 #!/bin/bash
 rule=(OUTPUT -d {METADATA}/32 -m owner ! --uid-owner 0 -j DROP)
 iptables -w 10 -C "${{rule[@]}}" 2> /dev/null || iptables -w 10 -I "${{rule[@]}}"
+"""
+
+
+def _notices() -> str:
+    """A service that asks what EC2 announces and writes it where containers read it: they cannot
+    ask, because of the firewall. batchml/runtime/notice.py reads it. The folder stays while the
+    service starts anew, or containers would see the old one. `docs/decisions/027-notices.md`
+    """
+    return f"""\
+#!/bin/bash
+cat > /usr/local/sbin/batchml-notice << 'END'
+#!/bin/bash
+umask 022
+ask() {{ curl --silent --noproxy '*' --max-time 2 "$@"; }}
+look() {{
+    answer=$(ask -w '%{{http_code}}' -H "X-aws-ec2-metadata-token: $token" \\
+        "http://{METADATA}/latest/meta-data/$1")
+    case ${{answer: -3}} in
+        200) echo "${{answer%???}}" > "$2.new" && mv -f "$2.new" "$2" ;;
+        404) rm -f "$2" ;;
+        401) token= ;;
+    esac
+}}
+mkdir -p {NOTICES}
+token=
+while :; do
+    if [ -z "$token" ]; then
+        token=$(ask --fail -X PUT -H 'X-aws-ec2-metadata-token-ttl-seconds: 21600' \\
+            http://{METADATA}/latest/api/token)
+    fi
+    if [ -n "$token" ]; then
+        look spot/instance-action {NOTICE_FILE}
+        look events/recommendations/rebalance {NOTICE_FILE}.rebalance
+    fi
+    sleep 5
+done
+END
+chmod 0755 /usr/local/sbin/batchml-notice
+cat > /etc/systemd/system/batchml-notice.service << 'END'
+[Service]
+ExecStart=/usr/local/sbin/batchml-notice
+Restart=always
+RestartSec=5
+END
+systemctl daemon-reload
+systemctl start --no-block batchml-notice
 """
 
 

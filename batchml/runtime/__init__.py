@@ -1,15 +1,18 @@
 """Inside the container: standard library only, Python 3.8 and later.
 
-A program needs none of it. One that wants to: `report(step=3, loss=0.5)` records metrics, and
-`should_stop()` is True once the run is to save and stop.
+A program needs none of it. One that wants to: `report(step=3, loss=0.5)` records metrics,
+`progress(3, waited=0.02)` tells which of many ranks is slow, `should_stop()` is True once the run
+is to save and stop, and `checkpoint.save` and `checkpoint.newest` (batchml.runtime.checkpoint) keep
+what it has learned.
 """
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from batchml.runtime.metrics import report
+    from batchml.runtime.pulse import progress
     from batchml.runtime.stopping import should_stop
 
-__all__ = ["report", "should_stop"]
+__all__ = ["progress", "report", "should_stop"]
 
 
 def __getattr__(name: str) -> object:
@@ -17,6 +20,10 @@ def __getattr__(name: str) -> object:
         from batchml.runtime.metrics import report
 
         return report
+    if name == "progress":
+        from batchml.runtime.pulse import progress
+
+        return progress
     if name == "should_stop":
         from batchml.runtime.stopping import should_stop
 

@@ -9,6 +9,9 @@ from typing import Dict
 
 from batchml.runtime.env import RuntimeEnv
 
+TEMPORARY = "batchml-"  # how the name of an attempt's own folder begins
+_CHECKPOINT = "checkpoint"
+
 
 class Temporary:
     """A folder that is made when it is first needed and goes with the attempt."""
@@ -25,9 +28,9 @@ class Temporary:
         """Raises OSError where nothing can be written."""
         if not self._path:
             try:
-                self._path = tempfile.mkdtemp(prefix="batchml-")
+                self._path = tempfile.mkdtemp(prefix=TEMPORARY)
             except FileNotFoundError:  # a read-only image
-                self._path = tempfile.mkdtemp(prefix="batchml-", dir="/dev/shm")
+                self._path = tempfile.mkdtemp(prefix=TEMPORARY, dir="/dev/shm")
         return self._path
 
     def remove(self) -> None:
@@ -50,7 +53,7 @@ def arrange(env: RuntimeEnv, temporary: Temporary) -> RuntimeEnv:
         return env
     return env._replace(
         output_dir=env.output_dir or _made(temporary, "output"),
-        checkpoint_dir=env.checkpoint_dir or _checkpoints(env) or _made(temporary, "checkpoint"),
+        checkpoint_dir=env.checkpoint_dir or _checkpoints(env) or _made(temporary, _CHECKPOINT),
         metrics=env.metrics or os.path.join(temporary.path(), "metrics"),
         stop_file=env.stop_file or os.path.join(temporary.path(), "stop"),
     )
@@ -88,6 +91,17 @@ def _checkpoints(env: RuntimeEnv) -> str:
     except OSError:
         return ""
     return path
+
+
+def loses_checkpoints(env: RuntimeEnv) -> bool:
+    """Whether the checkpoint folder goes with the attempt: neither given, nor in a workspace."""
+    above, name = os.path.split(env.checkpoint_dir)
+    return env.is_run and name == _CHECKPOINT and os.path.basename(above).startswith(TEMPORARY)
+
+
+def is_kept(env: RuntimeEnv) -> bool:
+    """Whether checkpoints are kept in the run's store. A trial's are on its sweep's board."""
+    return bool(env.store) and not env.sweep and loses_checkpoints(env)
 
 
 def own_folder() -> str:

@@ -63,12 +63,12 @@ class Outputs:
         self._over.set()
         if self._thread is not None:
             self._thread.join()
-        return [f"{name}: {why}" for name, why in self._send(files_of(self._folder)).items()]
+        return [f"{name}: {why}" for name, why in self.send(files_of(self._folder)).items()]
 
     def look(self) -> None:
         """Send what has rested since the last look."""
         now = files_of(self._folder)
-        self._send({name: state for name, state in now.items() if self._seen.get(name) == state})
+        self.send({name: state for name, state in now.items() if self._seen.get(name) == state})
         self._seen = now
 
     def _go_round(self, every: float) -> None:
@@ -78,7 +78,7 @@ class Outputs:
             except Exception:
                 continue  # the end tells what could not be sent
 
-    def _send(self, files: Mapping[str, _State]) -> Dict[str, str]:
+    def send(self, files: Mapping[str, _State]) -> Dict[str, str]:
         """Send those that are not there in this state; what went wrong, by name."""
         names = [name for name in sorted(files) if self._sent.get(name) != files[name]]
         self._away = False

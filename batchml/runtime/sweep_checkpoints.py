@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from typing import List, NamedTuple, Optional
+from typing import Callable, List, NamedTuple, Optional
 
 from batchml.runtime.board import checkpoint_prefix
 from batchml.runtime.env import RuntimeEnv
@@ -16,7 +16,12 @@ from batchml.runtime.files import read_json
 from batchml.runtime.store import Store
 from batchml.runtime.sweep_work import Work
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from batchml.runtime.checkpoint_keep import Kept
+
 _PLACE = ".batchml-step"
+_NONE = (".batchml-", ".saving-", ".removing-")  # how names begin that are no checkpoint's
 
 
 class Place(NamedTuple):
@@ -47,17 +52,21 @@ def checkpoint_folder(env: RuntimeEnv, work: Work) -> str:
     return path
 
 
-def fetch_checkpoints(board: Store, work: Work, attempt: int, folder: str) -> None:
-    """Bring what earlier waves and attempts kept on the board. Raises StoreError and OSError."""
+def fetch_checkpoints(
+    board: Store, work: Work, attempt: int, folder: str, say: Callable[[str], None]
+) -> Kept:
+    """Bring what earlier waves and attempts kept on the board; what keeps what comes.
+
+    Raises StoreError and OSError.
+    """
+    from batchml.runtime.checkpoint_keep import Kept, bring
+
     prefix = checkpoint_prefix(work.entry.trial)
-    keys = board.keys(prefix)
     if not work.entry.resumes and attempt == 1:
-        board.delete(*keys)  # it begins anew
-        return
-    for key in keys:
-        path = os.path.join(folder, *key[len(prefix) :].split("/"))
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        board.get_file(key, path)
+        board.delete(*board.keys(prefix))  # it begins anew
+    else:
+        bring(board, prefix, folder, say)
+    return Kept(folder, board, prefix)
 
 
 def has_checkpoints(folder: str) -> bool:
@@ -85,6 +94,6 @@ def recall(folder: str) -> Optional[Place]:
 
 def _names(folder: str) -> List[str]:
     try:
-        return [name for name in os.listdir(folder) if name != _PLACE]
+        return [name for name in os.listdir(folder) if not name.startswith(_NONE)]
     except OSError:
         return []

@@ -8,9 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Callable, Dict, List, Optional
 
 from batchml.runtime.attempt import Running
-from batchml.runtime.board import checkpoint_prefix
 from batchml.runtime.env import RuntimeEnv
-from batchml.runtime.outputs import Outputs
 from batchml.runtime.processes import changes_of
 from batchml.runtime.store import BRIEF, go_on, open_store
 from batchml.runtime.sweep_checkpoints import (
@@ -23,6 +21,10 @@ from batchml.runtime.sweep_checkpoints import (
 )
 from batchml.runtime.sweep_watch import Watch
 from batchml.runtime.sweep_work import begin
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from batchml.runtime.checkpoint_keep import Kept
 
 
 class Trial:
@@ -40,7 +42,7 @@ class Trial:
         self._folder = checkpoint_folder(env, self._work)
         self.env = env._replace(checkpoint_dir=self._folder, grace=self._work.course.grace)
         self._place = Place(0, None)
-        self._kept: Optional[Outputs] = None  # the checkpoints, where no folder is shared
+        self._kept: Optional[Kept] = None  # the checkpoints, where no folder is shared
         self._watch: Optional[Watch] = None
         self.changes = -1  # a descriptor that can be read when the program has reported
 
@@ -55,8 +57,7 @@ class Trial:
         """Fetch them where no folder is shared, and keep what comes. Raises StoreError, OSError."""
         if not self._folder and self._work.is_main:
             board = open_store(self._url, self._environ)
-            fetch_checkpoints(board, self._work, self._attempt, folder)
-            self._kept = Outputs(folder, board, checkpoint_prefix(self._work.entry.trial))
+            self._kept = fetch_checkpoints(board, self._work, self._attempt, folder, self._say)
         self._folder = folder
         self._go_on()
 

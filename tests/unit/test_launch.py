@@ -70,6 +70,15 @@ def test_user_data_is_that_of_the_environment() -> None:
     assert "put ECS_CONTAINER_STOP_TIMEOUT 60s" in text
 
 
+def test_hosts_that_may_be_taken_back_say_so_and_their_template_is_another() -> None:
+    """By its content `setup` sees that a template made before wants a new version."""
+    given = Compute(instance_types=("c7i.large",), max_vcpus=8)
+    made = [launch_template(SITE, "gpu", replace(given, spot=spot)) for spot in (False, True)]
+    texts = [base64.b64decode(each["LaunchTemplateData"]["UserData"]).decode() for each in made]
+    assert ["batchml-notice" in text for text in texts] == [False, True]
+    assert content_of(made[0]) != content_of(made[1])
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

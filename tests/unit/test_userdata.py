@@ -77,7 +77,7 @@ class Instance:
         path.chmod(0o755)
 
     def here(self, script: str) -> str:
-        for folder in ("/etc/", "/usr/local/sbin", "/workspace"):
+        for folder in ("/etc/", "/usr/local/sbin", "/workspace", "/run/batchml"):
             script = script.replace(folder, f"{self.root}{folder}")
         return script.replace("//", "/")
 
@@ -107,7 +107,7 @@ def instance(tmp_path: Path) -> Instance:
 
 @PLACES
 def test_every_part_is_a_shell_script_for_cloud_init(workspace: Workspace) -> None:
-    found = parts(user_data(workspace=workspace))
+    found = parts(user_data(workspace=workspace, is_spot=True))
     assert [kind for kind, _ in found][-1] == SCRIPT
     assert {kind for kind, _ in found} <= {BOOTHOOK, SCRIPT}
     for _, content in found:
@@ -121,11 +121,11 @@ def test_every_part_is_a_shell_script_for_cloud_init(workspace: Workspace) -> No
 @PLACES
 def test_a_linter_has_nothing_to_say(instance: Instance, workspace: Workspace) -> None:
     shellcheck = Path(sys.executable).parent / "shellcheck"
-    found = [content for _, content in parts(user_data(workspace=workspace))]
+    found = [content for _, content in parts(user_data(workspace=workspace, is_spot=True))]
     for hook in found[:-1]:
-        instance.run(hook)  # one writes a script of its own
+        instance.run(hook)  # some write scripts of their own
     found += [path.read_text() for path in (instance.root / "usr/local/sbin").iterdir()]
-    assert len(found) == (2 if workspace.kind == "none" else 4)
+    assert len(found) == (4 if workspace.kind == "none" else 6)
     for content in found:
         shown = subprocess.run([shellcheck, "-"], input=content, text=True, capture_output=True)
         assert (shown.returncode, shown.stdout) == (0, "")
