@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -15,6 +16,15 @@ from batchml.runtime.stopping import STOPS, Signals, make_stop_file
 from batchml.runtime.store import Store
 
 _SENDING = 10.0  # seconds of the grace that are kept for the outputs, or a fifth of it
+_LEAVING = 5.0  # the same of the time that a host has left; but so much is given in any case
+
+
+def grace_within(grace: float, left: float) -> float:
+    """Seconds from TERM to KILL on a host that is gone in `left` seconds.
+
+    One that should be gone already is not: whatever its clock says, a few seconds may do.
+    """
+    return min(grace, max(left - _LEAVING, _LEAVING))
 
 
 class Running:
@@ -40,6 +50,15 @@ class Running:
         self._clock = clock
         self._stopping = False
         self._kill_at = float("inf")
+        self._leader: Optional[int] = None
+        self._asked = ""
+
+    def led_by(self, pid: int, asked: str) -> None:
+        """The command is a supervisor's: it alone is signalled, and tells its processes, and those
+        of the other nodes, itself. In the file `asked` it finds with what code the run is to end,
+        and how soon.
+        """
+        self._leader, self._asked = pid, asked
 
     def pids(self) -> List[int]:
         return descendants(os.getpid())
@@ -50,12 +69,16 @@ class Running:
     def say(self, text: str) -> None:
         self._output.say(text)
 
-    def stop(self, reason: str, code: int) -> None:
-        if not self._stopping:
+    def stop(self, reason: str, code: int, within: float = float("inf")) -> None:
+        grace, is_first = grace_within(self.env.grace, within), not self._stopping
+        if is_first:
             self.forced = code
             self.say(f"batchml: {reason}")
-            self._begin_stop(self.env.grace)
-            send(self.pids(), signal.SIGTERM)
+            if self._asked:
+                _write_down(self._asked, code, reason, grace)
+        self._begin_stop(grace)
+        if is_first:
+            self._tell(signal.SIGTERM)
 
     def ask(self) -> None:
         """Let the program end by itself, if it looks: no signal is sent."""
@@ -69,7 +92,7 @@ class Running:
                 # Whoever sent it ends the container after the grace, outputs or not.
                 keep = min(_SENDING, self.env.grace / 5) if self._sends_outputs else -float("inf")
                 self._begin_stop(self.env.grace - keep)
-            send(self.pids(), number)
+            self._tell(number)
 
     def until_kill(self) -> float:
         """Seconds; infinite while no end is due."""
@@ -79,7 +102,21 @@ class Running:
         if self._clock() >= self._kill_at:
             send(self.pids(), signal.SIGKILL)
 
+    def _tell(self, number: int) -> None:
+        pids = self.pids()
+        send(pids if self._leader is None else [self._leader], number)
+        if number in STOPS:
+            send(pids, signal.SIGCONT)  # who is stopped would not hear it until the KILL
+
     def _begin_stop(self, grace: float) -> None:
         self._stopping = True
         self._kill_at = min(self._kill_at, self._clock() + grace)
         self.ask()
+
+
+def _write_down(path: str, code: int, why: str, grace: float) -> None:
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump({"code": code, "why": why, "grace": grace}, file)
+    except OSError:
+        pass  # then it is a plain stop

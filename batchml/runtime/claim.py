@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Optional
 
+from batchml.runtime.codes import DUPLICATE as DUPLICATE
 from batchml.runtime.env import RuntimeEnv
 from batchml.runtime.store import Store
 
-DUPLICATE = 77  # exit code of the job that came second
 _TRIES = 3
 
 

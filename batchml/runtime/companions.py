@@ -46,9 +46,10 @@ class Attempt(Protocol):
     def say(self, text: str) -> None:
         """Write one line for people, which is counted."""
 
-    def stop(self, reason: str, code: int) -> None:
+    def stop(self, reason: str, code: int, within: float = float("inf")) -> None:
         """Ask the run to save and stop: say `reason`, make the stop file, TERM, and KILL after the
-        grace. The attempt then exits with `code`. Later calls do nothing."""
+        grace, or so that the end is told `within` so many seconds, after which the host is gone.
+        The attempt then exits with `code`. Later calls can only bring the KILL forward."""
 
 
 class Companions:

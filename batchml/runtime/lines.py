@@ -16,9 +16,10 @@ _MARK = MARK.encode()
 _MARKS = re.compile(
     r"::batchml (?="
     r"host |"
-    r"end code=[0-9]{1,3} lines=[0-9]{1,15}$|"
+    r"end code=[0-9]{1,3} lines=[0-9]{1,15}(?: by=runtime)?$|"
     r"metrics \[.*\]$|"
-    r"usage (?:[a-z_]{1,20}=[0-9]{1,12}(?:\.[0-9]{1,3})?(?: |$))+$"
+    r"usage (?:[a-z_]{1,20}=[0-9]{1,12}(?:\.[0-9]{1,3})?(?: |$))+$|"
+    r"ranks (?:[0-9]{1,6}=[a-z_0-9.,:]{1,200}(?: |$))+$"
     r")(\w+) (.*)$"
 )
 
@@ -29,6 +30,12 @@ STEP, TOTAL, TIME = "step", "total", "time"
 _PLACES = (STEP, TOTAL, TIME)  # what is not finite is nowhere
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 MAX_METRIC_NAME = 100  # characters
+MAX_RANKS = 64  # of one node, in a mark
+_FIGURE = re.compile(r"([a-z_]{1,20}):([0-9]{1,18}(?:\.[0-9]{1,3})?)")
+
+
+# What the server of `local` writes after the end mark, which does not count it.
+NEEDED_MEMORY = "batchml: a process of this job was killed: it needed more memory"
 
 
 class LineSplitter:
@@ -83,9 +90,12 @@ def _pieces(line: bytes) -> list[bytes]:
     return [line[start : start + MAX_LINE] for start in range(0, len(line), MAX_LINE)]
 
 
-def end_mark(code: int, lines: int) -> str:
-    """The last line of an attempt: how it ended, and how many lines it printed before this one."""
-    return f"{MARK}end code={code} lines={lines}"
+def end_mark(code: int, lines: int, by_runtime: bool = False) -> str:
+    """The last line of an attempt: how it ended, and how many lines it printed before this one.
+
+    `by_runtime`: the code is one of codes.py, and none of the program's own.
+    """
+    return f"{MARK}end code={code} lines={lines}{' by=runtime' if by_runtime else ''}"
 
 
 def metrics_marks(points: Iterable[Mapping[str, float]]) -> list[str]:
@@ -150,9 +160,35 @@ def _is_number(value: object) -> bool:
 
 
 def usage_mark(sample: Mapping[str, float]) -> str:
-    """What an attempt uses now: cores, MiB of memory, percent of its GPUs, MiB of GPU memory."""
-    shown = (f"{name}={value:.2f}".rstrip("0").rstrip(".") for name, value in sample.items())
-    return f"{MARK}usage {' '.join(shown)}"
+    """What an attempt uses now: `cpu` in cores, `cores` that it may use, `memory` in MiB, `gpu` in
+    percent, `gpu_memory` in MiB, `net_in` and `net_out` in bytes a second.
+    """
+    return f"{MARK}usage {' '.join(f'{name}={_short(value)}' for name, value in sample.items())}"
+
+
+def ranks_mark(ranks: Mapping[int, Mapping[str, float]]) -> str:
+    """The same of each rank of a node, with its `step` and the percent of the time that it `waited`
+    for the others: `ranks 4=cpu:0.97,memory:812,step:120,waited:3.1 5=...`; of the first 64.
+    """
+    words = []
+    for rank in sorted(ranks)[:MAX_RANKS]:
+        told = ((name, value) for name, value in ranks[rank].items() if 0 <= value < 1e15)
+        figures = (f"{name}:{_short(value)}" for name, value in told)
+        words.append(f"{rank}={','.join(figures)}")
+    return f"{MARK}ranks {' '.join(words)}"
+
+
+def read_ranks(words: Mapping[str, str]) -> dict[int, dict[str, float]]:
+    """Rank -> figures, of what `parse_mark` gives for a mark of ranks."""
+    return {
+        int(rank): {name: float(value) for name, value in _FIGURE.findall(figures)}
+        for rank, figures in words.items()
+        if rank.isdigit()
+    }
+
+
+def _short(value: float) -> str:
+    return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
 def parse_mark(message: str) -> tuple[str, dict[str, str]] | None:

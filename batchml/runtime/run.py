@@ -14,29 +14,30 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import BinaryIO, Optional
 
 from batchml.runtime.attempt import Running
 from batchml.runtime.code import BadArchive, unpack
+from batchml.runtime.codes import CONFIGURATION_ERROR, STOPPED, TRY_ELSEWHERE
 from batchml.runtime.companions import Companions
 from batchml.runtime.env import RuntimeEnv
 from batchml.runtime.fetch import BY_ORDER, BadOrder, bring, digest_in, read_order
-from batchml.runtime.folders import Temporary, arrange, own_folder, variables
+from batchml.runtime.folders import Temporary, arrange, is_kept, own_folder, variables
+from batchml.runtime.launch import TORCHRUN, VARIABLE, Plan
 from batchml.runtime.leftovers import WorkingFolder, watch
 from batchml.runtime.lines import LineSplitter, end_mark
 from batchml.runtime.output import Output
 from batchml.runtime.outputs import Outputs, prefix_of
 from batchml.runtime.processes import become_reaper, kill_descendants
-from batchml.runtime.stopping import Signals, Stopped
+from batchml.runtime.stopping import Signals, Stopped, held_back
 from batchml.runtime.store import BRIEF, Store, StoreError, open_store
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from batchml.runtime.gang_child import Led, Verdict
     from batchml.runtime.sweep_trial import Trial
 
-TRY_ELSEWHERE = 75
-CONFIGURATION_ERROR = 78
-STOPPED = 143
 PROGRESS_EVERY = 10.0  # seconds between two looks at a progress bar
 _READ = 65_536
 _TOO_LONG = "Linux takes 128 KiB of one argument or variable, and about 2 MiB of all"
@@ -53,13 +54,14 @@ def run(
     signals, temporary = Signals(), Temporary()
     signals.listen()
     output = Output(stream, progress_every)
+    attempt = _Attempt(list(command), environ, output, signals, temporary)
     try:
-        code = _Attempt(list(command), environ, output, signals, temporary).run()
+        code = attempt.run()
     finally:
         temporary.remove()
     signals.deafen()
     if RuntimeEnv.read(environ).is_run:
-        stream.write(end_mark(code, output.lines).encode() + b"\n")
+        stream.write(end_mark(code, output.lines, attempt.by_runtime).encode() + b"\n")
         stream.flush()
     return code
 
@@ -88,7 +90,9 @@ class _Attempt:
         self._temporary = temporary
         self._env = RuntimeEnv.read(environ)
         self._trial: Optional[Trial] = None
+        self._plan: Optional[Plan] = None
         self._said = ""  # why the command did not begin
+        self.by_runtime = False  # the exit code is not the program's own
 
     def run(self) -> int:
         code = self._run()
@@ -103,6 +107,9 @@ class _Attempt:
             sends_outputs = self._env.is_run and not self._env.output_dir and self._env.store
             self._arrange()
             self._fetch_code()
+            self._read_plan()
+            self._look_at_host()
+            self._fetch_checkpoints()
             self._signals.check()
         except _Ended as end:
             return self._not_begun(end.code, str(end))
@@ -111,7 +118,7 @@ class _Attempt:
         except StoreError as error:
             code = TRY_ELSEWHERE if error.temporary else CONFIGURATION_ERROR
             return self._not_begun(code, str(error))
-        except (BadArchive, BadOrder, OSError) as error:
+        except (BadArchive, BadOrder, OSError, ValueError) as error:
             return self._not_begun(CONFIGURATION_ERROR, str(error))
         try:
             return self._run_command(bool(sends_outputs))
@@ -124,11 +131,16 @@ class _Attempt:
             return self._cannot_run(126, str(error))
 
     def _cannot_run(self, code: int, why: str) -> int:
-        return self._not_begun(code, f"cannot run {self._command[0]!r}: {why}")
+        return self._not_begun(code, f"cannot run {self._command[0]!r}: {why}", by_runtime=False)
 
-    def _not_begun(self, code: int, why: str) -> int:
+    def _not_begun(self, code: int, why: str, by_runtime: bool = True) -> int:
         self._said = why
+        self.by_runtime = by_runtime
         self._output.say(f"batchml: {why}")
+        if VARIABLE in self._environ:
+            from batchml.runtime.gang_child import told_main
+
+            told_main(self._environ, {"not_begun": [code, why]}, self._signals.stops_within)
         return code
 
     def _missing(self) -> str:
@@ -189,6 +201,34 @@ class _Attempt:
             if path != self._env.code:
                 os.unlink(path)
 
+    def _read_plan(self) -> None:
+        if VARIABLE in self._environ:
+            from batchml.runtime.gang_child import plan_of
+
+            self._plan = plan_of(self._environ)
+
+    def _look_at_host(self) -> None:
+        """An unfit host ends the attempt; among ranks the main node's supervisor does that."""
+        if not self._env.is_run:
+            return
+        from batchml.runtime.health import gate
+
+        unfit = gate(self._env, self._environ, self._output.say)
+        if unfit is None:
+            return
+        if self._plan is None or self._plan.kind != TORCHRUN:
+            raise _Ended(TRY_ELSEWHERE, unfit)
+        from batchml.runtime.gang_child import UNFIT
+
+        self._environ[UNFIT] = unfit
+
+    def _fetch_checkpoints(self) -> None:
+        """Where no folder outlives the attempt, from the run's store."""
+        if is_kept(self._env) and self._trial is None:
+            from batchml.runtime.checkpoint_keep import fetch
+
+            fetch(self._env, self._environ, self._output.say)
+
     def _bring(self, url: str) -> tuple[str, str]:
         """The path of what travels with the run, and, when it came from elsewhere, its hash."""
         if "://" not in url:
@@ -213,14 +253,10 @@ class _Attempt:
             output.listener = trial.hear
             companions.add("the sweep's watch", lambda: trial)
         working = self._watch_working_folder(sends_outputs)
-        process = subprocess.Popen(
-            self._command,
-            env=self._environ,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        led = self._led()
+        process = self._start(led)
+        if led is not None:
+            self._look_after(led, process.pid, running, companions)
         outputs = None
         if sends_outputs:
             patient = open_store(env.store, self._environ)
@@ -233,9 +269,48 @@ class _Attempt:
             output.say(f"batchml notice: {left}")  # "batchml: " is why a run could not begin
         if outputs is not None:
             _tell_outputs(outputs.finish(), output)
+        verdict = led.verdict(code) if led is not None else None
+        self.by_runtime = running.forced is not None or verdict is not None
+        if verdict is not None:
+            self._pass_on(verdict)
+            code = verdict.code
         if running.forced is not None:
             return running.forced
         return 128 - code if code < 0 else code
+
+    def _pass_on(self, verdict: Verdict) -> None:
+        """What the supervisor of this node, which has ended, may not have told anyone."""
+        if not verdict.is_said:
+            self._output.say(f"batchml: {verdict.why}")
+        if verdict.news and not self._signals.stop_asked:
+            from batchml.runtime.gang_child import told_main
+
+            told_main(self._environ, verdict.news, self._signals.stops_within)
+
+    def _start(self, led: Optional[Led]) -> subprocess.Popen[bytes]:
+        with held_back() if led else nullcontext():
+            return subprocess.Popen(
+                led.command if led else self._command,
+                env=led.environ if led else self._environ,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def _led(self) -> Optional[Led]:
+        """The supervisor that is started instead of the command; None where that is simply run."""
+        if self._plan is None:
+            return None
+        from batchml.runtime.gang_child import led
+
+        return led(self._plan, self._command, self._environ, self._temporary.path())
+
+    def _look_after(self, led: Led, pid: int, running: Running, companions: Companions) -> None:
+        from batchml.runtime.gang_child import Frozen
+
+        running.led_by(pid, led.asked)
+        companions.add("the watch of the supervisor", lambda: Frozen(pid, running.say))
 
     def _watch_working_folder(self, is_container: bool) -> Optional[WorkingFolder]:
         data = self._environ.get("BATCHML_DATA_DIR", "")
@@ -245,13 +320,24 @@ class _Attempt:
 def _companions(running: Running) -> Companions:
     companions = Companions(running.say)
     if running.env.is_run:
+        from batchml.runtime.health import has_gpus
         from batchml.runtime.limits import Guard
         from batchml.runtime.metrics import Relay
+        from batchml.runtime.notice import Notice
         from batchml.runtime.usage import Usage
 
         companions.add("the money guard", lambda: Guard(running))
         companions.add("the relay of metrics", lambda: Relay(running))
         companions.add("the use of the machine", lambda: Usage(running))
+        companions.add("the watch for notices", lambda: Notice(running))
+        if is_kept(running.env):
+            from batchml.runtime.checkpoint_keep import Keeper
+
+            companions.add("the keeper of checkpoints", lambda: Keeper(running))
+        if has_gpus(running.environ):
+            from batchml.runtime.health_xid import Watch
+
+            companions.add("the watch of the GPUs", lambda: Watch(running))
     return companions
 
 

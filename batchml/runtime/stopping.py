@@ -7,9 +7,13 @@ does not matter between which two instructions a signal comes.
 from __future__ import annotations
 
 import os
+import select
 import signal
+import time
 from _thread import get_ident
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Deque, Dict, List
 
 STOPS = (signal.SIGTERM, signal.SIGINT)
@@ -18,6 +22,18 @@ _HEARD = (*STOPS, signal.SIGUSR1)
 
 class Stopped(Exception):
     """A stop was asked for before the command began."""
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """For a child that is started meanwhile, and that calls `Signals.listen`: signals that come to
+    it before wait until then. They would end it, and nobody else would hear of them.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Signals:
@@ -37,6 +53,7 @@ class Signals:
         for number in _HEARD:
             signal.signal(number, self._note)
         signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEARD)  # see `held_back`
 
     def take(self) -> List[int]:
         """What has come since the last call, in order, but for deaths of children."""
@@ -49,6 +66,17 @@ class Signals:
         """Raises Stopped when a stop has been asked for."""
         if self.stop_asked:
             raise Stopped(signal.Signals(self.stop_asked).name)
+
+    def stops_within(self, seconds: float) -> bool:
+        """Wait so long, or until a stop is asked for; whether one was."""
+        until = time.monotonic() + seconds
+        while not self.stop_asked and time.monotonic() < until:
+            select.select([self.wake], [], [], max(0.0, until - time.monotonic()))
+            try:
+                os.read(self.wake, 4096)
+            except BlockingIOError:
+                pass
+        return bool(self.stop_asked)
 
     def deafen(self) -> None:
         """From here on no signal changes how this process ends: its exit code has been told.

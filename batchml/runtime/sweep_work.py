@@ -17,7 +17,9 @@ from batchml.runtime.board import (
     rung_prefix,
     stop_key,
 )
-from batchml.runtime.claim import DUPLICATE, claim, refusal
+from batchml.runtime.claim import claim, refusal
+from batchml.runtime.codes import CONFIGURATION_ERROR, DUPLICATE, STOPPED
+from batchml.runtime.codes import TRY_ELSEWHERE as TRY_ELSEWHERE
 from batchml.runtime.course import (
     APP_ERROR,
     ASHA,
@@ -30,12 +32,11 @@ from batchml.runtime.course import (
     Scalar,
 )
 from batchml.runtime.env import RuntimeEnv
-from batchml.runtime.limits import STOPPED, is_main_node
+from batchml.runtime.limits import is_main_node
 from batchml.runtime.messages import FAILED, KILLED, Sender
 from batchml.runtime.rungs import ranked
 from batchml.runtime.store import Store
 
-TRY_ELSEWHERE, CONFIGURATION_ERROR = 75, 78  # as in run.py, by which this module is imported
 _OUT_OF_MEMORY = 137  # the exit code of a program that the kernel killed
 
 
@@ -168,19 +169,17 @@ def stopped_code(course: Course) -> int:
 def comes_again(course: Course, attempt: int, code: int, was_asked: bool) -> bool:
     """Whether AWS Batch may make another attempt after one that exits with `code`.
 
-    As `retry_strategy` of aws/requests.py tells it to. `was_asked`: a signal from outside ended it,
+    As `retry_strategy` of aws/retries.py tells it to. `was_asked`: a signal from outside ended it,
     as one does when a host goes; Batch knows which it was, the trial does not.
     """
     retries = course.retries
-    return (
-        code != 0
-        and attempt < course.attempts
-        and (
-            APP_ERROR in retries
-            or (HOST_LOST in retries and (was_asked or code == TRY_ELSEWHERE))
-            or (OUT_OF_MEMORY in retries and code == _OUT_OF_MEMORY)
-        )
-    )
+    if code == 0 or attempt >= course.attempts:
+        return False
+    if HOST_LOST in retries and (was_asked or code == TRY_ELSEWHERE):
+        return True
+    if OUT_OF_MEMORY in retries and code == _OUT_OF_MEMORY:
+        return True
+    return APP_ERROR in retries and not TRY_ELSEWHERE <= code <= CONFIGURATION_ERROR
 
 
 def _read(board: Store, env: RuntimeEnv, index: int) -> Tuple[Course, manifest.Entry]:

@@ -35,7 +35,7 @@ class Going:
     def say(self, text: str) -> None:
         self.said.append(text)
 
-    def stop(self, reason: str, code: int) -> None:
+    def stop(self, reason: str, code: int, within: float = 0.0) -> None:
         self.stops.append((reason, code))
 
 

@@ -76,6 +76,9 @@ def test_byte_by_byte_is_the_same_as_at_once() -> None:
 
 def test_the_end_mark_is_read_back_as_it_was_written() -> None:
     assert parse_mark(end_mark(137, 12)) == ("end", {"code": "137", "lines": "12"})
+    found = ("end", {"code": "75", "lines": "12", "by": "runtime"})
+    assert parse_mark(end_mark(75, 12, by_runtime=True)) == found
+    assert parse_mark(f"{end_mark(75, 12)} by=me") is None
     assert parse_mark("an ordinary line") is None
     assert parse_mark(" ::batchml end") is None
 

@@ -20,10 +20,9 @@ from batchml.runtime.lines import (
     metrics_marks,
     parse_mark,
     read_points,
-    usage_mark,
 )
 from batchml.runtime.metrics import EVERY, MAX_POINTS, Relay, append_point, report, thinned
-from batchml.runtime.usage import FIRST, Gpus, Usage, cpu_seconds, memory_mib
+from batchml.runtime.pulse import Told
 
 NAMES = st.text(min_size=1, max_size=30)
 NUMBERS = st.floats() | st.integers(-(2**60), 2**60)
@@ -82,8 +81,9 @@ def test_what_is_no_point_is_left_out(text: str) -> None:
 
 @pytest.mark.parametrize(
     "message",
-    ["::batchml metrics", "::batchml metrics 1", "::batchml usage cpu", "::batchml usage cpu=x"],
-)
+    ["::batchml metrics", "::batchml metrics 1", "::batchml usage cpu", "::batchml usage cpu=x",
+     "::batchml ranks", "::batchml ranks 0", "::batchml ranks a=cpu:1"],
+)  # fmt: skip
 def test_what_only_looks_like_a_mark_is_a_line(message: str) -> None:
     assert parse_mark(message) is None
 
@@ -91,12 +91,6 @@ def test_what_only_looks_like_a_mark_is_a_line(message: str) -> None:
 def test_a_program_cannot_forge_metrics() -> None:
     lines = LineSplitter(escape=True).feed(b'::batchml metrics [{"loss": 0}]\n')
     assert parse_mark(lines[0].decode()) is None
-
-
-def test_use_is_told_in_few_characters() -> None:
-    mark = usage_mark({"cpu": 1.934, "memory": 812.0, "gpu": 45.0})
-    assert mark == "::batchml usage cpu=1.93 memory=812 gpu=45"
-    assert parse_mark(mark) == ("usage", {"cpu": "1.93", "memory": "812", "gpu": "45"})
 
 
 # --- report ---
@@ -148,6 +142,23 @@ def test_report_is_false_once_the_run_is_to_stop(
     (tmp_path / "stop").touch()
     assert not report(loss=1)
     assert len((tmp_path / "metrics").read_text().splitlines()) == 3
+
+
+def test_of_ranks_that_train_together_the_first_reports_and_the_others_tell_how_far_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BATCHML_METRICS", str(tmp_path / "metrics"))
+    monkeypatch.setenv("BATCHML_STOP_FILE", str(tmp_path / "stop"))
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        monkeypatch.setenv("BATCHML_PROGRESS", str(tmp_path / rank))
+        assert report(step=7, loss=float(rank))
+    (point,) = map(json.loads, (tmp_path / "metrics").read_text().splitlines())
+    assert point["loss"] == 0.0
+    told = [Told.read((tmp_path / rank).read_text()) for rank in ("0", "1")]
+    assert [each.step if each else None for each in told] == [7, 7]
+    (tmp_path / "stop").touch()
+    assert not report(step=8, loss=1)
 
 
 def test_no_number_is_too_great_and_a_name_that_is_too_long_is_told_once(
@@ -253,29 +264,3 @@ def test_a_flood_is_thinned_and_a_rare_metric_survives_it(tmp_path: Path) -> Non
     assert kept[-1]["step"] == 9_999
     assert kept == sorted(kept, key=lambda point: point["step"])
     assert thinned(points[:50], MAX_POINTS) == points[:50]
-
-
-def test_use_is_told_first_early_and_then_every_half_minute() -> None:
-    attempt = FakeAttempt(pids=(os.getpid(),))
-    usage = Usage(cast(Any, attempt))
-    for second in range(90):
-        usage.tick(float(second))
-    usage.finish()
-    assert len(attempt.marks) == 3  # at 5, 35 and 65
-    _, words = parse_mark(attempt.marks[0]) or ("", {})
-    assert FIRST == 5.0
-    assert set(words) >= {"cpu", "memory"}
-    assert 1 < float(words["memory"]) < 100_000
-
-
-def test_a_busy_child_is_counted_also_once_it_has_ended() -> None:
-    before = cpu_seconds([])
-    subprocess.run([sys.executable, "-c", "for _ in range(3_000_000): pass"], check=True)
-    assert cpu_seconds([]) - before > 0.01
-
-
-def test_processes_that_have_ended_and_missing_gpus_count_nothing() -> None:
-    assert memory_mib([2**22 + 1]) >= 0
-    gpus = Gpus({})
-    assert isinstance(gpus.sample(), dict)
-    gpus.close()

@@ -12,6 +12,7 @@ import pytest
 
 from batchml.clock import SystemClock
 from batchml.ops.code import keep, pack
+from batchml.runtime.gang_child import state_of
 from batchml.runtime.lines import parse_mark
 from batchml.runtime.processes import descendants
 from tests.conftest import wait_for
@@ -80,6 +81,19 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     code, lines = run(tmp_path, "true", BATCHML_OUTPUT_DIR=str(tmp_path / "file" / "output"))
     assert code == 78
     assert len(lines) == 1 and b"file/output" in lines[0]
+
+
+def test_a_stop_is_heard_by_a_command_that_was_stopped(tmp_path: Path) -> None:
+    """It goes on, and saves, where it would wait for the KILL."""
+    script = "trap 'echo saved; exit 5' TERM; echo begun; kill -STOP $$; sleep 600 & wait"
+    process = start(tmp_path, "sh", "-c", script, BATCHML_GRACE="600")
+    assert first_line(process) == b"begun"
+    (command,) = descendants(process.pid)
+    wait_for(lambda: state_of(command) == "T", "the command has stopped itself")
+    process.terminate()
+    assert (first_line(process), process.wait(60)) == (b"saved", 5)
+    assert process.stdout is not None
+    process.stdout.close()
 
 
 @pytest.mark.parametrize("code", [0, 9])

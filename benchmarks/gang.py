@@ -1,0 +1,221 @@
+"""What a supervisor costs and how soon a gang goes on, beside torchrun.
+
+    python -m benchmarks.gang [--rounds K]
+
+Nodes are processes on the loopback with one rank each, started in turn by our entry and by
+`torchrun --max-restarts 0` with a static rendezvous. torchrun's own restarts across nodes do not
+recover in torch 2.13, so what a killed rank costs there is the end of the run and a new one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from batchml.runtime.launch import TOKEN, TORCHRUN, VARIABLE, Plan
+from benchmarks.ddp import children, free_port
+from benchmarks.lenet import ROOT, interpreter
+
+# Prints the time of each step. Torch's only where it is asked for: it takes seconds to import.
+RANK = """
+import os, sys, time
+rank, world = os.environ["RANK"], int(os.environ["WORLD_SIZE"])
+if sys.argv[1] == "torch":
+    import torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    meet = lambda: dist.all_reduce(torch.ones(1))
+else:
+    meet = lambda: time.sleep(0.05)
+print("pid", os.getpid(), flush=True)
+for step in range(int(sys.argv[2])):
+    meet()
+    print("step", time.monotonic(), flush=True)
+    time.sleep(0.02)
+sys.exit(int(sys.argv[3]))
+"""
+LIMIT = 120.0  # seconds
+
+
+class Launched(NamedTuple):
+    """Nodes that run, the file of each one's output, and when the first was started."""
+
+    processes: list[subprocess.Popen[bytes]]
+    logs: list[Path]
+    began: float
+
+    def words(self, kind: str) -> list[list[str]]:
+        """What followed `kind` in the lines of each node, in order."""
+        return [
+            [line.split()[1] for line in log.read_text().splitlines() if line.startswith(kind)]
+            for log in self.logs
+        ]
+
+    def until(self, kind: str, count: int) -> list[list[str]]:
+        """`words`, once each node has printed so many of them. Raises RuntimeError."""
+        end = time.monotonic() + LIMIT
+        while time.monotonic() < end:
+            found = self.words(kind)
+            if all(len(each) >= count for each in found):
+                return found
+            time.sleep(0.005)
+        raise RuntimeError("\n".join(log.read_text() for log in self.logs))
+
+    def codes(self) -> list[int]:
+        return [process.wait(LIMIT) for process in self.processes]
+
+    def end(self) -> None:
+        for process in self.processes:
+            process.terminate()
+        self.codes()
+
+
+Starter = Callable[[int, int, int, str], tuple[list[str], dict[str, str]]]
+
+
+def ours(python: Path, rank: Sequence[str]) -> Starter:
+    def start(node: int, nodes: int, port: int, folder: str) -> tuple[list[str], dict[str, str]]:
+        environ = {
+            VARIABLE: Plan(TORCHRUN, processes=1).to_json(), TOKEN: "0" * 32,
+            "BATCHML_KEY": f"benchmark{port}", "BATCHML_NODE_ADDRESS": f"127.0.0.{node + 1}",
+            "BATCHML_CHECKPOINT_DIR": f"{folder}/checkpoints-{port}",
+            "AWS_BATCH_JOB_ID": f"job#{node}",
+            "AWS_BATCH_JOB_ATTEMPT": "1", "AWS_BATCH_JOB_NODE_INDEX": str(node),
+            "AWS_BATCH_JOB_NUM_NODES": str(nodes), "AWS_BATCH_JOB_MAIN_NODE_INDEX": "0",
+        }  # fmt: skip
+        if node:
+            environ["AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"] = "127.0.0.1"
+        return [str(python), "-m", "batchml.runtime.run", str(python), *rank], environ
+
+    return start
+
+
+def torchruns(python: Path, rank: Sequence[str]) -> Starter:
+    def start(node: int, nodes: int, port: int, _: str) -> tuple[list[str], dict[str, str]]:
+        words = [f"--nnodes={nodes}", "--nproc-per-node=1", f"--node-rank={node}"]
+        words += ["--master-addr=127.0.0.1", f"--master-port={port}", "--max-restarts=0"]
+        return [str(python), "-m", "torch.distributed.run", *words, *rank], {}
+
+    return start
+
+
+def launch(starter: Starter, nodes: int, folder: str) -> Launched:
+    base = {k: v for k, v in os.environ.items() if not k.startswith(("BATCHML_", "AWS_"))}
+    base |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
+             "PYTHONUNBUFFERED": "1"}  # fmt: skip
+    port, began = free_port(), time.monotonic()
+    processes, logs = [], []
+    for node in range(nodes):
+        command, environ = starter(node, nodes, port, folder)
+        logs.append(Path(folder) / f"{port}-{node}")
+        with logs[-1].open("wb") as log:
+            processes.append(
+                subprocess.Popen(
+                    command,
+                    cwd=folder,
+                    env={**base, **environ},
+                    stdout=log,
+                    stderr=subprocess.DEVNULL,
+                    stdin=subprocess.DEVNULL,
+                )
+            )
+    return Launched(processes, logs, began)
+
+
+def memory_mib(pids: Sequence[int]) -> float:
+    """Private and shared pages, these by halves and so on: proc_pid_smaps(5), Pss."""
+    kib = 0
+    for pid in pids:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            kib += int(line.split()[1]) if line.startswith("Pss:") else 0
+    return kib / 1024
+
+
+class Start(NamedTuple):
+    seconds: float  # from the command to the first line of both ranks
+    memory: float  # MiB of what is beside the rank, of one node
+    code: int  # of the main node, where a rank ends with 3
+
+
+def started(starter: Starter, folder: str) -> Start:
+    here = launch(starter, 2, folder)
+    here.until("pid", 1)
+    seconds = time.monotonic() - here.began
+    [rank] = [int(pid) for pid in here.words("pid")[0][:1]]
+    beside = [here.processes[0].pid, *children(here.processes[0].pid)]
+    memory = memory_mib([pid for pid in beside if pid != rank])
+    return Start(seconds, memory, here.codes()[0])
+
+
+def next_step(starter: Starter, folder: str) -> float:
+    """Seconds from the kill of a rank to the next step of both, in place."""
+    here = launch(starter, 2, folder)
+    pids = here.until("pid", 1)
+    here.until("step", 10)
+    killed = time.monotonic()
+    os.kill(int(pids[1][0]), signal.SIGKILL)
+    here.until("pid", 2)
+    while not all(float(times[-1]) > killed + 0.3 for times in here.words("step")):
+        time.sleep(0.005)
+    steps = [[float(t) for t in times] for times in here.words("step")]
+    found = max(min(t for t in times if t > killed + 0.3) for times in steps)
+    here.end()
+    return found - killed
+
+
+def sent_again(starter: Starter, folder: str) -> float:
+    """The same where the run ends, and is started again at once."""
+    here = launch(starter, 2, folder)
+    pids = here.until("pid", 1)
+    here.until("step", 10)
+    killed = time.monotonic()
+    os.kill(int(pids[1][0]), signal.SIGKILL)
+    here.codes()
+    again = launch(starter, 2, folder)
+    found = max(float(times[0]) for times in again.until("step", 1))
+    again.end()
+    return found - killed
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=3)
+    rounds = parser.parse_args(arguments).rounds
+    python = interpreter("pytorch")
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder) / "rank.py"
+        script.write_text(RANK)
+        fails, goes_on = [str(script), "plain", "40", "3"], [str(script), "torch", "3000", "0"]
+        pairs = [
+            (started(ours(python, fails), folder), started(torchruns(python, fails), folder))
+            for _ in range(rounds)
+        ]
+        recovered = [
+            (next_step(ours(python, goes_on), folder),
+             sent_again(torchruns(python, goes_on), folder))
+            for _ in range(rounds)
+        ]  # fmt: skip
+    rows = [
+        ("to the first line of both ranks, s", *(f"{median(s.seconds for s in each):.2f}"
+                                                 for each in zip(*pairs, strict=True))),
+        ("memory beside the ranks of a node, MiB", *(f"{median(s.memory for s in each):.0f}"
+                                                     for each in zip(*pairs, strict=True))),
+        ("exit code where a rank ends with 3", *(str(s.code) for s in pairs[0])),
+        ("from a killed rank to the next step, s", *(f"{median(each):.1f}"
+                                                     for each in zip(*recovered, strict=True))),
+    ]  # fmt: skip
+    print("| medians | ours, again in place | torchrun, static, started again at once |")
+    print("|---|---|---|")
+    for row in rows:
+        print(f"| {' | '.join(row)} |")
+
+
+if __name__ == "__main__":
+    main()
