@@ -1,4 +1,4 @@
-"""Signature Version 4 for S3: which headers a request gets so that AWS knows who sent it. Pure.
+"""Signature Version 4: which headers a request gets so that AWS knows who sent it. Pure.
 
 Source: Amazon S3 API Reference, "Authenticating Requests: Using the Authorization Header".
 """
@@ -45,6 +45,7 @@ def sign(
     headers: Mapping[str, str],
     body_hash: str,
     now: float,
+    service: str = "s3",
 ) -> Dict[str, str]:
     """All headers of a request but `host`. `path` and `query` are escaped; `now` is since 1970."""
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
@@ -57,7 +58,7 @@ def sign(
     names = ";".join(sorted(every))
     lines = "".join(f"{name}:{every[name]}\n" for name in sorted(every))
     canonical = "\n".join((method, path, query, lines, names, body_hash))
-    scope = f"{stamp[:8]}/{region}/s3/aws4_request"
+    scope = f"{stamp[:8]}/{region}/{service}/aws4_request"
     digest = hashlib.sha256(canonical.encode()).hexdigest()
     text = f"AWS4-HMAC-SHA256\n{stamp}\n{scope}\n{digest}"
     key = b"AWS4" + credentials.secret_access_key.encode()

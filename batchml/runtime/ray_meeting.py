@@ -1,0 +1,106 @@
+"""Where head and workers of a Ray gang find each other: two small values in the bucket or in the
+workspace. `gang/head.json` says where the head is, `gang/ended.json` that it has ended for good.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any, Dict, NamedTuple, Optional
+
+from batchml.runtime.store import BRIEF, Store, StoreError, open_store
+
+PLACE = "BATCHML_GANG"  # an s3:// address; empty: the workspace
+KEY = "BATCHML_GANG_KEY"  # of the head's submission
+
+_FOLDERS = (".batchml", "gangs")  # of the workspace
+_HEAD = "gang/head.json"
+_ENDED = "gang/ended.json"
+
+
+class Card(NamedTuple):
+    """Where a head is, and what a worker has to be like to join it."""
+
+    run: str  # the id of its job
+    attempt: int
+    address: str
+    gcs_port: int
+    control_port: int
+    ray: str
+    python: str
+    at: float  # seconds since the epoch
+
+    @property
+    def gcs(self) -> str:
+        return f"{self.address}:{self.gcs_port}"
+
+
+class Meeting:
+    """Every method raises StoreError where the place cannot be had."""
+
+    def __init__(self, store: Store, workspace: str = "", key: str = "") -> None:
+        self._store = store
+        self._workspace, self._key = workspace, key
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> Meeting:
+        """Raises StoreError where nobody said where to meet."""
+        place = environ.get(PLACE, "")
+        workspace, key = environ.get("BATCHML_WORKSPACE", ""), environ.get(KEY, "")
+        if not place and not (workspace and key):
+            raise StoreError(
+                f"head and workers have nowhere to meet: {PLACE} is not set, and neither are both "
+                f"BATCHML_WORKSPACE and {KEY}. `batchml submit` sets them for a job with [[groups]]"
+            )
+        if place:
+            return cls(open_store(place, environ, patience=BRIEF))
+        folder = os.path.join(workspace, *_FOLDERS, key)
+        return cls(open_store(folder, environ, patience=BRIEF), workspace, key)
+
+    def head(self) -> Optional[Card]:
+        found = self._read(_HEAD)
+        if found is None:
+            return None
+        try:
+            return Card(**found)
+        except TypeError as error:
+            raise StoreError(f"{_HEAD} is of another batchml: {error}") from error
+
+    def publish(self, card: Card) -> None:
+        """A head begins, or begins again after its host was lost."""
+        self._make_folder()
+        self._store.delete(_ENDED)
+        self._store.put(_HEAD, json.dumps(card._asdict()).encode())
+
+    def ended(self) -> Optional[int]:
+        """The exit code of the gang's program, once there is nothing left to do for workers."""
+        found = self._read(_ENDED)
+        return None if found is None else int(found.get("code", 0))
+
+    def end(self, code: int, at: float) -> None:
+        self._make_folder()
+        self._store.put(_ENDED, json.dumps({"code": code, "at": at}).encode())
+
+    def _make_folder(self) -> None:
+        """In the workspace, for all: the next gang may be of another image, and another user."""
+        path = self._workspace
+        for part in (*_FOLDERS, self._key, os.path.dirname(_HEAD)) if path else ():
+            path = os.path.join(path, part)
+            try:
+                os.mkdir(path)
+                os.chmod(path, 0o777)  # whatever the umask
+            except OSError:
+                continue  # it is there, or the store says why it cannot be
+
+    def _read(self, key: str) -> Optional[Dict[str, Any]]:
+        data = self._store.get(key)
+        if data is None:
+            return None
+        try:
+            found = json.loads(data)
+        except ValueError as error:
+            raise StoreError(f"{key} is not JSON: {error}") from error
+        if not isinstance(found, dict):
+            raise StoreError(f"{key} is not what a head writes")
+        return found

@@ -1,0 +1,35 @@
+"""`python compare.py A B`: two reports of train.py, each a report.json or the folder it is in."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from figures import compare
+
+
+def read(place: str) -> dict[str, Any]:
+    path = Path(place)
+    found: dict[str, Any] = json.loads(
+        (path / "report.json" if path.is_dir() else path).read_text()
+    )
+    return found
+
+
+def main() -> int:
+    if len(sys.argv) != 3:
+        print("Usage: python compare.py A B (each a report.json, or its folder)", file=sys.stderr)
+        return 2
+    try:
+        one, other = map(read, sys.argv[1:])
+    except (OSError, ValueError) as error:
+        print(f"compare.py: {error}", file=sys.stderr)
+        return 2
+    print("\n".join(compare(one, other)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""The report of a training: figures from measurements. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+HOUR = 3600.0  # seconds
+
+
+class Steps(NamedTuple):
+    """Of the part of a training that counts: the first steps, which warm up, do not."""
+
+    count: int
+    seconds: float  # from the first's begin to the last's end
+    waited: float  # of these, seconds without data
+    began: float  # seconds since the epoch
+    images: int
+    rows: Mapping[int, int]  # number of a node -> images that were blurred there
+
+
+class Node(NamedTuple):
+    name: str
+    role: str  # head or worker
+    vcpus: float
+    rows: int
+    cpu: float | None  # share of its vCPUs that was busy
+    gpu: float | None  # percent
+
+
+def read_prices(text: str) -> dict[str, float]:
+    """`head=1.408,worker=0.816` -> dollars an hour by role. Raises ValueError."""
+    found = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        role, equals, price = part.partition("=")
+        if not equals or role not in ("head", "worker"):
+            raise ValueError(f"{part!r}: write head=DOLLARS or worker=DOLLARS, an hour")
+        found[role] = float(price)
+    return found
+
+
+def used(samples: Sequence[tuple[float, float, float | None]], begin: float, end: float) -> float:
+    """CPU seconds a second between two times; the samples next to them count."""
+    inside = [each for each in samples if begin - 2 <= each[0] <= end + 2]
+    if len(inside) < 2 or inside[-1][0] <= inside[0][0]:
+        return 0.0
+    return (inside[-1][1] - inside[0][1]) / (inside[-1][0] - inside[0][0])
+
+
+def mean_gpu(samples: Iterable[tuple[float, float, float | None]]) -> float | None:
+    found = [each[2] for each in samples if each[2] is not None]
+    return sum(found) / len(found) if found else None
+
+
+def report(steps: Steps, nodes: Sequence[Node], prices: Mapping[str, float]) -> dict[str, Any]:
+    """What `report.json` says. Prices are of the time of the steps alone."""
+    hourly = sum(prices.get(node.role, 0.0) for node in nodes)
+    return {
+        "steps": steps.count,
+        "seconds": round(steps.seconds, 3),
+        "step_seconds": round(steps.seconds / max(1, steps.count), 4),
+        "data_wait": round(steps.waited / steps.seconds, 4) if steps.seconds else 0.0,
+        "images_per_second": round(steps.images / steps.seconds, 2) if steps.seconds else 0.0,
+        "nodes": [node._asdict() for node in nodes],
+        "dollars_per_hour": round(hourly, 4),
+        "dollars_per_1000_steps": round(
+            1000 * hourly * steps.seconds / HOUR / max(1, steps.count), 6
+        ),
+    }
+
+
+def lines(told: Mapping[str, Any]) -> list[str]:
+    """The report for people."""
+    found = [
+        f"Report: {told['steps']} steps, step time {told['step_seconds']:.3f} s, "
+        f"data wait {100 * told['data_wait']:.0f} %, {told['images_per_second']:.1f} images/s"
+    ]
+    for node in told["nodes"]:
+        cpu = "?" if node["cpu"] is None else f"{100 * node['cpu']:.0f} %"
+        gpu = "" if node["gpu"] is None else f", GPU {node['gpu']:.0f} %"
+        found.append(
+            f"Report: {node['name']}: {node['rows']} images blurred, "
+            f"CPU {cpu} of {node['vcpus']:g} vCPUs{gpu}"
+        )
+    found.append(
+        f"Report: ${told['dollars_per_hour']:.3f} an hour, "
+        f"${told['dollars_per_1000_steps']:.4f} per 1000 steps"
+    )
+    return found
+
+
+def compare(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """What the second has over the first: faster, and cheaper or not.
+
+    "Price/performance" is said in two ways, which are not the same figure: steps for a dollar, and
+    dollars for a step. Twice the steps a dollar are half the dollars a step: +100 % and -50 %.
+    """
+    faster = one["step_seconds"] / other["step_seconds"]
+    dearer = other["dollars_per_hour"] / one["dollars_per_hour"] if one["dollars_per_hour"] else 1.0
+    per_dollar = faster / dearer
+    return [
+        f"step time: {one['step_seconds']:.3f} s -> {other['step_seconds']:.3f} s, "
+        f"{faster:.2f} times as fast",
+        f"data wait: {100 * one['data_wait']:.0f} % -> {100 * other['data_wait']:.0f} %",
+        f"price: ${one['dollars_per_1000_steps']:.4f} -> ${other['dollars_per_1000_steps']:.4f} "
+        f"per 1000 steps",
+        f"steps for a dollar: {100 * (per_dollar - 1):+.0f} %; "
+        f"dollars for a step: {100 * (1 / per_dollar - 1):+.0f} %",
+        f"it pays from {dearer:.2f} times as fast",
+    ]

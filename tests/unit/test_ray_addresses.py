@@ -1,0 +1,106 @@
+"""Where a node of a Ray gang is, and what it has."""
+
+from typing import Any
+
+from batchml.runtime.ray_addresses import count_vcpus, free_port, own_address
+from batchml.runtime.ray_meeting import Card, Meeting
+from batchml.runtime.ray_node import make_folder, unlike, variables
+from batchml.runtime.store import FolderStore, StoreError
+
+ECS = {"ECS_CONTAINER_METADATA_URI_V4": "http://169.254.170.2/v4/x"}
+
+
+def says(answer: Any) -> Any:
+    return lambda url: answer
+
+
+def test_an_address_that_was_told_is_taken() -> None:
+    assert own_address({"BATCHML_NODE_ADDRESS": "10.9.8.7", **ECS}) == "10.9.8.7"
+
+
+def test_programs_of_one_machine_have_addresses_of_their_own_in_the_loopback_network() -> None:
+    local = {"BATCHML_ENDPOINT_URL": "http://127.0.0.1:4000"}
+    found = {own_address({**local, "BATCHML_TASK": f"task-{i}"}) for i in range(50)}
+    assert len(found) == 50
+    assert all(each.startswith("127.") and not each.startswith("127.0.0.") for each in found)
+    assert free_port(found.pop())
+
+
+def test_a_container_of_ecs_asks_for_its_address_and_its_share() -> None:
+    answer = {"Networks": [{"IPv4Addresses": ["172.17.0.5"]}], "Limits": {"CPU": 4096}}
+    assert own_address(ECS, says(answer)) == "172.17.0.5"
+    assert count_vcpus(ECS, says(answer)) == 4
+
+
+def test_in_the_host_s_own_network_the_kernel_knows() -> None:
+    found = own_address(ECS, says({"Networks": [{"NetworkMode": "host"}]}))
+    assert found.count(".") == 3
+
+
+def test_what_was_told_of_vcpus_wins_and_nothing_is_made_up() -> None:
+    assert count_vcpus({"BATCHML_VCPUS": "2", **ECS}, says({"Limits": {"CPU": 4096}})) == 2
+    assert count_vcpus({}) is None
+
+    def fails(url: str) -> Any:
+        raise OSError("no such service")
+
+    assert count_vcpus(ECS, fails) is None
+
+
+def test_head_and_workers_meet_in_a_folder(tmp_path: Any) -> None:
+    environ = {"BATCHML_WORKSPACE": str(tmp_path), "BATCHML_GANG_KEY": "key"}
+    card = Card("j", 1, "10.0.0.1", 1, 2, "2.60.0", "3.11.7", 0.0)
+    head, worker = Meeting.of(environ), Meeting.of(environ)
+    assert worker.head() is None and worker.ended() is None
+    head.publish(card)
+    assert worker.head() == card
+    assert (tmp_path / ".batchml" / "gangs" / "key" / "gang" / "head.json").exists()
+    head.end(3, 1.0)
+    assert worker.ended() == 3
+    head.publish(card._replace(attempt=2))  # it came again after all
+    assert worker.ended() is None
+
+
+def test_a_place_that_is_missing_or_spoilt_is_named(tmp_path: Any) -> None:
+    for make in (
+        lambda: Meeting.of({}),
+        lambda: Meeting(spoilt(tmp_path, b"not JSON")).head(),
+        lambda: Meeting(spoilt(tmp_path, b'{"other": 1}')).head(),
+        lambda: Meeting(spoilt(tmp_path, b"[]")).head(),
+    ):
+        try:
+            make()
+        except StoreError as error:
+            assert "meet" in str(error) or "head.json" in str(error)
+        else:
+            raise AssertionError("nothing was said")
+
+
+def spoilt(folder: Any, data: bytes) -> FolderStore:
+    store = FolderStore(str(folder))
+    store.put("gang/head.json", data)
+    return store
+
+
+def test_versions_have_to_be_alike() -> None:
+    head = ("2.60.0", "3.11.7")
+    assert unlike(head, ("2.60.0", "3.11.2")) == ""
+    assert "Ray 2.60.0 and this worker 2.59.1" in unlike(head, ("2.59.1", "3.11.7"))
+    assert "Python 3.11.7 and this worker 3.12.1" in unlike(head, ("2.60.0", "3.12.1"))
+
+
+def test_the_token_is_ours_and_the_rest_is_the_user_s_if_he_wants() -> None:
+    given = {"RAY_AUTH_TOKEN": "theirs", "RAY_gcs_rpc_server_reconnect_timeout_s": "99"}
+    found = variables(given, "ours", "127.1.2.3")
+    assert found["RAY_AUTH_TOKEN"] == "ours"
+    assert found["RAY_AUTH_MODE"] == "token"
+    assert found["GLOO_SOCKET_IFNAME"] == "lo"
+    assert "RAY_gcs_rpc_server_reconnect_timeout_s" not in found
+
+
+def test_a_socket_of_ray_s_fits_whatever_the_folder_for_temporary_files(tmp_path: Any) -> None:
+    folder = make_folder({"TMPDIR": "/" + "long/" * 30})
+    assert len(folder) <= 40
+    import os
+
+    os.rmdir(folder)
