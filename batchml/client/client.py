@@ -85,6 +85,7 @@ class Client:
         vcpus: int | None = None,
         memory: str | None = None,
         gpus: int | None = None,
+        nodes: int | None = None,
         array: int | None = None,
         after: Sequence[Words] = (),
         attempts: int | None = None,
@@ -102,6 +103,7 @@ class Client:
         job: a folder with a `job.toml`, the name of one below `jobs/`, or a JobSpec. Without it
             `command` runs in the client's folder.
         params: replace the job's `[params]`.
+        nodes: hosts that the run has together, instead of the job's.
         memory: a size such as "8 GiB". timeout: of one attempt, such as "4h", or in seconds.
         array: so many runs at once, 2 to 10,000, that know their number by
             AWS_BATCH_JOB_ARRAY_INDEX.
@@ -117,7 +119,7 @@ class Client:
         """
         order = self.order(
             job, command=command, params=params, name=name, queue=queue, image=image, vcpus=vcpus,
-            memory=memory, gpus=gpus, array=array, after=after, attempts=attempts,
+            memory=memory, gpus=gpus, nodes=nodes, array=array, after=after, attempts=attempts,
             retry_on=retry_on, timeout=timeout, max_cost=max_cost, set_env=set_env, tags=tags,
             share=share, strict_resources=strict_resources, include_secrets=include_secrets,
         )  # fmt: skip
@@ -145,6 +147,7 @@ class Client:
         vcpus: int | None = None,
         memory: str | None = None,
         gpus: int | None = None,
+        nodes: int | None = None,
         array: int | None = None,
         after: Sequence[Words] = (),
         attempts: int | None = None,
@@ -168,6 +171,7 @@ class Client:
                 "queue": queue,
                 "image": image,
                 "timeout": timeout,
+                "nodes": nodes,
                 "resources": {"vcpus": vcpus, "memory": memory, "gpus": gpus},
                 "retry": {"attempts": attempts, "on": list(retry_on) if retry_on else None},
                 "env": dict(set_env or {}),
@@ -273,7 +277,8 @@ class Client:
         """The newest runs that match all that is given, the newest first; `seen` is what is known.
 
         Also those that AWS Batch has forgotten, if they were submitted from this machine. Runs of
-        sweeps are left out unless `tags` has "batchml:sweep", or `job` names one.
+        sweeps are left out unless `tags` has "batchml:sweep", or `job` names one; and workers of
+        gangs unless `tags` has "batchml:gang".
 
         status: states ("RUNNING") and outcomes ("out-of-memory"); any of them.
         job: the run's name. metric: conditions such as "val_accuracy>0.98"; all of them.

@@ -161,12 +161,15 @@ class RunHandle:
     def cancel(self, reason: str = "Cancelled by the user") -> None:
         """Stop the run, whatever state it is in; has no effect on one that has ended.
 
+        Of a gang all its jobs.
+
         Raises UsageError for one node of a run: all of them stop together.
         """
+        from batchml.client.gang_parts import stop_all
         from batchml.ops.cancel import refuse_nodes
 
         refuse_nodes([self.job_id])
-        self._place.batch.terminate(self.job_id, reason)
+        stop_all(self._place, [self.job_id], reason)
 
     def explain(self) -> "Explanation":
         """Why it waits, or why it failed: one verdict with its evidence. At most 6 calls."""
@@ -177,11 +180,13 @@ class RunHandle:
     def cost(self) -> "Bill":
         """What the run costs so far, or has cost: `usd.low` to `usd.high`, and by attempt.
 
+        Of a gang that is what all its jobs cost.
+
         Also of a run that AWS Batch has forgotten, where its cost is kept here.
         """
-        from batchml.client.costs import bill_of
+        from batchml.client.gang_parts import gang_bill
 
-        return bill_of(self._place, self.job_id)[1]
+        return gang_bill(self._place, self.job_id)[1]
 
     def rerun(
         self, *, failed: bool = False, params: "Mapping[str, Scalar] | None" = None

@@ -17,7 +17,10 @@ from batchml.model.status import JobStatus
 from batchml.ops.rerun import Again, again, only, ranges, remembered
 
 if TYPE_CHECKING:
+    from batchml.aws.requests import Submission
     from batchml.client.place import Place
+    from batchml.model.job import Group
+    from batchml.model.record import Record
     from batchml.model.run import Run
     from batchml.ops.search import Found
 
@@ -50,7 +53,8 @@ def prepare_again(
     parent, _, child = found.job_id.partition(":")
     if child:
         (found,) = recall(place, [parent])
-    wanted = again(found.run, found.record, bool(params))
+    groups, images = _gang(place, found)
+    wanted = again(found.run, found.record, bool(params), groups)
     if child:
         wanted = only(wanted, [int(child)])
     elif failed and wanted.array:
@@ -60,11 +64,35 @@ def prepare_again(
         wanted = only(wanted, children)
     with unpacked(place, wanted.code) as code:
         asked = replace(more or Order(), params=dict(params or {}))
-        return _prepared(place, found, wanted, code, asked, dry_run)
+        return _prepared(place, found, wanted, code, asked, dry_run, images)
+
+
+def _gang(place: "Place", found: "Found") -> "tuple[tuple[Group, ...], dict[str, str]]":
+    """Of a gang: its groups, where the history does not have them, and the image of each."""
+    from batchml.client.gang_parts import parts_of
+    from batchml.model.gang import GROUP_TAG
+    from batchml.ops.rerun_nodes import groups_of
+
+    record, run = found.record, found.run
+    if record is not None and record.spec:
+        workers = place.history.newest_first(place.env) if record.groups else []
+        return (), {
+            each.tags.get(GROUP_TAG, ""): each.image for each in workers if each.gang == record.key
+        }
+    told = {each.group: each.found.run for each in parts_of(place, found) if each.found}
+    known = {group: each for group, each in told.items() if each is not None}
+    groups = groups_of(run, known) if run is not None else ()
+    return groups, {group: each.image for group, each in known.items()}
 
 
 def _prepared(
-    place: "Place", found: "Found", wanted: Again, code: str, asked: Order, dry_run: bool
+    place: "Place",
+    found: "Found",
+    wanted: Again,
+    code: str,
+    asked: Order,
+    dry_run: bool,
+    images: Mapping[str, str],
 ) -> Prepared:
     spec, record = wanted.spec, found.record
     order = Order(
@@ -79,22 +107,34 @@ def _prepared(
         max_cost=wanted.max_cost if asked.max_cost is None else asked.max_cost,
         include_secrets=True,  # what was sent once, on purpose
     )
-    made = prepare(place, order, dry_run=dry_run)
-    tags = {**made.requests.submit.get("tags", {})}
+    made = prepare(place, order, dry_run=dry_run, images=images)
+    kept = replace(
+        _as_before(made.requests, made.record, found), spec=remembered(made.spec, record)
+    )
+    workers = [
+        replace(each, record=_as_before(each.requests, each.record, found)) for each in made.workers
+    ]
+    notices = (*wanted.notices, *_said(wanted), *made.notices)
+    kept = replace(kept, spec=remembered(made.spec, record))
+    return replace(made, record=kept, workers=tuple(workers), notices=notices)
+
+
+def _as_before(requests: "Submission", new: "Record", found: "Found") -> "Record":
+    """A record, and the tags of its request, with the job and the commit of the run before."""
+    record = found.record
+    tags = {**requests.submit.get("tags", {})}
     tags.pop("batchml:commit", None)  # of the folder that we are in
     ours = {"batchml:commit": found.commit, "batchml:job": found.tags.get("batchml:job", "")}
     tags |= {name: value for name, value in ours.items() if value}
-    made.requests.submit["tags"] = tags
-    kept = replace(
-        made.record,
+    requests.submit["tags"] = tags
+    return replace(
+        new,
         job=record.job if record else "",
         folder=record.folder if record else "",
         commit=found.commit,
         dirty=record.dirty if record else None,
         tags=tags,
-        spec=remembered(made.spec, record),
     )
-    return replace(made, record=kept, notices=(*wanted.notices, *_said(wanted), *made.notices))
 
 
 def _is_whole(run: "Run | None") -> bool:

@@ -153,6 +153,7 @@ class Environment(Struct, frozen=True, forbid_unknown_fields=True):
     controller_queue: str = ""  # of detached sweeps' controllers; that of the sweep unless given
     jobs: tuple[str, ...] = ()  # whose definitions `setup` registers
     secrets: tuple[str, ...] = ()  # ARNs that jobs may be given: SSM parameters, Secrets Manager
+    quarantine: bool = False  # runs may take unfit hosts out of service
     network: Network = Network()
     storage: Storage = Storage()
     logs: Logs = Logs()

@@ -15,6 +15,7 @@ class Name(Struct, frozen=True, omit_defaults=True, gc=False):
     name: str = ""
     job_name: str = ""
     refused: str = ""  # why it was never submitted
+    gang: str = ""  # of workers: the key of the run that they belong to
 
 
 class Record(Name, frozen=True, omit_defaults=True, gc=False):
@@ -40,10 +41,12 @@ class Record(Name, frozen=True, omit_defaults=True, gc=False):
     memory_mib: int = 0
     gpus: int = 0
     array_size: int = 0
+    groups: dict[str, str] = {}  # of the head of a gang: group -> the key of its job
     patterns: dict[str, str] = {}  # of metrics
     max_cost: float | None = None  # USD
     code: str = ""  # where the code's archive lies: a path or an s3:// URL
     spec: dict[str, Any] = {}  # the JobSpec that was sent, as a table: what `rerun` starts from
+    other: bool = False  # its command was given beside the job, instead of the job's own
 
     # What came of it.
     status: str = ""
@@ -68,6 +71,11 @@ class Record(Name, frozen=True, omit_defaults=True, gc=False):
     def is_open(self) -> bool:
         """True while nobody knows whether this submission reached AWS."""
         return bool(self.key) and not self.job_id and not self.refused
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """By which it is asked for: its own, and of workers that of their run, last."""
+        return (self.key, self.gang) if self.gang else (self.key,)
 
     @property
     def has_ended(self) -> bool:

@@ -173,7 +173,7 @@ class _Lines(Struct, gc=False):
 
     def name(self) -> Name:
         head = self.head
-        return Name(head.key, self.job_id, head.name, head.job_name, self.refused)
+        return Name(head.key, self.job_id, head.name, head.job_name, self.refused, head.gang)
 
     def add(self, head: _Head, line: bytes) -> None:
         self.job_id = head.job_id or self.job_id

@@ -11,6 +11,7 @@ from batchml.model.record import Record
 from batchml.model.status import JobStatus
 from batchml.ops.flights import Flights
 from batchml.ops.history import History
+from batchml.ops.unsent import Unsent
 
 # Seconds until ListJobs certainly shows what SubmitJob did. AWS promises nothing; a minute is far
 # beyond what was seen. The embedded server shows it at once, and may still be at work on a call.
@@ -93,21 +94,45 @@ def reconcile(
 
     Those that another process is just sending are left to it. A run that is not listed yet may
     still come: with `wait` that is waited for, without it the submission stays open. Nothing is
-    ever sent again. Raises AccessError, ServiceError or ServiceUnreachable.
+    ever sent again; but a gang whose head is there is made whole. Raises AccessError, ServiceError
+    or ServiceUnreachable.
     """
     flights = Flights.beside(history, env)
-    wanted = None if keys is None else set(keys)
-    settled = []
-    for record in history.open(env):
-        if wanted is not None and record.key not in wanted:
+    settled: list[Settled] = []
+    left: set[str] = set()  # heads of which nothing is known yet
+    for record in _chosen(history.open(env), None if keys is None else set(keys)):
+        if record.gang in left:
+            settled.append(Settled(record, is_open=True))
             continue
         if flights.is_flying(record.key):
+            left.add(record.key)
             settled.append(Settled(record, is_open=True))
             continue
         settled.append(_settle(api, history, record, clock, wait, tell))
-        if not settled[-1].is_open:
+        if settled[-1].is_open:
+            left.add(record.key)
+        else:
             flights.landed(record.key)
+    _forget_requests(history, env, flights)
     return settled
+
+
+def _chosen(records: list[Record], keys: set[str] | None) -> list[Record]:
+    """Those with these keys, or all; of a gang every job, the head first."""
+    if keys is not None:
+        gangs = {key for record in records if keys & {*record.keys} for key in record.keys[-1:]}
+        records = [record for record in records if record.keys[-1] in gangs]
+    return sorted(records, key=lambda record: bool(record.gang))
+
+
+def _forget_requests(history: History, env: str, flights: Flights) -> None:
+    """Of gangs that are whole, or never will be, whoever has left them."""
+    unsent = Unsent.beside(history, env)
+    kept = unsent.gangs()
+    known = {record.gang for record in history.open(env)} if kept else set()
+    for gang in kept:
+        if gang not in known and not flights.is_flying(gang):
+            unsent.drop(gang)
 
 
 def _settle(
@@ -129,9 +154,17 @@ def _settle(
     if found:
         job_id = adopt(api, found, tell)
         history.submitted(record.key, job_id)
+        if record.gang:
+            from batchml.ops.gang import end_left_over
+
+            end_left_over(api, history, record, job_id, tell)
         return Settled(record, job_id)
     if left and not wait:
         return Settled(record, is_open=True)
+    if record.gang:
+        from batchml.ops.gang import finish
+
+        return Settled(record, finish(api, history, record, clock, tell))
     history.refused(record.key, NEVER_ARRIVED)
     return Settled(record)
 

@@ -9,10 +9,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from batchml.errors import UsageError
-from batchml.model.job import JobSpec, Resources, Retry
+from batchml.model.job import Group, JobSpec, Resources, Retry
 from batchml.model.names import to_name
 from batchml.model.record import Record
 from batchml.model.run import Run
+from batchml.ops.rerun_nodes import on_nodes, refuse_parts
 from batchml.ops.search import Found
 
 # Variables that are made for each run anew.
@@ -52,8 +53,14 @@ class Again(Struct, frozen=True):
     notices: tuple[str, ...] = ()
 
 
-def again(run: Run | None, record: Record | None, changes_params: bool = False) -> Again:
-    """The same once more. `run` is None for one that AWS has forgotten.
+def again(
+    run: Run | None,
+    record: Record | None,
+    changes_params: bool = False,
+    groups: Sequence[Group] = (),
+) -> Again:
+    """The same once more. `run` is None for one that AWS has forgotten. `groups`: of a gang that
+    was not submitted from here.
 
     Raises UsageError where parameters are to be changed and nobody here knows how the command is
     made of them, for a run of a sweep, and for one of which nothing is known.
@@ -63,8 +70,7 @@ def again(run: Run | None, record: Record | None, changes_params: bool = False) 
             f"The run belongs to a sweep. Its failed trials again: batchml sweeps rerun {sweep} "
             f"--failed. One of them: --trial N. To go on with it: batchml sweeps resume {sweep}."
         )
-    if run is not None and (run.nodes or run.node_index is not None):
-        raise UsageError(f"{run.job_id}: runs of several nodes cannot be submitted from here yet.")
+    refuse_parts(run, Found(run, record).tags, Found(run, record).job_id)
     environment = run.environment if run else {}
     notices = []
     if record is not None and record.spec:
@@ -77,7 +83,8 @@ def again(run: Run | None, record: Record | None, changes_params: bool = False) 
             "parameters go into it. Submit its job: batchml submit JOB -p ..."
         )
     elif run is not None:
-        spec, code = _spec_from(run), environment.get("BATCHML_CODE", "")
+        spec = on_nodes(_spec_from(run), run, groups)
+        code = environment.get("BATCHML_CODE", "")
         notices.append(
             "It was not submitted from here: secrets, shared memory and which failures are worth "
             "another attempt are not known and not repeated."

@@ -16,11 +16,14 @@ from msgspec.structs import replace
 from batchml.aws.batch import MAX_DESCRIBE, BatchApi
 from batchml.errors import UsageError, did_you_mean
 from batchml.model.array import began, first_child, has_begun, shown_state
+from batchml.model.gang import GANG_TAG, GROUP_TAG, is_worker
 from batchml.model.names import is_key, split_key
 from batchml.model.record import Record
 from batchml.model.run import OutcomeClass, Run, classify
 from batchml.model.status import JobStatus
 from batchml.ops.history import History, Remembered
+from batchml.runtime.codes import CRASH_LOOP
+from batchml.runtime.launch import TORCHRUN, VARIABLE, Plan
 
 COMMIT_TAG = "batchml:commit"
 SWEEP_TAG = "batchml:sweep"  # of the runs that a sweep has made: its key
@@ -61,6 +64,7 @@ class Wanted(Struct, frozen=True):
     params: dict[str, str] = {}
     metrics: tuple[Condition, ...] = ()
     commit: str = ""
+    everything: bool = False  # workers of gangs, too
 
     @property
     def is_deep(self) -> bool:
@@ -73,6 +77,11 @@ class Wanted(Struct, frozen=True):
     def leaves_out_sweeps(self) -> bool:
         """True unless a sweep, or a run by its name, is asked for: waves would hide all else."""
         return not self.name and SWEEP_TAG not in self.tags
+
+    @property
+    def leaves_out_workers(self) -> bool:
+        """True unless they are asked for: a gang is one run, which its head stands for."""
+        return not (self.everything or self.name or GANG_TAG in self.tags or GROUP_TAG in self.tags)
 
 
 class Found(Struct, frozen=True):
@@ -131,6 +140,11 @@ class Found(Struct, frozen=True):
         board = self.run.environment.get(_BOARD, "") if self.run else ""
         key = self.tags.get(SWEEP_TAG, "") or board.rstrip("/").rpartition("/")[2]
         return key if is_key(key) else ""
+
+    @property
+    def is_worker(self) -> bool:
+        """True for workers of a gang, which are a part of another run."""
+        return is_worker(self.tags)
 
     @property
     def states(self) -> set[str]:
@@ -252,6 +266,8 @@ def search(
                 if wanted.leaves_out_sweeps and found.sweep:
                     if left_out is not None:
                         left_out.add(found.sweep)
+                    continue
+                if wanted.leaves_out_workers and found.is_worker:
                     continue
                 measured = _measured(found, measure) if wanted.metrics else found
                 if matches(measured, wanted):
@@ -410,7 +426,16 @@ def as_run(record: Record | None) -> Run | None:
         failures=record.failures,
         tags=record.tags,
         params=record.params,
+        environment=_started_as(record),
         max_attempts=record.max_attempts,
         array_size=record.array_size,
         host=record.attempts[-1].host if record.attempts else "",
     )
+
+
+def _started_as(record: Record) -> dict[str, str]:
+    """How the ranks of a run were started, where its exit code is our runtime's because of it."""
+    launch = record.spec.get("launch") or {}
+    if record.exit_code != CRASH_LOOP or launch.get("kind") != TORCHRUN:
+        return {}
+    return {VARIABLE: Plan(TORCHRUN).to_json()}

@@ -46,7 +46,7 @@ def _select(word: str, history: Sequence[Name], known: Known) -> str:
     submitted = [record for record in history if record.job_id]
     last = _LAST.fullmatch(word)
     if last:
-        return _nth_last(word, int(last[1] or 0), submitted)
+        return _nth_last(word, int(last[1] or 0), [each for each in submitted if not each.gang])
     called = [record for record in history if word in (record.key, record.job_name, record.name)]
     if called:  # what was refused left no run: an older one of that name is meant
         record = next((each for each in called if each.job_id or not each.refused), called[0])

@@ -149,7 +149,10 @@ def t13_submitters(template: Template) -> Found:
 
 
 def t13_controllers(template: Template) -> Found:
-    """A role that submits is a controller's: it may do what submitters may, with what is there."""
+    """A role that submits is a controller's: it may do what submitters may, with what is there.
+
+    No role ends jobs of other environments.
+    """
     people: set[str] = set()
     for _, _, properties in resources(template, "AWS::IAM::ManagedPolicy"):
         for statement in statements(properties["PolicyDocument"]):
@@ -158,16 +161,16 @@ def t13_controllers(template: Template) -> Found:
     for name, resource, _ in resources(template, "AWS::IAM::Role"):
         said = [each for document in policies(resource) for each in statements(document)]
         may = {action for each in said for action in texts(each.get("Action"))}
+        for statement in said:
+            actions = {"batch:TerminateJob", "batch:CancelJob"} & {*texts(statement.get("Action"))}
+            own = str(statement.get("Condition", {}).get("StringEquals"))
+            if actions and "aws:ResourceTag/batchml:env" not in own:
+                yield f"T13 {name}: {min(actions)} of the jobs of other environments."
         if "batch:SubmitJob" not in may:
             continue
         for action in sorted(may & {"batch:RegisterJobDefinition", "iam:PassRole"}):
             yield f"T13 {name}: {action}; it submits by definitions that people have made."
         yield from (f"T13 {name}: {action}, which no submitter may." for action in may - people)
-        for statement in said:
-            actions = {"batch:TerminateJob", "batch:CancelJob"} & {*texts(statement["Action"])}
-            own = str(statement.get("Condition", {}).get("StringEquals"))
-            if actions and "aws:ResourceTag/batchml:env" not in own:
-                yield f"T13 {name}: {min(actions)} of the jobs of other environments."
 
 
 def t14_private(template: Template) -> Found:

@@ -14,7 +14,8 @@ Params = Mapping[str, Any]
 Found = Iterator[str]
 
 DRIVER = "/opt/nvidia"  # of the host; for privileged containers, read-only
-HOST_PATHS = (DRIVER, "/workspace")
+NOTICES = "/run/batchml"  # of the host: what EC2 announces; read-only
+HOST_PATHS = (DRIVER, NOTICES, "/workspace")
 # EFA and NVIDIA's, which a container without privileges may be given.
 DEVICES = re.compile(r"/dev/(infiniband/[a-z0-9]+|nvidia[a-z0-9-]*)")
 DATA_STACKS = re.compile(r"-(storage|observability)$")
@@ -94,10 +95,9 @@ def _t11_volumes(container: Params, volumes: list[Params]) -> Found:
     has_driver = False
     for mount in mounts:
         path = hosts.get(mount["sourceVolume"])
-        if path == DRIVER:
-            has_driver = True
-            if mount.get("readOnly") is not True:
-                yield "T11: the driver's folder can be written to"
+        has_driver = has_driver or path == DRIVER
+        if path in (DRIVER, NOTICES) and mount.get("readOnly") is not True:
+            yield f"T11: the host's {path} can be written to"
     if container.get("privileged") and not has_driver:
         yield "T11: privileged, without the driver's mount that needs it"
     if not container.get("privileged") and has_driver:

@@ -66,8 +66,14 @@ _CONTAINER: dict[str, Any] = {
             "valueFrom": "arn:aws:secretsmanager:us-east-1:123456789012:secret:hf-AbCdEf",
         }
     ],
-    "volumes": [{"name": "workspace", "host": {"sourcePath": "/workspace"}}],
-    "mountPoints": [{"sourceVolume": "workspace", "containerPath": "/workspace"}],
+    "volumes": [
+        {"name": "workspace", "host": {"sourcePath": "/workspace"}},
+        {"name": "notices", "host": {"sourcePath": "/run/batchml"}},
+    ],
+    "mountPoints": [
+        {"sourceVolume": "workspace", "containerPath": "/workspace"},
+        {"sourceVolume": "notices", "containerPath": "/run/batchml", "readOnly": True},
+    ],
 }
 
 _DRIVER_MOUNT: dict[str, Any] = {

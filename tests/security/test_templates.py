@@ -4,7 +4,16 @@ from typing import Any
 
 import pytest
 
-from tests.security.cloudformation import FILES, Template, load, resources
+from batchml.model.gang import GANG_TAG
+from tests.security.cloudformation import (
+    FILES,
+    Template,
+    load,
+    policies,
+    resources,
+    statements,
+    texts,
+)
 
 TEMPLATES = {path.stem: load(path) for path in FILES}
 
@@ -132,3 +141,17 @@ def test_a_budget_needs_a_limit_and_an_address() -> None:
 def test_secrets_are_read_only_where_some_are_named() -> None:
     assert "SecretsPolicy" not in made("roles")
     assert "SecretsPolicy" in made("roles", JobSecrets="arn:aws:ssm:us-east-1:1:parameter/a")
+
+
+def test_hosts_are_taken_out_of_service_only_where_that_is_allowed() -> None:
+    assert "QuarantinePolicy" not in made("roles")
+    assert "QuarantinePolicy" in made("roles", AllowQuarantine="true")
+
+
+def test_programs_end_only_jobs_of_gangs_in_their_environment() -> None:
+    (role,) = (each for name, each, _ in resources(TEMPLATES["roles"]) if name == "JobRole")
+    may = [each for policy in policies(role) for each in statements(policy)]
+    (end,) = (each for each in may if "batch:TerminateJob" in texts(each["Action"]))
+    condition = end["Condition"]
+    assert condition["StringEquals"] == {"aws:ResourceTag/batchml:env": {"Ref": "EnvironmentName"}}
+    assert condition["Null"] == {f"aws:ResourceTag/{GANG_TAG}": "false"}

@@ -10,11 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchml.errors import UsageError
-from batchml.model.job import JobSpec, Resources
+from batchml.model.job import JobSpec, Launch, Resources
+from batchml.model.launching import launch_plan
 from batchml.model.record import Record
 from batchml.model.run import Run
 from batchml.model.status import JobStatus
 from batchml.ops.rerun import MAP, MAPPING, SIZE, again, numbers, only, ranges, remembered
+from batchml.runtime.launch import Plan
 
 SPEC = JobSpec(
     image="pytorch", command=("python", "train.py", "--lr", "{lr}", "{not a parameter}"),
@@ -68,10 +70,22 @@ def test_a_run_from_elsewhere_comes_to_the_same_requests() -> None:
         again(run(), None, changes_params=True)
 
 
-@pytest.mark.parametrize("more", [{"nodes": 2}, {"job_id": "id#0", "node_index": 0}])
-def test_a_run_of_several_nodes_does_not_come_again_as_one_of_one(more: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="several nodes"):
-        again(run(**more), None)
+def test_a_run_of_several_nodes_comes_again_with_as_many() -> None:
+    plan = Plan("torchrun", processes=4, logs="main", hang_after=90.0)
+    seen = run(nodes=2, key="2abc", environment={"BATCHML_LAUNCH": plan.to_json()})
+    spec = again(seen, None).spec
+    assert (spec.nodes, launch_plan(spec)) == (2, plan)
+    assert again(run(nodes=2, key="2abc"), None).spec.launch == Launch()
+    assert again(run(nodes=2), RECORD).spec.nodes == SPEC.nodes  # what was asked for is known
+
+
+def test_nodes_that_may_be_unlike_do_not_come_again() -> None:
+    with pytest.raises(UsageError, match="may not all be alike"):
+        again(run(nodes=2), None)
+    with pytest.raises(UsageError, match=r"batchml rerun id$"):
+        again(run(job_id="id#0", node_index=0), None)
+    with pytest.raises(UsageError, match="cannot be read"):
+        again(run(nodes=2, key="2abc", environment={"BATCHML_LAUNCH": "{"}), None)
 
 
 def test_nothing_known_is_said() -> None:

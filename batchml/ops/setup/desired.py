@@ -264,6 +264,7 @@ def _roles(env: str, environment: Environment, outputs: Outputs) -> dict[str, st
         "LogGroupName": log_group(env),
         "AllowPrivileged": allowed,
         "JobSecrets": ",".join(environment.secrets),
+        "AllowQuarantine": str(environment.quarantine).lower(),
     }
 
 
