@@ -5,6 +5,7 @@ Reference, FilterLogEvents (up to 100 streams a call).
 """
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from batchml.aws.failures import translated
 from batchml.aws.responses import to_summary
@@ -15,7 +16,16 @@ from batchml.model.status import JobStatus
 
 LIVE = tuple(status for status in JobStatus if not status.is_terminal)
 _MAX_STREAMS = 100  # of one FilterLogEvents
-_USAGE = '"::batchml usage"'
+USAGE, RANKS = "usage", "ranks"  # kinds of marks
+_MARK = "::batchml "  # how our runtime begins a line that is for its clients
+
+
+class Mark(NamedTuple):
+    """A line of our runtime's in a log; `at` in ms since the epoch."""
+
+    stream: str
+    at: int
+    message: str
 
 
 class LiveApi:
@@ -35,24 +45,29 @@ class LiveApi:
                 found += [to_summary(summary, queue) for summary in page["jobSummaryList"]]
         return found
 
-    def marked(self, group: str, streams: Sequence[str], since: int) -> Iterator[tuple[str, str]]:
-        """(stream, message) of what our runtime said of usage since a time, in ms; by time."""
+    def marked(
+        self, group: str, streams: Sequence[str], since: int, kinds: Sequence[str] = (USAGE,)
+    ) -> Iterator[Mark]:
+        """What our runtime said of some kinds since a time, in ms; by time."""
         for start in range(0, len(streams), _MAX_STREAMS):
             try:
-                yield from self._marked(group, streams[start : start + _MAX_STREAMS], since)
+                yield from self._marked(group, streams[start : start + _MAX_STREAMS], since, kinds)
             except ServiceError as error:
                 if error.code != "ResourceNotFoundException":  # a stream that nobody wrote to yet
                     raise
 
-    def _marked(self, group: str, streams: Sequence[str], since: int) -> Iterator[tuple[str, str]]:
+    def _marked(
+        self, group: str, streams: Sequence[str], since: int, kinds: Sequence[str]
+    ) -> Iterator[Mark]:
+        any_of = "?" if len(kinds) > 1 else ""
         with translated("FilterLogEvents"):
             pages = self._session.client("logs").get_paginator("filter_log_events")
             for page in pages.paginate(
                 logGroupName=group,
                 logStreamNames=list(streams),
                 startTime=since,
-                filterPattern=_USAGE,
+                filterPattern=" ".join(f'{any_of}"{_MARK}{kind}"' for kind in kinds),
             ):
                 self.calls += 1
                 for event in page["events"]:
-                    yield event["logStreamName"], event["message"]
+                    yield Mark(event["logStreamName"], event["timestamp"], event["message"])

@@ -11,18 +11,21 @@ from batchml.cli.flags import Env, Json, OneRun
 from batchml.cli.output import print_json, print_line, say
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from batchml.client.finding import Measured
+    from batchml.client.gang_parts import Part
     from batchml.client.place import Place
     from batchml.model.record import Record
     from batchml.model.run import Run
     from batchml.ops.search import Found
+    from batchml.ops.using import Use
 
 LABEL = 11  # characters before a fact
 FAILED_SHOWN = 50  # children
 METRICS_SHOWN = 50
-PROSE = ("status", "reason", "after", "children", "asked for")
+PROSE = ("status", "reason", "after", "groups", "children", "asked for")
+FORGOTTEN = "forgotten"  # workers that AWS Batch does not know any more
 NARROWEST = 40  # cells of a window in which words are folded
 NAME = 32  # cells of the name of a run that is not the one shown
 
@@ -31,7 +34,8 @@ NAME = 32  # cells of the name of a run that is not the one shown
 def show(
     run: OneRun,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw the metrics into FILE.html or .png.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw the metrics into FILE.html or .png."),
     ] = None,
     tensorboard: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Write the metrics as TensorBoard events.")
@@ -42,26 +46,45 @@ def show(
     """Show everything about a run."""
     from batchml.cli.listing import found_json
     from batchml.cli.wiring import open_place
-    from batchml.client.finding import Measured, measure, recall, with_start
+    from batchml.client.finding import Measured, recall, with_start
+    from batchml.client.gang_parts import parts_of
+    from batchml.client.nodeuse import measure_gang, nodes_of, uses_of
     from batchml.client.runs import select
 
     place = open_place(env)
     (found,) = recall(place, select(place, [run]))
     found = with_start(place, found)
     known = found.run
-    measured = measure(place, known, found.record) if known else Measured({}, False)
+    parts = parts_of(place, found)
+    nodes = nodes_of(place, found, parts)
+    measured = measure_gang(place, known, nodes, found.record) if known else Measured({}, False)
+    uses = uses_of(place, nodes, whole=plot is not None)
     if plot is not None:
-        from batchml.ops.plot import write_plot
-
-        write_plot(plot, measured.series, f"{found.name} {found.job_id}")
-        say(f"Drawn: {plot}")
+        _draw(plot, place, found, measured, uses)
     if tensorboard is not None:
         _write_events(tensorboard, found, measured)
     if json_:
-        print_json(found_json(place, found) | _more_json(place, found, measured))
+        more = _more_json(place, found, measured)
+        from batchml.cli.using import nodes_json
+
+        print_json(found_json(place, found) | more | _groups_json(parts) | nodes_json(uses))
         return
     now = int(place.clock.now() * 1000)
-    print_line("\n".join(_text(place, found, measured, now)))
+    print_line("\n".join(_text(place, found, parts, measured, uses, now)))
+
+
+def _draw(
+    plot: Path, place: "Place", found: "Found", measured: "Measured", uses: "Sequence[Use]"
+) -> None:
+    """The metrics, and what the nodes used; of a run that is one container, what that used."""
+    from batchml.client.nodeuse import uses_of
+    from batchml.ops.plot import write_plot
+    from batchml.ops.using import Node, charts
+
+    if not uses and found.run is not None and found.run.attempts:
+        uses = uses_of(place, [Node(found.name, found.run)], whole=True)
+    write_plot(plot, measured.series, f"{found.name} {found.job_id}", charts(uses))
+    say(f"Drawn: {plot}")
 
 
 def _write_events(folder: Path, found: "Found", measured: "Measured") -> None:
@@ -107,16 +130,26 @@ def _more_json(place: "Place", found: "Found", measured: "Measured") -> dict[str
     return more
 
 
-def _text(place: "Place", found: "Found", measured: "Measured", now_ms: int) -> "Iterator[str]":
+def _text(
+    place: "Place",
+    found: "Found",
+    parts: "Sequence[Part]",
+    measured: "Measured",
+    uses: "Sequence[Use]",
+    now_ms: int,
+) -> "Iterator[str]":
     """One fact a line; what is not known or does not matter has none."""
     from batchml.cli.colour import screen
     from batchml.cli.render import printable
+    from batchml.cli.using import node_lines
     from batchml.cli.ways import outputs_of, ways_on
+    from batchml.client.gang_parts import head_of
 
     run = found.run
-    facts = {**_identity(found), "reruns": _first(found)}
+    facts = {**_identity(found), "workers of": head_of(found), "reruns": _first(found)}
     facts |= _state(run) if run else {"status": _lost()}
     facts["after"] = _needed(place, run) if run else ""
+    facts["groups"] = _groups(parts)
     if run is not None:
         facts["failed"] = _ranges(_failed(place, found, run) or [])
     facts |= _asked_for(found)
@@ -127,6 +160,7 @@ def _text(place: "Place", found: "Found", measured: "Measured", now_ms: int) -> 
             yield _folded(line, screen().width) if name in PROSE else line
     if run is not None:
         yield from _attempts(run, now_ms)
+    yield from node_lines(uses, screen().width)
     yield from _curves(found, measured)
     known = [("cost", _cost(found)), ("outputs", outputs_of(place, run, found.job_id))]
     for name, value in (*known, *ways_on(place, found)):
@@ -181,6 +215,47 @@ def _failed(place: "Place", found: "Found", run: "Run") -> list[int] | None:
         return [first[index] if index < len(first) else index for index in known]
     except BatchmlError:
         return None
+
+
+def _groups(parts: "Sequence[Part]") -> str:
+    """The workers of a gang: `workers 3 RUNNING, 1/4 done  3f2a1b0c`, one group after the other."""
+    from batchml.model.names import short_id
+
+    said = []
+    for part in parts:
+        run = part.found.run if part.found else None
+        state = _of_workers(run) if run else FORGOTTEN if part.job_id else "never submitted"
+        known = f" ({short_id(part.job_id)})" if part.job_id else ""
+        said.append(f"{part.group} {state}{known}")
+    return "; ".join(said)
+
+
+def _of_workers(run: "Run") -> str:
+    """Workers that the head has ended when it ended have not failed, whatever AWS Batch says."""
+    from batchml.model.array import array_size, state_text
+    from batchml.model.gang import ENDED_BY_HEAD
+
+    if not (run.status.is_terminal and run.is_terminated and run.status_reason == ENDED_BY_HEAD):
+        return state_text(run)
+    done = f", {run.children.get('SUCCEEDED', 0)} of {array_size(run)} done" if run.children else ""
+    return f"ended with the run{done}"
+
+
+def _groups_json(parts: "Sequence[Part]") -> dict[str, Any]:
+    """The same for programs; nothing for a run that is no gang."""
+    found = []
+    for part in parts:
+        run = part.found.run if part.found else None
+        found.append(
+            {
+                "name": part.group,
+                "jobId": part.job_id or None,
+                "status": run.status.value if run else None,
+                "size": (run.array_size or 1) if run else part.size or None,
+                "children": run.children if run else {},
+            }
+        )
+    return {"groups": found} if found else {}
 
 
 def _needed(place: "Place", run: "Run") -> str:
@@ -305,7 +380,7 @@ def _times(found: "Found", now_ms: int) -> dict[str, str]:
 def _attempts(run: "Run", now_ms: int) -> "Iterator[str]":
     """One line each: what became of it, where, how long it ran, and its log stream."""
     from batchml.cli.render import duration, printable
-    from batchml.model.outcome import describe_attempt, on_host
+    from batchml.model.outcome import describe_attempt, is_torchrun, on_host
     from batchml.model.status import JobStatus
 
     for number, attempt in enumerate(run.attempts, 1):
@@ -315,7 +390,7 @@ def _attempts(run: "Run", now_ms: int) -> "Iterator[str]":
         elif is_last and not run.status.is_terminal and attempt.stopped_at is None:
             what = f"is running{on_host(attempt.host)}"
         else:
-            what = describe_attempt(attempt)
+            what = describe_attempt(attempt, is_ours=bool(run.key), is_torchrun=is_torchrun(run))
         ran = ""
         if attempt.started_at:
             end = attempt.stopped_at or run.stopped_at or now_ms
@@ -359,7 +434,7 @@ def _unmatched(found: "Found", measured: "Measured") -> str:
     run, record = found.run, found.record
     if run is None or record is None or run.status is not JobStatus.SUCCEEDED:
         return ""
-    if run.children or run.nodes or not measured.is_whole:  # their logs are not read here
+    if record.other or run.children or run.nodes or not measured.is_whole:  # not read here
         return ""
     return unmatched(record.patterns, [*measured.series, *found.metrics])
 

@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 
 FEW = 20  # runs that are shown where there is no window to fill
 LONGEST = 32  # characters of a name
+NODES = 8  # of one run that have a line
 HINT = "q leaves"
 
 _QUEUE_GIVES_WAY = ("SUBMITTED", "PENDING", "MEMORY", "STARTING", "VCPUS", "GPUS")
-_RUN_GIVES_WAY = ("QUEUE", "GPU MEM", "MEMORY", "CPU", "GPU", "ID")
+_RUN_GIVES_WAY = ("QUEUE", "GPU MEM", "OUT", "IN", "MEMORY", "CPU", "GPU", "ID")
 
 
 @app.command(epilog="Example: batchml top --queue gpu")
@@ -105,10 +106,11 @@ def _view(
     lines.append(table(narrowed(_queue_rows(found), on.width, _QUEUE_GIVES_WAY), on))
     lines.append("")
     if found.runs:
-        rows = _run_rows(found.runs[:most], found.at)
+        shown = _fitting(found.runs, most)
+        rows = _run_rows(shown, found.at)
         lines.append(table(narrowed(rows, on.width, _RUN_GIVES_WAY), on))
-        if len(found.runs) > most:
-            lines.append(f"and {len(found.runs) - most} more")
+        if len(found.runs) > len(shown):
+            lines.append(f"and {len(found.runs) - len(shown)} more")
     else:
         lines.append("Nothing runs and nothing waits.")
     return "\n".join(lines)
@@ -138,37 +140,56 @@ def narrowed(
 def _queue_rows(found: "Snapshot") -> "list[list[str]]":
     from batchml.aws.live import LIVE
     from batchml.cli.render import printable
+    from batchml.cli.using import memory, number
 
     states = list(reversed(LIVE))
     rows = [["QUEUE", *(state.value for state in states), "VCPUS", "MEMORY", "GPUS"]]
     for queue in found.queues:
-        counts = [_number(queue.counts[state]) for state in states]
-        held = [_number(queue.vcpus), _memory(queue.memory_mib), _number(queue.gpus)]
+        counts = [number(queue.counts[state]) for state in states]
+        held = [number(queue.vcpus), memory(queue.memory_mib), number(queue.gpus)]
         rows.append([printable(queue.name)[:LONGEST], *counts, *held])
     return rows
 
 
+def _fitting(runs: "Sequence[RunRow]", most: int) -> "list[RunRow]":
+    """As many as `most` lines have room for; where that is little, their nodes have none."""
+    from msgspec import structs
+
+    if len(runs) + sum(_node_lines(row) for row in runs) > most:
+        runs = [structs.replace(row, nodes=()) for row in runs]
+    return list(runs[:most])
+
+
+def _node_lines(row: "RunRow") -> int:
+    """With the one that says how many more there are."""
+    return min(len(row.nodes), NODES) + (row.run.nodes > min(len(row.nodes), NODES) > 0)
+
+
 def _run_rows(runs: "Iterable[RunRow]", now_ms: int) -> "list[list[str]]":
     from batchml.cli.render import printable
+    from batchml.cli.using import USED, cells_of
     from batchml.model.array import state_text
     from batchml.model.names import short_id
 
-    rows = [["ID", "NAME", "QUEUE", "STATUS", "FOR", "CPU", "MEMORY", "GPU", "GPU MEM"]]
+    rows = [["ID", "NAME", "QUEUE", "STATUS", "FOR", *USED]]
     for row in runs:
-        run, use = row.run, row.usage
+        run = row.run
         rows.append(
             [
                 short_id(run.job_id),
-                printable(run.name)[:LONGEST],
+                ("  " if row.head else "") + printable(run.name)[:LONGEST],
                 printable(run.queue)[:LONGEST],
                 state_text(run),
                 _for(run, now_ms),
-                _of(f"{use['cpu']:.1f}" if "cpu" in use else "", _number(run.vcpus)),
-                _of(_memory(int(use.get("memory", 0))), _memory(run.memory_mib)),
-                f"{use['gpu']:.0f}%" if "gpu" in use else _number(run.gpus),
-                _memory(int(use.get("gpu_memory", 0))),
+                *cells_of(run, row.usage),
             ]
         )
+        for node in row.nodes[:NODES]:
+            name = f"  node {node.run.node_index}"
+            rows.append(["", name, "", state_text(node.run), "", *cells_of(run, node.usage)])
+        left = run.nodes - min(len(row.nodes), NODES)
+        if row.nodes and left:
+            rows.append(["", f"  and {left} more nodes", *[""] * (len(rows[0]) - 2)])
     return rows
 
 
@@ -177,18 +198,6 @@ def _for(run: "Run", now_ms: int) -> str:
 
     since = run.started_at or run.created_at
     return duration((now_ms - since) / 1000) if since else ""
-
-
-def _of(used: str, had: str) -> str:
-    return f"{used}/{had}" if used and had else had
-
-
-def _number(number: int) -> str:
-    return str(number) if number else ""
-
-
-def _memory(mib: int) -> str:
-    return "" if not mib else f"{mib}M" if mib < 10_240 else f"{mib / 1024:.0f}G"
 
 
 def _json(found: "Snapshot", env: str) -> dict[str, Any]:
@@ -205,5 +214,26 @@ def _json(found: "Snapshot", env: str) -> dict[str, Any]:
             }
             for queue in found.queues
         ],
-        "runs": [{**run_json(row.run), "usage": row.usage or None} for row in found.runs],
+        "runs": [
+            {**run_json(row.run), "usage": row.usage or None, **_head_json(row), **_nodes_json(row)}
+            for row in found.runs
+        ],
+    }
+
+
+def _head_json(row: "RunRow") -> dict[str, str]:
+    """Nothing for a run that is no gang's workers."""
+    return {"head": row.head} if row.head else {}
+
+
+def _nodes_json(row: "RunRow") -> dict[str, Any]:
+    """Nothing for a run that has no nodes."""
+    return {"nodes": [_node_json(node) for node in row.nodes]} if row.nodes else {}
+
+
+def _node_json(row: "RunRow") -> dict[str, Any]:
+    return {
+        "jobId": row.run.job_id,
+        "status": row.run.status.value,
+        "usage": row.usage or None,
     }

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from batchml.ops.watch import Happening, Line, Measured, Opened
+from batchml.model.outcome import is_torchrun
+from batchml.ops.watch import Happening, Line, Measured, Opened, StatusChanged
 from batchml.runtime.lines import STEP, TIME, TOTAL, parse_mark, read_points
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
@@ -15,6 +16,8 @@ _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 # Samples that are kept of one metric. When there are more, every second one is dropped: a curve of
 # a million steps needs no more to be drawn, and a run of weeks can be followed.
 MAX_SAMPLES = 8192
+
+MAIN_NODE = "0"  # of ranks that train together: the one whose log `show` reads for metrics
 
 
 class Sample(NamedTuple):
@@ -49,7 +52,7 @@ class Series(Struct, frozen=True):
         return [sample.step for sample in self.samples if sample.step is not None]
 
 
-class _Gathered:
+class Gathered:
     """One metric while it comes in, thinned when it is long; the newest is always kept."""
 
     def __init__(self) -> None:
@@ -88,10 +91,11 @@ class Metrics:
     def __init__(self, patterns: Mapping[str, str] = {}) -> None:
         self.patterns = patterns
         self._patterns = {name: re.compile(pattern) for name, pattern in patterns.items()}
-        self._gathered: dict[str, _Gathered] = {}
+        self._gathered: dict[str, Gathered] = {}
         self._steps: dict[str, float] = {}  # of each child the one that its lines are at
         self._may_go_back: dict[str, set[str]] = {}  # metrics, by the child of a new attempt
         self._streams: dict[str, str] = {}  # of each child the one that is read
+        self._is_one = False  # ranks on many nodes that train together, of which the first reports
         self.values: dict[str, float] = {}  # the last of each whose last is finite
 
     @property
@@ -144,14 +148,24 @@ class Metrics:
         for happening in happenings:
             if isinstance(happening, Line):
                 if self._patterns:
-                    child = _child_of(happening.child)
+                    child = self._whose(happening.child)
                     self.feed(happening.text, happening.timestamp / 1000, child)
+            elif isinstance(happening, StatusChanged):
+                self._is_one = happening.run.nodes > 0 and is_torchrun(happening.run)
+            elif self._is_one and isinstance(happening, Measured):
+                self._of_stream(happening.stream, "")
+                self.take(happening.points, 0.0)
             elif isinstance(happening, Opened | Measured):
-                child = _child_of(happening.child)
+                child = self._whose(happening.child)
                 self._of_stream(happening.stream, child)
                 if isinstance(happening, Measured):
                     self.take(happening.points, 0.0, child)
             yield happening
+
+    def _whose(self, part: str) -> str:
+        """The child whose metrics a part's are; "" for the run's own, and so for its main node."""
+        child = _child_of(part)
+        return "" if self._is_one and child == MAIN_NODE else child
 
     def _of_stream(self, stream: str, child: str) -> None:
         """Another stream than before is of a new attempt, whatever of it comes first."""
@@ -172,7 +186,7 @@ class Metrics:
         name = f"{name}:{child}" if child else name
         gathered = self._gathered.get(name)
         if gathered is None:
-            gathered = self._gathered[name] = _Gathered()
+            gathered = self._gathered[name] = Gathered()
         may_go_back = self._may_go_back.get(child, set())
         if name in may_go_back and sample.step is not None:
             gathered.go_back_to(sample.step)

@@ -1,4 +1,4 @@
-"""Curves of metrics as one HTML file that needs nothing else, or as PNG where matplotlib is."""
+"""Curves of metrics, and of what nodes use, as one HTML file that needs nothing else, or as PNG."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,11 @@ WIDTH, HEIGHT = 560, 260
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 14, 34
 MAX_DRAWN = 600  # points of one curve: more than one a pixel is not seen
 
+MAX_NODES = 16  # curves in one picture
+
 Point = tuple[float, float]
+Charts = Mapping[str, Mapping[str, "Series"]]  # title -> node -> its curve, over time
+NO_CHARTS: Charts = {}
 
 # Its own colours for light and dark, so that it is readable wherever it is opened.
 _PAGE = """<!DOCTYPE html>
@@ -42,6 +46,7 @@ svg {{ display: block; width: 100%; height: auto }}
 text {{ fill: var(--dim); font: 12px system-ui, sans-serif }}
 .curve {{ fill: none; stroke: var(--line); stroke-width: 1.8; stroke-linejoin: round }}
 .dot {{ fill: var(--line) }}
+{colours}
 </style>
 <h1>{title}</h1>
 <main>
@@ -51,8 +56,10 @@ text {{ fill: var(--dim); font: 12px system-ui, sans-serif }}
 """
 
 
-def write_plot(path: Path, series: "Mapping[str, Series]", title: str) -> None:
-    """Draw every metric into a file: `.html` or `.png`.
+def write_plot(
+    path: Path, series: "Mapping[str, Series]", title: str, charts: Charts = NO_CHARTS
+) -> None:
+    """Draw every metric into a file, `.html` or `.png`, and what the nodes used, a curve a node.
 
     Raises UsageError for another ending, for PNG without matplotlib and when there is nothing to
     draw; OSError when it cannot be written.
@@ -60,20 +67,35 @@ def write_plot(path: Path, series: "Mapping[str, Series]", title: str) -> None:
     kind = path.suffix.lower()
     if kind not in (".html", ".htm", ".png"):
         raise UsageError(f"--plot {path}: the name must end in .html or .png.")
-    if not series:
+    if not series and not charts:
         raise UsageError(
             f"--plot {path}: this run has no metrics. A program prints them, and [metrics] in its "
             "job.toml says how they are read, or it calls batchml.runtime.report(step=1, loss=0.5)."
         )
-    content = png(series, title) if kind == ".png" else html(series, title).encode()
+    draw = png if kind == ".png" else _html
+    content = draw(series, title, charts)
     from batchml.runtime.files import write_atomically
 
     write_atomically(str(path), content, 0o644)
 
 
-def html(series: "Mapping[str, Series]", title: str) -> str:
-    figures = "\n".join(_figure(each) for each in series.values())
-    return _PAGE.format(title=escape(title), figures=figures)
+def html(series: "Mapping[str, Series]", title: str, charts: Charts = NO_CHARTS) -> str:
+    figures = [_figure(each) for each in series.values()]
+    figures += [_chart(name, curves) for name, curves in charts.items()]
+    return _PAGE.format(title=escape(title), figures="\n".join(figures), colours=_colours())
+
+
+def _html(series: "Mapping[str, Series]", title: str, charts: Charts) -> bytes:
+    return html(series, title, charts).encode()
+
+
+def _colours() -> str:
+    """A colour a node, evenly around the circle, as light as both backgrounds can bear."""
+    return "\n".join(
+        f".n{i} {{ stroke: hsl({(210 + i * 137) % 360} 65% 50%) }} "
+        f"text.n{i} {{ stroke: none; fill: hsl({(210 + i * 137) % 360} 65% 50%) }}"
+        for i in range(MAX_NODES)
+    )
 
 
 class Axis(NamedTuple):
@@ -108,33 +130,33 @@ def _figure(series: "Series") -> str:
     return f"<figure>{caption}\n{svg}</figure>"
 
 
+def _chart(title: str, curves: "Mapping[str, Series]") -> str:
+    """What the nodes used, over the same time and the same height from 0 on."""
+    kept = dict(list(curves.items())[:MAX_NODES])
+    label, times = clock(kept)
+    points = [list(zip(times[name], each.values, strict=True)) for name, each in kept.items()]
+    left = f", and {len(curves) - len(kept)} more" if len(curves) > len(kept) else ""
+    words = f"{escape(', '.join(kept))}{left}"
+    caption = f"<figcaption>{escape(title)} <span>{words}</span></figcaption>"
+    return f"<figure>{caption}\n{_svg_of(points, label, list(kept))}</figure>"
+
+
+def clock(curves: "Mapping[str, Series]") -> tuple[str, dict[str, list[float]]]:
+    """The unit of time for all of them together, and where their values stand on it."""
+    times = {name: [sample.time for sample in each.samples] for name, each in curves.items()}
+    first = min(map(min, times.values()))
+    long = max(map(max, times.values())) - first
+    label, size = next(
+        (each for each in (("hours", 3600), ("minutes", 60)) if long >= 3 * each[1]), ("seconds", 1)
+    )
+    return label, {name: [(at - first) / size for at in each] for name, each in times.items()}
+
+
 def _svg(points: Sequence[Point], label: str) -> str:
     ys = [y for _, y in points if _drawable(y)]
-    across = ticks(min(x for x, _ in points), max(x for x, _ in points))
-    upwards = ticks(min(ys), max(ys))
-    x0, x1 = min(across[0], points[0][0]), max(across[-1], max(x for x, _ in points))
-    y0, y1 = upwards[0], upwards[-1]
-
-    def place(x: float, y: float) -> tuple[str, str]:
-        right = _LEFT + (x - x0) / (x1 - x0) * (WIDTH - _LEFT - _RIGHT)
-        down = HEIGHT - _BOTTOM - (y - y0) / (y1 - y0) * (HEIGHT - _TOP - _BOTTOM)
-        return f"{right:.1f}", f"{down:.1f}"
-
-    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">']
-    for y in upwards:
-        _, down = place(x0, y)
-        parts.append(
-            f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{down}" y2="{down}"/>'
-        )
-        parts.append(
-            f'<text x="{_LEFT - 6}" y="{down}" dy="4" text-anchor="end">{_number(y)}</text>'
-        )
-    for x in across:
-        right, _ = place(x, y0)
-        parts.append(
-            f'<text x="{right}" y="{HEIGHT - 16}" text-anchor="middle">{_number(x)}</text>'
-        )
-    parts.append(f'<text x="{WIDTH - _RIGHT}" y="{HEIGHT - 2}" text-anchor="end">{label}</text>')
+    frame = _Frame(points, min(ys), max(ys))
+    place = frame.place
+    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">', *frame.grid(label)]
     for piece in _pieces(drawn(points, MAX_DRAWN)):
         if len(piece) > 1:
             line = " ".join(",".join(place(*point)) for point in piece)
@@ -148,6 +170,68 @@ def _svg(points: Sequence[Point], label: str) -> str:
                     f"<title>{words}</title></circle>"
                 )
     return "\n".join([*parts, "</svg>"])
+
+
+def _svg_of(curves: "Sequence[Sequence[Point]]", label: str, names: Sequence[str]) -> str:
+    """Several curves, each of a colour; its name comes up under the pointer."""
+    points = [point for curve in curves for point in curve]
+    frame = _Frame(points, 0.0, max(y for _, y in points))
+    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">', *frame.grid(label)]
+    for i, (curve, name) in enumerate(zip(curves, names, strict=True)):
+        line = " ".join(",".join(frame.place(*point)) for point in drawn(curve, MAX_DRAWN))
+        if len(curve) == 1:  # a curve of one point is not seen
+            line = f"{line} {line}"
+        parts.append(
+            f'<polyline class="curve n{i}" stroke-linecap="round" points="{line}">'
+            f"<title>{escape(name)}</title></polyline>"
+        )
+    return "\n".join([*parts, _legend(names), "</svg>"])
+
+
+def _legend(names: Sequence[str]) -> str:
+    """The first few names in their colours, within the picture."""
+    shown = [
+        f'<text class="n{i}" x="{_LEFT + 6 + 120 * (i % 4)}" y="{_TOP + 10 + 14 * (i // 4)}">'
+        f"{escape(name[:18])}</text>"
+        for i, name in enumerate(names[:8])
+    ]
+    return "\n".join(shown)
+
+
+class _Frame:
+    """The axes of a picture: where a point lies, and the grid behind it."""
+
+    def __init__(self, points: Sequence[Point], low: float, high: float) -> None:
+        self.across = ticks(min(x for x, _ in points), max(x for x, _ in points))
+        self.upwards = ticks(low, high)
+        self._x0 = min(self.across[0], points[0][0])
+        self._x1 = max(self.across[-1], max(x for x, _ in points))
+        self._y0, self._y1 = self.upwards[0], self.upwards[-1]
+
+    def place(self, x: float, y: float) -> tuple[str, str]:
+        x0, x1, y0, y1 = self._x0, self._x1, self._y0, self._y1
+        right = _LEFT + (x - x0) / (x1 - x0) * (WIDTH - _LEFT - _RIGHT)
+        down = HEIGHT - _BOTTOM - (y - y0) / (y1 - y0) * (HEIGHT - _TOP - _BOTTOM)
+        return f"{right:.1f}", f"{down:.1f}"
+
+    def grid(self, label: str) -> list[str]:
+        parts = []
+        for y in self.upwards:
+            _, down = self.place(self._x0, y)
+            parts.append(
+                f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{down}" y2="{down}"/>'
+            )
+            parts.append(
+                f'<text x="{_LEFT - 6}" y="{down}" dy="4" text-anchor="end">{_number(y)}</text>'
+            )
+        for x in self.across:
+            right, _ = self.place(x, self._y0)
+            parts.append(
+                f'<text x="{right}" y="{HEIGHT - 16}" text-anchor="middle">{_number(x)}</text>'
+            )
+        end = WIDTH - _RIGHT
+        parts.append(f'<text x="{end}" y="{HEIGHT - 2}" text-anchor="end">{label}</text>')
+        return parts
 
 
 def _pieces(points: Sequence[Point]) -> list[list[Point]]:
@@ -205,7 +289,7 @@ def _number(value: float) -> str:
     return f"{value:.4g}"
 
 
-def png(series: "Mapping[str, Series]", title: str) -> bytes:
+def png(series: "Mapping[str, Series]", title: str, charts: Charts = NO_CHARTS) -> bytes:
     """The same by matplotlib. Raises UsageError where that is not installed."""
     from importlib import import_module
     from io import BytesIO
@@ -217,19 +301,28 @@ def png(series: "Mapping[str, Series]", title: str) -> bytes:
             "PNG needs matplotlib, which is not installed beside batchml: pip install matplotlib. "
             "Or name a file that ends in .html, which needs nothing."
         ) from None
-    rows = -(-len(series) // 2)
-    columns = min(2, len(series))
+    count = len(series) + len(charts)
+    rows, columns = -(-count // 2), min(2, count)
     figure = figure_of(figsize=(6.5 * columns, 3.2 * rows + 0.4), layout="constrained")
     figure.suptitle(title, parse_math=False)
-    for plot, each in zip(
-        figure.subplots(rows, columns, squeeze=False).flat, series.values(), strict=False
-    ):
+    plots = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for plot, each in zip(plots, series.values(), strict=False):
         label, places = axis(each)
         plot.plot(places, each.values, marker="." if len(places) <= 40 else "")
         plot.set_title(each.name, fontsize=10, parse_math=False)
         plot.set_xlabel(label)
         plot.grid(alpha=0.3)
-    for empty in figure.axes[len(series) :]:
+    for plot, (name, curves) in zip(plots[len(series) :], charts.items(), strict=False):
+        kept = dict(list(curves.items())[:MAX_NODES])
+        label, times = clock(kept)
+        for node, each in kept.items():
+            plot.plot(times[node], each.values, label=node)
+        plot.set_title(name, fontsize=10, parse_math=False)
+        plot.set_xlabel(label)
+        plot.set_ylim(bottom=0)
+        plot.legend(fontsize=7)
+        plot.grid(alpha=0.3)
+    for empty in plots[count:]:
         empty.set_visible(False)
     content = BytesIO()
     figure.savefig(content, format="png", dpi=120)

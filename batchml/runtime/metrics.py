@@ -39,7 +39,8 @@ def report(step: Optional[float] = None, *, total: Optional[float] = None, **val
 
     Values are numbers, or what `float` makes one of: a tensor of one element, a NumPy scalar.
     `total` is the last step, so that clients can say how far the run is and when it will end.
-    Outside a run this does nothing. Of many processes that train together, let one report.
+    Outside a run this does nothing. Of processes that train together, by RANK, the points of the
+    first alone are recorded; of the others a report says how far they are, as `progress` does.
 
     False once the run is to save and stop: it is cancelled, or other trials of its sweep do better.
     Where trials are stopped early, a report of the sweep's goal waits until it was judged.
@@ -57,13 +58,19 @@ def report(step: Optional[float] = None, *, total: Optional[float] = None, **val
     path = os.environ.get("BATCHML_METRICS")
     if not path:
         return True
+    stop_file = os.environ.get("BATCHML_STOP_FILE", "")
+    if "BATCHML_PROGRESS" in os.environ:
+        from batchml.runtime.pulse import progress
+
+        progress(step)
+    if os.environ.get("RANK", "0") not in ("", "0"):
+        return not os.path.exists(stop_file)
     for name in [name for name in point if not 0 < len(name) <= MAX_METRIC_NAME]:
         del point[name]
         _say_once(
             "name", f"the metric {name[:20]!r}... is not recorded: its name has {len(name)} "
             f"characters, 1 to {MAX_METRIC_NAME} are taken",
         )  # fmt: skip
-    stop_file = os.environ.get("BATCHML_STOP_FILE", "")
     verdict = None
     if stop_file and os.environ.get("BATCHML_GOAL") in point:
         from batchml.runtime.verdict import Verdict

@@ -1,141 +1,117 @@
-"""A companion that tells what an attempt uses: CPU, memory, GPUs. Read from the kernel and NVML."""
+"""A companion that tells what an attempt and its ranks use: CPU, memory, GPUs, network."""
 
 from __future__ import annotations
 
 import os
-import resource
-from collections.abc import Mapping
-from typing import Any, Dict, List, Optional
+from typing import Dict, NamedTuple, Optional, Tuple
 
-from batchml.runtime.lines import MARK, usage_mark
+from batchml.runtime.lines import MARK, ranks_mark, usage_mark
+from batchml.runtime.usage_gpus import Gpus, together
+from batchml.runtime.usage_host import (
+    Cgroup,
+    cpu_seconds,
+    is_entry,
+    memory_mib,
+    own_cgroup,
+    read,
+)
+from batchml.runtime.usage_net import DEV, Traffic, interfaces, total
+from batchml.runtime.usage_ranks import RankMeter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from batchml.runtime.companions import Attempt
 
 FIRST = 5.0  # seconds from the start
-EVERY = 30.0
+EARLY, EARLY_UNTIL = 10.0, 120.0  # seconds between two marks, so long from the start
+EVERY = 30.0  # seconds between two marks from then on
+VARIABLE = "BATCHML_USAGE_EVERY"  # seconds between two marks, always, for who wants to see more
 _MIB = 1 << 20
 
 
+class Counters(NamedTuple):
+    """What only grows, at a time of CLOCK_MONOTONIC."""
+
+    at: float
+    cpu: float  # seconds
+    traffic: Optional[Traffic] = None
+
+
+def rates(before: Counters, now: Counters) -> Dict[str, float]:
+    """Cores, and bytes a second in and out, between two looks. What went back was started anew."""
+    seconds = now.at - before.at
+    found = {"cpu": max(0.0, now.cpu - before.cpu) / seconds}
+    if before.traffic is not None and now.traffic is not None:
+        for name, was, is_ in zip(("net_in", "net_out"), before.traffic, now.traffic):  # noqa: B905
+            found[name] = (is_ - was if is_ >= was else is_) / seconds
+    return found
+
+
 class Usage:
-    """Every half a minute a mark: `usage cpu=1.93 memory=812 gpu=45 gpu_memory=3000`."""
+    """Marks such as `usage cpu=1.93 memory=812 net_in=1200 net_out=90` and `ranks 0=cpu:0.96,...`:
+    the first after 5 s, then one each 10 s for two minutes, then one each 30 s.
+    """
 
     def __init__(self, attempt: Attempt) -> None:
         self._attempt = attempt
         self._gpus = Gpus(attempt.environ)
-        self._at: Optional[float] = None
-        self._cpu = 0.0
-        self._wait = FIRST
+        self._ranks = RankMeter()
+        self._group: Optional[Cgroup] = None
+        self._interfaces: Optional[Tuple[str, ...]] = None
+        self._began = 0.0
+        self._last: Optional[Counters] = None
+        self._every = _seconds(attempt.environ.get(VARIABLE, ""))
+        self._wait = self._every or FIRST
 
     def tick(self, now: float) -> None:
-        if self._at is None:  # the program begins, and most end before there is anything to say
-            self._at = now
-        if now - self._at < self._wait:
-            return
-        pids = self._attempt.pids()
-        cpu = cpu_seconds(pids)
-        cores = max(0.0, cpu - self._cpu) / (now - self._at)
-        sample = {"cpu": cores, "memory": float(memory_mib(pids)), **self._gpus.sample()}
-        self._attempt.mark(usage_mark(sample)[len(MARK) :])
-        self._at, self._cpu, self._wait = now, cpu, EVERY
+        if self._last is None:  # the program begins, and most end before there is anything to say
+            self._began = now
+            self._last = self._begin(now)
+        elif now - self._last.at >= self._wait:
+            self._tell(now, self._last)
 
     def finish(self) -> None:
         self._gpus.close()
 
+    def _begin(self, now: float) -> Counters:
+        from batchml.runtime.ranks_env import interface_of
 
-def cpu_seconds(pids: List[int]) -> float:
-    """What the descendants have used: those that live, and those that were waited for."""
-    gone = resource.getrusage(resource.RUSAGE_CHILDREN)
-    ticks = 0
-    for pid in pids:
-        fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
-        if fields:  # utime, stime, and the same of children that were waited for: proc(5), 14-17
-            ticks += sum(map(int, fields[11:15]))
-    return gone.ru_utime + gone.ru_stime + ticks / os.sysconf("SC_CLK_TCK")
+        environ = self._attempt.environ
+        self._group = own_cgroup()
+        entry, devices = is_entry(os.getpid()), read(DEV)
+        self._interfaces = interfaces(environ, entry, devices, interface_of)
+        # Of processes nothing has been used yet.
+        cpu = self._group.cpu_seconds() if self._group else None
+        return Counters(now, cpu or 0.0, total(devices, self._interfaces))
 
-
-def memory_mib(pids: List[int]) -> int:
-    """What counts against the limit of a container; else what its processes hold, counted once."""
-    held = _container_memory()
-    if held is None:
-        pages = [list(map(int, _read(f"/proc/{pid}/statm").split()[1:3])) for pid in pids]
-        found = [each for each in pages if len(each) == 2]  # resident, and of these shared
-        own = sum(resident - shared for resident, shared in found)
-        held = (own + max((shared for _, shared in found), default=0)) * resource.getpagesize()
-    return held // _MIB
-
-
-def _container_memory(root: str = "/sys/fs/cgroup") -> Optional[int]:
-    """Bytes of this control group, where it is the container's own (cgroup v2, a namespace).
-
-    Without pages of files that were not used lately: the kernel takes them back before it kills.
-    """
-    if "0::/\n" not in _read("/proc/self/cgroup"):
-        return None
-    current = _read(f"{root}/memory.current").strip()  # the machine's root group has none
-    if not current.isdigit():
-        return None
-    stat = dict(line.split(" ", 1) for line in _read(f"{root}/memory.stat").splitlines())
-    return max(0, int(current) - int(stat.get("inactive_file", 0)))
+    def _tell(self, now: float, last: Counters) -> None:
+        pids = self._attempt.pids()
+        group = self._group
+        cpu = group.cpu_seconds() if group else None
+        held = group.memory_bytes() if group else None
+        found = Counters(
+            now, cpu_seconds(pids) if cpu is None else cpu, total(read(DEV), self._interfaces)
+        )
+        gpus = self._gpus.look()
+        cores = group.cores() if group else None
+        sample = {
+            **rates(last, found),
+            "memory": float(memory_mib(pids) if held is None else held // _MIB),
+            **together(gpus),
+            **({"cores": cores} if cores else {}),
+        }
+        self._attempt.mark(usage_mark(sample)[len(MARK) :])
+        ranks = self._ranks.look(pids, now - last.at, gpus)
+        if ranks:
+            self._attempt.mark(ranks_mark(ranks)[len(MARK) :])
+        self._last = found
+        self._wait = self._every or (EARLY if now - self._began < EARLY_UNTIL else EVERY)
 
 
-def _read(path: str) -> str:
+def _seconds(text: str) -> Optional[float]:
+    """None for what is no time, which a user may have set."""
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except OSError:  # it has ended
-        return ""
-
-
-class Gpus:
-    """The GPUs that this attempt may use, by NVML, which comes with the driver. None without it."""
-
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        self._nvml: Any = None
-        self._handles: List[Any] = []
-        if os.path.exists("/dev/nvidiactl"):
-            self._open(environ.get("NVIDIA_VISIBLE_DEVICES", ""))
-
-    def _open(self, visible: str) -> None:
-        import ctypes
-
-        try:
-            nvml = ctypes.CDLL("libnvidia-ml.so.1")
-        except OSError:
-            return
-        if nvml.nvmlInit_v2() != 0:
-            return
-        self._nvml = nvml
-        # ECS names the container's GPUs by their ids; a privileged container sees the others too.
-        named = [word for word in visible.split(",") if word.startswith("GPU-")]
-        count = ctypes.c_uint()
-        nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
-        for place in named or range(count.value):
-            handle = ctypes.c_void_p()
-            if isinstance(place, str):
-                failed = nvml.nvmlDeviceGetHandleByUUID(place.encode(), ctypes.byref(handle))
-            else:
-                failed = nvml.nvmlDeviceGetHandleByIndex_v2(place, ctypes.byref(handle))
-            if not failed:
-                self._handles.append(handle)
-
-    def sample(self) -> Dict[str, float]:
-        """Percent of the time that they were busy, their mean, and MiB held on all of them."""
-        import ctypes
-
-        busy, held = [], []
-        for handle in self._handles:
-            rates = (ctypes.c_uint * 2)()  # nvmlUtilization_t: gpu, memory
-            memory = (ctypes.c_ulonglong * 3)()  # nvmlMemory_t: total, free, used
-            if not self._nvml.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(rates)):
-                busy.append(float(rates[0]))
-            if not self._nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)):
-                held.append(memory[2] / _MIB)
-        found = {"gpu": sum(busy) / len(busy)} if busy else {}
-        return {**found, "gpu_memory": sum(held)} if held else found
-
-    def close(self) -> None:
-        if self._nvml is not None:
-            self._nvml.nvmlShutdown()
-            self._nvml, self._handles = None, []
+        found = float(text)
+    except ValueError:
+        return None
+    return found if 0.5 <= found < 1e6 else None

@@ -7,10 +7,19 @@ import pytest
 from batchml.aws.batch import BatchApi
 from batchml.aws.live import LIVE, LiveApi
 from batchml.cli.colour import Screen
-from batchml.cli.top import _view, narrowed
+from batchml.cli.top import _json, _view, narrowed
 from batchml.model.run import Run
 from batchml.model.status import JobStatus
-from batchml.ops.top import USAGE_EVERY, Poller, QueueRow, Snapshot, make_snapshot, pause
+from batchml.ops.top import (
+    MOST_NODES,
+    USAGE_EVERY,
+    Poller,
+    QueueRow,
+    Snapshot,
+    make_snapshot,
+    pause,
+)
+from batchml.runtime.launch import RAY, Plan, Workers
 from tests.fakes import FakeClock
 from tests.scripted import ScriptedSession
 
@@ -47,6 +56,7 @@ class Account:
 
     def __init__(self) -> None:
         self.status = {"1": "RUNNING", "2": "RUNNABLE"}
+        self.nodes: dict[str, int] = {}
 
     def __call__(self, operation: str, params: dict[str, Any]) -> dict[str, Any]:
         if operation == "DescribeJobQueues":
@@ -62,11 +72,18 @@ class Account:
         if operation == "DescribeJobs":
             return {"jobs": [self.detail(each) for each in params["jobs"]]}
         assert operation == "FilterLogEvents"
-        marks = [{"logStreamName": name, "message": "::batchml usage cpu=1.5 memory=64"}
-                 for name in params["logStreamNames"]]  # fmt: skip
-        return {"events": marks}
+        mark = {"timestamp": 1, "message": "::batchml usage cpu=1.5 memory=64"}
+        return {"events": [{"logStreamName": name, **mark} for name in params["logStreamNames"]]}
 
     def detail(self, job_id: str) -> dict[str, Any]:
+        whole, _, node = job_id.partition("#")
+        if node:
+            return {**self.detail(whole), "jobId": job_id, "nodeDetails": {"nodeIndex": int(node)},
+                    "container": {"logStreamName": f"s{job_id}"}}  # fmt: skip
+        if whole in self.nodes:
+            count = {"numNodes": self.nodes[whole], "nodeRangeProperties": []}
+            return {"jobId": whole, "jobName": "n", "jobQueue": "gpu", "startedAt": 2,
+                    "status": self.status[whole], "nodeProperties": count}  # fmt: skip
         needs = [{"type": "VCPU", "value": "2"}, {"type": "MEMORY", "value": "512"}]
         return {
             "jobId": job_id, "jobName": f"n{job_id}", "jobQueue": "gpu", "createdAt": 1,
@@ -102,6 +119,28 @@ def test_a_round_is_one_call_a_state_and_what_is_known_is_not_asked_again(accoun
     assert poller.look().runs == ()
 
 
+def test_nodes_of_a_run_have_rows_of_their_own_and_are_asked_about_once(account: Account) -> None:
+    account.status, account.nodes = {"1": "RUNNING", "7": "RUNNING"}, {"7": 20}
+    session, clock = ScriptedSession(account), FakeClock()
+    poller = Poller(BatchApi(session), LiveApi(session), clock.now)
+    first = poller.look()
+    assert first.calls == len(session.calls) == 1 + 5 + 1 + 1 + 1  # the last two: nodes, usage
+    (row,) = (row for row in first.runs if row.run.nodes)
+    assert len(row.nodes) == MOST_NODES
+    assert {node.usage["cpu"] for node in row.nodes} == {1.5}
+    clock.time += USAGE_EVERY
+    assert poller.look().calls == 5 + 1
+
+    shown = _view(first, "dev", Screen(), 20)
+    assert shown.count("  node ") == 8
+    assert "  and 12 more nodes" in shown
+    assert "node" not in _view(first, "dev", Screen(), 5).partition("NAME")[2]
+    told = {each["jobId"]: len(each.get("nodes", ())) for each in _json(first, "dev")["runs"]}
+    assert told == {"1": 0, "7": MOST_NODES}
+    account.status = {"1": "RUNNING"}
+    assert len(poller.look().runs) == 1
+
+
 def test_a_narrow_window_loses_columns_and_empty_ones_are_not_shown() -> None:
     rows = [["ID", "NAME", "QUEUE", "STATUS", "GPU"], ["6b0e", "train", "default", "RUNNING", ""]]
     assert narrowed(rows, 0, ())[0] == ["ID", "NAME", "QUEUE", "STATUS"]
@@ -114,3 +153,20 @@ def test_trouble_on_the_way_is_said_above_what_was_there_last() -> None:
     plain = _view(found, "dev", Screen(60), 5).splitlines()
     lines = _view(found, "dev", Screen(60), 5, "no\ncontact\x1b[2J").splitlines()
     assert lines == [plain[0], "no contact\N{REPLACEMENT CHARACTER}[2J", *plain[1:]]
+
+
+def test_workers_of_a_gang_stand_behind_their_head() -> None:
+    plan = Plan(RAY, groups=(Workers("cpu", 2, 2, "vit-cpu-k", "q"),))
+    head = run("head", "RUNNING", key="K", created_at=1,
+               environment={"BATCHML_LAUNCH": plan.to_json()})  # fmt: skip
+    waiting = run("cpu", "RUNNABLE", job_name="vit-cpu-k")
+    going = run("gpu", "RUNNING", tags={"batchml:gang": "K"}, created_at=9)
+    other = run("other", "RUNNING", created_at=5)
+    found = make_snapshot(["gpu"], [waiting, going, other, head], {}, 0)
+    assert [(row.run.job_id, row.head) for row in found.runs] == [
+        ("other", ""), ("head", ""), ("gpu", "head"), ("cpu", "head")
+    ]  # fmt: skip
+    assert "  cpu" in _view(found, "local", Screen(), 20)
+    assert [each.get("head") for each in _json(found, "local")["runs"]] == [
+        None, None, "head", "head"
+    ]  # fmt: skip
