@@ -47,12 +47,20 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def test_every_image_names_the_same_base_and_has_what_a_process_needs() -> None:
     folders = sorted(path.parent for path in (ROOT / "images").glob("*/Dockerfile"))
-    assert {folder.name for folder in folders} == {"controller", "mxnet", "python", "pytorch"}
+    assert {folder.name for folder in folders} == {
+        "controller",
+        "mxnet",
+        "nlp",
+        "python",
+        "pytorch",
+        "ray",
+    }
     for folder in folders:
         assert f"ARG BASE={BASE}\n" in (folder / "Dockerfile").read_text("utf-8")
         for line in (folder / "requirements.txt").read_text("utf-8").splitlines():
             wanted = line.partition("#")[0].strip()
-            assert not wanted or re.fullmatch(r"[\w-]+==[\w.]+", wanted), f"{folder}: {line}"
+            is_pinned = re.fullmatch(r"[\w-]+(\[[\w,]+\])?==[\w.]+", wanted)
+            assert not wanted or is_pinned, f"{folder}: {line}"
 
 
 def test_a_container_of_the_image_runs_a_command_as_a_plain_user(image: str) -> None:

@@ -1,0 +1,209 @@
+"""A linear model, trained by many processes on many nodes: `ddp.py EPOCHS SAVE_EVERY`.
+
+Command line and log lines are those of the classic multi-node example of PyTorch's tutorials; any
+launcher that sets torchrun's variables starts it. It differs where that one is wrong: its loss has
+a slope, so that the model learns; one process saves, and whole files only; a run that goes on
+repeats no epoch, and the state of the last one is saved.
+
+What an epoch does follows from the seed and its number alone, and all state there is goes into the
+snapshot: a training that was interrupted ends with the same bits as one that was not, as long as
+the number of processes stays the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+try:
+    from batchml.runtime import report, should_stop
+except ImportError:  # started by hand, without batchml
+
+    def report(step: float | None = None, *, total: float | None = None, **_: float) -> bool:
+        return True
+
+    def should_stop() -> bool:
+        return False
+
+
+SAMPLES, FEATURES = 2048, 20
+STOPPED = 128 + signal.SIGTERM
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Train a linear model on all processes.")
+    parser.add_argument("total_epochs", type=int, help="how many epochs to train, in all")
+    parser.add_argument("save_every", type=int, help="epochs from one snapshot to the next")
+    parser.add_argument("--batch_size", type=int, default=32, help="of each process")
+    parser.add_argument("--lr", type=float, default=1e-3, help="learning rate")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    if min(options.total_epochs, options.save_every, options.batch_size) < 1:
+        parser.error("EPOCHS, SAVE_EVERY and --batch_size start at 1")
+    return options
+
+
+def make_dataset(seed: int) -> Dataset[tuple[Tensor, ...]]:
+    """Points on a plane that is the same for every seed, in all processes the same ones."""
+    dice = torch.Generator().manual_seed(seed)
+    inputs = torch.rand(SAMPLES, FEATURES, generator=dice)
+    weights = torch.linspace(-1, 2, FEATURES).unsqueeze(1)
+    return TensorDataset(inputs, inputs @ weights + 0.5)
+
+
+def save(state: dict[str, Any], path: Path) -> None:
+    """A reader, or a power cut, finds the old snapshot or the new one, whole."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    with open(temporary, "wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # the new name
+    finally:
+        os.close(folder)
+
+
+def from_rank_0(path: Path) -> bytes:
+    """The snapshot as rank 0 sees it, nothing where there is none.
+
+    One reads for all: nodes need not share a folder, and none goes on from another epoch.
+    """
+    found = [path.read_bytes() if dist.get_rank() == 0 and path.exists() else b""]
+    dist.broadcast_object_list(found)
+    return found[0]
+
+
+class Trainer:
+    def __init__(self, options: argparse.Namespace, device: torch.device, path: Path) -> None:
+        torch.manual_seed(options.seed)
+        self.options, self.device, self.path = options, device, path
+        self.rank = dist.get_rank()
+        self.epochs_run = 0
+        self.steps = 0  # of this attempt
+        self.stopping = False
+        data = make_dataset(options.seed)
+        self.sampler: DistributedSampler[Any] = DistributedSampler(data, seed=options.seed)
+        self.batches = DataLoader(data, options.batch_size, sampler=self.sampler)
+        self.model = nn.Linear(FEATURES, 1).to(device)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=options.lr)
+        self._resume()
+        self.parallel = DistributedDataParallel(self.model)
+
+    def stop(self, *_signal: object) -> None:
+        self.stopping = True
+
+    def train(self) -> bool:
+        """Go on to the last epoch. False when it was asked to stop before."""
+        while self.epochs_run < self.options.total_epochs:
+            epoch = self.epochs_run
+            loss = self._run_epoch(epoch)
+            self.epochs_run += 1
+            stopping = self._agree(loss, epoch)
+            is_last = self.epochs_run == self.options.total_epochs
+            if self.rank == 0 and (epoch % self.options.save_every == 0 or is_last or stopping):
+                self._save(epoch)
+            if stopping and not is_last:
+                return False
+        return True
+
+    def _run_epoch(self, epoch: int) -> Tensor:
+        """The mean loss of this process's batches."""
+        # Dice of an epoch's own: nothing of them has to be kept from one attempt to the next.
+        torch.manual_seed((self.options.seed << 32) + (epoch << 12) + self.rank)
+        self.sampler.set_epoch(epoch)
+        print(
+            f"[GPU{self.rank}] Epoch {epoch} | Batchsize: {self.options.batch_size}"
+            f" | Steps: {len(self.batches)}"
+        )
+        total = torch.zeros((), device=self.device)
+        for inputs, targets in self.batches:
+            self.optimizer.zero_grad()
+            outputs = self.parallel(inputs.to(self.device))
+            loss = functional.mse_loss(outputs, targets.to(self.device))
+            loss.backward()
+            self.optimizer.step()
+            total += loss.detach()
+        self.steps += len(self.batches)
+        return total / len(self.batches)
+
+    def _agree(self, loss: Tensor, epoch: int) -> bool:
+        """Whether all stop after this epoch: as soon as one of them was asked to."""
+        stopping = self.stopping or should_stop()
+        said = torch.stack([loss, torch.tensor(float(stopping), device=self.device)])
+        dist.all_reduce(said)
+        mean, stops = float(said[0]) / dist.get_world_size(), float(said[1])
+        if self.rank == 0:
+            print(f"Epoch {epoch} | Loss: {mean:.6f}")
+            report(step=epoch + 1, total=self.options.total_epochs, loss=mean)
+        return stops > 0
+
+    def _save(self, epoch: int) -> None:
+        state = {
+            "MODEL_STATE": self.model.state_dict(),
+            "OPTIMIZER_STATE": self.optimizer.state_dict(),
+            "EPOCHS_RUN": self.epochs_run,  # how many are done; the next has this index
+        }
+        save(state, self.path)
+        print(f"Epoch {epoch} | Training snapshot saved at {self.path.name}")
+
+    def _resume(self) -> None:
+        content = from_rank_0(self.path)
+        if not content:
+            return
+        state = torch.load(io.BytesIO(content), map_location=self.device, weights_only=True)
+        self.model.load_state_dict(state["MODEL_STATE"])
+        self.optimizer.load_state_dict(state["OPTIMIZER_STATE"])
+        self.epochs_run = state["EPOCHS_RUN"]
+        print(f"Resuming training from snapshot at Epoch {self.epochs_run}")
+
+
+def run(options: argparse.Namespace, device: torch.device) -> int:
+    path = Path(os.environ.get("BATCHML_CHECKPOINT_DIR") or ".", "snapshot.pt")
+    trainer = Trainer(options, device, path)
+    signal.signal(signal.SIGTERM, trainer.stop)
+    start = time.perf_counter()
+    done = trainer.train()
+    seconds = time.perf_counter() - start
+    if trainer.rank == 0 and trainer.steps:
+        world = dist.get_world_size()
+        speed = trainer.steps * options.batch_size * world / seconds
+        step = seconds / trainer.steps * 1000
+        print(f"{world} processes: {speed:.0f} samples/s, {step:.3f} ms a step")
+    return 0 if done else STOPPED
+
+
+def main() -> int:
+    assert isinstance(sys.stdout, io.TextIOWrapper)
+    # Each line is seen as soon as it is written, and in one piece: others write there as well.
+    sys.stdout.reconfigure(line_buffering=True, write_through=False)
+    options = parse_arguments()
+    on_gpu = torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if on_gpu else "gloo")
+    try:
+        return run(options, device)
+    finally:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,146 @@
+"""One model on all processes: FSDP2 over the data, tensor parallelism where asked for."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from model import Config, Llama, first_weights
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+
+class Place(NamedTuple):
+    """Where this process stands. A world of one needs no launcher."""
+
+    device: torch.device
+    mesh: DeviceMesh  # axes "data" and "tensor"
+
+    @property
+    def rank(self) -> int:
+        return dist.get_rank()
+
+    @property
+    def world(self) -> int:
+        return dist.get_world_size()
+
+    @property
+    def readers(self) -> int:
+        """How many read different data; the processes of a tensor group read the same."""
+        return self.mesh["data"].size()
+
+    @property
+    def reader(self) -> int:
+        return self.mesh["data"].get_local_rank()
+
+
+def join(tensor_parallel: int) -> Place:
+    """Meet the other processes. Raises ValueError where they do not divide into tensor groups."""
+    on_gpu = torch.cuda.is_available()
+    kind = "cuda" if on_gpu else "cpu"
+    device = torch.device(kind, int(os.environ.get("LOCAL_RANK", "0")) if on_gpu else None)
+    if on_gpu:
+        torch.cuda.set_device(device)
+    backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
+    if "RANK" in os.environ:
+        dist.init_process_group(backend)
+    else:
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    world = dist.get_world_size()
+    if world % tensor_parallel:
+        raise ValueError(f"{world} processes do not divide by --tensor-parallel {tensor_parallel}.")
+    shape = (world // tensor_parallel, tensor_parallel)
+    return Place(device, init_device_mesh(kind, shape, mesh_dim_names=("data", "tensor")))
+
+
+def build(config: Config, place: Place, dtype: torch.dtype) -> Llama:
+    """The model, of which each process holds its share and never had more than that.
+
+    Raises ValueError where the heads do not divide into tensor groups.
+    """
+    with torch.device("meta"):
+        model = Llama(config)
+    _split_tensors(model, place.mesh["tensor"])
+    policy = MixedPrecisionPolicy(
+        param_dtype=None if dtype == torch.float32 else dtype,
+        reduce_dtype=torch.float32,
+        cast_forward_inputs=False,  # rotary positions need their 32 bits
+    )
+    for block in model.blocks:
+        fully_shard(block, mesh=place.mesh["data"], mp_policy=policy)
+    fully_shard(model, mesh=place.mesh["data"], mp_policy=policy)
+    model.to_empty(device=place.device)
+    return model
+
+
+def _split_tensors(model: Llama, mesh: DeviceMesh) -> None:
+    """Each pair of products is split so that one all-reduce follows it (Megatron-LM)."""
+    size = mesh.size()
+    if size == 1:
+        return
+    config = model.config
+    if config.heads % size or config.kv_heads % size or config.vocabulary % size:
+        raise ValueError(
+            f"--tensor-parallel {size} has to divide {config.heads} heads,"
+            f" {config.kv_heads} of keys and values, and {config.vocabulary} tokens."
+        )
+    column, row = ColwiseParallel, RowwiseParallel
+    ends = {
+        "embedding": row(input_layouts=Replicate()),
+        "output": column(output_layouts=Replicate()),
+    }
+    parallelize_module(model, mesh, ends)
+    for block in model.blocks:
+        attention = {f"attention.w{name}": column() for name in "qkv"}
+        forward = {"feed_forward.w1": column(), "feed_forward.w3": column()}
+        outward = {"attention.wo": row(), "feed_forward.w2": row()}
+        parallelize_module(block, mesh, {**attention, **forward, **outward})
+
+
+def fill(model: Llama, seed: int, device: torch.device) -> None:
+    """Give it the weights that a training begins with; each process takes its share."""
+    options = StateDictOptions(full_state_dict=True, strict=False)
+    for part in first_weights(model.config, seed, device):
+        set_model_state_dict(model, part, options=options)
+
+
+def clip_gradients(parameters: Iterable[nn.Parameter], limit: float) -> Tensor:
+    """Scale all gradients so that their common norm is at most `limit`; the norm before.
+
+    As `torch.nn.utils.clip_grad_norm_` does, by one message; and weights may lie on several meshes,
+    as they do with tensor parallelism, which does not split the norms' weights.
+    """
+    world = dist.get_world_size()
+    squares, pieces = [], []
+    for parameter in parameters:
+        gradient = parameter.grad
+        assert isinstance(gradient, DTensor)
+        piece = gradient.to_local()
+        holders = world // _pieces(gradient)
+        squares.append(torch.linalg.vector_norm(piece, dtype=torch.float32) ** 2 / holders)
+        pieces.append(piece)
+    total = torch.stack(squares).sum()
+    dist.all_reduce(total)
+    norm = total.sqrt()
+    factor = torch.clamp(limit / (norm + 1e-6), max=1.0)
+    for piece in pieces:
+        piece.mul_(factor)
+    return norm
+
+
+def _pieces(tensor: DTensor) -> int:
+    """Into how many it is cut; processes that have the same one are not counted."""
+    axes = enumerate(tensor.placements)
+    return math.prod(tensor.device_mesh.size(i) for i, at in axes if not at.is_replicate())

@@ -1,0 +1,55 @@
+"""The processes that train together, as torchrun's variables name them; or one by itself."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import distributed, nn
+
+LIMIT = timedelta(minutes=10)  # one that waits longer for the others gives up
+
+
+class Ranks:
+    """This process, and what all of them do together."""
+
+    def __init__(self) -> None:
+        self.rank = int(os.environ.get("RANK", "0"))
+        self.world = int(os.environ.get("WORLD_SIZE", "1"))
+        self.local = int(os.environ.get("LOCAL_RANK", "0"))
+        has_gpu = torch.cuda.is_available()
+        self.device = torch.device("cuda", self.local) if has_gpu else torch.device("cpu")
+        if has_gpu:
+            torch.cuda.set_device(self.device)
+        if self.world > 1:
+            distributed.init_process_group("nccl" if has_gpu else "gloo", timeout=LIMIT)
+
+    def together(self, model: nn.Module) -> nn.Module:
+        """The model, with gradients that are the mean of all ranks'."""
+        if self.world == 1:
+            return model
+        own = [self.local] if self.device.type == "cuda" else None
+        return nn.parallel.DistributedDataParallel(model, device_ids=own)
+
+    def sum(self, *numbers: float) -> list[float]:
+        if self.world == 1:
+            return list(numbers)
+        block = torch.tensor(numbers, dtype=torch.float64, device=self.device)
+        distributed.all_reduce(block)
+        return [float(number) for number in block]
+
+    def any(self, flag: bool) -> bool:
+        return self.sum(float(flag))[0] > 0
+
+    def of_first(self, value: Any) -> Any:
+        """What rank 0 has, on all."""
+        box = [value]
+        if self.world > 1:
+            distributed.broadcast_object_list(box, device=self.device)
+        return box[0]
+
+    def leave(self) -> None:
+        if self.world > 1:
+            distributed.destroy_process_group()

@@ -1,0 +1,335 @@
+"""Learn to translate lines of text, with one process or many, and go on after an interruption.
+
+The same numbers come out whatever number of processes trains (but for the order of sums), because
+they share each batch: dropout apart, which is each rank's own. Which lines make a batch, and the
+dice of dropout, follow from the seed and the step alone, so a checkpoint needs neither.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import math
+import os
+import random
+import re
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import bleu
+import corpus
+import torch
+import vocabulary
+from model import Shape, Translator, padded, translate
+from ranks import Ranks
+from torch.nn import functional
+from vocabulary import BEGIN, PAD, Vocabulary
+
+try:
+    from batchml.runtime import checkpoint, report
+except ImportError:  # elsewhere it trains all the same, without checkpoints and metrics
+    checkpoint = report = None
+
+MODEL = "translate.pt"  # what translate.py opens
+LINE_EVERY = 50  # steps
+LOOK_EVERY = 10  # steps; between two looks at whether to stop, which all ranks take together
+CHUNK = 50  # batches whose lines are sorted by length, so that a batch has little padding
+STOPPED = 143
+
+Ids = list[int]
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Learn to translate.")
+    parser.add_argument("--data", default="", help="folder with train.src and train.tgt")
+    parser.add_argument("--digits", type=int, default=4, help="of the numbers, without --data")
+    parser.add_argument("--direction", default=corpus.DIRECTIONS[0], choices=corpus.DIRECTIONS)
+    parser.add_argument("--vocabulary", default="words", help="words, or bpe:8000 for 8000 pieces")
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--batch-size", type=int, default=64, help="pairs, of all ranks together")
+    parser.add_argument("--lr", type=float, default=2e-3, help="the highest learning rate")
+    parser.add_argument("--warmup", type=int, default=200, help="steps up to it")
+    parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument("--longest", type=int, default=256, help="pieces of a line")
+    parser.add_argument("--smoothing", type=float, default=0.1, help="of labels")
+    parser.add_argument("--save-every", type=int, default=500, help="steps; and after each epoch")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    mistakes = list(_mistakes(options))
+    if mistakes:
+        parser.error("; ".join(mistakes))
+    return options
+
+
+def _mistakes(options: argparse.Namespace) -> Iterator[str]:
+    for name in ("epochs", "batch_size", "warmup", "width", "heads", "layers", "save_every"):
+        if getattr(options, name) < 1:
+            yield f"--{name.replace('_', '-')} starts at 1"
+    if options.seed < 0:
+        yield "--seed starts at 0"
+    if options.longest < 2:
+        yield "--longest starts at 2"
+    if options.digits not in range(1, 7):
+        yield "--digits is 1 to 6"
+    if options.heads > 0 and options.width % (2 * options.heads):
+        yield "--width is a multiple of twice --heads"
+    if not 0 < options.lr < math.inf:
+        yield "--lr is a number greater than 0"
+    for name in ("dropout", "smoothing"):
+        if not 0 <= getattr(options, name) < 1:
+            yield f"--{name} is from 0 to below 1"
+    if not re.fullmatch(r"words|bpe:[1-9][0-9]{1,6}", options.vocabulary):
+        yield "--vocabulary is words, or bpe: and a number of pieces, such as bpe:8000"
+
+
+def batches(lengths: Sequence[int], size: int, seed: int) -> list[list[int]]:
+    """The batches of an epoch: places of lines. A last one that would be smaller is left out."""
+    dice = random.Random(seed)
+    order = list(range(len(lengths)))
+    dice.shuffle(order)
+    order = order[: len(order) - len(order) % size]
+    found = []
+    for start in range(0, len(order), size * CHUNK):
+        chunk = sorted(order[start : start + size * CHUNK], key=lambda place: lengths[place])
+        found += [chunk[at : at + size] for at in range(0, len(chunk), size)]
+    dice.shuffle(found)
+    return found
+
+
+def learning_rate(step: int, warmup: int) -> float:
+    """As a share of the highest: up in a straight line, then down with the root of the step."""
+    return min((step + 1) / warmup, math.sqrt(warmup / (step + 1)))
+
+
+class Training:
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        ranks: Ranks,
+        pairs: corpus.Corpus,
+        words: Vocabulary,
+    ) -> None:
+        self.options, self.ranks, self.words, self.pairs = options, ranks, words, pairs
+        self.source = [words.encode(source) for source, _ in pairs.train]
+        self.target = [words.encode(target) for _, target in pairs.train]
+        self.size = min(options.batch_size, len(self.source))
+        self.steps_each = len(self.source) // self.size  # of an epoch
+        self.steps = options.epochs * self.steps_each
+        self.step = 0  # that are finished
+        self.goes_on = True
+        torch.manual_seed(options.seed)
+        shape = Shape(
+            len(words), options.width, options.heads, options.layers, options.dropout,
+            options.longest,
+        )  # fmt: skip
+        self.model = Translator(shape).to(ranks.device)
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=options.lr, betas=(0.9, 0.98), weight_decay=0.01
+        )
+        self.has_bf16 = ranks.device.type == "cuda" and torch.cuda.is_bf16_supported()
+
+    # --- what outlives this process -------------------------------------------------------------
+
+    def save(self) -> None:
+        if checkpoint is not None and self.ranks.rank == 0:
+            checkpoint.save(self._write, self.step)
+
+    def _write(self, folder: str) -> None:
+        state = {
+            "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
+            "step": self.step, "words": self.words.to_json(),
+        }  # fmt: skip
+        torch.save(state, Path(folder, "state.pt"))
+
+    def resume(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.step = state["step"]
+        self.say(f"Resuming after step {self.step} of {self.steps}")
+
+    def keep(self) -> None:
+        """The model as the run's output, and where the next run, translate.py, finds it."""
+        content = io.BytesIO()
+        weights = {name: value.cpu() for name, value in self.model.state_dict().items()}
+        shape = asdict(self.model.shape)
+        torch.save({"model": weights, "shape": shape, "words": self.words.to_json()}, content)
+        folders = [Path(os.environ.get("BATCHML_OUTPUT_DIR", "."))]
+        if os.environ.get("BATCHML_WORKSPACE"):
+            folders.append(Path(os.environ["BATCHML_WORKSPACE"], "translate"))
+        for folder in folders:
+            folder.mkdir(parents=True, exist_ok=True)
+            temporary = folder / f".{MODEL}.{os.getpid()}"
+            temporary.write_bytes(content.getvalue())
+            temporary.replace(folder / MODEL)
+            self.say(f"The model is {folder / MODEL}")
+
+    # --- learning -------------------------------------------------------------------------------
+
+    def train(self) -> bool:
+        """Go on to the last step. False when the run is to stop before; what is done is saved."""
+        together = self.ranks.together(self.model)
+        lost, pieces, since = 0.0, 0, time.perf_counter()
+        while self.step < self.steps:
+            epoch, first = divmod(self.step, self.steps_each)
+            for batch in self._batches(epoch)[first:]:
+                loss, count = self._learn(together, batch)
+                lost, pieces = lost + loss, pieces + count
+                self.step += 1
+                if self.step % LINE_EVERY == 0 or self.step == self.steps:
+                    mean = self.ranks.sum(float(lost))[0] / pieces
+                    self._tell(epoch, mean, pieces / (time.perf_counter() - since))
+                    lost, pieces, since = 0.0, 0, time.perf_counter()
+                if self.step % self.steps_each == 0:
+                    break
+                if self.step % self.options.save_every == 0:
+                    self.save()
+                if self.step % LOOK_EVERY == 0 and self.ranks.any(self._should_stop()):
+                    self.save()
+                    return False
+            start = time.perf_counter()
+            self.validate(epoch)
+            self.save()
+            if self.step < self.steps and self.ranks.any(self._should_stop()):
+                return False
+            since += time.perf_counter() - start
+        return True
+
+    def _batches(self, epoch: int) -> list[list[int]]:
+        lengths = [len(line) for line in self.target]
+        return batches(lengths, self.size, (self.options.seed << 20) + epoch)
+
+    def _learn(self, together: torch.nn.Module, batch: Sequence[int]) -> tuple[torch.Tensor, int]:
+        """One step. The sum of the losses of this rank's pieces, and the pieces of all ranks."""
+        own = batch[self.ranks.rank :: self.ranks.world]
+        source = self._block([self.source[place] for place in own])
+        target = self._block([self.target[place] for place in own])
+        count = sum(min(len(self.target[place]), self.options.longest) for place in batch)
+        seen = functional.pad(target[:, :-1], (1, 0), value=BEGIN)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.options.lr * learning_rate(self.step, self.options.warmup)
+        # The dice of this step and rank, whatever was before.
+        torch.manual_seed(hash((self.options.seed, self.step, self.ranks.rank)) % 2**63)
+        together.train()
+        with self._precision():
+            scores = together(source, seen)
+        loss = functional.cross_entropy(
+            scores.float().flatten(0, 1), target.flatten(), ignore_index=PAD, reduction="sum",
+            label_smoothing=self.options.smoothing,
+        )  # fmt: skip
+        self.optimizer.zero_grad()
+        # The ranks' gradients are averaged; each piece of the batch is to count the same.
+        (loss * self.ranks.world / count).backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        return loss.detach(), count
+
+    def _block(self, lines: Sequence[Ids]) -> torch.Tensor:
+        return padded(lines, self.options.longest).to(self.ranks.device, non_blocking=True)
+
+    def _precision(self) -> torch.autocast:
+        return torch.autocast(self.ranks.device.type, torch.bfloat16, enabled=self.has_bf16)
+
+    # --- seeing how it goes ---------------------------------------------------------------------
+
+    def validate(self, epoch: int) -> None:
+        """Translate what was held out, each rank its part."""
+        self.model.eval()
+        own = self.pairs.valid[self.ranks.rank :: self.ranks.world]
+        counted = [0] * bleu.FIELDS
+        for start in range(0, len(own), 64):
+            part = own[start : start + 64]
+            with self._precision():
+                source = self._block([self.words.encode(line) for line, _ in part])
+                found = translate(self.model, source)
+            for ids, (_, wanted) in zip(found, part, strict=True):
+                each = bleu.counts(self.words.decode(ids), wanted)
+                counted = [a + b for a, b in zip(counted, each, strict=True)]
+        total = self.ranks.sum(*counted)
+        score, exact = bleu.bleu(total), bleu.exact(total)
+        self.say(f"Epoch[{epoch}] Validation bleu={score:.2f} exact={exact:.4f}")
+        self._report(bleu=score, exact=exact)
+
+    def _tell(self, epoch: int, loss: float, speed: float) -> None:
+        self.say(f"Epoch[{epoch}] Step[{self.step}] loss={loss:.6f} speed={speed:.0f} pieces/s")
+        self._report(loss=loss)
+
+    def _report(self, **values: float) -> None:
+        if report is not None and self.ranks.rank == 0:
+            self.goes_on &= report(step=self.step, total=self.steps, **values)
+
+    def _should_stop(self) -> bool:
+        return not self.goes_on or (checkpoint is not None and checkpoint.should_stop())
+
+    def say(self, line: str) -> None:
+        if self.ranks.rank == 0:
+            print(line, flush=True)
+
+
+def prepare(options: argparse.Namespace, ranks: Ranks) -> Training:
+    """The training where it stands. Raises BadCorpus."""
+    pairs = (
+        corpus.read(corpus.find(options.data))
+        if options.data
+        else corpus.numbers(options.digits, options.direction)
+    )
+    state = newest(ranks)
+    if min(options.batch_size, len(pairs.train)) < ranks.world:
+        raise corpus.BadCorpus(f"{ranks.world} processes cannot share a batch of fewer pairs")
+    if state is not None:
+        words = Vocabulary.from_json(state["words"])
+    else:
+        built = ""
+        if ranks.rank == 0:
+            lines = (line for pair in pairs.train for line in pair)
+            built = vocabulary.build(lines, options.vocabulary).to_json()
+        words = Vocabulary.from_json(ranks.of_first(built))
+    training = Training(options, ranks, pairs, words)
+    training.say(
+        f"{len(pairs.train)} pairs to learn from, {len(pairs.valid)} held out, {len(words)} pieces "
+        f"in the vocabulary, {training.steps} steps on {ranks.world} processes"
+    )
+    if state is not None:
+        training.resume(state)
+    return training
+
+
+def newest(ranks: Ranks) -> dict[str, Any] | None:
+    """What the newest checkpoint holds; rank 0 says which it is."""
+    if checkpoint is None:
+        return None
+    found = checkpoint.newest() if ranks.rank == 0 else None
+    path = ranks.of_first(found.path if found else "")
+    if not path:
+        return None
+    file = Path(path, "state.pt")
+    if not file.exists():
+        sys.exit(f"train.py: rank {ranks.rank} has no {file}, from which rank 0 goes on")
+    state: dict[str, Any] = torch.load(file, map_location=ranks.device, weights_only=True)
+    return state
+
+
+def main() -> int:
+    options = parse_arguments()
+    ranks = Ranks()
+    try:
+        training = prepare(options, ranks)
+    except corpus.BadCorpus as error:
+        if ranks.local == 0:  # the others of this node say the same
+            print(f"train.py: {error}", file=sys.stderr)
+        return 78
+    is_done = training.train()
+    if is_done and ranks.rank == 0:
+        training.keep()
+    ranks.leave()
+    return 0 if is_done else STOPPED
+
+
+if __name__ == "__main__":
+    sys.exit(main())
