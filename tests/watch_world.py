@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from botocore.exceptions import ClientError, EndpointConnectionError
 from msgspec import Struct
+from msgspec.structs import replace
 
 from batchml.aws.logs import StreamReader
 from batchml.aws.session import Session
@@ -122,7 +123,15 @@ class World:
 
     def _describe(self, job_id: str, now: float) -> Run | None:
         if job_id in self.jobs:
-            return self.jobs[job_id].run(now)
+            found = self.jobs[job_id].run(now)
+            if self._sep == "#" and found.attempts and found.attempts[-1].stopped_at is not None:
+                # A node has ended, whether its job runs it again or not.
+                return (
+                    found
+                    if found.status.is_terminal
+                    else replace(found, status=JobStatus.FAILED, exit_code=1)
+                )
+            return found
         if job_id != "j" or not self._sep:
             return None
         parts = [job.run(now) for job in self.jobs.values()]

@@ -71,7 +71,10 @@ _COMMON: Mapping[Command, Mapping[str, str]] = {
     },
     "submit": {
         # ListJobs finds a run whose answer was lost; a second one of the same key is terminated.
-        ANY: "batch:DescribeJobDefinitions batch:DescribeJobQueues batch:ListJobs",
+        # Whether a queue that batchml.toml does not describe has spot instances, where nodes cannot
+        # be, DescribeComputeEnvironments says.
+        ANY: "batch:DescribeJobDefinitions batch:DescribeJobQueues batch:ListJobs "
+        "batch:DescribeComputeEnvironments",
         "queue": "SubmitJob",
         "definition": "RegisterJobDefinition SubmitJob TagResource",
         "job": "TagResource TerminateJob",

@@ -32,11 +32,15 @@ def money(usd: Usd, *, is_least: bool = False) -> str:
 
 def quote_lines(quote: Quote, before: Usual | None = None) -> list[str]:
     """What a run will cost, for people. `before` is how long runs of the job have taken."""
+    unknown = {**quote.unknown}
+    for part in quote.parts.values():
+        unknown |= part.unknown
     if quote.hour is None:
-        return [f"What it costs is unknown. {line}" for line in _unknown(quote.unknown)]
-    many = f", {quote.need.copies} containers" if quote.need.copies > 1 else ""
+        return [f"What it costs is unknown. {line}" for line in _unknown(unknown)]
+    many = f", {quote.copies} containers" if quote.copies > 1 else ""
     when = f" (prices of {' to '.join(quote.dates)})" if quote.dates else ""
-    where = _hosts([_where(offer) for offer in quote.offers]) or "this machine"
+    offers = [offer for each in (quote, *quote.parts.values()) for offer in each.offers]
+    where = _hosts(list(dict.fromkeys(map(_where, offers)))) or "this machine"
     lines = [f"It costs {money(quote.hour)} an hour{many}, on {where}{when}."]
     if before is not None:
         whose = "Its last run" if before.runs == 1 else f"Its last {before.runs} runs"
@@ -45,8 +49,8 @@ def quote_lines(quote: Quote, before: Usual | None = None) -> list[str]:
     if quote.most is not None:
         tries = f" in all of {quote.need.attempts} attempts" if quote.need.attempts > 1 else ""
         lines.append(f"At most {dollars(quote.most.high)}, if it runs to its timeout{tries}.")
-    lines += _unknown(quote.unknown)
-    if any(offer.candidate.spot for offer in quote.offers):
+    lines += _unknown(unknown)
+    if any(offer.candidate.spot for offer in offers):
         lines.append("Spot hosts are counted at today's spot prices, which change.")
     return [*lines, *quote.notes, *([FREE] if quote.is_free else ())]
 
@@ -70,11 +74,12 @@ def quote_json(quote: Quote, before: Usual | None = None) -> dict[str, Any]:
         "perHour": _ends(quote.hour) if quote.hour else None,
         "most": _ends(quote.most) if quote.most else None,
         "usual": _usual_json(quote, before),
-        "containers": quote.need.copies,
+        "containers": quote.copies,
         "hosts": [_offer_json(offer) for offer in quote.offers],
         "unknown": dict(quote.unknown),
         "notes": list(quote.notes),
         "notCounted": _left_out(offer.price.source for offer in quote.offers),
+        **({"groups": {k: quote_json(v) for k, v in quote.parts.items()}} if quote.parts else {}),
     }
 
 
@@ -131,7 +136,8 @@ def _budget(run: Run, bill: Bill) -> list[str]:
     limit = max_seconds(run.environment)
     if not limit or run.array_size:
         return []
-    left = max(0.0, limit - bill.seconds)
+    own = sum(piece.seconds for piece in bill.pieces if piece.job_id == run.job_id)
+    left = max(0.0, limit - own)
     return [f"--max-cost gives it {duration(limit)} of running, of which {duration(left)} is left."]
 
 

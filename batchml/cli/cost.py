@@ -49,7 +49,7 @@ def cost(
 def _one(place: "Place", word: str, json_: bool) -> None:
     from batchml.cli.bills import bill_json, bill_lines
     from batchml.cli.render import job_title
-    from batchml.client.costs import bill_of
+    from batchml.client.gang_parts import gang_bill
     from batchml.client.runs import select
 
     try:
@@ -60,7 +60,7 @@ def _one(place: "Place", word: str, json_: bool) -> None:
         say(f"No run is named {word}. This is what one of the job would cost:")
         _quote(place, word, None, json_)
         return
-    found, bill = bill_of(place, job_id)
+    found, bill = gang_bill(place, job_id)
     if json_:
         print_json(bill_json(found, bill))
     else:
@@ -80,14 +80,13 @@ def _is_job(place: "Place", word: str) -> bool:
 
 def _quote(place: "Place", job: str, queue: str | None, json_: bool) -> None:
     from batchml.cli.bills import quote_json, quote_lines
-    from batchml.client.costs import quote_of
+    from batchml.client.costs import quote_of_job
     from batchml.model.names import to_name
-    from batchml.ops.cost import need_of_job
     from batchml.ops.jobs import find_job, load_job
     from batchml.ops.spending import usual
 
     spec = load_job(find_job(job, place.job_folders, place.here), place.image_folders)
-    found = quote_of(place, need_of_job(spec), queue or spec.queue or "default")
+    found = quote_of_job(place, spec, queue)
     before = usual(place.history.recent(place.env), to_name(spec.name))
     if json_:
         print_json(quote_json(found, before))

@@ -90,17 +90,20 @@ def cancel(
 ) -> None:
     """Stop runs, whatever state they are in.
 
-    RUN:3 is one child of an array. Says what is left, if anything is, and then fails.
+    RUN:3 is one child of an array; a gang ends with all its jobs. Says what is left, if anything
+    is, and then fails.
     """
     from batchml.cli.listing import found_json
     from batchml.cli.wiring import open_place
     from batchml.client.finding import recall
+    from batchml.client.gang_parts import with_parts
     from batchml.client.runs import select
     from batchml.ops.cancel import cancel as stop
     from batchml.ops.search import Found, remember
 
     place = open_place(env)
-    found = {each.job_id: each for each in recall(place, select(place, runs))}
+    asked = with_parts(place, recall(place, select(place, runs)))
+    found = {each.job_id: each for each in asked}
     before = {job_id: each.run for job_id, each in found.items() if each.run}
     stopped = stop(place.batch, before, reason, place.clock)
     remember(

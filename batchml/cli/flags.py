@@ -20,6 +20,7 @@ Queue = Annotated[str | None, typer.Option(help="Job queue.")]
 Vcpus = Annotated[int | None, typer.Option(help="vCPUs.")]
 Memory = Annotated[str | None, typer.Option(help='Memory, such as "8 GiB".')]
 Gpus = Annotated[int | None, typer.Option(help="GPUs.")]
+Nodes = Annotated[int | None, typer.Option(metavar="N", help="Nodes of a multi-node run.")]
 Attempts = Annotated[int | None, typer.Option(help="Tries in all.")]
 Timeout = Annotated[str | None, typer.Option(help='Of one attempt, such as "4h".')]
 MaxCost = Annotated[

@@ -53,7 +53,8 @@ def follow(
     if record is not None and not (record.has_ended and record.measured):
         _keep(place, run, values)
     _say_the_end(place, run, metrics.values, json_=json_)
-    if log.is_read and run.status is JobStatus.SUCCEEDED and not json_:
+    is_other = record is not None and record.other
+    if log.is_read and run.status is JobStatus.SUCCEEDED and not (json_ or is_other):
         words = unmatched(metrics.patterns, metrics.series)
         if words:
             say(printable(words))
@@ -135,6 +136,7 @@ def detaching(place: "Place", job_ids: list[str], *, cancel: bool = False) -> It
 
     With `cancel`, stop them instead. SIGTERM is taken for Ctrl-C: a CI job that is cancelled.
     """
+    from batchml.client.gang_parts import stop_all
     from batchml.errors import INTERRUPTED
     from batchml.model.run import EXIT_CODES, OutcomeClass
 
@@ -151,7 +153,7 @@ def detaching(place: "Place", job_ids: list[str], *, cancel: bool = False) -> It
             job_ids = []
         for job_id in job_ids:
             if cancel:
-                place.batch.terminate(job_id, "Cancelled by the user (Ctrl-C)")
+                stop_all(place, [job_id], "Cancelled by the user (Ctrl-C)")
                 say(f"Cancelled job {job_id}.")
             else:
                 say_how_to_go_on(place, job_id)

@@ -41,6 +41,9 @@ def ls(
         str | None, typer.Option(metavar="ID", help="Only runs of this git commit.")
     ] = None,
     since: Annotated[str | None, typer.Option(help='Only runs of the last "2h", "7d".')] = None,
+    all_: Annotated[
+        bool, typer.Option("--all", help="The workers of gangs, too, which their heads stand for.")
+    ] = False,
     limit: Annotated[int, typer.Option(min=1, help="At most so many, the newest.")] = 30,
     env: Env = None,
     json_: Json = False,
@@ -66,6 +69,7 @@ def ls(
         params=read_pairs(param, "--param"),
         metrics=tuple(read_condition(text, "--metric") for text in metric or ()),
         commit=read_commit(commit, "--commit") if commit else "",
+        everything=all_,
     )
     found, more, sweeps = find(place, wanted, limit)
     if json_:
@@ -79,7 +83,7 @@ def ls(
             _say_ways_on(place, found)
     elif sweeps:
         pass  # which is said below
-    elif wanted != Wanted():
+    elif wanted not in (Wanted(), Wanted(everything=True)):
         say(f"No runs match.{_unknown_metrics(place, wanted)}")
     else:
         say("No runs. `batchml submit --wait lenet` starts one.")

@@ -251,6 +251,7 @@ def show(happenings: Iterable[Happening], view: View, *, from_start: bool) -> Ru
     announced = not from_start
     last: JobStatus | None = None
     silent: dict[str, Opened] = {}  # children that have printed nothing yet
+    hosts: set[str] = set()  # what was said of what nodes run in
     for happening in happenings:
         view.take(happening)
         match happening:
@@ -271,7 +272,9 @@ def show(happenings: Iterable[Happening], view: View, *, from_start: bool) -> Ru
             case Progress(text=text):
                 view.note(text)
             case Hosted(how):
-                view.note(_host(how))
+                if (words := _host(how)) not in hosts:
+                    hosts.add(words)
+                    view.note(words)
             case Opened(child=child) if child:
                 silent[child] = happening
             case Opened():

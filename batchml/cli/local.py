@@ -47,6 +47,14 @@ def start(
             help="Let containers be privileged. Kept.",
         ),
     ] = None,
+    vcpus: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=10_000,
+            help="Believe in so many vCPUs, for runs of many nodes; 0: those there are. Kept.",
+        ),
+    ] = None,
     chaos: Annotated[
         str | None,
         typer.Option(help="Failures to rehearse until it stops: host-lost@60s, throttle=20%."),
@@ -60,6 +68,7 @@ def start(
     home = _home()
     seconds = read_seconds(idle, "--idle")
     options = _executor_options(executor, allow_path, allow_privileged) + _chaos_options(chaos)
+    options += [] if vcpus is None else ["--vcpus", str(vcpus)]
     found = control.running(home)
     if found is not None and (idle or options or port not in (0, found.port)):
         raise LocalServerError(
@@ -185,7 +194,8 @@ def _print_status(home: Any, json_: bool) -> bool:
     from batchml.local.executors.choice import read_choice
 
     found = control.running(home)
-    executor = read_choice(home).executor
+    choice = read_choice(home)
+    executor, believed = choice.executor, {"vcpus": choice.vcpus} if choice.vcpus else {}
     if json_:
         rehearsed = {"chaos": found.chaos} if found and found.chaos else {}
         print_json(
@@ -195,6 +205,7 @@ def _print_status(home: Any, json_: bool) -> bool:
                 "endpoint": found.url if found else None,
                 "executor": executor,
                 "home": str(home.root),
+                **believed,
                 **rehearsed,
             }
         )
@@ -203,6 +214,9 @@ def _print_status(home: Any, json_: bool) -> bool:
             f"Running on {found.url}, process {found.pid}, executor {executor}, "
             f"state in {home.root}"
         )
+        if believed:
+            count = f"{choice.vcpus} vCPU{'s'[: choice.vcpus > 1]}"
+            print(f"Takes this machine for one of {count}; --vcpus 0 counts them.")
         if found.chaos:
             print(f"Rehearsing failures until it stops: {found.chaos}")
     else:

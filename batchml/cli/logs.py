@@ -38,6 +38,9 @@ def logs(
     grep: Annotated[
         str | None, typer.Option(metavar="PATTERN", help="Only lines in which this is found.")
     ] = None,
+    group: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Of a gang: the workers of this group.")
+    ] = None,
     env: Env = None,
     json_: Json = False,
 ) -> None:
@@ -55,6 +58,11 @@ def logs(
     start = None if since is None else _moment(since, place.clock)
     (job_id,) = select(place, [run])
     (found,) = recall(place, [job_id])
+    if group is not None:
+        from batchml.client.gang_parts import part_id
+
+        job_id = part_id(place, found, group)
+        (found,) = recall(place, [job_id])
     if found.run is None:
         hint = "AWS Batch has forgotten it, and nobody here saw its end."
         raise NotFound("Output of run", job_id, [], hint)

@@ -23,15 +23,15 @@ def reconcile(
     """Find out what became of submissions that were interrupted.
 
     Each is looked up by its key. It has a run, then that is kept, and a second one is stopped; or
-    it never arrived, then it can be submitted again. Nothing is submitted here. Exits with 74 when
-    one is still open.
+    it never arrived, then it can be submitted again. Nothing is submitted here but the workers of a
+    gang whose head is there. Exits with 74 when one is still open.
     """
     from batchml.cli.wiring import open_place
     from batchml.errors import NotFound
     from batchml.ops.reconcile import reconcile as settle
 
     place = open_place(env)
-    waiting = {record.key for record in place.history.open(place.env)}
+    waiting = {key for record in place.history.open(place.env) for key in record.keys}
     unknown = [each for each in key or () if each not in waiting]
     if unknown:
         hint = "It is settled already, or was made elsewhere: batchml ls."

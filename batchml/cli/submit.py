@@ -14,6 +14,7 @@ from batchml.cli.flags import (
     MaxCost,
     Memory,
     Name,
+    Nodes,
     Param,
     Queue,
     Tag,
@@ -39,6 +40,7 @@ def submit(
     vcpus: Vcpus = None,
     memory: Memory = None,
     gpus: Gpus = None,
+    nodes: Nodes = None,
     array: Annotated[
         int | None, typer.Option(metavar="N", help="So many runs at once, numbered from 0.")
     ] = None,
@@ -89,6 +91,7 @@ def submit(
         vcpus=vcpus,
         memory=memory,
         gpus=gpus,
+        nodes=nodes,
         array=array,
         after=after or (),
         attempts=attempts,

@@ -34,14 +34,16 @@ def ways_on(place: "Place", found: "Found") -> "Iterator[tuple[str, str]]":
     if found.sweep:
         yield "sweep", f"batchml sweeps show {found.sweep}{option}"
     if run is None:
-        if found.record is not None and not found.sweep:
+        if found.record is not None and not found.sweep and not found.is_worker:
             yield "again", f"batchml rerun {word}"
         return
     has_begun = _has_begun(run)
     if has_begun and (place.settings.is_local or outputs_of(place, run)):
         yield "copy", f"batchml get {word}"
     if run.status.is_terminal:
-        yield from _after_the_end(run, word, has_begun, is_again=not found.sweep)
+        yield from _after_the_end(
+            run, word, has_begun, is_again=not (found.sweep or found.is_worker)
+        )
         return
     if has_begun:
         yield "follow", f"batchml logs -f {word}"
@@ -57,7 +59,7 @@ def _after_the_end(
         yield "printed", f"batchml logs {word}"
     if run.status is JobStatus.FAILED:
         yield "why", f"batchml explain {word}"
-    if is_again and not run.nodes and run.node_index is None:
+    if is_again and run.node_index is None:
         failed = " --failed" if run.children.get("FAILED") else ""
         yield "again", f"batchml rerun {word}{failed}"
 

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from batchml.aws.hosts import Host, Pool, find_hosts, pools
 from batchml.aws.prices import Book, Instances, InstanceType, Price, why_not
 from batchml.aws.site import qualified, queue_name
@@ -26,6 +28,7 @@ from batchml.ops.cost import (
     candidates,
     items_of,
     need_of_job,
+    needs_of_gang,
     quote,
     share_of,
 )
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
 
 HOSTS_KNOWN = 2 * 3_600_000  # ms for which a host that is gone is worth asking about
 THIS_MACHINE = "this machine"
+DEFAULT_QUEUE = "default"
 _REPLACED = re.compile(r"-r[0-9]+$")  # compute environments that replaced another: ops/plan
 
 
@@ -60,6 +64,19 @@ def quote_of(place: "Place", need: Need, queue: str) -> Quote:
     if why:
         missing[f"the queue {queue}"] = why
     return quote(need, found, missing, prices.ask(region, items_of(found)))
+
+
+def quote_of_job(
+    place: "Place", spec: JobSpec, queue: str | None = None, children: int = 0
+) -> Quote:
+    """What an hour of a job costs: of all its nodes, or of head and workers of a gang."""
+    named = queue or spec.queue or DEFAULT_QUEUE
+    if not spec.groups:
+        return quote_of(place, need_of_job(spec, children), named)
+    head, *workers = [
+        (group, quote_of(place, need, own or named)) for group, own, need in needs_of_gang(spec)
+    ]
+    return replace(head[1], parts=dict(workers))
 
 
 def bills(place: "Place", runs: Sequence[Run]) -> dict[str, Bill]:
@@ -346,8 +363,7 @@ def budget_of(
 
     Raises UsageError when the price of a host that it may land on is unknown.
     """
-    found = quote_of(place, need_of_job(spec, children), spec.queue or "default")
-    limit = budget(found, usd)
+    limit = budget(quote_of_job(place, spec, children=children), usd)
     if not limit.seconds:
         return {}, "--max-cost limits nothing: this machine has no price (docs/cost.md)."
     who = f"each of {limit.copies} containers" if limit.copies > 1 else "the run"

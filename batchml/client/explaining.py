@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from batchml.model.run import Run
     from batchml.ops.explain.folder import Here, Missed
     from batchml.ops.explain.look import Told
+    from batchml.ops.explain.words import Words
 
 
 def explain_run(place: "Place", word: str) -> "Told":
@@ -35,8 +36,28 @@ def explain_run(place: "Place", word: str) -> "Told":
 
     diagnosis = Renumbered(place.connect(), bare_id(job_id), whole)
     told = explain(diagnosis, job_id, record, words, place.clock, look_here)
+    told = with_waiting(place, told, record, words)
     explanation = diagnosis.named(told.explanation)
     return replace(told, explanation=explanation, note=refused_since(place, word))
+
+
+def with_waiting(place: "Place", told: "Told", record: "Record | None", words: "Words") -> "Told":
+    """Of a gang whose head runs, what its workers wait for; nothing is asked for any other run."""
+    from batchml.client.gang_parts import parts_of
+    from batchml.errors import BatchmlError
+    from batchml.ops.explain.workers import RUNS, with_workers
+    from batchml.ops.search import Found
+
+    if told.explanation.cause != RUNS:
+        return told
+    try:
+        parts = parts_of(place, Found(told.run, record))
+    except BatchmlError:  # an extra
+        return told
+    runs = {part.group: part.found.run for part in parts if part.found is not None}
+    known = {group: run for group, run in runs.items() if run is not None}
+    explanation = with_workers(told.explanation, known, words)
+    return replace(told, explanation=explanation, calls=told.calls + bool(parts))
 
 
 def _look(place: "Place", record: "Record | None", run: "Run", missed: "Missed") -> "Here":

@@ -97,9 +97,10 @@ def _moved(path: str, folders: Mapping[str, str]) -> str:
 
 def _here(place: "Place", found: "Found") -> Source:
     runs, job_id = place.home.runs, found.job_id
-    own = runs / job_id / "output"
-    if own.is_dir():
-        return Folder(own)
+    whole, is_node, _ = job_id.partition("#")
+    for name in (job_id, whole) if is_node else (job_id,):  # nodes share the whole run's
+        if (runs / name / "output").is_dir():
+            return Folder(runs / name / "output")
     parts = {
         _below(folder.name.removeprefix(job_id)): Folder(folder / "output")
         for folder in runs.glob(f"{job_id}[:#]*")

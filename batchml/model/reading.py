@@ -44,8 +44,11 @@ def read_struct(
                 steps = [*steps, unknown[1]]
                 mistakes.append(_unknown_key(steps, kind, within, homes))
             else:
-                found = f"{_dotted(steps)}: found {_at(left, steps)!r}."
-                mistakes.append(f"{found} {_plain(text)}{_choices(steps, kind)}.")
+                value, choices = _at(left, steps), _choices(steps, kind)
+                one_of = f" one of {', '.join(choices)}" if choices else ""
+                meant = did_you_mean(value, choices) if isinstance(value, str) else ""
+                found = f"{_dotted(steps)}: found {value!r}."
+                mistakes.append(f"{found} {_plain(text)}{one_of}.{meant}")
             if not _remove(left, steps):
                 raise
 
@@ -153,10 +156,9 @@ def _home(key: str, kind: type[msgspec.Struct], within: str) -> str:
     return ""
 
 
-def _choices(steps: list[str | int], kind: Any) -> str:
-    """` one of a, b` for a value that is one of a few words."""
-    words = [word for word in _literals(_type_at(kind, steps)) if word]
-    return f" one of {', '.join(words)}" if words else ""
+def _choices(steps: list[str | int], kind: Any) -> list[str]:
+    """The words of which a value is one; none for any other value."""
+    return [word for word in _literals(_type_at(kind, steps)) if word]
 
 
 def _literals(annotation: Any) -> list[str]:

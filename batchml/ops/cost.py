@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from batchml.aws.hosts import Pool
 from batchml.aws.prices import Book, Instances, InstanceType, Price
@@ -99,6 +100,12 @@ class Quote(Struct, frozen=True):
     unknown: Mapping[str, str] = {}
     notes: tuple[str, ...] = ()
     is_free: bool = False
+    parts: "Mapping[str, Quote]" = {}  # of a gang: group -> its workers; this is the head's
+
+    @property
+    def copies(self) -> int:
+        """All containers."""
+        return self.need.copies + sum(part.copies for part in self.parts.values())
 
     @property
     def hour(self) -> Usd | None:
@@ -109,7 +116,12 @@ class Quote(Struct, frozen=True):
             return None
         least = min(offer.hour.low for offer in self.offers)
         most = max(offer.hour.high for offer in self.offers)
-        return Usd(least, most).times(self.need.copies)
+        whole = Usd(least, most).times(self.need.copies)
+        for part in self.parts.values():
+            if part.hour is None:
+                return None
+            whole += part.hour
+        return whole
 
     @property
     def most(self) -> Usd | None:
@@ -222,21 +234,23 @@ def budget(quote: Quote, usd: Decimal | float) -> MaxSeconds:
     By the hourly price of the dearest host that it may land on; spot prices are those of the
     dearest zone now. Raises UsageError when a host that it may land on has no known price.
     """
-    copies = quote.need.copies
+    copies = quote.copies
     usd = Decimal(str(usd))
     if quote.is_free:
         return MaxSeconds(0, Decimal(0), copies)
-    without = [(name, why) for name, why in quote.unknown.items() if name != DISKS]
-    if without or not quote.offers:
+    jobs = (quote, *quote.parts.values())
+    without = [(name, why) for job in jobs for name, why in job.unknown.items() if name != DISKS]
+    if without or not all(job.offers for job in jobs):
         name, why = without[0] if without else ("every host", "there is none")
         raise UsageError(
             f"--max-cost: the price of {name} is unknown: {why}. `--timeout` limits an attempt "
             "without prices."
         )
     dearest = max(offer.hour.high for offer in quote.offers)
-    if not dearest:
+    whole = sum(max(o.hour.high for o in job.offers) * job.need.copies for job in jobs)
+    if not whole:
         return MaxSeconds(0, Decimal(0), copies)
-    seconds = int(usd / copies / dearest * HOUR)
+    seconds = int(usd / whole * HOUR)
     if seconds < 1:
         each = f" for each of {copies} containers" if copies > 1 else ""
         raise UsageError(f"--max-cost {usd}: buys less than a second{each}.")
@@ -254,3 +268,13 @@ def need_of_job(spec: JobSpec, children: int = 0) -> Need:
         timeout=spec.timeout_seconds,
         attempts=spec.retry.attempts,
     )
+
+
+def needs_of_gang(spec: JobSpec) -> list[tuple[str, str, Need]]:
+    """Group, queue (empty: the job's) and need of each job of a gang, the head first."""
+    found = []
+    for group in spec.groups:
+        job = replace(spec, resources=group.resources or spec.resources, nodes=1, groups=())
+        need = need_of_job(job, group.count if group.count > 1 else 0)
+        found.append((group.name, group.queue or spec.queue, need))
+    return found

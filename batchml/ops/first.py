@@ -23,6 +23,7 @@ region = "@REGION@"
 #secrets = []                          # ARNs of SSM parameters and secrets that jobs may be given
 #tags = {}                             # on everything that is made, such as { team = "research" }
 #controller_queue = ""                 # of controllers of detached sweeps; empty: the sweep's own
+#quarantine = false                    # true: runs that ask for it may drain unfit hosts
 
 #[env.@ENV@.network]
 #cidr = "10.42.0.0/16"                 # of a network of its own, /16 to /22

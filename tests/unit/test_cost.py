@@ -5,13 +5,14 @@ from decimal import Decimal
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from batchml.aws.hosts import Pool
 from batchml.aws.prices import Book, Instances, InstanceType, Price
 from batchml.cli.bills import FREE, dollars, money, quote_json, quote_lines
 from batchml.errors import UsageError
 from batchml.model.description import read_described
-from batchml.model.job import JobSpec, Resources, Retry
+from batchml.model.job import Group, JobSpec, Launch, Resources, Retry
 from batchml.ops.cost import (
     OWN,
     Candidate,
@@ -23,6 +24,7 @@ from batchml.ops.cost import (
     candidates,
     items_of,
     need_of_job,
+    needs_of_gang,
     quote,
     share_of,
 )
@@ -177,6 +179,29 @@ def test_containers_that_use_their_whole_budget_stay_within_it(
     assert limit.price == max(offer.hour.high for offer in found.offers)
     assert limit.seconds * limit.price / 3600 * limit.copies <= usd
     assert (limit.seconds + 1) * limit.price / 3600 * limit.copies > usd
+
+
+def test_a_gang_costs_what_its_head_and_all_its_workers_do() -> None:
+    spec = JobSpec(
+        queue="gpu", resources=Resources(4, "8 GiB", 1), launch=Launch("ray"),
+        groups=(Group("head"), Group("workers", 4, 1, "cpu", Resources(2, "8 GiB"))),
+    )  # fmt: skip
+    needs = needs_of_gang(spec)
+    assert needs == [("head", "gpu", Need(4, 8_192, 1)),
+                     ("workers", "cpu", Need(2, 8_192, children=4))]  # fmt: skip
+    head, workers = (quoted(need, landing("g5.xlarge")) for _, _, need in needs)
+    gang = replace(head, parts={"workers": workers})
+    assert head.hour is not None
+    assert workers.hour is not None
+    assert gang.hour == head.hour + workers.hour
+    assert gang.copies == 5
+    limit = budget(gang, 10)
+    rate = head.hour.high + workers.hour.high
+    assert limit.seconds * rate / 3600 <= 10 < (limit.seconds + 1) * rate / 3600
+    unknown = replace(gang, parts={"workers": Quote(needs[1][2], unknown={"p9": "nobody knows"})})
+    assert unknown.hour is None
+    with pytest.raises(UsageError, match="price of p9 is unknown"):
+        budget(unknown, 10)
 
 
 def test_a_machine_without_a_price_limits_nothing() -> None:

@@ -406,7 +406,7 @@ class AnyEvents(RuleBasedStateMachine):
 
 
 TestAnyEvents = AnyEvents.TestCase
-TestAnyEvents.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestAnyEvents.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 
 
 def test_a_thousand_jobs_with_random_ends_all_end() -> None:

@@ -11,7 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from batchml.model.explanation import Explanation
+from batchml.model.run import Run
+from batchml.model.status import JobStatus
 from batchml.ops.explain.words import Words
+from batchml.ops.explain.workers import with_workers
 from tests.explain_world import (
     CE,
     ID,
@@ -498,3 +502,13 @@ def test_on_this_machine_there_are_no_hosts_to_ask_for(aws: Aws) -> None:
 def test_a_queue_is_named_as_our_commands_name_it() -> None:
     assert Words("dev").bare(QUEUE) == "default"
     assert replace(Words("dev"), env="prod").bare(QUEUE) == QUEUE
+
+
+def test_workers_that_wait_are_told_of_beside_a_head_that_runs() -> None:
+    head = Explanation("running", "It is not waiting: it has run for 3 min.", is_problem=False)
+    array = Run("w", "n", "q", JobStatus.PENDING, array_size=2, children={"RUNNABLE": 1})
+    going = Run("g", "n", "q", JobStatus.RUNNING)
+    found = with_workers(head, {"gpu": going, "cpu": array}, Words())
+    assert found.evidence == ("group cpu: 1 of 2 wait, w",)
+    assert found.command == "batchml explain w"
+    assert with_workers(head, {"gpu": going}, Words()) is head

@@ -29,6 +29,7 @@ from batchml.ops.watch import (
     Closed,
     Ended,
     Happening,
+    Hosted,
     Line,
     Lost,
     Measured,
@@ -524,3 +525,11 @@ def test_a_stream_that_is_closed_is_no_error_and_not_the_other(
         env={**os.environ, "BATCHML_HOME": str(tmp_path / "home")},
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+
+
+def test_what_nodes_run_in_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    own = {"environment": "pytorch-1", "executor": "process"}
+    done = Run("j", "n", "q", JobStatus.SUCCEEDED)
+    shown(Hosted({**own, "address": "a"}), Hosted({**own, "address": "b"}),
+          Hosted({"image": "i"}), Ended(done))  # fmt: skip
+    assert len(capsys.readouterr().err.splitlines()) == 2

@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from batchml.aws.logs import LogLine, Page, StreamReader
 from batchml.errors import ServiceUnreachable
+from batchml.model.outcome import describe_outcome
 from batchml.model.run import Attempt, Run
 from batchml.model.status import JobStatus
 from batchml.ops.watch import (
@@ -27,7 +29,8 @@ from batchml.ops.watch import (
     follow,
     wait,
 )
-from batchml.runtime.lines import end_mark
+from batchml.ops.watch.following import as_node
+from batchml.runtime.lines import NEEDED_MEMORY, end_mark
 from tests.fakes import FakeClock
 
 STOPPED = 1_000_000_000  # ms: now, on the test's clock
@@ -121,6 +124,13 @@ def test_a_mark_that_counts_more_lines_than_came_is_told() -> None:
     over = run_of("SUCCEEDED", Attempt(log_stream="s", stopped_at=STOPPED))
     seen = followed([over], {"s": [["one", end_mark(0, 2)]]}, FakeClock())
     assert [closed.proof for closed in kinds(seen, Closed)] == [SHORT]
+
+
+def test_what_the_server_says_after_the_mark_does_not_make_a_log_incomplete() -> None:
+    over = run_of("SUCCEEDED", Attempt(log_stream="s", stopped_at=STOPPED))
+    seen = followed([over], {"s": [["one", end_mark(0, 1), NEEDED_MEMORY]]}, FakeClock())
+    assert lines(seen) == ["one", NEEDED_MEMORY]
+    assert [closed.proof for closed in kinds(seen, Closed)] == [MARKED]
 
 
 def test_the_output_of_all_attempts_is_shown_in_their_order() -> None:
@@ -224,3 +234,19 @@ def test_a_log_out_of_reach_ends_the_watch_with_what_is_known() -> None:
     assert happenings[-1].run is over
     (told,) = kinds(happenings, Progress)
     assert "cannot be read" in told.text
+
+
+@pytest.mark.parametrize(
+    ("code", "whole", "said"),
+    [
+        (143, {"is_terminated": True}, "cancelled: the program was stopped: by hand"),
+        (1, {"is_terminated": True}, "app-error: the program ended with code 1"),
+        (143, {}, "app-error: the program ended with code 143, signal SIGTERM"),
+    ],
+)
+def test_nodes_of_a_run_that_was_stopped_are_told_as_stopped(
+    code: int, whole: dict[str, bool], said: str
+) -> None:
+    node = replace(run_of("FAILED", Attempt(exit_code=code)), exit_code=code, node_index=1)
+    parent = replace(run_of("FAILED", reason="by hand"), nodes=2, **whole)
+    assert describe_outcome(as_node(node, parent)) == said

@@ -58,7 +58,7 @@ def make_ready(place: "Place", wish: Wish) -> Ready:
     notices: list[str] = []
     spec, sweep, known = read.ordered.spec, read.spec, None
     if place.settings.is_local:
-        spec = fit_here(spec, wish.strict, notices)
+        spec = fit_here(place, spec, wish.strict, notices)
         sweep = _fit_width(sweep, spec, notices)
     else:
         from batchml.client.known import open_known

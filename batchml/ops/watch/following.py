@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Iterator
 
+from msgspec.structs import replace
+
 from batchml.clock import Clock
 from batchml.errors import AccessError, BatchmlError
 from batchml.model.outcome import describe_outcome
-from batchml.model.run import Run, with_failures
+from batchml.model.run import OutcomeClass, Run, classify, with_failures
 from batchml.model.status import JobStatus
 from batchml.ops.watch.contact import Contact, Gate, is_passing
 from batchml.ops.watch.family import Family
@@ -21,6 +23,9 @@ from batchml.ops.watch.happenings import (
 from batchml.ops.watch.pace import Cadence, Limiter, Pace
 from batchml.ops.watch.part import OpenLog, Part
 from batchml.ops.watch.poller import Describe, Poller, Recall
+from batchml.runtime.codes import STOPPED
+
+KILLED = 137  # what AWS says of a container that had to be killed
 
 _CHILDREN = 400  # asked about in one round: four calls
 _PAGES = 20  # of logs in one round, before anybody looks how the runs are
@@ -181,6 +186,9 @@ class _Watch:
         if run is None:
             self._family.missing(number, self.run)
             return
+        if run.status.is_terminal and not (self._family.is_array or self.run.status.is_terminal):
+            # The job goes on without it, or it runs again in the job's next attempt.
+            run = replace(run, status=JobStatus.RUNNING)
         self._family.seen(number, run)
         if run.status is JobStatus.FAILED and self._family.is_array:
             self.failed.append(run)
@@ -294,7 +302,16 @@ class _Watch:
             run = self._parts.pop(number).run
             if run is not None and run.status is JobStatus.FAILED:
                 what = "Child" if self._family.is_array else "Node"
-                yield Progress(self.run, f"{what} {number} FAILED: {describe_outcome(run)}")
+                said = describe_outcome(run if self._family.is_array else as_node(run, self.run))
+                yield Progress(self.run, f"{what} {number} FAILED: {said}")
+
+
+def as_node(node: Run, whole: Run) -> Run:
+    """A node that ended as it does when its run is stopped is told as stopped, and why."""
+    was_ended = node.exit_code in (None, STOPPED, KILLED)
+    if not was_ended or classify(whole).outcome is not OutcomeClass.CANCELLED:
+        return node
+    return replace(node, is_terminated=True, status_reason=whole.status_reason)
 
 
 def _is_denied(error: BatchmlError) -> bool:

@@ -21,7 +21,7 @@ from batchml.ops.watch.happenings import (
     Used,
 )
 from batchml.ops.watch.pace import Pace
-from batchml.runtime.lines import parse_mark, read_points
+from batchml.runtime.lines import NEEDED_MEMORY, parse_mark, read_points
 
 # A clock this far from AWS's has its requests refused, so a run that stopped longer ago has.
 _MAX_SKEW = 300.0
@@ -111,7 +111,7 @@ class Tail:
                 continue
             if not self._opened:
                 found += self._open()
-            self._lines += 1
+            self._lines += self._promised is None or message != NEEDED_MEMORY
             found.append(Line(timestamp, message, self._child))
         return found
 
@@ -124,7 +124,9 @@ class Tail:
         if kind == "usage":
             usage = {name: float(value) for name, value in values.items()}
             return [Used(self.stream, usage, self._child)]
-        self._promised = int(values["lines"])  # the end
+        if kind != "end":  # of ranks, which `show` reads
+            return []
+        self._promised = int(values["lines"])
         return self._open()
 
     def _open(self) -> list[Happening]:
