@@ -27,7 +27,8 @@ again: .venv/installed-dev  ## the tests that failed, one at a time
 TORTURES := e2e/test_kill9_rounds.py e2e/test_system_calls.py e2e/test_power_cuts.py \
   unit/test_damage.py unit/test_large_journal.py contract/test_malformed.py contract/test_forged.py \
   e2e/test_killed_client.py e2e/test_runtime_stops.py unit/test_submit.py unit/test_ignore.py \
-  unit/test_watch_world.py
+  unit/test_watch_world.py unit/test_checkpoint_kills.py e2e/test_resume.py e2e/test_ddp.py e2e/test_gang.py \
+  e2e/test_nodes_killed.py
 
 torture: .venv/installed-dev  ## hours: ten thousand kills, every system call, every bad request
 	BATCHML_TORTURE=$${BATCHML_TORTURE:-20} $(BIN)/python -m pytest -s $(addprefix tests/,$(TORTURES))

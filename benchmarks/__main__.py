@@ -7,8 +7,11 @@ from collections.abc import Callable
 from benchmarks import (
     array,
     completion,
+    ddp,
+    gang,
     lenet,
     logs,
+    ray_gang,
     server,
     startup,
     submits,
@@ -19,6 +22,7 @@ from benchmarks import (
     sweep_quality,
     sweep_trial,
     tail,
+    usage,
 )
 
 
@@ -41,6 +45,10 @@ BENCHMARKS: tuple[tuple[str, Callable[[], object]], ...] = (
     ("A sweep's ledger", sweep_ledger.main),
     ("What a trial adds to a run", sweep_trial.main),
     ("A thousand short trials", sweep_local.main),
+    ("Data-parallel training: two nodes beside one, and beside torchrun", lambda: ddp.main([])),
+    ("Leading ranks, beside torchrun", lambda: gang.main([])),
+    ("A Ray gang: the head alone, with one and with two workers", ray_gang.main),
+    ("What it costs to tell what a node uses", usage.main),
     ("LeNet, PyTorch beside MXNet (samples/s; ratios pair by pair)", lambda: lenet.main([])),
     ("A search on real trainings: LeNet, beside random search", sweep_lenet.main),
     ("Where PyTorch's time goes, by phase and by operator", profile),

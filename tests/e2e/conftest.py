@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from batchml.local.home import Home
+from tests.e2e.worlds import Worlds, make_pytorch, open_worlds
 
 
 class Shown(NamedTuple):
@@ -65,6 +67,20 @@ def read_until(watching: subprocess.Popen[str], text: str) -> str:
     raise AssertionError(f"ended without {text!r}: {seen}")
 
 
+def read_rest(watching: subprocess.Popen[str], limit: float = 240) -> tuple[str, str]:
+    """What a command prints after `read_until`, and all that it told, once it has ended.
+
+    `communicate` would miss what was read ahead. The command is killed after `limit` seconds.
+    """
+    assert watching.stdout is not None and watching.stderr is not None
+    timer = threading.Timer(limit, watching.kill)
+    timer.start()
+    with watching:
+        rest = watching.stdout.read(), watching.stderr.read()
+    timer.cancel()
+    return rest
+
+
 @pytest.fixture
 def cli(tmp_path: Path, home: Home) -> Iterator[Cli]:
     folder = tmp_path / "work"
@@ -72,13 +88,36 @@ def cli(tmp_path: Path, home: Home) -> Iterator[Cli]:
     yield Cli(folder, home)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What a newcomer types goes first, where nothing is made yet; others share what it makes."""
+    items.sort(key=lambda item: "test_the_readmes_two_commands" not in item.name)
+
+
 @pytest.fixture(scope="session")
 def environments(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The environments of jobs, for tests that may share them: each is made once in a session.
 
-    A state folder of a test has them as its own by a link: `home.envs.symlink_to(environments)`.
+    Or once for all sessions, in the folder that BATCHML_TEST_ENVS names. A state folder of a test
+    has them as its own by a link: `home.envs.symlink_to(environments)`.
     """
-    return tmp_path_factory.mktemp("envs")
+    kept = os.environ.get("BATCHML_TEST_ENVS")
+    return Path(kept) if kept else tmp_path_factory.mktemp("envs")
+
+
+@pytest.fixture(scope="session")
+def pytorch(environments: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Python that has PyTorch, as jobs have it."""
+    home = Home(tmp_path_factory.mktemp("home"))
+    home.prepare()
+    home.envs.symlink_to(environments)
+    return make_pytorch(home)
+
+
+@pytest.fixture(scope="session")
+def worlds(pytorch: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
+    """Programs of many ranks, without a launcher: it imports the framework once in a session."""
+    with open_worlds(pytorch, tmp_path_factory.mktemp("worlds")) as opened:
+        yield opened
 
 
 def write_job(folder: Path, name: str, text: str, **files: str) -> Path:

@@ -23,8 +23,10 @@ from batchml.model.environment import (
     Queue,
     Storage,
 )
+from batchml.runtime.checkpoint import newest_step
 from tests.aws_http import served
 from tests.aws_world import Account
+from tests.e2e.worlds import Worlds
 from tests.fakes import FastClock
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -97,6 +99,26 @@ def aws(home: Home, server: Endpoint, tmp_path: Path) -> Iterator[dict[str, str]
             "AWS_EC2_METADATA_DISABLED": "true",
         }
     account.close()
+
+
+@pytest.mark.slow
+def test_the_training_of_checkpoints_md(worlds: Worlds, tmp_path: Path) -> None:
+    """Two ranks train, and one of them is asked to stop: both do, after the same step, saved. What
+    goes on from there ends with the bits of a training that nobody stopped.
+    """
+    whole = next(block for block in blocks("checkpoints.md", "python") if "all_reduce" in block)
+    short = whole.replace("STEPS, EVERY = 1000, 100", "STEPS, EVERY = 40, 20")
+    stopped = short.replace("checkpoint.should_stop()", "rank == 1 and step == 24")
+    assert whole != short != stopped
+    for name, program, end in (("a", stopped, 25), ("a", short, 40), ("b", short, 40)):
+        script = tmp_path / f"{name}-{end}.py"
+        script.write_text(program)
+        folder = tmp_path / name
+        codes, printed = worlds.run(script, tmp_path, 2, BATCHML_CHECKPOINT_DIR=str(folder))
+        assert codes == [0, 0], printed
+        assert newest_step(str(folder)) == end, printed
+    one, other = (tmp_path / name / "step-0000000040" / "state.pt" for name in ("a", "b"))
+    assert one.read_bytes() == other.read_bytes()
 
 
 def sessions(page: str) -> Iterator[tuple[str, str]]:

@@ -33,7 +33,7 @@ from tests.unit.test_processes import is_alive
 __all__ = ["started"]  # a fixture
 
 CLOCK = SystemClock()
-_DEFAULT = 300 if TORTURE == 1 else 500 * TORTURE
+_DEFAULT = 100 if TORTURE == 1 else 500 * TORTURE
 ROUNDS = int(os.environ.get("BATCHML_KILL9_ROUNDS", _DEFAULT))
 SEED = int(os.environ.get("BATCHML_KILL9_SEED", "20261121"))
 
