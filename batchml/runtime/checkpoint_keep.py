@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 from collections.abc import Mapping
 from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
 
@@ -32,6 +31,7 @@ from batchml.runtime.companions import Attempt
 from batchml.runtime.env import RuntimeEnv
 from batchml.runtime.folders import is_kept
 from batchml.runtime.limits import is_main_node
+from batchml.runtime.looks import Looks
 from batchml.runtime.outputs import Outputs, files_of
 from batchml.runtime.store import Store, open_store
 
@@ -140,23 +140,15 @@ class Kept:
         self._seen: Dict[str, _State] = {}  # at the last look
         self._calm = 0  # looks in a row that found nothing new
         self._gone: Set[str] = set()  # sent, and not in the folder at the last look
-        self._over = threading.Event()
-        self._thread: Optional[threading.Thread] = None
+        self._looks = Looks(self.look, self._failed)
         self.trouble = ""  # what went wrong at the last look
 
     def start(self, every: float = EVERY) -> None:
-        thread = threading.Thread(target=self._go_round, args=(every,), daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:  # no thread to be had: then all goes at the end
-            return
-        self._thread = thread
+        self._looks.start(every)
 
     def finish(self) -> List[str]:
         """Send the rest; what could not be sent, a line each."""
-        self._over.set()
-        if self._thread is not None:
-            self._thread.join()
+        self._looks.end()
         return self.look(at_rest=True)
 
     def look(self, at_rest: bool = False) -> List[str]:
@@ -249,12 +241,8 @@ class Kept:
         self._gone = absent
         self._store.delete(*(self._prefix + name for name in gone))
 
-    def _go_round(self, every: float) -> None:
-        while not self._over.wait(every):
-            try:
-                self.look()
-            except Exception as error:
-                self.trouble = " ".join(str(error).split()) or type(error).__name__
+    def _failed(self, error: Exception) -> None:
+        self.trouble = " ".join(str(error).split()) or type(error).__name__
 
 
 class Keeper:

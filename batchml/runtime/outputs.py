@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import stat
-import threading
 from collections.abc import Mapping
-from typing import Callable, Dict, List, Optional, Tuple
+from typing import Callable, Dict, List, Tuple
 
+from batchml.runtime.looks import Looks
 from batchml.runtime.store import Store
 
 EVERY = 60.0  # seconds between two looks
@@ -47,22 +47,14 @@ class Outputs:
         self._sent: Dict[str, _State] = {}
         self._seen: Dict[str, _State] = {}
         self._away = False  # the store did not answer: the next look asks again
-        self._over = threading.Event()
-        self._thread: Optional[threading.Thread] = None
+        self._looks = Looks(self.look)  # the end tells what could not be sent
 
     def start(self, every: float = EVERY) -> None:
-        thread = threading.Thread(target=self._go_round, args=(every,), daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:  # no thread to be had: then all goes at the end
-            return
-        self._thread = thread
+        self._looks.start(every)
 
     def finish(self) -> List[str]:
         """Send the rest; what could not be sent, as a line for each file."""
-        self._over.set()
-        if self._thread is not None:
-            self._thread.join()
+        self._looks.end()
         return [f"{name}: {why}" for name, why in self.send(files_of(self._folder)).items()]
 
     def look(self) -> None:
@@ -70,13 +62,6 @@ class Outputs:
         now = files_of(self._folder)
         self.send({name: state for name, state in now.items() if self._seen.get(name) == state})
         self._seen = now
-
-    def _go_round(self, every: float) -> None:
-        while not self._over.wait(every):
-            try:
-                self.look()
-            except Exception:
-                continue  # the end tells what could not be sent
 
     def send(self, files: Mapping[str, _State]) -> Dict[str, str]:
         """Send those that are not there in this state; what went wrong, by name."""
