@@ -167,13 +167,6 @@ def _matches(pattern: str, value: str) -> bool:
     return value.lower() == pattern.lower()
 
 
-def vcpus_of(job: Optional[Mapping[str, Any]]) -> Optional[int]:
-    """What a job asked for; None where that is not known."""
-    needs = ((job or {}).get("container") or {}).get("resourceRequirements") or ()
-    found = [str(need.get("value")) for need in needs if need.get("type") == "VCPU"]
-    return max(1, int(float(found[0]))) if found else None
-
-
 def still_there(jobs: Iterable[Mapping[str, Any]]) -> List[str]:
     """The ids of those that have not ended."""
     return [str(job["jobId"]) for job in jobs if job.get("status") not in _OVER]

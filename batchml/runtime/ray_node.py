@@ -18,8 +18,6 @@ from batchml.runtime.gang_child import OWN_PYTHONPATH, VERDICT
 from batchml.runtime.processes import kill_descendants
 from batchml.runtime.ranks_env import interface_of, with_path
 from batchml.runtime.ray_addresses import count_vcpus, free_port
-from batchml.runtime.ray_batch import Batch, vcpus_of
-from batchml.runtime.store import StoreError
 
 DRAIN = 20.0  # seconds that Ray has to hand over what runs on a node that goes
 _LONGEST = 40  # characters: Ray's sockets lie 60 deeper, and Linux takes 107
@@ -134,7 +132,7 @@ class RayNode:
         self._start(["--address", gcs, "--resources", '{"worker": 1}'])
 
     def _start(self, more: List[str]) -> None:
-        vcpus = count_vcpus(self._environ) or _asked_for(self._environ)
+        vcpus = count_vcpus(self._environ)
         command = [
             self._ray.program, "start", *more, "--block",
             "--node-ip-address", self._address,
@@ -186,16 +184,6 @@ class RayNode:
                 pass
         kill_descendants()
         shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def _asked_for(environ: Mapping[str, str]) -> Optional[int]:
-    """The vCPUs of this job, by the embedded server; elsewhere Ray counts the cores itself."""
-    if "BATCHML_ENDPOINT_URL" not in environ:
-        return None
-    try:
-        return vcpus_of(Batch(environ).job(environ.get("AWS_BATCH_JOB_ID", "")))
-    except StoreError:
-        return None
 
 
 def make_folder(environ: Mapping[str, str]) -> str:

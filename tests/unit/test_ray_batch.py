@@ -13,7 +13,6 @@ from batchml.runtime.ray_batch import (
     is_head_over,
     is_last,
     still_there,
-    vcpus_of,
 )
 from batchml.runtime.store import StoreError
 
@@ -130,9 +129,3 @@ def test_workers_learn_that_their_head_is_over_before_it_has_come(status: str, o
 def test_how_often_a_head_is_tried_is_a_number_or_not_known() -> None:
     assert [attempts_of({ATTEMPTS: text}) for text in ("3", "", "many")] == [3, 0, 0]
     assert attempts_of({}) == 0
-
-
-def test_the_vcpus_of_a_job_are_those_that_it_asked_for() -> None:
-    needs = [{"type": "MEMORY", "value": "64"}, {"type": "VCPU", "value": "4"}]
-    assert vcpus_of({"container": {"resourceRequirements": needs}}) == 4
-    assert vcpus_of({"container": {}}) is vcpus_of(None) is None
