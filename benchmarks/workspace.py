@@ -1,0 +1,54 @@
+"""Data into the workspace, beside cp: `python -m benchmarks.workspace`. docs/workspace.md
+
+cp is the floor: it neither reads back what it wrote nor compares, waits for no disk, and leaves
+half a file where it is stopped. An unchanged tree is beside rsync, where there is one: both look at
+sizes and times.
+"""
+
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.pairs import compare, row
+
+SMALL, EACH = 5_000, 4_096  # files, bytes
+LARGE = 512 * 1024**2  # bytes
+PAIRS = 5
+
+
+def _trees(folder: Path) -> None:
+    for number in range(SMALL):
+        path = folder / "small" / f"{number // 100}" / f"{number}.bin"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(os.urandom(EACH))
+    (folder / "large").mkdir()
+    with open(folder / "large" / "one.bin", "wb") as file:
+        for _ in range(LARGE // 1024**2):
+            file.write(os.urandom(1024**2))
+
+
+def _shell(*lines: str) -> list[str]:
+    return ["sh", "-ec", "\n".join(lines)]
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as text:
+        folder = Path(text)
+        _trees(folder)
+        environ = {"BATCHML_HOME": str(folder / "home")}
+        push = f"{sys.executable} -m batchml workspace push"
+        for tree, goal in (("small", "10"), ("large", "8")):
+            ours = _shell(f"rm -rf home/workspace/{tree}", f"{push} {tree}")
+            floor = _shell(f"rm -rf copy/{tree}; mkdir -p copy", f"cp -a {tree} copy/{tree}")
+            found = compare(ours, floor, environ=environ, folder=text, pairs=PAIRS)
+            print(row(f"push {tree}", "cp -a", found, goal), flush=True)
+        rsync = shutil.which("rsync")
+        again = _shell(f"{rsync} -a small copy") if rsync else _shell("cp -au small copy")
+        found = compare(_shell(f"{push} small"), again, environ=environ, folder=text, pairs=PAIRS)
+        print(row("push small, unchanged", "rsync -a" if rsync else "cp -au", found, "20"))
+
+
+if __name__ == "__main__":
+    main()
