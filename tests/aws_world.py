@@ -238,9 +238,17 @@ class FakeStack:
         if self.content["parameters"].get("Workspace") == "none":
             unused = ("FileSystemId", "FileSystemDns", "LustreMountName", "AccessPointId")
             found |= dict.fromkeys(unused, "")
+            found.pop("WorkspaceId", None)
+        if not self.shares:
+            found.pop("SharedFileSystemId", None)
         if "LogGroupName" in self.content["parameters"]:
             found["LogGroupName"] = self.content["parameters"]["LogGroupName"]
         return {key: value for key, value in found.items() if key in wanted}
+
+    @property
+    def shares(self) -> str:
+        """The environment whose file system it imports."""
+        return str(self.content["parameters"].get("SharedWith", ""))
 
     def detail(self) -> dict[str, Any]:
         status = self.status
@@ -351,6 +359,28 @@ class Account:
 
     # --- CloudFormation ---------------------------------------------------------------------
 
+    def _check_import(self, params: dict[str, Any]) -> None:
+        """Fn::ImportValue of an export that is not there fails."""
+        given = {p["ParameterKey"]: p["ParameterValue"] for p in params["Parameters"]}
+        owner = given.get("SharedWith", "")
+        stack = self.stack(f"batchml-{owner}-storage") if owner else None
+        if owner and (stack is None or "WorkspaceId" not in stack.outputs()):
+            text = f"No export named batchml-{owner}-workspace found"
+            raise AwsError("ValidationError", text)
+
+    def _imported(self, stack: FakeStack) -> str:
+        """Why an export stays as it is: CloudFormation User Guide, "Fn::ImportValue"."""
+        export = stack.name.removesuffix("-storage")
+        users = [
+            each.name for each in self.stacks
+            if each.status != "DELETE_COMPLETE" and each.shares
+            and f"batchml-{each.shares}" == export
+        ]  # fmt: skip
+        names = " and ".join(users)
+        return f"Export {export}-workspace cannot be deleted as it is in use by {names}" * bool(
+            users
+        )
+
     def describe_stacks(self, params: dict[str, Any]) -> dict[str, Any]:
         if "StackName" in params:
             return {"Stacks": [self._existing(params["StackName"]).detail()]}
@@ -372,6 +402,7 @@ class Account:
                 "AlreadyExistsException", f"Stack [{params['StackName']}] already exists"
             )
         self._check_parameters(params)
+        self._check_import(params)
         made = FakeStack(self, params, len(self.stacks))
         self.stacks.append(made)
         made.run("CREATE")
@@ -399,6 +430,7 @@ class Account:
             text = f"Stack:{stack.id} is in {stack.status} state and can not be updated."
             raise AwsError("ValidationError", text)
         self._check_parameters(params)
+        self._check_import(params)
         name = params["ChangeSetName"]
         if any(s["name"] == name and s["stack"] is stack for s in self.change_sets.values()):
             raise AwsError("AlreadyExistsException", f"ChangeSet {name} already exists")
@@ -454,7 +486,11 @@ class Account:
         ):
             reason = "Action denied by stack policy: Statement [#2] does not allow [Update:Replace]"
             self.troubles.setdefault(stack.name, []).append(Trouble("*", reason, "UPDATE"))
+        before = stack.content["parameters"].get("Workspace")
         stack.take(found["params"])
+        if stack.content["parameters"].get("Workspace") != before and self._imported(stack):
+            trouble = Trouble("*", self._imported(stack), "UPDATE")
+            self.troubles.setdefault(stack.name, []).append(trouble)
         stack.updated = self.now()
         stack.run("UPDATE")
         self.replacements.pop(stack.name, None)
@@ -473,6 +509,8 @@ class Account:
             )
         if stack.status.startswith("UPDATE") and stack.status.endswith("IN_PROGRESS"):
             raise AwsError("ValidationError", f"Stack {stack.name} is in {stack.status} state")
+        if self._imported(stack):
+            raise AwsError("ValidationError", self._imported(stack))
         if params["ClientRequestToken"] not in self.tokens:
             self.tokens[params["ClientRequestToken"]] = stack.id
             stack.run("DELETE")

@@ -20,7 +20,7 @@ from batchml.errors import AccessError, BatchmlError, ServiceError, ServiceUnrea
 from batchml.model.description import read_environments
 from batchml.model.environment import Environment
 from batchml.ops.setup import apply as setup
-from batchml.ops.setup.desired import STACKS, Scheme, leftovers, wanted
+from batchml.ops.setup.desired import STACKS, Scheme, leftovers, wanted, with_doomed_files
 from batchml.ops.setup.plan import make_plan
 from batchml.ops.setup.tools import SetupFailed, Tools
 from batchml.ops.setup.values import Facts, Step, Wanted
@@ -132,6 +132,11 @@ class World:
     def teardown(self) -> list[str]:
         return self.run(lambda facts: leftovers(self.scheme, facts, delete_data=False))
 
+    def teardown_with_files(self) -> list[str]:
+        return self.run(
+            lambda facts: leftovers(self.scheme, facts, delete_data=False, delete_files=True)
+        )
+
     def teardown_with_data(self) -> list[str]:
         return self.run(lambda facts: leftovers(self.scheme, facts, delete_data=True))
 
@@ -227,6 +232,7 @@ COMMANDS: dict[str, tuple[Mapping[str, Any], Callable[[World], Any]]] = {
     "update": (CHANGED, World.setup),
     "update --allow-loss": (LOSING, lose_data),
     "teardown": (SMALL, World.teardown),
+    "teardown --delete-file-system": (SMALL, World.teardown_with_files),
     "teardown --delete-data": (SMALL, World.teardown_with_data),
 }
 
@@ -551,6 +557,42 @@ def test_a_teardown_leaves_the_data_and_setup_finds_it_again(ready: World) -> No
     ready.setup()
     assert ready.account.snapshot()["environments"] == end["environments"]
     assert ready.plan() == []
+
+
+def test_a_file_system_that_is_archived_goes_alone_and_setup_makes_a_new_one(ready: World) -> None:
+    objects = dict(ready.account.objects)
+    ready.teardown_with_files()
+    assert names(ready) == ["batchml-dev-observability", STORAGE]
+    assert ready.account.objects == objects and ready.account.retained == []
+    storage = ready.account.stack(STORAGE)
+    assert storage is not None and storage.protected and "Deny" in storage.policy
+    assert storage.content["parameters"]["Workspace"] == "none"
+    # The bucket and its key would stay, whatever becomes of the stack; the file system did not.
+    policies = {
+        name: body.get("DeletionPolicy")
+        for name, body in parsed(storage.content["template"])["Resources"].items()
+    }
+    assert (policies["Efs"], policies["Bucket"]) == ("Delete", "RetainExceptOnCreate")
+    assert policies["Key"] == "RetainExceptOnCreate"
+    ready.setup()
+    storage = ready.account.stack(STORAGE)
+    assert storage is not None and storage.content["parameters"]["Workspace"] == "efs"
+    assert "batchml:data" not in storage.content["tags"]
+    assert ready.plan() == [] and ready.account.objects == objects
+
+
+def test_only_a_file_system_is_let_go_of_in_the_template_that_ships() -> None:
+    from batchml.aws.stacks import Stack
+
+    text = (shipped("cfn") / "storage.yaml").read_text()
+    doomed = with_doomed_files(Stack("id", "s", "CREATE_COMPLETE", template=text)).template
+    before, after = parsed(text)["Resources"], parsed(doomed)["Resources"]
+    gone = {name for name, body in after.items() if body != before[name]}
+    assert gone == {"Efs", "EfsAccess", "Lustre", "LustreGroup", "LustreLink"}
+    assert {after[name]["DeletionPolicy"] for name in gone} == {"Delete"}
+    assert {name for name, body in after.items() if "DeletionPolicy" in body} - gone == {
+        "Key", "Bucket", "BucketPolicy", "AccessLogs", "AccessLogsPolicy",
+    }  # fmt: skip
 
 
 def test_a_teardown_with_its_data_leaves_nothing_at_all(ready: World) -> None:

@@ -4,7 +4,7 @@ Nothing is remembered between two commands. What was under way when one was inte
 for by the next; what was done is there.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from msgspec import Struct
@@ -16,6 +16,7 @@ from batchml.aws.site import qualified
 from batchml.aws.stacks import Stack
 from batchml.errors import BatchmlError
 from batchml.model.names import bare_name
+from batchml.ops.setup import sharing
 from batchml.ops.setup.desired import Scheme
 from batchml.ops.setup.plan import make_plan
 from batchml.ops.setup.steps import perform
@@ -53,15 +54,30 @@ def look_closely(scheme: Scheme, tools: Tools, planner: Planner) -> Facts:
 
 def look(scheme: Scheme, tools: Tools) -> Facts:
     """What is there of an environment. At most 4 calls and 3 for each stack and launch template."""
+    stacks, lent, sharers = _stacks(scheme, tools)
     return replace(
         _batch_facts(scheme, tools.compute),
-        stacks=_in_order(scheme, tools.stacks.read_all(scheme.stack_names))
-        if scheme.stack_names
-        else {},
+        stacks=stacks,
+        lent=lent,
+        sharers=sharers,
         groups={name: {} for name in tools.launch.groups(scheme.name)} if tools.launch else {},
         templates=tools.launch.templates(scheme.name) if tools.launch else {},
         definitions=frozenset(),
     )
+
+
+def _stacks(
+    scheme: Scheme, tools: Tools
+) -> tuple[dict[str, Stack], dict[str, Stack], tuple[str, ...]]:
+    """The environment's stacks, those lent to it, and who shares its workspace."""
+    if not scheme.stack_names:
+        return {}, {}, ()
+    owner = scheme.environment.storage.shared_with
+    found = tools.stacks.read_all(
+        scheme.stack_names,
+        lambda stack: sharing.is_lent(owner, stack) or sharing.is_sharer(scheme.name, stack),
+    )
+    return _in_order(scheme, found), *sharing.beside(scheme.name, owner, found)
 
 
 def _in_order(scheme: Scheme, stacks: Mapping[str, Stack]) -> dict[str, Stack]:
@@ -71,19 +87,25 @@ def _in_order(scheme: Scheme, stacks: Mapping[str, Stack]) -> dict[str, Stack]:
 def _batch_facts(scheme: Scheme, compute: ComputeApi) -> Facts:
     """What `setup` made, and what has the name of something that it would make."""
 
-    def ours(found: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    def ours(
+        found: Mapping[str, dict[str, Any]], described: Iterable[str]
+    ) -> dict[str, dict[str, Any]]:
+        names = {qualified(scheme.name, each) for each in described}
         return {
             name: detail
             for name, detail in found.items()
-            if _is_ours(scheme, detail.get("tags") or {}) or _is_described(scheme, name)
+            if name in names or _is_ours(scheme, detail.get("tags") or {})
         }
 
-    queues = compute.queues()
+    # Per kind: a queue made by hand may have the name of a compute environment that is described.
+    described = scheme.environment
+    there = compute.queues()
+    queues = ours(there, described.queues)
     return Facts(
-        environments=ours(compute.environments()),
-        queues=ours(queues),
-        policies=ours(compute.policies()),
-        users=_users({name: queues[name] for name in queues.keys() - ours(queues).keys()}),
+        environments=ours(compute.environments(), described.compute),
+        queues=queues,
+        policies=ours(compute.policies(), described.queues),
+        users=_users({name: there[name] for name in there.keys() - queues.keys()}),
     )
 
 
@@ -99,11 +121,6 @@ def _users(queues: Mapping[str, dict[str, Any]]) -> dict[str, tuple[str, ...]]:
 
 def _is_ours(scheme: Scheme, tags: Mapping[str, str]) -> bool:
     return tags.get(TAG_ENV) == scheme.name and tags.get(TAG_SOURCE) == "setup"
-
-
-def _is_described(scheme: Scheme, name: str) -> bool:
-    described = (*scheme.environment.compute, *scheme.environment.queues)
-    return name in {qualified(scheme.name, each) for each in described}
 
 
 def with_runs(facts: Facts, wanted: Wanted, compute: ComputeApi) -> Facts:

@@ -6,6 +6,7 @@ Values that other stacks give are taken from their outputs; one that is not ther
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from batchml.aws import launch, resources
 from batchml.aws.site import Platform, Site, make_platform, make_site, stack_name
 from batchml.aws.stacks import Blueprint, Stack
 from batchml.model.environment import LOCAL, Compute, Environment
+from batchml.ops.setup import sharing
 from batchml.ops.setup.stack_plan import DATA_TYPES
 from batchml.ops.setup.values import TAG_SOURCE, UNKNOWN, Facts, Wanted
 
@@ -23,7 +25,7 @@ from batchml.ops.setup.values import TAG_SOURCE, UNKNOWN, Facts, Wanted
 STACKS = ("network", "roles", "storage", "observability", "ami")
 DATA_STACKS = ("storage", "observability")  # what jobs left behind: files, and what they printed
 
-TAG_DATA = "batchml:data"  # of a stack: `delete` once its data may go with it
+TAG_DATA = "batchml:data"  # of a stack: `delete` once its data may go with it; or its `files`
 
 _OUTPUTS = {
     "network": ("VpcId", "SubnetIds", "SecurityGroupId", "BuildSubnetId"),
@@ -89,6 +91,8 @@ def wanted(scheme: Scheme, facts: Facts) -> Wanted:
     """What `setup` makes."""
     outputs = _outputs(scheme, facts)
     flat = {key: value for inner in outputs.values() for key, value in inner.items()}
+    if scheme.environment.storage.shared_with:
+        flat = sharing.with_lent(flat, facts)
     site = make_site(scheme.name, scheme.environment, flat)
     batch = _batch(scheme, site, facts)
     if scheme.is_local:
@@ -100,6 +104,7 @@ def wanted(scheme: Scheme, facts: Facts) -> Wanted:
         **_launch(scheme, site),
         **batch,
         definitions=dict(scheme.definitions(platform)),
+        shared_with=scheme.environment.storage.shared_with,
     )
 
 
@@ -140,18 +145,43 @@ def _born_with(facts: Facts) -> dict[str, dict[str, Any]]:
     return {LOCAL_QUEUE: _LOCAL_DEFAULT} if LOCAL_QUEUE in facts.queues else {}
 
 
-def leftovers(scheme: Scheme, facts: Facts, *, delete_data: bool) -> Wanted:
-    """What `teardown` leaves: nothing, or what holds data and what that cannot be without."""
+def leftovers(
+    scheme: Scheme, facts: Facts, *, delete_data: bool, delete_files: bool = False
+) -> Wanted:
+    """What `teardown` leaves: nothing, or what holds data and what that cannot be without.
+
+    With `delete_files` the file system goes, whose files are archived, and with it the network.
+    """
     if scheme.is_local:
         return Wanted(queues=_born_with(facts))
     data = tuple(map(scheme.stack, DATA_STACKS))
     storage, network = (facts.stacks.get(scheme.stack(each)) for each in ("storage", "network"))
     kept: tuple[Blueprint, ...] = ()
-    if storage is not None and storage.outputs.get("FileSystemId") and network and not delete_data:
+    held: dict[str, str] = {}
+    if network is not None and facts.sharers:
+        # Their instances are in its subnets, too.
+        held = {network.name: f"{', '.join(facts.sharers)} works in it"}
+    elif (
+        storage is not None
+        and storage.outputs.get("FileSystemId")
+        and network
+        and not (delete_data or delete_files)
+    ):
         # The file system is in the network's subnets. What costs there by the hour goes.
         bare = {**network.parameters, "Egress": "none"}
         kept = (Blueprint(network.name, network.template, bare, network.tags),)
-    return Wanted(stacks=kept, data_stacks=data, deletes_data=delete_data, is_backwards=True)
+    if storage is not None and not delete_data:
+        if storage.parameters.get(sharing.PARAMETER):
+            # What is torn down holds no other environment's file system.
+            alone = {**storage.parameters, sharing.PARAMETER: ""}
+            kept += (_guarded(storage, alone, storage.tags),)
+        elif delete_files and not (storage.outputs.get("FileSystemId") or storage.is_protected):
+            # It was taken out by a command that was killed before it had guarded the rest.
+            kept += (_guarded(storage, storage.parameters, storage.tags),)
+    return Wanted(
+        stacks=kept, data_stacks=data, deletes_data=delete_data, deletes_files=delete_files,
+        is_backwards=True, held=held,
+    )  # fmt: skip
 
 
 def doomed(stack: Stack) -> Blueprint:
@@ -160,10 +190,41 @@ def doomed(stack: Stack) -> Blueprint:
     What a template says about deletion holds once it is deployed. The tag says that it has been,
     and CloudFormation takes no update that changes deletion policies alone.
     """
-    text = stack.template.replace("RetainExceptOnCreate", "Delete").replace(
+    text = _unretained(stack.template)
+    return Blueprint(stack.name, text, stack.parameters, {**stack.tags, TAG_DATA: "delete"})
+
+
+# What a file system is in the template: cfn/storage.yaml.
+_FILES = "Efs|EfsAccess|Lustre|LustreGroup|LustreLink"
+_BLOCK = re.compile(rf"(?m)^  ({_FILES}):\n(?:(?:    .*)?\n)+")
+
+
+def with_doomed_files(stack: Stack) -> Blueprint:
+    """A stack so changed that its file system goes when it is taken out, and nothing else."""
+    text = _BLOCK.sub(lambda found: _unretained(found[0]), f"{stack.template}\n")
+    return Blueprint(stack.name, text, stack.parameters, {**stack.tags, TAG_DATA: "files"})
+
+
+def without_files(stack: Stack) -> Blueprint:
+    """The stack without its file system, guarded as before.
+
+    The template is the one that was deployed: what it says of deletion is what counts.
+    """
+    tags = {key: value for key, value in stack.tags.items() if key != TAG_DATA}
+    return _guarded(stack, {**stack.parameters, "Workspace": "none"}, tags)
+
+
+def _guarded(stack: Stack, parameters: dict[str, str], tags: dict[str, str]) -> Blueprint:
+    """The stack as it is but for these, with the locks of what holds data."""
+    return Blueprint(
+        stack.name, stack.template, parameters, tags, is_protected=True, policy=_STACK_POLICY
+    )
+
+
+def _unretained(text: str) -> str:
+    return text.replace("RetainExceptOnCreate", "Delete").replace(
         "Policy: Retain", "Policy: Delete"
     )
-    return Blueprint(stack.name, text, stack.parameters, {**stack.tags, TAG_DATA: "delete"})
 
 
 def _is_whole(status: str) -> bool:
@@ -270,8 +331,12 @@ def _roles(env: str, environment: Environment, outputs: Outputs) -> dict[str, st
 
 def _storage(env: str, environment: Environment, outputs: Outputs) -> dict[str, str]:
     storage = environment.storage
+    if storage.shared_with:
+        # The file system's place is the other's matter.
+        return {"Workspace": "none", sharing.PARAMETER: storage.shared_with}
     return {
         "Workspace": storage.workspace,
+        sharing.PARAMETER: "",
         **_place(environment, outputs, vpc=True),
         "SizeGiB": str(storage.size_gib),
         "ThroughputPerTiB": str(storage.throughput),

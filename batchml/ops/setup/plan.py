@@ -8,6 +8,7 @@ that was interrupted goes on from what AWS has.
 from collections.abc import Iterable, Iterator
 
 from batchml.ops.setup import batch_plan as batch
+from batchml.ops.setup import sharing
 from batchml.ops.setup.stack_plan import decide_stack, unwanted_stacks
 from batchml.ops.setup.values import Action, Facts, Kind, Step, Wanted
 
@@ -51,7 +52,12 @@ def _unmade(wanted: Wanted, facts: Facts) -> list[Step]:
 
 def refusals(wanted: Wanted, steps: Iterable[Step], facts: Facts) -> list[str]:
     """What AWS would refuse halfway through a plan, so that none of it is begun."""
-    return [*_used_by_others(steps, facts), *_moved_networks(wanted, facts)]
+    steps = list(steps)
+    return [
+        *_used_by_others(steps, facts),
+        *_moved_networks(wanted, facts),
+        *sharing.refusals(wanted, steps, facts),
+    ]
 
 
 def _used_by_others(steps: Iterable[Step], facts: Facts) -> Iterator[str]:
@@ -72,7 +78,7 @@ def _moved_networks(wanted: Wanted, facts: Facts) -> Iterator[str]:
         stack, key = facts.stacks.get(blueprint.name), "VpcCidr"
         asked = blueprint.parameters.get(key)
         there = stack.parameters.get(key) if stack is not None else None
-        if asked and there and asked != there and facts.environments:
+        if asked and there and asked != there and (facts.environments or facts.sharers):
             yield (
                 f"stack {blueprint.name}: network.cidr cannot be changed from {there} while there "
                 "are compute environments in it: batchml teardown first, or leave it as it was."

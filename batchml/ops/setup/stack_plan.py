@@ -62,7 +62,7 @@ def _stack_reasons(blueprint: Blueprint, stack: Stack, proposal: ChangeSet | Non
         yield "its template has changed"
     for key, value in sorted(blueprint.parameters.items()):
         there = stack.parameters.get(key)
-        if there != value:
+        if there != value and (there or value):  # a new one that is empty changes nothing
             yield f"{key}: {there or 'none'} -> {value or 'none'}"
     for key, value in sorted(blueprint.tags.items()):
         if stack.tags.get(key) != value:
@@ -103,8 +103,10 @@ def unwanted_stacks(wanted: Wanted, facts: Facts) -> Iterator[Step]:
     for name, stack in reversed(facts.stacks.items()):
         if name in kept:
             continue
-        if name in wanted.data_stacks:
-            yield _data_stack(stack, wanted.deletes_data)
+        if name in wanted.held:
+            yield Step(Action.KEEP, Kind.STACK, name, (wanted.held[name],))
+        elif name in wanted.data_stacks:
+            yield _data_stack(stack, wanted)
         elif stack.is_busy and not stack.status.startswith("DELETE"):
             yield _busy(stack)
         else:
@@ -112,8 +114,15 @@ def unwanted_stacks(wanted: Wanted, facts: Facts) -> Iterator[Step]:
             yield Step(Action.DELETE, Kind.STACK, name, ("it is not described any more",), how=how)
 
 
-def _data_stack(stack: Stack, deletes_data: bool) -> Step:
-    if not deletes_data:
+def _data_stack(stack: Stack, wanted: Wanted) -> Step:
+    file_system = stack.outputs.get("FileSystemId", "")
+    if wanted.deletes_files and not wanted.deletes_data and file_system:
+        reasons = ("its file system goes; its bucket, with the archive, stays",)
+        how = "wait" if stack.is_busy else "without-files"
+        return Step(Action.UPDATE, Kind.STACK, stack.name, reasons, file_system, how)
+    if wanted.deletes_files and not wanted.deletes_data and stack.is_busy:
+        return _busy(stack)
+    if not wanted.deletes_data:
         reason = "what it holds stays; --delete-data deletes it"
         return Step(Action.KEEP, Kind.STACK, stack.name, (reason,))
     what = [

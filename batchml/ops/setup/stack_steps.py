@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from batchml.aws.stacks import NO_CHANGES, Blueprint, Stack, StackEvent
 from batchml.errors import BatchmlError
 from batchml.ops.setup.causes import Failure, failure_of
-from batchml.ops.setup.desired import TAG_DATA, doomed
+from batchml.ops.setup.desired import TAG_DATA, doomed, with_doomed_files, without_files
 from batchml.ops.setup.tools import (
     PACE,
     SetupFailed,
@@ -30,6 +30,9 @@ def change_stack(step: Step, wanted: Wanted, facts: Facts, tools: Tools) -> Step
         return _with_stack(facts, step.name, found)
     if step.how == "continue-rollback" and stack is not None:
         found = yield from _unstick(stack, tools)
+        return _with_stack(facts, step.name, found)
+    if step.how == "without-files" and stack is not None:
+        found = yield from _without_files(stack, facts, tools)
         return _with_stack(facts, step.name, found)
     if step.how == "with-data" and stack is not None:
         stack = yield from _without_retention(stack, facts, tools)
@@ -103,6 +106,19 @@ def _without_retention(
         found = yield from _update_stack(doomed(stack), stack, facts, freed)
     yield from _empty(stack, tools)
     return found
+
+
+def _without_files(stack: Stack, facts: Facts, tools: Tools) -> Generator[str, None, Stack | None]:
+    """Delete a stack's file system: first what its template says of that, then itself."""
+    found: Stack | None = stack
+    if stack.status == "UPDATE_ROLLBACK_FAILED":
+        found = yield from _unstick(stack, tools)
+    freed = replace(tools, replacing=frozenset({stack.name}))
+    if stack.tags.get(TAG_DATA) != "files":
+        found = yield from _update_stack(with_doomed_files(stack), stack, facts, freed)
+    if found is None:
+        return None
+    return (yield from _update_stack(without_files(found), found, facts, freed))
 
 
 def _empty(stack: Stack, tools: Tools) -> Generator[str, None, None]:

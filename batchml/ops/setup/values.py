@@ -41,7 +41,7 @@ class Step(Struct, frozen=True):
     name: str
     reasons: tuple[str, ...] = ()
     loses: str = ""
-    how: str = ""  # of a stack: wait, recreate, continue-rollback; of what was replaced: drain
+    how: str = ""  # of a stack: wait, recreate, ..., without-files; of what was replaced: drain
 
     @property
     def changes(self) -> bool:
@@ -59,7 +59,10 @@ class Wanted(Struct, frozen=True):
     stacks: tuple[Blueprint, ...] = ()
     data_stacks: tuple[str, ...] = ()
     deletes_data: bool = False
+    deletes_files: bool = False  # of those, the file system alone
+    held: dict[str, str] = {}  # stacks that stay as they are, and why: others need them
     is_backwards: bool = False
+    shared_with: str = ""  # the environment whose workspace and network these work in
     is_all: bool = True  # what is not among these is not wanted; else it is nobody's business
     groups: dict[str, dict[str, Any]] = {}
     templates: dict[str, dict[str, Any]] = {}
@@ -84,6 +87,8 @@ class Facts(Struct, frozen=True):
     users: dict[str, tuple[str, ...]] = {}  # compute environments -> queues that are not ours
     busy: dict[str, int] = {}  # queues with runs that have not ended: how many, at least
     definitions: frozenset[str] = frozenset()
+    lent: dict[str, Stack] = {}  # the other's stacks, by their short names, of a shared workspace
+    sharers: tuple[str, ...] = ()  # the environments that work in this one's workspace
 
 
 def is_known(request: Any) -> bool:
