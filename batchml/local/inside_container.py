@@ -1,0 +1,178 @@
+"""Our own program beside another in a container of this machine: sent there, started, talked to.
+
+It is sent with the exec itself, as text, so that it is this version's whatever the image has; all
+the image needs is a Python. What has none gets the engine's plain exec.
+"""
+
+import inspect
+import socket
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from batchml.local.executors import docker
+from batchml.runtime.inside import Order
+from batchml.runtime.inside_relay import Frame, Frames
+
+_HEAD = 8  # of the engine's frames: stream, three zeros, length
+_BLOCK = 65_536
+_ERRORS = 2
+_PARTS = ("processes", "files", "seats", "prompt", "inside_program", "inside_relay", "inside")
+
+# Reads the texts of our modules, makes them modules, and goes on as `batchml.runtime.inside`.
+_BOOT = """
+import os, sys, types
+def take(n):
+    d = b""
+    while len(d) < n:
+        m = os.read(0, n - len(d))
+        if not m: os._exit(75)
+        d += m
+    return d
+for n in ("batchml", "batchml.runtime"):
+    m = sys.modules[n] = types.ModuleType(n); m.__path__ = []
+for _ in range(int(sys.argv[2])):
+    n = take(int(take(8))).decode(); t = take(int(take(8)))
+    m = sys.modules[n] = types.ModuleType(n)
+    exec(compile(t, n, "exec"), m.__dict__)
+sys.argv[1:] = sys.argv[1:2]
+sys.modules["batchml.runtime.inside"].main()
+"""
+
+
+class Refusal(Exception):
+    """The engine says no, or does not answer; the text says why."""
+
+
+class Started(Struct):
+    """Something that was started in a container: its id there, and the stream to it."""
+
+    exec_id: str
+    stream: socket.socket
+
+    def close(self) -> None:
+        self.stream.close()
+
+
+def has_python(container: str) -> bool:
+    """Whether our own program can be run there. Raises Refusal."""
+    return _asked(container, ["python3", "-c", "import fcntl, pty"]) == 0
+
+
+def start(container: str, order: Order) -> Started:
+    """Start our program in a container with an order. Raises Refusal."""
+    words = ["python3", "-c", _BOOT, order.coded(), str(len(_PARTS))]
+    started = _start(container, words, tty=False)
+    started.stream.sendall(b"".join(_parts()))
+    return started
+
+
+def start_plain(container: str, words: Sequence[str], *, tty: bool, term: str = "") -> Started:
+    """Start a command as it is. With a terminal its output has no frames. Raises Refusal."""
+    return _start(container, words, tty=tty, env={"TERM": term} if term else {})
+
+
+def resize(exec_id: str, lines: int, columns: int) -> None:
+    _ask(lambda api: api.exec_resize(exec_id, height=lines, width=columns))
+
+
+def exit_code(exec_id: str) -> int | None:
+    """None while it runs."""
+    found = _ask(lambda api: api.exec_inspect(exec_id))
+    return None if found["Running"] else int(found["ExitCode"] or 0)
+
+
+def pid_of(exec_id: str) -> int:
+    """What was started, as this machine numbers it; 0 once it has ended."""
+    return int(_ask(lambda api: api.exec_inspect(exec_id)).get("Pid") or 0)
+
+
+def process_of(container: str) -> int:
+    """The first process of a container as this machine numbers it; 0 where that is not known."""
+    return int(_ask(lambda api: api.inspect_container(container))["State"].get("Pid") or 0)
+
+
+def address_of(container: str) -> str:
+    """Where this machine reaches it; empty where it has no address."""
+    networks = _ask(lambda api: api.inspect_container(container))["NetworkSettings"]["Networks"]
+    return next((each["IPAddress"] for each in networks.values() if each.get("IPAddress")), "")
+
+
+class Reading:
+    """The engine's frames in: (is it of the errors, bytes)."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[tuple[bool, bytes]]:
+        self._rest += data
+        while len(self._rest) >= _HEAD:
+            end = _HEAD + int.from_bytes(self._rest[4:_HEAD], "big")
+            if len(self._rest) < end:
+                return
+            content, is_error = bytes(self._rest[_HEAD:end]), self._rest[0] == _ERRORS
+            del self._rest[:end]
+            yield is_error, content
+
+
+class Relayed:
+    """What our program there says: its frames, and lines of its own that are for people."""
+
+    def __init__(self) -> None:
+        self._engine, self._ours = Reading(), Frames()
+
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        for is_error, content in self._engine.feed(data):
+            if is_error:
+                yield b"", content
+            else:
+                yield from self._ours.feed(content)
+
+
+def _parts() -> Iterator[bytes]:
+    """Modules by name and text, each with its length in eight digits."""
+    from importlib import import_module
+
+    for name in _PARTS:
+        module = import_module(f"batchml.runtime.{name}")
+        for text in (module.__name__.encode(), inspect.getsource(module).encode()):
+            yield b"%08d" % len(text) + text
+
+
+def _start(
+    container: str, words: Sequence[str], *, tty: bool, env: dict[str, str] | None = None
+) -> Started:
+    def begin(api: Any) -> Started:
+        made = api.exec_create(
+            container, list(words), stdin=True, tty=tty, environment=env or None
+        )["Id"]
+        taken = api.exec_start(made, tty=tty, socket=True)
+        stream = getattr(taken, "_sock", taken)
+        stream.settimeout(None)
+        return Started(made, stream)
+
+    started: Started = _ask(begin)
+    return started
+
+
+def _asked(container: str, words: Sequence[str]) -> int:
+    def ask(api: Any) -> int:
+        made = api.exec_create(container, list(words))["Id"]
+        api.exec_start(made)
+        return int(api.exec_inspect(made)["ExitCode"] or 0)
+
+    try:
+        return int(_ask(ask))
+    except Refusal:
+        return 127
+
+
+def _ask(call: Any) -> Any:
+    """Raises Refusal."""
+    try:
+        return docker.once("", call)
+    except docker.Refused as error:
+        raise Refusal(str(error)) from error
+    except docker.Unreachable as error:
+        raise Refusal(f"the Docker engine does not answer: {error}") from error
