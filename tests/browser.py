@@ -98,6 +98,10 @@ class Browser:
 
     def open(self, path: Path, width: int = 1400, height: int = 1000) -> Page:
         """A page of a file, once it has loaded and drawn."""
+        return self.visit(path.as_uri(), width, height)
+
+    def visit(self, url: str, width: int = 1400, height: int = 1000) -> Page:
+        """The page of an address, once it has loaded; what its scripts fetch may come later."""
         target = self.ask("Target.createTarget", url="about:blank")
         attached = self.ask("Target.attachToTarget", targetId=target["targetId"], flatten=True)
         session = attached["sessionId"]
@@ -108,7 +112,7 @@ class Browser:
             "Emulation.setDeviceMetricsOverride", session, width=width, height=height,
             deviceScaleFactor=1, mobile=False,
         )  # fmt: skip
-        self.ask("Page.navigate", session, url=path.as_uri())
+        self.ask("Page.navigate", session, url=url)
         self._wait(session, "Page.loadEventFired")
         return page
 

@@ -8,13 +8,22 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from batchml.ops.metrics import Series
 
 _VERSION = b"brain.Event:2"
 _VARINT, _DOUBLE, _BYTES, _FLOAT = 0, 1, 2, 5  # wire types of protocol buffers
+
+
+class Value(NamedTuple):
+    """One point of a curve: `time` in seconds since the epoch."""
+
+    tag: str
+    step: int
+    value: float
+    time: float
 
 
 def write_events(folder: Path, series: "Mapping[str, Series]", name: str = "batchml") -> Path:
@@ -26,20 +35,47 @@ def write_events(folder: Path, series: "Mapping[str, Series]", name: str = "batc
 
     folder.mkdir(parents=True, exist_ok=True)
     first = min((s.time for each in series.values() for s in each.samples), default=0.0)
-    # TensorBoard takes files by `tfevents` in their name. The time of the first value, so that the
-    # same run gives the same name: a second file would draw each curve twice.
-    path = folder / f"events.out.tfevents.{int(first)}.{name}"
-    write_atomically(str(path), b"".join(map(_record, _events(series.values(), first))), 0o644)
+    values = records(_values(series.values()))
+    path = folder / file_name(first, name)
+    write_atomically(str(path), beginning(first) + values, 0o644)
     return path
 
 
-def _events(series: "Iterable[Series]", first: float) -> Iterator[bytes]:
-    yield _event(first, 0, _field(3, _VERSION))
+def file_name(first: float, name: str = "batchml") -> str:
+    """TensorBoard takes files by `tfevents` in their name. The time of the first value, so that the
+    same run gives the same name: a second file would draw each curve twice."""
+    return f"events.out.tfevents.{int(first)}.{name}"
+
+
+def beginning(first: float) -> bytes:
+    """What a file begins with."""
+    return _record(_event(first, 0, _field(3, _VERSION)))
+
+
+def records(values: Iterable[Value]) -> bytes:
+    """These points, to be added to a file."""
+    return b"".join(_record(_event(v.time, v.step, _field(5, _point(v)))) for v in values)
+
+
+def started(step: int, time: float) -> bytes:
+    """An attempt begins at `step`: what is in the file from there on does not count any more.
+
+    TensorBoard takes the first of a file for its beginning, and heeds those after it. Source:
+    tensorboard/backend/event_processing/plugin_event_accumulator.py.
+    """
+    start = bytes([1 << 3 | _VARINT, 1])  # SessionLog.START
+    return _record(_event(time, step, _field(7, start)))
+
+
+def _values(series: "Iterable[Series]") -> Iterator[Value]:
     for each in series:
-        tag = _field(1, each.name.encode())
         for step, sample in zip(each.steps, each.samples, strict=True):
-            value = tag + struct.pack("<Bf", 2 << 3 | _FLOAT, _single(sample.value))
-            yield _event(sample.time, int(step), _field(5, _field(1, value)))
+            yield Value(each.name, int(step), sample.value, sample.time)
+
+
+def _point(value: Value) -> bytes:
+    tag = _field(1, value.tag.encode())
+    return _field(1, tag + struct.pack("<Bf", 2 << 3 | _FLOAT, _single(value.value)))
 
 
 def _event(time: float, step: int, what: bytes) -> bytes:
