@@ -143,7 +143,7 @@ def _context(recipe: Recipe) -> bytes:
         for name, content in recipe.files:
             member = tarfile.TarInfo(name)
             member.size = len(content)
-            member.mode = 0o644
+            member.mode = 0o755 if name in recipe.programs else 0o644
             tar.addfile(member, io.BytesIO(content))
     return buffer.getvalue()
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -20,6 +19,7 @@ from batchml.errors import INTERRUPTED, NotFound, UsageError
 from batchml.model.environment import LOCAL, Environment
 from batchml.ops.setup.desired import STACKS, Scheme
 from batchml.ops.setup.tools import Tools
+from batchml.ops.sources import ImageSource
 from batchml.resources import shipped
 
 
@@ -28,14 +28,14 @@ class Subject(Struct, frozen=True):
 
     scheme: Scheme
     notes: tuple[str, ...] = ()
-    image_folders: tuple[Path, ...] = ()
+    image_sources: tuple[ImageSource, ...] = ()
 
 
 def subject(place: Place, like: str | None = None) -> Subject:
     """The environment of a command. Raises ConfigError, NotFound."""
     environment, notes = model_of(place, like)
     jobs, more = _jobs(place, environment)
-    folders = tuple(job.image_folder for job in jobs if job.image_folder is not None)
+    sources = tuple(job.image_source for job in jobs if job.image_source is not None)
 
     def definitions(platform: Platform) -> Mapping[str, dict[str, Any]]:
         made = [job.request(platform) for job in jobs]
@@ -43,7 +43,7 @@ def subject(place: Place, like: str | None = None) -> Subject:
 
     templates = {short: (shipped("cfn") / f"{short}.yaml").read_text("utf-8") for short in STACKS}
     scheme = Scheme(place.env, environment, templates, definitions)
-    return Subject(scheme, (*notes, *more), folders)
+    return Subject(scheme, (*notes, *more), sources)
 
 
 def model_of(place: Place, like: str | None) -> tuple[Environment, list[str]]:

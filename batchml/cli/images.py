@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from batchml.client.place import Place
     from batchml.model.image import Recipe
     from batchml.ops.images import Shown, Target
+    from batchml.ops.sources import ImageSource
 
 image_app = command_group(
     "image",
@@ -26,7 +26,10 @@ image_app = command_group(
 )
 
 Names = Annotated[
-    list[str] | None, typer.Argument(metavar="[NAME]...", help="Folders of images/; all of them.")
+    list[str] | None,
+    typer.Argument(
+        metavar="[NAME]...", help="Folders of images/, or of jobs; all of images/ unless given."
+    ),
 ]
 Flavor = Annotated[
     str | None,
@@ -48,7 +51,7 @@ def build(
     env: Env = None,
     json_: Json = False,
 ) -> None:
-    """Build images, unless the Docker engine has them already."""
+    """Build images, of images/ or of a job's own files, unless the Docker engine has them."""
     from batchml.aws.registry import Engine
     from batchml.cli.wiring import open_place
     from batchml.ops import images
@@ -88,7 +91,7 @@ def push(
 
 
 @image_app.command("list", epilog="Example: batchml image list --json")
-def list_(env: Env = None, json_: Json = False) -> None:
+def list_(names: Names = None, env: Env = None, json_: Json = False) -> None:
     """Show images: in the folders, in the Docker engine, and in ECR."""
     from batchml.aws.ecr import Ecr
     from batchml.aws.registry import Engine
@@ -98,10 +101,10 @@ def list_(env: Env = None, json_: Json = False) -> None:
     place = open_place(env)
     engine: Engine | None = Engine()
     ecr = None if place.settings.is_local else Ecr(place.connect())
-    folders = _folders(place, None)
+    sources = _sources(place, names) if names else _with_jobs(place, _sources(place, None))
     while True:
         try:
-            shown = images.listing(engine, ecr, folders)
+            shown = images.listing(engine, ecr, sources)
             break
         except ImageError as error:
             say(f"{error}\nShown without what an engine has.")
@@ -109,10 +112,48 @@ def list_(env: Env = None, json_: Json = False) -> None:
         except (AccessError, ServiceUnreachable) as error:
             say(f"{error}\nShown without what ECR has.")
             ecr = None
+    if names:
+        wanted = {source.name for source in sources}
+        shown = [one for one in shown if one.name in wanted]
     if json_:
         _print(shown, json_)
         return
     print_line(_rows(shown))
+
+
+@image_app.command(epilog="Example: batchml image prune --older 7d")
+def prune(
+    older: Annotated[str, typer.Option(metavar="DURATION", help="What was made before.")] = "30d",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would go.")] = False,
+    env: Env = None,
+    json_: Json = False,
+) -> None:
+    """Remove old environments of this machine's processes; a run that wants one makes it again."""
+    from batchml.cli.wiring import open_place
+    from batchml.errors import UsageError
+    from batchml.local.pruning import find_old, remove
+    from batchml.model.reading import parse_duration
+    from batchml.ops.code import size_words
+
+    place = open_place(env)
+    if not place.settings.is_local:
+        raise UsageError(
+            f"image prune is for local. In ECR the newest 50 of each image are kept, in "
+            f"{place.env} as anywhere."
+        )
+    seconds = parse_duration(older)
+    if seconds is None:
+        raise UsageError(f'--older: found {older!r}. Write a duration such as "30d" or "12h".')
+    old = find_old(place.home, place.clock.now() - seconds)
+    gone = old if dry_run else [each for each in old if remove(each)]
+    if json_:
+        print_json([{"name": each.path.name, "size": each.size} for each in gone])
+        return
+    for each in gone:
+        print_line(f"{each.path.name}  {size_words(each.size)}")
+    total = size_words(sum(each.size for each in gone))
+    done = "Would free" if dry_run else "Freed"
+    say(f"{done} {total}. Images of the Docker engine: docker image ls")
 
 
 _LOCAL = (
@@ -144,24 +185,44 @@ def _recipes(
 
     flavors = (flavor,) if flavor else flavors_of(place.settings.environment, place.env)
     pairs = read_pairs(args, "--build-arg")
-    return read_recipes(_folders(place, names), flavors, base=base, build_args=pairs)
+    return read_recipes(_sources(place, names), flavors, base=base, build_args=pairs)
 
 
-def _folders(place: "Place", names: list[str] | None) -> list[Path]:
-    """The folders of images, those of the current folder before the shipped ones."""
+def _sources(place: "Place", names: list[str] | None) -> "list[ImageSource]":
+    """What images are made from, those of the current folder before the shipped ones."""
     from batchml.errors import UsageError
-    from batchml.ops.jobs import find_image
+    from batchml.ops.sources import ImageSource, named_source
 
     if not names:
         every = [path.parent for below in place.image_folders
                  for path in sorted(below.glob("*/Dockerfile"))]  # fmt: skip
-        return list({folder.name: folder for folder in reversed(every)}.values())[::-1]
+        folders = {folder.name: folder for folder in reversed(every)}.values()
+        return [ImageSource(folder) for folder in folders][::-1]
     found = []
     for name in names:
-        folder = find_image(name, place.image_folders)
-        if folder is None:
-            raise UsageError(f"{name}: give the name of a folder below images/, such as pytorch.")
-        found.append(folder)
+        source = named_source(name, place.image_folders, place.job_folders, place.here)
+        if source is None:
+            raise UsageError(
+                f"{name}: give the name of a folder below images/, such as pytorch, or the folder "
+                "of a job whose image is made from its own requirements.txt."
+            )
+        found.append(source)
+    return found
+
+
+def _with_jobs(place: "Place", sources: "list[ImageSource]") -> "list[ImageSource]":
+    """Those, and the images that jobs here have of their own. What is wrong with one is said."""
+    from batchml.errors import BatchmlError
+    from batchml.ops.sources import find_source, job_images
+
+    found = list(sources)
+    for folder, image in job_images(place.job_folders[:1], place.here):
+        try:
+            source = find_source(image, place.image_folders, folder)
+            if source is not None and source.file and source.recipe():
+                found.append(source)
+        except BatchmlError as error:
+            say(str(error))
     return found
 
 

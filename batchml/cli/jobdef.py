@@ -68,7 +68,7 @@ def register(
     place.connect()
     shown = []
     for each, request in zip(found, requests, strict=True):
-        submission.publish(place, each.image_folder)
+        submission.publish(place, each.image_source)
         name, job = request["jobDefinitionName"], each.spec.name
         is_new = register_one(place.batch, request, place.clock.now())
         shown.append({"job": job, "jobDefinitionName": name, "isNew": is_new})

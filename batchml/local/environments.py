@@ -6,7 +6,8 @@ dies: pip holds it too, so that nobody builds beside an orphaned one) and agains
 halfway (what has no `.complete` mark is thrown away and made again).
 
 Runs as a program of its own, in the runner's care: what it prints is the progress that people see.
-Standard library only, no import of ours: `python -I environments.py REQUIREMENTS TARGET PYTHON`.
+Standard library only, no import of ours: `python -I environments.py REQUIREMENTS TARGET PYTHON`,
+or with an environment.yml and a program of conda instead.
 """
 
 import fcntl
@@ -17,10 +18,14 @@ import subprocess
 import sys
 
 COMPLETE = ".complete"
+_FULL = 4 * 1024**2  # bytes free; a file of what failed may not have gone in
 
 
-def make(requirements: str, target: str, python: str) -> None:
-    """Make the environment `target` unless it is there. Raises RuntimeError with one line."""
+def make(wanted: str, target: str, maker: str) -> None:
+    """Make the environment `target` unless it is there. Raises RuntimeError with one line.
+
+    `wanted` is a requirements.txt and `maker` a Python, or an environment.yml and a tool of conda.
+    """
     os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
     with open(f"{target}.lock", "a", encoding="utf-8") as lock:
         try:
@@ -33,26 +38,51 @@ def make(requirements: str, target: str, python: str) -> None:
         if is_whole(target):
             return
         shutil.rmtree(target, ignore_errors=True)
-        with open(requirements, encoding="utf-8") as file:
-            wanted = [line for line in file if line.strip() and not line.lstrip().startswith("#")]
         say("creating it (once for these requirements)")
-        venv = [python, "-m", "venv", *([] if wanted else ["--without-pip"]), target]
-        _run(venv, lock.fileno())
-        if wanted:
-            pip = [os.path.join(target, "bin", "python"), "-m", "pip", "--no-input"]
-            # Compiling all modules takes as long as unpacking them; a program imports a tenth.
-            _run([*pip, "install", "--disable-pip-version-check", "--progress-bar", "off",
-                  "--no-compile", "-r", requirements], lock.fileno())  # fmt: skip
+        build = _by_conda if wanted.endswith(".yml") else _by_pip
+        try:
+            build(wanted, target, maker, lock.fileno())
+        except (RuntimeError, OSError) as error:
+            free = shutil.disk_usage(os.path.dirname(target)).free
+            shutil.rmtree(target, ignore_errors=True)  # it may be gigabytes, and is of no use
+            if free < _FULL:  # ensurepip keeps it to itself
+                raise RuntimeError(
+                    f"No space left on the disk of {os.path.dirname(target)}: {error}"
+                ) from error
+            raise
         with open(os.path.join(target, COMPLETE), "w", encoding="utf-8") as mark:
             mark.write("made whole\n")
             mark.flush()
             os.fsync(mark.fileno())
 
 
+def _by_pip(requirements: str, target: str, python: str, lock: int) -> None:
+    with open(requirements, encoding="utf-8") as file:
+        wanted = [line for line in file if line.strip() and not line.lstrip().startswith("#")]
+    _run([python, "-m", "venv", *([] if wanted else ["--without-pip"]), target], lock)
+    if wanted:
+        pip = [os.path.join(target, "bin", "python"), "-m", "pip", "--no-input"]
+        # Compiling all modules takes as long as unpacking them; a program imports a tenth.
+        _run([*pip, "install", "--disable-pip-version-check", "--progress-bar", "off",
+              "--no-compile", "-r", requirements], lock)  # fmt: skip
+
+
+def _by_conda(wanted: str, target: str, tool: str, lock: int) -> None:
+    # By variables, which all versions of all three know: nobody is there to say yes.
+    os.environ.update(dict.fromkeys(("CONDA_ALWAYS_YES", "MAMBA_ALWAYS_YES"), "true"))
+    create = ["create"] if os.path.basename(tool) == "micromamba" else ["env", "create"]
+    _run([tool, *create, "--prefix", target, "--file", wanted], lock)
+    if not is_python(target):
+        raise RuntimeError(f"{os.path.basename(tool)} made an environment without a python")
+
+
 def is_whole(target: str) -> bool:
     """True when it was made to its end, and what it was made from, its Python, is still there."""
-    python = os.path.join(target, "bin", "python")
-    return os.path.exists(os.path.join(target, COMPLETE)) and os.access(python, os.X_OK)
+    return os.path.exists(os.path.join(target, COMPLETE)) and is_python(target)
+
+
+def is_python(target: str) -> bool:
+    return os.access(os.path.join(target, "bin", "python"), os.X_OK)
 
 
 def say(text: str) -> None:

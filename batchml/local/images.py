@@ -9,15 +9,25 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from msgspec import Struct
 
-from batchml.model.image import FILES, Recipe, digest, is_whole, parse_reference, recipe
+from batchml.model.image import (
+    FILES,
+    REQUIREMENTS,
+    Recipe,
+    digest,
+    is_whole,
+    parse_reference,
+    recipe,
+)
+from batchml.model.project import CONDA
 from batchml.runtime.sources import sources
 
-_ENVIRONMENT = ("requirements.txt", ".python-version")  # what decides a virtual environment
+_ENVIRONMENT = (REQUIREMENTS, ".python-version")  # what decides a virtual environment
+_TOOLS = ("micromamba", "mamba", "conda")  # that make one from CONDA; the quickest first
 
 
 class LocalImage(Struct, frozen=True):
@@ -31,8 +41,19 @@ class LocalImage(Struct, frozen=True):
         return f"{self.name}-{digest(_read(self.folder, _ENVIRONMENT))}"
 
     @property
+    def conda_label(self) -> str:
+        """Names the environment that a tool of conda makes."""
+        return f"{self.name}-{digest(_read(self.folder, (CONDA,)))}"
+
+    @property
     def requirements(self) -> Path:
-        return self.folder / "requirements.txt"
+        return self.folder / REQUIREMENTS
+
+    @property
+    def conda(self) -> Path | None:
+        """The environment.yml of an image that has one."""
+        path = self.folder / CONDA
+        return path if path.is_file() else None
 
     def python(self) -> str | None:
         """An interpreter of the version that the image asks for, or None."""
@@ -45,6 +66,11 @@ class LocalImage(Struct, frozen=True):
         return shutil.which(f"python{version}")
 
 
+def conda_tool(path: str) -> str | None:
+    """The program on a PATH that makes an environment from an environment.yml, or None."""
+    return next(filter(None, (shutil.which(name, path=path) for name in _TOOLS)), None)
+
+
 def reference(source: Path) -> str:
     """The reference that an image's folder has by its content. Raises ConfigError."""
     return _recipe(source).reference
@@ -52,8 +78,12 @@ def reference(source: Path) -> str:
 
 def publish(images: Path, source: Path) -> str:
     """Copy what decides an image into the state folder; return its reference."""
-    made = _recipe(source)
-    _put(images / f"{made.name}-{made.tag}", made.files)
+    return keep(images, _recipe(source))
+
+
+def keep(images: Path, made: Recipe) -> str:
+    """Copy what decides an image into the state folder; return its reference."""
+    _put(images / f"{made.name}-{made.tag}", made.files, made.programs)
     return made.reference
 
 
@@ -66,7 +96,9 @@ def _read(folder: Path, names: Sequence[str]) -> list[tuple[str, bytes]]:
     return [(name, (folder / name).read_bytes()) for name in names if (folder / name).is_file()]
 
 
-def _put(target: Path, content: Sequence[tuple[str, bytes]]) -> None:
+def _put(
+    target: Path, content: Sequence[tuple[str, bytes]], programs: Collection[str] = ()
+) -> None:
     """Make a folder that holds `content` whole, unless it is there."""
     if target.exists():
         return
@@ -81,6 +113,8 @@ def _put(target: Path, content: Sequence[tuple[str, bytes]]) -> None:
             with open(path, "wb") as file:
                 file.write(data)
                 file.flush()
+                if name in programs:
+                    os.fchmod(file.fileno(), 0o700)
                 os.fsync(file.fileno())  # or a power cut could leave the name without the content
         temporary.rename(target)
     except OSError:

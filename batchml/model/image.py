@@ -7,7 +7,7 @@ decides the image, so an image that has its tag need never be built again.
 import hashlib
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -57,10 +57,15 @@ class Recipe(Struct, frozen=True):
     flavor: str
     files: tuple[tuple[str, bytes], ...]
     args: tuple[tuple[str, str], ...] = ()
+    programs: tuple[str, ...] = ()  # files that may be executed
+    has_flavors: bool = False  # the other flavor is another image
 
     @property
     def tag(self) -> str:
-        return digest((self.files, self.args))
+        # Of each file its hash: a job's own image may copy hundreds of megabytes.
+        files = tuple((name, hashlib.sha256(data).hexdigest()) for name, data in self.files)
+        content = (files, self.args)
+        return digest((*content, self.programs) if self.programs else content)
 
     @property
     def reference(self) -> str:
@@ -79,11 +84,14 @@ def recipe(
     *,
     base: str = "",
     build_args: Mapping[str, str] | None = None,
+    more: Mapping[str, bytes] = {},
+    programs: Collection[str] = (),
 ) -> Recipe:
     """The recipe of an image from its folder's FILES and the runtime's sources.
 
     An image without anything for CUDA is the same in both flavors. `base` and `build_args` go
-    before those of the image.toml. Raises ConfigError with every mistake.
+    before those of the image.toml. `more` are files that the Dockerfile sees beside these;
+    `programs` may be executed. Raises ConfigError with every mistake.
     """
     settings, mistakes = _settings(folder)
     variant = Variant()
@@ -99,8 +107,12 @@ def recipe(
         raise ConfigError(f"images/{name}", mistakes)
     chosen = base or variant.base
     args = {**variant.build_args, **({"BASE": chosen} if chosen else {}), **given}
-    files = {**_context(folder, flavor), **runtime}
-    return Recipe(name, flavor, tuple(sorted(files.items())), tuple(sorted(args.items())))
+    files = {**more, **_context(folder, flavor), **runtime}
+    kept = tuple(sorted(each for each in programs if each in files))
+    return Recipe(
+        name, flavor, tuple(sorted(files.items())), tuple(sorted(args.items())), kept,
+        has_flavors=has_cuda(folder),
+    )  # fmt: skip
 
 
 def has_cuda(folder: Mapping[str, bytes]) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 
 from msgspec import Struct
 
@@ -11,16 +12,10 @@ from batchml.aws.session import Session
 from batchml.clock import Clock
 from batchml.errors import ConfigError, ServiceUnreachable
 from batchml.model.environment import LOCAL, Environment
-from batchml.model.image import (
-    DOCKERFILE,
-    FILES,
-    Recipe,
-    has_cuda,
-    is_whole,
-    parse_reference,
-    recipe,
-)
-from batchml.runtime.sources import sources
+from batchml.model.image import DOCKERFILE, Recipe, parse_reference
+from batchml.ops.sources import ImageSource
+
+Source = Path | ImageSource  # a path: a folder below images/
 
 TRIES = 4  # of one push, when the connection ends or the registry is too busy
 _PAUSE = 5.0  # seconds before the second try; doubled before each next
@@ -55,20 +50,18 @@ class Target(Struct, frozen=True):
 
 
 def read_recipe(
-    folder: Path,
+    source: Source,
     flavor: str = "cpu",
     *,
     base: str = "",
     build_args: Mapping[str, str] | None = None,
 ) -> Recipe:
-    """The recipe of an image's folder. Raises ConfigError with every mistake."""
-    files = _files(folder)
-    ours = sources(is_whole(files))
-    return recipe(folder.name, files, ours, flavor, base=base, build_args=build_args)
+    """The recipe of an image. Raises ConfigError with every mistake."""
+    return _as_source(source).recipe(flavor, base=base, build_args=build_args)
 
 
 def read_recipes(
-    folders: Iterable[Path],
+    sources: Iterable[Source],
     flavors: Sequence[str],
     *,
     base: str = "",
@@ -79,11 +72,12 @@ def read_recipes(
     Raises ConfigError, for one without a Dockerfile too.
     """
     found: dict[str, Recipe] = {}
-    for folder in folders:
+    for source in map(_as_source, sources):
         for flavor in flavors:
-            one = read_recipe(folder, flavor, base=base, build_args=build_args)
+            one = source.recipe(flavor, base=base, build_args=build_args)
             if not one.has_dockerfile:
-                raise ConfigError(str(folder), [f"{DOCKERFILE}: missing. It is what is built."])
+                where = str(source.folder)
+                raise ConfigError(where, [f"{DOCKERFILE}: missing. It is what is built."])
             found.setdefault(one.reference, one)
     return list(found.values())
 
@@ -94,8 +88,8 @@ def flavors_of(environment: Environment, name: str) -> tuple[str, ...]:
     return ("cpu", "cuda") if has_gpus and name != LOCAL else ("cpu",)
 
 
-def _files(folder: Path) -> dict[str, bytes]:
-    return {name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()}
+def _as_source(source: Source) -> ImageSource:
+    return ImageSource(source) if isinstance(source, Path) else source
 
 
 # --- build and push -----------------------------------------------------------------------------
@@ -157,39 +151,47 @@ def pin(repository: Repository, digest: str) -> str:
 
 def pinned(
     session: Session,
-    folder: Path,
+    source: Source,
     flavor: str = "cpu",
     *,
     base: str = "",
     build_args: Mapping[str, str] | None = None,
 ) -> str:
-    """`REGISTRY/batchml/NAME@sha256:...` of the image of this folder, as job definitions name it.
+    """`REGISTRY/batchml/NAME@sha256:...` of an image, as job definitions name it.
 
-    Two calls of ECR. Raises NotFound, with the command that pushes it, ConfigError, AccessError,
-    ServiceError, ServiceUnreachable.
+    Raises ConfigError, and what `pinned_recipe` does.
     """
-    wanted = read_recipe(folder, flavor, base=base, build_args=build_args)
+    found = _as_source(source)
+    wanted = found.recipe(flavor, base=base, build_args=build_args)
+    options = f" --base {base}" if base else ""
+    options += "".join(f" --build-arg {k}={v}" for k, v in sorted((build_args or {}).items()))
+    return pinned_recipe(session, wanted, found.said(found.folder.parent), options)
+
+
+def pinned_recipe(session: Session, wanted: Recipe, said: str, options: str = "") -> str:
+    """`REGISTRY/batchml/NAME@sha256:...` of what a recipe makes. Two calls of ECR.
+
+    `said` is how `batchml image push` is told of it. Raises NotFound, with that command,
+    AccessError, ServiceError, ServiceUnreachable.
+    """
     ecr = Ecr(session)
     there = ecr.find(wanted.name, wanted.tag)
     repository = ecr.repository(wanted.name) if there is not None else None
     if there is None or repository is None:
-        both = has_cuda(_files(folder))
-        options = f" --flavor {wanted.flavor}" if both else ""
-        options += f" --base {base}" if base else ""
-        options += "".join(f" --build-arg {k}={v}" for k, v in sorted((build_args or {}).items()))
-        raise not_pushed(wanted.reference, f"batchml image push {wanted.name}{options}")
+        flavor = f" --flavor {wanted.flavor}" if wanted.has_flavors else ""
+        raise not_pushed(wanted.reference, f"batchml image push {quote(said)}{flavor}{options}")
     return pin(repository, there.digest)
 
 
 # --- what there is ------------------------------------------------------------------------------
 
 
-def listing(engine: Engine | None, ecr: Ecr | None, folders: Iterable[Path]) -> list[Shown]:
+def listing(engine: Engine | None, ecr: Ecr | None, sources: Iterable[Source]) -> list[Shown]:
     """Every image: what the folders say, what the engine has, what ECR has. By name and tag.
 
     Without an engine, or on `local` without ECR, the other two.
     """
-    known = {one.reference: one for one in _both_flavors(folders)}
+    known = {one.reference: one for one in _both_flavors(sources)}
     here = {one.reference: one for one in engine.ours()} if engine is not None else {}
     there: dict[str, tuple[Repository, Pushed]] = {}
     for repository in ecr.repositories() if ecr is not None else ():
@@ -216,12 +218,9 @@ def listing(engine: Engine | None, ecr: Ecr | None, folders: Iterable[Path]) -> 
     return found
 
 
-def _both_flavors(folders: Iterable[Path]) -> list[Recipe]:
-    return [
-        read_recipe(folder, flavor)
-        for folder in folders
-        for flavor in (("cpu", "cuda") if has_cuda(_files(folder)) else ("cpu",))
-    ]
+def _both_flavors(sources: Iterable[Source]) -> list[Recipe]:
+    """Those of images that differ with the flavor are two; the others one, twice."""
+    return [read_recipe(source, flavor) for source in sources for flavor in ("cuda", "cpu")]
 
 
 def _shown(

@@ -3,6 +3,7 @@
 import tomllib
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -57,15 +58,34 @@ def load_job(
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(str(path), [f"not TOML: {error}."]) from error
 
+    if "image" not in table:
+        table = _with_own_image(table, folder)
+
     def check(spec: JobSpec) -> Iterator[str]:
         if image_folders is not None and spec.image:
-            try:
-                find_image(spec.image, image_folders)
-            except NotFound as error:
-                yield f"image: {error}"
+            yield from _image_mistakes(spec.image, image_folders, folder)
 
     spec = read_job(table, str(path), check, lent)
     return spec if spec.name else msgspec.structs.replace(spec, name=to_name(folder.name))
+
+
+def _with_own_image(table: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """A job that names no image has that of its folder, if the folder has what makes one."""
+    from batchml.model.project import HERE
+    from batchml.ops.sources import beside
+
+    return {"image": HERE, **table} if beside(folder) else table
+
+
+def _image_mistakes(image: str, folders: Sequence[Path], folder: Path) -> Iterator[str]:
+    from batchml.ops.sources import find_source
+
+    try:
+        find_source(image, folders, folder)
+    except NotFound as error:
+        yield f"image: {error}"
+    except ConfigError as error:
+        yield from error.mistakes
 
 
 def find_image(name: str, folders: Sequence[Path]) -> Path | None:

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -51,9 +52,11 @@ def test_every_image_names_the_same_base_and_has_what_a_process_needs() -> None:
         "controller",
         "mxnet",
         "nlp",
+        "notebook",
         "python",
         "pytorch",
         "ray",
+        "tensorboard",
     }
     for folder in folders:
         assert f"ARG BASE={BASE}\n" in (folder / "Dockerfile").read_text("utf-8")
@@ -86,28 +89,49 @@ def test_a_container_of_the_image_passes_the_stop_signal_on(image: str) -> None:
     assert running.wait(timeout=30) == 3
 
 
-@pytest.fixture
-def framework(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """An image with a framework, under the name that a job finds it by.
+def build(name: str, context: Path) -> str:
+    """The tag of an image with a framework, which is the one that a job finds it by.
 
     Its packages come from a folder of wheels, fetched outside: a container does not trust a
     certificate authority that only this machine knows.
     """
-    need_engine()
-    name = str(request.param)
-    context = tmp_path / "context"
-    context.mkdir()
     fill(context, name)
     download = [sys.executable, "-m", "pip", "download", "--quiet"]
     where = ["--dest", str(context / "wheels"), "--requirement", str(context / "requirements.txt")]
     subprocess.run([*download, *where], check=True)
     tag = reference(ROOT / "images" / name)
-    was_there = docker("image", "inspect", tag).returncode == 0
     built = docker("build", "--build-arg", "PIP_ARGS=--no-index", "-t", tag, str(context))
     assert built.returncode == 0, built.stdout + built.stderr
-    yield name
-    if not was_there:
-        docker("image", "rm", "-f", tag)
+    return tag
+
+
+@pytest.fixture(scope="module")
+def builds(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Future[str]]]:
+    """The images that tests here ask for, built at the same time: each takes a minute of one CPU.
+
+    Before anything trains, not beside it.
+    """
+    need_engine()
+    calls = [getattr(item, "callspec", None) for item in request.session.items]
+    asked = {call.params["framework"] for call in calls if call and "framework" in call.params}
+    tags = {name: reference(ROOT / "images" / name) for name in sorted(asked)}
+    there = {tag for tag in tags.values() if docker("image", "inspect", tag).returncode == 0}
+    with ThreadPoolExecutor() as pool:
+        made = {name: pool.submit(build, name, tmp_path_factory.mktemp(name)) for name in tags}
+    yield made
+    for tag in tags.values():
+        if tag not in there:
+            docker("image", "rm", "-f", tag)
+
+
+@pytest.fixture
+def framework(request: pytest.FixtureRequest, builds: dict[str, Future[str]]) -> str:
+    """An image with a framework, under the name that a job finds it by."""
+    name = str(request.param)
+    builds[name].result()
+    return name
 
 
 @pytest.mark.slow

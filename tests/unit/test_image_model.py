@@ -153,7 +153,8 @@ def test_the_shipped_images_come_in_these_flavors() -> None:
     found = [(one.name, one.flavor) for one in read_recipes(folders, ("cpu", "cuda"))]
     assert found == [
         ("controller", "cpu"), ("mxnet", "cpu"), ("mxnet", "cuda"), ("nlp", "cpu"),
-        ("nlp", "cuda"), ("python", "cpu"), ("pytorch", "cpu"), ("pytorch", "cuda"), ("ray", "cpu"),
+        ("nlp", "cuda"), ("notebook", "cpu"), ("python", "cpu"), ("pytorch", "cpu"),
+        ("pytorch", "cuda"), ("ray", "cpu"), ("tensorboard", "cpu"),
     ]  # fmt: skip
     (mxnet,) = (one for one in read_recipes(folders, ("cuda",)) if one.name == "mxnet")
     assert dict(mxnet.args)["BASE"].startswith("nvidia/cuda:11.2")
