@@ -72,6 +72,17 @@ class Diagnosis:
 
         return self._try("batch:ListJobs", ask) or ()
 
+    def running(self, queue: str) -> tuple[str, ...]:
+        """The job ids of a queue's runs that run, as far as the first hundred tell."""
+
+        def ask() -> tuple[str, ...]:
+            found = self._session.client("batch").list_jobs(
+                jobQueue=queue, jobStatus="RUNNING", maxResults=_MAX_DESCRIBE
+            )["jobSummaryList"]
+            return tuple(each["jobId"] for each in found)
+
+        return self._try("batch:ListJobs", ask) or ()
+
     def queue(self, name: str) -> QueueState | None:
         """One that is not there is DELETED."""
 
@@ -212,6 +223,7 @@ def to_queue(detail: Mapping[str, Any]) -> QueueState:
         status_reason=detail.get("statusReason", ""),
         environments=tuple(bare_name(each["computeEnvironment"]) for each in order),
         policy=bare_name(detail.get("schedulingPolicyArn", "")),
+        priority=detail.get("priority", 0),
     )
 
 
@@ -231,6 +243,7 @@ def to_compute(detail: Mapping[str, Any]) -> ComputeState:
         cluster=detail.get("ecsClusterArn", ""),
         service_role=detail.get("serviceRole", ""),
         ami=next(filter(None, images), "") or resources.get("imageId", ""),
+        min_vcpus=resources.get("minvCpus", 0),
     )
 
 

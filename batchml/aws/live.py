@@ -4,7 +4,7 @@ Sources: AWS Batch API Reference, ListJobs (`jobQueue` with `jobStatus`); CloudW
 Reference, FilterLogEvents (up to 100 streams a call).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from batchml.aws.failures import translated
@@ -49,25 +49,48 @@ class LiveApi:
         self, group: str, streams: Sequence[str], since: int, kinds: Sequence[str] = (USAGE,)
     ) -> Iterator[Mark]:
         """What our runtime said of some kinds since a time, in ms; by time."""
+        any_of = "?" if len(kinds) > 1 else ""
+        pattern = " ".join(f'{any_of}"{_MARK}{kind}"' for kind in kinds)
+        return self.matching(group, streams, since, pattern)
+
+    def matching(
+        self,
+        group: str,
+        streams: Sequence[str],
+        since: int,
+        pattern: str,
+        goes_on: Callable[[], bool] = lambda: True,
+    ) -> Iterator[Mark]:
+        """Lines by a filter pattern of CloudWatch Logs, for as long as `goes_on`.
+
+        Of a long log many answers are empty.
+        """
         for start in range(0, len(streams), _MAX_STREAMS):
+            some = streams[start : start + _MAX_STREAMS]
             try:
-                yield from self._marked(group, streams[start : start + _MAX_STREAMS], since, kinds)
+                yield from self._matching(group, some, since, pattern, goes_on)
             except ServiceError as error:
                 if error.code != "ResourceNotFoundException":  # a stream that nobody wrote to yet
                     raise
 
-    def _marked(
-        self, group: str, streams: Sequence[str], since: int, kinds: Sequence[str]
+    def _matching(
+        self,
+        group: str,
+        streams: Sequence[str],
+        since: int,
+        pattern: str,
+        goes_on: Callable[[], bool],
     ) -> Iterator[Mark]:
-        any_of = "?" if len(kinds) > 1 else ""
         with translated("FilterLogEvents"):
             pages = self._session.client("logs").get_paginator("filter_log_events")
             for page in pages.paginate(
                 logGroupName=group,
                 logStreamNames=list(streams),
                 startTime=since,
-                filterPattern=" ".join(f'{any_of}"{_MARK}{kind}"' for kind in kinds),
+                filterPattern=pattern,
             ):
                 self.calls += 1
                 for event in page["events"]:
                     yield Mark(event["logStreamName"], event["timestamp"], event["message"])
+                if not goes_on():
+                    return

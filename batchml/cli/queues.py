@@ -53,28 +53,29 @@ TimeLimits = Annotated[
 
 @queue_app.command("list", epilog="Example: batchml queue list --env dev")
 def queue_list(env: Env = None, json_: Json = False) -> None:
-    """List the job queues, the highest priority first."""
+    """List the job queues, the highest priority first, with what runs and waits in them.
+
+    VCPUS 12+40: held by runs that run, and asked for by those that wait.
+    """
+    from batchml.cli.cluster import queue_json, queue_table
+    from batchml.cli.colour import screen
+    from batchml.cli.top import narrowed
     from batchml.cli.wiring import open_place
-    from batchml.model.names import bare_name
+    from batchml.client.cluster import look_at_queues
 
     place = open_place(env)
-    found = compute_api(place).queues()
+    found, refused = look_at_queues(place)
+    if refused:
+        say(f"Runs are not counted: {refused}")
     if json_:
-        return print_json(list(found.values()))
-    rows = [["NAME", "PRIORITY", "STATE", "STATUS", "COMPUTE", "ORDER", "REASON"]]
-    for name, detail in sorted(found.items(), key=lambda item: (-item[1]["priority"], item[0])):
-        rows.append(
-            [
-                bare(place, name),
-                str(detail["priority"]),
-                detail["state"],
-                detail.get("status", ""),
-                ", ".join(bare(place, bare_name(arn)) for arn in used(detail)),
-                "fair share" if detail.get("schedulingPolicyArn") else "first come",
-                "" if detail.get("status") == "VALID" else detail.get("statusReason", ""),
-            ]
-        )
-    print_table(rows, "No job queues. `batchml setup` makes them.")
+        known = {row.name: queue_json(row) for row in found.queues if row.counts}
+        details = compute_api(place).queues()
+        return print_json([each | known.get(name, {}) for name, each in details.items()])
+    rows = queue_table(found.queues, lambda name: bare(place, name))
+    gives_way = ("ORDER", "GPUS", "VCPUS", "COMPUTE", "REASON", "STATE")
+    print_table(
+        narrowed(rows, screen().width, gives_way), "No job queues. `batchml setup` makes them."
+    )
 
 
 @queue_app.command("create", epilog="Example: batchml queue create urgent --compute gpu")

@@ -1,8 +1,8 @@
 """HTTP request -> operation and checked input; answer -> HTTP response. Pure.
 
-Three AWS services on one port, told apart by the service name inside the signature: Batch
-(rest-json), CloudWatch Logs (JSON 1.1) and STS (query). Paths, members and limits come from
-botocore's own service models.
+Four AWS services on one port, told apart by the service name inside the signature: Batch
+(rest-json), CloudWatch Logs and, of ECS, what tells of hosts (JSON 1.1), and STS (query). Paths,
+members and limits come from botocore's own service models.
 """
 
 import json
@@ -24,7 +24,8 @@ MAX_HEADERS = 16 * 1024  # bytes, the path and the query with them
 MAX_HEADER_COUNT = 100
 MAX_DEPTH = 32
 
-_SERVICES = {"batch": "batch", "logs": "logs", "sts": "sts"}
+_SERVICES = ("batch", "ecs", "logs", "sts")
+_TARGETS = {"ecs": "AmazonEC2ContainerServiceV20141113", "logs": "Logs_20140328"}
 _TAGS = "/v1/tags/"
 
 
@@ -39,7 +40,7 @@ class Call(Struct, frozen=True):
 
 @cache
 def service_model(service: str) -> Any:
-    """The botocore service model of `batch`, `logs` or `sts`."""
+    """The botocore service model of `batch`, `ecs`, `logs` or `sts`."""
     from botocore.loaders import Loader
     from botocore.model import ServiceModel
 
@@ -85,7 +86,7 @@ def read_call(request: Request, service: str, request_id: str) -> Call:
     if service not in _SERVICES:
         raise Refused(
             "UnknownOperationException",
-            f"The embedded AWS Batch does not serve {service!r}, only batch, logs and sts.",
+            f"The embedded AWS Batch does not serve {service!r}, only {_named(_SERVICES)}.",
             404,
         )
     operation, params = _READERS[service](request)
@@ -137,8 +138,16 @@ def _read_tags(request: Request) -> tuple[str, Any]:
 
 
 def _read_logs(request: Request) -> tuple[str, Any]:
+    return _read_targeted(request, "logs")
+
+
+def _read_ecs(request: Request) -> tuple[str, Any]:
+    return _read_targeted(request, "ecs")
+
+
+def _read_targeted(request: Request, service: str) -> tuple[str, Any]:
     prefix, _, operation = request.header("x-amz-target").partition(".")
-    if prefix != "Logs_20140328" or operation not in service_model("logs").operation_names:
+    if prefix != _TARGETS[service] or operation not in service_model(service).operation_names:
         raise Refused("UnknownOperationException", "No such operation.", 400)
     return operation, _json_object(request)
 
@@ -152,7 +161,11 @@ def _read_sts(request: Request) -> tuple[str, Any]:
     return operation, form
 
 
-_READERS = {"batch": _read_batch, "logs": _read_logs, "sts": _read_sts}
+_READERS = {"batch": _read_batch, "ecs": _read_ecs, "logs": _read_logs, "sts": _read_sts}
+
+
+def _named(services: tuple[str, ...]) -> str:
+    return f"{', '.join(services[:-1])} and {services[-1]}"
 
 
 def not_served(service: str, operation: str) -> Refused:

@@ -1,4 +1,4 @@
-"""The API calls that change nothing, for Batch and STS: answers from the state and the store."""
+"""The API calls that change nothing, for Batch, ECS and STS: from the state and the store."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, TypeVar
@@ -6,6 +6,7 @@ from typing import Annotated, Any, TypeVar
 from msgspec import Meta, Struct
 
 from batchml.local.access import identity
+from batchml.local.hosts import describe_container_instances, list_container_instances
 from batchml.local.lifecycle import network_interfaces
 from batchml.local.scheduling import front_of_queue
 from batchml.local.state import (
@@ -449,5 +450,11 @@ READS: dict[tuple[str, str], Callable[[View, dict[str, Any]], dict[str, Any]]] =
     ("batch", "ListJobsByConsumableResource"): list_jobs_by_consumable_resource,
     ("batch", "ListTagsForResource"): list_tags_for_resource,
     ("batch", "GetJobQueueSnapshot"): get_job_queue_snapshot,
+    ("ecs", "ListContainerInstances"): lambda view, params: list_container_instances(
+        view.state, params
+    ),
+    ("ecs", "DescribeContainerInstances"): lambda view, params: describe_container_instances(
+        view.state, params
+    ),
     ("sts", "GetCallerIdentity"): get_caller_identity,
 }

@@ -21,12 +21,15 @@ TORTURE = int(os.environ.get("BATCHML_TORTURE", "1"))
 
 OPERATIONS = [
     (service, name)
-    for service in ("batch", "logs", "sts")
+    for service in ("batch", "ecs", "logs", "sts")
     for name in sorted(service_model(service).operation_names)
 ]
 
+_TARGETS = {"ecs": "AmazonEC2ContainerServiceV20141113", "logs": "Logs_20140328"}
+
 # What is there in a furnished server, by the names of members, so that some requests are accepted.
 _KNOWN: dict[str, list[str]] = {
+    "cluster": ["batchml-local"],
     "jobName": ["n", "n_1"], "jobQueue": ["q"], "jobDefinition": ["d", "d:1"],
     "type": ["container"], "jobDefinitionName": ["d", "e"], "computeEnvironment": ["ce"],
     "jobQueueName": ["q", "q2"],
@@ -132,9 +135,9 @@ def _request(service: str, operation: str, params: Any, body: bytes, target: Tar
     http = service_model(service).operation_model(operation).http
     headers = {"content-type": "application/json"}
     path = http["requestUri"]
-    if service == "logs":
+    if service in _TARGETS:
         headers = {
-            "x-amz-target": f"Logs_20140328.{operation}",
+            "x-amz-target": f"{_TARGETS[service]}.{operation}",
             "content-type": "application/x-amz-json-1.1",
         }
     if service == "sts":

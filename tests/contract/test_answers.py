@@ -470,6 +470,7 @@ def test_sts_says_who_is_calling(place: Place) -> None:
 def test_wrong_keys_are_an_error_that_every_service_s_client_can_read(place: Place) -> None:
     for service, call in (
         ("batch", "describe_job_queues"),
+        ("ecs", "list_container_instances"),
         ("logs", "describe_log_groups"),
         ("sts", "get_caller_identity"),
     ):

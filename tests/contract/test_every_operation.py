@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 
 from batchml.local.logreads import LOG_OPERATIONS
 from batchml.local.operations import HANDLERS
@@ -118,9 +119,29 @@ def tags(scene: Scene) -> None:
         assert batch.list_tags_for_resource(resourceArn=arn)["tags"] == {"a": "b"}
 
 
+def hosts(scene: Scene) -> None:
+    asked = {"cluster": "batchml-local"}
+    (arn,) = scene.ecs.list_container_instances(**asked)["containerInstanceArns"]
+    assert scene.ecs.list_container_instances(**asked, status="DRAINING")[
+        "containerInstanceArns"
+    ] == []  # fmt: skip
+    scene.submit()
+    found = scene.ecs.describe_container_instances(**asked, containerInstances=[arn, "none"])
+    assert [each["reason"] for each in found["failures"]] == ["MISSING"]
+    (host,) = found["containerInstances"]
+    had, left = (
+        {each["name"]: each.get("integerValue") for each in host[f"{kind}Resources"]}
+        for kind in ("registered", "remaining")
+    )
+    assert had["CPU"] >= left["CPU"] >= 0
+    for wrong in ({"cluster": "another"}, {}):
+        with pytest.raises(ClientError, match="ClusterNotFoundException"):
+            scene.ecs.list_container_instances(**wrong)
+
+
 PARTS: list[Callable[[Scene], None]] = [
     environments_and_queues, definitions, jobs_and_their_output, scheduling_policies,
-    consumable_resources, tags,
+    consumable_resources, tags, hosts,
 ]  # fmt: skip
 
 

@@ -27,6 +27,7 @@ class Scene:
         self.checked = Checked()
         self.batch = self.checked.watch(make("batch"))
         self.logs = self.checked.watch(make("logs"))
+        self.ecs = self.checked.watch(make("ecs"))
         self.sts = make("sts")
         self._end = end
         furnish(self.batch)
