@@ -26,12 +26,14 @@ from batchml.model.environment import (
 )
 from batchml.model.names import is_valid_name
 from batchml.model.reading import parse_duration, read_struct
+from batchml.model.sharing import sharing_mistakes, with_sharing
 
 _ENV_NAME = re.compile(r"[a-z][a-z0-9-]{0,19}")
 _REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-[0-9]")
 _AMI = re.compile(r"ami-[0-9a-f]{8,17}")
 _INSTANCE = re.compile(r"[a-z]+[0-9][a-z0-9-]*(\.[a-z0-9-]+)?|optimal|default_x86_64|default_arm64")
 _RESERVATION = re.compile(r"cr-[0-9a-f]{8,17}|arn:aws[a-z-]*:resource-groups:\S+|open|none")
+_BLOCK = re.compile(r"cr-[0-9a-f]{8,17}")
 _CIDR = re.compile(r"(\d{1,3})\.(\d{1,3})\.(\d{1,3})\.(\d{1,3})/(1[6-9]|2[0-2])")
 _SHARE = re.compile(r"[A-Za-z0-9]{1,254}\*?")
 _SUBNET = re.compile(r"subnet-[0-9a-f]{8,17}")
@@ -43,6 +45,15 @@ _EMAIL = re.compile(r"[^@\s]+@[^@\s]+\.[^@\s]+")
 
 # Volta and older, for which the open kernel modules of the image that we build are not made.
 _OLD_GPU_FAMILY = re.compile(r"p[23][a-z0-9-]*|g3[a-z0-9-]*")
+
+
+def is_instance_type(text: str) -> bool:
+    """True for what looks like an instance type or a family."""
+    return _INSTANCE.fullmatch(text) is not None
+
+
+def is_region(text: str) -> bool:
+    return _REGION.fullmatch(text) is not None
 
 
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
@@ -95,6 +106,10 @@ def read_described(table: Mapping[str, Any]) -> Described:
                 "and hyphens, the first a letter."
             )
         mistakes[name] = tuple(found)
+    for name, inner in config.env.items():
+        shared = sharing_mistakes(name, inner, environments)
+        mistakes[name] += tuple(f"env.{name}.{mistake}" for mistake in shared)
+    environments = with_sharing(environments)
     general += _prefixed(environments)
     if config.default not in environments:
         meant = did_you_mean(config.default, environments)
@@ -307,11 +322,34 @@ def _instance_mistakes(compute: Compute) -> Iterator[str]:
         )
     if compute.capacity_reservation.startswith(("cr-", "arn:")) and compute.spot:
         yield ".capacity_reservation: reservations are for on-demand; take out spot = true."
+    yield from _block_mistakes(compute)
     delay = compute.scale_down_minutes
     if parse_duration(compute.scale_down_delay) is None or (delay and not 20 <= delay <= 10_080):
         yield f'.scale_down_delay: found {compute.scale_down_delay!r}. 0, or "20m" to "7d".'
     if not 30 <= compute.stop_seconds <= 120:
         yield f'.stop_timeout: found {compute.stop_timeout!r}. Expected "30s" to "120s".'
+
+
+def _block_mistakes(compute: Compute) -> Iterator[str]:
+    """What a capacity block goes with. Source: EC2 User Guide, "Capacity Blocks for ML"."""
+    if not compute.capacity_block:
+        return
+    if not _BLOCK.fullmatch(compute.capacity_block):
+        yield (
+            f".capacity_block: found {compute.capacity_block!r}. Expected the id of its "
+            'reservation, "cr-0123...".'
+        )
+    if compute.spot:
+        yield ".capacity_block: is paid for beforehand; take out spot = true."
+    if compute.capacity_reservation:
+        yield ".capacity_block: with capacity_reservation. Name the block alone."
+    if len(compute.instance_types) > 1 or "." not in "".join(compute.instance_types):
+        yield (
+            ".capacity_block: has hosts of one type. Name that one in instance_types, such as "
+            '"p5.48xlarge".'
+        )
+    if compute.allocation_strategy not in ("", "BEST_FIT"):
+        yield f".allocation_strategy: {compute.allocation_strategy} with capacity_block: BEST_FIT."
 
 
 def _queue_mistakes(

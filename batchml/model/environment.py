@@ -45,6 +45,7 @@ class Storage(Struct, frozen=True, forbid_unknown_fields=True):
     workspace: Literal["efs", "fsx-lustre", "none"] = "efs"
     size: str | int = "1200 GiB"  # of fsx-lustre
     throughput: Literal[125, 250, 500, 1000] = 125  # of fsx-lustre: MB/s for each TiB
+    shared_with: str = ""  # the environment whose workspace it is; `workspace` is "none" then
 
     @property
     def size_gib(self) -> int:
@@ -67,15 +68,25 @@ class Compute(Struct, frozen=True, forbid_unknown_fields=True):
     disk: str | int = "100 GiB"
     placement_group: str = ""  # "cluster": one is made; else the name of one that exists
     capacity_reservation: str = ""
+    capacity_block: str = ""  # hosts that were paid for a span of time, by their reservation's id
     scale_down_delay: str | int = 0
     stop_timeout: str | int = "110s"
     tags: dict[str, str] = {}
 
     @property
     def strategy(self) -> str:
-        """The allocation strategy, AWS's recommended one unless given."""
+        """The allocation strategy, AWS's recommended one unless given.
+
+        A capacity block has hosts of one type in one zone: AWS's samples take BEST_FIT for it.
+        """
         usual = "SPOT_PRICE_CAPACITY_OPTIMIZED" if self.spot else "BEST_FIT_PROGRESSIVE"
-        return self.allocation_strategy or usual
+        return self.allocation_strategy or ("BEST_FIT" if self.capacity_block else usual)
+
+    @property
+    def reservation(self) -> str:
+        """The id of the reservation that its hosts are in; empty where it names none."""
+        named = self.capacity_block or self.capacity_reservation
+        return named if named.startswith("cr-") else ""
 
     @property
     def has_gpus(self) -> bool:

@@ -6,6 +6,8 @@ from msgspec import Struct
 
 from batchml.model.run import Attempt
 
+RESUMES_TAG = "batchml:resumes"  # the job from whose checkpoints a run goes on
+
 
 class Name(Struct, frozen=True, omit_defaults=True, gc=False):
     """What says which run is meant. `key` is empty for runs of the first version."""
@@ -16,6 +18,8 @@ class Name(Struct, frozen=True, omit_defaults=True, gc=False):
     job_name: str = ""
     refused: str = ""  # why it was never submitted
     gang: str = ""  # of workers: the key of the run that they belong to
+    moved: str = ""  # the job that it was before it moved to another queue
+    fallback: str = ""  # where it may move to: QUEUE:SECONDS
 
 
 class Record(Name, frozen=True, omit_defaults=True, gc=False):

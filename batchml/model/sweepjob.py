@@ -92,6 +92,11 @@ def _about_limits(spec: SweepSpec) -> Iterator[str]:
 
 
 def _about_job(spec: SweepSpec, job: JobSpec) -> Iterator[str]:
+    if job.fallback.queue:
+        yield (
+            "The job's [fallback] is not for trials: they are children of an array, which does not "
+            "move. A queue whose `compute` names both does it for them (docs/capacity.md)."
+        )
     if not _names_any(spec, job):
         yield (
             "The job's command names no parameter of the space, so the program has to read "

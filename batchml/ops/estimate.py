@@ -119,13 +119,35 @@ def quote(environment: Environment, prices: Source) -> Estimate:
     return estimate(environment, book, instances)
 
 
+def quote_computes(
+    region: str, computes: Mapping[str, Compute], prices: Source
+) -> tuple[dict[str, Filled], dict[str, str]]:
+    """Compute environments alone, at their least and most, and what is unknown about them."""
+    names = [name for each in computes.values() for name in each.instance_types]
+    instances = prices.instances(region, names)
+    items = list(dict.fromkeys(_compute_items(computes.values(), instances)))
+    book = prices.ask(region, items)
+    found, unknown = {}, dict[str, str]()
+    for name, compute in computes.items():
+        found[name], missing = _filled(name, compute, book, instances)
+        unknown |= missing
+    return found, unknown
+
+
+def _compute_items(computes: Iterable[Compute], instances: Instances) -> Iterator[str]:
+    for compute in computes:
+        if compute.capacity_block:  # paid when it is reserved
+            continue
+        found, _ = _types(compute, instances)
+        yield from (_item(compute, each) for each in found)
+        if found:
+            yield "gp3-gb-month"
+
+
 def needs(environment: Environment, instances: Instances) -> list[str]:
     """The items to ask prices of: each once."""
     items = [item for _, item, _ in _fixed(environment)] + [item for _, item in _usage(environment)]
-    for compute in environment.compute.values():
-        found, _ = _types(compute, instances)
-        items += [_item(compute, each) for each in found]
-        items += ["gp3-gb-month"] if found else []
+    items += _compute_items(environment.compute.values(), instances)
     return list(dict.fromkeys(items))
 
 
@@ -141,6 +163,8 @@ def estimate(environment: Environment, prices: Book, instances: Instances) -> Es
     idle_is_least = full_is_least = bool(unknown)
     computes = []
     for name, compute in environment.compute.items():
+        if compute.capacity_block:
+            continue
         filled, missing = _filled(name, compute, prices, instances)
         computes.append(filled)
         unknown |= missing
@@ -204,6 +228,9 @@ def _left_out(environment: Environment, book: Book) -> Iterator[str]:
         for each in environment.compute.values()
     ):
         yield "capacity reservations while nothing runs in them"
+    for name, each in environment.compute.items():
+        if each.capacity_block:
+            yield f"the hosts of compute.{name}: a capacity block is paid when it is reserved"
     yield "taxes, discounts and free allowances"
 
 

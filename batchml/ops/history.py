@@ -166,6 +166,7 @@ class _Lines(Struct, gc=False):
     job_id: str
     refused: str
     lines: list[bytes]
+    moved: str = ""
 
     @property
     def env(self) -> str:
@@ -173,9 +174,16 @@ class _Lines(Struct, gc=False):
 
     def name(self) -> Name:
         head = self.head
-        return Name(head.key, self.job_id, head.name, head.job_name, self.refused, head.gang)
+        return Name(
+            head.key, self.job_id, head.name, head.job_name, self.refused, head.gang, self.moved,
+            head.fallback,
+        )  # fmt: skip
 
     def add(self, head: _Head, line: bytes) -> None:
+        if head.moved:  # it begins anew: what came of the job before is no end of the run
+            self.moved, self.refused, self.lines = head.moved, "", []
+        elif self.moved and head.job_id == self.moved:
+            return
         self.job_id = head.job_id or self.job_id
         self.refused = head.refused or self.refused
         self.lines.append(line)

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from batchml.aws.batch import MAX_DESCRIBE, BatchApi
 from batchml.errors import UsageError, did_you_mean
 from batchml.model.array import began, first_child, has_begun, shown_state
+from batchml.model.fallback import WATCHES_TAG, moved_to
 from batchml.model.gang import GANG_TAG, GROUP_TAG, is_worker
 from batchml.model.names import is_key, split_key
 from batchml.model.record import Record
@@ -102,6 +103,10 @@ class Found(Struct, frozen=True):
         return self.run.name if self.run else self._known.name
 
     @property
+    def key(self) -> str:
+        return self.run.key if self.run else self._known.key
+
+    @property
     def queue(self) -> str:
         return self.run.queue if self.run else self._known.queue
 
@@ -143,8 +148,13 @@ class Found(Struct, frozen=True):
 
     @property
     def is_worker(self) -> bool:
-        """True for workers of a gang, which are a part of another run."""
-        return is_worker(self.tags)
+        """True for what is a part of another run: workers of a gang, and who looks after a run."""
+        return is_worker(self.tags) or WATCHES_TAG in self.tags
+
+    @property
+    def has_moved(self) -> bool:
+        """True for a job that was left, so that its run goes on as another, in another queue."""
+        return self.run is not None and bool(moved_to(self.run))
 
     @property
     def states(self) -> set[str]:
@@ -254,9 +264,15 @@ def search(
     runs were left out.
     """
     records = history.remembered(env)
+    newest: dict[str, str] = {}  # key -> its newest job: what has moved is told of as that
+
+    def noted(found: Found) -> Found:
+        newest.setdefault(found.key, found.job_id)
+        return found
+
     candidates = (
         found
-        for found in _candidates(api, records, queues, wanted)
+        for found in map(noted, _candidates(api, records, queues, wanted))
         if _may_match(found, wanted) and _is_worth_a_look(found, wanted)
     )
     but_metrics = replace(wanted, metrics=())
@@ -266,6 +282,9 @@ def search(
                 if wanted.leaves_out_sweeps and found.sweep:
                     if left_out is not None:
                         left_out.add(found.sweep)
+                    continue
+                goes_on = wanted.queue or newest[found.key] != found.job_id
+                if found.has_moved and goes_on:
                     continue
                 if wanted.leaves_out_workers and found.is_worker:
                     continue

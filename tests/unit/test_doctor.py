@@ -325,6 +325,33 @@ def test_a_network_needs_a_vpc_and_an_address() -> None:
     assert not {"DescribeVpcs", "DescribeAddresses"} & set(wire.operations)
 
 
+@pytest.mark.parametrize(
+    ("answer", "mark", "words"),
+    [
+        ({"State": "active", "EndDate": NOW + 86_400}, "warning", "(in 23 h 30 min)"),
+        ({"State": "active", "EndDate": NOW + 9 * 86_400}, "ok", "until"),
+        ({"State": "active"}, "ok", "until it is cancelled"),
+        ({"State": "expired", "EndDate": NOW - 60}, "problem", "over since"),
+        ({"State": "cancelled"}, "problem", "cancelled"),
+        (None, "problem", "gone"),
+    ],
+)
+def test_reserved_hosts_that_end_soon_are_told(
+    answer: dict[str, Any] | None, mark: str, words: str
+) -> None:
+    entry = {"CapacityReservationId": "cr-1", "InstanceType": "p5.48xlarge",
+             "ReservationType": "capacity-block", **(answer or {})}  # fmt: skip
+    gone = Refusal("InvalidCapacityReservationId.NotFound", "no")
+    told = {"CapacityReservations": [entry]} if answer else gone
+    block = replace(ENV.compute["gpu"], capacity_block="cr-1")
+    script = healthy(DescribeCapacityReservations=told)
+    findings, _ = examined(script, replace(ENV, compute={"gpu": block}))
+    (found,) = (each for each in findings if each.check == "reservations")
+    assert found.mark == mark
+    assert words in found.text
+    assert found.text.startswith("compute gpu: capacity ")
+
+
 # --- findings ------------------------------------------------------------------------------------
 
 

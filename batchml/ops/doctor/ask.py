@@ -11,6 +11,7 @@ from batchml.aws.failures import translated
 from batchml.aws.identity import Identity
 from batchml.aws.permissions import Verdict
 from batchml.aws.quotas import read_quotas
+from batchml.aws.reservations import Reservations, reservations
 from batchml.aws.session import Session
 from batchml.clock import Clock
 from batchml.errors import AccessError, BatchmlError
@@ -52,6 +53,7 @@ def _ask_region(session: Session, account: Account) -> Account:
         quotas=_try(lambda: read_quotas(session)) if account.environment.compute else None,
         compute=_try(api.environments),
         queues=_try(api.queues),
+        reservations=_reservations(session, account.environment),
     )
     if isinstance(account.verdicts, Failed):
         probes = {action: _denied(session, action) for action in permissions.PROBES}
@@ -65,6 +67,11 @@ def _ask_region(session: Session, account: Account) -> Account:
         vpcs=_try(lambda: _count(session, "describe_vpcs", "Vpcs")),
         addresses=_try(lambda: _count(session, "describe_addresses", "Addresses")) if nat else None,
     )
+
+
+def _reservations(session: Session, environment: Environment) -> Reservations:
+    """Those that the environment names; nothing is asked where it names none."""
+    return reservations(session, [each.reservation for each in environment.compute.values()])
 
 
 def _permissions(

@@ -8,9 +8,12 @@ from batchml.aws.denials import statements
 from batchml.aws.identity import Identity
 from batchml.aws.permissions import Command, Verdict, needed_permissions
 from batchml.aws.quotas import Need, Quota, find_quota, needed_quotas
+from batchml.aws.reservations import OVER
 from batchml.model.finding import Finding, Mark
 from batchml.ops.doctor.facts import Account, Failed
+from batchml.ops.warm import reservation_words
 
+SOON = 3 * 86_400  # seconds before the end of a reservation in which it is told of
 MOST_SKEW = 240.0  # seconds; AWS refuses signatures from 300 on
 SKEW_TO_TELL = 60.0
 
@@ -282,6 +285,21 @@ def check_service_role(account: Account) -> Iterator[Finding]:
         yield Finding("service-role", "ok", text)
 
 
+def check_reservations(account: Account) -> Iterator[Finding]:
+    """Capacity that was reserved or paid for, and that jobs would wait for in vain."""
+    known = account.reservations
+    named = {each.reservation: name for name, each in account.environment.compute.items()}
+    for each in known.found.values():
+        text = f"compute {named.get(each.id, '')}: {reservation_words(each, account.now)}"
+        is_over = each.state in ("gone", *OVER) or bool(each.last and each.last <= account.now)
+        ends_soon = bool(each.last) and each.last - account.now < SOON
+        mark: Mark = "problem" if is_over else "warning" if ends_soon else "ok"
+        fix = ("name another in batchml.toml, or none, and run batchml setup",) if is_over else ()
+        yield Finding("reservations", mark, text, fix)
+    if known.why:
+        yield Finding("reservations", "warning", f"not known: {known.why}")
+
+
 CHECKS: tuple[Callable[[Account], Iterator[Finding]], ...] = (
     check_identity,
     check_clock,
@@ -290,4 +308,5 @@ CHECKS: tuple[Callable[[Account], Iterator[Finding]], ...] = (
     check_quotas,
     check_limits,
     check_service_role,
+    check_reservations,
 )

@@ -8,6 +8,7 @@ from msgspec import Struct
 from batchml.aws.identity import Identity
 from batchml.aws.permissions import Verdict
 from batchml.aws.quotas import Quota
+from batchml.aws.reservations import Reservations
 from batchml.model.environment import Environment
 
 
@@ -68,6 +69,7 @@ class Account(Struct, frozen=True):
     quotas: Mapping[str, Quota] | Failed | None = None
     compute: Mapping[str, Mapping[str, Any]] | Failed | None = None
     queues: Mapping[str, Mapping[str, Any]] | Failed | None = None
+    reservations: Reservations = Reservations()
     vpcs: int | Failed | None = None
     addresses: int | Failed | None = None
     has_service_role: bool | Failed | None = None
