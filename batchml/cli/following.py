@@ -32,9 +32,10 @@ def follow(
     `patterns` are those of metrics; without them the run's own on record here. `known` is the run
     where it has ended. `pick` chooses the lines that are shown. The history keeps what came of it.
     """
-    from batchml.cli.live import open_view
+    from batchml.cli.live import TerminalView, open_view
     from batchml.cli.live import show as show_live
     from batchml.cli.render import printable
+    from batchml.cli.waitline import Words
     from batchml.client import waiting
     from batchml.model.run import classify
     from batchml.model.status import JobStatus
@@ -47,7 +48,8 @@ def follow(
         detaching(place, [job_id], cancel=cancel_on_interrupt),
         open_view(place.clock, metrics, to_stderr=json_) as view,
     ):
-        happenings = log.watch(metrics.watch(waiting.follow(place, job_id, known=known)))
+        see = None if isinstance(view, TerminalView) else Words(place, [job_id], view.note).see
+        happenings = log.watch(metrics.watch(waiting.follow(place, job_id, known=known, see=see)))
         run = show_live(happenings, view, from_start=from_start)
     values = metrics.values if log.is_read else None
     if record is not None and not (record.has_ended and record.measured):
@@ -110,7 +112,7 @@ def _say_the_end(place: "Place", run: "Run", metrics: Mapping[str, float], *, js
     if outputs is not None and any(outputs.iterdir()):
         say(f"Outputs: {outputs}")
     elif stored:
-        say(f"Outputs, if it left any: batchml get {run.job_id}{_option(place)}")
+        say(f"Outputs, if it left any: batchml get {run.job_id}{place.option}")
 
 
 def _stored_outputs(run: "Run") -> str:
@@ -149,7 +151,7 @@ def detaching(place: "Place", job_ids: list[str], *, cancel: bool = False) -> It
         if job_ids and not cancel:
             say(f"\nDetached: the {'job goes' if len(job_ids) == 1 else 'jobs go'} on.")
         if not cancel and len(job_ids) > _MANY:
-            say(f"  {len(job_ids)} of them:  batchml ls{_option(place)}")
+            say(f"  {len(job_ids)} of them:  batchml ls{place.option}")
             job_ids = []
         for job_id in job_ids:
             if cancel:
@@ -173,9 +175,5 @@ def say_how_to_go_on(place: "Place", job_id: str) -> None:
         from batchml.client.numbering import typed
 
         job_id = typed(place, job_id)
-    say(f"  follow:  batchml logs -f {job_id}{_option(place)}")
-    say(f"  cancel:  batchml cancel {job_id}{_option(place)}")
-
-
-def _option(place: "Place") -> str:
-    return "" if place.settings.is_local else f" --env {place.env}"
+    say(f"  follow:  batchml logs -f {job_id}{place.option}")
+    say(f"  cancel:  batchml cancel {job_id}{place.option}")

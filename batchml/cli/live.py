@@ -10,7 +10,7 @@ from batchml.cli.colour import is_dumb, kind_of, paint, screen, window_width
 from batchml.cli.output import say, say_lost
 from batchml.cli.render import RULE, job_title, printable, timestamp, verdict
 from batchml.clock import Clock
-from batchml.model.array import array_size, done, shown_state, state_text
+from batchml.model.array import IN_QUEUE, array_size, done, shown_state, state_text
 from batchml.model.names import short_id
 from batchml.model.run import Run, classify
 from batchml.model.status import JobStatus
@@ -142,7 +142,7 @@ def open_view(clock: Clock, metrics: "Metrics", *, to_stderr: bool) -> View:
 
 def waiting_words(run: Run, seconds: float) -> str:
     """What a run waits for, as far as it says so itself; else, after a while, how to ask."""
-    if shown_state(run) not in (JobStatus.SUBMITTED, JobStatus.PENDING, JobStatus.RUNNABLE):
+    if shown_state(run) not in IN_QUEUE:
         return ""
     if run.status is JobStatus.PENDING and run.depends_on and not run.children:
         return "after " + ", ".join(map(short_id, run.depends_on))

@@ -1,4 +1,4 @@
-"""rerun: the same again."""
+"""rerun: the same again, or onward from where it ended."""
 
 from typing import Annotated
 
@@ -32,6 +32,9 @@ def rerun(
     failed: Annotated[
         bool, typer.Option("--failed", help="Only what failed: of an array, those children.")
     ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from its checkpoint, or each child's.")
+    ] = False,
     param: Param = None,
     name: Name = None,
     queue: Queue = None,
@@ -54,6 +57,9 @@ def rerun(
 
     The code is what was sent then, whatever the job's folder holds now; what an option names is
     changed, the rest stays. RUN:3 is one child of an array.
+
+    With --resume the new run goes on from what the one that ended has saved in its checkpoint
+    folder: a copy is there before the command starts.
     """
     from batchml.cli.sending import send
     from batchml.cli.wiring import open_place
@@ -69,7 +75,9 @@ def rerun(
         retry_on=retry_on, timeout=timeout, max_cost=max_cost, tags=read_pairs(tag, "--tag"),
     )  # fmt: skip
     (found,) = recall(place, select(place, [run]))
-    prepared = prepare_again(place, found, failed=failed, params=params, more=more, dry_run=dry_run)
+    prepared = prepare_again(
+        place, found, failed=failed, resume=resume, params=params, more=more, dry_run=dry_run
+    )
     if prepared is None:
         say(f"Nothing of {found.name} {found.job_id} has failed: nothing was submitted.")
         if json_:

@@ -1,6 +1,5 @@
 """show: everything about one run, on one screen."""
 
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,6 +8,17 @@ import typer
 from batchml.cli.app import app
 from batchml.cli.flags import Env, Json, OneRun
 from batchml.cli.output import print_json, print_line, say
+from batchml.cli.relations import (
+    failed_children,
+    first_run,
+    groups,
+    groups_json,
+    moving,
+    needed,
+    numbers,
+    resumed,
+    seat,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -22,12 +32,9 @@ if TYPE_CHECKING:
     from batchml.ops.using import Use
 
 LABEL = 11  # characters before a fact
-FAILED_SHOWN = 50  # children
 METRICS_SHOWN = 50
 PROSE = ("status", "reason", "after", "groups", "children", "asked for")
-FORGOTTEN = "forgotten"  # workers that AWS Batch does not know any more
 NARROWEST = 40  # cells of a window in which words are folded
-NAME = 32  # cells of the name of a run that is not the one shown
 
 
 @app.command(epilog="Example: batchml show @last --plot curves.html")
@@ -49,7 +56,9 @@ def show(
     from batchml.client.finding import Measured, recall, with_start
     from batchml.client.gang_parts import parts_of
     from batchml.client.nodeuse import measure_gang, nodes_of, uses_of
+    from batchml.client.restarts import restarts_of
     from batchml.client.runs import select
+    from batchml.ops.restarts import restarts_json, restarts_text
 
     place = open_place(env)
     (found,) = recall(place, select(place, [run]))
@@ -59,6 +68,7 @@ def show(
     nodes = nodes_of(place, found, parts)
     measured = measure_gang(place, known, nodes, found.record) if known else Measured({}, False)
     uses = uses_of(place, nodes, whole=plot is not None)
+    restarts = restarts_of(place, known, nodes)
     if plot is not None:
         _draw(plot, place, found, measured, uses)
     if tensorboard is not None:
@@ -67,10 +77,11 @@ def show(
         more = _more_json(place, found, measured)
         from batchml.cli.using import nodes_json
 
-        print_json(found_json(place, found) | more | _groups_json(parts) | nodes_json(uses))
+        more |= restarts_json(restarts[0])
+        print_json(found_json(place, found) | more | groups_json(parts) | nodes_json(uses))
         return
-    now = int(place.clock.now() * 1000)
-    print_line("\n".join(_text(place, found, parts, measured, uses, now)))
+    now, again = int(place.clock.now() * 1000), restarts_text(*restarts)
+    print_line("\n".join(_text(place, found, parts, measured, uses, again, now)))
 
 
 def _draw(
@@ -126,7 +137,7 @@ def _more_json(place: "Place", found: "Found", measured: "Measured") -> dict[str
         }
         if run.children:
             more["children"] = run.children
-            more["failedChildren"] = _failed(place, found, run)
+            more["failedChildren"] = failed_children(place, found, run)
     return more
 
 
@@ -136,6 +147,7 @@ def _text(
     parts: "Sequence[Part]",
     measured: "Measured",
     uses: "Sequence[Use]",
+    restarted: str,
     now_ms: int,
 ) -> "Iterator[str]":
     """One fact a line; what is not known or does not matter has none."""
@@ -146,12 +158,15 @@ def _text(
     from batchml.client.gang_parts import head_of
 
     run = found.run
-    facts = {**_identity(found), "workers of": head_of(found), "reruns": _first(found)}
+    facts = {**_identity(found), "workers of": head_of(found), "reruns": first_run(found)}
+    facts["resumes"] = resumed(place, found)
     facts |= _state(run) if run else {"status": _lost()}
-    facts["after"] = _needed(place, run) if run else ""
-    facts["groups"] = _groups(parts)
+    facts |= moving(found)
+    facts["notebook"] = seat(place, found)
+    facts["after"] = needed(place, run) if run else ""
+    facts["groups"] = groups(parts)
     if run is not None:
-        facts["failed"] = _ranges(_failed(place, found, run) or [])
+        facts["failed"] = numbers(failed_children(place, found, run) or [])
     facts |= _asked_for(found)
     facts |= _times(found, now_ms)
     for name, value in facts.items():
@@ -160,6 +175,8 @@ def _text(
             yield _folded(line, screen().width) if name in PROSE else line
     if run is not None:
         yield from _attempts(run, now_ms)
+    if restarted:
+        yield _folded(f"{'restarted':<10} {printable(restarted)}", screen().width)
     yield from node_lines(uses, screen().width)
     yield from _curves(found, measured)
     known = [("cost", _cost(found)), ("outputs", outputs_of(place, run, found.job_id))]
@@ -185,107 +202,8 @@ def _identity(found: "Found") -> "Mapping[str, str]":
     return {"job": f"{found.name}  {found.job_id}", "key": key, "queue": found.queue}
 
 
-def _first(found: "Found") -> str:
-    """Which children of another array it runs again, under the numbers that they had there."""
-    from batchml.ops.rerun import first_numbers
-
-    first = first_numbers(found.run, found.record)
-    if not first or ":" in found.job_id:
-        return ""
-    what = "child" if len(first) == 1 else "children"
-    return f"{what} {_ranges(list(first))} of a larger array, by the numbers they have there"
-
-
 def _lost() -> str:
     return "not known: AWS Batch has forgotten the run, and nobody here saw its end"
-
-
-def _failed(place: "Place", found: "Found", run: "Run") -> list[int] | None:
-    """Which children of an array: one call more. None if AWS does not tell; it is an extra."""
-    from batchml.aws.children import indices
-    from batchml.errors import BatchmlError
-    from batchml.model.status import JobStatus
-    from batchml.ops.rerun import first_numbers
-
-    if not run.children.get("FAILED"):
-        return []
-    first = first_numbers(run, found.record)
-    try:
-        known = indices(place.connect(), run.job_id, JobStatus.FAILED)
-        return [first[index] if index < len(first) else index for index in known]
-    except BatchmlError:
-        return None
-
-
-def _groups(parts: "Sequence[Part]") -> str:
-    """The workers of a gang: `workers 3 RUNNING, 1/4 done  3f2a1b0c`, one group after the other."""
-    from batchml.model.names import short_id
-
-    said = []
-    for part in parts:
-        run = part.found.run if part.found else None
-        state = _of_workers(run) if run else FORGOTTEN if part.job_id else "never submitted"
-        known = f" ({short_id(part.job_id)})" if part.job_id else ""
-        said.append(f"{part.group} {state}{known}")
-    return "; ".join(said)
-
-
-def _of_workers(run: "Run") -> str:
-    """Workers that the head has ended when it ended have not failed, whatever AWS Batch says."""
-    from batchml.model.array import array_size, state_text
-    from batchml.model.gang import ENDED_BY_HEAD
-
-    if not (run.status.is_terminal and run.is_terminated and run.status_reason == ENDED_BY_HEAD):
-        return state_text(run)
-    done = f", {run.children.get('SUCCEEDED', 0)} of {array_size(run)} done" if run.children else ""
-    return f"ended with the run{done}"
-
-
-def _groups_json(parts: "Sequence[Part]") -> dict[str, Any]:
-    """The same for programs; nothing for a run that is no gang."""
-    found = []
-    for part in parts:
-        run = part.found.run if part.found else None
-        found.append(
-            {
-                "name": part.group,
-                "jobId": part.job_id or None,
-                "status": run.status.value if run else None,
-                "size": (run.array_size or 1) if run else part.size or None,
-                "children": run.children if run else {},
-            }
-        )
-    return {"groups": found} if found else {}
-
-
-def _needed(place: "Place", run: "Run") -> str:
-    """What a run depends on, as `prep 3f2a1b0c RUNNING`; their states while it waits for them."""
-    from batchml.cli.render import cut
-    from batchml.errors import BatchmlError
-    from batchml.model.array import state_text
-    from batchml.model.names import short_id
-    from batchml.model.status import JobStatus
-
-    if not run.depends_on:
-        return ""
-    told: dict[str, Run] = {}
-    with suppress(BatchmlError):  # it is an extra: the ids are known
-        if run.status in (JobStatus.SUBMITTED, JobStatus.PENDING):
-            told = place.describe(run.depends_on)
-    kept = place.history.remembered(place.env)
-    parts = []
-    for job_id in run.depends_on:
-        known = told.get(job_id) or kept.get(job_id)
-        name = f"{cut(known.name, NAME)} " if known else ""
-        state = f" {state_text(told[job_id])}" if job_id in told else ""
-        parts.append(f"{name}{short_id(job_id)}{state}")
-    return ", ".join(parts)
-
-
-def _ranges(known: list[int]) -> str:
-    from batchml.ops.rerun import ranges
-
-    return ranges(known[:FAILED_SHOWN]) + (" ..." if len(known) > FAILED_SHOWN else "")
 
 
 def _state(run: "Run") -> dict[str, str]:

@@ -36,6 +36,7 @@ class Board(Struct, frozen=True):
     children: str = ""
     curve: Curve | None = None
     usage: Mapping[str, float] = {}
+    hint: str = HINT
 
 
 class Part(NamedTuple):
@@ -96,7 +97,7 @@ def parts(board: Board, now: float) -> list[Part]:
             found.append(Part(sparkline(values[-200:], _SPARK), "busy", 7))
     if board.usage:
         found.append(Part(usage_text(board.usage), "dim", 9))
-    found.append(Part(HINT, "dim", 8))
+    found.append(Part(board.hint, "dim", 8))
     return found
 
 

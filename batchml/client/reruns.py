@@ -32,6 +32,7 @@ def prepare_again(
     found: "Found",
     *,
     failed: bool = False,
+    resume: bool = False,
     params: Mapping[str, str] | None = None,
     more: Order | None = None,
     dry_run: bool = False,
@@ -39,9 +40,10 @@ def prepare_again(
     """Work out the same run again; nothing is sent. None when only failures are wanted and there
     are none.
 
-    With `failed`, of an array only the children that failed. `params` replace the run's; so do the
-    changes, the tags and the budget of `more`.
-    Raises UsageError, ConfigError, and NotFound for code that is gone.
+    With `failed`, of an array only the children that failed; with `resume` it goes on from what the
+    run, or each child, has saved. `params` replace the run's; so do the changes, the tags and the
+    budget of `more`.
+    Raises UsageError, ConfigError, and NotFound for code that is gone, or where nothing was saved.
     """
     if failed and found.run is None and not (found.record and found.record.array_size):
         raise UsageError(
@@ -50,18 +52,24 @@ def prepare_again(
         )
     if failed and _is_whole(found.run):
         return None
+    asked_for, children = found, None
     parent, _, child = found.job_id.partition(":")
     if child:
         (found,) = recall(place, [parent])
     groups, images = _gang(place, found)
     wanted = again(found.run, found.record, bool(params), groups)
     if child:
-        wanted = only(wanted, [int(child)])
+        children = [int(child)]
     elif failed and wanted.array:
         children = _failed(place, found)
         if not children:
             return None
+    if children is not None:
         wanted = only(wanted, children)
+    if resume:
+        from batchml.client.resuming import resuming
+
+        wanted = resuming(place, asked_for, found, wanted, children)
     with unpacked(place, wanted.code) as code:
         asked = replace(more or Order(), params=dict(params or {}))
         return _prepared(place, found, wanted, code, asked, dry_run, images)
@@ -102,12 +110,18 @@ def _prepared(
         params=asked.params,
         changes=asked.changes,
         tags={**wanted.tags, **asked.tags},
+        own_tags=wanted.own_tags,
         share=wanted.share,
         array=wanted.array,
         max_cost=wanted.max_cost if asked.max_cost is None else asked.max_cost,
         include_secrets=True,  # what was sent once, on purpose
     )
     made = prepare(place, order, dry_run=dry_run, images=images)
+    if wanted.own_tags and not made.depot.is_read:
+        raise UsageError(
+            f"--resume: {wanted.spec.image} is not an image that batchml built: nothing in it "
+            "would bring the checkpoints."
+        )
     kept = replace(
         _as_before(made.requests, made.record, found), spec=remembered(made.spec, record)
     )

@@ -44,12 +44,15 @@ def wait(
     timeout: float | None = None,
     tell: Callable[[str], None] | None = None,
     see: "Callable[[Mapping[str, Run]], None] | None" = None,
+    news: Callable[[str], None] = lambda _: None,
 ) -> "Iterator[Run]":
     """Yield each run when it has ended; `tell` is told when contact stays lost.
 
-    `see` gets whatever is seen of the runs on the way. Raises TimeoutError, ServiceUnreachable,
+    `see` gets whatever is seen of the runs on the way, and `news` what is to be said of runs that
+    move to another queue. Raises TimeoutError, ServiceUnreachable,
     AccessError.
     """
+    from batchml.client.fallback import Moves
     from batchml.ops import watch
 
     def describe(ids: Sequence[str]) -> "dict[str, Run]":
@@ -58,8 +61,16 @@ def wait(
             see(told)
         return told
 
-    yield from watch.wait(
-        describe,
+    moves = Moves(place, describe)
+
+    def described(ids: Sequence[str]) -> "dict[str, Run]":
+        found = moves(ids)
+        while moves.news:
+            news(moves.news.pop(0))
+        return found
+
+    ended = watch.wait(
+        described,
         job_ids,
         clock=until(place.clock, timeout),
         pace=place.pace,
@@ -67,6 +78,7 @@ def wait(
         renew=place.renew,
         tell=tell,
     )
+    yield from map(moves.true, ended)
 
 
 def judged(place: "Place", run: "Run") -> "Run":
@@ -84,11 +96,12 @@ def wait_and_keep(
     timeout: float | None = None,
     tell: Callable[[str], None] | None = None,
     see: "Callable[[Mapping[str, Run]], None] | None" = None,
+    news: Callable[[str], None] = lambda _: None,
 ) -> "Iterator[Run]":
     """`wait`, and keep the ends in the history, which remembers longer than AWS Batch does."""
     ended: list[Run] = []
     try:
-        for found in wait(place, job_ids, timeout, tell, see):
+        for found in wait(place, job_ids, timeout, tell, see, news):
             run = judged(place, found)
             ended.append(run)
             yield run
@@ -100,12 +113,18 @@ def wait_and_keep(
 
 
 def follow(
-    place: "Place", job_id: str, timeout: float | None = None, known: "Run | None" = None
+    place: "Place",
+    job_id: str,
+    timeout: float | None = None,
+    known: "Run | None" = None,
+    see: "Callable[[Mapping[str, Run]], None] | None" = None,
 ) -> "Iterator[Happening]":
     """Yield what happens to a run until it has ended. Raises as `wait` does.
 
     `known` is the run where it has ended: AWS is not asked about it, and may have forgotten it.
+    `see` gets whatever is seen of the run and of its parts on the way.
     """
+    from batchml.client.fallback import Moves, following
     from batchml.client.numbering import numbering
     from batchml.ops import watch
 
@@ -116,10 +135,13 @@ def follow(
             return {job_id: known}
         told = place.describe(job_ids)
         numbers.learn(told.get(job_id))
+        if see is not None:
+            see(told)
         return told
 
+    moves = Moves(place, describe)
     happenings = watch.follow(
-        describe,
+        moves,
         place.open_log,
         job_id,
         clock=until(place.clock, timeout),
@@ -127,7 +149,7 @@ def follow(
         recall=_recalling(place),
         renew=place.renew,
     )
-    yield from numbers.told(happenings)
+    yield from numbers.told(following(moves, happenings))
 
 
 def _recalling(place: "Place") -> "Callable[[str], Run | None]":

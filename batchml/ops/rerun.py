@@ -51,6 +51,7 @@ class Again(Struct, frozen=True):
     max_cost: float | None = None
     children: tuple[int, ...] = ()
     notices: tuple[str, ...] = ()
+    own_tags: dict[str, str] = {}  # of ours
 
 
 def again(

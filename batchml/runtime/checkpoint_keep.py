@@ -39,7 +39,8 @@ LATEST = "LATEST.json"  # for people, and a fence: who wrote the newest
 EVERY = 5.0  # seconds between two looks
 VARIABLE = "BATCHML_KEEP_EVERY"  # other seconds
 _State = Tuple[int, int]  # of a file: size, time of the last change
-_OURS = (FENCE, KEPT_APART, LATEST)  # beside the checkpoints, and not kept
+RESUMED = ".batchml-resumed.json"  # the run went on from another's, which was copied (resuming.py)
+_OURS = (FENCE, KEPT_APART, LATEST, RESUMED)  # beside the checkpoints, and not kept
 
 
 class Found(NamedTuple):
@@ -69,7 +70,11 @@ class Found(NamedTuple):
 
 def prefix_of(env: RuntimeEnv) -> str:
     """Where in a run's store its checkpoints are."""
-    return "checkpoints/" if env.array_index is None else f"checkpoints/{env.array_index}/"
+    return prefix_for(env.array_index)
+
+
+def prefix_for(child: Optional[int]) -> str:
+    return "checkpoints/" if child is None else f"checkpoints/{child}/"
 
 
 def fetch(env: RuntimeEnv, environ: Mapping[str, str], say: Callable[[str], None]) -> None:
@@ -94,7 +99,7 @@ def bring(store: Store, prefix: str, folder: str, say: Callable[[str], None]) ->
     for entry in found.whole():
         if here and entry <= here[0]:
             break
-        why = _bring_checkpoint(store, prefix, folder, entry, found.checkpoints[entry])
+        why = bring_checkpoint(store, prefix, folder, entry, found.checkpoints[entry])
         if not why:
             prune(folder, 2, entry.name, set())
             say(f"batchml notice: the checkpoint of step {entry.step} was brought from the store")
@@ -104,9 +109,7 @@ def bring(store: Store, prefix: str, folder: str, say: Callable[[str], None]) ->
         _bring_file(store, prefix + name, os.path.join(folder, *name.split("/")))
 
 
-def _bring_checkpoint(
-    store: Store, prefix: str, folder: str, entry: Entry, names: List[str]
-) -> str:
+def bring_checkpoint(store: Store, prefix: str, folder: str, entry: Entry, names: List[str]) -> str:
     """What is wrong with it; empty once it is there."""
     temporary = f"{SAVING}fetch-{entry.name}"
     path = os.path.join(folder, temporary)

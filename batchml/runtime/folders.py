@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from typing import Dict
+from typing import Dict, Optional
 
 from batchml.runtime.env import RuntimeEnv
 
@@ -82,15 +82,20 @@ def _checkpoints(env: RuntimeEnv) -> str:
     """In the workspace, where every attempt of the run finds it; empty without one to write to."""
     if not (env.workspace and env.key):
         return ""
-    parts = [env.workspace, ".batchml", "runs", env.key]
-    if env.array_index is not None:
-        parts.append(str(env.array_index))
-    path = os.path.join(*parts, "checkpoint")
+    path = workspace_folder(env.workspace, env.key, env.array_index)
     try:
         os.makedirs(path, exist_ok=True)
     except OSError:
         return ""
     return path
+
+
+def workspace_folder(workspace: str, key: str, child: Optional[int]) -> str:
+    """Where in a workspace the run of a key, or a child of it, has its checkpoints."""
+    parts = [workspace, ".batchml", "runs", key]
+    if child is not None:
+        parts.append(str(child))
+    return os.path.join(*parts, _CHECKPOINT)
 
 
 def loses_checkpoints(env: RuntimeEnv) -> bool:

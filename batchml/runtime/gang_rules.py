@@ -35,6 +35,7 @@ from batchml.runtime.gang_events import (
     StopRanks,
 )
 from batchml.runtime.generations import (
+    AGAIN,
     DONE,
     EXIT,
     HANG,
@@ -234,7 +235,7 @@ def _judge(state: State, at: float) -> Step:
         phase=GATHERING, began=at, told=at, deadline=max(state.deadline, at + state.limits.gone)
     )
     state, actions = _begin_if_all(state, at)
-    return state, [Record(past), Say(f"{cause.why} It begins again in place"), *actions]
+    return state, [Record(past), Say(f"{cause.why} {AGAIN}"), *actions]
 
 
 class Cause(NamedTuple):

@@ -20,6 +20,7 @@ from batchml.runtime.store import Store, StoreError
 OPEN, DONE, STOPPED, EXIT, SIGNAL, LOST, HANG = (
     "open", "done", "stopped", "exit", "signal", "lost", "hang",
 )  # fmt: skip
+AGAIN = "It begins again in place"  # after the cause, in the log of the main node
 KEPT = 20  # generations that are remembered
 _PIECE = 4096  # bytes of a file, three times
 _MOST = 500  # files that are looked at

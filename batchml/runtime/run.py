@@ -223,7 +223,11 @@ class _Attempt:
         self._environ[UNFIT] = unfit
 
     def _fetch_checkpoints(self) -> None:
-        """Where no folder outlives the attempt, from the run's store."""
+        """From another run, and where no folder outlives the attempt, from the run's store."""
+        if "BATCHML_RESUME" in self._environ and self._env.is_run and self._trial is None:
+            from batchml.runtime.resuming import resume
+
+            resume(self._env, self._environ, self._output.say, self._signals.check)
         if is_kept(self._env) and self._trial is None:
             from batchml.runtime.checkpoint_keep import fetch
 

@@ -16,7 +16,8 @@ from batchml.runtime.checkpoint_keep import LATEST, Kept, bring
 from batchml.runtime.checkpoint_term import Term
 from batchml.runtime.env import RuntimeEnv
 from batchml.runtime.folders import Temporary, arrange, is_kept
-from batchml.runtime.store import FolderStore, StoreError
+from batchml.runtime.resuming import VARIABLE, Told, resume
+from batchml.runtime.store import FolderStore, StoreError, open_store
 from tests.s3 import BUCKET, KEYS, client, moto_s3
 
 ROOT = str(Path(__file__).parents[2])
@@ -277,3 +278,31 @@ def test_a_host_that_is_lost_costs_what_came_after_the_last_kept_one(
     assert {name.split("/")[0] for name in keys()} == {
         "LATEST.json", "step-0000000020", "step-0000000030",
     }  # fmt: skip
+
+
+def test_another_run_goes_on_from_the_bucket_and_has_its_own_copy_there(
+    moto: str, folder: Path
+) -> None:
+    """`rerun --resume` where no folder is shared: the old run's objects stay as they are."""
+    environ = {
+        **KEYS, "AWS_ENDPOINT_URL_S3": moto, "BATCHML_STORE": f"s3://{BUCKET}/runs/new",
+        "AWS_BATCH_JOB_ID": "new",
+    }  # fmt: skip
+    old = open_store(f"s3://{BUCKET}/runs/old", environ)
+    save(folder, 10)
+    Kept(str(folder), old, PREFIX).finish()
+    before = {key: old.get(key) for key in old.keys("")}
+    told = Told("old", "train", key="old", store=f"s3://{BUCKET}/runs/old")
+    temporary, said = Temporary(), list[str]()
+    try:
+        env = arrange(RuntimeEnv.read(environ), temporary)
+        resume(env, {**environ, VARIABLE: told.to_json()}, said.append)
+        found = checkpoint.newest(env.checkpoint_dir)
+        assert found is not None
+        assert Path(found.path, "deep", "optimizer").read_text() == "x"
+    finally:
+        temporary.remove()
+    assert said == ["batchml notice: resumes from step 10 of train old"]
+    new = open_store(environ["BATCHML_STORE"], environ)
+    assert f"{PREFIX}step-0000000010/MANIFEST.json" in new.keys(PREFIX)
+    assert {key: old.get(key) for key in old.keys("")} == before
