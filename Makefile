@@ -7,6 +7,9 @@ ifneq ($(wildcard ../shared/data/mnist),)
 export BATCHML_DATA_DIR ?= $(abspath ../shared/data)
 endif
 
+# Else every session of pytest would make all tests ready anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test fast slow again torture check lint types bench help-texts picture wheel clean
 
 demo: .venv/installed  ## LeNet learns handwritten digits, through the embedded AWS Batch

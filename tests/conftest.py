@@ -3,10 +3,12 @@
 import os
 import signal
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.loaders import JSONFileLoader, Loader
 from hypothesis import settings
 
 from batchml.clock import SystemClock
@@ -17,6 +19,23 @@ from batchml.local.home import Endpoint, Home
 # A busy machine is no mistake. CI tries the same examples each time, people's runs new ones.
 settings.register_profile("suite", deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("suite")
+
+# A session of botocore reads a service's description once; ours, of all tests, read each once. They
+# are files of its package, which all clients of a session share as it is.
+_load_file = JSONFileLoader.load_file
+
+
+@cache
+def _load_once(path: str) -> Any:
+    return _load_file(JSONFileLoader(), path)
+
+
+def _load(loader: JSONFileLoader, path: str) -> Any:
+    ours = path.startswith(f"{Loader.BUILTIN_DATA_PATH}{os.sep}")
+    return _load_once(path) if ours else _load_file(loader, path)
+
+
+JSONFileLoader.load_file = _load
 
 # A shell makes what it runs behind it deaf to Ctrl-C, and children would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)

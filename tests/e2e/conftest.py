@@ -1,4 +1,8 @@
-"""The command line, run as a user runs it: a process, a folder, a state folder of its own."""
+"""The command line, run as a user runs it: a process, a folder, a state folder of its own.
+
+A command that is waited for is a fork of a Python that has imported what it needs (`forked.py`),
+one that is watched starts from nothing, as a user's does.
+"""
 
 import json
 import os
@@ -13,6 +17,7 @@ import pytest
 
 from batchml.local.home import Home
 from tests.e2e.worlds import Worlds, make_pytorch, open_worlds
+from tests.forked import BATCHML, Asked, can_share, run_forked
 
 
 class Shown(NamedTuple):
@@ -28,6 +33,8 @@ class Shown(NamedTuple):
 class Cli:
     """`cli("submit", "lenet")` runs batchml in `folder` with the state folder `home`."""
 
+    is_installed = False  # as a wheel elsewhere, and so by a command of its own
+
     def __init__(self, folder: Path, home: Home) -> None:
         self.folder = folder
         self.home = home
@@ -41,10 +48,14 @@ class Cli:
         return [sys.executable, "-m", "batchml", *arguments]
 
     def __call__(self, *arguments: str, timeout: float = 120, **environ: str) -> Shown:
-        done = subprocess.run(
-            self.command(*arguments), cwd=self.folder, env={**self.environ, **environ},
-            capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+        asked = Asked("batchml", arguments, self.folder, {**self.environ, **environ})
+        if can_share(asked.environ) and not self.is_installed:
+            done = run_forked(BATCHML, asked, timeout)
+        else:
+            done = subprocess.run(
+                self.command(*arguments), cwd=self.folder, env=asked.environ, text=True,
+                capture_output=True, timeout=timeout, stdin=subprocess.DEVNULL, check=False,
+            )  # fmt: skip
         assert "Traceback" not in done.stderr, done.stderr
         return Shown(done.returncode, done.stdout, done.stderr)
 
