@@ -4,7 +4,11 @@ BatchmlError                     1
 ├── UsageError                   2   the command line is wrong
 ├── ConfigError                 78   a file says something that cannot be
 ├── NotFound                     1   a job, run, queue or image that does not exist
+│   └── NoQueue                 78   the queue that a run is to go to
+├── NotRunning                  75   a run that nobody can be in now; 1 when it has ended
+├── NoDoor                       1   there is no way into a run that runs
 ├── ImageError                   1   an image cannot be built or pushed from here
+├── TransferFailed               1   files that did not all arrive; the same command goes on
 ├── AccessError                 77   credentials or permissions
 ├── ServiceError                 1   the service refused a request
 ├── ServiceUnreachable          74   no answer from the service, or not the service's answer
@@ -48,16 +52,55 @@ class ConfigError(BatchmlError):
 
 
 class NotFound(BatchmlError):
-    def __init__(self, kind: str, name: str, known: Iterable[str], hint: str) -> None:
+    """`where` is the line of a file that names it."""
+
+    def __init__(
+        self, kind: str, name: str, known: Iterable[str], hint: str, *, where: str = ""
+    ) -> None:
         self.kind = kind
         self.name = name
         names = sorted(set(known))
         meant = did_you_mean(name, names)
         there = f" Known: {', '.join(names)}." if names else ""
-        super().__init__(f"{kind} {name!r} does not exist.{meant}{there} {hint}".rstrip())
+        said = f"{name!r} ({where})" if where else repr(name)
+        super().__init__(f"{kind} {said} does not exist.{meant}{there} {hint}".rstrip())
+
+
+class NoQueue(NotFound):
+    """A run is to go to a queue that is not there; `known` are those that are."""
+
+    exit_code = 78
+
+    def __init__(self, name: str, known: Iterable[str], hint: str, *, where: str = "") -> None:
+        self.known = tuple(known)
+        super().__init__("Job queue", name, self.known, hint, where=where)
+
+
+class NotRunning(BatchmlError):
+    """It waits, is ending, or (`over`) has ended before anybody was in."""
+
+    exit_code = 75
+
+    def __init__(self, message: str, *, over: bool = False) -> None:
+        self.over = over
+        if over:
+            self.exit_code = 1
+        super().__init__(message)
+
+
+class NoDoor(BatchmlError):
+    """There is no way into the run; `is_early`: none yet, as it has only started."""
+
+    def __init__(self, message: str, *, is_early: bool = False) -> None:
+        self.is_early = is_early
+        super().__init__(message)
 
 
 class ImageError(BatchmlError):
+    pass
+
+
+class TransferFailed(BatchmlError):
     pass
 
 

@@ -115,6 +115,7 @@ class World:
             "DescribeComputeEnvironments": {"computeEnvironments": [compute()]},
             "GetJobQueueSnapshot": snapshot(ID),
             "ListContainerInstances": {"containerInstanceArns": []},
+            "ListJobs": {"jobSummaryList": []},
             "DescribeScalingActivities": {"Activities": []},
             "DescribeInstanceTypes": {
                 "InstanceTypes": [

@@ -151,6 +151,7 @@ def test_no_test_patches_and_no_module_sleeps_but_the_clock_and_who_waits_on_the
         "local/home.py",  # a lock held for a moment
         "runtime/processes.py",  # processes that are dying
         "runtime/ray_head.py",  # Ray, which tells nobody that it is up
+        "runtime/slurm_srun.py",  # tasks, some of them on other nodes
     }
     for path in modules():
         if "time.sleep(" in path.read_text("utf-8"):

@@ -18,17 +18,22 @@ COMMANDS = [
     ["sweep"], ["sweeps"], ["sweeps", "ls"], ["sweeps", "show"], ["sweeps", "best"],
     ["sweeps", "report"], ["sweeps", "export"], ["sweeps", "resume"], ["sweeps", "stop"],
     ["sweeps", "top-up"], ["sweeps", "rerun"], ["sweeps", "confirm"],
-    ["submit"], ["ls"], ["show"], ["logs"], ["wait"], ["cancel"], ["rerun"], ["get"], ["diff"],
-    ["explain"], ["cost"], ["top"], ["reconcile"], ["completion"],
+    ["submit"], ["alloc"], ["ls"], ["show"], ["logs"], ["shell"], ["forward"], ["wait"],
+    ["cancel"], ["rerun"], ["get"], ["diff"],
+    ["notebook"], ["tensorboard"], ["explain"], ["cost"], ["top"], ["reconcile"], ["completion"],
     ["local", "start"], ["local", "stop"], ["local", "status"], ["local", "env"],
     ["local", "reset"],
     ["jobdef"], ["jobdef", "list"], ["jobdef", "register"], ["jobdef", "delete"], ["jobdef", "gc"],
     ["env"], ["env", "list"], ["env", "show"], ["env", "use"],
     ["setup"], ["teardown"],
     ["compute"], ["compute", "list"], ["compute", "create"], ["compute", "update"],
-    ["compute", "delete"],
-    ["queue"], ["queue", "list"], ["queue", "create"], ["queue", "update"], ["queue", "delete"],
+    ["compute", "delete"], ["compute", "score"], ["compute", "hosts"],
+    ["queue"], ["queue", "list"], ["queue", "show"], ["queue", "create"], ["queue", "update"],
+    ["queue", "delete"],
     ["image"], ["image", "build"], ["image", "push"], ["image", "list"],
+    ["image", "prune"],
+    ["workspace"], ["workspace", "ls"], ["workspace", "push"], ["workspace", "pull"],
+    ["workspace", "archive"], ["workspace", "restore"], ["workspace", "rm"],
 ]  # fmt: skip
 
 
@@ -56,10 +61,11 @@ def test_importing_batchml_imports_nothing_heavy() -> None:
     assert shown.stdout.strip() == "['batchml']"
 
 
-def test_who_submits_does_not_wait_for_sweeps() -> None:
+def test_who_submits_waits_for_no_other_command() -> None:
     program = (
         "import sys; from batchml.cli.app import run; run(['submit', '-h']);"
-        "print([name for name in sys.modules if 'sweep' in name or 'optuna' in name])"
+        "others = ('sweep', 'optuna', 'cli.top', 'cli.workspace', 'cli.notebook');"
+        "print([name for name in sys.modules if any(each in name for each in others)])"
     )
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert shown.stdout.splitlines()[-1] == "[]", shown

@@ -72,6 +72,17 @@ class BatchApi:
         found.sort(key=lambda queue: (-queue["priority"], queue["jobQueueName"]))
         return [queue["jobQueueName"] for queue in found]
 
+    def takes_jobs(self, queue: str) -> bool:
+        """True for a job queue that is there, valid and enabled. `queue` is its name."""
+        with translated("DescribeJobQueues"):
+            found = self._client.describe_job_queues(jobQueues=[queue])["jobQueues"]
+        return any(
+            each["jobQueueName"] == queue
+            and each.get("state", "ENABLED") == "ENABLED"
+            and each.get("status", "VALID") in ("VALID", "UPDATING", "CREATING")
+            for each in found
+        )
+
     def list_recent(self, queue: str, since: int = 0, name: str = "") -> Iterator[Run]:
         """Runs of a queue in all states, newest first; `since` in ms since the epoch.
 
@@ -124,6 +135,11 @@ class BatchApi:
                 return
             tokens.add(token)
             more = {"nextToken": token}
+
+    def cancel(self, job_id: str, reason: str) -> None:
+        """End a job that has not started; has no effect on one that has."""
+        with translated("CancelJob"):
+            self._client.cancel_job(jobId=job_id, reason=reason)
 
     def terminate(self, job_id: str, reason: str) -> None:
         """Stop a job in whatever state it is; has no effect on one that has ended."""

@@ -23,6 +23,14 @@ class Object(Struct, frozen=True):
     modified: float  # seconds since the epoch
 
 
+class About(Struct, frozen=True):
+    """What S3 says of an object; `metadata` is its owner's, without `x-amz-meta-`."""
+
+    size: int
+    etag: str
+    metadata: dict[str, str] = {}
+
+
 class Bucket:
     """One bucket. Each method is one call, but for `list`, which is one for each 1,000 objects.
 
@@ -36,6 +44,25 @@ class Bucket:
     def has(self, key: str) -> bool:
         """Whether there is an object of this key."""
         return self._found("HeadObject", self._client.head_object, key) is not None
+
+    def about(self, key: str) -> About | None:
+        """What there is to say of an object without reading it; None when there is none."""
+        found = self._found("HeadObject", self._client.head_object, key)
+        if found is None:
+            return None
+        return About(found["ContentLength"], found.get("ETag", ""), found.get("Metadata", {}))
+
+    def folder(self, prefix: str) -> tuple[list[Object], list[str]]:
+        """The objects right below a prefix that ends with a slash, and what else begins so up to
+        the next slash. A call for each 1,000 of both."""
+        found: list[Object] = []
+        below: list[str] = []
+        with translated("ListObjectsV2"):
+            pages = self._client.get_paginator("list_objects_v2")
+            for page in pages.paginate(Bucket=self._name, Prefix=prefix, Delimiter="/"):
+                found += map(_object, page.get("Contents", ()))
+                below += [each["Prefix"] for each in page.get("CommonPrefixes", ())]
+        return found, below
 
     def put(self, key: str, data: bytes) -> None:
         with translated("PutObject"):
@@ -56,10 +83,7 @@ class Bucket:
             pages = self._client.get_paginator("list_objects_v2")
             limit = {"MaxItems": most}
             for page in pages.paginate(Bucket=self._name, Prefix=prefix, PaginationConfig=limit):
-                found += [
-                    Object(each["Key"], each["Size"], each["LastModified"].timestamp())
-                    for each in page.get("Contents", ())
-                ]
+                found += map(_object, page.get("Contents", ()))
         return found
 
     def download(self, key: str, path: Path) -> bool:
@@ -92,6 +116,10 @@ class Bucket:
     @property
     def _client(self) -> Any:
         return self._session.client("s3")
+
+
+def _object(each: dict[str, Any]) -> Object:
+    return Object(each["Key"], each["Size"], each["LastModified"].timestamp())
 
 
 class BucketStore:

@@ -14,7 +14,20 @@ from batchml.aws.identity import Identity
 from batchml.aws.session import Session
 from batchml.model.environment import Environment
 
-Command = Literal["setup", "submit", "sweep", "logs", "explain", "cost", "image push", "teardown"]
+Command = Literal[
+    "setup",
+    "submit",
+    "sweep",
+    "logs",
+    "explain",
+    "cost",
+    "top",
+    "workspace",
+    "shell",
+    "compute",
+    "image push",
+    "teardown",
+]
 Word = Literal["allowed", "missing", "denied", "organization", "boundary", "conditional"]
 
 # Resource of an action -> its ARN, `*` where the rest of a name is free. An action that takes no
@@ -30,6 +43,11 @@ _ARNS = {
     "object": "s3:::batchml-{env}-{account}-{region}/code/*",
     "bucket itself": "s3:::batchml-{env}-{account}-{region}",
     "board": "s3:::batchml-{env}-{account}-{region}/runs/*",
+    "archive": "s3:::batchml-{env}-{account}-{region}/workspace/*",
+    "half sent": "s3:::batchml-{env}-{account}-{region}/workspace/.batchml/archive/uploads/*",
+    "file system": "fsx:{region}:{account}:file-system/*",
+    "link": "fsx:{region}:{account}:association/*",
+    "task": "fsx:{region}:{account}:task/*",
     "consumable": "batch:{region}:{account}:consumable-resource/batchml-*",
     "compute": "batch:{region}:{account}:compute-environment/batchml-{env}-*",
     "queue": "batch:{region}:{account}:job-queue/batchml-{env}-*",
@@ -38,6 +56,7 @@ _ARNS = {
     "repository": "ecr:{region}:{account}:repository/batchml/*",
     # AWS Batch names a cluster after its compute environment.
     "cluster": "ecs:{region}:{account}:cluster/AWSBatch-batchml-{env}-*",
+    "ecs task": "ecs:{region}:{account}:task/AWSBatch-batchml-{env}-*",
     "host": "ecs:{region}:{account}:container-instance/AWSBatch-batchml-{env}-*",
     "stream": "logs:{region}:{account}:log-group:/aws/batch/batchml-{env}:log-stream:*",
 }
@@ -109,6 +128,31 @@ _COMMON: Mapping[Command, Mapping[str, str]] = {
         "ec2:DescribeSpotPriceHistory pricing:GetProducts",
         "host": "ecs:DescribeContainerInstances",
     },
+    # `compute hosts` and `queue` too. What may not be asked is left out of the view, and named.
+    "top": {
+        ANY: "batch:DescribeJobs batch:ListJobs batch:DescribeJobQueues "
+        "batch:DescribeComputeEnvironments batch:GetJobQueueSnapshot ec2:DescribeInstances",
+        "cluster": "ecs:ListContainerInstances",
+        "host": "ecs:DescribeContainerInstances",
+    },
+    # Beside `submit`: what is on its way to and from a file system, and the archive.
+    "workspace": {
+        ANY: "batch:DescribeJobs batch:ListJobs",
+        "board": "s3:GetObject s3:PutObject s3:DeleteObject",
+        "archive": "s3:GetObject s3:PutObject",
+        "bucket itself": "s3:ListBucket",
+    },
+    # `forward`, `notebook` and `alloc` too.
+    "shell": {
+        ANY: "batch:DescribeJobs batch:ListJobs",
+        "cluster": "ecs:ExecuteCommand",
+        "ecs task": "ecs:DescribeTasks ecs:ExecuteCommand ssm:StartSession",
+    },
+    # `compute score` and `compute list`: where spot is to be had, and what is kept warm.
+    "compute": {
+        ANY: "ec2:GetSpotPlacementScores ec2:DescribeInstanceTypes ec2:DescribeSpotPriceHistory "
+        "batch:DescribeComputeEnvironments",
+    },
     "image push": {
         ANY: "ecr:GetAuthorizationToken",
         "repository": "CreateRepository DescribeRepositories DescribeImages BatchGetImage "
@@ -146,9 +190,21 @@ _NAT = {
 _EFS = {
     "setup": "elasticfilesystem:CreateFileSystem elasticfilesystem:CreateMountTarget "
     "elasticfilesystem:CreateAccessPoint",
-    "teardown": "elasticfilesystem:DeleteMountTarget",
+    "teardown": "elasticfilesystem:DeleteMountTarget elasticfilesystem:DeleteAccessPoint "
+    "elasticfilesystem:DeleteFileSystem",
 }
-_FSX = {"setup": "fsx:CreateFileSystem fsx:CreateDataRepositoryAssociation"}
+_FSX = {
+    "setup": "fsx:CreateFileSystem fsx:CreateDataRepositoryAssociation",
+    "workspace": "fsx:DescribeDataRepositoryAssociations fsx:DescribeDataRepositoryTasks",
+    "teardown": "fsx:DeleteFileSystem fsx:DeleteDataRepositoryAssociation",
+}
+# What an archive asks of a file system that is linked to the bucket.
+_LINKED = {
+    "file system": "fsx:CreateDataRepositoryTask",
+    "link": "fsx:UpdateDataRepositoryAssociation",
+    "task": "fsx:CreateDataRepositoryTask fsx:TagResource",
+    "half sent": "s3:DeleteObject",
+}
 _AMI = {
     "setup": "imagebuilder:CreateComponent imagebuilder:CreateImageRecipe "
     "imagebuilder:CreateInfrastructureConfiguration imagebuilder:CreateDistributionConfiguration "
@@ -157,6 +213,7 @@ _AMI = {
     "teardown": "imagebuilder:DeleteImage imagebuilder:DeleteImageRecipe "
     "imagebuilder:DeleteComponent",
 }
+_RESERVED = {"compute": "ec2:DescribeCapacityReservations"}
 _BUDGET = {"setup": "budgets:ModifyBudget", "teardown": "budgets:ModifyBudget"}
 
 _SERVICES = {"stack": "cloudformation", "repository": "ecr"}  # `batch` for the rest
@@ -183,10 +240,13 @@ class Verdict(Struct, frozen=True):
 
 def needed_permissions(environment: Environment) -> dict[Command, tuple[Permission, ...]]:
     """What each command needs for this environment, sorted."""
-    return {
-        command: tuple(sorted({*_read(kinds), *_read({ANY: _only_here(environment, command)})}))
+    found = {
+        command: {*_read(kinds), *_read({ANY: _only_here(environment, command)})}
         for command, kinds in _COMMON.items()
     }
+    if environment.storage.workspace == "fsx-lustre":
+        found["workspace"] |= {*_read(_LINKED)}
+    return {command: tuple(sorted(each)) for command, each in found.items()}
 
 
 def _read(kinds: Mapping[str, str]) -> Iterable[Permission]:
@@ -205,6 +265,7 @@ def _only_here(environment: Environment, command: Command) -> str:
         (_EFS, workspace == "efs"),
         (_FSX, workspace == "fsx-lustre"),
         (_AMI, "build" in amis),
+        (_RESERVED, any(compute.reservation for compute in environment.compute.values())),
         (_BUDGET, environment.budget is not None),
     ]
     return " ".join(part.get(command, "") for part, is_here in parts if is_here)

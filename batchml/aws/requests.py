@@ -9,11 +9,13 @@ from typing import Any
 from msgspec import Struct
 
 from batchml.aws.retries import retry_strategy
+from batchml.aws.secrets import secrets
 from batchml.aws.site import NOTICE_FILE, NOTICES, WORKSPACE, Platform
 from batchml.errors import ConfigError
 from batchml.model.job import DEFAULT_GRACE, MAX_OVERRIDES, JobSpec
 from batchml.model.launching import launch_variables
 from batchml.model.names import keyed_name, to_name
+from batchml.model.project import is_reference
 from batchml.model.reading import parse_size
 
 _HASH = 10  # hex digits of a definition's content in its name
@@ -22,8 +24,6 @@ _HASH = 10  # hex digits of a definition's content in its name
 DRIVER_ON_HOST = "/opt/nvidia"
 DRIVER = "/usr/local/nvidia"
 REGISTERED = "batchml:registered"  # the tag with the date; AWS Batch keeps none
-
-_REFERENCE_MARKS = "/:@."  # a name without any is a folder below images/
 
 # The command where the true one is in a document: the runtime of our images reads it.
 BY_DOCUMENT = "batchml-order"
@@ -202,6 +202,8 @@ def definition(spec: JobSpec, image: str, platform: Platform = _LOCAL) -> dict[s
     """
     name = to_name(spec.name)
     container = _container(spec, name, image) | _placed(spec, name, platform)
+    if spec.secrets:
+        container["secrets"] = secrets(spec, platform)
     kind = _for_nodes(container) if spec.nodes > 1 else _alone(container)
     content = json.dumps(container if spec.nodes == 1 else kind, sort_keys=True).encode()
     digest = hashlib.sha256(content).hexdigest()[:_HASH]
@@ -280,10 +282,12 @@ def _placed(spec: JobSpec, name: str, platform: Platform) -> dict[str, Any]:
         ("jobRoleArn", platform.job_role),
         ("executionRoleArn", platform.execution_role),
         # Said again, though images of ours say it, so that rules about requests can see it.
-        ("user", "" if set(spec.image) & set(_REFERENCE_MARKS) else platform.user),
+        ("user", "" if is_reference(spec.image) else platform.user),
     ):
         if value:
             found[key] = value
+    if platform.job_role:  # `batchml shell`: ECS Exec opens its channel by this role
+        found["enableExecuteCommand"] = True
     if platform.log_group:
         options = {"awslogs-stream-prefix": name, "awslogs-group": platform.log_group}
         found["logConfiguration"] = {"logDriver": "awslogs", "options": options}

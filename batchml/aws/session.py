@@ -6,7 +6,7 @@ which a person feels with every command.
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -19,7 +19,7 @@ from batchml.errors import AccessError
 if TYPE_CHECKING:
     from batchml.aws.advice import Caller
 
-_MODELS = ("batch", "logs", "sts")
+_MODELS = ("batch", "ecs", "logs", "sts")
 _TRIES = 5  # of one call, where an answer was cut off
 
 
@@ -84,6 +84,30 @@ class Session:
                 made.meta.events.register_last("after-call", self._after_call)
             self._clients[key] = made
         return self._clients[key]
+
+    def variables(self, environ: Mapping[str, str]) -> Mapping[str, str]:
+        """Keys, region and endpoint as the variables that `runtime/credentials.py` reads.
+
+        The keys are those of the moment in which they are asked for: what a profile gives for an
+        hour is renewed. `environ` has the endpoints. Raises AccessError, when asked, without keys.
+        """
+        return _Variables(self, environ)
+
+    def keys(self) -> tuple[str, str, str]:
+        """Access key, secret key and session token, as they are now. Raises AccessError."""
+        if self._access.endpoint:
+            return self._access.access_key_id, self._access.secret_access_key, ""
+        with signing(self._caller):
+            self._prepare_mfa()
+            credentials = self._session.get_credentials()
+            if credentials is None:
+                raise no_credentials(self._caller())
+            found = credentials.get_frozen_credentials()
+        return found.access_key, found.secret_key, found.token or ""
+
+    @property
+    def region(self) -> str:
+        return self._access.region
 
     def _before_call(self, **_: Any) -> None:
         """Renew credentials here, where it is known that it is they that fail."""
@@ -217,3 +241,27 @@ class Session:
                 "aws_secret_access_key": access.secret_access_key,
             }
         return {**arguments, "config": Config(**config)}
+
+
+class _Variables(Mapping[str, str]):
+    """Variables whose keys are looked up each time they are asked for."""
+
+    _KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+    _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+
+    def __init__(self, session: Session, environ: Mapping[str, str]) -> None:
+        self._session = session
+        self._fixed = {name: environ[name] for name in self._ENDPOINTS if environ.get(name)}
+        self._fixed["AWS_REGION"] = session.region
+        self._fixed["AWS_EC2_METADATA_DISABLED"] = "true"
+
+    def __getitem__(self, name: str) -> str:
+        if name in self._KEYS:
+            return self._session.keys()[self._KEYS.index(name)]
+        return self._fixed[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((*self._KEYS, *self._fixed))
+
+    def __len__(self) -> int:
+        return len(self._KEYS) + len(self._fixed)

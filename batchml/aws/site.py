@@ -71,7 +71,8 @@ class Platform(Struct, frozen=True):
     `gpu` is how containers with GPUs reach them: `driver-mount` (privileged, the driver's folder of
     the host), `toolkit` (unprivileged, the NVIDIA runtime), or empty: nothing is said about it.
     `workspace` is the folder of the host that containers have at `/workspace`, `user` whom images
-    of ours run as, `notices` the folder in which spot hosts write what EC2 announces.
+    of ours run as, `notices` the folder in which spot hosts write what EC2 announces. `secrets` are
+    the ARNs of what jobs may be given.
     """
 
     gpu: Literal["", "driver-mount", "toolkit"] = ""
@@ -82,6 +83,9 @@ class Platform(Struct, frozen=True):
     user: str = ""
     notices: str = ""
     tags: dict[str, str] = {}
+    env: str = LOCAL
+    region: str = ""
+    secrets: tuple[str, ...] = ()
 
 
 def stack_name(env: str, stack: str) -> str:
@@ -140,6 +144,9 @@ def make_platform(env: str, environment: Environment, outputs: Mapping[str, str]
         user=USER,
         notices=NOTICES if any(each.spot for each in environment.compute.values()) else "",
         tags={**environment.tags, **owner_tags(env)},
+        env=env,
+        region=environment.region,
+        secrets=environment.secrets,
     )
 
 
@@ -148,11 +155,20 @@ def _listed(text: str) -> tuple[str, ...]:
 
 
 def _workspace(environment: Environment, outputs: Mapping[str, str]) -> Workspace:
-    if environment.storage.workspace == "none" or not outputs.get("FileSystemId"):
+    """The file system that is mounted: the environment's own, or one that it shares.
+
+    Of a shared one the outputs are those of the other environment's stacks, where they are known:
+    what kind it is shows in them. Its own stack gives no more than the id.
+    """
+    kind, found = environment.storage.workspace, outputs.get("FileSystemId")
+    if environment.storage.shared_with:
+        kind = "fsx-lustre" if outputs.get("LustreMountName") else "efs"
+        found = found or outputs.get("SharedFileSystemId")
+    if kind == "none" or not found:
         return Workspace()
     return Workspace(
-        kind=environment.storage.workspace,
-        file_system=outputs["FileSystemId"],
+        kind=kind,
+        file_system=found,
         dns=outputs.get("FileSystemDns", ""),
         mount_name=outputs.get("LustreMountName", ""),
         access_point=outputs.get("AccessPointId", ""),

@@ -11,7 +11,7 @@ Source: AWS CloudFormation API reference, "Stack status codes", "ClientRequestTo
 import hashlib
 import json
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -130,14 +130,24 @@ class Stacks:
 
     # --- reading ----------------------------------------------------------------------------
 
-    def read_all(self, names: Sequence[str]) -> dict[str, Stack]:
-        """Those of the named stacks that exist, with their templates."""
+    def read_all(
+        self, names: Sequence[str], beside: Callable[[Stack], bool] = lambda stack: False
+    ) -> dict[str, Stack]:
+        """Those of the named stacks that exist, with their templates.
+
+        Also any that `beside` is true of, without theirs: all of the region are looked at anyway.
+        """
         found = {}
         with translated("DescribeStacks"):
             for page in self._client.get_paginator("describe_stacks").paginate():
                 for detail in page["Stacks"]:
-                    if detail["StackName"] in names and detail["StackStatus"] != _GONE:
-                        found[detail["StackName"]] = self._with_template(_stack(detail))
+                    stack = _stack(detail)
+                    if stack.status == _GONE:
+                        continue
+                    if stack.name in names:
+                        found[stack.name] = self._with_template(stack)
+                    elif beside(stack):
+                        found[stack.name] = stack
         return found
 
     def read(self, name_or_id: str) -> Stack | None:

@@ -4,6 +4,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 import typer
@@ -18,12 +19,20 @@ from batchml.errors import BatchmlError
 # As --help lists them: a day's work from its start to its end, then places and what is in them.
 ORDER = (
     "init", "doctor",
-    "submit", "sweep", "sweeps", "ls", "show", "logs", "wait", "top", "explain", "cost", "get",
-    "diff", "cancel", "rerun", "reconcile",
+    "submit", "alloc", "sweep", "sweeps",
+    "ls", "show", "logs", "shell", "forward", "notebook", "tensorboard", "wait", "top", "explain",
+    "cost", "get", "workspace", "diff",
+    "cancel", "rerun", "reconcile",
     "setup", "teardown", "env", "compute", "queue", "jobdef", "image", "local", "completion",
 )  # fmt: skip
 
-_OTHERS = frozenset(ORDER) - {"sweep", "sweeps"}
+# The modules that have a command, where they are not of its name.
+_MODULES = {
+    "init": ("doctor",), "ls": ("listing",), "wait": ("ending",), "cancel": ("ending",),
+    "teardown": ("setup",), "env": ("envs",), "compute": ("compute", "hosts"),
+    "queue": ("queues", "queue_show"), "image": ("images",),
+    "sweeps": ("sweeps", "sweeps_steering"), "attend": ("attend",),
+}  # fmt: skip
 _SIGPIPE = 141  # as a shell has it of who died of that signal
 
 
@@ -120,7 +129,7 @@ def _run(before: list[str], command: list[str] | None) -> tuple[int, str]:
         if isinstance(stream, io.TextIOWrapper):
             # What a job prints may be anything; a terminal of another encoding shows "?" for it.
             stream.reconfigure(errors="replace")
-    _register_sweeps(before)
+    _register(next((word for word in before if not word.startswith("-")), ""))
     try:
         try:
             app(args=before, prog_name="batchml", obj=command)
@@ -144,11 +153,21 @@ def _run(before: list[str], command: list[str] | None) -> tuple[int, str]:
     return 0, ""
 
 
-def _register_sweeps(words: list[str]) -> None:
-    """Unless another command is meant: theirs are many, and every `submit` would wait for them."""
-    named = next((word for word in words if not word.startswith("-")), "")
-    if named not in _OTHERS:
-        from batchml.cli import sweep, sweeps, sweeps_steering  # noqa: F401
+def whole() -> Any:
+    """All of the command line, as Click has it."""
+    _register("")
+    return typer.main.get_command(app)
+
+
+def _register(name: str) -> None:
+    """Import what has the command of this name, or all of them: each registers its own.
+
+    One is enough for a line that names it: typer builds every command that it knows of.
+    """
+    known = {**{each: (each,) for each in ORDER}, **_MODULES}
+    for modules in [known[name]] if name in known else known.values():
+        for module in modules:
+            import_module(f"batchml.cli.{module}")
 
 
 def _drop_output() -> None:
@@ -162,28 +181,3 @@ def _split_command(arguments: list[str]) -> tuple[list[str], list[str] | None]:
         return arguments, None
     place = arguments.index("--")
     return arguments[:place], arguments[place + 1 :]
-
-
-from batchml.cli import (  # noqa: E402  (the commands register themselves)
-    completion,  # noqa: F401
-    compute,  # noqa: F401
-    cost,  # noqa: F401
-    diff,  # noqa: F401
-    doctor,  # noqa: F401
-    ending,  # noqa: F401
-    envs,  # noqa: F401
-    explain,  # noqa: F401
-    get,  # noqa: F401
-    images,  # noqa: F401
-    jobdef,  # noqa: F401
-    listing,  # noqa: F401
-    local,  # noqa: F401
-    logs,  # noqa: F401
-    queues,  # noqa: F401
-    reconcile,  # noqa: F401
-    rerun,  # noqa: F401
-    setup,  # noqa: F401
-    show,  # noqa: F401
-    submit,  # noqa: F401
-    top,  # noqa: F401
-)

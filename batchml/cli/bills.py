@@ -7,8 +7,8 @@ from typing import Any
 from batchml.cli.render import printable, table
 from batchml.model.budget import max_seconds
 from batchml.model.run import Run
+from batchml.model.words import amounts, duration
 from batchml.model.words import dollars as dollars
-from batchml.model.words import duration
 from batchml.ops.bill import Bill, Piece, amount
 from batchml.ops.cost import HOUR, NOT_COUNTED, OWN, Offer, Quote, Usd
 from batchml.ops.rates import Rate, said
@@ -23,7 +23,7 @@ def money(usd: Usd, *, is_least: bool = False) -> str:
     """`$0.52`, `$0.25 to $1.01`, `at least $3.10`; `unknown` for at least nothing."""
     if is_least and not usd.high:
         return "unknown"
-    ends = " to ".join(dict.fromkeys((dollars(usd.low), dollars(usd.high))))
+    ends = amounts(usd.low, usd.high)
     return f"at least {ends}" if is_least else ends
 
 

@@ -11,6 +11,10 @@ from batchml.cli.output import print_json, print_line, say, say_lost
 from batchml.errors import BatchmlError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from batchml.client.place import Place
+    from batchml.model.run import Run
     from batchml.ops.cancel import Stopped
     from batchml.ops.search import Found
 
@@ -29,7 +33,7 @@ def wait(
     The exit code is the first that is not 0, in the order in which the runs are given.
     """
     from batchml.cli.listing import found_json
-    from batchml.cli.waitline import Waited, shown
+    from batchml.cli.waitline import Waited, Words, is_shown, shown
     from batchml.cli.wiring import open_place
     from batchml.client.finding import recall
     from batchml.client.runs import select
@@ -47,14 +51,17 @@ def wait(
     going_on = [job_id for job_id, found in known.items() if not _is_over(found)]
     left = list(going_on)
     runs_known = [each.run for job_id in going_on if (each := known[job_id]).run]
+    has_line = bool(left) and not json_ and is_shown()
     waited = Waited(place.clock, runs_known)
-    with following.detaching(place, left), shown(waited, place.clock, bool(left) and not json_):
+    see = waited.see if has_line else Words(place, going_on, say).see
+    with following.detaching(place, left), shown(waited, place.clock, has_line):
         try:
-            for run in wait_and_keep(place, going_on, limit, say_lost, waited.see):
-                known[run.job_id] = Found(run, known[run.job_id].record)
-                left.remove(run.job_id)
+            for run in wait_and_keep(place, going_on, limit, say_lost, see, say):
+                asked_as = _asked_as(known, run)
+                known[asked_as] = Found(run, known[asked_as].record)
+                left.remove(asked_as)
                 if not json_:
-                    _tell(known[run.job_id])
+                    _tell(known[asked_as])
         except TimeoutError as error:
             raise BatchmlError(str(error)) from None
     if json_:
@@ -65,8 +72,18 @@ def wait(
     raise typer.Exit(next((code for code in codes if code), 0))
 
 
+def _asked_as(known: "Mapping[str, Found]", run: "Run") -> str:
+    """Under which id a run was asked for: that of before, where it has moved to another queue."""
+    if run.job_id in known:
+        return run.job_id
+    return next(job_id for job_id, each in known.items() if each.run and each.run.key == run.key)
+
+
 def _is_over(found: "Found") -> bool:
-    return found.run is None or found.run.status.is_terminal
+    """False for one that was left for another queue: waiting has it submitted there."""
+    from batchml.model.fallback import moved_to
+
+    return found.run is None or (found.run.status.is_terminal and not moved_to(found.run))
 
 
 def _tell(found: "Found") -> None:
@@ -98,6 +115,7 @@ def cancel(
     from batchml.client.finding import recall
     from batchml.client.gang_parts import with_parts
     from batchml.client.runs import select
+    from batchml.model.fallback import moved_to
     from batchml.ops.cancel import cancel as stop
     from batchml.ops.search import Found, remember
 
@@ -106,6 +124,8 @@ def cancel(
     found = {each.job_id: each for each in asked}
     before = {job_id: each.run for job_id, each in found.items() if each.run}
     stopped = stop(place.batch, before, reason, place.clock)
+    if any(moved_to(each.run) for each in stopped.values()):
+        stopped |= _on_their_way(place, stopped, reason)
     remember(
         place.history,
         [each.record for each in found.values() if each.record],
@@ -126,6 +146,18 @@ def cancel(
     if left:
         errors = (stopped[job_id].error for job_id in left)
         raise typer.Exit(next((error.exit_code for error in errors if error), 1))
+
+
+def _on_their_way(
+    place: "Place", stopped: "Mapping[str, Stopped]", reason: str
+) -> "dict[str, Stopped]":
+    """What became of runs that were moved to another queue in the same second, by their old ids."""
+    from batchml.client.fallback import arrived
+    from batchml.ops.cancel import cancel as stop
+
+    there = arrived(place, [each.run for each in stopped.values()])
+    ends = stop(place.batch, place.describe(list(there.values())), reason, place.clock)
+    return {before: ends[now] for before, now in there.items() if now in ends}
 
 
 def _said(found: "Found", stopped: "Stopped | None") -> str:

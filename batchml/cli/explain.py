@@ -87,6 +87,7 @@ def to_json(told: "Told") -> dict[str, Any]:
     found = told.explanation
     return {
         **run_json(told.run),
+        "containerReason": told.run.reason or None,
         "cause": found.cause,
         "verdict": found.verdict,
         "isProblem": found.is_problem,

@@ -27,8 +27,13 @@ MaxCost = Annotated[
     float | None, typer.Option(metavar="USD", help="Save and stop before it costs more.")
 ]
 Tag = Annotated[list[str] | None, typer.Option(metavar="K=V", help="Tag the run.")]
+SetEnv = Annotated[list[str] | None, typer.Option(metavar="K=V", help="Set a variable of the run.")]
 Wait = Annotated[
     bool, typer.Option("--wait/--detach", help="Stream the log and exit with the job's code.")
+]
+Fallback = Annotated[
+    str | None,
+    typer.Option(metavar="QUEUE[:30m]", help="Move there if it finds no host for so long."),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the AWS requests and send nothing.")]
 

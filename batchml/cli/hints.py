@@ -18,6 +18,11 @@ SYNONYMS = {
     "follow": "logs -f", "attach": "logs -f", "describe": "show", "info": "show", "why": "explain",
     "download": "get", "fetch": "get", "retry": "rerun", "resubmit": "rerun", "price": "cost",
     "help": "--help", "version": "--version",
+    # Of Slurm and ParallelCluster: docs/slurm.md.
+    "sbatch": "submit", "srun": "submit --wait --", "salloc": "alloc", "squeue": "ls",
+    "scancel": "cancel", "sinfo": "compute list", "sacct": "ls", "seff": "show",
+    "awsbsub": "submit", "awsbstat": "ls", "awsbout": "logs", "awsbkill": "cancel",
+    "awsbqueues": "queue list", "awsbhosts": "compute hosts",
 }  # fmt: skip
 
 _PAIR = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*=.*", re.DOTALL)
@@ -40,7 +45,10 @@ class SubmitCommand(TyperCommand):
 
     def _help(self, ctx: Any, error: Any, given: list[str]) -> None:
         option = getattr(error, "option_name", "")
-        if not option:
+        slurms = about_slurm(option, given) or about_ids(getattr(error, "param", None), given)
+        if slurms:
+            hint, error.possibilities = slurms, None
+        elif not option:
             _, rest, _ = self.make_parser(ctx).parse_args(args=list(given))
             hint = about_words(given, rest)
         elif _is_near(option, getattr(error, "possibilities", ())):
@@ -49,7 +57,75 @@ class SubmitCommand(TyperCommand):
             hint = about_option(given, option)
             error.possibilities = None
         if hint:
-            error.message = f"{error.message}. {hint}"
+            error.message = f"{error.message.rstrip('.')}. {hint}"
+
+
+def about_slurm(option: str, given: Sequence[str]) -> str:
+    """For an option that sbatch has and we do not: `--gres: here --gpus 1`; "" for any other."""
+    from batchml.model import slurm_options as options
+
+    if not option:
+        return ""
+    place = next((i for i, word in enumerate(given) if word.startswith(option)), None)
+    if place is None or [word for word in given[:place] if _PROGRAM.fullmatch(word)]:
+        return ""  # behind the program it is the program's own
+    name = option.lstrip("-")
+    name = name if option.startswith("--") else options.SHORT.get(name[:1], "")
+    if options.PASSED.get(name):
+        return f"{option} is an option of sbatch: {options.PASSED[name]}"
+    if name in options.REFUSED:
+        return f"{option} is an option of sbatch: {options.REFUSED[name]}"
+    if name not in options.READ | options.READ_BARE:
+        return ""
+    return _in_our_words(option, given[place : place + 2])
+
+
+def about_ids(param: Any, given: Sequence[str]) -> str:
+    """For `--array 0-3`, sbatch's ids, where we have a number."""
+    from batchml.model.slurm_values import tasks
+
+    if getattr(param, "name", "") != "array":
+        return ""
+    words = list(given)
+    place = next((i for i, word in enumerate(words) if word.partition("=")[0] == "--array"), None)
+    if place is None:
+        return ""
+    text = words[place].partition("=")[2] or (words[place + 1] if words[place + 1 :] else "")
+    found = tasks(text)
+    if found is None:
+        return ""
+    count = len(found.ids)
+    if tuple(found.ids) == tuple(range(count)):
+        return f"--array {text}: here --array {count}, for 0 to {count - 1}"
+    return (
+        f"Other ids are for a script's own line, #SBATCH --array={text}; here --array 4 is 0 to 3"
+    )
+
+
+def _in_our_words(option: str, words: Sequence[str]) -> str:
+    """As the same words of a script's line would be read."""
+    from batchml.model.script import Line
+    from batchml.model.slurm import read_slurm
+
+    if option == "--time" and words[1:] and words[1][-1:] in ("h", "m", "s", "d"):
+        return f"{option}: here {_joined(['--timeout', words[1]])}"
+    asked = read_slurm([Line(1, tuple(words))], {})
+    if asked.mistakes:  # the word behind it is not its value, or cannot be read
+        asked = read_slurm([Line(1, tuple(words[:1]))], {})
+    if asked.mistakes or not asked.wanted:
+        return ""
+    flags = [part for name, value in asked.wanted.items() for part in _flag(name, value)]
+    return f"{option}: here {_joined(flags)}"
+
+
+def _flag(name: str, value: Any) -> list[str]:
+    from batchml.model.script import PAIRS
+
+    flag = {field: flag for flag, field in PAIRS.items()}.get(name, f"--{name.replace('_', '-')}")
+    if isinstance(value, dict):
+        return [part for key, each in value.items() for part in (flag, f"{key}={each}")]
+    each = value if isinstance(value, list | tuple) else [value]
+    return [part for one in each for part in (flag, str(one))]
 
 
 def _is_near(option: str, known: Iterable[str] | None) -> bool:
@@ -91,9 +167,15 @@ def about_command(word: str) -> str:
 
 
 def _command(words: Sequence[str]) -> str:
+    if words and words[0].endswith(".sh"):
+        return f"A script's arguments stand after --: batchml submit {_joined(_parted(words))}"
     if words and words[0].endswith(".py"):
         words = ["python", *words]
     return f"A command stands after --: batchml submit -- {_joined(words)}"
+
+
+def _parted(words: Sequence[str]) -> list[str]:
+    return [words[0], "--", *words[1:]]
 
 
 def _joined(words: Iterable[str]) -> str:

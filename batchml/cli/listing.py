@@ -94,12 +94,11 @@ def ls(
 
 def _about_sweeps(place: "Place", sweeps: "Collection[str]") -> str:
     """What is left out: a sweep's waves would hide everything else."""
-    option = "" if place.settings.is_local else f" --env {place.env}"
     whose = "1 sweep" if len(sweeps) == 1 else f"{len(sweeps)} sweeps"
     key = next(iter(sweeps)) if len(sweeps) == 1 else "KEY"
     return (
-        f"Runs of {whose} are left out: batchml sweeps ls{option} lists sweeps, and "
-        f"batchml ls --tag batchml:sweep={key}{option} the runs of one."
+        f"Runs of {whose} are left out: batchml sweeps ls{place.option} lists sweeps, and "
+        f"batchml ls --tag batchml:sweep={key}{place.option} the runs of one."
     )
 
 

@@ -1,6 +1,5 @@
 """local start, stop, status, env, reset."""
 
-import sys
 from typing import Annotated, Any
 
 import typer
@@ -158,35 +157,61 @@ def env(json_: Json = False) -> None:
 @local_app.command(epilog="Example: batchml local reset --yes")
 def reset(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    delete_data: Annotated[
+        bool, typer.Option("--delete-data", help="Also empty the workspace and the data sets.")
+    ] = False,
+    archive: Annotated[
+        str, typer.Option(metavar="PLACE", help="With --delete-data: where the archive is.")
+    ] = "",
+    allow_loss: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="workspace or data: may be lost. May be repeated."),
+    ] = None,
     json_: Json = False,
 ) -> None:
     """Stop the server and its jobs, and forget all jobs, logs, queues and outputs.
 
-    Environments made for images, data sets and the workspace stay.
+    Environments made for images, data sets and the workspace stay. --delete-data empties the last
+    two as well, once `batchml workspace archive` has all of the workspace.
     """
+    from batchml.cli import resetting
     from batchml.clock import SystemClock
     from batchml.local import control
     from batchml.local.reset import forget
+    from batchml.ops.fallback import Plans
 
     place = _place()
     home = place.home
+    data = resetting.Data(place, archive, tuple(allow_loss or ())) if delete_data else None
+    if data is None and (archive or allow_loss):
+        raise UsageError("--archive and --allow-loss go with --delete-data.")
+    if data is not None:
+        data.check("nothing was done", reads=True)
     if not yes:
-        if not sys.stdin.isatty():
-            raise UsageError("This forgets every local job and its outputs. Say so with --yes.")
-        typer.confirm(f"Forget every job, log and output in {home.root}?", abort=True)
+        resetting.ask(home, data)
     clock = SystemClock()
     control.stop(home, clock)
     lock = home.hold() if home.local.is_dir() else None
     killed = forget(home, clock)
+    Plans.beside(place.history, place.env).clear()
+    runs = len(place.history.names(place.env))
     place.history.forget(place.env)  # runs in AWS are remembered in the same file
+    if data is not None:
+        data.check("the jobs were forgotten, the data stays")  # they have worked meanwhile
+        data.empty()
     if lock is not None:
         import os
 
         os.close(lock)
     if json_:
         _print_status(home, json_)
-    else:
-        print(f"Reset. {killed} running job{'' if killed == 1 else 's'} stopped.")
+        return
+    print(
+        f"Reset. {killed} running job{'' if killed == 1 else 's'} stopped, {runs} "
+        f"run{'' if runs == 1 else 's'} forgotten with logs and outputs."
+    )
+    if data is not None:
+        print(f"The workspace and the data sets are empty. {data.way_back}")
 
 
 def _print_status(home: Any, json_: bool) -> bool:

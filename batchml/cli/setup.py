@@ -75,6 +75,14 @@ def teardown(
     delete_data: Annotated[
         bool, typer.Option("--delete-data", help="Also the bucket, file system and logs, for good.")
     ] = False,
+    delete_file_system: Annotated[
+        bool,
+        typer.Option("--delete-file-system", help="Also the file system, once it is archived."),
+    ] = False,
+    allow_loss: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A file system that may go without an archive."),
+    ] = None,
     env: Env = None,
     json_: Json = False,
 ) -> None:
@@ -85,14 +93,29 @@ def teardown(
 
     place = open_place(env)
     subject = environments.subject(place)
+    look: Callable[[], object] = lambda: None  # noqa: E731
+    if delete_file_system and not delete_data:
+        from functools import partial
+
+        from msgspec.structs import replace
+
+        from batchml.client.archived import check_archived
+
+        look = partial(check_archived, place, allow_loss or ())
+        subject = replace(subject, notes=(*subject.notes, str(look())))
     tools = environments.tools(
         place, "teardown", continue_rollback=_skipped(continue_rollback, skip_resource)
     )
     with environments.going_on(f"batchml teardown --env {place.env}") as course:
         _run(
             place, subject, tools, course,
-            lambda facts: desired.leftovers(subject.scheme, facts, delete_data=delete_data),
-            Wishes("teardown", plan, yes, json_, (), deletes_data=delete_data),
+            lambda facts: desired.leftovers(
+                subject.scheme, facts, delete_data=delete_data, delete_files=delete_file_system
+            ),
+            Wishes(
+                "teardown", plan, yes, json_, (),
+                deletes_data=delete_data or delete_file_system, last_look=look,
+            ),
         )  # fmt: skip
 
 
@@ -105,10 +128,11 @@ class Wishes:
 
     def __init__(
         self, command: str, plan: bool, yes: bool, json_: bool, allow_loss: "Sequence[str]",
-        deletes_data: bool = False,
+        deletes_data: bool = False, last_look: "Callable[[], object]" = lambda: None,
     ) -> None:  # fmt: skip
         self.command, self.plan, self.yes, self.json = command, plan, yes, json_
         self.allow_loss, self.deletes_data = allow_loss, deletes_data
+        self.last_look = last_look  # once the user has agreed, which may have taken hours
 
 
 def _run(
@@ -139,6 +163,7 @@ def _run(
         if wishes.json:
             print_json({**document, "applied": False})
         raise typer.Exit(WOULD_CHANGE if changing else 0)
+    wishes.last_look()
     losing = frozenset(step.name for step in agreed if step.loses)
     course.has_begun = True
     _apply(place, subject, replace(tools, replacing=losing), planner, facts, agreed)
@@ -194,8 +219,8 @@ def _apply(
     from batchml.ops.setup.apply import BEGUN, carry_out
 
     known.forget(place)  # whatever of it is done, submissions look again
-    for folder in subject.image_folders:
-        submission.publish(place, folder)
+    for source in subject.image_sources:
+        submission.publish(place, source)
     began = place.clock.monotonic()
     for progress in carry_out(planner, facts, tools, agreed):
         step = progress.step

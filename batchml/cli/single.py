@@ -17,6 +17,14 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="As batchml.toml has i
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Enable = Annotated[bool | None, typer.Option("--enable/--disable", help="Take jobs, or no more.")]
 
+# What a state means: docs/behaviours.md, B7.
+_STATES = {
+    ("job queue", "DISABLED"): "disabled: it takes no more runs; those in it go on",
+    ("job queue", "ENABLED"): "enabled: it takes runs",
+    ("compute environment", "DISABLED"): "disabled: nothing more starts there; what runs goes on",
+    ("compute environment", "ENABLED"): "enabled: runs start there",
+}
+
 
 def compute_api(place: "Place") -> Any:
     from batchml.aws.compute import ComputeApi
@@ -136,6 +144,11 @@ def _refuse_without_stacks(
         )
 
 
+def changed(kind: str, request: "Mapping[str, Any]") -> str:
+    """What an update has come to, in words."""
+    return _STATES.get((kind, request.get("state", "")), "changed")
+
+
 def say_settled(place: "Place", kind: str, request: "Mapping[str, Any]", json_: bool) -> None:
     """Wait until AWS has taken an update request."""
     from batchml.cli import environments
@@ -149,7 +162,7 @@ def say_settled(place: "Place", kind: str, request: "Mapping[str, Any]", json_: 
         print_json(detail)
     else:
         name = request.get("jobQueue") or request["computeEnvironment"]
-        print_line(f"{kind} {name} is changed.")
+        print_line(f"{kind} {name} is {changed(kind, request)}.")
 
 
 def unmake(place: "Place", kind: str, name: str, yes: bool, json_: bool) -> None:

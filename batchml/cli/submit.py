@@ -9,6 +9,7 @@ from batchml.cli.flags import (
     Attempts,
     DryRun,
     Env,
+    Fallback,
     Gpus,
     Json,
     MaxCost,
@@ -17,6 +18,7 @@ from batchml.cli.flags import (
     Nodes,
     Param,
     Queue,
+    SetEnv,
     Tag,
     Timeout,
     Vcpus,
@@ -30,7 +32,8 @@ from batchml.cli.hints import SubmitCommand
 def submit(
     context: typer.Context,
     job: Annotated[
-        str | None, typer.Argument(metavar="[JOB]", help="A folder with a job.toml, or its name.")
+        str | None,
+        typer.Argument(metavar="[JOB]", help="A folder with a job.toml, its name, or a script."),
     ] = None,
     wait: Wait = False,
     param: Param = None,
@@ -54,13 +57,12 @@ def submit(
     ] = None,
     timeout: Timeout = None,
     max_cost: MaxCost = None,
-    set_env: Annotated[
-        list[str] | None, typer.Option(metavar="K=V", help="Set a variable of the run.")
-    ] = None,
+    set_env: SetEnv = None,
     tag: Tag = None,
     share: Annotated[
         str | None, typer.Option(help="Of a fair-share queue; your user name unless given.")
     ] = None,
+    fallback: Fallback = None,
     dry_run: DryRun = False,
     strict_resources: Annotated[
         bool, typer.Option("--strict-resources", help="Refuse what does not fit, do not fit it.")
@@ -74,7 +76,11 @@ def submit(
     env: Env = None,
     json_: Json = False,
 ) -> None:
-    """Submit a run: a job, or the command after --, here or in AWS."""
+    """Submit a run: a job, a script, or the command after --, here or in AWS.
+
+    A script (- reads stdin) asks in lines "#BATCHML --gpus 1"; common lines "#SBATCH" are read.
+    What follows -- are then its arguments.
+    """
     from batchml.cli.sending import send
     from batchml.cli.wiring import open_place
     from batchml.client.client import Client
@@ -101,6 +107,7 @@ def submit(
         set_env=read_pairs(set_env, "--set-env"),
         tags=read_pairs(tag, "--tag"),
         share=share,
+        fallback=fallback,
         strict_resources=strict_resources,
         include_secrets=include_secrets,
     )

@@ -9,7 +9,6 @@ from batchml.cli.output import print_json, print_line, say
 from batchml.cli.render import pad, printable
 from batchml.cli.sweep_running import trial_json
 from batchml.cli.sweep_table import best_words
-from batchml.cli.sweep_ways import option
 from batchml.errors import NotFound
 from batchml.runtime.arguments import text
 from batchml.sweep.report.subject import words
@@ -161,7 +160,7 @@ def fetch(
     if not frozen.code or found.code:
         from shlex import quote
 
-        say(f"  run it:  batchml submit {printable(quote(str(dest)))}{option(place)}")
+        say(f"  run it:  batchml submit {printable(quote(str(dest)))}{place.option}")
 
 
 def _files(count: int) -> str:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from batchml.cli.following import detaching
 from batchml.cli.output import print_json, say
-from batchml.cli.sweep_ways import option
 from batchml.errors import INTERRUPTED, BatchmlError
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ class Leaving:
         if is_started is None:
             is_started = self._is_there()
         if is_started is None:
-            word = f"{self._frozen.key}{option(self._place)}"
+            word = f"{self._frozen.key}{self._place.option}"
             say(f"\nNobody knows yet whether it was started: batchml sweeps show {word}")
         elif is_started:
             say(left_alone(self._place, self._frozen, self._picture))
@@ -117,7 +116,7 @@ def left_alone(place: "Place", frozen: "Frozen", picture: "Picture | None") -> s
     from batchml.client.sweeping.running import is_better_watched, needs_controller
     from batchml.sweep.shape import Shape
 
-    word = f"{frozen.key}{option(place)}"
+    word = f"{frozen.key}{place.option}"
     if picture is None:
         words = "\nPaused: it was started, and not all of its trials were submitted yet."
     elif frozen.shaped.shape is Shape.WAVES:

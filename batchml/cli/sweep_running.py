@@ -9,7 +9,7 @@ import typer
 from batchml.cli.output import print_json, print_line, say, say_lost
 from batchml.cli.render import printable
 from batchml.cli.sweep_leaving import Leaving, ways
-from batchml.cli.sweep_ways import log_of, option
+from batchml.cli.sweep_ways import log_of
 
 if TYPE_CHECKING:
     from batchml.client.place import Place
@@ -67,7 +67,7 @@ def brief_at_end(pictures: "Iterator[Picture]") -> "Iterator[Picture]":
 
 
 def say_how_to_go_on(place: "Place", frozen: "Frozen") -> None:
-    say(ways(f"{frozen.key}{option(place)}"))
+    say(ways(f"{frozen.key}{place.option}"))
 
 
 # --- the end --------------------------------------------------------------------------------
@@ -83,10 +83,10 @@ def tell_end(place: "Place", frozen: "Frozen", summary: "Summary", *, json_: boo
         failed = summary.first_failure
         if failed is not None and (log := log_of(place, failed)):
             say(f"  trial {failed.number} failed:  {log}")
-            word = f"{frozen.key}{option(place)}"
+            word = f"{frozen.key}{place.option}"
             code = "--code " if frozen.code else ""
             say(f"  mended?  batchml sweeps rerun --failed {code}{word}")
-        say(f"  report:  batchml sweeps report {frozen.key}{option(place)}")
+        say(f"  report:  batchml sweeps report {frozen.key}{place.option}")
     raise typer.Exit(exit_code(summary))
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from batchml.cli.render import duration, pad, printable
 from batchml.cli.sweep_best import best_json, command_line
 from batchml.cli.sweep_table import best_words
-from batchml.cli.sweep_ways import log_of, option
+from batchml.cli.sweep_ways import log_of
 from batchml.errors import NotFound
 from batchml.runtime.arguments import text
 
@@ -66,7 +66,7 @@ def _facts(frozen: "Frozen", trial: "Trial", now: float) -> Iterator[tuple[str, 
 def _ways(place: "Place", frozen: "Frozen", trial: "Trial") -> Iterator[tuple[str, str]]:
     yield "printed", log_of(place, trial)
     if trial.state.is_failure and trial.job_id:
-        yield "explained", f"batchml explain {trial.job_id}{option(place)}"
+        yield "explained", f"batchml explain {trial.job_id}{place.option}"
     if trial.state.is_ended:
-        again = f"batchml sweeps rerun {frozen.key} --trial {trial.number}{option(place)}"
+        again = f"batchml sweeps rerun {frozen.key} --trial {trial.number}{place.option}"
         yield "run again", again

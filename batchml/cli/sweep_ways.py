@@ -16,13 +16,9 @@ if TYPE_CHECKING:
 _FAILED = 3  # trials whose logs are named
 
 
-def option(place: "Place") -> str:
-    return "" if place.settings.is_local else f" --env {place.env}"
-
-
 def log_of(place: "Place", trial: "Trial") -> str:
     """The command that shows all that the trial printed in its last container; "" for none yet."""
-    return f"batchml logs {trial.job_id}{option(place)}" if trial.job_id else ""
+    return f"batchml logs {trial.job_id}{place.option}" if trial.job_id else ""
 
 
 def is_server_down(place: "Place") -> bool:
@@ -47,7 +43,7 @@ def ways_on(
     from batchml.client.sweeping.running import is_better_watched, needs_controller
     from batchml.sweep.shape import Shape
 
-    lines, word = [], f"{frozen.key}{option(place)}"
+    lines, word = [], f"{frozen.key}{place.option}"
     failed = failed_trials(state, _FAILED)
     ways = [(f"trial {each.number} failed", log_of(place, each)) for each in failed]
     if failed:

@@ -208,7 +208,7 @@ def _find(env: str | None, word: str) -> "tuple[Place, Frozen, Board]":
 
 
 def _word(place: "Place", frozen: "Frozen") -> str:
-    return frozen.key + ("" if place.settings.is_local else f" --env {place.env}")
+    return f"{frozen.key}{place.option}"
 
 
 # --- a controller that is a run -----------------------------------------------------------------

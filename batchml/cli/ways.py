@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 def word_of(place: "Place", job_id: str) -> str:
     """The shortest that names a run on the command line, and `--env` where that is needed."""
     whole = bare_id(job_id)
-    option = "" if place.settings.is_local else f" --env {place.env}"
-    return short_id(whole) + job_id[len(whole) :] + option
+    return short_id(whole) + job_id[len(whole) :] + place.option
 
 
 def ways_on(place: "Place", found: "Found") -> "Iterator[tuple[str, str]]":
@@ -30,9 +29,8 @@ def ways_on(place: "Place", found: "Found") -> "Iterator[tuple[str, str]]":
     word = word_of(place, job_id)
     if found.cost is None and not place.settings.is_local:
         yield "cost", f"batchml cost {word}"
-    option = "" if place.settings.is_local else f" --env {place.env}"
     if found.sweep:
-        yield "sweep", f"batchml sweeps show {found.sweep}{option}"
+        yield "sweep", f"batchml sweeps show {found.sweep}{place.option}"
     if run is None:
         if found.record is not None and not found.sweep and not found.is_worker:
             yield "again", f"batchml rerun {word}"
@@ -41,9 +39,10 @@ def ways_on(place: "Place", found: "Found") -> "Iterator[tuple[str, str]]":
     if has_begun and (place.settings.is_local or outputs_of(place, run)):
         yield "copy", f"batchml get {word}"
     if run.status.is_terminal:
-        yield from _after_the_end(
-            run, word, has_begun, is_again=not (found.sweep or found.is_worker)
-        )
+        is_again = not (found.sweep or found.is_worker)
+        yield from _after_the_end(run, word, has_begun, is_again=is_again)
+        if is_again and _has_saved(place, run):
+            yield "go on", f"batchml rerun --resume {word}"
         return
     if has_begun:
         yield "follow", f"batchml logs -f {word}"
@@ -62,6 +61,15 @@ def _after_the_end(
     if is_again and run.node_index is None:
         failed = " --failed" if run.children.get("FAILED") else ""
         yield "again", f"batchml rerun {word}{failed}"
+
+
+def _has_saved(place: "Place", run: "Run") -> bool:
+    """Whether a run that failed left a checkpoint; in AWS, and of an array, nobody looks."""
+    if run.status is not JobStatus.FAILED or not place.settings.is_local or run.children:
+        return False
+    from batchml.client.resuming import saved_here
+
+    return bool(saved_here(place, run.job_id))
 
 
 def _has_begun(run: "Run") -> bool:

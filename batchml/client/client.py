@@ -18,6 +18,7 @@ from batchml.client.place import Place
 from batchml.client.submission import Tell, prepare, send, shown
 from batchml.clock import Clock, SystemClock
 from batchml.errors import UsageError
+from batchml.model.fallback import read_flag
 from batchml.model.job import JobSpec, Scalar
 from batchml.model.run import Run
 from batchml.runtime.arguments import text as param_text
@@ -95,6 +96,7 @@ class Client:
         set_env: Mapping[str, str] | None = None,
         tags: Mapping[str, str] | None = None,
         share: str | None = None,
+        fallback: str | None = None,
         strict_resources: bool = False,
         include_secrets: bool = False,
     ) -> RunHandle:
@@ -111,6 +113,7 @@ class Client:
         retry_on: the outcomes that are worth another attempt.
         max_cost: in USD; the run is told to save and is stopped before it costs more.
         share: of a queue with fair share.
+        fallback: "QUEUE:30m": moves there when it finds no host for so long.
         strict_resources: refuse what this machine does not have instead of fitting the run to it.
         include_secrets: send files along whose names look like secrets (`.env`, `*.pem`).
 
@@ -121,7 +124,8 @@ class Client:
             job, command=command, params=params, name=name, queue=queue, image=image, vcpus=vcpus,
             memory=memory, gpus=gpus, nodes=nodes, array=array, after=after, attempts=attempts,
             retry_on=retry_on, timeout=timeout, max_cost=max_cost, set_env=set_env, tags=tags,
-            share=share, strict_resources=strict_resources, include_secrets=include_secrets,
+            share=share, fallback=fallback, strict_resources=strict_resources,
+            include_secrets=include_secrets,
         )  # fmt: skip
         prepared = prepare(self._place, order, dry_run=False)
         for notice in prepared.notices:
@@ -157,6 +161,7 @@ class Client:
         set_env: Mapping[str, str] | None = None,
         tags: Mapping[str, str] | None = None,
         share: str | None = None,
+        fallback: str | None = None,
         strict_resources: bool = False,
         include_secrets: bool = False,
     ) -> Order:
@@ -175,6 +180,7 @@ class Client:
                 "resources": {"vcpus": vcpus, "memory": memory, "gpus": gpus},
                 "retry": {"attempts": attempts, "on": list(retry_on) if retry_on else None},
                 "env": dict(set_env or {}),
+                "fallback": read_flag(fallback),
             },
             tags=dict(tags or {}),
             after=tuple(_word(each) for each in after),
@@ -320,7 +326,7 @@ class Client:
         from batchml.client.waiting import wait_and_keep
 
         job_ids = [run.job_id for run in self.describe(runs)]
-        yield from wait_and_keep(self._place, job_ids, timeout, self._tell)
+        yield from wait_and_keep(self._place, job_ids, timeout, self._tell, news=self._tell)
 
 
 def _current_folder() -> Path:

@@ -1,17 +1,22 @@
 """Why a run waits or failed, for the command and for `RunHandle.explain()`."""
 
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from batchml.client.place import Place
     from batchml.model.record import Record
     from batchml.model.run import Run
     from batchml.ops.explain.folder import Here, Missed
     from batchml.ops.explain.look import Told
     from batchml.ops.explain.words import Words
+
+_WEEK = 7 * 86_400  # seconds
 
 
 def explain_run(place: "Place", word: str) -> "Told":
@@ -35,10 +40,26 @@ def explain_run(place: "Place", word: str) -> "Told":
         return _look(place, whole, run, missed)
 
     diagnosis = Renumbered(place.connect(), bare_id(job_id), whole)
-    told = explain(diagnosis, job_id, record, words, place.clock, look_here)
+
+    def seats() -> list[str]:
+        return own_seats(records, place.env, place.clock.now())
+
+    told = explain(diagnosis, job_id, record, words, place.clock, look_here, seats)
     told = with_waiting(place, told, record, words)
     explanation = diagnosis.named(told.explanation)
     return replace(told, explanation=explanation, note=refused_since(place, word))
+
+
+def own_seats(records: "Iterable[Record]", env: str, now: float) -> list[str]:
+    """The notebooks and `alloc`s of this week that were not seen to end: job ids. Pure.
+
+    `records` with the newest first; `now` in seconds.
+    """
+    from batchml.model.seat import SEAT_TAG
+
+    new = takewhile(lambda each: each.at > (now - _WEEK) * 1000, records)
+    own = (each for each in new if SEAT_TAG in each.tags and each.env == env)
+    return [each.job_id for each in own if not each.has_ended]
 
 
 def with_waiting(place: "Place", told: "Told", record: "Record | None", words: "Words") -> "Told":
@@ -76,8 +97,28 @@ def _look(place: "Place", record: "Record | None", run: "Run", missed: "Missed")
     return replace(
         here,
         images=images_with(place.image_folders, missed.name),
-        recipe=f"images/{image}/requirements.txt" if is_own else "",
+        recipe=f"images/{image}/requirements.txt" if is_own else _recipe(place, record, image),
     )
+
+
+def _recipe(place: "Place", record: "Record | None", image: str) -> str:
+    """The file of the job's own folder that its image was made from; empty if there is none."""
+    from batchml.errors import BatchmlError
+    from batchml.ops.jobs import load_job
+    from batchml.ops.sources import find_source
+
+    if record is None or not record.job or not image:
+        return ""
+    folder = Path(record.job)
+    try:
+        source = find_source(load_job(folder).image, place.image_folders, folder)
+    except (BatchmlError, OSError):
+        return ""
+    if source is None or not source.file or source.name != image:
+        return ""
+    here = place.here.resolve()
+    below = folder.relative_to(here) if folder.is_relative_to(here) else folder
+    return str(below / source.file)
 
 
 def refused_since(place: "Place", word: str) -> str:

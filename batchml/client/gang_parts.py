@@ -131,15 +131,19 @@ def _with_ids(place: "Place", job_ids: Sequence[str]) -> Iterator[str]:
 
 
 def gang_bill(place: "Place", job_id: str) -> "tuple[Run, Bill]":
-    """What a run has cost, of a gang all of it. Raises NotFound as `bill_of` does."""
+    """What a run has cost: of a gang all of it, and of one that has moved what it was before.
+
+    Raises NotFound as `bill_of` does.
+    """
     from batchml.client.costs import bill_of
+    from batchml.model.fallback import MOVED_TAG
     from batchml.ops.bill import together
     from batchml.ops.search import Found
 
     run, own = bill_of(place, job_id)
-    record = place.history.remembered(place.env).get(job_id)
+    found = Found(run, place.history.remembered(place.env).get(job_id))
     bills = [own]
-    for part in part_ids(place, Found(run, record)).values():
+    for part in (found.tags.get(MOVED_TAG, ""), *part_ids(place, found).values()):
         try:
             bills += [bill_of(place, part)[1]] if part else []
         except NotFound:  # forgotten, and not submitted from here

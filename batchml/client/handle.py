@@ -67,6 +67,12 @@ class RunHandle:
         self._name, self._status = run.name, run.status.value
         return run
 
+    def _current(self) -> str:
+        """The job that it is now, where it may have moved to another queue."""
+        from batchml.client.runs import current
+
+        return current(self._place, self.job_id)
+
     @property
     def name(self) -> str:
         """The name that people see."""
@@ -88,7 +94,7 @@ class RunHandle:
         """
         from batchml.client.waiting import wait_and_keep
 
-        (run,) = wait_and_keep(self._place, [self.job_id], timeout)
+        (run,) = wait_and_keep(self._place, [self.job_id], timeout, news=self._tell)
         return self._told(run)
 
     # --- what it prints ---------------------------------------------------------------------
@@ -137,7 +143,7 @@ class RunHandle:
     def _measure(self) -> "tuple[Found, Measured]":
         from batchml.client.finding import Measured, measure, recall
 
-        (found,) = recall(self._place, [self.job_id])
+        (found,) = recall(self._place, [self._current()])
         if found.run is None:  # AWS has forgotten it; the last values may be in the history
             return found, Measured({}, False)
         return found, measure(self._place, found.run, found.record)
@@ -151,7 +157,7 @@ class RunHandle:
         from batchml.client.fetching import outputs
         from batchml.client.finding import recall
 
-        (found,) = recall(self._place, [self.job_id])
+        (found,) = recall(self._place, [self._current()])
         for _ in outputs(self._place, found, Path(dest)):
             pass
         return Path(dest)
@@ -169,13 +175,13 @@ class RunHandle:
         from batchml.ops.cancel import refuse_nodes
 
         refuse_nodes([self.job_id])
-        stop_all(self._place, [self.job_id], reason)
+        stop_all(self._place, [self._current()], reason)
 
     def explain(self) -> "Explanation":
         """Why it waits, or why it failed: one verdict with its evidence. At most 6 calls."""
         from batchml.client.explaining import explain_run
 
-        return explain_run(self._place, self.job_id).explanation
+        return explain_run(self._place, self._current()).explanation
 
     def cost(self) -> "Bill":
         """What the run costs so far, or has cost: `usd.low` to `usd.high`, and by attempt.
@@ -186,24 +192,29 @@ class RunHandle:
         """
         from batchml.client.gang_parts import gang_bill
 
-        return gang_bill(self._place, self.job_id)[1]
+        return gang_bill(self._place, self._current())[1]
 
     def rerun(
-        self, *, failed: bool = False, params: "Mapping[str, Scalar] | None" = None
+        self,
+        *,
+        failed: bool = False,
+        resume: bool = False,
+        params: "Mapping[str, Scalar] | None" = None,
     ) -> "RunHandle | None":
         """Submit the same again: the same code, image and command, with other `params` if given.
 
-        With `failed`, of an array only the children that failed; None if nothing failed. Raises
-        NotFound when the code of the run is gone.
+        With `failed`, of an array only the children that failed; None if nothing failed. With
+        `resume` it goes on from the checkpoint of this run, which has ended. Raises NotFound when
+        the code of the run is gone, or where it saved no checkpoint.
         """
         from batchml.client.finding import recall
         from batchml.client.reruns import prepare_again
         from batchml.client.submission import send
         from batchml.runtime.arguments import text as param_text
 
-        (found,) = recall(self._place, [self.job_id])
+        (found,) = recall(self._place, [self._current()])
         given = {name: param_text(value) for name, value in (params or {}).items()}
-        prepared = prepare_again(self._place, found, failed=failed, params=given)
+        prepared = prepare_again(self._place, found, failed=failed, resume=resume, params=given)
         if prepared is None:
             return None
         for notice in prepared.notices:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from batchml.client.known import Known
     from batchml.client.order import Order, Ordered
     from batchml.client.place import Place
+    from batchml.ops.sources import ImageSource
 
 
 _CODE = "code"  # the folder of the bucket that jobs may read: cfn/roles.yaml
@@ -48,13 +49,13 @@ class Depot(Struct, frozen=True):
 
 
 def find_depot(
-    place: "Place", known: "Known | None", image: str, image_folder: Path | None
+    place: "Place", known: "Known | None", image: str, source: "ImageSource | None"
 ) -> Depot:
     """The depot of an environment, for a run of this image; one without a bucket has no place."""
     if known is None:
         return Depot(str(place.home.code))
     bucket = known.outputs().get("BucketName", "")
-    is_read = image_folder is not None or _OURS.search(image) is not None
+    is_read = source is not None or _OURS.search(image) is not None
     return Depot(f"s3://{bucket}/{_CODE}" if bucket else "", bucket, is_read)
 
 

@@ -31,6 +31,9 @@ class Order(Struct, frozen=True, kw_only=True):
 
     `spec` stands for a job that is in no file; `array` is a number of children, `max_cost` in USD.
     `lent` names parameters that each of its runs is given later, and that need no default.
+    `own_tags` are batchml's own, of the command that ordered it: not for users to give.
+    `folder` is the one whose files travel with a command; the current one unless given.
+    `queue_at` is the line of a script that names the queue.
     """
 
     job: str | None = None
@@ -39,6 +42,8 @@ class Order(Struct, frozen=True, kw_only=True):
     params: dict[str, str] = {}
     changes: dict[str, Any] = {}
     tags: dict[str, str] = {}
+    own_tags: dict[str, str] = {}
+    folder: str = ""
     after: tuple[str, ...] = ()
     share: str = ""
     array: int | None = None
@@ -46,6 +51,7 @@ class Order(Struct, frozen=True, kw_only=True):
     strict: bool = False
     include_secrets: bool = False
     lent: frozenset[str] = frozenset()
+    queue_at: str = ""
 
 
 class Ordered(Struct, frozen=True):
@@ -127,7 +133,7 @@ def _job(place: "Place", order: Order) -> tuple[JobSpec, Path, str]:
         raise UsageError("Name a job (`batchml submit lenet`) or give a command after --.")
     name = name_of(order.command)
     table = {"image": DEFAULT_IMAGE, "command": ["-"], "name": name, "params": order.params}
-    return read_job(table, WHERE), place.here, ""
+    return read_job(table, WHERE), Path(order.folder or place.here), ""
 
 
 def _check_texts(where: str, what: Struct) -> None:

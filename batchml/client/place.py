@@ -43,6 +43,11 @@ class Place:
         return self.settings.env.value
 
     @property
+    def option(self) -> str:
+        """What a command that is shown has to name beside a run; begins with a space."""
+        return "" if self.settings.is_local else f" --env {self.env}"
+
+    @property
     def pace(self) -> "Pace":
         from batchml.ops.watch import LOCAL_PACE, Pace
 

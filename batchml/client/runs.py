@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from batchml.errors import BatchmlError, NotFound
+from batchml.model.fallback import MOVED_MARK
 
 if TYPE_CHECKING:
     from batchml.client.place import Place
+    from batchml.model.record import Name
     from batchml.model.run import Run
 
 
@@ -31,10 +33,25 @@ def select(place: "Place", words: Sequence[str]) -> list[str]:
     found = []
     for word in words:
         try:
-            found.append(_own(place, word, select_run(word, history, known)))
+            job_id = _own(place, word, select_run(word, history, known))
+            found.append(_now(place, history, job_id))
         except NotFound as error:
             raise sweep_instead(place, word) or error from None
     return found
+
+
+def _now(place: "Place", names: "Sequence[Name]", job_id: str) -> str:
+    """The job that a run is now; for runs that may move nowhere that is their own."""
+    if not any(name.fallback for name in names):
+        return job_id
+    from batchml.client.fallback import now_of
+
+    return now_of(place, names, job_id)
+
+
+def current(place: "Place", job_id: str) -> str:
+    """The job that the run of a job id is now: another, where it has moved to another queue."""
+    return _now(place, place.history.names(place.env), job_id)
 
 
 def sweep_instead(place: "Place", word: str) -> NotFound | None:
@@ -77,6 +94,10 @@ def described(place: "Place", job_ids: Sequence[str]) -> "dict[str, Run]":
     """
     asked = list(dict.fromkeys(job_ids))
     found = place.describe(asked)
+    if any(run.status_reason.startswith(MOVED_MARK) for run in found.values()):
+        from batchml.client.fallback import with_moves
+
+        found = with_moves(place, found)
     for job_id in asked:
         if job_id not in found:
             from batchml.client.finding import about_part

@@ -5,6 +5,7 @@ code/ images/     what jobs are made of, by content
 runtime/ envs/    what processes run in, by content
 runs/             outputs and checkpoints of runs
 data/ workspace/  data sets; the folder that all jobs share
+archive/          the workspace's, unless another place was named
 sweeps/           what the trials of a sweep and its controller tell each other, by key
 """
 

@@ -1,8 +1,9 @@
 """Secrets of jobs: looked up when an attempt starts, given to its program alone, kept nowhere.
 
 A `valueFrom` is looked for in the user's own file first (`secrets.toml` or `secrets.json` in the
-state folder); else it is an ARN of Secrets Manager or of Parameter Store, or a parameter's name,
-and AWS is asked with the credentials that the server was started with. Sources: AWS Batch API,
+state folder); else it is an ARN of Secrets Manager or of Parameter Store, a parameter's name, or
+what a job.toml says (`ssm:NAME`, `secretsmanager:NAME#KEY`), and AWS is asked with the credentials
+that the server was started with. Sources: AWS Batch API,
 Secret; ECS Developer Guide, "Pass sensitive data to an Amazon ECS container".
 
 No text made here ever holds a value.
@@ -26,6 +27,7 @@ from batchml.local.state import REGION
 LIMIT = 20.0  # seconds for all secrets of an attempt
 
 _ARN = re.compile(r"arn:[^:]+:(\w+):([\w-]*):(\d*):(.+)", re.DOTALL)
+_SSM, _MANAGER = "ssm:", "secretsmanager:"  # as a job.toml says it
 _CALL_LIMIT = 5  # seconds, to connect and again to answer
 
 
@@ -55,7 +57,12 @@ Fetch = Callable[[Source], str]
 
 
 def parse(value_from: str) -> Source:
-    """Where a secret is kept, as ECS reads it. Raises Unresolved."""
+    """Where a secret is kept, as ECS reads it, or as a job.toml says it. Raises Unresolved."""
+    if value_from.startswith(_SSM):
+        return Parameter(value_from.removeprefix(_SSM))
+    if value_from.startswith(_MANAGER):
+        name, _, member_ = value_from.removeprefix(_MANAGER).partition("#")
+        return Stored(name, "", member_)
     if not value_from.startswith("arn:"):
         return Parameter(value_from)
     match = _ARN.fullmatch(value_from)
@@ -82,7 +89,7 @@ def resolve(
         try:
             if own is None:
                 own = read_own(root)
-            value = own.get(value_from)
+            value = _own_value(value_from, own)
             if value is None:
                 fetch = fetch or _Aws().value
                 value = _fetched(value_from, fetch, own)
@@ -91,6 +98,17 @@ def resolve(
             raise Unresolved(f"{name}: {value_from}: {error}") from None
         found[name] = value
     return found
+
+
+def _own_value(value_from: str, own: Mapping[str, str]) -> str | None:
+    """What the user's own file says, under the whole text, or the name, or the secret of a key."""
+    for name in (value_from, value_from.removeprefix(_SSM)):
+        if name in own:
+            return own[name]
+    name, mark, key = value_from.partition("#")
+    if mark and name.startswith(_MANAGER) and name in own:
+        return member(own[name], key)
+    return None
 
 
 def _fetched(value_from: str, fetch: Fetch, own: Mapping[str, str]) -> str:
@@ -102,7 +120,8 @@ def _fetched(value_from: str, fetch: Fetch, own: Mapping[str, str]) -> str:
             raise
         near = get_close_matches(value_from, own, 1)
         hint = f" (did you mean {near[0]}?)" if near else ""
-        raise Unresolved(f"not in secrets.toml{hint}, and from SSM: {error}") from None
+        service = "Secrets Manager" if value_from.startswith(_MANAGER) else "SSM"
+        raise Unresolved(f"not in secrets.toml{hint}, and from {service}: {error}") from None
 
 
 def _check(value: str) -> None:

@@ -5,6 +5,7 @@ from batchml.model.status import JobStatus
 
 MAX_ARRAY = 10_000  # children of one array; AWS Batch takes 2 or more
 
+IN_QUEUE = ("SUBMITTED", "PENDING", "RUNNABLE")  # of `shown_state`: nothing of it has begun
 _BEGUN = ("STARTING", "RUNNING", "SUCCEEDED", "FAILED")
 _LIVE = ("RUNNING", "STARTING", "RUNNABLE")
 

@@ -29,6 +29,7 @@ class QueueState(Struct, frozen=True):
     status_reason: str = ""
     environments: tuple[str, ...] = ()  # names, in the order in which they are tried
     policy: str = ""  # the scheduling policy of a queue with fair share
+    priority: int = 0
 
 
 class ComputeState(Struct, frozen=True):
@@ -46,6 +47,7 @@ class ComputeState(Struct, frozen=True):
     cluster: str = ""  # ARN of the ECS cluster
     service_role: str = ""
     ami: str = ""  # only where one of the user's own is named
+    min_vcpus: int = 0
 
 
 class Waiting(Struct, frozen=True):

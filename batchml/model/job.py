@@ -9,9 +9,11 @@ import msgspec
 from msgspec import Meta, Struct
 
 from batchml.errors import ConfigError, did_you_mean
+from batchml.model.fallback import Fallback, fallback_mistakes
 from batchml.model.names import is_valid_name
 from batchml.model.noderules import node_mistakes
 from batchml.model.reading import parse_duration, parse_size, read_struct
+from batchml.model.secret import EXAMPLES, secret_mistakes
 from batchml.runtime.arguments import fill, filled, placeholders
 
 Scalar = str | int | float | bool
@@ -104,6 +106,7 @@ class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
     health: Health = Health()
     metrics: dict[str, str] = {}
     groups: tuple[Group, ...] = ()
+    fallback: Fallback = Fallback()
 
     @property
     def timeout_seconds(self) -> int | None:
@@ -208,7 +211,10 @@ def _like(default: Scalar, text: str) -> Scalar | None:
 def _mistakes(spec: JobSpec, table: Mapping[str, Any], lent: Collection[str]) -> Iterator[str]:
     """What types alone cannot say. A key that was refused already is not complained about again."""
     if not spec.image and "image" not in table:
-        yield 'image: missing. Name a folder under images/, for example image = "pytorch".'
+        yield (
+            'image: missing. Name a folder under images/, for example image = "pytorch", or put a '
+            "requirements.txt beside the file."
+        )
     if not spec.command and "command" not in table:
         yield 'command: missing. For example command = ["python", "train.py"].'
     elif spec.command == () and table.get("command") == []:
@@ -230,6 +236,7 @@ def _mistakes(spec: JobSpec, table: Mapping[str, Any], lent: Collection[str]) ->
     yield from _resource_mistakes(spec.resources)
     yield from _time_mistakes(spec)
     yield from node_mistakes(spec, table, _resource_mistakes)
+    yield from fallback_mistakes(spec.fallback, spec.queue, spec.groups)
     for name in spec.env:
         if not _ENV_NAME.fullmatch(name):
             yield f"env.{name}: not a name of an environment variable."
@@ -237,9 +244,9 @@ def _mistakes(spec: JobSpec, table: Mapping[str, Any], lent: Collection[str]) ->
             yield f"env.{name}: AWS Batch keeps names that start with AWS_BATCH for itself."
         elif name in _OF_LAUNCH:
             yield f"env.{name}: batchml sets it, from [launch], [health] and [[groups]]."
+    yield from secret_mistakes(spec.secrets, list(spec.env))
     for name, pattern in spec.metrics.items():
         yield from _pattern_mistakes(name, pattern)
-    yield from _not_yet(spec)
 
 
 def _resource_mistakes(resources: Resources, where: str = "resources") -> Iterator[str]:
@@ -272,7 +279,12 @@ def _time_mistakes(spec: JobSpec) -> Iterator[str]:
 
 
 def _with_example(mistake: str) -> str:
-    """How `[metrics]` is written, for who wrote it in a way that is no table of texts."""
+    """How `[metrics]` and `[secrets]` are written, for who wrote no table of texts.
+
+    What was found under `[secrets]` is not said: it may be the secret itself.
+    """
+    if re.match(r"secrets\b", mistake):
+        return f"{mistake.partition(':')[0]}: expected texts such as {EXAMPLES}."
     return f"{mistake} {PATTERN_EXAMPLE}" if re.match(r"metrics\b", mistake) else mistake
 
 
@@ -285,9 +297,3 @@ def _pattern_mistakes(name: str, pattern: str) -> Iterator[str]:
         if groups != 1:
             need = f"needs exactly one (group) around the value, has {groups}"
             yield f"metrics.{name}: {need}. {PATTERN_EXAMPLE}"
-
-
-def _not_yet(spec: JobSpec) -> Iterator[str]:
-    """Parts of the file format that this version reads but cannot run: refused, never ignored."""
-    if spec.secrets:
-        yield "secrets: are not in this version yet."

@@ -1,5 +1,6 @@
 """What became of a finished run, in one sentence: which attempt, what happened to it, where."""
 
+import re
 import signal
 
 from batchml.model.run import Attempt, OutcomeClass, Run, class_of, classify, is_out_of_budget
@@ -8,6 +9,13 @@ from batchml.runtime.codes import CRASH_LOOP, CRASH_LOOP_STARTS, TRY_ELSEWHERE
 from batchml.runtime.launch import TORCHRUN, Plan
 
 _HERE = "this-machine"  # the only host of `local`
+
+# pip's words for a package, or a version of one, that the index does not have.
+MISSING_PACKAGE = re.compile(
+    r"(?:No matching distribution found for|"
+    r"Could not find a version that satisfies the requirement) (\S+)"
+)
+RECIPE = "requirements.txt"
 _OF_CHILDREN = (OutcomeClass.SUCCEEDED, OutcomeClass.APP_ERROR)
 
 
@@ -131,7 +139,16 @@ def _of_attempt(run: Run, outcome: OutcomeClass) -> str:
     if outcome is OutcomeClass.HOST_LOST:
         left = ", and no attempt is left" if _tries(run) >= run.max_attempts else ""
         return f"{which} {_lost(run.host, run.status_reason, run.exit_code)}{left}"
-    return f"{which} could not be started{on}: {run.reason or run.status_reason}"
+    return f"{which} could not be started{on}: {_why_not_started(run)}"
+
+
+def _why_not_started(run: Run) -> str:
+    """What AWS Batch or the server says; where pip failed, what it is that it did not find."""
+    reason = run.reason or run.status_reason
+    package = MISSING_PACKAGE.search(reason)
+    if package is None:
+        return reason
+    return f"pip cannot find {package[1]} ({RECIPE}): correct it there, and submit it again"
 
 
 def _cancelled(run: Run, on: str) -> str:

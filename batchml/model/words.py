@@ -23,9 +23,22 @@ def spelled(seconds: float) -> str:
     return _counted(minutes, "minute") if minutes >= 1 else _counted(seconds, "second")
 
 
+def in_words(seconds: float) -> str:
+    """`1 h 30 min`, `45 s`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    parts = [(hours, "h"), (minutes, "min"), (rest, "s")]
+    return " ".join(f"{count} {unit}" for count, unit in parts if count) or "0 s"
+
+
 def _counted(value: float, unit: str) -> str:
     number = f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
     return f"{number} {unit}{'' if number == '1' else 's'}"
+
+
+def amounts(low: "Decimal", high: "Decimal") -> str:
+    """`$0.52`, or `$0.25 to $1.01`."""
+    return " to ".join(dict.fromkeys((dollars(low), dollars(high))))
 
 
 def dollars(usd: "Decimal") -> str:

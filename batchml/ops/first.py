@@ -37,6 +37,7 @@ region = "@REGION@"
 #workspace = "efs"                     # the folder all jobs share: efs, fsx-lustre or none
 #size = "1200 GiB"                     # of fsx-lustre: 1200 GiB, or n x 2400 GiB
 #throughput = 125                      # of fsx-lustre, MB/s for each TiB: 125, 250, 500 or 1000
+#shared_with = ""                      # an environment whose folder and network it works in instead
 
 #[env.@ENV@.logs]
 #retention_days = 90                   # as CloudWatch has them: 1, 3, 5, 7, 14, 30, 60, 90, ...
@@ -56,6 +57,7 @@ max_vcpus = 16                         # what bounds the cost; a g5.xlarge has 4
 #disk = "100 GiB"                      # of each instance; images lie there
 #placement_group = ""                  # cluster: close together, for jobs of several nodes
 #capacity_reservation = ""             # cr-0123..., open or none
+#capacity_block = ""                   # cr-0123...: hosts that were paid for a span of time
 #scale_down_delay = 0                  # how long an idle instance stays: 0, or "20m" to "7d"
 #stop_timeout = "110s"                 # from the stop signal to the kill, "30s" to "120s"
 #tags = {}                             # of its instances

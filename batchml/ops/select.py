@@ -50,7 +50,7 @@ def _select(word: str, history: Sequence[Name], known: Known) -> str:
     called = [record for record in history if word in (record.key, record.job_name, record.name)]
     if called:  # what was refused left no run: an older one of that name is meant
         record = next((each for each in called if each.job_id or not each.refused), called[0])
-        return record.job_id or _never_submitted(record)
+        return record.job_id or _never_submitted(word, record)
     by_prefix = _starting(word, (record.job_id for record in submitted))
     if len(by_prefix) == 1 and len(word) >= SURE_PREFIX:
         return by_prefix[0]
@@ -74,11 +74,12 @@ def _nth_last(word: str, before: int, submitted: list[Name]) -> str:
     raise NotFound("Run", word, [], f"Only {len(submitted)} runs were submitted from here.")
 
 
-def _never_submitted(record: Name) -> NoReturn:
+def _never_submitted(word: str, record: Name) -> NoReturn:
     if record.refused:
-        raise NotFound("Run", record.key or record.name, [], f"It was refused: {record.refused}")
-    hint = "Nobody knows yet whether its submission arrived: batchml reconcile finds out."
-    raise NotFound("Run", record.key or record.name, [], hint)
+        raise NotFound("Run", word, [], f"It was refused: {record.refused}")
+    finder = f"batchml reconcile {record.key}".rstrip()
+    hint = f"Nobody knows yet whether its submission arrived: {finder} finds out."
+    raise NotFound("Run", word, [], hint)
 
 
 def _starting(word: str, job_ids: Iterable[str]) -> list[str]:

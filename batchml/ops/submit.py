@@ -14,7 +14,7 @@ from batchml.aws.batch import BatchApi
 from batchml.aws.failures import Fate, fate
 from batchml.aws.requests import Submission, registration
 from batchml.clock import Clock
-from batchml.errors import BatchmlError, ConfigError, NotFound, ServiceError, Unsettled
+from batchml.errors import BatchmlError, ConfigError, NoQueue, ServiceError, Unsettled
 from batchml.model.job import JobSpec
 from batchml.model.names import bare_name
 from batchml.model.record import Record
@@ -126,7 +126,7 @@ def submit(
     say whose they are: what names none is then sent again for `share`. `bucket` is the rate that
     all processes share, None where there is no limit. `tell` hears what takes long, in words.
 
-    Raises ServiceError, AccessError, NotFound or ServiceUnreachable when there is no run; Unsettled
+    Raises ServiceError, AccessError, NoQueue or ServiceUnreachable when there is no run; Unsettled
     when nobody knows; Interrupted after Ctrl-C; OSError when the intent could not be kept, and then
     nothing was sent.
     """
@@ -320,19 +320,33 @@ class _Sender:
             raise error
         if self._share and "shareIdentifier" not in submit and _asks_for_share(error):
             return replace(self._requests, submit={**submit, "shareIdentifier": self._share})
-        if error.code != "ClientException" or "definition" in self._mended:
+        if error.code != "ClientException":
+            raise error
+        told = error.message.lower()
+        if "queue" in told:  # before a definition is registered for nothing
+            self._check_queue(error)
+        if "definition" in self._mended:
             raise error
         self._mended.add("definition")
         if not self._api.has_definition(register["jobDefinitionName"]):
             self._api.register(registration(register, self._clock.now()))
             return self._requests
-        queue, queues = bare_name(submit["jobQueue"]), self._api.queues()
-        if queue not in queues:
-            hint = "Choose one with --queue, or make it: batchml queue create."
-            raise NotFound("Job queue", submit["jobQueue"], queues, hint) from error
-        if "definition" not in error.message.lower():
+        if "queue" not in told:
+            self._check_queue(error)
+        if "definition" not in told:
             raise error
         return self._requests  # another process has registered it just now
+
+    def _check_queue(self, refusal: ServiceError) -> None:
+        """Raise NoQueue where the queue is not there, as far as AWS lets us look."""
+        queue = bare_name(self._requests.submit["jobQueue"])
+        try:
+            queues = self._api.queues()
+        except BatchmlError:
+            return
+        if queue not in queues:
+            hint = "Choose one with --queue, or make it: batchml queue create."
+            raise NoQueue(queue, queues, hint) from refusal
 
 
 def _asks_for_share(error: ServiceError) -> bool:

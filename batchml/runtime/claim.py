@@ -25,7 +25,7 @@ def claim(store: Store, env: RuntimeEnv, key: str = "") -> Optional[str]:
     ours = env.run.partition("#")[0]
     if not ours:  # not in Batch
         return None
-    key = key or f"claims/{env.array_index or 0}"
+    key = key or f"claims/{_follower(env)}{env.array_index or 0}"
     for _ in range(_TRIES):
         if store.create(key, ours.encode()):
             return None
@@ -34,6 +34,11 @@ def claim(store: Store, env: RuntimeEnv, key: str = "") -> Optional[str]:
             name = holder.decode("utf-8", "replace").strip()
             return None if name == ours else name
     return None
+
+
+def _follower(env: RuntimeEnv) -> str:
+    """A job that follows one which was cancelled in another queue: of several such, one runs."""
+    return f"after-{env.moved}/" if env.moved else ""
 
 
 def refusal(holder: str) -> str:

@@ -31,6 +31,7 @@ class RuntimeEnv(NamedTuple):
     wave: int = 0  # of the sweep, from 1
     wave_width: int = 0  # bytes of a line of the wave's manifest
     rung: int = 0  # from 0; above it the trial is found by rank, not by index
+    moved: str = ""  # the job that it follows, which was cancelled in another queue
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> RuntimeEnv:
@@ -59,6 +60,7 @@ class RuntimeEnv(NamedTuple):
             wave=_number(environ.get("BATCHML_WAVE"), 0),
             wave_width=_number(environ.get("BATCHML_WAVE_WIDTH"), 0),
             rung=_number(environ.get("BATCHML_RUNG"), 0),
+            moved=environ.get("BATCHML_MOVED", ""),
         )
 
 

@@ -22,13 +22,24 @@ class WorkingFolder:
     is lost, and nothing is said.
     """
 
-    def __init__(self, folder: str, kept: Sequence[str]) -> None:
+    def __init__(
+        self, folder: str, kept: Sequence[str], before: Optional[Dict[str, _State]] = None
+    ) -> None:
+        """`before`: what another process found in it, `found` there; looked for unless given."""
         self._folder = os.path.realpath(folder)
         self._kept = [os.path.realpath(path) for path in kept if path]
-        self._before = None if self._is_kept() else self._scan()
+        self._before = None if self._is_kept() else self._scan() if before is None else before
 
-    def told(self) -> str:
-        """One line that names what will be gone, the largest first; empty where that is nothing."""
+    @property
+    def found(self) -> Optional[Dict[str, _State]]:
+        """What was in it as the command began; None where nothing will be said of it."""
+        return self._before
+
+    def told(self, advice: str = "which is not kept: write {} to BATCHML_OUTPUT_DIR") -> str:
+        """One line that names what will be gone, the largest first; empty where that is nothing.
+
+        `advice`: what follows "the working folder, "; its {} becomes "it" or "them".
+        """
         after = self._scan() if self._before is not None else None
         if not after or self._before is None:
             return ""
@@ -42,10 +53,7 @@ class WorkingFolder:
             words.append("1 more" if len(names) == NAMED + 1 else f"{len(names) - NAMED} more")
         listed = ", ".join(words[:-1]) + " and " + words[-1] if words[1:] else words[0]
         was, which = ("was", "it") if len(names) == 1 else ("were", "them")
-        return (
-            f"{listed} {was} written to the working folder, which is not kept: "
-            f"write {which} to BATCHML_OUTPUT_DIR"
-        )
+        return f"{listed} {was} written to the working folder, {advice.format(which)}"
 
     def _is_kept(self) -> bool:
         return any(

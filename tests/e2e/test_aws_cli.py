@@ -14,6 +14,7 @@ import pytest
 
 from batchml.local.home import Endpoint, Home
 from tests.conftest import wait_for
+from tests.forked import AWS_CLI, Asked, run_forked
 
 # The development extras bring one into the environment of the tests.
 SEARCH = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
@@ -48,13 +49,7 @@ def aws(home: Home, server: Endpoint, tmp_path: Path) -> Aws:
 
     def run(*words: str | dict[str, Any], **changed: str) -> Any:
         given = [word if isinstance(word, str) else json.dumps(word) for word in words]
-        done = subprocess.run(
-            [str(shutil.which("aws", path=SEARCH)), *given],
-            env={**environ, **changed},
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        done = run_forked(AWS_CLI, Asked("awscli", given, tmp_path, {**environ, **changed}))
         if done.returncode:
             raise Refused(done.stderr)
         try:

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import wait_for
+from tests.forked import AWS_CLI, BATCHML, Asked, run_forked
 
 SEARCH = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
 pytestmark = [
@@ -59,7 +60,10 @@ class Aws:
         raise AssertionError("it knows every command")
 
     def _run(self, words: list[str]) -> str:
-        done = subprocess.run(words, env=self.environ, capture_output=True, text=True, timeout=60)
+        program, *arguments = words
+        modules, module = {"aws": (AWS_CLI, "awscli"), "batchml": (BATCHML, "batchml")}[program]
+        folder = Path(self.environ["HOME"])
+        done = run_forked(modules, Asked(module, arguments, folder, self.environ))
         if done.returncode:
             raise Refused(done.stderr)
         return done.stdout

@@ -102,7 +102,7 @@ def test_a_submission_is_one_call_of_batch_and_one_look_for_its_code(
 
 def test_a_refused_submission_makes_the_next_one_ask_again(count: Count) -> None:
     count("submit", "still")
-    refused = count("submit", "still", "--queue", "nope", code=1)
+    refused = count("submit", "still", "--queue", "nope", code=78)
     assert refused["submitjob"] == 1
     assert count("submit", "still")["describestacks"] == 3
     assert count("submit", "still") == {"submitjob": 1}

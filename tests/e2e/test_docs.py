@@ -134,6 +134,7 @@ _VOLATILE = {
     r"\d{4}-\d\d-\d\dT[0-9:.]+Z": "TIME",
     r"\d{4}-\d\d-\d\d": "DATE",
     r"\bin \d+:\d\d\b": "in TIME",
+    r"(?<=It ran )\d+ (s|min)(?=\.)": "TIME",
     r"(?<=python:)[0-9a-f]{12}": "TAG",
     r"(?<=hello-)[0-9a-f]{10}": "HASH",
     r"(?<=KiB \()[0-9a-f]{8}": "HASH",

@@ -13,7 +13,7 @@ from batchml.local.home import Home
 from batchml.model.trial import TrialState
 from batchml.sweep.summary import Picture
 from tests.conftest import wait_for
-from tests.e2e.conftest import Cli, read_until, write_job
+from tests.e2e.conftest import Cli, read_rest, read_until, write_job
 
 JOB = """
 image = "docker.io/library/python:3.12"
@@ -173,7 +173,7 @@ def test_ctrl_c_leaves_an_array_to_itself_and_what_it_did_is_found_later(sweeps:
     started = read_until(watching, "Started sweep")
     wait_for(lambda: (sweeps.folder / "notes").exists(), "the first trial")
     watching.send_signal(signal.SIGINT)
-    out, err = watching.communicate(timeout=30)
+    out, err = read_rest(watching, 30)
     assert watching.returncode == 130, (out, err)
     assert "Detached: its trials go on" in err and "batchml sweeps resume" in err
     key = started.partition(" - ")[2].partition("]")[0]
@@ -191,7 +191,7 @@ def test_ctrl_c_pauses_a_search_that_learns_and_resume_goes_on_where_it_was(
     started = read_until(watching, "Started sweep")
     wait_for(lambda: (sweeps.folder / "notes").exists(), "the first trial")
     watching.send_signal(signal.SIGINT)
-    _, err = watching.communicate(timeout=30)
+    _, err = read_rest(watching, 30)
     assert watching.returncode == 130
     assert "Paused" in err
     key = started.partition(" - ")[2].partition("]")[0]
@@ -207,7 +207,7 @@ def test_who_reads_json_is_told_of_an_interrupt_too(sweeps: Sweeps, number: sign
     watching = sweeps.watch("sweep", sweeps.file(text), "--json")
     wait_for(lambda: (sweeps.folder / "notes").exists(), "the first trial")
     watching.send_signal(number)
-    out, err = watching.communicate(timeout=30)
+    out, err = read_rest(watching, 30)
     assert watching.returncode == 130, (out, err)
     told = json.loads(out)
     assert (told["status"], told["exitCode"]) == ("running", 130)

@@ -21,7 +21,7 @@ from batchml.sweep.ledger import Ledger
 from batchml.sweep.state import SweepState
 from tests.contract.executor_rig import IMAGE, need_engine
 from tests.contract.generate import TORTURE
-from tests.e2e.conftest import Cli, Shown, read_until, write_job
+from tests.e2e.conftest import Cli, Shown, read_rest, read_until, write_job
 
 # Not an image of ours: as a process it needs no environment that has to be made first.
 JOB = f"""
@@ -157,7 +157,7 @@ def close_again_and_again(scene: Scene) -> None:
         time.sleep(dice.uniform(0.1, 0.8))
         kill(watching)
         watching = scene.cli.watch("sweeps", "resume", scene.key)
-    out, err = watching.communicate(timeout=LIMIT)
+    out, err = read_rest(watching, LIMIT)
     # On a busy machine the one before may have seen the end, just before it was killed.
     assert watching.returncode == 0 or "This sweep is over" in err, out + err
     scene.check_whole(4)

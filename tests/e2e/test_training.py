@@ -62,6 +62,8 @@ def test_the_readmes_two_commands_work_as_they_are_written(
     subprocess.run(["sh", "-ec", install], cwd=ROOT, env={**os.environ, "PATH": path}, check=True)
 
     class Installed(Cli):
+        is_installed = True
+
         def command(self, *arguments: str) -> list[str]:
             return ["sh", "-c", *arguments]
 

@@ -25,6 +25,7 @@ OUTPUTS = {
     },
     "storage": {
         "BucketName", "KeyArn", "FileSystemId", "FileSystemDns", "LustreMountName", "AccessPointId",
+        "WorkspaceId", "SharedFileSystemId",
     },
     "observability": {"LogGroupName"},
     "ami": {"ImageId"},
@@ -73,7 +74,9 @@ def test_template_is_whole(stem: str) -> None:
     template = TEMPLATES[stem]
     assert set(template["Outputs"]) >= OUTPUTS[stem]
     assert "EnvironmentName" in template["Parameters"]
-    assert not any("Export" in output for output in template["Outputs"].values())
+    # An export ties stacks together, which only a workspace that is shared is to do.
+    exported = {name for name, output in template["Outputs"].items() if "Export" in output}
+    assert exported == ({"WorkspaceId"} if stem == "storage" else set())
     # What CloudFormation takes without a bucket to put it in.
     assert next(path for path in FILES if path.stem == stem).stat().st_size <= 51_200
 
@@ -130,6 +133,17 @@ def test_lustre_has_its_link_and_no_efs() -> None:
 def test_the_bucket_is_there_without_a_file_system() -> None:
     kinds = set(made("storage", Workspace="none").values())
     assert kinds == {"S3::Bucket", "S3::BucketPolicy", "KMS::Key", "KMS::Alias"}
+
+
+def test_an_environment_that_shares_a_workspace_has_a_bucket_and_no_file_system() -> None:
+    kinds = set(made("storage", Workspace="none", SharedWith="dev").values())
+    assert kinds == {"S3::Bucket", "S3::BucketPolicy", "KMS::Key", "KMS::Alias"}
+    outputs = TEMPLATES["storage"]["Outputs"]
+    shared, lent = outputs["SharedFileSystemId"], outputs["WorkspaceId"]
+    # What the one imports is what the other exports: so AWS keeps it while it is in use.
+    assert shared["Value"] == {"Fn::ImportValue": {"Fn::Sub": "batchml-${SharedWith}-workspace"}}
+    assert lent["Export"] == {"Name": {"Fn::Sub": "batchml-${EnvironmentName}-workspace"}}
+    assert (shared["Condition"], lent["Condition"]) == ("IsShared", "HasFileSystem")
 
 
 def test_a_budget_needs_a_limit_and_an_address() -> None:

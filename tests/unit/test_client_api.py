@@ -27,6 +27,7 @@ from batchml.model.status import JobStatus
 from batchml.ops.search import Found
 from batchml.settings import load_settings
 from tests.fakes import FakeClock
+from tests.scripted import ScriptedSession
 
 # Flags of the command alone: how to show a run, and where. `param` is `params` in Python.
 SHOWING = {"context", "wait", "dry_run", "cancel_on_interrupt", "env", "json_"}
@@ -89,12 +90,18 @@ CHANGES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("argument", CHANGES)
-def test_no_argument_is_taken_and_forgotten(tmp_path: Path, argument: str) -> None:
+def test_no_argument_is_taken_and_forgotten(
+    tmp_path: Path, argument: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A peer took a timeout and never sent it."""
     (tmp_path / "batchml.toml").write_text("[env.local]\nusd_per_hour = 1.0\n")
     spec = JobSpec(image="python", command=("echo", "{lr}"), params={"lr": 0.1}, name="a")
     spec = msgspec.structs.replace(spec, resources=Resources(memory="32 MiB"), code=False)
     place = place_in(tmp_path)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAEXAMPLE")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "example")
+    there = {"jobQueues": [{"jobQueueName": "urgent", "priority": 1}]}  # a queue is looked for
+    place._session = ScriptedSession(lambda *_: there)
 
     def plan(**changes: Any) -> tuple[str, list[str]]:
         prepared = prepare(place, Client.order(spec, **changes), dry_run=True)

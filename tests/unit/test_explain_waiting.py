@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from batchml.client.explaining import own_seats
 from batchml.model.explanation import Explanation
+from batchml.model.record import Record
 from batchml.model.run import Run
 from batchml.model.status import JobStatus
 from batchml.ops.explain.words import Words
@@ -19,6 +21,7 @@ from batchml.ops.explain.workers import with_workers
 from tests.explain_world import (
     CE,
     ID,
+    NOW,
     OTHER,
     QUEUE,
     Aws,
@@ -295,6 +298,41 @@ def test_each_cause_is_told_by_at_most_six_calls(aws: Aws, name: str) -> None:
     assert found.command.endswith("--env dev") or found.command.startswith("aws ")
     assert len(calls) <= 6
     assert not told.unasked
+
+
+SEATS = [
+    ("notebook", f"batchml notebook {OTHER[:8]} --end --env dev"),
+    ("alloc", f"batchml cancel {OTHER[:8]} --env dev"),
+]
+
+
+@pytest.mark.parametrize(("kind", "command"), SEATS)
+def test_a_seat_that_holds_what_a_run_waits_for_is_named_with_the_command_that_ends_it(
+    aws: Aws, kind: str, command: str
+) -> None:
+    seat = {**job("RUNNING", tags={"batchml:seat": kind}), "jobId": OTHER}
+    world = World(
+        job(tags={"batchml:fallback": "batchml-dev-big:1817"}),
+        GetJobQueueSnapshot=snapshot(ID, used=64),
+        ListJobs={"jobSummaryList": [{"jobId": OTHER, "jobName": "x"}]},
+    )
+    first = world.answers["DescribeJobs"]
+    world.answers["DescribeJobs"] = [first, {"jobs": [seat]}]
+    told, calls = aws.explain(world)
+    found = told.explanation
+    assert f"in use: {kind} {OTHER[:8]} holds 4 vCPUs." in found.verdict
+    assert found.evidence[0] == f"{kind} {OTHER[:8]} holds 4 vCPUs"
+    assert found.evidence[-1] == "it moves to the queue big in 17 s"
+    assert (found.command, len(calls)) == (command, 6)
+
+
+def test_of_the_runs_submitted_here_seats_of_this_week_that_have_not_ended_are_looked_at() -> None:
+    seat = Record(key="k", job_id="a", env="dev", at=int(NOW * 1000), tags={"batchml:seat": "x"})
+    others = [
+        replace(seat, job_id="b", env="local"), replace(seat, job_id="c", tags={}),
+        replace(seat, job_id="d", status="SUCCEEDED"), replace(seat, job_id="e", at=1),
+    ]  # fmt: skip
+    assert own_seats([seat, *others], "dev", NOW) == ["a"]
 
 
 def test_the_twelve_causes_are_among_them() -> None:

@@ -61,7 +61,7 @@ def signals() -> Iterator[None]:
 def test_who_stops_waiting_is_told_how_to_go_on_with_what_is_left(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    place = cast(Any, SimpleNamespace(settings=SimpleNamespace(is_local=False), env="dev"))
+    place = cast(Any, SimpleNamespace(option=" --env dev"))
 
     def told(left: list[str]) -> str:
         with pytest.raises(typer.Exit) as end, detaching(place, left):

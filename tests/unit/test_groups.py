@@ -11,7 +11,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from batchml.aws.requests import Submission
-from batchml.cli.show import _groups as shown_groups
+from batchml.cli.relations import groups as shown_groups
 from batchml.client.gang_parts import Part
 from batchml.client.order import Order
 from batchml.client.submission import prepare

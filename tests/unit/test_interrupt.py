@@ -112,7 +112,7 @@ def test_between_submitting_and_following_ctrl_c_detaches(
             press()
 
     monkeypatch.setattr(submission, "send", lambda *_: "j1")
-    place: Any = SimpleNamespace(settings=SimpleNamespace(is_local=True), env="local")
+    place: Any = SimpleNamespace(settings=SimpleNamespace(is_local=True), env="local", option="")
     prepared: Any = Prepared()
     with pytest.raises(typer.Exit) as end:
         send(place, prepared, dry_run=False, wait=True, json_=False)

@@ -136,7 +136,7 @@ def test_an_unknown_key_like_no_other_is_met_with_all_known() -> None:
         (gang({"name": "h"}, {"count": 2}), "groups[1].name: missing"),
         (gang({"name": "h"}, {"name": "w", "min": 2}), "groups[1].min: found 2, more than"),
         (gang({"name": "h", "resources": {"memory": "8"}}), "groups[0].resources.memory: found"),
-        ({"secrets": {"A": "arn"}}, "not in this version yet"),
+        ({"secrets": {"A": "sk-live-1"}}, "secrets.A: says no place where a value is kept"),
     ],
 )
 def test_what_cannot_run_is_refused(table: dict[str, Any], says: str | None) -> None:

@@ -170,6 +170,10 @@ def test_attempts_that_ended_alike_are_said_once() -> None:
          "timed-out: the program ran past its timeout of 60 s"),
         (failed(EXITED, exit_code=143, attempts=(Attempt(),)),
          "app-error: the program ended with code 143, signal SIGTERM"),
+        (failed(DID_NOT_START, attempts=(Attempt(),), reason="CannotPullContainerError: ERROR: "
+                "No matching distribution found for torhc==2"),
+         "image-error: the program could not be started: pip cannot find torhc==2 "
+         "(requirements.txt): correct it there, and submit it again"),
         (failed("JobQueue deleted"),
          "cancelled: stopped before it was started: its queue was deleted"),
         (failed("Array Child Job failed", children={"FAILED": 2, "SUCCEEDED": 8}, array_size=10),

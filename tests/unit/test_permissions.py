@@ -108,7 +108,7 @@ def test_resources_are_those_of_the_environment_alone() -> None:
 def test_every_simulation_is_what_iam_asks_for_and_they_are_few() -> None:
     calls = simulations(ME.arn, every_permission(), ME, "us-east-1", "dev")
     arns = {arn_of(each.kind, ME, "us-east-1", "dev") for each in every_permission()}
-    assert len(calls) == len({arn.split(":")[2] for arn in arns - {"*"}}) + 1 <= 8
+    assert len(calls) == len({arn.split(":")[2] for arn in arns - {"*"}}) + 1 <= 9
     covered = set()
     for permissions, request in calls:
         assert faults("iam", "SimulatePrincipalPolicy", request) == []
@@ -374,7 +374,9 @@ def in_dev(said: str) -> str:
     return said
 
 
-@pytest.mark.parametrize("command", ["submit", "sweep", "logs", "explain", "cost"])
+@pytest.mark.parametrize(
+    "command", ["submit", "sweep", "logs", "explain", "cost", "workspace", "shell"]
+)
 def test_the_policy_for_submitters_allows_what_their_commands_ask(command: Command) -> None:
     allowed = [
         (action, in_dev(target))
@@ -383,7 +385,8 @@ def test_the_policy_for_submitters_allows_what_their_commands_ask(command: Comma
         for action in texts(each["Action"])
         for target in texts(each["Resource"])
     ]
-    for permission in needed_permissions(Environment())[command]:
+    lustre = Environment(storage=Storage(workspace="fsx-lustre"))
+    for permission in needed_permissions(lustre)[command]:
         arn = example_of(arn_of(permission.kind, ME, "us-east-1", "dev"))
         assert any(
             permission.action == action and fnmatchcase(arn, target) for action, target in allowed

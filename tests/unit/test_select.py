@@ -75,8 +75,10 @@ def test_last_passes_over_what_was_never_submitted() -> None:
 def test_a_submission_without_a_run_says_what_became_of_it() -> None:
     with pytest.raises(NotFound, match="It was refused: no such queue"):
         select_run("later", HISTORY, nobody)
-    with pytest.raises(NotFound, match="batchml reconcile"):
-        select_run("4" + KEY[1:], HISTORY, nobody)
+    with pytest.raises(NotFound, match=r"^Run 'later' does not exist\."):  # as it was asked for
+        select_run("later", HISTORY, nobody)
+    with pytest.raises(NotFound, match=f"batchml reconcile 4{KEY[1:]}"):
+        select_run("open", HISTORY, nobody)
 
 
 def test_a_name_passes_over_what_was_refused_when_a_run_has_it() -> None:

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from batchml.client.order import Order
 from batchml.client.place import Place
 from batchml.client.submission import prepare, read_platform, resolve, send
-from batchml.errors import ConfigError, NotFound
+from batchml.errors import ConfigError, NoQueue, NotFound
 from batchml.model.job import JobSpec, Launch
 from batchml.model.names import split_key
 from batchml.settings import load_settings
@@ -158,6 +159,53 @@ def test_the_second_run_registers_nothing(tmp_path: Path, aws: Aws) -> None:
     assert len(session.asked("RegisterJobDefinition")) == 1
     assert len(session.asked("SubmitJob")) == 3
     assert len(session.asked("DescribeStacks")) == 3  # once for both
+
+
+def test_a_queue_that_is_not_there_is_told_in_the_users_names(tmp_path: Path, aws: Aws) -> None:
+    def answer(operation: str, params: dict[str, Any]) -> Mapping[str, Any] | str:
+        if operation == "SubmitJob":
+            return "ClientException: JobQueue gqu not found, RequestId 1"
+        if operation == "DescribeJobQueues":
+            return {"jobQueues": [{"jobQueueName": "batchml-dev-gpu", "priority": 1}]}
+        return aws.answer(operation, params)
+
+    place, session = place_in(tmp_path, answer)
+    asked = replace(order(queue="gqu"), queue_at="train.sh, line 4")
+    prepared = prepare(place, asked, dry_run=False)
+    assert not session.asked("DescribeJobQueues")  # none where it is there
+    with pytest.raises(NoQueue) as caught:
+        send(place, prepared)
+    assert str(caught.value) == (
+        "Job queue 'gqu' (train.sh, line 4) does not exist. Did you mean 'gpu'? Known: gpu. "
+        "--queue gpu runs it there."
+    )
+    assert caught.value.exit_code == 78
+    assert not session.asked("RegisterJobDefinition")
+
+
+def test_a_fallback_to_a_disabled_queue_is_not_called_missing(tmp_path: Path, aws: Aws) -> None:
+    off = {"jobQueueName": "other", "priority": 1, "state": "DISABLED"}
+
+    def answer(operation: str, params: dict[str, Any]) -> Mapping[str, Any] | str:
+        known = operation == "DescribeJobQueues"
+        return {"jobQueues": [off]} if known else aws.answer(operation, params)
+
+    place, _ = place_in(tmp_path, answer)
+    asked = order(fallback={"queue": "other", "after": "30m"})
+    with pytest.raises(ConfigError, match="other takes no jobs now"):
+        prepare(place, asked, dry_run=False)
+
+
+def test_on_local_it_is_looked_for_before_anything_is_sent(tmp_path: Path, aws: Aws) -> None:
+    _, session = place_in(
+        tmp_path, lambda *_: {"jobQueues": [{"jobQueueName": "default", "priority": 1}]}
+    )
+    settings = load_settings({"BATCHML_HOME": str(tmp_path / "home")}, tmp_path, "local")
+    place = Place(settings, FakeClock(), tmp_path)
+    place._session = session
+    with pytest.raises(NoQueue, match=r"Known: default\. --queue default runs it here\."):
+        prepare(place, order(queue="spot"), dry_run=True)
+    assert [name for name, _ in session.calls] == ["DescribeJobQueues"]
 
 
 def test_a_dry_run_reads_and_sends_nothing(tmp_path: Path, aws: Aws) -> None:

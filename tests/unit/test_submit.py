@@ -16,6 +16,7 @@ from batchml.aws.requests import Submission
 from batchml.errors import (
     AccessError,
     BatchmlError,
+    NoQueue,
     NotFound,
     ServiceError,
     ServiceUnreachable,
@@ -354,6 +355,16 @@ def test_a_queue_that_does_not_exist_is_told_with_those_that_do(home: Path) -> N
     user.world.refusal = "JobQueue urgnet not found"
     with pytest.raises(NotFound, match="Did you mean 'urgent'"):
         user.submit(queue="urgnet")
+
+
+def test_a_queue_that_is_not_there_is_told_for_a_job_that_was_not_registered(home: Path) -> None:
+    user = Client(home)
+    user.world.definitions.clear()
+    user.world.refusal = "JobQueue urgnet not found"
+    with pytest.raises(NoQueue) as caught:
+        user.submit(queue="urgnet")
+    assert caught.value.exit_code == 78
+    assert user.world.calls == ["SubmitJob", "DescribeJobQueues"]
 
 
 def test_a_full_disk_after_the_call_hides_no_job_id(home: Path) -> None:

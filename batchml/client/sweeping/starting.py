@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,6 +16,7 @@ from batchml.client.submission import (
     Tell,
     ask_commit,
     image_reference,
+    own_image_notices,
     place_variables,
     publish,
     user_name,
@@ -28,8 +28,8 @@ from batchml.model.job import JobSpec
 from batchml.model.names import new_key
 from batchml.model.sweep import SweepSpec
 from batchml.ops.code import CodeArchive
-from batchml.ops.jobs import find_image
 from batchml.ops.search import SWEEP_TAG
+from batchml.ops.sources import ImageSource, find_source
 
 if TYPE_CHECKING:
     from batchml.client.known import Known
@@ -43,7 +43,7 @@ class Ready(Struct, frozen=True):
     frozen: Frozen
     archive: CodeArchive | None
     depot: Depot
-    image_folder: Path | None
+    image_source: ImageSource | None
     notices: tuple[str, ...] = ()
     known: "Known | None" = None  # of an environment in AWS
 
@@ -64,14 +64,15 @@ def make_ready(place: "Place", wish: Wish) -> Ready:
         from batchml.client.known import open_known
 
         known = open_known(place)
-    image_folder = find_image(spec.image, place.image_folders)
-    depot = find_depot(place, known, spec.image, image_folder)
+    source = find_source(spec.image, place.image_folders, read.ordered.folder)
+    notices += own_image_notices(read.ordered)
+    depot = find_depot(place, known, spec.image, source)
     mistakes = list(_unfit_place(place, spec, depot))
     if mistakes:
         raise ConfigError(read.where, mistakes)
     order = Order(include_secrets=wish.include_secrets)
     archive = pack_code(place, order, read.ordered, depot, notices)
-    image = image_reference(place, spec, image_folder, known)
+    image = image_reference(place, spec, source, known)
     commit = question.read().id if question else ""
     frozen = _freeze(place, read, sweep, spec, depot, image, commit, notices)
     if archive is not None:
@@ -79,7 +80,7 @@ def make_ready(place: "Place", wish: Wish) -> Ready:
     if known is not None:
         platform = make_platform(place.env, place.settings.environment, known.outputs())
         frozen = replace(frozen, platform=platform)
-    return Ready(frozen, archive, depot, image_folder, tuple(notices), known)
+    return Ready(frozen, archive, depot, source, tuple(notices), known)
 
 
 def start(
@@ -101,7 +102,7 @@ def start(
     place.connect()
     if not place.settings.is_local:
         place.home.prepare()
-    publish(place, ready.image_folder, frozen.image)
+    publish(place, ready.image_source, frozen.image)
     try:
         put(place, ready.depot, ready.archive, None, tell)
         board = open_board(place, frozen.key)

@@ -25,6 +25,7 @@ from batchml.local.home import Home
 from batchml.local.images import find
 from batchml.local.state import Attempt, Job
 from batchml.runtime.env import RuntimeEnv
+from batchml.runtime.resuming import VARIABLE, Told, folder_of
 
 MIB = 1024**2
 LEAST_MEMORY = 6 * MIB  # the engine's; AWS Batch takes jobs from 4 MiB on
@@ -36,6 +37,7 @@ MOST_CPU_SHARES = 262_144  # the engine's
 CODE = "/batchml/code.tar.gz"
 ORDER = "/batchml/order.json"
 BOARD = "/batchml/sweep"
+RESUMED = "/batchml/resumed"
 FOLDERS = {
     "BATCHML_OUTPUT_DIR": "/batchml/output",
     "BATCHML_CHECKPOINT_DIR": "/batchml/checkpoints",
@@ -85,7 +87,7 @@ def container_spec(host: Host, permits: Permits, job: Job, attempt: Attempt) -> 
     container = job.container
     env, places = _environment(host, job, attempt)
     sources = [*_volumes(host, container), *_own_folders(places, container)]
-    code = [*_code(host, env), *_board(host, env)]
+    code = [*_code(host, env), *_board(host, env), *_resumed(host, env)]
     labels = {"batchml.home": home_label(host.home), "batchml.task": attempt.task_id}
     config = {
         "Image": container["image"],
@@ -199,6 +201,23 @@ def _board(host: Host, env: dict[str, str]) -> list[dict[str, Any]]:
 
     read = [source(f"/{name}", True) for name in BOARD_READ]
     return [source("", True), *read, *(source(f"/{name}", False) for name in BOARD_WRITTEN)]
+
+
+def _resumed(host: Host, env: dict[str, str]) -> list[dict[str, Any]]:
+    """The checkpoints that the run goes on from, to be read alone; their variable names them."""
+    if VARIABLE not in env:
+        return []
+    try:
+        told = Told.read(env[VARIABLE])
+        child = told.child(RuntimeEnv.read(env).array_index)
+    except (TypeError, ValueError):
+        return []  # the runtime says it
+    path = folder_of(os.path.normpath(told.folder), child)
+    if Path(path).parent.parent != host.home.runs or not os.path.isdir(path):
+        return []
+    env[VARIABLE] = told._replace(folder=RESUMED).to_json()
+    inside, runs = folder_of(RESUMED, child), str(host.home.runs)
+    return [_source(path, inside, read_only=True, ours=True, below=runs)]
 
 
 def _volumes(host: Host, container: dict[str, Any]) -> list[dict[str, Any]]:

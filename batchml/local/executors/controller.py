@@ -1,6 +1,8 @@
 """What the runner of a sweep's controller is told: this Python, with batchml's own command.
 
-Whatever its job says beside the sweep's key is not looked at. So a job that may submit others, from
+The same for who looks after a run that may move to another queue.
+
+Whatever its job says beside the key is not looked at. So a job that may submit others, from
 inside a container for instance, cannot run a command of its own on this machine by asking for the
 queue of controllers.
 """
@@ -17,15 +19,18 @@ from batchml.model.names import is_key
 from batchml.runtime.env import DEFAULT_GRACE
 
 COMMAND = ("sweeps", "attend")  # and the key
+WATCH = ("attend",)  # and the key of a run that may move to another queue
 
 
 def controller_spec(host: Host, job: Job, attempt: Attempt) -> dict[str, Any]:
-    """As `runner_spec`. Raises NoEnvironment for a command that is no controller's."""
+    """As `runner_spec`. Raises NoEnvironment for a command that is neither a controller's nor a
+    watcher's."""
     command = tuple(job.container["command"])
-    if command[:-1] != COMMAND or not is_key(command[-1]):
+    if command[:-1] not in (COMMAND, WATCH) or not is_key(command[-1]):
         raise NoEnvironment(
             f"CannotCreateContainerError: the queue {job.queue} runs controllers of sweeps and "
-            f"nothing else, as `batchml sweep FILE --detach` submits them"
+            f"nothing else but who moves runs, as `batchml sweep FILE --detach` and "
+            f"`batchml submit --fallback QUEUE` submit them"
         )
     return {
         "task_id": attempt.task_id,

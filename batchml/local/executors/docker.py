@@ -143,7 +143,7 @@ def _for_all(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
     """The state folder is private; an image's users are others."""
     if "__pycache__" in member.name:
         return None
-    member.mode = 0o755 if member.isdir() else 0o644
+    member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
     member.uid = member.gid = 0
     member.uname = member.gname = ""
     return member

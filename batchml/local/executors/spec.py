@@ -9,8 +9,9 @@ from typing import Any
 from msgspec import Struct
 
 from batchml.local import access
+from batchml.local.environments import is_whole
 from batchml.local.home import Home
-from batchml.local.images import LocalImage, find
+from batchml.local.images import LocalImage, conda_tool, find
 from batchml.local.sigv4 import Keys
 from batchml.local.state import Attempt, Job
 from batchml.runtime.env import RuntimeEnv
@@ -24,12 +25,14 @@ _PASSED_ON = (
 )  # fmt: skip
 
 
-# What only our runtime can do: fetch and unpack, start ranks, look at the host.
-_NEEDING = ("BATCHML_CODE", "BATCHML_ORDER", "BATCHML_LAUNCH", "BATCHML_HEALTH")
+# What only our runtime can do: fetch and unpack, start ranks, look at the host, go on from another.
+_NEEDING = (
+    "BATCHML_CODE", "BATCHML_ORDER", "BATCHML_LAUNCH", "BATCHML_HEALTH", "BATCHML_RESUME",
+)  # fmt: skip
 
 # What a run keeps beside its outputs and checkpoints: what its attempts took, which generations of
 # its nodes there were, and which hosts were unfit.
-_STORING = ("BATCHML_MAX_SECONDS", "BATCHML_LAUNCH", "BATCHML_HEALTH")
+_STORING = ("BATCHML_MAX_SECONDS", "BATCHML_LAUNCH", "BATCHML_HEALTH", "BATCHML_SLURM")
 
 
 class Host(Struct, frozen=True):
@@ -127,31 +130,74 @@ def _through_runtime(host: Host, python: str, spec: dict[str, Any]) -> dict[str,
 
 
 def _in_environment(host: Host, image: LocalImage, spec: dict[str, Any]) -> dict[str, Any]:
-    python = image.python()
-    if python is None:
-        version = (image.folder / ".python-version").read_text("utf-8").strip()
-        raise NoEnvironment(
-            f"CannotPullContainerError: the image {image.name} needs Python {version}, and no "
-            f"python{version} is on the PATH. Install it, or run the image with Docker"
-        )
-    target = host.home.envs / image.label
+    way = _way(image, host.environ)
+    target = _target(host.home.envs, way.label)
     script = Path(__file__).parent.parent / "environments.py"
     env = spec["env"]
     search = os.pathsep.join(part for part in (str(target / "bin"), env.get("PATH", "")) if part)
-    spec = spec | {"env": {**env, "PATH": search, "VIRTUAL_ENV": str(target)}}
+    spec = spec | {"env": {**env, "PATH": search, way.variable: str(target)}}
     return {
         **_through_runtime(host, str(target / "bin" / "python"), spec),
-        "prepare": [python, "-I", str(script), str(image.requirements), str(target), python],
+        "prepare": [way.python, "-I", str(script), str(way.file), str(target), way.maker],
         "made": str(target),  # when it is whole, there is nothing to prepare
-        "prepare_env": {**_pip_environment(host.environ), "BATCHML_TASK": env["BATCHML_TASK"]},
-        "preamble": spec["preamble"] and f"{MARK}host executor=process environment={image.label}",
-        "label": image.label,
+        "prepare_env": {**_maker_environment(host.environ), "BATCHML_TASK": env["BATCHML_TASK"]},
+        "preamble": spec["preamble"] and f"{MARK}host executor=process environment={target.name}",
+        "label": target.name,
     }
 
 
-def _pip_environment(environ: Mapping[str, str]) -> dict[str, str]:
+def _target(envs: Path, label: str) -> Path:
+    """Where an environment is, or is to be made. One that is there under the name of another image,
+    from a file that says the same, serves as well: they can be gigabytes.
+    """
+    named = envs / label
+    if not is_whole(str(named)):
+        same = sorted(envs.glob(f"*-{label.rpartition('-')[2]}"))
+        return next((path for path in same if is_whole(str(path))), named)
+    return named
+
+
+class _Way(Struct, frozen=True):
+    """How an image's environment is made: from which file, by which program."""
+
+    label: str
+    file: Path
+    maker: str  # a Python, or a tool of conda
+    variable: str = "VIRTUAL_ENV"  # says to programs where it is
+    python: str = sys.executable  # that runs the maker
+
+
+def _way(image: LocalImage, environ: Mapping[str, str]) -> _Way:
+    """Raises NoEnvironment."""
+    tool = conda_tool(environ.get("PATH", "")) if image.conda else None
+    if image.conda and tool:
+        return _Way(image.conda_label, image.conda, tool, "CONDA_PREFIX")
+    refused = f"CannotPullContainerError: the image {image.name} "
+    if not image.requirements.is_file():
+        why = _NO_TOOL if image.conda else "is made by a Dockerfile alone. Run it"
+        raise NoEnvironment(f"{refused}{why} with Docker: batchml local start --executor docker")
+    python = image.python()
+    if python is None:
+        version = (image.folder / ".python-version").read_text("utf-8").strip()
+        more = ", or micromamba" if image.conda else ""
+        raise NoEnvironment(
+            f"{refused}needs Python {version}, and no python{version} is on the PATH. Install it"
+            f"{more}, or run the image with Docker"
+        )
+    return _Way(image.label, image.requirements, python, python=python)
+
+
+_NO_TOOL = (
+    "needs conda, and no micromamba, mamba or conda is on the server's PATH. Install one "
+    "(curl -L micro.mamba.pm/install.sh | bash; batchml local stop), or run it"
+)
+
+
+def _maker_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """What pip, and conda's tools, are told by the server's environment."""
     wanted = (*_PASSED_ON, "XDG_CACHE_HOME")
-    return {k: v for k, v in environ.items() if k in wanted or k.startswith("PIP_")}
+    told = ("PIP_", "CONDA_", "MAMBA_", "CONDARC", "MAMBARC")
+    return {k: v for k, v in environ.items() if k in wanted or k.startswith(told)}
 
 
 def _with_access(host: Host, job: Job, attempt: Attempt, env: dict[str, str]) -> dict[str, str]:

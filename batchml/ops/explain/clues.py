@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
+from batchml.model.outcome import MISSING_PACKAGE, RECIPE
+
 
 class Clue(Struct, frozen=True):
     """A pattern and what it means. `{0}`, `{1}` in the texts are the pattern's groups.
@@ -93,9 +95,8 @@ START = (
 # Of an image that could not be pulled.
 PULL = (
     _clue(
-        "package-missing", r"No matching distribution found for (\S+)",
-        "The image's requirements.txt wants {0}, and the package index has none such.",
-        "Correct requirements.txt.", "image",
+        "package-missing", MISSING_PACKAGE.pattern, f"pip cannot find {{0}} ({RECIPE}).",
+        f"Correct its name or its version in {RECIPE}, and submit it again.", "again",
     ),
     _clue(
         "image-architecture", r"(?i)no matching manifest|does not match the specified platform",
@@ -134,7 +135,7 @@ LOG = (
     _clue(
         "budget", r"^batchml: the budget of --max-cost is spent",
         "Its budget was spent, so it was asked to save and stop.",
-        "Run it again with a higher --max-cost; it begins anew.", "rerun",
+        "Run it again with a higher --max-cost; with --resume it goes on.", "rerun",
     ),
     _clue(
         "duplicate", r"^batchml: this is a second run of one submission; (\S+) goes on",

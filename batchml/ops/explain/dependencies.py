@@ -52,7 +52,7 @@ def _waits_for(seen: Seen) -> Explanation:
         return Explanation(
             "dependency-failed", f"A run that it depends on has failed: {named(failed[0])}.",
             ("AWS Batch fails what depends on a failed run",),
-            "See why that one failed.", words.batchml("explain", failed[0].job_id),
+            "See why that one failed.", words.about(failed[0]).batchml("explain", failed[0].job_id),
         )  # fmt: skip
     left = [each for each in seen.dependencies if not each.status.is_terminal]
     lost = [job_id for job_id in run.depends_on if job_id not in known]
@@ -63,7 +63,7 @@ def _waits_for(seen: Seen) -> Explanation:
         slow = next((each for each in left if each.status is not JobStatus.RUNNING), left[0])
         return Explanation(
             "dependency", f"It waits for {waits} not ended.", tuple(evidence), is_problem=False,
-            command=words.batchml("explain", slow.job_id),
+            command=words.about(slow).batchml("explain", slow.job_id),
         )  # fmt: skip
     if lost:
         return Explanation(

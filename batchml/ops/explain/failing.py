@@ -4,7 +4,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from batchml.model.explanation import Explanation, Machine
-from batchml.model.outcome import describe_outcome, signal_name
+from batchml.model.fallback import moved_to
+from batchml.model.outcome import MISSING_PACKAGE, describe_outcome, signal_name
 from batchml.model.run import OutcomeClass, Run, classify, is_out_of_budget
 from batchml.model.status import JobStatus
 from batchml.ops.explain import clues, missing
@@ -23,7 +24,7 @@ _FINAL = (CRASH_LOOP, CONFIGURATION_ERROR)  # no other try would end otherwise
 
 _MORE = (
     "Let it try more often: with more attempts a run goes on from its checkpoints; this rerun "
-    "begins anew."
+    "does with --resume."
 )
 
 # What makes a process end so, beside somebody's kill.
@@ -75,7 +76,12 @@ def why_ended(ended: Ended) -> Explanation:
         return found
     child = (f"child {run.array_index} of {ended.array.array_size}",) if ended.array else ()
     rank = who_ended(ended.lines or ())
-    said = (*child, describe_outcome(run), *filter(None, (rank,)), *found.evidence)
+    # The end of a run whose package is missing says what the verdict does.
+    outcome = "" if found.cause == "package-missing" else describe_outcome(run)
+    # The end of one that was not started has what AWS Batch says, and is not told twice.
+    is_told = len(outcome) <= _LONG
+    more = tuple(each for each in found.evidence if not (is_told and each and each in outcome))
+    said = (*child, *filter(None, (outcome, rank)), *more)
     return Explanation(
         found.cause, found.verdict, tuple(dict.fromkeys(map(_short, said))), found.fix,
         found.command, found.is_problem,
@@ -138,7 +144,8 @@ def _timed_out(ended: Ended) -> Explanation:
     longer = f"{max(60, run.timeout * 2)}s" if run.timeout else "12h"
     return Explanation(
         "timed-out", f"It ran past its timeout{limit}, and was stopped.", _last(ended),
-        "Give it more time.", _rerun(ended, "--timeout", longer),
+        "Give it more time; with --resume it goes on from its checkpoint.",
+        _rerun(ended, "--timeout", longer),
     )  # fmt: skip
 
 
@@ -149,6 +156,13 @@ def _cancelled(ended: Ended) -> Explanation:
         return Explanation(
             "budget", f"Its budget{had} was spent, so it was asked to save and stop.",
             _last(ended), _HIGHER, _richer(ended), is_problem=False,
+        )  # fmt: skip
+    if moved_to(run):
+        return Explanation(
+            "moving",
+            f"It was taken out of its queue to go to {moved_to(run)}, and is not there yet.",
+            (), "Wait for it: that submits it there, if nobody else is about to.",
+            words.batchml("wait", run.job_id), is_problem=False,
         )  # fmt: skip
     if run.status_reason.startswith("JobQueue deleted"):
         verdict = f"Its queue {words.bare(run.queue)} was deleted while it was in it."
@@ -161,7 +175,7 @@ def _cancelled(ended: Ended) -> Explanation:
     )  # fmt: skip
 
 
-_HIGHER = "Run it again with a higher --max-cost; it begins anew."
+_HIGHER = "Run it again with a higher --max-cost; with --resume it goes on from its checkpoint."
 
 
 def _richer(ended: Ended) -> str:
@@ -195,7 +209,12 @@ def _not_started(ended: Ended) -> Explanation:
     reason = run.reason or run.status_reason
     found = clues.of_reason(reason)
     if found is not None:
-        return _of_clue(ended, found)
+        told = _of_clue(ended, found)
+        pip = MISSING_PACKAGE.search(reason)
+        if found.cause != "package-missing" or pip is None:
+            return told
+        # Without AWS's word before it, which looks like a failure of Docker.
+        return replace(told, evidence=(f"pip says: {reason[pip.start() :].splitlines()[0]}",))
     kind = reason.partition(":")[0]
     slow = "Timeout" in kind
     verdict = (
@@ -214,6 +233,16 @@ def _dependency(ended: Ended) -> Explanation:
     words = ended.words
     if failed:
         first = failed[0]
+        if moved_to(first):
+            return Explanation(
+                "dependency-moved",
+                f"What it depends on moved to the queue {moved_to(first)}. AWS Batch then fails "
+                "what waits for it.",
+                (f"{first.job_id}: {describe_outcome(first)}",),
+                "Let the shell wait, and submit it again.",
+                f"{words.batchml('wait', first.job_id)} && "
+                f"{words.batchml('rerun', ended.run.job_id)}",
+            )
         return Explanation(
             "dependency-failed", f"A run that it depends on failed: {first.name} {first.job_id}.",
             (f"{first.job_id}: {describe_outcome(first)}",), "See why that one failed.",
@@ -427,6 +456,8 @@ def _command(ended: Ended, word: str) -> str:
             return _richer(ended)
         case "gpus":
             return _rerun(ended, "--gpus", str(max(1, run.gpus)))
+        case "again":
+            return words.submit(run, array=ended.size)
         case "submit" | "dry-run" | "job":
             return _dry_run(ended)
         case "image" | "push":

@@ -1,6 +1,6 @@
 """Explain one run: look, ask what is missing, judge. The one part that asks and waits."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -8,15 +8,17 @@ from msgspec.structs import replace
 
 from batchml.aws.diagnosis import Diagnosis
 from batchml.clock import Clock
-from batchml.errors import NotFound
+from batchml.errors import BatchmlError, NotFound
 from batchml.model.explanation import Explanation
 from batchml.model.record import Record
 from batchml.model.run import OutcomeClass, Run, classify, with_failures
+from batchml.model.seat import SEAT_TAG
 from batchml.model.status import JobStatus
 from batchml.ops.explain.children import of_children, telling, with_children
 from batchml.ops.explain.failing import Ended, wanted_here, why_ended
 from batchml.ops.explain.folder import Here, Missed
 from batchml.ops.explain.ranks import of_first
+from batchml.ops.explain.room import with_move, with_seats
 from batchml.ops.explain.seen import SOON, Look, Seen
 from batchml.ops.explain.waiting import next_look, why_waits
 from batchml.ops.explain.words import Words, minutes
@@ -55,11 +57,13 @@ def explain(
     words: Words,
     clock: Clock,
     look: LookHere = lambda *_: Here(),
+    seats: Callable[[], Sequence[str]] = tuple,
 ) -> Told:
     """Say why a run waits or failed, by at most as many calls as `diagnosis` may make.
 
     `record` is what is kept of the run on this machine; from it the run is explained when AWS Batch
-    has forgotten it. `look` finds out here what became of a file that the run missed.
+    has forgotten it. `look` finds out here what became of a file that the run missed. `seats`
+    tells job ids that may hold a machine for somebody: looked at where a run waits for room.
 
     Raises NotFound when neither knows it, and AccessError, ServiceError or ServiceUnreachable when
     the first question is not answered.
@@ -80,7 +84,7 @@ def explain(
         cost = record.max_cost if record else None
         explanation = _ended(diagnosis, Ended(run, words, max_cost=cost), look)
     elif found:
-        explanation = _waiting(diagnosis, Seen(run, now, words), clock)
+        explanation = _waiting(diagnosis, Seen(run, now, words), clock, seats)
     else:
         explanation = _not_there(run, words, now)
     unasked = tuple(diagnosis.unasked)
@@ -164,7 +168,9 @@ def _last_lines(diagnosis: Diagnosis, run: Run) -> tuple[str, ...] | None:
 # --- runs that wait ---------------------------------------------------------------------------
 
 
-def _waiting(diagnosis: Diagnosis, seen: Seen, clock: Clock) -> Explanation:
+def _waiting(
+    diagnosis: Diagnosis, seen: Seen, clock: Clock, seats: Callable[[], Sequence[str]]
+) -> Explanation:
     while diagnosis.left and (look := next_look(seen)) is not None:
         if look is Look.AGAIN:
             clock.sleep(PAUSE)
@@ -173,11 +179,29 @@ def _waiting(diagnosis: Diagnosis, seen: Seen, clock: Clock) -> Explanation:
             return why_ended(Ended(seen.run, seen.words))
     # What could not be asked any more is not waited for.
     found = why_waits(replace(seen, asked=seen.asked | {Look.FAILED, Look.CHILD}))
+    if found.cause == "full":
+        found = with_seats(found, _seats(diagnosis, seen, seats()), seen.words)
+    found = with_move(found, seen)
     if seen.array is None:
         return found
     child = f"child {seen.run.array_index} of {seen.array.array_size} stands for those that wait"
     found = replace(found, evidence=(child, *found.evidence))
     return with_children(seen.array, seen.failed, found)
+
+
+def _seats(diagnosis: Diagnosis, seen: Seen, known: Sequence[str]) -> tuple[Run, ...]:
+    """Notebooks and the like that hold what a run waits for. `known`: job ids that may be some.
+
+    On `local` all queues share the machine; elsewhere only those of its own queue count.
+    """
+    listed = diagnosis.running(seen.run.queue) if diagnosis.left > 1 else ()
+    ids = tuple(dict.fromkeys((*known, *listed)))
+    try:
+        runs = diagnosis.runs(ids) if ids and diagnosis.left else ()
+    except BatchmlError:  # an extra
+        return ()
+    own = [run for run in runs if seen.words.is_local or run.queue == seen.run.queue]
+    return tuple(run for run in own if SEAT_TAG in run.tags and run.status.holds_resources)
 
 
 def _child(diagnosis: Diagnosis, seen: Seen) -> dict[str, Any]:

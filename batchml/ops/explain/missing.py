@@ -140,7 +140,7 @@ def _module(
         return Explanation(
             found.cause, verdict, (found.line,), f"Add {wants} to {here.recipe}.",
             words.submit(run, array=array) if words.is_local
-            else words.batchml("image", "push", image),
+            else words.batchml("image", "push", _pushed(here.recipe, image)),
         )  # fmt: skip
     others = [each for each in here.images if each != image]
     if others:
@@ -156,3 +156,9 @@ def _module(
         f"Make an image of your own: write {wants} into images/mine/requirements.txt{more} "
         "and use it.", words.submit(run, image="mine", array=array),
     )  # fmt: skip
+
+
+def _pushed(recipe: str, image: str) -> str:
+    """How `image push` is told of an image: one of a job's own files is named by its folder."""
+    folder, _, _ = recipe.rpartition("/")
+    return image if folder == f"images/{image}" else folder or "."

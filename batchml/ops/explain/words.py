@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from batchml.model.environment import LOCAL
 from batchml.model.run import Run
@@ -29,6 +30,10 @@ class Words(Struct, frozen=True):
         """A command of ours; the environment is named where it is not this machine."""
         place = () if self.is_local else ("--env", self.env)
         return shlex.join(("batchml", *words, *place))
+
+    def about(self, run: Run) -> "Words":
+        """The same for a run that may be of another environment, as its tag says."""
+        return replace(self, env=run.tags.get("batchml:env") or self.env)
 
     def submit(
         self, run: Run, *flags: str, command: Sequence[str] = (), image: str = "", array: int = 0
