@@ -23,6 +23,7 @@ from benchmarks import (
     sweep_trial,
     tail,
     usage,
+    workspace,
 )
 
 
@@ -49,6 +50,7 @@ BENCHMARKS: tuple[tuple[str, Callable[[], object]], ...] = (
     ("Leading ranks, beside torchrun", lambda: gang.main([])),
     ("A Ray gang: the head alone, with one and with two workers", ray_gang.main),
     ("What it costs to tell what a node uses", usage.main),
+    ("Data into the workspace, beside cp", workspace.main),
     ("LeNet, PyTorch beside MXNet (samples/s; ratios pair by pair)", lambda: lenet.main([])),
     ("A search on real trainings: LeNet, beside random search", sweep_lenet.main),
     ("Where PyTorch's time goes, by phase and by operator", profile),
