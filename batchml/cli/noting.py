@@ -178,7 +178,7 @@ def _show(
     if wish.json_ or not sys.stdout.isatty():
         words = " ".join((*PROGRAM, "where"))
         say(f"Its token is shown on a terminal alone. A program gets it by: "
-            f"batchml shell {seat.run.job_id}{_option(place)} -- {words}")  # fmt: skip
+            f"batchml shell {seat.run.job_id}{place.option} -- {words}")  # fmt: skip
     if wish.open_:
         _open(place, f"{url}?token={door.token}")
     local = address.rpartition(":")[2]
@@ -206,8 +206,8 @@ def _open(place: "Place", url: str) -> None:
 
 
 def _say_ways(place: "Place", job_id: str) -> None:
-    say(f"  back to it:  batchml notebook {job_id}{_option(place)}")
-    say(f"  end it:      batchml notebook {job_id}{_option(place)} --end")
+    say(f"  back to it:  batchml notebook {job_id}{place.option}")
+    say(f"  end it:      batchml notebook {job_id}{place.option} --end")
 
 
 # --- how it ends ----------------------------------------------------------------------------------
@@ -265,11 +265,5 @@ def _code(place: "Place", job_id: str) -> int:
     said = said_last(place, run)
     if said:
         say(f"It said: {printable(said)}")
-    say(f"{last_words(place, job_id)} All of it: batchml logs {job_id}{_option(place)}".strip())
+    say(f"{last_words(place, job_id)} All of it: batchml logs {job_id}{place.option}".strip())
     return classify(run).exit_code
-
-
-def _option(place: "Place") -> str:
-    from batchml.client.holding import option
-
-    return option(place)

@@ -18,7 +18,7 @@ NAME = 32  # cells of the name of a run that is not the one shown
 
 def seat(place: "Place", found: "Found") -> str:
     """Of a notebook: the way back, or why it ended and what it cost."""
-    from batchml.client.holding import SEAT_TAG
+    from batchml.model.seat import SEAT_TAG
 
     if found.run is None or SEAT_TAG not in found.tags:
         return ""

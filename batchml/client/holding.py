@@ -13,7 +13,7 @@ import msgspec
 
 from batchml.client.whywait import Whys, verdict
 from batchml.errors import BatchmlError
-from batchml.model.seat import SEAT_TAG as SEAT_TAG
+from batchml.model.seat import SEAT_TAG
 from batchml.model.status import JobStatus
 from batchml.model.words import amounts
 from batchml.runtime.idle import LIMIT, RATE, spelled
@@ -264,8 +264,3 @@ def last_words(place: "Place", job_id: str) -> str:
     least = "at least " if bill.is_least else ""
     cost = f"{least}{amounts(bill.usd.low, bill.usd.high)}"
     return f"{said} and cost {cost}{'' if is_over else ' so far'}."
-
-
-def option(place: "Place") -> str:
-    """What a command that is shown has to name beside the run."""
-    return place.option

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct
 
-from batchml.client.holding import SEAT_TAG, Unheld, last_words, option
+from batchml.client.holding import Unheld, last_words
 from batchml.errors import BatchmlError, NoDoor, NotRunning, UsageError
 from batchml.model.job import JobSpec, Resources
 from batchml.model.reading import parse_size
+from batchml.model.seat import SEAT_TAG
 
 if TYPE_CHECKING:
     from batchml.client.doors import Seat
@@ -139,12 +140,12 @@ def check_is_notebook(place: "Place", run: "Run", word: str) -> None:
     if run.tags.get(SEAT_TAG) != KIND:
         ours = "".join(
             f"\nYour notebook that is {each.status.value}: "
-            f"batchml notebook {each.job_id}{option(place)}"
+            f"batchml notebook {each.job_id}{place.option}"
             for each in standing(place)
         )
         raise UsageError(
             f"{word} is no notebook: it was not begun by `batchml notebook`. To go into any other "
-            f"run: batchml shell {word}{option(place)}, batchml forward {word} PORT{option(place)}"
+            f"run: batchml shell {word}{place.option}, batchml forward {word} PORT{place.option}"
             f"{ours}"
         )
 
@@ -173,7 +174,7 @@ def only_one(place: "Place") -> "Run":
             "--end: no notebook of yours runs here. `batchml notebook --new --end` begins one "
             "that ends together with its command."
         )
-    lines = [f"  batchml notebook {run.job_id}{option(place)} --end" for run in runs]
+    lines = [f"  batchml notebook {run.job_id}{place.option} --end" for run in runs]
     raise UsageError("\n".join(["--end: several notebooks of yours run. Name one:", *lines]))
 
 
@@ -195,7 +196,7 @@ def find_door(place: "Place", seat: "Seat") -> Door:
             return read_door(asked.out)
     raise BatchmlError(
         f"JupyterLab of {seat.run.name} does not answer. What it printed: "
-        f"batchml logs {seat.run.job_id}{option(place)}"
+        f"batchml logs {seat.run.job_id}{place.option}"
     )
 
 
@@ -229,7 +230,7 @@ def ended(place: "Place", run: "Run", otherwise: str = "") -> Unheld:
     elif otherwise:
         return Unheld(otherwise, classify(run).exit_code or 1)
     return Unheld(
-        f"{words}\n  batchml logs {run.job_id}{option(place)}", classify(run).exit_code or 1
+        f"{words}\n  batchml logs {run.job_id}{place.option}", classify(run).exit_code or 1
     )
 
 
@@ -252,7 +253,7 @@ def seat_words(place: "Place", run: "Run") -> str:
         return ""
     if run.status.is_terminal:
         return said_last(place, run)
-    return f"batchml notebook {run.job_id}{option(place)}"
+    return f"batchml notebook {run.job_id}{place.option}"
 
 
 def keep_open(place: "Place", seat: "Seat", door: Door, first: "Tunnel", tell: "Tell") -> str:
@@ -370,7 +371,7 @@ def _words(place: "Place", record: "Record", run: "Run | None") -> list[str]:
         return [f"Your notebook {record.job_id} has ended since you left it. {spent}"]
     return [
         f"Your notebook {record.job_id} is {run.status.value}. {spent} "
-        f"To go there instead: batchml notebook {record.job_id}{option(place)}"
+        f"To go there instead: batchml notebook {record.job_id}{place.option}"
     ]
 
 

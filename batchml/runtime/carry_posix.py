@@ -13,8 +13,8 @@ from typing import Callable, Dict
 from batchml.runtime.carry_s3 import S3Vault
 from batchml.runtime.carry_tree import FOLDER, LINK, Entry
 from batchml.runtime.carry_vaults import Moved, Read, Vault, open_vault
-from batchml.runtime.s3 import S3Store, Wire
-from batchml.runtime.store import PATIENT, Patience, go_on
+from batchml.runtime.s3 import Wire
+from batchml.runtime.store import go_on
 
 OWNER = "1000"  # of images/*/Dockerfile; aws/site.py
 META = "x-amz-meta-"
@@ -58,17 +58,6 @@ class PosixVault(S3Vault):
     def __init__(self, wire: Wire, prefix: str) -> None:
         super().__init__(wire, prefix)
         self._meta: Dict[str, Dict[str, str]] = {}  # of what is on its way, by key
-
-    @classmethod
-    def open(
-        cls,
-        url: str,
-        environ: Mapping[str, str],
-        check: Callable[[], None] = go_on,
-        patience: Patience = PATIENT,
-    ) -> PosixVault:
-        found = S3Store.open(url, environ, check, patience)
-        return cls(found._wire, found._prefix)
 
     def send(
         self, key: str, entry: Entry, read: Read, moved: Moved, settled: Callable[[], bool]

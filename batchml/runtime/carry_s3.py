@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Mapping
 from contextlib import contextmanager
 from typing import Any, Callable, Dict, Iterator, List, Tuple
 
@@ -13,7 +12,7 @@ from batchml.runtime.carry_place import CHANGES, Changed
 from batchml.runtime.carry_tree import OWN, Entry
 from batchml.runtime.carry_vaults import Moved, Read
 from batchml.runtime.s3 import MOST_PARTS, PAGE, S3Store
-from batchml.runtime.store import PATIENT, Patience, StoreError, go_on
+from batchml.runtime.store import StoreError
 
 PART = 16 << 20  # bytes that are held in memory, for each of the files that go at once
 _ODD = f"{OWN}/odd/"
@@ -28,17 +27,6 @@ class S3Vault(S3Store):
     """
 
     proves = False
-
-    @classmethod
-    def open(
-        cls,
-        url: str,
-        environ: Mapping[str, str],
-        check: Callable[[], None] = go_on,
-        patience: Patience = PATIENT,
-    ) -> S3Vault:
-        found = S3Store.open(url, environ, check, patience)
-        return cls(found._wire, found._prefix)
 
     def sizes(self) -> Dict[str, int]:
         found: Dict[str, int] = {}

@@ -13,7 +13,19 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping
 from email.message import Message
 from http.client import HTTPException
-from typing import Any, BinaryIO, Callable, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import (
+    Any,
+    BinaryIO,
+    Callable,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+    Type,
+    TypeVar,
+    Union,
+)
 from urllib.parse import urlsplit
 
 from batchml.runtime.credentials import Keyring
@@ -223,6 +235,9 @@ class Wire:
         return f"{method} s3://{self._bucket}/{key}"
 
 
+_S3 = TypeVar("_S3", bound="S3Store")
+
+
 class S3Store:
     """Keys below a prefix of a bucket. The methods are `Store`'s."""
 
@@ -232,12 +247,12 @@ class S3Store:
 
     @classmethod
     def open(
-        cls,
+        cls: Type[_S3],
         url: str,
         environ: Mapping[str, str],
         check: Callable[[], None] = go_on,
         patience: Patience = PATIENT,
-    ) -> S3Store:
+    ) -> _S3:
         """At `s3://BUCKET/PREFIX`; `check` is called often and may raise, to give up."""
         bucket, _, prefix = url[len("s3://") :].partition("/")
         if not bucket:

@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from batchml.cli.allocating import Wish, refuse
 from batchml.client.client import Client
 from batchml.client.holding import (
-    SEAT_TAG,
     Unheld,
     check_here,
     end,
@@ -23,6 +22,7 @@ from batchml.client.place import Place
 from batchml.client.submission import prepare
 from batchml.errors import BatchmlError, ConfigError, NoDoor, ServiceUnreachable, UsageError
 from batchml.model.run import Run
+from batchml.model.seat import SEAT_TAG
 from batchml.model.status import JobStatus
 from batchml.ops.watch import Pace
 from batchml.settings import load_settings

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from batchml.client.doors import Asked, Seat
-from batchml.client.holding import SEAT_TAG, Unheld
+from batchml.client.holding import Unheld
 from batchml.client.notebook import (
     PROGRAM,
     Door,
@@ -41,6 +41,7 @@ from batchml.errors import BatchmlError, NoDoor, NotRunning, ServiceUnreachable,
 from batchml.model.job import Resources
 from batchml.model.record import Record
 from batchml.model.run import Run
+from batchml.model.seat import SEAT_TAG
 from batchml.model.status import JobStatus
 from batchml.runtime import notebook
 from batchml.runtime.notebook_use import Look, Use, is_used
