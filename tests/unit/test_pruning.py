@@ -41,10 +41,13 @@ def test_what_a_process_runs_in_stays(home: Home) -> None:
     by_variable, by_command = made(home.envs / "a-1", 200), made(home.envs / "b-2", 200)
     made(home.envs / "c-3", 200)
     found = find_old(home, NOW - 100)
-    command = [sys.executable, "-c", "input()", f"{by_command}/bin/x"]
+    command = [sys.executable, "-c", "print(flush=True); input()", f"{by_command}/bin/x"]
     with subprocess.Popen(
-        command, env={"PATH": f"{by_variable}/bin:/bin"}, stdin=subprocess.PIPE
-    ) as process:
+        command, env={"PATH": f"{by_variable}/bin:/bin"}, stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        process.stdout.readline()  # /proc tells nothing of one that is just being started
         assert names(home) == ["c-3"]
         assert [remove(each) for each in found] == [False, False, True]
         process.communicate(b"\n")
