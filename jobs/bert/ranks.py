@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from datetime import timedelta
 from typing import Any
@@ -52,4 +53,7 @@ class Ranks:
 
     def leave(self) -> None:
         if self.world > 1:
+            # DistributedDataParallel is part of a reference cycle and holds the process group. If
+            # the group lives until Python ends, the process may abort there (torch 2.13, gloo).
+            gc.collect()
             distributed.destroy_process_group()

@@ -13,6 +13,7 @@ the number of processes stays the same.
 from __future__ import annotations
 
 import argparse
+import gc
 import io
 import os
 import signal
@@ -202,6 +203,9 @@ def main() -> int:
     try:
         return run(options, device)
     finally:
+        # DistributedDataParallel is part of a reference cycle and holds the process group. If
+        # the group lives until Python ends, the process may abort there (torch 2.13, gloo).
+        gc.collect()
         dist.destroy_process_group()
 
 

@@ -9,6 +9,7 @@ however many there are. So a run that goes on with more or fewer goes on with th
 from __future__ import annotations
 
 import argparse
+import gc
 import io
 import math
 import os
@@ -265,6 +266,9 @@ def main() -> int:
         return run(options)
     finally:
         if dist.is_initialized():
+            # A model that FSDP shards is part of reference cycles and holds the process groups. If
+            # a group lives until Python ends, the process may abort there (torch 2.13, gloo).
+            gc.collect()
             dist.destroy_process_group()
 
 
