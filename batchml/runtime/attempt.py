@@ -51,14 +51,18 @@ class Running:
         self._stopping = False
         self._kill_at = float("inf")
         self._leader: Optional[int] = None
+        self._makes_stop_file = True  # this process does; else the supervisor
         self._asked = ""
 
-    def led_by(self, pid: int, asked: str) -> None:
+    def led_by(self, pid: int, asked: str, makes_stop_file: bool) -> None:
         """The command is a supervisor's: it alone is signalled, and tells its processes, and those
         of the other nodes, itself. In the file `asked` it finds with what code the run is to end,
-        and how soon.
+        and how soon. `makes_stop_file`: the supervisor makes the stop file when it has heard the
+        signal. If this process made the file, all ranks could find it, save and end with 0 before
+        the supervisor knows of the stop, and the run would end with 0.
         """
         self._leader, self._asked = pid, asked
+        self._makes_stop_file = not makes_stop_file
 
     def pids(self) -> List[int]:
         return descendants(os.getpid())
@@ -111,7 +115,8 @@ class Running:
     def _begin_stop(self, grace: float) -> None:
         self._stopping = True
         self._kill_at = min(self._kill_at, self._clock() + grace)
-        self.ask()
+        if self._makes_stop_file:
+            self.ask()
 
 
 def _write_down(path: str, code: int, why: str, grace: float) -> None:

@@ -246,6 +246,7 @@ class Supervisor:
         self._uplink.tell_later(asked)
         self._uplink.hurry()
         if not softly and self._alone is None:
+            self._member.make_stop_file()
             self._alone = Leaving(stop.code, stop.why, True, is_untold=True)
             self._alone_at = time.monotonic() + until_untold(True, stop.grace)
 

@@ -44,6 +44,7 @@ class Led(NamedTuple):
     environ: Dict[str, str]
     file: str  # of its verdict
     asked: str
+    makes_stop_file: bool
 
     def verdict(self, code: int) -> Optional[Verdict]:
         """None: the program chose the exit code. `code` as Popen has it."""
@@ -120,6 +121,7 @@ def led(plan: Plan, command: Sequence[str], environ: Mapping[str, str], folder: 
         },
         file,
         file + ASKED,
+        plan.kind == TORCHRUN,
     )
 
 

@@ -203,13 +203,16 @@ class Member:
         self._tell({"do": "not_begun", "code": code, "why": why})
 
     def _stop(self, message: Message, now: float) -> None:
-        if not self._has_stop_file and self._is.stop_file:
-            self._has_stop_file = True
-            make_stop_file(self._is.stop_file)
+        self.make_stop_file()
         if message["softly"]:
             return
         self.stopping = Leaving(message["code"], message["why"], True)
         self.end(message["grace"])
+
+    def make_stop_file(self) -> None:
+        if not self._has_stop_file and self._is.stop_file:
+            self._has_stop_file = True
+            make_stop_file(self._is.stop_file)
 
     # --- what happens --------------------------------------------------------------------------
 

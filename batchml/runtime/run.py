@@ -313,7 +313,7 @@ class _Attempt:
     def _look_after(self, led: Led, pid: int, running: Running, companions: Companions) -> None:
         from batchml.runtime.gang_child import Frozen
 
-        running.led_by(pid, led.asked)
+        running.led_by(pid, led.asked, led.makes_stop_file)
         companions.add("the watch of the supervisor", lambda: Frozen(pid, running.say))
 
     def _watch_working_folder(self, is_container: bool) -> Optional[WorkingFolder]:

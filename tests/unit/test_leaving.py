@@ -50,7 +50,7 @@ class Attempt:
             RuntimeEnv.read(environ), environ, Output(stream, FOREVER), Signals(), None, False,
             clock=lambda: self.now,
         )  # fmt: skip
-        self.running.led_by(self.child.pid, f"{self.verdict}{ASKED}")
+        self.running.led_by(self.child.pid, f"{self.verdict}{ASKED}", makes_stop_file=True)
 
     def told(self) -> Stop:
         """What a supervisor finds out after its signal."""
@@ -70,7 +70,6 @@ def test_a_notice_leaves_what_the_host_has_and_tells_the_supervisor(attempt: Att
     running.stop("the host goes", TRY_ELSEWHERE, 40.0)
     assert running.until_kill() == 35
     assert attempt.child.wait(60) == -signal.SIGTERM
-    assert attempt.stop_file.exists()
     assert attempt.told() == Stop(TRY_ELSEWHERE, "the host goes", ranks_grace(35.0))
     assert ranks_grace(35.0) == 30.5  # the supervisor has the rest to end by itself
     attempt.now += 1
@@ -92,6 +91,17 @@ def test_a_notice_brings_the_end_of_a_stop_forward_and_changes_nothing_else(
     attempt.now += 50
     running.stop("too dear", STOPPED)
     assert running.until_kill() == 0
+
+
+def test_ranks_find_the_stop_file_only_once_their_supervisor_knows_of_the_stop(
+    attempt: Attempt,
+) -> None:
+    """Else all of them may end with 0 first, and the run would count as a success."""
+    attempt.running.stop("too dear", STOPPED)
+    assert not attempt.stop_file.exists()
+    attempt.running.led_by(attempt.child.pid, "", makes_stop_file=False)  # as Ray's
+    attempt.running.stop("too dear", STOPPED)
+    assert attempt.stop_file.exists()
 
 
 def test_a_supervisor_that_finds_nothing_written_down_has_its_own_grace(tmp_path: Path) -> None:
