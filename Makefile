@@ -10,7 +10,7 @@ endif
 # Else every session of pytest would make all tests ready anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test fast slow again torture check lint types bench help-texts picture wheel clean
+.PHONY: demo test fast slow again torture clients check lint types bench help-texts picture wheel clean
 
 demo: .venv/installed  ## LeNet learns handwritten digits, through the embedded AWS Batch
 	$(BIN)/batchml submit --wait lenet
@@ -18,7 +18,7 @@ demo: .venv/installed  ## LeNet learns handwritten digits, through the embedded 
 test: fast slow  ## every test
 
 fast: .venv/installed-dev .venv-scan/installed
-	$(BIN)/python -m pytest -n 3 --dist worksteal -m 'not slow'
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m 'not slow and not clients'
 
 # Training has the machine to itself: beside other work its threads wait for each other.
 slow: .venv/installed-dev .venv-scan/installed
@@ -31,12 +31,17 @@ TORTURES := e2e/test_kill9_rounds.py e2e/test_system_calls.py e2e/test_power_cut
   unit/test_damage.py unit/test_large_journal.py contract/test_malformed.py contract/test_forged.py \
   e2e/test_killed_client.py e2e/test_runtime_stops.py unit/test_submit.py unit/test_ignore.py \
   unit/test_watch_world.py unit/test_checkpoint_kills.py e2e/test_resume.py e2e/test_ddp.py e2e/test_gang.py \
-  e2e/test_nodes_killed.py
+  e2e/test_nodes_killed.py e2e/test_fault_model.py
 
 torture: .venv/installed-dev  ## hours: ten thousand kills, every system call, every bad request
 	BATCHML_TORTURE=$${BATCHML_TORTURE:-20} $(BIN)/python -m pytest -s $(addprefix tests/,$(TORTURES))
 
-check: lint types test  ## what CI runs
+CLIENTS := airflow miniwdl torchx
+
+clients: .venv/installed-dev $(CLIENTS:%=.venv-clients/%/installed)  ## AWS Batch clients from PyPI, unmodified
+	BATCHML_REQUIRE_CLIENTS=1 $(BIN)/python -m pytest tests/clients
+
+check: lint types test clients  ## what CI runs
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .
@@ -78,5 +83,11 @@ wheel: .venv/installed-dev
 	.venv-scan/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
 	touch $@
 
+# Each client wants versions of its own. pip caches what it fetches, so a second making is quick.
+.venv-clients/%/installed: tests/clients/%.txt
+	$(PYTHON) -m venv .venv-clients/$*
+	.venv-clients/$*/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	touch $@
+
 clean:
-	rm -rf .venv .venv-scan dist build .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .venv-scan .venv-clients dist build .mypy_cache .ruff_cache .pytest_cache
