@@ -17,7 +17,10 @@ BatchmlError                     1
     ├── StateFolderBusy          1   another server holds the state folder
     ├── StateFolderUnsafe        1   others can read or write the state folder
     ├── StateDamaged             1   the journal cannot be read
+    ├── StateFolderGone         74   it was moved, deleted or replaced while its server ran
+    ├── LogDamaged               1   a log is not what its run wrote
     ├── DiskFull                 1   no space for what must be kept
+    │   └── DiskReadOnly         1   the file system takes no writes
     └── JournalBusy              1   another program holds the journal
 
 A message says what is wrong, where, and what to do next.
@@ -164,8 +167,22 @@ class StateDamaged(LocalServerError):
     pass
 
 
+class StateFolderGone(LocalServerError):
+    """The state folder was moved, deleted or replaced while its server ran."""
+
+    exit_code = 74
+
+
+class LogDamaged(LocalServerError):
+    pass
+
+
 class DiskFull(LocalServerError):
     pass
+
+
+class DiskReadOnly(DiskFull):
+    """The file system takes no writes now: it is waited for, as space on a full disk is."""
 
 
 class JournalBusy(LocalServerError):

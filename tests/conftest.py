@@ -1,8 +1,11 @@
 """Fixtures: a state folder, a real server in a process of its own, and clients for it."""
 
+import json
 import os
 import signal
+import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,11 +13,15 @@ from typing import Any
 import pytest
 from botocore.loaders import JSONFileLoader, Loader
 from hypothesis import settings
+from msgspec.structs import replace
 
 from batchml.clock import SystemClock
 from batchml.local import control
 from batchml.local.executors import cgroup
+from batchml.local.executors.remains import mark_of, tagged
 from batchml.local.home import Endpoint, Home
+from batchml.local.identity import observe
+from batchml.local.store import keep_in, kept_in
 
 # A busy machine is no mistake. CI tries the same examples each time, people's runs new ones.
 settings.register_profile("suite", deadline=None, derandomize=bool(os.environ.get("CI")))
@@ -50,6 +57,27 @@ def home(tmp_path: Path) -> Iterator[Home]:
     pid = made.holder()
     if pid is not None and made.is_held():
         os.kill(pid, signal.SIGKILL)
+
+
+def identity_of(home: Home) -> str:
+    """The identity of a state folder, as its last server wrote it down; empty before the first."""
+    if not (home.local / "identity.json").exists():
+        return ""
+    return str(json.loads((home.local / "identity.json").read_text())["id"])
+
+
+def reboot(home: Home) -> None:
+    """Let it seem that the machine has started again since the last server of a state folder."""
+    with closing(sqlite3.connect(home.journal)) as db:
+        kept = kept_in(db)
+        assert kept is not None
+        keep_in(db, replace(observe(home, kept.id), boot="another boot of this machine"))
+        db.commit()
+
+
+def processes_of(home: Home, task_id: str) -> list[int]:
+    """What runs of an attempt."""
+    return tagged(mark_of(identity_of(home), task_id))
 
 
 @pytest.fixture
@@ -92,7 +120,7 @@ def logs(client: Callable[[str], Any]) -> Any:
 @pytest.fixture
 def groups(tmp_path: Path) -> Iterator[cgroup.Groups]:
     """Control groups of a folder of the test's own; skipped where none may be made."""
-    found = cgroup.find(str(tmp_path))
+    found = cgroup.find(tmp_path.name)
     if not found:
         pytest.skip("control groups may not be written here")
     yield found

@@ -145,7 +145,7 @@ def test_no_test_patches_and_no_module_sleeps_but_the_clock_and_who_waits_on_the
             assert "mock.patch" not in path.read_text("utf-8"), path
     may_sleep = {
         "clock.py",
-        "local/executors/runner.py",  # a full disk
+        "local/executors/attempt_files.py",  # a full disk
         "local/executors/program.py",  # a machine without room for another process
         "local/executors/cgroup.py",  # processes that are dying
         "local/home.py",  # a lock held for a moment

@@ -22,7 +22,7 @@ COMMANDS = [
     ["cancel"], ["rerun"], ["get"], ["diff"],
     ["notebook"], ["tensorboard"], ["explain"], ["cost"], ["top"], ["reconcile"], ["completion"],
     ["local", "start"], ["local", "stop"], ["local", "status"], ["local", "env"],
-    ["local", "reset"],
+    ["local", "adopt"], ["local", "reset"],
     ["jobdef"], ["jobdef", "list"], ["jobdef", "register"], ["jobdef", "delete"], ["jobdef", "gc"],
     ["env"], ["env", "list"], ["env", "show"], ["env", "use"],
     ["setup"], ["teardown"],

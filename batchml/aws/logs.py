@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from batchml.aws.failures import translated
 from batchml.aws.session import Session
 from batchml.errors import ServiceError
+from batchml.model.logcheck import HEADER, LogCheck, read_header
 
 
 class LogLine(NamedTuple):
@@ -15,11 +16,21 @@ class LogLine(NamedTuple):
 
 
 class Page(NamedTuple):
-    """What one call brought. `missing` says what is not there: "", "group" or "stream"."""
+    """What one call brought. `missing` says what is not there: "", "group" or "stream".
+
+    `check` comes from the embedded server alone, once the attempt has ended.
+    """
 
     lines: list[LogLine]
     caught_up: bool  # there is nothing more for now
     missing: str = ""
+    check: LogCheck | None = None
+
+    def is_end(self, is_promised: bool) -> bool:
+        """Whether to read no more for now; `is_promised` says that the log's end mark is met."""
+        if self.check is not None:
+            return self.check.is_final
+        return self.caught_up or is_promised
 
 
 class StreamReader:
@@ -43,6 +54,7 @@ class StreamReader:
         self._since = since
         self._start = since  # of the calls now: a token goes with what it was made for
         self.missing = ""  # what was not there at the last call: "", "group" or "stream"
+        self.check: LogCheck | None = None  # how the embedded server found the log
         self._token: str | None = None
         self._last = 0  # the greatest timestamp seen
         self._at_last: Counter[str] = Counter()  # messages with that timestamp
@@ -78,9 +90,18 @@ class StreamReader:
             return Page([], False)
         self.missing = ""
         events, token = found
-        caught_up = token == self._token
+        caught_up = token == self._token and not self._is_unchecked
         self._token = token
-        return Page(self._new(events), caught_up)
+        return Page(self._new(events), caught_up, check=self.check)
+
+    @property
+    def _is_unchecked(self) -> bool:
+        return self.check is not None and not self.check.is_final
+
+    def finish_check(self) -> None:
+        """After a reading backwards: have the rest of a large log checked."""
+        while self._is_unchecked:
+            self._ask(limit=1)
 
     def backwards(self) -> Iterator[LogLine]:
         """Yield what there is now, the newest line first; independent of where `read` is."""
@@ -145,6 +166,8 @@ class StreamReader:
                 .client("logs")
                 .get_log_events(logGroupName=self.group, logStreamName=self.stream, **arguments)
             )
+            headers = page.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+            self.check = read_header(headers.get(HEADER)) or self.check
             members = ("events", "nextForwardToken", "nextBackwardToken")
             return {name: page[name] for name in members}
 

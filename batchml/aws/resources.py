@@ -14,6 +14,7 @@ from batchml.model.environment import Compute, FairShare, Queue
 
 CLUSTER_GROUP = "cluster"  # batchml.toml: a placement group of the environment's own
 
+_LOCAL_ROLE = "ecsInstanceRole"  # AWS requires one; `local` has no instances that would use it
 _WEIGHTS = (0.0001, 999.9999)  # of weightFactor
 
 
@@ -48,7 +49,7 @@ def _compute_resources(
     if compute.spot:  # AWS's default is said, so that it comes back when another one is taken out
         found["bidPercentage"] = compute.bid_percentage or 100
     if site.is_local:
-        return found
+        return found | {"instanceRole": _LOCAL_ROLE}
     found |= {
         "securityGroupIds": list(site.security_groups),
         "instanceRole": site.instance_profile,

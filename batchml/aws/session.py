@@ -6,6 +6,7 @@ which a person feels with every command.
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -14,13 +15,15 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from batchml.aws.failures import no_credentials, signing
-from batchml.errors import AccessError
+from batchml.errors import AccessError, ServiceUnreachable
 
 if TYPE_CHECKING:
     from batchml.aws.advice import Caller
 
 _MODELS = ("batch", "ecs", "logs", "sts")
 _TRIES = 5  # of one call, where an answer was cut off
+_SILENT_TRIES = 3  # of one call to this machine, within the limit, where there is no answer
+_TIMEOUTS = ("ReadTimeoutError", "ConnectTimeoutError")
 
 
 def is_cut_off(operation: Any, http: Any, parsed: Mapping[str, Any]) -> bool:
@@ -40,8 +43,10 @@ def is_cut_off(operation: Any, http: Any, parsed: Mapping[str, Any]) -> bool:
 class Access(Struct, frozen=True):
     """How to reach a service. With an endpoint and keys, nothing else is looked for.
 
-    `revive` is called when nobody answers there any more, before a call is sent again: it gives the
-    endpoint that answers now.
+    With an endpoint, which is on this machine: `revive` is called when a connection fails, before
+    the call is sent again, and returns the endpoint that serves now. `unanswered` says which
+    process does not answer, and why. After `notice` seconds without an answer `tell` is called
+    with it; after `limit` seconds the call fails with it.
     """
 
     region: str
@@ -50,6 +55,10 @@ class Access(Struct, frozen=True):
     access_key_id: str = ""
     secret_access_key: str = ""
     revive: Callable[[], str] | None = None
+    unanswered: Callable[[], str] = str
+    tell: Callable[[str], None] = lambda _: None
+    notice: float = 5.0
+    limit: float = 15.0
 
 
 class Session:
@@ -58,6 +67,7 @@ class Session:
     def __init__(self, access: Access) -> None:
         self._access = access
         self._clients: dict[tuple[str, int, str], Any] = {}
+        self._silence = _Silence(access)
 
     @property
     def is_local(self) -> bool:
@@ -76,6 +86,7 @@ class Session:
                 made = self._session.create_client(service, **self._arguments(attempts, region))
                 # botocore asks here whether to send a call again, with the same invocation id.
                 made.meta.events.register_first("needs-retry", self._after_failure)
+                self._silence.watch(made)
             else:
                 with signing(self._caller):
                     self._prepare_mfa()
@@ -161,7 +172,17 @@ class Session:
         attempts: int = 1,
         **_: Any,
     ) -> float | None:
-        """Seconds to wait before the call is sent again, or None to leave that to botocore."""
+        """Seconds to wait before the call is sent again, or None to leave that to botocore.
+
+        Raises ServiceUnreachable once the server has been silent for the limit.
+        """
+        if type(caught_exception).__name__ in _TIMEOUTS and attempts < _SILENT_TRIES:
+            return 0.0  # the same call: a server that has carried it out gives its answer again
+        if type(caught_exception).__name__ in _TIMEOUTS:
+            raise ServiceUnreachable(
+                f"{operation.name}: no answer within {self._access.limit:g} s. "
+                f"{self._access.unanswered()}"
+            ) from caught_exception
         if caught_exception is not None and self._access.revive is not None:
             path = urlsplit(request_dict["url"])._replace(scheme="", netloc="").geturl()
             request_dict["url"] = self._access.revive() + path
@@ -235,12 +256,49 @@ class Session:
         arguments: dict[str, Any] = {"region_name": region or access.region or None}
         if access.endpoint:
             config["proxies"] = {}  # loopback
+            config["connect_timeout"] = config["read_timeout"] = access.limit / _SILENT_TRIES
             arguments |= {
                 "endpoint_url": access.endpoint,
                 "aws_access_key_id": access.access_key_id,
                 "aws_secret_access_key": access.secret_access_key,
             }
         return {**arguments, "config": Config(**config)}
+
+
+class _Silence:
+    """Reports a server on this machine that does not answer, once, and that it answers again."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._has_reported = False
+
+    def watch(self, client: Any) -> None:
+        events = client.meta.events
+        events.register_last("before-call", self._begin)
+        events.register_first("after-call", self._answered)
+        events.register_first("after-call-error", self._failed)
+
+    def _begin(self, context: dict[str, Any], **_: Any) -> None:
+        timer = threading.Timer(self._access.notice, self._tell)
+        timer.daemon = True
+        context["batchml_timer"] = timer
+        timer.start()
+
+    def _tell(self) -> None:
+        if not self._has_reported:
+            self._has_reported = True
+            self._access.tell(self._access.unanswered())
+
+    def _failed(self, context: dict[str, Any], **_: Any) -> None:
+        timer = context.pop("batchml_timer", None)
+        if timer is not None:
+            timer.cancel()
+
+    def _answered(self, context: dict[str, Any], **_: Any) -> None:
+        self._failed(context)
+        if self._has_reported:
+            self._has_reported = False
+            self._access.tell("The embedded AWS Batch answers again.")
 
 
 class _Variables(Mapping[str, str]):

@@ -43,7 +43,7 @@ def _here(key: str) -> "tuple[Place, Plan | None, str]":
     from batchml.settings import load_settings
 
     settings = load_settings(os.environ, Path.cwd(), LOCAL)
-    place = ControllerPlace(settings, SystemClock(), Path.cwd())
+    place = ControllerPlace(settings, SystemClock(), Path.cwd(), say)
     return place, plans_of(place).find(key), job_of(place, key)
 
 

@@ -56,4 +56,4 @@ def _place(where: "Where") -> "Place":
     if where.board:
         return place_in_aws(where, Path.home() / ".batchml", clock)
     settings = load_settings(os.environ, Path.cwd(), LOCAL)
-    return ControllerPlace(settings, clock, Path.cwd())
+    return ControllerPlace(settings, clock, Path.cwd(), say)

@@ -12,6 +12,7 @@ from batchml.cli.flags import Json
 from batchml.cli.output import print_json, print_line
 
 if TYPE_CHECKING:
+    from batchml.local.home import Home
     from batchml.model.finding import Finding
     from batchml.ops.doctor.facts import Config
     from batchml.settings import Settings
@@ -94,7 +95,23 @@ def _look_at_machine(settings: "Settings") -> Any:
             home.prepare()  # else there is nothing of anybody's in it yet
 
     wants = settings.is_local and read_choice(home).executor == DOCKER
-    return look(os.environ, home.root, check, wants_docker=wants)
+    trouble = _server_trouble(settings, home) if settings.is_local else ""
+    return look(os.environ, home.root, check, wants_docker=wants, server_trouble=trouble)
+
+
+def _server_trouble(settings: "Settings", home: "Home") -> str:
+    """What is wrong with the embedded server, if it runs."""
+    from batchml.client.place import Place
+    from batchml.clock import SystemClock
+    from batchml.local import control
+    from batchml.local.silence import answers, unanswered
+
+    found = control.running(home)
+    if found is None:
+        return ""
+    if not answers(found):
+        return unanswered(home)
+    return found.read_only or Place(settings, SystemClock(), Path.cwd()).held_back()
 
 
 def _examine_account(settings: "Settings") -> "Iterator[Finding]":

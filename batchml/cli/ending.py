@@ -89,10 +89,11 @@ def _is_over(found: "Found") -> bool:
 def _tell(found: "Found") -> None:
     from batchml.cli.render import job_title, printable
     from batchml.model.outcome import describe_outcome
+    from batchml.model.record import NOT_KNOWN_WORDS
 
     if found.run is None:
         name = printable(found.name)
-        say(f"{name} {found.job_id}: AWS Batch has forgotten it; nobody here saw its end.")
+        say(f"{name} {found.job_id}: {NOT_KNOWN_WORDS}")
         return
     print_line(f"{printable(job_title(found.run))} {found.run.status}")
     say(printable(describe_outcome(found.run)))
@@ -162,9 +163,10 @@ def _on_their_way(
 
 def _said(found: "Found", stopped: "Stopped | None") -> str:
     from batchml.cli.render import job_title, printable
+    from batchml.model.record import NOT_KNOWN_WORDS
 
     if stopped is None:
-        return f"{printable(found.name)} {found.job_id} is not known to AWS Batch any more."
+        return f"{printable(found.name)} {found.job_id}: {NOT_KNOWN_WORDS}"
     run, title = stopped.run, printable(job_title(stopped.run))
     if stopped.had_ended:
         return f"{title} had ended already: {run.status}."

@@ -52,6 +52,7 @@ def to_text(told: "Told", width: int = 0, now: float = 0.0) -> str:
 
     from batchml.cli.render import job_title, printable
     from batchml.model.array import shown_state
+    from batchml.model.record import NOT_KNOWN
     from batchml.ops.explain.words import minutes
 
     def folded(text: str, first: str, more: str) -> str:
@@ -64,7 +65,7 @@ def to_text(told: "Told", width: int = 0, now: float = 0.0) -> str:
         )  # fmt: skip
 
     found = told.explanation
-    forgotten = " (from what is kept here: AWS Batch has forgotten it)"
+    forgotten = f" (from the history of this machine: {NOT_KNOWN})"
     state = (
         "unknown"
         if told.is_forgotten and not told.run.status.is_terminal

@@ -54,7 +54,7 @@ def follow(
     values = metrics.values if log.is_read else None
     if record is not None and not (record.has_ended and record.measured):
         _keep(place, run, values)
-    _say_the_end(place, run, metrics.values, json_=json_)
+    _say_the_end(place, run, metrics.values, json_=json_, is_complete=log.is_complete)
     is_other = record is not None and record.other
     if log.is_read and run.status is JobStatus.SUCCEEDED and not (json_ or is_other):
         words = unmatched(metrics.patterns, metrics.series)
@@ -64,22 +64,33 @@ def follow(
 
 
 class _Log:
-    """Passes on what happens, without the lines that are not picked; sees whether all was read."""
+    """Passes on what happens, without the lines that are not picked; sees whether all was read.
+
+    `is_complete` is for the output of all attempts together: None where nobody knows.
+    """
 
     def __init__(self, pick: "Callable[[Line], bool] | None") -> None:
         self._pick = pick
         self.is_read = True
+        self._closed: set[bool | None] = set()
 
     def watch(self, happenings: "Iterator[Happening]") -> "Iterator[Happening]":
-        from batchml.ops.watch import CUT, Closed, Line
+        from batchml.ops.watch import CUT, DAMAGED, Closed, Line
 
         for happening in happenings:
             if isinstance(happening, Line):
                 if self._pick is not None and not self._pick(happening):
                     continue
-            elif isinstance(happening, Closed) and happening.proof == CUT:
-                self.is_read = False
+            elif isinstance(happening, Closed):
+                self.is_read = self.is_read and happening.proof not in (CUT, DAMAGED)
+                self._closed.add(happening.is_complete)
             yield happening
+
+    @property
+    def is_complete(self) -> bool | None:
+        if False in self._closed:
+            return False
+        return True if self._closed == {True} else None
 
 
 def _record(place: "Place", job_id: str) -> "Record | None":
@@ -95,14 +106,22 @@ def _keep(place: "Place", run: "Run", metrics: Mapping[str, float] | None) -> No
         say(f"The end of this run could not be kept in the history: {error}")
 
 
-def _say_the_end(place: "Place", run: "Run", metrics: Mapping[str, float], *, json_: bool) -> None:
+def _say_the_end(
+    place: "Place",
+    run: "Run",
+    metrics: Mapping[str, float],
+    *,
+    json_: bool,
+    is_complete: bool | None,
+) -> None:
     from batchml.cli.render import printable, run_json
 
     outputs = place.outputs(run.job_id)
     stored = _stored_outputs(run)
     if json_:
         found = str(outputs) if outputs else stored or None
-        print_json({**run_json(run), "env": place.env, "metrics": metrics, "outputs": found})
+        about = {"env": place.env, "metrics": metrics, "outputs": found, "logComplete": is_complete}
+        print_json({**run_json(run), **about})
         return
     if metrics:
         from batchml.ops.children import metric_texts

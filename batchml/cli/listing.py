@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from batchml.client.place import Place
     from batchml.ops.search import Found, Wanted
 
-FORGOTTEN = "forgotten"  # by AWS Batch, and nobody here saw its end
-
 
 @app.command(epilog="Example: batchml ls --status RUNNING --tag team=vision")
 def ls(
@@ -89,6 +87,7 @@ def ls(
         say("No runs. `batchml submit --wait lenet` starts one.")
     if sweeps:
         say(_about_sweeps(place, sweeps))
+    _say_held_back(found)
     _say_open(place)
 
 
@@ -175,15 +174,25 @@ def _table(found: "Sequence[Found]", wanted: "Wanted", now_ms: int) -> str:
 def _forgotten(head: "Sequence[str]", found: "Found", now_ms: int) -> list[str]:
     from batchml.cli.render import duration
     from batchml.model.names import short_id
+    from batchml.model.record import NOT_KNOWN
 
     cells = {
         "ID": short_id(found.job_id),
         "NAME": found.name,
         "QUEUE": found.queue,
-        "STATUS": FORGOTTEN,
+        "STATUS": NOT_KNOWN,
         "AGE": duration((now_ms - found.created_at) / 1000),
     }
     return [cells.get(name, "") for name in head]
+
+
+def _say_held_back(found: "Sequence[Found]") -> None:
+    from batchml.model.status import CANNOT_START
+
+    reasons = (each.run.status_reason for each in found if each.run)
+    held_back = next((text for text in reasons if text.startswith(CANNOT_START)), "")
+    if held_back:
+        say(f"{held_back}. Waiting runs start by themselves once this is fixed.")
 
 
 def _say_open(place: "Place") -> None:

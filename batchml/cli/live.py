@@ -16,8 +16,6 @@ from batchml.model.run import Run, classify
 from batchml.model.status import JobStatus
 from batchml.ops.watch import (
     CUT,
-    KEPT,
-    MARKED,
     SHORT,
     Closed,
     Ended,
@@ -279,8 +277,8 @@ def show(happenings: Iterable[Happening], view: View, *, from_start: bool) -> Ru
                 silent[child] = happening
             case Opened():
                 _open(view, happening)
-            case Closed(child=child, proof=proof) if child in silent:
-                if proof not in (MARKED, KEPT):  # it may have printed something
+            case Closed(child=child) if child in silent:
+                if not happening.is_complete:  # it may have printed something
                     _open(view, silent.pop(child))
                     view.note(_proof(happening))
             case Closed():
@@ -324,8 +322,10 @@ def _host(how: dict[str, str]) -> str:
 def _proof(closed: Closed) -> str:
     who = f"Log of {closed.child}" if closed.child else "Log"
     count = f"{closed.lines} line{'' if closed.lines == 1 else 's'}"
-    if closed.proof in (MARKED, KEPT):
+    if closed.is_complete:
         return f"{who} complete: {count}."
+    if closed.check is not None and closed.proof != SHORT:
+        return closed.check.describe(closed.child)
     if closed.proof == SHORT:
         return f"{who} INCOMPLETE: {count} arrived, and the run counted another number."
     if closed.proof == CUT:

@@ -49,6 +49,7 @@ def logs(
     from batchml.client.finding import recall
     from batchml.client.numbering import numbering
     from batchml.client.runs import select
+    from batchml.model.record import NOT_KNOWN_WORDS
     from batchml.ops.watch import printed
 
     if follow and (attempt is not None or tail is not None):
@@ -64,8 +65,7 @@ def logs(
         job_id = part_id(place, found, group)
         (found,) = recall(place, [job_id])
     if found.run is None:
-        hint = "AWS Batch has forgotten it, and nobody here saw its end."
-        raise NotFound("Output of run", job_id, [], hint)
+        raise NotFound("Output of run", job_id, [], NOT_KNOWN_WORDS)
     if follow:
         known = found.run if found.run.status.is_terminal else None
         pick = None if start is None and grep is None else _picking(start, wanted)
@@ -76,24 +76,29 @@ def logs(
     )  # fmt: skip
     entries: list[dict[str, Any]] = []
     show = _printing()
-    is_empty = True
+    is_empty, is_damaged = True, False
     for part in numbering(place, job_id, found.run).printed(parts):
+        mine: list[dict[str, Any]] = []
         for line in part.lines:
             is_empty = False
             if not wanted(line.message):
                 continue
             if json_:
-                entries.append(_entry(part, line.timestamp, line.message))
+                mine.append(_entry(part, line.timestamp, line.message))
             else:
                 show(part, line.timestamp, line.message)
         if part.note:
             is_empty = False
             sys.stdout.flush()
             say(part.note)
+        is_damaged = is_damaged or part.is_damaged
+        entries += _with_check(part, mine)
     if json_:
         print_json(entries)
     elif is_empty:
         say(_nothing(place, found.run))
+    if is_damaged:
+        raise typer.Exit(1)
 
 
 def _nothing(place: "Place", run: "Run") -> str:
@@ -140,7 +145,15 @@ def _picking(start: int | None, wanted: Callable[[str], bool]) -> "Callable[[Lin
     return lambda line: line.timestamp >= (start or 0) and wanted(line.text)
 
 
-def _entry(part: "Printed", timestamp: int, message: str) -> dict[str, Any]:
+def _with_check(part: "Printed", entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Say in each entry whether the log is complete. A damaged log without a line has one, too."""
+    if part.is_damaged and not entries:
+        entries = [_entry(part, None, None)]
+    is_complete = part.check.is_complete if part.check is not None else None
+    return [{**entry, "logComplete": is_complete} for entry in entries]
+
+
+def _entry(part: "Printed", timestamp: int | None, message: str | None) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "logStreamName": part.stream,
         "timestamp": timestamp,

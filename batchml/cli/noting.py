@@ -180,7 +180,9 @@ def _show(
         say(f"Its token is shown on a terminal alone. A program gets it by: "
             f"batchml shell {seat.run.job_id}{place.option} -- {words}")  # fmt: skip
     if wish.open_:
-        _open(place, f"{url}?token={door.token}")
+        from batchml.cli.opening import open_browser
+
+        open_browser(place, f"{url}?token={door.token}", "JupyterLab")
     local = address.rpartition(":")[2]
     if wish.port is None and local != str(PORT):
         say(f"Port {PORT} is taken: it is {local} instead.")
@@ -190,19 +192,6 @@ def _show(
     else:
         say("Ctrl-C leaves it running.")
         _say_ways(place, seat.run.job_id)
-
-
-def _open(place: "Place", url: str) -> None:
-    """Through a page that only the user can read: arguments of a browser are everybody's."""
-    import webbrowser
-
-    from batchml.client.notebook import page
-    from batchml.runtime.files import write_atomically
-
-    path = place.home.root / "notebook.html"
-    write_atomically(str(path), page(url))
-    if not webbrowser.open(path.as_uri()):
-        say("No browser was found on this machine. Open the URL by hand.")
 
 
 def _say_ways(place: "Place", job_id: str) -> None:

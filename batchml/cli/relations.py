@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from batchml.ops.search import Found
 
 FAILED_SHOWN = 50  # children
-FORGOTTEN = "forgotten"  # workers that AWS Batch does not know any more
 NAME = 32  # cells of the name of a run that is not the one shown
 
 
@@ -93,11 +92,12 @@ def needed(place: "Place", run: "Run") -> str:
 def groups(parts: "Sequence[Part]") -> str:
     """The workers of a gang: `workers 3 RUNNING, 1/4 done  3f2a1b0c`, one group after the other."""
     from batchml.model.names import short_id
+    from batchml.model.record import NOT_KNOWN
 
     said = []
     for part in parts:
         run = part.found.run if part.found else None
-        state = _of_workers(run) if run else FORGOTTEN if part.job_id else "never submitted"
+        state = _of_workers(run) if run else NOT_KNOWN if part.job_id else "never submitted"
         known = f" ({short_id(part.job_id)})" if part.job_id else ""
         said.append(f"{part.group} {state}{known}")
     return "; ".join(said)

@@ -15,7 +15,7 @@ _WORD = "delete"
 
 
 class Data:
-    """The workspace and the data sets of a state folder, about to be deleted."""
+    """The workspace, data sets and volumes of a state folder, about to be deleted."""
 
     def __init__(self, place: "Place", archive: str, allowed: tuple[str, ...]) -> None:
         from batchml.client.workspace_local import LocalWorkspace
@@ -65,11 +65,16 @@ class Data:
 def ask(home: "Home", data: Data | None) -> None:
     """Have the user say that all may go. Raises UsageError where nobody can be asked."""
     if not sys.stdin.isatty():
-        more = ", the workspace and the data sets" if data is not None else ""
-        raise UsageError(f"This forgets every local job and its outputs{more}. Say so with --yes.")
+        more = ", workspace, data sets and volumes" if data is not None else ""
+        raise UsageError(
+            f"This forgets every local job and sweep, and their outputs{more}. Say so with --yes."
+        )
     if data is None:
-        typer.confirm(f"Forget every job, log and output in {home.root}?", abort=True)
+        typer.confirm(f"Forget every job, sweep, log and output in {home.root}?", abort=True)
         return
-    print(f"This deletes every job, log and output in {home.root}, its workspace and data sets.")
+    print(
+        f"This deletes every job, sweep, log and output in {home.root}, its workspace, data sets "
+        f"and volumes."
+    )
     if typer.prompt(f"Type {_WORD} to do it", default="", show_default=False) != _WORD:
         raise UsageError("Nothing was done.")

@@ -156,11 +156,12 @@ def _text(
     from batchml.cli.using import node_lines
     from batchml.cli.ways import outputs_of, ways_on
     from batchml.client.gang_parts import head_of
+    from batchml.model.record import NOT_KNOWN_WORDS
 
     run = found.run
     facts = {**_identity(found), "workers of": head_of(found), "reruns": first_run(found)}
     facts["resumes"] = resumed(place, found)
-    facts |= _state(run) if run else {"status": _lost()}
+    facts |= _state(run) if run else {"status": NOT_KNOWN_WORDS}
     facts |= moving(found)
     facts["notebook"] = seat(place, found)
     facts["after"] = needed(place, run) if run else ""
@@ -200,10 +201,6 @@ def _folded(line: str, width: int) -> str:
 def _identity(found: "Found") -> "Mapping[str, str]":
     key = found.record.key if found.record else found.run.key if found.run else ""
     return {"job": f"{found.name}  {found.job_id}", "key": key, "queue": found.queue}
-
-
-def _lost() -> str:
-    return "not known: AWS Batch has forgotten the run, and nobody here saw its end"
 
 
 def _state(run: "Run") -> dict[str, str]:
@@ -340,7 +337,10 @@ def _curves(found: "Found", measured: "Measured") -> "Iterator[str]":
     words = _unmatched(found, measured)
     if words:
         yield f"{'' if lines else 'metrics':<{LABEL}}{render.printable(words)}"
-    if measured.series and not measured.is_whole:
+    if measured.is_damaged:
+        what = "(the log is not what the run wrote: batchml logs shows where it differs)"
+        yield f"{'' if lines or words else 'metrics':<{LABEL}}{what}"
+    elif measured.series and not measured.is_whole:
         yield f"{'':<{LABEL}}(the log is long: these are of its beginning)"
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from shlex import join
 from typing import TYPE_CHECKING, Any
 
 from batchml.cli.output import print_json, print_line, say
@@ -11,7 +10,7 @@ from batchml.cli.sweep_running import trial_json
 from batchml.cli.sweep_table import best_words
 from batchml.errors import NotFound
 from batchml.runtime.arguments import text
-from batchml.sweep.report.subject import words
+from batchml.sweep.report.subject import SEED, command_line, words
 from batchml.sweep.standings import confirmed, pareto, ranked
 
 if TYPE_CHECKING:
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from batchml.sweep.standings import Confirmed
     from batchml.sweep.state import SweepState
 
-_SEED = "BATCHML_SEED"
 _FRONT = 40  # trials of it that are named
 
 
@@ -90,13 +88,7 @@ def _block(frozen: "Frozen", trial: "Trial") -> str:
     width = max(map(len, trial.params), default=0)
     for name, value in trial.params.items():
         lines.append(printable(f"  {pad(name, width)}  {text(value)}"))
-    return "\n".join([*lines, f"  {command_line(frozen, trial)}"])
-
-
-def command_line(frozen: "Frozen", trial: "Trial") -> str:
-    """What runs the trial again, as a shell takes it. Its seed comes along: a program that reads it
-    comes to the same value, and no other sees it."""
-    return printable(f"{_SEED}={trial.seed} {join(words(frozen.job_spec, trial.params))}")
+    return "\n".join([*lines, f"  {command_line(frozen.job_spec, trial)}"])
 
 
 def job_file(frozen: "Frozen", trial: "Trial", code: "str | bool | None" = None) -> str:
@@ -107,7 +99,7 @@ def job_file(frozen: "Frozen", trial: "Trial", code: "str | bool | None" = None)
     from batchml.client.sweeping.leftover import MADE
 
     job = frozen.job_spec
-    job = replace(job, env={**job.env, _SEED: str(trial.seed)})
+    job = replace(job, env={**job.env, SEED: str(trial.seed)})
     if code is not None:
         job = replace(job, code=code)
     head = f"# {frozen.name} with the parameters of {best_words(frozen, trial)}"
@@ -158,9 +150,10 @@ def fetch(
     if not found.outputs + found.checkpoint and not found.missing:
         say("It has left nothing in BATCHML_OUTPUT_DIR, and no checkpoint.")
     if not frozen.code or found.code:
-        from shlex import quote
+        from batchml.model.shell import join
 
-        say(f"  run it:  batchml submit {printable(quote(str(dest)))}{place.option}")
+        command = join(["batchml", "submit", str(dest)])
+        say(f"  run it:  {command}{place.option}")
 
 
 def _files(count: int) -> str:

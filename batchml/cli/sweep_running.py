@@ -102,9 +102,10 @@ def exit_code(summary: "Summary") -> int:
 
 def end_lines(frozen: "Frozen", summary: "Summary") -> list[str]:
     """How it ended, and the best trial with its parameters and its command."""
-    from batchml.cli.sweep_best import again_lines, command_line, front_lines
+    from batchml.cli.sweep_best import again_lines, front_lines
     from batchml.cli.sweep_table import best_words
     from batchml.runtime.arguments import text
+    from batchml.sweep.report.subject import command_line
 
     picture, first, best = summary.picture, summary.first_failure, summary.picture.best
     counts = ", ".join(f"{many} {state}" for state, many in picture.counts.items() if many)
@@ -113,7 +114,7 @@ def end_lines(frozen: "Frozen", summary: "Summary") -> list[str]:
     if best is not None:
         found.append(f"Best: {best_words(frozen, best)}")
         found += [f"  {name} = {text(value)}" for name, value in best.params.items()]
-        found.append(f"  {command_line(frozen, best)}")
+        found.append(f"  {command_line(frozen.job_spec, best)}")
     elif first is not None:
         found.append(f"No trial has a result. The first failed: {first.why}")
     return [*found, *again_lines(summary.confirmed), *front_lines(summary.pareto)]

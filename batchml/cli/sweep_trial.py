@@ -4,11 +4,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from batchml.cli.render import duration, pad, printable
-from batchml.cli.sweep_best import best_json, command_line
+from batchml.cli.sweep_best import best_json
 from batchml.cli.sweep_table import best_words
 from batchml.cli.sweep_ways import log_of
 from batchml.errors import NotFound
 from batchml.runtime.arguments import text
+from batchml.sweep.report.subject import command_line
 
 if TYPE_CHECKING:
     from batchml.client.place import Place
@@ -60,7 +61,7 @@ def _facts(frozen: "Frozen", trial: "Trial", now: float) -> Iterator[tuple[str, 
     yield "again", f"of trial {trial.confirms}" if trial.confirms is not None else ""
     yield "ran", duration(trial.ran(now)) if trial.started_at is not None else ""
     yield "job", trial.job_id
-    yield "command", command_line(frozen, trial)
+    yield "command", command_line(frozen.job_spec, trial)
 
 
 def _ways(place: "Place", frozen: "Frozen", trial: "Trial") -> Iterator[tuple[str, str]]:

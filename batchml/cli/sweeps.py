@@ -159,7 +159,9 @@ def best(
     if json_ and get is None:
         return print_json(sweep_best.best_json(frozen, trials, state))
     if command:
-        return print_line("\n".join(sweep_best.command_line(frozen, each) for each in trials))
+        from batchml.sweep.report.subject import command_line
+
+        return print_line("\n".join(command_line(frozen.job_spec, each) for each in trials))
     if job:
         return print_line(sweep_best.job_file(frozen, trials[0]))
     if get is not None:

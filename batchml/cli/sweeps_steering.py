@@ -185,8 +185,10 @@ def _see_to(
 ) -> None:
     """Have it done: by the controller that there is, by a run, or here."""
     from batchml.cli import sweep_running
+    from batchml.client.sweeping.recoding import check_code
     from batchml.client.sweeping.steering import leave_ask
 
+    check_code(place, frozen, board)
     found = leave_ask(place, board, asked) if asked is not None else None
     if found is not None:
         say(f"Asked: its controller, {found.holder.words}, sees to it.")

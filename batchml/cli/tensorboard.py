@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from batchml.client.place import Place
     from batchml.client.tensorboard import Shown
+    from batchml.client.tensorboard_server import TensorBoard
     from batchml.ops.search import Found
 
 EVERY = 2.0  # seconds between two looks on this machine,
@@ -69,7 +70,7 @@ def tensorboard(
 
         look()
         with running(place, python, root, port, max(1, int(every))) as server:
-            _tell(place, shown, server.url, open_=open_, json_=json_)
+            _tell(place, shown, server, open_=open_, json_=json_)
             if port is None and f":{PORT}/" not in server.url:
                 say(f"Port {PORT} is taken: it is another instead.")
             say_empty = _Empty(shown)
@@ -110,20 +111,27 @@ def _workspaces(place: "Place", given: "Sequence[Path]") -> list[Path]:
     return found
 
 
-def _tell(place: "Place", shown: "Sequence[Shown]", url: str, *, open_: bool, json_: bool) -> None:
+def _tell(
+    place: "Place", shown: "Sequence[Shown]", server: "TensorBoard", *, open_: bool, json_: bool
+) -> None:
+    """The URL has its token on a terminal alone."""
+    url, address = server.url, f"{server.url}?token={server.token}"
     if json_:
         runs = [{"jobId": each.job_id, "name": each.name} for each in shown]
-        print_json({"url": url, "env": place.env, "runs": runs})
+        token_file = str(server.token_file)
+        print_json({"url": url, "tokenFile": token_file, "env": place.env, "runs": runs})
         sys.stdout.flush()
     else:
-        print_line(url)
+        print_line(address if sys.stdout.isatty() else url)
+    if json_ or not sys.stdout.isatty():
+        say(f"The token of the URL is shown on a terminal alone. A program reads it from "
+            f"{server.token_file} and sends `Authorization: Bearer TOKEN`.")  # fmt: skip
     names = ", ".join(each.name for each in shown)
     say(f"TensorBoard shows {names or 'the workspace'}. Ctrl-C ends it.")
     if open_:
-        import webbrowser
+        from batchml.cli.opening import open_browser
 
-        if not webbrowser.open(url):
-            say("No browser was found on this machine. Open the URL by hand.")
+        open_browser(place, address, "TensorBoard")
 
 
 class _Empty:

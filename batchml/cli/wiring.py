@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from batchml.cli.output import say
 from batchml.client.place import Place
 from batchml.clock import SystemClock
 from batchml.errors import UsageError
@@ -15,4 +16,4 @@ def open_place(env_flag: str | None) -> Place:
         here = Path.cwd()
     except FileNotFoundError:
         raise UsageError("The current folder does not exist any more: cd to another.") from None
-    return Place(load_settings(os.environ, here, env_flag), SystemClock(), here)
+    return Place(load_settings(os.environ, here, env_flag), SystemClock(), here, say)

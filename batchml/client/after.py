@@ -98,12 +98,12 @@ def _is_known(names: "Sequence[Name]", word: str) -> bool:
 
 def _other(place: "Place", env: str, word: str) -> "Place":
     """The other environment. Raises _Apart where jobs of here cannot wait for jobs of there."""
-    from batchml.client.place import Place
     from batchml.settings import Setting
 
     settings = place.settings
     settings.check(env)
-    other = Place(replace(settings, env=Setting(env, f"--after {word}")), place.clock, place.here)
+    named = replace(settings, env=Setting(env, f"--after {word}"))
+    other = place.with_settings(named)
     here, there = settings.environment, settings.environments[env]
     why = ""
     if LOCAL in (env, place.env) or here.region != there.region:

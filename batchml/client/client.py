@@ -61,8 +61,8 @@ class Client:
         if not here.is_dir():
             raise UsageError(f"{here} is not a folder.")
         settings = load_settings(os.environ if environ is None else environ, here, env)
-        self._place = Place(settings, clock or SystemClock(), here)
         self._tell = tell or _silently
+        self._place = Place(settings, clock or SystemClock(), here, self._tell)
 
     def __repr__(self) -> str:
         return f"Client(env={self.env!r}, folder={str(self._place.here)!r})"

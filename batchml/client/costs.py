@@ -13,7 +13,7 @@ from batchml.aws.site import qualified, queue_name
 from batchml.aws.spot import MAX_AGE, SpotHistory, spot_history
 from batchml.errors import BatchmlError, NotFound
 from batchml.model.job import JobSpec
-from batchml.model.record import Record
+from batchml.model.record import NOT_KNOWN, Record
 from batchml.model.run import Run
 from batchml.model.status import JobStatus
 from batchml.model.words import dollars, duration
@@ -331,7 +331,7 @@ def bill_of(place: "Place", job_id: str) -> tuple[Run, Bill]:
         if run is None or run.array_size:
             from batchml.client.finding import about_part
 
-            hint = "AWS Batch does not know it, nor is its cost in the history of this machine."
+            hint = f"It is {NOT_KNOWN}, and its cost is not in the history of this machine."
             raise NotFound("Run", job_id, [], about_part(place, job_id) or hint)
     bill = bills(place, [run])[job_id]
     if record is not None:

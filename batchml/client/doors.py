@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from msgspec import Struct
 
 from batchml.errors import NoDoor, NotFound, NotRunning, UsageError
+from batchml.model.record import NOT_KNOWN_WORDS
 from batchml.model.run import Run
 from batchml.model.status import JobStatus
 
@@ -180,4 +181,4 @@ def task_of(place: "Place", run: Run) -> str:
             return str(task)
         words = f"{run.name} is RUNNING, and AWS Batch does not name its task yet."
         raise NoDoor(words, is_early=True)
-    raise NotFound("Run", run.job_id, [], "AWS Batch has forgotten it.")
+    raise NotFound("Run", run.job_id, [], NOT_KNOWN_WORDS)

@@ -11,7 +11,7 @@ from batchml.client import tunnel as tunnels
 from batchml.client.doors import Asked, Seat, ending, task_of
 from batchml.client.terminal import lent, quiet
 from batchml.errors import NoDoor, NotRunning, ServiceUnreachable
-from batchml.local import inside
+from batchml.local import identity, inside
 from batchml.model.status import JobStatus
 from batchml.runtime.inside import ENDED, NOBODY
 
@@ -74,6 +74,12 @@ class LocalDoors:
 
     def _sitting(self, seat: Seat) -> "Sitting":
         """Raises NotRunning."""
+        home = self._place.home
+        if identity.of(home) is None:
+            raise NotRunning(
+                f"{home.root} is a copy or a restored backup, which is read-only: the programs of "
+                f"its runs belong to another folder."
+            )
         task = task_of(self._place, seat.run).rpartition("/")[2]
         found = inside.find(self._place.home, task)
         if found is None:

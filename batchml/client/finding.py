@@ -9,6 +9,7 @@ import msgspec
 
 from batchml.client.waiting import judged
 from batchml.errors import NotFound, ServiceError
+from batchml.model.record import NOT_KNOWN, NOT_KNOWN_WORDS
 from batchml.ops.search import Found, Wanted, remember, search, unlisted
 from batchml.ops.select import bare_id
 
@@ -24,10 +25,15 @@ READING_TIME = 5.0  # seconds that a log is read for its metrics before the rest
 
 
 class Measured(NamedTuple):
-    """The metrics of a run's log. `is_whole` is False where the log was too long to read it all."""
+    """The metrics of a run's log.
+
+    `is_whole` is False where the log was too long to read it all, or `is_damaged`: not what the run
+    wrote.
+    """
 
     series: "dict[str, Series]"
     is_whole: bool
+    is_damaged: bool = False
 
     @property
     def last(self) -> dict[str, float]:
@@ -94,8 +100,7 @@ def recall(place: "Place", job_ids: Sequence[str]) -> list[Found]:
         if record is not None:
             run = run or unlisted(place.batch, record, now)
         elif run is None:
-            hint = f"Environment {place.env} does not know it. `batchml ls` shows the runs."
-            raise NotFound("Run", job_id, [], about_part(place, job_id) or hint)
+            raise unknown(place, job_id)
         found.append(Found(run, record or _of_child(records, job_id)))
     return found
 
@@ -117,6 +122,15 @@ def with_start(place: "Place", found: Found) -> Found:
         with suppress(OSError):  # the next time, then
             place.history.began({run.job_id: start})
     return Found(msgspec.structs.replace(run, started_at=start), found.record)
+
+
+def unknown(place: "Place", job_id: str) -> NotFound:
+    """What to say of a job id that the server does not know."""
+    if place.history.remembered(place.env).get(bare_id(job_id)) is not None:
+        hint = NOT_KNOWN_WORDS
+    else:
+        hint = f"It is {NOT_KNOWN}, and was not submitted from here. `batchml ls` shows the runs."
+    return NotFound("Run", job_id, [], about_part(place, job_id) or hint)
 
 
 def about_part(place: "Place", job_id: str) -> str:
@@ -151,21 +165,25 @@ def measure(place: "Place", run: "Run", record: "Record | None") -> Measured:
 
     end = place.clock.monotonic() + READING_TIME
     late: list[bool] = []
+    damaged: list[bool] = []
 
     def messages(stream: str) -> Iterator[tuple[int, str]]:
-        for line in place.open_log(run, stream).read():
+        reader = place.open_log(run, stream)
+        for line in reader.read():
             if place.clock.monotonic() > end:
                 late.append(True)
                 return
             yield line.timestamp, line.message
+        if reader.check is not None and reader.check.is_damaged:
+            damaged.append(True)
 
     streams = [attempt.log_stream for attempt in run.attempts if attempt.log_stream]
     try:
         series = gather((messages(stream) for stream in streams), record.patterns if record else {})
     except (AccessError, ServiceError):
         return Measured({}, False)
-    found = Measured(series, not late)
-    if record is not None and not record.measured and run.status.is_terminal and not late:
+    found = Measured(series, not (late or damaged), bool(damaged))
+    if record is not None and not record.measured and run.status.is_terminal and found.is_whole:
         with suppress(OSError):  # a full disk is no reason not to show them
             place.history.ended(run, found.last)
     return found

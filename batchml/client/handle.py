@@ -113,15 +113,30 @@ class RunHandle:
 
         A line has `timestamp` (milliseconds since the epoch), `text` and `child`: "" for the run
         itself, "3" for the child or node 3, "3/2" for its second attempt.
+
+        Raises LogDamaged after the last line where a log is not what the run wrote.
         """
+        from batchml.errors import LogDamaged
+
+        problems: list[str] = []
+        yield from self._followed_lines(problems) if follow else self._lines(problems)
+        if problems:
+            raise LogDamaged("\n".join(problems))
+
+    def _followed_lines(self, problems: list[str]) -> "Iterator[Line]":
+        from batchml.ops import watch
+
+        for happening in self.watch():
+            if isinstance(happening, watch.Line):
+                yield happening
+            elif isinstance(happening, watch.Closed) and happening.proof == watch.DAMAGED:
+                assert happening.check is not None
+                problems.append(happening.check.describe(happening.child))
+
+    def _lines(self, problems: list[str]) -> "Iterator[Line]":
         from batchml.client.numbering import numbering
         from batchml.ops import watch
 
-        if follow:
-            for happening in self.watch():
-                if isinstance(happening, watch.Line):
-                    yield happening
-            return
         place = self._place
         run = self.describe()
         parts = watch.printed(
@@ -130,6 +145,8 @@ class RunHandle:
         for part in numbering(place, self.job_id, run).printed(parts):
             for line in part.lines:
                 yield watch.Line(line.timestamp, line.message, part.child)
+            if part.is_damaged:
+                problems.append(part.note)
 
     def metrics(self) -> dict[str, float]:
         """The last value of each metric: what the program reported, or `[metrics]` matched."""

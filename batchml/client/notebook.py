@@ -4,7 +4,6 @@ Its token is made in the run (`batchml/runtime/notebook.py`) and fetched by a do
 request, log, history or argument has it.
 """
 
-import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -373,15 +372,3 @@ def _words(place: "Place", record: "Record", run: "Run | None") -> list[str]:
         f"Your notebook {record.job_id} is {run.status.value}. {spent} "
         f"To go there instead: batchml notebook {record.job_id}{place.option}"
     ]
-
-
-def page(url: str) -> bytes:
-    """A page that leads to `url`: a browser that is told the URL itself would have it, token and
-    all, in its arguments, which everybody on the machine can read."""
-    import html
-
-    return (
-        '<!DOCTYPE html><meta charset="utf-8"><title>JupyterLab</title>'
-        f"<script>location.replace({json.dumps(url)})</script>"
-        f'<a href="{html.escape(url)}">JupyterLab</a>\n'
-    ).encode()

@@ -1,6 +1,6 @@
 """Settings -> collaborators: one environment, ready to be used. Builds things when first needed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,13 +22,25 @@ LOCAL_REGION = "us-east-1"
 
 
 class Place:
-    """One environment, ready to be used."""
+    """One environment, ready to be used. `tell` is called with what takes long, in words."""
 
-    def __init__(self, settings: Settings, clock: Clock, here: Path) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Clock,
+        here: Path,
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self.settings = settings
         self.clock = clock
         self.here = here
+        self.tell = tell
+        self._has_reported_copy = False  # that the state folder is a copy
         self._session: Session | None = None
+
+    def with_settings(self, settings: Settings) -> "Place":
+        """Another place, with a session of its own."""
+        return Place(settings, self.clock, self.here, self.tell)
 
     @property
     def home(self) -> "Home":
@@ -91,8 +103,10 @@ class Place:
         if not self.settings.is_local:
             environment = self.settings.environment
             return Access(environment.region, environment.profile)
+        from batchml.local.silence import unanswered
+
         home = self.home
-        endpoint = self._server()
+        endpoint = self.server()
         keys = home.keys()
         return Access(
             LOCAL_REGION,
@@ -100,14 +114,38 @@ class Place:
             access_key_id=keys.access_key_id,
             secret_access_key=keys.secret_access_key,
             # It may be killed between two calls; its jobs go on, and so does the command.
-            revive=lambda: self._server().url,
+            revive=lambda: self.server().url,
+            unanswered=lambda: unanswered(home),
+            tell=self.tell,
         )
 
-    def _server(self) -> "Endpoint":
-        """The embedded server, started if none runs."""
+    def server(self) -> "Endpoint":
+        """The embedded server, started if none runs, with the endpoints of batchml.toml."""
         from batchml.local import control
 
-        return control.ensure(self.home, self.clock)
+        home, endpoints = self.home, self.settings.environment.endpoints
+        if endpoints:
+            from batchml.local.executors.choice import keep_endpoints
+
+            keep_endpoints(home, endpoints)
+        endpoint = control.ensure(home, self.clock, self.tell)
+        if endpoint.read_only and not self._has_reported_copy:
+            self._has_reported_copy = True
+            self.tell(endpoint.read_only)
+        return endpoint
+
+    def held_back(self) -> str:
+        """Why the embedded server cannot start programs now; empty while it can. It must run."""
+        from batchml.aws.compute import ComputeApi
+        from batchml.model.status import CANNOT_START
+        from batchml.runtime.files import is_read_only
+
+        root = self.home.root
+        if is_read_only(str(root)):
+            return f"{CANNOT_START}the file system of {root} is read-only"
+        environments = ComputeApi(self.connect()).environments().values()
+        reasons = (str(each.get("statusReason", "")) for each in environments)
+        return next((reason for reason in reasons if reason.startswith(CANNOT_START)), "")
 
     def queue(self, given: str) -> str:
         """The name that a queue has in AWS."""

@@ -204,7 +204,7 @@ def unpacked(place: "Place", address: str) -> Iterator[str]:
 def _archive(place: "Place", where: str, folder: Path) -> Path:
     stored = _S3.fullmatch(where)
     if stored is None:
-        return Path(where)
+        return place.home.code / Path(where).name  # the state folder may have been moved since
     from batchml.aws.objects import Bucket
 
     path = folder / "archive"

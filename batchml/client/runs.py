@@ -100,8 +100,7 @@ def described(place: "Place", job_ids: Sequence[str]) -> "dict[str, Run]":
         found = with_moves(place, found)
     for job_id in asked:
         if job_id not in found:
-            from batchml.client.finding import about_part
+            from batchml.client.finding import unknown
 
-            hint = f"Environment {place.env} does not know it. `batchml ls` shows the runs."
-            raise NotFound("Run", job_id, [], about_part(place, job_id) or hint)
+            raise unknown(place, job_id)
     return {job_id: found[job_id] for job_id in asked}

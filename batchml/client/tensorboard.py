@@ -233,7 +233,8 @@ def _remove(lock: Path) -> None:
     import shutil
 
     shutil.rmtree(lock.with_suffix(""), ignore_errors=True)  # links in it, not what they lead to
-    lock.with_suffix(".log").unlink(missing_ok=True)
+    for ending in (".log", ".token"):
+        lock.with_suffix(ending).unlink(missing_ok=True)
     lock.unlink(missing_ok=True)
 
 
@@ -284,12 +285,11 @@ class Shown:
 
     def _follow(self) -> None:
         """A session of its own: the SDK's are not to be made in several threads at once."""
-        from batchml.client.place import Place
         from batchml.client.waiting import follow
 
         run = self._found.run
         known = run if run is not None and run.status.is_terminal else None
-        place = Place(self._place.settings, self._place.clock, self._place.here)
+        place = self._place.with_settings(self._place.settings)
         try:
             for _ in self._points.watch(follow(place, self.job_id, known=known)):
                 pass

@@ -1,7 +1,7 @@
 """TensorBoard itself: a process of this machine, in an environment of its own."""
 
 import http.client
-import os
+import secrets
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,18 +21,6 @@ STARTING = 90.0  # seconds until it answers
 
 _SAID = 10  # lines of its own that an error shows
 _PAUSE = 0.1
-
-# It goes with the command, also with one that is killed (prctl(2), PR_SET_PDEATHSIG = 1).
-_START = """\
-import ctypes, signal, sys
-try:
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
-except (AttributeError, OSError):
-    pass
-from tensorboard.main import run_main
-sys.argv[0] = "tensorboard"
-run_main()
-"""
 
 
 def environment(place: "Place", tell: "Tell") -> Path:
@@ -76,12 +64,16 @@ def _make(requirements: Path, target: Path, python: str, tell: "Tell") -> None:
 
 
 class TensorBoard:
-    """A server that runs. `url` is where it answers."""
+    """A server that runs. `url` is where it answers whoever has the token, which lies in a file."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", port: int, log: Path) -> None:
+    def __init__(
+        self, process: "subprocess.Popen[bytes]", port: int, log: Path, token_file: Path
+    ) -> None:
         self._process = process
         self._port = port
         self._log = log
+        self.token_file = token_file
+        self.token = token_file.read_text("ascii")
 
     @property
     def url(self) -> str:
@@ -96,7 +88,8 @@ class TensorBoard:
     def answers(self) -> bool:
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=5)
         try:
-            connection.request("GET", "/data/environment")
+            headers = {"Authorization": f"Bearer {self.token}"}
+            connection.request("GET", "/data/environment", headers=headers)
             return connection.getresponse().status == http.client.OK
         except (OSError, http.client.HTTPException):
             return False
@@ -112,20 +105,25 @@ def running(
 
     Raises UsageError for a port that is taken, BatchmlError where it does not start.
     """
+    from batchml.client import tensorboard_program
     from batchml.client.tunnel import listen
+    from batchml.runtime.files import write_atomically
 
     with listen(PORT, port) as listener:  # which names who has it, or finds a free one
         number = int(listener.getsockname()[1])
-    log = folder.with_name(folder.name + ".log")
+    log, token_file = (folder.with_name(folder.name + end) for end in (".log", ".token"))
+    write_atomically(str(token_file), secrets.token_urlsafe(32).encode())
     with open(log, "wb") as file:
         process = subprocess.Popen(
-            [str(python), "-c", _START, *_arguments(folder, number, reload_s)],
+            [
+                str(python), "-I", tensorboard_program.__file__, str(token_file),
+                *_arguments(folder, number, reload_s),
+            ],
             stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C is ours to answer
-            env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
         )  # fmt: skip
     try:
-        server = TensorBoard(process, number, log)
+        server = TensorBoard(process, number, log, token_file)
         until = place.clock.monotonic() + STARTING
         while not server.answers():
             server.check()
@@ -142,6 +140,7 @@ def _arguments(folder: Path, port: int, reload_s: int) -> list[str]:
         "--logdir", str(folder), "--host", "127.0.0.1", "--port", str(port),
         "--reload_interval", str(reload_s), "--reload_multifile", "true",
         "--samples_per_plugin", "scalars=5000",
+        "--load_fast", "false",  # or a server of its own shows all of it to each local user
     ]  # fmt: skip
 
 

@@ -25,7 +25,7 @@ def way_to(sitting: "Sitting", port: int) -> "Connect | None":
         from batchml.client.doors_container import way_into
 
         return way_into(sitting, port)
-    program = find_program(sitting.runner, sitting.task_id)
+    program = find_program(sitting.runner, sitting.mark)
     if program is None:
         raise NoDoor("The run's program is not there: it is only starting, or is ending.")
     address = program.environ.get("BATCHML_NODE_ADDRESS", "")

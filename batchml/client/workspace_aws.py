@@ -162,12 +162,11 @@ def owner_of(place: "Place") -> "Place":
     owner = place.settings.environment.storage.shared_with
     if not owner:
         return place
-    from batchml.client.place import Place
     from batchml.settings import Setting
 
     env = Setting(owner, f"env.{place.env}.storage.shared_with")
     place.settings.check(owner)
-    return Place(replace(place.settings, env=env), place.clock, place.here)
+    return place.with_settings(replace(place.settings, env=env))
 
 
 def _why_none(place: "Place") -> str:

@@ -19,7 +19,10 @@ _PREFIX = "BMLJOB"
 _OURS = (_PREFIX, "BMLLOCAL")
 
 # The services that the server speaks. Without the plain AWS_ENDPOINT_URL: S3 stays S3.
-_ENDPOINTS = ("AWS_ENDPOINT_URL_BATCH", "AWS_ENDPOINT_URL_CLOUDWATCH_LOGS", "AWS_ENDPOINT_URL_STS")
+ENDPOINTS = (
+    "AWS_ENDPOINT_URL_BATCH", "AWS_ENDPOINT_URL_CLOUDWATCH_LOGS", "AWS_ENDPOINT_URL_ECS",
+    "AWS_ENDPOINT_URL_STS",
+)  # fmt: skip
 _REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION")
 _KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 
@@ -62,7 +65,7 @@ def variables(
     }
     if not _CREDENTIALS.isdisjoint(given) or (has_others and not has_role):
         return told
-    told |= dict.fromkeys(_ENDPOINTS, endpoint)
+    told |= dict.fromkeys(ENDPOINTS, endpoint)
     told |= {_KEYS[0]: keys.access_key_id, _KEYS[1]: keys.secret_access_key}
     if set(_REGIONS).isdisjoint(given):
         told |= dict.fromkeys(_REGIONS, REGION)
@@ -96,7 +99,7 @@ def forget_ourselves(environ: MutableMapping[str, str]) -> None:
     prints it: its user's AWS is meant where it asks for secrets.
     """
     if environ.get(_KEYS[0], "").startswith(_OURS):
-        for name in (*_KEYS, *_ENDPOINTS, *_REGIONS):
+        for name in (*_KEYS, *ENDPOINTS, *_REGIONS):
             environ.pop(name, None)
 
 

@@ -7,13 +7,17 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import msgspec
 
 from batchml import errors
 from batchml.clock import Clock
 from batchml.errors import LocalServerError, StateFolderBusy
+from batchml.local import silence
 from batchml.local.home import Endpoint, Home
+from batchml.runtime.processes import state_of
 
 START_LIMIT = 60.0  # seconds until a starting server must answer
 STOP_LIMIT = 15.0
@@ -31,21 +35,27 @@ def running(home: Home) -> Endpoint | None:
     return endpoint
 
 
-def ensure(home: Home, clock: Clock) -> Endpoint:
+def ensure(home: Home, clock: Clock, tell: Callable[[str], None] = lambda _: None) -> Endpoint:
     """The endpoint of a live server, started now if there is none.
 
-    Raises LocalServerError, in the server's words, when it cannot start.
+    `tell` is called when that takes long. Raises LocalServerError, in the server's words, when it
+    cannot start.
     """
-    return _serving(home) or start(home, clock)
+    return _serving(home) or start(home, clock, tell=tell)
 
 
 def _serving(home: Home) -> Endpoint | None:
-    """The endpoint of a live server that takes connections: not of one that is stopping."""
+    """The endpoint of a live server that takes connections: not of one that is stopping.
+
+    A server that is stuck is one: whoever sends it a request finds that it does not answer.
+    """
     endpoint = running(home)
     if endpoint is None:
         return None
     try:
-        socket.create_connection(("127.0.0.1", endpoint.port), timeout=START_LIMIT).close()
+        socket.create_connection(("127.0.0.1", endpoint.port), timeout=silence.NOTICE).close()
+    except TimeoutError:
+        return endpoint
     except OSError:
         return None
     return endpoint
@@ -57,17 +67,19 @@ def start(
     port: int = 0,
     idle: float | None = None,
     options: Sequence[str] = (),
+    tell: Callable[[str], None] = lambda _: None,
 ) -> Endpoint:
     """Start a server that outlives this process, and wait until it answers.
 
-    `options` are the daemon's own: `--executor docker`.
+    `options` are the daemon's own: `--executor docker`. `tell` is called when it takes long.
 
     Raises LocalServerError; StateFolderBusy names the process that holds the folder.
     """
-    end = clock.monotonic() + START_LIMIT
+    began = clock.monotonic()
+    noticed = False
     while True:
         try:
-            return _start(home, port, idle, options)
+            return _start(home, port, idle, options, tell)
         except StateFolderBusy:
             if port or options:
                 raise
@@ -76,14 +88,25 @@ def start(
             endpoint = _serving(home)
             if endpoint is not None:
                 return endpoint
-            if clock.monotonic() > end:
+            waited = clock.monotonic() - began
+            if waited > silence.NOTICE and not noticed:
+                noticed = True
+                tell(silence.unanswered(home))
+            if waited > START_LIMIT:
                 raise LocalServerError(
-                    f"Another process holds {home.root} but does not serve. Its log: {home.log}"
+                    f"Another process holds {home.root} and has not begun to serve within "
+                    f"{START_LIMIT:.0f} s. {silence.unanswered(home)}"
                 )
             clock.sleep(0.05)
 
 
-def _start(home: Home, port: int, idle: float | None, options: Sequence[str]) -> Endpoint:
+def _start(
+    home: Home,
+    port: int,
+    idle: float | None,
+    options: Sequence[str],
+    tell: Callable[[str], None],
+) -> Endpoint:
     try:
         home.prepare()
         log = open(home.log, "ab")  # noqa: SIM115  (closed below)
@@ -103,9 +126,9 @@ def _start(home: Home, port: int, idle: float | None, options: Sequence[str]) ->
         )  # fmt: skip
     process.returncode = 0  # it outlives us, and nobody here waits for it
     os.close(write_end)
-    message = _told(read_end, process.pid, home)
+    message = _told(read_end, process.pid, home, tell)
     if "port" in message:
-        return Endpoint(message["pid"], message["port"], message.get("chaos", ""))
+        return msgspec.convert(message, Endpoint)
     kind = getattr(errors, message.get("kind", ""), LocalServerError)
     if kind is StateFolderBusy:
         raise StateFolderBusy(str(home.root), home.holder())
@@ -115,16 +138,16 @@ def _start(home: Home, port: int, idle: float | None, options: Sequence[str]) ->
     raise failure
 
 
-def _told(pipe: int, pid: int, home: Home) -> dict[str, Any]:
+def _told(pipe: int, pid: int, home: Home, tell: Callable[[str], None]) -> dict[str, Any]:
     """What the new server says once it serves or cannot; nothing when it died silently."""
     told = b""
     with os.fdopen(pipe, "rb", buffering=0) as file:
+        if not select.select([file], [], [], silence.NOTICE)[0]:
+            tell(f"The embedded AWS Batch (process {pid}) is still starting. Its log: {home.log}")
         while not told.endswith(b"\n"):
             if not select.select([file], [], [], START_LIMIT)[0]:
-                raise LocalServerError(
-                    f"The server (process {pid}) has said nothing for {START_LIMIT:.0f} s. "
-                    f"Its log: {home.log}"
-                )
+                facts = silence.describe(pid, state_of(pid), home.log)
+                raise LocalServerError(f"No start within {START_LIMIT:.0f} s. {facts}")
             data = file.read(65_536)
             if not data:
                 break
@@ -140,13 +163,16 @@ def stop(home: Home, clock: Clock) -> bool:
         return False
     try:
         os.kill(endpoint.pid, signal.SIGTERM)
+        os.kill(endpoint.pid, signal.SIGCONT)  # one that was stopped can end, too
     except ProcessLookupError:
         pass  # it ended meanwhile
     end = clock.monotonic() + STOP_LIMIT
     while home.is_held() and home.holder() == endpoint.pid:
         if clock.monotonic() > end:
+            letter = state_of(endpoint.pid)
             raise LocalServerError(
-                f"The server (process {endpoint.pid}) does not stop. Its log: {home.log}. "
+                f"The server (process {endpoint.pid}) has not ended within {STOP_LIMIT:.0f} s; it "
+                f"is {silence.state_words(letter)} (state {letter}). Its log: {home.log}. "
                 f"To kill it: kill -9 {endpoint.pid}; jobs and their logs survive that."
             )
         clock.sleep(0.02)

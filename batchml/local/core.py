@@ -1,13 +1,18 @@
 """The one loop that changes the state: events in, a commit, then effects and answers.
 
 All events that wait when a round starts share one commit, so that many clients cost one fsync. An
-answer is given, and a job is started, only after the commit that holds it.
+answer is given, and a program is started, only after the commit that holds it.
+
+A program is started at most once. Its runner gets the attempt before the commit and prepares it.
+The commit records that the program may have begun; then the server sends the runner the message to
+start it. So one commit covers the launch and the start of all attempts of a round, and a later
+server reads in the journal alone whether a program may have begun.
 """
 
 import asyncio
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
@@ -20,10 +25,12 @@ from batchml.errors import DiskFull, JournalBusy, LocalServerError
 from batchml.local import engine, heap
 from batchml.local.messages import (
     Answer,
+    Begin,
     Effect,
     Event,
     Launch,
     Lose,
+    Prepared,
     Refusal,
     Requested,
     SaveJob,
@@ -44,7 +51,9 @@ _JUMP = 1.0  # seconds; what the clock is off by less is no jump
 
 
 class Executor(Protocol):
-    def start(self, job: Job, attempt: Attempt) -> None: ...
+    def prepare(self, job: Job, attempt: Attempt) -> bool: ...
+    def begin(self, task_id: str) -> None: ...
+    def withdraw(self, task_id: str) -> None: ...
     def adopt(self, job: Job, attempt: Attempt) -> None: ...
     def stop(self, task_id: str) -> None: ...
     def lose(self, task_id: str, why: str, *, warned: bool) -> None: ...
@@ -58,9 +67,20 @@ class _Item(Struct):
 
 
 class Core:
-    def __init__(self, state: State, store: Store, clock: Clock) -> None:
+    def __init__(
+        self,
+        state: State,
+        store: Store,
+        clock: Clock,
+        guard: Callable[[], None] = lambda: None,
+        read_only: str = "",
+    ) -> None:
+        """`guard` is called before each commit, and raises when it must not be made. `read_only`
+        says why nothing may be changed, if so.
+        """
         self.state = state  # as committed
         self.executor: Executor
+        self._guard = guard
         self._store = store
         self._clock = clock
         self._items: list[_Item] = []
@@ -71,6 +91,7 @@ class Core:
         self._set_by = clock.now() - clock.monotonic()  # what the clock shows, but for its going
         self._forget_at = 0  # ms; when old answers are thrown away next
         self._closing = False
+        self._read_only = read_only
         self._broken: Refused | None = None
 
     # --- in ---------------------------------------------------------------------------------
@@ -87,6 +108,8 @@ class Core:
         """
         if self._broken is not None:
             raise self._broken
+        if self._read_only:
+            raise client_error(self._read_only)
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         if not invocation:
             self._put(_Item(event, answer))
@@ -202,15 +225,20 @@ class Core:
                 else:
                     effects.append(effect)
         if effects:
+            self._guard()
+            launched = [effect for effect in effects if isinstance(effect, Launch)]
+            state = self._prepare(state, launched, effects)
             try:
                 await self._commit(effects, answers)
             except (DiskFull, JournalBusy) as error:
+                for launch in launched:
+                    self.executor.withdraw(launch.attempt.task_id)
                 self._postpone(items, error)
                 return
         self.state = state
         for effect in effects:
-            if isinstance(effect, Launch):
-                self.executor.start(effect.job, effect.attempt)
+            if isinstance(effect, Begin):
+                self.executor.begin(effect.task_id)
             elif isinstance(effect, Stop):
                 self.executor.stop(effect.task_id)
             elif isinstance(effect, Lose):
@@ -220,6 +248,18 @@ class Core:
         for item, outcome in answers:
             _give(item, outcome)
         await self._forget_old_calls()
+
+    def _prepare(self, state: State, launched: list[Launch], effects: list[Effect]) -> State:
+        """Hand attempts to their runners. Those that are ready at once begin with this commit."""
+        ready = [
+            launch.attempt.task_id
+            for launch in launched
+            if self.executor.prepare(launch.job, launch.attempt)
+        ]
+        if ready:
+            state, caused = engine.step(state, Prepared(tuple(ready), self._now()))
+            effects += caused
+        return state
 
     def _follow_clock(self) -> None:
         """When the clock was set, what is due moves along: a minute that has begun stays one."""

@@ -3,6 +3,9 @@
 It takes the state folder, opens the journal, adopts the attempts of servers before it, binds a
 loopback port and serves until it is told to stop or has been idle. What goes wrong before it serves
 is written to `--ready-fd`, for whoever started it.
+
+For a copy of a state folder it only serves reads. It stops when its folder is moved or deleted.
+When its installation was upgraded, it restarts with the new version. Jobs go on meanwhile.
 """
 
 import argparse
@@ -16,14 +19,23 @@ import secrets
 import signal
 import socket
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 from msgspec.structs import replace
 
 from batchml.clock import SystemClock
-from batchml.errors import BatchmlError, DiskFull, LocalServerError, StateDamaged
-from batchml.local import access, engine, faults
+from batchml.errors import (
+    BatchmlError,
+    DiskFull,
+    LocalServerError,
+    StateDamaged,
+    StateFolderGone,
+)
+from batchml.local import access, engine, faults, identity
 from batchml.local.chaos import Chaos, parse
 from batchml.local.core import Core
 from batchml.local.executors.ahead import Ahead
@@ -33,10 +45,11 @@ from batchml.local.executors.spec import Host
 from batchml.local.executors.supervisor import Executor
 from batchml.local.executors.sweeper import sweep
 from batchml.local.home import Endpoint, Home
+from batchml.local.identity import Identity
 from batchml.local.images import publish_runtime
 from batchml.local.logreads import LogReads
 from batchml.local.machine import read_machine
-from batchml.local.messages import Ended, Event, Requested, Ticked
+from batchml.local.messages import Ended, Event, NeverBegan, Requested, Ticked
 from batchml.local.protocol import MAX_HEADERS
 from batchml.local.server import Server, idle
 from batchml.local.state import State
@@ -45,6 +58,7 @@ from batchml.local.wire import Refused
 
 IDLE_LIMIT = 600.0  # seconds without an unfinished job or a request
 EXIT_CRASHED = 74
+RESTART = -1  # no exit code: the process becomes the server of another version
 MACHINE = "this-machine"  # the environment that there is from the first start on
 
 log = logging.getLogger("batchml.local")
@@ -63,19 +77,24 @@ def main() -> int:
     parser.add_argument("--vcpus", type=int)
     options = parser.parse_args()
     os.umask(0o077)
-    _allow_many_files()
+    _raise_limits()
     home = Home(options.home)
     try:
         home.prepare()
         logging.basicConfig(
             filename=home.log, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
         )
-        return asyncio.run(serve(home, options))
+        code = asyncio.run(serve(home, options))
     except Exception as error:
         told = _in_our_words(error, home)
         log.error("%s", told, exc_info=None if told is error else error)
         _tell(options.ready_fd, {"error": str(told), "kind": type(told).__name__})
-        return EXIT_CRASHED if isinstance(error, OSError) else told.exit_code
+        code = EXIT_CRASHED if isinstance(error, OSError) else told.exit_code
+    if code == RESTART:
+        words = iter(sys.orig_argv[1:])
+        again = [word for word in words if word != "--ready-fd" or not next(words)]
+        os.execv(sys.executable, [sys.executable, *again])
+    return code
 
 
 def _in_our_words(error: Exception, home: Home) -> BatchmlError:
@@ -88,10 +107,12 @@ def _in_our_words(error: Exception, home: Home) -> BatchmlError:
     return LocalServerError(f"The server cannot start: {error}. Its log: {home.log}")
 
 
-def _allow_many_files() -> None:
-    """As many open files as this user may have: connections and attempts take one each."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+def _raise_limits() -> None:
+    """As many open files as this user may have, because connections and attempts take one each, and
+    files as large, because logs and the journal grow."""
+    for limit in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE):
+        _, most = resource.getrlimit(limit)
+        resource.setrlimit(limit, (most, most))
 
 
 async def serve(home: Home, options: argparse.Namespace) -> int:
@@ -102,66 +123,79 @@ async def serve(home: Home, options: argparse.Namespace) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, asked.set)
     lock = home.hold()
+    check_not_emptied(home)
+    judge = partial(identity.judge, home)
+    store = Store(home.journal, may_be_new=not has_served(home), judge=judge)
+    if store.read_only:
+        return await _serve_a_copy(home, store, options, asked)
     choice = choose(
         home, options.executor, options.allow_path, options.allow_privileged, options.vcpus
     )
     keys = home.keys()
-    _check_not_emptied(home)
-    store = Store(home.journal, may_be_new=not _has_served(home))
+    own = claim(home, store)
+    guard = home.guard()
     machine = read_machine()
     if choice.vcpus:
         machine = replace(machine, vcpus=choice.vcpus)
     chaos = _chaos(options.chaos)
     now = int(clock.now() * 1000)
-    core = Core(engine.restore(faults.rehearse(store.load(machine), chaos, now), now), store, clock)
+    state = engine.restore(faults.rehearse(store.load(machine), chaos, now), now)
+    core = Core(state, store, clock, guard)
     listener = bind(home, options.port)
     endpoint = Endpoint(os.getpid(), listener.getsockname()[1], str(chaos or ""))
     access.forget_ourselves(os.environ)
     host = Host(
         home, publish_runtime(home.runtimes), dict(os.environ), has_gpus=bool(machine.gpus),
-        endpoint=endpoint.url, keys=keys,
+        endpoint=endpoint.url, keys=keys, identity=own.id,
     )  # fmt: skip
-    network = Network(home.root, home.network, node_network(), endpoint.port)
+    network = Network(own.id, home.network, node_network(), endpoint.port)
 
     spec_of = choice.spec_of(host)
 
     def report(event: Event) -> None:
-        if isinstance(event, Ended):
+        if isinstance(event, (Ended, NeverBegan)):
             network.release(event.task_id)
         core.report(event)
 
+    upgraded = asyncio.Event()
+
+    def restart() -> None:
+        upgraded.set()
+        asked.set()
+
     ahead = Ahead(home.root, spec_of, network)
     executor = Executor(
-        home, host.environ, loop, clock, report, spec_of, kind=choice.kind, ahead=ahead
+        home, own, host.environ, loop, clock, report, spec_of, choice.kind, ahead, restart
     )
     core.executor = executor
     logs = LogReads(store, lambda task_id: home.attempt(task_id) / "log")
-    server = Server(core, store, logs, keys, endpoint.port, clock)
+    server = Server(core, store, logs, keys, endpoint.port, clock, lambda: executor.held_back)
     loop_task = loop.create_task(core.run())
-    await _first_start(core, clock)
+    await first_start(core, clock)
     if options.vcpus is not None:
         await _as_large_as_believed(core, clock)
     await network.restore(core.state.by_task)
-    _adopt_all(core.state, executor)
+    adopt_all(core.state, executor)
     core.report(Ticked(int(clock.now() * 1000)))  # what waited may fit now
     home.write_endpoint(endpoint)
-    told = {"pid": endpoint.pid, "port": endpoint.port, "chaos": endpoint.chaos}
-    _tell(options.ready_fd, told)
+    _tell(options.ready_fd, msgspec.to_builtins(endpoint))
     log.info("serving on %s, pid %d", endpoint.url, endpoint.pid)
     if endpoint.chaos:
         log.info("chaos: %s", endpoint.chaos)
 
     def poll() -> None:
+        guard()
         for job in core.state.jobs.values():
             if job.attempt is not None and job.attempt.started_at is None:
                 executor.look(job.attempt.task_id)
 
     sweeping = None
     if choice.had_docker:
-        sweeping = loop.create_task(sweep(home, lambda: core.state.by_task))
+        sweeping = loop.create_task(sweep(home, own.id, lambda: core.state.by_task))
     idle_task = loop.create_task(idle(server, core, clock, options.idle, poll))
     try:
-        return await _until_over(server, listener, loop_task, idle_task, asked)
+        code = await _until_over(server, listener, loop_task, idle_task, asked)
+        return RESTART if code == 0 and upgraded.is_set() else code
     finally:
         idle_task.cancel()
         if sweeping is not None:
@@ -171,8 +205,57 @@ async def serve(home: Home, options: argparse.Namespace) -> int:
         executor.close()
         network.close()
         logs.close()
-        store.close()
+        _close(store, guard)
         os.close(lock)
+
+
+def _close(store: Store, guard: Callable[[], None]) -> None:
+    try:
+        guard()
+    except StateFolderGone:
+        # SQLite deletes its write-ahead log by name as it closes, which may be another journal's.
+        logging.shutdown()
+        os._exit(EXIT_CRASHED)
+    store.close()
+
+
+def claim(home: Home, store: Store) -> Identity:
+    """The identity of this folder, which is its journal's from now on."""
+    kept = store.identity()
+    now = identity.observe(home, kept.id if kept is not None else "")
+    if now != kept:
+        store.belongs_to(now)
+    identity.write_down(home, now)
+    return replace(now, adopted_from=kept.adopted_from if kept is not None else "")
+
+
+async def _serve_a_copy(
+    home: Home, store: Store, options: argparse.Namespace, asked: asyncio.Event
+) -> int:
+    """Serve what can be read of a folder that is not the one its journal belongs to."""
+    clock = SystemClock()
+    loop = asyncio.get_running_loop()
+    why = (
+        f"The state folder {home.root} {store.read_only}. It is read-only: its runs can be shown, "
+        f"but nothing in it is started or changed. To run jobs in it: {identity.ADOPT}"
+    )
+    core = Core(engine.restore(store.load(read_machine())), store, clock, read_only=why)
+    listener = bind(home, options.port)
+    endpoint = Endpoint(os.getpid(), listener.getsockname()[1], read_only=why)
+    logs = LogReads(store, lambda task_id: home.attempt(task_id) / "log")
+    server = Server(core, store, logs, home.keys(), endpoint.port, clock)
+    home.write_endpoint(endpoint)
+    _tell(options.ready_fd, msgspec.to_builtins(endpoint))
+    log.warning("serving on %s, pid %d, for reading only: %s", endpoint.url, endpoint.pid, why)
+    idle_task = loop.create_task(idle(server, core, clock, options.idle, lambda: None))
+    never = loop.create_task(asyncio.Event().wait())
+    try:
+        return await _until_over(server, listener, never, idle_task, asked)
+    finally:
+        idle_task.cancel()
+        never.cancel()
+        logs.close()
+        store.close()
 
 
 async def _until_over(
@@ -202,8 +285,10 @@ async def _until_over(
     await serving
     for task, name in ((core, "core"), (idle, "idle watch")):
         if task.done() and task.exception() is not None:
-            text = "the %s failed; the next start goes on from the journal"
-            log.error(text, name, exc_info=task.exception())
+            error = task.exception()
+            text = "the %s failed; the next start goes on from the journal: %s"
+            known = isinstance(error, LocalServerError)
+            log.error(text, name, error, exc_info=None if known else error)
             return EXIT_CRASHED
     log.info("stopped: %s", "idle" if idle.done() else "asked to")
     return 0
@@ -227,16 +312,16 @@ def node_network() -> str:
     return chosen
 
 
-def _check_not_emptied(home: Home) -> None:
+def check_not_emptied(home: Home) -> None:
     """A journal that is gone or empty where a server has served would silently start afresh."""
-    if _has_served(home) and not (home.journal.exists() and home.journal.stat().st_size):
+    if has_served(home) and not (home.journal.exists() and home.journal.stat().st_size):
         raise StateDamaged(
             f"The journal {home.journal} is gone or empty, though a server has served from here. "
             f"Nothing was changed. Put back a copy, or `batchml local reset` to start afresh."
         )
 
 
-def _has_served(home: Home) -> bool:
+def has_served(home: Home) -> bool:
     return (home.local / "endpoint.json").exists()
 
 
@@ -277,7 +362,7 @@ async def _as_large_as_believed(core: Core, clock: SystemClock) -> None:
     await core.request(Requested("UpdateComputeEnvironment", params, now, name))
 
 
-async def _first_start(core: Core, clock: SystemClock) -> None:
+async def first_start(core: Core, clock: SystemClock) -> None:
     """An empty state gets one environment, the whole machine, and the queue `default`."""
     if core.state.environments or core.state.queues:
         return
@@ -291,6 +376,7 @@ async def _first_start(core: Core, clock: SystemClock) -> None:
             "maxvCpus": core.state.machine.vcpus,
             "subnets": [],
             "instanceTypes": ["optimal"],
+            "instanceRole": "ecsInstanceRole",
         },
     }
     order = [{"order": 1, "computeEnvironment": MACHINE}]
@@ -302,7 +388,7 @@ async def _first_start(core: Core, clock: SystemClock) -> None:
         await core.request(Requested(operation, params, now, f"first-{operation}"))
 
 
-def _adopt_all(state: State, executor: Executor) -> None:
+def adopt_all(state: State, executor: Executor) -> None:
     for job in sorted(state.jobs.values(), key=lambda job: job.sequence):
         if job.attempt is not None and not job.is_multinode:
             executor.adopt(job, job.attempt)

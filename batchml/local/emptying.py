@@ -1,26 +1,27 @@
 """Delete the data of a state folder, unless that would lose what is nowhere else."""
 
+import errno
 import os
-import shutil
 import stat
 from collections.abc import Collection, Sequence
-from pathlib import Path
-from typing import Any
+from contextlib import suppress
 
 from msgspec import Struct
 
+from batchml.local import identity
 from batchml.local.executors import record
 from batchml.local.home import Home
 from batchml.runtime.carry_archive import mark_freed
 from batchml.runtime.carry_book import Book, read_book
 from batchml.runtime.carry_crew import Account
+from batchml.runtime.carry_remove import remove
 from batchml.runtime.carry_restore import lacking, missing_of, verify
 from batchml.runtime.carry_tree import CarryError, Entry, LeftOut, Tree
 from batchml.runtime.carry_vaults import Vault
 from batchml.runtime.store import StoreError
 
-WORKSPACE, DATA = "workspace", "data"
-NAMES = (WORKSPACE, DATA)
+WORKSPACE, DATA, VOLUMES = "workspace", "data", "volumes"
+NAMES = (WORKSPACE, DATA, VOLUMES)
 _GONE = "its file in the archive is gone"
 
 
@@ -35,6 +36,8 @@ class Loss(Struct, frozen=True):
 def running(home: Home) -> int:
     """How many attempts are going on."""
     found = 0
+    if identity.of(home) is None:  # a copy: its records name the processes of another folder
+        return 0
     for folder in home.attempts.iterdir() if home.attempts.is_dir() else ():
         if not (folder / "exit.json").exists():
             attempt = record.read(folder)
@@ -47,7 +50,11 @@ def losses(home: Home, vault: Vault, account: Account | None = None) -> list[Los
 
     With an account all of that is read back first, which may take long.
     """
-    found = [_of_workspace(home, vault, account), _of_data(home)]
+    found = [
+        _of_workspace(home, vault, account),
+        _archived_nowhere(home, DATA, "no archive holds data sets"),
+        _archived_nowhere(home, VOLUMES, "no archive holds file systems of EFS"),
+    ]
     return [loss for loss in found if loss.things]
 
 
@@ -78,17 +85,16 @@ def _is_folder(entry: Entry | None) -> bool:
     return entry is not None and entry.kind == "folder"
 
 
-def _of_data(home: Home) -> Loss:
-    """Data sets are in no archive."""
-    left_out: list[LeftOut] = []
-    files = [each.path for each in Tree(str(home.root / DATA)).walk("", left_out) if each.is_file]
-    if not (home.root / DATA).is_dir():
-        return Loss(DATA, ())
-    return Loss(DATA, tuple(files), "no archive holds data sets")
+def _archived_nowhere(home: Home, name: str, why: str) -> Loss:
+    """All files of a folder would be lost."""
+    if not (home.root / name).is_dir():
+        return Loss(name, ())
+    files = [each.path for each in Tree(str(home.root / name)).walk("", []) if each.is_file]
+    return Loss(name, tuple(files), why)
 
 
 def empty(home: Home, vault: Vault) -> None:
-    """Delete what lies in the workspace and among the data sets.
+    """Delete what lies in the workspace, among the data sets and in volumes.
 
     The archive is told: later ones keep what it holds. Raises OSError for what cannot be deleted.
     """
@@ -100,7 +106,7 @@ def empty(home: Home, vault: Vault) -> None:
         if folder.is_symlink():
             raise NotADirectoryError(f"{folder} is a link: what it leads to is not ours to empty")
         for inner in list(folder.iterdir()) if folder.is_dir() else ():
-            _remove(inner)
+            _remove(Tree(str(folder)), inner.name)
 
 
 def _complete(vault: Vault) -> Book | None:
@@ -111,20 +117,36 @@ def _complete(vault: Vault) -> Book | None:
     return book if book.is_complete else None
 
 
-def _remove(path: Path) -> None:
-    if path.is_symlink() or not path.is_dir():
-        path.unlink()
+def _remove(tree: Tree, name: str) -> None:
+    """By descriptors: a container that goes on may put a link in the place of a folder."""
+    with tree.folder("") as at:
+        _open_to_us(at, name)
+    missing = remove(tree, [name]).missing
+    if missing:
+        first = missing[0]
+        raise OSError(
+            errno.EBUSY, f"it cannot be deleted: {first.why}", f"{tree.root}/{first.path}"
+        )
+
+
+def _open_to_us(at: int, name: str) -> None:
+    """What is in a folder can be deleted only where the folder may be read and written."""
+    if not stat.S_ISDIR(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode):
         return
+    _let_write(at, name)
+    for _, folders, _, fd in os.fwalk(name, dir_fd=at):
+        for each in folders:
+            _let_write(fd, each)
 
-    def again(call: Any, name: str, _: object) -> None:
-        """A folder that may not be written is made so first."""
-        above = os.path.dirname(name)
-        for folder in (above, name):
-            if not os.path.islink(folder) and os.path.isdir(folder):
-                os.chmod(folder, stat.S_IRWXU)
-        call(name) if call is not os.open else shutil.rmtree(name)
 
-    shutil.rmtree(path, onerror=again)
+def _let_write(at: int, name: str) -> None:
+    with suppress(OSError):
+        found = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY, dir_fd=at)
+        try:
+            if os.fstat(found).st_mode & stat.S_IRWXU != stat.S_IRWXU:
+                os.chmod(f"/proc/self/fd/{found}", stat.S_IRWXU)
+        finally:
+            os.close(found)
 
 
 def told(found: Sequence[Loss], allowed: Collection[str], most: int = 5) -> list[str]:

@@ -13,19 +13,26 @@ from msgspec.structs import replace
 from batchml.local import faults, lifecycle, nodes
 from batchml.local.draft import Draft
 from batchml.local.messages import (
+    NO_LINES,
+    NO_PROOF,
     Answer,
     Effect,
     Ended,
     Event,
+    Exit,
+    LogEnd,
+    NeverBegan,
     Noted,
+    Prepared,
     Refusal,
     Requested,
+    SaveLogEnd,
     Started,
     Ticked,
 )
 from batchml.local.operations import HANDLERS
 from batchml.local.scheduling import next_time_limit, schedule
-from batchml.local.state import State
+from batchml.local.state import Job, State
 from batchml.local.wire import Refused
 from batchml.model.status import JobStatus
 
@@ -42,17 +49,29 @@ def step(state: State, event: Event) -> tuple[State, list[Effect]]:
         case Ticked():
             lifecycle.time_out(draft)
             faults.strike(draft)
-        case Started() | Noted() | Ended():
+        case Prepared():
+            for task_id in event.task_ids:
+                job = lifecycle.job_of(draft, task_id)
+                if job is not None:
+                    lifecycle.prepared(draft, job)
+            return draft.state, draft.effects  # nothing has become free
+        case NeverBegan() | Started() | Noted() | Ended():
             _of_an_attempt(draft, event)
     schedule(draft)
     return draft.state, draft.effects
 
 
-def _of_an_attempt(draft: Draft, event: Started | Noted | Ended) -> None:
+def _of_an_attempt(draft: Draft, event: NeverBegan | Started | Noted | Ended) -> None:
     job = lifecycle.job_of(draft, event.task_id)
     if job is None:
         return  # an old one, told twice
     match event:
+        case NeverBegan() if job.attempt is not None:
+            if job.is_ending or job.stop_reason:
+                exit_ = Exit(start_failure=lifecycle.STOPPED_EARLY, log=NO_LINES)
+                _end(draft, job, event.task_id, exit_, exit_)
+            else:
+                lifecycle.never_began(draft, job, job.attempt)
         case Noted():
             lifecycle.noted(draft, job, event.text)
         case Started() if job.status is JobStatus.STARTING:
@@ -62,9 +81,21 @@ def _of_an_attempt(draft: Draft, event: Started | Noted | Ended) -> None:
                 lifecycle.started(draft, job, event.now)
             faults.arm(draft, draft.state.jobs[job.id])
         case Ended():
-            exit_ = faults.verdict(job.attempt, event.exit)
-            end = lifecycle.ended if job.node is None else nodes.ended
-            end(draft, job, exit_)
+            _end(draft, job, event.task_id, faults.verdict(job.attempt, event.exit), event.exit)
+
+
+def _end(draft: Draft, job: Job, task_id: str, exit_: Exit, real: Exit) -> None:
+    """`real` is how it ended, where the rules make something else of it."""
+    end = lifecycle.ended if job.node is None else nodes.ended
+    end(draft, job, exit_)
+    draft.effects.append(SaveLogEnd(task_id, _log_end(real)))
+
+
+def _log_end(exit_: Exit) -> LogEnd:
+    """What is known of a log. When a runner or an engine is lost, output may be lost with it."""
+    if exit_.log is None and not exit_.lost:
+        return LogEnd(doubt=NO_PROOF)
+    return LogEnd(exit_.log, exit_.lost)
 
 
 def next_deadline(state: State) -> int | None:

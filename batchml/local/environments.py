@@ -3,7 +3,8 @@
 One environment for each content of a `requirements.txt`, made once, on the first run that needs it.
 Making one is safe against two makers (a lock, which the kernel lets go of when its last holder
 dies: pip holds it too, so that nobody builds beside an orphaned one) and against being killed
-halfway (what has no `.complete` mark is thrown away and made again).
+halfway (what has no `.complete` mark is thrown away and made again). The scripts of an environment
+name its path, so the mark does, too: one that was moved or copied is made anew where it is now.
 
 Runs as a program of its own, in the runner's care: what it prints is the progress that people see.
 Standard library only, no import of ours: `python -I environments.py REQUIREMENTS TARGET PYTHON`,
@@ -26,6 +27,7 @@ def make(wanted: str, target: str, maker: str) -> None:
 
     `wanted` is a requirements.txt and `maker` a Python, or an environment.yml and a tool of conda.
     """
+    target = os.path.realpath(target)
     os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
     with open(f"{target}.lock", "a", encoding="utf-8") as lock:
         try:
@@ -51,7 +53,7 @@ def make(wanted: str, target: str, maker: str) -> None:
                 ) from error
             raise
         with open(os.path.join(target, COMPLETE), "w", encoding="utf-8") as mark:
-            mark.write("made whole\n")
+            mark.write(f"{target}\n")
             mark.flush()
             os.fsync(mark.fileno())
 
@@ -77,8 +79,12 @@ def _by_conda(wanted: str, target: str, tool: str, lock: int) -> None:
 
 
 def is_whole(target: str) -> bool:
-    """True when it was made to its end, and what it was made from, its Python, is still there."""
-    return os.path.exists(os.path.join(target, COMPLETE)) and is_python(target)
+    """True when it was made to its end at this place, and its Python is still there."""
+    try:
+        with open(os.path.join(target, COMPLETE), encoding="utf-8") as mark:
+            return mark.read() == f"{os.path.realpath(target)}\n" and is_python(target)
+    except (OSError, UnicodeDecodeError):
+        return False
 
 
 def is_python(target: str) -> bool:

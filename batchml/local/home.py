@@ -5,6 +5,7 @@ code/ images/     what jobs are made of, by content
 runtime/ envs/    what processes run in, by content
 runs/             outputs and checkpoints of runs
 data/ workspace/  data sets; the folder that all jobs share
+volumes/          file systems of EFS, as containers mount them, by id
 archive/          the workspace's, unless another place was named
 sweeps/           what the trials of a sweep and its controller tell each other, by key
 """
@@ -14,12 +15,18 @@ import os
 import secrets
 import stat
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
-from batchml.errors import LocalServerError, StateFolderBusy, StateFolderUnsafe
+from batchml.errors import (
+    LocalServerError,
+    StateFolderBusy,
+    StateFolderGone,
+    StateFolderUnsafe,
+)
 from batchml.local.sigv4 import Keys
 from batchml.runtime.files import is_locked, write_json
 
@@ -32,6 +39,7 @@ class Endpoint(msgspec.Struct, frozen=True, omit_defaults=True):
     pid: int
     port: int
     chaos: str = ""  # what is being rehearsed there
+    read_only: str = ""  # why nothing may be changed there: the folder is a copy
 
     @property
     def url(self) -> str:
@@ -43,6 +51,7 @@ class Home:
         self.root = root = root.absolute()  # the server has another working directory
         self.local = root / "local"
         self.journal = self.local / "journal.db"
+        self.position = self.local / "position"  # the newest things in the journal
         self.attempts = self.local / "attempts"
         self.groups = self.local / "groups.json"
         self.network = self.local / "network.json"
@@ -53,12 +62,20 @@ class Home:
         self.runtimes = root / "runtime"
         self.runs = root / "runs"
         self.sweeps = root / "sweeps"
+        self.volumes = root / "volumes"
 
     def prepare(self) -> None:
         """Make the folder, private to this user.
 
-        Raises StateFolderUnsafe when it exists and others can get in, or when it is not ours.
+        Raises StateFolderUnsafe when it exists and others can get in, or when it is not ours, and
+        LocalServerError for a path that no PATH variable of a job could hold.
         """
+        if os.pathsep in str(self.root):
+            raise LocalServerError(
+                f"The state folder {self.root} has {os.pathsep!r} in its path, which separates the "
+                f"folders in PATH, so no job could find its programs. Set BATCHML_HOME to a folder "
+                f"without it."
+            )
         try:
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
@@ -135,6 +152,24 @@ class Home:
         os.pwrite(descriptor, text, 0)  # over the old one: it is never empty for a reader
         os.ftruncate(descriptor, len(text))
         return descriptor
+
+    def guard(self) -> Callable[[], None]:
+        """A check that the journal still lies where it was opened. It raises StateFolderGone."""
+        before, journal = self.journal.stat(), str(self.journal)
+
+        def check() -> None:
+            try:
+                now = os.stat(journal)
+            except OSError:
+                now = None
+            if now is None or not os.path.samestat(now, before):
+                raise StateFolderGone(
+                    f"The state folder {self.root} was moved, deleted or replaced while its server "
+                    f"ran. The server stops; running jobs go on. If you moved the folder, set "
+                    f"BATCHML_HOME to its new path: the next command finds the jobs there."
+                )
+
+        return check
 
     def holder(self) -> int | None:
         """The process that took the folder last, which is alive if `is_held`."""

@@ -4,9 +4,11 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from batchml.local import identity
 from batchml.local.executors import record
 from batchml.local.executors.container import container_name
 from batchml.local.executors.record import CONTAINER
+from batchml.local.executors.remains import mark_of
 from batchml.local.home import Home
 from batchml.runtime.inside import Order
 
@@ -15,6 +17,7 @@ class Sitting(Struct, frozen=True):
     """Where an attempt is. `container` is its name in the engine, "" for a process."""
 
     task_id: str
+    mark: str  # of its processes
     runner: int  # the process that looks after it
     groups: tuple[str, ...]  # control groups
     record: str  # a file that goes away with the attempt
@@ -25,7 +28,7 @@ class Sitting(Struct, frozen=True):
         if self.container:
             return Order(list(command), **more)  # type: ignore[arg-type]
         return Order(
-            list(command), root=self.runner, task=self.task_id, groups=list(self.groups),
+            list(command), root=self.runner, task=self.mark, groups=list(self.groups),
             record=self.record, **more,  # type: ignore[arg-type]
         )  # fmt: skip
 
@@ -34,13 +37,15 @@ def find(home: Home, task_id: str) -> Sitting | None:
     """The attempt of this task id; None once it has ended, or before it began."""
     folder = home.attempt(task_id)
     found = record.read(folder)
-    if found is None or not found.is_alive:
+    own = identity.of(home)  # None for a copy: its records name the processes of another folder
+    if found is None or own is None or not found.is_alive:
         return None
     is_container = found.kind == CONTAINER
     return Sitting(
         task_id,
+        mark_of(own.id, task_id),
         found.pid,
         () if is_container else tuple(found.groups),
         str(folder / "runner.json"),
-        container_name(task_id) if is_container else "",
+        container_name(own.id, task_id) if is_container else "",
     )

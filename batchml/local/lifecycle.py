@@ -9,8 +9,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from batchml.local.attempts import next_task
 from batchml.local.draft import Draft
-from batchml.local.messages import Exit, SaveSpec, Stop
+from batchml.local.messages import Begin, Exit, Launch, SaveSpec, Stop
 from batchml.local.retry import wants_retry
 from batchml.local.state import Attempt, Job, instance_arn
 from batchml.model.status import JobStatus
@@ -21,6 +22,7 @@ TIMED_OUT = "Job attempt duration exceeded timeout"
 DEPENDENCY_FAILED = "Dependent Job failed"
 CHILD_FAILED = "Array Child Job failed"
 QUEUE_DELETED = "JobQueue deleted"
+STOPPED_EARLY = "CannotStartContainerError: stopped before the program started"
 OUT_OF_MEMORY = "OutOfMemoryError: Container killed due to memory usage"
 
 
@@ -57,6 +59,25 @@ def _released(job: Job, now: int) -> Job:
 
 
 # --- attempts -------------------------------------------------------------------------------
+
+
+def prepared(draft: Draft, job: Job) -> None:
+    """Everything is there for the program of an attempt: note that it may begin, then start it."""
+    attempt = job.attempt
+    if attempt is None or attempt.may_have_begun or job.is_ending or job.stop_reason:
+        return
+    draft.put_job(replace(job, attempt=replace(attempt, may_have_begun=True)))
+    draft.effects.append(Begin(attempt.task_id))
+
+
+def never_began(draft: Draft, job: Job, attempt: Attempt) -> None:
+    """Prepare an attempt once more in the place that it holds, under another task id."""
+    again = next_task(job, attempt)
+    job = replace(job, status_reason="", attempt=again)
+    draft.forget_task(attempt.task_id)
+    draft.know_task(again.task_id, job.id)
+    draft.put_job(job)
+    draft.effects.append(Launch(job, again))
 
 
 def started(draft: Draft, job: Job, now: int) -> None:
@@ -140,7 +161,7 @@ def _reasons(exit_: Exit) -> tuple[str, str]:
         return exit_.lost, ""
     if exit_.start_failure:
         return DID_NOT_START, exit_.start_failure[:255]
-    return CONTAINER_EXITED, OUT_OF_MEMORY if exit_.oom else ""
+    return CONTAINER_EXITED, OUT_OF_MEMORY if exit_.oom else exit_.reason
 
 
 def _attempt_detail(

@@ -2,10 +2,14 @@
 
 from pathlib import Path
 
+import msgspec
+
+from batchml.local.messages import LogEnd
 from batchml.local.store import Stream, open_reader
 
 _FIELDS = "SELECT log_group, stream, task_id, created_at FROM streams WHERE log_group = ?"
 _LAST = "\U0010ffff"
+_LOG_END = msgspec.json.Decoder(LogEnd)
 
 
 class Streams:
@@ -20,6 +24,11 @@ class Streams:
     def one(self, group: str, name: str) -> Stream | None:
         row = self._db.execute(f"{_FIELDS} AND stream = ?", (group, name)).fetchone()
         return None if row is None else Stream(*row)
+
+    def log_end(self, task_id: str) -> LogEnd | None:
+        """What was committed with the end of an attempt; None while it goes on."""
+        row = self._db.execute("SELECT body FROM log_ends WHERE task_id = ?", (task_id,)).fetchone()
+        return None if row is None else _LOG_END.decode(row[0])
 
     def all(self, group: str, prefix: str = "") -> list[Stream]:
         """Those whose name starts with `prefix`."""

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from batchml.local.logstore import NO_TIME, Cursor, Line, first_and_last, first_at
 from batchml.local.store import Stream
+from batchml.runtime.files import open_regular
 
 _BLOCKS = 4 * 1_048_576  # bytes of blocks in memory, of all streams together
 _MOST_KNOWN = 65_536  # files whose times are kept in mind
@@ -56,7 +57,7 @@ class LogFiles:
         path = self.path(task_id)
         try:
             size = os.stat(path).st_size
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         known = self._times.get(task_id)
         if known is None or known.size != size:
@@ -105,5 +106,5 @@ def _offset(stream: Stream, files: LogFiles, after: Place) -> int:
     span = files.span(stream.task_id)
     if span is None or span[0] >= wanted:
         return 0
-    with open(files.path(stream.task_id), "rb", buffering=0) as file:
+    with open_regular(files.path(stream.task_id)) as file:
         return first_at(file, wanted)

@@ -6,19 +6,25 @@ for now". Everywhere else a token is the place of what was given last, in the or
 
 They are answered in a thread of their own, and each looks at a bounded part of the output, so that
 no reader holds up the server or another reader for long. A page that ends early has a token.
+
+When an attempt has ended, GetLogEvents checks its log against the proof in the journal. The result
+is in a header, which AWS's clients do not look at, of the page that comes to the end.
 """
 
 import asyncio
+import os
 import re
 import shlex
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from msgspec import Meta
 
+from batchml.errors import LocalServerError
 from batchml.local import tokens
+from batchml.local.logcheck import LargeChecks, check_small
 from batchml.local.logindex import Streams
 from batchml.local.logmerge import LogFiles, Place, merge
 from batchml.local.logstore import (
@@ -27,18 +33,26 @@ from batchml.local.logstore import (
     MAX_SCAN,
     NO_TIME,
     Line,
+    Page,
     as_event,
     as_output,
     read_backward,
     read_forward,
 )
+from batchml.local.messages import LogEnd
 from batchml.local.state import ACCOUNT, DEFAULT_LOG_GROUP, REGION
 from batchml.local.store import Store, Stream
 from batchml.local.wire import Refused
+from batchml.model.logcheck import HEADER, LogCheck, LogState
 
 _Count = Annotated[int, Meta(ge=0, le=2**62)]
 _PLACE = tuple[_Count, str, _Count]
 LogPath = Callable[[str], Path]
+
+
+class LogAnswer(NamedTuple):
+    body: dict[str, Any]
+    headers: tuple[tuple[str, str], ...] = ()
 
 
 class LogReads:
@@ -48,34 +62,54 @@ class LogReads:
         self._streams = Streams(store.path)
         self._files = LogFiles(path_of)
         self._thread = ThreadPoolExecutor(1, "logs")
+        self._large = LargeChecks()
+        self._large_thread = ThreadPoolExecutor(1, "log-checks")
 
-    async def answer(self, operation: str, params: dict[str, Any]) -> dict[str, Any]:
+    async def answer(self, operation: str, params: dict[str, Any]) -> LogAnswer:
         """The answer to one of LOG_OPERATIONS. Raises Refused."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, LOG_OPERATIONS[operation], self, params)
+        try:
+            found = await loop.run_in_executor(
+                self._thread, LOG_OPERATIONS[operation], self, params
+            )
+        except OSError as error:
+            raise LocalServerError(f"A log cannot be read: {error}") from error
+        if operation != "GetLogEvents":
+            return LogAnswer(found)
+        body, check = found
+        if isinstance(check, _Large):
+            check = await loop.run_in_executor(self._large_thread, self._large.check, *check)
+        return LogAnswer(body, ((HEADER, check.to_header()),) if check is not None else ())
 
     def close(self) -> None:
         """Before the store is closed: the journal's last connection tidies up behind it."""
+        self._large_thread.shutdown(cancel_futures=True)
+        self._large.close()
         self._thread.shutdown(cancel_futures=True)
         self._streams.close()
 
-    def get_log_events(self, params: dict[str, Any]) -> dict[str, Any]:
+    def get_log_events(
+        self, params: dict[str, Any]
+    ) -> "tuple[dict[str, Any], LogCheck | _Large | None]":
+        """A page of a log, and how the log was found."""
         stream = self._streams.one(_group(params), params["logStreamName"])
         if stream is None:
             raise _not_found("The specified log stream does not exist.")
-        path = Path(self._files.path(stream.task_id))
-        limit = params.get("limit", MAX_EVENTS)
-        since, until = params.get("startTime", 0), params.get("endTime")
+        # Before the page is read: if the attempt ends in between, the page may lack the last lines.
+        end = self._streams.log_end(stream.task_id)
+        path = self._files.path(stream.task_id)
         direction, offset = _position(params)
-        if direction == "f":
-            page = read_forward(path, offset or 0, limit, since, until)
-        else:
-            page = read_backward(path, offset, limit, since, until)
-        return {
+        page = _read_page(Path(path), direction, offset, params)
+        body = {
             "events": [as_output(event) for event in page.events],
             "nextForwardToken": f"f/{page.end}",
             "nextBackwardToken": f"b/{page.start}",
         }
+        if end is None or (direction == "b" and offset is not None):
+            return body, None
+        if direction == "f" and not _is_at_end(path, offset, page.end):
+            return body, LogCheck(LogState.UNCHECKED)
+        return body, check_small(path, end) or _Large(stream.task_id, path, end)
 
     def filter_log_events(self, params: dict[str, Any]) -> dict[str, Any]:
         streams = self._chosen(params)
@@ -207,12 +241,36 @@ class LogReads:
         return shown
 
 
-LOG_OPERATIONS: dict[str, Callable[[LogReads, dict[str, Any]], dict[str, Any]]] = {
+LOG_OPERATIONS: dict[str, Callable[[LogReads, dict[str, Any]], Any]] = {
     "GetLogEvents": LogReads.get_log_events,
     "FilterLogEvents": LogReads.filter_log_events,
     "DescribeLogGroups": LogReads.describe_log_groups,
     "DescribeLogStreams": LogReads.describe_log_streams,
 }
+
+
+class _Large(NamedTuple):
+    """A log that is to be checked in a thread of its own."""
+
+    task_id: str
+    path: str
+    end: LogEnd
+
+
+def _read_page(path: Path, direction: str, offset: int | None, params: dict[str, Any]) -> Page:
+    limit = params.get("limit", MAX_EVENTS)
+    since, until = params.get("startTime", 0), params.get("endTime")
+    if direction == "f":
+        return read_forward(path, offset or 0, limit, since, until)
+    return read_backward(path, offset, limit, since, until)
+
+
+def _is_at_end(path: str, offset: int | None, end: int) -> bool:
+    """True for a page from `offset` to `end` that comes to the end of its log."""
+    try:
+        return end == offset or end >= os.stat(path).st_size
+    except (FileNotFoundError, NotADirectoryError):
+        return True
 
 
 def _filtered(line: Line, stream: Stream) -> dict[str, Any]:

@@ -12,7 +12,9 @@ file that a job has spoilt itself, its own events come in any order, in bounded 
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, NamedTuple
+
+from batchml.runtime.files import open_regular
 
 MAX_EVENTS = 10_000  # of one page; CloudWatch Logs, GetLogEvents
 MAX_BYTES = 1_048_576  # of one page
@@ -203,8 +205,8 @@ class Cursor:
 
 def _opened(path: Path | str) -> BinaryIO | None:
     try:
-        return cast(BinaryIO, open(path, "rb", buffering=0))
-    except FileNotFoundError:
+        return open_regular(str(path))
+    except (FileNotFoundError, NotADirectoryError):
         return None
 
 

@@ -1,6 +1,7 @@
 """Events that go into `engine.step`, and effects that come out of it. Times in ms."""
 
 from collections.abc import Mapping
+from hashlib import sha256
 from typing import Any
 
 from msgspec import Struct
@@ -8,19 +9,44 @@ from msgspec import Struct
 from batchml.local.state import Attempt, Job, Spec
 
 
+class LogProof(Struct, frozen=True):
+    """What an attempt's log held when it ended (executors/logproof.py)."""
+
+    lines: int
+    shown: int  # lines, less the marks that users are not shown
+    size: int  # bytes
+    sha256: str
+    stride: int  # lines between two checkpoints
+    checkpoints: str  # the first bytes of the digests up to each checkpoint, in hex
+
+
+NO_LINES = LogProof(0, 0, 0, sha256(b"").hexdigest(), 1, "")  # of a program that never ran
+NO_PROOF = "the attempt ended under an older batchml, which kept no proof of its log."
+
+
+class LogEnd(Struct, frozen=True, omit_defaults=True):
+    """What is known of the log of an attempt that has ended; `doubt` is why that is not all."""
+
+    proof: LogProof | None = None
+    doubt: str = ""
+
+
 class Exit(Struct, frozen=True):
     """How an attempt ended, as its runner recorded it.
 
     `code` is None when no program of the job ever ran to an end: it could not be started
     (`start_failure` says why, in AWS's words) or its host or runner was lost (`lost` says how).
+    `reason` says why a program was stopped that nobody had asked to stop.
     """
 
     code: int | None = None
     oom: bool = False
     start_failure: str = ""
     lost: str = ""
+    reason: str = ""
     started_at: int | None = None
     stopped_at: int | None = None
+    log: LogProof | None = None
 
 
 class Requested(Struct, frozen=True):
@@ -37,6 +63,20 @@ class Requested(Struct, frozen=True):
     request_id: str = ""
     ended: Mapping[str, str] = {}
     found: Mapping[str, Job] = {}
+
+
+class Prepared(Struct, frozen=True):
+    """Runners hold these attempts with everything that their programs need, and wait."""
+
+    task_ids: tuple[str, ...]
+    now: int
+
+
+class NeverBegan(Struct, frozen=True):
+    """The program of an attempt was not started, and nobody is left who could start it."""
+
+    task_id: str
+    now: int
 
 
 class Started(Struct, frozen=True):
@@ -67,7 +107,7 @@ class Ticked(Struct, frozen=True):
     now: int
 
 
-Event = Requested | Started | Noted | Ended | Ticked
+Event = Requested | Prepared | NeverBegan | Started | Noted | Ended | Ticked
 
 
 class SaveJob(Struct, frozen=True):
@@ -91,14 +131,29 @@ class SaveRecord(Struct, frozen=True):
     record: Struct
 
 
+class SaveLogEnd(Struct, frozen=True):
+    """Keep the proof of an attempt's log, or why there is none."""
+
+    task_id: str
+    end: LogEnd
+
+
 class DropRecord(Struct, frozen=True):
     kind: str
     key: str
 
 
 class Launch(Struct, frozen=True):
+    """Prepare an attempt: its program may not be started yet."""
+
     job: Job
     attempt: Attempt
+
+
+class Begin(Struct, frozen=True):
+    """Start the program of an attempt. The journal says by now that it may have begun."""
+
+    task_id: str
 
 
 class Stop(Struct, frozen=True):
@@ -128,4 +183,16 @@ class Refusal(Struct, frozen=True):
     status: int
 
 
-Effect = SaveSpec | SaveJob | SaveRecord | DropRecord | Launch | Stop | Lose | Answer | Refusal
+Effect = (
+    SaveSpec
+    | SaveJob
+    | SaveRecord
+    | SaveLogEnd
+    | DropRecord
+    | Launch
+    | Begin
+    | Stop
+    | Lose
+    | Answer
+    | Refusal
+)

@@ -28,6 +28,10 @@ _SERVICES = ("batch", "ecs", "logs", "sts")
 _TARGETS = {"ecs": "AmazonEC2ContainerServiceV20141113", "logs": "Logs_20140328"}
 _TAGS = "/v1/tags/"
 
+# The last: SDKs put a prefix before the host for StartLiveTail. Where it resolves, the call is told
+# that it is not served.
+_HOSTS = ("127.0.0.1", "localhost", "[::1]", "streaming-localhost")
+
 
 class Call(Struct, frozen=True):
     """A checked request: `params` is botocore's dict, as a handler wants it."""
@@ -71,7 +75,7 @@ def check_size(request: Request) -> None:
 
 def check_origin(request: Request, port: int) -> None:
     """Refuse what a browser sends, before anything is parsed. Raises Refused."""
-    allowed = {f"{host}:{port}" for host in ("127.0.0.1", "localhost", "[::1]")}
+    allowed = {f"{host}:{port}" for host in _HOSTS}
     if request.header("host") not in allowed:
         raise Refused("MisdirectedRequest", "This host name is not served here.", 421)
     from_browser = request.header("origin") or request.header("referer")
@@ -79,6 +83,20 @@ def check_origin(request: Request, port: int) -> None:
         raise Refused("AccessDeniedException", "Requests from web pages are refused.", 403)
     if request.method not in ("POST", "GET", "DELETE"):
         raise Refused("MethodNotAllowedException", f"{request.method} is not served here.", 405)
+
+
+def check_service(service: str) -> None:
+    """Refuse a call of S3 that came here by mistake, before anything else. Raises Refused.
+
+    Nobody is to try such a call again, so it is not a 5xx.
+    """
+    if service == "s3":
+        raise Refused(
+            "InvalidRequest",
+            "The embedded AWS Batch does not serve S3. Point AWS_ENDPOINT_URL_S3 at an S3 store: "
+            "`batchml local start --endpoint s3=URL` and `batchml local env` set it. "
+            "A plain AWS_ENDPOINT_URL, or endpoint_url of an S3 client, must not name this server.",
+        )
 
 
 def read_call(request: Request, service: str, request_id: str) -> Call:
@@ -92,7 +110,9 @@ def read_call(request: Request, service: str, request_id: str) -> Call:
     operation, params = _READERS[service](request)
     shape = service_model(service).operation_model(operation).input_shape
     params = clean(shape, params) if shape is not None else {}
-    found = list(problems(shape, params)) if shape is not None else []
+    # Batch's model has maxima that Batch is not known to enforce; its documented limits are checked
+    # by the operations.
+    found = list(problems(shape, params, maxima=service != "batch")) if shape is not None else []
     if found:
         raise _invalid(service, found, request_id)
     return Call(service, operation, params, request_id)
@@ -224,12 +244,14 @@ def _is_deep(value: Any) -> bool:
     return any(isinstance(part, (dict, list)) for part in level)
 
 
-def answer(call: Call, body: Mapping[str, Any]) -> Response:
+def answer(
+    call: Call, body: Mapping[str, Any], headers: tuple[tuple[str, str], ...] = ()
+) -> Response:
     """The HTTP response for a handler's answer."""
     if call.service == "sts":
         return _xml_answer(call, body)
     kind = "application/json" if call.service == "batch" else "application/x-amz-json-1.1"
-    return Response(200, _headers(kind, call.request_id), _to_json(body))
+    return Response(200, (*_headers(kind, call.request_id), *headers), _to_json(body))
 
 
 def refusal(error: Refused, service: str, request_id: str) -> Response:
@@ -243,6 +265,14 @@ def refusal(error: Refused, service: str, request_id: str) -> Response:
             f"<RequestId>{request_id}</RequestId></ErrorResponse>"
         )
         return Response(error.status, _headers("text/xml", request_id), text.encode())
+    if service == "s3":
+        text = (
+            '<?xml version="1.0" encoding="UTF-8"?>'
+            f"<Error><Code>{error.code}</Code><Message>{_in_xml(message)}</Message>"
+            f"<RequestId>{request_id}</RequestId><HostId>batchml</HostId></Error>"
+        )
+        named = (("content-type", "application/xml"), ("x-amz-request-id", request_id))
+        return Response(error.status, named, text.encode())
     headers = (*_headers("application/json", request_id), ("x-amzn-errortype", error.code))
     body = {"__type": error.code, "message": message}
     return Response(error.status, headers, _to_json(body))

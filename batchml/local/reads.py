@@ -38,6 +38,7 @@ class View(Struct, frozen=True):
     store: Store
     access_key_id: str
     now: int = 0  # ms
+    held_back: str = ""  # why programs cannot be started on this machine now
 
 
 def describe_jobs(view: View, params: dict[str, Any]) -> dict[str, Any]:
@@ -61,11 +62,9 @@ def list_jobs(view: View, params: dict[str, Any]) -> dict[str, Any]:
     filters = params.get("filters", [])
     if len(filters) > 1:
         raise client_error("At most one filter")
-    if filters and not params.get("jobQueue"):
-        raise client_error("filters are for the jobs of a jobQueue")
-    limit = params.get("maxResults", 1000)
-    check_between(limit, 1, 1000, "maxResults")
-    limit = min(limit, 100) if filters else limit
+    if not params.get("jobQueue"):
+        filters = []  # AWS does not apply them to children and nodes
+    limit = _limit(params, 100 if filters else 1000)
     below = _read_token(params.get("nextToken"))
     page = view.store.listed(owner, _wanted(params, filters), below, limit + 1)
     more = {"nextToken": encode(page[limit - 1].sequence)} if len(page) > limit else {}
@@ -217,7 +216,9 @@ def _definition_arn(job: Job) -> str:
 def describe_compute_environments(view: View, params: dict[str, Any]) -> dict[str, Any]:
     asked = {bare_name(name) for name in params.get("computeEnvironments", ())}
     records = sorted(view.state.environments.items())
-    found = [record.detail for name, record in records if not asked or name in asked]
+    # As AWS shows an environment that cannot start hosts.
+    held = {"status": "INVALID", "statusReason": view.held_back} if view.held_back else {}
+    found = [{**record.detail, **held} for name, record in records if not asked or name in asked]
     page, token = _page(found, params)
     return {"computeEnvironments": page, **token}
 
@@ -412,11 +413,16 @@ def get_caller_identity(view: View, params: dict[str, Any]) -> dict[str, Any]:
 
 def _page(found: Sequence[T], params: dict[str, Any]) -> tuple[list[T], dict[str, str]]:
     start = _read_token(params.get("nextToken")) or 0
-    limit = params.get("maxResults", 100)
-    check_between(limit, 1, 100, "maxResults")
+    limit = _limit(params, 100)
     page = list(found[start : start + limit])
     more = start + limit < len(found)
     return page, {"nextToken": encode(start + limit)} if more else {}
+
+
+def _limit(params: dict[str, Any], most: int) -> int:
+    """The number of results of a page. A maxResults outside of AWS's range is taken into it."""
+    asked: int = params.get("maxResults", most)
+    return max(1, min(asked, most))
 
 
 def _read_token(token: str | None) -> int | None:

@@ -37,15 +37,24 @@ _TOO_MANY = {
 }
 
 
-def _nobody() -> None: ...
+def _nobody(_key: str) -> None: ...
 
 
 class Server:
     """`handle` answers one request; called as an ASGI application it speaks HTTP."""
 
     def __init__(
-        self, core: Core, store: Store, logs: LogReads, keys: Keys, port: int, clock: Clock
+        self,
+        core: Core,
+        store: Store,
+        logs: LogReads,
+        keys: Keys,
+        port: int,
+        clock: Clock,
+        held_back: Callable[[], str] = lambda: "",
     ) -> None:
+        """`held_back` says why programs cannot be started on this machine now, if so."""
+        self._held_back = held_back
         self._core = core
         self._store = store
         self._logs = logs
@@ -63,7 +72,8 @@ class Server:
         if request is None:
             return
         response = await self.handle(request, scope.get("state", {}).get("trust", _nobody))
-        closing = [(b"connection", b"close")] if response.status == 413 else []
+        is_unread = len(request.body) > protocol.MAX_BODY
+        closing = [(b"connection", b"close")] if is_unread else []
         await send(
             {
                 "type": "http.response.start",
@@ -77,24 +87,25 @@ class Server:
         )
         await send({"type": "http.response.body", "body": response.body})
 
-    async def handle(self, request: Request, trust: Callable[[], None] = _nobody) -> Response:
+    async def handle(self, request: Request, trust: Callable[[str], None] = _nobody) -> Response:
         """Check, route and answer one request. Never raises.
 
-        `trust` is called once the request has turned out to be signed rightly.
+        `trust` is called with the key once the request has turned out to be signed rightly.
         """
         request_id = str(uuid.uuid4())
         service = claimed_service(request)
         try:
+            protocol.check_service(service)
             protocol.check_size(request)
             protocol.check_origin(request, self._port)
             caller = verify(request, self._keys_for(request), self._clock.now())
             service = caller.service
-            trust()
+            trust(caller.access_key_id)
             self.last_request = self._clock.monotonic()
             self._throttle(request, caller)
             call = protocol.read_call(request, service, request_id)
             access.check_permitted(caller.access_key_id, service, call.operation)
-            return protocol.answer(call, await self._answer(call, request, caller))
+            return await self._answer(call, request, caller)
         except Refused as error:
             return protocol.refusal(error, service, request_id)
         except LocalServerError as error:
@@ -104,14 +115,15 @@ class Server:
             text = f"Internal error in the embedded AWS Batch; its server.log has {request_id}."
             return _server_error(text, service, request_id)
 
-    async def _answer(self, call: Call, request: Request, caller: Caller) -> Any:
+    async def _answer(self, call: Call, request: Request, caller: Caller) -> Response:
         read = READS.get((call.service, call.operation))
         if read is not None:
             now = int(self._clock.now() * 1000)
-            view = View(self._core.state, self._store, caller.access_key_id, now)
-            return read(view, call.params)
+            caller_id, held_back = caller.access_key_id, self._held_back()
+            view = View(self._core.state, self._store, caller_id, now, held_back)
+            return protocol.answer(call, read(view, call.params))
         if call.service == "logs" and call.operation in LOG_OPERATIONS:
-            return await self._logs.answer(call.operation, call.params)
+            return protocol.answer(call, *await self._logs.answer(call.operation, call.params))
         if call.service == "batch" and call.operation in HANDLERS:
             event = Requested(
                 operation=call.operation,
@@ -120,8 +132,9 @@ class Server:
                 new_id=str(uuid.uuid4()),
                 request_id=call.request_id,
             )
-            return await self._core.request(
-                event, self._identity(request, caller), _content(request)
+            identity = self._identity(request, caller)
+            return protocol.answer(
+                call, await self._core.request(event, identity, _content(request))
             )
         raise protocol.not_served(call.service, call.operation)
 

@@ -1,7 +1,9 @@
 """Check a value against a botocore shape: types, members, enums, lengths, ranges, patterns.
 
-botocore itself checks only required members, types and minima, and only in the client. The same
-walk, strict about unknown members, checks our own answers in the tests.
+botocore itself checks required members, types and minima, and only in the client. Which of the
+other checks are made for requests, and on which evidence, is in docs/behaviours.md ("Checks that
+are stricter than botocore's"). The same walk, strict about unknown members, checks our own answers
+in the tests.
 """
 
 import re
@@ -40,11 +42,24 @@ def clean(shape: Any, value: Any) -> Any:
     return value
 
 
-def problems(shape: Any, value: Any, path: str = "", *, strict: bool = False) -> Iterator[Problem]:
-    """Yield what is wrong with `value`; nothing when it satisfies the shape.
+class _Rules(NamedTuple):
+    strict: bool
+    maxima: bool
 
-    With `strict`, members that the shape does not have are problems too.
+
+def problems(
+    shape: Any, value: Any, *, strict: bool = False, maxima: bool = True
+) -> Iterator[Problem]:
+    """Yield the mistakes in `value`; nothing when it satisfies the shape.
+
+    With `strict`, members that the shape does not have are mistakes too. Without `maxima`, greatest
+    lengths, greatest values and patterns are not checked. The least length of a map never is: AWS
+    takes empty `tags`, although its model asks for one tag.
     """
+    return _problems(shape, value, "", _Rules(strict, maxima))
+
+
+def _problems(shape: Any, value: Any, path: str, rules: _Rules) -> Iterator[Problem]:
     if path.count(".") + path.count("[") > _MAX_DEPTH:
         yield Problem(path, "is nested too deeply")
         return
@@ -52,20 +67,20 @@ def problems(shape: Any, value: Any, path: str = "", *, strict: bool = False) ->
     if not _is_type(kind, value):
         yield Problem(path, f"must be of type {kind}, found {type(value).__name__}")
     elif kind == "structure":
-        yield from _structure(shape, value, path, strict)
+        yield from _structure(shape, value, path, rules)
     elif kind == "list":
-        yield from _size(shape, len(value), path)
-        for place, inner in enumerate(value):
-            yield from problems(shape.member, inner, f"{path}[{place}]", strict=strict)
+        yield from _size(shape, len(value), path, rules)
+        for index, inner in enumerate(value):
+            yield from _problems(shape.member, inner, f"{path}[{index}]", rules)
     elif kind == "map":
-        yield from _size(shape, len(value), path)
+        yield from _size(shape, max(1, len(value)), path, rules)
         for key, inner in value.items():
-            yield from problems(shape.key, key, f"{path}.{key}", strict=strict)
-            yield from problems(shape.value, inner, f"{path}.{key}", strict=strict)
+            yield from _problems(shape.key, key, f"{path}.{key}", rules)
+            yield from _problems(shape.value, inner, f"{path}.{key}", rules)
     elif kind == "string":
-        yield from _string(shape, value, path)
+        yield from _string(shape, value, path, rules)
     elif kind in ("integer", "long", "float", "double"):
-        yield from _range(shape, value, path)
+        yield from _range(shape, value, path, rules)
 
 
 _TYPES: dict[str, tuple[type, ...]] = {
@@ -88,7 +103,7 @@ def _is_type(kind: str, value: Any) -> bool:
     return isinstance(value, _TYPES.get(kind, (object,)))
 
 
-def _structure(shape: Any, value: dict[str, Any], path: str, strict: bool) -> Iterator[Problem]:
+def _structure(shape: Any, value: dict[str, Any], path: str, rules: _Rules) -> Iterator[Problem]:
     dot = f"{path}." if path else ""
     for name in shape.required_members:
         if value.get(name) is None:
@@ -96,35 +111,35 @@ def _structure(shape: Any, value: dict[str, Any], path: str, strict: bool) -> It
     for name, inner in value.items():
         member = shape.members.get(name)
         if member is not None:
-            yield from problems(member, inner, f"{dot}{name}", strict=strict)
-        elif strict:
+            yield from _problems(member, inner, f"{dot}{name}", rules)
+        elif rules.strict:
             yield Problem(f"{dot}{name}", "is not a member of the shape")
 
 
-def _string(shape: Any, value: str, path: str) -> Iterator[Problem]:
+def _string(shape: Any, value: str, path: str, rules: _Rules) -> Iterator[Problem]:
     if any(0xD800 <= ord(char) <= 0xDFFF for char in value):
         yield Problem(path, "must be valid Unicode")
         return
     known = value.upper() if shape.name in _ANY_CASE else value
     if shape.enum and known not in shape.enum:
         yield Problem(path, f"must satisfy enum value set: [{', '.join(shape.enum)}]")
-    yield from _size(shape, len(value), path)
-    pattern = shape.metadata.get("pattern")
+    yield from _size(shape, len(value), path, rules)
+    pattern = shape.metadata.get("pattern") if rules.maxima else None
     compiled = _compiled(pattern) if pattern else None
     if compiled is not None and not compiled.fullmatch(value):
         yield Problem(path, f"must satisfy regular expression pattern: {pattern}")
 
 
-def _size(shape: Any, size: int, path: str) -> Iterator[Problem]:
-    low, high = shape.metadata.get("min"), shape.metadata.get("max")
+def _size(shape: Any, size: int, path: str, rules: _Rules) -> Iterator[Problem]:
+    low, high = _bounds(shape, rules)
     if low is not None and size < low:
         yield Problem(path, f"must have length greater than or equal to {low}")
     if high is not None and size > high:
         yield Problem(path, f"must have length less than or equal to {high}")
 
 
-def _range(shape: Any, value: float, path: str) -> Iterator[Problem]:
-    low, high = shape.metadata.get("min"), shape.metadata.get("max")
+def _range(shape: Any, value: float, path: str, rules: _Rules) -> Iterator[Problem]:
+    low, high = _bounds(shape, rules)
     if low is not None and value < low:
         yield Problem(path, f"must have value greater than or equal to {low}")
     if high is not None and value > high:
@@ -133,6 +148,10 @@ def _range(shape: Any, value: float, path: str) -> Iterator[Problem]:
         bits = 31 if shape.type_name == "integer" else 63
         if not -(2**bits) <= value < 2**bits:
             yield Problem(path, f"must fit {bits + 1} bits")
+
+
+def _bounds(shape: Any, rules: _Rules) -> tuple[Any, Any]:
+    return shape.metadata.get("min"), shape.metadata.get("max") if rules.maxima else None
 
 
 @lru_cache(maxsize=512)

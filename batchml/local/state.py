@@ -92,6 +92,9 @@ class Attempt(Struct, frozen=True, omit_defaults=True):
     """The current try of a job. Times in ms since the epoch.
 
     That of a multi-node parallel job holds what all of its nodes occupy, and has no log.
+
+    A program is started at most once for each task id: `may_have_begun` is committed before that,
+    and an attempt that is known not to have begun goes on under another task id.
     """
 
     number: int
@@ -104,6 +107,8 @@ class Attempt(Struct, frozen=True, omit_defaults=True):
     address: str = ""  # where the other nodes of its job reach it
     main_address: str = ""  # that of the main node
     doom: str = ""  # the failure that is being rehearsed on it, in the words of `chaos.py`
+    may_have_begun: bool = True  # unless it says otherwise: absence is no evidence
+    task: int = 1  # which task id of this attempt it is
 
     @property
     def is_aside(self) -> bool:

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from batchml.errors import ConfigError, did_you_mean
+from batchml.model.endpoints import endpoint_mistakes
 from batchml.model.environment import (
     LOCAL,
     MAX_ENVIRONMENTS,
@@ -125,7 +126,7 @@ def _homes(environments: object) -> dict[str, str]:
     one = f"under [env.{names[0] if len(names) == 1 else 'NAME'}]"
     fields = msgspec.structs.fields(Environment)
     homes = {field.encode_name: one for field in fields}
-    return {**homes, "usd_per_hour": f"under [env.{LOCAL}]"}
+    return {**homes, **dict.fromkeys(("usd_per_hour", "endpoints"), f"under [env.{LOCAL}]")}
 
 
 def _prefixed(names: Iterable[str]) -> Iterator[str]:
@@ -209,6 +210,9 @@ def _place_mistakes(env: Environment, is_local: bool) -> Iterator[str]:
         yield f'region: found {env.region!r}. Expected one like "us-east-1".'
     if not is_local and env.usd_per_hour:
         yield "usd_per_hour: the price of this machine, in [env.local]. AWS is asked for its own."
+    if not is_local and env.endpoints:
+        yield "endpoints: for [env.local] alone. In AWS the SDKs know the services' addresses."
+    yield from (f"endpoints.{mistake}" for mistake in endpoint_mistakes(env.endpoints))
     if env.ami not in ("build", "ecs-gpu") and not _AMI.fullmatch(env.ami):
         yield f'ami: found {env.ami!r}. Expected "build", "ecs-gpu" or an AMI\'s id, "ami-0123...".'
 

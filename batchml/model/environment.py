@@ -170,6 +170,7 @@ class Environment(Struct, frozen=True, forbid_unknown_fields=True):
     logs: Logs = Logs()
     budget: Budget | None = None
     usd_per_hour: Annotated[float, Meta(ge=0, le=100_000)] = 0.0  # of `local`: this machine
+    endpoints: dict[str, str] = {}  # of `local`: services beside the embedded server
     tags: dict[str, str] = {}
     compute: dict[str, Compute] = {}
     queues: dict[str, Queue] = {}

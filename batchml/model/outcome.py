@@ -5,7 +5,7 @@ import signal
 
 from batchml.model.run import Attempt, OutcomeClass, Run, class_of, classify, is_out_of_budget
 from batchml.model.status import JobStatus
-from batchml.runtime.codes import CRASH_LOOP, CRASH_LOOP_STARTS, TRY_ELSEWHERE
+from batchml.runtime.codes import CRASH_LOOP, CRASH_LOOP_STARTS, LOG_TOO_LARGE, TRY_ELSEWHERE
 from batchml.runtime.launch import TORCHRUN, Plan
 
 _HERE = "this-machine"  # the only host of `local`
@@ -127,7 +127,8 @@ def _of_attempt(run: Run, outcome: OutcomeClass) -> str:
     if outcome is OutcomeClass.APP_ERROR and code == CRASH_LOOP and is_torchrun(run):
         return f"{_given_up()}{on}"
     if outcome is OutcomeClass.APP_ERROR:
-        return f"{which} ended with code {code}{signal_name(code)}{on}"
+        why = f": {run.reason}" if run.reason.startswith(LOG_TOO_LARGE) else ""
+        return f"{which} ended with code {code}{signal_name(code)}{on}{why}"
     if outcome is OutcomeClass.OUT_OF_MEMORY:
         had = f"; it had {run.memory_mib} MiB" if run.memory_mib else ""
         return f"{which} was killed for memory{on}{had}"

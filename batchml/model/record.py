@@ -6,6 +6,10 @@ from msgspec import Struct
 
 from batchml.model.run import Attempt
 
+# Of a run that is only in the history of this machine, without its end.
+NOT_KNOWN = "not known to the server"
+NOT_KNOWN_WORDS = f"It is {NOT_KNOWN}, and its end was not seen from this machine."
+
 RESUMES_TAG = "batchml:resumes"  # the job from whose checkpoints a run goes on
 
 

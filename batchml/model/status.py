@@ -5,6 +5,10 @@ Source: AWS Batch User Guide, "Job states".
 
 from enum import StrEnum
 
+# The status reason of jobs and compute environments begins with this while the embedded AWS Batch
+# cannot start programs: its disk is read-only, or its installation is gone.
+CANNOT_START = "Programs cannot be started on this machine now: "
+
 
 class JobStatus(StrEnum):
     SUBMITTED = "SUBMITTED"

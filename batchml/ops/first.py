@@ -13,6 +13,7 @@ default = "local"                     # where commands work unless --env says ot
 
 #[env.local]
 #usd_per_hour = 0.0                    # what this machine costs, for `batchml cost`
+#endpoints = {}                        # services for jobs: { s3 = "http://127.0.0.1:9000" }
 
 [env.@ENV@]
 region = "@REGION@"

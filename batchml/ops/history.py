@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from batchml.errors import StateDamaged
 from batchml.model.record import Name, Record
 from batchml.model.run import Run, classify
 from batchml.runtime.files import sync_folder
@@ -134,6 +135,12 @@ class History:
                 return file.read().splitlines()[1:]  # the first may have begun before
         except FileNotFoundError:
             return []
+        except OSError as error:
+            raise StateDamaged(
+                f"The history {self.path} cannot be read: {error.strerror}. It holds the names "
+                f"and parameters of what was submitted from here, not the runs themselves. Make it "
+                f"readable, or move it away; batchml goes on then."
+            ) from error
 
 
 def _line(what: Any) -> bytes:

@@ -9,10 +9,13 @@ import shutil
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from msgspec import Struct
+
+from batchml.runtime.carry_tree import Tree
 
 PART = ".batchml-part"  # the ending of a file on its way; one that is found was cut off
 MAX_LEFT_OUT = 20  # that are named
@@ -53,53 +56,75 @@ class Copied(Struct, frozen=True):
 
 
 class Folder:
-    """Outputs on this machine. Links and devices are left alone: they may lead anywhere."""
+    """Outputs on this machine. Links and devices are left alone: they may lead anywhere.
+
+    Folders are opened name by name, for the run may put a link in the place of one at any moment.
+    """
 
     def __init__(self, root: Path) -> None:
-        self._root = root
+        self._tree = Tree(str(root))
         self.left_out: list[str] = []
 
     def entries(self) -> Iterator[Entry]:
         left = [""]
-        while left:  # os.walk, which calls itself, ends where folders lie deeper than the stack
-            folders = []
-            for below in self._names(left.pop()):
-                try:
-                    found = os.lstat(os.path.join(self._root, below))
-                except FileNotFoundError:
-                    continue  # the run goes on, and has deleted it
-                except OSError as error:
-                    self._leave_out(below, error)
-                    continue
-                if stat.S_ISDIR(found.st_mode):
-                    folders.append(below)
-                elif stat.S_ISREG(found.st_mode):
-                    yield Entry(below, found.st_size, found.st_mtime_ns)
-                else:
-                    self.left_out.append(f"{below}: not a file")
-            left += reversed(folders)
+        with closing(_Last(self._tree)) as last:
+            while left:  # os.walk, which calls itself, ends where folders lie deeper than the stack
+                folders = []
+                for below, found in self._inside(last, left.pop()):
+                    if stat.S_ISDIR(found.st_mode):
+                        folders.append(below)
+                    elif stat.S_ISREG(found.st_mode):
+                        yield Entry(below, found.st_size, found.st_mtime_ns)
+                    else:
+                        self.left_out.append(f"{below}: not a file")
+                left += reversed(folders)
 
-    def _names(self, folder: str) -> list[str]:
+    def _inside(self, last: "_Last", folder: str) -> Iterator[tuple[str, os.stat_result]]:
         """What lies in a folder, by paths below the root, in the order of names."""
         try:
-            return [
-                os.path.join(folder, name)
-                for name in sorted(os.listdir(os.path.join(self._root, folder)))
-            ]
+            at = last.open(folder)
+            for name in sorted(os.listdir(at)):
+                # The run goes on, and may have deleted it.
+                with suppress(FileNotFoundError):
+                    about = os.stat(name, dir_fd=at, follow_symlinks=False)
+                    yield os.path.join(folder, name), about
         except OSError as error:
-            self._leave_out(folder or ".", error)
-            return []
+            self.left_out.append(f"{folder or '.'}: {error.strerror}")
 
     def fetch(self, entry: Entry, path: Path) -> None:
         try:
-            source = os.open(self._root / entry.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            source = self._tree.open(entry.name)
         except OSError as error:
             raise Unreadable(error.strerror) from error
-        with os.fdopen(source, "rb") as reading, open(path, "wb") as writing:
-            shutil.copyfileobj(reading, writing, 1024**2)
+        with os.fdopen(source, "rb") as reading:
+            if not stat.S_ISREG(os.fstat(source).st_mode):
+                raise Unreadable("not a file")
+            with open(path, "wb") as writing:
+                shutil.copyfileobj(reading, writing, 1024**2)
 
-    def _leave_out(self, below: str, error: OSError) -> None:
-        self.left_out.append(f"{below}: {error.strerror}")
+
+class _Last:
+    """The folder that was opened last: the next one is mostly in it, a single step away."""
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree, self._path, self._at = tree, "", -1
+
+    def open(self, folder: str) -> int:
+        above, _, name = folder.rpartition("/")
+        if self._at >= 0 and above == self._path:
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+            found = os.open(name, flags, dir_fd=self._at)
+        else:
+            with self._tree.folder(folder) as at:
+                found = os.dup(at)
+        self.close()
+        self._path, self._at = folder, found
+        return found
+
+    def close(self) -> None:
+        if self._at >= 0:
+            os.close(self._at)
+        self._at = -1
 
 
 class Together:

@@ -82,7 +82,20 @@ def write_plot(
 def html(series: "Mapping[str, Series]", title: str, charts: Charts = NO_CHARTS) -> str:
     figures = [_figure(each) for each in series.values()]
     figures += [_chart(name, curves) for name, curves in charts.items()]
-    return _PAGE.format(title=escape(title), figures="\n".join(figures), colours=_colours())
+    return _PAGE.format(title=_text(title), figures="\n".join(figures), colours=_colours())
+
+
+def _text(words: str) -> str:
+    """Words as the page holds them: they are no markup."""
+    return escape(_shown(words))
+
+
+def _shown(words: str) -> str:
+    """Words whose characters can all be seen and stored: no control characters, no half of a pair.
+
+    A program chooses the names of its metrics.
+    """
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in words)
 
 
 def _html(series: "Mapping[str, Series]", title: str, charts: Charts) -> bytes:
@@ -121,7 +134,7 @@ def _figure(series: "Series") -> str:
     label, places = axis(series)
     points = list(zip(places, series.values, strict=True))
     known = [y for _, y in points if _drawable(y)]
-    name = escape(series.name)
+    name = _text(series.name)
     words = f"last {_number(series.last)}"
     if known:
         words += f", least {_number(min(known))}, greatest {_number(max(known))}"
@@ -136,8 +149,8 @@ def _chart(title: str, curves: "Mapping[str, Series]") -> str:
     label, times = clock(kept)
     points = [list(zip(times[name], each.values, strict=True)) for name, each in kept.items()]
     left = f", and {len(curves) - len(kept)} more" if len(curves) > len(kept) else ""
-    words = f"{escape(', '.join(kept))}{left}"
-    caption = f"<figcaption>{escape(title)} <span>{words}</span></figcaption>"
+    words = f"{_text(', '.join(kept))}{left}"
+    caption = f"<figcaption>{_text(title)} <span>{words}</span></figcaption>"
     return f"<figure>{caption}\n{_svg_of(points, label, list(kept))}</figure>"
 
 
@@ -183,7 +196,7 @@ def _svg_of(curves: "Sequence[Sequence[Point]]", label: str, names: Sequence[str
             line = f"{line} {line}"
         parts.append(
             f'<polyline class="curve n{i}" stroke-linecap="round" points="{line}">'
-            f"<title>{escape(name)}</title></polyline>"
+            f"<title>{_text(name)}</title></polyline>"
         )
     return "\n".join([*parts, _legend(names), "</svg>"])
 
@@ -192,7 +205,7 @@ def _legend(names: Sequence[str]) -> str:
     """The first few names in their colours, within the picture."""
     shown = [
         f'<text class="n{i}" x="{_LEFT + 6 + 120 * (i % 4)}" y="{_TOP + 10 + 14 * (i // 4)}">'
-        f"{escape(name[:18])}</text>"
+        f"{_text(name[:18])}</text>"
         for i, name in enumerate(names[:8])
     ]
     return "\n".join(shown)
@@ -304,20 +317,20 @@ def png(series: "Mapping[str, Series]", title: str, charts: Charts = NO_CHARTS) 
     count = len(series) + len(charts)
     rows, columns = -(-count // 2), min(2, count)
     figure = figure_of(figsize=(6.5 * columns, 3.2 * rows + 0.4), layout="constrained")
-    figure.suptitle(title, parse_math=False)
+    figure.suptitle(_shown(title), parse_math=False)
     plots = list(figure.subplots(rows, columns, squeeze=False).flat)
     for plot, each in zip(plots, series.values(), strict=False):
         label, places = axis(each)
         plot.plot(places, each.values, marker="." if len(places) <= 40 else "")
-        plot.set_title(each.name, fontsize=10, parse_math=False)
+        plot.set_title(_shown(each.name), fontsize=10, parse_math=False)
         plot.set_xlabel(label)
         plot.grid(alpha=0.3)
     for plot, (name, curves) in zip(plots[len(series) :], charts.items(), strict=False):
         kept = dict(list(curves.items())[:MAX_NODES])
         label, times = clock(kept)
         for node, each in kept.items():
-            plot.plot(times[node], each.values, label=node)
-        plot.set_title(name, fontsize=10, parse_math=False)
+            plot.plot(times[node], each.values, label=_shown(node))
+        plot.set_title(_shown(name), fontsize=10, parse_math=False)
         plot.set_xlabel(label)
         plot.set_ylim(bottom=0)
         plot.legend(fontsize=7)

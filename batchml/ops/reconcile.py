@@ -48,7 +48,7 @@ def look_up(api: BatchApi, record: Record, clock: Clock, seconds: float) -> list
         try:
             found = api.called(record.queue, record.job_name)
         except (ServiceUnreachable, ServiceError) as error:
-            if left <= 0 or not _passes(error):
+            if clock.monotonic() >= end or not _passes(error):
                 raise
             found = []
         if found or left <= 0:

@@ -27,7 +27,8 @@ def select_run(word: str, history: Sequence[Name], known: Known) -> str:
 
     `history` has this machine's runs of the environment, newest first. `known` lists (job id, name
     in AWS) of all its runs, newest first; it is asked only when history does not have the answer,
-    and so is AWS.
+    and so is AWS. It answers also for a submission whose job id the history does not have: whatever
+    `ls` lists can be named.
 
     Raises NotFound, or UsageError for a prefix that is too short or means several.
     """
@@ -46,11 +47,12 @@ def _select(word: str, history: Sequence[Name], known: Known) -> str:
     submitted = [record for record in history if record.job_id]
     last = _LAST.fullmatch(word)
     if last:
-        return _nth_last(word, int(last[1] or 0), [each for each in submitted if not each.gang])
+        sent = [each for each in history if not each.gang and (each.job_id or not each.refused)]
+        return _job_of(word, _nth_last(word, int(last[1] or 0), sent), known)
     called = [record for record in history if word in (record.key, record.job_name, record.name)]
     if called:  # what was refused left no run: an older one of that name is meant
         record = next((each for each in called if each.job_id or not each.refused), called[0])
-        return record.job_id or _never_submitted(word, record)
+        return _job_of(word, record, known)
     by_prefix = _starting(word, (record.job_id for record in submitted))
     if len(by_prefix) == 1 and len(word) >= SURE_PREFIX:
         return by_prefix[0]
@@ -66,9 +68,17 @@ def bare_id(job_id: str) -> str:
     return re.split("[:#]", job_id)[0]
 
 
-def _nth_last(word: str, before: int, submitted: list[Name]) -> str:
+def _job_of(word: str, record: Name, known: Known) -> str:
+    """The job id of a submission, which the server may know where the history does not."""
+    if record.job_id:
+        return record.job_id
+    found = (job_id for job_id, name in known() if record.job_name and name == record.job_name)
+    return next(found, "") or _never_submitted(word, record)
+
+
+def _nth_last(word: str, before: int, submitted: list[Name]) -> Name:
     if before < len(submitted):
-        return submitted[before].job_id
+        return submitted[before]
     if not submitted:
         raise NotFound("Run", word, [], "Nothing was submitted from here yet.")
     raise NotFound("Run", word, [], f"Only {len(submitted)} runs were submitted from here.")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
-from typing import Any
+import stat
+from typing import Any, BinaryIO
 
 
 def write_atomically(path: str, content: bytes, mode: int = 0o600, exact: bool = False) -> None:
@@ -45,6 +47,30 @@ def sync_folder(folder: str) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def open_regular(path: str) -> BinaryIO:
+    """Open a file for reading, unbuffered. Raises OSError for whatever is no regular file.
+
+    A plain `open` of a pipe that somebody has put there waits for a writer, for ever.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a regular file", path)
+    return os.fdopen(descriptor, "rb", buffering=0)
+
+
+def is_read_only(folder: str) -> bool:
+    """Whether the file system of a folder takes no writes now.
+
+    It is tried, because after a fault a file system may refuse writes without a flag that says so.
+    """
+    try:
+        os.close(os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        return error.errno == errno.EROFS
+    return False
 
 
 def is_locked(path: str) -> bool:

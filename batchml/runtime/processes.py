@@ -96,13 +96,25 @@ def descendants(*roots: int) -> list[int]:
 
 
 def _parent(pid: str) -> int | None:
+    fields = _stat(pid)
+    return None if not fields or fields[0] == b"Z" else int(fields[1])
+
+
+def _stat(pid: int | str) -> list[bytes]:
+    """The fields of /proc/PID/stat after the name; none where there is no such process.
+
+    The name, in parentheses, may hold anything, so the fields are counted after it.
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
-            # The name, in parentheses, may hold anything, so the fields are counted after it.
-            fields = stat.read().rpartition(b")")[2].split()
+            return stat.read().rpartition(b")")[2].split()
     except OSError:
-        return None
-    return None if fields[0] == b"Z" else int(fields[1])
+        return []
+
+
+def state_of(pid: int) -> str:
+    """The letter of a process's state, as in proc(5); empty where there is no such process."""
+    return b"".join(_stat(pid)[:1]).decode("ascii", "replace")
 
 
 def send(pids: list[int], number: int) -> None:
@@ -146,11 +158,8 @@ def reap() -> bool:
 
 def start_time(pid: int) -> int | None:
     """When a process started, in clock ticks since boot: with the boot id, its identity."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as stat:
-            return int(stat.read().rpartition(b")")[2].split()[19])
-    except OSError:
-        return None
+    fields = _stat(pid)
+    return int(fields[19]) if fields else None
 
 
 def boot_id() -> str:

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 from collections.abc import Mapping
-from typing import Callable, List, NamedTuple, Optional
+from typing import BinaryIO, Callable, List, NamedTuple, Optional, TypeVar
 
+from batchml.runtime.carry_place import make_folder
+from batchml.runtime.carry_tree import ABSENT, Tree
 from batchml.runtime.files import sync_folder, write_atomically, write_new
 
 try:
     from typing import Protocol
 except ImportError:  # pragma: no cover
     Protocol = object  # type: ignore[assignment]
+
+
+T = TypeVar("T")
 
 
 class StoreError(OSError):
@@ -97,48 +103,48 @@ def open_store(
 
 
 class FolderStore:
-    """A folder; a key is a path below it."""
+    """A folder; a key is a path below it.
+
+    Programs of several runs may write to it, in containers, and its reader may be somebody else: a
+    link that one of them puts in the place of a folder, or of a file, is not followed.
+    """
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
+        self._tree = Tree(folder)
 
     def get(self, key: str) -> Optional[bytes]:
-        try:
-            with open(self._path(key), "rb") as file:
-                return file.read()
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-            return None
-        except OSError as error:
-            raise self._failed("read", key, error) from error
+        return self._read(key, lambda file: file.read())
 
     def put(self, key: str, data: bytes) -> None:
         self._write("write", key, lambda path: write_atomically(path, data, 0o644, exact=True))
 
     def create(self, key: str, data: bytes) -> bool:
-        path = self._path(key)
-        if os.path.lexists(path):
-            return False
-        temporary = f"{path}.{os.urandom(8).hex()}.tmp"
-        try:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
+        made = []
+
+        def link(path: str) -> None:
+            temporary = f"{path}.{os.urandom(8).hex()}.tmp"
+            if os.path.lexists(path):
+                return
             try:
                 write_new(temporary, data, 0o644, exact=True)
                 # A link appears whole, or fails when the name is taken: on NFS, too.
                 os.link(temporary, path)
+                made.append(path)
             except FileExistsError:
-                return False
+                return
             finally:
                 if os.path.exists(temporary):
                     os.unlink(temporary)
             sync_folder(os.path.dirname(path))
-        except OSError as error:
-            raise self._failed("create", key, error) from error
-        return True
+
+        self._write("create", key, link)
+        return bool(made)
 
     def keys(self, prefix: str) -> List[str]:
         found = []
         within = prefix.rpartition("/")[0]  # other folders may hold many
-        top = self._path(within) if within else self._folder
+        top = os.path.join(self._folder, checked(within)) if within else self._folder
         try:
             for folder, _, names in os.walk(top):
                 below = os.path.relpath(folder, self._folder)
@@ -152,22 +158,22 @@ class FolderStore:
 
     def delete(self, *keys: str) -> None:
         for key in keys:
+            checked(key)
             try:
-                os.unlink(self._path(key))
-            except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                with self._tree.above(key) as (at, name):
+                    os.unlink(name, dir_fd=at)
+            except IsADirectoryError:
                 continue
             except OSError as error:
-                raise self._failed("remove", key, error) from error
+                if error.errno not in ABSENT:
+                    raise self._failed("remove", key, error) from error
 
     def read(self, key: str, start: int, length: int) -> Optional[bytes]:
-        try:
-            with open(self._path(key), "rb") as file:
-                file.seek(start)
-                return file.read(length)
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-            return None
-        except OSError as error:
-            raise self._failed("read", key, error) from error
+        def part(file: BinaryIO) -> bytes:
+            file.seek(start)
+            return file.read(length)
+
+        return self._read(key, part)
 
     def put_file(self, key: str, path: str) -> None:
         def copy(target: str) -> None:
@@ -182,25 +188,39 @@ class FolderStore:
         self._write("write", key, copy)
 
     def get_file(self, key: str, path: str) -> bool:
+        def copy(file: BinaryIO) -> bool:
+            with open(path, "wb") as target:
+                shutil.copyfileobj(file, target)
+            return True
+
+        return bool(self._read(key, copy))
+
+    def _read(self, key: str, read: Callable[[BinaryIO], T]) -> Optional[T]:
+        """What `read` makes of a file; None where there is none."""
+        checked(key)
         try:
-            shutil.copyfile(self._path(key), path)
-        except (FileNotFoundError, NotADirectoryError):
-            return False
+            found = self._tree.open(key)
+            try:
+                if not stat.S_ISREG(os.fstat(found).st_mode):
+                    return None
+                with os.fdopen(found, "rb", closefd=False) as file:
+                    return read(file)
+            finally:
+                os.close(found)
         except OSError as error:
+            if error.errno in ABSENT:
+                return None
             raise self._failed("read", key, error) from error
-        return True
 
     def _write(self, verb: str, key: str, write: Callable[[str], None]) -> None:
-        path = self._path(key)
+        """Have a file written. Its path leads through a descriptor of its folder."""
+        above, _, name = checked(key).rpartition("/")
         try:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            write(path)
+            make_folder(self._tree, above)
+            with self._tree.folder(above) as at:
+                write(f"/proc/self/fd/{at}/{name}")
         except OSError as error:
             raise self._failed(verb, key, error) from error
-
-    def _path(self, key: str) -> str:
-        parts = checked(key).split("/")
-        return os.path.join(self._folder, *parts)
 
     def _failed(self, verb: str, key: str, error: OSError) -> StoreError:
         return StoreError(f"cannot {verb} {key!r} in {self._folder}: {error.strerror or error}")

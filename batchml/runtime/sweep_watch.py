@@ -45,6 +45,7 @@ _LINE = 1000  # bytes that are kept of each of the last lines
 _BLOCKS = 64  # of the metrics file, a megabyte each, that are read at once
 _BEYOND = "it trained on beyond its rung before; the step to end at is in BATCHML_STEPS"
 _SHOWN = 3  # last lines in the words about a metric that never came
+_BAD_REPORTS = 3  # not finite, one after the other: a training does not come back from that
 
 
 class Ending(NamedTuple):
@@ -95,6 +96,7 @@ class Watch:
         self._step = work.after
         self._value: Optional[float] = None  # of the first goal, at `_step`
         self._best: Optional[float] = None
+        self._bad: list[Point] = []  # the last reports that are not finite, until one is
         self._cutoffs = Cutoffs(0, {}, {})
         self._verdict: Optional[Ending] = None
         self._word = StopWord("", work.deadline)
@@ -159,14 +161,18 @@ class Watch:
         """The trial has come to a step."""
         if self._verdict is not None:
             return  # what is done while it stops does not count
+        is_last = 0 < self._work.limit <= point.step
         if not all(map(math.isfinite, point.values)):
-            self._diverge(point)
+            # A rung that it comes to so is decided by the next report.
+            self._bad.append(point)
+            if is_last or len(self._bad) >= _BAD_REPORTS:
+                self._finish_with(self._diverged(), "the trial is stopped")
             return
+        self._bad.clear()
         before, self._step, self._value = self._step, point.step, point.values[0]
         self._best = judge.best_of(self._course, self._best, self._value)
         rung = rung_passed(self._course.rungs, before, point.step)
         decision = self._judge(point.step, rung)
-        is_last = 0 < self._work.limit <= point.step
         self._post.add(point, decision, must=rung is not None or is_last)
         if decision is not None and not decision.goes_on:
             self._prune(decision)
@@ -192,16 +198,15 @@ class Watch:
 
     # --- its end ------------------------------------------------------------------------------
 
-    def _diverge(self, point: Point) -> None:
+    def _diverged(self) -> Ending:
+        """Its last report is not finite."""
+        point = self._bad[-1]
         bad = ", ".join(
             f"{self._course.goals[place][0]} is {value}"
             for place, value in enumerate(point.values)
             if not math.isfinite(value)
         )
-        self._finish_with(
-            Ending(DIVERGED, 0, f"{bad} at {self._course.step} {point.step}"),
-            "the trial is stopped",
-        )
+        return Ending(DIVERGED, 0, f"{bad} at {self._course.step} {point.step}")
 
     def _prune(self, decision: Decision) -> None:
         name, way = self._course.goals[0]
@@ -262,6 +267,8 @@ class Watch:
         if (was_asked or code == STOPPED) and not (is_complete and ended_well):
             why = "a signal asked it to stop: it was cancelled, its time was over, or its host goes"
             return Ending(KILLED, code or STOPPED, why, was_asked=True)
+        if self._bad:
+            return self._diverged()
         if not ended_well:
             return self._failure(code, said or _words_of(code))
         if self._trouble:

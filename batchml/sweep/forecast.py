@@ -1,12 +1,12 @@
 """What a sweep comes to, before anything is sent: `sweep check`. Pure."""
 
 import math
-import shlex
 from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
 from batchml.model.job import JobSpec
+from batchml.model.shell import join
 from batchml.model.space import count_points
 from batchml.model.sweep import Params, SweepSpec
 from batchml.model.sweepjob import notices
@@ -151,7 +151,7 @@ def _cost(spec: SweepSpec, hours: float | None, hourly: float | None) -> float |
 def _commands(job: JobSpec | None, samples: Sequence[Params]) -> Iterator[str]:
     if job is not None:
         for params in samples[:SAMPLES]:
-            yield shlex.join(words(job, params))
+            yield join(words(job, params))
 
 
 def _size(found: Forecast) -> Iterator[str]:

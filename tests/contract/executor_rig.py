@@ -10,15 +10,20 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from batchml.clock import SystemClock
 from batchml.local.executors.choice import Choice
 from batchml.local.executors.container import Permits
 from batchml.local.executors.spec import Host
 from batchml.local.executors.supervisor import Executor
 from batchml.local.home import Home
+from batchml.local.identity import observe
 from batchml.local.images import publish_runtime
-from batchml.local.messages import Ended, Event, Exit, Noted, Started
+from batchml.local.logcheck import LargeChecks, check_small
+from batchml.local.messages import Ended, Event, Exit, LogEnd, Noted, Prepared, Started
 from batchml.local.state import Attempt, Job, Needs, Spec
+from batchml.model.logcheck import LogCheck, LogState
 from tests.needs import unavailable
 
 IMAGE = "python:3.11-slim-bookworm"
@@ -43,9 +48,13 @@ def job_of(
     env: dict[str, str] | None = None,
     memory: int = 256,
     vcpus: int = 1,
+    init: bool = True,
     **container: Any,
 ) -> Job:
-    """A job of its own, as the engine hands it to an executor."""
+    """A job of its own, as the engine hands it to an executor: with an init process, which the
+    jobs that batchml submits have.
+    """
+    container = {"linuxParameters": {"initProcessEnabled": init}, **container}
     job_id = str(uuid.uuid4())
     variables = [{"name": name, "value": value} for name, value in (env or {}).items()]
     return Job(
@@ -87,16 +96,25 @@ class Rig:
         self.events: list[Event] = []
         self.given: dict[str, tuple[Job, Attempt]] = {}
         environ = {**os.environ, **(environ or {})}
-        self.host = Host(home, publish_runtime(home.runtimes), environ)
+        home.journal.touch()
+        self.identity = observe(home)
+        runtime = publish_runtime(home.runtimes)
+        self.host = Host(home, runtime, environ, identity=self.identity.id)
         self._clock = SystemClock()
         self._loop = asyncio.new_event_loop()
         self._open()
 
     def _open(self) -> None:
         self.executor = Executor(
-            self.home, self.host.environ, self._loop, self._clock, self.events.append,
+            self.home, self.identity, self.host.environ, self._loop, self._clock, self._heard,
             self._spec_of, Choice(self.kind).kind,
         )  # fmt: skip
+
+    def _heard(self, event: Event) -> None:
+        self.events.append(event)
+        if isinstance(event, Prepared):
+            for task_id in event.task_ids:
+                self._loop.call_soon(self.executor.begin, task_id)
 
     def _spec_of(self, kind: str, job: Job, attempt: Attempt) -> dict[str, Any]:
         spec = Choice(self.kind, self.permits).spec_of(self.host)(kind, job, attempt)
@@ -111,6 +129,11 @@ class Rig:
         self.executor.close()
         self._loop.close()
 
+    def containers(self) -> list[str]:
+        """Ids of the containers of this state folder that the Docker engine has, ended ones too."""
+        mine = f"label=batchml.home={self.identity.id}"
+        return docker("ps", "-a", "-q", "--filter", mine).stdout.split()
+
     # --- as the core does ---------------------------------------------------------------------
 
     def start(self, command: list[str], **job: Any) -> str:
@@ -119,7 +142,8 @@ class Rig:
     def start_job(self, job: Job, attempt: Attempt | None = None) -> str:
         attempt = attempt or attempt_of(job)
         self.given[attempt.task_id] = (job, attempt)
-        self.executor.start(job, attempt)
+        if self.executor.prepare(job, attempt):
+            self.executor.begin(attempt.task_id)
         return attempt.task_id
 
     def run(self, command: list[str], **job: Any) -> Outcome:
@@ -134,7 +158,7 @@ class Rig:
         self._open()
         for task_id, (job, attempt) in self.given.items():
             if self.ended(task_id) is None:
-                self.executor.adopt(job, attempt)
+                self.executor.adopt(job, replace(attempt, may_have_begun=True))
 
     # --- what has come of it ------------------------------------------------------------------
 
@@ -155,6 +179,11 @@ class Rig:
     def outcome(self, task_id: str, limit: float = 60.0) -> Outcome:
         exit_ = self.until(lambda: self.ended(task_id), limit)
         assert self._count(task_id) == 1, "an attempt ends once"
+        assert exit_.log is not None or exit_.lost, "who ends an attempt proves its log"
+        if exit_.log is not None:
+            path, end = f"{self.home.attempt(task_id)}/log", LogEnd(exit_.log)
+            found = check_small(path, end) or LargeChecks().check(task_id, path, end)
+            assert found == LogCheck(LogState.COMPLETE, exit_.log.shown)
         return Outcome(exit_, self.lines(task_id), self.started(task_id))
 
     def until_line(self, task_id: str, line: bytes) -> None:

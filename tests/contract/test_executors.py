@@ -14,8 +14,9 @@ import pytest
 
 from batchml.local.executors import cgroup
 from batchml.local.executors.runner import INLINE
+from batchml.local.executors.supervisor import RUNNER_LOST
 from batchml.local.home import Home
-from tests.contract.executor_rig import Rig, need_engine
+from tests.contract.executor_rig import Rig, attempt_of, job_of, need_engine
 
 PYTHON = "python3"
 
@@ -45,7 +46,7 @@ def rig(request: pytest.FixtureRequest, home: Home) -> Iterator[Rig]:
 
 def needs_limits(rig: Rig) -> None:
     """As processes, jobs have limits only where the server may write control groups."""
-    if rig.kind == "process" and not cgroup.find(str(rig.home.root)):
+    if rig.kind == "process" and not cgroup.find(rig.identity.id):
         pytest.skip("no control group may be written here")
 
 
@@ -155,6 +156,15 @@ def test_a_missing_program_is_127_and_named(rig: Rig) -> None:
 
 def test_a_file_that_is_no_program_is_126(rig: Rig) -> None:
     assert rig.run(["/etc/passwd"]).exit.code == 126
+
+
+@pytest.mark.parametrize("command", ["no-such-program-anywhere", "/etc/passwd"])
+def test_without_an_init_process_it_cannot_be_started(rig: Rig, command: str) -> None:
+    """B23."""
+    done = rig.run([command], init=False)
+    assert done.exit.code is None
+    assert done.exit.start_failure.startswith("CannotStartContainerError: ")
+    assert command in done.exit.start_failure
 
 
 def test_it_starts_before_it_ends(rig: Rig) -> None:
@@ -331,10 +341,10 @@ def test_a_runner_that_is_killed_loses_a_process_and_not_a_container(rig: Rig) -
     os.kill(rig.runner(task), signal.SIGKILL)
     done = rig.outcome(task)
     if rig.kind == "process":
-        assert done.exit.code is None
+        assert (done.exit.code, done.exit.log) == (None, None)
         assert done.exit.lost.startswith("Host EC2 ")
     else:
-        assert done.exit.code == 6
+        assert (done.exit.code, done.exit.log and done.exit.log.shown) == (6, 41)
         assert done.lines == [b"begun", *(b"%d" % number for number in range(1, 41))]
     assert alive(tag) == []
 
@@ -349,3 +359,27 @@ def test_a_runner_that_is_killed_together_with_its_server(rig: Rig) -> None:
     assert done.exit.code == (None if rig.kind == "process" else 6)
     if rig.kind == "docker":
         assert done.lines == [b"begun", *(b"%d" % number for number in range(1, 41))]
+
+
+def test_a_log_that_can_grow_no_more_stops_the_program_and_says_so(rig: Rig) -> None:
+    flood = "trap 'exit 9' TERM; echo ready; while [ ! -e \"$BATCHML_OUTPUT_DIR/go\" ]; do sleep "
+    flood += "0.05; done; while :; do echo xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx; done"
+    task = rig.start(["sh", "-c", flood])
+    rig.until_line(task, b"ready")
+    resource.prlimit(rig.runner(task), resource.RLIMIT_FSIZE, (100_000, 100_000))
+    (rig.output(task) / "go").touch()
+    done = rig.outcome(task, 40)
+    assert done.exit.code == 9, "it was told to stop, and had its grace"
+    assert done.exit.reason.endswith("the largest file size (RLIMIT_FSIZE, 100000 bytes)")
+    log = (rig.home.attempt(task) / "log").read_bytes()
+    assert 99_900 < len(log) <= 100_000 and log.endswith(b"x\n"), "no line is torn"
+    assert rig.run(["true"]).exit.code == 0, "the next attempt has a log of its own"
+
+
+def test_what_ends_a_runner_is_said_with_the_loss_of_its_attempt(rig: Rig) -> None:
+    job = job_of(["true"])
+    attempt = attempt_of(job)
+    (rig.home.attempt(attempt.task_id) / "log").mkdir(parents=True)
+    done_by = rig.start_job(job, attempt)
+    exit_ = rig.until(lambda: rig.ended(done_by), 60)
+    assert exit_.lost.startswith(f"{RUNNER_LOST} It failed: IsADirectoryError: ")

@@ -1,4 +1,4 @@
-"""Log calls on much output and many streams. docs/behaviours.md B50-B56, B116-B119.
+"""Log calls on much output and many streams. docs/behaviours.md B50-B56, B116-B119, B260-B262.
 
 What single calls answer is in test_answers.py; here is what holds when there is a lot of it.
 """
@@ -10,13 +10,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batchml.errors import StateDamaged
+from batchml.local.executors.logproof import LogDigest
 from batchml.local.logmerge import LogFiles, Place, merge
 from batchml.local.logstore import MAX_SCAN, NO_TIME
+from batchml.local.messages import NO_PROOF, Ended, Exit, LogProof
 from batchml.local.store import Stream
+from batchml.model.logcheck import HEADER, LogCheck, LogState, read_header
+from batchml.model.status import JobStatus
 from tests.contract.rig import Rig, error_of, furnish, sign, sign_logs
 
 GROUP = "/aws/batch/job"
@@ -293,3 +299,98 @@ def test_a_token_of_another_order_is_refused(rig: Rig, operation: str) -> None:
         accepted += answer.status == 200
         assert answer.status in (200, 400)
     assert accepted == 1
+
+
+# --- the proof of a log -----------------------------------------------------------------------
+
+
+def proof_of(data: bytes) -> LogProof:
+    digest = LogDigest()
+    digest.add(data, data.count(b"\n"))
+    return msgspec.convert(digest.proof(), LogProof)
+
+
+def submit(rig: Rig) -> str:
+    batch = rig.client("batch")
+    furnish(batch)
+    found = batch.submit_job(jobName="j", jobQueue="q", jobDefinition="d")
+    rig.start(found["jobId"])
+    return str(found["jobId"])
+
+
+def checked(rig: Rig, stream: str, **params: Any) -> LogCheck | None:
+    """What the server says of a log with a page of it, beside AWS's own answer."""
+    body = json.dumps({"logGroupName": GROUP, "logStreamName": stream, **params}).encode()
+    (answer,) = rig.handle(sign_logs("GetLogEvents", body))
+    assert answer.status == 200
+    assert set(json.loads(answer.body)) == {"events", "nextForwardToken", "nextBackwardToken"}
+    return read_header(dict(answer.headers).get(HEADER))
+
+
+def test_a_log_is_checked_once_its_attempt_has_ended(rig: Rig) -> None:
+    """B260: while it is read forward, at its end; and where the end is read."""
+    job = submit(rig)
+    task, stream = rig.task(job), f"d/default/{rig.task(job)}"
+    data = b"1 a\n2 b\n3 c\n"
+    rig.log_of(task).write_bytes(data)
+    head = {"startFromHead": True}
+    assert checked(rig, stream, **head) is None
+    rig.end(job, log=proof_of(data))
+    whole = LogCheck(LogState.COMPLETE, 3)
+    assert checked(rig, stream, **head) == whole
+    assert checked(rig, stream) == whole
+    assert checked(rig, stream, nextToken="f/12") == whole
+    assert checked(rig, stream, limit=2, **head) == LogCheck(LogState.UNCHECKED)
+    assert checked(rig, stream, nextToken="b/8") is None
+    rig.log_of(task).write_bytes(data[:8])
+    file = str(rig.log_of(task))
+    cut = LogCheck(LogState.CUT, 3, found=2, first=3, last=3, file=file)
+    assert checked(rig, stream, nextToken="f/12") == cut
+    rig.log_of(task).unlink()
+    assert checked(rig, stream, **head) == LogCheck(LogState.GONE, 3, file=file)
+
+
+def test_the_proof_of_a_log_is_committed_with_the_end_of_its_attempt(tmp_path: Path) -> None:
+    """B261: both or neither, and the next server has it."""
+    rig = Rig(tmp_path)
+    job = submit(rig)
+    task = rig.task(job)
+    rig.log_of(task).write_bytes(b"1 a\n")
+    writer = rig.store._writer
+    writer.execute(
+        "CREATE TRIGGER full BEFORE INSERT ON log_ends BEGIN SELECT raise(ABORT, 'full'); END"
+    )
+    rig.core.report(Ended(task, Exit(0, log=proof_of(b"1 a\n")), 1))
+    rig.loop.run_until_complete(asyncio.wait({rig.running}))
+    with pytest.raises(StateDamaged, match="full"):
+        rig.running.result()
+    assert rig.store.jobs([job])[job].status is JobStatus.RUNNING
+    writer.execute("DROP TRIGGER full")
+    rig.close()
+    rig = Rig(tmp_path)
+    rig.end(job, log=proof_of(b"1 a\n"))
+    rig.close()
+    rig = Rig(tmp_path)
+    assert rig.store.jobs([job])[job].exit_code == 0
+    assert checked(rig, f"d/default/{task}") == LogCheck(LogState.COMPLETE, 1)
+    rig.close()
+
+
+@pytest.mark.parametrize(
+    ("how", "state", "why"),
+    [
+        ({"lost": "Host EC2 gone"}, LogState.UNPROVEN, "Host EC2 gone"),
+        ({"lost": "Host EC2 gone", "log": True}, LogState.UNPROVEN, "Host EC2 gone"),
+        ({}, LogState.UNPROVEN, NO_PROOF),
+        ({"start_failure": "no image", "log": True}, LogState.COMPLETE, ""),
+    ],
+)
+def test_an_end_that_proves_nothing_is_said(
+    rig: Rig, how: dict[str, Any], state: LogState, why: str
+) -> None:
+    """B262."""
+    job = submit(rig)
+    stream = f"d/default/{rig.task(job)}"
+    log = {"log": proof_of(b"")} if "log" in how else {}
+    rig.end(job, **{"code": None, **how, **log})
+    assert checked(rig, stream) == LogCheck(state, why=why)

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+from botocore.exceptions import ClientError
 
 from batchml.local import protocol
 from batchml.local.logreads import LOG_OPERATIONS
@@ -113,12 +114,10 @@ def test_a_malformed_sts_request_is_refused_in_aws_s_shape(rig: Rig, operation: 
 @pytest.mark.parametrize(
     "container",
     [
-        {"environment": [{"value": "no name"}]},
-        {"environment": [{"name": "", "value": "x"}]},
+        {"command": ["a", ""]},
         {"resourceRequirements": [{"type": "VCPU", "value": "9" * 4000}]},
         {"resourceRequirements": [{"type": "VCPU", "value": "1_0"}]},
         {"resourceRequirements": [{"type": "MEMORY", "value": "3"}]},
-        {"resourceRequirements": [{"type": "GPU", "value": "0"}]},
         {"resourceRequirements": [{"type": "VCPU", "value": "0.5"}]},
     ],
 )
@@ -131,6 +130,39 @@ def test_a_container_that_cannot_be_run_is_refused(rig: Rig, container: dict[str
         batch.register_job_definition(
             jobDefinitionName="n", type="container", containerProperties=properties
         )
+
+
+def test_what_aws_takes_is_taken(rig: Rig) -> None:
+    """B94: an empty `tags`, a variable without a name, no GPU, an action in small letters."""
+    batch = rig.client("batch")
+    rule = {"onExitCode": "1*", "action": "exit"}
+    container: Any = {
+        "environment": [{"value": "no name"}, {"name": "A", "value": "1"}],
+        "resourceRequirements": [{"type": "GPU", "value": "0"}],
+    }
+    batch.register_job_definition(
+        jobDefinitionName="lax", type="container", tags={},
+        containerProperties={"image": "i", "vcpus": 1, "memory": 64, **container},
+        retryStrategy={"attempts": 2, "evaluateOnExit": [rule]},
+    )  # fmt: skip
+    job = batch.submit_job(
+        jobName="n", jobQueue="q", jobDefinition="lax", tags={}, containerOverrides=container
+    )["jobId"]
+    (found,) = batch.describe_jobs(jobs=[job])["jobs"]
+    assert found["tags"] == {}
+    assert found["container"]["environment"] == [{"name": "A", "value": "1"}]
+    assert found["retryStrategy"]["evaluateOnExit"] == [{**rule, "action": "EXIT"}]
+    (definition,) = batch.describe_job_definitions(jobDefinitionName="lax")["jobDefinitions"]
+    assert definition["retryStrategy"]["evaluateOnExit"] == [{**rule, "action": "EXIT"}]
+    shown = definition["containerProperties"]
+    assert [name for name in shown if shown[name] == []] == [
+        "command", "volumes", "mountPoints", "ulimits",
+    ]  # fmt: skip
+    tags = {"resourceArn": found["jobArn"], "tags": {}}
+    assert batch.tag_resource(**tags)["ResponseMetadata"]["HTTPStatusCode"] == 200
+    for many in (101, 5000):  # beyond AWS's range, which it does not say that it enforces
+        assert batch.list_jobs(arrayJobId=job, maxResults=many)["jobSummaryList"] == []
+        assert batch.describe_job_queues(maxResults=many)["jobQueues"]
 
 
 TOKENS = [
@@ -206,8 +238,33 @@ def test_an_unknown_path_is_answered_in_json(rig: Rig, path: str) -> None:
     for method in ("GET", "POST", "DELETE"):
         (answer,) = rig.handle(sign(path, method=method))
         assert (answer.status, error_of(answer)[0]) == (404, "UnknownOperationException")
-    (answer,) = rig.handle(sign(path, service="s3"))
+    (answer,) = rig.handle(sign(path, service="sqs"))
     assert (answer.status, error_of(answer)[0]) == (404, "UnknownOperationException")
+
+
+def test_a_call_of_s3_that_came_here_by_mistake_is_answered_as_by_s3(rig: Rig) -> None:
+    """B92a."""
+    s3 = rig.client("s3")
+    calls = [
+        lambda: s3.put_object(Bucket="b", Key="k", Body=b"x" * (protocol.MAX_BODY + 1)),
+        lambda: s3.list_objects_v2(Bucket="b"),
+        s3.list_buckets,
+    ]
+    for call in calls:
+        with pytest.raises(ClientError, match="AWS_ENDPOINT_URL_S3") as refused:
+            call()
+        assert refused.value.response["Error"]["Code"] == "InvalidRequest"
+        assert refused.value.response["ResponseMetadata"]["HTTPStatusCode"] == 400
+
+
+def test_a_live_tail_that_reaches_the_server_is_told_that_it_is_not_served(rig: Rig) -> None:
+    """B92b: SDKs send it to `streaming-` and the host."""
+    logs = rig.client("logs", inject_host_prefix=False)
+    with pytest.raises(ClientError, match="StartLiveTail is not served") as refused:
+        logs.start_live_tail(
+            logGroupIdentifiers=["arn:aws:logs:us-east-1:000000000000:log-group:g"]
+        )
+    assert refused.value.response["Error"]["Code"] == "UnknownOperationException"
 
 
 @pytest.mark.parametrize("member", ["tags", "parameters"])

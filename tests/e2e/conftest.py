@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from batchml.local.home import Home
+from tests.contract.executor_rig import Rig, need_engine
 from tests.e2e.worlds import Worlds, make_pytorch, open_worlds
 from tests.forked import BATCHML, Asked, can_share, run_forked
 
@@ -139,3 +140,13 @@ def write_job(folder: Path, name: str, text: str, **files: str) -> Path:
     for file, content in files.items():
         (job / file.replace("__", ".")).write_text(content)
     return job
+
+
+@pytest.fixture
+def rig(home: Home) -> Iterator[Rig]:
+    """Attempts in containers of this machine's Docker engine, in which nothing may be left."""
+    need_engine()
+    made = Rig("docker", home)
+    yield made
+    made.close()
+    assert made.containers() == [], "nothing is left in the engine"

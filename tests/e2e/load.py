@@ -244,8 +244,8 @@ class Mortal:
     It is forked from one that has loaded everything, because a new one takes longer than a round.
     """
 
-    def __init__(self, load: Load) -> None:
-        words = [sys.executable, "-m", "tests.e2e.load", msgspec.json.encode(load).decode()]
+    def __init__(self, load: Load, name: str = "mortal") -> None:
+        words = [sys.executable, "-m", "tests.e2e.load", msgspec.json.encode(load).decode(), name]
         self._process = subprocess.Popen(
             words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=_ROOT
         )
@@ -273,7 +273,8 @@ def _generations() -> Iterator[int]:
 
 def main() -> None:
     load = msgspec.json.decode(sys.argv[1], type=Load)
-    client = Client(load, "mortal")
+    name = sys.argv[2]
+    client = Client(load, name)
     client.connect()
     child = 0
     for number in _generations():
@@ -281,7 +282,7 @@ def main() -> None:
         child = os.fork()
         if not child:
             parent = os.getppid()
-            client.begin(f"mortal{number}")
+            client.begin(f"{name}{number}")
             while os.getppid() == parent:
                 client.act()
                 client.nap(0.05)

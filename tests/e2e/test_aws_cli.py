@@ -15,6 +15,7 @@ import pytest
 from batchml.local.home import Endpoint, Home
 from tests.conftest import wait_for
 from tests.forked import AWS_CLI, Asked, run_forked
+from tests.models import ec2
 
 # The development extras bring one into the environment of the tests.
 SEARCH = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
@@ -88,7 +89,7 @@ def test_the_aws_cli_makes_a_queue_runs_a_job_and_reads_its_log(aws: Aws) -> Non
     assert aws("sts", "get-caller-identity")["Account"] == "000000000000"
     aws(
         "batch", "create-compute-environment", "--compute-environment-name", "ce", "--type",
-        "MANAGED", "--compute-resources", {"type": "EC2", "maxvCpus": 1, "subnets": ["subnet-1"]},
+        "MANAGED", "--compute-resources", ec2(1),
     )  # fmt: skip
     order = "order=1,computeEnvironment=ce"
     words = ["--job-queue-name", "q", "--priority", "1", "--compute-environment-order", order]

@@ -19,6 +19,7 @@ import pytest
 
 from tests.conftest import wait_for
 from tests.forked import AWS_CLI, BATCHML, Asked, run_forked
+from tests.models import ec2
 
 SEARCH = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
 pytestmark = [
@@ -110,7 +111,7 @@ def names(found: dict[str, Any], key: str, member: str) -> list[str]:
 
 
 def test_environments_and_queues(aws: Aws) -> None:
-    resources = {"type": "EC2", "maxvCpus": 1, "subnets": ["subnet-1"]}
+    resources = ec2(1)
     aws("batch", "create-compute-environment", compute_environment_name="ce", type="MANAGED",
         compute_resources=resources)  # fmt: skip
     aws("batch", "update-compute-environment", compute_environment="ce",

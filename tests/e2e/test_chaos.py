@@ -12,10 +12,9 @@ from botocore.exceptions import ClientError
 from batchml.clock import SystemClock
 from batchml.errors import StateFolderBusy
 from batchml.local import control
-from batchml.local.executors.remains import tagged
 from batchml.local.home import Endpoint, Home
 from batchml.local.reset import kill_attempts
-from tests.conftest import client_for, define, wait_for, wait_for_job
+from tests.conftest import client_for, define, identity_of, processes_of, wait_for, wait_for_job
 from tests.e2e.conftest import Cli
 
 CLOCK = SystemClock()
@@ -67,7 +66,7 @@ def stopped(home: Home) -> Iterator[Home]:
     """A state folder without a server, where no attempt outlives the test."""
     yield home
     kill_server(home)
-    kill_attempts(home, CLOCK)
+    kill_attempts(home, identity_of(home), CLOCK)
 
 
 def test_a_job_that_loses_its_host_goes_on_elsewhere(stopped: Home) -> None:
@@ -86,7 +85,7 @@ def test_a_job_that_loses_its_host_goes_on_elsewhere(stopped: Home) -> None:
     assert second["statusReason"] == "Essential container in task exited"
     assert log_of(stopped, endpoint, first) == ["attempt 1", "batchml: rehearsal: host-lost@1s"]
     assert log_of(stopped, endpoint, second) == ["attempt 2"]
-    assert not tagged(first["container"]["taskArn"].rpartition("/")[2])
+    assert not processes_of(stopped, first["container"]["taskArn"].rpartition("/")[2])
     assert f"chaos: host-lost@1s for {job_id}" in stopped.log.read_text()
 
 

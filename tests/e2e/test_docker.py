@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from batchml.clock import SystemClock
 from batchml.local import control
 from batchml.local.executors.choice import Choice, read_choice
-from batchml.local.executors.container import Permits, home_label
-from batchml.local.executors.remains import tagged
+from batchml.local.executors.container import Permits, container_name
+from batchml.local.executors.remains import mark_of, tagged
 from batchml.local.executors.supervisor import RUNNER_LOST
 from batchml.local.executors.sweeper import sweep
 from batchml.local.home import Endpoint, Home
@@ -27,26 +27,12 @@ from batchml.local.messages import Started
 from batchml.local.state import Job, Nodes
 from batchml.runtime.lines import parse_mark
 from batchml.runtime.processes import descendants, send
-from tests.conftest import client_for, define, wait_for, wait_for_job
+from tests.conftest import client_for, define, identity_of, wait_for, wait_for_job
 from tests.contract.executor_rig import IMAGE, Rig, attempt_of, docker, job_of, need_engine
 from tests.e2e.conftest import Cli, write_job
 
 COUNT = "i=0; while [ $i -lt 20 ]; do i=$((i+1)); echo $i; sleep 0.05; done; exit 6"
 COUNTED = [b"%d" % number for number in range(1, 21)]
-
-
-@pytest.fixture
-def rig(home: Home) -> Iterator[Rig]:
-    need_engine()
-    made = Rig("docker", home)
-    yield made
-    made.close()
-    assert containers(made) == [], "nothing is left in the engine"
-
-
-def containers(rig: Rig) -> list[str]:
-    mine = f"label=batchml.home={home_label(rig.home)}"
-    return docker("ps", "-a", "-q", "--filter", mine).stdout.split()
 
 
 def sh(script: str) -> list[str]:
@@ -161,12 +147,12 @@ def test_a_volume_without_a_folder_goes_with_the_attempt(rig: Rig) -> None:
     assert docker("volume", "ls", "-q").stdout == before
 
 
-def test_efs_is_a_folder_of_the_workspace(rig: Rig) -> None:
+def test_efs_is_a_folder_of_the_state_folder(rig: Rig) -> None:
     efs = {"name": "v", "efsVolumeConfiguration": {"fileSystemId": "fs-12", "rootDirectory": "/a"}}
     points = [{"sourceVolume": "v", "containerPath": "/v"}]
     done = rig.run(sh("echo x > /v/f"), volumes=[efs], mountPoints=points, user="77:77")
     assert done.exit.code == 0
-    assert (rig.home.root / "workspace" / "efs" / "fs-12" / "a" / "f").read_text() == "x\n"
+    assert (rig.home.volumes / "fs-12" / "a" / "f").read_text() == "x\n"
 
 
 # --- images -------------------------------------------------------------------------------------
@@ -265,6 +251,56 @@ def test_code_runs_in_an_image_that_has_no_runtime(rig: Rig, tmp_path: Path) -> 
     assert (lines, parse_mark(last)) == (["train.py 0"], ("end", {"code": "0", "lines": "1"}))
 
 
+@pytest.fixture
+def bare_image() -> Iterator[str]:
+    """An image without Python."""
+    name = f"test-{uuid.uuid4().hex[:8]}"
+    made = subprocess.run(
+        ["docker", "build", "-q", "-t", name, "-"], text=True, capture_output=True,
+        input=f"FROM {IMAGE}\nRUN rm -f /usr/local/bin/python* /usr/bin/python*\n",
+    )  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    yield name
+    docker("image", "rm", "-f", name)
+
+
+@pytest.mark.parametrize("init", [True, False])
+def test_an_image_without_python_that_needs_the_runtime_says_why(
+    rig: Rig, bare_image: str, init: bool
+) -> None:
+    rig.home.code.mkdir()
+    archive = rig.home.code / "abc.tar.gz"
+    archive.write_bytes(b"")
+    job = with_image(bare_image, ["true"], env={"BATCHML_CODE": str(archive)}, init=init)
+    done = rig.outcome(rig.start_job(job))
+    assert done.exit.code is None
+    assert f"CannotStartContainerError: {bare_image} has no python3." in done.exit.start_failure
+    assert len(done.exit.start_failure) <= 255
+
+
+def test_the_runtime_as_the_first_process_passes_a_stop_on_and_leaves_nothing(
+    rig: Rig, published: str
+) -> None:
+    """Without an init process: it reaps orphans, and the exit code is the program's own."""
+    script = (
+        "(sleep 0.1 &); trap 'exit 9' TERM; sleep 0.4; "
+        "grep -l '^State:.Z' /proc/[0-9]*/status; echo ready; while :; do sleep 0.05; done"
+    )
+    task = rig.start_job(with_image(published, sh(script), init=False))
+    rig.until(lambda: b"ready" in rig.lines(task), 200)
+    assert rig.lines(task) == [b"ready"], "no zombies"
+    rig.executor.stop(task)
+    assert rig.outcome(task, 20).exit.code == 9
+
+
+def test_a_program_that_is_the_first_process_and_does_not_listen_is_killed(rig: Rig) -> None:
+    """As on AWS without initProcessEnabled: the kernel keeps TERM from such a process."""
+    task = rig.start(["sleep", "60"], init=False, env={"BATCHML_GRACE": "1"})
+    rig.until(lambda: rig.started(task))
+    rig.executor.stop(task)
+    assert rig.outcome(task, 20).exit.code == 137
+
+
 # --- what others do to a container --------------------------------------------------------------
 
 
@@ -276,7 +312,7 @@ def test_a_container_that_is_ended_by_hand_ends_its_attempt(
 ) -> None:
     task = rig.start(["sleep", "60"])
     rig.until(lambda: rig.started(task))
-    docker(*command.split(), f"batchml-{task}")
+    docker(*command.split(), container_name(rig.identity.id, task))
     done = rig.outcome(task, 30)
     assert done.exit.code == code or done.exit.lost
 
@@ -284,7 +320,7 @@ def test_a_container_that_is_ended_by_hand_ends_its_attempt(
 def test_a_paused_container_can_be_stopped(rig: Rig) -> None:
     task = rig.start(["sleep", "60"], env={"BATCHML_GRACE": "1"})
     rig.until(lambda: rig.started(task))
-    docker("pause", f"batchml-{task}")
+    docker("pause", container_name(rig.identity.id, task))
     rig.executor.stop(task)
     assert rig.outcome(task, 30).exit.code in (137, 143)
 
@@ -320,7 +356,7 @@ def test_a_container_that_has_used_up_its_runners_ends_before_its_attempt(rig: R
         os.kill(rig.runner(task), signal.SIGKILL)
     done = rig.outcome(task)
     assert done.exit.lost == RUNNER_LOST
-    assert containers(rig) == []
+    assert rig.containers() == []
 
 
 def test_an_attempt_stays_what_it_is_when_the_executor_is_another(rig: Rig) -> None:
@@ -352,7 +388,7 @@ def test_a_process_whose_runner_is_killed_is_lost_also_when_containers_are_chose
     rig.kind = "docker"
     rig.reopen()
     assert rig.outcome(task).exit.lost == RUNNER_LOST
-    assert tagged(task) == []
+    assert tagged(mark_of(rig.identity.id, task)) == []
 
 
 def test_binary_output_of_both_streams_is_whole_after_its_runner_was_killed(rig: Rig) -> None:
@@ -520,7 +556,7 @@ def test_an_engine_that_ended_its_containers_while_nobody_looked_is_a_lost_host(
                                                    "the container.")  # fmt: skip
     own = rig.start(sh("echo begun; sleep 1; kill -9 $$"))
     rig.until_line(own, b"begun")
-    ended = ["inspect", "-f", "{{.State.Status}}", f"batchml-{own}"]
+    ended = ["inspect", "-f", "{{.State.Status}}", container_name(rig.identity.id, own)]
     without_a_witness(
         rig, own, lambda: wait_for(lambda: "exited" in private.docker(*ended).stdout, "it ends")
     )
@@ -589,7 +625,7 @@ def test_the_nodes_of_a_job_reach_each_other_by_name_and_by_address(rig: Rig) ->
     child = rig.start_job(nodes[1], attempt_of(nodes[1], main_address=started.address))
     assert rig.outcome(child).exit.code == 0
     assert rig.outcome(main).lines == [b"listening", b"hello"]
-    mine = f"label=batchml.home={home_label(rig.home)}"
+    mine = f"label=batchml.home={rig.identity.id}"
     assert docker("network", "ls", "-q", "--filter", mine).stdout == ""
 
 
@@ -599,13 +635,13 @@ def test_the_nodes_of_a_job_reach_each_other_by_name_and_by_address(rig: Rig) ->
 def test_what_no_attempt_owns_is_swept_and_what_one_owns_is_not(rig: Rig) -> None:
     task = rig.start(["sleep", "3"])
     rig.until(lambda: rig.started(task))
-    label = f"batchml.home={home_label(rig.home)}"
+    label = f"batchml.home={rig.identity.id}"
     orphan = docker("run", "-d", "--label", label, "--label", "batchml.task=gone", IMAGE, "sleep",
                     "90").stdout.strip()  # fmt: skip
     other = docker("run", "-d", "--label", "batchml.home=another", "--label", "batchml.task=x",
                    IMAGE, "sleep", "90").stdout.strip()  # fmt: skip
     docker("network", "create", "--label", label, f"batchml-test-{orphan[:8]}")
-    rig.finish(sweep(rig.home, lambda: {task}))
+    rig.finish(sweep(rig.home, rig.identity.id, lambda: {task}))
     left = docker("ps", "-a", "-q", "--no-trunc").stdout.split()
     assert orphan not in left
     assert other in left
@@ -683,7 +719,7 @@ def test_what_docker_left_behind_is_swept_when_it_is_not_chosen_any_more(
     definition = define(batch, sh("sleep 3; exit 5"), container={"image": IMAGE})
     job_id = batch.submit_job(jobName="j", jobQueue="default", jobDefinition=definition)["jobId"]
     wait_for_job(batch, job_id, "RUNNING")
-    label = f"batchml.home={home_label(home)}"
+    label = f"batchml.home={identity_of(home)}"
     orphan = docker("run", "-d", "--label", label, "--label", "batchml.task=gone", IMAGE, "sleep",
                     "90").stdout.strip()  # fmt: skip
     control.stop(home, SystemClock())
@@ -741,7 +777,7 @@ def test_a_run_by_the_command_line_builds_its_image_and_keeps_its_output(cli: Cl
     outputs = list(cli.home.runs.glob("*/output/model"))
     assert [path.read_text() for path in outputs] == ["weights"]
     cli("local", "reset", "--yes")
-    mine = f"label=batchml.home={home_label(cli.home)}"
+    mine = f"label=batchml.home={identity_of(cli.home)}"
     assert docker("ps", "-a", "-q", "--filter", mine).stdout == ""
 
 
@@ -754,5 +790,5 @@ def test_a_reset_ends_containers(home: Home, cli: Cli, docker_server: Endpoint, 
     control.stop(home, SystemClock())
     control.start(home, SystemClock(), options=["--executor", then])
     assert cli("local", "reset", "--yes").code == 0
-    mine = f"label=batchml.home={home_label(home)}"
+    mine = f"label=batchml.home={identity_of(home)}"
     assert docker("ps", "-a", "-q", "--filter", mine).stdout == ""

@@ -28,6 +28,7 @@ from tests.aws_http import served
 from tests.aws_world import Account
 from tests.e2e.worlds import Worlds
 from tests.fakes import FastClock
+from tests.s3 import moto_s3
 
 DOCS = Path(__file__).parents[2] / "docs"
 SEARCH = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
@@ -50,7 +51,7 @@ def run(words: list[str], environ: dict[str, str], folder: Path) -> str:
 
 
 def test_the_boto3_program_of_clients_md(environ: dict[str, str], tmp_path: Path) -> None:
-    program, _ = blocks("clients.md", "python")
+    program, *_ = blocks("clients.md", "python")
     told = json.loads(run(["batchml", "local", "env", "--json"], environ, tmp_path))
     try:
         assert run([sys.executable, "-c", program], environ | told, tmp_path) == "[0, 1, 4, 9]\n"
@@ -58,8 +59,24 @@ def test_the_boto3_program_of_clients_md(environ: dict[str, str], tmp_path: Path
         run(["batchml", "local", "stop"], environ, tmp_path)
 
 
+def test_the_s3_store_of_clients_md(environ: dict[str, str], tmp_path: Path) -> None:
+    """With moto's server, which the page starts on a port of its own. A project names it too."""
+    _, program, _ = blocks("clients.md", "python")
+    (table,) = blocks("clients.md", "toml")
+    with moto_s3() as url:
+        project = tmp_path / "project"
+        project.mkdir()
+        (project / "batchml.toml").write_text(table.replace("http://127.0.0.1:9000", url))
+        told = json.loads(run(["batchml", "local", "env", "--json"], environ, project))
+        try:
+            assert told["AWS_ENDPOINT_URL_S3"] == url
+            assert run([sys.executable, "-c", program], environ | told, project) == "42\n"
+        finally:
+            run(["batchml", "local", "stop"], environ, tmp_path)
+
+
 def test_the_fixture_of_clients_md(environ: dict[str, str], tmp_path: Path) -> None:
-    _, fixture = blocks("clients.md", "python")
+    *_, fixture = blocks("clients.md", "python")
     (tmp_path / "conftest.py").write_text(fixture)
     (tmp_path / "test_mine.py").write_text(
         "import boto3\n"

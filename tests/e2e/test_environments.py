@@ -14,12 +14,11 @@ import pytest
 
 from batchml import local
 from batchml.clock import SystemClock
-from batchml.local import control
-from batchml.local.executors.remains import tagged
+from batchml.local import control, environments
 from batchml.local.home import Home
 from batchml.local.images import find, publish
 from batchml.runtime.processes import descendants, send
-from tests.conftest import client_for, wait_for, wait_for_job
+from tests.conftest import client_for, processes_of, wait_for, wait_for_job
 from tests.unit.test_processes import is_alive
 
 CLOCK = SystemClock()
@@ -162,6 +161,19 @@ def test_an_environment_is_made_once_and_is_there_at_once_the_next_time(quick: M
     assert (quick.target / "pyvenv.cfg").stat().st_mtime_ns == before
 
 
+def test_an_environment_that_was_moved_is_made_anew_where_it_is(quick: Maker) -> None:
+    """Its scripts name the path at which it was made."""
+    quick.make()
+    target = quick.target.with_name("elsewhere")
+    quick.target.rename(target)
+    assert not environments.is_whole(str(target))
+    quick.target = target
+    assert quick.make()[0] == "creating it (once for these requirements)"
+    first = (target / "bin" / "pip").read_text().partition("\n")[0]
+    assert first.startswith(f"#!{target}/bin/python")
+    assert quick.make() == []
+
+
 def test_an_environment_without_requirements_needs_no_pip(tmp_path: Path, makers: Any) -> None:
     maker = Maker(tmp_path, "")
     makers.append(maker)
@@ -233,7 +245,7 @@ def batch(index: Index, home: Home) -> Iterator[Any]:
     index.go.touch()
     control.stop(home, CLOCK)
     for attempt in home.attempts.iterdir():
-        while left := tagged(attempt.name):
+        while left := processes_of(home, attempt.name):
             send(left, signal.SIGKILL)
 
 
@@ -296,11 +308,11 @@ def test_a_job_can_be_terminated_while_its_environment_is_made(
     job_id = submit(batch, home, "slow", "true")
     wait_for(index.builds, "pip builds")
     (attempt,) = home.attempts.iterdir()
-    assert tagged(attempt.name)
+    assert processes_of(home, attempt.name)
     batch.terminate_job(jobId=job_id, reason="changed my mind")
     job = wait_for_job(batch, job_id, limit=15)
     assert (job["status"], job["statusReason"]) == ("FAILED", "changed my mind")
-    assert tagged(attempt.name) == []
+    assert processes_of(home, attempt.name) == []
     assert not list(home.envs.glob("*/.complete"))
 
 
@@ -314,8 +326,11 @@ def test_a_server_killed_while_an_environment_is_made_goes_on_with_it(
     os.kill(pid, signal.SIGKILL)
     wait_for(lambda: not home.is_held(), "the killed server is gone")
     batch = client_for(home, control.ensure(home, CLOCK), "batch")
-    reason = batch.describe_jobs(jobs=[job_id])["jobs"][0]["statusReason"]
-    assert reason.startswith("Making the environment picture-")
+
+    def reason() -> str:
+        return str(batch.describe_jobs(jobs=[job_id])["jobs"][0].get("statusReason", ""))
+
+    wait_for(lambda: reason().startswith("Making the environment picture-"), "it is made")
     index.go.touch()
     assert wait_for_job(batch, job_id)["status"] == "SUCCEEDED"
     assert index.builds() == 1

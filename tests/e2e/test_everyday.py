@@ -112,12 +112,14 @@ def test_what_the_service_has_forgotten_is_still_known_here(cli: Cli) -> None:
     assert ended.keys() - forgotten.keys() == {"class"}
     assert (ended["jobId"], ended["class"], ended["exitCode"]) == (job_id, "app-error", 3)
     assert ended["metrics"] == {"loss": 0.5}
-    assert "forgotten" in cli("ls").out
+    assert "not known to the server" in cli("ls").out
     assert "the program ended with code 3" in cli("show", "t").out
-    assert "AWS Batch has forgotten the run" in cli("show", open_).out
+    assert "not known to the server" in cli("show", open_).out
     assert cli("wait", "t").code == 3
     assert cli("wait", open_).code == 74
-    assert "not known" in cli("cancel", open_).out
+    for command in ("wait", "cancel", "logs", "explain", "shell"):
+        shown = cli(command, open_)
+        assert "not known to the server" in shown.out + shown.err, command
     assert [each["status"] for each in cli("cancel", open_, "t", "--json").json] == [None, "FAILED"]
     unsure = cli("rerun", open_, "--failed")
     assert (unsure.code, "nobody here saw" in unsure.err) == (2, True)

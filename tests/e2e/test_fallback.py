@@ -11,6 +11,7 @@ from batchml.ops.fallback import Plans
 from batchml.ops.history import History
 from tests.conftest import wait_for, wait_for_job
 from tests.contract.executor_rig import IMAGE
+from tests.models import ec2
 
 SAYS = "import os; print('follows', os.environ['BATCHML_MOVED'])"
 
@@ -21,10 +22,7 @@ def queues(batch: Any) -> None:
     for name in ("spot", "gpu"):
         batch.create_compute_environment(
             computeEnvironmentName=name, type="MANAGED",
-            computeResources={
-                "type": "EC2", "minvCpus": 0, "maxvCpus": 1, "instanceTypes": ["g5"],
-                "subnets": ["subnet-1"],
-            },
+            computeResources=ec2(1, instanceTypes=["g5"]),
         )  # fmt: skip
         order = [{"order": 1, "computeEnvironment": name}]
         batch.create_job_queue(jobQueueName=name, priority=1, computeEnvironmentOrder=order)

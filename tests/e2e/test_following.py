@@ -2,9 +2,14 @@
 
 import json
 import re
+import shutil
 import signal
 from typing import Any
 
+import pytest
+
+from batchml.client.client import Client
+from batchml.errors import LogDamaged
 from tests.conftest import client_for
 from tests.e2e.conftest import Cli, read_until
 
@@ -35,6 +40,11 @@ def test_an_array_is_followed_child_by_child_and_attempt_by_attempt(cli: Cli) ->
     assert lines(cli("logs", "@last", "--grep", "[02]$").out) == ["0 | hello 0", "2 | hello 2"]
     entries = cli("logs", "@last", "--tail", "1", "--json").json
     assert [(each["child"], each["attempt"]) for each in entries] == [("0", 1), ("1", 2), ("2", 1)]
+    task = entries[1]["logStreamName"].rpartition("/")[2]
+    (cli.home.attempts / task / "log").unlink()
+    shown = cli("logs", "@last")
+    assert (shown.code, lines(shown.out)) == (1, ["0 | hello 0", "1 | hello 1", "2 | hello 2"])
+    assert shown.err.count("The log of 1/2 is not complete: it is gone.") == 1
 
 
 def test_nodes_are_followed_side_by_side(cli: Cli) -> None:
@@ -103,3 +113,36 @@ def test_a_reader_that_goes_ends_the_command_with_a_code_that_is_no_runs(cli: Cl
         assert watching.wait(timeout=60) == 141
         assert [line for line in watching.stderr if not line.startswith("Runs as ")] == []
         watching.stderr.close()
+
+
+def test_a_log_that_is_not_what_its_run_wrote_is_called_so(cli: Cli) -> None:
+    """B260: with exit code 1; who follows the run still gets the run's code."""
+    script = "for n in 1 2 3 4 5; do echo line $n; done; exit 3"
+    assert "Log complete: 5 lines." in cli("submit", "--wait", *SHELL, script).err
+    shown = cli("logs", "@last", "--json")
+    assert (shown.code, [entry["logComplete"] for entry in shown.json]) == (0, [True] * 5)
+    (log,) = cli.home.attempts.glob("*/log")
+    whole = log.read_bytes()
+    gone = "is not complete: it is gone. This file with 5 lines was deleted"
+    for data, left, words in (
+        (b"".join(whole.splitlines(True)[:3]), "12", "not complete: line 3 of 5 is missing."),
+        (whole.replace(b"line 4", b"line x"), "123x5", "it differs at line 4 of 5."),
+        (whole + b"1 line 6\n", "123456", "something was added after 5 lines."),
+        (None, "", gone),
+    ):
+        log.unlink() if data is None else log.write_bytes(data)
+        shown = cli("logs", "@last")
+        assert (shown.code, lines(shown.out)) == (1, [f"line {each}" for each in left])
+        assert words in shown.err and str(log) in shown.err and "printed nothing" not in shown.err
+    shutil.rmtree(log.parent)
+    for arguments in (["--tail", "9"], ["--json"]):
+        shown = cli("logs", "@last", *arguments)
+        assert (shown.code, gone in shown.err) == (1, True)
+    assert [entry["logComplete"] for entry in shown.json] == [False]
+    followed = cli("logs", "-f", "@last")
+    assert (followed.code, gone in followed.err) == (3, True)
+    assert "Log complete" not in followed.err
+    run = Client("local", cli.folder, environ={"BATCHML_HOME": str(cli.home.root)}).run("@last")
+    for follow in (False, True):
+        with pytest.raises(LogDamaged, match=gone):
+            list(run.logs(follow))

@@ -281,9 +281,11 @@ def test_a_container_is_entered_and_its_loopback_reached(
     need_engine()
     endpoint = control.start(home, SystemClock(), options=["--executor", "docker"])
     batch = client_for(home, endpoint, "batch")
-    made = define(
-        batch, ["sh", "-c", SERVE.format(port=8123)], container={"image": IMAGE, "user": "1234:99"}
-    )
+    # Else a shell would be the first process, and deaf to a stop until the grace is over.
+    container = {
+        "image": IMAGE, "user": "1234:99", "linuxParameters": {"initProcessEnabled": True},
+    }  # fmt: skip
+    made = define(batch, ["sh", "-c", SERVE.format(port=8123)], container=container)
     job_id = batch.submit_job(jobName="train", jobQueue="default", jobDefinition=made)["jobId"]
     wait_for_job(batch, job_id, "RUNNING", limit=60)
     seat = find_seat(place, job_id)

@@ -12,12 +12,11 @@ import pytest
 
 from batchml.clock import SystemClock
 from batchml.local import control
-from batchml.local.executors.remains import tagged
-from batchml.local.executors.supervisor import RUNNER_LOST
+from batchml.local.executors.supervisor import NO_EVIDENCE, RUNNER_LOST
 from batchml.local.home import Home
 from batchml.runtime.files import read_json
 from batchml.runtime.processes import send
-from tests.conftest import client_for, define, wait_for, wait_for_job
+from tests.conftest import client_for, define, processes_of, wait_for, wait_for_job
 from tests.unit.test_processes import is_alive
 
 CLOCK = SystemClock()
@@ -50,7 +49,7 @@ def started(home: Home, tmp_path: Path) -> Iterator[Path]:
         runner = read_json(str(attempt / "runner.json"))
         if runner and not (attempt / "exit.json").exists():
             send([runner["pid"]], signal.SIGKILL)
-        while left := tagged(attempt.name):
+        while left := processes_of(home, attempt.name):
             send(left, signal.SIGKILL)
 
 
@@ -133,24 +132,24 @@ def test_a_job_that_ended_while_no_server_lived_is_recorded_at_the_next_start(
     assert job["stoppedAt"] == read_json(str(attempt / "exit.json"))["stopped_at"]
 
 
-def test_a_job_whose_runner_never_came_to_life_is_started_at_the_next_start(
+def test_a_job_that_nothing_is_left_of_is_lost_and_not_started_again(
     home: Home, started: Path
 ) -> None:
-    """As when the server is killed between the commit and the start of the runner."""
+    """A missing file is no evidence that a program never began: the journal has its start."""
     batch = client_for(home, control.ensure(home, CLOCK), "batch")
     job_id = submit(batch, define(batch, ["sh", "-c", JOB]), started, env={"NAP": "60"})
     wait_for(lambda: _text(started / job_id), "the job has started")
     kill_server(home)
     (attempt,) = home.attempts.iterdir()
     _kill_runner(attempt)
-    while left := tagged(attempt.name):
+    while left := processes_of(home, attempt.name):
         send(left, signal.SIGKILL)
     shutil.rmtree(attempt)
     batch = client_for(home, control.ensure(home, CLOCK), "batch")
-    wait_for(lambda: _text(started / job_id).count("\n") == 2, "it is started")
-    assert len(batch.describe_jobs(jobs=[job_id])["jobs"][0]["attempts"]) == 0
-    batch.terminate_job(jobId=job_id, reason="enough")
-    assert wait_for_job(batch, job_id)["statusReason"] == "enough"
+    job = wait_for_job(batch, job_id)
+    assert (job["status"], job["statusReason"]) == ("FAILED", NO_EVIDENCE)
+    assert len(job["attempts"]) == 1
+    assert _text(started / job_id).count("\n") == 1
 
 
 @pytest.mark.parametrize("server_dies_too", [False, True])
@@ -230,7 +229,7 @@ def test_an_exit_record_that_is_not_one_counts_as_a_lost_runner(home: Home, star
     (attempt / "exit.json").write_bytes(bytes(100))
     batch = client_for(home, control.ensure(home, CLOCK), "batch")
     job = wait_for_job(batch, job_id)
-    assert (job["status"], job["statusReason"]) == ("FAILED", RUNNER_LOST)
+    assert (job["status"], job["statusReason"]) == ("FAILED", NO_EVIDENCE)
 
 
 def test_what_runners_write_for_people_is_empty(home: Home, started: Path) -> None:

@@ -1,30 +1,35 @@
 """Whatever is killed, and whenever: nothing that was acknowledged is lost, doubled or stuck.
 
-Each round kills, at a random moment, a server, a runner, a client, or two of them, under load.
-BATCHML_KILL9_ROUNDS and BATCHML_KILL9_SEED choose how many rounds, and which moments;
-BATCHML_TORTURE=20 makes them ten thousand.
+Each round kills, at a random moment, a server, a runner, a client, or two of them, under load; in
+some the state folder is copied, and the copy looked at, or moved away and back while jobs run.
+BATCHML_KILL9_ROUNDS, BATCHML_KILL9_MINUTES and BATCHML_KILL9_SEED choose how many rounds or how
+long, and which moments; BATCHML_TORTURE=20 makes them ten thousand.
 """
 
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
 from collections import Counter
+from functools import partial
+from itertools import count
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event, Lock, Thread
 from typing import Any
 
 from batchml.clock import SystemClock
+from batchml.errors import StateDamaged
 from batchml.local import control
 from batchml.local.executors import cgroup
-from batchml.local.executors.supervisor import RUNNER_LOST
+from batchml.local.executors.supervisor import NO_EVIDENCE, RUNNER_LOST
 from batchml.local.home import Home
 from batchml.local.lifecycle import DEPENDENCY_FAILED
 from batchml.local.machine import read_machine
 from batchml.model.names import split_key
-from tests.conftest import client_for, define, wait_for, wait_for_job
+from tests.conftest import client_for, define, identity_of, wait_for, wait_for_job
 from tests.contract.generate import TORTURE
 from tests.e2e.load import JOB, LINES, RETRIES, Client, Load, Mortal, Plan, Stop, Told
 from tests.e2e.test_kill9 import kill_server, output, started
@@ -35,6 +40,8 @@ __all__ = ["started"]  # a fixture
 CLOCK = SystemClock()
 _DEFAULT = 100 if TORTURE == 1 else 500 * TORTURE
 ROUNDS = int(os.environ.get("BATCHML_KILL9_ROUNDS", _DEFAULT))
+MINUTES = float(os.environ.get("BATCHML_KILL9_MINUTES", "0"))
+_COPY_EVERY, _MOVE_EVERY = 45, 80  # rounds
 SEED = int(os.environ.get("BATCHML_KILL9_SEED", "20261121"))
 
 
@@ -47,8 +54,11 @@ class Rounds:
     def __init__(self, home: Home, load: Load, chance: random.Random) -> None:
         self.home = home
         self.lost: set[str] = set()  # attempts that have lost their runner
+        self.perhaps: set[str] = set()  # those that had lost theirs only if they had begun
         self.restarts: list[float] = []  # seconds
         self.killed: Counter[str] = Counter()
+        self.both = 0  # how often a server and a runner were killed at once
+        self._gate = Lock()  # held while there is no state folder
         self._chance = chance
         self._clients = [Client(load, f"client{n}", tries) for n, tries in enumerate((1, 3))]
         self._mortal = Mortal(load)
@@ -60,8 +70,11 @@ class Rounds:
         threads = [Thread(target=self._go_on, args=(each, over)) for each in self._clients]
         for thread in threads:
             thread.start()
+        end = CLOCK.monotonic() + 60 * MINUTES
         try:
-            for number in range(rounds):
+            for number in count():
+                if CLOCK.monotonic() > end if MINUTES else number >= rounds:
+                    break
                 self._round(number)
         finally:
             over.set()
@@ -74,15 +87,21 @@ class Rounds:
 
     def _go_on(self, client: Client, over: Event) -> None:
         while not over.is_set():
-            client.act()
+            with self._gate:
+                client.act()
             client.nap(0.1)
 
     def _round(self, number: int) -> None:
         CLOCK.sleep(self._chance.uniform(0, 0.2))
         if number % 40 == 20:
             self._people.append(self._person(number))
+        if number % _COPY_EVERY == _COPY_EVERY - 1:
+            self._copy()
+        if number % _MOVE_EVERY == _MOVE_EVERY - 1:
+            self._move()
         victims = self._chance.choices(_VICTIMS, _OFTEN)[0]
         self.killed.update(victims)
+        self.both += victims == ("server", "runner")
         runner = self._stopped_runner() if "runner" in victims else None
         if "server" in victims:
             kill_server(self.home)
@@ -99,6 +118,47 @@ class Rounds:
             before = CLOCK.monotonic()
             control.ensure(self.home, CLOCK)
             self.restarts.append(CLOCK.monotonic() - before)
+
+    def _copy(self) -> None:
+        """A copy of the folder as it is, files that change among it: it is read, or refused."""
+        copy = Home(self.home.root.with_name("copy"))
+        subprocess.run(
+            ["cp", "-a", self.home.root, copy.root], check=False, stderr=subprocess.DEVNULL
+        )
+        try:
+            endpoint = control.ensure(copy, CLOCK)
+        except StateDamaged:
+            self.killed["copy refused"] += 1  # it was torn
+        else:
+            assert endpoint.read_only
+            batch = client_for(copy, endpoint, "batch")
+            batch.list_jobs(jobQueue="default", jobStatus="RUNNING")
+            control.stop(copy, CLOCK)
+            self.killed["copy read"] += 1
+        shutil.rmtree(copy.root)
+
+    def _move(self) -> None:
+        """Away and back while jobs run: each server stops by itself, and the next goes on."""
+        there = Home(self.home.root.with_name("there"))
+        with self._gate:
+            self._mortal.close()
+            for _, person in self._people:
+                person.kill()
+                person.wait()
+            for place, next_place in ((self.home, there), (there, self.home)):
+                control.ensure(place, CLOCK)
+                # Of a client that was killed as it started one, another may be on its way.
+                wait_for(partial(_is_alone, place), "there is one server")
+                server = place.holder()
+                assert server is not None
+                if next_place.root.exists():  # made anew by a program that had its old path
+                    control.stop(next_place, CLOCK)
+                    next_place.root.rename(next_place.root.with_name(f"left-{CLOCK.monotonic()}"))
+                place.root.rename(next_place.root)
+                wait_for(partial(_is_gone, server), "the server stops by itself")
+                control.ensure(next_place, CLOCK)
+            self.killed["moved"] += 2
+            self._mortal = Mortal(self._load, f"mortal{self.killed['moved']}x")
 
     def _person(self, number: int) -> tuple[str, subprocess.Popen[bytes]]:
         """Somebody who types `batchml submit --wait`."""
@@ -129,9 +189,27 @@ class Rounds:
             return None
         wait_for(lambda: not is_alive(pid) or _stands_still(pid), "the runner stands still")
         record = _record_of(pid)
-        if record and os.path.getsize(record):
-            self.lost.add(record.split("/")[-2])
+        if record:
+            # One that prepares an attempt may not have read yet that its program may start.
+            may_have_begun = b'"may_have_begun": true' in Path(record).read_bytes()
+            (self.lost if may_have_begun else self.perhaps).add(record.split("/")[-2])
         return runner
+
+
+def _is_alone(home: Home) -> bool:
+    """Whether the server of a state folder is its only one, also of those that are starting."""
+    words = f"batchml.local.daemon\0--home\0{home.root}\0".encode()
+    found = 0
+    for entry in os.listdir("/proc"):
+        try:
+            found += entry.isdigit() and words in Path(f"/proc/{entry}/cmdline").read_bytes()
+        except OSError:
+            continue
+    return found == 1
+
+
+def _is_gone(pid: int) -> bool:
+    return not is_alive(pid)
 
 
 _VICTIMS = [
@@ -207,7 +285,7 @@ def test_whatever_is_killed_nothing_is_lost_doubled_or_stuck(home: Home, started
     endpoint = control.ensure(home, CLOCK)
     batch, logs = (client_for(home, endpoint, service) for service in ("batch", "logs"))
     wait_for(lambda: not unfinished(batch), "every job ends", 60 + ROUNDS)
-    verdict = Verdict(batch, logs, started, told, rounds.lost)
+    verdict = Verdict(batch, logs, started, told, rounds)
     assert len(verdict.jobs) >= min(ROUNDS, 5), "there was load"
     verdict.pass_()
     print(f"{len(verdict.jobs)} jobs ended: {dict(verdict.seen)}")
@@ -226,9 +304,10 @@ def test_whatever_is_killed_nothing_is_lost_doubled_or_stuck(home: Home, started
     control.stop(home, CLOCK)
     wait_for(lambda: not runners(home), "idle runners end with their server")
     assert _of_any_attempt(home) == []
-    assert cgroup.members(list(cgroup.find(str(home.root)).values())) == []
+    assert cgroup.members(list(cgroup.find(identity_of(home)).values())) == []
     errors = re.findall(r".*(?:Traceback|ERROR).*", home.log.read_text())
-    assert [line for line in errors if "is in use" not in line] == []
+    known = ("is in use", "was moved, deleted or replaced", "has no readable record")
+    assert [line for line in errors if not any(text in line for text in known)] == []
     assert (home.local / "runners.log").read_text() == ""
 
 
@@ -264,7 +343,7 @@ def _of_any_attempt(home: Home) -> list[int]:
             environ = Path(f"/proc/{entry}/environ").read_bytes() if entry.isdigit() else b""
         except OSError:
             continue
-        tags = re.findall(rb"(?:^|\0)BATCHML_TASK=([0-9a-f]+)", environ)
+        tags = re.findall(rb"(?:^|\0)BATCHML_TASK=[0-9a-f]+\.([0-9a-f]+)", environ)
         if any(tag.decode() in known for tag in tags):
             found.append(int(entry))
     return found
@@ -273,12 +352,14 @@ def _of_any_attempt(home: Home) -> list[int]:
 class Verdict:
     """Looks at every job once all have ended: each has one end, and the one that it must have."""
 
-    def __init__(self, batch: Any, logs: Any, starts: Path, told: Told, lost: set[str]) -> None:
+    def __init__(self, batch: Any, logs: Any, starts: Path, told: Told, rounds: Rounds) -> None:
+        self._perhaps = rounds.perhaps
+        self._both = rounds.both
         self._batch = batch
         self._logs = logs
         self._starts = starts
         self._told = told
-        self._lost = lost
+        self._lost = rounds.lost
         self._stops: dict[str, list[Stop]] = {}
         for stop in told.stops:
             self._stops.setdefault(stop.job, []).append(stop)
@@ -310,6 +391,9 @@ class Verdict:
                     f"{error}\nof {job}\nstops {self._stops_of(job_id)}"
                 ) from error
         assert self._lost <= tasks, "every attempt is recorded"
+        # Those that a server had committed to start, and that neither it could send nor a runner
+        # read, because both died.
+        assert self.seen["no evidence"] <= self._both, "none is lost whose runner lives"
 
     def _list(self, **more: Any) -> list[str]:
         pages = self._batch.get_paginator("list_jobs").paginate(**more)
@@ -374,13 +458,20 @@ class Verdict:
     ) -> None:
         container = attempt["container"]
         is_last = number == len(job["attempts"])
-        if _task(attempt) in self._lost:
+        is_lost = _task(attempt) in self._lost
+        if attempt["statusReason"] == NO_EVIDENCE:
+            self.seen["no evidence"] += 1
+            is_lost = True
+        elif _task(attempt) in self._perhaps:
+            is_lost = attempt["statusReason"] == RUNNER_LOST
+            self.seen["lost attempt"] += is_lost
+        elif is_lost:
             self.seen["lost attempt"] += 1
             assert attempt["statusReason"] == RUNNER_LOST and "exitCode" not in container
         else:
             assert attempt["statusReason"] != RUNNER_LOST, "none is lost whose runner lives"
         natural = container.get("exitCode") == plan.code_of(number)
-        assert natural or _task(attempt) in self._lost or (forced and is_last)
+        assert natural or is_lost or (forced and is_last)
         if "logStreamName" not in container:
             return
         lines = output(self._logs, job, container["logStreamName"])
@@ -397,7 +488,11 @@ class Verdict:
     def _judge_nodes(self, job: dict[str, Any], below: list[dict[str, Any]], stopped: bool) -> None:
         assert len(below) == 2
         main = self.jobs[f"{job['jobId']}#0"]
-        lost = [attempt for attempt in main["attempts"] if _task(attempt) in self._lost]
+        lost = [
+            attempt
+            for attempt in main["attempts"]
+            if attempt["statusReason"] in (NO_EVIDENCE, RUNNER_LOST)
+        ]
         assert stopped or job["status"] == ("FAILED" if lost else "SUCCEEDED")
 
     def _waited_for(self, job: dict[str, Any]) -> list[str]:

@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from batchml.local.executors.network import tag_of
 from batchml.local.home import Home
-from tests.conftest import client_for, wait_for, wait_for_job
+from tests.conftest import client_for, identity_of, wait_for, wait_for_job
 
 PORT = 29_500
 
@@ -80,7 +79,7 @@ def namespaces(home: Home) -> list[str]:
     """What there is of a server's, on this machine."""
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
     links = subprocess.run(["ip", "-br", "link"], capture_output=True, text=True).stdout
-    tag = tag_of(str(home.root))
+    tag = identity_of(home)[:8]
     return [line for line in (listed + links).splitlines() if tag in line]
 
 

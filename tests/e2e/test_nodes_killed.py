@@ -18,10 +18,9 @@ from typing import NamedTuple
 
 import pytest
 
-from batchml.local.executors.container import home_label
 from batchml.local.home import Home
 from batchml.runtime.checkpoint import newest_step
-from tests.conftest import wait_for
+from tests.conftest import identity_of, wait_for
 from tests.contract.executor_rig import IMAGE, docker, need_engine
 from tests.e2e.conftest import Cli, write_job
 from tests.e2e.test_multinode import NAMESPACES, namespaces
@@ -262,8 +261,8 @@ def test_containers_of_a_run_may_be_killed_at_any_time(cli: Cli) -> None:
 
     assert cli("local", "start", "--vcpus", "2", "--executor", "docker").code == 0
     killed_at_random(cli, IMAGE, 1, kill_one)
-    mine = f"label=batchml.home={home_label(cli.home)}"
+    mine = f"label=batchml.home={identity_of(cli.home)}"
     wait_for(lambda: not docker("ps", "-a", "-q", "--filter", mine).stdout, "no container is left")
     networks = docker("network", "ls", "--format", "{{json .}}").stdout.splitlines()
     names = [json.loads(line)["Name"] for line in networks]
-    assert not [name for name in names if home_label(cli.home)[:8] in name]
+    assert not [name for name in names if identity_of(cli.home)[:8] in name]

@@ -7,11 +7,12 @@ import re
 import signal
 import socket
 import subprocess
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -122,7 +123,14 @@ def test_the_token_is_nowhere_and_event_files_of_the_run_are_shown(
         check_coming_back(cli, job_id, token)
         with watching(cli, "tensorboard", job_id) as (_, board):
             (name,) = [each["name"] for each in board["runs"]]
-            assert get(f"{board['url']}/data/runs") == [f"{name}/tb"]
+            secret = Path(board["tokenFile"]).read_text()
+            assert get(f"{board['url']}data/runs", secret) == [f"{name}/tb"]
+            with pytest.raises(HTTPError, match="403"):
+                get(f"{board['url']}data/runs", token)
+            page = chromium.visit(f"{board['url']}?token={secret}")
+            until(page, "document.title", lambda title: title == "TensorBoard")
+            assert "token" not in page.evaluate("location.href")
+            assert secret not in command_lines() + json.dumps(board)
         assert list((cli.home.root / "tensorboard").iterdir()) == []
         assert token not in command_lines()
 
@@ -136,8 +144,9 @@ def test_the_token_is_nowhere_and_event_files_of_the_run_are_shown(
             assert token.encode() not in path.read_bytes(), path
 
 
-def get(url: str) -> Any:
-    with urllib.request.urlopen(url, timeout=LIMIT) as answer:
+def get(url: str, token: str) -> Any:
+    asked = Request(url, headers={"Authorization": f"Bearer {token}"})
+    with urlopen(asked, timeout=LIMIT) as answer:
         return json.load(answer)
 
 

@@ -12,13 +12,12 @@ import pytest
 from batchml.clock import SystemClock
 from batchml.local import control
 from batchml.local.executors import cgroup
-from batchml.local.executors.remains import tagged
-from batchml.local.executors.supervisor import RUNNER_LOST
+from batchml.local.executors.supervisor import NO_EVIDENCE, RUNNER_LOST
 from batchml.local.home import Endpoint, Home
 from batchml.local.reset import forget
 from batchml.runtime.files import read_json
 from batchml.runtime.processes import send, start_time
-from tests.conftest import client_for, define, wait_for, wait_for_job
+from tests.conftest import client_for, define, processes_of, reboot, wait_for, wait_for_job
 from tests.unit.test_processes import is_alive
 
 CLOCK = SystemClock()
@@ -30,7 +29,7 @@ def tidy(home: Home) -> Iterator[Home]:
     yield home
     kill_server(home)
     for folder in home.attempts.glob("*"):
-        while left := tagged(folder.name):
+        while left := processes_of(home, folder.name):
             send(left, signal.SIGKILL)
 
 
@@ -147,9 +146,9 @@ def test_idle_runners_end_with_a_killed_server_and_busy_ones_after_their_attempt
 def test_an_orphan_that_forgot_everything_dies_with_its_runner_and_server(
     tidy: Home, tmp_path: Path
 ) -> None:
-    if not cgroup.find(str(tmp_path)):
+    if not cgroup.find(tmp_path.name):
         pytest.skip("control groups may not be written here")
-    cgroup.remove(list(cgroup.find(str(tmp_path)).values()))
+    cgroup.remove(list(cgroup.find(tmp_path.name).values()))
     home = tidy
     batch = client_for(home, control.ensure(home, CLOCK), "batch")
     pids = tmp_path / "pids"
@@ -202,7 +201,7 @@ def test_a_record_of_a_pid_that_is_somebody_elses_by_now_is_a_lost_runner(
     (attempt / "runner.json").write_text(json.dumps({**record, "pid": os.getpid()}))
     batch = client_for(home, control.ensure(home, CLOCK), "batch")
     assert wait_for_job(batch, job_id)["statusReason"] == RUNNER_LOST
-    assert tagged(attempt.name) == []
+    assert processes_of(home, attempt.name) == []
 
 
 def test_after_a_power_cut_an_attempt_without_a_record_is_a_lost_host(tidy: Home) -> None:
@@ -213,12 +212,12 @@ def test_after_a_power_cut_an_attempt_without_a_record_is_a_lost_host(tidy: Home
     (attempt,) = home.attempts.iterdir()
     kill_server(home)
     os.kill(read_json(str(attempt / "runner.json"))["pid"], signal.SIGKILL)
-    while left := tagged(attempt.name):
+    while left := processes_of(home, attempt.name):
         send(left, signal.SIGKILL)
     (attempt / "runner.json").write_bytes(b"")  # it was never on disk
-    (home.local / "boot").write_text("another boot of this machine")
+    reboot(home)
     batch = client_for(home, control.ensure(home, CLOCK), "batch")
-    assert wait_for_job(batch, job_id)["statusReason"] == RUNNER_LOST
+    assert wait_for_job(batch, job_id)["statusReason"] == NO_EVIDENCE
 
 
 def test_a_stop_at_any_moment_of_a_reused_runner_ends_its_own_attempt_alone(

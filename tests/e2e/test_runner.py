@@ -1,6 +1,7 @@
 """The runner alone, told by a socket what a server would tell it. What it leaves is the truth."""
 
 import array
+import errno
 import fcntl
 import json
 import os
@@ -18,8 +19,10 @@ import pytest
 
 from batchml.clock import SystemClock
 from batchml.local.executors import cgroup
+from batchml.local.executors.attempt_files import until_it_works
 from batchml.local.executors.remains import tagged
 from batchml.local.executors.runner import INLINE
+from batchml.ops.explain.clues import of_reason
 from batchml.runtime.lines import LineSplitter
 from batchml.runtime.processes import send, start_time
 from tests.conftest import wait_for
@@ -54,7 +57,8 @@ class Runner:
     def hear(self) -> dict[str, Any]:
         """The next that it says; empty when it has let go of the socket."""
         data = self.server.recv(65_536)
-        return dict(json.loads(data)) if data else {}
+        message = dict(json.loads(data)) if data else {}
+        return self.hear() if "ready" in message else message
 
     def memory(self) -> int:
         """KiB that it has in memory."""
@@ -77,6 +81,7 @@ class Attempt:
             "task_id": self.task_id,
             "cwd": str(self.folder / "work"),
             "command": list(command),
+            "init": True,
             "env": {"PATH": os.environ["PATH"], "BATCHML_TASK": self.task_id},
             "grace": 30,
             "preamble": "preamble",
@@ -87,10 +92,12 @@ class Attempt:
         if len(json.dumps(spec)) > INLINE:
             whole = os.memfd_create("spec")
             os.write(whole, json.dumps(spec).encode())
-            self.runner.send({"folder": str(self.folder), "spec": None}, record, whole)
+            self.runner.send(
+                {"folder": str(self.folder), "spec": None, "begin": True}, record, whole
+            )
             os.close(whole)
         else:
-            self.runner.send({"folder": str(self.folder), "spec": spec}, record)
+            self.runner.send({"folder": str(self.folder), "spec": spec, "begin": True}, record)
         os.close(record)
         return self
 
@@ -203,6 +210,18 @@ def test_a_program_that_cannot_run_has_the_shells_codes_and_a_line_that_says_why
     assert attempt.exit()["code"] == code
     (line,) = attempt.lines()
     assert word in line
+
+
+def test_without_an_init_process_explain_knows_the_command_that_is_missing(
+    attempt: Attempt,
+) -> None:
+    attempt.start("no-such-program", init=False)
+    failure = attempt.exit()["start_failure"]
+    assert failure.startswith("CannotStartContainerError: ")
+    found = of_reason(failure)
+    assert found is not None and (found.cause, "no-such-program" in found.verdict) == (
+        "missing-command", True,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -480,6 +499,22 @@ def test_an_attempt_that_was_sent_by_a_server_that_died_at_once_is_carried_out(
     attempt.runner.server.close()
     assert attempt.exit()["code"] == 0
     assert attempt.process.wait(10) == 0
+
+
+def test_a_file_system_that_became_read_only_is_waited_for_and_a_stop_is_heard() -> None:
+    faults = [OSError(errno.EROFS, "Read-only file system")]
+    heard: list[str] = []
+
+    def write() -> str:
+        if faults:
+            raise faults.pop()
+        return "written"
+
+    assert until_it_works(write, lambda: heard.append("a stop")) == "written"
+    assert heard == ["a stop"]
+    faults.append(OSError(errno.EROFS, "Read-only file system"))
+    with pytest.raises(OSError, match="Read-only"):  # a folder that the job itself has named
+        until_it_works(write, lasting=(errno.EROFS,))
 
 
 def test_the_lock_is_held_from_before_the_message_to_the_end(attempt: Attempt) -> None:

@@ -185,7 +185,7 @@ def test_an_environment_that_is_whole_is_not_prepared_again(bench: Bench, tmp_pa
     }  # fmt: skip
     assert through(bench.attempt(runner), "true", **more).exit()["start_failure"]
     (tmp_path / "env" / "bin" / "python").symlink_to(sys.executable)
-    (tmp_path / "env" / ".complete").touch()
+    (tmp_path / "env" / ".complete").write_text(f"{tmp_path.resolve() / 'env'}\n")
     assert through(bench.attempt(runner), "true", **more).exit()["code"] == 0
 
 

@@ -242,6 +242,12 @@ def test_a_state_folder_that_is_a_file_is_a_clear_error(tmp_path: Path) -> None:
         control.ensure(Home(tmp_path / "file"), CLOCK)
 
 
+def test_a_state_folder_that_no_path_variable_can_hold_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(LocalServerError, match=r"has ':' in its path.* Set BATCHML_HOME to a"):
+        control.ensure(Home(tmp_path / "a:b"), CLOCK)
+    assert not (tmp_path / "a:b").exists()
+
+
 # --- the journal ------------------------------------------------------------------------------
 
 

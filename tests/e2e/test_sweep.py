@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -104,6 +105,14 @@ def test_one_short_file_and_one_command_give_the_best_trial_and_its_command(
     for command in ("show", "logs", "explain"):
         asked = sweeps(command, key)
         assert asked.code == 1 and f"It is a sweep: batchml sweeps show {key}" in asked.err
+    shutil.rmtree(sweeps.home.code)
+    for words in (["confirm", key], ["top-up", key, "--trials", "9"]):
+        refused = sweeps("sweeps", *words)
+        assert refused.code == 1 and "is gone, so nothing was asked of it" in refused.err
+    assert sweeps.jobs() == 1
+    reset = sweeps("local", "reset", "--yes")
+    assert "and 1 sweep forgotten" in reset.out
+    assert sweeps("sweeps", "ls", "--json").json == []
 
 
 def test_the_default_learns_stops_early_and_says_it_as_json(sweeps: Sweeps) -> None:

@@ -494,7 +494,7 @@ def test_answers_and_starts_come_after_the_sync_that_holds_them(
     steps = list(steps_in(server.trace, traced_home.journal))
     task = wait_for(lambda: [p.name for p in traced_home.attempts.iterdir()], "an attempt")[0]
     answer = _first(steps, f'"jobId":"{job_id}"')
-    start = _first(steps, f'"task_id":"{task}"')
+    start = _first(steps, f'"begin":"{task}"')
     row = next(n for n, s in enumerate(steps) if isinstance(s, Write) and job_id.encode() in s.data)
     for said in (answer, start):
         assert any(steps[n] == Synced("-wal") for n in range(row, said))

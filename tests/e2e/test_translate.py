@@ -173,7 +173,7 @@ def test_what_a_broken_run_has_learnt_the_next_one_translates(
     out, err = read_rest(watching)
     assert watching.returncode == 0, out + err
     resumed = re.findall(r"Resuming after step (\d+) of 216", out)
-    assert len(resumed) == 1 and int(resumed[0]) >= 27
+    assert len(resumed) == 1 and int(resumed[0]) >= 27, out
     assert float(re.findall(r" exact=([0-9.]+)", out)[-1]) > 0.7
 
     told = dict(corpus.numbers(3).train[50::100])

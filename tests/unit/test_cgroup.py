@@ -21,9 +21,9 @@ def test_a_process_that_is_not_seen_from_here_is_nobody(tmp_path: Path) -> None:
 
 
 def test_two_state_folders_have_groups_of_their_own(tmp_path: Path, groups: cgroup.Groups) -> None:
-    other = cgroup.find(str(tmp_path / "other"))
+    other = cgroup.find(f"{tmp_path.name}-other")
     assert not set(other.values()) & set(groups.values())
-    assert cgroup.find(str(tmp_path)) == groups
+    assert cgroup.find(tmp_path.name) == groups
     assert cgroup.remove(list(other.values()))
 
 

@@ -15,6 +15,7 @@ from batchml.local.engine import next_deadline
 from batchml.local.messages import Ended, Exit, Lose, Started, Ticked
 from batchml.local.scheduling import NEVER_FITS_MACHINE, NO_CAPACITY, TIME_LIMIT
 from batchml.local.state import Attempt
+from tests.models import ec2
 from tests.unit.test_engine_nodes import nodes_of
 from tests.unit.test_engine_nodes import running as cluster_running
 from tests.unit.world import World, children, needing, world
@@ -395,7 +396,7 @@ def test_without_capacity_nothing_starts_and_the_head_of_a_queue_says_so() -> No
 
 def test_the_instance_types_are_the_environment_s() -> None:
     w = rehearsing("no-capacity=5m")
-    resources = {"type": "EC2", "maxvCpus": 4, "instanceTypes": ["g5.xlarge", "g6"], "subnets": []}
+    resources = ec2(4, instanceTypes=["g5.xlarge", "g6"])
     w.environment("gpu", computeResources=resources)
     w.queue("g", 1, "gpu")
     job = w.submit(queue="g")

@@ -15,6 +15,7 @@ from batchml.local.messages import Noted, Requested, Started
 from batchml.local.reads import READS, View
 from batchml.local.state import Attempt, Job, Machine
 from batchml.local.store import Store
+from tests.models import ec2
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -78,7 +79,12 @@ class Held:
         self._time = time
         self.stops: list[float] = []
 
-    def start(self, job: Job, attempt: Attempt) -> None: ...
+    def prepare(self, job: Job, attempt: Attempt) -> bool:
+        return True
+
+    def begin(self, task_id: str) -> None: ...
+
+    def withdraw(self, task_id: str) -> None: ...
 
     def adopt(self, job: Job, attempt: Attempt) -> None: ...
 
@@ -123,7 +129,7 @@ class Bench:
 
     async def prepared(self) -> None:
         """Make an environment, a queue and a definition."""
-        resources = {"type": "EC2", "maxvCpus": 4, "subnets": []}
+        resources = ec2(4)
         await self.call(
             "CreateComputeEnvironment", computeEnvironmentName="ce", type="MANAGED",
             computeResources=resources,

@@ -216,7 +216,7 @@ def test_an_environment_serves_all_images_that_are_made_of_the_same(tmp_path: Pa
     for label in ("a-0123", "c-4567"):
         tool(tmp_path / label / "bin", "python")
         assert _target(tmp_path, "b-0123") == tmp_path / "b-0123", "it is being made"
-    (tmp_path / "a-0123" / ".complete").touch()
+    (tmp_path / "a-0123" / ".complete").write_text(f"{tmp_path.resolve() / 'a-0123'}\n")
     assert _target(tmp_path, "b-0123") == tmp_path / "a-0123"
     assert _target(tmp_path, "b-4567") == tmp_path / "b-4567"
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from batchml.local.executors.container import Permits, container_spec, home_label
+from batchml.local.executors.container import Permits, container_spec
 from batchml.local.executors.making import through_runtime
 from batchml.local.executors.spec import Host, NoEnvironment
 from batchml.local.home import Home
@@ -18,10 +18,15 @@ from tests.contract.executor_rig import attempt_of, job_of  # isort: skip
 MIB = 1 << 20
 
 
+IDENTITY = "0123456789abcdef"
+
+
 @pytest.fixture
 def host(tmp_path: Path) -> Host:
     home = Home(tmp_path / "home")
-    return Host(home, home.runtimes / "r", {"PATH": "/bin", "SECRET": "s"}, has_gpus=True)
+    return Host(
+        home, home.runtimes / "r", {"PATH": "/bin", "SECRET": "s"}, has_gpus=True, identity=IDENTITY
+    )
 
 
 def spec_of(host: Host, job: Job, permits: Permits | None = None, **attempt: Any) -> dict[str, Any]:
@@ -41,7 +46,6 @@ def test_limits_are_the_jobs_needs_and_swap_is_off(host: Host) -> None:
     assert asked["Memory"] == asked["MemorySwap"] == 512 * MIB
     assert asked["CpuShares"] == 3072
     assert asked["PidsLimit"] == 4096
-    assert asked["Init"] is True
     assert "MemorySwappiness" not in asked
 
 
@@ -89,10 +93,18 @@ def test_linux_parameters_in_the_engines_words(host: Host) -> None:
     assert asked["Tmpfs"] == {"/t": "size=5m,ro,noexec"}
     assert asked["Ulimits"] == [{"Name": "nofile", "Soft": 10, "Hard": 20}]
     assert asked["ReadonlyRootfs"] is True
-    assert asked["Init"] is True, "or TERM would not be heard"
+    assert asked["Init"] is False
     assert asked["Devices"] == [
         {"PathOnHost": "/dev/fuse", "PathInContainer": "/dev/fuse", "CgroupPermissions": "rw"}
     ]
+
+
+@pytest.mark.parametrize("asked", [True, False, None])
+def test_an_init_process_is_the_parent_when_the_job_asks_for_one(
+    host: Host, asked: bool | None
+) -> None:
+    linux = {} if asked is None else {"initProcessEnabled": asked}
+    assert host_config(host, job_of(["true"], linuxParameters=linux))["Init"] is bool(asked)
 
 
 def test_rights_are_few_unless_the_server_lets_jobs_have_more(host: Host) -> None:
@@ -173,9 +185,25 @@ def test_a_volume_without_a_folder_is_the_engines_and_efs_is_a_folder_here(host:
     assert spec["config"]["HostConfig"]["Mounts"] == [
         {"Type": "volume", "Target": "/scratch", "ReadOnly": False}
     ]
-    assert next(s["path"] for s in spec["sources"] if s["target"] == "/fs") == str(
-        host.home.root / "workspace" / "efs" / "fs-1---" / "a" / "b"
-    )
+    (efs,) = [s for s in spec["sources"] if s["target"] == "/fs"]
+    root = host.home.volumes / "fs-1---"
+    assert (efs["path"], efs["roots"]) == (str(root / "a" / "b"), [str(root)])
+    assert efs["before"] == (str(host.home.root / "workspace"), "efs", "fs-1---")
+
+
+def test_no_container_may_write_to_the_folder_of_all_runs(host: Host) -> None:
+    """Or it could rename the folders that are mounted for others."""
+    runs = str(host.home.runs)
+    for read_only in (False, True):
+        job = job_of(
+            ["true"],
+            volumes=[{"name": "r", "host": {"sourcePath": runs}}],
+            mountPoints=[{"sourceVolume": "r", "containerPath": "/r", "readOnly": read_only}],
+        )
+        sources = spec_of(host, job)["sources"]
+        (found,) = [s for s in sources if s["target"] == "/r"]
+        assert (runs in found["roots"], found["fixed"]) == (read_only, False)
+        assert all(s["fixed"] for s in sources if s is not found)
 
 
 def test_a_mount_of_no_volume_says_so(host: Host) -> None:
@@ -201,11 +229,11 @@ def test_user_labels_and_name_find_a_container_again(host: Host) -> None:
     spec = spec_of(host, job)
     assert spec["config"]["User"] == "1000:100"
     assert spec["config"]["Labels"] == {
-        "batchml.home": home_label(host.home),
+        "batchml.home": host.identity,
         "batchml.task": spec["task_id"],
         "batchml.job": job.id,
     }
-    assert spec["name"] == f"batchml-{spec['task_id']}"
+    assert spec["name"] == f"batchml-{IDENTITY[:8]}-{spec['task_id']}"
 
 
 def test_code_of_ours_is_mounted_and_no_other_file_is(host: Host) -> None:

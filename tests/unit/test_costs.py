@@ -451,7 +451,7 @@ def test_a_cost_is_kept_for_when_batch_has_forgotten_the_run(place: Account) -> 
     place.aws.jobs = {}
     found, bill = bill_of(place, "x")
     assert (found.name, bill.figure, bill.is_kept) == ("lenet", 1.01, True)
-    with pytest.raises(NotFound, match="AWS Batch does not know it, nor"):
+    with pytest.raises(NotFound, match="not known to the server, and its cost"):
         bill_of(place, "y")
 
 

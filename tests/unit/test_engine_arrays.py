@@ -411,7 +411,6 @@ def test_stopping_a_sequence_while_a_child_runs() -> None:
 @pytest.mark.parametrize(
     ("entry", "text"),
     [
-        ({"type": "SEQUENTIAL", "jobId": "{}"}, "no jobId"),
         ({"type": "N_TO_N"}, "does not exist"),
         ({"type": "N_TO_N", "jobId": "none"}, "does not exist"),
         ({"type": "N_TO_N", "jobId": "{}"}, "same size"),
@@ -433,13 +432,29 @@ def test_dependencies_that_make_no_sense_are_refused(entry: dict[str, str], text
     assert text in refused
 
 
-@pytest.mark.parametrize("entry", [SEQUENTIAL, pairs("j4")])
-def test_dependencies_between_children_need_an_array(entry: dict[str, str]) -> None:
-    """B129."""
+@pytest.mark.parametrize("entry", [{**SEQUENTIAL, "jobId": "j4"}, pairs("j4")])
+def test_a_job_that_is_no_array_waits_for_the_whole_job_whatever_the_type(
+    entry: dict[str, str],
+) -> None:
+    """B129: AWS does not say that such a type is refused."""
     w = world()
     assert w.array(2) == "j4"
-    text = w.refusal("SubmitJob", jobName="n", jobQueue="q", jobDefinition="d", dependsOn=[entry])
-    assert "needs an array" in text
+    job = w.submit(dependsOn=[entry])
+    assert w.status(job) == ["PENDING"]
+    w.end("j4:0")
+    w.end("j4:1")
+    assert w.status(job) == ["STARTING"]
+    assert w.status(w.submit(dependsOn=[SEQUENTIAL])) == ["STARTING"]
+
+
+def test_an_array_in_sequence_that_names_a_job_waits_for_it_first() -> None:
+    """B129."""
+    w = world()
+    first = w.submit()
+    array = w.array(2, {**SEQUENTIAL, "jobId": first})
+    assert w.status(f"{array}:0") == ["PENDING"]
+    w.end(first)
+    assert w.status(*children(array, 0, 1)) == ["STARTING", "PENDING"]
 
 
 # --- N_TO_N -----------------------------------------------------------------------------------

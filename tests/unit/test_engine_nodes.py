@@ -8,6 +8,7 @@ import pytest
 from batchml.local.engine import next_deadline, restore, unwanted
 from batchml.local.messages import Ended, Exit, Started
 from batchml.model.status import JobStatus
+from tests.models import ec2
 from tests.unit.world import (
     LOST,
     World,
@@ -73,7 +74,7 @@ def running(nodes: int = 3, **more: Any) -> tuple[World, str]:
 @pytest.mark.parametrize(
     "other",
     [
-        {"computeResources": {"type": "SPOT", "maxvCpus": 99, "subnets": []}},
+        {"computeResources": ec2(99, type="SPOT")},
         {"type": "UNMANAGED", "computeResources": None, "unmanagedvCpus": 99},
     ],
 )

@@ -21,6 +21,7 @@ from batchml.ops.explain import clues
 from batchml.ops.explain.failing import Ended, why_ended
 from batchml.ops.explain.ranks import of_first
 from batchml.ops.explain.words import Words, memory, minutes, own_image
+from batchml.runtime.codes import LOG_TOO_LARGE
 from tests.explain_world import DEV, ID, NOW, OTHER, Aws, World, ago, job, log
 
 EXITED = "Essential container in task exited"
@@ -545,6 +546,15 @@ def test_what_aws_batch_has_forgotten_is_explained_from_here_and_its_log(aws: Aw
     assert aws.session.asked("GetLogEvents")[0]["logGroupName"] == "/batchml/dev"
 
 
+def test_a_log_that_could_grow_no_more_is_the_cause_and_not_the_signal() -> None:
+    reason = f"{LOG_TOO_LARGE}: the log of this attempt has reached the largest file size"
+    found = why_ended(ended(143, "x", reason=reason))
+    assert (found.cause, found.verdict) == (
+        "log-too-large", "It was stopped because its log could grow no more."
+    )  # fmt: skip
+    assert found.evidence[0].endswith(f"with code 143, signal SIGTERM: {reason}")
+
+
 def test_without_a_log_what_is_kept_here_is_enough(aws: Aws) -> None:
     record = Record(job_id=ID, name="lenet", at=ago(20_000), status="FAILED", reason=EXITED,
                     container_reason=OOM, exit_code=137, memory_mib=512)  # fmt: skip
@@ -560,7 +570,7 @@ def test_an_end_that_nobody_saw_is_not_made_up(aws: Aws) -> None:
 
 
 def test_what_nobody_knows_is_not_found(aws: Aws) -> None:
-    with pytest.raises(NotFound, match="does not know it"):
+    with pytest.raises(NotFound, match="not known to the server"):
         aws.explain(World(None))
 
 

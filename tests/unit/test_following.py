@@ -13,7 +13,19 @@ from batchml.cli.following import _Log, detaching
 from batchml.cli.live import View, show
 from batchml.model.run import Run
 from batchml.model.status import JobStatus
-from batchml.ops.watch import CUT, MARKED, Closed, Ended, Happening, Line, Lost
+from batchml.ops.watch import (
+    CUT,
+    DAMAGED,
+    MARKED,
+    PROVEN,
+    QUIET,
+    SHORT,
+    Closed,
+    Ended,
+    Happening,
+    Line,
+    Lost,
+)
 from tests.fakes import FakeClock
 
 ENDED = Ended(Run("j", "n", "q", JobStatus.SUCCEEDED))
@@ -46,6 +58,7 @@ def test_lines_that_are_not_picked_are_left_out_and_nothing_else() -> None:
 def test_a_log_that_was_cut_off_has_no_whole_metrics() -> None:
     log = _Log(None)
     list(log.watch(iter([Closed("s", 2, CUT), ENDED])))
+    assert log.is_complete is False
     assert not log.is_read
 
 
@@ -75,3 +88,19 @@ def test_who_stops_waiting_is_told_how_to_go_on_with_what_is_left(
     assert "j0" not in few
     many = told([f"j{number}" for number in range(1000)])
     assert many == "\nDetached: the jobs go on.\n  999 of them:  batchml ls --env dev\n"
+
+
+def test_a_log_is_complete_when_that_of_each_attempt_is() -> None:
+    def of(*proofs: str) -> bool | None:
+        log = _Log(None)
+        list(log.watch(Closed("s", 2, proof) for proof in proofs))
+        return log.is_complete
+
+    assert [of(), of(MARKED, PROVEN), of(MARKED, QUIET)] == [None, True, None]
+    assert [of(QUIET, DAMAGED), of(SHORT, MARKED)] == [False, False]
+
+
+def test_metrics_of_a_damaged_log_are_not_kept() -> None:
+    log = _Log(None)
+    list(log.watch(iter([Closed("s", 2, MARKED), Closed("t", 2, DAMAGED), ENDED])))
+    assert not log.is_read

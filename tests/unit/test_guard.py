@@ -17,16 +17,24 @@ from tests.conftest import wait_for
 OK = b"HTTP/1.1 200 OK"
 
 
+LARGE = 64 << 20  # more than the buffers of both ends
+
+
 async def app(scope: Any, receive: Any, send: Any) -> None:
-    """Reads the request; whoever asks for /known is known."""
+    """Reads the request; whoever asks for /known/KEY is known by the key. /held is not answered."""
     while (await receive()).get("more_body"):
         pass
-    if scope["path"] == "/known":
-        scope["state"]["trust"]()
+    _, word, *key = scope["path"].split("/")
+    if word:
+        scope["state"]["trust"](key[0] if key else "mine")
+    body = b"a" * LARGE + b"ok" if word == "large" else b"ok"
+    if word == "held":
+        await asyncio.Event().wait()
+    length = str(len(body)).encode()
     await send(
-        {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]}
+        {"type": "http.response.start", "status": 200, "headers": [(b"content-length", length)]}
     )
-    await send({"type": "http.response.body", "body": b"ok"})
+    await send({"type": "http.response.body", "body": body})
 
 
 class Serving:
@@ -189,6 +197,68 @@ def test_who_has_gone_makes_room(serve: Serve) -> None:
         peer.close()
         wait_for(lambda: serving.connected() == 0, "it is seen to have gone")
     assert not serving.gate._strangers
+
+
+def test_a_key_that_holds_most_connections_makes_room_and_others_stay(serve: Serve) -> None:
+    """B110."""
+    serving = serve(known=6)
+    mine = [serving.connect() for _ in range(2)]
+    assert all(get(peer, "/known/mine").startswith(OK) for peer in mine)
+    hogging = [serving.connect() for _ in range(20)]
+    for peer in hogging:
+        assert get(peer, "/known/job").startswith(OK)
+    for peer in hogging[:16]:
+        assert refusal(until_closed(peer)) == (503, "ServiceUnavailableException")
+    newcomer = serving.connect()
+    assert all(get(peer, "/known/mine").startswith(OK) for peer in (*mine, newcomer))
+    assert refusal(until_closed(hogging[16])) == (503, "ServiceUnavailableException")
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"GET /", b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nslow"]
+)
+def test_one_key_that_is_slow_or_silent_makes_room_for_its_own_newcomers(
+    serve: Serve, sent: bytes
+) -> None:
+    """B110."""
+    serving = serve(known=3, headers=30.0, body=30.0)
+    slow = [serving.connect() for _ in range(3)]
+    for peer in slow:
+        assert get(peer, "/known").startswith(OK)
+        peer.sendall(sent)
+    assert get(serving.connect(), "/known").startswith(OK)
+    assert refusal(until_closed(slow[0])) == (503, "ServiceUnavailableException")
+
+
+def test_who_is_being_answered_stays_and_the_newcomer_goes(serve: Serve) -> None:
+    """B110."""
+    serving = serve(known=1)
+    held, newcomer = serving.connect(), serving.connect()
+    held.sendall(b"GET /held HTTP/1.1\r\nhost: x\r\n\r\n")
+    wait_for(lambda: len(serving.gate._known) == 1, "it is known")
+    newcomer.sendall(b"GET /known HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert refusal(until_closed(newcomer)) == (503, "ServiceUnavailableException")
+    assert serving.connected() == 1
+
+
+def test_a_peer_that_takes_no_answer_is_no_peer_for_long(serve: Serve) -> None:
+    """B112."""
+    serving = serve(taken=0.3)
+    peer = serving.connect()
+    peer.sendall(b"GET /large HTTP/1.1\r\nhost: x\r\n\r\n")
+    wait_for(lambda: serving.connected() == 1, "it is there")
+    wait_for(lambda: serving.connected() == 0, "it is gone")
+
+
+def test_a_peer_that_takes_no_answer_makes_room_at_once(serve: Serve) -> None:
+    """B110."""
+    serving = serve(known=1)
+    peer = serving.connect()
+    peer.sendall(b"GET /large HTTP/1.1\r\nhost: x\r\n\r\n")
+    wait_for(lambda: any(not each.is_answered for each in serving.gate._known), "it is stuck")
+    newcomer = serving.connect()
+    assert get(newcomer, "/known").startswith(OK)
+    assert serving.connected() == 1
 
 
 @pytest.mark.parametrize(

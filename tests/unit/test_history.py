@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batchml.errors import StateDamaged
 from batchml.model.record import Record
 from batchml.model.run import Attempt, Run
 from batchml.model.status import JobStatus
@@ -200,3 +201,9 @@ def test_what_is_no_text_of_unicode_is_kept_all_the_same(history: History) -> No
     (found,) = history.newest_first()
     assert (found.params, found.tags, found.command) == ({"p": "caf?"}, {"?": "x"}, ("a?",))
     assert found.refused == "no ?"
+
+
+def test_a_history_that_cannot_be_read_is_named_with_what_to_do(history: History) -> None:
+    history.path.mkdir(parents=True)
+    with pytest.raises(StateDamaged, match=r"history\.jsonl cannot be read: Is a directory\. It h"):
+        history.names("local")

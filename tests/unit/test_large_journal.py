@@ -33,7 +33,9 @@ def test_a_long_history_costs_little(tmp_path: Path) -> None:
     store.commit(RECORDS)
     for first in range(1, JOBS + 1, _AT_ONCE):
         jobs = [job(n, JobStatus.SUCCEEDED) for n in range(first, first + _AT_ONCE)]
-        store.commit(effect for one in jobs for effect in (SaveSpec(one.spec), SaveJob(one, False)))
+        store.commit(
+            [effect for one in jobs for effect in (SaveSpec(one.spec), SaveJob(one, False))]
+        )
     store.close()
 
     with taking("start", 2 + JOBS / 100_000):

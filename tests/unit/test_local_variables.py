@@ -106,3 +106,18 @@ def test_a_container_is_wrapped_where_the_runtime_has_something_to_do(
     assert container_spec(host, Permits(), job, attempt_of(job))["wrap"] is True
     plain = job_of(["true"], env={"BATCHML_KEY": "k"})
     assert container_spec(host, Permits(), plain, attempt_of(plain))["wrap"] is False
+
+
+def test_what_a_job_was_given_is_found_in_a_state_folder_that_was_moved(host: Host) -> None:
+    home = host.home
+    for path in (home.code / "a.tar.gz", home.sweeps / "key" / "spec.json"):
+        path.parent.mkdir(parents=True)
+        path.touch()
+    there = {"BATCHML_CODE": "/gone/code/a.tar.gz", "BATCHML_SWEEP": "/gone/sweeps/key"}
+    env = inside_process(host, job_of(["true"], env=there))
+    assert env["BATCHML_CODE"] == str(home.code / "a.tar.gz")
+    assert env["BATCHML_SWEEP"] == str(home.sweeps / "key")
+    _, mounted = inside_container(host, job_of(["true"], env=there))
+    assert str(home.code / "a.tar.gz") in mounted.values()
+    lost = {"BATCHML_CODE": "/gone/code/b.tar.gz", "BATCHML_SWEEP": "s3://b/gone/key"}
+    assert inside_process(host, job_of(["true"], env=lost)).items() >= lost.items()

@@ -150,6 +150,24 @@ def test_any_values_can_be_drawn_and_the_drawing_is_well_formed(
                 assert all(0 <= float(part) <= 560 for part in place.split(",") if part)
 
 
+ODD = st.text(st.sampled_from([*map(chr, range(160)), "\ud800", "\udfff", "\u202e", "\u2028"]))
+
+
+@given(ODD, ODD)
+def test_any_name_is_drawn_as_text_without_control_characters(name: str, title: str) -> None:
+    name, title = name + "</script><b>\x00\ud83d", title + "</title>\x1b]0;x\x07"
+    curve = series_of(1, 2, name=name)
+    text = html({name: curve}, title, {title: {name: curve}}).encode().decode()
+    assert [char for char in text if not char.isprintable() and char != "\n"] == []
+    tree = ElementTree.fromstring(
+        "<main>" + text.partition("<main>")[2].partition("</main>")[0] + "</main>"
+    )
+    captions = ["".join(each.itertext()) for each in tree.iter("figcaption")]
+    assert "</script><b>\ufffd\ufffd" in captions[0]
+    tags = "main figure figcaption span svg line text polyline circle title"
+    assert {node.tag for node in tree.iter()} == set(tags.split())
+
+
 def test_a_plot_is_one_file_that_fetches_nothing(tmp_path: Path) -> None:
     write_plot(tmp_path / "a.html", {"a<b": series_of(1, 2, 3, name="a<b")}, "lenet")
     text = (tmp_path / "a.html").read_text()

@@ -20,7 +20,6 @@ from batchml.local.executors.network import (
     free_network,
     loopback_address,
     lowest_free,
-    tag_of,
 )
 
 TAG = st.text("0123456789abcdef", min_size=8, max_size=8)
@@ -60,22 +59,16 @@ def test_a_link_is_a_server_s_own_and_no_metadata_service_s(tag: str) -> None:
     assert free_link(tag, [str(link)]) != str(link)
 
 
-def test_names_follow_from_the_state_folder(tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to(tmp_path)
-    assert tag_of(str(tmp_path)) == tag_of(str(tmp_path / "link"))
-    assert tag_of(str(tmp_path)) != tag_of(str(tmp_path / "other"))
-
-
 def test_a_ledger_keeps_the_places_of_live_nodes(tmp_path: Path) -> None:
     """(B234)"""
 
     async def over() -> None:
-        first = Network(tmp_path, tmp_path / "network.json", LOOPBACK)
+        first = Network("0123456789abcdef", tmp_path / "network.json", LOOPBACK)
         places = {task: await first.place(task) for task in ("a", "b", "c")}
         assert await first.place("a") == places["a"]
         assert len({place.address for place in places.values()}) == 3
         first.close()
-        second = Network(tmp_path, tmp_path / "network.json", LOOPBACK)
+        second = Network("0123456789abcdef", tmp_path / "network.json", LOOPBACK)
         await second.restore({"a", "c"})
         assert await second.place("c") == places["c"]
         assert await second.place("d") == places["b"]

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from batchml.cli.opening import page
 from batchml.client.doors import Asked, Seat
 from batchml.client.holding import Unheld
 from batchml.client.notebook import (
@@ -27,7 +28,6 @@ from batchml.client.notebook import (
     keep_open,
     newest,
     only_one,
-    page,
     pick,
     read_door,
     resources,
@@ -307,7 +307,7 @@ def test_the_newest_notebooks_of_the_history() -> None:
 
 def test_the_page_that_a_browser_is_sent_through_leads_on() -> None:
     assert b'location.replace("http://127.0.0.1:1/lab?token=a&b")' in page(
-        "http://127.0.0.1:1/lab?token=a&b"
+        "http://127.0.0.1:1/lab?token=a&b", "JupyterLab"
     )
 
 

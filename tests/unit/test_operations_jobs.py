@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from batchml.local.wire import Refused
+from tests.models import ec2
 from tests.unit.world import World, consuming, pairs, world
 
 JOB: dict[str, Any] = {"jobName": "n", "jobQueue": "q", "jobDefinition": "d"}
@@ -102,6 +103,43 @@ def test_a_tag_changes_nothing_else_of_a_job_that_has_ended(tagged: World) -> No
     assert tagged.state.counts["j7"] == {"PENDING": 0, "RUNNABLE": 0, "STARTING": 2}
 
 
+# --- compute environments and queues ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("resources", "text"),
+    [
+        ({"instanceRole": ""}, "Instance role is required."),
+        ({"minvCpus": None}, "Resource minvCpus is required."),
+        ({"instanceTypes": ["c7i", "this-machine"]}, "Instance type can only be one of"),
+        ({"instanceTypes": ["C7I.large"]}, "not 'C7I.large'"),
+    ],
+)
+def test_an_environment_is_refused_as_by_aws(resources: dict[str, Any], text: str) -> None:
+    """B7a."""
+    given = {name: value for name, value in ec2(1, **resources).items() if value is not None}
+    asked = {"computeEnvironmentName": "n", "type": "MANAGED", "computeResources": given}
+    assert text in world().refusal("CreateComputeEnvironment", **asked)
+
+
+def test_instance_types_of_ec2_are_taken_newer_ones_too() -> None:
+    """B7a."""
+    names = ["optimal", "default_x86_64", "default-arm64", "c7i", "p5en.48xlarge", "g6e", "u-6tb1",
+             "u7i-12tb.224xlarge", "c9gd.metal-48xl", "trn3.3xlarge"]  # fmt: skip
+    world().environment("many", computeResources=ec2(1, instanceTypes=names))
+
+
+def test_a_queue_has_environments_of_its_own_account() -> None:
+    """B7a."""
+    w = world()
+    theirs = arn("compute-environment", "ce").replace("000000000000", "123456789012")
+    asked = {"jobQueueName": "n", "priority": 1}
+    order = [{"order": 1, "computeEnvironment": theirs}]
+    text = w.refusal("CreateJobQueue", **asked, computeEnvironmentOrder=order)
+    assert "another account" in text
+    w.queue("n", 1, arn("compute-environment", "ce"))
+
+
 # --- what is accepted and then fails ----------------------------------------------------------
 
 
@@ -176,7 +214,6 @@ def test_a_reason_has_at_most_1024_characters(operation: str) -> None:
         ({"attempts": 11}, "between 1 and 10"),
         ({"evaluateOnExit": [{"action": "EXIT", "onReason": "x"}]}, "must be provided"),
         ({"attempts": 2, "evaluateOnExit": [{"action": "EXIT"}] * 6}, "At most 5"),
-        ({"attempts": 2, "evaluateOnExit": [{"action": "STAY"}]}, "RETRY or EXIT"),
     ],
 )
 def test_a_retry_strategy_has_limits(strategy: dict[str, Any], text: str) -> None:
@@ -283,13 +320,21 @@ def test_many_jobs_are_stopped_with_one_call(operation: str) -> None:
 
 
 @pytest.mark.parametrize("operation", ["CancelJobs", "TerminateJobs"])
-def test_one_to_fifty_jobs_are_stopped_with_one_call(operation: str) -> None:
+def test_up_to_fifty_jobs_are_stopped_with_one_call(operation: str) -> None:
     """B190."""
     w = world()
-    for jobs in ([], ["j"] * 51):
-        assert "between 1 and 50" in w.refusal(operation, jobs=jobs, reason="r")
+    assert "between 0 and 50" in w.refusal(operation, jobs=["j"] * 51, reason="r")
     assert "1024" in w.refusal(operation, jobs=["j"], reason="x" * 1025)
-    w.call(operation, jobs=["j"] * 50, reason="r")
+    for count in (0, 50):
+        w.call(operation, jobs=["j"] * count, reason="r")
+
+
+@pytest.mark.parametrize("operation", ["CancelJob", "TerminateJob"])
+def test_a_stop_names_a_job_and_a_reason(operation: str) -> None:
+    """B183."""
+    w = world()
+    for given in ({"jobId": "", "reason": "r"}, {"jobId": w.submit(), "reason": ""}):
+        assert "must not be empty" in w.refusal(operation, **given)
 
 
 def test_stopping_jobs_that_depend_on_each_other_with_one_call() -> None:

@@ -108,6 +108,23 @@ def test_what_cannot_be_had_is_left_out_and_the_rest_is_copied(tmp_path: Path) -
     assert sorted(done.left_out)[1].startswith(("c: another", "c/d: another"))
 
 
+def test_a_folder_that_becomes_a_link_meanwhile_leads_nowhere(tmp_path: Path) -> None:
+    source, outside = tmp_path / "source", tmp_path / "outside"
+    (source / "in").mkdir(parents=True)
+    outside.mkdir()
+    (source / "in" / "a").write_text("of the run")
+    (outside / "a").write_text("of the host")
+    folder = Folder(source)
+    (entry,) = folder.entries()
+    (source / "in").rename(source / "was")
+    (source / "in").symlink_to(outside)
+    with pytest.raises(Unreadable):
+        folder.fetch(entry, tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+    listed = folder.entries()
+    assert [next(listed).name] == ["was/a"]
+
+
 def test_a_file_that_the_run_deletes_meanwhile_is_left_out(tmp_path: Path) -> None:
     source = tmp_path / "output"
     source.mkdir()

@@ -185,7 +185,7 @@ def test_on_local_nothing_refers_to_other_services() -> None:
     assert request["computeEnvironmentName"] == "gpu"
     assert set(request["computeResources"]) == {
         "type", "allocationStrategy", "minvCpus", "maxvCpus", "instanceTypes", "subnets",
-        "scalingPolicy",
+        "scalingPolicy", "instanceRole",
     }  # fmt: skip
     assert queue(site, "q", Queue(compute=("gpu",)))["jobQueueName"] == "q"
 

@@ -148,6 +148,29 @@ def test_an_address_that_is_none_is_refused() -> None:
             open_store(url, {})
 
 
+def test_links_that_a_program_puts_into_a_folder_lead_nowhere(tmp_path: Path) -> None:
+    board, outside = tmp_path / "board", tmp_path / "outside"
+    outside.mkdir()
+    (outside / "a").write_text("of the host")
+    store = open_store(str(board), {})
+    store.put("inbox/in/a", b"message")
+    (key,) = store.keys("inbox/")
+    (board / "inbox" / "in").rename(board / "inbox" / "was")
+    (board / "inbox" / "in").symlink_to(outside)
+    (board / "inbox" / "file").symlink_to(outside / "a")
+    os.mkfifo(board / "inbox" / "pipe")
+    store.delete(key)
+    assert [store.get(f"inbox/{name}") for name in ("in/a", "file", "pipe")] == [None] * 3
+    assert store.read("inbox/file", 0, 3) is None
+    assert not store.get_file("inbox/file", str(tmp_path / "copy"))
+    for write in (store.put, store.create):
+        with pytest.raises(StoreError):
+            write("inbox/in/new", b"x")
+    store.put("inbox/file", b"mine")
+    assert store.get("inbox/file") == b"mine"
+    assert os.listdir(outside) == ["a"] and (outside / "a").read_text() == "of the host"
+
+
 def test_an_unwritable_folder_is_an_error_of_the_store(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     store = FolderStore(str(tmp_path / "file"))

@@ -220,12 +220,46 @@ def test_the_last_part_is_the_end(trial: Make) -> None:
 # --- ends ---------------------------------------------------------------------------------------
 
 
-def test_a_value_that_is_not_finite_ends_it(trial: Make) -> None:
+def test_three_reports_in_a_row_that_are_not_finite_end_it(trial: Make) -> None:
     world = trial()
-    world.prints("epoch=1 acc=nan")
-    assert world.stopped == [("acc is nan at epoch 1: the trial is stopped.", 0)]
+    world.prints("epoch=1 acc=nan", "epoch=2 acc=inf")
+    assert world.stopped == []
+    world.prints("epoch=3 acc=nan")
+    assert world.stopped == [("acc is nan at epoch 3: the trial is stopped.", 0)]
     assert world.ends(code=-15) == 0
     assert (world.end["state"], "points" in world.end) == ("DIVERGED", False)
+
+
+def test_a_value_that_is_not_finite_is_passed_over_when_others_follow(trial: Make) -> None:
+    """Also at a rung, which the next report decides."""
+    world = trial()
+    steps = range(1, 27)
+    world.prints(*(f"epoch={n} acc={'nan' if n in (1, 3, 8, 9) else n / 100}" for n in steps))
+    world.prints("epoch=27 acc=0.9")
+    world.ends()
+    assert (world.end["state"], world.stopped) == ("DONE", [])
+    assert [step for step, _ in world.points if step < 11] == [2, 4, 5, 6, 7, 10]
+
+
+@pytest.mark.parametrize(
+    ("lines", "code"),
+    [(["epoch=1 acc=0.5", "epoch=2 acc=nan"], 0), (["epoch=1 acc=nan"], 1)],
+)
+def test_a_trial_whose_last_report_is_not_finite_has_diverged(
+    trial: Make, lines: list[str], code: int
+) -> None:
+    world = trial()
+    world.prints(*lines)
+    assert world.ends(code=code) == 0
+    assert (world.stopped, world.end["state"]) == ([], "DIVERGED")
+
+
+def test_a_last_step_that_is_not_finite_ends_it(trial: Make) -> None:
+    world = trial()
+    world.prints("epoch=1 acc=0.5", "epoch=27 acc=nan")
+    assert world.stopped == [("acc is nan at epoch 27: the trial is stopped.", 0)]
+    world.ends(code=-15)
+    assert world.end["state"] == "DIVERGED"
 
 
 def test_a_program_that_fails_tells_its_last_lines(trial: Make) -> None:

@@ -17,6 +17,10 @@ def known() -> Iterator[tuple[str, str]]:
     yield IDS[0], f"train-{KEY}"
 
 
+def none() -> Iterable[tuple[str, str]]:
+    return []
+
+
 def nobody() -> Iterable[tuple[str, str]]:
     raise AssertionError("AWS was asked")
 
@@ -49,7 +53,7 @@ def test_a_run_is_named_by_id_prefix_name_or_last() -> None:
         select_run("@last", [], known)
 
 
-@pytest.mark.parametrize("word", [IDS[0], KEY, f"train-{KEY}", "train", "6b0e0000", "@last~1"])
+@pytest.mark.parametrize("word", [IDS[0], KEY, f"train-{KEY}", "train", "6b0e0000", "@last~2"])
 def test_a_run_of_this_machine_is_found_without_asking_aws(word: str) -> None:
     assert select_run(word, HISTORY, nobody) == IDS[0]
 
@@ -61,34 +65,42 @@ def test_a_run_of_another_machine_is_found_by_its_key(word: str) -> None:
 
 def test_a_child_or_node_is_named_behind_any_word() -> None:
     assert select_run("train:3", HISTORY, nobody) == f"{IDS[0]}:3"
-    assert select_run("@last:12", HISTORY, nobody) == f"{IDS[1]}:12"
-    assert select_run("@last~1#0", HISTORY, nobody) == f"{IDS[0]}#0"
+    assert select_run("@last~1:12", HISTORY, nobody) == f"{IDS[1]}:12"
+    assert select_run("@last~2#0", HISTORY, nobody) == f"{IDS[0]}#0"
     assert select_run(f"{IDS[0]}:3", [], nobody) == f"{IDS[0]}:3"
 
 
 def test_last_passes_over_what_was_never_submitted() -> None:
-    assert select_run("@last", HISTORY, nobody) == IDS[1]
-    with pytest.raises(NotFound, match="Only 2 runs"):
-        select_run("@last~2", HISTORY, nobody)
+    assert select_run("@last~1", HISTORY, none) == IDS[1]
+    with pytest.raises(NotFound, match="Only 3 runs"):
+        select_run("@last~3", HISTORY, none)
+    with pytest.raises(NotFound, match=f"batchml reconcile 4{KEY[1:]}"):
+        select_run("@last", HISTORY, none)  # it may be the newest: an older one is not meant
+
+
+@pytest.mark.parametrize("word", ["@last", "open", f"open-4{KEY[1:]}", f"4{KEY[1:]}"])
+def test_a_run_whose_id_could_not_be_kept_is_the_servers(word: str) -> None:
+    listed = [(IDS[1], "second"), (IDS[0], f"open-4{KEY[1:]}")]
+    assert select_run(word, HISTORY, lambda: listed) == IDS[0]
 
 
 def test_a_submission_without_a_run_says_what_became_of_it() -> None:
     with pytest.raises(NotFound, match="It was refused: no such queue"):
-        select_run("later", HISTORY, nobody)
+        select_run("later", HISTORY, none)
     with pytest.raises(NotFound, match=r"^Run 'later' does not exist\."):  # as it was asked for
-        select_run("later", HISTORY, nobody)
+        select_run("later", HISTORY, none)
     with pytest.raises(NotFound, match=f"batchml reconcile 4{KEY[1:]}"):
-        select_run("open", HISTORY, nobody)
+        select_run("open", HISTORY, none)
 
 
 def test_a_name_passes_over_what_was_refused_when_a_run_has_it() -> None:
     again = Record(key="5" + KEY[1:], name="train", job_name="train-5" + KEY[1:], refused="no")
     assert select_run("train", [again, *HISTORY], nobody) == IDS[0]
     with pytest.raises(NotFound, match="It was refused: no"):
-        select_run("5" + KEY[1:], [again, *HISTORY], nobody)
+        select_run("5" + KEY[1:], [again, *HISTORY], none)
     lost = Record(key="6" + KEY[1:], name="train", job_name="train-6" + KEY[1:])
     with pytest.raises(NotFound, match="batchml reconcile"):  # it may be the newest of that name
-        select_run("train", [lost, *HISTORY], nobody)
+        select_run("train", [lost, *HISTORY], none)
 
 
 @pytest.mark.parametrize("word", ["", "arn:aws:batch:us-east-1:000000000000:job/"])

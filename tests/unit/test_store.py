@@ -12,11 +12,13 @@ from batchml.errors import DiskFull, JournalBusy, LocalServerError, StateDamaged
 from batchml.local.engine import next_deadline, restore, step
 from batchml.local.logindex import Streams
 from batchml.local.messages import (
+    NO_PROOF,
     DropRecord,
     Effect,
     Ended,
     Exit,
     Launch,
+    LogEnd,
     SaveJob,
     SaveRecord,
     SaveSpec,
@@ -34,7 +36,7 @@ from batchml.local.state import (
     Spec,
     State,
 )
-from batchml.local.store import RememberedCall, Store, Stream, Wanted
+from batchml.local.store import SCHEMA, RememberedCall, Store, Stream, Wanted
 from batchml.model.status import JobStatus
 
 MACHINE = Machine(4, 8192, ("GPU-a",))
@@ -380,6 +382,31 @@ def test_a_journal_of_the_format_before_is_taken_over(path: Path) -> None:
     store = Store(path)
     assert sorted(store.load(MACHINE).jobs) == ["job-2", "job-3", "job-4", "job-6"]
     store.close()
+
+
+def test_a_journal_without_proofs_of_logs_gets_them_and_loses_nothing(path: Path) -> None:
+    """B195, B262: attempts that have ended have none; one that goes on may still get one."""
+    store = Store(path)
+    attempts = [Attempt(1, f"t{n}", "ce", (), "/g", f"s{n}") for n in range(2)]
+    ended = job(1, JobStatus.SUCCEEDED)
+    going_on = job(2, JobStatus.RUNNING, attempt=attempts[1])
+    store.commit([*save(ended), *save(going_on), Launch(ended, attempts[0])])
+    store.commit([Launch(going_on, attempts[1])])
+    store.close()
+    db = sqlite3.connect(path)
+    db.executescript("DROP TABLE log_ends; PRAGMA user_version = 2;")
+    db.close()
+    before = rows_of(path)
+    store = Store(path)
+    assert sorted(store.load(MACHINE).jobs) == ["job-2"]
+    streams = Streams(store.path)
+    assert streams.log_end("t0") == LogEnd(doubt=NO_PROOF)
+    assert streams.log_end("t1") is None
+    streams.close()
+    store.close()
+    after = rows_of(path)
+    assert (after["version"], after["streams"]) == ([(SCHEMA,)], before["streams"])
+    assert after["jobs"] == before["jobs"]
 
 
 def test_a_server_goes_on_with_the_jobs_of_the_format_before(path: Path) -> None:

@@ -8,9 +8,9 @@ from msgspec.structs import replace
 from batchml.client.place import Place
 from batchml.client.sweeping.freezing import Frozen
 from batchml.client.sweeping.reading import Wish
-from batchml.client.sweeping.recoding import CODE, old_code, send_code, with_code
+from batchml.client.sweeping.recoding import CODE, check_code, old_code, send_code, with_code
 from batchml.client.sweeping.starting import make_ready
-from batchml.errors import ConfigError, UsageError
+from batchml.errors import ConfigError, NotFound, UsageError
 from batchml.runtime.store import FolderStore
 from tests.unit.test_sweep_starting import place as place
 
@@ -68,3 +68,17 @@ def test_code_that_cannot_be_sent_is_refused(
     with pytest.raises(ConfigError):
         send_code(place, frozen, board)
     assert send_code(place, frozen, board, include_secrets=True)
+
+
+def test_a_sweep_whose_code_is_gone_can_begin_no_trial(
+    place: Place, frozen: Frozen, board: FolderStore
+) -> None:
+    assert not send_code(place, frozen, board)  # which puts it where it was, if it is gone
+    check_code(place, frozen, board)
+    Path(frozen.code).unlink()
+    with pytest.raises(NotFound, match=f"run {frozen.code}, which is gone, so nothing was asked"):
+        check_code(place, frozen, board)
+    check_code(place, replace(frozen, code=""), board)  # it is in the image
+    mend(frozen)
+    assert send_code(place, frozen, board)
+    check_code(place, frozen, board)

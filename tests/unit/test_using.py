@@ -332,6 +332,7 @@ def test_the_metrics_of_a_gang_are_read_from_its_main_node() -> None:
 
     class Logs:
         clock = FakeClock()
+        check = None
 
         def open_log(self, run: Run, stream: str) -> "Logs":
             opened.append(stream)

@@ -10,11 +10,14 @@ from msgspec.structs import replace
 
 from batchml.aws.logs import LogLine, Page, StreamReader
 from batchml.errors import ServiceUnreachable
+from batchml.model.logcheck import LogCheck, LogState
 from batchml.model.outcome import describe_outcome
 from batchml.model.run import Attempt, Run
 from batchml.model.status import JobStatus
 from batchml.ops.watch import (
+    DAMAGED,
     MARKED,
+    PROVEN,
     QUIET,
     SHORT,
     Closed,
@@ -124,6 +127,58 @@ def test_a_mark_that_counts_more_lines_than_came_is_told() -> None:
     over = run_of("SUCCEEDED", Attempt(log_stream="s", stopped_at=STOPPED))
     seen = followed([over], {"s": [["one", end_mark(0, 2)]]}, FakeClock())
     assert [closed.proof for closed in kinds(seen, Closed)] == [SHORT]
+
+
+@pytest.mark.parametrize(
+    ("state", "last", "proof"),
+    [
+        (LogState.COMPLETE, "two", PROVEN),
+        (LogState.COMPLETE, end_mark(0, 1), PROVEN),
+        (LogState.COMPLETE, end_mark(0, 2), SHORT),
+        (LogState.UNPROVEN, end_mark(0, 1), QUIET),
+        (LogState.CUT, end_mark(0, 1), DAMAGED),
+        (LogState.GONE, "two", DAMAGED),
+    ],
+)
+def test_where_a_server_checks_logs_its_result_is_what_counts(
+    state: LogState, last: str, proof: str
+) -> None:
+    """And it is waited for: while a large log is checked, the pages are empty."""
+
+    class Checked(FakeReader):
+        def page(self) -> Page:
+            left = len(self._reads)
+            found = LogCheck(LogState.UNCHECKED if left > 1 else state)
+            return super().page()._replace(caught_up=False, check=found)
+
+    clock = FakeClock()
+    over = run_of("SUCCEEDED", Attempt(log_stream="s", stopped_at=STOPPED))
+    seen = list(
+        follow(
+            lambda ids: {"j": over}, lambda run, stream: Checked(stream, [["one"], [], [last]]),
+            "j", clock=clock, pace=PACE,
+        )
+    )  # fmt: skip
+    assert [(closed.proof, closed.check) for closed in kinds(seen, Closed)] == [
+        (proof, LogCheck(state))
+    ]
+    assert sum(clock.naps) < PACE.settle
+
+
+def test_a_log_that_is_gone_is_told_though_it_has_no_line() -> None:
+    gone = LogCheck(LogState.GONE, 3)
+
+    class Gone(FakeReader):
+        def page(self) -> Page:
+            return Page([], True, check=gone)
+
+    over = run_of("SUCCEEDED", Attempt(log_stream="s", stopped_at=STOPPED))
+    watched = follow(
+        lambda ids: {"j": over}, lambda run, stream: Gone(stream, []), "j",
+        clock=FakeClock(), pace=PACE,
+    )  # fmt: skip
+    (closed,) = kinds(list(watched), Closed)
+    assert (closed.proof, closed.is_complete, closed.check) == (DAMAGED, False, gone)
 
 
 def test_what_the_server_says_after_the_mark_does_not_make_a_log_incomplete() -> None:

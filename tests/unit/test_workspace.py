@@ -10,7 +10,7 @@ import pytest
 from batchml.cli.transfers import Shown, progress_line
 from batchml.client.workspace_local import LocalWorkspace
 from batchml.errors import NotFound, TransferFailed, UsageError
-from batchml.local.emptying import empty, losses, told
+from batchml.local.emptying import NAMES, empty, losses, told
 from batchml.local.home import Home
 from batchml.model.workspace import Progress, below, ignore
 from batchml.ops.workspace import landing, ways
@@ -193,13 +193,22 @@ def test_data_is_deleted_where_an_archive_has_it(home: Home, workspace: LocalWor
     assert loss.things == ("new: its SHA-256 is another than when it was sent",)
     Path(workspace.archive_place, "new").unlink()
     make(home.root / "data", {b"mnist": file()})
+    make(home.volumes, {b"fs-1/a": file()})
     assert told(losses(home, vault), ["workspace"]) == [
         "data: 1 thing would be lost, no archive holds data sets", "  mnist",
+        "volumes: 1 thing would be lost, no archive holds file systems of EFS", "  fs-1/a",
     ]  # fmt: skip
     workspace.archive("", ignore)
     before = seen(home.root / "workspace")
+    outside = home.root.parent / "outside"
+    make(outside, {b"f": file()})
+    (home.root / "data" / "link").symlink_to(outside)
+    (home.root / "data" / "closed" / "in").mkdir(parents=True)
+    (home.root / "data" / "closed").chmod(0)
+    os.mkfifo(home.root / "data" / "pipe")
     empty(home, vault)
-    assert os.listdir(home.root / "workspace") == os.listdir(home.root / "data") == []
+    assert [os.listdir(home.root / name) for name in NAMES] == [[], [], []]
+    assert os.listdir(outside) == ["f"]
     workspace.archive("", ignore)  # of nothing: what was emptied comes back all the same
     workspace.restore("", ignore)
     assert seen(home.root / "workspace") == before

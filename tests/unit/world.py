@@ -28,6 +28,7 @@ from batchml.local.state import Job, Line, Machine, State, empty
 from batchml.local.store import Store
 from batchml.model.names import bare_name
 from batchml.model.status import JobStatus
+from tests.models import ec2
 
 LOST = Exit(lost="Host EC2 (instance this-machine) terminated: the runner is gone.")
 
@@ -115,7 +116,7 @@ class World:
         return [job["jobId"] for job in self.read("ListJobs", **params)["jobSummaryList"]]
 
     def environment(self, name: str = "ce", max_vcpus: int = 99, **more: Any) -> None:
-        resources = {"type": "EC2", "maxvCpus": max_vcpus, "subnets": []}
+        resources = ec2(max_vcpus)
         self.call(
             "CreateComputeEnvironment",
             **{"computeEnvironmentName": name, "type": "MANAGED", "computeResources": resources}

@@ -42,7 +42,7 @@ class ControllerPlace(Place):
     run waits, or is tried again by the next server.
     """
 
-    def _server(self) -> "Endpoint":
+    def server(self) -> "Endpoint":
         from batchml.local import control
 
         end = self.clock.monotonic() + _WAIT

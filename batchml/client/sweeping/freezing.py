@@ -1,9 +1,11 @@
 """Frozen: a sweep as it was started, the same for whoever continues or looks at it."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from batchml.aws.site import Platform
 from batchml.errors import ConfigError
@@ -78,9 +80,19 @@ def read_frozen(board: "Store") -> Frozen | None:
     if data is None:
         return None
     try:
-        return msgspec.json.decode(data, type=Frozen)
+        frozen = msgspec.json.decode(data, type=Frozen)
     except msgspec.DecodeError as error:
         raise DamagedSweep(getattr(board, "key", ""), str(error)) from error
+    return _as_it_lies(frozen, getattr(board, "where", ""))
+
+
+def _as_it_lies(frozen: Frozen, where: str) -> Frozen:
+    """With the paths of the state folder that the board is in now: it may have been moved since."""
+    if frozen.env != LOCAL or not where.startswith("/"):
+        return frozen
+    name = frozen.code.rpartition("/")[2]
+    codes = Path(where).parent.parent / "code"
+    return replace(frozen, board=where, code=str(codes / name) if name else "")
 
 
 def write_frozen(board: "Store", frozen: Frozen) -> bool:

@@ -179,9 +179,11 @@ class SweepHandle:
     # --- inside -----------------------------------------------------------------------------
 
     def _ask(self, asked: "Ask | None") -> None:
-        """Its controller, or the next one, does it."""
+        """Its controller, or the next one, does it. Raises NotFound where its code is gone."""
+        from batchml.client.sweeping.recoding import check_code
         from batchml.sweep.asking import ask
 
+        check_code(self._place, self._what(), self._at())
         if asked is not None:
             ask(self._at(), asked)
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from batchml.client.luggage import Depot, put
 from batchml.client.submission import Tell
 from batchml.client.sweeping.freezing import Frozen
-from batchml.errors import BatchmlError, UsageError
+from batchml.errors import BatchmlError, NotFound, UsageError
 from batchml.ops.code import CodeArchive, pack
 
 if TYPE_CHECKING:
@@ -46,6 +46,28 @@ def with_code(frozen: Frozen, board: "Store") -> Frozen:
         return frozen
     codes = frozen.code.rpartition("/")[0]
     return replace(frozen, code=f"{codes}/{coded(frozen, board).name}")
+
+
+def check_code(place: "Place", frozen: Frozen, board: "Store") -> None:
+    """Raise NotFound where the code is gone that the next trials would run; in AWS one call."""
+    code = with_code(frozen, board).code
+    if not code or _is_kept(place, code):
+        return
+    raise NotFound(
+        "Code of the sweep", frozen.name, [],
+        f"Its trials would run {code}, which is gone, so nothing was asked of it. Send the code as "
+        f"it is now with --code of `batchml sweeps resume {frozen.key}` or `batchml sweeps rerun "
+        f"{frozen.key} --trial N`, or start a new sweep: batchml sweep FILE",
+    )  # fmt: skip
+
+
+def _is_kept(place: "Place", code: str) -> bool:
+    if not code.startswith("s3://"):
+        return Path(code).is_file()
+    from batchml.aws.objects import Bucket
+
+    bucket, _, key = code.removeprefix("s3://").partition("/")
+    return Bucket(place.connect(), bucket).has(key)
 
 
 def send_code(

@@ -20,14 +20,12 @@ _LIMITED = ("memory", "pids", "cpu")  # version 1 has a tree for each
 Groups = dict[str, str]  # controller -> folder; version 2 has one tree, "all"
 
 
-def find(state_folder: str) -> Groups:
-    """The folders below which this state folder's slots may be made; empty where that is denied.
+def find(identity: str) -> Groups:
+    """The folders below which a state folder's slots may be made; empty where that is denied.
 
     Below the group that we are in, so that limits set on us hold for jobs too.
     """
-    import hashlib
-
-    name = "batchml-" + hashlib.sha256(state_folder.encode()).hexdigest()[:12]
+    name = name_of(identity)
     try:
         mounts, own = _mounts_and_own()
     except OSError:
@@ -39,6 +37,17 @@ def find(state_folder: str) -> Groups:
     if "all" in mounts and "all" in own:
         return find_v2(mounts["all"], own["all"], name)
     return {}
+
+
+def name_of(identity: str) -> str:
+    """The name of the groups below which a state folder's slots are."""
+    return f"batchml-{identity}"
+
+
+def ours(groups: Groups, identity: str) -> Groups:
+    """Of groups that were written down, those of this state folder: it may be a copy of another."""
+    name = name_of(identity)
+    return {c: path for c, path in groups.items() if os.path.basename(path) == name}
 
 
 def whereabouts() -> dict[str, str]:

@@ -1,10 +1,13 @@
 """Which executor a state folder uses, and what its jobs may have: said once, and kept."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
+from batchml.errors import LocalServerError
 from batchml.local.executors.container import Permits, container_spec
 from batchml.local.executors.controller import controller_spec
 from batchml.local.executors.record import CONTAINER, PROCESS
@@ -23,6 +26,7 @@ class Choice(Struct, frozen=True):
     permits: Permits = Permits()
     had_docker: bool = False  # now or before: there may be containers
     vcpus: int = 0  # that the machine is believed to have; 0: what it has
+    endpoints: dict[str, str] = {}  # read by local/endpoints.py: service -> URL
 
     @property
     def kind(self) -> str:
@@ -65,7 +69,28 @@ def choose(
         permits,
         had_docker=before.had_docker or executor == DOCKER,
         vcpus=before.vcpus if vcpus is None else vcpus,
+        endpoints=before.endpoints,
     )
+    _keep(home, choice, before)
+    return choice
+
+
+def keep_endpoints(home: Home, changes: Mapping[str, str]) -> None:
+    """Add services and their URLs to the kept ones; an empty URL takes a service out.
+
+    Raises LocalServerError when the state folder cannot be written.
+    """
+    before = read_choice(home)
+    endpoints = {k: v for k, v in {**before.endpoints, **changes}.items() if v}
+    try:
+        home.prepare()
+        _keep(home, replace(before, endpoints=endpoints), before)
+    except OSError as error:
+        raise LocalServerError(
+            f"The state folder {home.root} cannot be used: {error.strerror}."
+        ) from error
+
+
+def _keep(home: Home, choice: Choice, before: Choice) -> None:
     if choice != before:
         write_json(str(home.local / KEPT), msgspec.to_builtins(choice))
-    return choice

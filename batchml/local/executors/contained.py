@@ -20,7 +20,8 @@ from batchml.local.executors.aside import Aside, read_next, read_now
 from batchml.local.executors.docker import Engine, Refused, Unreachable
 from batchml.local.executors.making import Making, as_engine, has_runtime
 from batchml.local.executors.mounts import NotStarted
-from batchml.local.executors.streams import Demux, Recorded, Unseen, cut_torn_line, held_lines
+from batchml.local.executors.runner import HOST_LOST, Withdrawn
+from batchml.local.executors.streams import Demux, Recorded, Unseen, held_lines
 from batchml.runtime.files import read_json, write_json
 from batchml.runtime.processes import send, start_time
 
@@ -31,11 +32,16 @@ PATIENCE = 60.0  # seconds for the engine to answer before an attempt has starte
 GONE_AFTER = 600.0  # seconds without an answer until a running attempt counts as lost
 
 _RETRY_AFTER = 0.2
-_TAIL_LIMIT = 10.0  # seconds of silence after the exit until output counts as complete
-_HOST = "Host EC2 (instance this-machine) terminated: "
-_GONE = _HOST + "the container of this attempt is gone."
-_RESTARTED = _HOST + "the Docker engine was restarted, which ended the container."
-_BY_HAND = _HOST + "the container was restarted by hand."
+_TAIL_LIMIT = 10.0  # seconds of silence after the exit until the engine's record is read
+_GONE = HOST_LOST + "the container of this attempt is gone."
+_RESTARTED = HOST_LOST + "the Docker engine was restarted, which ended the container."
+_BY_HAND = HOST_LOST + "the container was restarted by hand."
+_NO_COMMAND = 127  # exit code of an init process whose program is not there
+_USUAL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_LACKS_PYTHON = (
+    "{image} has no {python}. batchml's runtime, which unpacks the code of a run and starts its "
+    "program, is written in Python. Install {python} in the image."
+)
 
 
 class Containers:
@@ -61,12 +67,15 @@ def run(spec: dict[str, Any], io: "Io") -> dict[str, Any]:
         ended = attempt.run()
     except NotStarted as error:
         ended = {"code": None, "start_failure": str(error)}
+    except Withdrawn:
+        attempt.remove_container()
+        raise
     except Unreachable as error:
         attempt.kill_by_pid()
-        ended = {"code": None, "lost": f"{_HOST}{error}"}
+        ended = {"code": None, "lost": f"{HOST_LOST}{error}"}
     except Exception as error:  # ours: nothing of the attempt may live on unwatched
         traceback.print_exc()
-        ended = {"code": None, "lost": f"{_HOST}{type(error).__name__}: {error}"}
+        ended = {"code": None, "lost": f"{HOST_LOST}{type(error).__name__}: {error}"}
     attempt.remove(ended)
     return ended
 
@@ -87,23 +96,18 @@ class _Attempt:
         before: dict[str, Any] | None = read_json(self._path("container.json"))
         if before is not None:  # judged by a runner that died before it could report
             return before
-        cut_torn_line(self._path("log"))
-        began = os.path.exists(self._path("began"))
-        found = self._find() if self._spec.get("resume") else None
-        if found is None and began:  # it was there, and somebody removed it
-            return {"code": None, "lost": _GONE}
-        if found is None:
+        if not self._spec.get("resume"):  # else it may have run, so it is not made again
             self._making.create()
-            found = self._find()
+        found = self._find()
         if found is None:
             return {"code": None, "lost": _GONE}
         self._stop_signal = found["Config"].get("StopSignal") or self._stop_signal
         marks = has_runtime(found["Config"])
         if found["State"]["Status"] != "created":
-            return self._take_over(found, began, marks)
-        if not began:
-            self._begin()
+            return self._take_over(found, marks)
         with self._attach() as output:
+            self._io.wait_to_begin()
+            self._io.preamble(self._spec["preamble"])
             self._start()
             return self._judge(self._follow(output, Demux(escape=not marks)))
 
@@ -120,6 +124,7 @@ class _Attempt:
 
     def _start(self) -> None:
         """Start it. The engine fails at a network now and then when many start: tried once more."""
+        self._making.mounts.open()
         for last in (False, True):
             self._making.check_stop("CannotStartContainerError")
             try:
@@ -127,10 +132,15 @@ class _Attempt:
                 break
             except Refused as error:
                 if last or not _is_passing(str(error)):
-                    raise NotStarted(f"CannotStartContainerError: {as_engine(error)}") from error
+                    why = self._lacks_python(self._find() or {}) or as_engine(error)
+                    raise NotStarted(f"CannotStartContainerError: {why}") from error
                 if self._spec.get("network"):
                     self._making.make_network()
-        self._note_start(self._find() or {})
+        found = self._find() or {}
+        if found:
+            self._making.mounts.check(int(found["State"]["Pid"]), found["Id"])
+        self._making.mounts.close()
+        self._note_start(found)
 
     def _note_start(self, found: Mapping[str, Any]) -> None:
         state = found.get("State") or {}
@@ -158,18 +168,8 @@ class _Attempt:
                 return None
             raise
 
-    def _begin(self) -> None:
-        """Note that the container is there, before it is started: from now on it is not made again
-        for this attempt.
-        """
-        with open(self._path("began"), "wb"):
-            pass
-        self._io.preamble(self._spec["preamble"])
-
-    def _take_over(self, found: dict[str, Any], began: bool, marks: bool) -> dict[str, Any]:
+    def _take_over(self, found: dict[str, Any], marks: bool) -> dict[str, Any]:
         """Go on with a container that another runner started."""
-        if not began:
-            self._begin()
         self._note_start(found)
         return self._judge(self._read_again(Recorded(escape=not marks)))
 
@@ -180,13 +180,17 @@ class _Attempt:
         """
         with self._record(follow=True) as output:
             code = self._follow(output, demux, Unseen(held_lines(self._path("log"))))
-        demux, unseen = demux.recorded(), Unseen(held_lines(self._path("log")))
+        self._read_rest(demux.recorded())
+        return code
+
+    def _read_rest(self, demux: Recorded) -> None:
+        """Write what the engine's own record of the output holds and our log does not."""
+        unseen = Unseen(held_lines(self._path("log")))
         with self._record(follow=False) as output:
             while data := read_next(output.fd):
                 self._io.write(unseen.feed(demux.feed(data)))
         self._io.write(unseen.feed(demux.finish()))
         self._io.write(unseen.finish())
-        return code
 
     def _record(self, *, follow: bool) -> "_Output":
         aside = Aside(
@@ -200,6 +204,7 @@ class _Attempt:
         keep = unseen.feed if unseen else _as_it_is
         sources = {output.fd, waiter.pipe, self._io.wake}
         last = 0.0  # when the exit was known, or output came after it
+        is_cut = False  # the output has not come to its end
         while output.fd in sources or waiter.pipe in sources:
             over = waiter.pipe not in sources
             ready, _, _ = select.select(sources, [], [], 1.0 if over else self._until_kill())
@@ -217,6 +222,7 @@ class _Attempt:
                 if data == b"":
                     sources.discard(output.fd)
             elif over and time.monotonic() > last + _TAIL_LIMIT:
+                is_cut = True
                 break
         waiter.close()
         try:
@@ -229,6 +235,8 @@ class _Attempt:
                 return self._read_again(demux.recorded())
             code = None
         self._io.write(unseen.finish() if unseen else demux.finish())
+        if is_cut and unseen is None:
+            self._read_rest(demux.recorded())
         return code
 
     def _until_kill(self) -> float | None:
@@ -264,6 +272,8 @@ class _Attempt:
             code = state.get("ExitCode")
         if code is None:
             return {"code": None, "lost": _GONE, "started_at": self._started_at}
+        if code == _NO_COMMAND and (why := self._lacks_python(found or {})):
+            return {"code": None, "start_failure": f"CannotStartContainerError: {why}"}
         if code == 0 and self._was_started_again(state):
             # The engine's answer was read from the new start, which shows no exit code: 0.
             return {"code": None, "lost": _BY_HAND, "started_at": self._started_at}
@@ -280,6 +290,20 @@ class _Attempt:
             "oom": oom and code != 0 and not ours,
             "started_at": self._started_at,
         }
+
+    def _lacks_python(self, found: Mapping[str, Any]) -> str:
+        """What to say when our runtime was to start the program and the image has no Python."""
+        config = found.get("Config") or {}
+        if not has_runtime(config):
+            return ""
+        python = config["Entrypoint"][0]
+        env = dict(entry.split("=", 1) for entry in config.get("Env") or () if "=" in entry)
+        search = env.get("PATH", _USUAL_PATH)
+        try:
+            there = self._engine.once(lambda api: docker.has_program(api, self._id, python, search))
+        except (Refused, Unreachable):
+            return ""
+        return "" if there else _LACKS_PYTHON.format(python=python, image=config["Image"])
 
     def _was_started_again(self, state: Mapping[str, Any]) -> bool:
         """Whether somebody ended this container by hand and started it again: `docker restart`."""
@@ -320,6 +344,10 @@ class _Attempt:
             write_json(self._path("container.json"), ended)
         except OSError:
             pass  # full disk: it matters only if this runner is killed right now
+        self.remove_container()
+
+    def remove_container(self) -> None:
+        self._making.mounts.close()
         self._try(lambda api: api.remove_container(self._id, v=True, force=True))
         network = self._spec.get("network")
         if network:

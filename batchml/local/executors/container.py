@@ -4,7 +4,6 @@ The result holds the engine's own JSON (`config`), so that a test can read what 
 beside it what the runner sees to first: folders to mount, an image to be fetched or built.
 """
 
-import hashlib
 import os
 import re
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from msgspec.structs import replace
 from batchml.local.executors.spec import (
     Host,
     NoEnvironment,
+    has_init,
     job_environment,
     needs_runtime,
     preamble,
@@ -73,22 +73,18 @@ class Permits(Struct, frozen=True):
     privileged: bool = False
 
 
-def home_label(home: Home) -> str:
-    """Marks containers and networks of one state folder."""
-    return hashlib.sha256(os.path.realpath(home.root).encode()).hexdigest()[:16]
-
-
-def container_name(task_id: str) -> str:
-    return f"batchml-{task_id}"
+def container_name(identity: str, task_id: str) -> str:
+    """The name of an attempt's container, with the identity of the state folder that it is of."""
+    return f"batchml-{identity[:8]}-{task_id}"
 
 
 def container_spec(host: Host, permits: Permits, job: Job, attempt: Attempt) -> dict[str, Any]:
     """What a container's runner is told. Raises NoEnvironment."""
     container = job.container
     env, places = _environment(host, job, attempt)
-    sources = [*_volumes(host, container), *_own_folders(places, container)]
+    sources = [*_volumes(host, permits, container), *_own_folders(host, places, container)]
     code = [*_code(host, env), *_board(host, env), *_resumed(host, env)]
-    labels = {"batchml.home": home_label(host.home), "batchml.task": attempt.task_id}
+    labels = {"batchml.home": host.identity, "batchml.task": attempt.task_id}
     config = {
         "Image": container["image"],
         "Cmd": list(container["command"]),
@@ -112,12 +108,11 @@ def container_spec(host: Host, permits: Permits, job: Job, attempt: Attempt) -> 
     published = find(host.home.images, container["image"])
     return {
         "task_id": attempt.task_id,
-        "name": container_name(attempt.task_id),
+        "name": container_name(host.identity, attempt.task_id),
         "grace": RuntimeEnv.read(env).grace,
         "preamble": preamble(job, f"executor=docker image={container['image']}"),
         "config": config,
         "sources": [*sources, *code],
-        "allowed": [*_shared(host.home), *permits.paths],
         "runtime": str(host.runtime),
         "wrap": needs_runtime(env),
         "build": str(published.folder) if published else "",
@@ -133,7 +128,7 @@ def _network(host: Host, job: Job, attempt: Attempt) -> dict[str, Any] | None:
     """The nodes of a job share a network of their own, a new one for each attempt."""
     if job.node is None:
         return None
-    name = f"batchml-{home_label(host.home)[:8]}-{job.parent}-{attempt.number}"
+    name = f"batchml-{host.identity[:8]}-{job.parent}-{attempt.number}"
     return {"name": name, "aliases": [f"node-{job.node}"]}
 
 
@@ -158,18 +153,22 @@ def _environment(host: Host, job: Job, attempt: Attempt) -> tuple[dict[str, str]
     return env, places
 
 
-def _shared(home: Home) -> list[str]:
-    return [str(home.root / "workspace"), str(home.root / "data"), str(home.runs)]
-
-
-def _own_folders(places: Mapping[str, str], container: dict[str, Any]) -> list[dict[str, Any]]:
+def _own_folders(
+    host: Host, places: Mapping[str, str], container: dict[str, Any]
+) -> list[dict[str, Any]]:
     """The run's folders and the shared ones, except where the job mounts something of its own."""
     taken = {point["containerPath"].rstrip("/") for point in container.get("mountPoints") or ()}
     return [
-        _source(path, FOLDERS[name], make=True, ours=True)
+        _source(path, FOLDERS[name], _shared(host.home, True), make=True, ours=True, fixed=True)
         for name, path in places.items()
         if FOLDERS[name] not in taken
     ]
+
+
+def _shared(home: Home, read_only: bool) -> list[str]:
+    """Folders that a job may mount. In that of the runs no container may rename anything."""
+    found = [str(home.root / "workspace"), str(home.root / "data")]
+    return [*found, str(home.runs)] if read_only else found
 
 
 def _code(host: Host, env: dict[str, str]) -> list[dict[str, Any]]:
@@ -180,7 +179,7 @@ def _code(host: Host, env: dict[str, str]) -> list[dict[str, Any]]:
         if Path(os.path.normpath(path)).parent == host.home.code:
             env[name] = inside
             found.append(
-                _source(path, inside, read_only=True, ours=True, below=str(host.home.code))
+                _source(path, inside, [str(host.home.code)], read_only=True, ours=True, fixed=True)
             )
     return found
 
@@ -195,8 +194,8 @@ def _board(host: Host, env: dict[str, str]) -> list[dict[str, Any]]:
 
     def source(name: str, read_only: bool) -> dict[str, Any]:
         return _source(
-            f"{path}{name}", f"{BOARD}{name}", read_only=read_only, make=True, ours=True,
-            below=sweeps,
+            f"{path}{name}", f"{BOARD}{name}", [sweeps], read_only=read_only, make=True,
+            ours=True, fixed=True,
         )  # fmt: skip
 
     read = [source(f"/{name}", True) for name in BOARD_READ]
@@ -217,21 +216,21 @@ def _resumed(host: Host, env: dict[str, str]) -> list[dict[str, Any]]:
         return []
     env[VARIABLE] = told._replace(folder=RESUMED).to_json()
     inside, runs = folder_of(RESUMED, child), str(host.home.runs)
-    return [_source(path, inside, read_only=True, ours=True, below=runs)]
+    return [_source(path, inside, [runs], read_only=True, ours=True, fixed=True)]
 
 
-def _volumes(host: Host, container: dict[str, Any]) -> list[dict[str, Any]]:
+def _volumes(host: Host, permits: Permits, container: dict[str, Any]) -> list[dict[str, Any]]:
     """Volumes that are folders of this machine, where the job mounts them."""
     found = []
     for volume, point in _mounted(container):
         efs = volume.get("efsVolumeConfiguration")
         path = (volume.get("host") or {}).get("sourcePath")
+        read_only, target = bool(point.get("readOnly")), point["containerPath"]
         if efs:
-            path = _efs_folder(host.home, efs)
-        if path:
-            read_only = bool(point.get("readOnly"))
-            target = point["containerPath"]
-            found.append(_source(path, target, read_only=read_only, make=True, ours=bool(efs)))
+            found.append(_efs(host.home, efs, target, read_only))
+        elif path:
+            roots = [*_shared(host.home, read_only), *permits.paths]
+            found.append(_source(path, target, roots, read_only=read_only, make=True))
     return found
 
 
@@ -263,29 +262,35 @@ def _mounted(container: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, 
     return found
 
 
-def _efs_folder(home: Home, efs: dict[str, Any]) -> str:
-    """A file system of EFS is a folder of the workspace here."""
-    name = re.sub(r"[^A-Za-z0-9-]", "-", efs["fileSystemId"])
+def _efs(home: Home, efs: dict[str, Any], target: str, read_only: bool) -> dict[str, Any]:
+    """A file system of EFS is a folder here, whose name no container can change."""
+    name = re.sub(r"[^A-Za-z0-9-]", "-", efs["fileSystemId"]) or "-"
     below = os.path.normpath("/" + (efs.get("rootDirectory") or "/")).lstrip("/")
-    return str(home.root / "workspace" / "efs" / name / below).rstrip("/")
+    root = f"{home.volumes}/{name}"
+    before = (f"{home.root}/workspace", "efs", name)
+    path = f"{root}/{below}".rstrip("/")
+    return _source(path, target, [root], read_only=read_only, make=True, ours=True, before=before)
 
 
 def _source(
     path: str,
     target: str,
+    roots: list[str],
     *,
     read_only: bool = False,
     make: bool = False,
     ours: bool = False,
-    below: str = "",
+    fixed: bool = False,
+    before: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """A path of this machine to be mounted. It is checked, and made, by the runner.
+    """A path of this machine to be mounted, below one of `roots`. The runner finds or makes it.
 
-    What is `ours` is opened to whatever user the container runs as.
+    What is `ours` is opened to whatever user the container runs as. `fixed`: no container may
+    write to the roots. `before`: where an older version kept it, the workspace and names in it.
     """
     return {
-        "path": path, "target": target, "read_only": read_only, "make": make, "ours": ours,
-        "below": below,
+        "path": path, "target": target, "roots": roots, "read_only": read_only, "make": make,
+        "ours": ours, "fixed": fixed, "before": before,
     }  # fmt: skip
 
 
@@ -314,8 +319,9 @@ def _limits(job: Job) -> dict[str, Any]:
 
 def _rights(container: dict[str, Any], permits: Permits) -> dict[str, Any]:
     common = {
-        # Without it a program without a handler of its own would not hear TERM.
-        "Init": True,
+        # As on AWS: without it a program that does not handle TERM is killed after the grace, and
+        # one that is not in the image cannot be started at all.
+        "Init": has_init(container),
         "NetworkMode": "bridge",
         "ReadonlyRootfs": bool(container.get("readonlyRootFilesystem")),
     }

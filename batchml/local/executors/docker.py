@@ -149,6 +149,15 @@ def _for_all(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
     return member
 
 
+def has_program(api: Any, container: str, name: str, search: str) -> bool:
+    """Whether a folder of `search`, a PATH, holds a file of this name in a container."""
+    url = f"{api.base_url}/v{api.api_version}/containers/{container}/archive"
+    return any(
+        api.head(url, params={"path": f"{folder}/{name}"}).status_code == 200
+        for folder in search.split(":")
+    )
+
+
 def record(api: Any, container: str, follow: bool, aside: Aside) -> None:
     """The engine's record of the output from its start, in frames."""
     url = f"{api.base_url}/v{api.api_version}/containers/{container}/logs"

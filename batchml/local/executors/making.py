@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from batchml.local.executors import docker
 from batchml.local.executors.aside import Aside, read_now
 from batchml.local.executors.docker import Engine, Refused, Unreachable
-from batchml.local.executors.mounts import NotStarted, let_read, mount
+from batchml.local.executors.mounts import Mounts, NotStarted, let_read
 
 if TYPE_CHECKING:
     from batchml.local.executors.runner import Io
@@ -32,13 +32,14 @@ class Making:
         self._spec = spec
         self._io = io
         self._engine = engine
+        self.mounts = Mounts(spec["sources"], spec["labels"]["batchml.home"], spec["task_id"])
 
     def create(self) -> None:
         """Make the container, unless it is there: a runner may have died before it could tell."""
         config = through_runtime(self._spec, self._image())
         if self._spec["wrap"]:
             let_read(self._spec["runtime"])
-        mounts = [*config["HostConfig"].get("Mounts", ()), *self._mounts()]
+        mounts = [*config["HostConfig"].get("Mounts", ()), *self.mounts.open()]
         host_config = {**config["HostConfig"], "Mounts": mounts}
         config = {**config, "HostConfig": host_config}
         network = self._spec.get("network")
@@ -129,14 +130,6 @@ class Making:
             raise
         except Exception as error:
             raise NotStarted(f"CannotPullContainerError: {as_engine(error)}") from error
-
-    def _mounts(self) -> list[dict[str, Any]]:
-        try:
-            return [mount(source, self._spec["allowed"]) for source in self._spec["sources"]]
-        except OSError as error:
-            raise NotStarted(
-                f"CannotCreateContainerError: {error.filename}: {error.strerror}"
-            ) from error
 
     def make_network(self) -> None:
         network = self._spec["network"]["name"]

@@ -1,52 +1,316 @@
-"""Paths of this machine that a container may see: checked, made, opened."""
+"""What a container is given of this machine: reached by descriptors, made, opened to its user.
 
+A program in a container can rename what lies in a folder that it may write to, and put links
+there, at any moment. So a path below such a folder is only a proposal: it is walked from the
+folder down, name by name, and no link is followed. What is found is held by a descriptor, and
+made, opened and mounted through it. The container engine takes names alone: it is given the name
+of a folder that no container can rename, which is the allowed folder itself, or a bind mount of
+the descriptor in `PINS`, for as long as the container starts (docs/decisions/011).
+"""
+
+import contextlib
+import ctypes
+import errno
 import os
-from collections.abc import Iterable, Mapping
-from typing import Any
+import re
+import stat
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+PINS = "/run/batchml"  # only root may write to /run, and only root may mount
+
+_STEP = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+_MS_BIND, _MS_REC, _MS_PRIVATE = 0x1000, 0x4000, 0x40000  # mount(2)
+_MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8  # umount2(2)
 
 
 class NotStarted(Exception):
     """The program never ran; the text says why, in AWS's words."""
 
 
-def mount(source: Mapping[str, Any], allowed: Iterable[str]) -> dict[str, Any]:
-    """A bind mount, of a folder that is made if it is missing. Raises NotStarted, OSError."""
-    roots = [source["below"]] if source["below"] else allowed
-    real = _checked(source["path"], roots)
-    if source["make"] and not os.path.exists(real):
-        os.makedirs(real, exist_ok=True)
-        os.chmod(real, 0o755)
-        real = _checked(source["path"], roots)
-    if source["ours"]:
-        open_up(real)
-    return {
-        "Type": "bind", "Source": real, "Target": source["target"],
-        "ReadOnly": source["read_only"],
-    }  # fmt: skip
+class Proposal(NamedTuple):
+    """Where a path seems to lead: names below a folder whose own name no container can change."""
+
+    root: str
+    names: tuple[str, ...]
 
 
-def _checked(path: str, roots: Iterable[str]) -> str:
-    """Where a path leads, which must be below one of `roots`."""
+def propose(path: str, roots: Iterable[str], fixed: bool = False) -> Proposal:
+    """The uppermost of the roots that contain a path: containers may write to each of them.
+
+    `fixed`: to none of them, the names in them are the server's own. Raises NotStarted.
+    """
     real = os.path.realpath(path)
-    for root in map(os.path.realpath, roots):
-        if real == root or real.startswith(root.rstrip("/") + "/"):
-            return real
-    raise NotStarted(
-        f"CannotCreateContainerError: {path} may not be mounted. Start the server with "
-        f"--allow-path {path} to let jobs have it"
-    )
+    found = [root for root in map(os.path.realpath, roots) if is_below(real, root)]
+    if not found:
+        raise NotStarted(
+            f"CannotCreateContainerError: {path} may not be mounted. Start the server with "
+            f"--allow-path {path} to let jobs have it"
+        )
+    root = real if fixed else min(found, key=len)
+    return Proposal(root, tuple(filter(None, real[len(root) :].split("/"))))
 
 
-def open_up(path: str) -> None:
+def is_below(path: str, root: str) -> bool:
+    """Whether a path is `root`, or lies in it, by its words."""
+    return path == root or path.startswith(root.rstrip("/") + "/")
+
+
+def walk(root: int, names: Iterable[str], make: bool = False) -> int:
+    """A descriptor of what the names lead to, below an open folder. Links are not followed.
+
+    `make`: folders that are missing are made. Raises OSError.
+    """
+    at = os.dup(root)
+    try:
+        for name in names:
+            above, at = at, _step(at, name, make)
+            os.close(above)
+    except BaseException:
+        os.close(at)
+        raise
+    return at
+
+
+def _step(at: int, name: str, make: bool) -> int:
+    if make:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, dir_fd=at)
+            inner = os.open(name, _STEP | os.O_DIRECTORY, dir_fd=at)
+            os.chmod(_path_of(inner), 0o755)
+            return inner
+    inner = os.open(name, _STEP, dir_fd=at)
+    if stat.S_ISLNK(os.fstat(inner).st_mode):
+        os.close(inner)
+        raise NotADirectoryError(
+            errno.ENOTDIR, "a link was put here while the container was made", name
+        )
+    return inner
+
+
+def open_up(found: int) -> None:
     """Let any user of a container in. On this machine the state folder above lets nobody pass."""
-    mode = 0o777 if os.path.isdir(path) else 0o644
-    if os.stat(path).st_mode & 0o777 != mode:
-        os.chmod(path, mode)
+    now = os.fstat(found).st_mode
+    mode = 0o777 if stat.S_ISDIR(now) else 0o644
+    if stat.S_IMODE(now) != mode:
+        os.chmod(_path_of(found), mode)
+
+
+def _path_of(descriptor: int) -> str:
+    """A path that leads to an open file itself, whatever its name is by now."""
+    return f"/proc/self/fd/{descriptor}"
 
 
 def let_read(folder: str) -> None:
-    """The same for all that lies in a folder, to be read alone."""
+    """Let any user read all that lies in a folder which no container may write to."""
     for place, _, names in os.walk(folder):
         os.chmod(place, 0o755)
         for name in names:
             os.chmod(os.path.join(place, name), 0o644)
+
+
+# --- for the time of a start ----------------------------------------------------------------------
+
+
+class Given(NamedTuple):
+    """A source that was found. The engine mounts what is at `name`."""
+
+    name: str
+    file: tuple[int, int]  # its device and inode
+    path: str
+
+
+class Mounts:
+    """The sources of one container, from before it is created until it has started."""
+
+    def __init__(self, sources: Iterable[Mapping[str, Any]], label: str, task_id: str) -> None:
+        self._sources = list(sources)
+        self._pins = pins_of(label, task_id)
+        self._given: list[Given] = []
+
+    def open(self) -> list[dict[str, Any]]:
+        """What the engine is to mount, in its JSON. Raises NotStarted.
+
+        The names are the same each time: a runner that takes over opens them again.
+        """
+        if not self._given:
+            unpin(self._pins)
+            for number, source in enumerate(self._sources):
+                self._given.append(_found(source, f"{self._pins}/{number}"))
+        return [
+            {"Type": "bind", "Source": given.name, "Target": source["target"],
+             "ReadOnly": source["read_only"]}
+            for given, source in zip(self._given, self._sources, strict=True)
+        ]  # fmt: skip
+
+    def close(self) -> None:
+        self._given = []
+        unpin(self._pins)
+
+    def check(self, pid: int, container: str) -> None:
+        """Raise NotStarted where a container that has started was given something else."""
+        seen = mounted(pid, container)
+        for given in self._given:
+            if seen and given.file not in seen:
+                raise NotStarted(
+                    f"CannotStartContainerError: the Docker engine did not mount {given.path}. "
+                    f"The engine must run on this machine, in the server's mount namespace"
+                )
+
+
+def _found(source: Mapping[str, Any], pin: str) -> Given:
+    try:
+        return _give(source, pin)
+    except OSError as error:
+        raise NotStarted(
+            f"CannotCreateContainerError: {source['path']}: {error.strerror}"
+        ) from error
+
+
+def _give(source: Mapping[str, Any], pin: str) -> Given:
+    if source["before"]:
+        _move(source["before"], source["roots"][0])
+    proposal = propose(source["path"], source["roots"], source["fixed"])
+    if source["make"] and not os.path.exists(proposal.root):
+        os.makedirs(proposal.root, exist_ok=True)
+        os.chmod(proposal.root, 0o755)
+    root = os.open(proposal.root, _STEP)
+    try:
+        found = walk(root, proposal.names, source["make"])
+    finally:
+        os.close(root)
+    try:
+        if source["ours"]:
+            open_up(found)
+        about = os.fstat(found)
+        name = _pinned(found, pin, proposal) if proposal.names else proposal.root
+    finally:
+        os.close(found)
+    return Given(name, (about.st_dev, about.st_ino), source["path"])
+
+
+def _move(before: Sequence[str], root: str) -> None:
+    """Bring a volume that an older version kept in the workspace to where no container renames it.
+
+    Raises OSError.
+    """
+    workspace, *names, name = before
+    if os.path.lexists(root) or not os.path.isdir(workspace):
+        return
+    top = os.open(workspace, os.O_PATH | os.O_CLOEXEC)
+    try:
+        at = walk(top, names)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    finally:
+        os.close(top)
+    try:
+        if stat.S_ISDIR(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode):
+            os.makedirs(os.path.dirname(root), 0o700, exist_ok=True)
+            os.rename(name, root, src_dir_fd=at)
+    except FileNotFoundError:
+        pass
+    finally:
+        os.close(at)
+
+
+def mounted(pid: int, container: str) -> set[tuple[int, int]]:
+    """What is mounted in a container: device and inode of each. Empty where nobody can look, as
+    with an engine elsewhere, or once its program has ended.
+    """
+    found = set()
+    if not _is_of(pid, container):
+        return set()
+    try:
+        with open(f"/proc/{pid}/mountinfo", "rb") as file:
+            points = [_unescaped(line.split()[4]) for line in file]
+    except OSError:
+        return set()
+    for point in points:
+        with contextlib.suppress(OSError):
+            about = os.stat(f"/proc/{pid}/root{point}")
+            found.add((about.st_dev, about.st_ino))
+    # A program that ended meanwhile has shown a part of its mounts.
+    return found if _is_of(pid, container) else set()
+
+
+def _is_of(pid: int, container: str) -> bool:
+    """Whether a process lives and is of a container."""
+    try:
+        os.stat(f"/proc/{pid}/root/")
+        with open(f"/proc/{pid}/cgroup", encoding="utf-8", errors="replace") as file:
+            return container in file.read()
+    except OSError:
+        return False
+
+
+def _unescaped(word: bytes) -> str:
+    """A path of /proc/PID/mountinfo."""
+    return os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda found: bytes([int(found[1], 8)]), word))
+
+
+# --- bind mounts ----------------------------------------------------------------------------------
+
+
+def pins_of(label: str, task_id: str = "") -> str:
+    """Where the bind mounts of a state folder, or of one of its attempts, are."""
+    return f"{PINS}/{label}/{task_id}".rstrip("/")
+
+
+def pinned_tasks(label: str) -> list[str]:
+    """The attempts that have bind mounts."""
+    try:
+        return os.listdir(pins_of(label))
+    except OSError:
+        return []
+
+
+def _pinned(found: int, pin: str, proposal: Proposal) -> str:
+    """The name of a bind mount of a descriptor. Raises NotStarted, OSError."""
+    try:
+        os.makedirs(os.path.dirname(pin), 0o700, exist_ok=True)
+        if stat.S_ISDIR(os.fstat(found).st_mode):
+            os.mkdir(pin)
+        else:
+            os.close(os.open(pin, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC))
+        _mount(_path_of(found), pin, _MS_BIND | _MS_REC)
+        # Or the end of this mount would be that of the mounts in the folder itself, too.
+        _mount(None, pin, _MS_PRIVATE | _MS_REC)
+    except PermissionError:
+        raise NotStarted(_only_root(proposal)) from None
+    return pin
+
+
+def _only_root(proposal: Proposal) -> str:
+    path = "/".join((proposal.root.rstrip("/"), *proposal.names))
+    return (
+        f"CannotCreateContainerError: containers may rename {path}, so only a server of root can "
+        f"mount it. Mount {proposal.root}, or allow {path} alone: --allow-path"
+    )
+
+
+def unpin(folder: str) -> None:
+    """End the bind mounts of an attempt. What they show is never deleted."""
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return
+    for name in names:
+        pin = f"{folder}/{name}"
+        while _libc().umount2(os.fsencode(pin), _MNT_DETACH | _UMOUNT_NOFOLLOW) == 0:
+            pass
+        with contextlib.suppress(OSError):  # one that is still mounted
+            os.rmdir(pin) if os.path.isdir(pin) else os.unlink(pin)
+    with contextlib.suppress(OSError):
+        os.rmdir(folder)
+
+
+def _mount(source: str | None, target: str, flags: int) -> None:
+    words = [None if word is None else os.fsencode(word) for word in (source, target)]
+    if _libc().mount(*words, None, ctypes.c_ulong(flags), None) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), target)
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)

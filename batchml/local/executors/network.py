@@ -16,7 +16,6 @@ nodes share one, and what a killed server left behind is found.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import logging
 import os
@@ -78,11 +77,6 @@ class Ledger(Struct):
 # --- names and addresses: pure ------------------------------------------------------------------
 
 
-def tag_of(root: str) -> str:
-    """Marks what belongs to one state folder."""
-    return hashlib.sha256(os.path.realpath(root).encode()).hexdigest()[:8]
-
-
 def lowest_free(taken: Collection[int]) -> int:
     free = next((index for index in range(_FIRST, MOST) if index not in taken), None)
     if free is None:
@@ -134,9 +128,12 @@ def loopback_address(tag: str, index: int) -> str:
 class Network:
     """Gives places and takes them back. What touches the system is done by one thread, in order."""
 
-    def __init__(self, root: Path, ledger: Path, kind: str = AUTO, port: int = 0) -> None:
-        """`port` is where the server answers: each node reaches it there, on its own loopback."""
-        self._tag = tag_of(str(root))
+    def __init__(self, identity: str, ledger: Path, kind: str = AUTO, port: int = 0) -> None:
+        """`port` is where the server answers: each node reaches it there, on its own loopback.
+
+        What belongs to a state folder has the first eight digits of its identity in its name.
+        """
+        self._tag = identity[:8]
         self._path = ledger
         self._port = port
         self._switch = f"batchml-{self._tag}"

@@ -12,7 +12,7 @@ import socket
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -31,11 +31,21 @@ _SOCKET = 3  # its descriptor in the runner
 _SIGNALS = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 _REMOVE_AGAIN = 0.05  # seconds
 
-_PACKAGE_ROOT = str(Path(__file__).parents[3])
 _START = (
-    f"import sys; sys.path.insert(0, {_PACKAGE_ROOT!r}); "
+    "import sys; sys.path.insert(0, sys.argv.pop(1)); "
     "from batchml.local.executors.runner import main; main()"
 )
+
+
+class Installation(NamedTuple):
+    """What runners are made of: a Python, and the folder that holds the package `batchml`."""
+
+    python: str = sys.executable
+    root: str = str(Path(__file__).parents[3])
+
+
+OURS = Installation()
+
 
 # What a runner sees of the server's environment: nothing of it reaches a job.
 _PASSED_ON = ("HOME", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "PATH", "TMPDIR", "TZ")
@@ -54,6 +64,9 @@ class Runner:
         self.pidfd = os.pidfd_open(pid)
         self.socket: socket.socket | None = server
         self.task_id = ""  # whose attempt it has been given
+        self.has_unread = False  # it died with messages in its socket
+        self._last_sent: dict[str, Any] = {}
+        self.version = ""  # of its code, once it has imported that and is ready to serve
         self.idle_since = 0.0
 
     def send(self, message: dict[str, Any], record: int | None = None) -> bool:
@@ -73,16 +86,30 @@ class Runner:
         finally:
             for file in files[1:]:
                 os.close(file)
+        self._last_sent = message
         return True
+
+    def has_missed(self, message: dict[str, Any]) -> bool:
+        """Whether it died before it read a message, for certain: it was the last one sent, and not
+        all of them were read.
+        """
+        return self.has_unread and self._last_sent == message
 
     def receive(self) -> dict[str, Any] | None:
         """Something that it has said; nothing once it has let go of the socket."""
         assert self.socket is not None
         try:
-            data = self.socket.recv(_BUFFER, socket.MSG_DONTWAIT)
+            data = self._read()
+        except ConnectionResetError:  # told once, before what is left to be read: unix(7)
+            self.has_unread = True
+            data = self._read()
         except ConnectionError:
             return None
         return dict(_decode(data)) if data else None
+
+    def _read(self) -> bytes:
+        assert self.socket is not None
+        return self.socket.recv(_BUFFER, socket.MSG_DONTWAIT)
 
 
 def _anonymous_file(content: bytes) -> int:
@@ -104,8 +131,10 @@ class Pool:
         environ: Mapping[str, str],
         said: Callable[[Runner, dict[str, Any]], None],
         gone: Callable[[Runner], None],
+        installation: Installation = OURS,
     ) -> None:
         self.groups = groups
+        self._installation = installation
         self._loop = loop
         self._errors = errors
         self._environ = environ
@@ -194,10 +223,18 @@ class Pool:
         return runner
 
     def _spawn(self, kind: str, theirs: int) -> int:
+        """Its pid. Raises OSError that names the file."""
+        errors = os.open(self._errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            return self._spawn_with(kind, theirs, errors)
+        finally:
+            os.close(errors)
+
+    def _spawn_with(self, kind: str, theirs: int, errors: int) -> int:
         config = {"kind": kind, "socket": _SOCKET, "groups": self.groups}
         flags = ["-I"] if kind == "container" else ["-I", "-S"]  # the first needs packages
-        words = [sys.executable, *flags, "-c", _START, json.dumps(config)]
-        flag = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        python, root = self._installation
+        words = [python, *flags, "-c", _START, root, json.dumps(config)]
         env = {
             name: value
             for name, value in self._environ.items()
@@ -205,14 +242,15 @@ class Pool:
         }
         # Stops are blocked until the runner is ready for them, so an early one is not lost on it.
         return os.posix_spawn(
-            sys.executable, words, env, setsid=True, setsigmask=(signal.SIGTERM,),
+            python, words, env, setsid=True, setsigmask=(signal.SIGTERM,),
             setsigdef=_SIGNALS,
             file_actions=[
-                # First, because the socket may have a number that is wanted for another.
+                # In this order: the socket or the file may have a number that is wanted for
+                # another, above 2.
+                (os.POSIX_SPAWN_DUP2, errors, 1),
+                (os.POSIX_SPAWN_DUP2, errors, 2),
                 (os.POSIX_SPAWN_DUP2, theirs, _SOCKET),
                 (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-                (os.POSIX_SPAWN_OPEN, 1, str(self._errors), flag, 0o600),
-                (os.POSIX_SPAWN_DUP2, 1, 2),
             ],
         )  # fmt: skip
 

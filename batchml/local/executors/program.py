@@ -14,9 +14,10 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from batchml.local.executors.attempt_files import now_ms, until_it_works
 from batchml.local.executors.cgroup import most_pids
 from batchml.local.executors.forked import Forker
-from batchml.local.executors.runner import now_ms, until_it_works
+from batchml.local.executors.runner import Withdrawn
 from batchml.local.executors.slot import Slot
 from batchml.runtime.lines import NEEDED_MEMORY, LineSplitter
 from batchml.runtime.processes import send
@@ -147,17 +148,29 @@ class _Attempt:
 
     def run(self) -> dict[str, Any]:
         try:
-            until_it_works(self._make_folders, self._io.drain)
+            until_it_works(self._make_folders, self._io.drain, lasting=(errno.EROFS,))
         except (OSError, ValueError) as error:  # a job may name other folders than ours
+            if not os.path.isdir(os.path.dirname(self._spec["cwd"])):
+                raise Withdrawn("the state folder was moved") from error
             return _not_started(f"CannotCreateContainerError: {error}")
         failure = self._prepare()
         if failure:
             return _not_started(failure)
+        self._check_python()
+        self._io.wait_to_begin()
         if self._io.stopping_since is not None:
             return _not_started("CannotStartContainerError: stopped before the program started")
         if not self._spec["command"]:
             return _not_started("CannotCreateContainerError: no command specified")
         return self._program()
+
+    def _check_python(self) -> None:
+        """Raise Withdrawn where the Python that is to run our runtime is gone, which is no fault of
+        the job: an installation that was moved or is being replaced.
+        """
+        python = self._spec["command"][:1]
+        if self._spec.get("marks") and python and not os.access(python[0], os.X_OK):
+            raise Withdrawn(f"{python[0]} is gone")
 
     def _make_folders(self) -> None:
         self._programs.make_folder(self._spec["cwd"])
@@ -175,10 +188,7 @@ class _Attempt:
         try:
             child, output = self._spawn(self._spec["command"], self._spec["env"], slot)
         except OSError as error:
-            code = 127 if isinstance(error, FileNotFoundError) else 126
-            name = self._spec["command"][0]
-            self._io.write([f"batchml: cannot run {name!r}: {error.strerror}".encode()])
-            return {"code": code, "started_at": started_at}
+            return self._cannot_run(error, started_at)
         except ValueError as error:  # a NUL, or `=` in a variable's name
             return _not_started(f"CannotCreateContainerError: {error}")
         # Our runtime writes marks of its own, and sees to it that the program cannot.
@@ -198,6 +208,17 @@ class _Attempt:
             "oom": killed and short > 0,
             "started_at": started_at,
         }
+
+    def _cannot_run(self, error: OSError, started_at: int) -> dict[str, Any]:
+        """As on AWS: an init process ends with a shell's codes; without one nothing is started."""
+        name, is_missing = self._spec["command"][0], isinstance(error, FileNotFoundError)
+        if self._spec.get("init"):
+            self._io.write([f"batchml: cannot run {name!r}: {error.strerror}".encode()])
+            return {"code": 127 if is_missing else 126, "started_at": started_at}
+        why = str(error.strerror).lower()
+        if is_missing and "/" not in name:
+            why = "executable file not found in $PATH"
+        return _not_started(f'CannotStartContainerError: exec: "{name}": {why}')
 
     def _limit(self, *, memory: bool = True) -> Slot | None:
         try:

@@ -1,7 +1,12 @@
-"""An attempt's record as the server reads it: whether its runner lives, and what it says."""
+"""An attempt's record as the server reads it: whether its runner lives, and what it says.
+
+What a record does not say is not evidence. An attempt whose start is in the journal, and of which
+no record can be read, may have begun; only a record that says so proves that it did not.
+"""
 
 from __future__ import annotations
 
+import enum
 import fcntl
 import os
 from pathlib import Path
@@ -25,6 +30,8 @@ class Record(Struct, frozen=True):
     label: str = ""
     started_at: int | None = None  # ms
     address: str = ""
+    may_have_begun: bool = False  # the runner was told to start the program
+    never_began: bool = False  # its server died before that, and so it did not
 
     @property
     def is_of_this_boot(self) -> bool:
@@ -36,8 +43,11 @@ class Record(Struct, frozen=True):
 
 
 def read(folder: Path) -> Record | None:
-    """The record in an attempt's folder, until its end; None while it is empty."""
-    return read_record(folder / "runner.json", Record)
+    """The record in an attempt's folder, until its end; None while it is empty or unreadable."""
+    try:
+        return read_record(folder / "runner.json", Record)
+    except OSError:
+        return None
 
 
 def take(path: str, flags: int = 0) -> int | None:
@@ -63,8 +73,43 @@ def is_held(folder: Path) -> bool:
     return False
 
 
-def is_empty(folder: Path) -> bool:
+class Verdict(enum.Enum):
+    """What has become of an attempt whose start is in the journal."""
+
+    ENDED = "its runner has recorded an end"
+    LIVES = "its runner looks after it"
+    BEGINS = "its runner lives and is about to write its record"
+    NEVER_BEGAN = "its runner has recorded that the program was not started"
+    GONE = "its runner is gone without an end"
+    UNKNOWN = "nothing readable is left of it"
+
+
+class Evidence(Struct, frozen=True):
+    """What the folder of an attempt holds. `error` says what of it cannot be read."""
+
+    has_ended: bool = False
+    is_held: bool = False
+    record: Record | None = None
+    error: str = ""
+
+    @property
+    def verdict(self) -> Verdict:
+        if self.has_ended:
+            return Verdict.ENDED
+        if self.is_held:
+            return Verdict.LIVES if self.record is not None else Verdict.BEGINS
+        if self.record is None:
+            return Verdict.UNKNOWN
+        return Verdict.NEVER_BEGAN if self.record.never_began else Verdict.GONE
+
+
+def evidence(folder: Path) -> Evidence:
+    """What is left of an attempt, in an order that misses nothing: a runner that ends writes its
+    record, renames it, and dies.
+    """
     try:
-        return (folder / "runner.json").stat().st_size == 0
-    except FileNotFoundError:
-        return True
+        held = is_held(folder)
+        found = read_record(folder / "runner.json", Record)
+        return Evidence((folder / "exit.json").exists(), held, found)
+    except OSError as error:
+        return Evidence(error=str(error))

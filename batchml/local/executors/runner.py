@@ -4,16 +4,13 @@ It serves one attempt at a time, and is there for the next when that has ended. 
 a message over a socket, and is never written to disk; with it comes the attempt's record, a file
 that the server has locked: a lock stays held for as long as anyone has the descriptor, so there is
 no moment at which an attempt lives without it. What a runner has done is told by files in the
-attempt's folder, so that a server can be killed and started again at any moment without an attempt
-noticing; the socket only saves the server from looking.
+attempt's folder (attempt_files.py), so that a server can be killed and started again at any moment
+without an attempt noticing; the socket only saves the server from looking.
 
-    runner.json  the record. Empty: the attempt never began. Locked: its runner lives. Holds the
-                 runner's identity (boot id, pid, start time, kind, slot), and since when the
-                 program runs
-    exit.json    the record under its last name, once every process of the attempt is gone: how it
-                 ended, beside the identity
-    progress     what it does before the program runs, a line each
-    log          the output: one event a line, `<ms> <message>`
+The server sends an attempt before it has committed that the program may begin. The runner prepares
+it (its folder, its environment, its container) and starts the program on a second message. If the
+server dies before that, the runner never starts the program, and notes this in the record, even if
+the journal already has the start. No other file, and no missing file, is evidence of that.
 
 When the socket closes, the server has died: an idle runner ends, a busy one after its attempt.
 
@@ -23,7 +20,6 @@ Standard library only, few imports: a first attempt waits for it to start.
 from __future__ import annotations
 
 import _thread
-import errno
 import json
 import math
 import os
@@ -35,6 +31,15 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from batchml import __version__
+from batchml.local.executors.attempt_files import (
+    Log,
+    Record,
+    folder_of,
+    leave_reason,
+    now_ms,
+    until_it_works,
+)
 from batchml.local.executors.cgroup import Groups, slot_name
 from batchml.local.executors.slot import Slot, make_slot
 from batchml.runtime.processes import (
@@ -47,16 +52,25 @@ from batchml.runtime.processes import (
     start_time,
 )
 
+VERSION = f"{__version__}/2"  # of this code, and of what it and the server say to each other
 INLINE = 32_768  # bytes of a message; a larger spec comes in an anonymous file beside it
-_RETRY_AFTER = 0.2  # seconds between tries when the disk is full
+HOST_LOST = "Host EC2 (instance this-machine) terminated: "  # begins the reason, in AWS's words
 _FD_BYTES = socket.CMSG_SPACE(2 * 4)
 _RECEIVE_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)
 _SEND_FLAGS = int(socket.MSG_DONTWAIT)
 _HEARD = (signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD)
 
 
+class Withdrawn(Exception):
+    """The program of an attempt is not to be started, by this runner at least.
+
+    Its text says what this machine lacks for it, if that is why.
+    """
+
+
 class Kind(Protocol):
-    """A way to run attempts. `run` returns the exit record, less `stopped_at`.
+    """A way to run attempts. `run` returns the exit record, less `stopped_at` and `log`. It calls
+    `Io.wait_to_begin` before it starts the program; raises Withdrawn.
 
     `litter` is a folder to delete once the end has been reported.
     """
@@ -65,39 +79,6 @@ class Kind(Protocol):
 
     def run(self, spec: dict[str, Any], io: Io) -> dict[str, Any]: ...
     def close(self) -> None: ...
-
-
-class Log:
-    """The attempt's output on disk. Waits for space rather than lose a line.
-
-    `meanwhile` is called while it waits: a stop must reach the program on a full disk as well.
-    """
-
-    def __init__(self, path: str, meanwhile: Callable[[], object]) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        self._file: int = until_it_works(lambda: os.open(path, flags, 0o600))
-        self._meanwhile = meanwhile
-        self._last = 0
-        self.must_last = False  # holds what cannot be made again
-
-    def write(self, lines: list[bytes]) -> None:
-        if not lines:
-            return
-        self._last = max(self._last, now_ms())
-        stamp = b"%d " % self._last
-        data = memoryview(b"".join([b"%s%s\n" % (stamp, line) for line in lines]))
-        while data:
-            try:
-                data = data[os.write(self._file, data) :]
-            except OSError as error:  # disk full: the program waits on its pipe meanwhile
-                raise_unless_it_may_pass(error)
-                self._meanwhile()
-                time.sleep(_RETRY_AFTER)
-
-    def close(self) -> None:
-        if self.must_last:
-            until_it_works(lambda: os.fsync(self._file), self._meanwhile)
-        os.close(self._file)
 
 
 class Link:
@@ -114,6 +95,8 @@ class Link:
         self.children = 0  # how often a child was said to have ended
         self.terminated = False
         self.killed = False
+        self.begun: set[str] = set()
+        self.withdrawn: set[str] = set()
         self.stops: set[str] = set()
         self.kills: set[str] = set()
         self.attempts: list[tuple[dict[str, Any], list[int]]] = []
@@ -145,13 +128,21 @@ class Link:
                 self.server = None
                 return
             message = json.loads(data)
-            if "stop" in message:
+            if "folder" in message:
+                self.attempts.append((message, _descriptors(ancillary)))
+                return  # another comes after its end
+            if "begin" in message:
+                self.begun.add(message["begin"])
+            elif "withdraw" in message:
+                self.withdrawn.add(message["withdraw"])
+            elif "stop" in message:
                 self.stops.add(message["stop"])
             elif "kill" in message:
                 self.kills.add(message["kill"])
-            else:
-                self.attempts.append((message, _descriptors(ancillary)))
-                return  # another comes after its end
+
+    def forget(self, task_id: str) -> None:
+        for tasks in (self.begun, self.withdrawn, self.stops, self.kills):
+            tasks.discard(task_id)
 
     def tell(self, message: dict[str, Any], *, surely: bool = False) -> None:
         """Tell the server, if there is one. Not `surely`: unless it has no time to listen."""
@@ -170,9 +161,14 @@ class Io:
     is readable when something has come, a stop or the end of a child; then `drain` takes it in.
     `children` grows when children have ended.
     `meanwhile` is called while a write waits for space on a full disk.
+
+    `is_quick`: the server takes the attempt for prepared already.
     """
 
-    def __init__(self, link: Link, folder: str, task_id: str, record: Record) -> None:
+    def __init__(
+        self, link: Link, folder: str, task_id: str, record: Record, is_quick: bool = False
+    ) -> None:
+        self._is_quick = is_quick
         self.folder = folder
         self.wake = link.wake
         self.stopping_since: float | None = None
@@ -180,7 +176,7 @@ class Io:
         self._link = link
         self._task_id = task_id
         self._record = record
-        self._log = Log(f"{folder}/log", self._wait)
+        self._log = Log(record.folder, self._wait)
         self._note_stop()
 
     @property
@@ -191,15 +187,34 @@ class Io:
         self._link.drain()
         self._note_stop()
 
+    def wait_to_begin(self) -> None:
+        """Return once the program may be started, or a stop is asked for. Raises Withdrawn."""
+        link, task_id = self._link, self._task_id
+        if not self._is_quick and task_id not in link.begun:
+            link.tell({"task_id": task_id, "prepared": True}, surely=True)
+        while task_id not in link.begun:
+            if link.server is None or task_id in link.withdrawn:
+                raise Withdrawn
+            if self.stopping_since is not None:
+                return
+            link.drain(None)
+            self._note_stop()
+        self._record.note_begun()
+
     def write(self, lines: list[bytes]) -> None:
-        """Append lines to the log, waiting while the disk is full."""
+        """Append lines to the log, waiting while the disk is full.
+
+        Once the log can grow no more, the program is stopped, and what it still prints is lost.
+        """
         if lines:
             self._log.must_last = True
             self._log.write(lines)
+        if self._log.full and self.stopping_since is None:
+            self.stopping_since = time.monotonic()
 
     def preamble(self, text: str) -> None:
         """The log's first line, if it is to have one: ours, not the program's."""
-        if text:
+        if text and self._log.is_empty:
             self._log.write([text.encode("utf-8", "replace")])
 
     def progress(self, text: str) -> None:
@@ -216,14 +231,16 @@ class Io:
 
         May be left out when it has ended by now.
         """
-        about = {"started_at": at_ms, "address": address}
-        until_it_works(lambda: self._record.add(about), self._wait)
+        until_it_works(
+            lambda: self._record.add({"started_at": at_ms, "address": address}), self._wait
+        )
         self._link.tell({"task_id": self._task_id, "started": at_ms, "address": address})
 
-    def close(self) -> None:
+    def close(self) -> tuple[dict[str, Any], str]:
+        """The proof of the log, which is closed, and why the program was stopped, if from here."""
         if self.stopping_since == -math.inf:
             self._note_rehearsal()
-        self._log.close()
+        return self._log.close(), self._log.full
 
     def _note_rehearsal(self) -> None:
         """Whoever reads the log is to know that it was a rehearsal, and of what."""
@@ -238,47 +255,11 @@ class Io:
         self.meanwhile()
 
     def _note_stop(self) -> None:
-        if self._link.killed or self._task_id in self._link.kills:
+        link, task_id = self._link, self._task_id
+        if link.killed or task_id in link.kills or task_id in link.withdrawn:
             self.stopping_since = -math.inf
-        elif self.stopping_since is None and (
-            self._link.terminated or self._task_id in self._link.stops
-        ):
+        elif self.stopping_since is None and (link.terminated or task_id in link.stops):
             self.stopping_since = time.monotonic()
-
-
-class Record:
-    """`runner.json`, which becomes `exit.json`. Holds the lock for as long as it is open."""
-
-    def __init__(self, folder: str, file: int, identity: bytes) -> None:
-        """`identity` is a JSON object."""
-        self._folder = folder
-        self._file = file
-        self._identity = identity
-        self._size = os.fstat(file).st_size  # 0, unless another runner was killed on this one
-        until_it_works(lambda: self._write(identity))
-
-    def add(self, more: dict[str, Any]) -> None:
-        self._write(self._identity[:-1] + b", " + json.dumps(more).encode()[1:])
-
-    def _write(self, data: bytes) -> None:
-        """Over what was there, in one go, so that there is no moment at which it is empty."""
-        data = data.ljust(self._size)
-        os.pwrite(self._file, data, 0)
-        self._size = len(data)
-
-    def finish(self, ended: dict[str, Any]) -> None:
-        """The attempt has ended, and this is how.
-
-        Not synced: the server's journal is, and until it has the end, a power cut is what took
-        the attempt (docs/durability.md).
-        """
-        until_it_works(lambda: self.add(ended))
-        until_it_works(
-            lambda: os.rename(f"{self._folder}/runner.json", f"{self._folder}/exit.json")
-        )
-
-    def close(self) -> None:
-        os.close(self._file)
 
 
 class Runner:
@@ -292,10 +273,15 @@ class Runner:
     def serve(self) -> None:
         """Run attempts until the server is gone, or a signal asks for the end."""
         link = self._link
+        link.tell({"ready": VERSION}, surely=True)
         while True:
             while link.attempts:
                 message, descriptors = link.attempts.pop(0)
-                self._attempt(message, descriptors)
+                try:
+                    self._attempt(message, descriptors)
+                except BaseException as error:
+                    leave_reason(message["folder"], error)
+                    raise
             if link.server is None or link.terminated:
                 return
             link.drain(None)
@@ -305,30 +291,49 @@ class Runner:
             with open(descriptors.pop(), "rb") as file:
                 file.seek(0)
                 message["spec"] = json.load(file)
-        folder, spec = message["folder"], message["spec"]
+        spec = message["spec"]
+        folder = folder_of(descriptors[0])
         task_id = spec["task_id"]
         identity = self._encoded
         if "label" in spec:
             identity = json.dumps({**self._identity, "label": spec["label"]}).encode()
         record = Record(folder, descriptors[0], identity)
-        io = Io(self._link, folder, task_id, record)
+        if message.get("begin"):
+            self._link.begun.add(task_id)
+        io = Io(self._link, folder, task_id, record, message.get("quick", False))
+        told: dict[str, Any] = {"task_id": task_id}
+        ended: dict[str, Any] = {}
         try:
             ended = self._kind.run(spec, io)
+        except Withdrawn as error:
+            told["withdrawn"] = str(error)
         finally:
             self._kill()
-        io.close()
+        ended["log"], reason = io.close()
+        if reason:
+            ended["reason"] = reason
         # Once nothing of the attempt runs any more.
-        ended["stopped_at"] = now_ms()
-        record.finish(ended)
+        if task_id in self._link.withdrawn:
+            told["withdrawn"] = ""
+        elif "withdrawn" not in told:
+            told["ended"] = {**ended, "stopped_at": now_ms()}
+            record.finish(told["ended"])
+        elif self._link.server is None:
+            self._note_never_began(record)
         litter, self._kind.litter = self._kind.litter, ""
-        told = {"task_id": task_id, "ended": ended}
-        self._link.tell({**told, "busy": True} if litter else told, surely=True)
-        self._link.stops.discard(task_id)
-        self._link.kills.discard(task_id)
+        self._link.forget(task_id)
         record.close()
+        self._link.tell({**told, "busy": True} if litter else told, surely=True)
         if litter:
             _remove(litter)
             self._link.tell({"idle": True}, surely=True)
+
+    def _note_never_began(self, record: Record) -> None:
+        """For the next server. Without it the attempt counts as lost."""
+        try:
+            record.add({"never_began": True})
+        except OSError:
+            pass
 
     def _kill(self) -> None:
         """As when a container's first process ends: whatever it left behind ends too."""
@@ -347,28 +352,6 @@ def _remove(folder: str) -> None:
         import subprocess
 
         subprocess.run(["rm", "-rf", "--", folder], check=False, stderr=subprocess.DEVNULL)
-
-
-def now_ms() -> int:
-    return int(time.time() * 1000)
-
-
-def until_it_works(write: Callable[[], Any], meanwhile: Callable[[], object] | None = None) -> Any:
-    """A full disk must not cost the record of an attempt."""
-    while True:
-        try:
-            return write()
-        except OSError as error:
-            raise_unless_it_may_pass(error)
-            if meanwhile is not None:
-                meanwhile()
-            time.sleep(_RETRY_AFTER)
-
-
-def raise_unless_it_may_pass(error: OSError) -> None:
-    """A full disk has space again some day; a folder that was deleted does not come back."""
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE):
-        raise error
 
 
 def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:

@@ -9,11 +9,14 @@ from typing import Any
 from msgspec import Struct
 
 from batchml.local import access
+from batchml.local.endpoints import kept_endpoints
 from batchml.local.environments import is_whole
+from batchml.local.executors.remains import mark_of
 from batchml.local.home import Home
 from batchml.local.images import LocalImage, conda_tool, find
 from batchml.local.sigv4 import Keys
 from batchml.local.state import Attempt, Job
+from batchml.model.endpoints import endpoint_variables
 from batchml.runtime.env import RuntimeEnv
 from batchml.runtime.lines import MARK
 
@@ -30,6 +33,8 @@ _NEEDING = (
     "BATCHML_CODE", "BATCHML_ORDER", "BATCHML_LAUNCH", "BATCHML_HEALTH", "BATCHML_RESUME",
 )  # fmt: skip
 
+_SWEEP = "BATCHML_SWEEP"  # the folder through which a sweep's trials and its controller talk
+
 # What a run keeps beside its outputs and checkpoints: what its attempts took, which generations of
 # its nodes there were, and which hosts were unfit.
 _STORING = ("BATCHML_MAX_SECONDS", "BATCHML_LAUNCH", "BATCHML_HEALTH", "BATCHML_SLURM")
@@ -37,7 +42,8 @@ _STORING = ("BATCHML_MAX_SECONDS", "BATCHML_LAUNCH", "BATCHML_HEALTH", "BATCHML_
 
 class Host(Struct, frozen=True):
     """Where processes run: the state folder, the runtime's copy, the server's environment, and
-    where and with which keys the server answers, if jobs are to reach it.
+    where and with which keys the server answers, if jobs are to reach it. `identity` is the state
+    folder's, which marks what runs for it.
     """
 
     home: Home
@@ -46,6 +52,7 @@ class Host(Struct, frozen=True):
     has_gpus: bool = False
     endpoint: str = ""
     keys: Keys | None = None
+    identity: str = ""
 
 
 SpecOf = Callable[[str, Job, Attempt], dict[str, Any]]  # what a runner of a kind is told
@@ -64,6 +71,7 @@ def runner_spec(host: Host, job: Job, attempt: Attempt) -> dict[str, Any]:
         "task_id": attempt.task_id,
         "cwd": work_folder(host, attempt),
         "command": list(job.container["command"]),
+        "init": has_init(job.container),
         "env": env,
         "grace": RuntimeEnv.read(env).grace,
         # A job may name none, as AWS Batch does.
@@ -87,6 +95,11 @@ def needs_runtime(env: Mapping[str, str]) -> bool:
     return not env.keys().isdisjoint(_NEEDING)
 
 
+def has_init(container: Mapping[str, Any]) -> bool:
+    """Whether an init process is to be the parent of the program."""
+    return bool((container.get("linuxParameters") or {}).get("initProcessEnabled"))
+
+
 def preamble(job: Job, how: str) -> str:
     """The first line of the log, for our own client: how the attempt runs.
 
@@ -99,6 +112,19 @@ def preamble(job: Job, how: str) -> str:
 def _given(job: Job) -> dict[str, str]:
     """The variables that whoever submitted a job gave it."""
     return {entry["name"]: entry["value"] for entry in job.container["environment"]}
+
+
+def with_moved_paths(home: Home, given: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a job that was submitted before the state folder was moved: a path into it
+    that is gone becomes the path of the same file here."""
+    found = dict(given)
+    folders = (("BATCHML_CODE", home.code), ("BATCHML_ORDER", home.code), (_SWEEP, home.sweeps))
+    for name, folder in folders:
+        path = given.get(name, "")
+        if path.startswith("/") and not os.path.exists(path):
+            here = folder / os.path.basename(path)
+            found |= {name: str(here)} if here.exists() else {}
+    return found
 
 
 def work_folder(host: Host, attempt: Attempt) -> str:
@@ -226,6 +252,7 @@ def _has_credentials(folder: str) -> bool:
 def job_environment(host: Host, job: Job, attempt: Attempt) -> dict[str, str]:
     """The variables that a job sees: Batch's, ours, and its own, which win over ours."""
     runs, root, given = run_folder(host, job), host.home.root, _given(job)
+    given = with_moved_paths(host.home, given)
     ours = {
         "BATCHML_RUN": job.id,
         "BATCHML_ATTEMPT": str(attempt.number),
@@ -242,19 +269,20 @@ def job_environment(host: Host, job: Job, attempt: Attempt) -> dict[str, str]:
     if job.index is not None:
         ours["BATCHML_ARRAY_SIZE"] = str(job.spec.array_size)
     passed_on = {name: host.environ[name] for name in _PASSED_ON if name in host.environ}
-    batch = {**_facts(job, attempt), **_of_many(job, attempt)}
-    return {**passed_on, **ours, **given, **batch, **_gpu_variables(host, attempt)}
+    batch = {**_facts(host, job, attempt), **_of_many(job, attempt)}
+    beside = endpoint_variables(kept_endpoints(host.home))
+    return {**passed_on, **ours, **beside, **given, **batch, **_gpu_variables(host, attempt)}
 
 
 def batch_variables(host: Host, job: Job, attempt: Attempt) -> dict[str, str]:
     """The least that a program of this machine gets: what is passed on, and Batch's own."""
     passed_on = {name: host.environ[name] for name in _PASSED_ON if name in host.environ}
-    return {**passed_on, **_facts(job, attempt)}
+    return {**passed_on, **_facts(host, job, attempt)}
 
 
-def _facts(job: Job, attempt: Attempt) -> dict[str, str]:
+def _facts(host: Host, job: Job, attempt: Attempt) -> dict[str, str]:
     return {
-        "BATCHML_TASK": attempt.task_id,  # finds what is left of an attempt
+        "BATCHML_TASK": mark_of(host.identity, attempt.task_id),  # finds what is left of it
         "AWS_BATCH_JOB_ID": job.id,
         "AWS_BATCH_JOB_ATTEMPT": str(attempt.number),
         "AWS_BATCH_JQ_NAME": job.queue,

@@ -1,7 +1,7 @@
-"""Containers and networks of a state folder that no attempt owns: found and removed.
+"""Containers, networks and bind mounts of a state folder that no attempt owns: found, removed.
 
 By a process beside the server, which never imports what speaks with the engine:
-`python -m batchml.local.executors.sweeper LABEL look|remove|clear [TASK...]`.
+`python -m batchml.local.executors.sweeper IDENTITY look|remove|clear [TASK...]`.
 """
 
 import asyncio
@@ -13,7 +13,6 @@ from collections.abc import Callable, Container
 import msgspec
 from msgspec import Struct
 
-from batchml.local.executors.container import home_label
 from batchml.local.home import Home
 
 log = logging.getLogger("batchml.local")
@@ -31,13 +30,13 @@ class Found(Struct, frozen=True):
     networks: int
 
 
-async def sweep(home: Home, owned: Callable[[], Container[str]]) -> None:
+async def sweep(home: Home, identity: str, owned: Callable[[], Container[str]]) -> None:
     """Remove what belongs to no task id that is owned once it is found.
 
     As soon as the engine answers, which may be long after the server has started.
     """
     pause = _FIRST_PAUSE
-    while (found := await _beside(home, LOOK)) is None:
+    while (found := await _beside(home, identity, LOOK)) is None:
         await asyncio.sleep(pause)
         pause = min(2 * pause, _LAST_PAUSE)
     owners = owned()
@@ -45,19 +44,19 @@ async def sweep(home: Home, owned: Callable[[], Container[str]]) -> None:
     if orphans:
         log.warning("removing containers that no attempt owns: %s", orphans)
     if orphans or found.networks:
-        await _beside(home, REMOVE, *orphans)
+        await _beside(home, identity, REMOVE, *orphans)
 
 
-async def remove(home: Home, task_id: str) -> bool:
+async def remove(home: Home, identity: str, task_id: str) -> bool:
     """Remove what an attempt has in the engine. False when that cannot be done now."""
-    return await _beside(home, REMOVE, task_id) is not None
+    return await _beside(home, identity, REMOVE, task_id) is not None
 
 
-async def _beside(home: Home, *words: str) -> Found | None:
+async def _beside(home: Home, identity: str, *words: str) -> Found | None:
     """What there was, or None when the engine does not answer."""
     with open(home.local / "runners.log", "ab") as errors:
         process = await asyncio.create_subprocess_exec(
-            *_command(home, *words), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            *_command(identity, *words), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=errors,
         )  # fmt: skip
     try:
@@ -70,34 +69,37 @@ async def _beside(home: Home, *words: str) -> Found | None:
     return msgspec.json.decode(output, type=Found) if process.returncode == 0 else None
 
 
-def clear(home: Home) -> None:
+def clear(identity: str) -> None:
     """Remove whatever a state folder has in the engine, if that answers."""
     try:
         subprocess.run(
-            _command(home, CLEAR), stdin=subprocess.DEVNULL, capture_output=True, timeout=_LIMIT
+            _command(identity, CLEAR), stdin=subprocess.DEVNULL, capture_output=True, timeout=_LIMIT
         )
     except subprocess.TimeoutExpired:
         pass
 
 
-def _command(home: Home, *words: str) -> list[str]:
-    return [sys.executable, "-m", __name__, home_label(home), *words]
+def _command(identity: str, *words: str) -> list[str]:
+    return [sys.executable, "-m", __name__, identity, *words]
 
 
 # --- the process beside it ----------------------------------------------------------------------
 
 
 def main(label: str, verb: str, *tasks: str) -> int:
-    from batchml.local.executors import docker
+    from batchml.local.executors import docker, mounts
 
     try:
-        found = docker.belongings(label)
+        tasks_there, networks = docker.belongings(label)
+        pinned = mounts.pinned_tasks(label)
         if verb != LOOK:
+            for task in pinned if verb == CLEAR else tasks:
+                mounts.unpin(mounts.pins_of(label, task))
             docker.remove_belongings(label, None if verb == CLEAR else tasks)
     except docker.Unreachable as error:
         print(f"the Docker engine does not answer: {error}", file=sys.stderr)
         return 1
-    print(msgspec.json.encode(Found(*found)).decode())
+    print(msgspec.json.encode(Found([*{*tasks_there, *pinned}], networks)).decode())
     return 0
 
 

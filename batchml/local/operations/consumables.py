@@ -66,9 +66,7 @@ def update_consumable_resource(draft: Draft, request: Requested) -> dict[str, An
     }
     token = params.get("clientToken", "")
     updates = {key: made for key, made in record.updates.items() if made[0] > request.now - TOKENS}
-    if token in updates:
-        if tuple(updates[token][1:]) != (operation, quantity):
-            raise refuse("This clientToken was used for another update", request)
+    if token in updates and tuple(updates[token][1:]) == (operation, quantity):
         return answer
     if token:
         updates[token] = (request.now, operation, quantity)

@@ -59,7 +59,7 @@ def register_job_definition(draft: Draft, request: Requested) -> dict[str, Any]:
     check_between(params.get("schedulingPriority", 0), 0, 9999, "schedulingPriority", request)
     revision = draft.next_revision(name)
     detail = {
-        **params,
+        **_as_described(params),
         "jobDefinitionArn": arn("job-definition", f"{name}:{revision}"),
         "revision": revision,
         "status": "ACTIVE",
@@ -74,6 +74,38 @@ def register_job_definition(draft: Draft, request: Requested) -> dict[str, Any]:
         "jobDefinitionArn": detail["jobDefinitionArn"],
         "revision": revision,
     }
+
+
+# The lists of a container that AWS's samples of DescribeJobDefinitions always have.
+_LISTS = ("command", "volumes", "environment", "mountPoints", "ulimits", "resourceRequirements")
+
+
+def _as_described(params: dict[str, Any]) -> dict[str, Any]:
+    """The request as DescribeJobDefinitions answers it: empty lists where none were given."""
+    found = dict(params)
+    if "containerProperties" in params:
+        found["containerProperties"] = _with_lists(params["containerProperties"])
+    if "nodeProperties" in params:
+        ranges = [
+            {**entry, "container": _with_lists(entry["container"])}
+            for entry in params["nodeProperties"]["nodeRangeProperties"]
+        ]
+        found["nodeProperties"] = {**params["nodeProperties"], "nodeRangeProperties": ranges}
+    if "retryStrategy" in params:
+        found["retryStrategy"] = enum_case(params["retryStrategy"])
+    return found
+
+
+def _with_lists(container: dict[str, Any]) -> dict[str, Any]:
+    return {**{name: [] for name in _LISTS}, **container}
+
+
+def enum_case(strategy: dict[str, Any]) -> dict[str, Any]:
+    """A retry strategy with its actions as the enum has them: AWS takes them in any case."""
+    if "evaluateOnExit" not in strategy:
+        return strategy
+    rules = [{**rule, "action": rule["action"].upper()} for rule in strategy["evaluateOnExit"]]
+    return {**strategy, "evaluateOnExit": rules}
 
 
 def deregister_job_definition(draft: Draft, request: Requested) -> dict[str, Any]:
@@ -117,7 +149,6 @@ def check_container(container: dict[str, Any], request: Requested) -> None:
     if not container.get("image"):
         raise refuse("Container properties image must be provided", request)
     check_command(container, request)
-    check_environment(container, request)
     check_secrets(container, request)
     check_mounts(container, request)
     needs_of(container, request)
@@ -131,8 +162,6 @@ def check_retry(strategy: dict[str, Any], request: Requested) -> None:
     if len(strategy.get("evaluateOnExit", ())) > 5:
         raise refuse("At most 5 evaluateOnExit entries", request)
     for rule in strategy.get("evaluateOnExit", ()):
-        if str(rule["action"]).upper() not in ("RETRY", "EXIT"):
-            raise refuse("evaluateOnExit action must be RETRY or EXIT", request)
         for name, pattern in _PATTERNS.items():
             given = rule.get(name, "")
             if len(given) > MAX_PATTERN or not pattern.fullmatch(given):
@@ -162,25 +191,22 @@ def needs_of(container: dict[str, Any], request: Requested) -> Needs:
     if not all(_WHOLE.fullmatch(value) for value in given):
         raise refuse("Resource requirement values must be whole numbers", request)
     needs = Needs(*map(int, given))
-    if needs.vcpus < 1 or needs.memory < 4 or needs.gpus < 0 or found.get("GPU") == "0":
-        raise refuse("VCPU must be at least 1, MEMORY at least 4 MiB, GPU at least 1", request)
+    if needs.vcpus < 1 or needs.memory < 4 or needs.gpus < 0:
+        raise refuse("VCPU must be at least 1, MEMORY at least 4 MiB, GPU at least 0", request)
     return needs
 
 
 def variables(container: dict[str, Any]) -> dict[str, str]:
-    return {entry["name"]: entry.get("value", "") for entry in container.get("environment", ())}
-
-
-def check_environment(container: dict[str, Any], request: Requested) -> None:
-    """AWS's model requires neither name nor value; a variable without a name can not be set."""
-    if not all(entry.get("name") for entry in container.get("environment", ())):
-        raise refuse("Environment variable name must be provided", request)
+    """The environment. AWS's model requires neither name nor value; a variable without a name is
+    left out, because it cannot be set.
+    """
+    given = container.get("environment", ())
+    return {entry["name"]: entry.get("value", "") for entry in given if entry.get("name")}
 
 
 def check_command(container: dict[str, Any], request: Requested) -> None:
-    """AWS refuses empty strings among the elements of a command."""
     if not all(container.get("command", ())):
-        raise refuse("Container command elements must not be empty", request)
+        raise refuse("Command field cannot have empty strings", request)
 
 
 def check_secrets(container: dict[str, Any], request: Requested) -> None:

@@ -145,15 +145,13 @@ def _waits(draft: Draft, spec: Spec, request: Requested) -> Waits:
     failed = in_sequence = False
     for entry in spec.depends_on:
         kind, job_id = entry.get("type", ""), bare_name(entry.get("jobId", ""))
-        if kind and spec.array_size is None:
-            raise refuse(f"Dependency type {kind} needs an array job", request)
         if kind == "SEQUENTIAL":
-            if job_id:
-                raise refuse("A dependency of type SEQUENTIAL has no jobId", request)
-            in_sequence = True
-        elif job_id not in draft.state.jobs and job_id not in request.ended:
+            in_sequence = True  # of no effect for a job that is no array
+            if not job_id:
+                continue
+        if job_id not in draft.state.jobs and job_id not in request.ended:
             raise refuse(f"Dependency job {job_id!r} does not exist", request)
-        elif kind == "N_TO_N":
+        if kind == "N_TO_N" and spec.array_size is not None:
             _check_pair(draft, spec, job_id, request)
             pairs.append(job_id)
         elif job_id in draft.state.jobs:
@@ -199,7 +197,7 @@ def terminate_jobs(draft: Draft, request: Requested) -> dict[str, Any]:
 def _stop_many(draft: Draft, request: Requested, how: Stopping) -> dict[str, Any]:
     """AWS reports each job by itself; one that can not be found counts as done."""
     asked = request.params["jobs"]
-    check_between(len(asked), 1, MAX_STOPPED, "The number of jobs", request)
+    check_between(len(asked), 0, MAX_STOPPED, "The number of jobs", request)
     _stop(draft, request, asked, how)
     return {"successful": asked, "errors": []}
 
@@ -207,6 +205,8 @@ def _stop_many(draft: Draft, request: Requested, how: Stopping) -> dict[str, Any
 def _stop(draft: Draft, request: Requested, asked: Sequence[str], how: Stopping) -> dict[str, Any]:
     """Stop those that are unfinished; a node is stopped with its whole job. Raises Refused."""
     reason = request.params["reason"]
+    if not all((reason, *asked)):
+        raise refuse("jobId and reason must not be empty", request)
     if len(reason) > MAX_REASON:
         raise refuse(f"reason must have at most {MAX_REASON} characters", request)
     for job_id in asked:

@@ -1,5 +1,6 @@
 """Compute environments and job queues: create, update, delete."""
 
+import re
 from typing import Any
 
 from msgspec.structs import replace
@@ -16,10 +17,16 @@ from batchml.local.operations.checks import (
     refuse_not_served,
 )
 from batchml.local.state import ACCOUNT, CLUSTER, CONTROLLERS, REGION, Environment, Queue, arn
-from batchml.model.names import bare_name
+from batchml.model.names import bare_name, parse_arn
 
 MAX_ENVIRONMENTS = 3  # of one queue
 MAX_PRIORITY = 1000  # of a queue; AWS::Batch::JobQueue
+
+# AWS has a list of instance types and families for each Region. Types that are newer than this
+# code must pass, so only texts that cannot name one are refused.
+_INSTANCE_TYPE = re.compile(
+    r"optimal|default[_-](x86_64|arm64)|(?=[a-z-]*[0-9])[a-z][a-z0-9-]*(\.[a-z0-9-]+)?"
+)
 
 # Source: AWS Batch User Guide, "Jobs stuck in RUNNABLE".
 TIME_LIMIT_REASONS = (
@@ -43,6 +50,7 @@ def create_compute_environment(draft: Draft, request: Requested) -> dict[str, An
         raise refuse("computeResources must be provided for a MANAGED environment", request)
     if resources:
         _refuse_instances(resources, request)
+        _require_instances(resources, request)
     if not resources:
         resources = {"maxvCpus": params.get("unmanagedvCpus", draft.state.machine.vcpus)}
     detail = {
@@ -58,7 +66,7 @@ def create_compute_environment(draft: Draft, request: Requested) -> dict[str, An
         "containerOrchestrationType": "ECS",
     }
     if params["type"] == "MANAGED":
-        detail["computeResources"] = {"minvCpus": 0, "desiredvCpus": 0, **resources}
+        detail["computeResources"] = {"desiredvCpus": 0, **resources}
     else:
         detail["unmanagedvCpus"] = resources["maxvCpus"]
     if "serviceRole" in params:
@@ -94,6 +102,21 @@ def _refuse_instances(resources: dict[str, Any], request: Requested) -> None:
         raise refuse("Fargate is not served by the embedded AWS Batch", request)
     if "MANAGED_INSTANCES" in kind or "managedInstancesProvider" in resources:
         raise refuse("ECS Managed Instances are not served by the embedded AWS Batch", request)
+    for name in resources.get("instanceTypes", ()):
+        if not _INSTANCE_TYPE.fullmatch(name):
+            raise refuse(
+                f"Instance type can only be one of [optimal, default_x86_64, default_arm64, or an "
+                f"instance family or type of Amazon EC2 such as c7i and c7i.large], not '{name}'",
+                request,
+            )
+
+
+def _require_instances(resources: dict[str, Any], request: Requested) -> None:
+    """Refuse EC2 resources without the members that AWS requires, in AWS's words."""
+    if not resources.get("instanceRole"):
+        raise refuse("Instance role is required.", request)
+    if "minvCpus" not in resources:
+        raise refuse("Resource minvCpus is required.", request)
 
 
 def delete_compute_environment(draft: Draft, request: Requested) -> dict[str, Any]:
@@ -186,6 +209,14 @@ def _environment_order(draft: Draft, request: Requested) -> list[dict[str, Any]]
     given = request.params.get("computeEnvironmentOrder", [])
     if not 1 <= len(given) <= MAX_ENVIRONMENTS:
         raise refuse(f"A job queue needs 1 to {MAX_ENVIRONMENTS} compute environments", request)
+    for entry in given:
+        named = parse_arn(entry["computeEnvironment"])
+        if named is not None and named.account != ACCOUNT:
+            raise refuse(
+                f"ComputeEnvironment {named} not found: it belongs to another account than "
+                f"{ACCOUNT}, that of the embedded AWS Batch",
+                request,
+            )
     found = [environment_of(draft, entry["computeEnvironment"], request) for entry in given]
     return [
         {"order": entry["order"], "computeEnvironment": record.detail["computeEnvironmentArn"]}

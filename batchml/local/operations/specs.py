@@ -10,9 +10,9 @@ from batchml.local.operations.checks import MAX_TAGS, check_between, refuse, ref
 from batchml.local.operations.definitions import (
     Range,
     check_command,
-    check_environment,
     check_retry,
     check_timeout,
+    enum_case,
     layout,
     narrowest,
     needs_of,
@@ -47,7 +47,7 @@ def spec_of(definition: Definition, queue: str, request: Requested) -> Spec:
         queue=queue,
         definition=definition.key,
         created_at=request.now,
-        retry=retry,
+        retry=enum_case(retry),
         timeout=timeout.get("attemptDurationSeconds"),
         parameters={**detail.get("parameters", {}), **params.get("parameters", {})},
         depends_on=tuple(params.get("dependsOn", ())),
@@ -187,7 +187,6 @@ def _merged(
 
     Environments merge by name. A command is a list of elements before and after: nothing is split.
     """
-    check_environment(overrides, request)
     check_command(overrides, request)
     container = dict(given)
     environment = variables(container) | variables(overrides)

@@ -45,6 +45,7 @@ class Machine(Struct, frozen=True):
     home: str
     home_trouble: str = ""
     home_free: int = 0
+    server_trouble: str = ""  # of the embedded server, if it runs
     engine: Engine | None = None
     images_free: int | None = None  # None: not known
     wants_docker: bool = False  # the local environment runs containers

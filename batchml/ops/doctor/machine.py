@@ -32,7 +32,12 @@ _PLUGIN_PAGE = (
 
 
 def look(
-    environ: Mapping[str, str], home: Path, check: Callable[[], object], *, wants_docker: bool
+    environ: Mapping[str, str],
+    home: Path,
+    check: Callable[[], object],
+    *,
+    wants_docker: bool,
+    server_trouble: str = "",
 ) -> Machine:
     """`check` raises BatchmlError where the state folder must not be used."""
     engine = look_for_engine(environ.get("DOCKER_HOST") or _SOCKET)
@@ -40,6 +45,7 @@ def look(
         home=str(home),
         home_trouble=_trouble_of(home, check),
         home_free=_free(home) or 0,
+        server_trouble=server_trouble,
         engine=engine,
         images_free=_free(Path(engine.root)) if engine.root else None,
         wants_docker=wants_docker,
@@ -144,6 +150,8 @@ def check_config(config: Config) -> Iterator[Finding]:
 
 def check_machine(machine: Machine) -> Iterator[Finding]:
     yield from _check_home(machine)
+    if machine.server_trouble:
+        yield Finding("server", "problem", machine.server_trouble, ("batchml local status",))
     yield from _check_engine(machine)
     yield from _check_python(machine)
 

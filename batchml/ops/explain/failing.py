@@ -12,7 +12,12 @@ from batchml.ops.explain import clues, missing
 from batchml.ops.explain.folder import Here, Missed
 from batchml.ops.explain.ranks import never_saved, who_ended
 from batchml.ops.explain.words import Words, is_out_of_reach, memory, minutes, own_image
-from batchml.runtime.codes import CONFIGURATION_ERROR, CRASH_LOOP, TRY_ELSEWHERE
+from batchml.runtime.codes import (
+    CONFIGURATION_ERROR,
+    CRASH_LOOP,
+    LOG_TOO_LARGE,
+    TRY_ELSEWHERE,
+)
 
 _SHOWN = 3  # last lines
 _LONG = 300  # characters of a line that are shown
@@ -282,6 +287,13 @@ def _program(ended: Ended) -> Explanation:
         return Explanation(
             "children-failed", "Children of it failed.", (), "See which.",
             words.batchml("show", run.job_id),
+        )  # fmt: skip
+    if run.reason.startswith(LOG_TOO_LARGE):
+        return Explanation(
+            "log-too-large", "It was stopped because its log could grow no more.",
+            (run.reason, *_last(ended)),
+            "Have it print less, or stop the server and start it in a shell with a higher limit "
+            "(ulimit -f).", words.batchml("local", "stop"),
         )  # fmt: skip
     found = clues.of_log(ended.lines or ())
     code = classify(run).exit_code

@@ -10,7 +10,7 @@ from batchml.aws.diagnosis import Diagnosis
 from batchml.clock import Clock
 from batchml.errors import BatchmlError, NotFound
 from batchml.model.explanation import Explanation
-from batchml.model.record import Record
+from batchml.model.record import NOT_KNOWN, NOT_KNOWN_WORDS, Record
 from batchml.model.run import OutcomeClass, Run, classify, with_failures
 from batchml.model.seat import SEAT_TAG
 from batchml.model.status import JobStatus
@@ -74,8 +74,7 @@ def explain(
     elif record is None or ":" in job_id or "#" in job_id:
         raise NotFound(
             "Run", job_id, [],
-            f"Environment {words.env} does not know it, and it was not submitted from here. "
-            "`batchml ls` shows the runs.",
+            f"It is {NOT_KNOWN}, and was not submitted from here. `batchml ls` shows the runs.",
         )  # fmt: skip
     else:
         run = remembered(record)
@@ -108,15 +107,16 @@ def remembered(record: Record) -> Run:
 def _not_there(run: Run, words: Words, now: int) -> Explanation:
     """A run that was submitted from here, and that AWS Batch does not show: not yet, or no more."""
     age = now - (run.created_at or now)
-    if age < SOON:
+    if age < SOON and not words.is_local:
         return Explanation(
             "submitted", f"It was submitted {minutes(age)} ago; AWS Batch does not show it yet.",
             is_problem=False, command=words.batchml("explain", run.job_id),
         )  # fmt: skip
+    kept = "" if words.is_local else "; AWS Batch keeps what has ended for 7 days"
     return Explanation(
-        "forgotten", "AWS Batch has forgotten it, and its end was not seen from here.",
-        (f"submitted {minutes(age)} ago; AWS Batch keeps what has ended for 7 days",),
-        "Its log may still be there.", words.batchml("logs", run.job_id),
+        "forgotten", NOT_KNOWN_WORDS,
+        (f"submitted {minutes(age)} ago{kept}",),
+        "It can be submitted again.", words.batchml("rerun", run.job_id),
     )  # fmt: skip
 
 

@@ -1,9 +1,9 @@
 """Causes that lie in the queue and in its compute environments. Pure."""
 
 from batchml.model.explanation import Explanation
-from batchml.model.status import JobStatus
+from batchml.model.status import CANNOT_START, JobStatus
 from batchml.ops.explain.seen import Look, Seen, is_well
-from batchml.ops.explain.words import count, memory, minutes, named, needs
+from batchml.ops.explain.words import Words, count, memory, minutes, named, needs
 
 _MOST_SHARES = 500  # active ones of a queue; AWS Batch User Guide, "Service quotas"
 _FRONT = 100  # runs of a snapshot
@@ -141,6 +141,15 @@ def environments_gone(seen: Seen) -> Explanation | None:
     )  # fmt: skip
 
 
+def machine_cannot_start(words: Words, reason: str) -> Explanation:
+    """The embedded AWS Batch cannot start programs, and holds its queues until it can."""
+    return Explanation(
+        "machine-cannot-start", "This machine cannot start programs now, so its queues wait.",
+        (reason,), "Remove this cause. Waiting jobs then start by themselves.",
+        words.batchml("local", "status"),
+    )  # fmt: skip
+
+
 def environments_invalid(seen: Seen) -> Explanation | None:
     """ACTION_REQUIRED: no environment of the queue can be used."""
     enabled = [each for each in seen.environments if each.is_enabled]
@@ -149,6 +158,8 @@ def environments_invalid(seen: Seen) -> Explanation | None:
         return None
     reason = bad[0].status_reason
     evidence = [f"{each.name} is {each.status}: {each.status_reason}" for each in bad]
+    if reason.startswith(CANNOT_START):
+        return machine_cannot_start(seen.words, reason)
     if _NO_HOST_JOINED in reason:
         return Explanation(
             "hosts-not-joining",

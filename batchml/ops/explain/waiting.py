@@ -7,7 +7,7 @@ told yet. Source: AWS Batch User Guide, "Jobs stuck in RUNNABLE".
 from collections.abc import Callable, Iterator
 
 from batchml.model.explanation import Explanation
-from batchml.model.status import JobStatus
+from batchml.model.status import CANNOT_START, JobStatus
 from batchml.ops.explain import dependencies, hosts, queues
 from batchml.ops.explain.seen import SOON, Look, Seen
 from batchml.ops.explain.words import minutes
@@ -120,6 +120,8 @@ def at_rest(seen: Seen) -> Explanation | None:
                 command=words.batchml("logs", "-f", run.job_id),
             )  # fmt: skip
         case JobStatus.STARTING:
+            if run.status_reason.startswith(CANNOT_START):
+                return queues.machine_cannot_start(words, run.status_reason)
             doing = run.status_reason or "its image is pulled and its container made"
             return Explanation(
                 "starting", f"It has a host and is being started: {doing}.", is_problem=False,

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from batchml.ops.watch.following import follow
     from batchml.ops.watch.happenings import (
         CUT,
-        KEPT,
+        DAMAGED,
         MARKED,
+        PROVEN,
         QUIET,
         SHORT,
         Closed,
@@ -47,10 +48,10 @@ _HOMES = {
 }
 
 __all__ = [
-    "CUT", "Closed", "Describe", "Ended", "Happening", "Hosted", "KEPT", "LOCAL_PACE", "Line",
-    "Lost", "MARKED", "Measured", "OpenLog", "Opened", "Outages", "Pace", "Paused", "Poller",
-    "Printed", "Progress", "QUIET", "Recall", "SHORT", "StatusChanged", "Used", "backoff", "follow",
-    "printed", "recalling", "wait",
+    "CUT", "Closed", "DAMAGED", "Describe", "Ended", "Happening", "Hosted", "LOCAL_PACE",
+    "Line", "Lost", "MARKED", "Measured", "OpenLog", "Opened", "Outages", "PROVEN", "Pace",
+    "Paused", "Poller", "Printed", "Progress", "QUIET", "Recall", "SHORT", "StatusChanged",
+    "Used", "backoff", "follow", "printed", "recalling", "wait",
 ]  # fmt: skip
 
 

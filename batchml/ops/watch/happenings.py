@@ -6,13 +6,15 @@ attempt.
 
 from msgspec import Struct
 
+from batchml.model.logcheck import LogCheck
 from batchml.model.run import Run
 
 MARKED = "marked"  # the end mark counted as many lines as we saw
-KEPT = "kept"  # no mark, but the server has all that the program wrote
+PROVEN = "proven"  # the embedded server found in the log what was written, and nothing else
 QUIET = "quiet"  # no mark; nothing more came
 SHORT = "short"  # the end mark counted other than we saw
 CUT = "cut"  # the log could not be read to its end
+DAMAGED = "damaged"  # the embedded server found that the log is not what was written
 
 
 class StatusChanged(Struct, frozen=True):
@@ -71,6 +73,14 @@ class Closed(Struct, frozen=True):
     lines: int
     proof: str
     child: str = ""
+    check: LogCheck | None = None
+
+    @property
+    def is_complete(self) -> bool | None:
+        """None where nobody knows."""
+        if self.proof in (MARKED, PROVEN):
+            return True
+        return None if self.proof == QUIET else False
 
 
 class Paused(Struct, frozen=True):

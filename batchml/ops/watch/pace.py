@@ -33,8 +33,6 @@ class Pace(Struct, frozen=True):
     # allows 10 to an account in a region. None: as fast as it goes.
     looks: float | None = 1.0
     reads: float | None = 8.0
-    # The embedded server has every line that a program wrote once its exit is on record.
-    kept: bool = False
 
 
 LOCAL_PACE = Pace(
@@ -45,11 +43,9 @@ LOCAL_PACE = Pace(
     settle=0.0,
     late=0.0,
     patience=20.0,
-    absence=20.0,
     no_log=20.0,
     looks=None,
     reads=None,
-    kept=True,
 )
 
 

@@ -108,8 +108,7 @@ class Part:
         happenings = tail.step()
         stopped_at = self._stopped_at(attempt)
         if stopped_at is not None or self.has_ended:
-            kept = self._pace.kept and attempt.exit_code is not None
-            happenings += tail.try_to_close(stopped_at, kept)
+            happenings += tail.try_to_close(stopped_at)
         if tail.missing and (tail.is_closed or tail.is_overdue):
             happenings += self._note_missing(tail, attempt)
         return happenings

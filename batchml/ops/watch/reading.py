@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from batchml.aws.logs import LogLine, StreamReader
 from batchml.clock import Clock
+from batchml.model.logcheck import LogCheck
 from batchml.model.run import Attempt, Run
 from batchml.ops.watch.family import Family
 from batchml.ops.watch.pace import Limiter, Pace
@@ -28,11 +29,20 @@ class Printed(Struct, frozen=True):
 
     @property
     def note(self) -> str:
-        """What to say when the lines were read and the log was not there; "" when it was."""
-        if not self.reader.missing:
-            return ""
-        over = self.run.status.is_terminal
-        return missing_text(self.run, self.stream, self.reader.missing, is_over=over)
+        """What to say, once the lines were read, of a log that is not there or not complete."""
+        if self.reader.missing:
+            over = self.run.status.is_terminal
+            return missing_text(self.run, self.stream, self.reader.missing, is_over=over)
+        return self.check.describe(self.child) if self.check is not None else ""
+
+    @property
+    def check(self) -> LogCheck | None:
+        """How the embedded server found the log of an attempt that has ended."""
+        return self.reader.check
+
+    @property
+    def is_damaged(self) -> bool:
+        return self.check is not None and self.check.is_damaged
 
 
 def printed(
@@ -88,14 +98,16 @@ def _lines(reader: StreamReader, limiter: Limiter) -> Iterator[LogLine]:
                 yield line
             elif mark[0] == "end":
                 promised = int(mark[1]["lines"])
-        if page.caught_up or count == promised:
+        if page.is_end(count == promised):
             return
 
 
 def _last_lines(reader: StreamReader, last: int, limiter: Limiter) -> list[LogLine]:
     limiter.take()
     lines = (line for line in reader.backwards() if parse_mark(line.message) is None)
-    return list(islice(lines, last))[::-1]
+    found = list(islice(lines, last))[::-1]
+    reader.finish_check()
+    return found
 
 
 def _parts(describe: Describe, run: Run) -> Iterator[tuple[str, Run]]:

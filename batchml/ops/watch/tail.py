@@ -5,11 +5,13 @@ from collections import Counter
 
 from batchml.aws.logs import LogLine, StreamReader
 from batchml.clock import Clock
+from batchml.model.logcheck import LogCheck
 from batchml.ops.watch.contact import Gate
 from batchml.ops.watch.happenings import (
     CUT,
-    KEPT,
+    DAMAGED,
     MARKED,
+    PROVEN,
     QUIET,
     SHORT,
     Closed,
@@ -56,6 +58,7 @@ class Tail:
         self._known: Counter[int] = Counter()  # of a reading from the start: events seen before
         self._was_read_again = False
         self._was_read_late = False
+        self._check: LogCheck | None = None
         self.missing = ""
         self.caught_up = False
         self.is_closed = False
@@ -81,6 +84,7 @@ class Tail:
         now = self._clock.monotonic()
         self.last_read = now
         self.missing = page.missing
+        self._check = page.check
         self.caught_up = page.caught_up
         if page.lines or not page.caught_up:
             self._quiet_since = None
@@ -140,12 +144,13 @@ class Tail:
         """The end mark is here, and as many lines as it counts."""
         return self._promised is not None and self._lines == self._promised
 
-    def try_to_close(self, stopped_at: int | None, kept: bool) -> list[Happening]:
+    def try_to_close(self, stopped_at: int | None) -> list[Happening]:
         """The attempt has ended: close once all is here, or the quiet rule says that it may be.
 
-        `kept` says that the service has all of it. To be called after a read that came after the
-        end was known.
+        To be called after a read that came after the end was known.
         """
+        if self._check is not None:
+            return self.close(self._proof()) if self._check.is_final else []
         now = self._clock.monotonic()
         if self._over_since is None:
             self._over_since = now
@@ -161,11 +166,13 @@ class Tail:
                     return []
                 if not is_late:
                     return []
-        return self.close(self._proof(kept))
+        return self.close(self._proof())
 
     def close(self, proof: str = CUT) -> list[Happening]:
         self.is_closed = True
-        return [Closed(self.stream, self._lines, proof, self._child)] if self._opened else []
+        opened = self._open() if proof == DAMAGED else []
+        closed = Closed(self.stream, self._lines, proof, self._child, self._check)
+        return [*opened, closed] if self._opened else []
 
     def _is_quiet(self, now: float, stopped_at: int | None) -> bool:
         """Two reads `settle` apart brought nothing, and the end was `quiet` ago."""
@@ -187,7 +194,11 @@ class Tail:
         self._quiet_since = None
         self.caught_up = False
 
-    def _proof(self, kept: bool) -> str:
-        if self._promised is None:
-            return KEPT if kept else QUIET
-        return MARKED if self.is_whole else SHORT
+    def _proof(self) -> str:
+        if self._check is not None and self._check.is_damaged:
+            return DAMAGED
+        if self._promised is not None and not self.is_whole:
+            return SHORT
+        if self._check is not None:
+            return PROVEN if self._check.is_complete else QUIET
+        return QUIET if self._promised is None else MARKED

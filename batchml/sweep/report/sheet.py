@@ -1,7 +1,6 @@
 """All that a report's page shows, thinned, as one JSON document."""
 
 from collections.abc import Sequence
-from shlex import join
 from typing import Any
 
 from batchml.model.sweep import Limits, SweepSpec
@@ -14,7 +13,7 @@ from batchml.sweep.report.history import Came, in_order, incumbents
 from batchml.sweep.report.numbers import Frame, even, frame, short
 from batchml.sweep.report.rungs import rung_table, saved_steps, steps_of_rungs
 from batchml.sweep.report.spending import spending
-from batchml.sweep.report.subject import Subject, words
+from batchml.sweep.report.subject import Subject, command_line
 from batchml.sweep.report.timeline import timeline
 from batchml.sweep.standings import confirmed, pareto, ranked
 from batchml.sweep.state import SweepState
@@ -134,7 +133,7 @@ def _best(subject: Subject, best_first: Sequence[Trial], state: SweepState) -> d
         }
         for each in confirmed(state, subject.spec)
     ]
-    command = join(words(subject.job_spec, trial.params))
+    command = command_line(subject.job_spec, trial)
     return {**_row(trial, 0.0), "seed": trial.seed, "command": command, "confirmed": again}
 
 

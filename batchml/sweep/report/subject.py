@@ -1,11 +1,16 @@
 """Subject: what a report says of a sweep beside its trials."""
 
+import shlex
 from collections.abc import Mapping
 from typing import Protocol
 
 from batchml.model.job import JobSpec
+from batchml.model.shell import one_line
 from batchml.model.sweep import Params, SweepSpec
+from batchml.model.trial import Trial
 from batchml.runtime.arguments import fill
+
+SEED = "BATCHML_SEED"
 
 
 class Subject(Protocol):
@@ -43,3 +48,9 @@ def all_params(job: JobSpec, params: Params) -> Params:
 def words(job: JobSpec, params: Mapping[str, str | int | float | bool]) -> list[str]:
     """The command that a trial of these parameters runs."""
     return fill(job.command, all_params(job, dict(params)))
+
+
+def command_line(job: JobSpec, trial: Trial) -> str:
+    """What runs a trial again, as a shell takes it, in one line. Its seed comes along: a program
+    that reads it comes to the same value."""
+    return one_line(f"{SEED}={trial.seed} {shlex.join(words(job, trial.params))}")
