@@ -199,7 +199,7 @@ def _give_out(folder: Path, lines: int) -> None:
         asked: dict[str, Any] = {"logGroupName": GROUP, "logStreamName": "one"}
         token = "f/0"
         while True:
-            answer = asyncio.run(reads.answer("GetLogEvents", {**asked, "nextToken": token}))
+            answer, _ = asyncio.run(reads.answer("GetLogEvents", {**asked, "nextToken": token}))
             pages += 1
             if answer["nextForwardToken"] == token:
                 return
@@ -240,7 +240,8 @@ def _merge(folder: Path) -> None:
         nonlocal pages, events
         token: dict[str, Any] = {}
         while True:
-            answer = asyncio.run(reads.answer("FilterLogEvents", {"logGroupName": GROUP, **token}))
+            asked = {"logGroupName": GROUP, **token}
+            answer, _ = asyncio.run(reads.answer("FilterLogEvents", asked))
             pages += 1
             events += len(answer["events"])
             if "nextToken" not in answer:

@@ -107,7 +107,13 @@ def _furnish(client: Any) -> None:
         computeEnvironmentName="held",
         type="MANAGED",
         state="DISABLED",
-        computeResources={"type": "EC2", "maxvCpus": 1, "subnets": []},
+        computeResources={
+            "type": "EC2",
+            "minvCpus": 0,
+            "maxvCpus": 1,
+            "subnets": [],
+            "instanceRole": "r",
+        },
     )
     order = [{"order": 1, "computeEnvironment": "held"}]
     client.create_job_queue(jobQueueName="held", priority=1, computeEnvironmentOrder=order)
