@@ -92,7 +92,7 @@ class BatchApi:
         chosen = (
             {"name": "JOB_NAME", "values": [name]}
             if name
-            else {"name": "AFTER_CREATED_AT", "values": [str(since)]}
+            else {"name": "AFTER_CREATED_AT", "values": [str(max(0, since))]}
         )
         for summary in self._listed(self._client, queue, chosen):
             run = to_summary(summary, queue)
