@@ -24,7 +24,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from batchml.runtime.launch import TOKEN, TORCHRUN, VARIABLE, Plan
+from batchml.runtime.protocol.launch import TOKEN, TORCHRUN, VARIABLE, Plan
 from benchmarks.lenet import ROOT, interpreter
 
 DDP, LLAMA = ROOT / "jobs" / "ddp" / "ddp.py", ROOT / "jobs" / "llama" / "train.py"
@@ -79,7 +79,14 @@ def ours(python: Path, program: Sequence[str]) -> Starter:
         }
         if node:
             environ["AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"] = "127.0.0.1"
-        command = [str(python), "-m", "batchml.runtime.gang", "--", str(python), *program]
+        command = [
+            str(python),
+            "-m",
+            "batchml.runtime.nodes.torchrun.main",
+            "--",
+            str(python),
+            *program,
+        ]
         return command, environ
 
     return start

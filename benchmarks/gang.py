@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from batchml.runtime.launch import TOKEN, TORCHRUN, VARIABLE, Plan
+from batchml.runtime.protocol.launch import TOKEN, TORCHRUN, VARIABLE, Plan
 from benchmarks.ddp import children, free_port
 from benchmarks.lenet import ROOT, interpreter
 

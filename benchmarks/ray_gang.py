@@ -56,7 +56,7 @@ def start(
     with open(folder / "log", "wb") as log:
         return subprocess.Popen(
             ["taskset", "-c", ",".join(map(str, cpus)), str(python), "-m",
-             "batchml.runtime.raygang", "--", *command],
+             "batchml.runtime.nodes.ray.main", "--", *command],
             env=environ, cwd=JOB, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
 

@@ -12,9 +12,9 @@ import tempfile
 import time
 from collections.abc import Callable
 
-from batchml.runtime import messages
-from batchml.runtime.messages import Sender
-from batchml.runtime.store import FolderStore
+from batchml.runtime.protocol import messages
+from batchml.runtime.protocol.messages import Sender
+from batchml.runtime.storage.store import FolderStore
 from batchml.sweep.events import Planned, Told, Wave
 from batchml.sweep.ledger import Ledger
 

@@ -9,10 +9,9 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from batchml.runtime.board import COURSE, wave_key
-from batchml.runtime.course import ASHA, Course
-from batchml.runtime.manifest import Entry, encode
-from batchml.runtime.store import FolderStore
+from batchml.runtime.protocol.manifest import Entry, encode
+from batchml.runtime.protocol.sweep_store import ASHA, COURSE, Course, wave_key
+from batchml.runtime.storage.store import FolderStore
 from benchmarks.pairs import Compared, row, sample
 
 PAIRS = 40

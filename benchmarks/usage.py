@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from batchml.runtime.processes import descendants
-from batchml.runtime.pulse import VARIABLE, progress
-from batchml.runtime.usage import EVERY, FIRST, Usage
+from batchml.runtime.telemetry.heartbeat import VARIABLE, progress
+from batchml.runtime.telemetry.usage import EVERY, FIRST, Usage
 
 LOOKS = 40
 CALLS = 100_000

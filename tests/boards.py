@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from batchml.runtime.store import StoreError
+from batchml.runtime.storage.store import StoreError
 
 
 class Killed(Exception):

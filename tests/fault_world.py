@@ -31,7 +31,7 @@ from batchml.local.home import Endpoint, Home
 from batchml.local.messages import Requested, Ticked
 from batchml.local.state import Attempt, Job, Machine
 from batchml.local.store import Store, keep_in, kept_in
-from batchml.runtime.files import read_json, write_json
+from batchml.runtime.storage.files import read_json, write_json
 
 CLOCK = SystemClock()
 SLOTS = 4  # vCPUs: as many jobs run at once

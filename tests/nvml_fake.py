@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from batchml.runtime.nvml import Nvml
+from batchml.runtime.telemetry.gpus import Nvml
 from tests.needs import unavailable
 
 SOURCE = r"""

@@ -26,7 +26,7 @@ def order_for(word: str, root: int) -> str:
 
 def run_command(text: str) -> None:
     words = shlex.split(text)
-    module = "batchml.runtime.inside"
+    module = "batchml.runtime.exec.main"
     if module in words:
         if "FAKE_NO_RUNTIME" in os.environ:
             print(f"/usr/bin/python3: No module named {module}\r\n", flush=True)

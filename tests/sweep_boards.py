@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any
 
-from batchml.runtime.store import Store, StoreError
+from batchml.runtime.storage.store import Store, StoreError
 
 
 class MemoryStore:

@@ -8,7 +8,7 @@ from typing import Any
 
 from batchml.client.sweeping.freezing import Frozen
 from batchml.model.sweep import Dimension, EarlyStop, Goal, Limits, Params, SweepSpec
-from batchml.runtime.messages import END, Sender, make, with_end
+from batchml.runtime.protocol.messages import END, Sender, make, with_end
 from batchml.sweep.events import Ended, Event, Noticed, Planned, Submitted, Told, Wave
 from batchml.sweep.state import SweepState
 

@@ -15,12 +15,19 @@ from msgspec import Struct
 
 from batchml.model.status import JobStatus
 from batchml.model.sweep import Dimension, EarlyStop, Goal, Limits, Params, SweepSpec
-from batchml.runtime import judge, manifest, messages, rungs
-from batchml.runtime.board import COURSE, CUTOFFS, claim_key, rung_prefix
-from batchml.runtime.claim import DUPLICATE
-from batchml.runtime.course import RUNGS, Course
-from batchml.runtime.store import Store
-from batchml.runtime.sweep_work import stop_word
+from batchml.runtime.protocol import manifest, messages, rungs
+from batchml.runtime.protocol import rungs as judge
+from batchml.runtime.protocol.exit_codes import DUPLICATE
+from batchml.runtime.protocol.sweep_store import (
+    COURSE,
+    CUTOFFS,
+    RUNGS,
+    Course,
+    claim_key,
+    rung_prefix,
+)
+from batchml.runtime.storage.store import Store
+from batchml.runtime.sweep.assignment import stop_word
 from batchml.sweep.controller import Controller
 from batchml.sweep.cutoffs import levels
 from batchml.sweep.events import Wave

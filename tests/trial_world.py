@@ -3,15 +3,14 @@
 from collections.abc import Callable
 from typing import Any
 
-from batchml.runtime import messages
-from batchml.runtime.board import INBOX
-from batchml.runtime.course import Course
-from batchml.runtime.judge import Cutoffs
-from batchml.runtime.manifest import Entry
-from batchml.runtime.messages import Sender
-from batchml.runtime.store import FolderStore, StoreError
-from batchml.runtime.sweep_watch import Watch
-from batchml.runtime.sweep_work import Work
+from batchml.runtime.protocol import messages
+from batchml.runtime.protocol.manifest import Entry
+from batchml.runtime.protocol.messages import Sender
+from batchml.runtime.protocol.rungs import Cutoffs
+from batchml.runtime.protocol.sweep_store import INBOX, Course
+from batchml.runtime.storage.store import FolderStore, StoreError
+from batchml.runtime.sweep.assignment import Work
+from batchml.runtime.sweep.watch import Watch
 
 AT = 1_000_000.0  # seconds since the epoch, when the trial begins
 
@@ -73,7 +72,7 @@ class TrialWorld:
             clock=lambda: AT + self.now, monotonic=lambda: self.now,
         )  # fmt: skip
 
-    # --- the program's side: `Program` of sweep_watch.py
+    # --- the program's side: `Program` of sweep/watch.py
 
     def stop(self, reason: str, code: int) -> None:
         self.stopped.append((reason, code))

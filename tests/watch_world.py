@@ -17,7 +17,7 @@ from batchml.aws.session import Session
 from batchml.errors import AccessError, ServiceUnreachable
 from batchml.model.run import Attempt, Run
 from batchml.model.status import JobStatus
-from batchml.runtime.lines import end_mark
+from batchml.runtime.protocol.log_marks import end_mark
 from tests.fakes import FakeClock
 
 

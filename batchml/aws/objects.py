@@ -123,7 +123,7 @@ def _object(each: dict[str, Any]) -> Object:
 
 
 class BucketStore:
-    """Keys below a prefix of a bucket, as `runtime/store.py`'s Store has them.
+    """Keys below a prefix of a bucket, as `runtime/storage/store.py`'s Store has them.
 
     What fails is told as by `Bucket`, in the words for who works with the SDK.
     """

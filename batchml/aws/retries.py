@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from batchml.model.job import JobSpec
-from batchml.runtime.codes import (
+from batchml.runtime.protocol.exit_codes import (
     CONFIGURATION_ERROR,
     CRASH_LOOP,
     DUPLICATE,
     STOPPED,
     TRY_ELSEWHERE,
 )
-from batchml.runtime.launch import TORCHRUN
+from batchml.runtime.protocol.launch import TORCHRUN
 
 MOST = 5  # rules
 
@@ -36,7 +36,7 @@ def retry_strategy(
 ) -> dict[str, Any]:
     """`[retry]` as the retryStrategy of SubmitJob.
 
-    Exit codes of our runtime (`runtime/codes.py`) are understood where it is in the image:
+    Exit codes of our runtime (`runtime/protocol/exit_codes.py`) are understood if the image has it:
 
     - 75 is a lost host: another one may do;
     - 76, 77 and 78 end the run, also where an app-error is worth another try;

@@ -97,7 +97,7 @@ class Session:
         return self._clients[key]
 
     def variables(self, environ: Mapping[str, str]) -> Mapping[str, str]:
-        """Keys, region and endpoint as the variables that `runtime/credentials.py` reads.
+        """Keys, region and endpoint as the variables that `runtime/storage/credentials.py` reads.
 
         The keys are those of the moment in which they are asked for: what a profile gives for an
         hour is renewed. `environ` has the endpoints. Raises AccessError, when asked, without keys.

@@ -79,8 +79,8 @@ iptables -w 10 -C "${{rule[@]}}" 2> /dev/null || iptables -w 10 -I "${{rule[@]}}
 
 def _notices() -> str:
     """A service that asks what EC2 announces and writes it where containers read it: they cannot
-    ask, because of the firewall. batchml/runtime/notice.py reads it. The folder stays while the
-    service starts anew, or containers would see the old one. `docs/decisions/027-notices.md`
+    ask, because of the firewall. batchml/runtime/telemetry/spot.py reads it. The folder stays while
+    the service starts anew, or containers would see the old one. `docs/decisions/027-notices.md`
     """
     return f"""\
 #!/bin/bash

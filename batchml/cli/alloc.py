@@ -86,9 +86,10 @@ def _order(*, code: bool, nodes: int | None, **wanted: object) -> "Order":
     from msgspec.structs import replace
 
     from batchml.client.client import Client
-    from batchml.runtime.script import SLURM
+    from batchml.runtime.entry.script import SLURM
 
-    order = Client.order(command=["python3", "-m", "batchml.runtime.hold"], nodes=nodes, **wanted)  # type: ignore[arg-type]
+    command = ["python3", "-m", "batchml.runtime.sessions.alloc"]
+    order = Client.order(command=command, nodes=nodes, **wanted)  # type: ignore[arg-type]
     changes = dict(order.changes)
     if not code:
         changes["code"] = False

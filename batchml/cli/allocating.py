@@ -178,7 +178,7 @@ def _still_held(place: "Place", job_id: str, wish: Wish) -> str:
 
 
 def _until(wish: Wish) -> str:
-    from batchml.runtime.idle import spelled
+    from batchml.runtime.sessions.alloc import spelled
 
     if wish.idle_s is None:
         return "It is held until you end it."

@@ -35,7 +35,7 @@ def get(
     from batchml.client.runs import select
     from batchml.model.names import short_id, to_name
     from batchml.ops.outputs import Copied
-    from batchml.runtime.leftovers import size_text
+    from batchml.runtime.entry.folders import size_text
 
     place = open_place(env)
     (found,) = recall(place, select(place, [run]))

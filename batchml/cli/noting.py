@@ -165,7 +165,7 @@ def _show(
 ) -> None:
     """The URL: with its token on a terminal, and nowhere else."""
     from batchml.client.notebook import PROGRAM
-    from batchml.runtime.notebook import PORT
+    from batchml.runtime.sessions.notebook import PORT
 
     url = f"{address}/lab"
     if wish.json_:

@@ -14,7 +14,7 @@ def open_browser(place: "Place", url: str, title: str) -> None:
     """Through a page that only the user can read: every user can read the browser's arguments."""
     import webbrowser
 
-    from batchml.runtime.files import write_atomically
+    from batchml.runtime.storage.files import write_atomically
 
     path = place.home.root / f"{title.lower()}.html"
     write_atomically(str(path), page(url, title))

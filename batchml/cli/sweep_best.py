@@ -9,7 +9,7 @@ from batchml.cli.render import pad, printable
 from batchml.cli.sweep_running import trial_json
 from batchml.cli.sweep_table import best_words
 from batchml.errors import NotFound
-from batchml.runtime.arguments import text
+from batchml.runtime.protocol.variables import text
 from batchml.sweep.report.subject import SEED, command_line, words
 from batchml.sweep.standings import confirmed, pareto, ranked
 

@@ -104,7 +104,7 @@ def end_lines(frozen: "Frozen", summary: "Summary") -> list[str]:
     """How it ended, and the best trial with its parameters and its command."""
     from batchml.cli.sweep_best import again_lines, front_lines
     from batchml.cli.sweep_table import best_words
-    from batchml.runtime.arguments import text
+    from batchml.runtime.protocol.variables import text
     from batchml.sweep.report.subject import command_line
 
     picture, first, best = summary.picture, summary.first_failure, summary.picture.best

@@ -8,7 +8,7 @@ from batchml.cli.sweep_best import best_json
 from batchml.cli.sweep_table import best_words
 from batchml.cli.sweep_ways import log_of
 from batchml.errors import NotFound
-from batchml.runtime.arguments import text
+from batchml.runtime.protocol.variables import text
 from batchml.sweep.report.subject import command_line
 
 if TYPE_CHECKING:

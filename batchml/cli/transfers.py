@@ -8,7 +8,7 @@ from typing import TextIO
 from batchml.cli.output import say
 from batchml.clock import Clock
 from batchml.model.workspace import Progress, Watch
-from batchml.runtime.leftovers import size_text
+from batchml.runtime.entry.folders import size_text
 
 EVERY = 10.0  # seconds between two lines, where there is no terminal
 _SURE = 2.0  # seconds after which a rate says something

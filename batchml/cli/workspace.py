@@ -63,7 +63,7 @@ def ls(
 
 def _row(entry: "Entry") -> list[str]:
     from batchml.cli.render import printable, timestamp
-    from batchml.runtime.leftovers import size_text
+    from batchml.runtime.entry.folders import size_text
 
     name = {"folder": f"{entry.path}/", "link": f"{entry.path} -> {entry.target}"}
     return [
@@ -269,7 +269,7 @@ def _tell(report: "Report", json_: bool, where: str) -> None:
 
 
 def _said(report: "Report", where: str) -> list[str]:
-    from batchml.runtime.leftovers import size_text
+    from batchml.runtime.entry.folders import size_text
 
     new = f"{_files(report.files)}, {size_text(report.size)}" if report.files else "Nothing new"
     were = "was" if report.unchanged == 1 else "were"

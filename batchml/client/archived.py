@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from batchml.errors import UsageError
-from batchml.runtime.carry_book import COMPLETE
+from batchml.runtime.transfer.manifest import COMPLETE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -68,7 +68,7 @@ def why_not(complete: bytes | None, runs: "Iterable[Run]", now: float) -> str:
 
 
 def holds(complete: bytes | None) -> str:
-    from batchml.runtime.leftovers import size_text
+    from batchml.runtime.entry.folders import size_text
 
     told = json.loads(complete or b"{}")
     count = int(told.get("files", 0))

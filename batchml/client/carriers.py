@@ -15,7 +15,7 @@ from batchml.errors import BatchmlError, NotFound
 from batchml.model.environment import Environment
 from batchml.model.job import JobSpec, Resources, Retry
 from batchml.model.workspace import Progress, Watch
-from batchml.runtime.carrier import DONE, ORDER, UNDER_WAY
+from batchml.runtime.transfer.worker import DONE, ORDER, UNDER_WAY
 
 if TYPE_CHECKING:
     from batchml.aws.objects import Bucket
@@ -77,7 +77,7 @@ def carrier_order(environment: Environment, order: Mapping[str, Any]) -> "Order"
     spec = JobSpec(
         name=f"workspace-{verb}",
         image=IMAGE,
-        command=("python", "-m", "batchml.runtime.carrier"),
+        command=("python", "-m", "batchml.runtime.transfer.worker"),
         code=False,
         queue=cheapest_queue(environment),
         resources=Resources(vcpus=1, memory=_MEMORY),

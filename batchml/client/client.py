@@ -21,7 +21,7 @@ from batchml.errors import UsageError
 from batchml.model.fallback import read_flag
 from batchml.model.job import JobSpec, Scalar
 from batchml.model.run import Run
-from batchml.runtime.arguments import text as param_text
+from batchml.runtime.protocol.variables import text as param_text
 from batchml.settings import load_settings
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Into runs in AWS: ECS Exec for commands and shells, Session Manager for ports.
 
-Our program inside is started by ECS Exec and talks in lines of text (`runtime/inside_relay`), so
+Our program inside is started by ECS Exec and talks in lines of text (`runtime/exec/relay`), so
 that exit codes, the terminal's size and every byte arrive, which ECS Exec alone does not see to. An
 image without it has a plain shell.
 """
@@ -14,7 +14,7 @@ from batchml.client.doors import Asked, Seat, ending, task_of
 from batchml.client.plugin import Plugin, find_plugin
 from batchml.errors import BatchmlError, NoDoor, NotRunning, ServiceUnreachable
 from batchml.model.status import JobStatus
-from batchml.runtime.inside import ENDED, Order
+from batchml.runtime.exec.main import ENDED, Order
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_INSIDE = "python3 -m batchml.runtime.inside"
+_INSIDE = "python3 -m batchml.runtime.exec.main"
 _YOUNG = 60.0  # seconds after its start in which a run's door may not be open yet
 _SETTLING = 20.0  # seconds until AWS Batch says that a run has ended whose container has
 _PAUSE = 2.0
@@ -76,7 +76,7 @@ class AwsDoors:
             self._raise_if_over(seat, task)
             if not said.began:
                 raise NoDoor(
-                    "The run's image has no batchml.runtime.inside, which this needs: it was built "
+                    "The run's image has no batchml.runtime.exec, which this needs: it was built "
                     f"by an older batchml, or not by batchml. {_quoted(line.noise)}"
                 )
         return Asked(self._code(said), out)
@@ -203,7 +203,7 @@ class AwsDoors:
         from batchml.client.plain_aws import run_command, run_shell
 
         print(
-            "batchml: this image has no batchml.runtime.inside: the container's own shell, as ECS "
+            "batchml: this image has no batchml.runtime.exec: the container's own shell, as ECS "
             "Exec gives it.", file=sys.stderr, flush=True,
         )  # fmt: skip
         if not command:

@@ -17,17 +17,8 @@ from batchml.client.terminal import lent, raw, size_changes
 from batchml.errors import NoDoor, ServiceUnreachable
 from batchml.local import inside_container as engine
 from batchml.local.inside_container import Refusal, Relayed, Started
-from batchml.runtime.inside import ENDED
-from batchml.runtime.inside_relay import (
-    EXIT,
-    INPUT,
-    OUTPUT,
-    OVER,
-    READY,
-    REFUSED,
-    Frame,
-    frame,
-)
+from batchml.runtime.exec.main import ENDED
+from batchml.runtime.exec.relay import EXIT, INPUT, OUTPUT, OVER, READY, REFUSED, Frame, frame
 
 if TYPE_CHECKING:
     from batchml.client.tunnel import Connect

@@ -13,7 +13,7 @@ from batchml.client.terminal import lent, quiet
 from batchml.errors import NoDoor, NotRunning, ServiceUnreachable
 from batchml.local import identity, inside
 from batchml.model.status import JobStatus
-from batchml.runtime.inside import ENDED, NOBODY
+from batchml.runtime.exec.main import ENDED, NOBODY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # With the folder of this installation before any other: the user's may hold anything.
 _START = (
-    "import sys; sys.path[0] = sys.argv.pop(1); from batchml.runtime.inside import main; main()"
+    "import sys; sys.path[0] = sys.argv.pop(1); from batchml.runtime.exec.main import main; main()"
 )
 _ROOT = str(Path(__file__).parents[2])
 _SETTLING = 5.0  # seconds until a run whose program has ended says so

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from batchml.model.run import Run
     from batchml.ops.bill import Bill
     from batchml.ops.search import Found
-    from batchml.runtime.launch import Plan
+    from batchml.runtime.protocol.launch import Plan
 
 STOPPED_WITH = "The run that it belongs to was stopped"
 
@@ -158,7 +158,7 @@ def head_of(found: "Found") -> str:
 
 def plan_of(run: "Run | None") -> "Plan | None":
     """What AWS tells of how the nodes of a run were to be started."""
-    from batchml.runtime.launch import Plan
+    from batchml.runtime.protocol.launch import Plan
 
     try:
         return Plan.read(run.environment) if run is not None else None

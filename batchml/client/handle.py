@@ -227,7 +227,7 @@ class RunHandle:
         from batchml.client.finding import recall
         from batchml.client.reruns import prepare_again
         from batchml.client.submission import send
-        from batchml.runtime.arguments import text as param_text
+        from batchml.runtime.protocol.variables import text as param_text
 
         (found,) = recall(self._place, [self._current()])
         given = {name: param_text(value) for name, value in (params or {}).items()}

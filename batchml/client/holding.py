@@ -1,6 +1,6 @@
 """A run that is held for a person, an allocation or a notebook: it begins, is waited for, and ends.
 
-What it holds it gives back by itself once it was left idle (`batchml/runtime/idle.py`), so that a
+It gives back what it holds once it was left idle (`batchml/runtime/sessions/alloc.py`), so that a
 client that is killed, or a laptop that is closed, costs no more than that.
 """
 
@@ -16,8 +16,8 @@ from batchml.errors import BatchmlError
 from batchml.model.seat import SEAT_TAG
 from batchml.model.status import JobStatus
 from batchml.model.words import amounts
-from batchml.runtime.idle import LIMIT, RATE, spelled
-from batchml.runtime.prompt import KIND
+from batchml.runtime.exec.prompt import KIND
+from batchml.runtime.sessions.alloc import LIMIT, RATE, spelled
 
 if TYPE_CHECKING:
     from batchml.client.doors import Seat
@@ -34,7 +34,8 @@ _ENDING = 60.0  # seconds that a run is given to end as it was asked to
 _TRIES, _BETWEEN = 20, 0.2  # of looks for the tools of a run of several nodes; seconds
 _HELD_UP = (JobStatus.RUNNABLE, JobStatus.STARTING)  # and says itself by what
 _HAS_TOOLS = ("/bin/sh", "-c", "command -v srun")
-_LEFT = "python3 -m batchml.runtime.hold --left 2>/dev/null"  # prints what is about to be lost
+# Prints what is about to be lost.
+_LEFT = "python3 -m batchml.runtime.sessions.alloc --left 2>/dev/null"
 _STOP = ("/bin/sh", "-c", f'{_LEFT}; : > "$BATCHML_STOP_FILE"')
 
 

@@ -63,7 +63,7 @@ class Known:
         """Keep what was asked for. The state folder exists; one that cannot be written costs time
         only."""
         if self._is_new:
-            from batchml.runtime.files import write_atomically
+            from batchml.runtime.storage.files import write_atomically
 
             with suppress(OSError):
                 write_atomically(str(self._path), msgspec.json.encode(self._facts))

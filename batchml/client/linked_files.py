@@ -10,13 +10,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from batchml.ops.workspace import Way
-from batchml.runtime.carrier import Alone
-from batchml.runtime.carry_crew import Account
-from batchml.runtime.carry_place import Changed, digest_of
-from batchml.runtime.carry_posix import PosixVault, from_metadata
-from batchml.runtime.carry_receive import Opened, Result
-from batchml.runtime.carry_tree import FOLDER, LINK, OWN, Entry, LeftOut, Reader, Tree, joined
-from batchml.runtime.carry_vaults import digest_stored, key_of
+from batchml.runtime.transfer.backends import PosixVault, digest_stored, from_metadata, key_of
+from batchml.runtime.transfer.files import Changed, digest_of
+from batchml.runtime.transfer.parallel import Account
+from batchml.runtime.transfer.receive import Opened, Result
+from batchml.runtime.transfer.tree import FOLDER, LINK, OWN, Entry, LeftOut, Reader, Tree, joined
+from batchml.runtime.transfer.worker import Alone
 
 if TYPE_CHECKING:
     from batchml.aws.objects import About, Bucket, Object

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from batchml.errors import AccessError, ConfigError
-from batchml.runtime.launch import TORCHRUN
+from batchml.runtime.protocol.launch import TORCHRUN
 
 if TYPE_CHECKING:
     from batchml.client.place import Place
@@ -36,7 +36,7 @@ def check_nodes(
 
 def _bad_command(spec: "JobSpec") -> list[str]:
     """What the supervisor of the ranks would refuse on every node: flags of torchrun."""
-    from batchml.runtime.gang_command import BadCommand, rank_command
+    from batchml.runtime.nodes.torchrun.settings import BadCommand, rank_command
 
     try:
         rank_command(spec.argv(), spec.nodes, lambda name: name)

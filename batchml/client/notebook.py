@@ -1,7 +1,7 @@
 """A notebook: a run with JupyterLab, found from here by what it tells inside, and nowhere else.
 
-Its token is made in the run (`batchml/runtime/notebook.py`) and fetched by a door into it: no
-request, log, history or argument has it.
+Its token is made in the run (`batchml/runtime/sessions/notebook.py`) and fetched by a door into it:
+no request, log, history or argument has it.
 """
 
 import os
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 KIND = "notebook"
 IMAGE = "notebook"
 IDLE = 3600.0  # seconds without use after which a notebook ends itself, unless it is told
-PROGRAM = ("python", "-m", "batchml.runtime.notebook")
+PROGRAM = ("python", "-m", "batchml.runtime.sessions.notebook")
 
 _ASKS = 45  # seconds that one question inside waits for JupyterLab; its door has 60
 _TRIES = 8  # such questions

@@ -138,7 +138,7 @@ class Place:
         """Why the embedded server cannot start programs now; empty while it can. It must run."""
         from batchml.aws.compute import ComputeApi
         from batchml.model.status import CANNOT_START
-        from batchml.runtime.files import is_read_only
+        from batchml.runtime.storage.files import is_read_only
 
         root = self.home.root
         if is_read_only(str(root)):

@@ -12,7 +12,7 @@ import tty
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
-from batchml.runtime.inside_relay import Frame, Lines
+from batchml.runtime.exec.relay import Frame, Lines
 
 _BLOCK = 65_536
 _KEPT = 4000  # characters of what is not ours, for words about a failure

@@ -188,7 +188,7 @@ def unpacked(place: "Place", address: str) -> Iterator[str]:
     if not address:
         yield ""
         return
-    from batchml.runtime.code import BadArchive, unpack
+    from batchml.runtime.entry.fetch import BadArchive, unpack
 
     with tempfile.TemporaryDirectory(prefix="batchml-again-") as folder:
         code = Path(folder) / "code"

@@ -12,10 +12,10 @@ from batchml.errors import NotFound, UsageError
 from batchml.model.record import RESUMES_TAG
 from batchml.ops.rerun import Again, first_id, first_numbers, ranges
 from batchml.ops.select import bare_id
-from batchml.runtime.checkpoint_files import entries, looks_whole
-from batchml.runtime.checkpoint_keep import Found as Saved
-from batchml.runtime.checkpoint_keep import prefix_for
-from batchml.runtime.resuming import VARIABLE, Told, folder_of
+from batchml.runtime.checkpoint.layout import entries, looks_whole
+from batchml.runtime.checkpoint.remote import Found as Saved
+from batchml.runtime.checkpoint.remote import prefix_for
+from batchml.runtime.checkpoint.resume import VARIABLE, Told, folder_of
 
 if TYPE_CHECKING:
     from batchml.client.place import Place

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 STDIN = "-"
 MOST = 1024**2  # bytes of a script; a larger file is none
-RUNNER = ("python3", "-m", "batchml.runtime.script")
+RUNNER = ("python3", "-m", "batchml.runtime.entry.script")
 
 _NAMED_STDIN = "stdin"
 
@@ -76,7 +76,7 @@ def from_script(
         return order
     from batchml.model.script import by_line, read_ours, read_script
     from batchml.model.slurm import read_slurm
-    from batchml.runtime.script import ARRAY, interpreter
+    from batchml.runtime.entry.script import ARRAY, interpreter
 
     path = None if order.job == STDIN else place.here / order.job
     shown = order.job if path else "The script on stdin"
@@ -107,7 +107,7 @@ def from_script(
 
 
 def _login(program: list[str], script: "Script") -> list[str]:
-    from batchml.runtime.script import without_login
+    from batchml.runtime.entry.script import without_login
 
     if not script.has_slurm or without_login(program) == program:
         return []
@@ -143,7 +143,7 @@ def _command(
     path: Path | None, folder: Path, text: str, arguments: tuple[str, ...]
 ) -> tuple[str, ...]:
     """How the script is run: from the files that travel, else packed into the command."""
-    from batchml.runtime.script import PACKED, pack
+    from batchml.runtime.entry.script import PACKED, pack
 
     if path is not None and path.resolve().is_relative_to(folder.resolve()):
         return (*RUNNER, path.resolve().relative_to(folder.resolve()).as_posix(), *arguments)
@@ -205,8 +205,8 @@ def _queue_line(script: "Script", environ: Mapping[str, str]) -> int:
 def true_sizes(spec: "JobSpec") -> "JobSpec":
     """A job that speaks Slurm, with the sizes in its variables that it will have: flags, and the
     machine here, may give others than its script asks for. Any other job as it is."""
-    from batchml.runtime.script import SLURM
-    from batchml.runtime.slurm_tasks import number_of
+    from batchml.runtime.entry.script import SLURM
+    from batchml.runtime.nodes.slurm.steps import number_of
 
     if not spec.env.get(SLURM):
         return spec
@@ -227,7 +227,7 @@ def true_sizes(spec: "JobSpec") -> "JobSpec":
 def _with_facts(order: "Order", script: "Script", facts: Mapping[str, str]) -> "Order":
     """With the variables that tell the run what Slurm would have; none for a script that does not
     speak Slurm: programs that find them take themselves to be on a cluster."""
-    from batchml.runtime.script import SLURM
+    from batchml.runtime.entry.script import SLURM
 
     if not script.has_slurm:
         return order

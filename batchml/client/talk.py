@@ -1,4 +1,4 @@
-"""The client's side of `runtime/inside_relay`: our terminal, or our input and output, in frames."""
+"""The client's side of `runtime/exec/relay`: our terminal, or our input and output, in frames."""
 
 import os
 import select
@@ -12,7 +12,7 @@ from typing import Protocol
 
 from batchml.client.terminal import lent, raw, size_changes
 from batchml.errors import ServiceUnreachable
-from batchml.runtime.inside_relay import (
+from batchml.runtime.exec.relay import (
     ALIVE,
     BEAT,
     ERRORS,

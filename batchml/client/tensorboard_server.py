@@ -107,7 +107,7 @@ def running(
     """
     from batchml.client import tensorboard_program
     from batchml.client.tunnel import listen
-    from batchml.runtime.files import write_atomically
+    from batchml.runtime.storage.files import write_atomically
 
     with listen(PORT, port) as listener:  # which names who has it, or finds a free one
         number = int(listener.getsockname()[1])

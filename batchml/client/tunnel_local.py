@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from batchml.errors import NoDoor
-from batchml.runtime.inside_program import find_program, join_network
+from batchml.runtime.exec.program import find_program, join_network
 
 if TYPE_CHECKING:
     from batchml.client.tunnel import Connect

@@ -18,21 +18,21 @@ from batchml.client.workspace_local import account, as_entry, as_report, told
 from batchml.errors import BatchmlError, NotFound, TransferFailed, UsageError
 from batchml.model.workspace import MOUNT, Entry, Report, Watch, below, ignore
 from batchml.ops.workspace import landing, ways
-from batchml.runtime.carrier import LISTING
-from batchml.runtime.carry import MARK
-from batchml.runtime.carry_archive import archive
-from batchml.runtime.carry_book import read_book
-from batchml.runtime.carry_receive import Result, receive, together
-from batchml.runtime.carry_restore import ArchiveSource, held
-from batchml.runtime.carry_tree import Tree, from_line
-from batchml.runtime.carry_vaults import Vault, open_vault
+from batchml.runtime.transfer.archive import archive
+from batchml.runtime.transfer.backends import Vault, open_vault
+from batchml.runtime.transfer.main import MARK
+from batchml.runtime.transfer.manifest import read_book
+from batchml.runtime.transfer.receive import Result, receive, together
+from batchml.runtime.transfer.restore import ArchiveSource, held
+from batchml.runtime.transfer.tree import Tree, from_line
+from batchml.runtime.transfer.worker import LISTING
 
 if TYPE_CHECKING:
     from batchml.client.carriers import Carriers
     from batchml.client.place import Place
     from batchml.client.workspace import Workspace
     from batchml.model.run import Run
-    from batchml.runtime.store import Store
+    from batchml.runtime.storage.store import Store
 
 ARCHIVE = "workspace"  # below the bucket; of FSx what it is linked to: cfn/storage.yaml
 _ASKED = 2  # runs, one after the other
@@ -80,7 +80,7 @@ def find(place: "Place", tell: Callable[[str], None] = lambda words: None) -> "W
     from batchml.client.workspace_linked import LinkedWorkspace
     from batchml.model.names import new_token
     from batchml.ops.linked import Linked
-    from batchml.runtime.carry_posix import PosixVault
+    from batchml.runtime.transfer.backends import PosixVault
 
     linked = Linked(FileSystems(session), file_system, place.clock, lambda: new_token(os.urandom))
     vault = PosixVault.open(f"s3://{bucket}/{ARCHIVE}", environ)
@@ -123,7 +123,7 @@ def _running(place: "Place") -> "list[Run]":
 
 def listing_command(path: str) -> tuple[str, ...]:
     """What lists a folder of the workspace inside a container."""
-    command = ("python", "-m", "batchml.runtime.carry", "list", MOUNT)
+    command = ("python", "-m", "batchml.runtime.transfer.main", "list", MOUNT)
     return (*command, f"--below={path}") if path else command
 
 

@@ -17,8 +17,8 @@ from batchml.client.workspace_local import account, as_entry, as_report, told
 from batchml.errors import NotFound, TransferFailed
 from batchml.model.workspace import Entry, Progress, Report, Watch, below
 from batchml.ops.workspace import landing, ways
-from batchml.runtime.carry_posix import PosixVault
-from batchml.runtime.carry_receive import Result, receive, together
+from batchml.runtime.transfer.backends import PosixVault
+from batchml.runtime.transfer.receive import Result, receive, together
 
 if TYPE_CHECKING:
     from batchml.aws.filesystems import Task

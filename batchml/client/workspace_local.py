@@ -8,16 +8,16 @@ from pathlib import Path
 from batchml.errors import NotFound, TransferFailed, UsageError
 from batchml.model.workspace import Entry, Progress, Report, Watch, below
 from batchml.ops.workspace import Way, landing, ways
-from batchml.runtime import carry_tree
-from batchml.runtime.carry import listing
-from batchml.runtime.carry_archive import archive, archive_and_free
-from batchml.runtime.carry_crew import Account
-from batchml.runtime.carry_receive import FolderSource, Result, receive, together
-from batchml.runtime.carry_remove import remove
-from batchml.runtime.carry_restore import Incomplete, restore
-from batchml.runtime.carry_tree import CarryError, Tree
-from batchml.runtime.carry_vaults import Vault, open_vault
-from batchml.runtime.store import StoreError
+from batchml.runtime.storage.store import StoreError
+from batchml.runtime.transfer import tree as carry_tree
+from batchml.runtime.transfer.archive import archive, archive_and_free
+from batchml.runtime.transfer.backends import Vault, open_vault
+from batchml.runtime.transfer.main import listing
+from batchml.runtime.transfer.parallel import Account
+from batchml.runtime.transfer.receive import FolderSource, Result, receive, together
+from batchml.runtime.transfer.remove import remove
+from batchml.runtime.transfer.restore import Incomplete, restore
+from batchml.runtime.transfer.tree import CarryError, Tree
 
 
 class LocalWorkspace:

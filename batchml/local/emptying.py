@@ -11,14 +11,14 @@ from msgspec import Struct
 from batchml.local import identity
 from batchml.local.executors import record
 from batchml.local.home import Home
-from batchml.runtime.carry_archive import mark_freed
-from batchml.runtime.carry_book import Book, read_book
-from batchml.runtime.carry_crew import Account
-from batchml.runtime.carry_remove import remove
-from batchml.runtime.carry_restore import lacking, missing_of, verify
-from batchml.runtime.carry_tree import CarryError, Entry, LeftOut, Tree
-from batchml.runtime.carry_vaults import Vault
-from batchml.runtime.store import StoreError
+from batchml.runtime.storage.store import StoreError
+from batchml.runtime.transfer.archive import mark_freed
+from batchml.runtime.transfer.backends import Vault
+from batchml.runtime.transfer.manifest import Book, read_book
+from batchml.runtime.transfer.parallel import Account
+from batchml.runtime.transfer.remove import remove
+from batchml.runtime.transfer.restore import lacking, missing_of, verify
+from batchml.runtime.transfer.tree import CarryError, Entry, LeftOut, Tree
 
 WORKSPACE, DATA, VOLUMES = "workspace", "data", "volumes"
 NAMES = (WORKSPACE, DATA, VOLUMES)

@@ -28,7 +28,7 @@ from batchml.errors import (
     StateFolderUnsafe,
 )
 from batchml.local.sigv4 import Keys
-from batchml.runtime.files import is_locked, write_json
+from batchml.runtime.storage.files import is_locked, write_json
 
 T = TypeVar("T")
 

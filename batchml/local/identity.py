@@ -24,8 +24,8 @@ from msgspec.structs import replace
 from batchml.local.executors.record import Record
 from batchml.local.executors.remains import tasks_that_run
 from batchml.local.home import Home, read_record
-from batchml.runtime.files import write_json
 from batchml.runtime.processes import boot_id
+from batchml.runtime.storage.files import write_json
 
 ADOPT = "batchml local adopt"
 

@@ -24,7 +24,7 @@ from batchml.model.image import (
     recipe,
 )
 from batchml.model.project import CONDA
-from batchml.runtime.sources import sources
+from batchml.runtime.package import sources
 
 _ENVIRONMENT = (REQUIREMENTS, ".python-version")  # what decides a virtual environment
 _TOOLS = ("micromamba", "mamba", "conda")  # that make one from CONDA; the quickest first

@@ -10,7 +10,7 @@ from batchml.local.executors.container import container_name
 from batchml.local.executors.record import CONTAINER
 from batchml.local.executors.remains import mark_of
 from batchml.local.home import Home
-from batchml.runtime.inside import Order
+from batchml.runtime.exec.main import Order
 
 
 class Sitting(Struct, frozen=True):
@@ -24,7 +24,7 @@ class Sitting(Struct, frozen=True):
     container: str = ""
 
     def order(self, command: Sequence[str], **more: object) -> Order:
-        """What is asked of `batchml.runtime.inside`, on this machine or in the container."""
+        """What is asked of `batchml.runtime.exec.main`, on this machine or in the container."""
         if self.container:
             return Order(list(command), **more)  # type: ignore[arg-type]
         return Order(

@@ -12,15 +12,17 @@ from typing import Any
 from msgspec import Struct
 
 from batchml.local.executors import docker
-from batchml.runtime.inside import Order
-from batchml.runtime.inside_relay import Frame, Frames
+from batchml.runtime.exec.main import Order
+from batchml.runtime.exec.relay import Frame, Frames
 
 _HEAD = 8  # of the engine's frames: stream, three zeros, length
 _BLOCK = 65_536
 _ERRORS = 2
-_PARTS = ("processes", "files", "seats", "prompt", "inside_program", "inside_relay", "inside")
+_PARTS = (
+    "processes", "storage.files", "exec.prompt", "exec.program", "exec.relay", "exec.main",
+)  # fmt: skip
 
-# Reads the texts of our modules, makes them modules, and goes on as `batchml.runtime.inside`.
+# Reads the texts of our modules, makes them modules, and goes on as `batchml.runtime.exec.main`.
 _BOOT = """
 import os, sys, types
 def take(n):
@@ -30,14 +32,14 @@ def take(n):
         if not m: os._exit(75)
         d += m
     return d
-for n in ("batchml", "batchml.runtime"):
+for n in ("batchml", "batchml.runtime", "batchml.runtime.storage", "batchml.runtime.exec"):
     m = sys.modules[n] = types.ModuleType(n); m.__path__ = []
 for _ in range(int(sys.argv[2])):
     n = take(int(take(8))).decode(); t = take(int(take(8)))
     m = sys.modules[n] = types.ModuleType(n)
     exec(compile(t, n, "exec"), m.__dict__)
 sys.argv[1:] = sys.argv[1:2]
-sys.modules["batchml.runtime.inside"].main()
+sys.modules["batchml.runtime.exec.main"].main()
 """
 
 

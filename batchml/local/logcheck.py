@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from batchml.local.executors.logproof import CHECKPOINT, count_marks, line_end
 from batchml.local.messages import LogEnd, LogProof
 from batchml.model.logcheck import LogCheck, LogState
-from batchml.runtime.files import open_regular
+from batchml.runtime.storage.files import open_regular
 
 _BLOCK = 1_048_576
 _SMALL = _BLOCK  # bytes: such a file is checked in a millisecond

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from batchml.local.logstore import NO_TIME, Cursor, Line, first_and_last, first_at
 from batchml.local.store import Stream
-from batchml.runtime.files import open_regular
+from batchml.runtime.storage.files import open_regular
 
 _BLOCKS = 4 * 1_048_576  # bytes of blocks in memory, of all streams together
 _MOST_KNOWN = 65_536  # files whose times are kept in mind

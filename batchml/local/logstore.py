@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from batchml.runtime.files import open_regular
+from batchml.runtime.storage.files import open_regular
 
 MAX_EVENTS = 10_000  # of one page; CloudWatch Logs, GetLogEvents
 MAX_BYTES = 1_048_576  # of one page

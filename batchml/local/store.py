@@ -32,7 +32,7 @@ from batchml.local.messages import (
 )
 from batchml.local.state import RECORDS, Job, Machine, Spec, State
 from batchml.local.state import empty as empty_state
-from batchml.runtime.files import is_read_only
+from batchml.runtime.storage.files import is_read_only
 
 SCHEMA = 3
 

@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-STOPPED = 143  # what the runtime exits with when a budget is spent: batchml/runtime/limits.py
+# What the runtime exits with when a budget is spent: batchml/runtime/telemetry/budget.py
+STOPPED = 143
 
 
 class Timed(Protocol):

@@ -21,7 +21,7 @@ from batchml.model.words import in_words
 FALLBACK_TAG = "batchml:fallback"  # of a run that may move: QUEUE:SECONDS
 MOVED_TAG = "batchml:moved"  # of a run that has: the id of the job before
 WATCHES_TAG = "batchml:watches"  # of a run that moves another one: the key of that
-MOVED = "BATCHML_MOVED"  # the same, as a variable: runtime/claim.py reads it
+MOVED = "BATCHML_MOVED"  # the same, as a variable: runtime/entry/fetch.py reads it
 DEFAULT_AFTER = "30m"
 
 # What a job that was moved says of its end. AWS Batch keeps up to 1,024 characters of it.

@@ -13,7 +13,7 @@ from batchml.model.job import Group, JobSpec, Resources
 from batchml.model.launching import launch_plan
 from batchml.model.names import keyed_name, to_name
 from batchml.model.reading import parse_duration
-from batchml.runtime.launch import HEAD, RAY, TOKEN, VARIABLE, VCPUS, WORKER, Plan, Workers
+from batchml.runtime.protocol.launch import HEAD, RAY, TOKEN, VARIABLE, VCPUS, WORKER, Plan, Workers
 
 GANG_TAG = "batchml:gang"  # the key of the head, on all jobs of a gang
 GROUP_TAG = "batchml:group"  # whose job it is

@@ -14,12 +14,12 @@ from batchml.model.names import is_valid_name
 from batchml.model.noderules import node_mistakes
 from batchml.model.reading import parse_duration, parse_size, read_struct
 from batchml.model.secret import EXAMPLES, secret_mistakes
-from batchml.runtime.arguments import fill, filled, placeholders
+from batchml.runtime.protocol.variables import fill, filled, placeholders
 
 Scalar = str | int | float | bool
 
 MAX_OVERRIDES = 8192  # bytes of containerOverrides as JSON; AWS Batch refuses more at dispatch
-DEFAULT_GRACE = 30  # seconds from the stop signal to the kill, as in runtime/env.py
+DEFAULT_GRACE = 30  # seconds from the stop signal to the kill, as in runtime/protocol/variables.py
 MIN_TIMEOUT = 60  # seconds; AWS Batch, JobTimeout
 MIN_MEMORY = 4 * 1024**2  # bytes; AWS Batch, ResourceRequirement
 MIN_BARE = 1024  # MiB; a smaller number without a unit is more likely meant as GiB

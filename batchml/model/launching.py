@@ -4,7 +4,7 @@ import json
 
 from batchml.model.job import Health, JobSpec
 from batchml.model.reading import parse_duration, parse_size
-from batchml.runtime.launch import TOKEN, TORCHRUN, VARIABLE, VCPUS, Plan
+from batchml.runtime.protocol.launch import TOKEN, TORCHRUN, VARIABLE, VCPUS, Plan
 
 HEALTH = "BATCHML_HEALTH"
 

@@ -5,8 +5,13 @@ import signal
 
 from batchml.model.run import Attempt, OutcomeClass, Run, class_of, classify, is_out_of_budget
 from batchml.model.status import JobStatus
-from batchml.runtime.codes import CRASH_LOOP, CRASH_LOOP_STARTS, LOG_TOO_LARGE, TRY_ELSEWHERE
-from batchml.runtime.launch import TORCHRUN, Plan
+from batchml.runtime.protocol.exit_codes import (
+    CRASH_LOOP,
+    CRASH_LOOP_STARTS,
+    LOG_TOO_LARGE,
+    TRY_ELSEWHERE,
+)
+from batchml.runtime.protocol.launch import TORCHRUN, Plan
 
 _HERE = "this-machine"  # the only host of `local`
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from batchml.model.budget import is_spent
 from batchml.model.status import JobStatus
-from batchml.runtime.codes import TRY_ELSEWHERE
+from batchml.runtime.protocol.exit_codes import TRY_ELSEWHERE
 
 
 class Attempt(Struct, frozen=True):

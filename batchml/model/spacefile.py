@@ -12,7 +12,7 @@ from batchml.model.job import Scalar
 from batchml.model.reading import is_text
 from batchml.model.space import SLACK, as_value, in_order, is_finite, levels, same
 from batchml.model.sweep import Dimension, Space
-from batchml.runtime.arguments import ALL, variable
+from batchml.runtime.protocol.variables import ALL, variable
 
 LARGEST = 2**53  # of a whole number: beyond it floats do not tell neighbours apart
 

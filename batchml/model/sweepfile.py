@@ -29,7 +29,7 @@ from batchml.model.sweeppoints import read_points, with_listed
 from batchml.model.sweeprules import bounded, method_mistakes
 
 MAX_NAME = 48  # of a sweep; what follows it in the names of jobs needs room, too
-MAX_METRIC = 100  # characters, as in runtime/lines.py
+MAX_METRIC = 100  # characters, as in runtime/protocol/log_marks.py
 
 _HOMES = {
     "parameters": "in [space]", "params": "in [space]", "search_space": "in [space]",

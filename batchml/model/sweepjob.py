@@ -7,12 +7,12 @@ from batchml.errors import did_you_mean
 from batchml.model.job import JobSpec
 from batchml.model.space import count_points
 from batchml.model.sweep import MODELS, Limits, SweepSpec
-from batchml.runtime.arguments import placeholders, takes
+from batchml.runtime.protocol.variables import placeholders, takes
 
 # What a trial is told by us: a job that says it itself would tell all trials the same.
 _OURS = ("BATCHML_TRIAL", "BATCHML_SEED", "BATCHML_STEPS", "BATCHML_CHECKPOINT_DIR")
 
-_PRINTED = re.compile(r"[A-Za-z_][\w./|-]*")  # what runtime/readings.py finds before a value
+_PRINTED = re.compile(r"[A-Za-z_][\w./|-]*")  # what runtime/sweep/readings.py finds before a value
 
 
 def check_with_job(spec: SweepSpec, job: JobSpec) -> list[str]:

@@ -22,7 +22,7 @@ _COST = re.compile(r"\s*\$?\s*([0-9]+(?:\.[0-9]+)?)\s*(usd|\$|dollars?)?\s*", re
 _SHARE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*")
 _PLAIN = re.compile(r"\s*[0-9]+(?:\.[0-9]+)?\s*")
 
-_Steps = Annotated[int, Meta(ge=1, le=2**53)]  # as many as runtime/readings.py counts
+_Steps = Annotated[int, Meta(ge=1, le=2**53)]  # as many as runtime/sweep/readings.py counts
 
 
 class EarlyStopTable(Struct, frozen=True, forbid_unknown_fields=True):

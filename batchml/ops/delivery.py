@@ -35,7 +35,7 @@ class FolderShelf:
         return (self._folder / key).exists()
 
     def put(self, key: str, data: bytes) -> None:
-        from batchml.runtime.files import write_atomically
+        from batchml.runtime.storage.files import write_atomically
 
         path = self._folder / key
         try:

@@ -354,7 +354,7 @@ class Plans:
 
     def keep(self, plan: Plan) -> None:
         """On return it is on the disk. Raises OSError, and then nothing may be sent."""
-        from batchml.runtime.files import write_atomically
+        from batchml.runtime.storage.files import write_atomically
 
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._forget_old()

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from batchml.ops.history import History
-from batchml.runtime.files import is_locked
+from batchml.runtime.storage.files import is_locked
 
 # Seconds. A younger file may be one whose process has not come to lock it yet.
 YOUNG = 1.0

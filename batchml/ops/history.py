@@ -19,7 +19,7 @@ from msgspec import Struct
 from batchml.errors import StateDamaged
 from batchml.model.record import Name, Record
 from batchml.model.run import Run, classify
-from batchml.runtime.files import sync_folder
+from batchml.runtime.storage.files import sync_folder
 
 TAIL = 512 * 1024  # bytes: some hundreds of the newest runs
 

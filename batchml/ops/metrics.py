@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from batchml.model.outcome import is_torchrun
 from batchml.ops.watch import Happening, Line, Measured, Opened, StatusChanged
-from batchml.runtime.lines import STEP, TIME, TOTAL, parse_mark, read_points
+from batchml.runtime.protocol.log_marks import STEP, TIME, TOTAL, parse_mark, read_points
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 

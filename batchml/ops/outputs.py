@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 
 from msgspec import Struct
 
-from batchml.runtime.carry_tree import Tree
+from batchml.runtime.transfer.tree import Tree
 
 PART = ".batchml-part"  # the ending of a file on its way; one that is found was cut off
 MAX_LEFT_OUT = 20  # that are named

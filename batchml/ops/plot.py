@@ -74,7 +74,7 @@ def write_plot(
         )
     draw = png if kind == ".png" else _html
     content = draw(series, title, charts)
-    from batchml.runtime.files import write_atomically
+    from batchml.runtime.storage.files import write_atomically
 
     write_atomically(str(path), content, 0o644)
 

@@ -12,7 +12,7 @@ from batchml.model.gang import GROUP_TAG, is_worker
 from batchml.model.job import Group, Health, JobSpec, Launch, Resources
 from batchml.model.launching import HEALTH
 from batchml.model.run import Run
-from batchml.runtime.launch import Plan
+from batchml.runtime.protocol.launch import Plan
 
 PLAIN = Launch()
 

@@ -7,7 +7,7 @@ from typing import Any
 from msgspec import Struct
 
 from batchml.aws.live import Mark
-from batchml.runtime.generations import AGAIN
+from batchml.runtime.nodes.torchrun.restarts import AGAIN
 
 PATTERN = f'"{AGAIN}"'  # of CloudWatch Logs
 SHOWN = 5  # the last ones

@@ -23,8 +23,8 @@ from batchml.model.record import Record
 from batchml.model.run import OutcomeClass, Run, classify
 from batchml.model.status import JobStatus
 from batchml.ops.history import History, Remembered
-from batchml.runtime.codes import CRASH_LOOP
-from batchml.runtime.launch import TORCHRUN, VARIABLE, Plan
+from batchml.runtime.protocol.exit_codes import CRASH_LOOP
+from batchml.runtime.protocol.launch import TORCHRUN, VARIABLE, Plan
 
 COMMIT_TAG = "batchml:commit"
 SWEEP_TAG = "batchml:sweep"  # of the runs that a sweep has made: its key

@@ -21,7 +21,7 @@ from batchml.model.project import (
 )
 from batchml.ops.jobs import find_image, load_job
 from batchml.ops.own_image import make, read_files
-from batchml.runtime.sources import sources
+from batchml.runtime.package import sources
 
 PLAIN = "python"  # the image that a folder's requirements.txt is put on
 

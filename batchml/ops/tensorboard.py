@@ -31,7 +31,7 @@ def write_events(folder: Path, series: "Mapping[str, Series]", name: str = "batc
 
     `name` tells runs apart whose files lie in one folder. Raises OSError.
     """
-    from batchml.runtime.files import write_atomically
+    from batchml.runtime.storage.files import write_atomically
 
     folder.mkdir(parents=True, exist_ok=True)
     first = min((s.time for each in series.values() for s in each.samples), default=0.0)

@@ -27,8 +27,8 @@ from batchml.ops.cluster import (
 from batchml.ops.cluster_look import ClusterLook
 from batchml.ops.queueing import move_of, positions, reason_of, waits
 from batchml.ops.using import AGE
-from batchml.runtime.launch import RAY, Plan
-from batchml.runtime.lines import parse_mark
+from batchml.runtime.protocol.launch import RAY, Plan
+from batchml.runtime.protocol.log_marks import parse_mark
 
 USAGE_EVERY = 15.0  # seconds between two looks; our runtime tells it twice a minute
 PACE = 0.5  # seconds for each call of a round, so that it makes two a second at most

@@ -31,7 +31,7 @@ class Unsent:
 
         Raises OSError, and then nothing may be sent.
         """
-        from batchml.runtime.files import write_atomically
+        from batchml.runtime.storage.files import write_atomically
 
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomically(str(self._folder / gang), msgspec.json.encode(requests))

@@ -9,7 +9,7 @@ from batchml.aws.live import Mark
 from batchml.model.run import Run
 from batchml.ops.metrics import Gathered, Sample, Series
 from batchml.ops.rerun import ranges
-from batchml.runtime.lines import parse_mark, read_ranks
+from batchml.runtime.protocol.log_marks import parse_mark, read_ranks
 
 AGE = 120_000  # ms: what was said before that is not of now
 WAITED, CPU = "waited", "cpu"  # the evidence that a rank is slow
@@ -27,7 +27,7 @@ class Node(Struct, frozen=True):
 
 
 class Use(Struct, frozen=True):
-    """`usage` and `ranks` as runtime/lines.py has them, the newest; empty where not known."""
+    """`usage` and `ranks` as runtime/protocol/log_marks.py has them, the newest; else empty."""
 
     node: Node
     usage: dict[str, float] = {}

@@ -8,24 +8,24 @@ what it has learned.
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from batchml.runtime.metrics import report
-    from batchml.runtime.pulse import progress
-    from batchml.runtime.stopping import should_stop
+    from batchml.runtime.entry.stopping import should_stop
+    from batchml.runtime.telemetry.heartbeat import progress
+    from batchml.runtime.telemetry.metrics import report
 
 __all__ = ["progress", "report", "should_stop"]
 
 
 def __getattr__(name: str) -> object:
     if name == "report":
-        from batchml.runtime.metrics import report
+        from batchml.runtime.telemetry.metrics import report
 
         return report
     if name == "progress":
-        from batchml.runtime.pulse import progress
+        from batchml.runtime.telemetry.heartbeat import progress
 
         return progress
     if name == "should_stop":
-        from batchml.runtime.stopping import should_stop
+        from batchml.runtime.entry.stopping import should_stop
 
         return should_stop
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -17,26 +17,44 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import BinaryIO, Optional
 
-from batchml.runtime.attempt import Running
-from batchml.runtime.code import BadArchive, unpack
-from batchml.runtime.codes import CONFIGURATION_ERROR, STOPPED, TRY_ELSEWHERE
-from batchml.runtime.companions import Companions
-from batchml.runtime.env import RuntimeEnv
-from batchml.runtime.fetch import BY_ORDER, BadOrder, bring, digest_in, read_order
-from batchml.runtime.folders import Temporary, arrange, is_kept, own_folder, variables
-from batchml.runtime.launch import TORCHRUN, VARIABLE, Plan
-from batchml.runtime.leftovers import WorkingFolder, watch
-from batchml.runtime.lines import LineSplitter, end_mark
-from batchml.runtime.output import Output
-from batchml.runtime.outputs import Outputs, prefix_of
+from batchml.runtime.entry.attempt import Companions, Running
+from batchml.runtime.entry.fetch import (
+    BY_ORDER,
+    BadArchive,
+    BadOrder,
+    bring,
+    digest_in,
+    read_order,
+    unpack,
+)
+from batchml.runtime.entry.folders import (
+    Temporary,
+    WorkingFolder,
+    arrange,
+    is_kept,
+    own_folder,
+    variables,
+    watch,
+)
+from batchml.runtime.entry.output import Output
+from batchml.runtime.entry.outputs import Outputs, prefix_of
+from batchml.runtime.entry.stopping import Signals, Stopped, held_back
 from batchml.runtime.processes import become_reaper, kill_descendants
-from batchml.runtime.stopping import Signals, Stopped, held_back
-from batchml.runtime.store import BRIEF, Store, StoreError, open_store
+from batchml.runtime.protocol.exit_codes import (
+    CONFIGURATION_ERROR,
+    DUPLICATE,
+    STOPPED,
+    TRY_ELSEWHERE,
+)
+from batchml.runtime.protocol.launch import TORCHRUN, VARIABLE, Plan
+from batchml.runtime.protocol.log_marks import LineSplitter, end_mark
+from batchml.runtime.protocol.variables import RuntimeEnv
+from batchml.runtime.storage.store import BRIEF, Store, StoreError, open_store
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from batchml.runtime.gang_child import Led, Verdict
-    from batchml.runtime.sweep_trial import Trial
+    from batchml.runtime.nodes.torchrun.child import Led, Verdict
+    from batchml.runtime.sweep.trial import Trial
 
 PROGRESS_EVERY = 10.0  # seconds between two looks at a progress bar
 _READ = 65_536
@@ -138,7 +156,7 @@ class _Attempt:
         self.by_runtime = by_runtime
         self._output.say(f"batchml: {why}")
         if VARIABLE in self._environ:
-            from batchml.runtime.gang_child import told_main
+            from batchml.runtime.nodes.torchrun.child import told_main
 
             told_main(self._environ, {"not_begun": [code, why]}, self._signals.stops_within)
         return code
@@ -170,7 +188,7 @@ class _Attempt:
         if self._env.sweep:
             self._begin_trial()
         elif self._env.store and self._env.key:
-            from batchml.runtime.claim import DUPLICATE, claim, refusal
+            from batchml.runtime.entry.fetch import claim, refusal
 
             holder = claim(self._open(self._env.store), self._env)
             if holder is not None:
@@ -178,8 +196,8 @@ class _Attempt:
 
     def _begin_trial(self) -> None:
         """A trial has a claim of its own, and its command is the sweep's, filled in."""
-        from batchml.runtime.sweep_trial import Trial
-        from batchml.runtime.sweep_work import Over
+        from batchml.runtime.sweep.assignment import Over
+        from batchml.runtime.sweep.trial import Trial
 
         try:
             trial = Trial(self._env, self._environ, self._output.say, self._signals.check)
@@ -203,7 +221,7 @@ class _Attempt:
 
     def _read_plan(self) -> None:
         if VARIABLE in self._environ:
-            from batchml.runtime.gang_child import plan_of
+            from batchml.runtime.nodes.torchrun.child import plan_of
 
             self._plan = plan_of(self._environ)
 
@@ -211,25 +229,25 @@ class _Attempt:
         """An unfit host ends the attempt; among ranks the main node's supervisor does that."""
         if not self._env.is_run:
             return
-        from batchml.runtime.health import gate
+        from batchml.runtime.health.gate import gate
 
         unfit = gate(self._env, self._environ, self._output.say)
         if unfit is None:
             return
         if self._plan is None or self._plan.kind != TORCHRUN:
             raise _Ended(TRY_ELSEWHERE, unfit)
-        from batchml.runtime.gang_child import UNFIT
+        from batchml.runtime.nodes.torchrun.child import UNFIT
 
         self._environ[UNFIT] = unfit
 
     def _fetch_checkpoints(self) -> None:
         """From another run, and where no folder outlives the attempt, from the run's store."""
         if "BATCHML_RESUME" in self._environ and self._env.is_run and self._trial is None:
-            from batchml.runtime.resuming import resume
+            from batchml.runtime.checkpoint.resume import resume
 
             resume(self._env, self._environ, self._output.say, self._signals.check)
         if is_kept(self._env) and self._trial is None:
-            from batchml.runtime.checkpoint_keep import fetch
+            from batchml.runtime.checkpoint.remote import fetch
 
             fetch(self._env, self._environ, self._output.say)
 
@@ -287,7 +305,7 @@ class _Attempt:
         if not verdict.is_said:
             self._output.say(f"batchml: {verdict.why}")
         if verdict.news and not self._signals.stop_asked:
-            from batchml.runtime.gang_child import told_main
+            from batchml.runtime.nodes.torchrun.child import told_main
 
             told_main(self._environ, verdict.news, self._signals.stops_within)
 
@@ -306,12 +324,12 @@ class _Attempt:
         """The supervisor that is started instead of the command; None where that is simply run."""
         if self._plan is None:
             return None
-        from batchml.runtime.gang_child import led
+        from batchml.runtime.nodes.torchrun.child import led
 
         return led(self._plan, self._command, self._environ, self._temporary.path())
 
     def _look_after(self, led: Led, pid: int, running: Running, companions: Companions) -> None:
-        from batchml.runtime.gang_child import Frozen
+        from batchml.runtime.nodes.torchrun.child import Frozen
 
         running.led_by(pid, led.asked, led.makes_stop_file)
         companions.add("the watch of the supervisor", lambda: Frozen(pid, running.say))
@@ -324,22 +342,22 @@ class _Attempt:
 def _companions(running: Running) -> Companions:
     companions = Companions(running.say)
     if running.env.is_run:
-        from batchml.runtime.health import has_gpus
-        from batchml.runtime.limits import Guard
-        from batchml.runtime.metrics import Relay
-        from batchml.runtime.notice import Notice
-        from batchml.runtime.usage import Usage
+        from batchml.runtime.health.gate import has_gpus
+        from batchml.runtime.telemetry.budget import Guard
+        from batchml.runtime.telemetry.metrics import Relay
+        from batchml.runtime.telemetry.spot import Notice
+        from batchml.runtime.telemetry.usage import Usage
 
         companions.add("the money guard", lambda: Guard(running))
         companions.add("the relay of metrics", lambda: Relay(running))
         companions.add("the use of the machine", lambda: Usage(running))
         companions.add("the watch for notices", lambda: Notice(running))
         if is_kept(running.env):
-            from batchml.runtime.checkpoint_keep import Keeper
+            from batchml.runtime.checkpoint.remote import Keeper
 
             companions.add("the keeper of checkpoints", lambda: Keeper(running))
         if has_gpus(running.environ):
-            from batchml.runtime.health_xid import Watch
+            from batchml.runtime.health.xid import Watch
 
             companions.add("the watch of the GPUs", lambda: Watch(running))
     return companions

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from batchml.model.names import is_key
-from batchml.runtime.store import Store
+from batchml.runtime.storage.store import Store
 
 FOLDER = "asks/"
 

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from batchml.clock import Clock
 from batchml.errors import AccessError, BatchmlError, ServiceError, ServiceUnreachable
-from batchml.runtime.store import StoreError
+from batchml.runtime.storage.store import StoreError
 
 _TOO_MANY = 429  # the HTTP status of a call that was throttled
 

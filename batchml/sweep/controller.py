@@ -15,11 +15,10 @@ from batchml.clock import Clock
 from batchml.errors import BatchmlError, ConfigError
 from batchml.model.names import new_key
 from batchml.model.sweep import Limits, SweepSpec
-from batchml.runtime import manifest
-from batchml.runtime.board import COURSE, CUTOFFS, wave_key
-from batchml.runtime.course import BadCourse, Course
-from batchml.runtime.judge import Cutoffs
-from batchml.runtime.store import Store, StoreError
+from batchml.runtime.protocol import manifest
+from batchml.runtime.protocol.rungs import Cutoffs
+from batchml.runtime.protocol.sweep_store import COURSE, CUTOFFS, BadCourse, Course, wave_key
+from batchml.runtime.storage.store import Store, StoreError
 from batchml.sweep import asking, budgets, deciding, inbox, notices, plan, signals
 from batchml.sweep.answering import answer
 from batchml.sweep.bearing import Bearing, reached

@@ -11,8 +11,13 @@ from math import isfinite
 
 from batchml.model.sweep import SweepSpec
 from batchml.model.trial import Trial, TrialState
-from batchml.runtime.judge import MEDIAN_AFTER, MEDIAN_OTHERS, Cutoffs
-from batchml.runtime.rungs import rung_passed, rung_steps
+from batchml.runtime.protocol.rungs import (
+    MEDIAN_AFTER,
+    MEDIAN_OTHERS,
+    Cutoffs,
+    rung_passed,
+    rung_steps,
+)
 
 _MOST_MEDIANS = 64  # steps that have one: a training of 10,000 steps needs no more
 

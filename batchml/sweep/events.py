@@ -37,7 +37,7 @@ class Submitted(Struct, frozen=True, tag="submitted"):
 
 
 class Told(Struct, frozen=True, tag="told"):
-    """What a trial said of itself: a message of `runtime/messages.py`, as it is."""
+    """What a trial said of itself: a message of `runtime/protocol/messages.py`, as it is."""
 
     message: dict[str, Any]
 

@@ -36,7 +36,7 @@ def write_journal(path: Path, name: str, spec: SweepSpec, state: SweepState, now
 
     Optuna would append to a file that is there, and have every trial twice; so does nobody here.
     """
-    from batchml.runtime.files import write_atomically
+    from batchml.runtime.storage.files import write_atomically
 
     trials = sorted(state.trials.values(), key=lambda trial: trial.number)
     lines = (json.dumps(each, separators=(",", ":")) for each in journal(name, spec, trials, now))

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from batchml.runtime.board import INBOX
-from batchml.runtime.messages import read
-from batchml.runtime.store import Store
+from batchml.runtime.protocol.messages import read
+from batchml.runtime.protocol.sweep_store import INBOX
+from batchml.runtime.storage.store import Store
 from batchml.sweep.many import first_keys, get_many
 
 MOST = 1000  # messages of one round

@@ -13,7 +13,7 @@ import msgspec
 from batchml.model.space import is_discrete
 from batchml.model.sweep import SweepSpec
 from batchml.model.trial import Report, Trial, TrialState
-from batchml.runtime.rungs import rung_steps
+from batchml.runtime.protocol.rungs import rung_steps
 from batchml.sweep.kernels import Axis, Places, axes, places
 from batchml.sweep.points import key
 

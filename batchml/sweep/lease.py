@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from batchml.clock import Clock
-from batchml.runtime.store import Store, StoreError
+from batchml.runtime.storage.store import Store, StoreError
 from batchml.sweep.ledger import Fenced
 
 AWS_LIFE, LOCAL_LIFE = 90.0, 15.0  # seconds after the last renewal

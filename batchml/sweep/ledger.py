@@ -19,7 +19,7 @@ from contextlib import suppress
 import msgspec
 
 from batchml.errors import BatchmlError
-from batchml.runtime.store import Store, StoreError
+from batchml.runtime.storage.store import Store, StoreError
 from batchml.sweep.events import Event
 from batchml.sweep.many import get_many
 from batchml.sweep.state import SweepState

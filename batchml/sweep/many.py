@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from batchml.runtime.store import Store
+from batchml.runtime.storage.store import Store
 
 
 @runtime_checkable

@@ -9,7 +9,7 @@ from hashlib import blake2b
 from batchml.model.array import MAX_ARRAY
 from batchml.model.sweep import SweepSpec
 from batchml.model.trial import Trial, TrialState
-from batchml.runtime.manifest import Entry
+from batchml.runtime.protocol.manifest import Entry
 from batchml.sweep.book import Book
 from batchml.sweep.cutoffs import levels
 from batchml.sweep.events import Planned, Wave

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from batchml.runtime.board import DEADLINE, STOP_ALL, deadline_key, stop_key
-from batchml.runtime.store import Store
+from batchml.runtime.protocol.sweep_store import DEADLINE, STOP_ALL, deadline_key, stop_key
+from batchml.runtime.storage.store import Store
 
 
 def call_off(board: Store, why: str) -> None:

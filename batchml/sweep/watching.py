@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from batchml.model.status import JobStatus
 from batchml.model.trial import Trial, TrialState
-from batchml.runtime.claim import DUPLICATE
+from batchml.runtime.protocol.exit_codes import DUPLICATE
 from batchml.sweep.book import Book
 from batchml.sweep.events import Seen
 from batchml.sweep.jobs import MAX_LOOK, Child, Jobs, Look

@@ -10,9 +10,9 @@ from batchml.aws.objects import BucketStore
 from batchml.aws.session import Access, Session
 from batchml.client.sweeping.boards import Board, BoardError
 from batchml.model.trial import TrialState
-from batchml.runtime import messages
-from batchml.runtime.messages import Sender, message_key
-from batchml.runtime.store import FolderStore, Store, StoreError, open_store
+from batchml.runtime.protocol import messages
+from batchml.runtime.protocol.messages import Sender, message_key
+from batchml.runtime.storage.store import FolderStore, Store, StoreError, open_store
 from batchml.sweep import inbox
 from batchml.sweep.events import Noticed, Planned, Told, Wave
 from batchml.sweep.lease import Held, Lease, Owner, Refused

@@ -18,7 +18,7 @@ from batchml.local.shapes import problems
 from batchml.model.launching import launch_plan
 from batchml.model.run import Run
 from batchml.ops.jobs import load_job
-from batchml.runtime.launch import Plan
+from batchml.runtime.protocol.launch import Plan
 from tests.contract.rig import Rig, furnish
 
 COMMON = """

@@ -25,8 +25,8 @@ from batchml.local.home import Endpoint, Home
 from batchml.local.images import publish
 from batchml.local.messages import Started
 from batchml.local.state import Job, Nodes
-from batchml.runtime.lines import parse_mark
 from batchml.runtime.processes import descendants, send
+from batchml.runtime.protocol.log_marks import parse_mark
 from tests.conftest import client_for, define, identity_of, wait_for, wait_for_job
 from tests.contract.executor_rig import IMAGE, Rig, attempt_of, docker, job_of, need_engine
 from tests.e2e.conftest import Cli, write_job

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from batchml.local.home import Home
-from batchml.runtime.launch import TORCHRUN, Plan
+from batchml.runtime.protocol.launch import TORCHRUN, Plan
 from tests.conftest import wait_for, wait_for_job
 from tests.e2e.test_multinode import NAMESPACES, Cluster, namespaces, needs_namespaces
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from batchml.runtime.launch import TORCHRUN, Plan
-from batchml.runtime.lines import parse_mark
+from batchml.runtime.protocol.launch import TORCHRUN, Plan
+from batchml.runtime.protocol.log_marks import parse_mark
 from tests.conftest import define, wait_for_job
 
 ROOT = str(Path(__file__).parents[2])

@@ -13,7 +13,7 @@ import pytest
 
 from batchml.local.images import reference
 from batchml.ops.images import read_recipe
-from batchml.runtime.lines import parse_mark
+from batchml.runtime.protocol.log_marks import parse_mark
 from tests.contract.executor_rig import IMAGE as BASE
 from tests.contract.executor_rig import docker, need_engine
 from tests.e2e.conftest import Cli

@@ -177,7 +177,7 @@ def test_input_output_and_code_pass_and_a_killed_client_leaves_nothing(
     client = cli.watch("shell", job_id, "--", "sh", "-c", script)
     wait_for(lambda: len(having(mark)) == 2, "both run inside")
     seat = find_seat(place, job_id)
-    counted = "from batchml.runtime import seats; import os; print(seats.count(os.environ))"
+    counted = "from batchml.runtime.exec.prompt import count; import os; print(count(os.environ))"
     python = ("python3", "-c", counted)
     assert ask_inside(place, seat, ("true",)).code == 0
     root = Path(__file__).parents[2]

@@ -14,8 +14,8 @@ from batchml.clock import SystemClock
 from batchml.local import control
 from batchml.local.executors.supervisor import NO_EVIDENCE, RUNNER_LOST
 from batchml.local.home import Home
-from batchml.runtime.files import read_json
 from batchml.runtime.processes import send
+from batchml.runtime.storage.files import read_json
 from tests.conftest import client_for, define, processes_of, wait_for, wait_for_job
 from tests.unit.test_processes import is_alive
 

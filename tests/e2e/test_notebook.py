@@ -20,7 +20,7 @@ from tests.browser import Browser, browser
 from tests.e2e.conftest import Cli
 from tests.jupyter import LIMIT, run_cell, shown_until, until
 
-WHERE = ("python", "-m", "batchml.runtime.notebook", "where")
+WHERE = ("python", "-m", "batchml.runtime.sessions.notebook", "where")
 
 WRITES = """
 import os

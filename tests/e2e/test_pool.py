@@ -15,8 +15,8 @@ from batchml.local.executors import cgroup
 from batchml.local.executors.supervisor import NO_EVIDENCE, RUNNER_LOST
 from batchml.local.home import Endpoint, Home
 from batchml.local.reset import forget
-from batchml.runtime.files import read_json
 from batchml.runtime.processes import send, start_time
+from batchml.runtime.storage.files import read_json
 from tests.conftest import client_for, define, processes_of, reboot, wait_for, wait_for_job
 from tests.unit.test_processes import is_alive
 

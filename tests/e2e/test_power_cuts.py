@@ -24,8 +24,8 @@ from batchml.local.home import Home
 from batchml.local.lifecycle import CONTAINER_EXITED, STOPPED_EARLY
 from batchml.local.machine import read_machine
 from batchml.local.store import Store
-from batchml.runtime.files import read_json
 from batchml.runtime.processes import boot_id, send
+from batchml.runtime.storage.files import read_json
 from tests.conftest import client_for, define, processes_of, reboot, wait_for, wait_for_job
 from tests.contract.generate import TORTURE
 from tests.e2e.load import JOB, Client, Load, Told

@@ -45,7 +45,7 @@ def supervisors(home: Home) -> list[int]:
         told = dict(each.partition(b"=")[::2] for each in environ)
         is_ours = told.get(b"BATCHML_WORKSPACE", b"").startswith(os.fsencode(home.root))
         is_worker = b'"role":"worker"' in told.get(b"BATCHML_LAUNCH", b"")
-        if is_ours and is_worker and b"batchml.runtime.raygang" in words:
+        if is_ours and is_worker and b"batchml.runtime.nodes.ray.main" in words:
             found.append(int(entry))
     return found
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from batchml.local.home import Home
-from batchml.runtime.files import write_atomically
+from batchml.runtime.storage.files import write_atomically
 from tests.conftest import define, wait_for, wait_for_job
 from tests.contract.generate import TORTURE
 from tests.e2e.worlds import Worlds

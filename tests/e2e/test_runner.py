@@ -23,8 +23,8 @@ from batchml.local.executors.attempt_files import until_it_works
 from batchml.local.executors.remains import tagged
 from batchml.local.executors.runner import INLINE
 from batchml.ops.explain.clues import of_reason
-from batchml.runtime.lines import LineSplitter
 from batchml.runtime.processes import send, start_time
+from batchml.runtime.protocol.log_marks import LineSplitter
 from tests.conftest import wait_for
 from tests.unit.test_processes import is_alive
 

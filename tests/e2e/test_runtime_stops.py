@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from batchml.clock import SystemClock
-from batchml.runtime.lines import parse_mark
 from batchml.runtime.processes import descendants
+from batchml.runtime.protocol.log_marks import parse_mark
 from tests.conftest import wait_for
 from tests.contract.generate import TORTURE
 from tests.e2e.test_system_calls import can_trace

@@ -36,7 +36,7 @@ from batchml.local.state import Attempt, Job, Machine, Needs, Spec, empty
 from batchml.local.store import Store
 from batchml.local.wire import Refused
 from batchml.model.status import JobStatus
-from batchml.runtime.files import read_json, write_json
+from batchml.runtime.storage.files import read_json, write_json
 from tests.conftest import client_for, define, wait_for, wait_for_job
 from tests.unit.test_processes import is_alive
 

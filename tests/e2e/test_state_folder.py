@@ -16,8 +16,8 @@ from batchml.local import control
 from batchml.local.executors.supervisor import COPIED
 from batchml.local.home import Home
 from batchml.local.reset import forget
-from batchml.runtime.files import read_json
 from batchml.runtime.processes import send
+from batchml.runtime.storage.files import read_json
 from tests.conftest import client_for, define, processes_of, wait_for, wait_for_job
 from tests.e2e.conftest import Cli
 from tests.needs import unavailable

@@ -16,7 +16,7 @@ import pytest
 
 from batchml.client.sweeping.boards import Board
 from batchml.model.trial import TrialState
-from batchml.runtime.store import FolderStore
+from batchml.runtime.storage.store import FolderStore
 from batchml.sweep.ledger import Ledger
 from batchml.sweep.state import SweepState
 from tests.contract.executor_rig import IMAGE, need_engine

@@ -14,7 +14,7 @@ from batchml.local.home import Endpoint, Home
 from batchml.model.job import JobSpec
 from batchml.model.status import JobStatus
 from batchml.model.sweep import Goal, Limits, SweepSpec
-from batchml.runtime.store import FolderStore
+from batchml.runtime.storage.store import FolderStore
 from batchml.settings import load_settings
 from batchml.sweep.events import Wave
 from batchml.sweep.jobs import Look

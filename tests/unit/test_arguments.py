@@ -1,4 +1,4 @@
-"""`batchml.runtime.arguments`: how parameters become words of a command, and variables."""
+"""`batchml.runtime.protocol.variables`: how parameters become words of a command, and variables."""
 
 import argparse
 import json
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchml.runtime.arguments import (
+from batchml.runtime.protocol.variables import (
     fill,
     placeholders,
     takes,

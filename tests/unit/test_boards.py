@@ -22,7 +22,7 @@ from batchml.client.sweeping.freezing import SPEC, Frozen, read_frozen, write_fr
 from batchml.errors import BatchmlError, ConfigError, NotFound, UsageError
 from batchml.model.names import new_key
 from batchml.model.sweep import Dimension, Goal, SweepSpec
-from batchml.runtime.store import StoreError
+from batchml.runtime.storage.store import StoreError
 from batchml.settings import load_settings
 from tests.fakes import FakeClock
 from tests.s3 import BUCKET, KEYS, moto_s3

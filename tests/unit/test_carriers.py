@@ -18,8 +18,8 @@ from batchml.errors import NotFound, UsageError
 from batchml.model.run import Run
 from batchml.model.status import JobStatus
 from batchml.model.workspace import Progress
-from batchml.runtime.carrier import DONE, ORDER, UNDER_WAY
-from batchml.runtime.carry_book import COMPLETE
+from batchml.runtime.transfer.manifest import COMPLETE
+from batchml.runtime.transfer.worker import DONE, ORDER, UNDER_WAY
 from batchml.settings import load_settings
 from tests.fakes import FakeClock
 from tests.scripted import ScriptedSession

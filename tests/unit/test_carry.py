@@ -15,15 +15,18 @@ from pathlib import Path
 import pytest
 from hypothesis import assume, given, settings
 
-from batchml.runtime import carry, carry_archive, carry_book, carry_place
-from batchml.runtime.carry_archive import archive, free, plan
-from batchml.runtime.carry_book import COMPLETE, read_book
-from batchml.runtime.carry_crew import Account, Progress
-from batchml.runtime.carry_receive import FolderSource, Full, receive
-from batchml.runtime.carry_restore import Incomplete, lacking, restore, verify
-from batchml.runtime.carry_tree import PARTS, CarryError, Entry, Tree, from_line, to_line
-from batchml.runtime.carry_vaults import FolderVault, key_of, open_vault
-from batchml.runtime.store import StoreError
+from batchml.runtime.storage.store import StoreError
+from batchml.runtime.transfer import archive as carry_archive
+from batchml.runtime.transfer import files as carry_place
+from batchml.runtime.transfer import main as carry
+from batchml.runtime.transfer import manifest as carry_book
+from batchml.runtime.transfer.archive import archive, free, plan
+from batchml.runtime.transfer.backends import FolderVault, key_of, open_vault
+from batchml.runtime.transfer.manifest import COMPLETE, read_book
+from batchml.runtime.transfer.parallel import Account, Progress
+from batchml.runtime.transfer.receive import FolderSource, Full, receive
+from batchml.runtime.transfer.restore import Incomplete, lacking, restore, verify
+from batchml.runtime.transfer.tree import PARTS, CarryError, Entry, Tree, from_line, to_line
 from tests.contract.generate import TORTURE
 from tests.trees import Node, Seen, file, make, seen, trees
 

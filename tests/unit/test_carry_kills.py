@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from batchml.runtime import carry
-from batchml.runtime.carry_archive import archive
-from batchml.runtime.carry_receive import FolderSource, receive
-from batchml.runtime.carry_restore import Incomplete, restore
-from batchml.runtime.carry_tree import Tree
-from batchml.runtime.carry_vaults import FolderVault
+from batchml.runtime.transfer import main as carry
+from batchml.runtime.transfer.archive import archive
+from batchml.runtime.transfer.backends import FolderVault
+from batchml.runtime.transfer.receive import FolderSource, receive
+from batchml.runtime.transfer.restore import Incomplete, restore
+from batchml.runtime.transfer.tree import Tree
 from tests.contract.generate import TORTURE
 from tests.e2e.test_system_calls import can_trace
 from tests.trees import Node, Seen, file, make, seen
@@ -34,18 +34,19 @@ _FAULTS = {"openat": "EMFILE", "pwrite64": "ENOSPC", "write": "ENOSPC", "fsync":
 # What is needed is imported before the mark. One file at a time: points have to be found again.
 PROGRAM = """
 import os, sys
-from batchml.runtime import carry, carry_crew, leftovers, carry_receive, carry_tree, carry_restore
+from batchml.runtime.entry import folders
+from batchml.runtime.transfer import main, parallel, receive, restore, tree
 import concurrent.futures, concurrent.futures.thread, fcntl, hashlib, tempfile
-carry_crew.AT_ONCE = 1
+parallel.AT_ONCE = 1
 top, there, vault = sys.argv[1:]
 try:
     os.mkdir("/proc/begin")
 except OSError:
     pass
 if vault == "-":
-    source = carry_receive.FolderSource(carry_tree.Tree(top), "")
-    sys.exit(bool(carry_receive.receive(source, carry_tree.Tree(there)).missing))
-sys.exit(carry.main(["archive", vault, there, "--delete"], {}, lambda text: None))
+    source = receive.FolderSource(tree.Tree(top), "")
+    sys.exit(bool(receive.receive(source, tree.Tree(there)).missing))
+sys.exit(main.main(["archive", vault, there, "--delete"], {}, lambda text: None))
 """
 TREE: Seen = {
     b"a/x": file("new x" * 1000),

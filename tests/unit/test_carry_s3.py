@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from batchml.runtime import carry_s3
-from batchml.runtime.carry_archive import archive, free
-from batchml.runtime.carry_book import COMPLETE, read_book
-from batchml.runtime.carry_crew import Account, Progress
-from batchml.runtime.carry_restore import restore, verify
-from batchml.runtime.carry_s3 import S3Vault
-from batchml.runtime.carry_tree import Tree
+from batchml.runtime.transfer import backends as carry_s3
+from batchml.runtime.transfer.archive import archive, free
+from batchml.runtime.transfer.backends import S3Vault
+from batchml.runtime.transfer.manifest import COMPLETE, read_book
+from batchml.runtime.transfer.parallel import Account, Progress
+from batchml.runtime.transfer.restore import restore, verify
+from batchml.runtime.transfer.tree import Tree
 from tests.s3 import BUCKET, KEYS, client, moto_s3
 from tests.trees import Node, Seen, file, make, seen
 from tests.unit.test_carry import Cut, cut_after

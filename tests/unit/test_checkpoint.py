@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchml.runtime import checkpoint
-from batchml.runtime.checkpoint_files import Entry, doomed, entries, trouble
-from batchml.runtime.checkpoint_term import FENCE, Term, take
+from batchml.runtime.checkpoint.fence import FENCE, Term, take
+from batchml.runtime.checkpoint.layout import Entry, doomed, entries, trouble
 
 
 @pytest.fixture(autouse=True)

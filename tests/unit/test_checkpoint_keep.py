@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from batchml.runtime import checkpoint
-from batchml.runtime.checkpoint_keep import LATEST, Kept, bring
-from batchml.runtime.checkpoint_term import Term
-from batchml.runtime.env import RuntimeEnv
-from batchml.runtime.folders import Temporary, arrange, is_kept
-from batchml.runtime.resuming import VARIABLE, Told, resume
-from batchml.runtime.store import FolderStore, StoreError, open_store
+from batchml.runtime.checkpoint.fence import Term
+from batchml.runtime.checkpoint.remote import LATEST, Kept, bring
+from batchml.runtime.checkpoint.resume import VARIABLE, Told, resume
+from batchml.runtime.entry.folders import Temporary, arrange, is_kept
+from batchml.runtime.protocol.variables import RuntimeEnv
+from batchml.runtime.storage.store import FolderStore, StoreError, open_store
 from tests.s3 import BUCKET, KEYS, client, moto_s3
 
 ROOT = str(Path(__file__).parents[2])

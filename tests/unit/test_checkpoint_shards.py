@@ -10,8 +10,8 @@ from threading import Barrier, Event
 import pytest
 
 from batchml.runtime import checkpoint
-from batchml.runtime.checkpoint_shards import KEPT_APART, Shards, are_apart, launch_of
-from batchml.runtime.checkpoint_term import Term, take
+from batchml.runtime.checkpoint.fence import Term, take
+from batchml.runtime.checkpoint.sharded import KEPT_APART, Shards, are_apart, launch_of
 from tests.fakes import FakeClock
 
 Writer = Callable[[int, Path], object]

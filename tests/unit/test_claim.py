@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from batchml.runtime.claim import claim, refusal
-from batchml.runtime.env import RuntimeEnv
-from batchml.runtime.store import FolderStore, StoreError
+from batchml.runtime.entry.fetch import claim, refusal
+from batchml.runtime.protocol.variables import RuntimeEnv
+from batchml.runtime.storage.store import FolderStore, StoreError
 
 
 def env(job_id: str, **more: str) -> RuntimeEnv:

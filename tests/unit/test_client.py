@@ -12,7 +12,7 @@ from batchml.model.job import JobSpec, Resources
 from batchml.ops.code import keep, pack
 from batchml.ops.jobs import find_image, find_job, load_job
 from batchml.ops.submit import Capacity, fit
-from batchml.runtime.code import unpack
+from batchml.runtime.entry.fetch import unpack
 from batchml.settings import load_settings
 
 # --- settings -------------------------------------------------------------------------------

@@ -15,10 +15,10 @@ from batchml.model.names import KEY_LENGTH
 from batchml.model.status import JobStatus
 from batchml.model.sweep import Confirm, Dimension
 from batchml.model.trial import TrialState
-from batchml.runtime import messages
-from batchml.runtime.board import COURSE, CUTOFFS, deadline_in
-from batchml.runtime.judge import Cutoffs
-from batchml.runtime.store import FolderStore
+from batchml.runtime.protocol import messages
+from batchml.runtime.protocol.rungs import Cutoffs
+from batchml.runtime.protocol.sweep_store import COURSE, CUTOFFS, deadline_in
+from batchml.runtime.storage.store import FolderStore
 from batchml.sweep import asking, signals
 from batchml.sweep.jobs import Look
 from batchml.sweep.ledger import Fenced

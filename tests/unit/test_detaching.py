@@ -22,7 +22,7 @@ from batchml.local.executors import controller as local
 from batchml.model.job import JobSpec
 from batchml.model.sweep import Dimension, Goal, Limits, SweepSpec
 from batchml.resources import shipped
-from batchml.runtime.store import FolderStore
+from batchml.runtime.storage.store import FolderStore
 from tests.fakes import FakeClock
 from tests.models import faults
 

@@ -315,7 +315,7 @@ def test_a_session_that_breaks_off_while_the_run_goes_on_is_no_exit_code(
 ) -> None:
     aws.place.clock.sleep(0)
     monkeypatch.setenv("FAKE_CUT", "1")
-    with pytest.raises(NoDoor, match=r"no batchml\.runtime\.inside"):
+    with pytest.raises(NoDoor, match=r"no batchml\.runtime\.exec"):
         ask_inside(aws.place, aws.seat(), ("true",))
 
 
@@ -327,7 +327,7 @@ def test_an_image_without_our_runtime_has_a_plain_shell(
     assert run_inside(aws.place, aws.seat(), words, tty=False) == 5
     out, err = capfd.readouterr()
     assert out == "a  'b'\n" and "the container's own shell" in err
-    with pytest.raises(NoDoor, match=r"batchml\.runtime\.inside"):
+    with pytest.raises(NoDoor, match=r"batchml\.runtime\.exec"):
         ask_inside(aws.place, aws.seat(), ("true",))
 
 

@@ -21,7 +21,7 @@ from batchml.ops.explain import clues
 from batchml.ops.explain.failing import Ended, why_ended
 from batchml.ops.explain.ranks import of_first
 from batchml.ops.explain.words import Words, memory, minutes, own_image
-from batchml.runtime.codes import LOG_TOO_LARGE
+from batchml.runtime.protocol.exit_codes import LOG_TOO_LARGE
 from tests.explain_world import DEV, ID, NOW, OTHER, Aws, World, ago, job, log
 
 EXITED = "Essential container in task exited"

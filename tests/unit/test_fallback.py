@@ -41,9 +41,9 @@ from batchml.ops.fallback import Mover, Plan, Plans, Step, decide, encode, next_
 from batchml.ops.history import History
 from batchml.ops.search import Wanted, search
 from batchml.ops.watch import Ended, Progress
-from batchml.runtime.claim import claim
-from batchml.runtime.env import RuntimeEnv
-from batchml.runtime.store import FolderStore
+from batchml.runtime.entry.fetch import claim
+from batchml.runtime.protocol.variables import RuntimeEnv
+from batchml.runtime.storage.store import FolderStore
 from batchml.settings import load_settings
 from tests.fakes import FakeClock
 from tests.scripted import ScriptedSession

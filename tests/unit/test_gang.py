@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from batchml.runtime.launch import MAIN, TORCHRUN, Plan
-from batchml.runtime.lines import parse_mark
 from batchml.runtime.processes import descendants
+from batchml.runtime.protocol.launch import MAIN, TORCHRUN, Plan
+from batchml.runtime.protocol.log_marks import parse_mark
 from tests.conftest import wait_for
 from tests.nvml_fake import build
 from tests.unit.test_processes import is_alive
@@ -442,7 +442,7 @@ def test_a_gpu_that_breaks_on_one_node_ends_all_to_be_tried_elsewhere(
 ) -> None:
     """The driver's library is one that says so once a file is there."""
     (tmp_path / "sitecustomize.py").write_text(
-        "import batchml.runtime.nvml; batchml.runtime.nvml.DEVICE = '/dev/null'"
+        "import batchml.runtime.telemetry.gpus; batchml.runtime.telemetry.gpus.DEVICE = '/dev/null'"
     )
     given = {
         "NVIDIA_VISIBLE_DEVICES": "GPU-aaaa",

@@ -2,8 +2,7 @@
 
 import pytest
 
-from batchml.runtime.gang_command import BadCommand, RankCommand, rank_command
-from batchml.runtime.ranks_env import (
+from batchml.runtime.nodes.torchrun.rank_env import (  # fmt: skip
     Place,
     cores_here,
     interface_of,
@@ -11,7 +10,8 @@ from batchml.runtime.ranks_env import (
     own_address,
     processes_here,
     rank_environment,
-)  # fmt: skip
+)
+from batchml.runtime.nodes.torchrun.settings import BadCommand, RankCommand, rank_command
 
 
 def command(*words: str, nodes: int = 2) -> RankCommand:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as some
 
-from batchml.runtime.codes import CRASH_LOOP, STOPPED, TRY_ELSEWHERE
-from batchml.runtime.gang_events import (
+from batchml.runtime.nodes.torchrun.coordinator import failure_of
+from batchml.runtime.nodes.torchrun.restarts import EXIT, LOST, SIGNAL, Past
+from batchml.runtime.nodes.torchrun.rules import (
     Action,
     Asked,
     Begin,
@@ -27,12 +28,13 @@ from batchml.runtime.gang_events import (
     RankExited,
     Record,
     Say,
+    State,
     StopRanks,
     Tick,
+    begin,
+    step,
 )
-from batchml.runtime.gang_main import failure_of
-from batchml.runtime.gang_rules import State, begin, step
-from batchml.runtime.generations import EXIT, LOST, SIGNAL, Past
+from batchml.runtime.protocol.exit_codes import CRASH_LOOP, STOPPED, TRY_ELSEWHERE
 
 TWO = Limits(nodes=2, start_within=100, regroup=60, gone=10, hang_after=50)
 NODES = (Node(0, 2, "10.0.0.1"), Node(1, 2, "10.0.0.2"))

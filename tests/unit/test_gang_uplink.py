@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from batchml.runtime.gang_child import Frozen
-from batchml.runtime.gang_main import Beats, Identity
-from batchml.runtime.gang_node import memory_kills
-from batchml.runtime.gang_place import until_untold
-from batchml.runtime.gang_uplink import Patience, Uplink
-from batchml.runtime.gang_wire import Gone, call, ports
+from batchml.runtime.nodes.torchrun.agent import memory_kills
+from batchml.runtime.nodes.torchrun.child import Frozen
+from batchml.runtime.nodes.torchrun.coordinator import Beats, Identity
+from batchml.runtime.nodes.torchrun.link import Gone, call, ports
+from batchml.runtime.nodes.torchrun.settings import until_untold
+from batchml.runtime.nodes.torchrun.uplink import Patience, Uplink
 
 ALL = ports("key")
 

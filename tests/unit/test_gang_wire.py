@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from batchml.runtime.gang_wire import (
+from batchml.runtime.nodes.torchrun.link import (  # fmt: skip
     MEASURED,
     Gone,
     Greeting,
@@ -17,7 +17,7 @@ from batchml.runtime.gang_wire import (
     join,
     ports,
     proof,
-)  # fmt: skip
+)
 
 TOKEN = "00112233445566778899aabbccddeeff"
 

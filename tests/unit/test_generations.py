@@ -5,9 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from batchml.runtime.codes import CRASH_LOOP
-from batchml.runtime.files import write_atomically
-from batchml.runtime.generations import (
+from batchml.runtime.nodes.torchrun.restarts import (  # fmt: skip
     DONE,
     EXIT,
     HANG,
@@ -21,8 +19,10 @@ from batchml.runtime.generations import (
     Past,
     closed,
     judge,
-)  # fmt: skip
-from batchml.runtime.store import FolderStore
+)
+from batchml.runtime.protocol.exit_codes import CRASH_LOOP
+from batchml.runtime.storage.files import write_atomically
+from batchml.runtime.storage.store import FolderStore
 
 
 def past(*kinds: str, code: int = 1) -> list[Past]:

@@ -40,9 +40,9 @@ from batchml.ops.search import Found, Wanted, matches
 from batchml.ops.select import select_run
 from batchml.ops.submit import Capacity, Interrupted
 from batchml.ops.unsent import Unsent
-from batchml.runtime.launch import HEAD, TOKEN, VCPUS, WORKER, Plan, Workers
-from batchml.runtime.ray_batch import attempts_of
-from batchml.runtime.ray_head import REASON
+from batchml.runtime.nodes.ray.batch_api import attempts_of
+from batchml.runtime.nodes.ray.head import REASON
+from batchml.runtime.protocol.launch import HEAD, TOKEN, VCPUS, WORKER, Plan, Workers
 from tests.fakes import FakeClock
 from tests.models import faults
 from tests.unit.test_submission import Aws, place_in, write

@@ -10,10 +10,8 @@ import pytest
 
 from batchml.model.job import Health
 from batchml.model.launching import HEALTH, health_variable
-from batchml.runtime import health_checks as checks
-from batchml.runtime.env import RuntimeEnv
-from batchml.runtime.health import VARIABLE, Settings, gate
-from batchml.runtime.health_checks import (
+from batchml.runtime.health import checks
+from batchml.runtime.health.checks import (
     MONITOR,
     NOT_CHECKED,
     OK,
@@ -26,10 +24,12 @@ from batchml.runtime.health_checks import (
     within,
     worst,
 )
-from batchml.runtime.health_deep import check as check_deeply
-from batchml.runtime.health_deep import read as read_probe
-from batchml.runtime.hosts import host_id
-from batchml.runtime.store import FolderStore
+from batchml.runtime.health.deep import check as check_deeply
+from batchml.runtime.health.deep import read as read_probe
+from batchml.runtime.health.gate import VARIABLE, Settings, gate
+from batchml.runtime.health.host_records import host_id
+from batchml.runtime.protocol.variables import RuntimeEnv
+from batchml.runtime.storage.store import FolderStore
 
 
 class Lab:

@@ -14,10 +14,10 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 from botocore.validate import ParamValidator
 
-from batchml.runtime.env import RuntimeEnv
-from batchml.runtime.health import VARIABLE, gate
-from batchml.runtime.health_drain import allowed, drain
-from batchml.runtime.store import FolderStore
+from batchml.runtime.health.drain import allowed, drain
+from batchml.runtime.health.gate import VARIABLE, gate
+from batchml.runtime.protocol.variables import RuntimeEnv
+from batchml.runtime.storage.store import FolderStore
 
 NOW = 1_800_000_000.0
 CLUSTER = "arn:aws:ecs:eu-west-1:123456789012:cluster/AWSBatch-batchml-dev-gpu-0"

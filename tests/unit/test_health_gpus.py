@@ -6,14 +6,22 @@ from typing import Any
 
 import pytest
 
-from batchml.runtime.env import RuntimeEnv
-from batchml.runtime.health_checks import MONITOR, NOT_CHECKED, OK, REPLACE, RETRY, Check, worst
-from batchml.runtime.health_gpus import check
-from batchml.runtime.health_xid import BROKEN, PROGRAMS, SILENT, Watch, judge
-from batchml.runtime.hosts import Books
-from batchml.runtime.nvml import RECOVERY_EVENT, XID_EVENT, Nvml, NvmlError, handles
-from batchml.runtime.store import FolderStore, Store
-from batchml.runtime.usage_gpus import Gpus, by_process, together
+from batchml.runtime.health.checks import MONITOR, NOT_CHECKED, OK, REPLACE, RETRY, Check, worst
+from batchml.runtime.health.gpus import check
+from batchml.runtime.health.host_records import Books
+from batchml.runtime.health.xid import BROKEN, PROGRAMS, SILENT, Watch, judge
+from batchml.runtime.protocol.variables import RuntimeEnv
+from batchml.runtime.storage.store import FolderStore, Store
+from batchml.runtime.telemetry.gpus import (
+    RECOVERY_EVENT,
+    XID_EVENT,
+    Gpus,
+    Nvml,
+    NvmlError,
+    by_process,
+    handles,
+    together,
+)
 from tests.nvml_fake import FakeDriver, build
 
 BOTH = {"NVIDIA_VISIBLE_DEVICES": "GPU-aaaa,GPU-bbbb"}

@@ -17,7 +17,7 @@ from batchml.local.messages import Begin, Effect, Launch, SaveJob, SaveSpec
 from batchml.local.state import Job
 from batchml.local.store import Store
 from batchml.model.status import JobStatus
-from batchml.runtime.files import write_json
+from batchml.runtime.storage.files import write_json
 from tests.contract.executor_rig import attempt_of, job_of
 
 COPIES = "is a copy of"

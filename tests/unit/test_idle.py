@@ -8,9 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchml.runtime.hold import hold, left_in, remember_folder
-from batchml.runtime.idle import Idle, Life, cost_words, last_words, limit_of, spelled
-from batchml.runtime.prompt import prompted
+from batchml.runtime.exec.prompt import prompted
+from batchml.runtime.sessions.alloc import (
+    Idle,
+    Life,
+    cost_words,
+    hold,
+    last_words,
+    left_in,
+    limit_of,
+    remember_folder,
+    spelled,
+)
 from tests.fakes import FakeClock
 
 HOUR = 3600.0

@@ -15,7 +15,7 @@ from batchml.model.environment import Compute, Environment
 from batchml.model.image import flavor_for, has_cuda, is_pinned, parse_reference, recipe
 from batchml.ops.images import flavors_of, read_recipe, read_recipes
 from batchml.resources import shipped
-from batchml.runtime.sources import sources
+from batchml.runtime.package import sources
 
 FOLDER = {
     "Dockerfile": b"FROM scratch\n",

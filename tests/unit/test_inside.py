@@ -19,10 +19,10 @@ from batchml.errors import NotRunning, UsageError
 from batchml.local.inside_container import _PARTS
 from batchml.model.run import Run
 from batchml.model.status import JobStatus
-from batchml.runtime import seats
-from batchml.runtime.inside import ENDED, NOBODY, NoWay, Order, command_of
-from batchml.runtime.inside_program import find_program
-from batchml.runtime.inside_relay import (
+from batchml.runtime.exec import prompt as seats
+from batchml.runtime.exec.main import ENDED, NOBODY, NoWay, Order, command_of
+from batchml.runtime.exec.program import find_program
+from batchml.runtime.exec.relay import (
     EXIT,
     INPUT,
     OUTPUT,
@@ -79,10 +79,11 @@ def test_frames_come_whole_however_they_are_cut_and_whatever_lies_between_lines(
 def test_what_is_sent_into_a_container_needs_nothing_else_of_ours() -> None:
     known: set[str] = set()
     for name in _PARTS:
-        text = (ROOT / "batchml" / "runtime" / f"{name}.py").read_text()
-        assert set(re.findall(r"^from batchml\.runtime\.(\w+)", text, re.MULTILINE)) <= known, name
+        text = (ROOT / "batchml" / "runtime" / f"{name.replace('.', '/')}.py").read_text()
+        needed = re.findall(r"^from batchml\.runtime\.([\w.]+)", text, re.MULTILINE)
+        assert set(needed) <= known, name
         known.add(name)
-        inner = re.findall(r"^ +from batchml\.runtime\.(\w+)", text, re.MULTILINE)
+        inner = re.findall(r"^ +from batchml\.runtime\.([\w.]+)", text, re.MULTILINE)
         assert set(inner) <= set(_PARTS), name
 
 
@@ -106,7 +107,7 @@ def test_seats_are_counted_and_one_whose_holder_is_killed_is_gone(tmp_path: Path
     with seats.taken(environ), seats.taken(environ):
         assert seats.count(environ) == 2
     assert seats.count(environ) == 0
-    hold = "from batchml.runtime import seats; import os, time\n"
+    hold = "from batchml.runtime.exec import prompt as seats; import os, time\n"
     hold += "with seats.taken(os.environ): print('held', flush=True); time.sleep(60)"
     with subprocess.Popen(
         [sys.executable, "-c", hold],
@@ -148,7 +149,7 @@ def program(folder: Path, script: str = "sleep 300", **more: str) -> Iterator[in
 
 
 def inside(order: Order, **more: object) -> "subprocess.Popen[bytes]":
-    words = [sys.executable, "-m", "batchml.runtime.inside", order.coded()]
+    words = [sys.executable, "-m", "batchml.runtime.exec.main", order.coded()]
     pipe = subprocess.PIPE
     return subprocess.Popen(words, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe, **more)  # type: ignore[call-overload,no-any-return]
 
@@ -197,7 +198,8 @@ def test_it_ends_with_the_attempt_where_no_control_group_does_that(tmp_path: Pat
 def test_without_a_program_it_says_so(tmp_path: Path) -> None:
     with program(tmp_path) as pid:
         done = subprocess.run(
-            [sys.executable, "-c", "import batchml.runtime.inside as i; i._PATIENCE = 0; i.main()",
+            [sys.executable, "-c", "import batchml.runtime.exec.main as i; "
+             "i._PATIENCE = 0; i.main()",
              Order(["true"], root=pid, task="other").coded()],
             cwd=ROOT, capture_output=True, text=True, timeout=30, check=False,
         )  # fmt: skip

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from batchml.runtime.attempt import Running, grace_within
-from batchml.runtime.codes import STOPPED, TRY_ELSEWHERE
-from batchml.runtime.env import RuntimeEnv
-from batchml.runtime.gang_child import ASKED, VERDICT
-from batchml.runtime.gang_place import Stop, asked_for, ranks_grace
-from batchml.runtime.output import Output
-from batchml.runtime.stopping import Signals
+from batchml.runtime.entry.attempt import Running, grace_within
+from batchml.runtime.entry.output import Output
+from batchml.runtime.entry.stopping import Signals
+from batchml.runtime.nodes.torchrun.child import ASKED, VERDICT
+from batchml.runtime.nodes.torchrun.settings import Stop, asked_for, ranks_grace
+from batchml.runtime.protocol.exit_codes import STOPPED, TRY_ELSEWHERE
+from batchml.runtime.protocol.variables import RuntimeEnv
 
 FOREVER = float("inf")
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from batchml.model.budget import STOPPED, is_spent, max_seconds
 from batchml.model.run import Attempt
-from batchml.runtime.env import RuntimeEnv
-from batchml.runtime.limits import Guard, is_main_node, process_age, read_account, stop_at
-from batchml.runtime.store import FolderStore, Store, StoreError
+from batchml.runtime.protocol.variables import RuntimeEnv
+from batchml.runtime.storage.store import FolderStore, Store, StoreError
+from batchml.runtime.telemetry.budget import Guard, is_main_node, process_age, read_account, stop_at
 
 
 class Going:

@@ -21,7 +21,7 @@ from batchml.ops.metrics import MAX_SAMPLES, Metrics, Sample, Series, gather, la
 from batchml.ops.plot import axis, drawn, html, ticks, write_plot
 from batchml.ops.tensorboard import crc32c, write_events
 from batchml.ops.watch import Happening, Line, Opened
-from batchml.runtime.lines import metrics_marks, read_points
+from batchml.runtime.protocol.log_marks import metrics_marks, read_points
 
 PATTERNS = {"loss": r"loss=(\S+)", "acc": r"acc=([0-9.]+)"}
 

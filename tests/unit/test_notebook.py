@@ -43,8 +43,8 @@ from batchml.model.record import Record
 from batchml.model.run import Run
 from batchml.model.seat import SEAT_TAG
 from batchml.model.status import JobStatus
-from batchml.runtime import notebook
-from batchml.runtime.notebook_use import Look, Use, is_used
+from batchml.runtime.sessions import notebook
+from batchml.runtime.sessions.notebook import Look, Use, is_used
 from batchml.settings import load_settings
 from tests.fakes import FakeClock
 
@@ -106,7 +106,9 @@ class Running:
             "BATCHML_STOP_FILE": str(folder / "stop"), "BATCHML_METRICS": str(folder / "metrics"),
             "BATCHML_WORKSPACE": str(folder / "workspace"), **environ,
         }  # fmt: skip
-        code = "from batchml.runtime import notebook as n; import os, sys; n._TICK = 0.02; "
+        code = (
+            "from batchml.runtime.sessions import notebook as n; import os, sys; n._TICK = 0.02; "
+        )
         code += "sys.exit(n.main(sys.argv[1:], os.environ))"
         self._command = [sys.executable, "-c", code]
         self.process = subprocess.Popen(
@@ -190,7 +192,7 @@ def test_use_is_what_somebody_did_and_what_computes(
 
 
 def test_a_server_that_does_not_answer_is_not_used_but_a_shell_is(tmp_path: Path) -> None:
-    from batchml.runtime.seats import taken
+    from batchml.runtime.exec.prompt import taken
 
     environ = {"BATCHML_METRICS": str(tmp_path / "metrics")}
     use = Use()

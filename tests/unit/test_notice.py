@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from batchml.runtime.notice import Announced, Notice, read_notice, service_of, words
+from batchml.runtime.telemetry.spot import Announced, Notice, read_notice, service_of, words
 from tests.conftest import wait_for
 
 ROOT = str(Path(__file__).parents[2])
@@ -206,7 +206,7 @@ def test_a_run_that_needs_no_http_starts_without_it(tmp_path: Path) -> None:
         },
     )  # fmt: skip
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert "batchml.runtime.notice" in imported
+    assert "batchml.runtime.telemetry.spot" in imported
     assert not imported & {"http.client", "urllib.request", "ssl", "email", "datetime", "socket"}
 
 

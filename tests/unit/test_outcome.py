@@ -13,7 +13,7 @@ from batchml.model.record import Record
 from batchml.model.run import Attempt, OutcomeClass, Run, class_of, classify, with_failures
 from batchml.model.status import JobStatus
 from batchml.ops.search import as_run
-from batchml.runtime.launch import Plan
+from batchml.runtime.protocol.launch import Plan
 
 EXITED = "Essential container in task exited"
 LOST = "Host EC2 (instance i-0123456789abcdef0) terminated."

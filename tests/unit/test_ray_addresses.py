@@ -2,10 +2,9 @@
 
 from typing import Any
 
-from batchml.runtime.ray_addresses import count_vcpus, free_port, own_address
-from batchml.runtime.ray_meeting import Card, Meeting
-from batchml.runtime.ray_node import make_folder, unlike, variables
-from batchml.runtime.store import FolderStore, StoreError
+from batchml.runtime.nodes.ray.node import make_folder, unlike, variables
+from batchml.runtime.nodes.ray.rendezvous import Card, Meeting, count_vcpus, free_port, own_address
+from batchml.runtime.storage.store import FolderStore, StoreError
 
 ECS = {"ECS_CONTAINER_METADATA_URI_V4": "http://169.254.170.2/v4/x"}
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from batchml.runtime.ray_batch import (
+from batchml.runtime.nodes.ray.batch_api import (
     ATTEMPTS,
     HEAD_JOB,
     Batch,
@@ -14,7 +14,7 @@ from batchml.runtime.ray_batch import (
     is_last,
     still_there,
 )
-from batchml.runtime.store import StoreError
+from batchml.runtime.storage.store import StoreError
 
 KEYS = {"AWS_ACCESS_KEY_ID": "AKID", "AWS_SECRET_ACCESS_KEY": "secret"}
 ELSEWHERE = {"action": "RETRY", "onExitCode": "75"}

@@ -6,10 +6,10 @@ from contextlib import closing
 
 import pytest
 
-from batchml.runtime.gang_wire import Link, join
-from batchml.runtime.launch import Workers
-from batchml.runtime.ray_door import Door
-from batchml.runtime.ray_rules import SILENT, HeadEvent, Joined, Left, Member
+from batchml.runtime.nodes.ray.head import Door
+from batchml.runtime.nodes.ray.rules import SILENT, HeadEvent, Joined, Left, Member
+from batchml.runtime.nodes.torchrun.link import Link, join
+from batchml.runtime.protocol.launch import Workers
 from tests.conftest import wait_for
 
 TOKEN = "0" * 32

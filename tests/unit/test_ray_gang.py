@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from batchml.runtime.ray_meeting import Card, Meeting
+from batchml.runtime.nodes.ray.rendezvous import Card, Meeting
 from tests.conftest import wait_for
 
 RAY = f"""#!{sys.executable} -IS
@@ -127,7 +127,7 @@ class Gang:
         with open(self.folder / f"{name}.log", "ab") as log:
             self.members.append(
                 subprocess.Popen(
-                    [sys.executable, "-m", "batchml.runtime.raygang", "--", *command],
+                    [sys.executable, "-m", "batchml.runtime.nodes.ray.main", "--", *command],
                     env=environ, stdout=log, stderr=subprocess.STDOUT, cwd=self.folder,
                 )
             )  # fmt: skip

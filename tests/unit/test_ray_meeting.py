@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from batchml.runtime.ray_meeting import Card, Meeting
-from batchml.runtime.store import StoreError
+from batchml.runtime.nodes.ray.rendezvous import Card, Meeting
+from batchml.runtime.storage.store import StoreError
 
 CARD = Card("job-1", 1, "10.0.0.1", 6379, 7000, "2.60.0", "3.11.7", 0.0)
 

@@ -3,9 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchml.runtime.launch import Workers
-from batchml.runtime.ray_meeting import Card
-from batchml.runtime.ray_rules import (
+from batchml.runtime.nodes.ray.rendezvous import Card
+from batchml.runtime.nodes.ray.rules import (
     HEAD_GRACE,
     LAST_GRACE,
     MOST_STARTS,
@@ -41,6 +40,7 @@ from batchml.runtime.ray_rules import (
     is_short,
     worker_step,
 )
+from batchml.runtime.protocol.launch import Workers
 
 CPU = Workers("cpu", 3, 2, "x-cpu-k", "q")
 BIG = Workers("big", 1, 0, "x-big-k", "q")

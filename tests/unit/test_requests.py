@@ -22,9 +22,9 @@ from batchml.model.environment import Compute, Environment, Queue, Storage
 from batchml.model.job import Health, JobSpec, Launch, Resources, Retry
 from batchml.model.names import split_key
 from batchml.model.status import JobStatus
-from batchml.runtime.course import Course
-from batchml.runtime.launch import Plan
-from batchml.runtime.sweep_work import comes_again
+from batchml.runtime.protocol.launch import Plan
+from batchml.runtime.protocol.sweep_store import Course
+from batchml.runtime.sweep.assignment import comes_again
 
 SPEC = JobSpec(
     image="pytorch",

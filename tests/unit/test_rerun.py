@@ -16,7 +16,7 @@ from batchml.model.record import Record
 from batchml.model.run import Run
 from batchml.model.status import JobStatus
 from batchml.ops.rerun import MAP, MAPPING, SIZE, again, numbers, only, ranges, remembered
-from batchml.runtime.launch import Plan
+from batchml.runtime.protocol.launch import Plan
 
 SPEC = JobSpec(
     image="pytorch", command=("python", "train.py", "--lr", "{lr}", "{not a parameter}"),

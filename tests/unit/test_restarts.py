@@ -12,10 +12,9 @@ from batchml.model.run import Attempt, Run
 from batchml.model.status import JobStatus
 from batchml.ops.restarts import Restart, restarts, restarts_json, restarts_text
 from batchml.ops.using import Node
-from batchml.runtime.gang_events import Ended, Joined, Left, Limits, Say
-from batchml.runtime.gang_events import Node as Member
-from batchml.runtime.gang_rules import begin, step
-from batchml.runtime.launch import TORCHRUN, Plan
+from batchml.runtime.nodes.torchrun.rules import Ended, Joined, Left, Limits, Say, begin, step
+from batchml.runtime.nodes.torchrun.rules import Node as Member
+from batchml.runtime.protocol.launch import TORCHRUN, Plan
 from tests.unit.test_submission import place_in
 
 MINUTE = 60_000

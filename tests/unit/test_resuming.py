@@ -27,12 +27,12 @@ from batchml.model.status import JobStatus
 from batchml.ops.rerun import MAP, Again, again, ranges
 from batchml.ops.search import Found
 from batchml.runtime import checkpoint
-from batchml.runtime.checkpoint_keep import RESUMED, fetch
-from batchml.runtime.env import RuntimeEnv
-from batchml.runtime.folders import Temporary, arrange, workspace_folder
-from batchml.runtime.launch import Plan
-from batchml.runtime.resuming import VARIABLE, NothingThere, Told, folder_of, resume
-from batchml.runtime.store import StoreError
+from batchml.runtime.checkpoint.remote import RESUMED, fetch
+from batchml.runtime.checkpoint.resume import VARIABLE, NothingThere, Told, folder_of, resume
+from batchml.runtime.entry.folders import Temporary, arrange, workspace_folder
+from batchml.runtime.protocol.launch import Plan
+from batchml.runtime.protocol.variables import RuntimeEnv
+from batchml.runtime.storage.store import StoreError
 from batchml.settings import load_settings
 from tests.contract.executor_rig import attempt_of, job_of
 from tests.fakes import FakeClock

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from batchml.ops.code import pack
-from batchml.runtime.lines import parse_mark
+from batchml.runtime.protocol.log_marks import parse_mark
 from tests.conftest import wait_for
 from tests.s3 import BUCKET, KEYS, client, moto_s3
 

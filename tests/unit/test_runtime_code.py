@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from batchml.runtime.code import BadArchive, unpack
+from batchml.runtime.entry.fetch import BadArchive, unpack
 
 
 def member(name: str, kind: bytes = tarfile.REGTYPE, **more: object) -> tarfile.TarInfo:

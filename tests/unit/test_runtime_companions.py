@@ -5,9 +5,9 @@ import os
 import sys
 from pathlib import Path
 
-from batchml.runtime.companions import EVERY, Companions
-from batchml.runtime.outputs import Outputs, files_of, prefix_of
-from batchml.runtime.store import FolderStore, StoreError
+from batchml.runtime.entry.attempt import EVERY, Companions
+from batchml.runtime.entry.outputs import Outputs, files_of, prefix_of
+from batchml.runtime.storage.store import FolderStore, StoreError
 
 
 class Member:

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from batchml.runtime.credentials import Keyring
-from batchml.runtime.sigv4 import Credentials
-from batchml.runtime.store import StoreError
+from batchml.runtime.storage.credentials import Credentials, Keyring
+from batchml.runtime.storage.store import StoreError
 
 
 class Host:

@@ -4,9 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchml.runtime.course import Course
-from batchml.runtime.judge import Cutoffs, Decision, best_of, decide
-from batchml.runtime.rungs import (
+from batchml.runtime.protocol.rungs import (
+    Cutoffs,
+    Decision,
+    best_of,
+    decide,
     default_min,
     mark_key,
     rank,
@@ -14,6 +16,7 @@ from batchml.runtime.rungs import (
     rung_passed,
     rung_steps,
 )
+from batchml.runtime.protocol.sweep_store import Course
 
 
 def course(direction: str = "max", method: str = "asha", resume: bool = False) -> Course:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from batchml.runtime import leftovers
-from batchml.runtime.env import RuntimeEnv
-from batchml.runtime.leftovers import WorkingFolder, watch
+from batchml.runtime.entry import folders as leftovers
+from batchml.runtime.entry.folders import WorkingFolder, watch
+from batchml.runtime.protocol.variables import RuntimeEnv
 from tests.unit.test_runtime_run import run
 
 JOB = "6b0e0000-0000-4000-8000-000000000001"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchml.runtime.lines import MAX_LINE, LineSplitter, end_mark, parse_mark
+from batchml.runtime.protocol.log_marks import MAX_LINE, LineSplitter, end_mark, parse_mark
 
 
 def split(*chunks: bytes) -> list[bytes]:

@@ -8,13 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchml.runtime import manifest, messages
-from batchml.runtime.board import claim_key, wave_key
-from batchml.runtime.course import BadCourse, Course
-from batchml.runtime.judge import Cutoffs
-from batchml.runtime.manifest import BadManifest, Entry, encode
-from batchml.runtime.messages import Sender
-from batchml.runtime.store import FolderStore
+from batchml.runtime.protocol import manifest, messages
+from batchml.runtime.protocol.manifest import BadManifest, Entry, encode
+from batchml.runtime.protocol.messages import Sender
+from batchml.runtime.protocol.rungs import Cutoffs
+from batchml.runtime.protocol.sweep_store import BadCourse, Course, claim_key, wave_key
+from batchml.runtime.storage.store import FolderStore
 
 scalars = st.one_of(
     st.text(max_size=20), st.booleans(), st.integers(-(2**60), 2**60),

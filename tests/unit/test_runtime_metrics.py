@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchml.runtime.lines import (
+from batchml.runtime.protocol.log_marks import (
     MARK,
     MAX_METRICS,
     LineSplitter,
@@ -21,8 +21,15 @@ from batchml.runtime.lines import (
     parse_mark,
     read_points,
 )
-from batchml.runtime.metrics import EVERY, MAX_POINTS, Relay, append_point, report, thinned
-from batchml.runtime.pulse import Told
+from batchml.runtime.telemetry.heartbeat import Told
+from batchml.runtime.telemetry.metrics import (
+    EVERY,
+    MAX_POINTS,
+    Relay,
+    append_point,
+    report,
+    thinned,
+)
 
 NAMES = st.text(min_size=1, max_size=30)
 NUMBERS = st.floats() | st.integers(-(2**60), 2**60)
@@ -190,7 +197,7 @@ def test_a_pipe_in_the_place_of_the_file_holds_nobody_up(
 
 def test_lines_of_several_processes_do_not_mix(tmp_path: Path) -> None:
     program = (
-        "from batchml.runtime.metrics import report\n"
+        "from batchml.runtime.telemetry.metrics import report\n"
         "for step in range(200): report(step=step, **{'m' * 90: 0.123456789})"
     )
     env = {**os.environ, "BATCHML_METRICS": str(tmp_path / "m")}

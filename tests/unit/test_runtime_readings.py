@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchml.runtime.lines import LineSplitter
-from batchml.runtime.readings import Point, Readings, closest
+from batchml.runtime.protocol.log_marks import LineSplitter
+from batchml.runtime.sweep.readings import Point, Readings, closest
 
 
 def readings(*goals: str, step: str = "epoch", after: int = 0, **patterns: str) -> Readings:

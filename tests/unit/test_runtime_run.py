@@ -12,9 +12,9 @@ import pytest
 
 from batchml.clock import SystemClock
 from batchml.ops.code import keep, pack
-from batchml.runtime.gang_child import state_of
-from batchml.runtime.lines import parse_mark
+from batchml.runtime.nodes.torchrun.child import state_of
 from batchml.runtime.processes import descendants
+from batchml.runtime.protocol.log_marks import parse_mark
 from tests.conftest import wait_for
 from tests.unit.test_processes import is_alive
 

@@ -9,7 +9,7 @@ from botocore.credentials import Credentials as TheirCredentials
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchml.runtime.sigv4 import Credentials, escape_path, escape_query, sign
+from batchml.runtime.storage.credentials import Credentials, escape_path, escape_query, sign
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0\r\n"), max_size=12)
 

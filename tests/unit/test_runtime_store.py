@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from batchml.runtime import s3
-from batchml.runtime.s3 import S3Store, Wire, region_of
-from batchml.runtime.store import PATIENT, FolderStore, Store, StoreError, open_store
+from batchml.runtime.storage import s3
+from batchml.runtime.storage.s3 import S3Store, Wire, region_of
+from batchml.runtime.storage.store import PATIENT, FolderStore, Store, StoreError, open_store
 from tests.s3 import BUCKET, KEYS, moto_s3
 
 

@@ -11,14 +11,19 @@ from typing import Any
 
 import pytest
 
-from batchml.runtime import messages
-from batchml.runtime.board import COURSE, CUTOFFS, INBOX, deadline_key, wave_key
-from batchml.runtime.course import Course
-from batchml.runtime.judge import Cutoffs
-from batchml.runtime.manifest import Entry, encode
 from batchml.runtime.processes import changes_of
-from batchml.runtime.rungs import mark_key
-from batchml.runtime.store import FolderStore, Store, open_store
+from batchml.runtime.protocol import messages
+from batchml.runtime.protocol.manifest import Entry, encode
+from batchml.runtime.protocol.rungs import Cutoffs, mark_key
+from batchml.runtime.protocol.sweep_store import (
+    COURSE,
+    CUTOFFS,
+    INBOX,
+    Course,
+    deadline_key,
+    wave_key,
+)
+from batchml.runtime.storage.store import FolderStore, Store, open_store
 from tests.conftest import wait_for
 from tests.s3 import BUCKET, KEYS, moto_s3
 from tests.trial_world import a_course

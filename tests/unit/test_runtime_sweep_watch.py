@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from batchml.runtime.board import deadline_key
-from batchml.runtime.judge import Cutoffs
-from batchml.runtime.metrics import append_point
-from batchml.runtime.rungs import ranked
+from batchml.runtime.protocol.rungs import Cutoffs, ranked
+from batchml.runtime.protocol.sweep_store import deadline_key
+from batchml.runtime.telemetry.metrics import append_point
 from tests.trial_world import AT, Make, TrialWorld, a_course
 
 

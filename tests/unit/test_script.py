@@ -20,7 +20,7 @@ from batchml.model.job import JobSpec, Resources
 from batchml.model.script import Line, read_ours, read_script
 from batchml.model.slurm import Asked, read_slurm
 from batchml.model.slurm_values import Gpus, dependencies, gres, seconds, size, spans, tasks
-from batchml.runtime.script import task_ids, unpack
+from batchml.runtime.entry.script import task_ids, unpack
 from batchml.settings import load_settings
 from tests.fakes import FakeClock
 
@@ -382,7 +382,7 @@ def test_flags_win_over_ours_and_ours_over_slurms(place: Place) -> None:
     assert (order.array, order.tags) == (3, {"a": "b", "c": "d"})
     assert true_sizes(read_order(place, order).spec).env["SLURM_CPUS_ON_NODE"] == "3"
     assert order.changes["env"]["BATCHML_SLURM_ARRAY"] == "1-5:2"
-    assert order.command == ("python3", "-m", "batchml.runtime.script", "train.sh")
+    assert order.command == ("python3", "-m", "batchml.runtime.entry.script", "train.sh")
 
 
 @pytest.mark.parametrize(
@@ -419,7 +419,7 @@ def test_the_current_folder_travels_and_that_of_a_script_elsewhere(place: Place)
     order = from_script(place, Client.order("scripts/a.sh", command=["x"]), [])
     assert (order.folder, order.command) == (
         str(place.here),
-        ("python3", "-m", "batchml.runtime.script", "scripts/a.sh", "x"),
+        ("python3", "-m", "batchml.runtime.entry.script", "scripts/a.sh", "x"),
     )
     inside = Place(place.settings, FakeClock(), below)
     order = from_script(inside, Client.order("../train.sh"), [])

@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 
-from batchml.runtime import slurm_tasks
-from batchml.runtime.slurm_steps import (
+from batchml.runtime.nodes.slurm import steps as slurm_tasks
+from batchml.runtime.nodes.slurm.steps import (
     FOLDER,
     LOG,
     Book,
     Far,
     Part,
+    Place,
+    Step,
     changes,
     gather,
     log_of,
@@ -23,8 +25,7 @@ from batchml.runtime.slurm_steps import (
     remember,
     send,
 )
-from batchml.runtime.slurm_tasks import Place, Step
-from batchml.runtime.store import FolderStore, StoreError
+from batchml.runtime.storage.store import FolderStore, StoreError
 from tests.conftest import wait_for
 
 

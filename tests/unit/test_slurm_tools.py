@@ -8,16 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from batchml.runtime.script import (
+from batchml.runtime.entry.script import (
     interpreter,
     job_number,
     slurm_variables,
     unpack,
     without_login,
 )
-from batchml.runtime.slurm_srun import read_step
-from batchml.runtime.slurm_tasks import Place, Step, task_variables
-from batchml.runtime.slurm_tools import put_tools
+from batchml.runtime.nodes.slurm.srun import put_tools, read_step
+from batchml.runtime.nodes.slurm.steps import Place, Step, task_variables
 
 JOB = {"AWS_BATCH_JOB_ID": "id:1", "AWS_BATCH_JOB_ARRAY_INDEX": "1", "BATCHML_ARRAY_SIZE": "3"}
 TWO_NODES = {"SLURM_JOB_NODELIST": "10.0.0.1,10.0.0.2", "SLURM_NTASKS_PER_NODE": "2"}

@@ -16,7 +16,7 @@ from batchml.client.sweeping.holding import AnotherController, holder, refuse_se
 from batchml.errors import UsageError
 from batchml.model.job import JobSpec
 from batchml.model.sweep import Confirm, Dimension, EarlyStop, Goal, Limits, SweepSpec
-from batchml.runtime import messages
+from batchml.runtime.protocol import messages
 from batchml.settings import load_settings
 from batchml.sweep import asking
 from batchml.sweep.events import (

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from batchml.local.executors.streams import Demux, Recorded, Unseen, cut_torn_line, held_lines
-from batchml.runtime.lines import MAX_LINE
+from batchml.runtime.protocol.log_marks import MAX_LINE
 
 
 def frame(stream: int, data: bytes) -> bytes:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from batchml.runtime.store import StoreError
+from batchml.runtime.storage.store import StoreError
 from batchml.sweep.lease import Held, Lease, Owner, Refused, has_ended, this_process
 from batchml.sweep.ledger import Fenced
 from tests.boards import MemoryBoard

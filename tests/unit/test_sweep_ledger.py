@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchml.model.sweep import Limits
-from batchml.runtime import messages
-from batchml.runtime.messages import Sender, message_key
-from batchml.runtime.store import FolderStore, Store, StoreError
+from batchml.runtime.protocol import messages
+from batchml.runtime.protocol.messages import Sender, message_key
+from batchml.runtime.storage.store import FolderStore, Store, StoreError
 from batchml.sweep import inbox
 from batchml.sweep.events import (
     Ended,

@@ -11,7 +11,7 @@ from batchml.client.sweeping.reading import Wish
 from batchml.client.sweeping.recoding import CODE, check_code, old_code, send_code, with_code
 from batchml.client.sweeping.starting import make_ready
 from batchml.errors import ConfigError, NotFound, UsageError
-from batchml.runtime.store import FolderStore
+from batchml.runtime.storage.store import FolderStore
 from tests.unit.test_sweep_starting import place as place
 
 

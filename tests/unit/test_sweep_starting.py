@@ -19,7 +19,7 @@ from batchml.client.sweeping.waves import BY_TRIAL, wave_record, wave_requests
 from batchml.errors import ConfigError, NotFound
 from batchml.local.protocol import service_model
 from batchml.model.job import JobSpec, Retry
-from batchml.runtime.store import FolderStore
+from batchml.runtime.storage.store import FolderStore
 from batchml.settings import load_settings
 from batchml.sweep import optuna_door
 from batchml.sweep.events import Wave

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from batchml.model.sweep import Limits
 from batchml.model.trial import Decision, Report, TrialState
-from batchml.runtime import messages
-from batchml.runtime.messages import Sender
+from batchml.runtime.protocol import messages
+from batchml.runtime.protocol.messages import Sender
 from batchml.sweep.events import (
     Ended,
     Event,

@@ -5,8 +5,8 @@ from typing import Any
 
 from batchml.model.status import JobStatus
 from batchml.model.trial import TrialState
-from batchml.runtime import messages
-from batchml.runtime.claim import DUPLICATE
+from batchml.runtime.protocol import messages
+from batchml.runtime.protocol.exit_codes import DUPLICATE
 from batchml.sweep import signals
 from batchml.sweep.book import Book
 from batchml.sweep.events import Planned, Wave

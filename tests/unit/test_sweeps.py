@@ -32,8 +32,8 @@ from batchml.model.job import JobSpec
 from batchml.model.sweep import EarlyStop, Limits
 from batchml.model.sweepfile import read_sweep
 from batchml.model.trial import TrialState
-from batchml.runtime.board import INBOX, checkpoint_prefix
-from batchml.runtime.messages import END, Sender, make, message_key, with_end, write
+from batchml.runtime.protocol.messages import END, Sender, make, message_key, with_end, write
+from batchml.runtime.protocol.sweep_store import INBOX, checkpoint_prefix
 from batchml.settings import load_settings
 from batchml.sweep.events import Ended, Event, Planned, Told, Wave
 from batchml.sweep.ledger import Ledger

@@ -19,7 +19,7 @@ from batchml.ops.top import (
     make_snapshot,
     pause,
 )
-from batchml.runtime.launch import RAY, Plan, Workers
+from batchml.runtime.protocol.launch import RAY, Plan, Workers
 from tests.fakes import FakeClock
 from tests.scripted import ScriptedSession
 

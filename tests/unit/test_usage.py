@@ -12,12 +12,11 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from batchml.runtime.lines import MARK, ranks_mark, read_ranks, usage_mark
-from batchml.runtime.lines import parse_mark as parse
-from batchml.runtime.pulse import EVERY as WRITES
-from batchml.runtime.pulse import Pulse, Told, waited_share
-from batchml.runtime.usage import FIRST, Counters, Usage, rates
-from batchml.runtime.usage_host import (
+from batchml.runtime.protocol.log_marks import MARK, ranks_mark, read_ranks, usage_mark
+from batchml.runtime.protocol.log_marks import parse_mark as parse
+from batchml.runtime.telemetry.heartbeat import EVERY as WRITES
+from batchml.runtime.telemetry.heartbeat import Pulse, Told, waited_share
+from batchml.runtime.telemetry.host import (
     cpu_of,
     cpu_seconds,
     is_entry,
@@ -25,8 +24,17 @@ from batchml.runtime.usage_host import (
     mounted,
     own_cgroup,
 )
-from batchml.runtime.usage_net import counters, interfaces, total
-from batchml.runtime.usage_ranks import RankMeter, ranks_of
+from batchml.runtime.telemetry.usage import (
+    FIRST,
+    Counters,
+    RankMeter,
+    Usage,
+    counters,
+    interfaces,
+    ranks_of,
+    rates,
+    total,
+)
 
 # Two looks at a burner that computes 46 % of the time, on a host of the wrong speed: 30.04 s apart
 # by the clock, of which it used 13.82 s by its own getrusage. utime is 1318 -> 2690 ticks.

@@ -12,7 +12,7 @@ from shutil import which
 import pytest
 
 from batchml.aws.userdata import METADATA, user_data
-from batchml.runtime.notice import FILE, Announced, Notice, source_of
+from batchml.runtime.telemetry.spot import FILE, Announced, Notice, source_of
 from tests.conftest import wait_for
 from tests.needs import unavailable
 from tests.unit.test_notice import ACTION, AT, Metadata, Run, listening, metadata

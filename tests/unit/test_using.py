@@ -21,7 +21,7 @@ from batchml.ops.plot import html, png, write_plot
 from batchml.ops.search import Found
 from batchml.ops.using import AGE, Node, Slow, Use, charts, collect, slow_ranks, slow_text
 from batchml.ops.watch import Happening, Line, Measured, Opened, StatusChanged
-from batchml.runtime.launch import TORCHRUN, Plan
+from batchml.runtime.protocol.launch import TORCHRUN, Plan
 from tests.fakes import FakeClock
 from tests.scripted import ScriptedSession
 

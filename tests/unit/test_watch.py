@@ -33,7 +33,7 @@ from batchml.ops.watch import (
     wait,
 )
 from batchml.ops.watch.following import as_node
-from batchml.runtime.lines import NEEDED_MEMORY, end_mark
+from batchml.runtime.protocol.log_marks import NEEDED_MEMORY, end_mark
 from tests.fakes import FakeClock
 
 STOPPED = 1_000_000_000  # ms: now, on the test's clock

@@ -36,7 +36,7 @@ from batchml.ops.watch import (
 )
 from batchml.ops.watch.family import Family
 from batchml.ops.watch.pace import Limiter
-from batchml.runtime.lines import end_mark
+from batchml.runtime.protocol.log_marks import end_mark
 from tests.fakes import FakeClock
 from tests.watch_world import CALM, Job, Trouble, World, attempt
 

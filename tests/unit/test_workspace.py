@@ -14,8 +14,8 @@ from batchml.local.emptying import NAMES, empty, losses, told
 from batchml.local.home import Home
 from batchml.model.workspace import Progress, below, ignore
 from batchml.ops.workspace import landing, ways
-from batchml.runtime.carry_crew import Account
-from batchml.runtime.carry_vaults import FolderVault
+from batchml.runtime.transfer.backends import FolderVault
+from batchml.runtime.transfer.parallel import Account
 from tests.fakes import FakeClock
 from tests.trees import Node, file, make, seen
 

@@ -15,9 +15,9 @@ from batchml.errors import NotFound, TransferFailed, UsageError
 from batchml.model.description import read_environments
 from batchml.model.environment import Environment
 from batchml.model.workspace import Progress, Watch, ignore
-from batchml.runtime import carrier, carry
-from batchml.runtime.carry_posix import open_posix
-from batchml.runtime.carry_vaults import Vault, open_vault
+from batchml.runtime.transfer import main as carry
+from batchml.runtime.transfer import worker as carrier
+from batchml.runtime.transfer.backends import Vault, open_posix, open_vault
 from batchml.settings import load_settings
 from tests.fakes import FakeClock
 from tests.s3 import BUCKET, KEYS, client, moto_s3

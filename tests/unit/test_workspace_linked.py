@@ -13,9 +13,8 @@ from batchml.errors import NotFound, TransferFailed, UsageError
 from batchml.local.shapes import problems
 from batchml.model.workspace import Progress, ignore
 from batchml.ops.linked import Linked, TaskFailed
-from batchml.runtime.carry_posix import PosixVault, from_metadata, posix_headers
-from batchml.runtime.carry_tree import Entry
-from batchml.runtime.carry_vaults import open_vault
+from batchml.runtime.transfer.backends import PosixVault, from_metadata, open_vault, posix_headers
+from batchml.runtime.transfer.tree import Entry
 from tests.fakes import FakeClock
 from tests.s3 import BUCKET, KEYS, moto_s3
 from tests.scripted import ScriptedSession

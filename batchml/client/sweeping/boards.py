@@ -12,7 +12,7 @@ from msgspec import Struct
 from batchml.client.sweeping.freezing import SPEC
 from batchml.errors import BatchmlError, ConfigError, NotFound, UsageError
 from batchml.model.names import is_key, to_name
-from batchml.runtime.store import FolderStore, Store, StoreError, checked
+from batchml.runtime.storage.store import FolderStore, Store, StoreError, checked
 from batchml.sweep.many import first_keys, get_many
 
 if TYPE_CHECKING:

@@ -1,8 +1,8 @@
 """The Course of a sweep: what each of its trials must know, written once for all of them."""
 
 from batchml.client.sweeping.freezing import Frozen
-from batchml.runtime.course import EVERY, LOOK, Course
-from batchml.runtime.rungs import rung_steps
+from batchml.runtime.protocol.rungs import rung_steps
+from batchml.runtime.protocol.sweep_store import EVERY, LOOK, Course
 
 # On `local`, where the board is a folder and a look at it costs nothing.
 LOCAL_EVERY, LOCAL_LOOK = 2.0, 1.0

@@ -15,7 +15,7 @@ from batchml.model.sweep import SweepSpec
 from batchml.sweep.shape import Shaped, shaped
 
 if TYPE_CHECKING:
-    from batchml.runtime.store import Store
+    from batchml.runtime.storage.store import Store
 
 SPEC = "spec.json"  # its key on the board
 

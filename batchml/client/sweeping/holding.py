@@ -8,7 +8,7 @@ from batchml.sweep.lease import Lease, Refused, this_process
 if TYPE_CHECKING:
     from batchml.client.place import Place
     from batchml.client.sweeping.boards import Board
-    from batchml.runtime.store import Store
+    from batchml.runtime.storage.store import Store
 
 
 class AnotherController(BatchmlError):

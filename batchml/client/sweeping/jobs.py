@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from batchml.client.place import Place
     from batchml.model.record import Record
     from batchml.ops.ratelimit import Bucket
-    from batchml.runtime.store import Store
+    from batchml.runtime.storage.store import Store
 
 HELD = "held"  # on the board from before the consumable resource is made until it is deleted
 _REASON = 1024  # characters that AWS Batch takes of a reason

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from batchml.errors import BatchmlError, NotFound, UsageError
 from batchml.ops.ignore import OWN_FILE
-from batchml.runtime.board import checkpoint_prefix
+from batchml.runtime.protocol.sweep_store import checkpoint_prefix
 
 if TYPE_CHECKING:
     from batchml.client.place import Place

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from batchml.client.sweeping.freezing import Frozen, read_frozen
 from batchml.errors import BatchmlError
 from batchml.model.trial import Trial, TrialState
-from batchml.runtime.board import INBOX
-from batchml.runtime.messages import read
+from batchml.runtime.protocol.messages import read
+from batchml.runtime.protocol.sweep_store import INBOX
 from batchml.sweep import budgets
 from batchml.sweep.book import Book
 from batchml.sweep.events import Told

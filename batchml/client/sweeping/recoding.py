@@ -16,7 +16,7 @@ from batchml.ops.code import CodeArchive, pack
 
 if TYPE_CHECKING:
     from batchml.client.place import Place
-    from batchml.runtime.store import Store
+    from batchml.runtime.storage.store import Store
 
 CODE = "code.json"  # on the board, once other code was sent
 

@@ -96,7 +96,7 @@ def start(
     """
     from batchml.client.sweeping.boards import open_board
     from batchml.client.sweeping.courses import course_of
-    from batchml.runtime.board import COURSE
+    from batchml.runtime.protocol.sweep_store import COURSE
 
     frozen = ready.frozen
     place.connect()

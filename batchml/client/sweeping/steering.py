@@ -24,7 +24,7 @@ from batchml.sweep.signals import called_off
 if TYPE_CHECKING:
     from batchml.client.place import Place
     from batchml.client.sweeping.boards import Board
-    from batchml.runtime.store import Store
+    from batchml.runtime.storage.store import Store
     from batchml.sweep.lease import Refused
     from batchml.sweep.state import SweepState
 

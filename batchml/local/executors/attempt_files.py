@@ -26,7 +26,7 @@ from collections.abc import Callable
 from typing import Any
 
 from batchml.local.executors.logproof import LogDigest
-from batchml.runtime.codes import LOG_TOO_LARGE
+from batchml.runtime.protocol.exit_codes import LOG_TOO_LARGE
 
 FAILURE = "failure"
 _MAY_PASS = (

@@ -15,7 +15,7 @@ from batchml.local.executors.spec import Host, SpecOf, runner_spec
 from batchml.local.home import Home, read_record
 from batchml.local.machine import KEPT
 from batchml.local.state import Attempt, Job
-from batchml.runtime.files import write_json
+from batchml.runtime.storage.files import write_json
 
 DOCKER = "docker"
 EXECUTORS = (PROCESS, DOCKER)

@@ -22,8 +22,8 @@ from batchml.local.executors.making import Making, as_engine, has_runtime
 from batchml.local.executors.mounts import NotStarted
 from batchml.local.executors.runner import HOST_LOST, Withdrawn
 from batchml.local.executors.streams import Demux, Recorded, Unseen, held_lines
-from batchml.runtime.files import read_json, write_json
 from batchml.runtime.processes import send, start_time
+from batchml.runtime.storage.files import read_json, write_json
 
 if TYPE_CHECKING:
     from batchml.local.executors.runner import Io

@@ -24,8 +24,8 @@ from batchml.local.executors.spec import (
 from batchml.local.home import Home
 from batchml.local.images import find
 from batchml.local.state import Attempt, Job
-from batchml.runtime.env import RuntimeEnv
-from batchml.runtime.resuming import VARIABLE, Told, folder_of
+from batchml.runtime.checkpoint.resume import VARIABLE, Told, folder_of
+from batchml.runtime.protocol.variables import RuntimeEnv
 
 MIB = 1024**2
 LEAST_MEMORY = 6 * MIB  # the engine's; AWS Batch takes jobs from 4 MiB on

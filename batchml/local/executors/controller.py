@@ -16,7 +16,7 @@ from batchml.local.executors.spec import Host, NoEnvironment, batch_variables, p
 from batchml.local.state import Attempt, Job
 from batchml.model.environment import LOCAL
 from batchml.model.names import is_key
-from batchml.runtime.env import DEFAULT_GRACE
+from batchml.runtime.protocol.variables import DEFAULT_GRACE
 
 COMMAND = ("sweeps", "attend")  # and the key
 WATCH = ("attend",)  # and the key of a run that may move to another queue

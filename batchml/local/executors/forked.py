@@ -127,15 +127,6 @@ def _load() -> None:
     if not _loaded:
         import selectors  # noqa: F401
 
-        from batchml.runtime import (  # noqa: F401
-            claim,
-            limits,
-            metrics,
-            run,
-            sweep_trial,
-            usage,
-        )
-
         _loaded = True
 
 

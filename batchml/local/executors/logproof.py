@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from batchml.runtime.lines import MARK
+from batchml.runtime.protocol.log_marks import MARK
 
 MAX_CHECKPOINTS = 64
 CHECKPOINT = 4  # bytes of each: they find a line, and the whole digest says whether to look for it

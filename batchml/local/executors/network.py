@@ -31,7 +31,7 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from batchml.local.home import read_record
-from batchml.runtime.files import write_json
+from batchml.runtime.storage.files import write_json
 
 log = logging.getLogger("batchml.local")
 

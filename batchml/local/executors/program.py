@@ -19,8 +19,8 @@ from batchml.local.executors.cgroup import most_pids
 from batchml.local.executors.forked import Forker
 from batchml.local.executors.runner import Withdrawn
 from batchml.local.executors.slot import Slot
-from batchml.runtime.lines import NEEDED_MEMORY, LineSplitter
 from batchml.runtime.processes import send
+from batchml.runtime.protocol.log_marks import NEEDED_MEMORY, LineSplitter
 
 if TYPE_CHECKING:
     from batchml.local.executors.runner import Io

@@ -17,8 +17,8 @@ from batchml.local.images import LocalImage, conda_tool, find
 from batchml.local.sigv4 import Keys
 from batchml.local.state import Attempt, Job
 from batchml.model.endpoints import endpoint_variables
-from batchml.runtime.env import RuntimeEnv
-from batchml.runtime.lines import MARK
+from batchml.runtime.protocol.log_marks import MARK
+from batchml.runtime.protocol.variables import RuntimeEnv
 
 # What a job sees of the server's own environment. Keys, agents and tokens are not among them.
 _PASSED_ON = (

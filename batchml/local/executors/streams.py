@@ -7,7 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 
-from batchml.runtime.lines import MARK, LineSplitter
+from batchml.runtime.protocol.log_marks import MARK, LineSplitter
 
 _HEADER = 8  # stream, three zeros, length
 _STDERR = 2

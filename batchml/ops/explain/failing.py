@@ -12,7 +12,7 @@ from batchml.ops.explain import clues, missing
 from batchml.ops.explain.folder import Here, Missed
 from batchml.ops.explain.ranks import never_saved, who_ended
 from batchml.ops.explain.words import Words, is_out_of_reach, memory, minutes, own_image
-from batchml.runtime.codes import (
+from batchml.runtime.protocol.exit_codes import (
     CONFIGURATION_ERROR,
     CRASH_LOOP,
     LOG_TOO_LARGE,

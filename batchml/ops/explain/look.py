@@ -23,8 +23,8 @@ from batchml.ops.explain.seen import SOON, Look, Seen
 from batchml.ops.explain.waiting import next_look, why_waits
 from batchml.ops.explain.words import Words, minutes
 from batchml.ops.search import as_run
-from batchml.runtime.codes import TRY_ELSEWHERE
-from batchml.runtime.lines import parse_mark
+from batchml.runtime.protocol.exit_codes import TRY_ELSEWHERE
+from batchml.runtime.protocol.log_marks import parse_mark
 
 PAUSE = 5.0  # seconds until a second look at what a first one made suspect
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-# As our supervisor writes it (runtime/gang.py), when a rank has ended a run.
+# As our supervisor writes it (runtime/nodes/torchrun/main.py), when a rank has ended a run.
 _REPEATED = "batchml: its last lines were:"
 _INDENT = "  "
 

@@ -23,7 +23,7 @@ from batchml.ops.watch.happenings import (
 from batchml.ops.watch.pace import Cadence, Limiter, Pace
 from batchml.ops.watch.part import OpenLog, Part
 from batchml.ops.watch.poller import Describe, Poller, Recall
-from batchml.runtime.codes import STOPPED
+from batchml.runtime.protocol.exit_codes import STOPPED
 
 KILLED = 137  # what AWS says of a container that had to be killed
 

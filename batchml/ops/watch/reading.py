@@ -14,7 +14,7 @@ from batchml.ops.watch.family import Family
 from batchml.ops.watch.pace import Limiter, Pace
 from batchml.ops.watch.part import OpenLog, missing_text
 from batchml.ops.watch.poller import MAX_DESCRIBE, Describe
-from batchml.runtime.lines import parse_mark
+from batchml.runtime.protocol.log_marks import parse_mark
 
 
 class Printed(Struct, frozen=True):

@@ -23,7 +23,7 @@ from batchml.ops.watch.happenings import (
     Used,
 )
 from batchml.ops.watch.pace import Pace
-from batchml.runtime.lines import NEEDED_MEMORY, parse_mark, read_points
+from batchml.runtime.protocol.log_marks import NEEDED_MEMORY, parse_mark, read_points
 
 # A clock this far from AWS's has its requests refused, so a run that stopped longer ago has.
 _MAX_SKEW = 300.0

@@ -14,7 +14,7 @@ def steps_of_rungs(stop: EarlyStop) -> list[int]:
     """The steps at which trials are judged; empty for other ways to stop."""
     if stop.method not in ("asha", "halving") or not stop.max:
         return []
-    from batchml.runtime.rungs import rung_steps
+    from batchml.runtime.protocol.rungs import rung_steps
 
     return list(rung_steps(stop.min, stop.max, stop.eta))
 

@@ -8,7 +8,7 @@ from batchml.model.job import JobSpec
 from batchml.model.shell import one_line
 from batchml.model.sweep import Params, SweepSpec
 from batchml.model.trial import Trial
-from batchml.runtime.arguments import fill
+from batchml.runtime.protocol.variables import fill
 
 SEED = "BATCHML_SEED"
 

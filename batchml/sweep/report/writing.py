@@ -16,7 +16,7 @@ def write_report(
 
     Each replaces an older one whole. Raises OSError.
     """
-    from batchml.runtime.files import write_atomically
+    from batchml.runtime.storage.files import write_atomically
 
     now = (clock or SystemClock()).now()
     path.parent.mkdir(parents=True, exist_ok=True)

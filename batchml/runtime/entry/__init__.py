@@ -1,0 +1,1 @@
+"""What surrounds a run's command: code, folders, output, stop signals."""

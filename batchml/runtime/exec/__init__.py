@@ -1,0 +1,1 @@
+"""A command or a shell beside a running program."""

@@ -1,0 +1,1 @@
+"""Checks of a host before and while a run uses it."""

@@ -1,0 +1,1 @@
+"""How the processes of several nodes find each other, start and end together."""

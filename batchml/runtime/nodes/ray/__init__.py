@@ -1,0 +1,1 @@
+"""A Ray cluster on the nodes of a group run."""

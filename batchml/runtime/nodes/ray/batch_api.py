@@ -1,0 +1,171 @@
+"""What a Ray gang asks AWS Batch itself: signed calls by the standard library alone.
+
+Where a job may not call Batch, or nothing is known of it, the gang does without: workers that run
+see their head end anyway, and those that still wait in the queue see it when they start.
+Source: AWS Batch API Reference; Signature Version 4 as for S3 (`sigv4.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterable, Mapping
+from typing import Any, Callable, Dict, List, Optional
+from urllib.parse import urlsplit
+
+from batchml.runtime.protocol.exit_codes import TRY_ELSEWHERE
+from batchml.runtime.storage.credentials import Keyring, sign
+from batchml.runtime.storage.s3 import region_of
+from batchml.runtime.storage.store import StoreError
+
+ATTEMPTS = "BATCHML_GANG_ATTEMPTS"  # that the head of this gang has at most
+HEAD_JOB = "BATCHML_GANG_HEAD"  # QUEUE/NAME of its job
+
+_OVER = ("SUCCEEDED", "FAILED")
+_TIMEOUT = 5.0  # seconds of one call
+_PAGE = 100
+_EXITED = "Essential container in task exited"  # the status reason, when a host lives on
+
+# url, headers, body, seconds -> body of the answer
+Post = Callable[[str, Dict[str, str], bytes, float], bytes]
+
+
+def post(url: str, headers: Dict[str, str], body: bytes, timeout: float) -> bytes:
+    """Raises OSError."""
+    request = urllib.request.Request(url, data=body, headers=headers, method="POST")
+    with urllib.request.urlopen(request, timeout=timeout) as answer:
+        return bytes(answer.read())
+
+
+class Batch:
+    """Three operations of AWS Batch. Every method raises StoreError, and nothing else."""
+
+    def __init__(
+        self, environ: Mapping[str, str], clock: Callable[[], float] = time.time, post: Post = post
+    ) -> None:
+        environ = _for_batch(environ)
+        bucket = urlsplit(environ.get("BATCHML_GANG") or environ.get("BATCHML_STORE", "")).netloc
+        self._region = region_of(bucket, environ)
+        end = "amazonaws.com.cn" if self._region.startswith("cn-") else "amazonaws.com"
+        given = environ.get("AWS_ENDPOINT_URL_BATCH") or environ.get("AWS_ENDPOINT_URL")
+        self._endpoint = (given or f"https://batch.{self._region}.{end}").rstrip("/")
+        self._keys = Keyring(environ, clock)
+        self._clock = clock
+        self._post = post
+
+    def job(self, job_id: str) -> Optional[Dict[str, Any]]:
+        """A job as DescribeJobs has it; None when it does not know it."""
+        found = self._call("describejobs", {"jobs": [job_id]}).get("jobs") or []
+        return found[0] if found else None
+
+    def named(self, queue: str, job_name: str) -> List[Dict[str, Any]]:
+        """The jobs of a queue with this name, whatever their state. Names of ours are unique."""
+        asked = {
+            "jobQueue": queue,
+            "filters": [{"name": "JOB_NAME", "values": [job_name]}],
+            "maxResults": _PAGE,
+        }
+        return list(self._call("listjobs", asked).get("jobSummaryList") or [])
+
+    def terminate(self, job_id: str, reason: str) -> None:
+        self._call("terminatejob", {"jobId": job_id, "reason": reason})
+
+    def _call(self, operation: str, asked: Dict[str, Any]) -> Dict[str, Any]:
+        body = json.dumps(asked).encode()
+        parts = urlsplit(self._endpoint)
+        path = f"{parts.path}/v1/{operation}"
+        headers = sign(
+            self._keys.get(), self._region, "POST", parts.netloc, path, "",
+            {"content-type": "application/json"}, hashlib.sha256(body).hexdigest(), self._clock(),
+            service="batch",
+        )  # fmt: skip
+        url = f"{parts.scheme}://{parts.netloc}{path}"
+        try:
+            found = json.loads(self._post(url, headers, body, _TIMEOUT) or b"{}")
+        except (OSError, ValueError) as error:
+            raise StoreError(f"AWS Batch, {operation}: {_words(error)}") from error
+        return found if isinstance(found, dict) else {}
+
+
+def _for_batch(environ: Mapping[str, str]) -> Dict[str, str]:
+    """The embedded server's variables are there even where a job has another account's keys."""
+    found = dict(environ)
+    if "BATCHML_ENDPOINT_URL" in environ:
+        found["AWS_ENDPOINT_URL_BATCH"] = environ["BATCHML_ENDPOINT_URL"]
+        found["AWS_ACCESS_KEY_ID"] = environ.get("BATCHML_ACCESS_KEY_ID", "")
+        found["AWS_SECRET_ACCESS_KEY"] = environ.get("BATCHML_SECRET_ACCESS_KEY", "")
+        found.pop("AWS_SESSION_TOKEN", None)
+    return found
+
+
+def _words(error: Exception) -> str:
+    text = ""
+    if isinstance(error, urllib.error.HTTPError):
+        try:
+            text = str(json.loads(error.read()).get("message") or "")
+        except (OSError, ValueError, AttributeError):
+            pass
+    return text or " ".join(str(getattr(error, "reason", error)).split())
+
+
+def attempts_of(environ: Mapping[str, str]) -> int:
+    """How many the head of this gang has at most; 0 where nobody has said."""
+    told = environ.get(ATTEMPTS, "")
+    return int(told) if told.isascii() and told.isdigit() else 0
+
+
+def is_head_over(batch: Batch, environ: Mapping[str, str], run: str) -> bool:
+    """True when the job of this gang's head has ended for good. `run` is its id, "" where it has
+    not shown itself yet: then it is found by its name. Raises StoreError.
+    """
+    queue, _, name = environ.get(HEAD_JOB, "").rpartition("/")
+    if run:
+        found = batch.job(run)
+        jobs = [found] if found else []
+    else:
+        jobs = batch.named(queue, name) if queue else []
+    return bool(jobs) and not still_there(jobs)
+
+
+def is_last(
+    job: Optional[Mapping[str, Any]], attempt: int, code: Optional[int], attempts: int = 0
+) -> bool:
+    """True when AWS Batch will not try the job again after this attempt ends with `code`.
+
+    None: it was stopped from outside, by a person, which is final, or with its host. `attempts` is
+    for where Batch cannot be asked: 0 means that it is not known.
+
+    The rules of evaluateOnExit, first match first; what none matches is tried again. Where nobody
+    says what the rules are, only what asks for another host, or was stopped, may come again.
+    Source: AWS Batch User Guide, "Automated job retries".
+    """
+    if code == 0:
+        return True
+    if job is None:
+        return 0 < attempts <= attempt or code not in (TRY_ELSEWHERE, None)
+    if job.get("isTerminated") or job.get("isCancelled"):
+        return True
+    strategy = job.get("retryStrategy") or {}
+    if attempt >= int(strategy.get("attempts") or 1):
+        return True
+    if code is None:
+        return False
+    told = {"onExitCode": str(code), "onStatusReason": _EXITED, "onReason": ""}
+    for rule in strategy.get("evaluateOnExit") or ():
+        if all(_matches(rule.get(name, "*"), value) for name, value in told.items()):
+            return str(rule.get("action", "")).upper() == "EXIT"
+    return False
+
+
+def _matches(pattern: str, value: str) -> bool:
+    if pattern.endswith("*"):
+        return value.lower().startswith(pattern[:-1].lower())
+    return value.lower() == pattern.lower()
+
+
+def still_there(jobs: Iterable[Mapping[str, Any]]) -> List[str]:
+    """The ids of those that have not ended."""
+    return [str(job["jobId"]) for job in jobs if job.get("status") not in _OVER]

@@ -1,0 +1,1 @@
+"""srun inside a multi-node run, for scripts of Slurm."""

@@ -1,0 +1,1 @@
+"""A supervisor for each node that starts and restarts ranks as torchrun does."""

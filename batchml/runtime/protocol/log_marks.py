@@ -1,0 +1,205 @@
+"""Bytes in, whole lines out: what CloudWatch Logs can carry, and the marks in the output."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+
+# Bytes of one log event: 256 KiB, less the 26 that CloudWatch Logs counts for it, less one.
+MAX_LINE = 262_117
+
+# Lines that start so are for batchml's clients: they use them and do not show them.
+MARK = "::batchml "
+_MARK = MARK.encode()
+_MARKS = re.compile(
+    r"::batchml (?="
+    r"host |"
+    r"end code=[0-9]{1,3} lines=[0-9]{1,15}(?: by=runtime)?$|"
+    r"metrics \[.*\]$|"
+    r"usage (?:[a-z_]{1,20}=[0-9]{1,12}(?:\.[0-9]{1,3})?(?: |$))+$|"
+    r"ranks (?:[0-9]{1,6}=[a-z_0-9.,:]{1,200}(?: |$))+$"
+    r")(\w+) (.*)$"
+)
+
+# Bytes of a mark with metrics: far below what an event can carry, and quick to read.
+MAX_METRICS = 100_000
+# A point is `{"step": 3, "total": 10, "time": 1764..., "loss": 0.5}`: these three are ours.
+STEP, TOTAL, TIME = "step", "total", "time"
+_PLACES = (STEP, TOTAL, TIME)  # what is not finite is nowhere
+_NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+MAX_METRIC_NAME = 100  # characters
+MAX_RANKS = 64  # of one node, in a mark
+_FIGURE = re.compile(r"([a-z_]{1,20}):([0-9]{1,18}(?:\.[0-9]{1,3})?)")
+
+
+# What the server of `local` writes after the end mark, which does not count it.
+NEEDED_MEMORY = "batchml: a process of this job was killed: it needed more memory"
+
+
+class LineSplitter:
+    """Cuts a stream of bytes into lines, without their newline, none longer than MAX_LINE.
+
+    An empty line becomes one space, because CloudWatch Logs has no empty events and would drop it.
+    With `escape`, lines that look like marks get a space in front: a program cannot forge them.
+    """
+
+    def __init__(self, escape: bool = False) -> None:
+        self._rest = b""
+        self._escape = escape
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The lines that are whole now."""
+        if b"\n" not in data and len(self._rest) + len(data) <= MAX_LINE:
+            self._rest += data
+            return []
+        parts = (self._rest + data).split(b"\n")
+        self._rest = parts.pop()
+        lines = [piece for part in parts for piece in _pieces(part)]
+        while len(self._rest) > MAX_LINE:
+            lines.append(self._rest[:MAX_LINE])
+            self._rest = self._rest[MAX_LINE:]
+        return self._harmless(lines)
+
+    def progress(self) -> list[bytes]:
+        """What a progress bar shows now, taken as a line; nothing when there is no bar.
+
+        A bar rewrites its line with carriage returns and may not end it for hours.
+        """
+        if b"\r" not in self._rest:
+            return []
+        shown = [text for text in self._rest.split(b"\r") if text.strip()]
+        self._rest = b""
+        return self._harmless(shown[-1:])
+
+    def finish(self) -> list[bytes]:
+        """What is left at the end of the stream: a last line without its newline, if any."""
+        rest, self._rest = self._rest, b""
+        return self._harmless(_pieces(rest)) if rest else []
+
+    def _harmless(self, lines: list[bytes]) -> list[bytes]:
+        if not self._escape:
+            return lines
+        return [b" " + line if line.startswith(_MARK) else line for line in lines]
+
+
+def _pieces(line: bytes) -> list[bytes]:
+    if len(line) <= MAX_LINE:
+        return [line or b" "]
+    return [line[start : start + MAX_LINE] for start in range(0, len(line), MAX_LINE)]
+
+
+def end_mark(code: int, lines: int, by_runtime: bool = False) -> str:
+    """The last line of an attempt: how it ended, and how many lines it printed before this one.
+
+    `by_runtime`: the code is one of exit_codes.py, and none of the program's own.
+    """
+    return f"{MARK}end code={code} lines={lines}{' by=runtime' if by_runtime else ''}"
+
+
+def metrics_marks(points: Iterable[Mapping[str, float]]) -> list[str]:
+    """Lines that carry the points in their order, none longer than MAX_METRICS bytes."""
+    marks: list[str] = []
+    held: list[str] = []
+    size = 0
+    for point in points:
+        text = write_point(point)
+        if held and size + len(text) > MAX_METRICS - 100:
+            marks.append(f"{MARK}metrics [{', '.join(held)}]")
+            held, size = [], 0
+        held.append(text)
+        size += len(text) + 2
+    return [*marks, f"{MARK}metrics [{', '.join(held)}]"] if held else marks
+
+
+def write_point(point: Mapping[str, float]) -> str:
+    """As JSON in ASCII. JSON has no NaN and no infinity, so they are written as texts."""
+    plain = {
+        name: value if math.isfinite(value) else str(float(value)) for name, value in point.items()
+    }
+    return json.dumps(plain)
+
+
+def read_points(text: str) -> list[dict[str, float]]:
+    """The points in a mark's `points`; what is no point, which anyone may print, is left out."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return []
+    points = [_point(each) for each in found] if isinstance(found, list) else []
+    return [point for point in points if point]
+
+
+def read_point(line: bytes) -> dict[str, float]:
+    """The point in a line of the metrics file; empty when there is none."""
+    try:
+        return _point(json.loads(line))
+    except (ValueError, RecursionError):
+        return {}
+
+
+def _point(found: object) -> dict[str, float]:
+    if not isinstance(found, dict):
+        return {}
+    point = {}
+    for name, value in found.items():
+        if isinstance(value, str):
+            value = _NOT_FINITE.get(value)
+        if not 0 < len(name) <= MAX_METRIC_NAME or not _is_number(value):
+            continue
+        if math.isfinite(value) or name not in _PLACES:
+            point[name] = value
+    return point
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return abs(value) < 1 << 63  # a greater one may be too great for a float
+    return isinstance(value, float)
+
+
+def usage_mark(sample: Mapping[str, float]) -> str:
+    """What an attempt uses now: `cpu` in cores, `cores` that it may use, `memory` in MiB, `gpu` in
+    percent, `gpu_memory` in MiB, `net_in` and `net_out` in bytes a second.
+    """
+    return f"{MARK}usage {' '.join(f'{name}={_short(value)}' for name, value in sample.items())}"
+
+
+def ranks_mark(ranks: Mapping[int, Mapping[str, float]]) -> str:
+    """The same of each rank of a node, with its `step` and the percent of the time that it `waited`
+    for the others: `ranks 4=cpu:0.97,memory:812,step:120,waited:3.1 5=...`; of the first 64.
+    """
+    words = []
+    for rank in sorted(ranks)[:MAX_RANKS]:
+        told = ((name, value) for name, value in ranks[rank].items() if 0 <= value < 1e15)
+        figures = (f"{name}:{_short(value)}" for name, value in told)
+        words.append(f"{rank}={','.join(figures)}")
+    return f"{MARK}ranks {' '.join(words)}"
+
+
+def read_ranks(words: Mapping[str, str]) -> dict[int, dict[str, float]]:
+    """Rank -> figures, of what `parse_mark` gives for a mark of ranks."""
+    return {
+        int(rank): {name: float(value) for name, value in _FIGURE.findall(figures)}
+        for rank, figures in words.items()
+        if rank.isdigit()
+    }
+
+
+def _short(value: float) -> str:
+    return f"{value:.2f}".rstrip("0").rstrip(".")
+
+
+def parse_mark(message: str) -> tuple[str, dict[str, str]] | None:
+    """`("end", {"code": "0", "lines": "12"})` for a mark of ours, None for any other line.
+
+    For metrics it is `("metrics", {"points": "[...]"})`, which `read_points` reads.
+    """
+    found = _MARKS.match(message) if message.startswith(MARK) else None  # most are none
+    if not found:
+        return None
+    if found[1] == "metrics":
+        return "metrics", {"points": found[2]}
+    pairs = (word.partition("=") for word in found[2].split(" "))
+    return found[1], {key: value for key, _, value in pairs}

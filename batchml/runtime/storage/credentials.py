@@ -1,0 +1,192 @@
+"""The keys that a container has in AWS: from its job role, its variables, or its instance.
+
+The role comes first, other than in AWS's SDKs: it is what may use the environment's bucket, and the
+keys in the variables of a job are often another account's, for its data. Sources: AWS SDKs and
+Tools Reference Guide, "Container credential provider" and "IMDS credential provider".
+"""
+
+from __future__ import annotations
+
+import calendar
+import hashlib
+import hmac
+import json
+import time
+import urllib.request
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
+from urllib.parse import quote, urlsplit
+
+from batchml.runtime.storage.store import StoreError
+
+# --- sigv4 ----------------------------------------------------------------------------------------
+# Signature Version 4: which headers a request gets so that AWS knows who sent it. Pure.
+#
+# Source: Amazon S3 API Reference, "Authenticating Requests: Using the Authorization Header".
+
+
+EMPTY_HASH = hashlib.sha256(b"").hexdigest()
+
+
+class Credentials(NamedTuple):
+    """Keys, with a token and an end where they are lent."""
+
+    access_key_id: str
+    secret_access_key: str
+    token: str = ""
+    expires: float = float("inf")  # seconds since the epoch
+
+
+def escape_path(path: str) -> str:
+    """A path as it is sent and signed: S3 escapes it once and leaves its dots alone."""
+    return quote(path, safe="/~-_.")
+
+
+def escape_query(pairs: Sequence[Tuple[str, str]]) -> str:
+    """A query string as it is sent and signed: sorted."""
+    escaped = sorted((quote(name, safe="~-_."), quote(value, safe="~-_.")) for name, value in pairs)
+    return "&".join(f"{name}={value}" for name, value in escaped)
+
+
+def sign(
+    credentials: Credentials,
+    region: str,
+    method: str,
+    host: str,
+    path: str,
+    query: str,
+    headers: Mapping[str, str],
+    body_hash: str,
+    now: float,
+    service: str = "s3",
+) -> Dict[str, str]:
+    """All headers of a request but `host`. `path` and `query` are escaped; `now` is since 1970."""
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
+    signed = {name.lower(): " ".join(value.split()) for name, value in headers.items()}
+    signed["x-amz-date"] = stamp
+    signed["x-amz-content-sha256"] = body_hash
+    if credentials.token:
+        signed["x-amz-security-token"] = credentials.token
+    every = dict(signed, host=host)
+    names = ";".join(sorted(every))
+    lines = "".join(f"{name}:{every[name]}\n" for name in sorted(every))
+    canonical = "\n".join((method, path, query, lines, names, body_hash))
+    scope = f"{stamp[:8]}/{region}/{service}/aws4_request"
+    digest = hashlib.sha256(canonical.encode()).hexdigest()
+    text = f"AWS4-HMAC-SHA256\n{stamp}\n{scope}\n{digest}"
+    key = b"AWS4" + credentials.secret_access_key.encode()
+    for part in scope.split("/"):
+        key = hmac.new(key, part.encode(), hashlib.sha256).digest()
+    signature = hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
+    signed["authorization"] = (
+        f"AWS4-HMAC-SHA256 Credential={credentials.access_key_id}/{scope}, "
+        f"SignedHeaders={names}, Signature={signature}"
+    )
+    return signed
+
+
+# --- credentials ----------------------------------------------------------------------------------
+
+
+_RENEW = 300.0  # seconds before their end at which keys are asked for again
+_CONTAINER = "http://169.254.170.2"
+_INSTANCE = "http://169.254.169.254"
+# The SDKs take keys over plain HTTP from these alone: ECS's, EKS's, and the machine itself.
+_TRUSTED_HOSTS = {
+    "169.254.170.2",
+    "169.254.170.23",
+    "fd00:ec2::23",
+    "127.0.0.1",
+    "::1",
+    "localhost",
+}
+
+# method, address, headers, seconds -> body
+Ask = Callable[[str, str, Dict[str, str], float], bytes]
+
+
+def ask(method: str, url: str, headers: Dict[str, str], timeout: float) -> bytes:
+    """One request without proxies: these addresses are the host's own. Raises OSError."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    request = urllib.request.Request(url, method=method, headers=headers)
+    with opener.open(request, timeout=timeout) as answer:
+        return bytes(answer.read(65_536))
+
+
+class Keyring:
+    """The keys that are valid now, asked for again before they end."""
+
+    def __init__(
+        self, environ: Mapping[str, str], clock: Callable[[], float], ask: Ask = ask
+    ) -> None:
+        self._environ = environ
+        self._clock = clock
+        self._ask = ask
+        self._kept: Optional[Credentials] = None
+
+    def forget(self) -> None:
+        """The keys were refused as expired: the next call asks for others."""
+        self._kept = None
+
+    def get(self) -> Credentials:
+        """Raises StoreError when there are none."""
+        kept = self._kept
+        if kept is None or kept.expires - self._clock() < _RENEW:
+            self._kept = kept = self._look()
+        return kept
+
+    def _look(self) -> Credentials:
+        environ = self._environ
+        key, secret = environ.get("AWS_ACCESS_KEY_ID"), environ.get("AWS_SECRET_ACCESS_KEY")
+        try:
+            address = self._container_address()
+            if address:
+                return _read(json.loads(self._ask("GET", address, self._container_token(), 5.0)))
+            if key and secret:
+                return Credentials(key, secret, environ.get("AWS_SESSION_TOKEN", ""))
+            if environ.get("AWS_EC2_METADATA_DISABLED", "").lower() != "true":
+                return self._from_instance()
+        except StoreError:
+            raise
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise StoreError(f"no AWS credentials: {_words(error)}", temporary=True) from error
+        raise StoreError("no AWS credentials: neither variables nor a job role")
+
+    def _container_address(self) -> str:
+        relative = self._environ.get("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI")
+        if relative:
+            return _CONTAINER + relative
+        full = self._environ.get("AWS_CONTAINER_CREDENTIALS_FULL_URI", "")
+        parts = urlsplit(full)
+        if full and parts.scheme != "https" and parts.hostname not in _TRUSTED_HOSTS:
+            raise StoreError(f"no AWS credentials: {full} is neither https nor this machine")
+        return full
+
+    def _container_token(self) -> Dict[str, str]:
+        token = self._environ.get("AWS_CONTAINER_AUTHORIZATION_TOKEN", "")
+        path = self._environ.get("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE")
+        if path:
+            with open(path, encoding="utf-8") as file:
+                token = file.read().strip()
+        return {"Authorization": token} if token else {}
+
+    def _from_instance(self) -> Credentials:
+        base = self._environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", _INSTANCE).rstrip("/")
+        lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": "300"}
+        token = self._ask("PUT", f"{base}/latest/api/token", lifetime, 2.0).decode()
+        headers = {"X-aws-ec2-metadata-token": token}
+        roles = f"{base}/latest/meta-data/iam/security-credentials/"
+        role = self._ask("GET", roles, headers, 2.0).decode().split("\n")[0]
+        return _read(json.loads(self._ask("GET", roles + role, headers, 2.0)))
+
+
+def _read(found: Any) -> Credentials:
+    """Keys as both services give them. Raises KeyError, TypeError or ValueError for other JSON."""
+    expires = calendar.timegm(time.strptime(found["Expiration"][:19], "%Y-%m-%dT%H:%M:%S"))
+    return Credentials(
+        found["AccessKeyId"], found["SecretAccessKey"], found["Token"], float(expires)
+    )
+
+
+def _words(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

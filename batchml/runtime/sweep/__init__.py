@@ -1,0 +1,1 @@
+"""A trial of a sweep: its parameters, its reports, its early end."""
