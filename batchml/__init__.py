@@ -14,14 +14,13 @@ if TYPE_CHECKING:
     from batchml.client.handle import RunHandle
     from batchml.errors import BatchmlError
     from batchml.model.job import JobSpec, Resources
-    from batchml.model.run import Run
-    from batchml.model.status import JobStatus
+    from batchml.model.run import JobStatus, Run
 
 _HOMES = {
     "BatchmlError": "batchml.errors",
     "Client": "batchml.client.client",
     "JobSpec": "batchml.model.job",
-    "JobStatus": "batchml.model.status",
+    "JobStatus": "batchml.model.run",
     "Resources": "batchml.model.job",
     "Run": "batchml.model.run",
     "RunHandle": "batchml.client.handle",

@@ -21,8 +21,8 @@ from batchml.aws.session import Access, Session
 from batchml.clock import SystemClock
 from batchml.local import control
 from batchml.local.home import Endpoint, Home
-from batchml.local.logreads import LogReads
-from batchml.local.store import Store
+from batchml.local.logs.api import LogReads
+from batchml.local.store.journal import Store
 
 GROUP = "/aws/batch/job"
 STREAMS, LINES_EACH = 1000, 200

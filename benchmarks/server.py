@@ -20,11 +20,11 @@ from typing import Any
 
 from batchml.clock import SystemClock
 from batchml.local import control
+from batchml.local.batch.events import Effect, SaveJob, SaveSpec
+from batchml.local.batch.state import Job, Needs, Spec
 from batchml.local.home import Endpoint, Home
-from batchml.local.messages import Effect, SaveJob, SaveSpec
-from batchml.local.state import Job, Needs, Spec
-from batchml.local.store import Store
-from batchml.model.status import JobStatus
+from batchml.local.store.journal import Store
+from batchml.model.run import JobStatus
 
 CLOCK = SystemClock()
 HISTORY = 100_000  # finished jobs

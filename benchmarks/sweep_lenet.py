@@ -23,7 +23,7 @@ from batchml.client.client import Client
 from batchml.clock import SystemClock
 from batchml.local import control
 from batchml.local.home import Home
-from batchml.model.trial import Trial
+from batchml.model.sweep import Trial
 from benchmarks.lenet import interpreter
 from tests.few_digits import few_digits
 

@@ -19,9 +19,16 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from batchml.model.space import is_active
-from batchml.model.sweep import Dimension, Method, Params, SweepSpec
-from batchml.model.trial import Report, Trial, TrialState
+from batchml.model.sweep import (
+    Dimension,
+    Method,
+    Params,
+    Report,
+    SweepSpec,
+    Trial,
+    TrialState,
+    is_active,
+)
 from batchml.sweep.sampling import suggestions
 from benchmarks import sweep_problems as problems
 from benchmarks.sweep_problems import Problem

@@ -11,8 +11,17 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from batchml.model.sweep import EarlyStop, Goal, Limits, Method, Params, SweepSpec
-from batchml.model.trial import Report, Trial, TrialState
+from batchml.model.sweep import (
+    EarlyStop,
+    Goal,
+    Limits,
+    Method,
+    Params,
+    Report,
+    SweepSpec,
+    Trial,
+    TrialState,
+)
 from batchml.sweep.cutoffs import Rungs, levels
 from batchml.sweep.points import generator
 from benchmarks.sweep_problems import Problem

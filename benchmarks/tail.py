@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from batchml.aws.batch import BatchApi
+from batchml.aws.batch.jobs import BatchApi
 from batchml.aws.logs import StreamReader
 from batchml.aws.session import Access, Session
 from batchml.clock import SystemClock

@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 from msgspec import Struct
 
-from batchml.local.shapes import problems
+from batchml.local.server.validation import problems
 from batchml.model.names import bare_name
 from tests.contract.rig import Rig
 from tests.fakes import FakeClock

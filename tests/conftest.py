@@ -18,10 +18,10 @@ from msgspec.structs import replace
 from batchml.clock import SystemClock
 from batchml.local import control
 from batchml.local.executors import cgroup
-from batchml.local.executors.remains import mark_of, tagged
+from batchml.local.executors.record import mark_of, tagged
 from batchml.local.home import Endpoint, Home
-from batchml.local.identity import observe
-from batchml.local.store import keep_in, kept_in
+from batchml.local.store.identity import observe
+from batchml.local.store.journal import keep_in, kept_in
 
 # A busy machine is no mistake. CI tries the same examples each time, people's runs new ones.
 settings.register_profile("suite", deadline=None, derandomize=bool(os.environ.get("CI")))

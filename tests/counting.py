@@ -17,7 +17,7 @@ from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
-from batchml.local.sigv4 import Keys
+from batchml.local.server.auth import Keys
 from tests.s3 import BUCKET
 
 STACKS = {

@@ -21,16 +21,18 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from batchml.clock import SystemClock
-from batchml.local import adopt, daemon, engine, identity
-from batchml.local.core import Core
+from batchml.local.batch import engine
+from batchml.local.batch.core import Core
+from batchml.local.batch.events import Requested, Ticked
+from batchml.local.batch.state import Attempt, Job, Machine
 from batchml.local.executors.choice import Choice
 from batchml.local.executors.pool import OURS, Installation
 from batchml.local.executors.spec import Host
 from batchml.local.executors.supervisor import Executor
 from batchml.local.home import Endpoint, Home
-from batchml.local.messages import Requested, Ticked
-from batchml.local.state import Attempt, Job, Machine
-from batchml.local.store import Store, keep_in, kept_in
+from batchml.local.server import daemon
+from batchml.local.store import adopt, identity
+from batchml.local.store.journal import Store, keep_in, kept_in
 from batchml.runtime.storage.files import read_json, write_json
 
 CLOCK = SystemClock()
@@ -232,7 +234,7 @@ class World:
 
     def attempt(self, name: str, file: str = "") -> Path:
         """The folder of a job's first attempt, or a file in it, where it was before the faults."""
-        from batchml.local.attempts import task_id_of
+        from batchml.local.batch.lifecycle import task_id_of
 
         return self.home.attempt(task_id_of(self.ids[name], 1)) / file
 

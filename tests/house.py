@@ -87,8 +87,8 @@ def module_of(name: str) -> str:
 # --- what the rules refuse: each function names all offenders ---------------------------------
 
 
-def cycles() -> list[str]:
-    """Groups of files that import each other, counting every import. Tarjan's algorithm."""
+def files_in_cycles() -> list[str]:
+    """Files that import each other, counting every import. Tarjan's algorithm."""
     graph = {
         name: sorted({found.module for found in imports(path)} & {*modules()} - {name})
         for name, path in modules().items()
@@ -112,7 +112,7 @@ def cycles() -> list[str]:
             group = stack[at:]
             del stack[at:]
             if len(group) > 1:
-                found.append(", ".join(sorted(group)))
+                found.extend(f"{each}: in a cycle of {len(group)} files" for each in group)
 
     for name in graph:
         if name not in index:
@@ -278,7 +278,7 @@ _NO_CODE = {
 }  # fmt: skip
 
 RULES: dict[str, Callable[[], list[str]]] = {
-    "cycles of files": cycles,
+    "files in cycles": files_in_cycles,
     "imports of ours in functions": imports_in_functions,
     "public class names used twice": class_names_used_twice,
     "folders of more than 20 files": large_folders,

@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from batchml.model.status import JobStatus
+from batchml.model.run import JobStatus
 from batchml.model.sweep import Dimension, EarlyStop, Goal, Limits, Params, SweepSpec
 from batchml.runtime.protocol import manifest, messages, rungs
 from batchml.runtime.protocol import rungs as judge

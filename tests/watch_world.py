@@ -15,8 +15,7 @@ from msgspec.structs import replace
 from batchml.aws.logs import StreamReader
 from batchml.aws.session import Session
 from batchml.errors import AccessError, ServiceUnreachable
-from batchml.model.run import Attempt, Run
-from batchml.model.status import JobStatus
+from batchml.model.run import Attempt, JobStatus, Run
 from batchml.runtime.protocol.log_marks import end_mark
 from tests.fakes import FakeClock
 

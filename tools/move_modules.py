@@ -340,9 +340,8 @@ class Renames(NamedTuple):
         for alias in moved:
             package, _, name = self.modules[f"{module}.{alias.name}"].rpartition(".")
             known = alias.asname or alias.name
-            lines.append(
-                f"from {package} import {name}" + (f" as {known}" if known != name else "")
-            )
+            renamed = f" as {known}" if known != name else ""
+            lines.append(f"from {marked(package)} import {name}{renamed}")
         return lines
 
     def in_text(self, text: str) -> str:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
-from batchml.aws.failures import translated
-from batchml.aws.responses import to_run, to_summary
+from batchml.aws.batch.responses import to_run, to_summary
+from batchml.aws.errors import translated
 from batchml.aws.session import Session
 from batchml.errors import BatchmlError, ServiceUnreachable
 from batchml.model.explanation import (

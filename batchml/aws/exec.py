@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from batchml.aws.failures import translated
+from batchml.aws.errors import translated
 from batchml.aws.session import Session
 from batchml.errors import NoDoor, ServiceError
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from batchml.aws.failures import translated
+from batchml.aws.errors import translated
 from batchml.aws.session import Session
 from batchml.errors import ServiceError
 from batchml.model.logcheck import HEADER, LogCheck, read_header

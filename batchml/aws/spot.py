@@ -6,9 +6,8 @@ from decimal import Decimal
 
 from msgspec import Struct
 
-from batchml.aws.failures import translated
-from batchml.aws.pricelist import number
-from batchml.aws.prices import Clients, why_not
+from batchml.aws.errors import translated
+from batchml.aws.pricing import Clients, number, why_not
 from batchml.errors import BatchmlError
 
 MAX_AGE = 90 * 86_400_000  # ms for which AWS keeps the history: DescribeSpotPriceHistory

@@ -5,10 +5,9 @@ from decimal import Decimal
 from typing import Any
 
 from batchml.cli.render import printable, table
-from batchml.model.budget import max_seconds
-from batchml.model.run import Run
-from batchml.model.words import amounts, duration
-from batchml.model.words import dollars as dollars
+from batchml.model.names import amounts, duration
+from batchml.model.names import dollars as dollars
+from batchml.model.run import Run, max_seconds
 from batchml.ops.bill import Bill, Piece, amount
 from batchml.ops.cost import HOUR, NOT_COUNTED, OWN, Offer, Quote, Usd
 from batchml.ops.rates import Rate, said

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from batchml.cli.colour import Screen
-    from batchml.model.cluster import HostState, Room
     from batchml.model.explanation import ComputeState
+    from batchml.model.hosts import HostState, Room
     from batchml.ops.cluster import ComputeRow, HostRow, Total
     from batchml.ops.top import QueueRow, RunRow, Snapshot
 

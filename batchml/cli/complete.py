@@ -141,7 +141,7 @@ def _bare(word: str) -> str:
 
 _SHELLS = ("bash", "zsh", "fish")
 _RETRIED = ("host-lost", "image-error", "app-error", "out-of-memory")  # model/job.py, Retry
-# model/status.py and, of those that have failed, model/run.py, OutcomeClass
+# model/run.py and, of those that have failed, model/run.py, OutcomeClass
 _STATES = (
     "SUBMITTED", "PENDING", "RUNNABLE", "STARTING", "RUNNING", "SUCCEEDED", "FAILED",
     *_RETRIED, "timed-out", "cancelled", "dependency-failed", "unschedulable", "unknown",

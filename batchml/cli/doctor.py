@@ -13,7 +13,7 @@ from batchml.cli.output import print_json, print_line
 
 if TYPE_CHECKING:
     from batchml.local.home import Home
-    from batchml.model.finding import Finding
+    from batchml.model.explanation import Finding
     from batchml.ops.doctor.facts import Config
     from batchml.settings import Settings
 
@@ -32,7 +32,7 @@ def doctor(
     Exit code 0 when nothing is a problem, 77 when credentials or permissions are, else 1.
     AWS is only read.
     """
-    from batchml.model.finding import exit_code
+    from batchml.model.explanation import exit_code
 
     settings, config = _read_settings(env)
     findings = []
@@ -115,8 +115,7 @@ def _server_trouble(settings: "Settings", home: "Home") -> str:
 
 
 def _examine_account(settings: "Settings") -> "Iterator[Finding]":
-    from batchml.aws.identity import home_region
-    from batchml.aws.session import Access, Session
+    from batchml.aws.session import Access, Session, home_region
     from batchml.clock import SystemClock
     from batchml.ops.doctor.ask import ask
     from batchml.ops.doctor.checks import check_account

@@ -8,10 +8,10 @@ import typer
 from msgspec import Struct
 from msgspec.structs import replace
 
-from batchml.aws.compute import ComputeApi
-from batchml.aws.launch import LaunchApi
-from batchml.aws.site import Platform
-from batchml.aws.stacks import Stacks
+from batchml.aws.batch.resources import ComputeApi
+from batchml.aws.cloudformation import Stacks
+from batchml.aws.ec2 import LaunchApi
+from batchml.aws.naming import Platform
 from batchml.cli.output import say
 from batchml.client import submission
 from batchml.client.place import Place
@@ -93,7 +93,7 @@ def tools(place: Place, command: str = "setup", **more: Any) -> Tools:
     more["command"] = command
     if place.settings.is_local:
         return Tools(Stacks(session), ComputeApi(session), place.batch, place.clock, **more)
-    from batchml.aws.objects import empty_bucket
+    from batchml.aws.s3 import empty_bucket
 
     return Tools(
         Stacks(session), ComputeApi(session), place.batch, place.clock,

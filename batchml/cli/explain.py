@@ -51,8 +51,8 @@ def to_text(told: "Told", width: int = 0, now: float = 0.0) -> str:
     import textwrap
 
     from batchml.cli.render import job_title, printable
-    from batchml.model.array import shown_state
     from batchml.model.record import NOT_KNOWN
+    from batchml.model.run import shown_state
     from batchml.ops.explain.words import minutes
 
     def folded(text: str, first: str, more: str) -> str:

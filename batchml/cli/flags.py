@@ -51,7 +51,7 @@ def read_pairs(given: list[str] | None, flag: str) -> dict[str, str]:
 
 def read_seconds(text: str | None, flag: str) -> int | None:
     """`"2h"` as seconds; None where the flag was not given. Raises UsageError."""
-    from batchml.model.reading import parse_duration
+    from batchml.model.tables import parse_duration
 
     if not text:
         return None

@@ -37,8 +37,7 @@ def follow(
     from batchml.cli.render import printable
     from batchml.cli.waitline import Words
     from batchml.client import waiting
-    from batchml.model.run import classify
-    from batchml.model.status import JobStatus
+    from batchml.model.run import JobStatus, classify
     from batchml.ops.metrics import Metrics, unmatched
 
     record = _record(place, job_id)

@@ -13,7 +13,7 @@ from batchml.cli.output import print_json, print_line, say
 from batchml.errors import INTERRUPTED, AccessError, ImageError, ServiceUnreachable
 
 if TYPE_CHECKING:
-    from batchml.aws.registry import Tell
+    from batchml.aws.ecr import Tell
     from batchml.client.place import Place
     from batchml.model.image import Recipe
     from batchml.ops.images import Shown, Target
@@ -52,7 +52,7 @@ def build(
     json_: Json = False,
 ) -> None:
     """Build images, of images/ or of a job's own files, unless the Docker engine has them."""
-    from batchml.aws.registry import Engine
+    from batchml.aws.ecr import Engine
     from batchml.cli.wiring import open_place
     from batchml.ops import images
 
@@ -93,8 +93,7 @@ def push(
 @image_app.command("list", epilog="Example: batchml image list --json")
 def list_(names: Names = None, env: Env = None, json_: Json = False) -> None:
     """Show images: in the folders, in the Docker engine, and in ECR."""
-    from batchml.aws.ecr import Ecr
-    from batchml.aws.registry import Engine
+    from batchml.aws.ecr import Ecr, Engine
     from batchml.cli.wiring import open_place
     from batchml.ops import images
 
@@ -132,7 +131,7 @@ def prune(
     from batchml.cli.wiring import open_place
     from batchml.errors import UsageError
     from batchml.local.pruning import find_old, remove
-    from batchml.model.reading import parse_duration
+    from batchml.model.tables import parse_duration
     from batchml.ops.code import size_words
 
     place = open_place(env)
@@ -163,7 +162,7 @@ _LOCAL = (
 
 
 def _push(place: "Place", wanted: "Sequence[Recipe]", json_: bool) -> None:
-    from batchml.aws.registry import Engine
+    from batchml.aws.ecr import Engine
     from batchml.ops import images
 
     engine, target = Engine(), _target(place)

@@ -10,7 +10,7 @@ from batchml.cli.output import print_json, print_line, say
 from batchml.errors import UsageError
 
 if TYPE_CHECKING:
-    from batchml.aws.definitions import Definition
+    from batchml.aws.batch.definitions import Definition
     from batchml.client.place import Place
 
 
@@ -131,7 +131,7 @@ def gc(
 
 
 def _definitions(place: "Place") -> Any:
-    from batchml.aws.definitions import Definitions
+    from batchml.aws.batch.definitions import Definitions
 
     return Definitions(place.connect())
 

@@ -118,7 +118,7 @@ def _unknown_metrics(place: "Place", wanted: "Wanted") -> str:
 def _say_ways_on(place: "Place", found: "Sequence[Found]") -> None:
     """What can be asked of a run in the table, as it is typed: of a failed one, if there is one."""
     from batchml.cli.ways import word_of
-    from batchml.model.status import JobStatus
+    from batchml.model.run import JobStatus
 
     failed = [each for each in found if each.run and each.run.status is JobStatus.FAILED]
     word = word_of(place, (failed or found)[0].job_id)
@@ -187,7 +187,7 @@ def _forgotten(head: "Sequence[str]", found: "Found", now_ms: int) -> list[str]:
 
 
 def _say_held_back(found: "Sequence[Found]") -> None:
-    from batchml.model.status import CANNOT_START
+    from batchml.model.run import CANNOT_START
 
     reasons = (each.run.status_reason for each in found if each.run)
     held_back = next((text for text in reasons if text.startswith(CANNOT_START)), "")

@@ -10,10 +10,17 @@ from batchml.cli.colour import is_dumb, kind_of, paint, screen, window_width
 from batchml.cli.output import say, say_lost
 from batchml.cli.render import RULE, job_title, printable, timestamp, verdict
 from batchml.clock import Clock
-from batchml.model.array import IN_QUEUE, array_size, done, shown_state, state_text
 from batchml.model.names import short_id
-from batchml.model.run import Run, classify
-from batchml.model.status import JobStatus
+from batchml.model.run import (
+    IN_QUEUE,
+    JobStatus,
+    Run,
+    array_size,
+    classify,
+    done,
+    shown_state,
+    state_text,
+)
 from batchml.ops.watch import (
     CUT,
     SHORT,

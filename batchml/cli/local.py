@@ -122,7 +122,7 @@ def _executor_options(
 
 def _chaos_options(text: str | None) -> list[str]:
     """Read it here as well: a mistake is told before anything starts."""
-    from batchml.local import chaos
+    from batchml.local.batch import fault_injection as chaos
 
     if text is None:
         return []
@@ -156,8 +156,8 @@ def status(json_: Json = False) -> None:
 def env(json_: Json = False) -> None:
     """Print the variables that point any AWS client at the server, which is started if need be."""
     from batchml.client.place import LOCAL_REGION
-    from batchml.local.access import ENDPOINTS
     from batchml.local.endpoints import kept_endpoints
+    from batchml.local.server.auth import ENDPOINTS
     from batchml.model.endpoints import endpoint_variables
 
     place = _place()
@@ -194,8 +194,8 @@ def adopt(
     import os
 
     from batchml.clock import SystemClock
-    from batchml.local import adopt as adopting
     from batchml.local import control
+    from batchml.local.store import adopt as adopting
 
     home = _home()
     if not home.journal.exists():
@@ -306,7 +306,7 @@ def reset(
 
 def _is_copy(home: Any) -> bool:
     """Whether a server has served from this folder, and it is not that one any more."""
-    from batchml.local import identity
+    from batchml.local.store import identity
 
     return (home.local / "identity.json").exists() and identity.of(home) is None
 

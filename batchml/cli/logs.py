@@ -105,8 +105,7 @@ def _nothing(place: "Place", run: "Run") -> str:
     """Why there is no line: it ended without one, it runs, or it waits and `explain` knows why."""
     from batchml.cli.render import printable
     from batchml.cli.ways import word_of
-    from batchml.model.array import shown_state
-    from batchml.model.status import JobStatus
+    from batchml.model.run import JobStatus, shown_state
 
     said = f"{printable(run.name)} has printed nothing"
     if run.status.is_terminal:

@@ -54,8 +54,8 @@ def _run_rows(found: "Snapshot") -> list[list[str]]:
     from batchml.cli.render import printable
     from batchml.cli.top import since
     from batchml.cli.using import memory, number
-    from batchml.model.array import state_text
     from batchml.model.names import short_id
+    from batchml.model.run import state_text
 
     rows = [["ID", "NAME", "STATUS", "FOR", "VCPUS", "MEMORY", "GPUS", "HOST (REASON)"]]
     for row in found.runs:

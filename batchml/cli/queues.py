@@ -119,8 +119,8 @@ def queue_update(
     json_: Json = False,
 ) -> None:
     """Change a job queue now. What setup made, setup changes back."""
-    from batchml.aws.resources import queue as queue_request
-    from batchml.aws.site import Site
+    from batchml.aws.batch.resources import queue as queue_request
+    from batchml.aws.naming import Site
     from batchml.cli.wiring import open_place
     from batchml.model.description import read_queue
     from batchml.model.names import bare_name

@@ -17,7 +17,7 @@ NAME = 32  # cells of the name of a run that is not the one shown
 
 def seat(place: "Place", found: "Found") -> str:
     """Of a notebook: the way back, or why it ended and what it cost."""
-    from batchml.model.seat import SEAT_TAG
+    from batchml.model.group import SEAT_TAG
 
     if found.run is None or SEAT_TAG not in found.tags:
         return ""
@@ -69,9 +69,8 @@ def needed(place: "Place", run: "Run") -> str:
     """What a run depends on, as `prep 3f2a1b0c RUNNING`; their states while it waits for them."""
     from batchml.cli.render import cut
     from batchml.errors import BatchmlError
-    from batchml.model.array import state_text
     from batchml.model.names import short_id
-    from batchml.model.status import JobStatus
+    from batchml.model.run import JobStatus, state_text
 
     if not run.depends_on:
         return ""
@@ -105,8 +104,8 @@ def groups(parts: "Sequence[Part]") -> str:
 
 def _of_workers(run: "Run") -> str:
     """Workers that the head has ended when it ended have not failed, whatever AWS Batch says."""
-    from batchml.model.array import array_size, state_text
-    from batchml.model.gang import ENDED_BY_HEAD
+    from batchml.model.group import ENDED_BY_HEAD
+    from batchml.model.run import array_size, state_text
 
     if not (run.status.is_terminal and run.is_terminated and run.status_reason == ENDED_BY_HEAD):
         return state_text(run)
@@ -133,9 +132,9 @@ def groups_json(parts: "Sequence[Part]") -> dict[str, Any]:
 
 def failed_children(place: "Place", found: "Found", run: "Run") -> list[int] | None:
     """Which children of an array: one call more. None if AWS does not tell; it is an extra."""
-    from batchml.aws.children import indices
+    from batchml.aws.batch.jobs import indices
     from batchml.errors import BatchmlError
-    from batchml.model.status import JobStatus
+    from batchml.model.run import JobStatus
     from batchml.ops.rerun import first_numbers
 
     if not run.children.get("FAILED"):

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from batchml.cli.colour import Screen, kind_of, paint, screen
 from batchml.cli.spark import sparkline as sparkline
-from batchml.model.array import state_text
+from batchml.model.names import duration as duration
 from batchml.model.names import short_id
 from batchml.model.outcome import children_text, describe_outcome
-from batchml.model.run import Run, classify
-from batchml.model.words import duration as duration
+from batchml.model.run import Run, classify, state_text
 
 if TYPE_CHECKING:
     from batchml.ops.metrics import Series

@@ -19,7 +19,7 @@ class Data:
 
     def __init__(self, place: "Place", archive: str, allowed: tuple[str, ...]) -> None:
         from batchml.client.workspace_local import LocalWorkspace
-        from batchml.local.emptying import NAMES
+        from batchml.local.deletion_guard import NAMES
 
         unknown = [name for name in allowed if name not in NAMES]
         if unknown:
@@ -36,7 +36,7 @@ class Data:
         """
         from batchml.cli.transfers import shown
         from batchml.client.workspace_local import account
-        from batchml.local.emptying import WORKSPACE, losses, told
+        from batchml.local.deletion_guard import WORKSPACE, losses, told
 
         with shown(self._clock) as watch:
             reads = reads and WORKSPACE not in self._allowed
@@ -52,7 +52,7 @@ class Data:
         raise TransferFailed("\n".join([f"Data would be lost: {so_far}.", *lines, *ways]))
 
     def empty(self) -> None:
-        from batchml.local.emptying import empty
+        from batchml.local.deletion_guard import empty
 
         empty(self._home, self._vault)
 

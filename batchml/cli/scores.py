@@ -86,7 +86,7 @@ def read_question(
 
 def explained(question: "Question", answer: "Answer") -> list[str]:
     """What the numbers mean, and what would make them better."""
-    from batchml.aws.scores import FEW_TYPES
+    from batchml.aws.capacity import FEW_TYPES
 
     unit = "hosts" if question.unit == "units" else "vCPUs"
     where = "one zone" if question.zones else "a region"

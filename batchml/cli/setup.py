@@ -268,7 +268,7 @@ def _document(
 
 def _quota_notes(place: "Place", subject: "Subject") -> list[str]:
     """Quotas that are too small: 0 vCPUs of GPU instances is what a new account has."""
-    from batchml.aws.quotas import needed_quotas, read_quotas
+    from batchml.aws.iam import needed_quotas, read_quotas
     from batchml.errors import BatchmlError
     from batchml.ops.doctor.checks import quota_findings
 

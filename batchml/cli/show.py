@@ -204,8 +204,8 @@ def _identity(found: "Found") -> "Mapping[str, str]":
 
 
 def _state(run: "Run") -> dict[str, str]:
-    from batchml.model.array import state_text
     from batchml.model.outcome import children_text, describe_outcome
+    from batchml.model.run import state_text
 
     ended = run.status.is_terminal
     return {
@@ -276,7 +276,7 @@ def _pairs(table: "Mapping[str, object]") -> str:
 
 def _times(found: "Found", now_ms: int) -> dict[str, str]:
     from batchml.cli.render import duration, timestamp
-    from batchml.model.array import has_begun
+    from batchml.model.run import has_begun
 
     run = found.run
     started, stopped = (run.started_at, run.stopped_at) if run else (None, None)
@@ -296,7 +296,7 @@ def _attempts(run: "Run", now_ms: int) -> "Iterator[str]":
     """One line each: what became of it, where, how long it ran, and its log stream."""
     from batchml.cli.render import duration, printable
     from batchml.model.outcome import describe_attempt, is_torchrun, on_host
-    from batchml.model.status import JobStatus
+    from batchml.model.run import JobStatus
 
     for number, attempt in enumerate(run.attempts, 1):
         is_last = number == len(run.attempts)
@@ -346,7 +346,7 @@ def _curves(found: "Found", measured: "Measured") -> "Iterator[str]":
 
 def _unmatched(found: "Found", measured: "Measured") -> str:
     """Patterns without a value, of a run that has printed all it ever will."""
-    from batchml.model.status import JobStatus
+    from batchml.model.run import JobStatus
     from batchml.ops.metrics import unmatched
 
     run, record = found.run, found.record
@@ -373,6 +373,6 @@ def _cost(found: "Found") -> str:
         return ""
     from decimal import Decimal
 
-    from batchml.model.words import dollars
+    from batchml.model.names import dollars
 
     return dollars(Decimal(str(found.cost)))

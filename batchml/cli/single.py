@@ -27,7 +27,7 @@ _STATES = {
 
 
 def compute_api(place: "Place") -> Any:
-    from batchml.aws.compute import ComputeApi
+    from batchml.aws.batch.resources import ComputeApi
 
     return ComputeApi(place.connect())
 
@@ -54,7 +54,7 @@ def table_of(struct: "Compute | Queue") -> dict[str, Any]:
 
 def bare(place: "Place", name: str) -> str:
     """The name as batchml.toml has it."""
-    from batchml.aws.site import qualified
+    from batchml.aws.naming import qualified
 
     return name.removeprefix(qualified(place.env, ""))
 
@@ -63,7 +63,7 @@ def find_one(
     place: "Place", name: str, kind: str, known: "Mapping[str, dict[str, Any]]"
 ) -> tuple[str, dict[str, Any]]:
     """A resource by its name here or in AWS. Raises NotFound."""
-    from batchml.aws.site import qualified
+    from batchml.aws.naming import qualified
 
     for each in (qualified(place.env, name), name):
         if each in known:
@@ -79,7 +79,7 @@ def _command(kind: str) -> str:
 def refuse_existing(
     place: "Place", command: str, name: str, known: "Mapping[str, dict[str, Any]]"
 ) -> None:
-    from batchml.aws.site import qualified
+    from batchml.aws.naming import qualified
 
     if qualified(place.env, name) in known:
         raise UsageError(

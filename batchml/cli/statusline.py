@@ -8,9 +8,7 @@ from msgspec import Struct
 from batchml.cli.colour import kind_of
 from batchml.cli.render import cells, cut, duration
 from batchml.cli.spark import sparkline
-from batchml.model.array import shown_state
-from batchml.model.run import Run
-from batchml.model.status import JobStatus
+from batchml.model.run import JobStatus, Run, shown_state
 
 HINT = "Ctrl-C detaches"
 _BAR, _REST = "\u2501", "\u2500"  # heavy and light: told apart without colour

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from batchml.client.place import Place
     from batchml.client.sweeping.boards import Board
     from batchml.client.sweeping.freezing import Frozen
-    from batchml.model.trial import Trial
+    from batchml.model.sweep import Trial
     from batchml.sweep.standings import Confirmed
     from batchml.sweep.state import SweepState
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Protocol, TextIO
 
 from batchml.cli.colour import Screen, is_dumb, paint, screen
 from batchml.cli.render import cells, cut, pad, printable
-from batchml.model.trial import TrialState
-from batchml.model.words import dollars, duration
+from batchml.model.names import dollars, duration
+from batchml.model.sweep import TrialState
 
 if TYPE_CHECKING:
     from batchml.client.sweeping.freezing import Frozen
-    from batchml.model.trial import Trial
+    from batchml.model.sweep import Trial
     from batchml.sweep.summary import Picture
 
 _PLAIN = 80  # cells where there is no window

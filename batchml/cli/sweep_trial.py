@@ -14,7 +14,7 @@ from batchml.sweep.report.subject import command_line
 if TYPE_CHECKING:
     from batchml.client.place import Place
     from batchml.client.sweeping.freezing import Frozen
-    from batchml.model.trial import Trial
+    from batchml.model.sweep import Trial
     from batchml.sweep.state import SweepState
 
 

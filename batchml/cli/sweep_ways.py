@@ -9,7 +9,7 @@ from batchml.sweep.budgets import failures
 if TYPE_CHECKING:
     from batchml.client.place import Place
     from batchml.client.sweeping.freezing import Frozen
-    from batchml.model.trial import Trial
+    from batchml.model.sweep import Trial
     from batchml.sweep.state import SweepState
     from batchml.sweep.summary import Picture
 

@@ -93,7 +93,7 @@ def _found(place: "Place", words: "Sequence[str]") -> "list[Found]":
 
 def _workspaces(place: "Place", given: "Sequence[Path]") -> list[Path]:
     """Folders of the workspace of this machine, by their path in it or as runs see it."""
-    from batchml.aws.site import WORKSPACE
+    from batchml.aws.naming import WORKSPACE
 
     if given and not place.settings.is_local:
         raise UsageError(

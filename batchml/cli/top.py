@@ -244,7 +244,7 @@ def narrowed(
 
 
 def _queue_rows(found: "Snapshot") -> "list[list[str]]":
-    from batchml.aws.live import LIVE
+    from batchml.aws.batch.jobs import LIVE
     from batchml.cli.cluster import held_and_asked, state_word
     from batchml.cli.render import printable
     from batchml.cli.using import memory, number
@@ -288,8 +288,8 @@ def _run_rows(runs: "Iterable[RunRow]", found: "Snapshot") -> "list[list[str]]":
     from batchml.cli.cluster import place_text
     from batchml.cli.render import printable
     from batchml.cli.using import USED, cells_of
-    from batchml.model.array import state_text
     from batchml.model.names import short_id
+    from batchml.model.run import state_text
 
     is_one = len(found.hosts or ()) < 2  # then nobody asks on which
     rows = [["ID", "NAME", "QUEUE", "STATUS", "FOR", *USED, _PLACE]]

@@ -11,10 +11,8 @@ from batchml.cli.colour import is_dumb, paint, screen, window_width
 from batchml.cli.render import duration, printable
 from batchml.cli.statusline import HINT, Board, entered, status_line
 from batchml.clock import Clock
-from batchml.model.array import IN_QUEUE, shown_state, state_text
 from batchml.model.names import short_id
-from batchml.model.run import Run
-from batchml.model.status import JobStatus
+from batchml.model.run import IN_QUEUE, JobStatus, Run, shown_state, state_text
 from batchml.ops.select import bare_id
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from batchml.cli.output import say
 from batchml.errors import UsageError
 
 if TYPE_CHECKING:
-    from batchml.aws.reservations import Reservations
+    from batchml.aws.capacity import Reservations
     from batchml.client.place import Place
     from batchml.model.environment import Compute
     from batchml.ops.warm import Kept, Paid
@@ -77,7 +77,7 @@ def warmth(place: "Place", details: Details) -> Warmth:
 
     if place.settings.is_local:
         return Warmth({}, None, 0.0)
-    from batchml.aws.reservations import reservations
+    from batchml.aws.capacity import reservations
 
     described = place.settings.environment.compute
     computes = {

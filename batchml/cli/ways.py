@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from batchml.model.names import short_id
-from batchml.model.status import JobStatus
+from batchml.model.run import JobStatus
 from batchml.ops.select import bare_id
 
 if TYPE_CHECKING:

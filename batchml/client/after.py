@@ -109,7 +109,7 @@ def _other(place: "Place", env: str, word: str) -> "Place":
     if LOCAL in (env, place.env) or here.region != there.region:
         why = f"{_where(place.env, here.region)}, and {_where(env, there.region)}"
     elif here.profile != there.profile:
-        from batchml.aws.identity import who_am_i
+        from batchml.aws.session import who_am_i
 
         accounts = [who_am_i(each.connect()).account for each in (place, other)]
         if accounts[0] != accounts[1]:

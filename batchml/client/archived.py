@@ -25,7 +25,7 @@ def check_archived(place: "Place", allowed: Sequence[str]) -> str:
     Raises UsageError where the archive is not complete, or older than the last run; a file system
     that is named in `allowed` may go all the same.
     """
-    from batchml.aws.objects import Bucket
+    from batchml.aws.s3 import Bucket
     from batchml.client.known import read_outputs
     from batchml.client.workspace_aws import ARCHIVE
 

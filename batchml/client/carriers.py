@@ -18,7 +18,7 @@ from batchml.model.workspace import Progress, Watch
 from batchml.runtime.transfer.worker import DONE, ORDER, UNDER_WAY
 
 if TYPE_CHECKING:
-    from batchml.aws.objects import Bucket
+    from batchml.aws.s3 import Bucket
     from batchml.client.order import Order
     from batchml.client.place import Place
     from batchml.model.run import Run
@@ -137,7 +137,7 @@ class Runs:
 
     def _price(self, spec: JobSpec) -> str:
         from batchml.client.costs import quote_of_job
-        from batchml.model.words import dollars
+        from batchml.model.names import dollars
 
         try:
             hour = quote_of_job(self._place, spec).hour

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from batchml.aws.cluster import ClusterApi
-from batchml.aws.live import LiveApi
-from batchml.aws.prices import why_not
+from batchml.aws.batch.cluster import ClusterApi
+from batchml.aws.batch.jobs import LiveApi
+from batchml.aws.pricing import why_not
 from batchml.errors import AccessError
 from batchml.ops.cluster import item_of, with_prices
 from batchml.ops.cluster_look import ClusterLook

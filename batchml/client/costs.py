@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from batchml.aws.hosts import Host, Pool, find_hosts, pools
-from batchml.aws.prices import Book, Instances, InstanceType, Price, why_not
-from batchml.aws.site import qualified, queue_name
+from batchml.aws.batch.hosts import Host, Pool, find_hosts, pools
+from batchml.aws.naming import qualified, queue_name
+from batchml.aws.pricing import Book, Instances, InstanceType, Price, why_not
 from batchml.aws.spot import MAX_AGE, SpotHistory, spot_history
 from batchml.errors import BatchmlError, NotFound
 from batchml.model.job import JobSpec
+from batchml.model.names import dollars, duration
 from batchml.model.record import NOT_KNOWN, Record
-from batchml.model.run import Run
-from batchml.model.status import JobStatus
-from batchml.model.words import dollars, duration
+from batchml.model.run import JobStatus, Run
 from batchml.ops.bill import Bill, bill, free_bill, kept_bill, need_of, span, together
 from batchml.ops.cost import (
     OWN,
@@ -122,7 +121,7 @@ def _local_price(place: "Place") -> Price | None:
 
 def _here(need: Need) -> Candidate:
     """This machine, and the part of it that a run takes: all of it where it asks for more."""
-    from batchml.local.machine import read_machine
+    from batchml.local.ecs import read_machine
 
     machine = read_machine(with_gpus=need.gpus > 0)
     gpus = len(machine.gpus)

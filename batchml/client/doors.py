@@ -9,8 +9,7 @@ from msgspec import Struct
 
 from batchml.errors import NoDoor, NotFound, NotRunning, UsageError
 from batchml.model.record import NOT_KNOWN_WORDS
-from batchml.model.run import Run
-from batchml.model.status import JobStatus
+from batchml.model.run import JobStatus, Run
 
 if TYPE_CHECKING:
     from batchml.client.place import Place
@@ -173,7 +172,7 @@ def task_of(place: "Place", run: Run) -> str:
     """The ARN of the ECS task that the run is now. Raises NotRunning, NoDoor, NotFound."""
     for detail in place.batch.describe_raw([run.job_id]):
         if detail["status"] != JobStatus.RUNNING.value:
-            from batchml.aws.responses import to_run
+            from batchml.aws.batch.responses import to_run
 
             raise not_running(place, to_run(detail))
         task = (detail.get("container") or {}).get("taskArn", "")

@@ -13,7 +13,7 @@ from batchml.aws.exec import ExecApi, Opened, Task, plugin_call
 from batchml.client.doors import Asked, Seat, ending, task_of
 from batchml.client.plugin import Plugin, find_plugin
 from batchml.errors import BatchmlError, NoDoor, NotRunning, ServiceUnreachable
-from batchml.model.status import JobStatus
+from batchml.model.run import JobStatus
 from batchml.runtime.exec.main import ENDED, Order
 
 if TYPE_CHECKING:

@@ -15,14 +15,14 @@ from batchml.client.plain_guard import guarded
 from batchml.client.talk import listen, talk, write_out
 from batchml.client.terminal import lent, raw, size_changes
 from batchml.errors import NoDoor, ServiceUnreachable
-from batchml.local import inside_container as engine
-from batchml.local.inside_container import Refusal, Relayed, Started
+from batchml.local import exec as engine
+from batchml.local.exec import Refusal, Relayed, Started
 from batchml.runtime.exec.main import ENDED
 from batchml.runtime.exec.relay import EXIT, INPUT, OUTPUT, OVER, READY, REFUSED, Frame, frame
 
 if TYPE_CHECKING:
     from batchml.client.tunnel import Connect
-    from batchml.local.inside import Sitting
+    from batchml.local.exec import Sitting
 
 _BLOCK = 65_536
 _NO_SHELL = (126, 127)  # the engine's codes for a command that is not there

@@ -11,15 +11,16 @@ from batchml.client import tunnel as tunnels
 from batchml.client.doors import Asked, Seat, ending, task_of
 from batchml.client.terminal import lent, quiet
 from batchml.errors import NoDoor, NotRunning, ServiceUnreachable
-from batchml.local import identity, inside
-from batchml.model.status import JobStatus
+from batchml.local import exec as inside
+from batchml.local.store import identity
+from batchml.model.run import JobStatus
 from batchml.runtime.exec.main import ENDED, NOBODY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from batchml.client.place import Place
-    from batchml.local.inside import Sitting
+    from batchml.local.exec import Sitting
 
 # With the folder of this installation before any other: the user's may hold anything.
 _START = (

@@ -55,7 +55,7 @@ def own_seats(records: "Iterable[Record]", env: str, now: float) -> list[str]:
 
     `records` with the newest first; `now` in seconds.
     """
-    from batchml.model.seat import SEAT_TAG
+    from batchml.model.group import SEAT_TAG
 
     new = takewhile(lambda each: each.at > (now - _WEEK) * 1000, records)
     own = (each for each in new if SEAT_TAG in each.tags and each.env == env)

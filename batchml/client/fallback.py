@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from batchml.aws.failures import Fate, fate
+from batchml.aws.errors import Fate, fate
 from batchml.errors import (
     AccessError,
     BatchmlError,
@@ -21,7 +21,7 @@ from batchml.errors import (
     ServiceUnreachable,
 )
 from batchml.model.fallback import FALLBACK_TAG, moved_to, said_gone_on
-from batchml.model.words import in_words
+from batchml.model.names import in_words
 from batchml.ops.fallback import (
     OVERDUE,
     Mover,
@@ -35,7 +35,7 @@ from batchml.ops.fallback import (
 from batchml.ops.select import bare_id
 
 if TYPE_CHECKING:
-    from batchml.aws.requests import Submission, Travel
+    from batchml.aws.batch.requests import Submission, Travel
     from batchml.client.order import Order
     from batchml.client.place import Place
     from batchml.model.job import JobSpec
@@ -194,7 +194,7 @@ class Moves:
         return self._now.get(whole, whole) + asked.removeprefix(whole)
 
     def _seen(self, asked: str, run: "Run") -> "Run":
-        from batchml.model.status import JobStatus
+        from batchml.model.run import JobStatus
 
         goal = moved_to(run)
         mover = self._mover(run) if goal or not run.status.is_terminal else None
@@ -234,7 +234,7 @@ class Moves:
         return run.job_id
 
     def _follow(self, asked: str, run: "Run", now: str) -> "Run":
-        from batchml.model.status import JobStatus
+        from batchml.model.run import JobStatus
 
         self._now[asked] = now
         learn(self._place, run, now)

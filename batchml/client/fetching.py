@@ -13,7 +13,7 @@ from batchml.ops.rerun import first_numbers
 from batchml.ops.select import bare_id
 
 if TYPE_CHECKING:
-    from batchml.aws.objects import Bucket
+    from batchml.aws.s3 import Bucket
     from batchml.client.place import Place
     from batchml.model.run import Run
     from batchml.ops.search import Found
@@ -129,7 +129,7 @@ def _why_none(run: "Run | None") -> str:
 
 
 def _there(place: "Place", found: "Found") -> Source:
-    from batchml.aws.objects import Bucket
+    from batchml.aws.s3 import Bucket
 
     store = found.run.environment.get("BATCHML_STORE", "") if found.run else ""
     if not store and found.record and found.record.key:

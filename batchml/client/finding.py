@@ -14,7 +14,7 @@ from batchml.ops.search import Found, Wanted, remember, search, unlisted
 from batchml.ops.select import bare_id
 
 if TYPE_CHECKING:
-    from batchml.aws.batch import BatchApi
+    from batchml.aws.batch.jobs import BatchApi
     from batchml.client.place import Place
     from batchml.model.record import Record
     from batchml.model.run import Run
@@ -108,7 +108,7 @@ def recall(place: "Place", job_ids: Sequence[str]) -> list[Found]:
 def with_start(place: "Place", found: Found) -> Found:
     """An array with the time when its first child was started: one call, for an array only."""
     from batchml.errors import BatchmlError
-    from batchml.model.array import began, first_child, has_begun
+    from batchml.model.run import began, first_child, has_begun
 
     run = found.run
     if run is None or run.started_at or not has_begun(run):

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from batchml.aws.requests import Travel
+from batchml.aws.batch.requests import Travel
 from batchml.errors import ConfigError
-from batchml.model.gang import GROUP_TAG, Member, members
+from batchml.model.group import GROUP_TAG, Member, members
 from batchml.model.names import new_key, to_name
 
 if TYPE_CHECKING:
-    from batchml.aws.requests import Submission
-    from batchml.aws.site import Platform
+    from batchml.aws.batch.requests import Submission
+    from batchml.aws.naming import Platform
     from batchml.client.luggage import Depot
     from batchml.client.order import Order
     from batchml.client.place import Place

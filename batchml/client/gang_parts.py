@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from batchml.errors import NotFound
-from batchml.model.gang import GANG_TAG, GROUP_TAG, is_worker
+from batchml.model.group import GANG_TAG, GROUP_TAG, is_worker
 
 if TYPE_CHECKING:
     from batchml.client.place import Place

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from batchml.aws.site import qualified
+from batchml.aws.naming import qualified
 from batchml.errors import NoQueue
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ import msgspec
 
 from batchml.client.whywait import Whys, verdict
 from batchml.errors import BatchmlError
-from batchml.model.seat import SEAT_TAG
-from batchml.model.status import JobStatus
-from batchml.model.words import amounts
+from batchml.model.group import SEAT_TAG
+from batchml.model.names import amounts
+from batchml.model.run import JobStatus
 from batchml.runtime.exec.prompt import KIND
 from batchml.runtime.sessions.alloc import LIMIT, RATE, spelled
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import Struct
 
-from batchml.aws.site import PLATFORM_STACKS, stack_name
+from batchml.aws.naming import PLATFORM_STACKS, stack_name
 
 if TYPE_CHECKING:
     from batchml.client.place import Place
@@ -85,7 +85,7 @@ class Known:
 
 def read_outputs(place: "Place") -> dict[str, str]:
     """The outputs of the stacks that jobs depend on, as they are now."""
-    from batchml.aws.stacks import Stacks
+    from batchml.aws.cloudformation import Stacks
 
     stacks = Stacks(place.connect())
     found: dict[str, str] = {}

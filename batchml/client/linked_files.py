@@ -18,7 +18,7 @@ from batchml.runtime.transfer.tree import FOLDER, LINK, OWN, Entry, LeftOut, Rea
 from batchml.runtime.transfer.worker import Alone
 
 if TYPE_CHECKING:
-    from batchml.aws.objects import About, Bucket, Object
+    from batchml.aws.s3 import About, Bucket, Object
 
 _ODD = "its name cannot be that of an object in S3"
 

@@ -12,7 +12,7 @@ from batchml.ops.code import CodeArchive, pack
 from batchml.ops.delivery import FolderShelf, Shelf, deliver, told
 
 if TYPE_CHECKING:
-    from batchml.aws.requests import Document
+    from batchml.aws.batch.requests import Document
     from batchml.client.known import Known
     from batchml.client.order import Order, Ordered
     from batchml.client.place import Place
@@ -111,7 +111,7 @@ def put(
     shelf: Shelf = FolderShelf(place.home.code)
     prefix = ""
     if depot.bucket:
-        from batchml.aws.objects import Bucket
+        from batchml.aws.s3 import Bucket
 
         shelf, prefix = Bucket(place.connect(), depot.bucket), f"{_CODE}/"
     if document is not None:

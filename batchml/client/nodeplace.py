@@ -57,7 +57,7 @@ def _spot_pools(place: "Place", queue: str, asks: bool) -> list[str]:
         return [name for name in names if environment.compute[name].spot]
     if not asks:
         return []
-    from batchml.aws.hosts import pools
+    from batchml.aws.batch.hosts import pools
 
     try:
         found = pools(place.connect()).get(place.queue(queue), ())

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from batchml.aws.live import RANKS, USAGE, LiveApi, Mark
+from batchml.aws.batch.jobs import RANKS, USAGE, LiveApi, Mark
 from batchml.errors import BatchmlError
 from batchml.ops.using import Node, Use, collect
 

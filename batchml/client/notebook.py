@@ -14,9 +14,9 @@ from msgspec import Struct
 
 from batchml.client.holding import Unheld, last_words
 from batchml.errors import BatchmlError, NoDoor, NotRunning, UsageError
+from batchml.model.group import SEAT_TAG
 from batchml.model.job import JobSpec, Resources
-from batchml.model.reading import parse_size
-from batchml.model.seat import SEAT_TAG
+from batchml.model.tables import parse_size
 
 if TYPE_CHECKING:
     from batchml.client.doors import Seat
@@ -65,7 +65,7 @@ def most_of(place: "Place") -> Most | None:
     """On `local` half of this machine, so that other runs do not wait for a notebook to end."""
     if not place.settings.is_local:
         return None
-    from batchml.local.machine import believed_vcpus, memory_mib
+    from batchml.local.ecs import believed_vcpus, memory_mib
 
     return Most(max(1, believed_vcpus(place.home) // 2), memory_mib() // 2)
 

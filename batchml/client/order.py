@@ -9,10 +9,10 @@ from msgspec import Struct
 
 from batchml.client.naming import name_of
 from batchml.errors import ConfigError, UsageError
-from batchml.model.array import MAX_ARRAY
 from batchml.model.job import JobSpec, change_job, read_job, with_params
 from batchml.model.names import to_name
-from batchml.model.reading import is_text
+from batchml.model.run import MAX_ARRAY
+from batchml.model.tables import is_text
 from batchml.ops.jobs import find_job, load_job
 from batchml.ops.submit import Capacity, fit, refuse_cuts
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 DEFAULT_IMAGE = "python"  # for `submit -- COMMAND` without a job
 MAX_AFTER = 20  # jobs that one waits for; AWS Batch, SubmitJob
 RESERVED_TAG = "batchml:"
-REHEARSAL_TAG = "batchml:chaos"  # for the user to give: batchml/local/chaos.py
+REHEARSAL_TAG = "batchml:chaos"  # for the user to give: batchml/local/batch/fault_injection.py
 WHERE = "The command line"
 
 
@@ -188,7 +188,7 @@ def fit_here(place: "Place", spec: JobSpec, strict: bool, notices: list[str]) ->
 
     Raises ConfigError for more nodes, or groups, than fit here at once, too.
     """
-    from batchml.local import machine
+    from batchml.local import ecs as machine
 
     wanted = [spec.resources, *(group.resources for group in spec.groups)]
     gpus = len(machine.find_gpus()) if any(each and each.gpus for each in wanted) else 0

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from batchml.aws.batch import BatchApi
+from batchml.aws.batch.jobs import BatchApi
 from batchml.aws.session import Access, Session
 from batchml.clock import Clock
 from batchml.model.run import Run
@@ -14,7 +14,7 @@ from batchml.settings import Settings
 
 if TYPE_CHECKING:
     from batchml.aws.logs import StreamReader
-    from batchml.aws.prices import Prices
+    from batchml.aws.pricing import Prices
     from batchml.local.home import Endpoint, Home
     from batchml.ops.watch import Pace
 
@@ -93,7 +93,7 @@ class Place:
 
     @property
     def prices(self) -> "Prices":
-        from batchml.aws.prices import Prices
+        from batchml.aws.pricing import Prices
 
         home = self.home
         home.prepare()
@@ -136,8 +136,8 @@ class Place:
 
     def held_back(self) -> str:
         """Why the embedded server cannot start programs now; empty while it can. It must run."""
-        from batchml.aws.compute import ComputeApi
-        from batchml.model.status import CANNOT_START
+        from batchml.aws.batch.resources import ComputeApi
+        from batchml.model.run import CANNOT_START
         from batchml.runtime.storage.files import is_read_only
 
         root = self.home.root
@@ -149,7 +149,7 @@ class Place:
 
     def queue(self, given: str) -> str:
         """The name that a queue has in AWS."""
-        from batchml.aws.site import queue_name
+        from batchml.aws.naming import queue_name
 
         return queue_name(self.env, self.settings.environment, given)
 

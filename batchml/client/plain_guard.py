@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from batchml.local import inside_container as engine
-from batchml.local.inside_container import Refusal, Started
+from batchml.local import exec as engine
+from batchml.local.exec import Refusal, Started
 
 _START = "import sys; sys.path[0] = sys.argv.pop(1); from batchml.client.plain_guard import main; "
 _ROOT = str(Path(__file__).parents[2])

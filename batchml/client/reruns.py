@@ -13,11 +13,11 @@ from batchml.client.finding import recall
 from batchml.client.order import Order
 from batchml.client.submission import Prepared, prepare
 from batchml.errors import NotFound, UsageError
-from batchml.model.status import JobStatus
+from batchml.model.run import JobStatus
 from batchml.ops.rerun import Again, again, only, ranges, remembered
 
 if TYPE_CHECKING:
-    from batchml.aws.requests import Submission
+    from batchml.aws.batch.requests import Submission
     from batchml.client.place import Place
     from batchml.model.job import Group
     from batchml.model.record import Record
@@ -78,7 +78,7 @@ def prepare_again(
 def _gang(place: "Place", found: "Found") -> "tuple[tuple[Group, ...], dict[str, str]]":
     """Of a gang: its groups, where the history does not have them, and the image of each."""
     from batchml.client.gang_parts import parts_of
-    from batchml.model.gang import GROUP_TAG
+    from batchml.model.group import GROUP_TAG
     from batchml.ops.rerun_nodes import groups_of
 
     record, run = found.record, found.run
@@ -168,7 +168,7 @@ def _said(wanted: Again) -> Iterator[str]:
 
 
 def _failed(place: "Place", found: "Found") -> list[int]:
-    from batchml.aws.children import indices
+    from batchml.aws.batch.jobs import indices
 
     known = indices(place.connect(), found.job_id, JobStatus.FAILED)
     if not known and (found.run is None or found.run.children.get("FAILED")):
@@ -205,7 +205,7 @@ def _archive(place: "Place", where: str, folder: Path) -> Path:
     stored = _S3.fullmatch(where)
     if stored is None:
         return place.home.code / Path(where).name  # the state folder may have been moved since
-    from batchml.aws.objects import Bucket
+    from batchml.aws.s3 import Bucket
 
     path = folder / "archive"
     Bucket(place.connect(), stored[1]).download(stored[2], path)  # none: told by who reads it

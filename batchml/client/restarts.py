@@ -19,7 +19,7 @@ def restarts_of(
 ) -> tuple[list[Restart], bool]:
     """Those of all attempts, and whether the whole log was searched. One call, and more for a long
     log; for a run without ranks none. Who may not read logs sees none: they are an extra."""
-    from batchml.aws.live import LiveApi, Mark
+    from batchml.aws.batch.jobs import LiveApi, Mark
     from batchml.model.outcome import is_torchrun
 
     if run is None or run.node_index is not None or not is_torchrun(run):

@@ -124,7 +124,7 @@ def _look(
     stored = _STORE.fullmatch(told.store)
     if stored is None:
         return {}
-    from batchml.aws.objects import Bucket
+    from batchml.aws.s3 import Bucket
 
     top = f"{stored[2]}/{prefix_for(numbers[0] if len(numbers) == 1 else None)}"
     names = [each.key for each in Bucket(place.connect(), stored[1]).list(top)]
@@ -171,7 +171,7 @@ def _is_ours(name: str) -> bool:
 
 
 def _has_workspace(place: "Place") -> bool:
-    from batchml.aws.site import make_platform
+    from batchml.aws.naming import make_platform
     from batchml.client.known import open_known
 
     outputs = open_known(place).outputs()

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from batchml.aws.scores import Score, Unit, placement_scores, score_requests
+from batchml.aws.capacity import Score, Unit, placement_scores, score_requests
 from batchml.errors import UsageError
 
 if TYPE_CHECKING:
-    from batchml.aws.prices import Prices
+    from batchml.aws.pricing import Prices
     from batchml.aws.session import Session
     from batchml.client.place import Place
 
@@ -107,7 +107,7 @@ def aws_session(place: "Place", regions: Sequence[str]) -> "Session":
 
 
 def _prices(place: "Place", session: "Session") -> "Prices":
-    from batchml.aws.prices import Prices
+    from batchml.aws.pricing import Prices
 
     home = place.home
     home.prepare()

@@ -9,14 +9,14 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from batchml.aws.requests import Submission, Travel, definition, params_variable, submission
-from batchml.aws.site import Platform, make_platform, owner_tags
+from batchml.aws.batch.requests import Submission, Travel, definition, params_variable, submission
+from batchml.aws.naming import Platform, make_platform, owner_tags
 from batchml.client.luggage import Depot, code_folder, find_depot, pack_code, put
 from batchml.client.order import DEFAULT_IMAGE, Order, Ordered, fit_here, read_order
 from batchml.client.place import Place
 from batchml.client.scripts import from_script, true_sizes
 from batchml.errors import BatchmlError, ConfigError, NoQueue, Unsettled
-from batchml.model.gang import GROUP_TAG
+from batchml.model.group import GROUP_TAG
 from batchml.model.job import JobSpec
 from batchml.model.names import new_key, new_token, to_name
 from batchml.model.record import Record
@@ -29,7 +29,7 @@ from batchml.ops.submit import submit
 if TYPE_CHECKING:
     from batchml.client.commit import Commit, Question
     from batchml.client.known import Known
-    from batchml.model.gang import Member
+    from batchml.model.group import Member
     from batchml.ops.fallback import Plan
     from batchml.ops.gang import Intent
 

@@ -10,7 +10,7 @@ from batchml.runtime.exec.program import find_program, join_network
 
 if TYPE_CHECKING:
     from batchml.client.tunnel import Connect
-    from batchml.local.inside import Sitting
+    from batchml.local.exec import Sitting
 
 _LOOPBACK = "127.0.0.1"
 _LIMIT = 10.0  # seconds for one connection

@@ -85,7 +85,7 @@ def judged(place: "Place", run: "Run") -> "Run":
     """A run; an array that failed knows how its children did, for one call."""
     if not run.children or run.failures:
         return run
-    from batchml.aws.children import judged
+    from batchml.aws.batch.jobs import judged
 
     return judged(place.connect(), run)
 

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from batchml.aws.requests import Submission, Travel, registration, submission
-from batchml.aws.site import Platform, qualified
+from batchml.aws.batch.requests import Submission, Travel, registration, submission
+from batchml.aws.naming import Platform, qualified
 from batchml.errors import ConfigError, NotFound, ServiceError
 from batchml.model.fallback import WATCHES_TAG
 from batchml.model.job import JobSpec, Resources
@@ -16,7 +16,7 @@ from batchml.ops.fallback import Plan, digest_of, encode, read
 if TYPE_CHECKING:
     from batchml.client.place import Place
 
-ATTEND = "attend"  # and the run's key: local/executors/controller.py knows this
+ATTEND = "attend"  # and the run's key: local/executors/spec.py knows this
 PLAN = "fallback.json"  # in the run's store
 
 # It is followed by the next however it ends; but what a policy or a file says does not change.
@@ -77,7 +77,7 @@ def _here(place: "Place", plan: Plan) -> Submission:
 
 
 def _in_aws(place: "Place", plan: Plan, job_id: str) -> Submission:
-    from batchml.aws.objects import Bucket
+    from batchml.aws.s3 import Bucket
     from batchml.client.known import open_known
     from batchml.client.submission import read_platform
     from batchml.client.sweeping.controllers import IMAGE, as_controller
@@ -121,7 +121,7 @@ def _in_aws(place: "Place", plan: Plan, job_id: str) -> Submission:
 
 def fetch_plan(place: "Place", address: str, digest: str) -> Plan:
     """The plan that a watcher in AWS was submitted for. Raises ConfigError for another."""
-    from batchml.aws.objects import Bucket
+    from batchml.aws.s3 import Bucket
 
     bucket, _, key = address.removeprefix("s3://").partition("/")
     data = Bucket(place.connect(), bucket).get(key)

@@ -70,7 +70,7 @@ def find_workspace(place: "Place", tell: Callable[[str], None]) -> Workspace:
     """
     if place.settings.is_local:
         from batchml.client.workspace_local import LocalWorkspace
-        from batchml.local.emptying import running
+        from batchml.local.deletion_guard import running
 
         home = place.home
         home.prepare()

@@ -51,7 +51,7 @@ def find(place: "Place", tell: Callable[[str], None] = lambda words: None) -> "W
     `tell` hears, in words, of the runs that carry. Raises NotFound where there is none, and what
     reading the stacks raises.
     """
-    from batchml.aws.objects import Bucket
+    from batchml.aws.s3 import Bucket
     from batchml.client.carriers import Runs
     from batchml.client.known import open_known
 
@@ -76,7 +76,7 @@ def find(place: "Place", tell: Callable[[str], None] = lambda words: None) -> "W
             place, bucket, file_system, carriers, opener, at_work,
             lambda command: ask_running(place, command),
         )  # fmt: skip
-    from batchml.aws.filesystems import FileSystems
+    from batchml.aws.fsx import FileSystems
     from batchml.client.workspace_linked import LinkedWorkspace
     from batchml.model.names import new_token
     from batchml.ops.linked import Linked
@@ -143,9 +143,9 @@ def unfinished(place: "Place") -> int:
 
     A queue that was not made yet has none.
     """
-    from batchml.aws.compute import ComputeApi
-    from batchml.aws.site import queue_name
-    from batchml.model.sharing import sharers
+    from batchml.aws.batch.resources import ComputeApi
+    from batchml.aws.naming import queue_name
+    from batchml.model.environment import sharers
 
     api, known = ComputeApi(place.connect()), place.settings.environments
     there = api.queues()

@@ -21,8 +21,8 @@ from batchml.runtime.transfer.backends import PosixVault
 from batchml.runtime.transfer.receive import Result, receive, together
 
 if TYPE_CHECKING:
-    from batchml.aws.filesystems import Task
-    from batchml.aws.objects import Bucket
+    from batchml.aws.fsx import Task
+    from batchml.aws.s3 import Bucket
     from batchml.client.carriers import Carriers
     from batchml.client.place import Place
     from batchml.ops.linked import Linked
@@ -129,7 +129,7 @@ class LinkedWorkspace(CarriedWorkspace):
         return (*names, *rest)
 
     def _failures(self, task: "Task") -> tuple[str, ...]:
-        from batchml.aws.filesystems import failures_of, in_bucket
+        from batchml.aws.fsx import failures_of, in_bucket
 
         found: list[str] = []
         prefix = in_bucket(task.report)

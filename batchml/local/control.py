@@ -115,7 +115,7 @@ def _start(
             f"The state folder {home.root} cannot be used: {error.strerror}."
         ) from error
     read_end, write_end = os.pipe()
-    command = [sys.executable, "-m", "batchml.local.daemon", "--home", str(home.root)]
+    command = [sys.executable, "-m", "batchml.local.server.daemon", "--home", str(home.root)]
     command += ["--port", str(port), "--ready-fd", str(write_end)]
     command += [] if idle is None else ["--idle", str(idle)]
     command += options

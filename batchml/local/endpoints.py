@@ -6,8 +6,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from batchml.local.ecs import KEPT
 from batchml.local.home import Home, read_record
-from batchml.local.machine import KEPT
 
 
 class Kept(Struct, frozen=True):

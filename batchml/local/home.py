@@ -27,7 +27,7 @@ from batchml.errors import (
     StateFolderGone,
     StateFolderUnsafe,
 )
-from batchml.local.sigv4 import Keys
+from batchml.local.server.auth import Keys
 from batchml.runtime.storage.files import is_locked, write_json
 
 T = TypeVar("T")

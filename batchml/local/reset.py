@@ -7,11 +7,12 @@ import shutil
 import signal
 
 from batchml.clock import Clock
-from batchml.local import identity
-from batchml.local.executors import cgroup, record, remains, sweeper
+from batchml.local.executors import cgroup, record, sweeper
+from batchml.local.executors import record as remains
 from batchml.local.executors.choice import read_choice
 from batchml.local.executors.network import Network
 from batchml.local.home import Home, read_record
+from batchml.local.store import identity
 from batchml.runtime.processes import send
 
 

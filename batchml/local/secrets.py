@@ -22,7 +22,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from batchml.local.state import REGION
+from batchml.local.batch.state import REGION
 
 LIMIT = 20.0  # seconds for all secrets of an attempt
 

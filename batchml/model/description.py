@@ -24,10 +24,11 @@ from batchml.model.environment import (
     Queue,
     Storage,
     is_arm_type,
+    sharing_mistakes,
+    with_sharing,
 )
 from batchml.model.names import is_valid_name
-from batchml.model.reading import parse_duration, read_struct
-from batchml.model.sharing import sharing_mistakes, with_sharing
+from batchml.model.tables import parse_duration, read_struct
 
 _ENV_NAME = re.compile(r"[a-z][a-z0-9-]{0,19}")
 _REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-[0-9]")

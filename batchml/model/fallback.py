@@ -12,11 +12,9 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from batchml.errors import UsageError
-from batchml.model.names import bare_name
-from batchml.model.reading import parse_duration
-from batchml.model.run import Run
-from batchml.model.status import JobStatus
-from batchml.model.words import in_words
+from batchml.model.names import bare_name, in_words
+from batchml.model.run import JobStatus, Run
+from batchml.model.tables import parse_duration
 
 FALLBACK_TAG = "batchml:fallback"  # of a run that may move: QUEUE:SECONDS
 MOVED_TAG = "batchml:moved"  # of a run that has: the id of the job before

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from batchml.errors import ConfigError, did_you_mean
-from batchml.model.reading import read_struct
+from batchml.model.tables import read_struct
 
 FLAVORS = ("cpu", "cuda")
 

@@ -2,8 +2,8 @@
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -11,10 +11,260 @@ from msgspec import Meta, Struct
 from batchml.errors import ConfigError, did_you_mean
 from batchml.model.fallback import Fallback, fallback_mistakes
 from batchml.model.names import is_valid_name
-from batchml.model.noderules import node_mistakes
-from batchml.model.reading import parse_duration, parse_size, read_struct
-from batchml.model.secret import EXAMPLES, secret_mistakes
+from batchml.model.tables import parse_duration, parse_size, read_struct
 from batchml.runtime.protocol.variables import fill, filled, placeholders
+
+if TYPE_CHECKING:
+    pass
+
+# --- noderules ------------------------------------------------------------------------------------
+# What a job of several nodes may say: `nodes`, `[launch]`, `[health]` and `[[groups]]`.
+
+
+ResourceMistakes = Callable[["Resources", str], Iterable[str]]  # and what they are called
+
+_DURATION = 'Write a duration such as "10m", "90s" or "1h30m".'
+
+
+def node_mistakes(
+    spec: "JobSpec", table: Mapping[str, Any], of_resources: ResourceMistakes
+) -> Iterator[str]:
+    """What no part of it says by itself. `of_resources` finds the mistakes of a group's.
+
+    `table` is what was read: what depends on a key that was refused already is not told.
+    """
+    is_known = _is_kind_known(spec, table.get("launch"))
+    yield from _launch(spec, is_known)
+    yield from _health(spec, is_known)
+    yield from _groups(spec, table.get("groups"), is_known, of_resources)
+
+
+def _is_kind_known(spec: "JobSpec", given: Any) -> bool:
+    """False where another kind than the default was meant, and refused."""
+    if isinstance(given, Mapping):
+        return bool(given.get("kind", spec.launch.kind) == spec.launch.kind)
+    return given is None or given == spec.launch
+
+
+def _launch(spec: "JobSpec", is_known: bool) -> Iterator[str]:
+    launch, kind = spec.launch, spec.launch.kind
+    for key, text in (("hang_after", launch.hang_after), ("start_within", launch.start_within)):
+        if text is not None and not parse_duration(text):
+            yield f"launch.{key}: found {text!r}. {_DURATION}"
+    processes = launch.processes_per_node
+    if processes != "auto" and processes < 1:
+        yield f'launch.processes_per_node: found {processes}. At least 1, or "auto".'
+    if not is_known:
+        return
+    if kind != "torchrun":
+        for key, given in (
+            ("processes_per_node", processes != "auto"),
+            ("logs", launch.logs != "all"),
+            ("hang_after", launch.hang_after is not None),
+        ):
+            if given:
+                yield f'launch.{key}: needs kind = "torchrun", found {kind!r}.'
+    if kind == "plain" and launch.start_within != type(launch)().start_within:
+        yield 'launch.start_within: needs kind = "torchrun" or "ray", found "plain".'
+
+
+def _health(spec: "JobSpec", is_known: bool) -> Iterator[str]:
+    floor = spec.health.bandwidth
+    if floor is None:
+        return
+    if not parse_size(floor):
+        yield (
+            f"health.bandwidth: found {floor!r}. Write what nodes must send each other in a "
+            f'second, such as "100 MiB".'
+        )
+    elif is_known and spec.launch.kind != "torchrun":
+        yield (
+            f'health.bandwidth: is measured between the nodes of launch.kind = "torchrun", found '
+            f"{spec.launch.kind!r}."
+        )
+
+
+def _groups(
+    spec: "JobSpec", given: Any, is_known: bool, of_resources: ResourceMistakes
+) -> Iterator[str]:
+    groups, is_ray = spec.groups, spec.launch.kind == "ray"
+    if groups and is_known and not is_ray:
+        yield f'groups: need launch.kind = "ray", found {spec.launch.kind!r}.'
+    if is_ray and not given:
+        yield (
+            'launch.kind: "ray" needs [[groups]], the head first, for example: [[groups]] '
+            'name = "head", then [[groups]] name = "workers", count = 4, queue = "cpu".'
+        )
+    if groups and spec.nodes > 1:
+        yield f"nodes: found {spec.nodes} beside groups, whose own count says how many there are."
+    for place, group in enumerate(groups):
+        where, before = f"groups[{place}]", [each.name for each in groups[:place]]
+        yield from _group(where, group, place == 0, before)
+        if _is_count_known(group, given, place):
+            yield from _counts(where, group, place == 0)
+        if group.resources is not None:
+            yield from of_resources(group.resources, f"groups[{place}].resources")
+
+
+def _is_count_known(group: "Group", given: Any, place: int) -> bool:
+    """False where another count than the default was meant, and refused."""
+    table = given[place] if isinstance(given, Sequence) and place < len(given) else None
+    return not isinstance(table, Mapping) or table.get("count", group.count) == group.count
+
+
+def _group(where: str, group: "Group", is_head: bool, before: Sequence[str]) -> Iterator[str]:
+    if not group.name:
+        yield f'{where}.name: missing. For example name = "{"head" if is_head else "workers"}".'
+    elif not is_valid_name(group.name):
+        yield (
+            f"{where}.name: found {group.name!r}. Allowed: 1-128 letters, digits, - and _, "
+            f"starting with a letter or digit."
+        )
+    elif group.name in before:
+        yield f"{where}.name: {group.name!r} is the name of another group, too."
+
+
+def _counts(where: str, group: "Group", is_head: bool) -> Iterator[str]:
+    if is_head and group.count != 1:
+        yield f"{where}.count: found {group.count}. The first group is the head, and there is one."
+    if is_head and group.min is not None:
+        yield f"{where}.min: the first group is the head, without which nothing begins."
+    elif group.min is not None and group.min > group.count:
+        yield f"{where}.min: found {group.min}, more than its count, {group.count}."
+
+
+# --- secret ---------------------------------------------------------------------------------------
+# `[secrets]` of a job.toml: where each value is kept, and how AWS is told so. No I/O, no value.
+#
+# Sources: Amazon ECS Developer Guide, "Pass Secrets Manager secrets through environment variables"
+# (`ARN:KEY:STAGE:VERSION`); AWS Secrets Manager User Guide, "What's in a secret" (an ARN ends with
+# six characters that nobody chooses; one without them is understood, but matches no policy).
+
+
+SSM, MANAGER = "ssm", "secretsmanager"
+EXAMPLES = '"ssm:/team/wandb", "secretsmanager:NAME" or "secretsmanager:NAME#KEY"'
+
+_PARAMETER = re.compile(r"[A-Za-z0-9_.\-/]{1,1011}")
+_SECRET = re.compile(r"[A-Za-z0-9/_+=.@\-]{1,512}")
+_KEY = re.compile(r"[^:#\s]+")
+_ARN = re.compile(
+    r"(arn:aws[a-z-]*:(ssm|secretsmanager):[a-z0-9-]+:\d{12}):(parameter/|secret:)([^:#\s]+)"
+    r"(?::([^:]*):([^:]*):([^:]*))?(?:#(\S+))?"
+)
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SUFFIX = "AbCdEf"  # as AWS Secrets Manager ends an ARN
+
+
+class Kept(Struct, frozen=True):
+    """Where a secret is kept. `scope` is `arn:aws:SERVICE:REGION:ACCOUNT` where an ARN says it."""
+
+    service: str
+    name: str
+    key: str = ""  # of the JSON object that the secret holds
+    scope: str = ""
+    version: str = ""  # `STAGE:VERSION` of an ARN
+
+    def value_from(self, arn: str) -> str:
+        """What AWS Batch is told, of the secret with this ARN."""
+        if self.key or self.version.strip(":"):
+            return f"{arn}:{self.key}:{self.version or ':'}"
+        return arn
+
+
+def parse_kept(text: str) -> Kept | None:
+    """Where `[secrets]` says that a value is kept; None for any other text."""
+    arn = _ARN.fullmatch(text)
+    if arn:
+        scope, service, kind, name, key, stage, version, member = arn.groups()
+        if (kind == "parameter/") != (service == SSM) or (service == SSM and (key or member)):
+            return None
+        if key and member:
+            return None
+        return Kept(service, name, key or member or "", scope, f"{stage or ''}:{version or ''}")
+    service, _, rest = text.partition(":")
+    name, mark, key = rest.partition("#")
+    if service == SSM and not mark and _PARAMETER.fullmatch(name):
+        return Kept(SSM, name)
+    if service == MANAGER and _SECRET.fullmatch(name) and (not mark or _KEY.fullmatch(key)):
+        return Kept(MANAGER, name, key)
+    return None
+
+
+def secret_mistakes(secrets: dict[str, str], env: Sequence[str]) -> Iterator[str]:
+    """What is wrong with `[secrets]`, without a word of what it holds: it may be the value itself.
+
+    `env` are the names of the job's variables.
+    """
+    for name, text in secrets.items():
+        if not _ENV_NAME.fullmatch(name):
+            yield f"secrets.{name}: not a name of an environment variable."
+        elif name.startswith(("AWS_BATCH", "BATCHML_")):
+            yield f"secrets.{name}: names that start so are AWS Batch's and batchml's own."
+        elif name in env:
+            yield f"secrets.{name}: is under [env] as well, where its value would be seen."
+        if parse_kept(text) is None:
+            yield (
+                f"secrets.{name}: says no place where a value is kept (not shown here). Write "
+                f"{EXAMPLES}, or an ARN. The value itself never stands in a job.toml."
+            )
+
+
+def find_arn(kept: Kept, allowed: Sequence[str]) -> str | None:
+    """The ARN of a secret among those that jobs may be given, patterns as in a policy; or None."""
+    for each in allowed:
+        scope, kind, resource = _split(each)
+        if kind is None or scope.split(":")[2:3] != [kept.service]:
+            continue
+        if kept.scope and kept.scope != scope:
+            continue
+        found = _found(kept, resource)
+        if found:
+            return f"{scope}:{kind}{found}"
+    return None
+
+
+def _split(arn: str) -> tuple[str, str | None, str]:
+    parts = arn.split(":", 5)
+    resource = parts[5] if len(parts) == 6 else ""
+    for kind in ("parameter/", "secret:"):
+        if resource.startswith(kind):
+            return ":".join(parts[:5]), kind, resource.removeprefix(kind)
+    return ":".join(parts[:5]), None, ""
+
+
+def _found(kept: Kept, resource: str) -> str | None:
+    if kept.service == SSM:
+        name = kept.name.removeprefix("/")
+        return name if _matches(resource, name) else None
+    if resource == kept.name and kept.scope:
+        return resource
+    if re.fullmatch(rf"{re.escape(kept.name)}-[A-Za-z0-9]{{6}}", resource):
+        return resource
+    # A pattern does not know the six characters either, and AWS understands an ARN without them.
+    if set(resource) & set("*?") and (
+        _matches(resource, f"{kept.name}-{_SUFFIX}")
+        or (kept.scope and _matches(resource, kept.name))
+    ):
+        return kept.name
+    return None
+
+
+def _matches(pattern: str, name: str) -> bool:
+    """As IAM compares: `*` is any characters, `?` one."""
+    parts = (".*" if c == "*" else "." if c == "?" else re.escape(c) for c in pattern)
+    return re.fullmatch("".join(parts), name, re.DOTALL) is not None
+
+
+def arn_to_list(kept: Kept, region: str, account: str, partition: str = "aws") -> str:
+    """The ARN for `secrets` of an environment, as a person would write it."""
+    scope = kept.scope or f"arn:{partition}:{kept.service}:{region}:{account or 'ACCOUNT'}"
+    if kept.service == SSM:
+        return f"{scope}:parameter/{kept.name.removeprefix('/')}"
+    return f"{scope}:secret:{kept.name}" + ("" if kept.scope else "-??????")
+
+
+# --- job ------------------------------------------------------------------------------------------
+
 
 Scalar = str | int | float | bool
 
@@ -25,12 +275,10 @@ MIN_MEMORY = 4 * 1024**2  # bytes; AWS Batch, ResourceRequirement
 MIN_BARE = 1024  # MiB; a smaller number without a unit is more likely meant as GiB
 PATTERN_EXAMPLE = "Under [metrics], for example: loss = 'loss=([0-9.]+)'"
 
-# Variables that say to the nodes of a run what they are together: batchml/model/launching.py.
+# Variables that say to the nodes of a run what they are together: batchml/model/group.py.
 _OF_LAUNCH = frozenset(
     f"BATCHML_{name}" for name in ("LAUNCH", "GANG_TOKEN", "GANG", "GANG_KEY", "HEALTH")
 )
-
-_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class Resources(Struct, frozen=True, forbid_unknown_fields=True):

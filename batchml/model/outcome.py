@@ -3,8 +3,15 @@
 import re
 import signal
 
-from batchml.model.run import Attempt, OutcomeClass, Run, class_of, classify, is_out_of_budget
-from batchml.model.status import JobStatus
+from batchml.model.run import (
+    Attempt,
+    JobStatus,
+    OutcomeClass,
+    Run,
+    class_of,
+    classify,
+    is_out_of_budget,
+)
 from batchml.runtime.protocol.exit_codes import (
     CRASH_LOOP,
     CRASH_LOOP_STARTS,

@@ -1,16 +1,95 @@
 """Run and Attempt: a submitted job as it is read back, and what its end means."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from batchml.model.budget import is_spent
-from batchml.model.status import JobStatus
 from batchml.runtime.protocol.exit_codes import TRY_ELSEWHERE
+
+# --- status ---------------------------------------------------------------------------------------
+# The states of a Batch job, in the order in which it goes through them.
+#
+# Source: AWS Batch User Guide, "Job states".
+
+
+# The status reason of jobs and compute environments begins with this while the embedded AWS Batch
+# cannot start programs: its disk is read-only, or its installation is gone.
+CANNOT_START = "Programs cannot be started on this machine now: "
+
+
+class JobStatus(StrEnum):
+    SUBMITTED = "SUBMITTED"
+    PENDING = "PENDING"
+    RUNNABLE = "RUNNABLE"
+    STARTING = "STARTING"
+    RUNNING = "RUNNING"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+
+    @property
+    def is_terminal(self) -> bool:
+        return self in (JobStatus.SUCCEEDED, JobStatus.FAILED)
+
+    @property
+    def holds_resources(self) -> bool:
+        """True while an attempt occupies vCPUs, memory and GPUs."""
+        return self in (JobStatus.STARTING, JobStatus.RUNNING)
+
+    @property
+    def order(self) -> int:
+        return list(JobStatus).index(self)
+
+
+# --- budget ---------------------------------------------------------------------------------------
+# What a run's budget of running seconds says when the run is read back (pure).
+
+
+# What the runtime exits with when a budget is spent: batchml/runtime/telemetry/budget.py
+STOPPED = 143
+
+
+class Timed(Protocol):
+    """An attempt: `batchml.model.run.Attempt`."""
+
+    @property
+    def started_at(self) -> int | None: ...
+
+    @property
+    def stopped_at(self) -> int | None: ...
+
+
+def max_seconds(environment: Mapping[str, str]) -> int:
+    """The running seconds that a run was given, all attempts together; 0 for no limit."""
+    text = environment.get("BATCHML_MAX_SECONDS", "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
+
+
+def ran_seconds(attempts: Iterable[Timed]) -> float:
+    """How long finished attempts ran, together."""
+    return sum(
+        max(0, attempt.stopped_at - attempt.started_at) / 1000
+        for attempt in attempts
+        if attempt.started_at and attempt.stopped_at
+    )
+
+
+def is_spent(
+    environment: Mapping[str, str], exit_code: int | None, attempts: Iterable[Timed]
+) -> bool:
+    """True for the times and the code of a run whose budget of --max-cost was spent.
+
+    A container's own words do not reach AWS Batch. It is asked to stop at three quarters of its
+    seconds at the earliest. Whether it ended by itself is for `batchml.model.run` to say.
+    """
+    limit = max_seconds(environment)
+    return bool(limit) and exit_code == STOPPED and ran_seconds(attempts) >= limit * 3 / 4 - 1
+
+
+# --- run ------------------------------------------------------------------------------------------
 
 
 class Attempt(Struct, frozen=True):
@@ -205,3 +284,63 @@ def class_of(
     if is_ours and exit_code == TRY_ELSEWHERE:
         return OutcomeClass.HOST_LOST
     return OutcomeClass.UNKNOWN if exit_code is None else OutcomeClass.APP_ERROR
+
+
+# --- array ----------------------------------------------------------------------------------------
+# How far an array is: by its children, as every command says it.
+
+
+MAX_ARRAY = 10_000  # children of one array; AWS Batch takes 2 or more
+
+IN_QUEUE = ("SUBMITTED", "PENDING", "RUNNABLE")  # of `shown_state`: nothing of it has begun
+_BEGUN = ("STARTING", "RUNNING", "SUCCEEDED", "FAILED")
+_LIVE = ("RUNNING", "STARTING", "RUNNABLE")
+
+
+def shown_state(run: Run) -> str:
+    """AWS Batch calls an array PENDING while its children run; people would not."""
+    if run.status is JobStatus.PENDING and run.children:
+        if any(run.children.get(status) for status in _BEGUN):
+            return JobStatus.RUNNING.value
+        if run.children.get("RUNNABLE"):
+            return JobStatus.RUNNABLE.value
+    return run.status.value
+
+
+def state_text(run: Run) -> str:
+    """A run's state; of an array how far it is: `2 RUNNING, 4/6 done`, `FAILED, 2 of 6`."""
+    if not run.children:
+        return run.status.value
+    failed, size = run.children.get("FAILED", 0), array_size(run)
+    if run.status.is_terminal:
+        return f"{run.status}, {failed or size} of {size}"
+    live = next((each for each in _LIVE if run.children.get(each)), "RUNNING")
+    words = f"{run.children.get(live, 0)} {live}, {done(run)}/{size} done"
+    return f"{words}, {failed} FAILED" if failed else words
+
+
+def done(run: Run) -> int:
+    """How many children have ended."""
+    return run.children.get("SUCCEEDED", 0) + run.children.get("FAILED", 0)
+
+
+def array_size(run: Run) -> int:
+    return run.array_size or sum(run.children.values())
+
+
+def has_begun(run: Run) -> bool:
+    """True for an array of which a child has started, or may have and is over."""
+    return any(run.children.get(status) for status in _BEGUN)
+
+
+def first_child(job_id: str) -> str:
+    """The child that begins first: AWS tells of it, but not of the array, when it was started."""
+    return f"{job_id}:0"
+
+
+def began(child: Run | None) -> int | None:
+    """When a child was started first, in ms; None while it was not, or is not known."""
+    if child is None:
+        return None
+    known = [child.started_at, *(attempt.started_at for attempt in child.attempts)]
+    return min(filter(None, known), default=None)

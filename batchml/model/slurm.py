@@ -12,8 +12,8 @@ from msgspec import Struct
 
 from batchml.errors import did_you_mean
 from batchml.model import slurm_options as options
-from batchml.model.array import MAX_ARRAY
 from batchml.model.job import MIN_TIMEOUT
+from batchml.model.run import MAX_ARRAY
 from batchml.model.script import Line, by_line
 from batchml.model.slurm_values import (
     UNLIMITED,

@@ -9,9 +9,8 @@ import msgspec
 
 from batchml.errors import did_you_mean
 from batchml.model.job import Scalar
-from batchml.model.reading import is_text
-from batchml.model.space import SLACK, as_value, in_order, is_finite, levels, same
-from batchml.model.sweep import Dimension, Space
+from batchml.model.sweep import SLACK, Dimension, Space, as_value, in_order, is_finite, levels, same
+from batchml.model.tables import is_text
 from batchml.runtime.protocol.variables import ALL, variable
 
 LARGEST = 2**53  # of a whole number: beyond it floats do not tell neighbours apart

@@ -1,8 +1,16 @@
 """SweepSpec: a sweep as its file says it. Read and judged by `model/sweepfile.py`."""
 
-from typing import Literal
+import ast
+import math
+import operator
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import StrEnum
+from functools import lru_cache
+from random import Random
+from typing import Any, Literal
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from batchml.model.job import Scalar
 
@@ -98,3 +106,473 @@ class SweepSpec(Struct, frozen=True):
     def goal(self) -> Goal:
         """The first goal: the only one unless there are several."""
         return self.goals[0]
+
+
+# --- trial ----------------------------------------------------------------------------------------
+# Trial: one set of parameters of a sweep, and what came of it.
+
+
+class TrialState(StrEnum):
+    """A trial's state. The first three go on; the rest are ends."""
+
+    WAITING = "WAITING"  # planned or queued
+    RUNNING = "RUNNING"
+    PAUSED = "PAUSED"  # ended at a rung; may be promoted and resume
+    DONE = "DONE"
+    PRUNED = "PRUNED"  # stopped early: others do better
+    FAILED = "FAILED"  # its program failed, or never printed the metric
+    DIVERGED = "DIVERGED"  # its metric was NaN or infinite
+    KILLED = "KILLED"  # stopped by a limit, or by the user
+    LOST = "LOST"  # AWS Batch says that it ended; the trial itself never said how
+
+    @property
+    def is_ended(self) -> bool:
+        return self not in _GOING_ON
+
+    @property
+    def is_failure(self) -> bool:
+        return self in (TrialState.FAILED, TrialState.LOST)
+
+
+_GOING_ON = frozenset((TrialState.WAITING, TrialState.RUNNING, TrialState.PAUSED))
+
+
+class Report(Struct, frozen=True, array_like=True, gc=False):
+    """The goals' metrics at one step; `at` in seconds since the epoch."""
+
+    step: int
+    values: tuple[float, ...]
+    at: float = 0.0
+
+
+class Decision(Struct, frozen=True, array_like=True, gc=False):
+    """What a trial decided about itself at a rung, and by which version of the cut-offs."""
+
+    step: int
+    value: float
+    cutoff: float | None  # None: too few results were known to judge
+    version: int
+    goes_on: bool
+
+
+class Trial(Struct):
+    """A trial as the ledger tells it. Mutable: the fold's own, changed by nothing else."""
+
+    number: int  # from 0
+    params: Params
+    seed: int
+    origin: str = ""  # "tpe", "random", "sobol", "grid", "list", "confirm", ...
+    confirms: int | None = None  # the trial whose parameters this one runs again
+    state: TrialState = TrialState.WAITING
+    wave: int = 0  # the last one that it was in
+    index: int = 0  # its place there
+    target: int = 0  # the step at which this wave ends it; 0: none
+    attempt: int = 0  # Batch's, from 1
+    job_id: str = ""  # of the last wave, with `:INDEX` for the child of an array
+    reports: list[Report] = field(default_factory=list)  # by rising step, one for each
+    decisions: list[Decision] = field(default_factory=list)
+    metrics: dict[str, float] = field(default_factory=dict)  # the last of all others it printed
+    planned_at: float = 0.0  # seconds since the epoch, as all times here
+    started_at: float | None = None  # of its first container
+    stopped_at: float | None = None
+    seconds: float = 0.0  # of containers that have ended, all waves and attempts together
+    resumed_at: float | None = None  # since when the one that runs now does
+    exit_code: int | None = None
+    why: str = ""  # of the end, in words
+    tail: tuple[str, ...] = ()  # last lines of output, of one that failed
+
+    @property
+    def step(self) -> int:
+        """The deepest step with a report; 0 before the first."""
+        return self.reports[-1].step if self.reports else 0
+
+    @property
+    def values(self) -> tuple[float, ...] | None:
+        """The goals' metrics at the deepest step."""
+        return self.reports[-1].values if self.reports else None
+
+    def ran(self, now: float) -> float:
+        """Seconds that its containers have run until `now`."""
+        running = max(0.0, now - self.resumed_at) if self.resumed_at is not None else 0.0
+        return self.seconds + running
+
+
+# --- conditions -----------------------------------------------------------------------------------
+# Conditions of `where`: expressions over a sweep's parameters, judged without running anything.
+#
+# They look like Python and are read by its parser; only what is listed here means anything.
+
+
+MAX_LENGTH = 1000  # characters of a condition
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "abs": abs, "min": min, "max": max, "round": round, "floor": math.floor, "ceil": math.ceil,
+    "sqrt": math.sqrt, "exp": math.exp, "log": math.log, "log2": math.log2, "log10": math.log10,
+}  # fmt: skip
+_CONSTANTS = {"true": True, "false": False}
+_ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
+    ast.Div: operator.truediv, ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
+    ast.Pow: lambda base, power: math.pow(base, power),  # of floats, so that it soon overflows
+}  # fmt: skip
+_COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
+    ast.Gt: operator.gt, ast.GtE: operator.ge,
+    ast.In: lambda value, values: value in values,
+    ast.NotIn: lambda value, values: value not in values,
+}  # fmt: skip
+
+
+class ConditionError(ValueError):
+    """A condition that cannot be read; the text says why."""
+
+
+class _Inactive(Exception):
+    """A parameter that the point does not have."""
+
+
+def satisfies(where: Iterable[str], params: Mapping[str, Scalar]) -> bool:
+    """Whether a point meets all conditions.
+
+    One that names a parameter which the point does not have, as it is not active there, is met.
+    One without a value, `1 / 0`, is not. The conditions are those that `check` accepts.
+    """
+    return all(_holds(_parsed(text), params) for text in where)
+
+
+def check(text: str) -> None:
+    """Raises ConditionError for what is no condition."""
+    _parsed(text)
+
+
+def names(text: str) -> list[str]:
+    """The parameters that a condition names, in their order."""
+    return list(dict.fromkeys(_names(_parsed(text))))
+
+
+def plain(name: str) -> str:
+    """A parameter's name as a condition may write it: `weight_decay` for `weight-decay`."""
+    return re.sub(r"\W", "_", name)
+
+
+def _names(node: ast.AST) -> Iterator[str]:
+    name = _dotted(node)
+    if name is not None:
+        yield name
+        return
+    for child in node.args if isinstance(node, ast.Call) else ast.iter_child_nodes(node):
+        yield from _names(child)
+
+
+@lru_cache(256)
+def _parsed(text: str) -> ast.expr:
+    if len(text) > MAX_LENGTH:
+        raise ConditionError(f"longer than {MAX_LENGTH} characters")
+    try:
+        node = ast.parse(text.strip(), mode="eval").body
+        _check(node)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ConditionError(_why(text, error)) from error
+    if not isinstance(node, ast.Compare | ast.BoolOp) and not _is_not(node):
+        raise ConditionError("not a comparison such as width <= 4 * batch_size")
+    return node
+
+
+def _why(text: str, error: Exception) -> str:
+    if isinstance(error, ConditionError):
+        return str(error)
+    for wrong, right in (("&&", "and"), ("||", "or"), ("!", "not")):
+        if wrong in text.replace("!=", ""):
+            return f"write {right} instead of {wrong}"
+    if re.search(r"(?<![=<>!])=(?!=)", text):
+        return "write == to compare"
+    return "not an expression"
+
+
+def _is_not(node: ast.expr) -> bool:
+    return isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)
+
+
+def _check(node: ast.expr) -> None:
+    """Raises ConditionError for anything that has no meaning here."""
+    match node:
+        case ast.Constant(value=bool() | int() | float() | str()) | ast.Name():
+            return
+        case ast.Attribute() if _dotted(node) is not None:
+            return
+        case ast.Call(func=ast.Name(id=name), args=inner, keywords=[]) if name in _FUNCTIONS:
+            pass
+        case ast.Call(func=called):
+            known = ", ".join(_FUNCTIONS)
+            raise ConditionError(f"{ast.unparse(called)}() is not known here; there are {known}")
+        case ast.BoolOp(values=inner) | ast.List(elts=inner) | ast.Tuple(elts=inner):
+            pass
+        case ast.UnaryOp(op=ast.Not() | ast.USub() | ast.UAdd(), operand=operand):
+            inner = [operand]
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
+            inner = [left, right]
+        case ast.Compare(left=left, ops=ops, comparators=others) if _are_known(ops):
+            inner = [left, *others]
+        case _:
+            raise ConditionError(f"{ast.unparse(node)} has no meaning here")
+    for each in inner:
+        _check(each)
+
+
+def _are_known(ops: list[ast.cmpop]) -> bool:
+    return all(type(op) in _COMPARISONS for op in ops)
+
+
+def _dotted(node: ast.AST) -> str | None:
+    """The parameter's name: `lr`, or `model.lr`; None for anything else."""
+    if isinstance(node, ast.Name):
+        return None if node.id in _CONSTANTS else node.id
+    if isinstance(node, ast.Attribute):
+        below = _dotted(node.value)
+        return None if below is None else f"{below}.{node.attr}"
+    return None
+
+
+def _holds(node: ast.expr, params: Mapping[str, Scalar]) -> bool:
+    try:
+        return bool(_value(node, params))
+    except _Inactive:
+        return True
+    except (ArithmeticError, ValueError, TypeError):
+        return False
+
+
+def _value(node: ast.expr, params: Mapping[str, Scalar]) -> Any:
+    """Raises _Inactive, and what operators raise for values that they do not take."""
+    name = _dotted(node)
+    if name is not None:
+        return _looked_up(name, params)
+    match node:
+        case ast.Name(id=word):
+            return _CONSTANTS[word]
+        case ast.Constant(value=value):
+            return value
+        case ast.BoolOp(op=op, values=values):
+            # A part about a parameter that is not there is met, whichever way it is combined.
+            parts = (_holds(each, params) for each in values)
+            return all(parts) if isinstance(op, ast.And) else any(parts)
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return not _value(operand, params)
+        case ast.UnaryOp(op=op, operand=operand):
+            value = _number(_value(operand, params))
+            return -value if isinstance(op, ast.USub) else value
+        case ast.BinOp(left=left, op=op, right=right):
+            ends = _number(_value(left, params)), _number(_value(right, params))
+            return _ARITHMETIC[type(op)](*ends)
+        case ast.Compare(left=left, ops=ops, comparators=others):
+            return _compared([_value(each, params) for each in (left, *others)], ops)
+        case ast.Call(func=ast.Name(id=called), args=arguments):
+            return _FUNCTIONS[called](*(_value(each, params) for each in arguments))
+        case ast.List(elts=elements) | ast.Tuple(elts=elements):
+            return [_value(each, params) for each in elements]
+    raise TypeError(ast.unparse(node))
+
+
+def _compared(values: list[Any], ops: list[ast.cmpop]) -> bool:
+    pairs = zip(values, ops, values[1:], strict=False)
+    return all(_COMPARISONS[type(op)](left, right) for left, op, right in pairs)
+
+
+def _number(value: Any) -> int | float:
+    """Texts and lists could be multiplied to any size."""
+    if isinstance(value, int | float):
+        return value
+    raise TypeError(value)
+
+
+def _looked_up(name: str, params: Mapping[str, Scalar]) -> Scalar:
+    if name in params:
+        return params[name]
+    for known, value in params.items():
+        if plain(known) == name:
+            return value
+    raise _Inactive
+
+
+# --- space ----------------------------------------------------------------------------------------
+# A sweep's space (pure): what is active, how many points there are, and each of them.
+
+
+SLACK = 1e-6  # of a step: 0.1 + 2 * 0.1 is not quite 0.3, and 0.9 - 0.8 not quite 0.1
+
+
+def is_active(dimension: Dimension, params: Mapping[str, Scalar]) -> bool:
+    """Whether a parameter takes part beside what its parents are set to."""
+    return all(
+        parent in params and is_one_of(params[parent], values)
+        for parent, values in dimension.when.items()
+    )
+
+
+def active(space: Space, params: Mapping[str, Scalar]) -> list[str]:
+    """The parameters that take part in a point, parents first; `params` may have more or fewer."""
+    taken: Params = {}
+    found = []
+    for name, dimension in space.items():
+        if is_active(dimension, taken):
+            found.append(name)
+            if name in params:
+                taken[name] = params[name]
+    return found
+
+
+def is_one_of(value: Scalar, values: tuple[Scalar, ...]) -> bool:
+    """1 and 1.0 are the same value, 1 and true are not."""
+    return any(same(value, each) for each in values)
+
+
+def same(one: Scalar, other: Scalar) -> bool:
+    return one == other and isinstance(one, bool) == isinstance(other, bool)
+
+
+def levels(dimension: Dimension) -> int | None:
+    """How many values a parameter has; None: infinitely many."""
+    match dimension.kind:
+        case "choice" | "constant":
+            return len(dimension.values)
+        case "int" | "float" if dimension.kind == "int" or dimension.step:
+            span = (dimension.high - dimension.low) / (dimension.step or 1)
+            return math.floor(span + SLACK) + 1
+    return None
+
+
+def level(dimension: Dimension, index: int) -> Scalar:
+    """The value number `index` of those that `levels` counts."""
+    if dimension.kind in ("choice", "constant"):
+        return dimension.values[index]
+    step = dimension.step or 1
+    value = dimension.low + index * step
+    if dimension.kind == "int":
+        return round(value)
+    if index == 0:
+        return dimension.low
+    is_end = abs(value - dimension.high) <= SLACK * step
+    return dimension.high if is_end else float(f"{value:.12g}")
+
+
+def as_value(dimension: Dimension, value: Scalar) -> Scalar | None:
+    """`value` as the parameter has it, 1 as 1.0 where it is a number; None: it is none of its."""
+    if dimension.kind in ("choice", "constant"):
+        return next((each for each in dimension.values if same(each, value)), None)
+    if isinstance(value, str | bool) or not is_finite(value):
+        return None
+    if dimension.kind == "normal":
+        return None if dimension.log and value <= 0 else float(value)
+    if not dimension.low <= value <= dimension.high:
+        return None
+    if levels(dimension) is None:
+        return float(value)
+    index = (value - dimension.low) / (dimension.step or 1)
+    return level(dimension, round(index)) if abs(index - round(index)) < SLACK else None
+
+
+def is_finite(value: float) -> bool:
+    """Not so for NaN, infinity, and a whole number too great for a float."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+def is_discrete(space: Space) -> bool:
+    """Whether there is a finite number of points."""
+    return all(levels(dimension) is not None for dimension in space.values())
+
+
+def count_points(space: Space) -> int | None:
+    """How many points there are, `where` aside; None: infinitely many."""
+    if not is_discrete(space):
+        return None
+    told = {parent: _told(space, parent) for each in space.values() for parent in each.when}
+    return _count(list(space.items()), {}, told)
+
+
+def _told(space: Space, parent: str) -> list[Scalar]:
+    """The values of a parameter on which others depend; all its other values are alike."""
+    found: list[Scalar] = []
+    for dimension in space.values():
+        for value in dimension.when.get(parent, ()):
+            known = as_value(space[parent], value)
+            if known is not None and not is_one_of(known, tuple(found)):
+                found.append(known)
+    return found
+
+
+def _count(
+    rest: list[tuple[str, Dimension]], params: Params, told: Mapping[str, list[Scalar]]
+) -> int:
+    count = 1
+    for place, (name, dimension) in enumerate(rest):
+        if not is_active(dimension, params):
+            continue
+        number = levels(dimension) or 0
+        if name not in told:
+            count *= number
+            continue
+        below = rest[place + 1 :]
+        found = sum(_count(below, {**params, name: value}, told) for value in told[name])
+        alike = number - len(told[name])
+        return count * (found + (alike * _count(below, params, told) if alike else 0))
+    return count
+
+
+def every_point(space: Space) -> Iterator[Params]:
+    """Each point of a discrete space, the last parameter changing fastest."""
+    yield from _points(list(space.items()), {})
+
+
+def _points(rest: list[tuple[str, Dimension]], params: Params) -> Iterator[Params]:
+    if not rest:
+        yield params
+        return
+    (name, dimension), below = rest[0], rest[1:]
+    if not is_active(dimension, params):
+        yield from _points(below, params)
+        return
+    for index in range(levels(dimension) or 0):
+        yield from _points(below, {**params, name: level(dimension, index)})
+
+
+def draw(space: Space, dice: Random) -> Params:
+    """Any point, to try out conditions and to show commands; sweep/random.py draws for trials."""
+    params: Params = {}
+    for name, dimension in space.items():
+        if is_active(dimension, params):
+            params[name] = _drawn(dimension, dice)
+    return params
+
+
+def _drawn(dimension: Dimension, dice: Random) -> Scalar:
+    count = levels(dimension)
+    if dimension.kind == "normal":
+        value = dice.gauss(dimension.mu, dimension.sigma)
+        return math.exp(min(value, 700.0)) if dimension.log else value
+    if count is not None and not (dimension.log and dimension.kind != "choice"):
+        return level(dimension, dice.randrange(count))
+    low, high = dimension.low, dimension.high
+    if not dimension.log:
+        return float(f"{dice.uniform(low, high):.6g}")
+    value = math.exp(dice.uniform(math.log(low), math.log(high)))
+    return round(value) if dimension.kind == "int" else float(f"{value:.6g}")
+
+
+def in_order(space: Space) -> tuple[Space, list[str]]:
+    """The space with parents before the parameters that depend on them, and who is in a circle."""
+    done: Space = {}
+    left = dict(space)
+    while left:
+        ready = [
+            name
+            for name, dimension in left.items()
+            if not any(parent in left for parent in dimension.when)
+        ]
+        if not ready:
+            return {**done, **left}, list(left)
+        name = ready[0]
+        done[name] = left.pop(name)
+    return done, []

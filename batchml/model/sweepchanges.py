@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from batchml.errors import did_you_mean
-from batchml.model.reading import is_text
 from batchml.model.spacefile import KINDS
+from batchml.model.tables import is_text
 
 _BARE = re.compile(r"(?<=[\[,])\s*([A-Za-z_][^,\[\]\"']*?)\s*(?=[,\]])")
 

@@ -8,11 +8,19 @@ from typing import Annotated, Any
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from batchml.errors import ConfigError, did_you_mean
-from batchml.model.conditions import ConditionError, check, names, plain
 from batchml.model.names import is_valid_name, to_name
-from batchml.model.reading import is_text, read_struct
 from batchml.model.spacefile import read_space
-from batchml.model.sweep import Goal, Method, Params, Space, SweepSpec
+from batchml.model.sweep import (
+    ConditionError,
+    Goal,
+    Method,
+    Params,
+    Space,
+    SweepSpec,
+    check,
+    names,
+    plain,
+)
 from batchml.model.sweepchanges import changed
 from batchml.model.sweepjob import check_with_job as check_with_job
 from batchml.model.sweepjob import notices as notices
@@ -27,6 +35,7 @@ from batchml.model.sweeplimits import (
 from batchml.model.sweepplaces import misplaced
 from batchml.model.sweeppoints import read_points, with_listed
 from batchml.model.sweeprules import bounded, method_mistakes
+from batchml.model.tables import is_text, read_struct
 
 MAX_NAME = 48  # of a sweep; what follows it in the names of jobs needs room, too
 MAX_METRIC = 100  # characters, as in runtime/protocol/log_marks.py

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 
 from batchml.errors import did_you_mean
 from batchml.model.job import JobSpec
-from batchml.model.space import count_points
-from batchml.model.sweep import MODELS, Limits, SweepSpec
+from batchml.model.sweep import MODELS, Limits, SweepSpec, count_points
 from batchml.runtime.protocol.variables import placeholders, takes
 
 # What a trial is told by us: a job that says it itself would tell all trials the same.

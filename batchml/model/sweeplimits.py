@@ -7,9 +7,8 @@ from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from batchml.model.reading import parse_duration
-from batchml.model.space import is_finite
-from batchml.model.sweep import PARALLEL, Confirm, EarlyStop, Limits, Stopping
+from batchml.model.sweep import PARALLEL, Confirm, EarlyStop, Limits, Stopping, is_finite
+from batchml.model.tables import parse_duration
 
 # Of a sweep. Measured with 9 reports of each of 100,000: 0.6 GiB, and 6 s to read its ledger; the
 # controller that is a run of its own has 1 GiB.

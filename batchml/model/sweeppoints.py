@@ -4,11 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from batchml.errors import did_you_mean
-from batchml.model.conditions import satisfies
 from batchml.model.job import Scalar
-from batchml.model.space import active, as_value, is_one_of
 from batchml.model.spacefile import Wrong, as_scalar, shown
-from batchml.model.sweep import Params, Space
+from batchml.model.sweep import Params, Space, active, as_value, is_one_of, satisfies
 
 
 def with_listed(table: Mapping[str, Any], points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

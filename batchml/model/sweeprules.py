@@ -6,10 +6,16 @@ from random import Random
 
 from msgspec.structs import replace
 
-from batchml.model.array import MAX_ARRAY
-from batchml.model.conditions import satisfies
-from batchml.model.space import count_points, draw, every_point, levels
-from batchml.model.sweep import Params, SweepSpec
+from batchml.model.run import MAX_ARRAY
+from batchml.model.sweep import (
+    Params,
+    SweepSpec,
+    count_points,
+    draw,
+    every_point,
+    levels,
+    satisfies,
+)
 from batchml.model.sweeplimits import MAX_TRIALS
 
 MAX_GP = 500  # trials: an ask of a Gaussian process takes seconds beyond

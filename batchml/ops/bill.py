@@ -9,10 +9,9 @@ from decimal import ROUND_HALF_EVEN, Decimal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from batchml.aws.hosts import Host
-from batchml.aws.prices import InstanceType, Price
-from batchml.model.budget import ran_seconds
-from batchml.model.run import Attempt, OutcomeClass, Run, classify
+from batchml.aws.batch.hosts import Host
+from batchml.aws.pricing import InstanceType, Price
+from batchml.model.run import Attempt, OutcomeClass, Run, classify, ran_seconds
 from batchml.ops.cost import HOUR, OWN, Candidate, Need, Usd
 from batchml.ops.rates import Rate, Rates, flat
 

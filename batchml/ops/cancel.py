@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from msgspec import Struct
 
-from batchml.aws.batch import BatchApi
+from batchml.aws.batch.jobs import BatchApi
 from batchml.clock import Clock
 from batchml.errors import BatchmlError, UsageError
 from batchml.model.run import Run

@@ -6,8 +6,8 @@ from decimal import Decimal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from batchml.model.cluster import ClusterHost, HostState, Room
 from batchml.model.explanation import ComputeState, QueueState
+from batchml.model.hosts import ClusterHost, HostState, Room
 from batchml.model.run import Run
 
 

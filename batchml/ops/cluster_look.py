@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from batchml.aws.cluster import ClusterApi
-from batchml.model.cluster import ClusterHost, HostState
+from batchml.aws.batch.cluster import ClusterApi
 from batchml.model.explanation import ComputeState, QueueState
+from batchml.model.hosts import ClusterHost, HostState
 from batchml.ops.cluster import Cluster, is_of, room_of
 
 EVERY = 15.0  # seconds between two looks; hosts take minutes to come and go

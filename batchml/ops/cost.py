@@ -10,8 +10,8 @@ from decimal import Decimal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from batchml.aws.hosts import Pool
-from batchml.aws.prices import Book, Instances, InstanceType, Price
+from batchml.aws.batch.hosts import Pool
+from batchml.aws.pricing import Book, Instances, InstanceType, Price
 from batchml.errors import UsageError
 from batchml.model.job import JobSpec
 from batchml.ops.estimate import MONTH

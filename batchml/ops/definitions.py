@@ -4,9 +4,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from batchml.aws.batch import BatchApi
-from batchml.aws.definitions import Definition, Definitions
-from batchml.aws.requests import registration
+from batchml.aws.batch.definitions import Definition, Definitions
+from batchml.aws.batch.jobs import BatchApi
+from batchml.aws.batch.requests import registration
 from batchml.clock import Clock
 from batchml.errors import NotFound
 

@@ -10,8 +10,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from batchml.aws.pricelist import charge_of
-from batchml.aws.prices import Book, Instances, InstanceType, Price
+from batchml.aws.pricing import Book, Instances, InstanceType, Price, charge_of
 from batchml.model.environment import Compute, Environment
 
 MONTH = 730  # hours
@@ -102,7 +101,7 @@ class Estimate(Struct, frozen=True):
 
 
 class Source(Protocol):
-    """Who is asked: `batchml.aws.prices.Prices`."""
+    """Who is asked: `batchml.aws.pricing.Prices`."""
 
     def instances(self, region: str, names: Iterable[str]) -> Instances: ...
 

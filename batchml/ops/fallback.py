@@ -23,14 +23,13 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from batchml.aws.batch import BatchApi
-from batchml.aws.requests import Submission
+from batchml.aws.batch.jobs import BatchApi
+from batchml.aws.batch.requests import Submission
 from batchml.clock import Clock
 from batchml.errors import BatchmlError, ServiceError
 from batchml.model.fallback import MOVED, MOVED_TAG, moved_to, moving_reason, said_gone_on
 from batchml.model.record import Record
-from batchml.model.run import Run
-from batchml.model.status import JobStatus
+from batchml.model.run import JobStatus, Run
 from batchml.ops.flights import Flights
 from batchml.ops.history import History
 from batchml.ops.reconcile import adopt, lag, look_up

@@ -11,11 +11,11 @@ from contextlib import ExitStack, suppress
 from msgspec import Struct
 from msgspec.structs import replace
 
-from batchml.aws.batch import BatchApi
-from batchml.aws.requests import Submission
+from batchml.aws.batch.jobs import BatchApi
+from batchml.aws.batch.requests import Submission
 from batchml.clock import Clock
 from batchml.errors import BatchmlError, ConfigError, Unsettled
-from batchml.model.gang import least, resources_of
+from batchml.model.group import least, resources_of
 from batchml.model.job import JobSpec, Resources
 from batchml.model.record import Name, Record
 from batchml.model.run import Run

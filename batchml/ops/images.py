@@ -6,8 +6,7 @@ from shlex import quote
 
 from msgspec import Struct
 
-from batchml.aws.ecr import Ecr, Pushed, Repository, not_pushed
-from batchml.aws.registry import Engine, TagTaken, Tell
+from batchml.aws.ecr import Ecr, Engine, Pushed, Repository, TagTaken, Tell, not_pushed
 from batchml.aws.session import Session
 from batchml.clock import Clock
 from batchml.errors import ConfigError, ServiceUnreachable

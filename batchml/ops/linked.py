@@ -8,7 +8,7 @@ next one.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from batchml.aws.filesystems import EVENTS, FileSystems, Link, Task, TaskType, task_request
+from batchml.aws.fsx import EVENTS, FileSystems, Link, Task, TaskType, task_request
 from batchml.clock import Clock
 from batchml.errors import BatchmlError
 from batchml.ops.watch import Pace, backoff

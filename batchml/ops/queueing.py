@@ -8,13 +8,11 @@ holds up those behind it) and "Jobs stuck in RUNNABLE" (what AWS Batch writes as
 import math
 from collections.abc import Iterable, Sequence
 
-from batchml.model.cluster import ClusterHost, HostState, Room
 from batchml.model.explanation import ComputeState
 from batchml.model.fallback import FALLBACK_TAG
-from batchml.model.names import short_id
-from batchml.model.run import Run
-from batchml.model.status import JobStatus
-from batchml.model.words import in_words
+from batchml.model.hosts import ClusterHost, HostState, Room
+from batchml.model.names import in_words, short_id
+from batchml.model.run import JobStatus, Run
 from batchml.ops.cluster import Cluster, room_of
 
 FRONT = 100  # runs of a queue's snapshot

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
-from batchml.aws.prices import Book, Price
+from batchml.aws.pricing import Book, Price
 from batchml.aws.spot import MAX_AGE, SpotHistory
 from batchml.ops.cost import Candidate, Usd, disk_hour
 

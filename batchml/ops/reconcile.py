@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterable
 
 from msgspec import Struct
 
-from batchml.aws.batch import BatchApi, Found
+from batchml.aws.batch.jobs import BatchApi, Found
 from batchml.clock import Clock
 from batchml.errors import BatchmlError, ServiceError, ServiceUnreachable
 from batchml.model.record import Record
-from batchml.model.status import JobStatus
+from batchml.model.run import JobStatus
 from batchml.ops.flights import Flights
 from batchml.ops.history import History
 from batchml.ops.unsent import Unsent

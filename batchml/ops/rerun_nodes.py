@@ -8,9 +8,8 @@ import msgspec
 from msgspec.structs import replace
 
 from batchml.errors import UsageError
-from batchml.model.gang import GROUP_TAG, is_worker
+from batchml.model.group import GROUP_TAG, HEALTH, is_worker
 from batchml.model.job import Group, Health, JobSpec, Launch, Resources
-from batchml.model.launching import HEALTH
 from batchml.model.run import Run
 from batchml.runtime.protocol.launch import Plan
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from batchml.aws.live import Mark
+from batchml.aws.batch.jobs import Mark
 from batchml.runtime.nodes.torchrun.restarts import AGAIN
 
 PATTERN = f'"{AGAIN}"'  # of CloudWatch Logs

@@ -13,15 +13,22 @@ from itertools import islice
 from msgspec import Struct
 from msgspec.structs import replace
 
-from batchml.aws.batch import MAX_DESCRIBE, BatchApi
+from batchml.aws.batch.jobs import MAX_DESCRIBE, BatchApi
 from batchml.errors import UsageError, did_you_mean
-from batchml.model.array import began, first_child, has_begun, shown_state
 from batchml.model.fallback import WATCHES_TAG, moved_to
-from batchml.model.gang import GANG_TAG, GROUP_TAG, is_worker
+from batchml.model.group import GANG_TAG, GROUP_TAG, is_worker
 from batchml.model.names import is_key, split_key
 from batchml.model.record import Record
-from batchml.model.run import OutcomeClass, Run, classify
-from batchml.model.status import JobStatus
+from batchml.model.run import (
+    JobStatus,
+    OutcomeClass,
+    Run,
+    began,
+    classify,
+    first_child,
+    has_begun,
+    shown_state,
+)
 from batchml.ops.history import History, Remembered
 from batchml.runtime.protocol.exit_codes import CRASH_LOOP
 from batchml.runtime.protocol.launch import TORCHRUN, VARIABLE, Plan

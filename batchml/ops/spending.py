@@ -7,9 +7,8 @@ from statistics import median
 
 from msgspec import Struct
 
-from batchml.model.budget import ran_seconds
 from batchml.model.record import Record
-from batchml.model.run import Run
+from batchml.model.run import Run, ran_seconds
 from batchml.ops.bill import Bill
 from batchml.ops.cost import Usd
 

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from msgspec import Struct
 from msgspec.structs import replace
 
-from batchml.aws.batch import BatchApi
-from batchml.aws.failures import Fate, fate
-from batchml.aws.requests import Submission, registration
+from batchml.aws.batch.jobs import BatchApi
+from batchml.aws.batch.requests import Submission, registration
+from batchml.aws.errors import Fate, fate
 from batchml.clock import Clock
 from batchml.errors import BatchmlError, ConfigError, NoQueue, ServiceError, Unsettled
 from batchml.model.job import JobSpec

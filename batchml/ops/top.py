@@ -6,14 +6,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from batchml.aws.batch import BatchApi
-from batchml.aws.live import LIVE, LiveApi
+from batchml.aws.batch.jobs import LIVE, BatchApi, LiveApi
 from batchml.errors import AccessError
-from batchml.model.array import began, first_child, shown_state
 from batchml.model.explanation import QueueState
-from batchml.model.gang import GANG_TAG
-from batchml.model.run import Run
-from batchml.model.status import JobStatus
+from batchml.model.group import GANG_TAG
+from batchml.model.run import JobStatus, Run, began, first_child, shown_state
 from batchml.ops.cluster import (
     Cluster,
     ComputeRow,

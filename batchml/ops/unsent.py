@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from batchml.aws.requests import Submission
+from batchml.aws.batch.requests import Submission
 from batchml.ops.history import History
 
 

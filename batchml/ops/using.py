@@ -5,7 +5,7 @@ from statistics import median
 
 from msgspec import Struct
 
-from batchml.aws.live import Mark
+from batchml.aws.batch.jobs import Mark
 from batchml.model.run import Run
 from batchml.ops.metrics import Gathered, Sample, Series
 from batchml.ops.rerun import ranges

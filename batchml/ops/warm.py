@@ -9,11 +9,11 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from batchml.aws.prices import Instances
-from batchml.aws.reservations import Reservation
+from batchml.aws.capacity import Reservation
+from batchml.aws.pricing import Instances
 from batchml.errors import UsageError
 from batchml.model.environment import Compute
-from batchml.model.words import in_words
+from batchml.model.names import in_words
 from batchml.ops.estimate import Filled, Line, Source, quote_computes
 
 HOURS = 24

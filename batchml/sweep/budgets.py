@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from batchml.model.sweep import Limits, SweepSpec
-from batchml.model.trial import Trial, TrialState
-from batchml.model.words import spelled
+from batchml.model.names import spelled
+from batchml.model.sweep import Limits, SweepSpec, Trial, TrialState
 
 if TYPE_CHECKING:
     from batchml.sweep.state import SweepState

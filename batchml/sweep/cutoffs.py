@@ -9,8 +9,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable
 from math import isfinite
 
-from batchml.model.sweep import SweepSpec
-from batchml.model.trial import Trial, TrialState
+from batchml.model.sweep import SweepSpec, Trial, TrialState
 from batchml.runtime.protocol.rungs import (
     MEDIAN_AFTER,
     MEDIAN_OTHERS,

@@ -5,7 +5,7 @@ The controller carries it out: first what becomes of it is in the ledger, then i
 
 from msgspec import Struct
 
-from batchml.model.trial import TrialState
+from batchml.model.sweep import TrialState
 from batchml.sweep import budgets
 from batchml.sweep.book import Book
 from batchml.sweep.budgets import Money

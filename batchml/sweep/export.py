@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from batchml.model.job import Scalar
-from batchml.model.sweep import Dimension, Params, SweepSpec
-from batchml.model.trial import Trial, TrialState
+from batchml.model.sweep import Dimension, Params, SweepSpec, Trial, TrialState
 from batchml.sweep.state import SweepState
 
 # JournalOperation

@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from batchml.model.trial import Decision, Report, Trial, TrialState
+from batchml.model.sweep import Decision, Report, Trial, TrialState
 from batchml.sweep.events import Seen, Wave
 
 Message = Mapping[str, Any]

@@ -6,11 +6,10 @@ from collections.abc import Iterator, Sequence
 from msgspec import Struct
 
 from batchml.model.job import JobSpec
+from batchml.model.names import spelled
 from batchml.model.shell import join
-from batchml.model.space import count_points
-from batchml.model.sweep import Params, SweepSpec
+from batchml.model.sweep import Params, SweepSpec, count_points
 from batchml.model.sweepjob import notices
-from batchml.model.words import spelled
 from batchml.sweep.cutoffs import levels
 from batchml.sweep.plan import rung_size
 from batchml.sweep.report.subject import words

@@ -7,8 +7,7 @@ sampling with a reservoir", 2006).
 import math
 from collections.abc import Iterable
 
-from batchml.model.space import count_points, every_point
-from batchml.model.sweep import Params, Space
+from batchml.model.sweep import Params, Space, count_points, every_point
 from batchml.sweep.points import generator
 from batchml.sweep.unit import likely
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from batchml.model.trial import Trial, TrialState
+from batchml.model.sweep import Trial, TrialState
 
 _UNDER_WAY = (TrialState.WAITING, TrialState.RUNNING)
 

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from batchml.model.status import JobStatus
+from batchml.model.run import JobStatus
 from batchml.sweep.events import Wave
 
 MAX_LOOK = 100  # job ids of one `look`, which is one call

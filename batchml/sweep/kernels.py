@@ -15,8 +15,7 @@ from random import Random
 from typing import NamedTuple
 
 from batchml.model.job import Scalar
-from batchml.model.space import is_active
-from batchml.model.sweep import Params, Space
+from batchml.model.sweep import Params, Space, is_active
 from batchml.sweep.unit import from_unit, index_of, to_unit
 
 _ROOT = math.sqrt(2)

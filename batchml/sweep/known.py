@@ -10,9 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from batchml.model.space import is_discrete
-from batchml.model.sweep import SweepSpec
-from batchml.model.trial import Report, Trial, TrialState
+from batchml.model.sweep import Report, SweepSpec, Trial, TrialState, is_discrete
 from batchml.runtime.protocol.rungs import rung_steps
 from batchml.sweep.kernels import Axis, Places, axes, places
 from batchml.sweep.points import key

@@ -5,7 +5,7 @@ What its file alone tells is said before it starts: `model/sweepjob.py`.
 
 from collections.abc import Iterator
 
-from batchml.model.trial import Trial, TrialState
+from batchml.model.sweep import Trial, TrialState
 from batchml.sweep import budgets
 from batchml.sweep.book import Book
 from batchml.sweep.events import Noticed

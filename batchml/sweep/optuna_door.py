@@ -13,9 +13,7 @@ from random import Random
 from typing import Any
 
 from batchml.errors import ConfigError
-from batchml.model.space import is_active, is_discrete
-from batchml.model.sweep import Params, SweepSpec
-from batchml.model.trial import Trial, TrialState
+from batchml.model.sweep import Params, SweepSpec, Trial, TrialState, is_active, is_discrete
 from batchml.sweep.kernels import Axis, Places, axes, places
 from batchml.sweep.points import built, generator, key
 from batchml.sweep.sequences import satisfies, unused

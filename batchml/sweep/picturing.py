@@ -1,6 +1,6 @@
 """A Picture, and a Summary, of a sweep's book. Pure."""
 
-from batchml.model.trial import Trial
+from batchml.model.sweep import Trial
 from batchml.sweep import budgets
 from batchml.sweep.book import Book
 from batchml.sweep.budgets import Money

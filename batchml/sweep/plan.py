@@ -6,9 +6,8 @@ Every wave is numbered, and so is every trial; a wave that the ledger has is nev
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
 
-from batchml.model.array import MAX_ARRAY
-from batchml.model.sweep import SweepSpec
-from batchml.model.trial import Trial, TrialState
+from batchml.model.run import MAX_ARRAY
+from batchml.model.sweep import SweepSpec, Trial, TrialState
 from batchml.runtime.protocol.manifest import Entry
 from batchml.sweep.book import Book
 from batchml.sweep.cutoffs import levels

@@ -4,8 +4,7 @@ from collections.abc import Callable, Hashable
 from random import Random
 
 from batchml.model.job import Scalar
-from batchml.model.space import is_active
-from batchml.model.sweep import Dimension, Params, Space
+from batchml.model.sweep import Dimension, Params, Space, is_active
 
 Pick = Callable[[str, Dimension], Scalar]
 

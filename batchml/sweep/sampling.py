@@ -3,8 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from batchml.model.sweep import MODELS, Params, SweepSpec
-from batchml.model.trial import Trial
+from batchml.model.sweep import MODELS, Params, SweepSpec, Trial
 from batchml.sweep.sequences import sequence
 
 

@@ -5,9 +5,8 @@ from typing import Protocol
 
 import msgspec
 
-from batchml.model.space import is_discrete, level, levels
-from batchml.model.space import satisfies as allows
-from batchml.model.sweep import Params, SweepSpec
+from batchml.model.sweep import Params, SweepSpec, is_discrete, level, levels
+from batchml.model.sweep import satisfies as allows
 from batchml.sweep import random, sobol
 from batchml.sweep.grid import LISTED, listed
 from batchml.sweep.points import built, generator, key

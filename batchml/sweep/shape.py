@@ -4,8 +4,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from batchml.model.space import count_points
-from batchml.model.sweep import MODELS, SweepSpec
+from batchml.model.sweep import MODELS, SweepSpec, count_points
 
 
 class Shape(StrEnum):

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from batchml.model.sweep import Goal, SweepSpec
-from batchml.model.trial import Trial, TrialState
+from batchml.model.sweep import Goal, SweepSpec, Trial, TrialState
 
 if TYPE_CHECKING:
     from batchml.sweep.state import SweepState

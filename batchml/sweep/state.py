@@ -19,8 +19,7 @@ again if the sweep is reopened.
 from collections.abc import Mapping
 from typing import Any
 
-from batchml.model.sweep import Limits
-from batchml.model.trial import Trial, TrialState
+from batchml.model.sweep import Limits, Trial, TrialState
 from batchml.sweep.events import (
     Ended,
     Event,

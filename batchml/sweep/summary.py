@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from batchml.model.trial import Trial, TrialState
+from batchml.model.sweep import Trial, TrialState
 from batchml.sweep.standings import Confirmed
 
 

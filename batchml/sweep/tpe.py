@@ -12,8 +12,7 @@ from collections.abc import Iterator, Sequence
 from random import Random
 from typing import NamedTuple
 
-from batchml.model.sweep import Params, SweepSpec
-from batchml.model.trial import Trial
+from batchml.model.sweep import Params, SweepSpec, Trial
 from batchml.sweep.kernels import Kernel, Mixture, Places, places
 from batchml.sweep.known import Known, known
 from batchml.sweep.points import generator, key

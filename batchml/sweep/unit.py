@@ -5,8 +5,7 @@ from functools import lru_cache
 from statistics import NormalDist
 
 from batchml.model.job import Scalar
-from batchml.model.space import level, levels, same
-from batchml.model.sweep import Dimension
+from batchml.model.sweep import Dimension, level, levels, same
 
 _EDGE = 1e-6  # a normal has no ends: this share of it is cut off at each side
 _DIGITS = 6  # of a value's range: shorter on a command line, finer than any training can feel

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
-from batchml.model.status import JobStatus
-from batchml.model.trial import Trial, TrialState
+from batchml.model.run import JobStatus
+from batchml.model.sweep import Trial, TrialState
 from batchml.runtime.protocol.exit_codes import DUPLICATE
 from batchml.sweep.book import Book
 from batchml.sweep.events import Seen

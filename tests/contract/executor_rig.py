@@ -13,16 +13,16 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from batchml.clock import SystemClock
+from batchml.local.batch.events import Ended, Event, Exit, LogEnd, Noted, Prepared, Started
+from batchml.local.batch.state import Attempt, Job, Needs, Spec
 from batchml.local.executors.choice import Choice
-from batchml.local.executors.container import Permits
+from batchml.local.executors.container_spec import Permits
 from batchml.local.executors.spec import Host
 from batchml.local.executors.supervisor import Executor
 from batchml.local.home import Home
-from batchml.local.identity import observe
 from batchml.local.images import publish_runtime
-from batchml.local.logcheck import LargeChecks, check_small
-from batchml.local.messages import Ended, Event, Exit, LogEnd, Noted, Prepared, Started
-from batchml.local.state import Attempt, Job, Needs, Spec
+from batchml.local.logs.check import LargeChecks, check_small
+from batchml.local.store.identity import observe
 from batchml.model.logcheck import LogCheck, LogState
 from tests.needs import unavailable
 

@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct
 
-from batchml.local.protocol import service_model
-from batchml.local.sigv4 import Keys
-from batchml.local.wire import Request
+from batchml.local.server.auth import Keys
+from batchml.local.server.protocol import Request, service_model
 from tests.contract.rig import KEYS, URL, sign
 
 # How many times as long the suites that try chance run; 1 is for every day.

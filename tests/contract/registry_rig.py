@@ -23,8 +23,8 @@ import boto3
 from botocore.config import Config
 
 from batchml.aws.session import Access, Session
-from batchml.local.protocol import service_model
-from batchml.local.shapes import problems
+from batchml.local.server.protocol import service_model
+from batchml.local.server.validation import problems
 from tests.conftest import wait_for
 from tests.needs import unavailable
 

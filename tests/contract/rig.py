@@ -19,16 +19,16 @@ from botocore.config import Config
 from botocore.credentials import Credentials
 
 from batchml.clock import SystemClock
-from batchml.local.core import Core
-from batchml.local.engine import restore
-from batchml.local.logreads import LogReads
-from batchml.local.messages import Ended, Event, Exit, Started
-from batchml.local.server import Server
-from batchml.local.shapes import problems
-from batchml.local.sigv4 import Keys
-from batchml.local.state import Attempt, Job, Machine
-from batchml.local.store import Store
-from batchml.local.wire import Request, Response
+from batchml.local.batch.core import Core
+from batchml.local.batch.engine import restore
+from batchml.local.batch.events import Ended, Event, Exit, Started
+from batchml.local.batch.state import Attempt, Job, Machine
+from batchml.local.logs.api import LogReads
+from batchml.local.server.app import Server
+from batchml.local.server.auth import Keys
+from batchml.local.server.protocol import Request, Response
+from batchml.local.server.validation import problems
+from batchml.local.store.journal import Store
 from tests.models import ec2
 
 PORT = 8123

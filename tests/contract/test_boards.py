@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from batchml.aws.objects import BucketStore
+from batchml.aws.s3 import BucketStore
 from batchml.aws.session import Access, Session
 from batchml.client.sweeping.boards import Board, BoardError
-from batchml.model.trial import TrialState
+from batchml.model.sweep import TrialState
 from batchml.runtime.protocol import messages
 from batchml.runtime.protocol.messages import Sender, message_key
 from batchml.runtime.storage.store import FolderStore, Store, StoreError, open_store

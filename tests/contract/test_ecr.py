@@ -10,8 +10,8 @@ import pytest
 from batchml.aws.ecr import Ecr, Login, Pushed, create_repository, lifecycle_policy, repairs
 from batchml.aws.session import Access, Session
 from batchml.errors import AccessError, ServiceError, ServiceUnreachable
-from batchml.local.protocol import service_model
-from batchml.local.shapes import problems
+from batchml.local.server.protocol import service_model
+from batchml.local.server.validation import problems
 from batchml.ops.images import listing
 from tests.contract.registry_rig import Refused, Registry, need_registry
 

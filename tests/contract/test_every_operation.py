@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from batchml.local.logreads import LOG_OPERATIONS
-from batchml.local.operations import HANDLERS
-from batchml.local.reads import READS
+from batchml.local.batch.operations import HANDLERS
+from batchml.local.batch.reads import READS
+from batchml.local.logs.api import LOG_OPERATIONS
 from tests.contract.transports import TRANSPORTS, Scene
 
 GROUP = "/aws/batch/job"

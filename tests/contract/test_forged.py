@@ -19,11 +19,10 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 from msgspec.structs import replace
 
-from batchml.local import protocol
 from batchml.local.home import Endpoint, Home
-from batchml.local.replays import FRESH
-from batchml.local.sigv4 import MAX_SKEW, Keys, claimed_service
-from batchml.local.wire import Request
+from batchml.local.server import protocol
+from batchml.local.server.auth import FRESH, MAX_SKEW, Keys, claimed_service
+from batchml.local.server.protocol import Request
 from tests.contract.generate import TORTURE
 from tests.contract.rig import KEYS, PORT, URL, Rig, error_of, furnish, read, sign, sign_logs
 

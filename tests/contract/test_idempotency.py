@@ -16,8 +16,8 @@ from botocore.config import Config
 from msgspec.structs import replace
 
 from batchml.local.home import Endpoint, Home
-from batchml.local.replays import FRESH, Replays
-from batchml.local.wire import Request, Response
+from batchml.local.server.auth import FRESH, Replays
+from batchml.local.server.protocol import Request, Response
 from tests.conftest import define
 from tests.contract.rig import Rig, error_of, furnish, sign
 

@@ -16,13 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchml.errors import StateDamaged
-from batchml.local.executors.logproof import LogDigest
-from batchml.local.logmerge import LogFiles, Place, merge
-from batchml.local.logstore import MAX_SCAN, NO_TIME
-from batchml.local.messages import NO_PROOF, Ended, Exit, LogProof
-from batchml.local.store import Stream
+from batchml.local.batch.events import NO_PROOF, Ended, Exit, LogProof
+from batchml.local.executors.runner.proof import LogDigest
+from batchml.local.logs.api import LogFiles, Place, merge
+from batchml.local.logs.files import MAX_SCAN, NO_TIME
+from batchml.local.store.journal import Stream
 from batchml.model.logcheck import HEADER, LogCheck, LogState, read_header
-from batchml.model.status import JobStatus
+from batchml.model.run import JobStatus
 from tests.contract.rig import Rig, error_of, furnish, sign, sign_logs
 
 GROUP = "/aws/batch/job"

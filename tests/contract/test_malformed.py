@@ -17,9 +17,8 @@ from typing import Any
 import pytest
 
 from batchml.local.home import Endpoint, Home
-from batchml.local.protocol import MAX_HEADERS, service_model
-from batchml.local.shapes import problems
-from batchml.local.wire import Request, Response
+from batchml.local.server.protocol import MAX_HEADERS, Request, Response, service_model
+from batchml.local.server.validation import problems
 from tests.contract.generate import OPERATIONS, TORTURE, Made, Target, malformed
 from tests.contract.rig import Rig, error_of, furnish
 

@@ -9,13 +9,13 @@ import boto3
 import pytest
 from moto import mock_aws
 
-from batchml.aws.responses import to_run
+from batchml.aws.batch.responses import to_run
 from batchml.client.client import Client
 from batchml.local.executors.choice import choose
 from batchml.local.home import Home
-from batchml.local.protocol import service_model
-from batchml.local.shapes import problems
-from batchml.model.launching import launch_plan
+from batchml.local.server.protocol import service_model
+from batchml.local.server.validation import problems
+from batchml.model.group import launch_plan
 from batchml.model.run import Run
 from batchml.ops.jobs import load_job
 from batchml.runtime.protocol.launch import Plan

@@ -12,13 +12,12 @@ from urllib.parse import quote
 import pytest
 from botocore.exceptions import ClientError
 
-from batchml.local import protocol
-from batchml.local.logreads import LOG_OPERATIONS
-from batchml.local.messages import Requested
-from batchml.local.operations import HANDLERS
-from batchml.local.protocol import service_model
-from batchml.local.reads import READS
-from batchml.local.wire import Refused, Request, Response
+from batchml.local.batch.events import Requested
+from batchml.local.batch.operations import HANDLERS
+from batchml.local.batch.reads import READS
+from batchml.local.logs.api import LOG_OPERATIONS
+from batchml.local.server import protocol
+from batchml.local.server.protocol import Refused, Request, Response, service_model
 from tests.contract.rig import Rig, error_of, furnish, sign, sign_logs
 
 SERVED_BATCH = sorted({*HANDLERS, *(name for service, name in READS if service == "batch")})

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from batchml.aws.resources import compute_environment, queue, scheduling_policy
-from batchml.aws.site import make_site
+from batchml.aws.batch.resources import compute_environment, queue, scheduling_policy
+from batchml.aws.naming import make_site
 from batchml.model.description import read_environments
 from tests.contract.rig import Rig
 

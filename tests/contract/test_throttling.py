@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from batchml.local.chaos import Chaos
-from batchml.local.wire import Request
+from batchml.local.batch.fault_injection import Chaos
+from batchml.local.server.protocol import Request
 from tests.contract.rig import Rig, error_of, furnish, sign, sign_logs
 from tests.contract.test_idempotency import OTHER, call, job_id
 

@@ -12,8 +12,7 @@ from batchml.client.client import Client
 from batchml.client.place import Place
 from batchml.client.waiting import wait
 from batchml.local.home import Endpoint, Home
-from batchml.model.run import Run
-from batchml.model.status import JobStatus
+from batchml.model.run import JobStatus, Run
 from batchml.settings import load_settings
 from tests.counting import Counted, counting
 from tests.fakes import FakeClock

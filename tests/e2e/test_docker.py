@@ -16,15 +16,15 @@ from msgspec.structs import replace
 
 from batchml.clock import SystemClock
 from batchml.local import control
+from batchml.local.batch.events import Started
+from batchml.local.batch.state import Job, Nodes
 from batchml.local.executors.choice import Choice, read_choice
-from batchml.local.executors.container import Permits, container_name
-from batchml.local.executors.remains import mark_of, tagged
+from batchml.local.executors.container_spec import Permits, container_name
+from batchml.local.executors.record import mark_of, tagged
 from batchml.local.executors.supervisor import RUNNER_LOST
 from batchml.local.executors.sweeper import sweep
 from batchml.local.home import Endpoint, Home
 from batchml.local.images import publish
-from batchml.local.messages import Started
-from batchml.local.state import Job, Nodes
 from batchml.runtime.processes import descendants, send
 from batchml.runtime.protocol.log_marks import parse_mark
 from tests.conftest import client_for, define, identity_of, wait_for, wait_for_job

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from batchml.local.executors import mounts
-from batchml.local.executors.container import Permits, container_name
+from batchml.local.executors.container_spec import Permits, container_name
 from tests.contract.executor_rig import Outcome, Rig, docker
 
 VICTIMS = int(os.environ.get("BATCHML_VICTIMS", "16"))

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from batchml.aws.batch import BatchApi
-from batchml.aws.requests import Submission
+from batchml.aws.batch.jobs import BatchApi
+from batchml.aws.batch.requests import Submission
 from batchml.aws.session import Access, Session
 from batchml.local.home import Endpoint, Home
 from batchml.model.names import keyed_name, new_key

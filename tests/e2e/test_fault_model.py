@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from batchml.errors import LocalServerError
-from batchml.local import adopt
+from batchml.local.batch.state import Job
 from batchml.local.home import Home
-from batchml.local.logcheck import check_small
-from batchml.local.logindex import Streams
-from batchml.local.state import Job
+from batchml.local.logs.check import check_small
+from batchml.local.logs.files import Streams
+from batchml.local.store import adopt
 from batchml.model.logcheck import LogState
-from batchml.model.status import CANNOT_START, JobStatus
+from batchml.model.run import CANNOT_START, JobStatus
 from batchml.runtime.processes import start_time
 from tests.fault_world import (
     AXES,

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from shutil import which
 
-from batchml.aws.userdata import METADATA, user_data
+from batchml.aws.ec2 import METADATA, user_data
 from tests.needs import unavailable
 from tests.unit.test_userdata import BOOTHOOK, scripts
 

@@ -101,7 +101,7 @@ def test_a_gang_of_another_machine_is_known_by_what_aws_tells(user: Client, home
 KILLED = """
 import os, signal, sys
 from batchml import Client
-from batchml.aws.batch import BatchApi
+from batchml.aws.batch.jobs import BatchApi
 send, calls = BatchApi.submit, []
 def submit(self, request):
     calls.append(request)

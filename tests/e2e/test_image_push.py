@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from batchml.aws.ecr import Ecr
-from batchml.aws.registry import Engine
+from batchml.aws.ecr import Ecr, Engine
 from batchml.errors import AccessError, ImageError, NotFound, ServiceUnreachable
 from batchml.local.home import Home
 from batchml.local.images import publish

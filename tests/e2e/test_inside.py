@@ -22,8 +22,8 @@ from batchml.client.doors_container import by_exec
 from batchml.client.place import Place
 from batchml.clock import SystemClock
 from batchml.local import control
+from batchml.local.exec import find
 from batchml.local.home import Endpoint, Home
-from batchml.local.inside import find
 from batchml.settings import load_settings
 from tests.conftest import client_for, define, wait_for, wait_for_job
 from tests.contract.executor_rig import IMAGE, need_engine

@@ -11,7 +11,7 @@ from botocore.exceptions import ClientError
 from batchml.clock import SystemClock
 from batchml.local import control
 from batchml.local.home import Home
-from batchml.local.sigv4 import Keys
+from batchml.local.server.auth import Keys
 from tests.conftest import client_for, define, wait_for, wait_for_job
 from tests.e2e.test_secrets import printed
 

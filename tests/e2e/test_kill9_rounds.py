@@ -23,11 +23,11 @@ from typing import Any
 from batchml.clock import SystemClock
 from batchml.errors import StateDamaged
 from batchml.local import control
+from batchml.local.batch.lifecycle import DEPENDENCY_FAILED
+from batchml.local.ecs import read_machine
 from batchml.local.executors import cgroup
 from batchml.local.executors.supervisor import NO_EVIDENCE, RUNNER_LOST
 from batchml.local.home import Home
-from batchml.local.lifecycle import DEPENDENCY_FAILED
-from batchml.local.machine import read_machine
 from batchml.model.names import split_key
 from tests.conftest import client_for, define, identity_of, wait_for, wait_for_job
 from tests.contract.generate import TORTURE
@@ -198,7 +198,7 @@ class Rounds:
 
 def _is_alone(home: Home) -> bool:
     """Whether the server of a state folder is its only one, also of those that are starting."""
-    words = f"batchml.local.daemon\0--home\0{home.root}\0".encode()
+    words = f"batchml.local.server.daemon\0--home\0{home.root}\0".encode()
     found = 0
     for entry in os.listdir("/proc"):
         try:
@@ -514,7 +514,7 @@ def _task(attempt: dict[str, Any]) -> str:
 
 def _kill_while_it_starts(home: Home, after: float) -> None:
     daemon = subprocess.Popen(
-        [sys.executable, "-m", "batchml.local.daemon", "--home", str(home.root)],
+        [sys.executable, "-m", "batchml.local.server.daemon", "--home", str(home.root)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from batchml.aws.batch import BatchApi
+from batchml.aws.batch.jobs import BatchApi
 from batchml.aws.session import Access, Session
 from batchml.clock import SystemClock
 from batchml.local import control

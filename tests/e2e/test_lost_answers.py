@@ -18,7 +18,7 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from batchml.aws.batch import BatchApi
+from batchml.aws.batch.jobs import BatchApi
 from batchml.aws.session import Access, Session
 from batchml.clock import SystemClock
 from batchml.local import control

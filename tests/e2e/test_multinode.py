@@ -20,8 +20,8 @@ PORT = 29_500
 # A server that believes in a larger machine: two jobs of two nodes are to run at once anywhere.
 SERVER = """
 import sys
-from batchml.local import daemon
-from batchml.local.state import Machine
+from batchml.local.server import daemon
+from batchml.local.batch.state import Machine
 daemon.read_machine = lambda: Machine(vcpus=8, memory=4096)
 sys.exit(daemon.main())
 """
@@ -346,7 +346,8 @@ def test_a_terminated_job_leaves_nothing_on_the_machine(start: Start) -> None:
 
 def test_a_network_of_an_unknown_kind_is_refused(home: Home) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "batchml.local.daemon", "--home", str(home.root), "--ready-fd", "1"],
+        [sys.executable, "-m", "batchml.local.server.daemon", "--home", str(home.root),
+         "--ready-fd", "1"],
         capture_output=True, text=True, env={**os.environ, "BATCHML_NODE_NETWORK": "carrier"},
     )  # fmt: skip
     assert "BATCHML_NODE_NETWORK is 'carrier': use namespace, loopback or auto." in done.stdout

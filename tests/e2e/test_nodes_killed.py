@@ -174,7 +174,7 @@ def runners(home: Home) -> list[int]:
 
 def is_runner(command: Path) -> bool:
     try:
-        return b"batchml.local.executors.runner" in command.read_bytes()
+        return b"batchml.local.executors.runner.main" in command.read_bytes()
     except OSError:
         return False
 

@@ -19,11 +19,11 @@ import pytest
 
 from batchml.clock import SystemClock
 from batchml.local import control
+from batchml.local.batch.lifecycle import CONTAINER_EXITED, STOPPED_EARLY
+from batchml.local.ecs import read_machine
 from batchml.local.executors.supervisor import NO_EVIDENCE, RUNNER_LOST
 from batchml.local.home import Home
-from batchml.local.lifecycle import CONTAINER_EXITED, STOPPED_EARLY
-from batchml.local.machine import read_machine
-from batchml.local.store import Store
+from batchml.local.store.journal import Store
 from batchml.runtime.processes import boot_id, send
 from batchml.runtime.storage.files import read_json
 from tests.conftest import client_for, define, processes_of, reboot, wait_for, wait_for_job
@@ -174,7 +174,7 @@ def test_of_many_servers_that_start_at_once_one_serves_and_the_others_name_it(
     home: Home,
 ) -> None:
     """B8 of the fault matrix."""
-    words = [sys.executable, "-m", "batchml.local.daemon", "--home", str(home.root)]
+    words = [sys.executable, "-m", "batchml.local.server.daemon", "--home", str(home.root)]
     servers = [
         subprocess.Popen(
             words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

@@ -19,9 +19,9 @@ import pytest
 
 from batchml.clock import SystemClock
 from batchml.local.executors import cgroup
-from batchml.local.executors.attempt_files import until_it_works
-from batchml.local.executors.remains import tagged
-from batchml.local.executors.runner import INLINE
+from batchml.local.executors.record import tagged
+from batchml.local.executors.runner.files import until_it_works
+from batchml.local.executors.runner.main import INLINE
 from batchml.ops.explain.clues import of_reason
 from batchml.runtime.processes import send, start_time
 from batchml.runtime.protocol.log_marks import LineSplitter
@@ -42,7 +42,7 @@ class Runner:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "batchml.local.executors.runner", json.dumps(config)],
+                [sys.executable, "-m", "batchml.local.executors.runner.main", json.dumps(config)],
                 stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()],
             )  # fmt: skip
         finally:

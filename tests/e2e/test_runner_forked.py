@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from batchml.local.executors import cgroup
-from batchml.local.executors.remains import tagged
+from batchml.local.executors.record import tagged
 from batchml.runtime.processes import start_time
 from tests.conftest import wait_for
 from tests.e2e.test_runner import CLOCK, NEEDS, Attempt, Bench, attempt, bench
@@ -83,7 +83,7 @@ def test_a_program_sees_what_it_would_see_with_an_interpreter(bench: Bench) -> N
 def test_it_is_forked_once_the_runner_has_loaded_the_runtime(attempt: Attempt) -> None:
     look = "import os; print(open(f'/proc/{os.getppid()}/cmdline').read().split('\\0'))"
     through(attempt, *python(look)).exit()
-    assert b"batchml.local.executors.runner" in attempt.lines()[0]
+    assert b"batchml.local.executors.runner.main" in attempt.lines()[0]
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_memory_is_limited_and_the_runner_never_chosen(bench: Bench, groups: cgr
 def test_where_the_mark_finds_no_room_an_interpreter_is_started() -> None:
     script = (
         f"import sys; sys.path.insert(0, {_ROOT!r})\n"
-        "from batchml.local.executors.forked import Forker\n"
+        "from batchml.local.executors.runner.fork_server import Forker\n"
         "words = ['python', '-m', 'batchml.runtime.run', 'true']\n"
         "print(Forker().start(words, {'BATCHML_TASK': 't' * 36}, 1))"
     )

@@ -28,14 +28,15 @@ from batchml.errors import (
     StateFolderBusy,
     StateFolderUnsafe,
 )
-from batchml.local import control, engine
-from batchml.local.core import Core
+from batchml.local import control
+from batchml.local.batch import engine
+from batchml.local.batch.core import Core
+from batchml.local.batch.events import Requested
+from batchml.local.batch.state import Attempt, Job, Machine, Needs, Spec, empty
 from batchml.local.home import Endpoint, Home
-from batchml.local.messages import Requested
-from batchml.local.state import Attempt, Job, Machine, Needs, Spec, empty
-from batchml.local.store import Store
-from batchml.local.wire import Refused
-from batchml.model.status import JobStatus
+from batchml.local.server.protocol import Refused
+from batchml.local.store.journal import Store
+from batchml.model.run import JobStatus
 from batchml.runtime.storage.files import read_json, write_json
 from tests.conftest import client_for, define, wait_for, wait_for_job
 from tests.unit.test_processes import is_alive
@@ -54,7 +55,7 @@ def kill_server(home: Home) -> None:
 def run_daemon(home: Home, *options: str) -> subprocess.CompletedProcess[str]:
     """A server in the foreground that is expected to end by itself."""
     return subprocess.run(
-        [sys.executable, "-m", "batchml.local.daemon", "--home", str(home.root), *options],
+        [sys.executable, "-m", "batchml.local.server.daemon", "--home", str(home.root), *options],
         capture_output=True,
         text=True,
         timeout=30,

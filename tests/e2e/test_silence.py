@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from batchml.aws.batch import BatchApi
-from batchml.aws.failures import Fate, fate
+from batchml.aws.batch.jobs import BatchApi
+from batchml.aws.errors import Fate, fate
 from batchml.aws.session import Access, Session
 from batchml.clock import SystemClock
 from batchml.errors import ServiceUnreachable

@@ -11,7 +11,7 @@ import pytest
 
 from batchml.client.client import Client
 from batchml.local.home import Home
-from batchml.model.trial import TrialState
+from batchml.model.sweep import TrialState
 from batchml.sweep.summary import Picture
 from tests.conftest import wait_for
 from tests.e2e.conftest import Cli, read_rest, read_until, write_job

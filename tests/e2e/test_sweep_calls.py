@@ -14,7 +14,7 @@ from batchml.client.sweeping.running import attend
 from batchml.client.sweeping.starting import make_ready, start
 from batchml.clock import SystemClock
 from batchml.local.home import Endpoint, Home
-from batchml.model.trial import TrialState
+from batchml.model.sweep import TrialState
 from tests.conftest import client_for
 from tests.counting import Counted, counting
 from tests.fakes import FakeClock

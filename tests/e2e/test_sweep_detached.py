@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from batchml.client.sweeping.boards import Board
-from batchml.model.trial import TrialState
+from batchml.model.sweep import TrialState
 from batchml.runtime.storage.store import FolderStore
 from batchml.sweep.ledger import Ledger
 from batchml.sweep.state import SweepState

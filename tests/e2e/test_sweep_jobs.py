@@ -12,7 +12,7 @@ from batchml.client.sweeping.jobs import HELD, BatchJobs
 from batchml.clock import SystemClock
 from batchml.local.home import Endpoint, Home
 from batchml.model.job import JobSpec
-from batchml.model.status import JobStatus
+from batchml.model.run import JobStatus
 from batchml.model.sweep import Goal, Limits, SweepSpec
 from batchml.runtime.storage.store import FolderStore
 from batchml.settings import load_settings

@@ -6,7 +6,7 @@ import pytest
 
 from batchml.client.client import Client
 from batchml.local.home import Home
-from batchml.model.trial import Trial, TrialState
+from batchml.model.sweep import Trial, TrialState
 from tests.e2e.conftest import Cli
 from tests.e2e.test_training import LIMIT, real_mnist
 from tests.few_digits import few_digits

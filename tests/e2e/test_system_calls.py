@@ -24,11 +24,11 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from batchml.clock import SystemClock
 from batchml.local import control
-from batchml.local.daemon import EXIT_CRASHED
+from batchml.local.batch.lifecycle import CONTAINER_EXITED, DID_NOT_START
+from batchml.local.ecs import read_machine
 from batchml.local.home import Home
-from batchml.local.lifecycle import CONTAINER_EXITED, DID_NOT_START
-from batchml.local.machine import read_machine
-from batchml.local.store import Store
+from batchml.local.server.daemon import EXIT_CRASHED
+from batchml.local.store.journal import Store
 from tests.conftest import client_for, define, wait_for, wait_for_job
 from tests.contract.generate import TORTURE
 from tests.e2e.test_kill9 import kill_server, started
@@ -79,7 +79,14 @@ class Traced:
         reader, writer = os.pipe()
         # Its runners are let go of as they become runners.
         words = ["strace", "-f", "-b", "execve", "-qq", "-o", str(self.trace)]
-        words += ["-e", f"trace={calls}", *options, sys.executable, "-m", "batchml.local.daemon"]
+        words += [
+            "-e",
+            f"trace={calls}",
+            *options,
+            sys.executable,
+            "-m",
+            "batchml.local.server.daemon",
+        ]
         words += ["--home", str(home.root), "--ready-fd", str(writer)]
         self.process = subprocess.Popen(
             words, pass_fds=[writer], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,

@@ -6,11 +6,11 @@ from typing import Any, Literal
 
 import pytest
 
+from batchml.aws.batch.requests import Travel, definition, submission
+from batchml.aws.batch.resources import compute_environment, queue
+from batchml.aws.ec2 import Template, launch_template
 from batchml.aws.ecr import create_repository
-from batchml.aws.launch import Template, launch_template
-from batchml.aws.requests import Travel, definition, submission
-from batchml.aws.resources import compute_environment, queue
-from batchml.aws.site import make_platform, make_site
+from batchml.aws.naming import make_platform, make_site
 from batchml.model.environment import Compute, Environment, Queue, Storage
 from batchml.model.job import JobSpec, Resources, Retry
 from tests.security.cloudformation import FILES, load

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from batchml.model.gang import GANG_TAG
+from batchml.model.group import GANG_TAG
 from tests.security.cloudformation import (
     FILES,
     Template,

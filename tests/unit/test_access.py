@@ -2,9 +2,9 @@
 
 import pytest
 
-from batchml.local import access
-from batchml.local.sigv4 import Keys
-from batchml.local.wire import Refused
+from batchml.local.server import auth as access
+from batchml.local.server.auth import Keys
+from batchml.local.server.protocol import Refused
 
 SERVER = Keys("BMLLOCALTEST", "a secret")
 TASK = "0123456789abcdef0123456789abcdef"

@@ -13,8 +13,7 @@ from batchml.client.place import Place
 from batchml.client.submission import prepare
 from batchml.errors import UsageError
 from batchml.model.record import Record
-from batchml.model.run import Run
-from batchml.model.status import JobStatus
+from batchml.model.run import JobStatus, Run
 from batchml.ops.explain.dependencies import pending
 from batchml.ops.explain.seen import Look, Seen
 from batchml.ops.explain.words import Words

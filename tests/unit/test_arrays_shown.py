@@ -4,9 +4,7 @@ import pytest
 
 from batchml.cli.statusline import parts
 from batchml.cli.waitline import Waited
-from batchml.model.array import began, shown_state, state_text
-from batchml.model.run import Attempt, Run
-from batchml.model.status import JobStatus
+from batchml.model.run import Attempt, JobStatus, Run, began, shown_state, state_text
 from batchml.ops.children import by_child, metric_texts
 from tests.fakes import FakeClock
 

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from batchml.aws.hosts import Host
-from batchml.aws.prices import Book, InstanceType, Price
+from batchml.aws.batch.hosts import Host
+from batchml.aws.pricing import Book, InstanceType, Price
 from batchml.aws.spot import SpotHistory, mean
 from batchml.cli.bills import (
     bill_json,
@@ -19,8 +19,7 @@ from batchml.cli.bills import (
     spending_lines,
 )
 from batchml.model.record import Record
-from batchml.model.run import Attempt, Run
-from batchml.model.status import JobStatus
+from batchml.model.run import Attempt, JobStatus, Run
 from batchml.ops.bill import Bill, bill, free_bill, kept_bill, need_of, span, together
 from batchml.ops.cost import Candidate, Usd, quote, share_of
 from batchml.ops.rates import Rates

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchml.model.sweep import Limits
-from batchml.model.trial import Report, Trial, TrialState
+from batchml.model.sweep import Limits, Report, Trial, TrialState
 from batchml.sweep.budgets import Money, Tally, affordable, exceeded, room
 from batchml.sweep.state import SweepState
 from tests.sweep_world import World, spec_of

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
-from batchml.aws.batch import BatchApi
+from batchml.aws.batch.jobs import BatchApi
 from batchml.errors import AccessError, ServiceError, UsageError
-from batchml.model.run import Run
-from batchml.model.status import JobStatus
+from batchml.model.run import JobStatus, Run
 from batchml.ops.cancel import PATIENCE, cancel, roots
 from tests.fakes import FakeClock
 

@@ -10,17 +10,16 @@ import pytest
 from botocore.session import Session as Model
 from msgspec.structs import replace
 
-from batchml.aws.launch import launch_template
-from batchml.aws.reservations import Reservation, reservations
-from batchml.aws.resources import compute_environment
-from batchml.aws.scores import placement_scores, score_requests
-from batchml.aws.site import make_site
+from batchml.aws.batch.resources import compute_environment
+from batchml.aws.capacity import Reservation, placement_scores, reservations, score_requests
+from batchml.aws.ec2 import launch_template
+from batchml.aws.naming import make_site
 from batchml.cli.scores import explained, print_scores, read_question
 from batchml.cli.warmth import say_kept, warm_hosts, warmth
 from batchml.client.place import Place
 from batchml.client.scoring import Question, ask
 from batchml.errors import BatchmlError, ConfigError, UsageError
-from batchml.local.shapes import problems
+from batchml.local.server.validation import problems
 from batchml.model.description import read_compute, read_environments
 from batchml.model.environment import Compute
 from batchml.ops.estimate import estimate
@@ -245,7 +244,7 @@ def test_all_mistakes_of_a_block_are_said() -> None:
 
 
 def test_an_estimate_leaves_the_block_to_its_own_bill(place: Place) -> None:
-    from batchml.aws.prices import Book, Instances
+    from batchml.aws.pricing import Book, Instances
 
     made = replace(place.settings.environment, compute={
         "block": place.settings.environment.compute["block"]

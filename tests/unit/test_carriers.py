@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from batchml.aws.objects import Bucket
+from batchml.aws.s3 import Bucket
 from batchml.aws.session import Access, Session
 from batchml.client.archived import check_archived, holds, why_not
 from batchml.client.carriers import CARRY_TAG, CarrierFailed, Runs
@@ -15,8 +15,7 @@ from batchml.client.place import Place
 from batchml.client.workspace_aws import CarriedWorkspace, find, owner_of, unfinished
 from batchml.client.workspace_linked import LinkedWorkspace
 from batchml.errors import NotFound, UsageError
-from batchml.model.run import Run
-from batchml.model.status import JobStatus
+from batchml.model.run import JobStatus, Run
 from batchml.model.workspace import Progress
 from batchml.runtime.transfer.manifest import COMPLETE
 from batchml.runtime.transfer.worker import DONE, ORDER, UNDER_WAY

@@ -2,7 +2,7 @@
 
 import pytest
 
-from batchml.aws.stacks import StackEvent
+from batchml.aws.cloudformation import StackEvent
 from batchml.ops.setup.causes import failure_of, fix_for, invalid_fix
 
 STACK_ID = "arn:aws:cloudformation:us-east-1:123456789012:stack/s/1"

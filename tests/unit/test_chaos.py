@@ -9,12 +9,21 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from batchml.errors import UsageError
-from batchml.local import chaos, faults
-from batchml.local.chaos import Chaos, Fault, fault_of, host_of, is_throttled, parse, read_tag
-from batchml.local.engine import next_deadline
-from batchml.local.messages import Ended, Exit, Lose, Started, Ticked
-from batchml.local.scheduling import NEVER_FITS_MACHINE, NO_CAPACITY, TIME_LIMIT
-from batchml.local.state import Attempt
+from batchml.local.batch import fault_injection as chaos
+from batchml.local.batch import faults
+from batchml.local.batch.engine import next_deadline
+from batchml.local.batch.events import Ended, Exit, Lose, Started, Ticked
+from batchml.local.batch.fault_injection import (
+    Chaos,
+    Fault,
+    fault_of,
+    host_of,
+    is_throttled,
+    parse,
+    read_tag,
+)
+from batchml.local.batch.scheduling import NEVER_FITS_MACHINE, NO_CAPACITY, TIME_LIMIT
+from batchml.local.batch.state import Attempt
 from tests.models import ec2
 from tests.unit.test_engine_nodes import nodes_of
 from tests.unit.test_engine_nodes import running as cluster_running

@@ -18,12 +18,11 @@ from batchml.client.place import Place
 from batchml.client.submission import prepare, shown
 from batchml.client.waiting import Until, wait, wait_and_keep
 from batchml.errors import ConfigError, NotFound, UsageError
-from batchml.local.chaos import TAG
+from batchml.local.batch.fault_injection import TAG
 from batchml.model.explanation import Explanation
 from batchml.model.job import JobSpec, Resources, Retry, Scalar
 from batchml.model.record import Record
-from batchml.model.run import Run
-from batchml.model.status import JobStatus
+from batchml.model.run import JobStatus, Run
 from batchml.ops.search import Found
 from batchml.settings import load_settings
 from tests.fakes import FakeClock

@@ -9,12 +9,12 @@ from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 import pytest
 
-from batchml.local import engine
-from batchml.local.core import Core
-from batchml.local.messages import Noted, Requested, Started
-from batchml.local.reads import READS, View
-from batchml.local.state import Attempt, Job, Machine
-from batchml.local.store import Store
+from batchml.local.batch import engine
+from batchml.local.batch.core import Core
+from batchml.local.batch.events import Noted, Requested, Started
+from batchml.local.batch.reads import READS, View
+from batchml.local.batch.state import Attempt, Job, Machine
+from batchml.local.store.journal import Store
 from tests.models import ec2
 
 T = TypeVar("T")

@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from batchml.aws.live import LIVE
+from batchml.aws.batch.jobs import LIVE
 from batchml.cli.cluster import held_and_asked, missing_line, names_text, place_text, queue_table
 from batchml.cli.colour import Screen
 from batchml.cli.top import Shown, _json, _live, _view
-from batchml.model.cluster import ClusterHost, HostState, Room
 from batchml.model.explanation import ComputeState, QueueState
-from batchml.model.run import Run
-from batchml.model.status import JobStatus
+from batchml.model.hosts import ClusterHost, HostState, Room
+from batchml.model.run import JobStatus, Run
 from batchml.ops.cluster import Cluster, compute_rows, host_rows, total, vcpus_now, with_prices
 from batchml.ops.top import QueueRow, RunRow, Snapshot, make_snapshot
 from tests.fakes import FakeClock

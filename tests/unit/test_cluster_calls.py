@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from batchml.aws.batch import BatchApi
-from batchml.aws.cluster import ClusterApi, to_host, to_launched
-from batchml.aws.live import LiveApi
-from batchml.aws.prices import Book, Price
+from batchml.aws.batch.cluster import ClusterApi, to_host, to_launched
+from batchml.aws.batch.jobs import BatchApi, LiveApi
+from batchml.aws.pricing import Book, Price
 from batchml.client.cluster import HostPrices, look_at_queues
-from batchml.local.hosts import describe_container_instances, list_container_instances
-from batchml.local.state import Machine, empty
-from batchml.model.cluster import ClusterHost, HostState, Room
+from batchml.local.batch.state import Machine, empty
+from batchml.local.ecs import describe_container_instances, list_container_instances
+from batchml.model.hosts import ClusterHost, HostState, Room
 from batchml.ops.cluster import Cluster, host_rows
 from batchml.ops.cluster_look import EVERY, ClusterLook
 from batchml.ops.top import Poller, Snapshot

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from batchml.aws.objects import Bucket
+from batchml.aws.s3 import Bucket
 from batchml.errors import ConfigError
 from batchml.ops import code
 from batchml.ops.code import find, pack, size_words

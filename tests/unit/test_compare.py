@@ -1,8 +1,7 @@
 """Two runs side by side."""
 
 from batchml.model.record import Record
-from batchml.model.run import Run
-from batchml.model.status import JobStatus
+from batchml.model.run import JobStatus, Run
 from batchml.ops.compare import Difference, compare, what_matters
 from batchml.ops.search import Found
 

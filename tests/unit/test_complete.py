@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from batchml.cli.complete import World, complete, main, parse_help, read_help
 from batchml.cli.shells import SCRIPTS
 from batchml.model.job import read_job
-from batchml.model.run import OutcomeClass
-from batchml.model.status import JobStatus
+from batchml.model.run import JobStatus, OutcomeClass
 
 ROOT = Path(__file__).parents[2]
 TOML = """

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from batchml.local.executors.container import Permits, container_spec
-from batchml.local.executors.making import through_runtime
+from batchml.local.batch.state import Job, Needs, Spec
+from batchml.local.executors.container_spec import Permits, container_spec
+from batchml.local.executors.runner.container import through_runtime
 from batchml.local.executors.spec import Host, NoEnvironment
 from batchml.local.home import Home
 from batchml.local.images import publish
-from batchml.local.state import Job, Needs, Spec
 
 from tests.contract.executor_rig import attempt_of, job_of  # isort: skip
 

@@ -12,9 +12,8 @@ from msgspec.structs import replace
 
 from batchml.errors import ConfigError, ServiceError, ServiceUnreachable
 from batchml.model.names import KEY_LENGTH
-from batchml.model.status import JobStatus
-from batchml.model.sweep import Confirm, Dimension
-from batchml.model.trial import TrialState
+from batchml.model.run import JobStatus
+from batchml.model.sweep import Confirm, Dimension, TrialState
 from batchml.runtime.protocol import messages
 from batchml.runtime.protocol.rungs import Cutoffs
 from batchml.runtime.protocol.sweep_store import COURSE, CUTOFFS, deadline_in

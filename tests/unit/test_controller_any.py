@@ -7,8 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchml.model.sweep import Confirm
-from batchml.model.trial import TrialState
+from batchml.model.sweep import Confirm, TrialState
 from batchml.sweep.lease import LOCAL_LIFE
 from tests.sweep_boards import Killed, Mortal
 from tests.sweep_world import Fault, World, spec_of

@@ -4,8 +4,7 @@ from collections import Counter
 
 import pytest
 
-from batchml.model.sweep import Confirm
-from batchml.model.trial import TrialState
+from batchml.model.sweep import Confirm, TrialState
 from batchml.sweep import asking
 from batchml.sweep.lease import LOCAL_LIFE
 from tests.sweep_boards import Killed, MemoryStore, Mortal

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from batchml.aws.hosts import Pool
-from batchml.aws.prices import Book, Instances, InstanceType, Price
+from batchml.aws.batch.hosts import Pool
+from batchml.aws.pricing import Book, Instances, InstanceType, Price
 from batchml.cli.bills import FREE, dollars, money, quote_json, quote_lines
 from batchml.errors import UsageError
 from batchml.model.description import read_described

@@ -10,17 +10,16 @@ import pytest
 from botocore.session import Session as Model
 from msgspec.structs import replace
 
-from batchml.aws.hosts import Host, Pool, find_hosts, pools
+from batchml.aws.batch.hosts import Host, Pool, find_hosts, pools
 from batchml.aws.session import Session
 from batchml.client.costs import bill_of, bills, budget_of, quote_of, spending
 from batchml.client.place import Place
 from batchml.errors import NotFound, UsageError
-from batchml.local.machine import read_machine
-from batchml.local.shapes import problems
+from batchml.local.ecs import read_machine
+from batchml.local.server.validation import problems
 from batchml.model.job import JobSpec, Resources, Retry
 from batchml.model.record import Record
-from batchml.model.run import Attempt, Run
-from batchml.model.status import JobStatus
+from batchml.model.run import Attempt, JobStatus, Run
 from batchml.ops.bill import amount
 from batchml.ops.cost import Need
 from batchml.settings import load_settings

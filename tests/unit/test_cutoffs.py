@@ -3,8 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchml.model.sweep import EarlyStop, Goal, SweepSpec
-from batchml.model.trial import Report, Trial, TrialState
+from batchml.model.sweep import EarlyStop, Goal, Report, SweepSpec, Trial, TrialState
 from batchml.sweep.cutoffs import Rungs, levels, noted
 
 

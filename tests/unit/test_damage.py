@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from batchml.errors import LocalServerError, StateDamaged
-from batchml.local.messages import SaveJob, SaveSpec
-from batchml.local.state import Job, Machine, Needs, Queue, Spec, State
-from batchml.local.store import RememberedCall, Store
-from batchml.model.status import JobStatus
+from batchml.local.batch.events import SaveJob, SaveSpec
+from batchml.local.batch.state import Job, Machine, Needs, Queue, Spec, State
+from batchml.local.store.journal import RememberedCall, Store
+from batchml.model.run import JobStatus
 from tests.contract.generate import TORTURE
 from tests.unit.test_store import RECORDS
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchml.aws.batch import BatchApi
-from batchml.aws.definitions import Definition, Definitions, to_definition
+from batchml.aws.batch.definitions import Definition, Definitions, to_definition
+from batchml.aws.batch.jobs import BatchApi
 from batchml.errors import NotFound, ServiceError
 from batchml.ops.definitions import collectable, deregister, find, register, unused
 from tests.fakes import FakeClock

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from batchml.aws.denials import Denial, explain_denial, parse_denial, statements
-from batchml.aws.failures import translate
+from batchml.aws.credentials_help import Denial, explain_denial, parse_denial, statements
+from batchml.aws.errors import translate
 from tests.unit.test_failures import client_error
 
 WHO = "arn:aws:sts::123456789012:assumed-role/dev/me"

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from batchml.aws.stacks import Stack
+from batchml.aws.cloudformation import Stack
 from batchml.model.description import read_environments
 from batchml.model.environment import Environment
 from batchml.ops.setup.desired import STACKS, Scheme, content_version, wanted, wanted_stacks

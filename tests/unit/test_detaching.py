@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from batchml.aws.site import Platform
+from batchml.aws.naming import Platform
 from batchml.client.sweeping.attending import Where, digest_of, place_in_aws, sweep_of
 from batchml.client.sweeping.controllers import (
     IMAGE,
@@ -18,7 +18,7 @@ from batchml.client.sweeping.controllers import (
 from batchml.client.sweeping.detaching import ATTEND
 from batchml.client.sweeping.freezing import Frozen, write_frozen
 from batchml.errors import ConfigError, NotFound, ServiceUnreachable
-from batchml.local.executors import controller as local
+from batchml.local.executors import spec as local
 from batchml.model.job import JobSpec
 from batchml.model.sweep import Dimension, Goal, Limits, SweepSpec
 from batchml.resources import shipped

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from batchml.aws.identity import Identity
-from batchml.aws.permissions import Permission, Verdict, arn_of
+from batchml.aws.iam import Permission, Verdict, arn_of
+from batchml.aws.session import Identity
 from batchml.clock import SystemClock
 from batchml.model.environment import Compute, Environment, Network, Queue
-from batchml.model.finding import Finding, exit_code
+from batchml.model.explanation import Finding, exit_code
 from batchml.ops.doctor.ask import ask
 from batchml.ops.doctor.checks import check_account
 from batchml.ops.doctor.facts import Account, Failed

@@ -24,7 +24,7 @@ from batchml.client.plain_aws import Marks
 from batchml.client.plugin import install_line
 from batchml.client.tunnel_aws import PluginTunnel, free_port
 from batchml.errors import AccessError, NoDoor, NotRunning, ServiceUnreachable
-from batchml.model.status import JobStatus
+from batchml.model.run import JobStatus
 from batchml.settings import load_settings
 from tests.conftest import wait_for
 from tests.fakes import FakeClock

@@ -8,7 +8,7 @@ from batchml.cli.local import _read_endpoints
 from batchml.errors import UsageError
 from batchml.local.endpoints import kept_endpoints
 from batchml.local.executors.choice import choose, keep_endpoints
-from batchml.local.executors.container import Permits, container_spec
+from batchml.local.executors.container_spec import Permits, container_spec
 from batchml.local.executors.spec import Host, runner_spec
 from batchml.local.home import Home
 from batchml.model.description import read_described

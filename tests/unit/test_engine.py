@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 
-from batchml.local import heap, scheduling
-from batchml.local.engine import next_deadline, restore
-from batchml.local.messages import Ended, Exit, Noted, Started
-from batchml.local.state import Machine
-from batchml.model.status import JobStatus
+from batchml.local.batch import persistent_heap as heap
+from batchml.local.batch import scheduling
+from batchml.local.batch.engine import next_deadline, restore
+from batchml.local.batch.events import Ended, Exit, Noted, Started
+from batchml.local.batch.state import Machine
+from batchml.model.run import JobStatus
 from tests.unit.world import LOST, World, in_state, indexes, order_of, stored, world
 
 # --- the line of a queue ---------------------------------------------------------------------

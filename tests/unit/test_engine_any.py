@@ -12,12 +12,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from batchml.local import scheduling
-from batchml.local.draft import Draft
-from batchml.local.engine import unwanted
-from batchml.local.messages import Ended, Exit, Launch
-from batchml.local.state import Job, Needs
-from batchml.model.status import JobStatus
+from batchml.local.batch import scheduling
+from batchml.local.batch.engine import unwanted
+from batchml.local.batch.events import Ended, Exit, Launch
+from batchml.local.batch.state import Job, Needs
+from batchml.local.batch.transaction import Draft
+from batchml.model.run import JobStatus
 from tests.unit.world import (
     LOST,
     SEQUENTIAL,

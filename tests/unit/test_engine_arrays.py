@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from batchml.local.engine import restore, unwanted
-from batchml.local.messages import Exit, SaveSpec
-from batchml.model.status import JobStatus
+from batchml.local.batch.engine import restore, unwanted
+from batchml.local.batch.events import Exit, SaveSpec
+from batchml.model.run import JobStatus
 from tests.unit.world import (
     SEQUENTIAL,
     World,

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from batchml.local.wire import Refused
+from batchml.local.server.protocol import Refused
 from tests.unit.world import World, children, consuming, indexes, order_of, world
 
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from batchml.local.engine import next_deadline, restore, unwanted
-from batchml.local.messages import Ended, Exit, Started
-from batchml.model.status import JobStatus
+from batchml.local.batch.engine import next_deadline, restore, unwanted
+from batchml.local.batch.events import Ended, Exit, Started
+from batchml.model.run import JobStatus
 from tests.models import ec2
 from tests.unit.world import (
     LOST,

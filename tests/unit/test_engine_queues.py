@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from batchml.local.engine import next_deadline
-from batchml.local.wire import Refused
+from batchml.local.batch.engine import next_deadline
+from batchml.local.server.protocol import Refused
 from tests.unit.world import World, consuming, world
 
 FITS = "MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT"

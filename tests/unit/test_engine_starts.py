@@ -2,11 +2,10 @@
 
 from typing import Any
 
-from batchml.local import engine
-from batchml.local.attempts import task_id_of
-from batchml.local.lifecycle import DID_NOT_START, STOPPED_EARLY
-from batchml.local.messages import Begin, Effect, Launch, NeverBegan, Prepared, SaveJob
-from batchml.local.state import Attempt
+from batchml.local.batch import engine
+from batchml.local.batch.events import Begin, Effect, Launch, NeverBegan, Prepared, SaveJob
+from batchml.local.batch.lifecycle import DID_NOT_START, STOPPED_EARLY, task_id_of
+from batchml.local.batch.state import Attempt
 from tests.unit.world import World, world
 
 

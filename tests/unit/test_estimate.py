@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from batchml.aws.prices import Book, Instances, InstanceType, Price
+from batchml.aws.pricing import Book, Instances, InstanceType, Price
 from batchml.cli.costs import lines, to_json
 from batchml.model.environment import Compute, Environment, Network, Storage
 from batchml.ops.estimate import ENDPOINTS, KEYS, NETWORK_KEYS, Estimate, estimate, needs, quote

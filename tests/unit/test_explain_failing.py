@@ -15,8 +15,7 @@ from msgspec.structs import replace
 import batchml.ops.explain
 from batchml.errors import NotFound
 from batchml.model.record import Record
-from batchml.model.run import Attempt, Run
-from batchml.model.status import JobStatus
+from batchml.model.run import Attempt, JobStatus, Run
 from batchml.ops.explain import clues
 from batchml.ops.explain.failing import Ended, why_ended
 from batchml.ops.explain.ranks import of_first

@@ -8,8 +8,7 @@ import pytest
 
 from batchml.client.explaining import refused_since
 from batchml.model.record import Record
-from batchml.model.run import Attempt, Run
-from batchml.model.status import JobStatus
+from batchml.model.run import Attempt, JobStatus, Run
 from batchml.ops.explain import clues
 from batchml.ops.explain.failing import Ended, wanted_here, why_ended
 from batchml.ops.explain.folder import Here, Missed, State, images_with, look

@@ -14,8 +14,7 @@ from msgspec.structs import replace
 from batchml.client.explaining import own_seats
 from batchml.model.explanation import Explanation
 from batchml.model.record import Record
-from batchml.model.run import Run
-from batchml.model.status import JobStatus
+from batchml.model.run import JobStatus, Run
 from batchml.ops.explain.words import Words
 from batchml.ops.explain.workers import with_workers
 from tests.explain_world import (

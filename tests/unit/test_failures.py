@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from batchml.aws.advice import ADVICE, Caller, clock_is_off, skew
-from batchml.aws.failures import ACCESS_CODES, kinds, signing, translate, translated
+from batchml.aws.credentials_help import ADVICE, Caller, clock_is_off, skew
+from batchml.aws.errors import ACCESS_CODES, kinds, signing, translate, translated
 from batchml.errors import AccessError, BatchmlError, ServiceError, ServiceUnreachable
 from tests.wire import NOW
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from batchml.aws.requests import Submission
+from batchml.aws.batch.requests import Submission
 from batchml.client.fallback import Moves, arrived, attend, plans_of
 from batchml.client.gang_parts import gang_bill
 from batchml.client.order import Order
@@ -31,10 +31,9 @@ from batchml.model.fallback import (
     said_moved,
     said_moves,
 )
+from batchml.model.names import in_words
 from batchml.model.record import Record
-from batchml.model.run import Attempt, Run
-from batchml.model.status import JobStatus
-from batchml.model.words import in_words
+from batchml.model.run import Attempt, JobStatus, Run
 from batchml.ops.explain.failing import Ended as EndedRun
 from batchml.ops.explain.failing import why_ended
 from batchml.ops.fallback import Mover, Plan, Plans, Step, decide, encode, next_requests, read

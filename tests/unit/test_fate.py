@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from batchml.aws.advice import Caller
-from batchml.aws.failures import Fate, fate, kinds, signing, translated
+from batchml.aws.credentials_help import Caller
+from batchml.aws.errors import Fate, fate, kinds, signing, translated
 from batchml.aws.session import Access, Session
 from batchml.errors import BatchmlError, LocalServerError
 from tests.unit.test_failures import all_kinds, client_error, make, named

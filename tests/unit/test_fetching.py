@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from batchml.aws.objects import Object
+from batchml.aws.s3 import Object
 from batchml.client.fetching import Stored, outputs, source_of
 from batchml.client.place import Place
 from batchml.errors import NotFound
-from batchml.model.run import Run
-from batchml.model.status import JobStatus
+from batchml.model.run import JobStatus, Run
 from batchml.ops.outputs import Copied, Folder
 from batchml.ops.search import Found
 from batchml.settings import load_settings

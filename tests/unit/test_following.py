@@ -11,8 +11,7 @@ import typer
 
 from batchml.cli.following import _Log, detaching
 from batchml.cli.live import View, show
-from batchml.model.run import Run
-from batchml.model.status import JobStatus
+from batchml.model.run import JobStatus, Run
 from batchml.ops.watch import (
     CUT,
     DAMAGED,

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchml.model.job import JobSpec, read_job
+from batchml.model.names import spelled
 from batchml.model.sweep import SweepSpec
 from batchml.model.sweepfile import read_sweep
-from batchml.model.words import spelled
 from batchml.sweep.forecast import Forecast, Leg, forecast, lines
 
 SPACE = {"lr": {"log": [1e-4, 0.1]}, "opt": ["sgd", "adamw"]}

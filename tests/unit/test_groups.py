@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from batchml.aws.requests import Submission
+from batchml.aws.batch.requests import Submission
 from batchml.cli.relations import groups as shown_groups
 from batchml.client.gang_parts import Part
 from batchml.client.order import Order
 from batchml.client.submission import prepare
 from batchml.errors import BatchmlError, ConfigError, ServiceError, UsageError
-from batchml.model.gang import (
+from batchml.model.group import (
     ENDED_BY_HEAD,
     GANG_HEAD,
     GANG_KEY,
@@ -28,8 +28,7 @@ from batchml.model.gang import (
 from batchml.model.job import Group, Health, JobSpec, Launch, Resources, Retry
 from batchml.model.names import keyed_name, new_key
 from batchml.model.record import Name, Record
-from batchml.model.run import Run
-from batchml.model.status import JobStatus
+from batchml.model.run import JobStatus, Run
 from batchml.ops.flights import Flights
 from batchml.ops.gang import INCOMPLETE, NO_HEAD, OVER, Intent, fit_groups, submit_gang
 from batchml.ops.history import History

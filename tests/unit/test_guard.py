@@ -1,4 +1,4 @@
-"""`batchml.local.guard` over real sockets, with short limits. docs/behaviours.md B110-B112."""
+"""`batchml.local.server.app` over real sockets, with short limits. docs/behaviours.md B110-B112."""
 
 import asyncio
 import json
@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 import uvicorn
 
-from batchml.local.guard import Gate, Limits
+from batchml.local.server.app import Gate, Limits
 from tests.conftest import wait_for
 
 OK = b"HTTP/1.1 200 OK"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from batchml.model.group import HEALTH, health_variable
 from batchml.model.job import Health
-from batchml.model.launching import HEALTH, health_variable
 from batchml.runtime.health import checks
 from batchml.runtime.health.checks import (
     MONITOR,

@@ -1,12 +1,12 @@
-"""`batchml.local.heap`: a priority queue that is a value."""
+"""`batchml.local.batch.persistent_heap`: a priority queue that is a value."""
 
 import math
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchml.local import heap
-from batchml.local.heap import Heap
+from batchml.local.batch import persistent_heap as heap
+from batchml.local.batch.persistent_heap import Heap
 
 
 def drained(line: Heap) -> list[tuple[int, int]]:

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from batchml.errors import StateDamaged
 from batchml.model.record import Record
-from batchml.model.run import Attempt, Run
-from batchml.model.status import JobStatus
+from batchml.model.run import Attempt, JobStatus, Run
 from batchml.ops.history import TAIL, History
 from batchml.ops.search import as_run
 

@@ -21,9 +21,8 @@ from batchml.client.holding import (
 from batchml.client.place import Place
 from batchml.client.submission import prepare
 from batchml.errors import BatchmlError, ConfigError, NoDoor, ServiceUnreachable, UsageError
-from batchml.model.run import Run
-from batchml.model.seat import SEAT_TAG
-from batchml.model.status import JobStatus
+from batchml.model.group import SEAT_TAG
+from batchml.model.run import JobStatus, Run
 from batchml.ops.watch import Pace
 from batchml.settings import load_settings
 from tests.fakes import FakeClock

@@ -10,13 +10,13 @@ import pytest
 from msgspec.structs import replace
 
 from batchml.errors import LocalServerError
-from batchml.local import adopt, identity
+from batchml.local.batch.events import Begin, Effect, Launch, SaveJob, SaveSpec
+from batchml.local.batch.state import Job
 from batchml.local.executors.record import Evidence, Record, Verdict
 from batchml.local.home import Home
-from batchml.local.messages import Begin, Effect, Launch, SaveJob, SaveSpec
-from batchml.local.state import Job
-from batchml.local.store import Store
-from batchml.model.status import JobStatus
+from batchml.local.store import adopt, identity
+from batchml.local.store.journal import Store
+from batchml.model.run import JobStatus
 from batchml.runtime.storage.files import write_json
 from tests.contract.executor_rig import attempt_of, job_of
 

@@ -16,9 +16,8 @@ import pytest
 from batchml.client.doors import Seat, find_seat, not_running
 from batchml.client.place import Place
 from batchml.errors import NotRunning, UsageError
-from batchml.local.inside_container import _PARTS
-from batchml.model.run import Run
-from batchml.model.status import JobStatus
+from batchml.local.exec import _PARTS
+from batchml.model.run import JobStatus, Run
 from batchml.runtime.exec import prompt as seats
 from batchml.runtime.exec.main import ENDED, NOBODY, NoWay, Order, command_of
 from batchml.runtime.exec.program import find_program

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from batchml.errors import ConfigError
 from batchml.model.job import JobSpec, change_job, read_job, with_params
-from batchml.model.reading import parse_duration, parse_size
-from batchml.model.run import EXIT_CODES, OutcomeClass, Run, classify
-from batchml.model.status import JobStatus
+from batchml.model.run import EXIT_CODES, JobStatus, OutcomeClass, Run, classify
+from batchml.model.tables import parse_duration, parse_size
 
 SMALLEST = {"image": "pytorch", "command": ["python", "train.py"]}
 

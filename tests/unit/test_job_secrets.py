@@ -7,14 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchml.aws.requests import Travel, definition, submission
-from batchml.aws.site import Platform
+from batchml.aws.batch.requests import Travel, definition, submission
+from batchml.aws.naming import Platform
 from batchml.errors import ConfigError
-from batchml.local.protocol import service_model
 from batchml.local.secrets import Parameter, Source, Stored, Unresolved, parse, resolve
-from batchml.local.shapes import problems
-from batchml.model.job import JobSpec, read_job
-from batchml.model.secret import Kept, find_arn, parse_kept
+from batchml.local.server.protocol import service_model
+from batchml.local.server.validation import problems
+from batchml.model.job import JobSpec, Kept, find_arn, parse_kept, read_job
 
 HERE = "us-east-1:123456789012"
 SSM = f"arn:aws:ssm:{HERE}:parameter"

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from batchml.local.messages import SaveJob, SaveSpec
-from batchml.local.store import Store, Wanted
-from batchml.model.status import JobStatus
+from batchml.local.batch.events import SaveJob, SaveSpec
+from batchml.local.store.journal import Store, Wanted
+from batchml.model.run import JobStatus
 from tests.contract.generate import TORTURE
 from tests.unit.test_store import MACHINE, RECORDS, job
 

@@ -9,9 +9,9 @@ from botocore.awsrequest import AWSResponse, HeadersDict
 from moto import mock_aws
 from msgspec.structs import replace
 
-from batchml.aws.launch import LaunchApi, Template, content_of, launch_template, placement_group
+from batchml.aws.ec2 import LaunchApi, Template, content_of, launch_template, placement_group
+from batchml.aws.naming import Site, Workspace
 from batchml.aws.session import Access, Session
-from batchml.aws.site import Site, Workspace
 from batchml.errors import AccessError, ServiceError
 from batchml.model.environment import Compute
 from tests.models import faults

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchml.model.budget import STOPPED, is_spent, max_seconds
-from batchml.model.run import Attempt
+from batchml.model.run import STOPPED, Attempt, is_spent, max_seconds
 from batchml.runtime.protocol.variables import RuntimeEnv
 from batchml.runtime.storage.store import FolderStore, Store, StoreError
 from batchml.runtime.telemetry.budget import Guard, is_main_node, process_age, read_account, stop_at

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from batchml.local.batch.state import CONTROLLERS, Attempt, Machine
 from batchml.local.executors.choice import Choice
-from batchml.local.executors.container import Permits, container_spec
+from batchml.local.executors.container_spec import Permits, container_spec
 from batchml.local.executors.record import CONTAINER, PROCESS
 from batchml.local.executors.spec import Host, NoEnvironment
 from batchml.local.home import Home
-from batchml.local.state import CONTROLLERS, Attempt, Machine
 from tests.contract.executor_rig import job_of
 from tests.models import ec2
 from tests.unit.world import World, furnish

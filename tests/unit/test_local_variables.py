@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from batchml.local.executors.container import Permits, container_spec
+from batchml.local.batch.state import Job, Nodes
+from batchml.local.executors.container_spec import Permits, container_spec
 from batchml.local.executors.spec import Host, runner_spec
 from batchml.local.home import Home
-from batchml.local.state import Job, Nodes
 
 from tests.contract.executor_rig import attempt_of, job_of  # isort: skip
 

@@ -1,4 +1,4 @@
-"""`batchml.local.logstore`: output as log streams. docs/behaviours.md B50-B56, B117."""
+"""`batchml.local.logs.files`: output as log streams. docs/behaviours.md B50-B56, B117."""
 
 import tempfile
 from collections.abc import Callable
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchml.local.logstore import (
+from batchml.local.logs.files import (
     MAX_BYTES,
     MAX_SCAN,
     LogEvent,

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from batchml.errors import LocalServerError
-from batchml.model.finding import Finding
+from batchml.model.explanation import Finding
 from batchml.ops.doctor.facts import Config, Engine, Machine
 from batchml.ops.doctor.machine import (
     GIB,

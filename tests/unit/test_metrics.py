@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from batchml.client.finding import Measured
 from batchml.errors import UsageError
 from batchml.model.record import Record
-from batchml.model.run import Run
-from batchml.model.status import JobStatus
+from batchml.model.run import JobStatus, Run
 from batchml.ops.history import History
 from batchml.ops.metrics import MAX_SAMPLES, Metrics, Sample, Series, gather, last_values, unmatched
 from batchml.ops.plot import axis, drawn, html, ticks, write_plot

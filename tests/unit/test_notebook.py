@@ -38,11 +38,10 @@ from batchml.client.notebook import Asked as Wanted
 from batchml.client.place import Place
 from batchml.client.tunnel import Tunnel
 from batchml.errors import BatchmlError, NoDoor, NotRunning, ServiceUnreachable, UsageError
+from batchml.model.group import SEAT_TAG
 from batchml.model.job import Resources
 from batchml.model.record import Record
-from batchml.model.run import Run
-from batchml.model.seat import SEAT_TAG
-from batchml.model.status import JobStatus
+from batchml.model.run import JobStatus, Run
 from batchml.runtime.sessions import notebook
 from batchml.runtime.sessions.notebook import Look, Use, is_used
 from batchml.settings import load_settings

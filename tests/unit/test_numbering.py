@@ -12,8 +12,7 @@ from batchml.client.numbering import Numbering
 from batchml.client.renumbered import Renumbered
 from batchml.model.explanation import Explanation
 from batchml.model.record import Record
-from batchml.model.run import Run
-from batchml.model.status import JobStatus
+from batchml.model.run import JobStatus, Run
 from batchml.ops.outputs import Entry
 from batchml.ops.rerun import MAP, first_id, first_numbers, own_id, ranges
 from batchml.ops.watch import Ended, Line, Lost, Progress

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from batchml.aws.objects import Bucket
+from batchml.aws.s3 import Bucket
 from batchml.aws.session import Access, Session
 from batchml.errors import ServiceError
 from tests.s3 import BUCKET, KEYS, moto_s3

@@ -7,11 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from batchml.aws.responses import to_run
+from batchml.aws.batch.responses import to_run
 from batchml.model.outcome import describe_attempt, describe_outcome, signal_name
 from batchml.model.record import Record
-from batchml.model.run import Attempt, OutcomeClass, Run, class_of, classify, with_failures
-from batchml.model.status import JobStatus
+from batchml.model.run import (
+    Attempt,
+    JobStatus,
+    OutcomeClass,
+    Run,
+    class_of,
+    classify,
+    with_failures,
+)
 from batchml.ops.search import as_run
 from batchml.runtime.protocol.launch import Plan
 

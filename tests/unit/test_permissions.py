@@ -10,15 +10,7 @@ import botocore.session
 import pytest
 
 import batchml.aws
-from batchml.aws.identity import (
-    Identity,
-    has_service_role,
-    home_region,
-    principal_arn,
-    region_status,
-    who_am_i,
-)
-from batchml.aws.permissions import (
+from batchml.aws.iam import (
     PROBES,
     Command,
     Permission,
@@ -28,6 +20,14 @@ from batchml.aws.permissions import (
     probe,
     simulate,
     simulations,
+)
+from batchml.aws.session import (
+    Identity,
+    has_service_role,
+    home_region,
+    principal_arn,
+    region_status,
+    who_am_i,
 )
 from batchml.errors import AccessError, ServiceError
 from batchml.model.environment import Budget, Environment, Network, Storage
@@ -402,7 +402,7 @@ def test_the_policy_for_submitters_is_no_longer_than_iam_takes() -> None:
 
 def test_explain_and_cost_ask_for_the_calls_that_they_make() -> None:
     made: dict[Command, tuple[str, ...]] = {
-        "explain": ("diagnosis",), "cost": ("hosts", "spot", "pricelist", "prices", "compute"),
+        "explain": ("diagnosis",), "cost": ("batch/hosts", "spot", "pricing", "batch/resources"),
     }  # fmt: skip
     for command, modules in made.items():
         source = "".join(

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from batchml.aws.launch import Template
-from batchml.aws.stacks import Blueprint, ChangeSet, Drift, Stack, StackChange
+from batchml.aws.cloudformation import Blueprint, ChangeSet, Drift, Stack, StackChange
+from batchml.aws.ec2 import Template
 from batchml.ops.setup.batch_plan import (
     decide_environment,
     decide_policy,

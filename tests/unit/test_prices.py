@@ -17,10 +17,9 @@ from botocore.exceptions import ConnectTimeoutError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchml.aws.pricelist import CHARGES, Charge, price_in, queries
-from batchml.aws.prices import FRESH, InstanceType, Prices
+from batchml.aws.pricing import CHARGES, FRESH, Charge, InstanceType, Prices, price_in, queries
 from batchml.aws.session import Access, Session
-from batchml.local.shapes import problems
+from batchml.local.server.validation import problems
 from tests.fakes import FakeClock
 
 NOW = 1_795_276_800.0  # 2026-11-21T16:00:00Z

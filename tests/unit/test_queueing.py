@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from batchml.model.cluster import ClusterHost, Room
 from batchml.model.explanation import ComputeState, QueueState
 from batchml.model.fallback import FALLBACK_TAG
-from batchml.model.run import Attempt, Run
-from batchml.model.status import JobStatus
+from batchml.model.hosts import ClusterHost, Room
+from batchml.model.run import Attempt, JobStatus, Run
 from batchml.ops.cluster import Cluster
 from batchml.ops.queueing import move_of, positions, reason_of, said, waits
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from batchml.aws.registry import BuildOutput, PushOutput, TagTaken, refusal
+from batchml.aws.ecr import BuildOutput, PushOutput, TagTaken, refusal
 from batchml.errors import AccessError, BatchmlError, ImageError, ServiceUnreachable
 
 ARN = "arn:aws:ecr:us-east-1:123456789012:repository/batchml/x"

@@ -10,18 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchml.aws.requests import Travel, definition, registration, submission
-from batchml.aws.responses import to_run, to_summary
-from batchml.aws.retries import retry_strategy
-from batchml.aws.site import Platform, make_platform, queue_name
+from batchml.aws.batch.requests import Travel, definition, registration, retry_strategy, submission
+from batchml.aws.batch.responses import to_run, to_summary
+from batchml.aws.naming import Platform, make_platform, queue_name
 from batchml.errors import ConfigError
-from batchml.local.protocol import service_model
-from batchml.local.retry import wants_retry
-from batchml.local.shapes import problems
+from batchml.local.batch.lifecycle import wants_retry
+from batchml.local.server.protocol import service_model
+from batchml.local.server.validation import problems
 from batchml.model.environment import Compute, Environment, Queue, Storage
 from batchml.model.job import Health, JobSpec, Launch, Resources, Retry
 from batchml.model.names import split_key
-from batchml.model.status import JobStatus
+from batchml.model.run import JobStatus
 from batchml.runtime.protocol.launch import Plan
 from batchml.runtime.protocol.sweep_store import Course
 from batchml.runtime.sweep.assignment import comes_again

@@ -10,11 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchml.errors import UsageError
+from batchml.model.group import launch_plan
 from batchml.model.job import JobSpec, Launch, Resources
-from batchml.model.launching import launch_plan
 from batchml.model.record import Record
-from batchml.model.run import Run
-from batchml.model.status import JobStatus
+from batchml.model.run import JobStatus, Run
 from batchml.ops.rerun import MAP, MAPPING, SIZE, again, numbers, only, ranges, remembered
 from batchml.runtime.protocol.launch import Plan
 

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from batchml.aws.live import Mark
+from batchml.aws.batch.jobs import Mark
 from batchml.client.restarts import restarts_of
-from batchml.model.run import Attempt, Run
-from batchml.model.status import JobStatus
+from batchml.model.run import Attempt, JobStatus, Run
 from batchml.ops.restarts import Restart, restarts, restarts_json, restarts_text
 from batchml.ops.using import Node
 from batchml.runtime.nodes.torchrun.rules import Ended, Joined, Left, Limits, Say, begin, step

@@ -17,13 +17,12 @@ from batchml.client.place import Place
 from batchml.client.reruns import prepare_again
 from batchml.client.resuming import resuming
 from batchml.errors import NotFound, UsageError
-from batchml.local.executors.container import Permits, container_spec
+from batchml.local.executors.container_spec import Permits, container_spec
 from batchml.local.executors.spec import Host
 from batchml.local.home import Home
 from batchml.model.job import JobSpec
 from batchml.model.record import RESUMES_TAG, Record
-from batchml.model.run import Run
-from batchml.model.status import JobStatus
+from batchml.model.run import JobStatus, Run
 from batchml.ops.rerun import MAP, Again, again, ranges
 from batchml.ops.search import Found
 from batchml.runtime import checkpoint

@@ -1,10 +1,10 @@
-"""`batchml.local.retry`: docs/behaviours.md B20-B24."""
+"""`batchml.local.batch.lifecycle`: docs/behaviours.md B20-B24."""
 
 from typing import Any
 
 import pytest
 
-from batchml.local.retry import matches, wants_retry
+from batchml.local.batch.lifecycle import matches, wants_retry
 
 
 def asks(strategy: dict[str, Any], made: int = 1, **end: Any) -> bool:

@@ -9,9 +9,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchml.errors import ConfigError
-from batchml.model.space import as_value, count_points, is_active
-from batchml.model.sweep import Dimension, EarlyStop, Goal, Method, Params, Space, SweepSpec
-from batchml.model.trial import Report, Trial, TrialState
+from batchml.model.sweep import (
+    Dimension,
+    EarlyStop,
+    Goal,
+    Method,
+    Params,
+    Report,
+    Space,
+    SweepSpec,
+    Trial,
+    TrialState,
+    as_value,
+    count_points,
+    is_active,
+)
 from batchml.sweep.optuna_door import missing
 from batchml.sweep.points import key
 from batchml.sweep.sampling import suggest, suggestions

@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from moto import mock_aws
 
-from batchml.aws.batch import BatchApi
-from batchml.aws.compute import ComputeApi
-from batchml.aws.launch import LaunchApi
-from batchml.aws.objects import empty_bucket
-from batchml.aws.stacks import Stacks
+from batchml.aws.batch.jobs import BatchApi
+from batchml.aws.batch.resources import ComputeApi
+from batchml.aws.cloudformation import Stacks
+from batchml.aws.ec2 import LaunchApi
+from batchml.aws.s3 import empty_bucket
 from batchml.errors import AccessError, BatchmlError, ServiceError, ServiceUnreachable
 from batchml.model.description import read_environments
 from batchml.model.environment import Environment
@@ -582,7 +582,7 @@ def test_a_file_system_that_is_archived_goes_alone_and_setup_makes_a_new_one(rea
 
 
 def test_only_a_file_system_is_let_go_of_in_the_template_that_ships() -> None:
-    from batchml.aws.stacks import Stack
+    from batchml.aws.cloudformation import Stack
 
     text = (shipped("cfn") / "storage.yaml").read_text()
     doomed = with_doomed_files(Stack("id", "s", "CREATE_COMPLETE", template=text)).template

@@ -1,14 +1,14 @@
-"""`batchml.local.shapes`: values against botocore's shapes."""
+"""`batchml.local.server.validation`: values against botocore's shapes."""
 
 from typing import Any
 
 import pytest
 from botocore.model import DenormalizedStructureBuilder
 
-from batchml.local.operations import HANDLERS
-from batchml.local.protocol import service_model
-from batchml.local.reads import READS
-from batchml.local.shapes import _compiled, clean, problems
+from batchml.local.batch.operations import HANDLERS
+from batchml.local.batch.reads import READS
+from batchml.local.server.protocol import service_model
+from batchml.local.server.validation import _compiled, clean, problems
 
 
 def shape(**members: dict[str, Any]) -> Any:

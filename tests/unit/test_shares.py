@@ -1,4 +1,4 @@
-"""Fair share: `batchml.local.shares` and queues with a policy. docs/behaviours.md B155-B163."""
+"""Fair share: shares of a queue with a policy (docs/behaviours.md, B155-B163)."""
 
 from collections import Counter
 from pathlib import Path
@@ -8,8 +8,8 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from batchml.local import shares
-from batchml.local.state import Usage
+from batchml.local.batch import fair_share as shares
+from batchml.local.batch.state import Usage
 from tests.unit.world import World, world
 
 

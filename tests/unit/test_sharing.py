@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from batchml.aws.site import make_platform
+from batchml.aws.naming import make_platform
 from batchml.errors import ConfigError
 from batchml.model.description import read_environments
 from batchml.model.environment import Environment

@@ -7,7 +7,7 @@ import pytest
 
 from batchml.model.job import JobSpec
 from batchml.model.shell import join
-from batchml.model.trial import Trial
+from batchml.model.sweep import Trial
 from batchml.sweep.report.subject import command_line
 
 VALUES = (

@@ -1,4 +1,4 @@
-"""`batchml.local.sigv4` against botocore's own signer. docs/behaviours.md B70-B75."""
+"""`batchml.local.server.auth` against botocore's own signer. docs/behaviours.md B70-B75."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from batchml.local.sigv4 import MAX_SKEW, Keys, claimed_service, verify
-from batchml.local.wire import Refused, Request
+from batchml.local.server.auth import MAX_SKEW, Keys, claimed_service, verify
+from batchml.local.server.protocol import Refused, Request
 
 KEYS = Keys("BMLLOCALTEST", "a secret/with+signs=")
 HOST = "127.0.0.1:8123"

@@ -1,4 +1,4 @@
-"""`batchml.model.space` and `.conditions`: what is active, how many points, what `where` means."""
+"""`batchml.model.sweep` and `.conditions`: what is active, how many points, what `where` means."""
 
 from random import Random
 from typing import Any
@@ -7,18 +7,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchml.model.conditions import ConditionError, check, names
-from batchml.model.space import (
+from batchml.model.sweep import (
+    ConditionError,
+    Dimension,
+    Params,
+    Space,
     active,
     as_value,
+    check,
     count_points,
     draw,
     every_point,
     in_order,
     is_discrete,
+    names,
     satisfies,
 )
-from batchml.model.sweep import Dimension, Params, Space
 
 
 def choice(*values: Any, when: dict[str, tuple[Any, ...]] | None = None) -> Dimension:

@@ -5,8 +5,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchml.model.sweep import Goal, SweepSpec
-from batchml.model.trial import Report, Trial, TrialState
+from batchml.model.sweep import Goal, Report, SweepSpec, Trial, TrialState
 from batchml.sweep.standings import Leader, best, confirmed, pareto, ranked
 from batchml.sweep.state import SweepState
 

@@ -1,4 +1,4 @@
-"""`batchml.local.store`: the journal on disk. docs/behaviours.md B80-B85, B195."""
+"""`batchml.local.store.journal`: the journal on disk. docs/behaviours.md B80-B85, B195."""
 
 import sqlite3
 from pathlib import Path
@@ -9,9 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from batchml.errors import DiskFull, JournalBusy, LocalServerError, StateDamaged
-from batchml.local.engine import next_deadline, restore, step
-from batchml.local.logindex import Streams
-from batchml.local.messages import (
+from batchml.local.batch.engine import next_deadline, restore, step
+from batchml.local.batch.events import (
     NO_PROOF,
     DropRecord,
     Effect,
@@ -24,7 +23,7 @@ from batchml.local.messages import (
     SaveSpec,
     Stop,
 )
-from batchml.local.state import (
+from batchml.local.batch.state import (
     Attempt,
     Definition,
     Environment,
@@ -36,8 +35,9 @@ from batchml.local.state import (
     Spec,
     State,
 )
-from batchml.local.store import SCHEMA, RememberedCall, Store, Stream, Wanted
-from batchml.model.status import JobStatus
+from batchml.local.logs.files import Streams
+from batchml.local.store.journal import SCHEMA, RememberedCall, Store, Stream, Wanted
+from batchml.model.run import JobStatus
 
 MACHINE = Machine(4, 8192, ("GPU-a",))
 

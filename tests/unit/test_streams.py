@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from batchml.local.executors.streams import Demux, Recorded, Unseen, cut_torn_line, held_lines
+from batchml.local.executors.runner.streams import (
+    Demux,
+    Recorded,
+    Unseen,
+    cut_torn_line,
+    held_lines,
+)
 from batchml.runtime.protocol.log_marks import MAX_LINE
 
 

@@ -34,5 +34,5 @@ def test_every_refusal_is_in_the_table_with_its_evidence() -> None:
     rows = [line.split("|")[1:-1] for line in text.splitlines() if line.startswith("| ")][1:]
     assert all(cell.strip() for row in rows for cell in row)
     listed = {name for row in rows for name in re.findall(r"`(\w+\.\w+)`", row[1])}
-    modules = [*LOCAL.glob("operations/*.py"), LOCAL / "reads.py"]
+    modules = [*LOCAL.glob("batch/operations/*.py"), LOCAL / "batch" / "reads.py"]
     assert listed == set().union(*map(refusing, modules))

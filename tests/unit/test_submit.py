@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from batchml.aws.batch import BatchApi, Found
-from batchml.aws.failures import translated
-from batchml.aws.requests import Submission
+from batchml.aws.batch.jobs import BatchApi, Found
+from batchml.aws.batch.requests import Submission
+from batchml.aws.errors import translated
 from batchml.errors import (
     AccessError,
     BatchmlError,
@@ -24,7 +24,7 @@ from batchml.errors import (
 )
 from batchml.model.names import keyed_name, new_key
 from batchml.model.record import Record
-from batchml.model.status import JobStatus
+from batchml.model.run import JobStatus
 from batchml.ops.flights import Flights
 from batchml.ops.history import History
 from batchml.ops.reconcile import AWS_LAG, NEVER_ARRIVED, reconcile

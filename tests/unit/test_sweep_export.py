@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from batchml.model.sweep import Dimension, Params
-from batchml.model.trial import Trial, TrialState
+from batchml.model.sweep import Dimension, Params, Trial, TrialState
 from batchml.sweep.export import journal, write_journal
 from tests.sweep_story import BEGAN, PARETO, SPEC, told
 

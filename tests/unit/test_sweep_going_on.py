@@ -3,7 +3,7 @@
 import pytest
 
 from batchml.model.names import KEY_LENGTH
-from batchml.model.trial import TrialState
+from batchml.model.sweep import TrialState
 from batchml.sweep import asking, signals
 from tests.sweep_world import Fault, World, spec_of
 

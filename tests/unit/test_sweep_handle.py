@@ -13,7 +13,7 @@ from batchml.client.sweeping.boards import Board
 from batchml.client.sweeping.handle import SweepHandle
 from batchml.client.sweeping.looking import Onlooker
 from batchml.errors import UsageError
-from batchml.model.trial import Trial, TrialState
+from batchml.model.sweep import Trial, TrialState
 from batchml.sweep.asking import Ask, Reconfirm, Rerun, TopUp, pending
 from batchml.sweep.idling import idle
 from tests.sweep_story import frozen, story

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from batchml.model.sweep import Dimension, EarlyStop, Goal, Limits
-from batchml.model.trial import Report, Trial, TrialState
+from batchml.model.sweep import Dimension, EarlyStop, Goal, Limits, Report, Trial, TrialState
 from batchml.sweep.report import write_report
 from batchml.sweep.report.axes import axes, places
 from batchml.sweep.report.failures import failures

@@ -7,7 +7,7 @@ import pytest
 from botocore.validate import ParamValidator
 from msgspec.structs import replace
 
-from batchml.aws.site import Platform
+from batchml.aws.naming import Platform
 from batchml.client.place import Place
 from batchml.client.sweeping.checking import check
 from batchml.client.sweeping.courses import course_of
@@ -17,7 +17,7 @@ from batchml.client.sweeping.running import is_better_watched, needs_controller
 from batchml.client.sweeping.starting import make_ready
 from batchml.client.sweeping.waves import BY_TRIAL, wave_record, wave_requests
 from batchml.errors import ConfigError, NotFound
-from batchml.local.protocol import service_model
+from batchml.local.server.protocol import service_model
 from batchml.model.job import JobSpec, Retry
 from batchml.runtime.storage.store import FolderStore
 from batchml.settings import load_settings

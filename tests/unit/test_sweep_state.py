@@ -7,8 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchml.model.sweep import Limits
-from batchml.model.trial import Decision, Report, TrialState
+from batchml.model.sweep import Decision, Limits, Report, TrialState
 from batchml.runtime.protocol import messages
 from batchml.runtime.protocol.messages import Sender
 from batchml.sweep.events import (

@@ -9,7 +9,7 @@ from batchml.cli.colour import Screen
 from batchml.cli.render import cells
 from batchml.cli.sweep_table import classic, draw, watching
 from batchml.client.sweeping.looking import picture_of
-from batchml.model.trial import TrialState
+from batchml.model.sweep import TrialState
 from batchml.sweep.events import Noticed
 from batchml.sweep.state import SweepState
 from batchml.sweep.summary import Picture

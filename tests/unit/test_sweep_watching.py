@@ -3,8 +3,8 @@
 from itertools import pairwise
 from typing import Any
 
-from batchml.model.status import JobStatus
-from batchml.model.trial import TrialState
+from batchml.model.run import JobStatus
+from batchml.model.sweep import TrialState
 from batchml.runtime.protocol import messages
 from batchml.runtime.protocol.exit_codes import DUPLICATE
 from batchml.sweep import signals

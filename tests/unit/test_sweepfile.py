@@ -13,8 +13,19 @@ from hypothesis import strategies as st
 
 from batchml.errors import ConfigError
 from batchml.model.job import JobSpec, read_job
-from batchml.model.space import active, as_value, count_points, every_point, satisfies
-from batchml.model.sweep import Confirm, Dimension, EarlyStop, Goal, Limits, SweepSpec
+from batchml.model.sweep import (
+    Confirm,
+    Dimension,
+    EarlyStop,
+    Goal,
+    Limits,
+    SweepSpec,
+    active,
+    as_value,
+    count_points,
+    every_point,
+    satisfies,
+)
 from batchml.model.sweepfile import check_with_job, notices, read_sweep
 
 ROOT = Path(__file__).parent.parent.parent

@@ -29,9 +29,8 @@ from batchml.client.sweeping.looking import Onlooker, glance
 from batchml.client.sweeping.recoding import CODE, Coded
 from batchml.local.home import Home
 from batchml.model.job import JobSpec
-from batchml.model.sweep import EarlyStop, Limits
+from batchml.model.sweep import EarlyStop, Limits, TrialState
 from batchml.model.sweepfile import read_sweep
-from batchml.model.trial import TrialState
 from batchml.runtime.protocol.messages import END, Sender, make, message_key, with_end, write
 from batchml.runtime.protocol.sweep_store import INBOX, checkpoint_prefix
 from batchml.settings import load_settings

@@ -19,8 +19,7 @@ from batchml.cli.output import say_error
 from batchml.cli.render import cells, cut, metric_lines, sparkline, table
 from batchml.cli.statusline import HINT, Board, Curve, entered, status_line
 from batchml.errors import ConfigError
-from batchml.model.run import Run
-from batchml.model.status import JobStatus
+from batchml.model.run import JobStatus, Run
 from batchml.ops.metrics import Metrics, Sample, Series
 from batchml.ops.progress import Course, read_progress
 from batchml.ops.watch import (

@@ -1,4 +1,4 @@
-"""`batchml.local.tokens`."""
+"""`batchml.local.batch.reads`."""
 
 from typing import Annotated
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Meta
 
-from batchml.local import tokens
+from batchml.local.batch import reads as tokens
 
 PLACE = tuple[int, str, Annotated[int, Meta(ge=0)]]
 

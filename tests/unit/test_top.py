@@ -4,12 +4,10 @@ from typing import Any
 
 import pytest
 
-from batchml.aws.batch import BatchApi
-from batchml.aws.live import LIVE, LiveApi
+from batchml.aws.batch.jobs import LIVE, BatchApi, LiveApi
 from batchml.cli.colour import Screen
 from batchml.cli.top import _json, _view, narrowed
-from batchml.model.run import Run
-from batchml.model.status import JobStatus
+from batchml.model.run import JobStatus, Run
 from batchml.ops.top import (
     MOST_NODES,
     USAGE_EVERY,

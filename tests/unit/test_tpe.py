@@ -16,10 +16,12 @@ from batchml.model.sweep import (
     Goal,
     Limits,
     Params,
+    Report,
     Space,
     SweepSpec,
+    Trial,
+    TrialState,
 )
-from batchml.model.trial import Report, Trial, TrialState
 from batchml.sweep.kernels import Kernel, Mixture, Places, axes, places
 from batchml.sweep.known import Known, results
 from batchml.sweep.sampling import suggest, suggestions

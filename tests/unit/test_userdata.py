@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchml.aws.site import Workspace
-from batchml.aws.userdata import MAX_USER_DATA, Part, multipart, user_data
+from batchml.aws.ec2 import MAX_USER_DATA, Part, multipart, user_data
+from batchml.aws.naming import Workspace
 from batchml.errors import ConfigError
 
 EFS = Workspace(kind="efs", file_system="fs-0123456789abcdef0")

@@ -11,7 +11,7 @@ from shutil import which
 
 import pytest
 
-from batchml.aws.userdata import METADATA, user_data
+from batchml.aws.ec2 import METADATA, user_data
 from batchml.runtime.telemetry.spot import FILE, Announced, Notice, source_of
 from tests.conftest import wait_for
 from tests.needs import unavailable

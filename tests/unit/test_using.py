@@ -8,14 +8,13 @@ from typing import Any, cast
 import pytest
 from msgspec import structs
 
-from batchml.aws.live import Mark
+from batchml.aws.batch.jobs import Mark
 from batchml.cli.using import cells_of, node_lines, nodes_json
 from batchml.client.gang_parts import Part
 from batchml.client.nodeuse import MOST, measure_gang, nodes_of, uses_of
 from batchml.client.place import Place
 from batchml.model.outcome import is_torchrun
-from batchml.model.run import Attempt, Run
-from batchml.model.status import JobStatus
+from batchml.model.run import Attempt, JobStatus, Run
 from batchml.ops.metrics import Metrics, Sample, Series
 from batchml.ops.plot import html, png, write_plot
 from batchml.ops.search import Found
@@ -167,7 +166,7 @@ class Here:
         return self.session
 
     def describe(self, job_ids: Sequence[str]) -> dict[str, Run]:
-        from batchml.aws.batch import BatchApi
+        from batchml.aws.batch.jobs import BatchApi
 
         return BatchApi(self.session).describe(job_ids)
 

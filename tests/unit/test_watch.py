@@ -12,8 +12,7 @@ from batchml.aws.logs import LogLine, Page, StreamReader
 from batchml.errors import ServiceUnreachable
 from batchml.model.logcheck import LogCheck, LogState
 from batchml.model.outcome import describe_outcome
-from batchml.model.run import Attempt, Run
-from batchml.model.status import JobStatus
+from batchml.model.run import Attempt, JobStatus, Run
 from batchml.ops.watch import (
     DAMAGED,
     MARKED,

@@ -14,8 +14,7 @@ from batchml.aws.logs import LogLine, StreamReader
 from batchml.aws.session import Session
 from batchml.errors import AccessError, ServiceError, ServiceUnreachable
 from batchml.model.record import Record
-from batchml.model.run import Attempt, Run
-from batchml.model.status import JobStatus
+from batchml.model.run import Attempt, JobStatus, Run
 from batchml.ops.watch import (
     CUT,
     LOCAL_PACE,

@@ -8,8 +8,7 @@ import pytest
 from batchml.cli.ways import outputs_of, ways_on, word_of
 from batchml.client.place import Place
 from batchml.model.record import Record
-from batchml.model.run import Run
-from batchml.model.status import JobStatus
+from batchml.model.run import JobStatus, Run
 from batchml.ops.search import Found
 from batchml.settings import load_settings
 from tests.fakes import FakeClock

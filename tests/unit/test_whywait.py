@@ -11,8 +11,7 @@ from batchml.cli.following import follow
 from batchml.cli.waitline import Words
 from batchml.client.place import Place
 from batchml.client.whywait import Whys
-from batchml.model.run import Run
-from batchml.model.status import JobStatus
+from batchml.model.run import JobStatus, Run
 from batchml.settings import load_settings
 from tests.fakes import FakeClock
 from tests.unit.test_submission import place_in

@@ -10,7 +10,7 @@ import pytest
 from batchml.cli.transfers import Shown, progress_line
 from batchml.client.workspace_local import LocalWorkspace
 from batchml.errors import NotFound, TransferFailed, UsageError
-from batchml.local.emptying import NAMES, empty, losses, told
+from batchml.local.deletion_guard import NAMES, empty, losses, told
 from batchml.local.home import Home
 from batchml.model.workspace import Progress, below, ignore
 from batchml.ops.workspace import landing, ways

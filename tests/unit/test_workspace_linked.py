@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from batchml.aws.filesystems import EVENTS, FileSystems, failures_of, link_request, task_request
-from batchml.aws.objects import Bucket
+from batchml.aws.fsx import EVENTS, FileSystems, failures_of, link_request, task_request
+from batchml.aws.s3 import Bucket
 from batchml.client.workspace_linked import LinkedWorkspace
 from batchml.errors import NotFound, TransferFailed, UsageError
-from batchml.local.shapes import problems
+from batchml.local.server.validation import problems
 from batchml.model.workspace import Progress, ignore
 from batchml.ops.linked import Linked, TaskFailed
 from batchml.runtime.transfer.backends import PosixVault, from_metadata, open_vault, posix_headers
@@ -298,7 +298,7 @@ def test_restore_brings_in_the_names_and_says_that_contents_follow(lab: Lustre) 
 def test_requests_are_as_the_service_has_them() -> None:
     import botocore.session
 
-    from batchml.aws.filesystems import Link
+    from batchml.aws.fsx import Link
 
     link = Link("dra-0123456789abcdef0", "AVAILABLE", "/", f"{PLACE}/", EVENTS, EVENTS)
     model = botocore.session.Session().get_service_model("fsx")

@@ -7,9 +7,8 @@ from typing import Any
 from immutables import Map
 from msgspec.structs import replace
 
-from batchml.local.engine import restore, step
-from batchml.local.heap import Heap
-from batchml.local.messages import (
+from batchml.local.batch.engine import restore, step
+from batchml.local.batch.events import (
     Answer,
     Effect,
     Ended,
@@ -23,11 +22,12 @@ from batchml.local.messages import (
     Stop,
     Ticked,
 )
-from batchml.local.reads import READS, View
-from batchml.local.state import Job, Line, Machine, State, empty
-from batchml.local.store import Store
+from batchml.local.batch.persistent_heap import Heap
+from batchml.local.batch.reads import READS, View
+from batchml.local.batch.state import Job, Line, Machine, State, empty
+from batchml.local.store.journal import Store
 from batchml.model.names import bare_name
-from batchml.model.status import JobStatus
+from batchml.model.run import JobStatus
 from tests.models import ec2
 
 LOST = Exit(lost="Host EC2 (instance this-machine) terminated: the runner is gone.")

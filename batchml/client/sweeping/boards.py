@@ -223,7 +223,7 @@ def _bucket(place: "Place") -> str:
 
 
 def _in_bucket(place: "Place", bucket: str, prefix: str) -> Store:
-    from batchml.aws.objects import BucketStore
+    from batchml.aws.s3 import BucketStore
 
     return BucketStore(place.connect(), bucket, prefix)
 
@@ -242,6 +242,6 @@ def _is_temporary(error: BatchmlError | StoreError) -> bool:
     """Whether the same may succeed later."""
     if isinstance(error, StoreError):
         return error.temporary
-    from batchml.aws.failures import Fate, fate
+    from batchml.aws.errors import Fate, fate
 
     return fate(error) is not Fate.REFUSED

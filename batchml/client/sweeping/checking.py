@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from batchml.client.sweeping.freezing import Frozen
 from batchml.client.sweeping.running import needs_controller
 from batchml.client.sweeping.waves import first_requests
-from batchml.model.array import MAX_ARRAY
+from batchml.model.run import MAX_ARRAY
 from batchml.sweep.forecast import Forecast, forecast, lines
 from batchml.sweep.shape import Shape, Shaped, countable
 

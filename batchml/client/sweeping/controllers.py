@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from batchml.aws.requests import Submission, Travel, submission
-from batchml.aws.site import Platform
+from batchml.aws.batch.requests import Submission, Travel, submission
+from batchml.aws.naming import Platform
 from batchml.client.sweeping.freezing import Frozen
 from batchml.errors import AccessError, ConfigError, ServiceError
 from batchml.model.job import JobSpec, Resources
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 IMAGE = "controller"  # below images/
 ROLE = "ControllerRoleArn"  # an output of the stack `roles`
 
-QUEUE = "controllers"  # on `local`, and the compute environment beside it: local/records.py
+QUEUE = "controllers"  # on `local`, and the compute environment beside it: local/batch/records.py
 AT_ONCE = 64  # controllers of one machine
 
 # A controller that is lost, killed or gives up is followed by the next, as often as Batch allows.
@@ -134,7 +134,7 @@ def check_method(frozen: Frozen, requirements: str) -> None:
 
 def make_queue(place: "Place") -> str:
     """The queue of controllers on `local`, which is made when the first one is needed."""
-    from batchml.aws.compute import ComputeApi
+    from batchml.aws.batch.resources import ComputeApi
 
     api = ComputeApi(place.connect())
     if api.queue(QUEUE) is not None:

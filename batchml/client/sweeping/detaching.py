@@ -21,11 +21,11 @@ from batchml.errors import NotFound
 from batchml.model.names import new_key
 
 if TYPE_CHECKING:
-    from batchml.aws.requests import Submission
+    from batchml.aws.batch.requests import Submission
     from batchml.client.place import Place
     from batchml.client.sweeping.boards import Board
 
-ATTEND = ("sweeps", "attend")  # and the sweep's key: local/executors/controller.py knows these
+ATTEND = ("sweeps", "attend")  # and the sweep's key: local/executors/spec.py knows these
 
 
 def detach(place: "Place", frozen: Frozen, board: "Board", tell: Tell = lambda _: None) -> str:
@@ -88,7 +88,7 @@ def _in_aws(place: "Place", frozen: Frozen, board: "Board", key: str) -> "Submis
 
 
 def _register_trials(place: "Place", frozen: Frozen) -> None:
-    from batchml.aws.requests import registration
+    from batchml.aws.batch.requests import registration
     from batchml.client.sweeping.waves import first_requests
 
     request = first_requests(frozen, 1)["RegisterJobDefinition"]

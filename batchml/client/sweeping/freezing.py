@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from batchml.aws.site import Platform
+from batchml.aws.naming import Platform
 from batchml.errors import ConfigError
 from batchml.model.environment import LOCAL
 from batchml.model.job import JobSpec

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from batchml.client.submission import Tell
     from batchml.client.sweeping.boards import Board
     from batchml.client.sweeping.freezing import Frozen
-    from batchml.model.trial import Trial
+    from batchml.model.sweep import Trial
     from batchml.sweep.asking import Ask
     from batchml.sweep.state import SweepState
     from batchml.sweep.summary import Picture, Summary

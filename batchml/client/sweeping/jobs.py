@@ -4,8 +4,8 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from batchml.aws.children import failed
-from batchml.aws.consumables import Consumables
+from batchml.aws.batch.jobs import failed
+from batchml.aws.batch.resources import Consumables
 from batchml.client.submission import Tell, own_share
 from batchml.client.sweeping.freezing import Frozen
 from batchml.client.sweeping.recoding import with_code
@@ -18,7 +18,7 @@ from batchml.sweep.events import Wave
 from batchml.sweep.jobs import Child, Look
 
 if TYPE_CHECKING:
-    from batchml.aws.requests import Submission
+    from batchml.aws.batch.requests import Submission
     from batchml.client.place import Place
     from batchml.model.record import Record
     from batchml.ops.ratelimit import Bucket

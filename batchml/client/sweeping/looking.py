@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from batchml.client.sweeping.freezing import Frozen, read_frozen
 from batchml.errors import BatchmlError
-from batchml.model.trial import Trial, TrialState
+from batchml.model.sweep import Trial, TrialState
 from batchml.runtime.protocol.messages import read
 from batchml.runtime.protocol.sweep_store import INBOX
 from batchml.sweep import budgets

@@ -64,7 +64,7 @@ def check_code(place: "Place", frozen: Frozen, board: "Store") -> None:
 def _is_kept(place: "Place", code: str) -> bool:
     if not code.startswith("s3://"):
         return Path(code).is_file()
-    from batchml.aws.objects import Bucket
+    from batchml.aws.s3 import Bucket
 
     bucket, _, key = code.removeprefix("s3://").partition("/")
     return Bucket(place.connect(), bucket).has(key)

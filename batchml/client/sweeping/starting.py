@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from batchml.aws.site import make_platform, owner_tags
+from batchml.aws.naming import make_platform, owner_tags
 from batchml.client.luggage import Depot, code_folder, find_depot, pack_code, put
 from batchml.client.order import Order, fit_here
 from batchml.client.submission import (
@@ -177,7 +177,7 @@ def _unfit_place(place: "Place", spec: JobSpec, depot: Depot) -> list[str]:
 def _fit_width(sweep: SweepSpec, spec: JobSpec, notices: list[str]) -> SweepSpec:
     """No more trials at once than this machine has room for: a method that learns would guess for
     those that only wait."""
-    from batchml.local import machine
+    from batchml.local import ecs as machine
 
     room = [
         machine.count_vcpus() // spec.resources.vcpus,

@@ -15,7 +15,7 @@ from batchml.client.sweeping.freezing import Frozen
 from batchml.client.sweeping.holding import holder
 from batchml.errors import UsageError
 from batchml.model.names import new_key
-from batchml.model.trial import Trial, TrialState
+from batchml.model.sweep import Trial, TrialState
 from batchml.sweep import asking
 from batchml.sweep.asking import Ask, GoOn, Reconfirm, Rerun, TopUp
 from batchml.sweep.ledger import Ledger

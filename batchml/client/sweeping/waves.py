@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from batchml.aws.requests import Submission, Travel, submission
+from batchml.aws.batch.requests import Submission, Travel, submission
 from batchml.client.sweeping.freezing import Frozen
 from batchml.model.names import to_name
 from batchml.model.record import Record

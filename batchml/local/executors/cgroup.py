@@ -1,7 +1,7 @@
 """Control groups: where they may be made, who is in them, and how they are emptied.
 
-Each runner has a group of its own (`slot.py`). Both versions of the kernel's interface are served.
-Where neither may be written there are none: resources are counted and not enforced.
+Each runner has a group of its own (`cgroup_slot.py`). Both versions of the kernel's interface are
+served. Where neither may be written there are none: resources are counted and not enforced.
 
 Standard library only: runners import it.
 """

@@ -8,13 +8,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from batchml.errors import LocalServerError
-from batchml.local.executors.container import Permits, container_spec
-from batchml.local.executors.controller import controller_spec
+from batchml.local.batch.state import Attempt, Job
+from batchml.local.ecs import KEPT
+from batchml.local.executors.container_spec import Permits, container_spec
 from batchml.local.executors.record import CONTAINER, PROCESS
-from batchml.local.executors.spec import Host, SpecOf, runner_spec
+from batchml.local.executors.spec import Host, SpecOf, controller_spec, runner_spec
 from batchml.local.home import Home, read_record
-from batchml.local.machine import KEPT
-from batchml.local.state import Attempt, Job
 from batchml.runtime.storage.files import write_json
 
 DOCKER = "docker"

@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from batchml.local.executors.aside import Aside
+from batchml.local.executors.runner.streams import Aside
 
 if TYPE_CHECKING:
-    from batchml.local.executors.runner import Io
+    from batchml.local.executors.runner.main import Io
 
 T = TypeVar("T")
 

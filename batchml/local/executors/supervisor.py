@@ -25,19 +25,7 @@ import msgspec
 from msgspec import Struct
 
 from batchml.clock import Clock
-from batchml.local.environments import is_whole
-from batchml.local.executors import cgroup, record, remains, sweeper
-from batchml.local.executors.attempt_files import FAILURE
-from batchml.local.executors.inherited import Inherited
-from batchml.local.executors.pool import OURS, Installation, Pool, Runner
-from batchml.local.executors.pool_folders import Folders
-from batchml.local.executors.record import CONTAINER, Verdict
-from batchml.local.executors.runner import HOST_LOST, VERSION
-from batchml.local.executors.spec import NoEnvironment, SpecOf
-from batchml.local.home import Home, read_record
-from batchml.local.identity import Identity
-from batchml.local.lifecycle import STOPPED_EARLY
-from batchml.local.messages import (
+from batchml.local.batch.events import (
     NO_LINES,
     Ended,
     Event,
@@ -47,8 +35,20 @@ from batchml.local.messages import (
     Prepared,
     Started,
 )
-from batchml.local.state import Attempt, Job
-from batchml.model.status import CANNOT_START
+from batchml.local.batch.lifecycle import STOPPED_EARLY
+from batchml.local.batch.state import Attempt, Job
+from batchml.local.environments import is_whole
+from batchml.local.executors import cgroup, record, sweeper
+from batchml.local.executors import record as remains
+from batchml.local.executors.adopted import Inherited
+from batchml.local.executors.pool import OURS, Folders, Installation, Pool, Runner
+from batchml.local.executors.record import CONTAINER, Verdict
+from batchml.local.executors.runner.files import FAILURE
+from batchml.local.executors.runner.main import HOST_LOST, VERSION
+from batchml.local.executors.spec import NoEnvironment, SpecOf
+from batchml.local.home import Home, read_record
+from batchml.local.store.identity import Identity
+from batchml.model.run import CANNOT_START
 
 log = logging.getLogger("batchml.local")
 

@@ -5,14 +5,13 @@ from typing import TypeVar
 
 import msgspec
 
-from batchml.aws import identity, permissions
-from batchml.aws.compute import ComputeApi
-from batchml.aws.failures import translated
-from batchml.aws.identity import Identity
-from batchml.aws.permissions import Verdict
-from batchml.aws.quotas import read_quotas
-from batchml.aws.reservations import Reservations, reservations
-from batchml.aws.session import Session
+from batchml.aws import iam as permissions
+from batchml.aws import session as identity
+from batchml.aws.batch.resources import ComputeApi
+from batchml.aws.capacity import Reservations, reservations
+from batchml.aws.errors import translated
+from batchml.aws.iam import Verdict, read_quotas
+from batchml.aws.session import Identity, Session
 from batchml.clock import Clock
 from batchml.errors import AccessError, BatchmlError
 from batchml.model.environment import Environment

@@ -4,12 +4,19 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from batchml.aws.denials import statements
-from batchml.aws.identity import Identity
-from batchml.aws.permissions import Command, Verdict, needed_permissions
-from batchml.aws.quotas import Need, Quota, find_quota, needed_quotas
-from batchml.aws.reservations import OVER
-from batchml.model.finding import Finding, Mark
+from batchml.aws.capacity import OVER
+from batchml.aws.credentials_help import statements
+from batchml.aws.iam import (
+    Command,
+    Need,
+    Quota,
+    Verdict,
+    find_quota,
+    needed_permissions,
+    needed_quotas,
+)
+from batchml.aws.session import Identity
+from batchml.model.explanation import Finding, Mark
 from batchml.ops.doctor.facts import Account, Failed
 from batchml.ops.warm import reservation_words
 
@@ -50,7 +57,7 @@ def check_identity(account: Account) -> Iterator[Finding]:
 
 
 def check_clock(account: Account) -> Iterator[Finding]:
-    from batchml.aws.advice import clock_is_off, skew
+    from batchml.aws.credentials_help import clock_is_off, skew
 
     found = account.identity
     if not isinstance(found, Identity):

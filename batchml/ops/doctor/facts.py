@@ -5,10 +5,9 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from batchml.aws.identity import Identity
-from batchml.aws.permissions import Verdict
-from batchml.aws.quotas import Quota
-from batchml.aws.reservations import Reservations
+from batchml.aws.capacity import Reservations
+from batchml.aws.iam import Quota, Verdict
+from batchml.aws.session import Identity
 from batchml.model.environment import Environment
 
 

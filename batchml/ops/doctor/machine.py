@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from batchml.errors import BatchmlError
-from batchml.model.finding import Finding
+from batchml.model.explanation import Finding
 from batchml.ops.doctor.facts import Config, Engine, Machine
 
 GIB = 1024**3

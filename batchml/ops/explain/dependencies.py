@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from batchml.model.explanation import Explanation
-from batchml.model.status import JobStatus
+from batchml.model.run import JobStatus
 from batchml.ops.explain.children import with_children
 from batchml.ops.explain.seen import Look, Seen
 from batchml.ops.explain.words import count, named

@@ -6,8 +6,7 @@ from msgspec.structs import replace
 from batchml.model.explanation import Explanation, Machine
 from batchml.model.fallback import moved_to
 from batchml.model.outcome import MISSING_PACKAGE, describe_outcome, signal_name
-from batchml.model.run import OutcomeClass, Run, classify, is_out_of_budget
-from batchml.model.status import JobStatus
+from batchml.model.run import JobStatus, OutcomeClass, Run, classify, is_out_of_budget
 from batchml.ops.explain import clues, missing
 from batchml.ops.explain.folder import Here, Missed
 from batchml.ops.explain.ranks import never_saved, who_ended

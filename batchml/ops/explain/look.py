@@ -10,10 +10,9 @@ from batchml.aws.diagnosis import Diagnosis
 from batchml.clock import Clock
 from batchml.errors import BatchmlError, NotFound
 from batchml.model.explanation import Explanation
+from batchml.model.group import SEAT_TAG
 from batchml.model.record import NOT_KNOWN, NOT_KNOWN_WORDS, Record
-from batchml.model.run import OutcomeClass, Run, classify, with_failures
-from batchml.model.seat import SEAT_TAG
-from batchml.model.status import JobStatus
+from batchml.model.run import JobStatus, OutcomeClass, Run, classify, with_failures
 from batchml.ops.explain.children import of_children, telling, with_children
 from batchml.ops.explain.failing import Ended, wanted_here, why_ended
 from batchml.ops.explain.folder import Here, Missed

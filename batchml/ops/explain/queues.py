@@ -1,7 +1,7 @@
 """Causes that lie in the queue and in its compute environments. Pure."""
 
 from batchml.model.explanation import Explanation
-from batchml.model.status import CANNOT_START, JobStatus
+from batchml.model.run import CANNOT_START, JobStatus
 from batchml.ops.explain.seen import Look, Seen, is_well
 from batchml.ops.explain.words import Words, count, memory, minutes, named, needs
 

@@ -6,9 +6,9 @@ from msgspec.structs import replace
 
 from batchml.model.explanation import Explanation
 from batchml.model.fallback import FALLBACK_TAG
+from batchml.model.group import SEAT_TAG
 from batchml.model.names import short_id
 from batchml.model.run import Run
-from batchml.model.seat import SEAT_TAG
 from batchml.ops.explain.seen import Seen
 from batchml.ops.explain.words import Words, count
 from batchml.ops.queueing import move_of

@@ -4,14 +4,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from batchml.model.explanation import (
-    Activity,
-    ComputeState,
-    HostType,
-    QueueState,
-    Snapshot,
-    Stock,
-)
+from batchml.model.explanation import Activity, ComputeState, HostType, QueueState, Snapshot, Stock
 from batchml.model.run import Run
 from batchml.ops.explain.words import Words
 

@@ -7,7 +7,7 @@ told yet. Source: AWS Batch User Guide, "Jobs stuck in RUNNABLE".
 from collections.abc import Callable, Iterator
 
 from batchml.model.explanation import Explanation
-from batchml.model.status import CANNOT_START, JobStatus
+from batchml.model.run import CANNOT_START, JobStatus
 from batchml.ops.explain import dependencies, hosts, queues
 from batchml.ops.explain.seen import SOON, Look, Seen
 from batchml.ops.explain.words import minutes

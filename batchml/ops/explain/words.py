@@ -8,8 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from batchml.model.environment import LOCAL
-from batchml.model.run import Run
-from batchml.model.status import JobStatus
+from batchml.model.run import JobStatus, Run
 from batchml.ops.rerun import plain_command
 
 _OURS = re.compile(r"(?:^|/)batchml/([a-z0-9][a-z0-9._-]*)[:@]")

@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from batchml.model.explanation import Explanation
-from batchml.model.run import Run
-from batchml.model.status import JobStatus
+from batchml.model.run import JobStatus, Run
 from batchml.ops.explain.words import Words
 
 RUNS = "running"  # the cause of the verdict on a run that is not waiting

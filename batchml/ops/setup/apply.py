@@ -10,10 +10,10 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from batchml.aws.batch import BatchApi
-from batchml.aws.compute import ComputeApi
-from batchml.aws.site import qualified
-from batchml.aws.stacks import Stack
+from batchml.aws.batch.jobs import BatchApi
+from batchml.aws.batch.resources import ComputeApi
+from batchml.aws.cloudformation import Stack
+from batchml.aws.naming import qualified
 from batchml.errors import BatchmlError
 from batchml.model.names import bare_name
 from batchml.ops.setup import sharing

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from batchml.aws.launch import content_of
+from batchml.aws.ec2 import content_of
 from batchml.model.names import bare_name
 from batchml.ops.setup.differences import Difference, differences
 from batchml.ops.setup.values import Action, Facts, Kind, Step, Wanted

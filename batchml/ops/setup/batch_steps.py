@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from batchml.aws.requests import registration
+from batchml.aws.batch.requests import registration
 from batchml.errors import ServiceError
 from batchml.ops.setup.batch_plan import (
     decide_environment,

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from batchml.aws.stacks import StackEvent
+from batchml.aws.cloudformation import StackEvent
 
 # Said of what was given up because something else failed.
 _CASCADE = (

@@ -13,9 +13,10 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from batchml.aws import launch, resources
-from batchml.aws.site import Platform, Site, make_platform, make_site, stack_name
-from batchml.aws.stacks import Blueprint, Stack
+from batchml.aws import ec2 as launch
+from batchml.aws.batch import resources
+from batchml.aws.cloudformation import Blueprint, Stack
+from batchml.aws.naming import Platform, Site, make_platform, make_site, stack_name
 from batchml.model.environment import LOCAL, Compute, Environment
 from batchml.ops.setup import sharing
 from batchml.ops.setup.stack_plan import DATA_TYPES

@@ -5,8 +5,8 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from batchml.aws.site import stack_name
-from batchml.aws.stacks import Stack
+from batchml.aws.cloudformation import Stack
+from batchml.aws.naming import stack_name
 from batchml.ops.setup.values import Action, Facts, Kind, Step, Wanted
 
 LENT_STACKS = ("network", "storage")

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from batchml.aws.stacks import Blueprint, ChangeSet, Stack
+from batchml.aws.cloudformation import Blueprint, ChangeSet, Stack
 from batchml.ops.setup.values import Action, Facts, Kind, Step, Wanted
 
 

@@ -4,7 +4,7 @@ from collections.abc import Generator, Sequence
 
 from msgspec.structs import replace
 
-from batchml.aws.stacks import NO_CHANGES, Blueprint, Stack, StackEvent
+from batchml.aws.cloudformation import NO_CHANGES, Blueprint, Stack, StackEvent
 from batchml.errors import BatchmlError
 from batchml.ops.setup.causes import Failure, failure_of
 from batchml.ops.setup.desired import TAG_DATA, doomed, with_doomed_files, without_files

@@ -6,10 +6,10 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from batchml.aws.batch import BatchApi
-from batchml.aws.compute import ComputeApi
-from batchml.aws.launch import LaunchApi
-from batchml.aws.stacks import Blueprint, ChangeSet, Drift, Stack, Stacks
+from batchml.aws.batch.jobs import BatchApi
+from batchml.aws.batch.resources import ComputeApi
+from batchml.aws.cloudformation import Blueprint, ChangeSet, Drift, Stack, Stacks
+from batchml.aws.ec2 import LaunchApi
 from batchml.clock import Clock
 from batchml.errors import AccessError, BatchmlError, ServiceError
 from batchml.ops.setup.causes import failure_of, fix_for

@@ -6,8 +6,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from batchml.aws.launch import Template
-from batchml.aws.stacks import Blueprint, ChangeSet, Drift, Stack
+from batchml.aws.cloudformation import Blueprint, ChangeSet, Drift, Stack
+from batchml.aws.ec2 import Template
 
 # Stands in a request for what is known only once something else is made: "«network.SubnetIds»".
 UNKNOWN = "\N{LEFT-POINTING DOUBLE ANGLE QUOTATION MARK}"

@@ -2,8 +2,7 @@
 
 from itertools import islice
 
-from batchml.model.run import Run
-from batchml.model.status import JobStatus
+from batchml.model.run import JobStatus, Run
 
 _FEW = 99  # ids of one call, beside the run's own
 _BEGUN = (JobStatus.STARTING, JobStatus.RUNNING, JobStatus.SUCCEEDED, JobStatus.FAILED)

@@ -7,8 +7,7 @@ from msgspec.structs import replace
 from batchml.clock import Clock
 from batchml.errors import AccessError, BatchmlError
 from batchml.model.outcome import describe_outcome
-from batchml.model.run import OutcomeClass, Run, classify, with_failures
-from batchml.model.status import JobStatus
+from batchml.model.run import JobStatus, OutcomeClass, Run, classify, with_failures
 from batchml.ops.watch.contact import Contact, Gate, is_passing
 from batchml.ops.watch.family import Family
 from batchml.ops.watch.happenings import (

@@ -4,8 +4,7 @@ from collections.abc import Callable
 
 from batchml.aws.logs import StreamReader
 from batchml.clock import Clock
-from batchml.model.run import Attempt, Run
-from batchml.model.status import JobStatus
+from batchml.model.run import Attempt, JobStatus, Run
 from batchml.ops.watch.contact import Gate
 from batchml.ops.watch.happenings import Happening, Progress
 from batchml.ops.watch.pace import Pace

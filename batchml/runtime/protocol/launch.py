@@ -1,7 +1,7 @@
 """How the command of a run is started on its nodes: what `[launch]` and `[[groups]]` say, as JSON.
 
 The client writes it into BATCHML_LAUNCH of a run whose command is not simply run once
-(`aws/requests.py`); the runtime reads it.
+(`aws/batch/requests.py`); the runtime reads it.
 """
 
 from __future__ import annotations

@@ -166,8 +166,8 @@ def stopped_code(course: Course) -> int:
 def comes_again(course: Course, attempt: int, code: int, was_asked: bool) -> bool:
     """Whether AWS Batch may make another attempt after one that exits with `code`.
 
-    As `retry_strategy` of aws/retries.py tells it to. `was_asked`: a signal from outside ended it,
-    as one does when a host goes; Batch knows which it was, the trial does not.
+    As `retry_strategy` of aws/batch/requests.py tells it to. `was_asked`: a signal from outside
+    ended it, as one does when a host goes; Batch knows which it was, the trial does not.
     """
     retries = course.retries
     if code == 0 or attempt >= course.attempts:

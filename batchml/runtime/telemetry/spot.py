@@ -4,7 +4,7 @@ It asks the instance's metadata service each 5 s, from a thread: an address that
 must not hold up the output. Sources: EC2 User Guide, "Spot Instance interruption notices",
 "Rebalance recommendations", "Use the Instance Metadata Service"; polling each 5 s is its advice.
 BATCHML_NOTICE_FILE names a file in which the host writes the same words, where containers cannot
-reach the service: batchml/aws/userdata.py. A host that writes none may let its containers ask.
+reach the service: batchml/aws/ec2.py. A host that writes none may let its containers ask.
 """
 
 from __future__ import annotations

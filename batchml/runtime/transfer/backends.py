@@ -340,7 +340,7 @@ def _said(root: ElementTree.Element, name: str) -> str:
 # Source: FSx for Lustre User Guide, "POSIX metadata support for data repositories".
 
 
-OWNER = "1000"  # of images/*/Dockerfile; aws/site.py
+OWNER = "1000"  # of images/*/Dockerfile; aws/naming.py
 META = "x-amz-meta-"
 
 _KINDS = {FOLDER: 0o040000, LINK: 0o120000}

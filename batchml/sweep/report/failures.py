@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from batchml.model.trial import Trial, TrialState
+from batchml.model.sweep import Trial, TrialState
 
 _BAD = (TrialState.FAILED, TrialState.LOST, TrialState.DIVERGED)
 _GROUPS = 24

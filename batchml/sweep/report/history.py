@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from batchml.model.sweep import Goal
-from batchml.model.trial import Trial, TrialState
+from batchml.model.sweep import Goal, Trial, TrialState
 from batchml.sweep.report.numbers import even, short
 
 _MOST = 400  # steps of the incumbent's line

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from batchml.model.sweep import Limits, SweepSpec
-from batchml.model.trial import Trial, TrialState
+from batchml.model.sweep import Limits, SweepSpec, Trial, TrialState
 from batchml.sweep.importance import importances
 from batchml.sweep.report.axes import axes, places
 from batchml.sweep.report.curves import curves

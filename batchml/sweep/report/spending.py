@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from batchml.model.sweep import EarlyStop
-from batchml.model.trial import Trial, TrialState
+from batchml.model.sweep import EarlyStop, Trial, TrialState
 from batchml.sweep.report.numbers import even, short
 from batchml.sweep.report.rungs import saved_steps
 

@@ -6,8 +6,7 @@ from typing import Protocol
 
 from batchml.model.job import JobSpec
 from batchml.model.shell import one_line
-from batchml.model.sweep import Params, SweepSpec
-from batchml.model.trial import Trial
+from batchml.model.sweep import Params, SweepSpec, Trial
 from batchml.runtime.protocol.variables import fill
 
 SEED = "BATCHML_SEED"

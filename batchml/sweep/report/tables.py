@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from batchml.model.trial import Trial
+from batchml.model.sweep import Trial
 from batchml.sweep.report.subject import Subject
 from batchml.sweep.standings import ranked
 from batchml.sweep.state import SweepState

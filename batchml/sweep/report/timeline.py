@@ -7,7 +7,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any, NamedTuple
 
-from batchml.model.trial import Trial, TrialState
+from batchml.model.sweep import Trial, TrialState
 from batchml.sweep.report.numbers import short
 
 _LANES = 64  # more have no height that can be seen

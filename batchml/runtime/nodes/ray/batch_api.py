@@ -2,7 +2,7 @@
 
 Where a job may not call Batch, or nothing is known of it, the gang does without: workers that run
 see their head end anyway, and those that still wait in the queue see it when they start.
-Source: AWS Batch API Reference; Signature Version 4 as for S3 (`sigv4.py`).
+Source: AWS Batch API Reference; Signature Version 4 as for S3 (`storage/credentials.py`).
 """
 
 from __future__ import annotations

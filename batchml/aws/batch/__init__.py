@@ -1,0 +1,1 @@
+"""Calls of AWS Batch: our types in, our types out."""

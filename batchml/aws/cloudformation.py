@@ -1,0 +1,427 @@
+"""CloudFormation: our stacks as they are, the changes that AWS works out, and what happens to them.
+
+Every call that changes something carries a ClientRequestToken: one that a retry sends twice is one
+call. A change set is named after what it asks for, and so a command that was interrupted and typed
+again finds its own. The other tokens are new with each call, as the same may be asked for again: to
+create what was deleted meanwhile, to delete what could not be deleted before.
+
+Source: AWS CloudFormation API reference, "Stack status codes", "ClientRequestToken".
+"""
+
+import hashlib
+import json
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from batchml.aws.errors import translated
+from batchml.aws.session import Session
+from batchml.errors import ServiceError
+
+_CAPABILITIES = ["CAPABILITY_NAMED_IAM"]
+_GONE = "DELETE_COMPLETE"
+_ALLOW_ALL = json.dumps(
+    {"Statement": [{"Effect": "Allow", "Action": "Update:*", "Principal": "*", "Resource": "*"}]}
+)
+
+
+class Stack(Struct, frozen=True):
+    """A stack as AWS has it. `template` is the text that was last deployed."""
+
+    id: str
+    name: str
+    status: str
+    reason: str = ""
+    outputs: dict[str, str] = {}
+    parameters: dict[str, str] = {}
+    tags: dict[str, str] = {}
+    is_protected: bool = False
+    changed_at: str = ""
+    template: str = ""
+
+    @property
+    def is_busy(self) -> bool:
+        return self.status.endswith("_IN_PROGRESS") and self.status != "REVIEW_IN_PROGRESS"
+
+
+class Blueprint(Struct, frozen=True):
+    """What a stack is to be."""
+
+    name: str
+    template: str
+    parameters: dict[str, str]
+    tags: dict[str, str]
+    is_protected: bool = False
+    policy: str = ""  # a stack policy, as JSON
+
+    def token(self, operation: str, since: str = "") -> str:
+        """The same for the same wish about a stack that was last changed at `since`."""
+        content = [operation, self.name, self.template, self.parameters, self.tags, since]
+        digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        return f"batchml-{operation}-{digest[:40]}"
+
+
+class StackEvent(Struct, frozen=True):
+    """One line of a stack's history."""
+
+    id: str
+    at: str
+    resource: str  # logical id; that of the stack itself is its name
+    type: str
+    physical_id: str
+    status: str
+    reason: str = ""
+    token: str = ""
+
+
+class StackChange(Struct, frozen=True):
+    """What a change set does to one resource. `replacement` is True, False or Conditional."""
+
+    action: str
+    resource: str
+    type: str
+    replacement: str = ""
+    causes: tuple[str, ...] = ()
+
+
+class ChangeSet(Struct, frozen=True):
+    id: str
+    status: str
+    reason: str = ""
+    changes: tuple[StackChange, ...] = ()
+    token: str = ""  # of what was asked for: a change set is of use for nothing else
+
+    @property
+    def is_ready(self) -> bool:
+        return self.status == "CREATE_COMPLETE"
+
+    @property
+    def is_pending(self) -> bool:
+        return self.status in ("CREATE_PENDING", "CREATE_IN_PROGRESS")
+
+    @property
+    def is_empty(self) -> bool:
+        """AWS has no other way to say that nothing would change."""
+        text = self.reason
+        return "didn't contain changes" in text or "No updates are to be performed" in text
+
+
+NO_CHANGES = ChangeSet("", "FAILED", "No updates are to be performed.")
+
+
+class Drift(Struct, frozen=True):
+    """A resource that somebody changed by hand: `MODIFIED` or `DELETED`."""
+
+    resource: str
+    type: str
+    status: str
+    properties: tuple[str, ...] = ()
+
+
+class Stacks:
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    @property
+    def _client(self) -> Any:
+        return self._session.client("cloudformation")
+
+    # --- reading ----------------------------------------------------------------------------
+
+    def read_all(
+        self, names: Sequence[str], beside: Callable[[Stack], bool] = lambda stack: False
+    ) -> dict[str, Stack]:
+        """Those of the named stacks that exist, with their templates.
+
+        Also any that `beside` is true of, without theirs: all of the region are looked at anyway.
+        """
+        found = {}
+        with translated("DescribeStacks"):
+            for page in self._client.get_paginator("describe_stacks").paginate():
+                for detail in page["Stacks"]:
+                    stack = _stack(detail)
+                    if stack.status == _GONE:
+                        continue
+                    if stack.name in names:
+                        found[stack.name] = self._with_template(stack)
+                    elif beside(stack):
+                        found[stack.name] = stack
+        return found
+
+    def read(self, name_or_id: str) -> Stack | None:
+        """One stack; None where there is none (any more)."""
+        detail = self._describe(name_or_id)
+        if detail is None or detail["StackStatus"] == _GONE:
+            return None
+        return self._with_template(_stack(detail))
+
+    def outputs(self, name: str) -> dict[str, str]:
+        """The outputs of a stack; empty where there is none."""
+        detail = self._describe(name)
+        return _stack(detail).outputs if detail else {}
+
+    def _describe(self, name_or_id: str) -> dict[str, Any] | None:
+        try:
+            with translated("DescribeStacks"):
+                found = self._client.describe_stacks(StackName=name_or_id)["Stacks"]
+        except ServiceError as error:
+            if _says_missing(error):
+                return None
+            raise
+        return dict(found[0]) if found else None
+
+    def _with_template(self, stack: Stack) -> Stack:
+        from msgspec.structs import replace
+
+        with translated("GetTemplate"):
+            body = self._client.get_template(StackName=stack.id, TemplateStage="Original").get(
+                "TemplateBody", ""
+            )
+        text = body if isinstance(body, str) else json.dumps(body)
+        return replace(stack, template=text)
+
+    def events(self, stack_id: str, after: str = "") -> list[StackEvent]:
+        """What has happened since the event `after`, oldest first; all of it without one."""
+        found = []
+        for event in self._newest_first(stack_id):
+            if event.id == after:
+                break
+            found.append(event)
+        return found[::-1]
+
+    def operation(self, stack_id: str) -> list[StackEvent]:
+        """The events of the newest operation on a stack, oldest first.
+
+        One operation begins where the stack itself is first said to be in progress; the rollback
+        that follows a failure belongs to it.
+        """
+        found: list[StackEvent] = []
+        for event in self._newest_first(stack_id):
+            found.append(event)
+            if event.physical_id == stack_id and event.status in (
+                "CREATE_IN_PROGRESS", "UPDATE_IN_PROGRESS", "DELETE_IN_PROGRESS",
+                "IMPORT_IN_PROGRESS",
+            ):  # fmt: skip
+                break
+        return found[::-1]
+
+    def _newest_first(self, stack_id: str) -> Iterator[StackEvent]:
+        with translated("DescribeStackEvents"):
+            pages = self._client.get_paginator("describe_stack_events").paginate(StackName=stack_id)
+            for page in pages:
+                yield from map(_event, page["StackEvents"])
+
+    # --- changing ---------------------------------------------------------------------------
+
+    def create(self, blueprint: Blueprint) -> str:
+        """Begin to make a stack; its id."""
+        policy = {"StackPolicyBody": blueprint.policy} if blueprint.policy else {}
+        with translated("CreateStack"):
+            made = self._client.create_stack(
+                **_content(blueprint),
+                **policy,
+                EnableTerminationProtection=blueprint.is_protected,
+                ClientRequestToken=_once("create"),
+            )
+            return str(made["StackId"])
+
+    def propose(self, blueprint: Blueprint, stack: Stack) -> str:
+        """Ask AWS what an update would do; the id of the change set, which takes a while."""
+        token = blueprint.token("update", stack.changed_at)
+        try:
+            with translated("CreateChangeSet"):
+                made = self._client.create_change_set(
+                    **_content(blueprint),
+                    ChangeSetName=token,
+                    ChangeSetType="UPDATE",
+                    ClientToken=token,
+                )
+                return str(made["Id"])
+        except ServiceError as error:
+            if error.code != "AlreadyExistsException":
+                raise
+        # By an earlier command that asked the same.
+        with translated("DescribeChangeSet"):
+            found = self._client.describe_change_set(ChangeSetName=token, StackName=blueprint.name)
+            return str(found["ChangeSetId"])
+
+    def proposal(self, change_set_id: str) -> ChangeSet:
+        changes: list[StackChange] = []
+        with translated("DescribeChangeSet"):
+            # botocore's paginator for this operation gives the changes alone.
+            page = self._client.describe_change_set(ChangeSetName=change_set_id)
+            first = page
+            changes += map(_change, page.get("Changes", ()))
+            while page.get("NextToken"):
+                page = self._client.describe_change_set(
+                    ChangeSetName=change_set_id, NextToken=page["NextToken"]
+                )
+                changes += map(_change, page.get("Changes", ()))
+            return ChangeSet(
+                change_set_id, first["Status"], first.get("StatusReason", ""), tuple(changes)
+            )
+
+    def execute(self, change_set_id: str) -> None:
+        token = hashlib.sha256(change_set_id.encode()).hexdigest()[:40]
+        with translated("ExecuteChangeSet"):
+            self._client.execute_change_set(
+                ChangeSetName=change_set_id, ClientRequestToken=f"batchml-execute-{token}"
+            )
+
+    def discard(self, change_set_id: str) -> None:
+        with translated("DeleteChangeSet"):
+            self._client.delete_change_set(ChangeSetName=change_set_id)
+
+    def delete(self, stack: Stack) -> None:
+        """Begin to delete a stack. What its template says is to be kept stays."""
+        if stack.is_protected:
+            self._protect(stack.name, False)
+        with translated("DeleteStack"):
+            self._client.delete_stack(StackName=stack.id, ClientRequestToken=_once("delete"))
+
+    def _protect(self, name: str, on: bool) -> None:
+        with translated("UpdateTerminationProtection"):
+            self._client.update_termination_protection(
+                StackName=name, EnableTerminationProtection=on
+            )
+
+    def guard(self, blueprint: Blueprint) -> None:
+        """Set the stack policy and the termination protection that a stack is to have.
+
+        The protection last: while it is off, the policy may be, too. See `unguard`.
+        """
+        if blueprint.policy:
+            with translated("SetStackPolicy"):
+                self._client.set_stack_policy(
+                    StackName=blueprint.name, StackPolicyBody=blueprint.policy
+                )
+        if blueprint.is_protected:
+            self._protect(blueprint.name, True)
+
+    def unguard(self, name: str) -> None:
+        """Let the next update replace and remove data.
+
+        The protection goes first, and so a stack that is found without one, after whoever lifted it
+        was interrupted, is guarded again: descriptions of stacks do not show their policy.
+        """
+        self._protect(name, False)
+        with translated("SetStackPolicy"):
+            self._client.set_stack_policy(StackName=name, StackPolicyBody=_ALLOW_ALL)
+
+    def continue_rollback(self, stack: Stack, skip: Sequence[str]) -> None:
+        """Let a rollback that is stuck go on, leaving out the resources `skip`."""
+        with translated("ContinueUpdateRollback"):
+            self._client.continue_update_rollback(
+                StackName=stack.id,
+                ClientRequestToken=_once("continue"),
+                **({"ResourcesToSkip": list(skip)} if skip else {}),
+            )
+
+    # --- drift ------------------------------------------------------------------------------
+
+    def detect_drift(self, name: str) -> str:
+        """Begin to compare a stack with its resources; the id to ask about it with."""
+        with translated("DetectStackDrift"):
+            return str(self._client.detect_stack_drift(StackName=name)["StackDriftDetectionId"])
+
+    def drift_is_known(self, detection_id: str) -> bool:
+        with translated("DescribeStackDriftDetectionStatus"):
+            found = self._client.describe_stack_drift_detection_status(
+                StackDriftDetectionId=detection_id
+            )
+            return bool(found["DetectionStatus"] != "DETECTION_IN_PROGRESS")
+
+    def drifts(self, name: str) -> list[Drift]:
+        """Resources that are not as the stack made them. There is no paginator for these."""
+        found: list[Drift] = []
+        more: dict[str, str] = {}
+        while True:
+            with translated("DescribeStackResourceDrifts"):
+                page = self._client.describe_stack_resource_drifts(
+                    StackName=name,
+                    StackResourceDriftStatusFilters=["MODIFIED", "DELETED"],
+                    **more,
+                )
+                found += map(_drift, page["StackResourceDrifts"])
+            if not page.get("NextToken"):
+                return found
+            more = {"NextToken": page["NextToken"]}
+
+
+def _once(operation: str) -> str:
+    return f"batchml-{operation}-{uuid.uuid4().hex}"
+
+
+def _content(blueprint: Blueprint) -> dict[str, Any]:
+    return {
+        "StackName": blueprint.name,
+        "TemplateBody": blueprint.template,
+        "Parameters": [
+            {"ParameterKey": key, "ParameterValue": value}
+            for key, value in sorted(blueprint.parameters.items())
+        ],
+        "Tags": [{"Key": key, "Value": value} for key, value in sorted(blueprint.tags.items())],
+        "Capabilities": _CAPABILITIES,
+    }
+
+
+def _says_missing(error: ServiceError) -> bool:
+    return error.code == "ValidationError" and "does not exist" in error.message
+
+
+def _pairs(entries: Sequence[Mapping[str, Any]], key: str, value: str) -> dict[str, str]:
+    return {entry[key]: entry.get(value, "") for entry in entries}
+
+
+def _stack(detail: Mapping[str, Any]) -> Stack:
+    changed = detail.get("LastUpdatedTime") or detail.get("CreationTime") or ""
+    return Stack(
+        id=detail.get("StackId", detail["StackName"]),
+        name=detail["StackName"],
+        status=detail["StackStatus"],
+        reason=detail.get("StackStatusReason", ""),
+        outputs=_pairs(detail.get("Outputs", ()), "OutputKey", "OutputValue"),
+        parameters=_pairs(detail.get("Parameters", ()), "ParameterKey", "ParameterValue"),
+        tags=_pairs(detail.get("Tags", ()), "Key", "Value"),
+        is_protected=bool(detail.get("EnableTerminationProtection")),
+        changed_at=str(changed),
+    )
+
+
+def _event(detail: Mapping[str, Any]) -> StackEvent:
+    return StackEvent(
+        id=detail["EventId"],
+        at=str(detail["Timestamp"]),
+        resource=detail.get("LogicalResourceId", ""),
+        type=detail.get("ResourceType", ""),
+        physical_id=detail.get("PhysicalResourceId", ""),
+        status=detail.get("ResourceStatus", ""),
+        reason=detail.get("ResourceStatusReason", ""),
+        token=detail.get("ClientRequestToken", ""),
+    )
+
+
+def _change(entry: Mapping[str, Any]) -> StackChange:
+    change = entry.get("ResourceChange", {})
+    causes = [detail.get("Target", {}) for detail in change.get("Details", ())]
+    names = [target.get("Name") or target.get("Attribute", "") for target in causes]
+    return StackChange(
+        action=change.get("Action", ""),
+        resource=change.get("LogicalResourceId", ""),
+        type=change.get("ResourceType", ""),
+        replacement=change.get("Replacement", ""),
+        causes=tuple(dict.fromkeys(filter(None, names))),
+    )
+
+
+def _drift(detail: Mapping[str, Any]) -> Drift:
+    return Drift(
+        resource=detail["LogicalResourceId"],
+        type=detail["ResourceType"],
+        status=detail["StackResourceDriftStatus"],
+        properties=tuple(
+            difference["PropertyPath"] for difference in detail.get("PropertyDifferences", ())
+        ),
+    )

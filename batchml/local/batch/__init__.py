@@ -1,0 +1,1 @@
+"""The rules of the embedded AWS Batch: state, lifecycle, scheduling, operations."""

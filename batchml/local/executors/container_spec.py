@@ -1,0 +1,379 @@
+"""What the container engine is asked for, worked out from a job. Pure.
+
+The result holds the engine's own JSON (`config`), so that a test can read what a job gets, and
+beside it what the runner sees to first: folders to mount, an image to be fetched or built.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from batchml.local.batch.state import Attempt, Job
+from batchml.local.executors.spec import (
+    Host,
+    NoEnvironment,
+    has_init,
+    job_environment,
+    needs_runtime,
+    preamble,
+)
+from batchml.local.home import Home
+from batchml.local.images import find
+from batchml.runtime.checkpoint.resume import VARIABLE, Told, folder_of
+from batchml.runtime.protocol.variables import RuntimeEnv
+
+MIB = 1024**2
+LEAST_MEMORY = 6 * MIB  # the engine's; AWS Batch takes jobs from 4 MiB on
+LEAST_PIDS = 4096
+PIDS_PER_VCPU = 1024
+MOST_CPU_SHARES = 262_144  # the engine's
+
+# Where a container finds what a process is told by a path of the state folder.
+CODE = "/batchml/code.tar.gz"
+ORDER = "/batchml/order.json"
+BOARD = "/batchml/sweep"
+RESUMED = "/batchml/resumed"
+FOLDERS = {
+    "BATCHML_OUTPUT_DIR": "/batchml/output",
+    "BATCHML_CHECKPOINT_DIR": "/batchml/checkpoints",
+    "BATCHML_STORE": "/batchml/store",
+    "BATCHML_DATA_DIR": "/batchml/data",
+    "BATCHML_WORKSPACE": "/workspace",
+}
+
+# What trials write on the board of their sweep. The rest, its ledger among it, they only read.
+BOARD_WRITTEN = ("checkpoints", "claims", "inbox", "rungs")
+BOARD_READ = ("stop", "waves")  # folders, which are opened to the container's user like the others
+
+# The engine's own set, less those for raw sockets, device files and the audit log
+# (docs/decisions/011).
+CAPABILITIES = (
+    "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "NET_BIND_SERVICE", "SETFCAP", "SETGID",
+    "SETPCAP", "SETUID", "SYS_CHROOT",
+)  # fmt: skip
+
+# Devices that give no hold on the machine itself.
+_HARMLESS_DEVICES = re.compile(
+    r"/dev/(null|zero|full|random|urandom|tty|fuse|shm|infiniband/\w+|nvidia[\w-]*|dri/\w+|kfd)"
+)
+
+# What the `batchml/NAME` images are called by; nobody fetches those from a registry.
+_OURS = re.compile(r"batchml/[^/]+:[0-9a-f]{12}")
+
+
+class Permits(Struct, frozen=True):
+    """What the server was started with, and no job can give itself."""
+
+    paths: tuple[str, ...] = ()  # host folders that jobs may mount, beside the shared ones
+    privileged: bool = False
+
+
+def container_name(identity: str, task_id: str) -> str:
+    """The name of an attempt's container, with the identity of the state folder that it is of."""
+    return f"batchml-{identity[:8]}-{task_id}"
+
+
+def container_spec(host: Host, permits: Permits, job: Job, attempt: Attempt) -> dict[str, Any]:
+    """What a container's runner is told. Raises NoEnvironment."""
+    container = job.container
+    env, places = _environment(host, job, attempt)
+    sources = [*_volumes(host, permits, container), *_own_folders(host, places, container)]
+    code = [*_code(host, env), *_board(host, env), *_resumed(host, env)]
+    labels = {"batchml.home": host.identity, "batchml.task": attempt.task_id}
+    config = {
+        "Image": container["image"],
+        "Cmd": list(container["command"]),
+        "Env": [f"{name}={value}" for name, value in env.items()],
+        "Labels": {**labels, "batchml.job": job.id},
+        "HostConfig": {
+            **_limits(job),
+            **_rights(container, permits),
+            **_linux(container.get("linuxParameters") or {}, permits),
+            "DeviceRequests": _gpus(attempt),
+            "Mounts": _throw_away_volumes(container),
+            # The engine keeps raw bytes so: a lost runner's output is read again from there.
+            "LogConfig": {
+                "Type": "local",
+                "Config": {"max-size": "1000000g", "max-file": "1", "compress": "false"},
+            },
+        },
+    }
+    if container.get("user"):
+        config["User"] = container["user"]
+    published = find(host.home.images, container["image"])
+    return {
+        "task_id": attempt.task_id,
+        "name": container_name(host.identity, attempt.task_id),
+        "grace": RuntimeEnv.read(env).grace,
+        "preamble": preamble(job, f"executor=docker image={container['image']}"),
+        "config": config,
+        "sources": [*sources, *code],
+        "runtime": str(host.runtime),
+        "wrap": needs_runtime(env),
+        "build": str(published.folder) if published else "",
+        "pull": _OURS.fullmatch(container["image"]) is None,
+        "engine": host.environ.get("DOCKER_HOST", ""),
+        "lock": str(host.home.local / "engine.lock"),
+        "network": _network(host, job, attempt),
+        "labels": labels,
+    }
+
+
+def _network(host: Host, job: Job, attempt: Attempt) -> dict[str, Any] | None:
+    """The nodes of a job share a network of their own, a new one for each attempt."""
+    if job.node is None:
+        return None
+    name = f"batchml-{host.identity[:8]}-{job.parent}-{attempt.number}"
+    return {"name": name, "aliases": [f"node-{job.node}"]}
+
+
+# --- variables and folders ----------------------------------------------------------------------
+
+
+def _environment(host: Host, job: Job, attempt: Attempt) -> tuple[dict[str, str], dict[str, str]]:
+    """As for a process, with paths as the container sees them, and nothing of this machine's own.
+
+    The second value is where those paths lie on this machine, by variable.
+    """
+    env = job_environment(replace(host, environ={}), job, attempt)
+    given = {entry["name"] for entry in job.container["environment"]}
+    places = {name: env[name] for name in FOLDERS if name in env and name not in given}
+    env |= {name: FOLDERS[name] for name in places}
+    for name in ("BATCHML_METRICS", "BATCHML_STOP_FILE"):
+        if name not in given:
+            del env[name]  # the runtime makes them inside, for an attempt
+    env.pop("BATCHML_TASK", None)  # a container is found by its label
+    env.pop("CUDA_VISIBLE_DEVICES", None)  # the engine leaves no others to see
+    env["NVIDIA_VISIBLE_DEVICES"] = ",".join(attempt.gpus) or "void"
+    return env, places
+
+
+def _own_folders(
+    host: Host, places: Mapping[str, str], container: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """The run's folders and the shared ones, except where the job mounts something of its own."""
+    taken = {point["containerPath"].rstrip("/") for point in container.get("mountPoints") or ()}
+    return [
+        _source(path, FOLDERS[name], _shared(host.home, True), make=True, ours=True, fixed=True)
+        for name, path in places.items()
+        if FOLDERS[name] not in taken
+    ]
+
+
+def _shared(home: Home, read_only: bool) -> list[str]:
+    """Folders that a job may mount. In that of the runs no container may rename anything."""
+    found = [str(home.root / "workspace"), str(home.root / "data")]
+    return [*found, str(home.runs)] if read_only else found
+
+
+def _code(host: Host, env: dict[str, str]) -> list[dict[str, Any]]:
+    """What travels with the run, where it is one of ours; its variable names it inside."""
+    found = []
+    for name, inside in (("BATCHML_CODE", CODE), ("BATCHML_ORDER", ORDER)):
+        path = env.get(name, "")
+        if Path(os.path.normpath(path)).parent == host.home.code:
+            env[name] = inside
+            found.append(
+                _source(path, inside, [str(host.home.code)], read_only=True, ours=True, fixed=True)
+            )
+    return found
+
+
+def _board(host: Host, env: dict[str, str]) -> list[dict[str, Any]]:
+    """The board of the sweep that a trial belongs to; its variable names it inside."""
+    path = os.path.normpath(env.get("BATCHML_SWEEP", ""))
+    if Path(path).parent != host.home.sweeps:
+        return []
+    env["BATCHML_SWEEP"] = BOARD
+    sweeps = str(host.home.sweeps)
+
+    def source(name: str, read_only: bool) -> dict[str, Any]:
+        return _source(
+            f"{path}{name}", f"{BOARD}{name}", [sweeps], read_only=read_only, make=True,
+            ours=True, fixed=True,
+        )  # fmt: skip
+
+    read = [source(f"/{name}", True) for name in BOARD_READ]
+    return [source("", True), *read, *(source(f"/{name}", False) for name in BOARD_WRITTEN)]
+
+
+def _resumed(host: Host, env: dict[str, str]) -> list[dict[str, Any]]:
+    """The checkpoints that the run goes on from, to be read alone; their variable names them."""
+    if VARIABLE not in env:
+        return []
+    try:
+        told = Told.read(env[VARIABLE])
+        child = told.child(RuntimeEnv.read(env).array_index)
+    except (TypeError, ValueError):
+        return []  # the runtime says it
+    path = folder_of(os.path.normpath(told.folder), child)
+    if Path(path).parent.parent != host.home.runs or not os.path.isdir(path):
+        return []
+    env[VARIABLE] = told._replace(folder=RESUMED).to_json()
+    inside, runs = folder_of(RESUMED, child), str(host.home.runs)
+    return [_source(path, inside, [runs], read_only=True, ours=True, fixed=True)]
+
+
+def _volumes(host: Host, permits: Permits, container: dict[str, Any]) -> list[dict[str, Any]]:
+    """Volumes that are folders of this machine, where the job mounts them."""
+    found = []
+    for volume, point in _mounted(container):
+        efs = volume.get("efsVolumeConfiguration")
+        path = (volume.get("host") or {}).get("sourcePath")
+        read_only, target = bool(point.get("readOnly")), point["containerPath"]
+        if efs:
+            found.append(_efs(host.home, efs, target, read_only))
+        elif path:
+            roots = [*_shared(host.home, read_only), *permits.paths]
+            found.append(_source(path, target, roots, read_only=read_only, make=True))
+    return found
+
+
+def _throw_away_volumes(container: dict[str, Any]) -> list[dict[str, Any]]:
+    """Volumes without a folder of the machine: the engine's own, which go with the attempt."""
+    return [
+        {
+            "Type": "volume",
+            "Target": point["containerPath"],
+            "ReadOnly": bool(point.get("readOnly")),
+        }
+        for volume, point in _mounted(container)
+        if not volume.get("efsVolumeConfiguration")
+        and not (volume.get("host") or {}).get("sourcePath")
+    ]
+
+
+def _mounted(container: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    volumes = {volume.get("name"): volume for volume in container.get("volumes") or ()}
+    found = []
+    for point in container.get("mountPoints") or ():
+        name = point.get("sourceVolume")
+        if name not in volumes:
+            raise NoEnvironment(
+                f"CannotCreateContainerError: mountPoints name the volume {name!r}, "
+                f"and volumes has none of that name"
+            )
+        found.append((volumes[name], point))
+    return found
+
+
+def _efs(home: Home, efs: dict[str, Any], target: str, read_only: bool) -> dict[str, Any]:
+    """A file system of EFS is a folder here, whose name no container can change."""
+    name = re.sub(r"[^A-Za-z0-9-]", "-", efs["fileSystemId"]) or "-"
+    below = os.path.normpath("/" + (efs.get("rootDirectory") or "/")).lstrip("/")
+    root = f"{home.volumes}/{name}"
+    before = (f"{home.root}/workspace", "efs", name)
+    path = f"{root}/{below}".rstrip("/")
+    return _source(path, target, [root], read_only=read_only, make=True, ours=True, before=before)
+
+
+def _source(
+    path: str,
+    target: str,
+    roots: list[str],
+    *,
+    read_only: bool = False,
+    make: bool = False,
+    ours: bool = False,
+    fixed: bool = False,
+    before: tuple[str, ...] = (),
+) -> dict[str, Any]:
+    """A path of this machine to be mounted, below one of `roots`. The runner finds or makes it.
+
+    What is `ours` is opened to whatever user the container runs as. `fixed`: no container may
+    write to the roots. `before`: where an older version kept it, the workspace and names in it.
+    """
+    return {
+        "path": path, "target": target, "roots": roots, "read_only": read_only, "make": make,
+        "ours": ours, "fixed": fixed, "before": before,
+    }  # fmt: skip
+
+
+# --- limits and rights --------------------------------------------------------------------------
+
+
+def _limits(job: Job) -> dict[str, Any]:
+    linux = job.container.get("linuxParameters") or {}
+    memory = max(job.needs.memory * MIB, LEAST_MEMORY)
+    swap = linux.get("maxSwap")
+    found: dict[str, Any] = {
+        "Memory": memory,
+        "MemorySwap": memory + (swap or 0) * MIB,
+        "CpuShares": min(1024 * max(job.needs.vcpus, 1), MOST_CPU_SHARES),
+        "PidsLimit": max(LEAST_PIDS, PIDS_PER_VCPU * job.needs.vcpus),
+        "Ulimits": [
+            {"Name": limit["name"], "Soft": limit["softLimit"], "Hard": limit["hardLimit"]}
+            for limit in job.container.get("ulimits") or ()
+        ],
+    }
+    # As on AWS, swappiness counts only together with maxSwap.
+    if swap and linux.get("swappiness") is not None:
+        found["MemorySwappiness"] = linux["swappiness"]
+    return found
+
+
+def _rights(container: dict[str, Any], permits: Permits) -> dict[str, Any]:
+    common = {
+        # As on AWS: without it a program that does not handle TERM is killed after the grace, and
+        # one that is not in the image cannot be started at all.
+        "Init": has_init(container),
+        "NetworkMode": "bridge",
+        "ReadonlyRootfs": bool(container.get("readonlyRootFilesystem")),
+    }
+    if not container.get("privileged"):
+        return {
+            **common,
+            "CapDrop": ["ALL"],
+            "CapAdd": list(CAPABILITIES),
+            "SecurityOpt": ["no-new-privileges"],
+        }
+    if not permits.privileged:
+        raise NoEnvironment(
+            "CannotCreateContainerError: `privileged` gives a job the whole machine. "
+            "Start the server with --allow-privileged to let jobs have it"
+        )
+    return {**common, "Privileged": True}
+
+
+def _linux(linux: dict[str, Any], permits: Permits) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if linux.get("sharedMemorySize"):
+        found["ShmSize"] = linux["sharedMemorySize"] * MIB
+    if linux.get("tmpfs"):
+        found["Tmpfs"] = {
+            entry["containerPath"]: ",".join(
+                [f"size={entry['size']}m", *(entry.get("mountOptions") or ())]
+            )
+            for entry in linux["tmpfs"]
+        }
+    if linux.get("devices"):
+        found["Devices"] = [_device(entry, permits) for entry in linux["devices"]]
+    return found
+
+
+def _device(entry: dict[str, Any], permits: Permits) -> dict[str, str]:
+    path = os.path.normpath(entry["hostPath"])
+    if not (permits.privileged or _HARMLESS_DEVICES.fullmatch(path)):
+        raise NoEnvironment(
+            f"CannotCreateContainerError: the device {path} gives a job the machine. "
+            f"Start the server with --allow-privileged to let jobs have it"
+        )
+    letters = {"READ": "r", "WRITE": "w", "MKNOD": "m"}
+    asked = entry.get("permissions") or ["READ", "WRITE", "MKNOD"]
+    return {
+        "PathOnHost": path,
+        "PathInContainer": entry.get("containerPath") or path,
+        "CgroupPermissions": "".join(letters[name] for name in asked),
+    }
+
+
+def _gpus(attempt: Attempt) -> list[dict[str, Any]]:
+    if not attempt.gpus:
+        return []
+    ids = list(attempt.gpus)
+    return [{"Driver": "nvidia", "DeviceIDs": ids, "Capabilities": [["gpu"]]}]

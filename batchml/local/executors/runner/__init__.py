@@ -1,0 +1,1 @@
+"""The process that looks after one attempt: a program or a container."""

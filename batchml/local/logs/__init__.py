@@ -1,0 +1,1 @@
+"""Logs of attempts: files, their proof, and the calls that read them."""

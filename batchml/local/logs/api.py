@@ -1,0 +1,462 @@
+"""The CloudWatch Logs calls: GetLogEvents, FilterLogEvents, DescribeLogGroups, DescribeLogStreams.
+
+A token of GetLogEvents is a byte offset (`f/1234`, `b/1234`). At the end of a stream the forward
+token that comes back equals the one that was sent, which is how CloudWatch Logs says "nothing more
+for now". Everywhere else a token is the place of what was given last, in the order of the answer.
+
+They are answered in a thread of their own, and each looks at a bounded part of the output, so that
+no reader holds up the server or another reader for long. A page that ends early has a token.
+
+When an attempt has ended, GetLogEvents checks its log against the proof in the journal. The result
+is in a header, which AWS's clients do not look at, of the page that comes to the end.
+"""
+
+import asyncio
+import heapq
+import os
+import re
+import shlex
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+from msgspec import Meta
+
+from batchml.errors import LocalServerError
+from batchml.local.batch import reads as tokens
+from batchml.local.batch.events import LogEnd
+from batchml.local.batch.state import ACCOUNT, DEFAULT_LOG_GROUP, REGION
+from batchml.local.logs.check import LargeChecks, check_small
+from batchml.local.logs.files import (
+    MAX_BYTES,
+    MAX_EVENTS,
+    MAX_SCAN,
+    NO_TIME,
+    Cursor,
+    Line,
+    Page,
+    Streams,
+    as_event,
+    as_output,
+    first_and_last,
+    first_at,
+    read_backward,
+    read_forward,
+)
+from batchml.local.server.protocol import Refused
+from batchml.local.store.journal import Store, Stream
+from batchml.model.logcheck import HEADER, LogCheck, LogState
+from batchml.runtime.storage.files import open_regular
+
+# --- logmerge -------------------------------------------------------------------------------------
+# Thousands of log streams as one, by time: what FilterLogEvents reads.
+#
+# The order is (time, stream name, place in the stream), and a `Place` in it is all that a next page
+# needs: every stream is taken up again at its first event behind that place, which is found by its
+# time. So each event of a finished stream comes exactly once. In a stream that still grows, or that
+# appears between two pages, an event is left out when its time lies before the place; it comes in
+# the next listing, which is how clients follow: by `startTime`, dropping event ids that they know.
+
+
+_BLOCKS = 4 * 1_048_576  # bytes of blocks in memory, of all streams together
+_MOST_KNOWN = 65_536  # files whose times are kept in mind
+
+
+class Place(NamedTuple):
+    """In the merge: all before it has been read. `offset` is into the stream that is named."""
+
+    time: int
+    stream: str
+    offset: int
+
+
+class _Times(NamedTuple):
+    size: int
+    span: tuple[int, int] | None  # the times of the first and the last event
+
+
+class LogFiles:
+    """The files of streams, and what is known of their times: asked again only when they grow."""
+
+    def __init__(self, path_of: Callable[[str], Path]) -> None:
+        self.path_of = path_of
+        self._paths: dict[str, str] = {}
+        self._times: dict[str, _Times] = {}
+
+    def path(self, task_id: str) -> str:
+        path = self._paths.get(task_id)
+        if path is None:
+            path = str(self.path_of(task_id))
+            if len(self._paths) >= _MOST_KNOWN:
+                self._paths.clear()
+                self._times.clear()
+            self._paths[task_id] = path
+        return path
+
+    def span(self, task_id: str) -> tuple[int, int] | None:
+        """The times of a stream's first and last event, or None when it has none."""
+        path = self.path(task_id)
+        try:
+            size = os.stat(path).st_size
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        known = self._times.get(task_id)
+        if known is None or known.size != size:
+            known = self._times[task_id] = _Times(size, first_and_last(Path(path)))
+        return known.span
+
+
+def merge(
+    streams: Iterable[Stream], files: LogFiles, after: Place
+) -> Iterator[tuple[Line, Stream, Place]]:
+    """The lines of all streams behind `after`, in order, each with the place behind it.
+
+    A line without a time comes right behind the event before it. A stream's file is first opened
+    when its turn comes.
+    """
+    heap: list[tuple[int, str, Stream, Cursor | None]] = []
+    for stream in streams:
+        span = files.span(stream.task_id)
+        if span is not None and span[1] >= after.time:
+            heap.append((max(span[0], after.time), stream.name, stream, None))
+    heapq.heapify(heap)
+    block = min(256 * 1024, max(1024, _BLOCKS // max(1, len(heap))))
+    while heap:
+        time, name, stream, cursor = heap[0]
+        if cursor is None:
+            cursor = Cursor(files.path(stream.task_id), _offset(stream, files, after), block)
+        else:
+            assert cursor.line is not None
+            yield cursor.line, stream, Place(time, name, cursor.line.end)
+        cursor.advance()
+        while cursor.line is not None and cursor.line.timestamp == NO_TIME:
+            yield cursor.line, stream, Place(time, name, cursor.line.end)
+            cursor.advance()
+        if cursor.line is None:
+            heapq.heappop(heap)
+        else:
+            # A time that has gone back, in a file that a job has spoilt, must not lead back.
+            heapq.heapreplace(heap, (max(time, cursor.line.timestamp), name, stream, cursor))
+
+
+def _offset(stream: Stream, files: LogFiles, after: Place) -> int:
+    """Where a stream goes on behind `after`."""
+    if stream.name == after.stream:
+        return after.offset
+    wanted = after.time + (stream.name < after.stream)
+    span = files.span(stream.task_id)
+    if span is None or span[0] >= wanted:
+        return 0
+    with open_regular(files.path(stream.task_id)) as file:
+        return first_at(file, wanted)
+
+
+# --- logreads -------------------------------------------------------------------------------------
+
+
+_Count = Annotated[int, Meta(ge=0, le=2**62)]
+_PLACE = tuple[_Count, str, _Count]
+LogPath = Callable[[str], Path]
+
+
+class LogAnswer(NamedTuple):
+    body: dict[str, Any]
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+class LogReads:
+    """`path_of` gives the file of an attempt's output from its task id."""
+
+    def __init__(self, store: Store, path_of: LogPath) -> None:
+        self._streams = Streams(store.path)
+        self._files = LogFiles(path_of)
+        self._thread = ThreadPoolExecutor(1, "logs")
+        self._large = LargeChecks()
+        self._large_thread = ThreadPoolExecutor(1, "log-checks")
+
+    async def answer(self, operation: str, params: dict[str, Any]) -> LogAnswer:
+        """The answer to one of LOG_OPERATIONS. Raises Refused."""
+        loop = asyncio.get_running_loop()
+        try:
+            found = await loop.run_in_executor(
+                self._thread, LOG_OPERATIONS[operation], self, params
+            )
+        except OSError as error:
+            raise LocalServerError(f"A log cannot be read: {error}") from error
+        if operation != "GetLogEvents":
+            return LogAnswer(found)
+        body, check = found
+        if isinstance(check, _Large):
+            check = await loop.run_in_executor(self._large_thread, self._large.check, *check)
+        return LogAnswer(body, ((HEADER, check.to_header()),) if check is not None else ())
+
+    def close(self) -> None:
+        """Before the store is closed: the journal's last connection tidies up behind it."""
+        self._large_thread.shutdown(cancel_futures=True)
+        self._large.close()
+        self._thread.shutdown(cancel_futures=True)
+        self._streams.close()
+
+    def get_log_events(
+        self, params: dict[str, Any]
+    ) -> "tuple[dict[str, Any], LogCheck | _Large | None]":
+        """A page of a log, and how the log was found."""
+        stream = self._streams.one(_group(params), params["logStreamName"])
+        if stream is None:
+            raise _not_found("The specified log stream does not exist.")
+        # Before the page is read: if the attempt ends in between, the page may lack the last lines.
+        end = self._streams.log_end(stream.task_id)
+        path = self._files.path(stream.task_id)
+        direction, offset = _position(params)
+        page = _read_page(Path(path), direction, offset, params)
+        body = {
+            "events": [as_output(event) for event in page.events],
+            "nextForwardToken": f"f/{page.end}",
+            "nextBackwardToken": f"b/{page.start}",
+        }
+        if end is None or (direction == "b" and offset is not None):
+            return body, None
+        if direction == "f" and not _is_at_end(path, offset, page.end):
+            return body, LogCheck(LogState.UNCHECKED)
+        return body, check_small(path, end) or _Large(stream.task_id, path, end)
+
+    def filter_log_events(self, params: dict[str, Any]) -> dict[str, Any]:
+        streams = self._chosen(params)
+        wanted = _pattern(params.get("filterPattern", ""))
+        limit = params.get("limit", MAX_EVENTS)
+        since, until = params.get("startTime", 0), params.get("endTime")
+        reached = max(Place(since, "", 0), _read_place(params.get("nextToken")))
+        found: list[dict[str, Any]] = []
+        size = scanned = 0
+        for line, stream, place in merge(streams, self._files, reached):
+            if until is not None and place.time >= until:
+                break
+            length = line.end - line.start
+            is_wanted = line.timestamp != NO_TIME and wanted(line.message)
+            if (
+                len(found) >= limit
+                or scanned > MAX_SCAN
+                or (is_wanted and found and size + length > MAX_BYTES)
+            ):
+                return {"events": found, "searchedLogStreams": [], "nextToken": _token(reached)}
+            if is_wanted:
+                found.append(_filtered(line, stream))
+                size += length
+            scanned += length
+            reached = place
+        return {"events": found, "searchedLogStreams": []}
+
+    def _chosen(self, params: dict[str, Any]) -> list[Stream]:
+        group = _group(params)
+        names = params.get("logStreamNames")
+        prefix = params.get("logStreamNamePrefix", "")
+        if names and prefix:
+            raise _invalid("Give logStreamNames or logStreamNamePrefix, not both.")
+        if not names:
+            self._check_group(group)
+            return self._streams.all(group, prefix)
+        found = [self._streams.one(group, name) for name in dict.fromkeys(names)]
+        if None in found:
+            raise _not_found("The specified log stream does not exist.")
+        return [stream for stream in found if stream is not None]
+
+    def _check_group(self, group: str) -> None:
+        if group != DEFAULT_LOG_GROUP and group not in self._streams.groups():
+            raise _not_found("The specified log group does not exist.")
+
+    def describe_log_groups(self, params: dict[str, Any]) -> dict[str, Any]:
+        groups = {DEFAULT_LOG_GROUP: 0, **self._streams.groups()}
+        prefix = params.get("logGroupNamePrefix", "")
+        pattern = params.get("logGroupNamePattern", "")
+        after = _read_token(params.get("nextToken"), str)
+        names = [
+            name
+            for name in sorted(groups)
+            if name.startswith(prefix) and pattern in name and (after is None or name > after)
+        ]
+        limit = params.get("limit", 50)
+        shown = [
+            {
+                "logGroupName": name,
+                "creationTime": groups[name],
+                "arn": f"{_group_arn(name)}:*",
+                "logGroupArn": _group_arn(name),
+                "metricFilterCount": 0,
+                "storedBytes": 0,
+                "logGroupClass": "STANDARD",
+            }
+            for name in names[:limit]
+        ]
+        more = {"nextToken": tokens.encode(names[limit - 1])} if len(names) > limit else {}
+        return {"logGroups": shown, **more}
+
+    def describe_log_streams(self, params: dict[str, Any]) -> dict[str, Any]:
+        group = _group(params)
+        self._check_group(group)
+        limit = params.get("limit", 50)
+        if params.get("orderBy") == "LastEventTime":
+            found, more = self._by_time(group, params, limit)
+        else:
+            found, more = self._by_name(group, params, limit)
+        return {"logStreams": [self._described(stream) for stream in found], **more}
+
+    def _by_name(
+        self, group: str, params: dict[str, Any], limit: int
+    ) -> tuple[list[Stream], dict[str, str]]:
+        found = self._streams.page(
+            group,
+            params.get("logStreamNamePrefix", ""),
+            _read_token(params.get("nextToken"), str),
+            limit + 1,
+            descending=params.get("descending", False),
+        )
+        more = {"nextToken": tokens.encode(found[limit - 1].name)} if len(found) > limit else {}
+        return found[:limit], more
+
+    def _by_time(
+        self, group: str, params: dict[str, Any], limit: int
+    ) -> tuple[list[Stream], dict[str, str]]:
+        """Those without an event come as if theirs were at 0."""
+        if "logStreamNamePrefix" in params:
+            raise _invalid("Cannot order by LastEventTime with a logStreamNamePrefix.")
+        after = _read_token(params.get("nextToken"), tuple[_Count, str])
+        places = []
+        for stream in self._streams.all(group):
+            span = self._files.span(stream.task_id)
+            places.append(((span[1] if span else 0, stream.name), stream))
+        descending = params.get("descending", False)
+        places.sort(key=lambda pair: pair[0], reverse=descending)
+        if after is not None:
+            places = [
+                pair for pair in places if pair[0] != after and (pair[0] < after) == descending
+            ]
+        more = {"nextToken": tokens.encode(places[limit - 1][0])} if len(places) > limit else {}
+        return [stream for _, stream in places[:limit]], more
+
+    def _described(self, stream: Stream) -> dict[str, Any]:
+        shown: dict[str, Any] = {
+            "logStreamName": stream.name,
+            "creationTime": stream.created_at,
+            "arn": f"{_group_arn(stream.log_group)}:log-stream:{stream.name}",
+            "storedBytes": 0,
+        }
+        times = self._files.span(stream.task_id)
+        if times:
+            shown |= {
+                "firstEventTimestamp": times[0],
+                "lastEventTimestamp": times[1],
+                "lastIngestionTime": times[1],
+            }
+        return shown
+
+
+LOG_OPERATIONS: dict[str, Callable[[LogReads, dict[str, Any]], Any]] = {
+    "GetLogEvents": LogReads.get_log_events,
+    "FilterLogEvents": LogReads.filter_log_events,
+    "DescribeLogGroups": LogReads.describe_log_groups,
+    "DescribeLogStreams": LogReads.describe_log_streams,
+}
+
+
+class _Large(NamedTuple):
+    """A log that is to be checked in a thread of its own."""
+
+    task_id: str
+    path: str
+    end: LogEnd
+
+
+def _read_page(path: Path, direction: str, offset: int | None, params: dict[str, Any]) -> Page:
+    limit = params.get("limit", MAX_EVENTS)
+    since, until = params.get("startTime", 0), params.get("endTime")
+    if direction == "f":
+        return read_forward(path, offset or 0, limit, since, until)
+    return read_backward(path, offset, limit, since, until)
+
+
+def _is_at_end(path: str, offset: int | None, end: int) -> bool:
+    """True for a page from `offset` to `end` that comes to the end of its log."""
+    try:
+        return end == offset or end >= os.stat(path).st_size
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+
+
+def _filtered(line: Line, stream: Stream) -> dict[str, Any]:
+    return {
+        "logStreamName": stream.name,
+        **as_output(as_event(line)),
+        # Unique and ordered, as CloudWatch's are.
+        "eventId": f"{line.timestamp:020d}{stream.task_id[:16]}{line.start:020d}",
+    }
+
+
+def _group(params: dict[str, Any]) -> str:
+    name = params.get("logGroupName") or params.get("logGroupIdentifier")
+    if not name:
+        raise _invalid("logGroupName must be given.")
+    return str(name).rpartition(":log-group:")[2].removesuffix(":*")
+
+
+def _group_arn(name: str) -> str:
+    return f"arn:aws:logs:{REGION}:{ACCOUNT}:log-group:{name}"
+
+
+def _position(params: dict[str, Any]) -> tuple[str, int | None]:
+    token = params.get("nextToken")
+    if not token:
+        return ("f", 0) if params.get("startFromHead") else ("b", None)
+    match = re.fullmatch(r"([fb])/(\d{1,18})", token)
+    if not match:
+        raise _invalid("The specified nextToken is invalid.")
+    return match[1], int(match[2])
+
+
+def _pattern(text: str) -> Callable[[bytes], bool]:
+    """CloudWatch's plain patterns: every term, `?term` for any of them, `-term` for none."""
+    if text.lstrip().startswith(("{", "[", "%")):
+        raise _invalid("Only plain terms are served in filterPattern, not JSON, fields or regex.")
+    try:
+        terms = shlex.split(text)
+    except ValueError:
+        raise _invalid("filterPattern has an open quotation mark.") from None
+    words = [term.encode() for term in terms if term]
+    every = [word for word in words if word[:1] not in b"?-"]
+    some = [word[1:] for word in words if word[:1] == b"?"]
+    none = [word[1:] for word in words if word[:1] == b"-"]
+
+    def wanted(message: bytes) -> bool:
+        return (
+            all(word in message for word in every)
+            and (not some or any(word in message for word in some))
+            and not any(word in message for word in none)
+        )
+
+    return wanted
+
+
+def _token(place: Place) -> str:
+    return tokens.encode(place)
+
+
+def _read_place(token: str | None) -> Place:
+    found = _read_token(token, _PLACE)
+    return Place(0, "", 0) if found is None else Place(*found)
+
+
+def _read_token(token: str | None, kind: Any) -> Any:
+    if not token:
+        return None
+    try:
+        return tokens.decode(token, kind)
+    except ValueError:
+        raise _invalid("The specified nextToken is invalid.") from None
+
+
+def _invalid(text: str) -> Refused:
+    return Refused("InvalidParameterException", text)
+
+
+def _not_found(text: str) -> Refused:
+    return Refused("ResourceNotFoundException", text)

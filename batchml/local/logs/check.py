@@ -1,0 +1,211 @@
+"""Compare the file of a log with the proof that was committed when its attempt ended.
+
+`examine` works in steps, so that a large file does not delay other requests: see LargeChecks.
+"""
+
+import hashlib
+import os
+from collections.abc import Generator
+from typing import BinaryIO, NamedTuple
+
+from msgspec.structs import replace
+
+from batchml.local.batch.events import LogEnd, LogProof
+from batchml.local.executors.runner.proof import CHECKPOINT, count_marks, line_end
+from batchml.model.logcheck import LogCheck, LogState
+from batchml.runtime.storage.files import open_regular
+
+_BLOCK = 1_048_576
+_SMALL = _BLOCK  # bytes: such a file is checked in a millisecond
+_AT_A_TIME = 256 * _BLOCK  # bytes that one request has checked: in about 0.2 seconds
+_MOST_KNOWN = 4096
+_MOST_BEGUN = 64
+
+Steps = Generator[int, None, LogCheck]  # yields how many bytes a step has read
+
+
+class _Walk:
+    """A file's bytes from its start, with the digest and the number of lines so far."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.sha = hashlib.sha256()
+        self.lines = self.offset = 0
+
+    def advance(self, most: int) -> int:
+        """Go on by one block, but not past `most` lines. The number of bytes."""
+        data = os.pread(self._file.fileno(), _BLOCK, self.offset)
+        count = data.count(b"\n")
+        if self.lines + count >= most:
+            count = most - self.lines
+            data = data[: line_end(data, count)]
+        self.sha.update(data)
+        self.lines += count
+        self.offset += len(data)
+        return len(data)
+
+
+def examine(proof: LogProof, file: BinaryIO) -> Steps:
+    """Find the first line of `file` that is not what was written."""
+    if os.fstat(file.fileno()).st_size == proof.size:
+        sha = hashlib.sha256()  # of the whole: to count lines as well takes twice the time
+        for offset in range(0, proof.size, _BLOCK):
+            data = os.pread(file.fileno(), _BLOCK, offset)
+            sha.update(data)
+            yield len(data)
+        if sha.hexdigest() == proof.sha256:
+            return LogCheck(LogState.COMPLETE, proof.shown)
+    walk = _Walk(file)
+    lines = offset = 0  # up to which all agrees
+    for number, wanted in _checkpoints(proof):
+        while walk.lines < number:
+            read = walk.advance(number)
+            if not read:
+                found = walk.lines - (yield from _marks(file, walk.offset))
+                first = lines - (yield from _marks(file, offset)) + 1
+                return LogCheck(LogState.CUT, proof.shown, found=found, first=first, last=found + 1)
+            yield read
+        if not walk.sha.digest().startswith(wanted):
+            first = lines - (yield from _marks(file, offset)) + 1
+            last = min(first + number - lines - 1, proof.shown)
+            return LogCheck(LogState.CHANGED, proof.shown, first=first, last=last)
+        lines, offset = number, walk.offset
+    is_more = bool(os.pread(file.fileno(), 1, walk.offset))
+    return LogCheck(LogState.ADDED if is_more else LogState.COMPLETE, proof.shown)
+
+
+def _checkpoints(proof: LogProof) -> list[tuple[int, bytes]]:
+    """(Number of lines, the first bytes of their digest), up to that of the whole."""
+    digests = bytes.fromhex(proof.checkpoints)
+    found = [digests[at : at + CHECKPOINT] for at in range(0, len(digests), CHECKPOINT)]
+    numbered = [(place * proof.stride, digest) for place, digest in enumerate(found, start=1)]
+    return [*numbered, (proof.lines, bytes.fromhex(proof.sha256))]
+
+
+def _marks(file: BinaryIO, end: int) -> Generator[int, None, int]:
+    """How many of the whole lines before `end` are marks, which no user is shown."""
+    count, at, rest = 0, 0, b""
+    while at < end:
+        data = os.pread(file.fileno(), min(_BLOCK, end - at), at)
+        if not data:
+            break
+        at += len(data)
+        whole = (rest + data).rpartition(b"\n")
+        count, rest = count + count_marks(whole[0]), whole[2][:_BLOCK]
+        yield len(data)
+    return count
+
+
+class _Key(NamedTuple):
+    """A file that has the same key has not been changed."""
+
+    inode: int
+    size: int
+    changed: int  # ns
+
+
+class _Begun(NamedTuple):
+    key: _Key
+    file: BinaryIO
+    steps: Steps
+
+
+def check_small(path: str, end: LogEnd) -> LogCheck | None:
+    """Check the log of an attempt that has ended; None when its file is a large one."""
+    if end.proof is None:
+        return LogCheck(LogState.UNPROVEN, why=end.doubt)
+    try:
+        with open_regular(path) as file:
+            if os.fstat(file.fileno()).st_size > _SMALL:
+                return None
+            found = _finish(examine(end.proof, file))
+    except (FileNotFoundError, NotADirectoryError):
+        found = LogCheck(LogState.GONE if end.proof.lines else LogState.COMPLETE, end.proof.shown)
+    except OSError as error:
+        return LogCheck(LogState.UNPROVEN, why=f"its file {path} cannot be read: {error.strerror}.")
+    return _with_end(found, path, end)
+
+
+class LargeChecks:
+    """Checks of large files: a part of one with each call, and none twice. For one thread."""
+
+    def __init__(self, at_a_time: int = _AT_A_TIME) -> None:
+        self._at_a_time = at_a_time
+        self._known: dict[str, tuple[_Key, LogCheck]] = {}  # by task id
+        self._begun: dict[str, _Begun] = {}
+
+    def close(self) -> None:
+        for task_id in list(self._begun):
+            self._drop(task_id)
+
+    def check(self, task_id: str, path: str, end: LogEnd) -> LogCheck:
+        """UNCHECKED while it goes on: call it again."""
+        key = _key(path)
+        known = self._known.get(task_id)
+        if known is not None and known[0] == key:
+            return known[1]
+        found = None if key is None else self._go_on(task_id, key, path, end)
+        if found is None:  # it was deleted or replaced right now
+            return LogCheck(LogState.UNCHECKED)
+        if found.is_final and key is not None:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known[task_id] = (key, found)
+        return found
+
+    def _go_on(self, task_id: str, key: _Key, path: str, end: LogEnd) -> LogCheck | None:
+        begun = self._begun.get(task_id)
+        if begun is None or begun.key != key:
+            self._drop(task_id)
+            begun = self._begin(task_id, key, path, end)
+        if begun is None:
+            return None
+        read = 0
+        try:
+            while read < self._at_a_time:
+                read += next(begun.steps)
+        except StopIteration as stop:
+            self._drop(task_id)
+            return _with_end(stop.value, path, end)
+        return LogCheck(LogState.UNCHECKED)
+
+    def _begin(self, task_id: str, key: _Key, path: str, end: LogEnd) -> _Begun | None:
+        if end.proof is None:
+            return None
+        try:
+            file = open_regular(path)  # closed by _drop
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        if len(self._begun) >= _MOST_BEGUN:
+            self._drop(next(iter(self._begun)))
+        begun = self._begun[task_id] = _Begun(key, file, examine(end.proof, file))
+        return begun
+
+    def _drop(self, task_id: str) -> None:
+        begun = self._begun.pop(task_id, None)
+        if begun is not None:
+            begun.file.close()
+
+
+def _key(path: str) -> _Key | None:
+    try:
+        about = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return _Key(about.st_ino, about.st_size, about.st_ctime_ns)
+
+
+def _with_end(found: LogCheck, path: str, end: LogEnd) -> LogCheck:
+    """A log that is as it was written may still lack what was lost with a host."""
+    if found.state is LogState.COMPLETE and end.doubt:
+        return replace(found, state=LogState.UNPROVEN, why=end.doubt)
+    return replace(found, file=path) if found.is_damaged else found
+
+
+def _finish(steps: Steps) -> LogCheck:
+    try:
+        while True:
+            next(steps)
+    except StopIteration as stop:
+        found: LogCheck = stop.value
+        return found

@@ -1,0 +1,358 @@
+"""Job output as CloudWatch log streams.
+
+A stream is a file that the attempt's runner appends to, one event a line: the time in ms, a space,
+the message. So it can be read while the job runs and while no server does, by `grep` as well; a
+position is a byte offset; and there is no second copy that could miss a line. A last line without
+its newline is still being written and is not an event yet.
+
+The runner sees to it that times never decrease within a file, so a time is found by halving. In a
+file that a job has spoilt itself, its own events come in any order, in bounded time.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import msgspec
+
+from batchml.local.batch.events import LogEnd
+from batchml.local.store.journal import Stream, open_reader
+from batchml.runtime.storage.files import open_regular
+
+MAX_EVENTS = 10_000  # of one page; CloudWatch Logs, GetLogEvents
+MAX_BYTES = 1_048_576  # of one page
+MAX_SCAN = 8 * 1_048_576  # bytes that one page may look at
+NO_TIME = -1  # of a line that is no event
+_BLOCK = 64 * 1024
+_NEAR = 8 * 1024  # bytes that are sooner read through than halved
+_STAMP_DIGITS = 15
+
+
+class LogEvent(NamedTuple):
+    timestamp: int  # ms
+    message: str
+    start: int  # byte offset of this event
+    end: int  # byte offset of the next
+
+
+class Page(NamedTuple):
+    events: list[LogEvent]
+    start: int
+    end: int
+
+
+class Line(NamedTuple):
+    """A whole line of a file, not decoded yet: most are read to be passed over."""
+
+    timestamp: int  # ms, or NO_TIME
+    message: bytes
+    start: int
+    end: int
+
+
+def read_forward(
+    path: Path, offset: int, limit: int = MAX_EVENTS, since: int = 0, until: int | None = None
+) -> Page:
+    """Up to `limit` events from `offset` on, with `since <= timestamp < until`, at most 1 MiB.
+
+    The page may end early, even empty, where much lies between: `end` tells whether it has moved.
+    """
+    events: list[LogEvent] = []
+    size = 0
+    file = _opened(path)
+    if file is None:
+        return Page(events, offset, offset)
+    with file:
+        start = max(offset, first_at(file, since)) if since else offset
+        end = start
+        for line in _lines(file, start):
+            if line.timestamp != NO_TIME:
+                if until is not None and line.timestamp >= until:
+                    break
+                size += line.end - line.start
+                if len(events) >= limit or (size > MAX_BYTES and events):
+                    break
+                events.append(as_event(line))
+            end = line.end
+    return Page(events, offset, end)
+
+
+def read_backward(
+    path: Path,
+    offset: int | None,
+    limit: int = MAX_EVENTS,
+    since: int = 0,
+    until: int | None = None,
+) -> Page:
+    """The last `limit` events before `offset` (None: the end), oldest first, at most 1 MiB."""
+    file = _opened(path)
+    if file is None:
+        return Page([], 0, 0)
+    with file:
+        end = _line_end(file, offset)
+        if until is not None:
+            end = min(end, first_at(file, until))
+        floor = first_at(file, since) if since else 0
+        start = end if offset is None else offset
+        kept: list[LogEvent] = []
+        size = scanned = 0
+        for line in _lines_before(file, end, floor):
+            scanned += line.end - line.start
+            if line.timestamp != NO_TIME:
+                size += line.end - line.start
+                if len(kept) >= limit or (size > MAX_BYTES and kept):
+                    break
+                kept.append(as_event(line))
+                start = line.start
+            elif scanned > MAX_SCAN:
+                start = line.start
+                break
+    return Page(kept[::-1], start, end)
+
+
+def iterate(path: Path, offset: int) -> Iterator[LogEvent]:
+    """Events from `offset` on, in memory that does not grow with the file."""
+    file = _opened(path)
+    if file is None:
+        return
+    with file:
+        for line in _lines(file, offset, most=2**63):
+            if line.timestamp != NO_TIME:
+                yield as_event(line)
+
+
+def first_and_last(path: Path) -> tuple[int, int] | None:
+    """The times of the first and the last event, in ms, or None when there is none."""
+    file = _opened(path)
+    if file is None:
+        return None
+    with file:
+        first = _first_event(_lines(file, 0))
+        last = _first_event(_lines_before(file, _line_end(file, None), 0))
+    return (first.timestamp, last.timestamp) if first and last else None
+
+
+def first_at(file: BinaryIO, since: int) -> int:
+    """The offset of the first event at or after `since`; the end of the last line if none is."""
+    # Events that start below `low` are earlier than `since`, those from `high` on are not.
+    low, high = 0, file.seek(0, os.SEEK_END)
+    while high - low > _NEAR:
+        middle = (low + high) // 2
+        found = _first_event(_lines(file, _line_start(file, middle), block=_NEAR))
+        if found is None or found.start >= high or found.timestamp >= since:
+            high = middle
+        else:
+            low = found.end
+    for line in _lines(file, low):
+        if line.timestamp >= since:
+            return line.start
+        low = line.end
+    return low
+
+
+def as_event(line: Line) -> LogEvent:
+    return LogEvent(line.timestamp, line.message.decode("utf-8", "replace"), line.start, line.end)
+
+
+def as_output(event: LogEvent) -> dict[str, Any]:
+    """An OutputLogEvent of GetLogEvents."""
+    return {
+        "timestamp": event.timestamp,
+        "message": event.message,
+        "ingestionTime": event.timestamp,
+    }
+
+
+class Cursor:
+    """The events of one stream, one by one; `line` is the one it stands at, None at the end.
+
+    For thousands of them side by side: each has one block in memory, and its file is open only
+    while a block is read.
+    """
+
+    def __init__(self, path: str, offset: int, block: int) -> None:
+        self._path = path
+        self._offset = offset
+        self._block = block
+        self._ahead: list[bytes] = []  # lines, the next one last
+        self.line: Line | None = None
+
+    def advance(self) -> None:
+        """To the next whole line, which may be one without a time."""
+        if not self._ahead:
+            self._read()
+        if not self._ahead:
+            self.line = None
+            return
+        text = self._ahead.pop()
+        start = self._offset
+        self._offset = start + len(text) + 1
+        self.line = _parsed(text, start, self._offset)
+
+    def _read(self) -> None:
+        file = _opened(self._path)
+        if file is None:
+            return
+        with file:
+            size = self._block
+            while True:
+                data = _read_at(file, self._offset, size)
+                end = data.rfind(b"\n")
+                if end >= 0:
+                    self._ahead = data[:end].split(b"\n")[::-1]
+                    return
+                if len(data) < size or size > MAX_SCAN:
+                    return
+                size *= 4
+
+
+def _opened(path: Path | str) -> BinaryIO | None:
+    try:
+        return open_regular(str(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _lines(
+    file: BinaryIO, offset: int, most: int = MAX_SCAN, block: int = _BLOCK
+) -> Iterator[Line]:
+    """Whole lines from `offset` on, until `most` bytes have been passed."""
+    last = offset + most
+    while offset < last:
+        data = _read_at(file, offset, block)
+        whole = data.rfind(b"\n")
+        if whole < 0:
+            if len(data) < block or block > MAX_SCAN:
+                return
+            block *= 4
+            continue
+        for text in data[:whole].split(b"\n"):
+            end = offset + len(text) + 1
+            yield _parsed(text, offset, end)
+            offset = end
+
+
+def _line_start(file: BinaryIO, offset: int) -> int:
+    """The first place from `offset` on where a line begins."""
+    place = offset - 1
+    while True:
+        data = _read_at(file, place, _NEAR)
+        found = data.find(b"\n")
+        if found >= 0:
+            return place + found + 1
+        if len(data) < _NEAR or place - offset > MAX_SCAN:
+            return place + len(data)
+        place += len(data)
+
+
+def _lines_before(file: BinaryIO, end: int, floor: int) -> Iterator[Line]:
+    """The lines between `floor` and `end`, both the end of one, newest first."""
+    low = end
+    known = b""  # the bytes from `low` to `end`
+    size = _BLOCK
+    while low > floor:
+        step = min(size, low - floor)
+        low -= step
+        known = _read_at(file, low, step) + known
+        cut = 0 if low == floor else known.find(b"\n") + 1
+        if low > floor and cut in (0, len(known)):  # no whole line yet
+            if size > MAX_SCAN:
+                return
+            size *= 2
+            continue
+        for text in reversed(known[cut:-1].split(b"\n")):
+            start = end - len(text) - 1
+            yield _parsed(text, start, end)
+            end = start
+        known = known[:cut]
+
+
+def _parsed(text: bytes, start: int, end: int) -> Line:
+    stamp, _, message = text.partition(b" ")
+    # An offset that a client made up may lie within a line of digits.
+    if stamp.isdigit() and len(stamp) <= _STAMP_DIGITS:
+        return Line(int(stamp), message, start, end)
+    return Line(NO_TIME, text, start, end)
+
+
+def _first_event(lines: Iterator[Line]) -> Line | None:
+    scanned = 0
+    for line in lines:
+        scanned += line.end - line.start
+        if line.timestamp != NO_TIME:
+            return line
+        if scanned > MAX_SCAN:
+            break
+    return None
+
+
+def _line_end(file: BinaryIO, offset: int | None) -> int:
+    """The end of the last whole line at or before `offset` (None: the end of the file)."""
+    size = file.seek(0, os.SEEK_END)
+    end = size if offset is None else min(offset, size)
+    while end > 0:
+        start = max(0, end - _BLOCK)
+        place = _read_at(file, start, end - start).rfind(b"\n")
+        if place >= 0:
+            return start + place + 1
+        end = start
+    return 0
+
+
+def _read_at(file: BinaryIO, offset: int, size: int) -> bytes:
+    return os.pread(file.fileno(), size, offset)
+
+
+# --- logindex -------------------------------------------------------------------------------------
+# Which log streams there are: the journal's index of them, read by a connection of its own.
+
+
+_FIELDS = "SELECT log_group, stream, task_id, created_at FROM streams WHERE log_group = ?"
+_LAST = "\U0010ffff"
+_LOG_END = msgspec.json.Decoder(LogEnd)
+
+
+class Streams:
+    """For one thread, which is not the one that commits. Streams come by name."""
+
+    def __init__(self, journal: Path) -> None:
+        self._db = open_reader(journal)
+
+    def close(self) -> None:
+        self._db.close()
+
+    def one(self, group: str, name: str) -> Stream | None:
+        row = self._db.execute(f"{_FIELDS} AND stream = ?", (group, name)).fetchone()
+        return None if row is None else Stream(*row)
+
+    def log_end(self, task_id: str) -> LogEnd | None:
+        """What was committed with the end of an attempt; None while it goes on."""
+        row = self._db.execute("SELECT body FROM log_ends WHERE task_id = ?", (task_id,)).fetchone()
+        return None if row is None else _LOG_END.decode(row[0])
+
+    def all(self, group: str, prefix: str = "") -> list[Stream]:
+        """Those whose name starts with `prefix`."""
+        rows = self._db.execute(
+            f"{_FIELDS} AND stream BETWEEN ? AND ? ORDER BY stream",
+            (group, prefix, prefix + _LAST),
+        )
+        return [Stream(*row) for row in rows]
+
+    def page(
+        self, group: str, prefix: str, after: str | None, limit: int, *, descending: bool = False
+    ) -> list[Stream]:
+        """The next `limit` after the stream `after`, in either direction."""
+        low, high = prefix, prefix + _LAST
+        beyond = f"AND stream {'<' if descending else '>'} ?" if after is not None else ""
+        rows = self._db.execute(
+            f"{_FIELDS} AND stream BETWEEN ? AND ? {beyond}"
+            f" ORDER BY stream {'DESC' if descending else ''} LIMIT ?",
+            (group, low, high, *([after] if after is not None else []), limit),
+        )
+        return [Stream(*row) for row in rows]
+
+    def groups(self) -> dict[str, int]:
+        """Each log group with the time of its first stream, in ms."""
+        rows = self._db.execute("SELECT log_group, min(created_at) FROM streams GROUP BY log_group")
+        return dict(rows.fetchall())

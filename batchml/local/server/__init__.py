@@ -1,0 +1,1 @@
+"""The embedded AWS Batch over HTTP: protocol, signatures, validation, the process."""

@@ -1,0 +1,412 @@
+"""The server's process: `python -m batchml.local.server.daemon`.
+
+It takes the state folder, opens the journal, adopts the attempts of servers before it, binds a
+loopback port and serves until it is told to stop or has been idle. What goes wrong before it serves
+is written to `--ready-fd`, for whoever started it.
+
+For a copy of a state folder it only serves reads. It stops when its folder is moved or deleted.
+When its installation was upgraded, it restarts with the new version. Jobs go on meanwhile.
+"""
+
+import argparse
+import asyncio
+import errno
+import json
+import logging
+import os
+import resource
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+from msgspec.structs import replace
+
+from batchml.clock import SystemClock
+from batchml.errors import (
+    BatchmlError,
+    DiskFull,
+    LocalServerError,
+    StateDamaged,
+    StateFolderGone,
+)
+from batchml.local.batch import engine, faults
+from batchml.local.batch.core import Core
+from batchml.local.batch.events import Ended, Event, NeverBegan, Requested, Ticked
+from batchml.local.batch.fault_injection import Chaos, parse
+from batchml.local.batch.state import State
+from batchml.local.ecs import read_machine
+from batchml.local.executors.choice import EXECUTORS, choose
+from batchml.local.executors.network import AUTO, LOOPBACK, NAMESPACES, Network
+from batchml.local.executors.prefetch import Ahead
+from batchml.local.executors.spec import Host
+from batchml.local.executors.supervisor import Executor
+from batchml.local.executors.sweeper import sweep
+from batchml.local.home import Endpoint, Home
+from batchml.local.images import publish_runtime
+from batchml.local.logs.api import LogReads
+from batchml.local.server import auth as access
+from batchml.local.server.app import Server, idle
+from batchml.local.server.protocol import MAX_HEADERS, Refused
+from batchml.local.store import identity
+from batchml.local.store.identity import Identity
+from batchml.local.store.journal import Store
+
+IDLE_LIMIT = 600.0  # seconds without an unfinished job or a request
+EXIT_CRASHED = 74
+RESTART = -1  # no exit code: the process becomes the server of another version
+MACHINE = "this-machine"  # the environment that there is from the first start on
+
+log = logging.getLogger("batchml.local")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="batchml.local.server.daemon")
+    parser.add_argument("--home", type=Path, required=True)
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--idle", type=float, default=IDLE_LIMIT)
+    parser.add_argument("--ready-fd", type=int, default=-1)
+    parser.add_argument("--chaos")
+    parser.add_argument("--executor", choices=EXECUTORS)
+    parser.add_argument("--allow-path", action="append")
+    parser.add_argument("--allow-privileged", action=argparse.BooleanOptionalAction)
+    parser.add_argument("--vcpus", type=int)
+    options = parser.parse_args()
+    os.umask(0o077)
+    _raise_limits()
+    home = Home(options.home)
+    try:
+        home.prepare()
+        logging.basicConfig(
+            filename=home.log, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
+        )
+        code = asyncio.run(serve(home, options))
+    except Exception as error:
+        told = _in_our_words(error, home)
+        log.error("%s", told, exc_info=None if told is error else error)
+        _tell(options.ready_fd, {"error": str(told), "kind": type(told).__name__})
+        code = EXIT_CRASHED if isinstance(error, OSError) else told.exit_code
+    if code == RESTART:
+        words = iter(sys.orig_argv[1:])
+        again = [word for word in words if word != "--ready-fd" or not next(words)]
+        os.execv(sys.executable, [sys.executable, *again])
+    return code
+
+
+def _in_our_words(error: Exception, home: Home) -> BatchmlError:
+    if isinstance(error, BatchmlError):
+        return error
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFull(f"The server cannot start: no space left on the disk of {home.root}.")
+    if isinstance(error, Refused):
+        return LocalServerError(f"The server cannot start: {error.message}")
+    return LocalServerError(f"The server cannot start: {error}. Its log: {home.log}")
+
+
+def _raise_limits() -> None:
+    """As many open files as this user may have, because connections and attempts take one each, and
+    files as large, because logs and the journal grow."""
+    for limit in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE):
+        _, most = resource.getrlimit(limit)
+        resource.setrlimit(limit, (most, most))
+
+
+async def serve(home: Home, options: argparse.Namespace) -> int:
+    """Serve until stopped. Raises LocalServerError when the server cannot start."""
+    clock = SystemClock()
+    loop = asyncio.get_running_loop()
+    asked = asyncio.Event()  # to stop; from the first moment on, so that no signal cuts a start
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, asked.set)
+    lock = home.hold()
+    check_not_emptied(home)
+    judge = partial(identity.judge, home)
+    store = Store(home.journal, may_be_new=not has_served(home), judge=judge)
+    if store.read_only:
+        return await _serve_a_copy(home, store, options, asked)
+    choice = choose(
+        home, options.executor, options.allow_path, options.allow_privileged, options.vcpus
+    )
+    keys = home.keys()
+    own = claim(home, store)
+    guard = home.guard()
+    machine = read_machine()
+    if choice.vcpus:
+        machine = replace(machine, vcpus=choice.vcpus)
+    chaos = _chaos(options.chaos)
+    now = int(clock.now() * 1000)
+    state = engine.restore(faults.rehearse(store.load(machine), chaos, now), now)
+    core = Core(state, store, clock, guard)
+    listener = bind(home, options.port)
+    endpoint = Endpoint(os.getpid(), listener.getsockname()[1], str(chaos or ""))
+    access.forget_ourselves(os.environ)
+    host = Host(
+        home, publish_runtime(home.runtimes), dict(os.environ), has_gpus=bool(machine.gpus),
+        endpoint=endpoint.url, keys=keys, identity=own.id,
+    )  # fmt: skip
+    network = Network(own.id, home.network, node_network(), endpoint.port)
+
+    spec_of = choice.spec_of(host)
+
+    def report(event: Event) -> None:
+        if isinstance(event, (Ended, NeverBegan)):
+            network.release(event.task_id)
+        core.report(event)
+
+    upgraded = asyncio.Event()
+
+    def restart() -> None:
+        upgraded.set()
+        asked.set()
+
+    ahead = Ahead(home.root, spec_of, network)
+    executor = Executor(
+        home, own, host.environ, loop, clock, report, spec_of, choice.kind, ahead, restart
+    )
+    core.executor = executor
+    logs = LogReads(store, lambda task_id: home.attempt(task_id) / "log")
+    server = Server(core, store, logs, keys, endpoint.port, clock, lambda: executor.held_back)
+    loop_task = loop.create_task(core.run())
+    await first_start(core, clock)
+    if options.vcpus is not None:
+        await _as_large_as_believed(core, clock)
+    await network.restore(core.state.by_task)
+    adopt_all(core.state, executor)
+    core.report(Ticked(int(clock.now() * 1000)))  # what waited may fit now
+    home.write_endpoint(endpoint)
+    _tell(options.ready_fd, msgspec.to_builtins(endpoint))
+    log.info("serving on %s, pid %d", endpoint.url, endpoint.pid)
+    if endpoint.chaos:
+        log.info("chaos: %s", endpoint.chaos)
+
+    def poll() -> None:
+        guard()
+        for job in core.state.jobs.values():
+            if job.attempt is not None and job.attempt.started_at is None:
+                executor.look(job.attempt.task_id)
+
+    sweeping = None
+    if choice.had_docker:
+        sweeping = loop.create_task(sweep(home, own.id, lambda: core.state.by_task))
+    idle_task = loop.create_task(idle(server, core, clock, options.idle, poll))
+    try:
+        code = await _until_over(server, listener, loop_task, idle_task, asked)
+        return RESTART if code == 0 and upgraded.is_set() else code
+    finally:
+        idle_task.cancel()
+        if sweeping is not None:
+            sweeping.cancel()
+        core.close()
+        await asyncio.wait({loop_task})
+        executor.close()
+        network.close()
+        logs.close()
+        _close(store, guard)
+        os.close(lock)
+
+
+def _close(store: Store, guard: Callable[[], None]) -> None:
+    try:
+        guard()
+    except StateFolderGone:
+        # SQLite deletes its write-ahead log by name as it closes, which may be another journal's.
+        logging.shutdown()
+        os._exit(EXIT_CRASHED)
+    store.close()
+
+
+def claim(home: Home, store: Store) -> Identity:
+    """The identity of this folder, which is its journal's from now on."""
+    kept = store.identity()
+    now = identity.observe(home, kept.id if kept is not None else "")
+    if now != kept:
+        store.belongs_to(now)
+    identity.write_down(home, now)
+    return replace(now, adopted_from=kept.adopted_from if kept is not None else "")
+
+
+async def _serve_a_copy(
+    home: Home, store: Store, options: argparse.Namespace, asked: asyncio.Event
+) -> int:
+    """Serve what can be read of a folder that is not the one its journal belongs to."""
+    clock = SystemClock()
+    loop = asyncio.get_running_loop()
+    why = (
+        f"The state folder {home.root} {store.read_only}. It is read-only: its runs can be shown, "
+        f"but nothing in it is started or changed. To run jobs in it: {identity.ADOPT}"
+    )
+    core = Core(engine.restore(store.load(read_machine())), store, clock, read_only=why)
+    listener = bind(home, options.port)
+    endpoint = Endpoint(os.getpid(), listener.getsockname()[1], read_only=why)
+    logs = LogReads(store, lambda task_id: home.attempt(task_id) / "log")
+    server = Server(core, store, logs, home.keys(), endpoint.port, clock)
+    home.write_endpoint(endpoint)
+    _tell(options.ready_fd, msgspec.to_builtins(endpoint))
+    log.warning("serving on %s, pid %d, for reading only: %s", endpoint.url, endpoint.pid, why)
+    idle_task = loop.create_task(idle(server, core, clock, options.idle, lambda: None))
+    never = loop.create_task(asyncio.Event().wait())
+    try:
+        return await _until_over(server, listener, never, idle_task, asked)
+    finally:
+        idle_task.cancel()
+        never.cancel()
+        logs.close()
+        store.close()
+
+
+async def _until_over(
+    server: Server,
+    listener: socket.socket,
+    core: asyncio.Task[Any],
+    idle: asyncio.Task[Any],
+    asked: asyncio.Event,
+) -> int:
+    """Serve until a signal, idleness, or a failure of the core, which must not be survived."""
+    import uvicorn
+
+    from batchml.local.server.app import Gate, Limits
+
+    config = uvicorn.Config(
+        server, log_config=None, log_level="error", access_log=False, lifespan="off", ws="none",
+        http=cast(Any, Gate(Limits()).protocol), loop="asyncio", server_header=False, backlog=256,
+        h11_max_incomplete_event_size=MAX_HEADERS, timeout_graceful_shutdown=5,
+    )  # fmt: skip
+    http = uvicorn.Server(config)
+    loop = asyncio.get_running_loop()
+    serving = loop.create_task(http.serve(sockets=[listener]))
+    stopping = loop.create_task(asked.wait())
+    await asyncio.wait({serving, core, idle, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    http.should_exit = True
+    await serving
+    for task, name in ((core, "core"), (idle, "idle watch")):
+        if task.done() and task.exception() is not None:
+            error = task.exception()
+            text = "the %s failed; the next start goes on from the journal: %s"
+            known = isinstance(error, LocalServerError)
+            log.error(text, name, error, exc_info=None if known else error)
+            return EXIT_CRASHED
+    log.info("stopped: %s", "idle" if idle.done() else "asked to")
+    return 0
+
+
+def _chaos(text: str | None) -> Chaos | None:
+    """What is to be rehearsed, with a seed, so that it can be had again. Raises UsageError."""
+    if text is None:
+        return None
+    asked = parse(text)
+    return replace(asked, seed=secrets.randbelow(1_000_000)) if asked.seed is None else asked
+
+
+def node_network() -> str:
+    """What the nodes of multi-node jobs are connected by. Raises LocalServerError."""
+    chosen = os.environ.get("BATCHML_NODE_NETWORK") or AUTO
+    if chosen not in (AUTO, NAMESPACES, LOOPBACK):
+        raise LocalServerError(
+            f"BATCHML_NODE_NETWORK is {chosen!r}: use {NAMESPACES}, {LOOPBACK} or {AUTO}."
+        )
+    return chosen
+
+
+def check_not_emptied(home: Home) -> None:
+    """A journal that is gone or empty where a server has served would silently start afresh."""
+    if has_served(home) and not (home.journal.exists() and home.journal.stat().st_size):
+        raise StateDamaged(
+            f"The journal {home.journal} is gone or empty, though a server has served from here. "
+            f"Nothing was changed. Put back a copy, or `batchml local reset` to start afresh."
+        )
+
+
+def has_served(home: Home) -> bool:
+    return (home.local / "endpoint.json").exists()
+
+
+def bind(home: Home, port: int) -> socket.socket:
+    """A listening loopback socket: on `port`, else on the last server's port, else on any."""
+    last = home.endpoint()
+    candidates = [port] if port else [last.port, 0] if last else [0]
+    for candidate in candidates:
+        # asyncio turns Nagle's algorithm off only for sockets that name their protocol; with it on,
+        # every answer takes 40 ms, because its head and its body are written one after the other.
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1", candidate))
+            listener.listen(128)
+        except (OSError, OverflowError) as error:
+            listener.close()
+            if candidate == candidates[-1]:
+                reason = error.strerror if isinstance(error, OSError) else "there is no such port"
+                raise LocalServerError(
+                    f"Port {candidate} cannot be used: {reason}. "
+                    f"Choose another with --port, or leave it out for any free one."
+                ) from error
+            continue
+        return listener
+    raise AssertionError("unreachable: the last candidate returns or raises")
+
+
+async def _as_large_as_believed(core: Core, clock: SystemClock) -> None:
+    """Give the environment that the first start made as much as the machine has from now on."""
+    environment = core.state.environments.get(MACHINE)
+    vcpus = core.state.machine.vcpus
+    if environment is None:
+        return
+    params = {"computeEnvironment": MACHINE, "computeResources": {"maxvCpus": vcpus}}
+    now = int(clock.now() * 1000)
+    name = f"believed-{now}"
+    await core.request(Requested("UpdateComputeEnvironment", params, now, name))
+
+
+async def first_start(core: Core, clock: SystemClock) -> None:
+    """An empty state gets one environment, the whole machine, and the queue `default`."""
+    if core.state.environments or core.state.queues:
+        return
+    now = int(clock.now() * 1000)
+    environment = {
+        "computeEnvironmentName": MACHINE,
+        "type": "MANAGED",
+        "computeResources": {
+            "type": "EC2",
+            "minvCpus": 0,
+            "maxvCpus": core.state.machine.vcpus,
+            "subnets": [],
+            "instanceTypes": ["optimal"],
+            "instanceRole": "ecsInstanceRole",
+        },
+    }
+    order = [{"order": 1, "computeEnvironment": MACHINE}]
+    queue = {"jobQueueName": "default", "priority": 10, "computeEnvironmentOrder": order}
+    for operation, params in (
+        ("CreateComputeEnvironment", environment),
+        ("CreateJobQueue", queue),
+    ):
+        await core.request(Requested(operation, params, now, f"first-{operation}"))
+
+
+def adopt_all(state: State, executor: Executor) -> None:
+    for job in sorted(state.jobs.values(), key=lambda job: job.sequence):
+        if job.attempt is not None and not job.is_multinode:
+            executor.adopt(job, job.attempt)
+    for task_id in engine.unwanted(state):
+        executor.stop(task_id)
+    for struck in faults.doomed(state):
+        executor.lose(struck.task_id, struck.why, warned=struck.warned)
+
+
+def _tell(ready_fd: int, message: dict[str, Any]) -> None:
+    if ready_fd >= 0:
+        try:
+            os.write(ready_fd, json.dumps(message).encode() + b"\n")
+            os.close(ready_fd)
+        except OSError:
+            pass  # whoever started us has gone
+
+
+if __name__ == "__main__":
+    sys.exit(main())

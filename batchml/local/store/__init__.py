@@ -1,0 +1,1 @@
+"""The journal on disk, and which state folder it belongs to."""
