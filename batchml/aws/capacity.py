@@ -94,7 +94,7 @@ def _reservation(entry: Mapping[str, object]) -> Reservation:
     )
 
 
-# --- scores ---------------------------------------------------------------------------------------
+# --- spot placement scores ------------------------------------------------------------------------
 # How likely spot hosts are to be had: EC2's placement score, of regions or of their zones.
 #
 # A score from 1 to 10 is for now and says nothing of how long hosts stay. Source: EC2 API

@@ -287,7 +287,7 @@ def clock_is_off(seconds: float) -> str:
     )
 
 
-# --- denials --------------------------------------------------------------------------------------
+# --- missing permissions --------------------------------------------------------------------------
 # What AWS says when it denies, and the policy statement that would allow it.
 #
 # Sources: IAM User Guide, "Troubleshoot access denied error messages"; EC2 API Reference, "Error

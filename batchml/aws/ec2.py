@@ -20,7 +20,7 @@ from batchml.aws.session import Session
 from batchml.errors import ConfigError, ServiceError
 from batchml.model.environment import Compute
 
-# --- userdata -------------------------------------------------------------------------------------
+# --- user data of hosts ---------------------------------------------------------------------------
 # What an instance does when it starts, as user data: AWS Batch wants MIME and adds a part.
 #
 # Everything here may run again at the next boot and leaves the same behind.

@@ -276,7 +276,7 @@ def _to_pushed(detail: Mapping[str, Any], tag: str) -> Pushed:
     )
 
 
-# --- registry -------------------------------------------------------------------------------------
+# --- pushing to a registry ------------------------------------------------------------------------
 # The Docker engine, seen from the client: build an image, push it to a registry.
 #
 # The engine is asked through its API: no program `docker`, and no password in `~/.docker`.

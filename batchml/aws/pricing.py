@@ -22,7 +22,7 @@ from batchml.aws.errors import translated
 from batchml.clock import Clock
 from batchml.errors import AccessError, BatchmlError, ServiceError
 
-# --- pricelist ------------------------------------------------------------------------------------
+# --- AWS's price list -----------------------------------------------------------------------------
 # AWS's Price List: what a charge is called there, and which price of an answer is the one (pure).
 #
 # AWS publishes hundreds of products a service. A charge here is one of them, told by its usage type

@@ -71,7 +71,7 @@ def _resources(machine: Machine) -> list[dict[str, Any]]:
     return found
 
 
-# --- machine --------------------------------------------------------------------------------------
+# --- this machine ---------------------------------------------------------------------------------
 # What this machine has to give to jobs.
 
 

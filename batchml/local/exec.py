@@ -54,7 +54,7 @@ def find(home: Home, task_id: str) -> Sitting | None:
     )
 
 
-# --- inside container -----------------------------------------------------------------------------
+# --- inside a container ---------------------------------------------------------------------------
 # Our own program beside another in a container of this machine: sent there, started, talked to.
 #
 # It is sent with the exec itself, as text, so that it is this version's whatever the image has; all

@@ -197,7 +197,7 @@ def is_arm_type(instance_type: str) -> bool:
     )
 
 
-# --- sharing --------------------------------------------------------------------------------------
+# --- shared workspaces ----------------------------------------------------------------------------
 # Environments that share one workspace: `[env.X.storage] shared_with = "dev"`.
 #
 # X works in the file system and the network of `dev`, and has a bucket, roles and queues of its own

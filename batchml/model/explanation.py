@@ -109,7 +109,7 @@ class Machine(Struct, frozen=True):
     reason: str = ""
 
 
-# --- finding --------------------------------------------------------------------------------------
+# --- findings -------------------------------------------------------------------------------------
 # Finding: what a check says of one thing, and the way out.
 
 

@@ -25,7 +25,7 @@ from batchml.runtime.protocol.launch import (
     Workers,
 )
 
-# --- launching ------------------------------------------------------------------------------------
+# --- how the nodes of a run are started -----------------------------------------------------------
 # `[launch]` and `[health]` of a job -> the variables that tell its nodes.
 
 
@@ -84,7 +84,7 @@ def _bytes(size: str | int | None) -> int:
     return 0 if size is None else parse_size(size) or 0
 
 
-# --- gang -----------------------------------------------------------------------------------------
+# --- group runs -----------------------------------------------------------------------------------
 
 
 GANG_TAG = "batchml:gang"  # the key of the head, on all jobs of a gang
@@ -203,7 +203,7 @@ def _worker(spec: JobSpec, group: Group) -> JobSpec:
     )
 
 
-# --- seat -----------------------------------------------------------------------------------------
+# --- tags of a held run ---------------------------------------------------------------------------
 # Seats: runs that hold a machine for a person to sit at, and do nothing of their own. No I/O.
 
 

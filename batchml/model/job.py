@@ -17,7 +17,7 @@ from batchml.runtime.protocol.variables import fill, filled, placeholders
 if TYPE_CHECKING:
     pass
 
-# --- noderules ------------------------------------------------------------------------------------
+# --- rules for nodes ------------------------------------------------------------------------------
 # What a job of several nodes may say: `nodes`, `[launch]`, `[health]` and `[[groups]]`.
 
 

@@ -44,7 +44,7 @@ class JobStatus(StrEnum):
         return list(JobStatus).index(self)
 
 
-# --- budget ---------------------------------------------------------------------------------------
+# --- spent budgets --------------------------------------------------------------------------------
 # What a run's budget of running seconds says when the run is read back (pure).
 
 
@@ -286,7 +286,7 @@ def class_of(
     return OutcomeClass.UNKNOWN if exit_code is None else OutcomeClass.APP_ERROR
 
 
-# --- array ----------------------------------------------------------------------------------------
+# --- arrays ---------------------------------------------------------------------------------------
 # How far an array is: by its children, as every command says it.
 
 

@@ -394,7 +394,7 @@ def _looked_up(name: str, params: Mapping[str, Scalar]) -> Scalar:
     raise _Inactive
 
 
-# --- space ----------------------------------------------------------------------------------------
+# --- the search space -----------------------------------------------------------------------------
 # A sweep's space (pure): what is active, how many points there are, and each of them.
 
 

@@ -46,7 +46,7 @@ SHOWN = {
 def cli(cli: Cli, tmp_path: Path) -> Iterator[Cli]:
     """Commands on the recorded folder, which is a copy here."""
     with tarfile.open(RECORDED / "state.tar.gz") as archive:
-        archive.extractall(tmp_path / "recorded", filter="data")
+        archive.extractall(tmp_path / "recorded")
     home = Home(tmp_path / "recorded" / "home")
     home.root.chmod(0o700)
     yield Cli(cli.folder, home)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
@@ -168,6 +168,7 @@ FIGURES = st.dictionaries(
 
 
 @examples(max_examples=50)
+@example({0: {"cpu": -0.0}})
 @given(st.dictionaries(st.integers(0, 99_999), FIGURES, min_size=1, max_size=80))
 def test_ranks_are_read_back_and_never_fill_a_log(ranks: dict[int, dict[str, float]]) -> None:
     mark = ranks_mark(ranks)

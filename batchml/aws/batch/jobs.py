@@ -192,7 +192,7 @@ def judged(session: Session, run: Run) -> Run:
     return with_failures(run, [to_summary(each, run.queue) for each in page["jobSummaryList"]])
 
 
-# --- live -----------------------------------------------------------------------------------------
+# --- live states ----------------------------------------------------------------------------------
 # What goes on in queues now, in few calls: runs that have not ended, and what they use.
 #
 # Sources: AWS Batch API Reference, ListJobs (`jobQueue` with `jobStatus`); CloudWatch Logs API

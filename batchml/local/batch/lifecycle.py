@@ -15,7 +15,7 @@ from batchml.local.batch.state import DEFAULT_LOG_GROUP, Attempt, Job, instance_
 from batchml.local.batch.transaction import Draft
 from batchml.model.run import JobStatus
 
-# --- retry ----------------------------------------------------------------------------------------
+# --- retry rules ----------------------------------------------------------------------------------
 # Whether a failed attempt is tried again.
 #
 # Source: AWS Batch API, RetryStrategy and EvaluateOnExit; User Guide, "Automated job retries".

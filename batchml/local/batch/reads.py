@@ -17,7 +17,7 @@ from batchml.local.store.journal import Store, Wanted
 from batchml.model.names import bare_name, parse_arn
 from batchml.model.run import JobStatus
 
-# --- tokens ---------------------------------------------------------------------------------------
+# --- page tokens ----------------------------------------------------------------------------------
 # `nextToken`: where the next page goes on, as a text that clients hand back unread.
 #
 # A position, never a snapshot: a token is small, lives as long as what it points into, and means

@@ -297,7 +297,7 @@ class Pool:
                 self._loop.call_later(_REMOVE_AGAIN, self._remove_slot, name, tries - 1)
 
 
-# --- pool folders ---------------------------------------------------------------------------------
+# --- folders made ahead ---------------------------------------------------------------------------
 # Folders for attempts, made before they are needed.
 #
 # A new file waits for the journal of the file system, which each commit of ours keeps busy: making

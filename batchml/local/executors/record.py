@@ -120,7 +120,7 @@ def evidence(folder: Path) -> Evidence:
         return Evidence(error=str(error))
 
 
-# --- remains --------------------------------------------------------------------------------------
+# --- what is left of an attempt -------------------------------------------------------------------
 # What a runner that is gone has left behind: processes, found in each way there is, and killed.
 
 

@@ -49,7 +49,7 @@ from batchml.local.store.journal import Store, Stream
 from batchml.model.logcheck import HEADER, LogCheck, LogState
 from batchml.runtime.storage.files import open_regular
 
-# --- logmerge -------------------------------------------------------------------------------------
+# --- logs of several attempts ---------------------------------------------------------------------
 # Thousands of log streams as one, by time: what FilterLogEvents reads.
 #
 # The order is (time, stream name, place in the stream), and a `Place` in it is all that a next page
@@ -152,7 +152,7 @@ def _offset(stream: Stream, files: LogFiles, after: Place) -> int:
         return first_at(file, wanted)
 
 
-# --- logreads -------------------------------------------------------------------------------------
+# --- calls that read logs -------------------------------------------------------------------------
 
 
 _Count = Annotated[int, Meta(ge=0, le=2**62)]

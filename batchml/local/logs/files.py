@@ -304,7 +304,7 @@ def _read_at(file: BinaryIO, offset: int, size: int) -> bytes:
     return os.pread(file.fileno(), size, offset)
 
 
-# --- logindex -------------------------------------------------------------------------------------
+# --- the index of a log ---------------------------------------------------------------------------
 # Which log streams there are: the journal's index of them, read by a connection of its own.
 
 

@@ -216,7 +216,7 @@ async def idle(
         busy_until = max(busy_until, server.last_request + limit)
 
 
-# --- guard ----------------------------------------------------------------------------------------
+# --- limits of connections ------------------------------------------------------------------------
 # Between the port and the application: limits on time and on connections.
 #
 # Any program of this machine can connect, and this server is to go on serving its user meanwhile. A

@@ -168,7 +168,7 @@ def _signing_key(keys: Keys, date: str, region: str, service: str) -> bytes:
     return key
 
 
-# --- access ---------------------------------------------------------------------------------------
+# --- keys and tokens ------------------------------------------------------------------------------
 # How a job calls the server that runs it: the server's address, and keys of its own. Pure.
 #
 # The keys of an attempt are worked out from the server's, so that nobody has to keep them; they are
@@ -274,7 +274,7 @@ def past_proxies(env: Mapping[str, str], given: Collection[str]) -> dict[str, st
     return dict.fromkeys(("no_proxy", "NO_PROXY"), ",".join([*names[:1], _HOST]))
 
 
-# --- replays --------------------------------------------------------------------------------------
+# --- signatures seen before -----------------------------------------------------------------------
 # Requests that somebody has seen and sends again.
 #
 # A call that arrives twice is answered twice and done once: by the id that an SDK keeps over its

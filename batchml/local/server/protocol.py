@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from batchml.local.server.validation import clean, problems
 
-# --- wire -----------------------------------------------------------------------------------------
+# --- HTTP types -----------------------------------------------------------------------------------
 # The request and the errors of the embedded server, before any service is known.
 
 

@@ -127,7 +127,7 @@ def _write_down(path: str, code: int, why: str, grace: float) -> None:
         pass  # then it is a plain stop
 
 
-# --- companions -----------------------------------------------------------------------------------
+# --- plug-ins of an attempt -----------------------------------------------------------------------
 # What goes along with an attempt while it runs: metrics, use of the machine, the money guard.
 #
 # A companion looks in about once a second, from the loop that copies the output: no threads. One

@@ -151,7 +151,7 @@ def _inside(folder: str, name: str) -> str:
     return os.path.join(folder, *parts)
 
 
-# --- claim ----------------------------------------------------------------------------------------
+# --- the claim of a run ---------------------------------------------------------------------------
 # One submission, one run: who of two jobs with the same key may go on.
 #
 # A submission whose answer was lost may, very rarely, have become two jobs. Each of them starts

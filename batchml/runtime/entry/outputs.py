@@ -10,7 +10,7 @@ from typing import Callable, Dict, List, Optional, Tuple
 
 from batchml.runtime.storage.store import Store
 
-# --- looks ----------------------------------------------------------------------------------------
+# --- polling in the background --------------------------------------------------------------------
 # Looking again and again, from a thread, so that a run's output never waits for the store.
 
 

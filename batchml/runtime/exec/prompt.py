@@ -38,7 +38,7 @@ def prompted(environ: Mapping[str, str], shell: str) -> Dict[str, str]:
     return {"PROMPT_COMMAND": f"{ours}; {theirs}" if theirs else ours}
 
 
-# --- seats ----------------------------------------------------------------------------------------
+# --- who is inside a run --------------------------------------------------------------------------
 # Who sits inside a run: a shell, or a command that was sent in. A program can ask how many do.
 #
 # A seat is a locked file beside the attempt's other files. The kernel drops the lock with the

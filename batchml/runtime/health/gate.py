@@ -165,7 +165,7 @@ def _found_before(env: RuntimeEnv, environ: Mapping[str, str], say: Say) -> Opti
     return found if found and found.is_for_good else None
 
 
-# --- health unfit ---------------------------------------------------------------------------------
+# --- hosts that are unfit -------------------------------------------------------------------------
 # What becomes of a host that is unfit: it is written down, taken out of service where that is
 # wanted, and left for another one, so many times and no more.
 

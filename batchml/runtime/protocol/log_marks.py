@@ -188,7 +188,8 @@ def read_ranks(words: Mapping[str, str]) -> dict[int, dict[str, float]]:
 
 
 def _short(value: float) -> str:
-    return f"{value:.2f}".rstrip("0").rstrip(".")
+    """Two digits at most. Adding 0.0 makes -0.0 a 0: a mark has no negative figures."""
+    return f"{value + 0.0:.2f}".rstrip("0").rstrip(".")
 
 
 def parse_mark(message: str) -> tuple[str, dict[str, str]] | None:

@@ -75,7 +75,7 @@ def ranked(keys: Iterable[str]) -> List[int]:
     return found
 
 
-# --- judge ----------------------------------------------------------------------------------------
+# --- the pruner's decision ------------------------------------------------------------------------
 # Whether a trial goes on: it looks at its own values and at the cut-offs that were published.
 #
 # Pure: the decisions are recorded with what they were made by, so that they can be looked at later.

@@ -52,7 +52,7 @@ def checkpoint_prefix(trial: int) -> str:
     return f"checkpoints/{trial}/"
 
 
-# --- course ---------------------------------------------------------------------------------------
+# --- what every trial must know -------------------------------------------------------------------
 # Course: what every trial of a sweep must know, as the client writes it to the board.
 
 

@@ -72,7 +72,7 @@ def _number(text: Optional[str], default: int) -> int:
     return int(text) if text and text.isascii() and text.isdigit() and len(text) < 10 else default
 
 
-# --- arguments ------------------------------------------------------------------------------------
+# --- parameters in a command ----------------------------------------------------------------------
 # How parameters reach a program: words of its command, and variables.
 #
 # Said once, for the client, which checks and shows commands, and for a trial's container.

@@ -23,7 +23,7 @@ from batchml.runtime.entry.stopping import should_stop
 from batchml.runtime.protocol.variables import RuntimeEnv
 from batchml.runtime.telemetry.budget import process_age
 
-# --- idle -----------------------------------------------------------------------------------------
+# --- the idle timeout -----------------------------------------------------------------------------
 # When a run that is held for a person, an allocation or a notebook, has been left idle.
 #
 # The decision and its words are here; what counts as use is said by whoever looks: a held seat
@@ -102,7 +102,7 @@ def _number(text: Optional[str]) -> float:
     return found if 0 < found < math.inf else 0.0
 
 
-# --- hold -----------------------------------------------------------------------------------------
+# --- the program of an allocation -----------------------------------------------------------------
 
 
 LEFT = "--left"

@@ -28,7 +28,7 @@ from batchml.runtime.protocol.exit_codes import CONFIGURATION_ERROR, STOPPED
 from batchml.runtime.sessions.alloc import Idle, Life, cost_words, last_words, limit_of, spelled
 from batchml.runtime.storage.files import read_json, write_atomically
 
-# --- notebook use ---------------------------------------------------------------------------------
+# --- use of a notebook ----------------------------------------------------------------------------
 # Whether somebody works in a JupyterLab, by what its own API says.
 #
 # A kernel that computes is use, for however long, and so is a terminal that prints, a cell that was

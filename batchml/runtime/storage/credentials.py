@@ -19,7 +19,7 @@ from urllib.parse import quote, urlsplit
 
 from batchml.runtime.storage.store import StoreError
 
-# --- sigv4 ----------------------------------------------------------------------------------------
+# --- Signature Version 4 --------------------------------------------------------------------------
 # Signature Version 4: which headers a request gets so that AWS knows who sent it. Pure.
 #
 # Source: Amazon S3 API Reference, "Authenticating Requests: Using the Authorization Header".

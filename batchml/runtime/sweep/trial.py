@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from batchml.runtime.checkpoint.remote import Kept
 
 
-# --- sweep trial ----------------------------------------------------------------------------------
+# --- the trial ------------------------------------------------------------------------------------
 
 
 class Trial:

@@ -26,7 +26,7 @@ from batchml.runtime.sweep.verdict import note_judged
 from batchml.runtime.telemetry.budget import STOPPED
 from batchml.runtime.telemetry.metrics import Points
 
-# --- sweep post -----------------------------------------------------------------------------------
+# --- messages to the controller -------------------------------------------------------------------
 # The messages of one attempt at a trial, on their way to the sweep's inbox.
 
 
@@ -108,7 +108,7 @@ class Post:
         self.seq += 1
 
 
-# --- sweep watch ----------------------------------------------------------------------------------
+# --- the command of a trial -----------------------------------------------------------------------
 
 
 try:

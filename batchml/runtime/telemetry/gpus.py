@@ -244,7 +244,7 @@ def handles(nvml: Nvml, visible: str) -> List[Tuple[str, int, Any]]:
     return [(f"GPU {index}", *nvml.by_index(index)) for index in range(nvml.count())]
 
 
-# --- usage gpus -----------------------------------------------------------------------------------
+# --- GPUs in use ----------------------------------------------------------------------------------
 # What the GPUs of an attempt do, by NVML, which comes with the driver. Nothing without it.
 
 

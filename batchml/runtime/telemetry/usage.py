@@ -23,7 +23,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from batchml.runtime.entry.attempt import Attempt
 
-# --- usage net ------------------------------------------------------------------------------------
+# --- network --------------------------------------------------------------------------------------
 # Bytes that a node has received and sent, where they can be told from those of others.
 #
 # A container with a network of its own (AWS Batch gives each node of a multi-node job one, and so
@@ -84,7 +84,7 @@ def total(text: str, chosen: "Optional[Tuple[str, ...]]") -> Optional[Traffic]:
     return (sum(each[0] for each in known), sum(each[1] for each in known)) if known else None
 
 
-# --- usage ranks ----------------------------------------------------------------------------------
+# --- ranks ----------------------------------------------------------------------------------------
 # What each rank of a node uses, and how long it waits for the others.
 #
 # A rank is the processes whose environment has the same RANK: ours, torchrun's and anyone's.
@@ -163,7 +163,7 @@ class RankMeter:
         return found if share is None else {**found, "waited": 100 * share}
 
 
-# --- usage ----------------------------------------------------------------------------------------
+# --- usage of an attempt --------------------------------------------------------------------------
 
 
 FIRST = 5.0  # seconds from the start

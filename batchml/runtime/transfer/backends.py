@@ -181,7 +181,7 @@ def digest_stored(vault: Vault, key: str, size: int, moved: Moved) -> str:
     return digest.hexdigest()
 
 
-# --- carry s3 -------------------------------------------------------------------------------------
+# --- archives in S3 -------------------------------------------------------------------------------
 # An archive in S3. A large file goes in parts, and a paper beside it says which are there.
 
 
@@ -333,7 +333,7 @@ def _said(root: ElementTree.Element, name: str) -> str:
     return (found[0].text or "") if found else ""
 
 
-# --- carry posix ----------------------------------------------------------------------------------
+# --- files of FSx for Lustre ----------------------------------------------------------------------
 # An archive in S3 whose objects say what they are as files, so that FSx for Lustre brings them in
 # as such: kind and permissions, owner, time.
 #

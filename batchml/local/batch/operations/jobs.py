@@ -39,7 +39,7 @@ from batchml.local.batch.transaction import Draft
 from batchml.model.names import bare_name
 from batchml.model.run import JobStatus
 
-# --- specs ----------------------------------------------------------------------------------------
+# --- from a request to a job ----------------------------------------------------------------------
 # What a SubmitJob call comes to: the definition and its overrides, merged into specs.
 
 

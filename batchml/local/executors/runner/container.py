@@ -35,7 +35,7 @@ from batchml.runtime.storage.files import read_json, write_json
 if TYPE_CHECKING:
     from batchml.local.executors.runner.main import Io
 
-# --- making ---------------------------------------------------------------------------------------
+# --- how a container is set up --------------------------------------------------------------------
 # What comes before a container runs: its image, its folders, its network, itself.
 #
 # All of it can be waited for long, and ends when a stop is asked for.
@@ -202,7 +202,7 @@ def as_engine(error: BaseException) -> str:
     return f"Error response from daemon: {error}" if isinstance(error, Refused) else str(error)
 
 
-# --- contained ------------------------------------------------------------------------------------
+# --- the attempt in a container -------------------------------------------------------------------
 
 
 PATIENCE = 60.0  # seconds for the engine to answer before an attempt has started

@@ -150,7 +150,7 @@ def cut_torn_line(path: str) -> None:
         os.close(file)
 
 
-# --- aside ----------------------------------------------------------------------------------------
+# --- blocking calls in a thread -------------------------------------------------------------------
 # Calls that take their time, beside a loop that must not wait for them.
 
 

@@ -46,7 +46,7 @@ from batchml.runtime.protocol.exit_codes import CONFIGURATION_ERROR, STOPPED, TR
 from batchml.runtime.protocol.launch import Plan, Workers
 from batchml.runtime.storage.store import StoreError
 
-# --- ray door -------------------------------------------------------------------------------------
+# --- the port for workers -------------------------------------------------------------------------
 # The head's door: a port to which the workers' supervisors of a Ray gang connect.
 
 
@@ -176,7 +176,7 @@ class Door:
         return any(self._links[each].place == member.place for each in self._joined)
 
 
-# --- ray head -------------------------------------------------------------------------------------
+# --- the head -------------------------------------------------------------------------------------
 
 
 START_LIMIT = 120.0  # seconds that Ray may take to start

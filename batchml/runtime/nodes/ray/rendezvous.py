@@ -111,7 +111,7 @@ class Meeting:
         return found
 
 
-# --- ray addresses --------------------------------------------------------------------------------
+# --- addresses ------------------------------------------------------------------------------------
 # The address by which a node of a Ray gang is reached, and what else Ray has to know of its host.
 #
 # Source: Amazon ECS Developer Guide, "Amazon ECS task metadata endpoint version 4".

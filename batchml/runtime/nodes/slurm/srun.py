@@ -154,7 +154,7 @@ def _pass_on(parts: "Sequence[Union[Tasks, Far]]", number: int) -> None:
         part.pass_on(number)
 
 
-# --- slurm tools ----------------------------------------------------------------------------------
+# --- Slurm's other programs -----------------------------------------------------------------------
 # Programs of a cluster that scripts call inside a run: `srun`, `scontrol show`, `module`, `conda`,
 # and `hostname`, which knows this node's address in the network of the run.
 #

@@ -27,7 +27,7 @@ from batchml.runtime.nodes.torchrun.rank_env import interface_of
 from batchml.runtime.protocol.variables import RuntimeEnv
 from batchml.runtime.storage.store import Store, StoreError, open_store
 
-# --- slurm tasks ----------------------------------------------------------------------------------
+# --- tasks of a step ------------------------------------------------------------------------------
 # The tasks of a step on one node: each a process that knows its number, as srun starts them.
 
 
@@ -157,7 +157,7 @@ def _write(block: bytes) -> None:
         block = block[os.write(1, block) :]
 
 
-# --- slurm steps ----------------------------------------------------------------------------------
+# --- steps ----------------------------------------------------------------------------------------
 
 
 FOLDER = "BATCHML_SLURM_FOLDER"  # this node's tools, and what the script began with

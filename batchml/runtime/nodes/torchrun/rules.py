@@ -25,8 +25,8 @@ from batchml.runtime.nodes.torchrun.restarts import (  # fmt: skip
 from batchml.runtime.nodes.torchrun.restarts import STOPPED as WAS_STOPPED
 from batchml.runtime.protocol.exit_codes import STOPPED, TRY_ELSEWHERE
 
-# --- gang events ----------------------------------------------------------------------------------
-# What the rules of a gang hear, and what they order: `gang_rules.py` makes one of the other.
+# --- events and orders ----------------------------------------------------------------------------
+# What the rules of a gang hear, and what they order: `step` turns the one into the other.
 
 
 class Limits(NamedTuple):
@@ -202,7 +202,7 @@ class Exit(NamedTuple):
 Action = Union[Begin, EndRanks, StopRanks, Record, Say, Exit]
 
 
-# --- gang rules -----------------------------------------------------------------------------------
+# --- rules ----------------------------------------------------------------------------------------
 
 
 GATHERING, RUNNING, ENDING, STOPPING, OVER = "gathering", "running", "ending", "stopping", "over"

@@ -144,7 +144,7 @@ def rank_base(environ: Mapping[str, str]) -> Dict[str, str]:
     return found
 
 
-# --- gang command ---------------------------------------------------------------------------------
+# --- the command of a rank ------------------------------------------------------------------------
 # The command of a rank, from what a user wrote, be it a line with `torchrun`. Pure.
 
 
