@@ -462,7 +462,8 @@ class Executor:
         elif "ended" in message:
             self._end(task_id, msgspec.convert(message["ended"], Exit))
         elif "prepared" in message:
-            self._prepared(held)
+            if runner.version == VERSION:  # else the server restarts, and the next one prepares it
+                self._prepared(held)
         elif "started" in message:
             self._started(held, message["started"], message.get("address", ""))
         elif "progress" in message:
