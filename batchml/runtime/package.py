@@ -14,20 +14,18 @@ def sources(whole: bool = False) -> Dict[str, bytes]:
 
     With `whole`, for all of batchml: what a sweep's controller runs in.
     """
-    runtime = os.path.dirname(os.path.abspath(__file__))
-    package = os.path.dirname(runtime)
     if whole:
-        return _below(package, package)
-    found = {"batchml/__init__.py": _read(os.path.join(package, "__init__.py"))}
-    return {**found, **_below(runtime, package)}
+        return _below("batchml")
+    first = "batchml/__init__.py"
+    return {first: _read(os.path.join(package_root(), first)), **_below("batchml/runtime")}
 
 
-def _below(top: str, package: str) -> Dict[str, bytes]:
-    found = {}
-    for folder, folders, names in os.walk(top):
+def _below(top: str) -> Dict[str, bytes]:
+    root, found = package_root(), {}
+    for folder, folders, names in os.walk(os.path.join(root, top)):
         # What ships beside the code is not code: images, jobs, templates.
         folders[:] = sorted(name for name in folders if name not in ("__pycache__", "share"))
-        below = os.path.relpath(folder, os.path.dirname(package))
+        below = os.path.relpath(folder, root)
         for name in sorted(names):
             if name.endswith(".py"):
                 found[os.path.join(below, name)] = _read(os.path.join(folder, name))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from batchml.runtime.nodes.torchrun.rank_env import (  # fmt: skip
+from batchml.runtime.nodes.torchrun.rank_env import (
     Place,
     cores_here,
     interface_of,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from batchml.runtime.nodes.torchrun.link import (  # fmt: skip
+from batchml.runtime.nodes.torchrun.link import (
     MEASURED,
     Gone,
     Greeting,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from batchml.runtime.nodes.torchrun.restarts import (  # fmt: skip
+from batchml.runtime.nodes.torchrun.restarts import (
     DONE,
     EXIT,
     HANG,

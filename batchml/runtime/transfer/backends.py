@@ -186,7 +186,6 @@ def digest_stored(vault: Vault, key: str, size: int, moved: Moved) -> str:
 
 
 PART = 16 << 20  # bytes that are held in memory, for each of the files that go at once
-_CARRY_S3_ODD = f"{OWN}/odd/"
 
 _Part = Tuple[str, str]  # its ETag, and the SHA-256 of what was sent
 
@@ -208,7 +207,7 @@ class S3Vault(S3Store):
             root = ElementTree.fromstring(self._wire.send("GET", "", query).body)
             for each in _named(root, "Contents"):
                 key = _said(each, "Key")[len(self._prefix) :]
-                papers = key.startswith(f"{OWN}/") and not key.startswith(_CARRY_S3_ODD)
+                papers = key.startswith(f"{OWN}/") and not key.startswith(f"{_ODD}/")
                 if key and not key.endswith("/") and not papers:  # FSx and consoles show folders so
                     found[key] = int(_said(each, "Size"))
             token = _said(root, "NextContinuationToken")

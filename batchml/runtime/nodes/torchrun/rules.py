@@ -11,7 +11,7 @@ import signal
 from collections.abc import Iterable
 from typing import FrozenSet, List, NamedTuple, Optional, Tuple, Union
 
-from batchml.runtime.nodes.torchrun.restarts import (  # fmt: skip
+from batchml.runtime.nodes.torchrun.restarts import (
     AGAIN,
     DONE,
     EXIT,
