@@ -30,7 +30,7 @@ again: .venv/installed-dev  ## the tests that failed, one at a time
 TORTURES := e2e/test_kill9_rounds.py e2e/test_system_calls.py e2e/test_power_cuts.py \
   unit/test_damage.py unit/test_large_journal.py contract/test_malformed.py contract/test_forged.py \
   e2e/test_killed_client.py e2e/test_runtime_stops.py unit/test_submit.py unit/test_ignore.py \
-  unit/test_watch_world.py unit/test_checkpoint_kills.py e2e/test_resume.py e2e/test_ddp.py e2e/test_gang.py \
+  unit/test_watch_world.py unit/test_checkpoint_kills.py e2e/test_resume.py e2e/test_ddp.py e2e/test_torchrun.py \
   e2e/test_nodes_killed.py e2e/test_fault_model.py
 
 torture: .venv/installed-dev  ## hours: ten thousand kills, every system call, every bad request
@@ -59,8 +59,14 @@ help-texts: .venv/installed-dev  ## what --help prints, after a command has chan
 picture: .venv/installed-dev  ## docs/*.svg, from real runs in a real terminal (needs tmux)
 	$(BIN)/python docs/picture.py
 
-wheel: .venv/installed-dev
-	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+# Python versions for which the wheel is tried: those of them that this machine has.
+PYTHONS := python3.11 python3.12 python3.13 python3.14
+
+wheel: .venv/installed-dev  ## wheel and sdist in dist/, checked, and tried in empty environments
+	rm -rf dist
+	$(BIN)/python -m build --quiet --outdir dist .
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python -m tests.try_wheel dist $(PYTHONS)
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

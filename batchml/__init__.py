@@ -10,20 +10,19 @@ TYPE_CHECKING = False  # typing.TYPE_CHECKING, without the 8 ms that importing t
 if TYPE_CHECKING:
     from typing import Any
 
-    from batchml.client.client import Client
-    from batchml.client.handle import RunHandle
+    from batchml.client import Client, RunHandle
     from batchml.errors import BatchmlError
     from batchml.model.job import JobSpec, Resources
     from batchml.model.run import JobStatus, Run
 
 _HOMES = {
     "BatchmlError": "batchml.errors",
-    "Client": "batchml.client.client",
+    "Client": "batchml.client",
     "JobSpec": "batchml.model.job",
     "JobStatus": "batchml.model.run",
     "Resources": "batchml.model.job",
     "Run": "batchml.model.run",
-    "RunHandle": "batchml.client.handle",
+    "RunHandle": "batchml.client",
 }
 
 __all__ = [

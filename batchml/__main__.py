@@ -2,7 +2,7 @@
 
 `--version` and `--help` are what people type first and completion scripts type often, so they are
 answered here, before anything is imported: the help texts are files, and a test compares them with
-what the commands themselves say (`-h` asks those). `make help-texts` writes them.
+what the commands themselves print. `make help-texts` writes them.
 """
 
 import os
@@ -18,16 +18,16 @@ def main() -> int:
         print(f"batchml {__version__}")
         return 0
     if arguments[:1] == ["__complete"]:  # by the scripts of `batchml completion`, for every Tab
-        from batchml.cli.complete import main as complete
+        from batchml.cli.completion import main as complete
 
         return complete(arguments[1:])
     if len(arguments) == 2 and arguments[0] == "completion":  # by every shell that starts
-        from batchml.cli.shells import SCRIPTS
+        from batchml.cli.completion import SCRIPTS
 
         if arguments[1] in SCRIPTS:
             sys.stdout.write(SCRIPTS[arguments[1]])
             return 0
-    if not arguments or arguments[-1] == "--help":
+    if not arguments or arguments[-1] in ("--help", "-h"):
         text = _stored_help(arguments[:-1])
         if text:
             sys.stdout.write(text)
@@ -41,7 +41,7 @@ def main() -> int:
 
         return run(arguments)
     except KeyboardInterrupt:  # also while importing, which is most of a short command's time
-        from batchml.cli.interrupt import end_interrupted
+        from batchml.cli.exit import end_interrupted
 
         return end_interrupted()
 

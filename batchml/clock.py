@@ -1,4 +1,4 @@
-"""Time, passed in wherever it is needed, so that tests own it."""
+"""The clock. It is passed in wherever time is needed, so that tests can set it."""
 
 import time
 from typing import Protocol
@@ -12,7 +12,7 @@ class Clock(Protocol):
         """Seconds that never jump, from an arbitrary start."""
 
     def sleep(self, seconds: float) -> None:
-        """Wait."""
+        """Pause."""
 
 
 class SystemClock:

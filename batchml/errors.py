@@ -1,48 +1,70 @@
-"""Every exception that batchml raises on purpose, each with the exit code a shell sees.
+"""The exceptions that batchml raises, each with the exit code of the command that it ends.
 
 BatchmlError                     1
 ├── UsageError                   2   the command line is wrong
-├── ConfigError                 78   a file says something that cannot be
+│   └── OtherAccountOrRegion     2   `--after` names a run that AWS Batch cannot wait for
+├── ConfigError                 78   a file has mistakes
+│   └── SweepDamaged            78   the spec of a started sweep cannot be read
 ├── NotFound                     1   a job, run, queue or image that does not exist
-│   └── NoQueue                 78   the queue that a run is to go to
-├── NotRunning                  75   a run that nobody can be in now; 1 when it has ended
-├── NoDoor                       1   there is no way into a run that runs
-├── ImageError                   1   an image cannot be built or pushed from here
-├── TransferFailed               1   files that did not all arrive; the same command goes on
-├── AccessError                 77   credentials or permissions
-├── ServiceError                 1   the service refused a request
-├── ServiceUnreachable          74   no answer from the service, or not the service's answer
-│   └── Unsettled               74   nobody knows yet whether a run was submitted
-└── LocalServerError             1   the embedded AWS Batch cannot start or go on
-    ├── StateFolderBusy          1   another server holds the state folder
-    ├── StateFolderUnsafe        1   others can read or write the state folder
+│   └── NoQueue                 78   the queue of a submission does not exist
+├── ScriptNotFound               1   the script of a submission does not exist
+├── NotRunning                  75   the run has no running container yet; 1 when it has ended
+├── HeldRunEnded                 1   a run of `alloc` or `notebook` ended too early; or its own code
+├── ExecUnavailable              1   a running container cannot be entered
+├── ImageError                   1   an image cannot be built or pushed
+│   └── TagTaken                 1   the registry has an image of this tag already
+├── TransferFailed               1   some files were not transferred; the same command continues
+├── TransferWorkerFailed         1   the job that transfers files failed; or the job's own code
+├── FsxTaskFailed                1   a data repository task of FSx for Lustre failed
+├── AccessError                 77   credentials are missing, wrong or not allowed to do something
+├── ServiceError                 1   AWS refused a request
+├── ServiceUnreachable          74   AWS did not answer
+│   ├── CallNotSent             74   a call was not sent, because the credentials did not come
+│   └── SubmissionUnknown       74   the answer to a submission was lost
+├── SetupFailed                  1   AWS could not create or change a resource
+├── NotConverging                1   AWS changed a resource, and it still differs from batchml.toml
+├── WouldLoseData                1   a step of `setup` would delete data
+├── SweepStoreError              1   the store of a sweep cannot be read or written
+├── LedgerDamaged                1   a part of a sweep's ledger is missing or cannot be read
+├── SweepHasController           1   a sweep has a controller already
+├── ControllerReplaced           1   another controller has taken over the sweep
+└── LocalServerError             1   the embedded AWS Batch cannot start or continue
+    ├── StateFolderBusy          1   another server uses the state folder
+    ├── StateFolderUnsafe        1   other users can read or write the state folder
     ├── StateDamaged             1   the journal cannot be read
-    ├── StateFolderGone         74   it was moved, deleted or replaced while its server ran
-    ├── LogDamaged               1   a log is not what its run wrote
-    ├── DiskFull                 1   no space for what must be kept
-    │   └── DiskReadOnly         1   the file system takes no writes
-    └── JournalBusy              1   another program holds the journal
+    ├── StateFolderGone         74   the folder was moved, deleted or replaced under its server
+    ├── LogDamaged               1   a log is not the output of its run
+    ├── DiskFull                 1   no space for the journal or a log
+    │   └── DiskReadOnly         1   the file system is read-only
+    └── JournalBusy              1   another program has locked the journal
 
-A message says what is wrong, where, and what to do next.
+A message says what is wrong, where, and what to do.
 """
 
 from collections.abc import Iterable
 
-INTERRUPTED = 130  # the client was interrupted; the run goes on
+INTERRUPTED = 130  # the command was interrupted; the run continues
 
 
 class BatchmlError(Exception):
-    """The root of the tree. `exit_code` is what the command exits with."""
+    """The base class. `exit_code` is the exit code of the command."""
 
     exit_code = 1
+
+
+# --- Input ----------------------------------------------------------------------------------------
 
 
 class UsageError(BatchmlError):
     exit_code = 2
 
 
+class OtherAccountOrRegion(UsageError):
+    """AWS Batch lets a job wait only for jobs of its own account and region."""
+
+
 class ConfigError(BatchmlError):
-    """All the mistakes of one input, reported together."""
+    """All mistakes of one file, reported together."""
 
     exit_code = 78
 
@@ -55,7 +77,7 @@ class ConfigError(BatchmlError):
 
 
 class NotFound(BatchmlError):
-    """`where` is the line of a file that names it."""
+    """`known` are the names that exist; `where` is the file and line that has the wrong name."""
 
     def __init__(
         self, kind: str, name: str, known: Iterable[str], hint: str, *, where: str = ""
@@ -64,13 +86,13 @@ class NotFound(BatchmlError):
         self.name = name
         names = sorted(set(known))
         meant = did_you_mean(name, names)
-        there = f" Known: {', '.join(names)}." if names else ""
-        said = f"{name!r} ({where})" if where else repr(name)
-        super().__init__(f"{kind} {said} does not exist.{meant}{there} {hint}".rstrip())
+        listed = f" Known: {', '.join(names)}." if names else ""
+        quoted = f"{name!r} ({where})" if where else repr(name)
+        super().__init__(f"{kind} {quoted} does not exist.{meant}{listed} {hint}".rstrip())
 
 
 class NoQueue(NotFound):
-    """A run is to go to a queue that is not there; `known` are those that are."""
+    """The job queue of a submission does not exist; `known` are the queues that do."""
 
     exit_code = 78
 
@@ -79,8 +101,15 @@ class NoQueue(NotFound):
         super().__init__("Job queue", name, self.known, hint, where=where)
 
 
+class ScriptNotFound(BatchmlError):
+    pass
+
+
+# --- Runs -----------------------------------------------------------------------------------------
+
+
 class NotRunning(BatchmlError):
-    """It waits, is ending, or (`over`) has ended before anybody was in."""
+    """The run waits, is ending, or (`over`) has ended, so it has no container to enter."""
 
     exit_code = 75
 
@@ -91,8 +120,16 @@ class NotRunning(BatchmlError):
         super().__init__(message)
 
 
-class NoDoor(BatchmlError):
-    """There is no way into the run; `is_early`: none yet, as it has only started."""
+class HeldRunEnded(BatchmlError):
+    """A run of `alloc` or `notebook` ended too early. The exit code is that of the run."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        self.exit_code = exit_code
+        super().__init__(message)
+
+
+class ExecUnavailable(BatchmlError):
+    """A running container cannot be entered. `is_early`: it can be tried again in seconds."""
 
     def __init__(self, message: str, *, is_early: bool = False) -> None:
         self.is_early = is_early
@@ -103,12 +140,34 @@ class ImageError(BatchmlError):
     pass
 
 
+class TagTaken(ImageError):
+    """Another push created the tag first. Tags are never overwritten."""
+
+
+# --- Files ----------------------------------------------------------------------------------------
+
+
 class TransferFailed(BatchmlError):
     pass
 
 
+class TransferWorkerFailed(BatchmlError):
+    """The job that copies files between S3 and the workspace failed."""
+
+    def __init__(self, message: str, exit_code: int = 1) -> None:
+        self.exit_code = exit_code
+        super().__init__(message)
+
+
+class FsxTaskFailed(BatchmlError):
+    """FSx for Lustre did not export, import or release all files."""
+
+
+# --- AWS ------------------------------------------------------------------------------------------
+
+
 class AccessError(BatchmlError):
-    """`code` is AWS's error code, or the name of what the SDK raised."""
+    """`code` is AWS's error code, or the class name of the SDK's exception."""
 
     exit_code = 77
 
@@ -118,7 +177,7 @@ class AccessError(BatchmlError):
 
 
 class ServiceError(BatchmlError):
-    """The service answered no. `code` is AWS's error code, `status` the HTTP status."""
+    """The service refused a request. `code` is AWS's error code, `status` the HTTP status."""
 
     def __init__(self, operation: str, code: str, message: str, status: int) -> None:
         self.operation = operation
@@ -132,16 +191,112 @@ class ServiceUnreachable(BatchmlError):
     exit_code = 74
 
 
-class Unsettled(ServiceUnreachable):
-    """The answer to a submission was lost, and so was what should have told what became of it."""
+class CallNotSent(ServiceUnreachable):
+    """The service that gives credentials did not answer, so the call was never sent."""
+
+
+class SubmissionUnknown(ServiceUnreachable):
+    """The answer to a submission was lost, and AWS Batch could not be asked for the run either."""
 
     def __init__(self, name: str, key: str, why: str) -> None:
         self.key = key
         super().__init__(
             f"Nobody knows yet whether {name!r} was submitted: {why}\n"
-            f"  batchml reconcile {key}   # says so as soon as the service answers; until then "
+            f"  batchml reconcile {key}   # finds out, once the service answers; until then, "
             "submitting it again could make a second run"
         )
+
+
+# --- Setup ----------------------------------------------------------------------------------------
+
+
+class SetupFailed(BatchmlError):
+    """AWS could not create or change a resource: the first cause, and how to fix it."""
+
+    def __init__(self, kind: str, name: str, cause: str, fix: str) -> None:
+        super().__init__(f"{kind} {name}: {cause}\n  {fix}")
+
+
+class NotConverging(BatchmlError):
+    """AWS accepted a change, and the resource still differs from batchml.toml."""
+
+    def __init__(self, resource: str, action: str, reasons: Iterable[str]) -> None:
+        super().__init__(
+            f"{resource}: AWS took the {action}, and still it is not as asked: "
+            f"{'; '.join(reasons)}. Nothing more was done. Run batchml setup --plan."
+        )
+
+
+class WouldLoseData(BatchmlError):
+    """A step would delete `loses`, and the user has not agreed."""
+
+    def __init__(
+        self, kind: str, name: str, action: str, loses: str, reasons: Iterable[str]
+    ) -> None:
+        super().__init__(
+            f"{kind} {name}: to {action} it would lose {loses} ({'; '.join(reasons)}). "
+            f"Nothing was done to it. If you agree: batchml setup --allow-loss {name}"
+        )
+
+
+# --- Sweeps ---------------------------------------------------------------------------------------
+
+
+class SweepDamaged(ConfigError):
+    """`file` is the key of the damaged document in the sweep's store."""
+
+    def __init__(self, key: str, file: str, why: str) -> None:
+        super().__init__(file, [why])
+        self.args = (
+            f"The sweep {key or 'here'} cannot be read: its {file} is damaged, or was written by "
+            f"a later version of batchml ({why}). The reports of its trials are beside it, "
+            "unharmed.",
+        )
+
+
+class SweepStoreError(BatchmlError, OSError):
+    """The store of a sweep cannot be read or written.
+
+    `temporary`: the same call may succeed later. `code` is S3's error code. It is an OSError, as
+    the errors of the stores in `batchml.runtime` are.
+    """
+
+    def __init__(
+        self, message: str, *, temporary: bool = False, code: str = "", exit_code: int = 1
+    ) -> None:
+        self.temporary = temporary
+        self.code = code
+        self.exit_code = exit_code
+        super().__init__(message)
+
+
+class LedgerDamaged(BatchmlError):
+    def __init__(self, damage: str) -> None:
+        super().__init__(
+            f"The sweep's ledger is damaged: {damage}. Put the file back from a copy of the folder "
+            "or bucket, or start a new sweep."
+        )
+
+
+class SweepHasController(BatchmlError):
+    def __init__(self, holder: str, key: str) -> None:
+        super().__init__(
+            f"Another controller has this sweep: {holder}. Nothing was changed. To watch it: "
+            f"batchml sweeps show --follow {key}. Once it has ended, repeat the command."
+        )
+
+
+class ControllerReplaced(BatchmlError):
+    """Another controller has taken over the sweep of this one. `by` describes that controller."""
+
+    def __init__(self, by: str = "") -> None:
+        super().__init__(
+            f"Another controller has taken over this sweep{f': {by}' if by else ''}. This one "
+            "stops; nothing is lost, and running trials continue."
+        )
+
+
+# --- The embedded AWS Batch -----------------------------------------------------------------------
 
 
 class LocalServerError(BatchmlError):
@@ -154,7 +309,7 @@ class StateFolderBusy(LocalServerError):
         holder = f"process {pid}" if pid else "another process"
         super().__init__(
             f"The state folder {folder} is in use: {holder} runs the embedded AWS Batch there. "
-            f"Use it as it is, stop it with `batchml local stop`, or set BATCHML_HOME to another "
+            f"Use that server, stop it with `batchml local stop`, or set BATCHML_HOME to another "
             f"folder."
         )
 
@@ -182,11 +337,14 @@ class DiskFull(LocalServerError):
 
 
 class DiskReadOnly(DiskFull):
-    """The file system takes no writes now: it is waited for, as space on a full disk is."""
+    """The file system is read-only. The server waits for a change, as with a full disk."""
 
 
 class JournalBusy(LocalServerError):
     pass
+
+
+# --- Suggestions ----------------------------------------------------------------------------------
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -1,12 +1,12 @@
-"""Where the files live that ship beside the code: `images/`, `jobs/`, `cfn/`."""
+"""The folders that are shipped with the code: `images/`, `jobs/`, `cfn/`."""
 
 from pathlib import Path
 
 
 def shipped(folder: str) -> Path:
-    """Return the folder `images`, `jobs` or `cfn` that came with batchml.
+    """Return the folder `images`, `jobs` or `cfn` of this batchml.
 
-    A wheel carries them under `batchml/share/`; a source checkout has them at its root.
+    A wheel has them under `batchml/share/`; a source checkout has them at its root.
     """
     package = Path(__file__).parent
     installed = package / "share" / folder

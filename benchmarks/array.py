@@ -124,7 +124,7 @@ def _array(count: int) -> Taken:
     with tempfile.TemporaryDirectory() as folder:
         home = Home(Path(folder) / "home")
         clock = SystemClock()
-        endpoint = control.ensure(home, clock)
+        endpoint = control.ensure_server(home, clock)
         try:
             batch = _client(home, endpoint.url)
             definition = _define(batch)
@@ -137,7 +137,7 @@ def _array(count: int) -> Taken:
 
             return _measure(count, run)
         finally:
-            control.stop(home, clock)
+            control.stop_server(home, clock)
 
 
 def _client(home: Home, url: str) -> Any:

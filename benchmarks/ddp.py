@@ -24,7 +24,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from batchml.runtime.protocol.launch import TOKEN, TORCHRUN, VARIABLE, Plan
+from batchml.runtime.protocol.launch import TOKEN, TORCHRUN, VARIABLE, LaunchPlan
 from benchmarks.lenet import ROOT, interpreter
 
 DDP, LLAMA = ROOT / "jobs" / "ddp" / "ddp.py", ROOT / "jobs" / "llama" / "train.py"
@@ -67,7 +67,7 @@ def ours(python: Path, program: Sequence[str]) -> Starter:
 
     def start(node: int, nodes: int, port: int) -> tuple[list[str], dict[str, str]]:
         environ = {
-            VARIABLE: Plan(TORCHRUN, processes=1).to_json(),
+            VARIABLE: LaunchPlan(TORCHRUN, processes=1).to_json(),
             TOKEN: "0" * 32,
             "BATCHML_KEY": f"benchmark{port}",
             "BATCHML_NODE_ADDRESS": f"127.0.0.{node + 1}",
@@ -82,7 +82,7 @@ def ours(python: Path, program: Sequence[str]) -> Starter:
         command = [
             str(python),
             "-m",
-            "batchml.runtime.nodes.torchrun.main",
+            "batchml.runtime.nodes.torchrun",
             "--",
             str(python),
             *program,

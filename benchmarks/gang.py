@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from batchml.runtime.protocol.launch import TOKEN, TORCHRUN, VARIABLE, Plan
+from batchml.runtime.protocol.launch import TOKEN, TORCHRUN, VARIABLE, LaunchPlan
 from benchmarks.ddp import children, free_port
 from benchmarks.lenet import ROOT, interpreter
 
@@ -83,7 +83,7 @@ Starter = Callable[[int, int, int, str], tuple[list[str], dict[str, str]]]
 def ours(python: Path, rank: Sequence[str]) -> Starter:
     def start(node: int, nodes: int, port: int, folder: str) -> tuple[list[str], dict[str, str]]:
         environ = {
-            VARIABLE: Plan(TORCHRUN, processes=1).to_json(), TOKEN: "0" * 32,
+            VARIABLE: LaunchPlan(TORCHRUN, processes=1).to_json(), TOKEN: "0" * 32,
             "BATCHML_KEY": f"benchmark{port}", "BATCHML_NODE_ADDRESS": f"127.0.0.{node + 1}",
             "BATCHML_CHECKPOINT_DIR": f"{folder}/checkpoints-{port}",
             "AWS_BATCH_JOB_ID": f"job#{node}",

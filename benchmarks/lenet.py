@@ -24,9 +24,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
+from batchml.config.settings import load_settings
 from batchml.local import environments, images
 from batchml.local.home import Home
-from batchml.settings import load_settings
 
 ROOT = Path(__file__).resolve().parent.parent
 SPEED = re.compile(r"Speed: ([0-9.]+) samples/sec")

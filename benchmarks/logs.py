@@ -20,9 +20,9 @@ from typing import Any
 from batchml.aws.session import Access, Session
 from batchml.clock import SystemClock
 from batchml.local import control
-from batchml.local.home import Endpoint, Home
+from batchml.local.home import Home, ServerEndpoint
 from batchml.local.logs.api import LogReads
-from batchml.local.store.journal import Store
+from batchml.local.store.journal import Journal
 
 GROUP = "/aws/batch/job"
 STREAMS, LINES_EACH = 1000, 200
@@ -36,19 +36,19 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
         home = Home(Path(folder) / "home")
-        endpoint = control.ensure(home, SystemClock())
+        endpoint = control.ensure_server(home, SystemClock())
         try:
             server = _Server(home, endpoint)
             _take_in(server, options.lines, Path(folder))
             _stay_small(server, options.megabytes)
         finally:
-            control.stop(home, SystemClock())
+            control.stop_server(home, SystemClock())
         _give_out(Path(folder), options.lines)
         _merge(Path(folder) / "many")
 
 
 class _Server:
-    def __init__(self, home: Home, endpoint: Endpoint) -> None:
+    def __init__(self, home: Home, endpoint: ServerEndpoint) -> None:
         keys = home.keys()
         access = Access(
             "us-east-1",
@@ -177,7 +177,7 @@ def _stay_small(server: _Server, megabytes: int) -> None:
 
 def _reads(folder: Path, names: list[str]) -> LogReads:
     """Log calls in this process, on streams that lie in `folder`."""
-    store = Store(folder / "journal.db")
+    store = Journal(folder / "journal.db")
     with sqlite3.connect(folder / "journal.db") as db:
         db.executemany(
             "INSERT INTO streams (log_group, stream, task_id, created_at) VALUES (?, ?, ?, 0)",

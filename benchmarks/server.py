@@ -21,9 +21,9 @@ from typing import Any
 from batchml.clock import SystemClock
 from batchml.local import control
 from batchml.local.batch.events import Effect, SaveJob, SaveSpec
-from batchml.local.batch.state import Job, Needs, Spec
-from batchml.local.home import Endpoint, Home
-from batchml.local.store.journal import Store
+from batchml.local.batch.state import Job, Needs, SubmittedSpec
+from batchml.local.home import Home, ServerEndpoint
+from batchml.local.store.journal import Journal
 from batchml.model.run import JobStatus
 
 CLOCK = SystemClock()
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def _submissions(home: Home) -> None:
-    endpoint = control.ensure(home, CLOCK)
+    endpoint = control.ensure_server(home, CLOCK)
     try:
         client = _client(home, endpoint)
         _furnish(client)
@@ -83,7 +83,7 @@ def _submissions(home: Home) -> None:
         took_one = _timed(lambda: client.terminate_job(jobId=parent, reason="benchmark"))
         print(f"array of 10,000 terminated {took_one * 1000:7.0f} ms   goal 5,000 ms")
     finally:
-        control.stop(home, CLOCK)
+        control.stop_server(home, CLOCK)
 
 
 def _rate(url: str, home: Home) -> float:
@@ -165,7 +165,7 @@ def _history(home: Home) -> None:
     home.prepare()
     ids = _fill(home)
     start = time.perf_counter()
-    endpoint = control.ensure(home, CLOCK)
+    endpoint = control.ensure_server(home, CLOCK)
     started = time.perf_counter() - start
     try:
         client = _client(home, endpoint)
@@ -194,15 +194,15 @@ def _history(home: Home) -> None:
         idle = (_cpu(endpoint.pid) - before) / (time.perf_counter() - begin) * 100
         print(f"memory {memory} MB (goal 300 MB), idle CPU {idle:.2f} % (goal 0.5 %)")
     finally:
-        control.stop(home, CLOCK)
+        control.stop_server(home, CLOCK)
 
 
 def _fill(home: Home) -> list[str]:
     """A journal with finished jobs, as the server itself writes it."""
-    control.ensure(home, CLOCK)
-    _furnish_q(_client(home, control.ensure(home, CLOCK)))
-    control.stop(home, CLOCK)
-    store = Store(home.journal)
+    control.ensure_server(home, CLOCK)
+    _furnish_q(_client(home, control.ensure_server(home, CLOCK)))
+    control.stop_server(home, CLOCK)
+    store = Journal(home.journal)
     container = {"image": "i", "command": ["python", "train.py"], "environment": []}
     detail = {
         "container": {"exitCode": 0, "taskArn": "arn", "logStreamName": "d/default/x"},
@@ -213,7 +213,9 @@ def _fill(home: Home) -> list[str]:
         effects: list[Effect] = []
         for number in range(first, first + 10_000):
             ids.append(f"{number:08}-0000-4000-8000-000000000000")
-            spec = Spec(ids[-1], f"name-{number}", "q", "d:1", container, Needs(1, 64), number)
+            spec = SubmittedSpec(
+                ids[-1], f"name-{number}", "q", "d:1", container, Needs(1, 64), number
+            )
             job = Job(ids[-1], spec, number, JobStatus.SUCCEEDED, exit_code=0, attempts=(detail,))
             effects += [SaveSpec(spec), SaveJob(job, False)]
         store.commit(effects)
@@ -226,7 +228,7 @@ def _furnish_q(client: Any) -> None:
     client.create_job_queue(jobQueueName="q", priority=1, computeEnvironmentOrder=order)
 
 
-def _client(home: Home, endpoint: Endpoint) -> Any:
+def _client(home: Home, endpoint: ServerEndpoint) -> Any:
     import boto3
 
     keys = home.keys()

@@ -37,7 +37,7 @@ def main() -> None:
         ):
             found = compare([batchml, *arguments], floor, environ=environ, folder=str(empty))
             print(row(f"batchml {' '.join(arguments)}", "python -c pass", found, goal), flush=True)
-        endpoint = control.ensure(home, SystemClock())
+        endpoint = control.ensure_server(home, SystemClock())
         try:
             submit = [batchml, "submit", "--detach", "--", "true"]
             sample(submit, environ, str(empty))  # registers the definition
@@ -52,7 +52,7 @@ def main() -> None:
             found = compare(submit, script, environ=environ, folder=str(empty))
             print(row("batchml submit --detach", "a minimal boto3 script", found, "1"))
         finally:
-            control.stop(home, SystemClock())
+            control.stop_server(home, SystemClock())
 
 
 def _definition(home: Home, url: str) -> str:

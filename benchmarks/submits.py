@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from batchml.client.client import Client
+from batchml.client import Client
 from batchml.clock import SystemClock
 from batchml.local import control
 from batchml.local.home import Home
@@ -32,11 +32,11 @@ def main() -> None:
         home, work = Home(Path(folder) / "home"), Path(folder) / "work"
         work.mkdir()
         (work / "train.py").write_text("print(1)\n")
-        endpoint = control.ensure(home, SystemClock())
+        endpoint = control.ensure_server(home, SystemClock())
         try:
             _measure(home, work, endpoint.url)
         finally:
-            control.stop(home, SystemClock())
+            control.stop_server(home, SystemClock())
 
 
 def _measure(home: Home, work: Path, url: str) -> None:

@@ -1,7 +1,7 @@
 """What it costs to control a sweep: processor time for each trial, calls, memory.
 
 The trials are scripted and the time is simulated (tests/sweep_world.py), so that 10,000 trials take
-seconds; the controller, its ledger, sampler and messages are the real ones, on a board in memory.
+seconds; the controller, its ledger, sampler and messages are the real ones, on a store in memory.
 The processor time of the scripted world is taken out. Each size runs in a process of its own.
 """
 
@@ -12,8 +12,8 @@ import time
 import tracemalloc
 
 from batchml.model.sweep import Dimension, SweepSpec
-from batchml.sweep.book import Book
-from batchml.sweep.pace import AWS
+from batchml.sweeps.control.intervals import AWS
+from batchml.sweeps.control.totals import SweepTotals
 from tests.sweep_world import World, spec_of
 
 SIZES = (100, 1_000, 10_000)
@@ -38,7 +38,7 @@ def main() -> None:
 def _show(found: dict[str, float]) -> None:
     print(
         f"{found['trials']:>7,.0f} trials  {found['ms']:6.2f} ms of processor time a trial  "
-        f"{found['batch']:.3f} AWS Batch calls/s  {found['board']:.2f} board requests/s  "
+        f"{found['batch']:.3f} AWS Batch calls/s  {found['store']:.2f} store requests/s  "
         f"{found['mib']:.0f} MiB held  reload {found['reload']:.2f} s",
         flush=True,
     )
@@ -60,12 +60,12 @@ def _in_process(method: str, trials: int, parallel: int) -> dict[str, float]:
 
 def measure(spec: SweepSpec) -> dict[str, float]:
     """One sweep from its start to its end."""
-    world = World(spec, pace=AWS, step_seconds=STEP_SECONDS)
+    world = World(spec, intervals=AWS, step_seconds=STEP_SECONDS)
     begun, cpu = world.clock.now(), time.process_time()
     world.clock.others = 0.0
     counted = 0
-    for picture in world.controller().rounds():
-        counted = picture.over
+    for snapshot in world.controller().rounds():
+        counted = snapshot.over
     cpu = time.process_time() - cpu - world.clock.others
     seconds = world.clock.now() - begun
     reload = time.process_time()
@@ -75,7 +75,7 @@ def measure(spec: SweepSpec) -> dict[str, float]:
         "trials": counted,
         "ms": cpu * 1000 / counted,
         "batch": sum(world.jobs.calls.values()) / seconds,
-        "board": world.requests() / seconds,
+        "store": world.requests() / seconds,
         "mib": _mib(world),
         "reload": reload,
     }
@@ -84,7 +84,7 @@ def measure(spec: SweepSpec) -> dict[str, float]:
 def _mib(world: World) -> float:
     """What the controller holds of the sweep at its end."""
     tracemalloc.start()
-    held = Book(world.spec, world.state())
+    held = SweepTotals(world.spec, world.state())
     taken = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     del held

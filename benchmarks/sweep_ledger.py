@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable
 
 from batchml.runtime.protocol import messages
-from batchml.runtime.protocol.messages import Sender
-from batchml.runtime.storage.store import FolderStore
-from batchml.sweep.events import Planned, Told, Wave
-from batchml.sweep.ledger import Ledger
+from batchml.runtime.protocol.messages import MessageSender
+from batchml.runtime.storage.folder import FolderStore
+from batchml.sweeps.control.events import MessageReceived, PlannedTrial, TrialBatch
+from batchml.sweeps.control.ledger import SweepLedger
 
 STEPS = 27
 SIZES = (100, 1_000, 10_000)
@@ -36,18 +36,18 @@ def main() -> None:
 
 
 def _figures(folder: str, trials: int) -> str:
-    ledger = Ledger(FolderStore(folder))
+    ledger = SweepLedger(FolderStore(folder))
     ledger.take_over()
     planned = tuple(
-        Planned(n, {"lr": 0.01, "optimizer": "sgd"}, n, "random") for n in range(trials)
+        PlannedTrial(n, {"lr": 0.01, "optimizer": "sgd"}, n, "random") for n in range(trials)
     )
-    ledger.append([Wave(1, 1.0, "key", planned)])
+    ledger.append([TrialBatch(1, 1.0, "key", planned)])
     for step in range(1, STEPS + 1):
-        ledger.append(Told(_message(number, step)) for number in range(trials))
+        ledger.append(MessageReceived(_message(number, step)) for number in range(trials))
     pack = _timed(ledger.pack)
     size = sum(os.path.getsize(f"{folder}/{key}") for key in FolderStore(folder).keys(""))
     loads = [_read_elsewhere(folder) for _ in range(ROUNDS)]
-    events = [Told(_message(number, STEPS)) for number in range(min(trials, 1000))]
+    events = [MessageReceived(_message(number, STEPS)) for number in range(min(trials, 1000))]
     appends = [_timed(lambda: ledger.append(events)) for _ in range(ROUNDS)]
     took, memory = (statistics.median(each) for each in zip(*loads, strict=True))
     append = statistics.median(appends) * 1000
@@ -56,11 +56,11 @@ def _figures(folder: str, trials: int) -> str:
 
 def _message(number: int, step: int) -> dict[str, object]:
     job = f"6b0e1111-1111-4111-8111-111111111111:{number}"
-    found = messages.make(
-        Sender(1, number, 1, number, job, 10.0), step, messages.REPORT, 10.0 + step,
+    found = messages.make_message(
+        MessageSender(1, number, 1, number, job, 10.0), step, messages.REPORT, 10.0 + step,
         [[step, [1 / (number + step)], 10.0 + step]], metrics={"loss": 1 / step},
     )  # fmt: skip
-    return messages.with_end(found, messages.DONE, 0) if step == STEPS else found
+    return messages.add_end(found, messages.DONE, 0) if step == STEPS else found
 
 
 def _timed(act: Callable[[], object]) -> float:
@@ -80,7 +80,7 @@ def _read_elsewhere(folder: str) -> tuple[float, float]:
 def _load(folder: str) -> None:
     before = _peak()
     began = time.process_time()
-    Ledger(FolderStore(folder)).load()
+    SweepLedger(FolderStore(folder)).load()
     took = time.process_time() - began
     print(took, _peak() - before)
 

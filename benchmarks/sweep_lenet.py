@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from batchml.client.client import Client
+from batchml.client import Client
 from batchml.clock import SystemClock
 from batchml.local import control
 from batchml.local.home import Home
@@ -98,7 +98,7 @@ def main() -> None:
             for seed in range(SEEDS):
                 _show_all(client, seed)
         finally:
-            control.stop(home, SystemClock())
+            control.stop_server(home, SystemClock())
 
 
 def table(way: Way, seed: int) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def main() -> None:
             for row in _rows(folder, environ, slots, program):
                 floor = _tell(row, floor, again)
         finally:
-            control.stop(Home(folder / "home"), SystemClock())
+            control.stop_server(Home(folder / "home"), SystemClock())
 
 
 class Row(NamedTuple):

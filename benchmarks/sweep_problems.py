@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from batchml.model.job import Scalar
 from batchml.model.sweep import Dimension, Params, Space
-from batchml.sweep.unit import from_unit
+from batchml.sweeps.samplers.points import from_unit
 from benchmarks import sweep_table
 
 

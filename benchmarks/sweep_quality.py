@@ -23,13 +23,13 @@ from batchml.model.sweep import (
     Dimension,
     Method,
     Params,
-    Report,
     SweepSpec,
     Trial,
+    TrialReport,
     TrialState,
     is_active,
 )
-from batchml.sweep.sampling import suggestions
+from batchml.sweeps.samplers.choose import suggest_trials
 from benchmarks import sweep_problems as problems
 from benchmarks.sweep_problems import Problem
 from benchmarks.sweep_simulator import (
@@ -68,7 +68,7 @@ def ours(
 
 def _search(spec: SweepSpec, stops: bool) -> Search:
     def ask(trials: Sequence[Trial], numbers: Sequence[int]) -> list[Params]:
-        return [params for params, _ in suggestions(spec, trials, numbers)]
+        return [params for params, _ in suggest_trials(spec, trials, numbers)]
 
     return Search(ask, Asha(spec), stops_early=True) if stops else Search(ask)
 
@@ -233,25 +233,25 @@ def asks() -> None:
 
 
 def _ledger(problem: Problem, spec: SweepSpec, count: int) -> list[Trial]:
-    drawn = suggestions(msgspec.structs.replace(spec, method="random"), [], range(count))
+    drawn = suggest_trials(msgspec.structs.replace(spec, method="random"), [], range(count))
     trials = []
     for number, (params, _) in enumerate(drawn):
         steps = (1, 3, 9)[: 1 + number % 3]
-        reports = [Report(step, (problem.loss(params, step),)) for step in steps]
+        reports = [TrialReport(step, (problem.loss(params, step),)) for step in steps]
         trials.append(Trial(number, params, 0, state=TrialState.PRUNED, reports=reports))
     return trials
 
 
 def _grown(trials: list[Trial]) -> list[Trial]:
     """One trial more, and one that has come further."""
-    trials[len(trials) % 50].reports.append(Report(20, (0.5,)))
+    trials[len(trials) % 50].reports.append(TrialReport(20, (0.5,)))
     trials.append(Trial(len(trials), trials[7].params, 0, state=TrialState.RUNNING))
     return trials
 
 
 def _cpu(spec: SweepSpec, trials: list[Trial], count: int) -> float:
     start = time.process_time()
-    suggestions(spec, trials, range(len(trials), len(trials) + count))
+    suggest_trials(spec, trials, range(len(trials), len(trials) + count))
     return time.process_time() - start
 
 

@@ -14,16 +14,16 @@ from typing import NamedTuple
 from batchml.model.sweep import (
     EarlyStop,
     Goal,
-    Limits,
     Method,
     Params,
-    Report,
+    SweepLimits,
     SweepSpec,
     Trial,
+    TrialReport,
     TrialState,
 )
-from batchml.sweep.cutoffs import Rungs, levels
-from batchml.sweep.points import generator
+from batchml.sweeps.control.pruning import RungResults, rung_ends
+from batchml.sweeps.samplers.points import seeded_random
 from benchmarks.sweep_problems import Problem
 
 START = 1  # steps that the start of a container costs; a function has none
@@ -67,14 +67,14 @@ class Asha:
 
     def __init__(self, spec: SweepSpec) -> None:
         self._goal, self._eta = spec.goal, spec.early_stop.eta
-        self._rungs = Rungs(spec)
-        self._cutoffs = self._rungs.published(0)
+        self._rungs = RungResults(spec)
+        self._cutoffs = self._rungs.cutoffs(0)
         self._fresh = PUBLISHED
 
     def __call__(self, trial: Trial) -> bool:
         report = trial.reports[-1]
         if report.at >= self._fresh:
-            self._cutoffs = self._rungs.published(0)
+            self._cutoffs = self._rungs.cutoffs(0)
             self._fresh = report.at + PUBLISHED
         self._rungs.note(trial)
         rung = self._rungs.steps.index(report.step)
@@ -91,7 +91,7 @@ def spec_of(problem: Problem, method: Method, workers: int, seed: int) -> SweepS
         problem.space,
         method=method,
         early_stop=EarlyStop("asha" if problem.steps > 1 else "none", max=problem.steps),
-        limits=Limits(parallel=workers),
+        limits=SweepLimits(parallel=workers),
         seed=seed,
     )
 
@@ -142,7 +142,7 @@ class _Simulation:
         self._workers, self._budget, self._seed = workers, steps, seed
         self._most = most
         self._start = _start(problem)
-        self._ends = levels(spec_of(problem, "random", workers, seed))
+        self._ends = rung_ends(spec_of(problem, "random", workers, seed))
         self._trials: list[Trial] = []
         self._events: list[tuple[float, int]] = []  # when which trial reaches its next rung
         self._time, self._used = 0.0, 0
@@ -172,10 +172,10 @@ class _Simulation:
             self._go(trial, self._start)
 
     def _go(self, trial: Trial, start: int) -> None:
-        dice = generator(self._seed, trial.number, "pace")
-        pace = math.exp(dice.gauss(0, SPREAD)) * (LATE if dice.random() < STRAGGLERS else 1)
+        dice = seeded_random(self._seed, trial.number, "pace")
+        intervals = math.exp(dice.gauss(0, SPREAD)) * (LATE if dice.random() < STRAGGLERS else 1)
         steps = self._next(trial) - trial.step + start
-        heapq.heappush(self._events, (self._time + steps * pace, trial.number))
+        heapq.heappush(self._events, (self._time + steps * intervals, trial.number))
 
     def _next(self, trial: Trial) -> int:
         return next(step for step in self._ends if step > trial.step)
@@ -184,8 +184,8 @@ class _Simulation:
         step = self._next(trial)
         self._used += step - trial.step + (0 if trial.reports else self._start)
         loss = self._problem.loss(trial.params, step)
-        noise = generator(self._seed, trial.number, step).gauss(0, self._problem.noise)
-        trial.reports.append(Report(step, (loss + noise,), self._time))
+        noise = seeded_random(self._seed, trial.number, step).gauss(0, self._problem.noise)
+        trial.reports.append(TrialReport(step, (loss + noise,), self._time))
         if step == self._problem.steps:
             trial.state = TrialState.DONE
             if loss + noise < self._printed:

@@ -9,9 +9,9 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from batchml.runtime.protocol.manifest import Entry, encode
-from batchml.runtime.protocol.sweep_store import ASHA, COURSE, Course, wave_key
-from batchml.runtime.storage.store import FolderStore
+from batchml.runtime.protocol.manifest import TrialEntry, encode
+from batchml.runtime.protocol.sweep_store import ASHA, CONTRACT, TrialContract, batch_key
+from batchml.runtime.storage.folder import FolderStore
 from benchmarks.pairs import Compared, row, sample
 
 PAIRS = 40
@@ -41,15 +41,15 @@ def main() -> None:
 
 
 def _trial(folder: str) -> Mapping[str, str]:
-    board = FolderStore(f"{folder}/board")
-    course = Course(
+    store = FolderStore(f"{folder}/store")
+    contract = TrialContract(
         "k", (("val_accuracy", "max"),), _PROGRAM, {}, {}, method=ASHA, rungs=(1, 3), max=9
     )
-    board.put(COURSE, course.to_json())
-    data, width = encode("k", 1, [Entry(0, {"lr": 0.1}, 1)])
-    board.put(wave_key(1), data)
+    store.put(CONTRACT, contract.to_json())
+    data, width = encode("k", 1, [TrialEntry(0, {"lr": 0.1}, 1)])
+    store.put(batch_key(1), data)
     sweep = {"BATCHML_WAVE": "1", "BATCHML_WAVE_WIDTH": str(width)}
-    return {**_places(folder), "BATCHML_SWEEP": f"{folder}/board", **sweep}
+    return {**_places(folder), "BATCHML_SWEEP": f"{folder}/store", **sweep}
 
 
 def _places(folder: str) -> dict[str, str]:

@@ -18,14 +18,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from batchml.aws.batch.jobs import BatchApi
+from batchml.aws.batch.jobs import JobApi
 from batchml.aws.logs import StreamReader
 from batchml.aws.session import Access, Session
 from batchml.clock import SystemClock
 from batchml.local import control
 from batchml.local.home import Home
+from batchml.model.polling import LOCAL_INTERVALS, PollIntervals
 from batchml.model.run import Run
-from batchml.ops.watch import LOCAL_PACE, Line, Pace, follow
+from batchml.runs.watch.events import OutputLine
+from batchml.runs.watch.follow import follow
 from benchmarks.pairs import compare
 
 GROUP = "/aws/batch/job"
@@ -48,7 +50,7 @@ def main() -> None:
             _throughput(place, folder)
             _latency(place)
         finally:
-            control.stop(place.home, SystemClock())
+            control.stop_server(place.home, SystemClock())
 
 
 class _Place:
@@ -56,7 +58,7 @@ class _Place:
 
     def __init__(self, home: Home) -> None:
         self.home = home
-        endpoint = control.ensure(home, SystemClock())
+        endpoint = control.ensure_server(home, SystemClock())
         keys = home.keys()
         self.session = Session(
             Access(
@@ -66,7 +68,7 @@ class _Place:
                 secret_access_key=keys.secret_access_key,
             )
         )
-        self.batch = BatchApi(self.session)
+        self.batch = JobApi(self.session)
         self.environ = {
             "BATCHML_HOME": str(home.root),
             "AWS_ENDPOINT_URL": endpoint.url,
@@ -125,8 +127,8 @@ def _latency(place: _Place) -> None:
     run = place.when(job_id, lambda run: run.attempts and run.status == "RUNNING")
     over = threading.Event()
     watchers = {
-        "ours, at the pace for AWS": _Watcher(_followed(place, job_id, Pace())),
-        "ours, at the pace for local": _Watcher(_followed(place, job_id, LOCAL_PACE)),
+        "ours, at the pace for AWS": _Watcher(_followed(place, job_id, PollIntervals())),
+        "ours, at the pace for local": _Watcher(_followed(place, job_id, LOCAL_INTERVALS)),
         "aws logs tail --follow": _Watcher(_tailed(place, run.attempts[-1].log_stream, over)),
     }
     place.when(job_id, lambda run: run.status.is_terminal)
@@ -174,9 +176,9 @@ def _tailed(place: _Place, stream: str, over: threading.Event) -> Iterator[str]:
         over.wait(_TAIL_SLEEPS)
 
 
-def _followed(place: _Place, job_id: str, pace: Pace) -> Iterator[str]:
+def _followed(place: _Place, job_id: str, pace: PollIntervals) -> Iterator[str]:
     seen = follow(place.batch.describe, place.open_log, job_id, clock=SystemClock(), pace=pace)
-    return (happening.text for happening in seen if isinstance(happening, Line))
+    return (happening.text for happening in seen if isinstance(happening, OutputLine))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from batchml.runtime.processes import descendants
 from batchml.runtime.telemetry.heartbeat import VARIABLE, progress
-from batchml.runtime.telemetry.usage import EVERY, FIRST, Usage
+from batchml.runtime.telemetry.usage import EVERY, FIRST, UsageReporter
 
 LOOKS = 40
 CALLS = 100_000
@@ -60,7 +60,7 @@ def look(ranks: int, loaders: int) -> tuple[int, float, float]:
             assert each.stdout is not None
             each.stdout.readline()
         attempt = Attempt()
-        usage = Usage(cast(Any, attempt))
+        usage = UsageReporter(cast(Any, attempt))
         usage.tick(0.0)
         began = time.process_time()
         for number in range(LOOKS):

@@ -1,15 +1,15 @@
-"""Boards that tests own: in memory, with ends and losses where the test wants them."""
+"""Stores that tests own: in memory, with ends and losses where the test wants them."""
 
 from collections.abc import Callable
 
-from batchml.runtime.storage.store import StoreError
+from batchml.runtime.storage.store import Store, StoreError
 
 
 class Killed(Exception):
     """The process ended here, as by SIGKILL."""
 
 
-class MemoryBoard:
+class MemoryStore(Store):
     """A store of nothing but a dictionary. `writes` counts what changed it."""
 
     def __init__(self) -> None:
@@ -27,8 +27,8 @@ class MemoryBoard:
         self.writes += 1
         return self.values.setdefault(key, data) is data
 
-    def keys(self, prefix: str) -> list[str]:
-        return sorted(key for key in self.values if key.startswith(prefix))
+    def keys(self, prefix: str, limit: int | None = None) -> list[str]:
+        return sorted(key for key in self.values if key.startswith(prefix))[:limit]
 
     def delete(self, *keys: str) -> None:
         for key in keys:
@@ -51,7 +51,7 @@ class MemoryBoard:
         return data is not None
 
 
-class MortalBoard(MemoryBoard):
+class MortalStore(MemoryStore):
     """The same values, for a process that is killed right before or after its nth write."""
 
     def __init__(self, values: dict[str, bytes], nth: int, *, after: bool) -> None:
@@ -82,7 +82,7 @@ class MortalBoard(MemoryBoard):
             self._dies(lambda key=key: delete(key) is None)  # type: ignore[misc]
 
 
-class LossyBoard(MemoryBoard):
+class LossyStore(MemoryStore):
     """Every call fails once in a while, by `fails`: before it was carried out, or after."""
 
     def __init__(self, fails: Callable[[], str]) -> None:
@@ -104,9 +104,9 @@ class LossyBoard(MemoryBoard):
         self._way()
         return super().get(key)
 
-    def keys(self, prefix: str) -> list[str]:
+    def keys(self, prefix: str, limit: int | None = None) -> list[str]:
         self._way()
-        return super().keys(prefix)
+        return super().keys(prefix, limit)
 
     def delete(self, *keys: str) -> None:
         how = self._way()

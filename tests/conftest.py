@@ -18,10 +18,10 @@ from msgspec.structs import replace
 from batchml.clock import SystemClock
 from batchml.local import control
 from batchml.local.executors import cgroup
-from batchml.local.executors.record import mark_of, tagged
-from batchml.local.home import Endpoint, Home
+from batchml.local.executors.record import find_processes, mark_of
+from batchml.local.home import Home, ServerEndpoint
 from batchml.local.store.identity import observe
-from batchml.local.store.journal import keep_in, kept_in
+from batchml.local.store.journal import read_identity, write_identity
 
 # A busy machine is no mistake. CI tries the same examples each time, people's runs new ones.
 settings.register_profile("suite", deadline=None, derandomize=bool(os.environ.get("CI")))
@@ -69,24 +69,24 @@ def identity_of(home: Home) -> str:
 def reboot(home: Home) -> None:
     """Let it seem that the machine has started again since the last server of a state folder."""
     with closing(sqlite3.connect(home.journal)) as db:
-        kept = kept_in(db)
+        kept = read_identity(db)
         assert kept is not None
-        keep_in(db, replace(observe(home, kept.id), boot="another boot of this machine"))
+        write_identity(db, replace(observe(home, kept.id), boot="another boot of this machine"))
         db.commit()
 
 
 def processes_of(home: Home, task_id: str) -> list[int]:
     """What runs of an attempt."""
-    return tagged(mark_of(identity_of(home), task_id))
+    return find_processes(mark_of(identity_of(home), task_id))
 
 
 @pytest.fixture
-def server(home: Home) -> Endpoint:
+def server(home: Home) -> ServerEndpoint:
     """A running embedded AWS Batch."""
-    return control.ensure(home, SystemClock())
+    return control.ensure_server(home, SystemClock())
 
 
-def client_for(home: Home, endpoint: Endpoint, service: str) -> Any:
+def client_for(home: Home, endpoint: ServerEndpoint, service: str) -> Any:
     """A plain boto3 client that knows nothing of batchml."""
     import boto3
     from botocore.config import Config
@@ -103,7 +103,7 @@ def client_for(home: Home, endpoint: Endpoint, service: str) -> Any:
 
 
 @pytest.fixture
-def client(home: Home, server: Endpoint) -> Callable[[str], Any]:
+def client(home: Home, server: ServerEndpoint) -> Callable[[str], Any]:
     return lambda service: client_for(home, server, service)
 
 

@@ -17,7 +17,7 @@ from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
-from batchml.local.server.auth import Keys
+from batchml.local.server.auth import AccessKeys
 from tests.s3 import BUCKET
 
 STACKS = {
@@ -35,7 +35,7 @@ _SERVICE = re.compile(r"Credential=[^/]+/\d{8}/[a-z0-9-]+/([a-z0-9-]+)/aws4_requ
 class Counted:
     """`calls` are the operations since `reset`, by name: `SubmitJob`, `HeadObject`, ..."""
 
-    def __init__(self, batch: str, keys: Keys) -> None:
+    def __init__(self, batch: str, keys: AccessKeys) -> None:
         self.batch = batch  # the embedded server's URL
         self._keys = Credentials(keys.access_key_id, keys.secret_access_key)
         self.calls: Counter[str] = Counter()
@@ -142,7 +142,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def counting(batch: str, keys: Keys) -> Iterator[tuple[Counted, str]]:
+def counting(batch: str, keys: AccessKeys) -> Iterator[tuple[Counted, str]]:
     """The account, and the URL at which it answers."""
     counted = Counted(batch, keys)
     handler = type("Handler", (_Handler,), {"counted": counted})

@@ -1,4 +1,5 @@
-"""A scripted AWS for `explain`: what each service would answer about one run, and what was asked.
+"""A scripted AWS for `explain_from_aws`: what each service would answer about one run, and what was
+asked.
 
 botocore's clients are real and check every request; the answers are a world's.
 """
@@ -8,9 +9,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from batchml.aws.diagnosis import MOST_CALLS, Diagnosis
+from batchml.explain.ask import ExplainedRun, explain_from_aws
+from batchml.explain.suggest import CommandWriter
 from batchml.model.record import Record
-from batchml.ops.explain.look import Told, explain
-from batchml.ops.explain.words import Words
 from tests.fakes import FakeClock
 from tests.scripted import ScriptedSession
 
@@ -18,7 +19,7 @@ NOW = 1_800_000_000.0  # seconds
 MINUTE = 60_000  # ms
 ID = "11111111-2222-3333-4444-555555555555"
 OTHER = "99999999-2222-3333-4444-555555555555"
-DEV = Words("dev", "jobs/lenet")
+DEV = CommandWriter("dev", "jobs/lenet")
 
 _ARN = "arn:aws:batch:us-east-1:123456789012"
 CE = "batchml-dev-gpu"
@@ -150,16 +151,16 @@ class Aws:
     def explain(
         self,
         world: World,
-        words: Words = DEV,
+        words: CommandWriter = DEV,
         record: Record | None = None,
         most: int = MOST_CALLS,
         job_id: str = ID,
-    ) -> tuple[Told, list[str]]:
+    ) -> tuple[ExplainedRun, list[str]]:
         """What is told of the run, and the operations that were called for it."""
         self.world = world
         self.session.calls.clear()
         self.clock = FakeClock(NOW)
-        told = explain(Diagnosis(self.session, most), job_id, record, words, self.clock)
+        told = explain_from_aws(Diagnosis(self.session, most), job_id, record, words, self.clock)
         calls = [name for name, _ in self.session.calls]
         assert told.calls == len(calls) <= MOST_CALLS, calls
         return told, calls

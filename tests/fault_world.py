@@ -23,16 +23,17 @@ from msgspec.structs import replace
 from batchml.clock import SystemClock
 from batchml.local.batch import engine
 from batchml.local.batch.core import Core
-from batchml.local.batch.events import Requested, Ticked
-from batchml.local.batch.state import Attempt, Job, Machine
-from batchml.local.executors.choice import Choice
+from batchml.local.batch.events import CallReceived, ClockTicked
+from batchml.local.batch.state import Job, JobAttempt, MachineCapacity
+from batchml.local.executors.choice import Permits
+from batchml.local.executors.container_spec import spec_maker
 from batchml.local.executors.pool import OURS, Installation
-from batchml.local.executors.spec import Host
-from batchml.local.executors.supervisor import Executor
-from batchml.local.home import Endpoint, Home
+from batchml.local.executors.spec import ExecutorHost
+from batchml.local.executors.supervisor import AttemptSupervisor
+from batchml.local.home import Home, ServerEndpoint
 from batchml.local.server import daemon
 from batchml.local.store import adopt, identity
-from batchml.local.store.journal import Store, keep_in, kept_in
+from batchml.local.store.journal import Journal, read_identity, write_identity
 from batchml.runtime.storage.files import read_json, write_json
 
 CLOCK = SystemClock()
@@ -77,16 +78,16 @@ AXES = Faults(
 )  # fmt: skip
 
 
-class FirstServer(Executor):
+class FirstServer(AttemptSupervisor):
     """Dies before it can let one attempt go, and before another is prepared."""
 
     names: dict[str, str]  # of jobs, by id
 
-    def prepare(self, job: Job, attempt: Attempt) -> bool:
+    def prepare(self, job: Job, attempt: JobAttempt) -> bool:
         return job.name != PREPARED and super().prepare(job, attempt)
 
     def begin(self, task_id: str) -> None:
-        if self._held[task_id].job.name != UNSENT:
+        if self._live[task_id].job.name != UNSENT:
             super().begin(task_id)
 
 
@@ -97,15 +98,17 @@ class Server:
         self,
         home: Home,
         loop: asyncio.AbstractEventLoop,
-        kind: type[Executor] = Executor,
+        kind: type[AttemptSupervisor] = AttemptSupervisor,
         installation: Installation = OURS,
     ) -> None:
         self.loop = loop
         self.home = home
         daemon.check_not_emptied(home)
         has_served = daemon.has_served(home)
-        self.store = Store(
-            home.journal, may_be_new=not has_served, judge=partial(identity.judge, home)
+        self.store = Journal(
+            home.journal,
+            may_be_new=not has_served,
+            why_read_only=partial(identity.why_read_only, home),
         )
         self.read_only = self.store.read_only
         self.has_upgraded = False
@@ -113,27 +116,27 @@ class Server:
             return
         own = daemon.claim(home, self.store)
         now = int(CLOCK.now() * 1000)
-        state = engine.restore(self.store.load(Machine(SLOTS, 8192)), now)
+        state = engine.restore(self.store.load(MachineCapacity(SLOTS, 8192)), now)
         self.core = Core(state, self.store, CLOCK, home.guard())
-        host = Host(home, Path("/nonexistent"), dict(os.environ), identity=own.id)
-        spec_of = Choice("process").spec_of(host)
+        host = ExecutorHost(home, Path("/nonexistent"), dict(os.environ), identity=own.id)
+        make_spec = spec_maker(host, Permits())
         self.executor = kind(
-            home, own, host.environ, loop, CLOCK, self.core.report, spec_of,
-            upgraded=self._upgraded, installation=installation, pause=0.05,
+            home, own, host.environ, loop, CLOCK, self.core.report, make_spec,
+            on_upgrade=self._upgraded, installation=installation, pause=0.05,
         )  # fmt: skip
         self.core.executor = self.executor
         self.task = loop.create_task(self.core.run())
         loop.run_until_complete(daemon.first_start(self.core, CLOCK))
         daemon.adopt_all(self.core.state, self.executor)
-        self.core.report(Ticked(now))
-        home.write_endpoint(Endpoint(os.getpid(), 1))
+        self.core.report(ClockTicked(now))
+        home.write_endpoint(ServerEndpoint(os.getpid(), 1))
 
     def _upgraded(self) -> None:
         self.has_upgraded = True
 
     def request(self, operation: str, **params: Any) -> Any:
         name = f"{operation}-{time.monotonic_ns()}"
-        event = Requested(operation, params, int(CLOCK.now() * 1000), name)
+        event = CallReceived(operation, params, int(CLOCK.now() * 1000), name)
         return self.loop.run_until_complete(self.core.request(event))
 
     def until(self, condition: Callable[[], object], what: str, limit: float = 20.0) -> None:
@@ -325,9 +328,9 @@ class World:
 
         try:
             with closing(sqlite3.connect(self.home.journal)) as db:
-                kept = kept_in(db)
+                kept = read_identity(db)
                 if kept is not None:
-                    keep_in(db, replace(kept, boot="another", machine="another"))
+                    write_identity(db, replace(kept, boot="another", machine="another"))
                     db.commit()
         except sqlite3.Error:
             pass  # empty or damaged

@@ -27,7 +27,7 @@ def preload(wanted: list[str]) -> None:
         module = import_module(name.removesuffix(".*"))
         if name.endswith(".*"):
             found = pkgutil.walk_packages(module.__path__, f"{module.__name__}.")
-            preload([each.name for each in found])
+            preload([each.name for each in found if ".commands" not in each.name])
     gc.collect()
     gc.freeze()  # none of this is garbage: no fork looks through it, and so copies it
 

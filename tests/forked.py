@@ -25,8 +25,13 @@ CLOCK = SystemClock()
 ROOT = Path(__file__).parent.parent
 # What commands import when they need it. Not what registers commands: the root looks for that.
 BATCHML = (
-    "batchml.client.*", "batchml.model.*", "batchml.ops.*", "batchml.cli.app", "batchml.cli.render",
-    "batchml.cli.wiring", "batchml.local.control", "botocore.client", "botocore.httpsession",
+    *(
+        f"batchml.{room}.*"
+        for room in ("model", "config", "jobs", "runs", "cost", "cluster", "explain", "sessions",
+                     "workspace", "setup", "sweeps")
+    ),
+    "batchml.client", "batchml.context", "batchml.history", "batchml.cli.app", "batchml.cli.render",
+    "batchml.cli.options", "batchml.local.control", "botocore.client", "botocore.httpsession",
     "botocore.session", "encodings.idna",
 )  # fmt: skip
 AWS_CLI = ("awscli.clidriver", "awscli.handlers", "encodings.idna")

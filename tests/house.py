@@ -84,7 +84,36 @@ def module_of(name: str) -> str:
     return name if name in modules() else name.rpartition(".")[0]
 
 
+# The rooms from low to high: a module imports from its own room and from lower ones. `aws` and
+# `local` stand side by side: what one writes and the other reads is judged by botocore's model.
+ORDER = (
+    ("errors", "clock", "resources"), ("runtime",), ("model",), ("config",), ("aws", "local"),
+    ("history",), ("context",), ("cli",), ("jobs",), ("cost",), ("runs",), ("cluster",),
+    ("explain",), ("sessions",), ("workspace",), ("setup",), ("sweeps",), ("client",),
+)  # fmt: skip
+_LEVELS = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
+
+
+def room(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
 # --- what the rules refuse: each function names all offenders ---------------------------------
+
+
+def imports_upwards() -> list[str]:
+    """Imports from a room that is not lower. `__init__` and `__main__` stand above all rooms."""
+    return sorted({
+        f"{place(path)}:{found.line} imports {found.name}"
+        for path in paths()
+        if room(path) in _LEVELS
+        for found in imports(path)
+        if "." in found.module and not _is_lower(found.module.split(".")[1], room(path))
+    })  # fmt: skip
+
+
+def _is_lower(target: str, own: str) -> bool:
+    return target == own or _LEVELS[target] < _LEVELS[own]
 
 
 def files_in_cycles() -> list[str]:
@@ -246,7 +275,12 @@ def _is_known(name: str) -> bool:
 
 
 def _is_in_package(name: str) -> bool:
-    """Whether `aws/logs`, say, is a module; names that begin with no folder of ours are others'."""
+    """Whether `aws/logs`, say, is a module; names that begin with no folder of ours are others'.
+
+    `jobs/x` and `runs/x` are folders of a project, and of a state folder, too.
+    """
+    if name.split("/")[0] in ("jobs", "runs"):
+        return True
     path = PACKAGE / name
     is_ours = (PACKAGE / name.split("/")[0]).is_dir()
     return not is_ours or path.is_dir() or path.with_suffix(".py").exists()
@@ -278,6 +312,7 @@ _NO_CODE = {
 }  # fmt: skip
 
 RULES: dict[str, Callable[[], list[str]]] = {
+    "imports from higher rooms": imports_upwards,
     "files in cycles": files_in_cycles,
     "imports of ours in functions": imports_in_functions,
     "public class names used twice": class_names_used_twice,

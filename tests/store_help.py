@@ -1,6 +1,6 @@
-"""`make help-texts`: store what each command says for `-h`."""
+"""`make help-texts`: store what each command prints for `-h`."""
 
-from tests.test_surface import COMMANDS, HELP, run
+from tests.test_surface import COMMANDS, HELP, run_app
 
 
 def main() -> None:
@@ -8,7 +8,7 @@ def main() -> None:
         old.unlink()
     for command in COMMANDS:
         path = HELP / f"{'-'.join(['batchml', *command])}.txt"
-        path.write_text(run(*command, "-h").stdout, "utf-8")
+        path.write_text(run_app(*command, "-h").stdout, "utf-8")
 
 
 if __name__ == "__main__":

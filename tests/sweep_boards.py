@@ -1,4 +1,4 @@
-"""Boards for scripted sweeps: in memory, counted, away for a while, and of users who are killed."""
+"""Stores for scripted sweeps: in memory, counted, away for a while, and of users who are killed."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -7,8 +7,8 @@ from typing import Any
 from batchml.runtime.storage.store import Store, StoreError
 
 
-class MemoryStore:
-    """A board without a disk; a list costs what is listed, as in a folder or a bucket."""
+class MemoryStore(Store):
+    """A store without a disk; a list costs what is listed, as in a folder or a bucket."""
 
     def __init__(self) -> None:
         self._folders: dict[str, dict[str, bytes]] = defaultdict(dict)
@@ -22,8 +22,8 @@ class MemoryStore:
     def create(self, key: str, data: bytes) -> bool:
         return self._folder(key).setdefault(key, data) is data
 
-    def keys(self, prefix: str) -> list[str]:
-        return sorted(key for key in self._folder(prefix) if key.startswith(prefix))
+    def keys(self, prefix: str, limit: int | None = None) -> list[str]:
+        return sorted(key for key in self._folder(prefix) if key.startswith(prefix))[:limit]
 
     def delete(self, *keys: str) -> None:
         for key in keys:
@@ -47,8 +47,8 @@ class Killed(BaseException):
     """The controller's process is gone, as by SIGKILL."""
 
 
-class Mortal:
-    """A board whose user is killed at a write, before or after it came to the board."""
+class KillingStore:
+    """A store whose user is killed at a write, before or after it came to the store."""
 
     def __init__(self, store: Store, dies_at: int, before: bool) -> None:
         self._store, self._before = store, before
@@ -69,8 +69,8 @@ class Mortal:
         return done
 
 
-class Away:
-    """A board that cannot be had for a while."""
+class UnreachableStore:
+    """A store that cannot be had for a while."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -81,14 +81,14 @@ class Away:
 
         def call(*args: Any) -> Any:
             if self.is_away:
-                raise StoreError("the board is away", temporary=True)
+                raise StoreError("the store is away", temporary=True)
             return found(*args)
 
         return call
 
 
-class Counted:
-    """A board that counts what one user asks of it."""
+class CountingStore:
+    """A store that counts what one user asks of it."""
 
     def __init__(self, store: Store, asked: Counter[str]) -> None:
         self._store, self._asked = store, asked
@@ -97,7 +97,7 @@ class Counted:
         found = getattr(self._store, name)
 
         def call(*args: Any) -> Any:
-            self._asked[name] += 1
+            self._asked[name] += len(args[0]) if name == "get_many" else 1
             return found(*args)
 
         return call

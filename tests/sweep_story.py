@@ -6,11 +6,19 @@ from collections.abc import Iterator, Sequence
 from random import Random
 from typing import Any
 
-from batchml.client.sweeping.freezing import Frozen
-from batchml.model.sweep import Dimension, EarlyStop, Goal, Limits, Params, SweepSpec
-from batchml.runtime.protocol.messages import END, Sender, make, with_end
-from batchml.sweep.events import Ended, Event, Noticed, Planned, Submitted, Told, Wave
-from batchml.sweep.state import SweepState
+from batchml.model.sweep import Dimension, EarlyStop, Goal, Params, SweepLimits, SweepSpec
+from batchml.runtime.protocol.messages import END, MessageSender, add_end, make_message
+from batchml.sweeps.control.events import (
+    BatchSubmitted,
+    Event,
+    MessageReceived,
+    NoticeGiven,
+    PlannedTrial,
+    SweepEnded,
+    TrialBatch,
+)
+from batchml.sweeps.control.state import SweepState
+from batchml.sweeps.started import StartedSweep
 
 BEGAN = 1_790_000_000.0
 JOB = "6b0e2f6c-0000-0000-0000-000000000000"
@@ -32,7 +40,7 @@ SPEC = SweepSpec(
         "epochs": Dimension("constant", values=(MAX,)),
     },
     early_stop=EarlyStop("asha", "epoch", MAX, 1, 3),
-    limits=Limits(trials=100, parallel=16, hours=4, cost=20.0),
+    limits=SweepLimits(trials=100, parallel=16, hours=4, cost=20.0),
     seed=7,
 )
 
@@ -42,13 +50,13 @@ PARETO = SweepSpec(
     goals=(Goal("val_accuracy", "max"), Goal("latency_ms", "min")),
     space={"width": SPEC.space["width"], "lr": SPEC.space["lr"]},
     method="random",
-    limits=Limits(trials=200),
+    limits=SweepLimits(trials=200),
 )
 
 
-def frozen(spec: SweepSpec = SPEC, hourly: float | None = 0.5) -> Frozen:
+def started(spec: SweepSpec = SPEC, hourly: float | None = 0.5) -> StartedSweep:
     job = {"name": "lenet", "image": "pytorch", "command": ["python", "train.py", "{params}"]}
-    return Frozen(
+    return StartedSweep(
         "2bcdefgh2345abcde", spec.name, "dev", spec, job, "default", "pytorch", "", BEGAN, "ada",
         "0dec0de", "", hourly,
     )  # fmt: skip
@@ -58,35 +66,39 @@ def told(count: int, spec: SweepSpec = SPEC, *, until: float = math.inf) -> Swee
     """A sweep of `count` trials; as it stood `until` seconds after it began, if that is sooner."""
     state = SweepState()
     for event in story(count, spec):
-        if not isinstance(event, Wave | Submitted) and _at(event) > BEGAN + until:
+        if not isinstance(event, TrialBatch | BatchSubmitted) and _at(event) > BEGAN + until:
             continue
-        state.fold(event)
+        state.apply(event)
     return state
 
 
 def _at(event: Event) -> float:
-    return float(event.message["at"]) if isinstance(event, Told) else getattr(event, "at", 0.0)
+    return (
+        float(event.message["at"])
+        if isinstance(event, MessageReceived)
+        else getattr(event, "at", 0.0)
+    )
 
 
 def story(count: int, spec: SweepSpec = SPEC) -> Iterator[Event]:
     random = Random(count)
     free = [BEGAN + 4.0] * spec.limits.parallel
     known: dict[int, list[float]] = {}
-    messages: list[Told] = []
+    messages: list[MessageReceived] = []
     planned = []
     for number in range(count):
         params = _params(spec, random)
-        planned.append(Planned(number, params, number * 7919, "random"))
+        planned.append(PlannedTrial(number, params, number * 7919, "random"))
         slot = min(range(len(free)), key=free.__getitem__)
         start = free[slot] + random.uniform(0.5, 6)
         mine = list(_trial(number, params, spec, start, known, random))
         messages += mine
         free[slot] = mine[-1].message["at"]
-    yield Wave(1, BEGAN, "0123456789abcdef-1", tuple(planned))
-    yield Submitted(1, JOB, BEGAN + 1)
+    yield TrialBatch(1, BEGAN, "0123456789abcdef-1", tuple(planned))
+    yield BatchSubmitted(1, JOB, BEGAN + 1)
     yield from sorted(messages, key=lambda each: each.message["at"])
-    yield Noticed("spot", "2 hosts were lost; their trials run again.", BEGAN + 90)
-    yield Ended(f"all {count} trials are over", max(free) + 2)
+    yield NoticeGiven("spot", "2 hosts were lost; their trials run again.", BEGAN + 90)
+    yield SweepEnded(f"all {count} trials are over", max(free) + 2)
 
 
 def _params(spec: SweepSpec, random: Random) -> Params:
@@ -108,16 +120,18 @@ def _params(spec: SweepSpec, random: Random) -> Params:
 def _trial(
     number: int, params: Params, spec: SweepSpec, start: float, known: dict[int, list[float]],
     random: Random,
-) -> Iterator[Told]:  # fmt: skip
+) -> Iterator[MessageReceived]:  # fmt: skip
     """Its messages: a start, one for each step, an end. A good learning rate is near 0.01."""
 
-    sender = Sender(1, number, 1, number, f"{JOB}:{number}", start)
+    sender = MessageSender(1, number, 1, number, f"{JOB}:{number}", start)
 
-    def tell(seq: int, at: float, kind: str, **more: Any) -> Told:
-        return Told(make(sender, seq, kind, at, **more))
+    def tell(seq: int, at: float, kind: str, **more: Any) -> MessageReceived:
+        return MessageReceived(make_message(sender, seq, kind, at, **more))
 
-    def end(seq: int, at: float, state: str, code: int, why: str, tail: Sequence[str] = ()) -> Told:
-        return Told(with_end(make(sender, seq, END, at), state, code, why, tail))
+    def end(
+        seq: int, at: float, state: str, code: int, why: str, tail: Sequence[str] = ()
+    ) -> MessageReceived:
+        return MessageReceived(add_end(make_message(sender, seq, END, at), state, code, why, tail))
 
     width = float(params["width"])
     speed = (2 + width / 64) * random.uniform(0.9, 1.2)

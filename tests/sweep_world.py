@@ -1,4 +1,4 @@
-"""A scripted world for sweeps: a board, an AWS Batch and trials, on a clock that the test owns.
+"""A scripted world for sweeps: a store, an AWS Batch and trials, on a clock that the test owns.
 
 The trials are no processes, but what they read and write is the real thing: manifests, claims,
 cut-offs, messages and marks by the modules of `batchml/runtime`.
@@ -14,32 +14,32 @@ from typing import Any
 from msgspec import Struct
 
 from batchml.model.run import JobStatus
-from batchml.model.sweep import Dimension, EarlyStop, Goal, Limits, Params, SweepSpec
+from batchml.model.sweep import Dimension, EarlyStop, Goal, Params, SweepLimits, SweepSpec
 from batchml.runtime.protocol import manifest, messages, rungs
 from batchml.runtime.protocol import rungs as judge
 from batchml.runtime.protocol.exit_codes import DUPLICATE
 from batchml.runtime.protocol.sweep_store import (
-    COURSE,
+    CONTRACT,
     CUTOFFS,
     RUNGS,
-    Course,
+    TrialContract,
     claim_key,
     rung_prefix,
 )
 from batchml.runtime.storage.store import Store
-from batchml.runtime.sweep.assignment import stop_word
-from batchml.sweep.controller import Controller
-from batchml.sweep.cutoffs import levels
-from batchml.sweep.events import Wave
-from batchml.sweep.jobs import MAX_LOOK, Child, Look
-from batchml.sweep.lease import Owner
-from batchml.sweep.ledger import Ledger
-from batchml.sweep.pace import LOCAL, Pace
-from batchml.sweep.shape import shaped
-from batchml.sweep.state import SweepState
-from batchml.sweep.summary import Picture
+from batchml.runtime.sweep.assignment import read_stop_request
+from batchml.sweeps.control.controller import Controller
+from batchml.sweeps.control.events import TrialBatch
+from batchml.sweeps.control.intervals import LOCAL, ControllerIntervals
+from batchml.sweeps.control.lease import LeaseOwner
+from batchml.sweeps.control.ledger import SweepLedger
+from batchml.sweeps.control.plan import choose_mode
+from batchml.sweeps.control.pruning import rung_ends
+from batchml.sweeps.control.state import SweepState
+from batchml.sweeps.control.watch import MAX_OBSERVED, FailedChild, JobObservation
+from batchml.sweeps.summary import SweepSnapshot
 from tests.fakes import FakeClock
-from tests.sweep_boards import Counted, MemoryStore, Mortal
+from tests.sweep_boards import CountingStore, KillingStore, MemoryStore
 
 KEY = "2sweepsweepsweeps"
 DAY = 86_400.0
@@ -57,7 +57,7 @@ class Fault(Struct, frozen=True):
 class Job:
     """A job of AWS Batch, and its children."""
 
-    def __init__(self, job_id: str, wave: Wave, size: int, width: int, after: str) -> None:
+    def __init__(self, job_id: str, wave: TrialBatch, size: int, width: int, after: str) -> None:
         self.id, self.wave, self.size, self.width, self.after = job_id, wave, size, width, after
         self.children = [JobStatus.RUNNABLE] * size
         self.codes: list[int | None] = [None] * size
@@ -75,7 +75,7 @@ class Job:
 
 
 class World:
-    """The board, the jobs and the time. `curve(params, step, seed)` is what a trial prints."""
+    """The store, the jobs and the time. `curve(params, step, seed)` is what a trial prints."""
 
     def __init__(
         self,
@@ -88,13 +88,13 @@ class World:
         hourly: float | None = None,
         timeout: float | None = None,
         slots: int = 10_000,
-        pace: Pace = LOCAL,
+        intervals: ControllerIntervals = LOCAL,
         grace: float = 5.0,
         looks_every: float = 1.0,
     ) -> None:
         self.spec, self.curve = spec, curve or quadratic
         self.store: Store = store if store is not None else MemoryStore()
-        self.pace, self.slots, self.step_seconds = pace, slots, step_seconds
+        self.intervals, self.slots, self.step_seconds = intervals, slots, step_seconds
         self.looks_every = looks_every
         self.faults = dict(faults or {})
         self.clock = WorldClock(self)
@@ -103,48 +103,49 @@ class World:
         self.trained: list[tuple[int, int]] = []  # (trial, step), each step once it was done
         self.running = self.running_held = self.most_running = 0
         self.told: list[str] = []
-        self.asked: Counter[str] = Counter()  # by the controllers, of the board
+        self.asked: Counter[str] = Counter()  # calls of the controllers to the store
         self.lose: Callable[[dict[str, Any]], bool] = lambda message: False
         self.twice: Callable[[dict[str, Any]], bool] = lambda message: False
         self.delay: Callable[[dict[str, Any]], float] = lambda message: 0.0
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._order = 0
         stop = spec.early_stop
-        found = shaped(spec, hourly=hourly, timeout=timeout)
-        self.course = Course(
+        found = choose_mode(spec, hourly=hourly, timeout=timeout)
+        self.contract = TrialContract(
             KEY, tuple((goal.metric, goal.direction) for goal in spec.goals), ("train",), {}, {},
-            step=stop.step, method=stop.method, rungs=levels(spec)[:-1] if stop.max else (),
-            max=stop.max, eta=stop.eta, resume=stop.resume, shape=found.shape.value, grace=grace,
+            step=stop.step, method=stop.method, rungs=rung_ends(spec)[:-1] if stop.max else (),
+            max=stop.max, eta=stop.eta, resume=stop.resume, shape=found.mode.value, grace=grace,
         )  # fmt: skip
-        self.store.put(COURSE, self.course.to_json())
+        self.store.put(CONTRACT, self.contract.to_json())
 
     # -- for tests --------------------------------------------------------------------------------
 
-    def controller(self, board: Any = None, who: str = "first") -> Controller:
+    def controller(self, store: Any = None, who: str = "first") -> Controller:
         jobs: Any = self.jobs
-        if isinstance(board, Mortal):
-            jobs = MortalJobs(self.jobs, board)
+        if isinstance(store, KillingStore):
+            jobs = MortalJobs(self.jobs, store)
         return Controller(
-            self.spec, Counted(board or self.store, self.asked), jobs, self.clock, self.pace,
-            Owner("ann", f"machine-of-{who}", 7), self.told.append,
+            self.spec, CountingStore(store or self.store, self.asked), jobs, self.clock,
+            self.intervals,
+            LeaseOwner("ann", f"machine-of-{who}", 7), self.told.append,
         )  # fmt: skip
 
-    def run(self, board: Any = None, who: str = "first", most: float = DAY) -> Picture:
+    def run(self, store: Any = None, who: str = "first", most: float = DAY) -> SweepSnapshot:
         """A controller until the sweep is over; the last picture. Fails when it takes too long."""
         end = self.clock.now() + most
-        for picture in self.controller(board, who).rounds():
-            assert self.clock.now() < end, f"not over: {picture}"
-        return picture
+        for snapshot in self.controller(store, who).rounds():
+            assert self.clock.now() < end, f"not over: {snapshot}"
+        return snapshot
 
-    def pictures(self, who: str = "first") -> Generator[Picture, None, None]:
+    def snapshots(self, who: str = "first") -> Generator[SweepSnapshot, None, None]:
         return self.controller(who=who).rounds()
 
     def requests(self) -> int:
-        """Requests that the controller made to the board, a list or a value being one."""
+        """Requests that the controller made to the store, a list or a value being one."""
         return sum(self.asked.values())
 
     def state(self) -> SweepState:
-        return Ledger(self.store).load()
+        return SweepLedger(self.store).load()
 
     # -- time -------------------------------------------------------------------------------------
 
@@ -226,12 +227,12 @@ class World:
         name = f"{job.id}:{index}" if job.size > 1 else job.id
         if not self.store.create(claim_key(job.wave.number, entry.trial), name.encode()):
             return DUPLICATE
-        trial = _Trial(self, job, entry, messages.Sender(
+        trial = _Trial(self, job, entry, messages.MessageSender(
             job.wave.number, entry.trial, 1, index, name, self.clock.now()))  # fmt: skip
         code: int = yield from trial.life()
         return code
 
-    def _entry(self, job: Job, index: int) -> manifest.Entry | None:
+    def _entry(self, job: Job, index: int) -> manifest.TrialEntry | None:
         wave, rung = job.wave.number, job.wave.rung
         if not rung:
             return manifest.read(self.store, KEY, wave, index, job.width)
@@ -239,29 +240,29 @@ class World:
         if index >= len(best):
             return None
         entry = manifest.read(self.store, KEY, 1, best[index], job.width)
-        return entry._replace(target=self.course.target_of(rung), resumes=True)
+        return entry._replace(target=self.contract.target_of(rung), resumes=True)
 
 
 class _Trial:
     """One run of a trial, as `batchml.runtime` does it."""
 
-    def __init__(self, world: World, job: Job, entry: manifest.Entry, sender: Any) -> None:
+    def __init__(self, world: World, job: Job, entry: manifest.TrialEntry, sender: Any) -> None:
         self.world, self.job, self.entry, self.sender = world, job, entry, sender
-        self.course, self.seq = world.course, 0
+        self.contract, self.seq = world.contract, 0
         self.points: list[list[Any]] = []
-        self.decisions: list[judge.Decision] = []
+        self.decisions: list[judge.PrunerDecision] = []
         self.fault = world.faults.get(entry.trial, Fault("", -1))
 
     def life(self) -> Generator[float, None, int]:
-        world, entry, course = self.world, self.entry, self.course
+        world, entry, contract = self.world, self.entry, self.contract
         if self.fault.kind == "vanishes" and self.fault.at == 0:
             return 1
         if (why := self.stopped()) is not None:
             return self.end(messages.KILLED, 143, why)
         world.runs.append((entry.trial, self.sender.wave))
         self.tell(messages.START)
-        limit = entry.target or course.max or 3
-        begun = max((each for each in course.rungs if each < limit), default=0)
+        limit = entry.target or contract.max or 3
+        begun = max((each for each in contract.rungs if each < limit), default=0)
         before, best, value = begun if entry.resumes else 0, None, 0.0
         for step in range(before + 1, limit + 1):
             yield world.step_seconds
@@ -273,10 +274,10 @@ class _Trial:
             value = world.curve(entry.params, step, entry.seed)
             if (step == self.fault.at and self.fault.kind == "nan") or not math.isfinite(value):
                 return self.end(messages.DIVERGED, 0, "nan")
-            best = judge.best_of(course, best, value)
+            best = judge.best_of(contract, best, value)
             if self.fault.kind != "mute":
                 self.points.append([step, [value], world.clock.now()])
-            rung = rungs.rung_passed(course.rungs, before, step)
+            rung = rungs.rung_passed(contract.rungs, before, step)
             decision = self.judged(step, value, best, rung)
             before = step
             if decision is not None and not decision.goes_on:
@@ -288,45 +289,45 @@ class _Trial:
         if self.fault.kind == "mute":
             return self.end(messages.FAILED, 1, "loss never printed; last lines were: done")
         self.mark(limit, value)
-        is_part = 0 < entry.target < course.max
+        is_part = 0 < entry.target < contract.max
         return self.end(messages.PAUSED if is_part else messages.DONE, 0)
 
     def judged(self, step: int, value: float, best: float, rung: int | None) -> Any:
         if self.entry.full:
             return None
         cutoffs = judge.Cutoffs.from_json(self.world.store.get(CUTOFFS))
-        decision = judge.decide(self.course, cutoffs, step, value, best, rung)
+        decision = judge.decide(self.contract, cutoffs, step, value, best, rung)
         if decision is not None:
             self.decisions.append(decision)
         return decision
 
     def mark(self, step: int, value: float) -> None:
-        if self.job.wave.rung is not None and step in self.course.rungs:
-            rung, loss = self.course.rungs.index(step), self.course.loss(value)
+        if self.job.wave.rung is not None and step in self.contract.rungs:
+            rung, loss = self.contract.rungs.index(step), self.contract.loss(value)
             self.world.store.put(rungs.mark_key(rung, loss, self.entry.trial), b"")
 
     def stopped(self) -> str | None:
-        word = stop_word(self.world.store, self.entry.trial)
+        word = read_stop_request(self.world.store, self.entry.trial)
         return word.at(self.world.clock.now()) or None
 
     def end(self, state: str, code: int, why: str = "", tail: Sequence[str] = ()) -> int:
         self.tell(messages.END, (state, code, why, tail))
-        return 0 if self.course.shape == RUNGS else code
+        return 0 if self.contract.shape == RUNGS else code
 
     def tell(self, kind: str, end: tuple[Any, ...] | None = None) -> None:
         world = self.world
-        message = messages.make(
+        message = messages.make_message(
             self.sender, self.seq, kind, world.clock.now(), self.points, self.decisions
         )
         if end is not None:
-            message = messages.with_end(message, *end)
+            message = messages.add_end(message, *end)
         sender = self.sender
         key = messages.message_key(sender.wave, sender.trial, sender.attempt, self.seq)
         self.seq += 1
         self.points, self.decisions = [], []
         if world.lose(message):
             return
-        data = messages.write(message)
+        data = messages.encode_message(message)
         late = world.delay(message)
         if late:
             world.at(world.clock.now() + late, lambda: world.store.put(key, data))
@@ -351,7 +352,7 @@ class WorldClock(FakeClock):
 
 
 class FakeJobs:
-    """The protocol of `sweep/jobs.py` over the scripted world; counts calls."""
+    """The protocol of `sweeps/control/watch.py` over the scripted world; counts calls."""
 
     def __init__(self, world: World, hourly: float | None, timeout: float | None) -> None:
         self._world = world
@@ -363,7 +364,7 @@ class FakeJobs:
         self.released = False
         self.error: Exception | None = None  # raised by the next submission
 
-    def submit(self, wave: Wave, size: int, width: int, after: str = "") -> str:
+    def submit(self, wave: TrialBatch, size: int, width: int, after: str = "") -> str:
         self.calls["submit"] += 1
         if self.error is not None:
             error, self.error = self.error, None
@@ -376,16 +377,16 @@ class FakeJobs:
             self._world.at(self._world.clock.now(), self._world.start_children)
         return job.id
 
-    def look(self, job_ids: Sequence[str]) -> dict[str, Look]:
-        assert 0 < len(job_ids) <= MAX_LOOK
+    def observe(self, job_ids: Sequence[str]) -> dict[str, JobObservation]:
+        assert 0 < len(job_ids) <= MAX_OBSERVED
         self.calls["look"] += 1
         return {job_id: _look(self.by_id[job_id]) for job_id in job_ids if job_id in self.by_id}
 
-    def failed_children(self, job_id: str) -> list[Child]:
+    def failed_children(self, job_id: str) -> list[FailedChild]:
         self.calls["failed_children"] += 1
         job = self.by_id[job_id]
         return [
-            Child(index, f"{job_id}:{index}", job.codes[index], job.reasons[index])
+            FailedChild(index, f"{job_id}:{index}", job.codes[index], job.reasons[index])
             for index, status in enumerate(job.children)
             if status is JobStatus.FAILED
         ]
@@ -398,12 +399,12 @@ class FakeJobs:
                 if not status.is_terminal:
                     self._world._ended(job, index, 143, why, ran=status is JobStatus.RUNNING)
 
-    def hold(self, quantity: int) -> None:
+    def limit_running(self, quantity: int) -> None:
         self.calls["hold"] += 1
         self.quantity = quantity
         self._world.at(self._world.clock.now(), self._world.start_children)
 
-    def release(self, *, is_patient: bool = False) -> bool:
+    def remove_limit(self, *, is_patient: bool = False) -> bool:
         assert not any(JobStatus.RUNNING in job.children for job in self.made.values())
         self.released = True
         return True
@@ -412,22 +413,22 @@ class FakeJobs:
 class MortalJobs:
     """Jobs of a controller that is killed at a write, a submission being one."""
 
-    def __init__(self, jobs: FakeJobs, board: Mortal) -> None:
-        self._jobs, self._board = jobs, board
+    def __init__(self, jobs: FakeJobs, store: KillingStore) -> None:
+        self._jobs, self._store = jobs, store
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._jobs, name)
         if name not in ("submit", "terminate", "hold", "release"):
             return found
-        return lambda *args, **more: self._board.mortal(lambda: found(*args, **more))
+        return lambda *args, **more: self._store.mortal(lambda: found(*args, **more))
 
 
-def _look(job: Job) -> Look:
+def _look(job: Job) -> JobObservation:
     if job.size == 1:
-        return Look(
+        return JobObservation(
             job.status, exit_code=job.codes[0], reason=job.reasons[0], stopped_at=job.ended_at
         )
-    return Look(job.status, dict(Counter(job.children)), stopped_at=job.ended_at)
+    return JobObservation(job.status, dict(Counter(job.children)), stopped_at=job.ended_at)
 
 
 def quadratic(params: Params, step: int, seed: int) -> float:
@@ -446,10 +447,10 @@ def spec_of(
     space: dict[str, Dimension] | None = None,
     **more: Any,
 ) -> SweepSpec:
-    limits = {key: more.pop(key) for key in Limits.__struct_fields__ if key in more}
+    limits = {key: more.pop(key) for key in SweepLimits.__struct_fields__ if key in more}
     space = space or {"x": Dimension("float", 0.0, 1.0)}
     return SweepSpec(
         "sweep", "job", (Goal("loss", "min"),), space, method,
         EarlyStop(stopping, max=steps if stopping != "none" else 0, resume=resume),
-        Limits(trials, parallel, **limits), seed=1, **more,
+        SweepLimits(trials, parallel, **limits), seed=1, **more,
     )  # fmt: skip

@@ -1,29 +1,30 @@
-"""A trial without a container: a board in a folder, a clock that is set, a program that is told."""
+"""A trial without a container: a store in a folder, a clock and a program that tests control."""
 
 from collections.abc import Callable
 from typing import Any
 
 from batchml.runtime.protocol import messages
-from batchml.runtime.protocol.manifest import Entry
-from batchml.runtime.protocol.messages import Sender
+from batchml.runtime.protocol.manifest import TrialEntry
+from batchml.runtime.protocol.messages import MessageSender
 from batchml.runtime.protocol.rungs import Cutoffs
-from batchml.runtime.protocol.sweep_store import INBOX, Course
-from batchml.runtime.storage.store import FolderStore, StoreError
-from batchml.runtime.sweep.assignment import Work
-from batchml.runtime.sweep.watch import Watch
+from batchml.runtime.protocol.sweep_store import INBOX, TrialContract
+from batchml.runtime.storage.folder import FolderStore
+from batchml.runtime.storage.store import StoreError
+from batchml.runtime.sweep.assignment import TrialAssignment
+from batchml.runtime.sweep.watch import TrialWatch
 
 AT = 1_000_000.0  # seconds since the epoch, when the trial begins
 
 
-def a_course(**changes: Any) -> Course:
-    course = Course(
+def a_contract(**changes: Any) -> TrialContract:
+    contract = TrialContract(
         "k", (("acc", "max"),), ("train",), {}, {}, method="asha", rungs=(1, 3, 9), max=27,
         every=60.0, look=15.0, grace=30.0,
     )  # fmt: skip
-    return course._replace(**changes)
+    return contract._replace(**changes)
 
 
-class Board(FolderStore):
+class UnreachableStore(FolderStore):
     """One that can be away."""
 
     is_away = False
@@ -33,9 +34,9 @@ class Board(FolderStore):
         self._asked()
         return super().get(key)
 
-    def keys(self, prefix: str) -> list[str]:
+    def keys(self, prefix: str, limit: int | None = None) -> list[str]:
         self._asked()
-        return super().keys(prefix)
+        return super().keys(prefix, limit)
 
     def put(self, key: str, data: bytes) -> None:
         self._asked()
@@ -51,24 +52,24 @@ class TrialWorld:
     """One attempt at trial 17. `stopped` is what the program was told, `asked` how often nicely."""
 
     def __init__(
-        self, folder: str, course: Course, after: int = 0, wave: int = 2, **entry: Any
+        self, folder: str, contract: TrialContract, after: int = 0, wave: int = 2, **entry: Any
     ) -> None:
-        self.board = Board(folder)
+        self.store = UnreachableStore(folder)
         self.now = 0.0
         self.stopped: list[tuple[str, int]] = []
         self.asked = 0
         self.said: list[str] = []
         self.naps: list[float] = []
-        work = Work(
-            course,
-            Entry(17, {"lr": 0.5}, 4, **entry),
-            Sender(wave, 17, 1, 5, "job:5", AT),
+        work = TrialAssignment(
+            contract,
+            TrialEntry(17, {"lr": 0.5}, 4, **entry),
+            MessageSender(wave, 17, 1, 5, "job:5", AT),
             True,
             after,
         )
         self.metrics = f"{folder}.metrics"
-        self.watch = Watch(
-            work, self.board, self, self.metrics, self.said.append,
+        self.watch = TrialWatch(
+            work, self.store, self, self.metrics, self.said.append,
             clock=lambda: AT + self.now, monotonic=lambda: self.now,
         )  # fmt: skip
 
@@ -77,12 +78,12 @@ class TrialWorld:
     def stop(self, reason: str, code: int) -> None:
         self.stopped.append((reason, code))
 
-    def ask(self) -> None:
+    def request_stop(self) -> None:
         self.asked += 1
 
     def prints(self, *lines: str) -> None:
         for line in lines:
-            self.watch.hear([line.encode("utf-8", "surrogateescape")])
+            self.watch.read_output([line.encode("utf-8", "surrogateescape")])
 
     def runs(self, seconds: float, *, step: float = 1.0) -> None:
         """Time passes, with a tick every second."""
@@ -93,16 +94,18 @@ class TrialWorld:
 
     def ends(self, code: int = 0, was_asked: bool = False, why: str = "") -> int:
         ending = self.watch.ending(code, was_asked, why)
-        return self.watch.tell(ending, self.board, self._nap)
+        return self.watch.send_end(ending, self.store, self._nap)
 
     # --- the controller's side
 
     def publish(self, cutoffs: Cutoffs) -> None:
-        self.board.put("cutoffs.json", cutoffs.to_json())
+        self.store.put("cutoffs.json", cutoffs.to_json())
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        found = [messages.read(self._read(key)) for key in FolderStore.keys(self.board, INBOX)]
+        found = [
+            messages.decode_message(self._read(key)) for key in FolderStore.keys(self.store, INBOX)
+        ]
         assert None not in found
         return [each for each in found if each is not None]
 
@@ -119,7 +122,7 @@ class TrialWorld:
         ]
 
     def _read(self, key: str) -> bytes:
-        return FolderStore.get(self.board, key) or b""
+        return FolderStore.get(self.store, key) or b""
 
     def _nap(self, seconds: float) -> None:
         self.naps.append(seconds)

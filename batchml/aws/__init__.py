@@ -1,1 +1,1 @@
-"""AWS seen from the client: the only place that knows AWS's JSON."""
+"""Calls of AWS, with our types. No other package reads AWS's JSON."""

@@ -1,6 +1,11 @@
-"""Capacity reservations and capacity blocks as EC2 has them: how many hosts, where, until when.
+"""EC2 capacity: capacity reservations and blocks, and spot placement scores.
 
-Source: EC2 API Reference, DescribeCapacityReservations.
+A score from 1 to 10 tells how likely spot hosts are available in a region or zone now; it does not
+tell how long they stay.
+
+Sources: EC2 API Reference, DescribeCapacityReservations, GetSpotPlacementScores; EC2 User Guide,
+"Spot placement score" (10 regions a call; an account's new configurations in 24 hours are limited;
+fewer than three instance types score low).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,20 +13,23 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from batchml.aws.errors import translated
-from batchml.aws.pricing import Clients, why_not
+from batchml.aws.errors import translate_errors
+from batchml.aws.pricing.prices import ClientFactory, describe_failure
 from batchml.aws.session import Session
 from batchml.errors import BatchmlError, ServiceError
 
 _TRIES = 2
 _GONE = ("InvalidCapacityReservationId.NotFound", "InvalidCapacityReservationId.Malformed")
 BLOCK = "capacity-block"
-OVER = ("expired", "cancelled", "failed", "payment-failed", "unsupported")  # states: no host comes
-_MINUTES_OF_A_BLOCK = 30  # before its end EC2 begins to end its hosts: EC2 User Guide
+ENDED_STATES = ("expired", "cancelled", "failed", "payment-failed", "unsupported")
+_MINUTES_OF_A_BLOCK = 30  # EC2 begins to end a block's hosts so long before its end
+
+
+# --- Reservations ---------------------------------------------------------------------------------
 
 
 class Reservation(Struct, frozen=True):
-    """Times in seconds since the epoch; 0 where there is none."""
+    """A capacity reservation or block. Times are in seconds since the epoch, or 0."""
 
     id: str
     type: str = ""
@@ -35,27 +43,27 @@ class Reservation(Struct, frozen=True):
 
     @property
     def last(self) -> float:
-        """Until when hosts run in it; 0: until somebody cancels it."""
+        """The time until which hosts run in it; 0 if it has no end."""
         early = _MINUTES_OF_A_BLOCK * 60 if self.is_block else 0
         return self.end - early if self.end else 0.0
 
 
-class Reservations(Struct, frozen=True):
-    """What is known of some of them, by id; `why` where EC2 did not say it."""
+class ReservationTable(Struct, frozen=True):
+    """Reservations by id. `why` is the reason if some are missing."""
 
     found: Mapping[str, Reservation] = {}
     why: str = ""
 
 
-def reservations(session: Clients, ids: Iterable[str]) -> Reservations:
-    """Ask for these, which are few: a call each, because one that is gone fails the whole call.
+def fetch_reservations(session: ClientFactory, ids: Iterable[str]) -> ReservationTable:
+    """Describe each reservation in a call of its own: a missing id fails a whole call.
 
-    It raises nothing.
+    Failures are not raised.
     """
     found, why = {}, ""
     for each in sorted(set(ids) - {""}):
         try:
-            with translated("ec2:DescribeCapacityReservations"):
+            with translate_errors("ec2:DescribeCapacityReservations"):
                 client = session.client("ec2", attempts=_TRIES)
                 answer = client.describe_capacity_reservations(CapacityReservationIds=[each])
                 for entry in answer["CapacityReservations"]:
@@ -64,8 +72,8 @@ def reservations(session: Clients, ids: Iterable[str]) -> Reservations:
             if getattr(error, "code", "") in _GONE:
                 found[each] = Reservation(each, state="gone")
             else:
-                why = why_not("ec2:DescribeCapacityReservations", error)
-    return Reservations(found, why)
+                why = describe_failure("ec2:DescribeCapacityReservations", error)
+    return ReservationTable(found, why)
 
 
 def _reservation(entry: Mapping[str, object]) -> Reservation:
@@ -94,23 +102,18 @@ def _reservation(entry: Mapping[str, object]) -> Reservation:
     )
 
 
-# --- spot placement scores ------------------------------------------------------------------------
-# How likely spot hosts are to be had: EC2's placement score, of regions or of their zones.
-#
-# A score from 1 to 10 is for now and says nothing of how long hosts stay. Source: EC2 API
-# Reference, GetSpotPlacementScores; EC2 User Guide, "Spot placement score" (10 regions a call; an
-# account's new configurations in 24 hours are limited; fewer than three instance types score low).
+# --- Spot placement scores ------------------------------------------------------------------------
 
 
 MOST_REGIONS = 10  # of one call
-FEW_TYPES = 3  # fewer of them score low, whatever there is
+FEW_TYPES = 3  # fewer instance types always score low
 _TOO_MANY = "MaxConfigLimitExceeded"
 
-Unit = Literal["units", "vcpu"]  # hosts, or vCPUs
+CapacityUnit = Literal["units", "vcpu"]  # hosts, or vCPUs
 
 
-class Score(Struct, frozen=True):
-    """`zone` is a zone's id, such as use1-az4, which is the same place in every account."""
+class PlacementScore(Struct, frozen=True):
+    """`zone` is a zone's id, such as use1-az4: the same zone in every account."""
 
     region: str
     score: int
@@ -118,9 +121,9 @@ class Score(Struct, frozen=True):
 
 
 def score_requests(
-    types: Sequence[str], target: int, unit: Unit, regions: Sequence[str], *, zones: bool
+    types: Sequence[str], target: int, unit: CapacityUnit, regions: Sequence[str], *, zones: bool
 ) -> list[dict[str, Any]]:
-    """The GetSpotPlacementScores arguments: one for each ten regions; without any, for all."""
+    """The GetSpotPlacementScores requests: one for ten regions, or one for all regions."""
     request: dict[str, Any] = {
         "InstanceTypes": sorted(set(types)),
         "TargetCapacity": target,
@@ -136,16 +139,20 @@ def score_requests(
     ]
 
 
-def placement_scores(session: Session, requests: Sequence[dict[str, Any]]) -> list[Score]:
-    """The scores, the best first; a call for each page. Raises what EC2 refuses."""
+def fetch_placement_scores(
+    session: Session, requests: Sequence[dict[str, Any]]
+) -> list[PlacementScore]:
+    """The scores, the best first. Raises AccessError, ServiceError, ServiceUnreachable."""
     found = []
     for request in requests:
         try:
-            with translated("ec2:GetSpotPlacementScores"):
+            with translate_errors("ec2:GetSpotPlacementScores"):
                 client = session.client("ec2")
                 pages = client.get_paginator("get_spot_placement_scores").paginate(**request)
                 found += [
-                    Score(each["Region"], each["Score"], each.get("AvailabilityZoneId", ""))
+                    PlacementScore(
+                        each["Region"], each["Score"], each.get("AvailabilityZoneId", "")
+                    )
                     for page in pages
                     for each in page.get("SpotPlacementScores", ())
                 ]
@@ -153,7 +160,7 @@ def placement_scores(session: Session, requests: Sequence[dict[str, Any]]) -> li
             if error.code != _TOO_MANY:
                 raise
             raise BatchmlError(
-                "AWS scores only so many different questions in 24 hours, and this account has "
-                "asked them. Ask one of those again (the same types, target and regions), or wait."
+                "AWS limits the number of different score requests of an account in 24 hours. "
+                "Repeat an earlier request (the same types, target and regions), or wait."
             ) from error
     return sorted(found, key=lambda each: (-each.score, each.region, each.zone))

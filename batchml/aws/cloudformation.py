@@ -1,9 +1,9 @@
-"""CloudFormation: our stacks as they are, the changes that AWS works out, and what happens to them.
+"""CloudFormation: read, create, change and delete the stacks of an environment.
 
-Every call that changes something carries a ClientRequestToken: one that a retry sends twice is one
-call. A change set is named after what it asks for, and so a command that was interrupted and typed
-again finds its own. The other tokens are new with each call, as the same may be asked for again: to
-create what was deleted meanwhile, to delete what could not be deleted before.
+Every call that changes something has a ClientRequestToken, so that a call that the SDK sends twice
+counts once. The name of a change set is a hash of its content, so that an interrupted command finds
+its own when it is repeated. All other tokens are new in each call: the same stack may have to be
+created or deleted again.
 
 Source: AWS CloudFormation API reference, "Stack status codes", "ClientRequestToken".
 """
@@ -16,7 +16,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from batchml.aws.errors import translated
+from batchml.aws.errors import translate_errors
 from batchml.aws.session import Session
 from batchml.errors import ServiceError
 
@@ -28,7 +28,7 @@ _ALLOW_ALL = json.dumps(
 
 
 class Stack(Struct, frozen=True):
-    """A stack as AWS has it. `template` is the text that was last deployed."""
+    """A stack in AWS. `template` is the text of the last deployment."""
 
     id: str
     name: str
@@ -47,7 +47,7 @@ class Stack(Struct, frozen=True):
 
 
 class Blueprint(Struct, frozen=True):
-    """What a stack is to be."""
+    """The wanted content of a stack."""
 
     name: str
     template: str
@@ -57,18 +57,16 @@ class Blueprint(Struct, frozen=True):
     policy: str = ""  # a stack policy, as JSON
 
     def token(self, operation: str, since: str = "") -> str:
-        """The same for the same wish about a stack that was last changed at `since`."""
+        """A hash of the operation and the content; `since`: the stack's last change."""
         content = [operation, self.name, self.template, self.parameters, self.tags, since]
         digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
         return f"batchml-{operation}-{digest[:40]}"
 
 
 class StackEvent(Struct, frozen=True):
-    """One line of a stack's history."""
-
     id: str
     at: str
-    resource: str  # logical id; that of the stack itself is its name
+    resource: str  # the logical id; the stack's name in events of the stack itself
     type: str
     physical_id: str
     status: str
@@ -77,7 +75,7 @@ class StackEvent(Struct, frozen=True):
 
 
 class StackChange(Struct, frozen=True):
-    """What a change set does to one resource. `replacement` is True, False or Conditional."""
+    """A change of one resource. `replacement` is "True", "False" or "Conditional"."""
 
     action: str
     resource: str
@@ -91,7 +89,7 @@ class ChangeSet(Struct, frozen=True):
     status: str
     reason: str = ""
     changes: tuple[StackChange, ...] = ()
-    token: str = ""  # of what was asked for: a change set is of use for nothing else
+    token: str = ""  # of the Blueprint for which it was made
 
     @property
     def is_ready(self) -> bool:
@@ -103,7 +101,7 @@ class ChangeSet(Struct, frozen=True):
 
     @property
     def is_empty(self) -> bool:
-        """AWS has no other way to say that nothing would change."""
+        """Whether nothing would change, which AWS says in the reason alone."""
         text = self.reason
         return "didn't contain changes" in text or "No updates are to be performed" in text
 
@@ -112,7 +110,7 @@ NO_CHANGES = ChangeSet("", "FAILED", "No updates are to be performed.")
 
 
 class Drift(Struct, frozen=True):
-    """A resource that somebody changed by hand: `MODIFIED` or `DELETED`."""
+    """A resource that was changed outside of CloudFormation: `MODIFIED` or `DELETED`."""
 
     resource: str
     type: str
@@ -121,6 +119,8 @@ class Drift(Struct, frozen=True):
 
 
 class Stacks:
+    """CloudFormation's calls, with our types."""
+
     def __init__(self, session: Session) -> None:
         self._session = session
 
@@ -128,17 +128,18 @@ class Stacks:
     def _client(self) -> Any:
         return self._session.client("cloudformation")
 
-    # --- reading ----------------------------------------------------------------------------
+    # --- Read -------------------------------------------------------------------------------
 
     def read_all(
         self, names: Sequence[str], beside: Callable[[Stack], bool] = lambda stack: False
     ) -> dict[str, Stack]:
-        """Those of the named stacks that exist, with their templates.
+        """Return the named stacks that exist, with their templates.
 
-        Also any that `beside` is true of, without theirs: all of the region are looked at anyway.
+        Stacks for which `beside` is true are returned, too, without their templates. The call reads
+        all stacks of the region anyway.
         """
         found = {}
-        with translated("DescribeStacks"):
+        with translate_errors("DescribeStacks"):
             for page in self._client.get_paginator("describe_stacks").paginate():
                 for detail in page["Stacks"]:
                     stack = _stack(detail)
@@ -151,20 +152,20 @@ class Stacks:
         return found
 
     def read(self, name_or_id: str) -> Stack | None:
-        """One stack; None where there is none (any more)."""
+        """One stack; None if it does not exist or was deleted."""
         detail = self._describe(name_or_id)
         if detail is None or detail["StackStatus"] == _GONE:
             return None
         return self._with_template(_stack(detail))
 
     def outputs(self, name: str) -> dict[str, str]:
-        """The outputs of a stack; empty where there is none."""
+        """The outputs of a stack; empty if it does not exist."""
         detail = self._describe(name)
         return _stack(detail).outputs if detail else {}
 
     def _describe(self, name_or_id: str) -> dict[str, Any] | None:
         try:
-            with translated("DescribeStacks"):
+            with translate_errors("DescribeStacks"):
                 found = self._client.describe_stacks(StackName=name_or_id)["Stacks"]
         except ServiceError as error:
             if _says_missing(error):
@@ -175,7 +176,7 @@ class Stacks:
     def _with_template(self, stack: Stack) -> Stack:
         from msgspec.structs import replace
 
-        with translated("GetTemplate"):
+        with translate_errors("GetTemplate"):
             body = self._client.get_template(StackName=stack.id, TemplateStage="Original").get(
                 "TemplateBody", ""
             )
@@ -183,7 +184,7 @@ class Stacks:
         return replace(stack, template=text)
 
     def events(self, stack_id: str, after: str = "") -> list[StackEvent]:
-        """What has happened since the event `after`, oldest first; all of it without one."""
+        """The events after the event `after`, oldest first; all events if it is empty."""
         found = []
         for event in self._newest_first(stack_id):
             if event.id == after:
@@ -194,8 +195,8 @@ class Stacks:
     def operation(self, stack_id: str) -> list[StackEvent]:
         """The events of the newest operation on a stack, oldest first.
 
-        One operation begins where the stack itself is first said to be in progress; the rollback
-        that follows a failure belongs to it.
+        An operation begins with the first event in which the stack itself is in progress. The
+        rollback after a failure belongs to it.
         """
         found: list[StackEvent] = []
         for event in self._newest_first(stack_id):
@@ -208,17 +209,17 @@ class Stacks:
         return found[::-1]
 
     def _newest_first(self, stack_id: str) -> Iterator[StackEvent]:
-        with translated("DescribeStackEvents"):
+        with translate_errors("DescribeStackEvents"):
             pages = self._client.get_paginator("describe_stack_events").paginate(StackName=stack_id)
             for page in pages:
                 yield from map(_event, page["StackEvents"])
 
-    # --- changing ---------------------------------------------------------------------------
+    # --- Change -----------------------------------------------------------------------------
 
     def create(self, blueprint: Blueprint) -> str:
-        """Begin to make a stack; its id."""
+        """Begin to create a stack. Return its id."""
         policy = {"StackPolicyBody": blueprint.policy} if blueprint.policy else {}
-        with translated("CreateStack"):
+        with translate_errors("CreateStack"):
             made = self._client.create_stack(
                 **_content(blueprint),
                 **policy,
@@ -228,10 +229,10 @@ class Stacks:
             return str(made["StackId"])
 
     def propose(self, blueprint: Blueprint, stack: Stack) -> str:
-        """Ask AWS what an update would do; the id of the change set, which takes a while."""
+        """Begin to create a change set for an update. Return its id."""
         token = blueprint.token("update", stack.changed_at)
         try:
-            with translated("CreateChangeSet"):
+            with translate_errors("CreateChangeSet"):
                 made = self._client.create_change_set(
                     **_content(blueprint),
                     ChangeSetName=token,
@@ -242,15 +243,15 @@ class Stacks:
         except ServiceError as error:
             if error.code != "AlreadyExistsException":
                 raise
-        # By an earlier command that asked the same.
-        with translated("DescribeChangeSet"):
+        # An earlier command made the same change set.
+        with translate_errors("DescribeChangeSet"):
             found = self._client.describe_change_set(ChangeSetName=token, StackName=blueprint.name)
             return str(found["ChangeSetId"])
 
     def proposal(self, change_set_id: str) -> ChangeSet:
         changes: list[StackChange] = []
-        with translated("DescribeChangeSet"):
-            # botocore's paginator for this operation gives the changes alone.
+        with translate_errors("DescribeChangeSet"):
+            # botocore's paginator for this operation returns the changes alone.
             page = self._client.describe_change_set(ChangeSetName=change_set_id)
             first = page
             changes += map(_change, page.get("Changes", ()))
@@ -265,35 +266,35 @@ class Stacks:
 
     def execute(self, change_set_id: str) -> None:
         token = hashlib.sha256(change_set_id.encode()).hexdigest()[:40]
-        with translated("ExecuteChangeSet"):
+        with translate_errors("ExecuteChangeSet"):
             self._client.execute_change_set(
                 ChangeSetName=change_set_id, ClientRequestToken=f"batchml-execute-{token}"
             )
 
     def discard(self, change_set_id: str) -> None:
-        with translated("DeleteChangeSet"):
+        with translate_errors("DeleteChangeSet"):
             self._client.delete_change_set(ChangeSetName=change_set_id)
 
     def delete(self, stack: Stack) -> None:
-        """Begin to delete a stack. What its template says is to be kept stays."""
+        """Begin to delete a stack. Resources with a DeletionPolicy of Retain stay."""
         if stack.is_protected:
             self._protect(stack.name, False)
-        with translated("DeleteStack"):
+        with translate_errors("DeleteStack"):
             self._client.delete_stack(StackName=stack.id, ClientRequestToken=_once("delete"))
 
     def _protect(self, name: str, on: bool) -> None:
-        with translated("UpdateTerminationProtection"):
+        with translate_errors("UpdateTerminationProtection"):
             self._client.update_termination_protection(
                 StackName=name, EnableTerminationProtection=on
             )
 
     def guard(self, blueprint: Blueprint) -> None:
-        """Set the stack policy and the termination protection that a stack is to have.
+        """Set the stack policy and the termination protection of a stack.
 
-        The protection last: while it is off, the policy may be, too. See `unguard`.
+        The protection comes last: while it is off, the policy may be off, too. See `unguard`.
         """
         if blueprint.policy:
-            with translated("SetStackPolicy"):
+            with translate_errors("SetStackPolicy"):
                 self._client.set_stack_policy(
                     StackName=blueprint.name, StackPolicyBody=blueprint.policy
                 )
@@ -303,42 +304,43 @@ class Stacks:
     def unguard(self, name: str) -> None:
         """Let the next update replace and remove data.
 
-        The protection goes first, and so a stack that is found without one, after whoever lifted it
-        was interrupted, is guarded again: descriptions of stacks do not show their policy.
+        The protection goes first, because DescribeStacks shows the protection and not the policy:
+        after an interruption, a stack without protection is guarded again.
         """
         self._protect(name, False)
-        with translated("SetStackPolicy"):
+        with translate_errors("SetStackPolicy"):
             self._client.set_stack_policy(StackName=name, StackPolicyBody=_ALLOW_ALL)
 
     def continue_rollback(self, stack: Stack, skip: Sequence[str]) -> None:
-        """Let a rollback that is stuck go on, leaving out the resources `skip`."""
-        with translated("ContinueUpdateRollback"):
+        """Continue a rollback that is stuck, without the resources `skip`."""
+        with translate_errors("ContinueUpdateRollback"):
             self._client.continue_update_rollback(
                 StackName=stack.id,
                 ClientRequestToken=_once("continue"),
                 **({"ResourcesToSkip": list(skip)} if skip else {}),
             )
 
-    # --- drift ------------------------------------------------------------------------------
+    # --- Drift ------------------------------------------------------------------------------
 
     def detect_drift(self, name: str) -> str:
-        """Begin to compare a stack with its resources; the id to ask about it with."""
-        with translated("DetectStackDrift"):
+        """Begin to compare a stack with its resources. Return the id of the detection."""
+        with translate_errors("DetectStackDrift"):
             return str(self._client.detect_stack_drift(StackName=name)["StackDriftDetectionId"])
 
     def drift_is_known(self, detection_id: str) -> bool:
-        with translated("DescribeStackDriftDetectionStatus"):
+        """Whether a detection has ended."""
+        with translate_errors("DescribeStackDriftDetectionStatus"):
             found = self._client.describe_stack_drift_detection_status(
                 StackDriftDetectionId=detection_id
             )
             return bool(found["DetectionStatus"] != "DETECTION_IN_PROGRESS")
 
     def drifts(self, name: str) -> list[Drift]:
-        """Resources that are not as the stack made them. There is no paginator for these."""
+        """The resources that were changed or deleted. botocore has no paginator for them."""
         found: list[Drift] = []
         more: dict[str, str] = {}
         while True:
-            with translated("DescribeStackResourceDrifts"):
+            with translate_errors("DescribeStackResourceDrifts"):
                 page = self._client.describe_stack_resource_drifts(
                     StackName=name,
                     StackResourceDriftStatusFilters=["MODIFIED", "DELETED"],
@@ -351,6 +353,7 @@ class Stacks:
 
 
 def _once(operation: str) -> str:
+    """A new token."""
     return f"batchml-{operation}-{uuid.uuid4().hex}"
 
 

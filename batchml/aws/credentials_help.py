@@ -1,7 +1,12 @@
-"""What is wrong with credentials, and the exact way out, by how they came about.
+"""Explain failures of credentials and missing permissions, with the command that mends each.
+
+An explanation is one line about the problem, and below it lines to type. It depends on the source
+of the credentials: environment variables, SSO, `aws login`, files or a role.
 
 Sources: botocore's credential providers (their METHOD words); AWS CLI User Guide, "Authentication
-and access credentials"; IAM User Guide, "Troubleshoot signature errors".
+and access credentials"; IAM User Guide, "Troubleshoot signature errors" and "Troubleshoot access
+denied error messages"; EC2 API Reference, "Error codes" (UnauthorizedOperation and its encoded
+message).
 """
 
 import json
@@ -14,49 +19,54 @@ from msgspec import Struct
 from batchml.errors import did_you_mean
 
 MAX_SKEW = 240.0  # seconds; AWS refuses from 300 on
-_SERVER_TIME = re.compile(r"\((?P<time>\d{8}T\d{6}Z) [+-] \d+ min")
+# Patterns are compiled at first use: most commands never need them.
+_SERVER_TIME = r"\((?P<time>\d{8}T\d{6}Z) [+-] \d+ min"
 _KEY_VARIABLES = "AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY AWS_SESSION_TOKEN"
 
 
-class Caller(Struct, frozen=True):
-    """Who signs requests: the profile that batchml.toml names, if any, and botocore's word for
-    where the credentials came from ("env", "sso", "login", "assume-role", ...)."""
+class AwsCaller(Struct, frozen=True):
+    """The source of the credentials that sign requests."""
 
-    profile: str = ""
-    method: str = ""
-    known: tuple[str, ...] = ()  # the profiles that there are
+    profile: str = ""  # the profile that batchml.toml names
+    method: str = ""  # botocore's word: "env", "sso", "login", "assume-role", ...
+    known: tuple[str, ...] = ()  # the profiles of ~/.aws
 
     @property
     def flag(self) -> str:
-        """What makes the AWS CLI be the same caller. AWS_PROFILE it reads by itself."""
+        """The option that makes the AWS CLI use the same profile. It reads AWS_PROFILE itself."""
         return f" --profile {self.profile}" if self.profile else ""
 
     @property
-    def place(self) -> str:
+    def profile_words(self) -> str:
         return f"profile {self.profile!r}" if self.profile else "the default profile"
 
 
 Details = Mapping[str, Any]
-Advice = Callable[[Caller, str, Details], str]
+Explain = Callable[[AwsCaller, str, Details], str]
 
 
-def _lines(what: str, *fixes: str) -> str:
-    """One line that says what is wrong, and below it what to type, a line each."""
-    return "\n  ".join((" ".join(what.split()), *fixes))
+def _lines(problem: str, *fixes: str) -> str:
+    """One line about the problem, and below it a line for each fix."""
+    return "\n  ".join((" ".join(problem.split()), *fixes))
 
 
-def _sso(caller: Caller, text: str, details: Details) -> str:
-    return _lines("you are not signed in to SSO, or no longer.", f"aws sso login{caller.flag}")
+# --- By exception of botocore ---------------------------------------------------------------------
 
 
-def _login(caller: Caller, text: str, details: Details) -> str:
-    return _lines("the `aws login` session is missing or over.", f"aws login{caller.flag}")
-
-
-def _login_denied(caller: Caller, text: str, details: Details) -> str:
+def _sso(caller: AwsCaller, text: str, details: Details) -> str:
     return _lines(
-        "you may not take credentials by `aws login`: AWS's policy SignInLocalDevelopmentAccess, "
-        "or this statement, is missing.",
+        "you are not signed in to SSO, or the session has ended.", f"aws sso login{caller.flag}"
+    )
+
+
+def _login(caller: AwsCaller, text: str, details: Details) -> str:
+    return _lines("the `aws login` session is missing or has ended.", f"aws login{caller.flag}")
+
+
+def _login_denied(caller: AwsCaller, text: str, details: Details) -> str:
+    return _lines(
+        "you are not allowed to use `aws login`: AWS's policy SignInLocalDevelopmentAccess, or "
+        "this statement, is missing.",
         '{"Effect": "Allow", "Action": ["signin:AuthorizeOAuth2Access", '
         '"signin:CreateOAuth2Token"], "Resource": '
         '["arn:aws:signin:*:*:oauth2/public-client/localhost"]}',
@@ -64,21 +74,21 @@ def _login_denied(caller: Caller, text: str, details: Details) -> str:
     )
 
 
-def _none(caller: Caller, text: str, details: Details) -> str:
+def _none(caller: AwsCaller, text: str, details: Details) -> str:
     if caller.profile:
-        what = f"{caller.place} has no credentials."
-        return _lines(what, f"aws configure{caller.flag}", f"aws configure sso{caller.flag}")
-    there = [f"export AWS_PROFILE={name}   # a profile that there is" for name in caller.known[:3]]
+        problem = f"{caller.profile_words} has no credentials."
+        return _lines(problem, f"aws configure{caller.flag}", f"aws configure sso{caller.flag}")
+    exports = [f"export AWS_PROFILE={name}   # an existing profile" for name in caller.known[:3]]
     return _lines(
         "no AWS credentials were found.",
-        *there,
+        *exports,
         "aws configure sso   # a company's IAM Identity Center",
-        "aws login           # the console's password",
+        "aws login           # the password of the AWS console",
         "aws configure       # access keys",
     )
 
 
-def _partial(caller: Caller, text: str, details: Details) -> str:
+def _partial(caller: AwsCaller, text: str, details: Details) -> str:
     missing = str(details.get("cred_var", "a part"))
     if details.get("provider") == "env":
         name = missing.upper()
@@ -87,14 +97,14 @@ def _partial(caller: Caller, text: str, details: Details) -> str:
             f"export {name}=...",
             f"unset {_KEY_VARIABLES}   # to use none of them",
         )
-    what = f"the credentials of {caller.place} are incomplete: {missing} is missing."
-    return _lines(what, f"aws configure{caller.flag}")
+    problem = f"the credentials of {caller.profile_words} are incomplete: {missing} is missing."
+    return _lines(problem, f"aws configure{caller.flag}")
 
 
-def _no_profile(caller: Caller, text: str, details: Details) -> str:
+def _no_profile(caller: AwsCaller, text: str, details: Details) -> str:
     name = str(details.get("profile", caller.profile))
     source = "batchml.toml names it" if caller.profile == name else "AWS_PROFILE names it"
-    known = f" Profiles there: {', '.join(caller.known)}." if caller.known else ""
+    known = f" Its profiles: {', '.join(caller.known)}." if caller.known else ""
     return _lines(
         f"the profile {name!r} is not in ~/.aws/config ({source})."
         f"{did_you_mean(name, caller.known)}{known}",
@@ -103,74 +113,74 @@ def _no_profile(caller: Caller, text: str, details: Details) -> str:
     )
 
 
-def _retrieval(caller: Caller, text: str, details: Details) -> str:
-    provider, said = details.get("provider", ""), str(details.get("error_msg", text))
+def _retrieval(caller: AwsCaller, text: str, details: Details) -> str:
+    provider, reason = details.get("provider", ""), str(details.get("error_msg", text))
     if provider == "custom-process":
         return _lines(
-            f"the credential_process of {caller.place} failed: {said}",
-            "run the command that ~/.aws/config gives there by hand, until it prints credentials",
+            f"the credential_process of {caller.profile_words} failed: {reason}",
+            "run the command of credential_process in ~/.aws/config by hand, and mend it",
         )
     if provider == "sso":
         return _sso(caller, text, details)
     if provider == "login":
         return _login(caller, text, details)
-    what = f"credentials could not be had from {provider or 'their source'}: {said}"
-    return _lines(what, f"aws sts get-caller-identity{caller.flag}   # what does the AWS CLI say?")
+    problem = f"{provider or 'their source'} gave no credentials: {reason}"
+    return _lines(problem, f"aws sts get-caller-identity{caller.flag}   # try the AWS CLI")
 
 
-def _metadata(caller: Caller, text: str, details: Details) -> str:
+def _metadata(caller: AwsCaller, text: str, details: Details) -> str:
     return _lines(
         f"the instance metadata service gave no credentials: {text}",
-        "attach an instance profile to the instance; where this is none, sign in:",
+        "attach an instance profile to the instance; on a machine outside EC2, sign in:",
         "aws configure sso, aws login or aws configure",
     )
 
 
-def _config(caller: Caller, text: str, details: Details) -> str:
+def _config(caller: AwsCaller, text: str, details: Details) -> str:
     return _lines(
         f"the AWS configuration is wrong: {text}",
-        f"${{EDITOR:-vi}} ~/.aws/config   # {caller.place}; AWS_CONFIG_FILE says otherwise",
+        f"${{EDITOR:-vi}} ~/.aws/config   # {caller.profile_words}; or the file of AWS_CONFIG_FILE",
     )
 
 
-def _no_region(caller: Caller, text: str, details: Details) -> str:
+def _no_region(caller: AwsCaller, text: str, details: Details) -> str:
     return _lines("no region is set.", 'in batchml.toml, below [env.NAME]: region = "us-east-1"')
 
 
-def _bad_region(caller: Caller, text: str, details: Details) -> str:
+def _bad_region(caller: AwsCaller, text: str, details: Details) -> str:
     return _lines(
         f"{text} It is in batchml.toml.",
         f"aws ec2 describe-regions --all-regions --region us-east-1{caller.flag}",
     )
 
 
-def mfa_advice(caller: Caller) -> str:
-    """For a profile that asks for an MFA code where nobody can type one."""
+def explain_mfa(caller: AwsCaller) -> str:
+    """For a profile that needs an MFA code, in a process without a terminal."""
     return _lines(
-        f"{caller.place} needs an MFA code, and there is no terminal to ask for it, or the "
-        "session that it opened is over. In a terminal, type the command below: the session that "
-        "it opens is kept in ~/.aws/cli/cache, and used here until it ends.",
+        f"{caller.profile_words} needs an MFA code, and there is no terminal to ask for it, or the "
+        "session of the last code has ended. In a terminal, type the command below: batchml uses "
+        "the session that it stores in ~/.aws/cli/cache, until that ends.",
         f"aws sts get-caller-identity{caller.flag}",
     )
 
 
-def unreadable(caller: Caller, text: str) -> str:
-    """For a credential_process that is not there, a file that is no JSON and the like."""
+def explain_unreadable(caller: AwsCaller, text: str) -> str:
+    """For a missing credential_process, a file that is no JSON and the like."""
     return _lines(
-        f"the credentials of {caller.place} could not be read: {text}",
-        f"aws sts get-caller-identity{caller.flag}   # what does the AWS CLI say?",
+        f"the credentials of {caller.profile_words} could not be read: {text}",
+        f"aws sts get-caller-identity{caller.flag}   # try the AWS CLI",
     )
 
 
-def _mfa(caller: Caller, text: str, details: Details) -> str:
-    return mfa_advice(caller)
+def _mfa(caller: AwsCaller, text: str, details: Details) -> str:
+    return explain_mfa(caller)
 
 
-def _crt(caller: Caller, text: str, details: Details) -> str:
+def _crt(caller: AwsCaller, text: str, details: Details) -> str:
     return _lines(text, "pip install 'botocore[crt]'   # beside batchml")
 
 
-ADVICE: Mapping[str, Advice] = {
+CREDENTIAL_HELP: Mapping[str, Explain] = {
     "NoCredentialsError": _none,
     "PartialCredentialsError": _partial,
     "ProfileNotFound": _no_profile,
@@ -201,49 +211,49 @@ ADVICE: Mapping[str, Advice] = {
     "UnknownRegionError": _bad_region,
 }
 
-# --- what the service says of a signature ------------------------------------------------------
+# --- By refusal of AWS ----------------------------------------------------------------------------
 
 
-def expired(caller: Caller) -> str:
-    """Session credentials that are over."""
+def explain_expired(caller: AwsCaller) -> str:
     return _lines("the credentials have expired.", *_renew(caller))
 
 
-def wrong_keys(caller: Caller) -> str:
+def explain_wrong_keys(caller: AwsCaller) -> str:
     return _lines(
-        "AWS does not know these credentials, or they are turned off. (It says the same in a "
-        "region that the account has not enabled: batchml doctor tells them apart.)",
+        "AWS does not know these credentials, or they are turned off. (AWS says the same in a "
+        "region that the account has not enabled: batchml doctor tells the two apart.)",
         *_renew(caller),
     )
 
 
-def wrong_signature(caller: Caller, message: str) -> str:
-    what = f"the secret key does not belong to the access key. AWS says: {message}"
-    return _lines(what, *_renew(caller))
+def explain_wrong_signature(caller: AwsCaller, message: str) -> str:
+    problem = f"the secret key does not belong to the access key. AWS says: {message}"
+    return _lines(problem, *_renew(caller))
 
 
-def not_subscribed(message: str) -> str:
+def explain_no_subscription(message: str) -> str:
     return _lines(
-        f"the account is not subscribed to the service, or its sign-up is not done: {message}",
+        f"the account is not subscribed to the service, or its sign-up is incomplete: {message}",
         "finish it: https://console.aws.amazon.com/billing/signup",
     )
 
 
-def no_such_role(caller: Caller, message: str) -> str:
-    """SSO knows who you are, and does not let you be what the profile says."""
+def explain_missing_role(caller: AwsCaller, message: str) -> str:
+    """For a profile with an SSO role that the user does not have."""
     return _lines(
-        f"SSO does not give you the role of {caller.place} ({message}): sso_account_id and "
+        f"SSO does not give you the role of {caller.profile_words} ({message}): sso_account_id and "
         "sso_role_name in ~/.aws/config name it.",
-        f"aws configure sso{caller.flag}   # to choose among those that you have",
+        f"aws configure sso{caller.flag}   # to choose one of your roles",
     )
 
 
-def _renew(caller: Caller) -> tuple[str, ...]:
+def _renew(caller: AwsCaller) -> tuple[str, ...]:
+    """How to get new credentials from the same source."""
     flag = caller.flag
     match caller.method:
         case "env":
             return (
-                "export new ones where these came from (they are in environment variables), or:",
+                "export new ones (they are in environment variables), or:",
                 f"unset {_KEY_VARIABLES}",
             )
         case "sso":
@@ -251,17 +261,20 @@ def _renew(caller: Caller) -> tuple[str, ...]:
         case "login":
             return (f"aws login{flag}",)
         case "shared-credentials-file" | "config-file":
-            return (f"aws configure{flag}   # new ones for {caller.place}",)
+            return (f"aws configure{flag}   # new ones for {caller.profile_words}",)
         case "iam-role" | "container-role":
-            return ("they are this machine's own role's: check that the role still exists",)
+            return ("they are those of this machine's role: check that the role still exists",)
         case "":
             return (f"aws sso login{flag}, aws login{flag}, or aws configure{flag}",)
     return (f"aws sts get-caller-identity{flag}   # they came by {caller.method}",)
 
 
-def skew(date: str, message: str, now: float) -> float | None:
-    """Seconds that this machine's clock is ahead of the server's; None when neither the answer's
-    Date header nor its message tells the server's time. `now` is in seconds since 1970."""
+def clock_skew(date: str, message: str, now: float) -> float | None:
+    """Return the seconds that this machine's clock is ahead of the server's.
+
+    The server's time is read from the answer's Date header or from its message; None if neither
+    has it. `now` is in seconds since the epoch.
+    """
     from datetime import UTC, datetime
     from email.utils import parsedate_to_datetime
 
@@ -269,61 +282,53 @@ def skew(date: str, message: str, now: float) -> float | None:
         return now - parsedate_to_datetime(date).timestamp()
     except (TypeError, ValueError):
         pass
-    told = _SERVER_TIME.search(message)
-    if told is None:
+    match = re.search(_SERVER_TIME, message)
+    if match is None:
         return None
-    server = datetime.strptime(told["time"], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
+    server = datetime.strptime(match["time"], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
     return now - server.timestamp()
 
 
-def clock_is_off(seconds: float) -> str:
-    """By how much, and how to set it. `seconds` is what this machine is ahead."""
+def explain_clock_skew(seconds: float) -> str:
+    """`seconds`: how far this machine's clock is ahead."""
     minutes = max(1, round(abs(seconds) / 60))
-    long = f"{minutes} min" if minutes < 120 else f"{minutes / 60:.0f} h"
-    way = "fast" if seconds > 0 else "slow"
+    amount = f"{minutes} min" if minutes < 120 else f"{minutes / 60:.0f} h"
+    direction = "fast" if seconds > 0 else "slow"
     return _lines(
-        f"this machine's clock is {long} {way}, and AWS takes signatures of up to 5 min.",
+        f"this machine's clock is {amount} {direction}, and AWS accepts at most 5 min.",
         "sudo timedatectl set-ntp true",
     )
 
 
-# --- missing permissions --------------------------------------------------------------------------
-# What AWS says when it denies, and the policy statement that would allow it.
-#
-# Sources: IAM User Guide, "Troubleshoot access denied error messages"; EC2 API Reference, "Error
-# codes" (UnauthorizedOperation and its encoded message).
+# --- Missing permissions --------------------------------------------------------------------------
 
 
-_WHO = re.compile(r"User:? (?P<who>arn:\S+|\S+) is not authorized")
-_ACTION = re.compile(
+_WHO = r"User:? (?P<who>arn:\S+|\S+) is not authorized"
+_ACTION = (
     r"(?:not authorized )?to perform:? \[?(?P<action>[a-z0-9-]+:[A-Za-z0-9*]+)\]?"
     r"(?: on (?:the )?(?:resource:?)?\s*\[?(?P<resource>arn:[^\s\],]+|\*))?"
 )
-_ENCODED = re.compile(r"[Ee]ncoded authorization failure message: (?P<encoded>[\w=+/-]+)")
-_EXPLICIT = re.compile(
+_ENCODED = r"[Ee]ncoded authorization failure message: (?P<encoded>[\w=+/-]+)"
+_EXPLICIT = (
     r"explicit deny(?: in an? (?P<policy>[A-Za-z -]*?(?:policy|permissions boundary))"
-    r"(?::? (?P<which>arn:\S+))?)?"
+    r"(?::? (?P<arn>arn:\S+))?)?"
 )
-_ABSENT = re.compile(r"because no (?P<policy>[A-Za-z -]*?(?:policy|permissions boundary)) allows")
+_ABSENT = r"because no (?P<policy>[A-Za-z -]*?(?:policy|permissions boundary)) allows"
 
-# Where a statement for the caller helps. Elsewhere somebody else has closed a door before it.
+# Kinds of policies to which the caller can add a statement. The others have another owner.
 _OWN = ("", "identity-based policy")
 
 
 class Denial(Struct, frozen=True):
-    """One denial: empty strings for what the message leaves out.
-
-    `policy` is the kind of policy that decided, in AWS's words; `explicit` is True when it denies
-    in so many words, which no other statement can undo.
-    """
+    """A message about a missing permission; "" for details that it leaves out."""
 
     action: str
     resource: str = ""
-    who: str = ""
-    explicit: bool = False
-    policy: str = ""
-    which: str = ""  # the ARN of that policy
-    encoded: str = ""
+    who: str = ""  # the principal
+    explicit: bool = False  # a Deny statement matched, which no other statement can undo
+    policy: str = ""  # the kind of policy that decided, in AWS's words
+    policy_arn: str = ""
+    encoded: str = ""  # a message that `aws sts decode-authorization-message` reads
 
     @property
     def is_mendable(self) -> bool:
@@ -333,13 +338,13 @@ class Denial(Struct, frozen=True):
 
 def parse_denial(message: str) -> Denial | None:
     """Read an AccessDenied or UnauthorizedOperation message; None when it names no action."""
-    encoded = _ENCODED.search(message)
-    action = _ACTION.search(message)
+    encoded = re.search(_ENCODED, message)
+    action = re.search(_ACTION, message)
     if action is None and encoded is None:
         return None
-    who = _WHO.search(message)
-    explicit = _EXPLICIT.search(message)
-    absent = _ABSENT.search(message)
+    who = re.search(_WHO, message)
+    explicit = re.search(_EXPLICIT, message)
+    absent = re.search(_ABSENT, message)
     decided = explicit or absent
     return Denial(
         action=action["action"] if action else "",
@@ -347,13 +352,13 @@ def parse_denial(message: str) -> Denial | None:
         who=who["who"] if who else "",
         explicit=explicit is not None,
         policy=(decided["policy"] or "") if decided else "",
-        which=(explicit["which"] or "").rstrip(".") if explicit else "",
+        policy_arn=(explicit["arn"] or "").rstrip(".") if explicit else "",
         encoded=encoded["encoded"] if encoded else "",
     )
 
 
-def statement(actions: Iterable[str], resources: Iterable[str]) -> dict[str, Any]:
-    """The policy statement that allows `actions` on `resources`, on anything unless given."""
+def allow_statement(actions: Iterable[str], resources: Iterable[str]) -> dict[str, Any]:
+    """The policy statement that allows `actions` on `resources`, or on any resource."""
     return {
         "Effect": "Allow",
         "Action": sorted(set(actions)),
@@ -361,46 +366,45 @@ def statement(actions: Iterable[str], resources: Iterable[str]) -> dict[str, Any
     }
 
 
-def statements(missing: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
-    """What allows each (action, resource): one statement for those that name resources, and one
-    for those that take none, so that neither widens the other."""
+def allow_statements(missing: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
+    """The policy statements that allow each (action, resource).
+
+    One has the actions that take resources, one those that take none, so that neither widens the
+    other.
+    """
     pairs = list(missing)
     named = [pair for pair in pairs if pair[1] != "*"]
     free = [action for action, resource in pairs if resource == "*"]
-    found = [statement(*zip(*named, strict=True))] if named else []
-    return [*found, *([statement(free, ["*"])] if free else [])]
-
-
-def in_one_line(policy: object) -> str:
-    """JSON that can be pasted."""
-    return json.dumps(policy)
+    found = [allow_statement(*zip(*named, strict=True))] if named else []
+    return [*found, *([allow_statement(free, ["*"])] if free else [])]
 
 
 def explain_denial(operation: str, denial: Denial) -> str:
-    """One line that says what is denied, and below it the way out."""
-    what = denial.action or operation
+    """One line that names the missing permission, and below it lines with fixes."""
+    action = denial.action or operation
     where = f" on {denial.resource}" if denial.resource else ""
     who = f" to {denial.who}" if denial.who else ""
-    said = f"AWS denies {what}{where}{who}"
+    problem = f"AWS denies {action}{where}{who}"
     if denial.explicit:
-        policy = " ".join((denial.policy or "policy", denial.which)).strip()
-        said += f", by an explicit deny in a {policy}. No added statement can undo that."
-        fixes = ["ask whoever owns that policy to take the deny out, or to exempt you"]
+        policy = " ".join((denial.policy or "policy", denial.policy_arn)).strip()
+        problem += f", by an explicit deny in a {policy}. No added statement can undo that."
+        fixes = ["ask whoever owns that policy to remove the deny, or to exempt you"]
     elif not denial.is_mendable:
-        said += f", because no {denial.policy} allows it. A statement of your own does not help."
-        fixes = [f"ask whoever owns the {denial.policy} to allow {what}"]
+        problem += f", because no {denial.policy} allows it. A statement of your own does not help."
+        fixes = [f"ask whoever owns the {denial.policy} to allow {action}"]
     elif denial.action:
-        said += ". Add this statement to a policy of yours:"
-        fixes = [in_one_line(statement([what], [denial.resource] if denial.resource else []))]
+        problem += ". Add this statement to a policy of yours:"
+        resources = [denial.resource] if denial.resource else []
+        fixes = [json.dumps(allow_statement([action], resources))]
         if denial.action == "sts:AssumeRole":
             fixes += [
                 f"and name {denial.who or 'yourself'} as a principal in the role's trust policy"
             ]
     else:
-        said, fixes = f"{said}.", []
+        problem, fixes = f"{problem}.", []
     if denial.encoded:
         fixes += [
             "aws sts decode-authorization-message --query DecodedMessage --output text "
             f"--encoded-message {denial.encoded}"
         ]
-    return "\n  ".join((said, *fixes))
+    return "\n  ".join((problem, *fixes))

@@ -1,8 +1,10 @@
-"""What AWS knows about why a run waits or failed: at most six calls, each for one question.
+"""Ask AWS why a run waits or failed, in at most six calls.
 
-A question that may not be asked, is refused or not answered, comes to nothing and is noted: the
-verdict then rests on less, and says so. Sources: AWS Batch User Guide, "Jobs stuck in RUNNABLE";
-API References of AWS Batch, ECS, EC2 Auto Scaling and EC2.
+A call that fails or is not allowed is recorded in `unasked`, and returns None: the explanation is
+then less certain, and says so.
+
+Sources: AWS Batch User Guide, "Jobs stuck in RUNNABLE"; API References of AWS Batch, ECS, EC2 Auto
+Scaling and EC2.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,18 +12,18 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from batchml.aws.batch.responses import to_run, to_summary
-from batchml.aws.errors import translated
+from batchml.aws.errors import translate_errors
 from batchml.aws.session import Session
 from batchml.errors import BatchmlError, ServiceUnreachable
 from batchml.model.explanation import (
-    Activity,
     ComputeState,
+    ConsumableState,
     HostType,
-    Machine,
+    InstanceState,
+    QueueSnapshot,
     QueueState,
-    Snapshot,
-    Stock,
-    Waiting,
+    ScalingActivity,
+    WaitingJob,
 )
 from batchml.model.names import bare_name
 from batchml.model.run import Run
@@ -29,13 +31,13 @@ from batchml.model.run import Run
 MOST_CALLS = 6
 LAST_LINES = 200
 _MAX_DESCRIBE = 100
-_TRIES = 2  # of a question beside those to AWS Batch: where nobody answers, it is left out
+_TRIES = 2  # of a call to other services than AWS Batch
 
 T = TypeVar("T")
 
 
 class Diagnosis:
-    """Asks AWS. `calls` counts what was sent; `unasked` names what could not be asked, and why."""
+    """`calls` counts the calls; `unasked` has the failed calls, each with the reason."""
 
     def __init__(self, session: Session, most: int = MOST_CALLS) -> None:
         self._session = session
@@ -50,18 +52,18 @@ class Diagnosis:
     # --- AWS Batch --------------------------------------------------------------------------
 
     def runs(self, job_ids: Sequence[str]) -> tuple[Run, ...]:
-        """The first hundred of these runs, as far as AWS Batch still knows them.
+        """The first hundred of these runs that AWS Batch still knows.
 
-        Raises AccessError, ServiceError, ServiceUnreachable: without it there is nothing to say.
+        Raises AccessError, ServiceError, ServiceUnreachable.
         """
         self.calls += 1
-        with translated("DescribeJobs"):
-            asked = list(job_ids[:_MAX_DESCRIBE])
-            found = self._session.client("batch").describe_jobs(jobs=asked)["jobs"]
+        with translate_errors("DescribeJobs"):
+            ids = list(job_ids[:_MAX_DESCRIBE])
+            found = self._session.client("batch").describe_jobs(jobs=ids)["jobs"]
         return tuple(map(to_run, found))
 
     def children(self, array: Run, status: str) -> tuple[Run, ...]:
-        """Those of an array that are in a state, by number, as far as one page of 1,000 tells."""
+        """The first 1,000 children of an array in a state, by index."""
 
         def ask() -> tuple[Run, ...]:
             found = self._session.client("batch").list_jobs(
@@ -73,7 +75,7 @@ class Diagnosis:
         return self._try("batch:ListJobs", ask) or ()
 
     def running(self, queue: str) -> tuple[str, ...]:
-        """The job ids of a queue's runs that run, as far as the first hundred tell."""
+        """The job ids of the first hundred running runs of a queue."""
 
         def ask() -> tuple[str, ...]:
             found = self._session.client("batch").list_jobs(
@@ -84,7 +86,7 @@ class Diagnosis:
         return self._try("batch:ListJobs", ask) or ()
 
     def queue(self, name: str) -> QueueState | None:
-        """One that is not there is DELETED."""
+        """A queue that does not exist has the status DELETED."""
 
         def ask() -> QueueState:
             found = self._session.client("batch").describe_job_queues(jobQueues=[name])
@@ -104,25 +106,27 @@ class Diagnosis:
 
         return self._try("batch:DescribeComputeEnvironments", ask)
 
-    def snapshot(self, queue: str) -> Snapshot | None:
-        def ask() -> Snapshot:
+    def snapshot(self, queue: str) -> QueueSnapshot | None:
+        def ask() -> QueueSnapshot:
             return to_snapshot(self._session.client("batch").get_job_queue_snapshot(jobQueue=queue))
 
         return self._try("batch:GetJobQueueSnapshot", ask)
 
-    def stock(self, name: str) -> Stock | None:
-        def ask() -> Stock:
+    def stock(self, name: str) -> ConsumableState | None:
+        def ask() -> ConsumableState:
             found = self._session.client("batch").describe_consumable_resource(
                 consumableResource=name
             )
-            return Stock(name, found.get("totalQuantity", 0), found.get("inUseQuantity", 0))
+            return ConsumableState(
+                name, found.get("totalQuantity", 0), found.get("inUseQuantity", 0)
+            )
 
         return self._try("batch:DescribeConsumableResource", ask)
 
-    # --- hosts ------------------------------------------------------------------------------
+    # --- Hosts ------------------------------------------------------------------------------
 
     def hosts(self, cluster: str) -> int | None:
-        """How many hosts have joined the cluster of a compute environment; 100 counts as many."""
+        """The number of hosts in the cluster of a compute environment, at most 100."""
 
         def ask() -> int:
             found = self._client("ecs").list_container_instances(cluster=cluster)
@@ -130,24 +134,24 @@ class Diagnosis:
 
         return self._try("ecs:ListContainerInstances", ask)
 
-    def activities(self, environments: Iterable[str]) -> tuple[Activity, ...] | None:
-        """What the Auto Scaling groups of compute environments did last, the newest first.
+    def activities(self, environments: Iterable[str]) -> tuple[ScalingActivity, ...] | None:
+        """The last activities of the compute environments' Auto Scaling groups, newest first.
 
-        AWS Batch names a group after its environment, `NAME-asg-...` as far as anyone has seen; so
-        all groups are asked for at once, the last hundred activities, and ours taken.
+        They are selected from the last hundred activities of all groups, by the group's name:
+        AWS Batch seems to name groups `NAME-asg-...` after the compute environment.
         """
         names = tuple(environments)
 
-        def ask() -> tuple[Activity, ...]:
+        def ask() -> tuple[ScalingActivity, ...]:
             found = self._client("autoscaling").describe_scaling_activities()["Activities"]
             return _of_groups(tuple(map(to_activity, found)), names)
 
         return self._try("autoscaling:DescribeScalingActivities", ask)
 
     def host_types(self, names: Sequence[str]) -> tuple[HostType, ...] | None:
-        """What the instance types and families give, as far as the region has them.
+        """The instance types with these names or families that the region has.
 
-        None as well for more than one page of them: a part says nothing of the largest.
+        None if they fill more than one page: the largest type might be on another page.
         """
         values = [name if "." in name else f"{name}.*" for name in names]
 
@@ -161,7 +165,7 @@ class Diagnosis:
         return self._try("ec2:DescribeInstanceTypes", ask)
 
     def architecture(self, ami: str) -> str | None:
-        """`x86_64` or `arm64`; empty for an image that is not there."""
+        """`x86_64` or `arm64`; "" for an image that does not exist."""
 
         def ask() -> str:
             found = self._client("ec2").describe_images(ImageIds=[ami])["Images"]
@@ -169,18 +173,18 @@ class Diagnosis:
 
         return self._try("ec2:DescribeImages", ask)
 
-    def machine(self, instance_id: str) -> Machine | None:
-        def ask() -> Machine | None:
+    def machine(self, instance_id: str) -> InstanceState | None:
+        def ask() -> InstanceState | None:
             found = self._client("ec2").describe_instances(InstanceIds=[instance_id])
             each = [one for group in found["Reservations"] for one in group["Instances"]]
             return to_machine(each[0]) if each else None
 
         return self._try("ec2:DescribeInstances", ask)
 
-    # --- the log ----------------------------------------------------------------------------
+    # --- The log ----------------------------------------------------------------------------
 
     def last_lines(self, group: str, stream: str) -> tuple[str, ...] | None:
-        """The last page of a stream: at most 200 lines, one call."""
+        """The last lines of a stream, at most 200."""
 
         def ask() -> tuple[str, ...]:
             page = self._client("logs").get_log_events(
@@ -198,7 +202,7 @@ class Diagnosis:
             return None
         self.calls += 1
         try:
-            with translated(action.partition(":")[2]):
+            with translate_errors(action.partition(":")[2]):
                 return ask()
         except BatchmlError as error:
             self.unasked.append(f"{action} ({_why(error)})")
@@ -211,7 +215,7 @@ def _why(error: BatchmlError) -> str:
     return str(getattr(error, "code", "")) or "refused"
 
 
-# --- AWS JSON -> our nouns --------------------------------------------------------------------
+# --- From AWS's JSON ------------------------------------------------------------------------------
 
 
 def to_queue(detail: Mapping[str, Any]) -> QueueState:
@@ -247,13 +251,13 @@ def to_compute(detail: Mapping[str, Any]) -> ComputeState:
     )
 
 
-def to_snapshot(answer: Mapping[str, Any]) -> Snapshot:
+def to_snapshot(answer: Mapping[str, Any]) -> QueueSnapshot:
     front = (answer.get("frontOfQueue") or {}).get("jobs", ())
     use = answer.get("queueUtilization") or {}
     fair = use.get("fairshareUtilization") or {}
-    return Snapshot(
+    return QueueSnapshot(
         front=tuple(
-            Waiting(bare_name(each["jobArn"]), int(each.get("earliestTimeAtPosition", 0)))
+            WaitingJob(bare_name(each["jobArn"]), int(each.get("earliestTimeAtPosition", 0)))
             for each in front
         ),
         used_vcpus=_vcpus(use.get("totalCapacityUsage", ())),
@@ -269,8 +273,8 @@ def _vcpus(capacities: Iterable[Mapping[str, Any]]) -> float:
     return sum(float(c["quantity"]) for c in capacities if c.get("capacityUnit") == "VCPU")
 
 
-def to_activity(raw: Mapping[str, Any]) -> Activity:
-    return Activity(
+def to_activity(raw: Mapping[str, Any]) -> ScalingActivity:
+    return ScalingActivity(
         group=raw.get("AutoScalingGroupName", ""),
         status=raw.get("StatusCode", ""),
         message=raw.get("StatusMessage", ""),
@@ -279,7 +283,9 @@ def to_activity(raw: Mapping[str, Any]) -> Activity:
     )
 
 
-def _of_groups(activities: tuple[Activity, ...], names: Iterable[str]) -> tuple[Activity, ...]:
+def _of_groups(
+    activities: tuple[ScalingActivity, ...], names: Iterable[str]
+) -> tuple[ScalingActivity, ...]:
     exact = tuple(f"{name}-asg" for name in names)
     loose = tuple(f"{name}-" for name in names)
     found = tuple(each for each in activities if each.group.startswith(exact))
@@ -301,9 +307,9 @@ def to_host_type(raw: Mapping[str, Any]) -> HostType:
     )
 
 
-def to_machine(raw: Mapping[str, Any]) -> Machine:
+def to_machine(raw: Mapping[str, Any]) -> InstanceState:
     reason = raw.get("StateReason") or {}
-    return Machine(
+    return InstanceState(
         instance_id=raw["InstanceId"],
         is_spot=raw.get("InstanceLifecycle") == "spot",
         state=(raw.get("State") or {}).get("Name", ""),

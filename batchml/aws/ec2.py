@@ -1,8 +1,12 @@
-"""EC2 launch templates and placement groups of compute environments.
+"""EC2 launch templates, with the user data of hosts, and placement groups.
+
+AWS Batch wants user data in the MIME format and adds a part. A script of the user data may run
+again at the next boot, so each leaves the same result when it is repeated.
 
 Source: EC2 API reference, RequestLaunchTemplateData; AWS Batch User Guide, "Use Amazon EC2 launch
-templates" (what AWS Batch ignores in one: instance types, profile, subnets, market options; but
-the market option of a capacity block is in AWS's own samples for it: (U), decision 035).
+templates" (AWS Batch ignores instance types, profile, subnets and market options of a template; but
+the market option of a capacity block is in AWS's own samples for it: (U), decision 035), "Amazon
+EC2 user data in launch templates"; Amazon ECS Developer Guide, "Container agent configuration".
 """
 
 import base64
@@ -14,19 +18,13 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct
 
-from batchml.aws.errors import translated
-from batchml.aws.naming import NOTICE_FILE, NOTICES, WORKSPACE, Site, Workspace, owner_tags
+from batchml.aws.errors import translate_errors
+from batchml.aws.naming import NOTICE_FILE, NOTICES, WORKSPACE, Site, WorkspaceMount, owner_tags
 from batchml.aws.session import Session
 from batchml.errors import ConfigError, ServiceError
 from batchml.model.environment import Compute
 
-# --- user data of hosts ---------------------------------------------------------------------------
-# What an instance does when it starts, as user data: AWS Batch wants MIME and adds a part.
-#
-# Everything here may run again at the next boot and leaves the same behind.
-#
-# Source: AWS Batch User Guide, "Amazon EC2 user data in launch templates"; Amazon ECS Developer
-# Guide, "Container agent configuration".
+# --- User data ------------------------------------------------------------------------------------
 
 
 MAX_USER_DATA = 16 * 1024  # bytes before base64; EC2
@@ -36,8 +34,11 @@ _BOUNDARY = "==BATCHML=="
 _TRIES = 12  # of a mount, five seconds apart
 
 
-class Part(NamedTuple):
-    """`boothook`: at every boot, before Docker and the ECS agent; `script`: once, before ECS."""
+class UserDataPart(NamedTuple):
+    """A script of the user data.
+
+    A `boothook` runs at every boot, before Docker and the ECS agent; a `script` once, before ECS.
+    """
 
     kind: str
     text: str
@@ -46,31 +47,30 @@ class Part(NamedTuple):
 _TYPES = {"boothook": "text/cloud-boothook", "script": "text/x-shellscript"}
 
 
-def user_data(
+def make_user_data(
     *,
-    workspace: Workspace = Workspace(),  # noqa: B008  (a frozen value)
+    workspace: WorkspaceMount = WorkspaceMount(),  # noqa: B008  (a frozen value)
     stop_seconds: int = 110,
     has_gpus: bool = False,
     lets_privileged: bool = False,
     is_spot: bool = False,
 ) -> str:
-    """The user data of an instance, not encoded.
+    """The user data of an instance, not encoded. Raises ConfigError if it exceeds 16 KB.
 
-    `stop_seconds` is how long a container has from SIGTERM to SIGKILL. Raises ConfigError over 16
-    KB.
+    `stop_seconds` is the time of a container between SIGTERM and SIGKILL.
     """
-    parts = [Part("boothook", _firewall())]
+    parts = [UserDataPart("boothook", _firewall())]
     mount = _mount(workspace)
     if mount:
-        parts.append(Part("boothook", mount))
+        parts.append(UserDataPart("boothook", mount))
     if is_spot:
-        parts.append(Part("boothook", _notices()))
-    parts.append(Part("script", _agent(stop_seconds, has_gpus, lets_privileged)))
-    return multipart(parts)
+        parts.append(UserDataPart("boothook", _notices()))
+    parts.append(UserDataPart("script", _agent(stop_seconds, has_gpus, lets_privileged)))
+    return to_mime(parts)
 
 
-def multipart(parts: Iterable[Part]) -> str:
-    """The parts as one MIME message. Raises ConfigError when it is more than EC2 takes."""
+def to_mime(parts: Iterable[UserDataPart]) -> str:
+    """The parts as one MIME message. Raises ConfigError if it exceeds EC2's limit."""
     lines = ["MIME-Version: 1.0", f'Content-Type: multipart/mixed; boundary="{_BOUNDARY}"', ""]
     for kind, text in parts:
         lines += [f"--{_BOUNDARY}", f'Content-Type: {_TYPES[kind]}; charset="us-ascii"', ""]
@@ -78,13 +78,15 @@ def multipart(parts: Iterable[Part]) -> str:
     made = "\n".join([*lines, f"--{_BOUNDARY}--", ""])
     size = len(made.encode())
     if size > MAX_USER_DATA:
-        raise ConfigError("The user data", [f"{size} bytes; EC2 takes {MAX_USER_DATA}."])
+        raise ConfigError("The user data", [f"{size} bytes; EC2 allows {MAX_USER_DATA}."])
     return made
 
 
 def _firewall() -> str:
-    """Jobs share the host's network, so a hop limit alone does not keep them from the instance's
-    role. Their own credentials come from 169.254.170.2, which this does not touch.
+    """Keep jobs from the instance metadata, and so from the instance's role.
+
+    Jobs share the host's network, so a hop limit alone does not do that. Their own credentials come
+    from 169.254.170.2, which this rule does not block.
     """
     return f"""\
 #!/bin/bash
@@ -94,9 +96,10 @@ iptables -w 10 -C "${{rule[@]}}" 2> /dev/null || iptables -w 10 -I "${{rule[@]}}
 
 
 def _notices() -> str:
-    """A service that asks what EC2 announces and writes it where containers read it: they cannot
-    ask, because of the firewall. batchml/runtime/telemetry/spot.py reads it. The folder stays while
-    the service starts anew, or containers would see the old one. `docs/decisions/027-notices.md`
+    """A service that writes EC2's spot notices to a file for batchml/runtime/telemetry/spot.py.
+
+    The firewall keeps containers from reading them at the source. A restart of the service keeps
+    the folder, because containers have mounted it. See `docs/decisions/027-notices.md`.
     """
     return f"""\
 #!/bin/bash
@@ -140,7 +143,7 @@ systemctl start --no-block batchml-notice
 
 
 def _agent(stop_seconds: int, has_gpus: bool, lets_privileged: bool) -> str:
-    """Set keys of the agent's file one by one: AWS Batch writes ECS_CLUSTER into the same one."""
+    """Set keys of the agent's file one by one: AWS Batch writes ECS_CLUSTER into the same file."""
     settings = {
         "ECS_ENABLE_SPOT_INSTANCE_DRAINING": "true",
         "ECS_CONTAINER_STOP_TIMEOUT": f"{stop_seconds}s",
@@ -169,15 +172,15 @@ put() {{
 """
 
 
-def _mount(workspace: Workspace) -> str:
-    """Mount the workspace. The agent does not start without it: jobs would write to the disk."""
+def _mount(workspace: WorkspaceMount) -> str:
+    """Mount the workspace before the agent starts: else jobs would write to the host's disk."""
     if workspace.kind == "none":
         return ""
     efs = workspace.kind == "efs"
-    # The programs that mount are in the AMIs of AWS and ours; another may lack them.
+    # The AMIs of AWS and ours have the programs that mount; other AMIs may lack them.
     program, package = ("mount.efs", "amazon-efs-utils") if efs else ("mount.lustre", LUSTRE)
     command = _mount_efs(workspace) if efs else _mount_lustre(workspace)
-    # Every job may write, whatever its user is; with an access point that is its matter.
+    # Every user of a job may write. An access point has permissions of its own.
     share = "" if workspace.access_point else f"\n        chmod 1777 {WORKSPACE}"
     return f"""\
 #!/bin/bash
@@ -210,38 +213,38 @@ systemctl daemon-reload
 LUSTRE = "lustre-client"
 
 
-def _mount_efs(workspace: Workspace) -> str:
+def _mount_efs(workspace: WorkspaceMount) -> str:
     point = f",accesspoint={workspace.access_point}" if workspace.access_point else ""
     source = quote(f"{workspace.file_system}:/")
     return f"mount -t efs -o {quote(f'tls,noresvport{point}')} {source} {WORKSPACE}"
 
 
-def _mount_lustre(workspace: Workspace) -> str:
+def _mount_lustre(workspace: WorkspaceMount) -> str:
     source = quote(f"{workspace.dns}@tcp:/{workspace.mount_name}")
     return f"mount -t lustre -o relatime,flock {source} {WORKSPACE}"
 
 
-# --- launch ---------------------------------------------------------------------------------------
+# --- Requests -------------------------------------------------------------------------------------
 
 
 _NO_TEMPLATE = ("InvalidLaunchTemplateName.NotFoundException", "InvalidLaunchTemplateId.NotFound")
 _NO_GROUP = "InvalidPlacementGroup.Unknown"
 _SAME_GROUP = "InvalidPlacementGroup.Duplicate"
 _GROUP_IN_USE = "InvalidPlacementGroup.InUse"
-_HASH = "batchml content "  # before the hash, in a version's description
+_HASH = "batchml content "  # in a version's description, before the hash
 
 
-class Template(Struct, frozen=True):
-    """A version of a launch template, and the hash of what it says."""
+class LaunchTemplate(Struct, frozen=True):
+    """A version of a launch template, with the hash of its content."""
 
     name: str
     version: int
     content: str
 
 
-def starting_script(site: Site, compute: Compute) -> str:
+def compute_user_data(site: Site, compute: Compute) -> str:
     """The user data of a compute environment's instances."""
-    return user_data(
+    return make_user_data(
         workspace=site.workspace,
         stop_seconds=compute.stop_seconds,
         has_gpus=compute.has_gpus,
@@ -250,12 +253,12 @@ def starting_script(site: Site, compute: Compute) -> str:
     )
 
 
-def launch_template(site: Site, name: str, compute: Compute) -> dict[str, Any]:
-    """The CreateLaunchTemplate arguments for a compute environment `name`.
+def launch_template_request(site: Site, name: str, compute: Compute) -> dict[str, Any]:
+    """The CreateLaunchTemplate request for the compute environment `name`.
 
-    The security groups are the compute environment's. The description holds a hash of the content,
-    by which an unchanged template is known: `content_of`. Raises ConfigError for user data over 16
-    KB.
+    The security groups are those of the compute environment. The description has a hash of the
+    content (see `content_hash`), by which an unchanged template is recognized. Raises ConfigError
+    if the user data exceeds 16 KB.
     """
     tags = site.tagged(name, compute.tags)
     named = {**tags, "Name": site.named(name)}
@@ -264,7 +267,7 @@ def launch_template(site: Site, name: str, compute: Compute) -> dict[str, Any]:
         "MetadataOptions": {
             "HttpEndpoint": "enabled",
             "HttpTokens": "required",
-            # Containers with a network of their own, the nodes of a multi-node job, are a hop away.
+            # The nodes of a multi-node job have a network of their own, one hop away.
             "HttpPutResponseHopLimit": 1,
             "HttpProtocolIpv6": "disabled",
             "InstanceMetadataTags": "disabled",
@@ -272,7 +275,7 @@ def launch_template(site: Site, name: str, compute: Compute) -> dict[str, Any]:
         "TagSpecifications": [
             {"ResourceType": kind, "Tags": _pairs(named)} for kind in ("instance", "volume")
         ],
-        "UserData": base64.b64encode(starting_script(site, compute).encode()).decode(),
+        "UserData": base64.b64encode(compute_user_data(site, compute).encode()).decode(),
     }
     reserved = compute.capacity_block or compute.capacity_reservation
     if reserved:
@@ -288,13 +291,13 @@ def launch_template(site: Site, name: str, compute: Compute) -> dict[str, Any]:
     }
 
 
-def content_of(request: Mapping[str, Any]) -> str:
-    """The hash of what a launch template's request says."""
+def content_hash(request: Mapping[str, Any]) -> str:
+    """The hash of a launch template's content, from its request or description."""
     return str(request["VersionDescription"]).removeprefix(_HASH)
 
 
-def placement_group(site: Site, name: str) -> dict[str, Any]:
-    """The CreatePlacementGroup arguments for a compute environment `name`."""
+def placement_group_request(site: Site, name: str) -> dict[str, Any]:
+    """The CreatePlacementGroup request for the compute environment `name`."""
     tags = _pairs(site.tagged(name))
     return {
         "GroupName": site.named(name),
@@ -328,7 +331,12 @@ def _pairs(tags: Mapping[str, str]) -> list[dict[str, str]]:
     return [{"Key": key, "Value": value} for key, value in sorted(tags.items())]
 
 
+# --- Calls ----------------------------------------------------------------------------------------
+
+
 class LaunchApi:
+    """EC2's calls for launch templates, placement groups and AMIs, with our types."""
+
     def __init__(self, session: Session) -> None:
         self._session = session
 
@@ -336,10 +344,10 @@ class LaunchApi:
     def _client(self) -> Any:
         return self._session.client("ec2")
 
-    def template(self, name: str) -> Template | None:
-        """The newest version of a launch template; None where there is none."""
+    def template(self, name: str) -> LaunchTemplate | None:
+        """The newest version of a launch template; None if it does not exist."""
         try:
-            with translated("DescribeLaunchTemplateVersions"):
+            with translate_errors("DescribeLaunchTemplateVersions"):
                 found = self._client.describe_launch_template_versions(
                     LaunchTemplateName=name, Versions=["$Latest"]
                 )["LaunchTemplateVersions"]
@@ -349,9 +357,9 @@ class LaunchApi:
             raise
         return _template(name, found[0]) if found else None
 
-    def templates(self, env: str) -> dict[str, Template]:
+    def templates(self, env: str) -> dict[str, LaunchTemplate]:
         """The newest version of every launch template of an environment, by name."""
-        with translated("DescribeLaunchTemplates"):
+        with translate_errors("DescribeLaunchTemplates"):
             pages = self._client.get_paginator("describe_launch_templates").paginate(
                 Filters=[_tagged(env)]
             )
@@ -361,57 +369,57 @@ class LaunchApi:
 
     def groups(self, env: str) -> list[str]:
         """The names of an environment's placement groups."""
-        with translated("DescribePlacementGroups"):
+        with translate_errors("DescribePlacementGroups"):
             found = self._client.describe_placement_groups(Filters=[_tagged(env)])
             return sorted(group["GroupName"] for group in found["PlacementGroups"])
 
     def delete_images(self, env: str, keep: str = "") -> list[str]:
-        """Deregister the AMIs that were built for an environment, with their snapshots; their ids.
+        """Deregister the AMIs of an environment, with their snapshots. Return their ids.
 
-        `keep` is the id of one that somebody else deletes.
+        The AMI with the id `keep` stays.
         """
-        with translated("DescribeImages"):
+        with translate_errors("DescribeImages"):
             found = self._client.describe_images(Owners=["self"], Filters=[_tagged(env)])["Images"]
         for image in found:
             if image["ImageId"] == keep:
                 continue
-            with translated("DeregisterImage"):
+            with translate_errors("DeregisterImage"):
                 self._client.deregister_image(ImageId=image["ImageId"])
             for mapping in image.get("BlockDeviceMappings", ()):
                 snapshot = mapping.get("Ebs", {}).get("SnapshotId")
                 if snapshot:
-                    with translated("DeleteSnapshot"):
+                    with translate_errors("DeleteSnapshot"):
                         self._client.delete_snapshot(SnapshotId=snapshot)
         return [image["ImageId"] for image in found if image["ImageId"] != keep]
 
-    def create_template(self, request: Mapping[str, Any]) -> Template:
-        """Make a launch template; its first version."""
-        with translated("CreateLaunchTemplate"):
+    def create_template(self, request: Mapping[str, Any]) -> LaunchTemplate:
+        """Create a launch template. Return its first version."""
+        with translate_errors("CreateLaunchTemplate"):
             made = self._client.create_launch_template(**request)["LaunchTemplate"]
             version = int(made["LatestVersionNumber"])
-        return Template(request["LaunchTemplateName"], version, content_of(request))
+        return LaunchTemplate(request["LaunchTemplateName"], version, content_hash(request))
 
-    def add_version(self, request: Mapping[str, Any]) -> Template:
-        """Make a version of the launch template that a CreateLaunchTemplate request is about."""
+    def add_version(self, request: Mapping[str, Any]) -> LaunchTemplate:
+        """Create a version of an existing launch template, from a CreateLaunchTemplate request."""
         given = {key: value for key, value in request.items() if key != "TagSpecifications"}
-        with translated("CreateLaunchTemplateVersion"):
+        with translate_errors("CreateLaunchTemplateVersion"):
             made = self._client.create_launch_template_version(**given)["LaunchTemplateVersion"]
             version = int(made["VersionNumber"])
-        return Template(request["LaunchTemplateName"], version, content_of(request))
+        return LaunchTemplate(request["LaunchTemplateName"], version, content_hash(request))
 
     def delete_template(self, name: str) -> None:
-        """Delete a launch template with all of its versions, if it is there."""
+        """Delete a launch template with all its versions, if it exists."""
         try:
-            with translated("DeleteLaunchTemplate"):
+            with translate_errors("DeleteLaunchTemplate"):
                 self._client.delete_launch_template(LaunchTemplateName=name)
         except ServiceError as error:
             if error.code not in _NO_TEMPLATE:
                 raise
 
     def create_placement_group(self, request: Mapping[str, Any]) -> None:
-        """Make a placement group. The call has no token: sent again, it finds what it made."""
+        """Create a placement group, or accept the one that an earlier call created."""
         try:
-            with translated("CreatePlacementGroup"):
+            with translate_errors("CreatePlacementGroup"):
                 self._client.create_placement_group(**request)
         except ServiceError as error:
             tags = {tag["Key"]: tag["Value"] for tag in request["TagSpecifications"][0]["Tags"]}
@@ -420,9 +428,9 @@ class LaunchApi:
                 raise
 
     def delete_placement_group(self, name: str) -> bool:
-        """Delete a placement group, if it is there. False while instances are in it."""
+        """Delete a placement group, if it exists. Return False while instances use it."""
         try:
-            with translated("DeletePlacementGroup"):
+            with translate_errors("DeletePlacementGroup"):
                 self._client.delete_placement_group(GroupName=name)
         except ServiceError as error:
             if error.code == _GROUP_IN_USE:
@@ -437,7 +445,9 @@ def _tagged(env: str) -> dict[str, Any]:
     return {"Name": f"tag:{tag}", "Values": [value]}
 
 
-def _template(name: str, detail: Mapping[str, Any]) -> Template:
-    return Template(
-        name, int(detail.get("VersionNumber", 0)), content_of({"VersionDescription": "", **detail})
+def _template(name: str, detail: Mapping[str, Any]) -> LaunchTemplate:
+    return LaunchTemplate(
+        name,
+        int(detail.get("VersionNumber", 0)),
+        content_hash({"VersionDescription": "", **detail}),
     )

@@ -1,7 +1,10 @@
-"""Amazon ECR: one repository `batchml/NAME` for each image, and what is in it.
+"""Build images with the Docker engine, and push them to Amazon ECR.
 
-Requests are pure values. Source: Amazon ECR API reference; Amazon ECR User Guide, "Lifecycle
-policies", "Image tag mutability", "Private registry authentication".
+Each image has a repository `batchml/NAME`. The engine is used through its API, so neither the
+program `docker` nor a password in `~/.docker` is needed.
+
+Source: Amazon ECR API reference; Amazon ECR User Guide, "Lifecycle policies", "Image tag
+mutability", "Private registry authentication".
 """
 
 import base64
@@ -16,8 +19,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from batchml.aws.credentials_help import explain_denial, in_one_line, parse_denial, statement
-from batchml.aws.errors import translated
+from batchml.aws.credentials_help import allow_statement, explain_denial, parse_denial
+from batchml.aws.errors import translate_errors
 from batchml.aws.session import Session
 from batchml.errors import (
     AccessError,
@@ -26,13 +29,14 @@ from batchml.errors import (
     NotFound,
     ServiceError,
     ServiceUnreachable,
+    TagTaken,
 )
 from batchml.model.image import Recipe
 
-KEEP = 50  # images of a repository; definitions that are in use name them by digest
+KEEP = 50  # images in a repository
 _PREFIX = "batchml/"
 
-# What pushing needs on a repository: ECR User Guide, "Required permissions for pushing an image".
+# The permissions for a push: ECR User Guide, "Required permissions for pushing an image".
 PUSH_ACTIONS = (
     "ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:CompleteLayerUpload",
     "ecr:InitiateLayerUpload", "ecr:PutImage", "ecr:UploadLayerPart",
@@ -47,18 +51,18 @@ class Repository(Struct, frozen=True):
     scans: bool
 
 
-class Pushed(Struct, frozen=True):
-    """An image in a repository. `size` in bytes, as it is pulled; `pushed_at` in s since 1970."""
+class PushedImage(Struct, frozen=True):
+    """An image in a repository of ECR."""
 
     repository: str
     tag: str
     digest: str
-    size: int
-    pushed_at: float = 0.0
+    size: int  # bytes, compressed
+    pushed_at: float = 0.0  # seconds since the epoch
 
 
-class Login(Struct, frozen=True):
-    """What the Docker engine is given with a push, and nothing keeps."""
+class RegistryLogin(Struct, frozen=True):
+    """A password of ECR for the Docker engine. It is stored nowhere."""
 
     user: str
     password: str
@@ -67,7 +71,7 @@ class Login(Struct, frozen=True):
         return f"Login({self.user!r}, ...)"
 
 
-# --- requests, pure -----------------------------------------------------------------------------
+# --- Requests -------------------------------------------------------------------------------------
 
 
 def repository_name(image: str) -> str:
@@ -77,9 +81,9 @@ def repository_name(image: str) -> str:
 def create_repository(
     image: str, env: str, tags: Mapping[str, str], kms_key: str = ""
 ) -> dict[str, Any]:
-    """CreateRepository. Without `kms_key` (an ARN) the key is AWS's own for ECR.
+    """CreateRepository. Without `kms_key` (an ARN), AWS's key for ECR encrypts the images.
 
-    Encryption cannot be changed later.
+    The key cannot be changed later.
     """
     all_tags = {**tags, "batchml:env": env, "batchml:name": image}
     key = {"kmsKey": kms_key} if kms_key else {}
@@ -93,7 +97,7 @@ def create_repository(
 
 
 def lifecycle_policy(repository: str, keep: int = KEEP) -> dict[str, Any]:
-    """PutLifecyclePolicy: the newest `keep` images stay, what a broken push left goes in a day."""
+    """PutLifecyclePolicy: keep the newest `keep` images; delete images without a tag in a day."""
     policy = {"rules": [
         _rule(1, "What has no tag", "untagged",
               countType="sinceImagePushed", countUnit="days", countNumber=1),
@@ -112,8 +116,8 @@ def _rule(priority: int, text: str, status: str, **selection: str | int) -> dict
     }
 
 
-def repairs(repository: Repository) -> list[tuple[str, dict[str, Any]]]:
-    """The operations that bring a repository that someone else made to what ours are."""
+def repair_requests(repository: Repository) -> list[tuple[str, dict[str, Any]]]:
+    """The operations that give a repository made by others the settings of ours."""
     found: list[tuple[str, dict[str, Any]]] = []
     name = {"repositoryName": repository.name}
     if not repository.is_immutable:
@@ -124,39 +128,38 @@ def repairs(repository: Repository) -> list[tuple[str, dict[str, Any]]]:
     return found
 
 
-def denied(text: str, arn: str) -> AccessError:
-    """What to say when a push to the repository `arn` is refused: the statement that allows it.
+def explain_push_denial(text: str, arn: str) -> AccessError:
+    """Explain a refused push to the repository `arn`, with the policy statement that allows it.
 
-    All that a push needs, not only what it lacked first.
+    The statement has all permissions of a push, not only the first one that is missing.
     """
     denial = parse_denial(text)
     if denial is not None and denial.explicit:
         return AccessError(explain_denial("Push", denial), code="AccessDenied")
-    allowed = statement(PUSH_ACTIONS, [arn])
+    allowed = allow_statement(PUSH_ACTIONS, [arn])
     whose = "a policy of yours"
     if denial is not None and denial.policy.startswith("resource-based"):
         del allowed["Resource"]
         allowed["Principal"] = {"AWS": denial.who or "*"}
         whose = f"the policy of the repository {arn}"
     return AccessError(
-        f"{text}\nAdd this statement to {whose}: {in_one_line(allowed)}", code="AccessDenied"
+        f"{text}\nAdd this statement to {whose}: {json.dumps(allowed)}", code="AccessDenied"
     )
 
 
-# --- the service --------------------------------------------------------------------------------
+# --- ECR ------------------------------------------------------------------------------------------
 
 
 class Ecr:
+    """ECR's calls, with our types. Each raises AccessError, ServiceError or ServiceUnreachable."""
+
     def __init__(self, session: Session) -> None:
         self._session = session
 
     def ensure(
         self, image: str, env: str, tags: Mapping[str, str] | None = None, kms_key: str = ""
     ) -> tuple[Repository, bool]:
-        """The image's repository, and whether it was made now. Each step may have been done before.
-
-        Raises AccessError, ServiceError, ServiceUnreachable.
-        """
+        """Create the image's repository, or mend its settings. Return it, and whether it is new."""
         name = repository_name(image)
         found = self.repository(image)
         made = found is None
@@ -164,12 +167,12 @@ class Ecr:
             try:
                 self._call("CreateRepository", create_repository(image, env, tags or {}, kms_key))
             except ServiceError as error:
-                if error.code != "RepositoryAlreadyExistsException":  # someone was faster
+                if error.code != "RepositoryAlreadyExistsException":  # another client was faster
                     raise
             found = self.repository(image)
             if found is None:
                 raise ServiceError("CreateRepository", "RepositoryNotFound", f"{name} is gone", 0)
-        for operation, request in repairs(found):
+        for operation, request in repair_requests(found):
             self._call(operation, request)
         if not self._has_lifecycle(name):
             self._call("PutLifecyclePolicy", lifecycle_policy(name))
@@ -183,11 +186,11 @@ class Ecr:
             if error.code == "RepositoryNotFoundException":
                 return None
             raise
-        with translated("DescribeRepositories"):
+        with translate_errors("DescribeRepositories"):
             return _to_repository(answer["repositories"][0])
 
-    def find(self, image: str, tag: str) -> Pushed | None:
-        """The image of this tag, or None."""
+    def find(self, image: str, tag: str) -> PushedImage | None:
+        """The image with this tag, or None."""
         name = repository_name(image)
         request = {"repositoryName": name, "imageIds": [{"imageTag": tag}]}
         try:
@@ -196,16 +199,16 @@ class Ecr:
             if error.code in ("ImageNotFoundException", "RepositoryNotFoundException"):
                 return None
             raise
-        with translated("DescribeImages"):
+        with translate_errors("DescribeImages"):
             return next((_to_pushed(detail, tag) for detail in answer["imageDetails"]), None)
 
-    def pushed(self, image: str) -> list[Pushed]:
+    def list_images(self, image: str) -> list[PushedImage]:
         """The images of a repository that have tags, newest first."""
         name = repository_name(image)
         request = {"repositoryName": name, "filter": {"tagStatus": "TAGGED"}}
-        found: list[Pushed] = []
+        found: list[PushedImage] = []
         try:
-            with translated("DescribeImages"):
+            with translate_errors("DescribeImages"):
                 pages = self._client.get_paginator("describe_images").paginate(**request)
                 for page in pages:
                     for detail in page["imageDetails"]:
@@ -215,20 +218,20 @@ class Ecr:
                 raise
         return sorted(found, key=lambda one: (-one.pushed_at, one.tag))
 
-    def repositories(self) -> list[Repository]:
-        """All of ours in this account and region."""
-        with translated("DescribeRepositories"):
+    def list_repositories(self) -> list[Repository]:
+        """The repositories `batchml/*` of this account and region."""
+        with translate_errors("DescribeRepositories"):
             pages = self._client.get_paginator("describe_repositories").paginate()
             every = [_to_repository(one) for page in pages for one in page["repositories"]]
         return [one for one in every if one.name.startswith(_PREFIX)]
 
-    def login(self) -> Login:
-        """A password for 12 hours; it is kept nowhere."""
+    def login(self) -> RegistryLogin:
+        """Get a password for 12 hours."""
         answer = self._call("GetAuthorizationToken", {})
-        with translated("GetAuthorizationToken"):
+        with translate_errors("GetAuthorizationToken"):
             token = answer["authorizationData"][0]["authorizationToken"]
         user, _, password = base64.b64decode(token).decode().partition(":")
-        return Login(user, password)
+        return RegistryLogin(user, password)
 
     def _has_lifecycle(self, name: str) -> bool:
         try:
@@ -245,7 +248,7 @@ class Ecr:
 
     def _call(self, operation: str, request: Mapping[str, Any]) -> dict[str, Any]:
         method = re.sub(r"(?<!^)(?=[A-Z])", "_", operation).lower()
-        with translated(operation):
+        with translate_errors(operation):
             answer: dict[str, Any] = getattr(self._client, method)(**request)
             return answer
 
@@ -265,9 +268,9 @@ def _to_repository(found: Mapping[str, Any]) -> Repository:
     )
 
 
-def _to_pushed(detail: Mapping[str, Any], tag: str) -> Pushed:
+def _to_pushed(detail: Mapping[str, Any], tag: str) -> PushedImage:
     at = detail.get("imagePushedAt")
-    return Pushed(
+    return PushedImage(
         repository=detail["repositoryName"],
         tag=tag,
         digest=detail["imageDigest"],
@@ -276,48 +279,43 @@ def _to_pushed(detail: Mapping[str, Any], tag: str) -> Pushed:
     )
 
 
-# --- pushing to a registry ------------------------------------------------------------------------
-# The Docker engine, seen from the client: build an image, push it to a registry.
-#
-# The engine is asked through its API: no program `docker`, and no password in `~/.docker`.
+# --- The Docker engine ----------------------------------------------------------------------------
 
 
-# `tell(text, is_step)`: a step is worth a line of its own, the rest comes many times a second.
-Tell = Callable[[str, bool], None]
+# `notify(text, is_step)`: a step is a line of its own; other texts come many times a second.
+NotifyBuild = Callable[[str, bool], None]
 
-SILENCE = 900.0  # seconds that the engine may say nothing while a registry takes a layer in
+SILENCE = 900.0  # seconds without an answer, while a registry stores a layer
 _LAST_LINES = 15
 _LONGEST_STEP = 100
 
 _NO_ENGINE = (
-    "Images are built and pushed by a Docker engine, and none answers{why}. Install one "
+    "Images are built and pushed by a Docker engine, and none answers{why}. Install an engine "
     "(https://docs.docker.com/engine/install) and start it; `docker info` must work for you. "
-    "DOCKER_HOST names one elsewhere."
+    "For an engine on another machine, set DOCKER_HOST."
 )
 _NO_RIGHT = (
-    "The Docker engine is there and you may not use it{why}. Add yourself to its group "
-    "(sudo usermod -aG docker $USER) and log in again, or use a rootless one with DOCKER_HOST."
+    "You are not allowed to use the Docker engine of this machine{why}. Add yourself to its group "
+    "(sudo usermod -aG docker $USER) and log in again, or use a rootless engine with DOCKER_HOST."
 )
 _FULL = (
-    "The Docker engine's disk is full: {text}. See what takes the room with `docker system df`, "
-    "make some with `docker image prune` and `docker builder prune`, then do this again."
+    "The Docker engine's disk is full: {text}. `docker system df` shows what takes the space. "
+    "Free some with `docker image prune` and `docker builder prune`, then repeat the command."
 )
-
-
-class TagTaken(ImageError):
-    """The tag is in the repository by now, and is never overwritten: someone else was faster."""
 
 
 class EngineImage(Struct, frozen=True):
+    """An image that the engine has."""
+
     reference: str
     id: str
     size: int  # bytes, unpacked
 
 
-class Engine:
-    """The engine that DOCKER_HOST names, or this machine's.
+class ImageEngine:
+    """The engine of DOCKER_HOST, or this machine's.
 
-    Every method raises ImageError when no engine answers or it refuses.
+    Every method raises ImageError if no engine answers or the engine refuses.
     """
 
     def __init__(self) -> None:
@@ -342,8 +340,8 @@ class Engine:
                 return None
             return EngineImage(reference, found["Id"], int(found["Size"]))
 
-    def ours(self) -> list[EngineImage]:
-        """All images named `batchml/...`."""
+    def list_images(self) -> list[EngineImage]:
+        """The images `batchml/*`."""
         with _engine():
             found = self._api.images(filters={"reference": "batchml/*"})
         return [
@@ -352,12 +350,12 @@ class Engine:
             for reference in image.get("RepoTags") or ()
         ]
 
-    def build(self, recipe: Recipe, tell: Tell) -> EngineImage:
-        """Build the image. Nothing has its name unless it was built to its end.
+    def build(self, recipe: Recipe, notify: NotifyBuild) -> EngineImage:
+        """Build the image. It gets its name only after the last step.
 
         Raises ImageError with the step that failed and the last lines of its output.
         """
-        told = BuildOutput()
+        output = BuildOutput()
         with _engine(), io.BytesIO(_context(recipe)) as context:
             stream = self._api.build(
                 fileobj=context, custom_context=True, tag=recipe.reference, rm=True, forcerm=True,
@@ -365,23 +363,26 @@ class Engine:
             )  # fmt: skip
             for entry in stream:
                 if "error" in entry:
-                    raise told.failure(recipe.reference, str(entry["error"]).strip())
-                for line, is_step in told.read(str(entry.get("stream", ""))):
-                    tell(f"building {recipe.reference}: {line}", is_step)
+                    raise output.failure(recipe.reference, str(entry["error"]).strip())
+                for line, is_step in output.read(str(entry.get("stream", ""))):
+                    notify(f"building {recipe.reference}: {line}", is_step)
         found = self.find(recipe.reference)
         if found is None:
-            raise told.failure(recipe.reference, "the engine's answer ended early")
+            raise output.failure(recipe.reference, "the engine's answer ended early")
         return found
 
-    def push(self, recipe: Recipe, uri: str, arn: str, login: Login, tell: Tell) -> str:
-        """Push the image to REGISTRY/NAME; its digest.
+    def push(
+        self, recipe: Recipe, uri: str, arn: str, login: RegistryLogin, notify: NotifyBuild
+    ) -> str:
+        """Push the image to REGISTRY/NAME. Return its digest.
 
-        The registry has the image whole or not at all; layers that it took stay there for the
-        next try. Raises TagTaken, AccessError, ServiceUnreachable, ImageError.
+        After a failure, the registry does not have the image, but has the layers that were sent;
+        the next push continues with the others. Raises TagTaken, AccessError, ServiceUnreachable,
+        ImageError.
         """
         target = f"{uri}:{recipe.tag}"
         auth = {"username": login.user, "password": login.password}
-        told = PushOutput(f"pushing {recipe.reference} to {uri.partition('/')[0]}")
+        output = PushOutput(f"pushing {recipe.reference} to {uri.partition('/')[0]}")
         digest = ""
         with _engine():
             self._api.tag(recipe.reference, uri, recipe.tag)
@@ -390,19 +391,20 @@ class Engine:
                     uri, tag=recipe.tag, stream=True, decode=True, auth_config=auth
                 ):
                     if "error" in entry:
-                        raise refusal(str(entry["error"]).strip(), target, arn)
+                        raise to_push_error(str(entry["error"]).strip(), target, arn)
                     digest = (entry.get("aux") or {}).get("Digest", digest)
-                    is_step = told.read(entry)
+                    is_step = output.read(entry)
                     if is_step is not None:
-                        tell(str(told), is_step)
+                        notify(str(output), is_step)
             finally:
-                self._api.remove_image(target)  # the name alone: the image has another
+                self._api.remove_image(target)  # the name alone: the image has another name
         if not digest:
-            raise refusal("the engine's answer ended early", target, arn)
+            raise to_push_error("the engine's answer ended early", target, arn)
         return digest
 
 
 def _context(recipe: Recipe) -> bytes:
+    """The build context as a tar file."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         for name, content in recipe.files:
@@ -413,21 +415,21 @@ def _context(recipe: Recipe) -> bytes:
     return buffer.getvalue()
 
 
-# --- what the engine says -----------------------------------------------------------------------
+# --- The engine's output --------------------------------------------------------------------------
 
 
-_COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")  # a builder's own, which no pipe wants
+_COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 class BuildOutput:
-    """The steps of a build as they come, and the output of the last."""
+    """Reads the output of a build; keeps the current step and its last lines."""
 
     def __init__(self) -> None:
         self.step = ""
         self._lines: deque[str] = deque(maxlen=_LAST_LINES)
 
     def read(self, text: str) -> Iterator[tuple[str, bool]]:
-        """Each line worth showing, and whether it begins a step."""
+        """Yield each line to show, and whether it begins a step."""
         for line in filter(None, map(str.strip, _COLOURS.sub("", text).splitlines())):
             if line.startswith("Step "):
                 self.step = _short(" ".join(line.split()))
@@ -450,17 +452,17 @@ def _short(text: str) -> str:
 
 
 class PushOutput:
-    """How many layers are in the registry."""
+    """Reads the output of a push; counts layers and bytes."""
 
-    def __init__(self, what: str) -> None:
-        self._what = what
+    def __init__(self, title: str) -> None:
+        self._title = title
         self._layers: set[str] = set()
-        self._there: set[str] = set()
+        self._there: set[str] = set()  # in the registry before the push
         self._done: set[str] = set()
-        self._bytes: dict[str, tuple[int, int]] = {}
+        self._bytes: dict[str, tuple[int, int]] = {}  # of a layer: sent, total
 
     def read(self, entry: Mapping[str, Any]) -> bool | None:
-        """None when the entry changes nothing to be shown; else whether a layer is finished."""
+        """Return None if the text stays as it was, else whether a layer is finished."""
         layer, status = str(entry.get("id", "")), str(entry.get("status", ""))
         if not layer or layer in self._done:
             return None
@@ -481,7 +483,7 @@ class PushOutput:
 
     def __str__(self) -> str:
         there = f", {len(self._there)} were there" if self._there else ""
-        text = f"{self._what}: {len(self._done)} of {len(self._layers)} layers{there}"
+        text = f"{self._title}: {len(self._done)} of {len(self._layers)} layers{there}"
         if self._bytes:
             sent, total = (
                 sum(numbers) / 1e6 for numbers in zip(*self._bytes.values(), strict=True)
@@ -490,18 +492,18 @@ class PushOutput:
         return text
 
 
-def refusal(text: str, target: str, arn: str) -> BatchmlError:
-    """What a push that a registry or the network ended means to a user. Pure."""
+def to_push_error(text: str, target: str, arn: str) -> BatchmlError:
+    """The error that explains to the user why a push ended. `arn` is the repository's."""
     low = text.lower()
     if any(word in low for word in ("unauthorized", "no basic auth", "authentication required",
                                     "authorization token has expired")):  # fmt: skip
         return AccessError(
-            f"The registry refuses the login that ECR gave ({text}), {target} is not pushed. It is "
-            "good for 12 hours and this account's registry: check the machine's clock and "
+            f"The registry refuses the login of ECR ({text}), {target} is not pushed. A login is "
+            "valid for 12 hours, for this account's registry: check the machine's clock and "
             "`aws sts get-caller-identity`, then push again."
         )
     if "not authorized to perform" in low or low.startswith("denied"):
-        return denied(f"Pushing {target} is not allowed: {text}", arn)
+        return explain_push_denial(f"Pushing {target} is not allowed: {text}", arn)
     if "immutable" in low:
         return TagTaken(f"{target}: {text}")
     if "no space left on device" in low:
@@ -509,14 +511,13 @@ def refusal(text: str, target: str, arn: str) -> BatchmlError:
     busy = "toomanyrequests" in low or "rate exceeded" in low
     why = "the registry is too busy" if busy else "the connection ended"
     return ServiceUnreachable(
-        f"{target} is not pushed, {why}: {text}. Nothing is half-done: pushing again goes on "
-        "with the layers that are missing."
+        f"{target} is not pushed, {why}: {text}. Push again: only the missing layers are sent."
     )
 
 
 @contextmanager
 def _engine() -> Iterator[None]:
-    """Turn what the engine's client raises into errors of ours."""
+    """Turn exceptions of the engine's client into ImageError."""
     import docker
 
     try:
@@ -528,8 +529,8 @@ def _engine() -> Iterator[None]:
         raise ImageError(f"The Docker engine refused: {text}") from error
     except (docker.errors.DockerException, OSError) as error:
         why = _innermost(error)
-        advice = _NO_RIGHT if isinstance(why, PermissionError) else _NO_ENGINE
-        raise ImageError(advice.format(why=f" ({why})")) from error
+        text = _NO_RIGHT if isinstance(why, PermissionError) else _NO_ENGINE
+        raise ImageError(text.format(why=f" ({why})")) from error
 
 
 def _innermost(error: BaseException) -> BaseException:

@@ -1,25 +1,38 @@
-"""botocore's exceptions -> ours, at the border.
+"""Turn the exceptions of botocore into batchml's own (batchml/errors.py).
 
-The words are in `advice` and `denials`, imported when something has failed.
+`translate_errors` is around each call to AWS. `classify_error` tells whether a call that failed may
+be sent again. The texts about credentials are in `credentials_help`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from batchml.aws.credentials_help import (
+    CREDENTIAL_HELP,
+    MAX_SKEW,
+    AwsCaller,
+    clock_skew,
+    explain_clock_skew,
+    explain_denial,
+    explain_expired,
+    explain_missing_role,
+    explain_no_subscription,
+    explain_unreadable,
+    explain_wrong_keys,
+    explain_wrong_signature,
+    parse_denial,
+)
 from batchml.clock import SystemClock
-from batchml.errors import AccessError, BatchmlError, ServiceError, ServiceUnreachable
+from batchml.errors import AccessError, BatchmlError, CallNotSent, ServiceError, ServiceUnreachable
 
-if TYPE_CHECKING:
-    from batchml.aws.credentials_help import Caller
-
-# What every exception of botocore is about, by name, so that any version of it will do. A class
-# that is not here is judged by the nearest class above it that is; ADVICE has those about
-# credentials. The test of this table fails for a class that nobody thought about.
+# The exceptions of botocore by subject. They are listed by name, so that any version of botocore
+# will do. A class that is not listed counts as its nearest listed base class. CREDENTIAL_HELP lists
+# those about credentials. A test fails for a class of botocore that is in no list.
 _UNREACHABLE = ("EndpointConnectionError", "ConnectTimeoutError", "ProxyConnectionError")
-# Of what failed below a ProxyConnectionError: the proxy was not there, or let nobody through.
+# Causes of a ProxyConnectionError by which the call never reached AWS.
 _NOT_CONNECTED = (
     "NewConnectionError", "NameResolutionError", "ConnectTimeoutError", "ConnectionRefusedError",
     "gaierror",
@@ -46,7 +59,7 @@ _SDK = """BotoCoreError DataNotFoundError UnknownServiceError ApiVersionNotFound
     UnknownServiceStyle WaiterConfigError UnknownClientMethodError StubResponseError
     StubAssertionError UnStubbedResponseError MD5UnavailableError UndefinedModelAttributeError
     MissingServiceIdError UnsupportedServiceProtocolsError"""
-SIGNING = "Credentials"  # the operation, where credentials fail before there is one
+NO_OPERATION = "Credentials"  # in place of an operation, where credentials fail before any call
 
 _EXPIRED = ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired")
 _WRONG_KEYS = (
@@ -70,78 +83,73 @@ _TOO_MANY_CODES = (
     "RequestLimitExceeded", "Throttling", "ThrottlingException", "TooManyRequestsException",
     "SlowDown", "PriorRequestNotComplete",
 )  # fmt: skip
-_TOO_MANY = 429  # the HTTP status of the same
+_TOO_MANY = 429  # the HTTP status of a throttled call
 _REQUEST_TIMEOUT = 408
 
 
-class Fate(Enum):
-    """What became of a call that failed: whether it may be sent again."""
+class ErrorClass(Enum):
+    """Whether a call that failed was carried out, and whether it may be sent again."""
 
     REFUSED = "refused"  # not carried out, and it would be refused again
-    BUSY = "busy"  # not carried out, for want of time: it was throttled
-    UNREACHED = "unreached"  # not carried out: there was nobody to send it to
+    BUSY = "busy"  # not carried out, because it was throttled
+    UNREACHED = "unreached"  # not carried out, because it did not reach the service
     UNKNOWN = "unknown"  # it may have been carried out
 
 
-class NotSent(ServiceUnreachable):
-    """What failed was the way to credentials: the call itself was never sent."""
+def classify_error(error: BatchmlError) -> ErrorClass:
+    """Classify an error of `translate_errors`.
 
-
-def fate(error: BatchmlError) -> Fate:
-    """What became of a call to AWS that raised `error`, which `translated` made.
-
-    Whatever is not known to be safe is `UNKNOWN`: an answer that never came, was cut off, was not
-    the service's, or was a 5xx, behind which the call may have been carried out.
+    The call may have been carried out (`UNKNOWN`) if the answer never came, was cut off, was not
+    the service's, or had a status of 500 or more.
     """
     cause = error.__cause__
-    if isinstance(error, NotSent):
-        return Fate.UNREACHED
+    if isinstance(error, CallNotSent):
+        return ErrorClass.UNREACHED
     if isinstance(error, AccessError):
-        return Fate.REFUSED
+        return ErrorClass.REFUSED
     if isinstance(error, ServiceError):
         if error.status == _TOO_MANY:
-            return Fate.BUSY
+            return ErrorClass.BUSY
         if not error.status:
-            return _unsent_fate(cause)
-        is_no = 400 <= error.status < 500 and error.status != _REQUEST_TIMEOUT
-        return Fate.REFUSED if is_no else Fate.UNKNOWN
+            return _classify_unsent(cause)
+        is_refusal = 400 <= error.status < 500 and error.status != _REQUEST_TIMEOUT
+        return ErrorClass.REFUSED if is_refusal else ErrorClass.UNKNOWN
     if isinstance(error, ServiceUnreachable) and isinstance(cause, Exception):
-        return _lost_fate(cause)
-    return Fate.UNKNOWN
+        return _classify_lost(cause)
+    return ErrorClass.UNKNOWN
 
 
-def _unsent_fate(cause: BaseException | None) -> Fate:
-    """The fate of a call that the SDK itself gave up; what this version does not know is unsure."""
+def _classify_unsent(cause: BaseException | None) -> ErrorClass:
+    """Classify a call that the SDK gave up. An exception that is not listed is UNKNOWN."""
     name, kind = (_kind(cause) if isinstance(cause, Exception) else None) or ("", "")
-    return Fate.REFUSED if kind in ("request", "sdk") and name != "BotoCoreError" else Fate.UNKNOWN
+    is_refusal = kind in ("request", "sdk") and name != "BotoCoreError"
+    return ErrorClass.REFUSED if is_refusal else ErrorClass.UNKNOWN
 
 
-def _lost_fate(cause: Exception) -> Fate:
-    """The fate of a call that got no answer that could be used."""
+def _classify_lost(cause: Exception) -> ErrorClass:
+    """Classify a call without a usable answer."""
     name, kind = _kind(cause) or ("", "")
-    if kind == "answer":  # of those, only being too busy is told as ServiceUnreachable
-        return Fate.BUSY
+    if kind == "answer":  # the only answer that becomes ServiceUnreachable is a throttled call
+        return ErrorClass.BUSY
     if name == "ProxyConnectionError":
-        # Of an old urllib3 a connection that broke later, through a proxy, is one too.
-        below = getattr(cause, "kwargs", {}).get("error")
-        below = getattr(below, "original_error", below)
-        tunnel = "Tunnel connection failed" in str(below)
-        named = type(below).__name__ in _NOT_CONNECTED
-        return Fate.UNREACHED if tunnel or named else Fate.UNKNOWN
+        # With an old urllib3, a connection through a proxy that broke later is one, too.
+        inner = getattr(cause, "kwargs", {}).get("error")
+        inner = getattr(inner, "original_error", inner)
+        tunnel = "Tunnel connection failed" in str(inner)
+        named = type(inner).__name__ in _NOT_CONNECTED
+        return ErrorClass.UNREACHED if tunnel or named else ErrorClass.UNKNOWN
     if name == "SSLError" and "CERTIFICATE_VERIFY_FAILED" in str(cause):
-        return Fate.UNREACHED  # the handshake comes before the call
-    return Fate.UNREACHED if name in _UNREACHABLE else Fate.UNKNOWN
+        return ErrorClass.UNREACHED  # the handshake comes before the call
+    return ErrorClass.UNREACHED if name in _UNREACHABLE else ErrorClass.UNKNOWN
 
 
 @cache
-def kinds() -> Mapping[str, str]:
-    """Name of an exception -> credentials, settings, lost, request, sdk, or answer."""
-    from batchml.aws.credentials_help import ADVICE
-
+def exception_kinds() -> Mapping[str, str]:
+    """Map the name of an exception to credentials, settings, lost, request, sdk or answer."""
     return {
         "ClientError": "answer",
         "EventStreamError": "answer",
-        **dict.fromkeys(ADVICE, "credentials"),
+        **dict.fromkeys(CREDENTIAL_HELP, "credentials"),
         **dict.fromkeys(_LOST.split(), "lost"),
         **dict.fromkeys(_REQUEST.split(), "request"),
         **dict.fromkeys(_SETTINGS.split(), "settings"),
@@ -150,16 +158,16 @@ def kinds() -> Mapping[str, str]:
 
 
 @contextmanager
-def translated(operation: str) -> Iterator[None]:
-    """Turn what botocore raises inside into errors of ours; take answers apart inside as well.
+def translate_errors(operation: str) -> Iterator[None]:
+    """Turn botocore's exceptions into AccessError, ServiceError or ServiceUnreachable.
 
-    Raises AccessError, ServiceError or ServiceUnreachable.
+    Read the answer inside, too: a member that is missing means that the answer was cut off.
     """
     try:
         yield
     except BatchmlError:
         raise
-    except KeyError as error:  # a member that is always there
+    except KeyError as error:
         raise ServiceUnreachable(f"{operation}: the answer was cut off: no {error}") from error
     except Exception as error:
         if _kind(error) is None:
@@ -168,10 +176,10 @@ def translated(operation: str) -> Iterator[None]:
 
 
 @contextmanager
-def signing(caller: Callable[[], "Caller"]) -> Iterator[None]:
-    """What fails inside fails for credentials: whatever it raises is told with the way to mend it.
+def translate_credential_errors(caller: Callable[[], AwsCaller]) -> Iterator[None]:
+    """Turn exceptions of code that only reads credentials into AccessError or ServiceUnreachable.
 
-    `caller` is asked when something has failed. Raises AccessError or ServiceUnreachable.
+    The message says how to mend the credentials. `caller` is called after a failure.
     """
     try:
         yield
@@ -179,22 +187,22 @@ def signing(caller: Callable[[], "Caller"]) -> Iterator[None]:
         raise
     except Exception as error:
         who = caller()
-        if _kind(error) is None:  # a credential_process that is not there, a cache that is no JSON
-            from batchml.aws.credentials_help import unreadable
-
-            raise AccessError(unreadable(who, str(error)), code=type(error).__name__) from error
-        told = translate(getattr(error, "operation_name", SIGNING), error, who)
-        if isinstance(told, ServiceUnreachable):
-            raise NotSent(str(told)) from error
-        raise told from error
+        if _kind(error) is None:  # such as a missing credential_process or a cache that is no JSON
+            message = explain_unreadable(who, str(error))
+            raise AccessError(message, code=type(error).__name__) from error
+        made = translate(getattr(error, "operation_name", NO_OPERATION), error, who)
+        if isinstance(made, ServiceUnreachable):
+            raise CallNotSent(str(made)) from error
+        raise made from error
 
 
 def translate(
-    operation: str, error: Exception, caller: "Caller | None" = None, now: float | None = None
+    operation: str, error: Exception, caller: AwsCaller | None = None, now: float | None = None
 ) -> BatchmlError:
-    """The error of ours that says what a botocore exception means to a user.
+    """Return the error that explains a botocore exception to the user.
 
-    `now`, in seconds since 1970, is compared with the server's time where a signature was refused.
+    `now`, in seconds since the epoch, is compared with the server's time if AWS refused the
+    signature.
     """
     name, kind = _kind(error) or ("", "sdk")
     if kind == "answer":
@@ -207,91 +215,84 @@ def translate(
         text = f"{operation}: the AWS settings are wrong ({name}): {error} They are in "
         return AccessError(f"{text}~/.aws/config and AWS_... variables.", code=name)
     if kind == "credentials":
-        from batchml.aws.credentials_help import ADVICE, Caller
-
         details = getattr(error, "kwargs", {})
-        told = ADVICE[name](caller or Caller(), str(error), details)
-        where = "" if operation == SIGNING else f"{operation}: "
-        return AccessError(f"{where}{told}", code=name)
-    text = f"the AWS SDK failed ({type(error).__name__}): {error} Its version may be too old: "
+        text = CREDENTIAL_HELP[name](caller or AwsCaller(), str(error), details)
+        where = "" if operation == NO_OPERATION else f"{operation}: "
+        return AccessError(f"{where}{text}", code=name)
+    text = f"the AWS SDK failed ({type(error).__name__}): {error} It may be too old: "
     return ServiceError(operation, name, f"{text}pip install -U boto3", 0)
 
 
-def no_credentials(caller: "Caller") -> AccessError:
-    """For a chain of providers that ended without any."""
-    from batchml.aws.credentials_help import ADVICE
-
-    return AccessError(ADVICE["NoCredentialsError"](caller, "", {}), code="NoCredentialsError")
+def no_credentials(caller: AwsCaller) -> AccessError:
+    """The error for a chain of credential providers of which none has credentials."""
+    return AccessError(
+        CREDENTIAL_HELP["NoCredentialsError"](caller, "", {}), code="NoCredentialsError"
+    )
 
 
 def _kind(error: Exception) -> tuple[str, str] | None:
-    """The nearest class of `kinds` and its kind; None for what is none of botocore's."""
+    """The nearest listed base class and its kind; None for an exception that is not botocore's."""
     for parent in type(error).__mro__:
-        if parent.__module__.startswith("botocore.") and parent.__name__ in kinds():
-            return parent.__name__, kinds()[parent.__name__]
+        if parent.__module__.startswith("botocore.") and parent.__name__ in exception_kinds():
+            return parent.__name__, exception_kinds()[parent.__name__]
     return None
 
 
 def _lost(operation: str, name: str, error: Exception) -> str:
     if name == "ResponseParserError":
-        return f"{operation}: what answers is not the service: {error}"
+        return f"{operation}: the answer is not from AWS: {error}"
     if name == "SSLError":
         return (
-            f"{operation}: the connection is not trusted: {error} Behind a company's proxy, set "
-            "AWS_CA_BUNDLE to the file of its certificates."
+            f"{operation}: the server's certificate is not trusted: {error} Behind a company's "
+            "proxy, set AWS_CA_BUNDLE to the file with its certificates."
         )
     if name in _UNREACHABLE:
         return (
-            f"{operation}: no answer from the service: {error}\n  In the way may be the network, a "
+            f"{operation}: no answer from the service: {error}\n  The cause may be the network, a "
             "proxy (HTTPS_PROXY), or a region that does not exist."
         )
     return f"{operation}: no answer from the service: {error}"
 
 
 def _refused(
-    operation: str, response: Mapping[str, Any], caller: "Caller | None", now: float | None
+    operation: str, response: Mapping[str, Any], caller: AwsCaller | None, now: float | None
 ) -> BatchmlError:
-    from batchml.aws import credentials_help as advice
-
     found, about = response.get("Error", {}), response.get("ResponseMetadata", {})
     code, message = str(found.get("Code", "Unknown")), str(found.get("Message", ""))
-    if code in _TOO_MANY_CODES:  # nothing was done, and it passes: whoever follows goes on
+    if code in _TOO_MANY_CODES:  # nothing was done, and a later call may succeed
         return ServiceUnreachable(f"{operation}: the service is too busy ({code}): {message}")
     if code not in ACCESS_CODES:
         return ServiceError(operation, code, message, int(about.get("HTTPStatusCode", 0)))
     date = str(about.get("HTTPHeaders", {}).get("date", ""))
-    who = caller or about.get("Caller") or advice.Caller()
-    ahead = advice.skew(date, message, SystemClock().now() if now is None else now)
-    told = _told(operation, code, message, who, ahead)
-    return AccessError(told, code=code)
+    who = caller or about.get("Caller") or AwsCaller()
+    ahead = clock_skew(date, message, SystemClock().now() if now is None else now)
+    return AccessError(_explain_access(operation, code, message, who, ahead), code=code)
 
 
-def _told(operation: str, code: str, message: str, caller: "Caller", ahead: float | None) -> str:
-    from batchml.aws import credentials_help as advice
-
+def _explain_access(
+    operation: str, code: str, message: str, caller: AwsCaller, ahead: float | None
+) -> str:
     if code in _DENIED:
-        return _denied(operation, code, message, caller)
-    said = f"{operation} is not allowed ({code})"
-    if code not in _NOT_SUBSCRIBED and ahead is not None and abs(ahead) > advice.MAX_SKEW:
-        return f"{said}: {advice.clock_is_off(ahead)}"
+        return _explain_denied(operation, code, message, caller)
+    start = f"{operation} is not allowed ({code})"
+    if code not in _NOT_SUBSCRIBED and ahead is not None and abs(ahead) > MAX_SKEW:
+        return f"{start}: {explain_clock_skew(ahead)}"
     if code in _EXPIRED or code == "RequestExpired":
-        return f"{said}: {advice.expired(caller)}"
+        return f"{start}: {explain_expired(caller)}"
     if code in _WRONG_KEYS:
-        return f"{said}: {advice.wrong_keys(caller)}"
+        return f"{start}: {explain_wrong_keys(caller)}"
     if code in _SIGNATURE:
-        return f"{said}: {advice.wrong_signature(caller, message)}"
-    return f"{said}: {advice.not_subscribed(message)}"
+        return f"{start}: {explain_wrong_signature(caller, message)}"
+    return f"{start}: {explain_no_subscription(message)}"
 
 
-def _denied(operation: str, code: str, message: str, caller: "Caller") -> str:
-    from batchml.aws.credentials_help import explain_denial, no_such_role, parse_denial
-
+def _explain_denied(operation: str, code: str, message: str, caller: AwsCaller) -> str:
     denial = parse_denial(message)
     if denial is not None:
         return f"{operation}: {explain_denial(operation, denial)}"
     if operation == "GetRoleCredentials":
-        return f"{operation}: {no_such_role(caller, message)}"
+        return f"{operation}: {explain_missing_role(caller, message)}"
     return (
         f"{operation} is not allowed ({code}): {message}\n"
-        "  batchml doctor   # says which permission is missing, as a policy statement"
+        "  batchml doctor   # prints the missing permission as a policy statement"
     )

@@ -1,7 +1,8 @@
-"""FSx for Lustre and its bucket: the link between them, and tasks that export, import and release.
+"""FSx for Lustre: its association with a bucket, and tasks that export, import or release files.
 
-What is written is exported by itself, some time after it was closed; nothing says when. A task
-says so of everything, and AWS takes none for a link that exports by itself: that is held meanwhile.
+Automatic export copies a file to the bucket some time after it was closed, and nothing reports
+when. The end of an export task reports that all files are in the bucket. AWS refuses such a task
+while automatic export is on, so automatic export is paused for it.
 
 Sources: Amazon FSx API reference, CreateDataRepositoryTask, UpdateDataRepositoryAssociation; FSx
 for Lustre User Guide, "Automatically export updates", "Using data repository tasks".
@@ -14,28 +15,28 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from batchml.aws.errors import translated
+from batchml.aws.errors import translate_errors
 from batchml.aws.session import Session
 from batchml.errors import NotFound
 
 TaskType = Literal[
     "EXPORT_TO_REPOSITORY", "IMPORT_METADATA_FROM_REPOSITORY", "RELEASE_DATA_FROM_FILESYSTEM"
 ]
-EVENTS = ("NEW", "CHANGED", "DELETED")  # as cfn/storage.yaml has them
-REPORTS = ".batchml/archive/tasks"  # below the link's prefix, which is where AWS wants them
+EVENTS = ("NEW", "CHANGED", "DELETED")  # as in cfn/storage.yaml
+REPORTS = ".batchml/archive/tasks"  # below the association's prefix, as AWS demands
 
 _TASKS = "describe_data_repository_tasks"
 _ENDED = ("SUCCEEDED", "FAILED", "CANCELED")
 
 
-class Link(Struct, frozen=True):
-    """A data repository association. `bucket` and `prefix` are what it is linked to."""
+class DataRepositoryAssociation(Struct, frozen=True):
+    """The association of a file system's folder `path` with a prefix of a bucket."""
 
     id: str
     status: str
-    path: str  # of the file system
+    path: str
     repository: str  # s3://BUCKET/PREFIX/
-    exports: tuple[str, ...] = ()  # what is exported by itself
+    exports: tuple[str, ...] = ()  # the events that are exported automatically
     imports: tuple[str, ...] = ()
     reason: str = ""
 
@@ -45,11 +46,11 @@ class Link(Struct, frozen=True):
 
     @property
     def prefix(self) -> str:
-        return in_bucket(self.repository)
+        return key_prefix(self.repository)
 
 
-class Task(Struct, frozen=True):
-    """A data repository task, and how far it is: files."""
+class DataRepositoryTask(Struct, frozen=True):
+    """A data repository task, with its numbers of files."""
 
     id: str
     type: str
@@ -58,7 +59,7 @@ class Task(Struct, frozen=True):
     succeeded: int = 0
     failed: int = 0
     reason: str = ""
-    report: str = ""  # s3://..., where its failures are listed
+    report: str = ""  # s3://...: the list of its failures
 
     @property
     def is_over(self) -> bool:
@@ -68,16 +69,16 @@ class Task(Struct, frozen=True):
 def task_request(
     kind: TaskType,
     file_system: str,
-    link: Link,
+    link: DataRepositoryAssociation,
     *,
     token: str,
     paths: Sequence[str] = (),
     release_days: int = 0,
 ) -> dict[str, Any]:
-    """CreateDataRepositoryTask arguments. No paths: all of the file system. Pure.
+    """The CreateDataRepositoryTask request. Without paths, it is for all files.
 
-    `release_days` is for a release: files that nobody has opened for so long.
-    """  # fmt: skip
+    A release frees the space of files that were not opened for `release_days`.
+    """
     request: dict[str, Any] = {
         "Type": kind,
         "FileSystemId": file_system,
@@ -99,8 +100,10 @@ def task_request(
     return request
 
 
-def link_request(link: Link, exports: Sequence[str], token: str) -> dict[str, Any]:
-    """UpdateDataRepositoryAssociation arguments: what is exported by itself from now on. Pure."""
+def association_request(
+    link: DataRepositoryAssociation, exports: Sequence[str], token: str
+) -> dict[str, Any]:
+    """The UpdateDataRepositoryAssociation request that sets the events of automatic export."""
     return {
         "AssociationId": link.id,
         "ClientRequestToken": token,
@@ -111,13 +114,13 @@ def link_request(link: Link, exports: Sequence[str], token: str) -> dict[str, An
     }
 
 
-def in_bucket(place: str) -> str:
-    """What comes after the bucket of `s3://BUCKET/PREFIX`."""
+def key_prefix(place: str) -> str:
+    """The prefix of `s3://BUCKET/PREFIX`."""
     return place.removeprefix("s3://").partition("/")[2].strip("/")
 
 
-def failures_of(report: bytes) -> list[str]:
-    """The files that a task's report names, each with why. Pure.
+def parse_report(report: bytes) -> list[str]:
+    """The files that a task's report lists as failed, each with the reason.
 
     A line is `path,status,reason` and more. Source: "Task completion reports".
     """
@@ -129,34 +132,36 @@ def failures_of(report: bytes) -> list[str]:
     ]
 
 
-class FileSystems:
-    """Amazon FSx. Every method raises what `translated` makes of a refusal."""
+class FsxApi:
+    """Amazon FSx's calls, with our types. Each raises what `translate_errors` does."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
 
-    def link(self, file_system: str) -> Link:
-        """The link of a file system to its bucket. Raises NotFound where it has none."""
+    def link(self, file_system: str) -> DataRepositoryAssociation:
+        """The association of a file system with its bucket. Raises NotFound."""
         filters = [{"Name": "file-system-id", "Values": [file_system]}]
         for each in self._pages("describe_data_repository_associations", Filters=filters):
             return _link(each)
         raise NotFound("Link to a bucket", file_system, [], "batchml setup makes one.")
 
-    def change(self, link: Link, exports: Sequence[str], token: str) -> None:
-        """Begin to let a link export these events by itself, or none."""
-        with translated("UpdateDataRepositoryAssociation"):
-            self._client.update_data_repository_association(**link_request(link, exports, token))
+    def change(self, link: DataRepositoryAssociation, exports: Sequence[str], token: str) -> None:
+        """Begin to set the events of automatic export; none turns it off."""
+        with translate_errors("UpdateDataRepositoryAssociation"):
+            self._client.update_data_repository_association(
+                **association_request(link, exports, token)
+            )
 
-    def begin(self, request: Mapping[str, Any]) -> Task:
-        with translated("CreateDataRepositoryTask"):
+    def begin(self, request: Mapping[str, Any]) -> DataRepositoryTask:
+        with translate_errors("CreateDataRepositoryTask"):
             return _task(self._client.create_data_repository_task(**request)["DataRepositoryTask"])
 
-    def task(self, task_id: str) -> Task:
+    def task(self, task_id: str) -> DataRepositoryTask:
         (found,) = self._pages(_TASKS, TaskIds=[task_id])
         return _task(found)
 
-    def running(self, file_system: str) -> list[Task]:
-        """The tasks that are not over: AWS carries out one after the other."""
+    def running(self, file_system: str) -> list[DataRepositoryTask]:
+        """The tasks that have not ended. AWS runs one after the other."""
         filters = [
             {"Name": "file-system-id", "Values": [file_system]},
             {"Name": "task-lifecycle", "Values": ["PENDING", "EXECUTING", "CANCELING"]},
@@ -164,11 +169,11 @@ class FileSystems:
         return [_task(each) for each in self._pages(_TASKS, Filters=filters)]
 
     def _pages(self, operation: str, **request: Any) -> list[Any]:
-        """All that there is of an operation; botocore has no paginator for these."""
+        """The results of all pages; botocore has no paginator for these operations."""
         found: list[Any] = []
         more: dict[str, str] = {}
         while True:
-            with translated(operation.title().replace("_", "")):
+            with translate_errors(operation.title().replace("_", "")):
                 page = getattr(self._client, operation)(**request, **more)
                 found += page["DataRepositoryTasks" if operation == _TASKS else "Associations"]
             if not page.get("NextToken"):
@@ -180,9 +185,9 @@ class FileSystems:
         return self._session.client("fsx")
 
 
-def _link(detail: Mapping[str, Any]) -> Link:
+def _link(detail: Mapping[str, Any]) -> DataRepositoryAssociation:
     s3 = detail.get("S3", {})
-    return Link(
+    return DataRepositoryAssociation(
         id=detail["AssociationId"],
         status=detail.get("Lifecycle", ""),
         path=detail.get("FileSystemPath", "/"),
@@ -193,9 +198,9 @@ def _link(detail: Mapping[str, Any]) -> Link:
     )
 
 
-def _task(detail: Mapping[str, Any]) -> Task:
+def _task(detail: Mapping[str, Any]) -> DataRepositoryTask:
     status = detail.get("Status", {})
-    return Task(
+    return DataRepositoryTask(
         id=detail["TaskId"],
         type=detail["Type"],
         status=detail["Lifecycle"],

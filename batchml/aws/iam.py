@@ -1,17 +1,16 @@
-"""What each command may have to ask of AWS, and whether the caller is allowed to.
+"""The permissions that each command needs, and a simulation of the caller's policies.
 
-Sources: Service Authorization Reference (actions and the resources they take); IAM API Reference,
+Sources: Service Authorization Reference (actions and their resources); IAM API Reference,
 SimulatePrincipalPolicy.
 """
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from msgspec import Struct
 
-from batchml.aws.errors import translated
-from batchml.aws.session import Identity, Session
+from batchml.aws.errors import translate_errors
+from batchml.aws.session import CallerIdentity, Session
 from batchml.model.environment import Environment
 
 Command = Literal[
@@ -28,10 +27,12 @@ Command = Literal[
     "image push",
     "teardown",
 ]
-Word = Literal["allowed", "missing", "denied", "organization", "boundary", "conditional"]
+PermissionResult = Literal[
+    "allowed", "missing", "denied", "organization", "boundary", "conditional"
+]
 
-# Resource of an action -> its ARN, `*` where the rest of a name is free. An action that takes no
-# resource, or one whose resource has no name before it is made, is simulated on anything.
+# Kinds of resources and their ARNs, with `*` for the free part of a name. Actions without a
+# resource, and those on resources that have no name before they are created, are simulated on ANY.
 ANY = "*"
 _ARNS = {
     "stack": "cloudformation:{region}:{account}:stack/batchml-{env}-*/*",
@@ -54,7 +55,7 @@ _ARNS = {
     "definition": "batch:{region}:{account}:job-definition/*",
     "job": "batch:{region}:{account}:job/*",
     "repository": "ecr:{region}:{account}:repository/batchml/*",
-    # AWS Batch names a cluster after its compute environment.
+    # AWS Batch names the cluster after the compute environment.
     "cluster": "ecs:{region}:{account}:cluster/AWSBatch-batchml-{env}-*",
     "ecs task": "ecs:{region}:{account}:task/AWSBatch-batchml-{env}-*",
     "host": "ecs:{region}:{account}:container-instance/AWSBatch-batchml-{env}-*",
@@ -89,9 +90,9 @@ _COMMON: Mapping[Command, Mapping[str, str]] = {
         "definition": "RegisterJobDefinition TagResource",
     },
     "submit": {
-        # ListJobs finds a run whose answer was lost; a second one of the same key is terminated.
-        # Whether a queue that batchml.toml does not describe has spot instances, where nodes cannot
-        # be, DescribeComputeEnvironments says.
+        # ListJobs finds a run after a lost answer; a second run of the same key is terminated.
+        # DescribeComputeEnvironments tells whether a queue that is not in batchml.toml has spot
+        # instances, on which multi-node jobs cannot run.
         ANY: "batch:DescribeJobDefinitions batch:DescribeJobQueues batch:ListJobs "
         "batch:DescribeComputeEnvironments",
         "queue": "SubmitJob",
@@ -100,7 +101,8 @@ _COMMON: Mapping[Command, Mapping[str, str]] = {
         "role": "iam:PassRole",
         "object": "s3:GetObject s3:PutObject",
     },
-    # What `sweep` needs beside `submit`: the width of an array, and the messages of its trials.
+    # In addition to `submit`: a limit for the children of an array that run at the same time, and
+    # the messages of trials.
     "sweep": {
         ANY: "batch:DescribeJobs batch:ListJobs",
         "consumable": "CreateConsumableResource UpdateConsumableResource "
@@ -113,7 +115,7 @@ _COMMON: Mapping[Command, Mapping[str, str]] = {
         ANY: "batch:DescribeJobs batch:ListJobs",
         "stream": "logs:GetLogEvents",
     },
-    # What of these two is missing leaves a verdict with less to rest on, and a cost unknown.
+    # A missing permission of these two makes an explanation less certain, or a cost unknown.
     "explain": {
         ANY: "batch:DescribeJobs batch:ListJobs batch:DescribeJobQueues "
         "batch:DescribeComputeEnvironments batch:GetJobQueueSnapshot "
@@ -128,27 +130,27 @@ _COMMON: Mapping[Command, Mapping[str, str]] = {
         "ec2:DescribeSpotPriceHistory pricing:GetProducts",
         "host": "ecs:DescribeContainerInstances",
     },
-    # `compute hosts` and `queue` too. What may not be asked is left out of the view, and named.
+    # Also for `compute hosts` and `queue`. The view leaves out what is not allowed, and says so.
     "top": {
         ANY: "batch:DescribeJobs batch:ListJobs batch:DescribeJobQueues "
         "batch:DescribeComputeEnvironments batch:GetJobQueueSnapshot ec2:DescribeInstances",
         "cluster": "ecs:ListContainerInstances",
         "host": "ecs:DescribeContainerInstances",
     },
-    # Beside `submit`: what is on its way to and from a file system, and the archive.
+    # In addition to `submit`: files in transfer to and from a file system, and the archive.
     "workspace": {
         ANY: "batch:DescribeJobs batch:ListJobs",
         "board": "s3:GetObject s3:PutObject s3:DeleteObject",
         "archive": "s3:GetObject s3:PutObject",
         "bucket itself": "s3:ListBucket",
     },
-    # `forward`, `notebook` and `alloc` too.
+    # Also for `forward`, `notebook` and `alloc`.
     "shell": {
         ANY: "batch:DescribeJobs batch:ListJobs",
         "cluster": "ecs:ExecuteCommand",
         "ecs task": "ecs:DescribeTasks ecs:ExecuteCommand ssm:StartSession",
     },
-    # `compute score` and `compute list`: where spot is to be had, and what is kept warm.
+    # `compute score` and `compute list`: spot placement scores, and instances that are kept warm.
     "compute": {
         ANY: "ec2:GetSpotPlacementScores ec2:DescribeInstanceTypes ec2:DescribeSpotPriceHistory "
         "batch:DescribeComputeEnvironments",
@@ -173,7 +175,7 @@ _COMMON: Mapping[Command, Mapping[str, str]] = {
     },
 }  # fmt: skip
 
-# What only some environments need: all of it on any resource.
+# Permissions for some environments only, on any resource.
 _NETWORK = {
     "setup": "ec2:CreateVpc ec2:ModifyVpcAttribute ec2:CreateSubnet ec2:CreateSecurityGroup "
     "ec2:AuthorizeSecurityGroupIngress ec2:AuthorizeSecurityGroupEgress ec2:CreateRouteTable "
@@ -198,7 +200,7 @@ _FSX = {
     "workspace": "fsx:DescribeDataRepositoryAssociations fsx:DescribeDataRepositoryTasks",
     "teardown": "fsx:DeleteFileSystem fsx:DeleteDataRepositoryAssociation",
 }
-# What an archive asks of a file system that is linked to the bucket.
+# For the archive of a file system that is linked to the bucket.
 _LINKED = {
     "file system": "fsx:CreateDataRepositoryTask",
     "link": "fsx:UpdateDataRepositoryAssociation",
@@ -220,26 +222,26 @@ _SERVICES = {"stack": "cloudformation", "repository": "ecr"}  # `batch` for the 
 
 
 class Permission(Struct, frozen=True, order=True):
-    """One action on one kind of resource, as a command needs it."""
+    """An action on a kind of resource."""
 
     action: str
     kind: str  # of _ARNS, or "*"
 
 
-class Verdict(Struct, frozen=True):
-    """What the simulation says of an action on an ARN.
+class PermissionCheck(Struct, frozen=True):
+    """The result of the simulation for an action on an ARN.
 
-    `missing` is mended by a statement of the caller's; `denied` (explicitly), `organization` and
-    `boundary` only by whoever owns what decided. `conditional` depends on what a real request says.
+    `missing`: a statement in the caller's own policies helps. `denied` (explicitly), `organization`
+    and `boundary`: only the owner of the policy can help. `conditional`: it depends on the request.
     """
 
     permission: Permission
     arn: str
-    word: Word
+    result: PermissionResult
 
 
 def needed_permissions(environment: Environment) -> dict[Command, tuple[Permission, ...]]:
-    """What each command needs for this environment, sorted."""
+    """The permissions that each command needs for this environment, sorted."""
     found = {
         command: {*_read(kinds), *_read({ANY: _only_here(environment, command)})}
         for command, kinds in _COMMON.items()
@@ -271,8 +273,8 @@ def _only_here(environment: Environment, command: Command) -> str:
     return " ".join(part.get(command, "") for part, is_here in parts if is_here)
 
 
-def arn_of(kind: str, identity: Identity, region: str, env: str) -> str:
-    """The ARN of a kind of resource, with `*` for what is free; "*" for no resource."""
+def arn_of(kind: str, identity: CallerIdentity, region: str, env: str) -> str:
+    """The ARN of a kind of resource, with `*` for the free part; "*" for no resource."""
     if kind == ANY:
         return ANY
     words = {"region": region, "account": identity.account, "env": env}
@@ -280,15 +282,17 @@ def arn_of(kind: str, identity: Identity, region: str, env: str) -> str:
 
 
 def example_of(arn: str) -> str:
-    """One ARN that the pattern stands for."""
+    """An ARN that matches the pattern."""
     return arn if arn == ANY else arn.replace("*", "x")
 
 
-def simulations(
-    principal: str, wanted: Iterable[Permission], identity: Identity, region: str, env: str
+def simulation_requests(
+    principal: str, wanted: Iterable[Permission], identity: CallerIdentity, region: str, env: str
 ) -> list[tuple[dict[str, Permission], dict[str, Any]]]:
-    """SimulatePrincipalPolicy arguments, one call for each service that has resources and one for
-    all that has none; each with the permissions that it answers for, by "action ARN"."""
+    """The SimulatePrincipalPolicy requests, each with its permissions by "action ARN".
+
+    There is one for each service with resources, and one for all actions without resources.
+    """
     groups: dict[str, list[Permission]] = {}
     for permission in sorted(set(wanted)):
         arn = arn_of(permission.kind, identity, region, env)
@@ -308,7 +312,7 @@ def simulations(
 
 
 def _context(env: str) -> list[dict[str, Any]]:
-    """What our requests say of themselves, for policies that ask."""
+    """The condition keys of our requests."""
     entries = {
         "iam:PassedToService": ["ecs-tasks.amazonaws.com"],
         "aws:ResourceTag/batchml:env": [env],
@@ -324,18 +328,18 @@ def simulate(
     session: Session,
     principal: str,
     wanted: Iterable[Permission],
-    identity: Identity,
+    identity: CallerIdentity,
     region: str,
     env: str,
-) -> tuple[Verdict, ...]:
-    """One verdict for each permission; no policy of the account is changed.
+) -> tuple[PermissionCheck, ...]:
+    """Check each permission. No policy of the account is changed.
 
-    Service control policies count where the organization lets them be seen; session policies
-    do not. Raises AccessError, ServiceError, ServiceUnreachable.
+    Service control policies count if the organization lets the account see them; session policies
+    do not count. Raises AccessError, ServiceError, ServiceUnreachable.
     """
-    found: list[Verdict] = []
-    for permissions, request in simulations(principal, wanted, identity, region, env):
-        with translated("SimulatePrincipalPolicy"):
+    found: list[PermissionCheck] = []
+    for permissions, request in simulation_requests(principal, wanted, identity, region, env):
+        with translate_errors("SimulatePrincipalPolicy"):
             pages = session.client("iam").get_paginator("simulate_principal_policy")
             asked = {key: value for key, value in request.items() if key != "MaxItems"}
             limits = {"PageSize": request["MaxItems"]}
@@ -344,36 +348,41 @@ def simulate(
                 for page in pages.paginate(**asked, PaginationConfig=limits)
                 for result in page["EvaluationResults"]
             ]
-        found += _verdicts(results, permissions, identity, region, env)
+        found += _to_checks(results, permissions, identity, region, env)
     return tuple(found)
 
 
-def _verdicts(
+def _to_checks(
     results: Sequence[Mapping[str, Any]],
     permissions: Mapping[str, Permission],
-    identity: Identity,
+    identity: CallerIdentity,
     region: str,
     env: str,
-) -> Iterable[Verdict]:
-    for action, arn, word in _words(results):
+) -> Iterable[PermissionCheck]:
+    for action, arn, result in _results(results):
         permission = permissions.get(f"{action} {arn}")
-        if permission is not None:  # else a pair that nobody asked about
-            yield Verdict(permission, arn_of(permission.kind, identity, region, env), word)
+        if permission is not None:  # AWS also answers for other pairs of action and ARN
+            own_arn = arn_of(permission.kind, identity, region, env)
+            yield PermissionCheck(permission, own_arn, result)
 
 
-def _words(results: Sequence[Mapping[str, Any]]) -> Iterable[tuple[str, str, Word]]:
-    """(action, ARN, word) of each result, or of its parts where it has them."""
+def _results(results: Sequence[Mapping[str, Any]]) -> Iterable[tuple[str, str, PermissionResult]]:
+    """The (action, ARN, result) of each evaluation, or of its resources if it lists them."""
     for result in results:
         action = result["EvalActionName"]
         parts = result.get("ResourceSpecificResults") or ()
         for part in parts:
             decision = part["EvalResourceDecision"]
-            yield action, part["EvalResourceName"], _word(decision, {**result, **part})
+            yield action, part["EvalResourceName"], _to_result(decision, {**result, **part})
         if not parts:
-            yield action, result.get("EvalResourceName", ANY), _word(result["EvalDecision"], result)
+            yield (
+                action,
+                result.get("EvalResourceName", ANY),
+                _to_result(result["EvalDecision"], result),
+            )
 
 
-def _word(decision: str, result: Mapping[str, Any]) -> Word:
+def _to_result(decision: str, result: Mapping[str, Any]) -> PermissionResult:
     if decision == "allowed":
         return "allowed"
     if result.get("MissingContextValues"):
@@ -386,7 +395,7 @@ def _word(decision: str, result: Mapping[str, Any]) -> Word:
     return "denied" if decision == "explicitDeny" else "missing"
 
 
-# Read-only calls that tell something where policies may not be simulated: service, operation.
+# Read-only calls to try if the simulation is not allowed: service, method, arguments.
 PROBES: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "cloudformation:ListStacks": ("cloudformation", "list_stacks", {}),
     "ecr:DescribeRepositories": ("ecr", "describe_repositories", {"maxResults": 1}),
@@ -395,169 +404,7 @@ PROBES: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
 
 
 def probe(session: Session, action: str) -> None:
-    """Try a read-only action. Raises AccessError where it is denied."""
+    """Try a read-only action. Raises AccessError if it is denied."""
     service, method, arguments = PROBES[action]
-    with translated(action.partition(":")[2]):
+    with translate_errors(action.partition(":")[2]):
         getattr(session.client(service), method)(**arguments)
-
-
-# --- quotas ---------------------------------------------------------------------------------------
-# EC2's vCPU quotas: what an environment needs of them, and what the account has.
-#
-# New accounts have 0 for GPU instances, and Batch then waits without a word. Quotas are looked up
-# by name; their codes come with the answer. Sources: EC2 User Guide, "Amazon EC2 service quotas";
-# Service Quotas API Reference, ListServiceQuotas.
-
-
-# The class of a family -> the quota's name on demand, and on spot. Classes are whole words, so
-# that "Running On-Demand P instances" is found and "... G and VT instances" told from it.
-_STANDARD = "Standard (A, C, D, H, I, M, R, T, Z)"
-_CLASSES = {
-    "P": r"p\d",
-    "G and VT": r"(g|gr|vt)\d",
-    "DL": r"dl\d",
-    "Trn": r"trn\d",
-    "Inf": r"inf\d",
-    "F": r"f\d",
-    "X": r"x\d",
-    "High Memory": r"u(-|\d)",
-    "HPC": r"hpc\d",
-}
-# On spot P's have two quotas; they have been one.
-_SPOT_P = ("All P5 Spot Instance Requests", "All P4, P3 and P2 Spot Instance Requests")
-_SPOT_ANY_P = "All P Spot Instance Requests"
-
-# The smallest of families that do not begin at `large`.
-_SMALLEST = {
-    "p2": "xlarge", "p3": "2xlarge", "p3dn": "24xlarge", "p4d": "24xlarge", "p4de": "24xlarge",
-    "p5": "4xlarge", "p5e": "48xlarge", "p5en": "48xlarge", "p6-b200": "48xlarge",
-    "p6-b300": "48xlarge", "p6e-gb200": "36xlarge", "g3": "4xlarge", "g3s": "xlarge",
-    "g4dn": "xlarge", "g4ad": "xlarge", "g5": "xlarge", "g5g": "xlarge", "g6": "xlarge",
-    "g6e": "xlarge", "g7e": "2xlarge", "gr6": "4xlarge", "gr6f": "4xlarge", "dl1": "24xlarge",
-    "trn1": "2xlarge", "trn2": "48xlarge", "inf1": "xlarge", "inf2": "xlarge", "vt1": "3xlarge",
-}  # fmt: skip
-_SIZE = re.compile(r"(\d*)xlarge")
-_METAL = 96  # vCPUs; most have that or more
-
-
-class Quota(Struct, frozen=True):
-    """A quota as the account has it. `value` is in vCPUs for the EC2 ones."""
-
-    name: str
-    code: str
-    value: float
-
-
-class Need(Struct, frozen=True):
-    """What one quota has to give. All numbers are vCPUs.
-
-    `smallest` starts one instance; `least` is what stands by (`min_vcpus`); `most` is reached when
-    every compute section is at its `max_vcpus`.
-    """
-
-    quota: str  # a name of Service Quotas
-    names: tuple[str, ...]  # those that it has had, the one in use first
-    compute: tuple[str, ...]
-    smallest: int
-    least: int
-    most: int
-
-
-def quota_class(instance_type: str) -> str:
-    """The class of an instance type or family: P, or G and VT; Standard for what is not special."""
-    for name, pattern in _CLASSES.items():
-        if re.match(pattern, instance_type):
-            return name
-    return _STANDARD
-
-
-def quota_names(instance_type: str, *, spot: bool) -> tuple[str, ...]:
-    """The names that a type's quota has or had, the present one first."""
-    instance_class = quota_class(instance_type)
-    if not spot:
-        return (f"Running On-Demand {instance_class} instances",)
-    if instance_class == "P":
-        return (_SPOT_P[instance_type[1] in "234"], _SPOT_ANY_P)
-    return (f"All {instance_class} Spot Instance Requests",)
-
-
-def vcpus_of(instance_type: str, known: Mapping[str, int] | None = None) -> int:
-    """The vCPUs of a type, or of a family's smallest; `known` (DescribeInstanceTypes) goes first.
-
-    By EC2's naming an xlarge has 4, an Nxlarge 4 N, and what is smaller 2.
-    """
-    if known and instance_type in known:
-        return known[instance_type]
-    family, _, size = instance_type.partition(".")
-    size = size or _SMALLEST.get(family, "large")
-    match = _SIZE.match(size.removeprefix("metal-"))
-    if match:
-        return 4 * int(match[1] or 1)
-    return _METAL if size.startswith("metal") else 2
-
-
-def needed_quotas(
-    environment: Environment, vcpus: Mapping[str, int] | None = None
-) -> tuple[Need, ...]:
-    """What the compute sections need, a Need for each quota, by name.
-
-    A section that lists types of several classes may take all of its vCPUs from any one of them.
-    `vcpus` gives those of instance types where they are known better than by name.
-    """
-    found: dict[str, Need] = {}
-    for name, compute in environment.compute.items():
-        by_quota: dict[tuple[str, ...], list[str]] = {}
-        for each in compute.instance_types:
-            by_quota.setdefault(quota_names(each, spot=compute.spot), []).append(each)
-        for names, types in by_quota.items():
-            need = Need(
-                quota=names[0],
-                names=names,
-                compute=(name,),
-                smallest=min(vcpus_of(each, vcpus) for each in types),
-                # What stands by may be of another quota, where there are several.
-                least=compute.min_vcpus if len(by_quota) == 1 else 0,
-                most=compute.max_vcpus,
-            )
-            found[need.quota] = _sum(found[need.quota], need) if need.quota in found else need
-    return tuple(found[name] for name in sorted(found))
-
-
-def _sum(one: Need, other: Need) -> Need:
-    return Need(
-        quota=one.quota,
-        names=one.names,
-        compute=(*one.compute, *other.compute),
-        # Each section has to be able to start one.
-        smallest=max(one.smallest, other.smallest),
-        least=one.least + other.least,
-        most=one.most + other.most,
-    )
-
-
-def find_quota(need: Need, quotas: Mapping[str, Quota]) -> Quota | None:
-    """The quota of a need among those of the account, by name: case and spaces do not count."""
-    by_name = {_plain(name): quota for name, quota in quotas.items()}
-    return next((by_name[_plain(name)] for name in need.names if _plain(name) in by_name), None)
-
-
-def _plain(name: str) -> str:
-    return " ".join(name.lower().split())
-
-
-def read_quotas(session: Session, service: str = "ec2") -> dict[str, Quota]:
-    """Every quota of a service that the account has applied values of, by name.
-
-    Raises AccessError, ServiceError, ServiceUnreachable.
-    """
-    found: dict[str, Quota] = {}
-    with translated("ListServiceQuotas"):
-        pages = session.client("service-quotas").get_paginator("list_service_quotas")
-        for page in pages.paginate(ServiceCode=service, PaginationConfig={"PageSize": 100}):
-            for quota in page["Quotas"]:
-                found[quota["QuotaName"]] = _quota(quota)
-    return found
-
-
-def _quota(raw: Mapping[str, Any]) -> Quota:
-    return Quota(raw["QuotaName"], raw["QuotaCode"], float(raw["Value"]))

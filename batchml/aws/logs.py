@@ -1,10 +1,10 @@
-"""Log events of a stream, in order, none lost and none twice."""
+"""Read the log events of a stream of CloudWatch Logs: in order, none lost, none twice."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from batchml.aws.errors import translated
+from batchml.aws.errors import translate_errors
 from batchml.aws.session import Session
 from batchml.errors import ServiceError
 from batchml.model.logcheck import HEADER, LogCheck, read_header
@@ -15,19 +15,16 @@ class LogLine(NamedTuple):
     message: str
 
 
-class Page(NamedTuple):
-    """What one call brought. `missing` says what is not there: "", "group" or "stream".
-
-    `check` comes from the embedded server alone, once the attempt has ended.
-    """
+class LogPage(NamedTuple):
+    """The answer of one call."""
 
     lines: list[LogLine]
-    caught_up: bool  # there is nothing more for now
-    missing: str = ""
-    check: LogCheck | None = None
+    caught_up: bool  # the stream has no more lines now
+    missing: str = ""  # what does not exist: "", "group" or "stream"
+    check: LogCheck | None = None  # from the embedded server alone, after the attempt's end
 
     def is_end(self, is_promised: bool) -> bool:
-        """Whether to read no more for now; `is_promised` says that the log's end mark is met."""
+        """Whether to stop reading. `is_promised`: the log's end mark was read."""
         if self.check is not None:
             return self.check.is_final
         return self.caught_up or is_promised
@@ -36,9 +33,9 @@ class Page(NamedTuple):
 class StreamReader:
     """Reads a stream from its start, or from `since` (ms since the epoch).
 
-    A position is CloudWatch's own token, never a time: lines that share a millisecond stay apart.
-    Where a token is not taken any more, which lives for 24 hours, reading goes on at the last
-    timestamp without the lines of it that were seen.
+    The position is CloudWatch's token and not a time, so that lines of the same millisecond are
+    told apart. A token is valid for 24 hours; after that, reading continues at the last timestamp,
+    without the lines of that timestamp that were read before.
     """
 
     def __init__(
@@ -48,28 +45,28 @@ class StreamReader:
         stream: str,
         since: int | None = None,
     ) -> None:
-        self._session = session  # asked for each page: it may be a new one after a lost contact
+        self._session = session  # called for each page: after an outage it may return a new one
         self.group = group
         self.stream = stream
         self._since = since
-        self._start = since  # of the calls now: a token goes with what it was made for
-        self.missing = ""  # what was not there at the last call: "", "group" or "stream"
-        self.check: LogCheck | None = None  # how the embedded server found the log
+        self._start = since  # the start time of the calls now: a token is valid with it alone
+        self.missing = ""  # what did not exist at the last call: "", "group" or "stream"
+        self.check: LogCheck | None = None  # the embedded server's check of the log
         self._token: str | None = None
-        self._last = 0  # the greatest timestamp seen
+        self._last = 0  # the greatest timestamp read
         self._at_last: Counter[str] = Counter()  # messages with that timestamp
         self._to_skip: Counter[str] = Counter()
 
-    def again(self, since: int | None = None) -> "StreamReader":
-        """A reader of the same stream, from `since` or from where this one began."""
+    def restarted(self, since: int | None = None) -> "StreamReader":
+        """A new reader of the same stream, from `since` or from this reader's start."""
         start = self._since if since is None else since
         return StreamReader(self._session, self.group, self.stream, start)
 
     def read(self) -> Iterator[LogLine]:
-        """Yield new lines until there is nothing more for now.
+        """Yield new lines until the stream has no more.
 
-        A page may be empty before the end; only a token that comes back unchanged says "caught
-        up". A stream that is not there yet has no lines.
+        A page before the end may be empty: only an unchanged token means that the reader has caught
+        up. A stream that does not exist yet has no lines.
         """
         while True:
             page = self.page()
@@ -77,34 +74,34 @@ class StreamReader:
             if page.caught_up:
                 return
 
-    def page(self) -> Page:
-        """The lines of one call. They count as seen: to call it again gives the next ones."""
+    def page(self) -> LogPage:
+        """Read the next lines in one call."""
         try:
             found = self._call()
         except ServiceError as error:
             if self._is_missing(error):
-                return Page([], True, self.missing)
+                return LogPage([], True, self.missing)
             if error.code != "InvalidParameterException" or self._token is None:
                 raise
             self._resume()
-            return Page([], False)
+            return LogPage([], False)
         self.missing = ""
         events, token = found
         caught_up = token == self._token and not self._is_unchecked
         self._token = token
-        return Page(self._new(events), caught_up, check=self.check)
+        return LogPage(self._new(events), caught_up, check=self.check)
 
     @property
     def _is_unchecked(self) -> bool:
         return self.check is not None and not self.check.is_final
 
     def finish_check(self) -> None:
-        """After a reading backwards: have the rest of a large log checked."""
+        """Let the embedded server check the rest of a large log, after reading it backwards."""
         while self._is_unchecked:
             self._ask(limit=1)
 
     def backwards(self) -> Iterator[LogLine]:
-        """Yield what there is now, the newest line first; independent of where `read` is."""
+        """Yield the present lines, the newest first; `read` continues at its own position."""
         token: str | None = None
         while True:
             arguments: dict[str, Any] = {"nextToken": token} if token else {}
@@ -128,13 +125,13 @@ class StreamReader:
         return True
 
     def _resume(self) -> None:
-        """The token is too old: the next page begins at the last timestamp."""
+        """Continue at the last timestamp, because the token is too old."""
         self._token = None
         self._start = self._last or self._since
         self._to_skip = self._at_last.copy()
 
     def _new(self, lines: list[LogLine]) -> list[LogLine]:
-        """Of a page those that were not seen before the token was too old."""
+        """The lines of a page without those that were read before the token was too old."""
         if self._to_skip:
             lines = [line for line in lines if not self._was_seen(line)]
         last = max((line.timestamp for line in lines), default=0)
@@ -160,7 +157,7 @@ class StreamReader:
         return _lines(page), page["nextForwardToken"]
 
     def _ask(self, **arguments: Any) -> dict[str, Any]:
-        with translated("GetLogEvents"):
+        with translate_errors("GetLogEvents"):
             page = (
                 self._session()
                 .client("logs")

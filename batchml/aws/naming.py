@@ -1,7 +1,7 @@
-"""What the stacks of an environment give to what is made of them: Site, and Platform.
+"""Names and tags in AWS, and the outputs of an environment's stacks (`cfn/`).
 
-A Site is what compute environments and queues need of their place, a Platform what job definitions
-need. Both are values, made from the outputs of the stacks (`cfn/`), and both are empty on `local`.
+`Site` has the outputs for compute environments and queues, `Platform` those for job definitions.
+Both are empty on `local`.
 """
 
 from collections.abc import Mapping
@@ -12,16 +12,16 @@ from msgspec import Struct
 from batchml.model.environment import LOCAL, Compute, Environment
 
 WORKSPACE = "/workspace"  # on the instances and in the containers
-NOTICES = "/run/batchml"  # on the instances and in the containers: what EC2 announces
+NOTICES = "/run/batchml"  # the folder of EC2's notices, on the instances and in the containers
 NOTICE_FILE = f"{NOTICES}/notice"
 USER = "1000:1000"  # of images/*/Dockerfile, and of the files in the workspace (cfn/storage.yaml)
 PREFIX = "batchml"
 
-# The stacks whose outputs a Platform needs.
+# The stacks with the outputs of a Platform.
 PLATFORM_STACKS = ("roles", "observability", "storage")
 
 
-class Workspace(Struct, frozen=True):
+class WorkspaceMount(Struct, frozen=True):
     """The file system that every instance mounts at `/workspace`."""
 
     kind: Literal["none", "efs", "fsx-lustre"] = "none"
@@ -32,10 +32,9 @@ class Workspace(Struct, frozen=True):
 
 
 class Site(Struct, frozen=True):
-    """Where compute environments are, and what they have in common.
+    """The network, role, AMI and tags that all compute environments of an environment share.
 
-    `ami` is the environment's, as `batchml.toml` says it; `built_image` the id of the one that our
-    stack built. Tags are those of the user.
+    `ami` is the value in `batchml.toml`; `built_image` is the id of the AMI that our stack built.
     """
 
     env: str = LOCAL
@@ -45,7 +44,7 @@ class Site(Struct, frozen=True):
     ami: str = "ecs-gpu"
     built_image: str = ""
     gpu_mode: str = "toolkit"
-    workspace: Workspace = Workspace()
+    workspace: WorkspaceMount = WorkspaceMount()
     tags: dict[str, str] = {}
 
     @property
@@ -53,26 +52,25 @@ class Site(Struct, frozen=True):
         return self.env == LOCAL
 
     def named(self, name: str) -> str:
-        """The name in AWS: others share the account. Bare on `local`."""
+        """The name of a resource in AWS, with the environment's prefix; unchanged on `local`."""
         return qualified(self.env, name)
 
     def tagged(self, name: str, more: Mapping[str, str] | None = None) -> dict[str, str]:
-        """The tags of a resource of ours: the user's, and what it is found again by."""
+        """The tags of a resource: the user's, and those by which batchml finds it."""
         return {**self.tags, **(more or {}), **owner_tags(self.env), "batchml:name": name}
 
     def lets_privileged(self, compute: Compute) -> bool:
-        """True where jobs reach GPUs by a mount of the driver, which privileged ones alone can."""
+        """Whether jobs are privileged, because they reach GPUs by a mount of the driver."""
         return self.gpu_mode == "driver-mount" and compute.has_gpus
 
 
 class Platform(Struct, frozen=True):
-    """What the job definitions of an environment have in common. An empty one is that of `local`.
+    """The values that all job definitions of an environment share; empty on `local`.
 
-    `gpu` is how containers with GPUs reach them: `driver-mount` (privileged, the driver's folder of
-    the host), `toolkit` (unprivileged, the NVIDIA runtime), or empty: nothing is said about it.
-    `workspace` is the folder of the host that containers have at `/workspace`, `user` whom images
-    of ours run as, `notices` the folder in which spot hosts write what EC2 announces. `secrets` are
-    the ARNs of what jobs may be given.
+    Containers reach GPUs by `gpu`: `driver-mount` (privileged, with the driver's folder of the
+    host), `toolkit` (unprivileged, with the NVIDIA runtime), or "" (nothing is set). `workspace` is
+    the host's folder that is mounted at `/workspace`, `user` the user of our images, `notices` the
+    host's folder of EC2's spot notices. `secrets` are the ARNs of the secrets that jobs may use.
     """
 
     gpu: Literal["", "driver-mount", "toolkit"] = ""
@@ -102,17 +100,17 @@ def owner_tags(env: str) -> dict[str, str]:
 
 
 def queue_name(env: str, environment: Environment, given: str) -> str:
-    """The name in AWS of a queue: `batchml-ENV-QUEUE` for one that `batchml.toml` describes.
+    """The name of a queue in AWS: `batchml-ENV-QUEUE` for a queue of `batchml.toml`.
 
-    Any other is taken to be a queue that exists under that name.
+    Any other name is that of an existing queue.
     """
     return qualified(env, given) if given in environment.queues else given
 
 
 def make_site(env: str, environment: Environment, outputs: Mapping[str, str]) -> Site:
-    """The Site of an environment from the outputs of its stacks, all in one mapping.
+    """The Site of an environment. `outputs` has the outputs of all its stacks.
 
-    An output that is missing leaves its value empty: the stack is not there (yet).
+    A missing output leaves its value empty: the stack does not exist (yet).
     """
     if env == LOCAL:
         return Site(tags=environment.tags)
@@ -131,7 +129,7 @@ def make_site(env: str, environment: Environment, outputs: Mapping[str, str]) ->
 
 
 def make_platform(env: str, environment: Environment, outputs: Mapping[str, str]) -> Platform:
-    """The Platform of an environment from the outputs of its stacks, all in one mapping."""
+    """The Platform of an environment. `outputs` has the outputs of all its stacks."""
     if env == LOCAL:
         return Platform()
     has_workspace = _workspace(environment, outputs).kind != "none"
@@ -154,19 +152,19 @@ def _listed(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-def _workspace(environment: Environment, outputs: Mapping[str, str]) -> Workspace:
-    """The file system that is mounted: the environment's own, or one that it shares.
+def _workspace(environment: Environment, outputs: Mapping[str, str]) -> WorkspaceMount:
+    """The file system to mount: the environment's own, or one of another environment.
 
-    Of a shared one the outputs are those of the other environment's stacks, where they are known:
-    what kind it is shows in them. Its own stack gives no more than the id.
+    The kind of a shared file system is read from the outputs of the other environment's stacks, if
+    they are known. The own stack has only its id.
     """
     kind, found = environment.storage.workspace, outputs.get("FileSystemId")
     if environment.storage.shared_with:
         kind = "fsx-lustre" if outputs.get("LustreMountName") else "efs"
         found = found or outputs.get("SharedFileSystemId")
     if kind == "none" or not found:
-        return Workspace()
-    return Workspace(
+        return WorkspaceMount()
+    return WorkspaceMount(
         kind=kind,
         file_system=found,
         dns=outputs.get("FileSystemDns", ""),

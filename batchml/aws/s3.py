@@ -1,4 +1,4 @@
-"""S3: an environment's bucket, its objects, and how it is emptied for good."""
+"""S3: the store in an environment's bucket; deletion of all versions of a bucket's objects."""
 
 from __future__ import annotations
 
@@ -8,158 +8,79 @@ from typing import Any
 
 from msgspec import Struct
 
-from batchml.aws.errors import translated
+from batchml.aws.errors import translate_errors
 from batchml.aws.session import Session
 from batchml.errors import ServiceError
+from batchml.runtime.storage.store import Store, check_key
 
-_MAX_DELETE = 1000  # keys of one DeleteObjects
-_AT_ONCE = 10  # calls side by side: the connections that a client of the SDK keeps
-_TRIES = 5  # of a conditional write that met another
+_MAX_DELETE = 1000  # keys of one DeleteObjects; S3's limit
+_PARALLEL = 10  # simultaneous calls: the connections that an SDK client keeps
+_TRIES = 5  # of a conditional write that conflicts with another
 
 
-class Object(Struct, frozen=True):
+class StoredObject(Struct, frozen=True):
+    """An object in a list; `key` is relative to the store's prefix."""
+
     key: str
     size: int  # bytes
     modified: float  # seconds since the epoch
 
 
-class About(Struct, frozen=True):
-    """What S3 says of an object; `metadata` is its owner's, without `x-amz-meta-`."""
+class ObjectHead(Struct, frozen=True):
+    """What HeadObject returns; `metadata` is the owner's, without `x-amz-meta-`."""
 
     size: int
     etag: str
     metadata: dict[str, str] = {}
 
 
-class Bucket:
-    """One bucket. Each method is one call, but for `list`, which is one for each 1,000 objects.
+class BucketStore(Store):
+    """The store below a prefix of a bucket; without a prefix, the whole bucket.
 
-    All raise what `translated` makes of S3's refusals.
+    Each method is one call, but lists need one for each 1,000 objects. Methods raise the errors
+    that `translate_errors` makes, because their messages are for people who use the SDK, and
+    StoreError for a text that is no key.
     """
 
-    def __init__(self, session: Session, name: str) -> None:
+    def __init__(self, session: Session, bucket: str, prefix: str = "") -> None:
         self._session = session
-        self._name = name
-
-    def has(self, key: str) -> bool:
-        """Whether there is an object of this key."""
-        return self._found("HeadObject", self._client.head_object, key) is not None
-
-    def about(self, key: str) -> About | None:
-        """What there is to say of an object without reading it; None when there is none."""
-        found = self._found("HeadObject", self._client.head_object, key)
-        if found is None:
-            return None
-        return About(found["ContentLength"], found.get("ETag", ""), found.get("Metadata", {}))
-
-    def folder(self, prefix: str) -> tuple[list[Object], list[str]]:
-        """The objects right below a prefix that ends with a slash, and what else begins so up to
-        the next slash. A call for each 1,000 of both."""
-        found: list[Object] = []
-        below: list[str] = []
-        with translated("ListObjectsV2"):
-            pages = self._client.get_paginator("list_objects_v2")
-            for page in pages.paginate(Bucket=self._name, Prefix=prefix, Delimiter="/"):
-                found += map(_object, page.get("Contents", ()))
-                below += [each["Prefix"] for each in page.get("CommonPrefixes", ())]
-        return found, below
-
-    def put(self, key: str, data: bytes) -> None:
-        with translated("PutObject"):
-            self._client.put_object(Bucket=self._name, Key=key, Body=data)
-
-    def get(self, key: str) -> bytes | None:
-        """An object's content; None when there is none."""
-        found = self._found("GetObject", self._client.get_object, key)
-        if found is None:
-            return None
-        with translated("GetObject"):
-            return bytes(found["Body"].read())
-
-    def list(self, prefix: str, most: int | None = None) -> list[Object]:
-        """The objects whose keys begin so, in the order of their keys; the first `most` of them."""
-        found: list[Object] = []
-        with translated("ListObjectsV2"):
-            pages = self._client.get_paginator("list_objects_v2")
-            limit = {"MaxItems": most}
-            for page in pages.paginate(Bucket=self._name, Prefix=prefix, PaginationConfig=limit):
-                found += map(_object, page.get("Contents", ()))
-        return found
-
-    def download(self, key: str, path: Path) -> bool:
-        """Write an object to a file, which is whole or not there; False when there is none."""
-        found = self._found("GetObject", self._client.get_object, key)
-        if found is None:
-            return False
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name[:200]}.part")
-        try:
-            with translated("GetObject"), open(temporary, "wb") as file:
-                for block in found["Body"].iter_chunks(1 << 20):
-                    file.write(block)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-        return True
-
-    def _found(self, operation: str, call: Any, key: str) -> Any:
-        """The answer; None when there is no such object."""
-        try:
-            with translated(operation):
-                return call(Bucket=self._name, Key=key)
-        except ServiceError as error:
-            # HEAD has no body, and so no better word than the status.
-            if error.code in ("NoSuchKey", "404", "NotFound"):
-                return None
-            raise
-
-    @property
-    def _client(self) -> Any:
-        return self._session.client("s3")
-
-
-def _object(each: dict[str, Any]) -> Object:
-    return Object(each["Key"], each["Size"], each["LastModified"].timestamp())
-
-
-class BucketStore:
-    """Keys below a prefix of a bucket, as `runtime/storage/store.py`'s Store has them.
-
-    What fails is told as by `Bucket`, in the words for who works with the SDK.
-    """
-
-    def __init__(self, session: Session, bucket: str, prefix: str) -> None:
-        self._session = session
-        self._name = bucket
-        self._bucket = Bucket(session, bucket)
+        self._bucket = bucket
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
 
     def get(self, key: str) -> bytes | None:
-        return self._bucket.get(self._prefix + key)
+        found = self._find("GetObject", self._client.get_object, self._key(key))
+        if found is None:
+            return None
+        with translate_errors("GetObject"):
+            return bytes(found["Body"].read())
 
     def get_many(self, keys: Sequence[str]) -> list[bytes | None]:
-        """The values in the order of their keys, some at a time."""
         if len(keys) < 2:
             return [self.get(key) for key in keys]
         from concurrent.futures import ThreadPoolExecutor
 
-        self._client  # noqa: B018 - made here: two threads would make two
-        with ThreadPoolExecutor(_AT_ONCE) as threads:
+        self._client  # noqa: B018 - made here, once for all threads
+        with ThreadPoolExecutor(_PARALLEL) as threads:
             return list(threads.map(self.get, keys))
 
+    def has(self, key: str) -> bool:
+        return self._find("HeadObject", self._client.head_object, self._key(key)) is not None
+
     def put(self, key: str, data: bytes) -> None:
-        self._bucket.put(self._prefix + key, data)
+        with translate_errors("PutObject"):
+            self._client.put_object(Bucket=self._bucket, Key=self._key(key), Body=data)
 
     def create(self, key: str, data: bytes) -> bool:
+        name = self._key(key)
         for _ in range(_TRIES):
             try:
-                with translated("PutObject"):
+                with translate_errors("PutObject"):
                     self._client.put_object(
-                        Bucket=self._name, Key=self._prefix + key, Body=data, IfNoneMatch="*"
+                        Bucket=self._bucket, Key=name, Body=data, IfNoneMatch="*"
                     )
                 return True
             except ServiceError as error:
-                # Two at once, of which S3 says that one should try again.
+                # Of two simultaneous writes, S3 asks one to try again.
                 if error.code == "ConditionalRequestConflict":
                     continue
                 if error.code != "PreconditionFailed":
@@ -167,26 +88,21 @@ class BucketStore:
                 return _was_sent_again(error) and self.get(key) == data
         return False
 
-    def keys(self, prefix: str) -> list[str]:
-        return self.first_keys(prefix, None)
-
-    def first_keys(self, prefix: str, most: int | None) -> list[str]:
-        """The first `most` of the keys that begin so: a call for each 1,000."""
-        found = self._bucket.list(self._prefix + prefix, most)
-        return sorted(each.key[len(self._prefix) :] for each in found)
+    def keys(self, prefix: str, limit: int | None = None) -> list[str]:
+        return sorted(each.key for each in self.list_objects(prefix, limit))
 
     def delete(self, *keys: str) -> None:
-        for start in range(0, len(keys), _MAX_DELETE):
-            some = keys[start : start + _MAX_DELETE]
-            _delete(self._client, self._name, [{"Key": self._prefix + key} for key in some])
+        names = [{"Key": self._key(key)} for key in keys]
+        for start in range(0, len(names), _MAX_DELETE):
+            _delete(self._client, self._bucket, names[start : start + _MAX_DELETE])
 
     def read(self, key: str, start: int, length: int) -> bytes | None:
         if length <= 0:
-            return b"" if self._bucket.has(self._prefix + key) else None
+            return b"" if self.has(key) else None
         try:
-            with translated("GetObject"):
+            with translate_errors("GetObject"):
                 found = self._client.get_object(
-                    Bucket=self._name, Key=self._prefix + key,
+                    Bucket=self._bucket, Key=self._key(key),
                     Range=f"bytes={start}-{start + length - 1}",
                 )  # fmt: skip
                 return bytes(found["Body"].read())
@@ -198,11 +114,77 @@ class BucketStore:
             raise
 
     def put_file(self, key: str, path: str) -> None:
-        with translated("PutObject"), open(path, "rb") as file:
-            self._client.put_object(Bucket=self._name, Key=self._prefix + key, Body=file)
+        with translate_errors("PutObject"), open(path, "rb") as file:
+            self._client.put_object(Bucket=self._bucket, Key=self._key(key), Body=file)
 
     def get_file(self, key: str, path: str) -> bool:
-        return self._bucket.download(self._prefix + key, Path(path))
+        found = self._find("GetObject", self._client.get_object, self._key(key))
+        if found is None:
+            return False
+        target = Path(path)
+        temporary = target.with_name(f".{target.name[:200]}.part")
+        try:
+            with translate_errors("GetObject"), open(temporary, "wb") as file:
+                for block in found["Body"].iter_chunks(1 << 20):
+                    file.write(block)
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
+        return True
+
+    # --- More than `Store` has: sizes, times and metadata of objects ------------------------------
+
+    def head(self, key: str) -> ObjectHead | None:
+        """Size, ETag and metadata of an object; None if it does not exist."""
+        found = self._find("HeadObject", self._client.head_object, self._prefix + key)
+        if found is None:
+            return None
+        return ObjectHead(found["ContentLength"], found.get("ETag", ""), found.get("Metadata", {}))
+
+    def list_objects(self, prefix: str, limit: int | None = None) -> list[StoredObject]:
+        """The objects whose keys begin with `prefix`, in the order of their keys."""
+        found: list[StoredObject] = []
+        pages = {"MaxItems": limit}
+        for page in self._list(Prefix=self._prefix + prefix, PaginationConfig=pages):
+            found += map(self._object, page.get("Contents", ()))
+        return found
+
+    def list_folder(self, prefix: str) -> tuple[list[StoredObject], list[str]]:
+        """The objects and the folders directly below a prefix that ends with a slash.
+
+        The folders are prefixes that end with a slash.
+        """
+        found: list[StoredObject] = []
+        folders: list[str] = []
+        for page in self._list(Prefix=self._prefix + prefix, Delimiter="/"):
+            found += map(self._object, page.get("Contents", ()))
+            folders += [
+                each["Prefix"][len(self._prefix) :] for each in page.get("CommonPrefixes", ())
+            ]
+        return found, folders
+
+    def _list(self, **arguments: Any) -> list[dict[str, Any]]:
+        with translate_errors("ListObjectsV2"):
+            pages = self._client.get_paginator("list_objects_v2")
+            return list(pages.paginate(Bucket=self._bucket, **arguments))
+
+    def _object(self, each: dict[str, Any]) -> StoredObject:
+        key = each["Key"][len(self._prefix) :]
+        return StoredObject(key, each["Size"], each["LastModified"].timestamp())
+
+    def _find(self, operation: str, call: Any, name: str) -> Any:
+        """The answer; None if the object does not exist."""
+        try:
+            with translate_errors(operation):
+                return call(Bucket=self._bucket, Key=name)
+        except ServiceError as error:
+            # An answer to HEAD has no body, and so no error code but the status.
+            if error.code in ("NoSuchKey", "404", "NotFound"):
+                return None
+            raise
+
+    def _key(self, key: str) -> str:
+        return self._prefix + check_key(key)
 
     @property
     def _client(self) -> Any:
@@ -210,19 +192,19 @@ class BucketStore:
 
 
 def _was_sent_again(error: ServiceError) -> bool:
-    """Whether the SDK sent a call more than once: the first answer may have been lost."""
+    """Whether the SDK sent a call more than once: its first answer may have been lost."""
     answer = getattr(error.__cause__, "response", {})
     return bool(answer.get("ResponseMetadata", {}).get("RetryAttempts"))
 
 
 def empty_bucket(session: Session, bucket: str) -> int:
-    """Delete every version of every object; how many there were. None for a bucket that is gone.
+    """Delete every version of every object, and return their number; 0 for a bucket that is gone.
 
-    Raises ServiceError when S3 keeps some of them.
+    Raises ServiceError if S3 does not delete one of them.
     """
     client, count = session.client("s3"), 0
     try:
-        with translated("ListObjectVersions"):
+        with translate_errors("ListObjectVersions"):
             for page in client.get_paginator("list_object_versions").paginate(
                 Bucket=bucket, PaginationConfig={"PageSize": _MAX_DELETE}
             ):
@@ -241,7 +223,7 @@ def _version(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _delete(client: Any, bucket: str, keys: list[dict[str, Any]]) -> None:
-    with translated("DeleteObjects"):
+    with translate_errors("DeleteObjects"):
         answer = client.delete_objects(Bucket=bucket, Delete={"Objects": keys, "Quiet": True})
     for error in answer.get("Errors", ()):
         raise ServiceError(

@@ -1,7 +1,10 @@
-"""The one door to the AWS SDK: clients for a region, a profile or an endpoint.
+"""Sessions with AWS: credentials, clients for a region, the caller's identity.
 
-boto3's clients are botocore's; taken from botocore itself they come in two thirds of the time,
-which a person feels with every command.
+No other module imports the AWS SDK. Clients are made by botocore, not by boto3: they are the same
+clients, in two thirds of the time.
+
+Sources: STS API Reference, GetCallerIdentity; EC2 API Reference, DescribeRegions; IAM User Guide,
+"IAM identifiers".
 """
 
 import os
@@ -10,27 +13,25 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from batchml.aws.errors import no_credentials, signing, translated
-from batchml.errors import AccessError, ServiceUnreachable
-
-if TYPE_CHECKING:
-    from batchml.aws.credentials_help import Caller
+from batchml.aws.credentials_help import AwsCaller, explain_mfa
+from batchml.aws.errors import no_credentials, translate_credential_errors, translate_errors
+from batchml.errors import AccessError, ServiceError, ServiceUnreachable
 
 _MODELS = ("batch", "ecs", "logs", "sts")
-_TRIES = 5  # of one call, where an answer was cut off
-_SILENT_TRIES = 3  # of one call to this machine, within the limit, where there is no answer
+_TRIES = 5  # of a call whose answer was cut off
+_SILENT_TRIES = 3  # of a call to this machine that is not answered, all within the limit
 _TIMEOUTS = ("ReadTimeoutError", "ConnectTimeoutError")
 
 
-def is_cut_off(operation: Any, http: Any, parsed: Mapping[str, Any]) -> bool:
-    """True for a success without anything in it: botocore takes an answer that ended early for one.
+def is_truncated(operation: Any, http: Any, parsed: Mapping[str, Any]) -> bool:
+    """Whether an answer was cut off: botocore reads such an answer as a success without members.
 
-    An answer has at least one of its members, if only as an empty list.
+    A complete answer has at least one of its members, if only as an empty list.
     """
     shape = operation.output_shape
     return bool(
@@ -42,12 +43,12 @@ def is_cut_off(operation: Any, http: Any, parsed: Mapping[str, Any]) -> bool:
 
 
 class Access(Struct, frozen=True):
-    """How to reach a service. With an endpoint and keys, nothing else is looked for.
+    """How to reach AWS, or the embedded AWS Batch of this machine at `endpoint`.
 
-    With an endpoint, which is on this machine: `revive` is called when a connection fails, before
-    the call is sent again, and returns the endpoint that serves now. `unanswered` says which
-    process does not answer, and why. After `notice` seconds without an answer `tell` is called
-    with it; after `limit` seconds the call fails with it.
+    The fields after the keys are used with an endpoint alone. `revive` is called when a connection
+    fails, before the call is sent again; it returns the endpoint that serves now. `unanswered`
+    says which process does not answer, and why: after `notice` seconds without an answer `tell` is
+    called with that text, and after `limit` seconds the call fails with it.
     """
 
     region: str
@@ -63,7 +64,7 @@ class Access(Struct, frozen=True):
 
 
 class Session:
-    """Makes each client when it is first used."""
+    """Makes each client at its first use."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
@@ -72,24 +73,28 @@ class Session:
 
     @property
     def is_local(self) -> bool:
-        """True where the embedded server answers: it shows at once what it did, has no rate limit,
-        and knows a call that is sent again."""
+        """Whether the embedded server answers.
+
+        It is never eventually consistent, has no rate limit, and recognizes a call that is sent
+        again.
+        """
         return bool(self._access.endpoint)
 
     def client(self, service: str, attempts: int = 5, region: str = "") -> Any:
-        """The client of a service, which sends each call up to `attempts` times.
+        """Return the client of a service, which sends each call up to `attempts` times.
 
-        `region` is for a service that answers for all regions in one: the Price List in us-east-1.
+        `region` is for services that answer in one region for all: the Price List in us-east-1.
         """
         key = (service, attempts, region)
         if key not in self._clients:
             if self._access.endpoint:
                 made = self._session.create_client(service, **self._arguments(attempts, region))
-                # botocore asks here whether to send a call again, with the same invocation id.
+                # botocore calls this to decide whether to send a call again, with the same
+                # invocation id.
                 made.meta.events.register_first("needs-retry", self._after_failure)
                 self._silence.watch(made)
             else:
-                with signing(self._caller):
+                with translate_credential_errors(self._caller):
                     self._prepare_mfa()
                     made = self._session.create_client(service, **self._arguments(attempts, region))
                 made.meta.events.register_first("before-call", self._before_call)
@@ -100,16 +105,16 @@ class Session:
     def variables(self, environ: Mapping[str, str]) -> Mapping[str, str]:
         """Keys, region and endpoint as the variables that `runtime/storage/credentials.py` reads.
 
-        The keys are those of the moment in which they are asked for: what a profile gives for an
-        hour is renewed. `environ` has the endpoints. Raises AccessError, when asked, without keys.
+        The keys are looked up at each access, because temporary keys are renewed. The endpoints are
+        those of `environ`. An access raises AccessError if there are no keys.
         """
         return _Variables(self, environ)
 
     def keys(self) -> tuple[str, str, str]:
-        """Access key, secret key and session token, as they are now. Raises AccessError."""
+        """The current access key, secret key and session token. Raises AccessError."""
         if self._access.endpoint:
             return self._access.access_key_id, self._access.secret_access_key, ""
-        with signing(self._caller):
+        with translate_credential_errors(self._caller):
             self._prepare_mfa()
             credentials = self._session.get_credentials()
             if credentials is None:
@@ -122,42 +127,40 @@ class Session:
         return self._access.region
 
     def _before_call(self, **_: Any) -> None:
-        """Renew credentials here, where it is known that it is they that fail."""
-        with signing(self._caller):
+        """Renew the credentials before the call, so that their failures are told apart from its."""
+        with translate_credential_errors(self._caller):
             credentials = self._session.get_credentials()
             if credentials is None:
                 raise no_credentials(self._caller())
             credentials.get_frozen_credentials()
 
     def _after_call(self, parsed: Any, **_: Any) -> None:
-        """Say who asked, for the words about a refusal."""
+        """Add the caller to a refusal, for `errors.translate`."""
         if "Error" in parsed:
             parsed.setdefault("ResponseMetadata", {})["Caller"] = self._caller()
 
-    def _caller(self) -> "Caller":
-        from batchml.aws.credentials_help import Caller
-
+    def _caller(self) -> AwsCaller:
         method, known = "", tuple[str, ...]()
         try:
             known = tuple(self._session.available_profiles)
             method = str(getattr(self._session.get_credentials(), "method", ""))
-        except Exception:  # what is wrong with them is told already
+        except Exception:  # the failure of the credentials is reported already
             pass
-        return Caller(self._access.profile, method, known)
+        return AwsCaller(self._access.profile, method, known)
 
     def _ask_for_mfa(self, prompt: str) -> str:
-        """Ask on the terminal; where there is none, fail at once instead of waiting for nobody."""
-        from batchml.aws.credentials_help import mfa_advice
-
+        """Ask for the code on the terminal. Without a terminal, raise AccessError at once."""
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
-            raise AccessError(mfa_advice(self._caller()), code="MFA")
+            raise AccessError(explain_mfa(self._caller()), code="MFA")
         import getpass
 
         return getpass.getpass(prompt)
 
     def _prepare_mfa(self) -> None:
-        """Sessions opened with an MFA code are the AWS CLI's too: asked for once, kept in its
-        folder. Source: AWS CLI, customizations/assumerole.py."""
+        """Share sessions that were opened with an MFA code with the AWS CLI, in its cache folder.
+
+        Source: AWS CLI, customizations/assumerole.py.
+        """
         from botocore.utils import JSONFileCache
 
         provider = self._session.get_component("credential_provider").get_provider("assume-role")
@@ -173,12 +176,12 @@ class Session:
         attempts: int = 1,
         **_: Any,
     ) -> float | None:
-        """Seconds to wait before the call is sent again, or None to leave that to botocore.
+        """The seconds to wait before the call is sent again, or None: botocore decides.
 
-        Raises ServiceUnreachable once the server has been silent for the limit.
+        Raises ServiceUnreachable if the server has been silent for the limit.
         """
         if type(caught_exception).__name__ in _TIMEOUTS and attempts < _SILENT_TRIES:
-            return 0.0  # the same call: a server that has carried it out gives its answer again
+            return 0.0  # a server that has carried out the call repeats its answer
         if type(caught_exception).__name__ in _TIMEOUTS:
             raise ServiceUnreachable(
                 f"{operation.name}: no answer within {self._access.limit:g} s. "
@@ -187,16 +190,15 @@ class Session:
         if caught_exception is not None and self._access.revive is not None:
             path = urlsplit(request_dict["url"])._replace(scheme="", netloc="").geturl()
             request_dict["url"] = self._access.revive() + path
-        if attempts < _TRIES and response is not None and is_cut_off(operation, *response):
+        if attempts < _TRIES and response is not None and is_truncated(operation, *response):
             return 0.1
         return None
 
     def submitting_client(self) -> Any:
-        """The Batch client for SubmitJob.
+        """Return the Batch client for SubmitJob, which sends a call once.
 
-        SubmitJob has no client token: a call that AWS carried out but whose answer was lost, sent
-        again, makes a second job. So it is sent once, except to the embedded server, which knows
-        a call that is sent again and gives it the answer that it gave before.
+        SubmitJob has no client token: if an answer was lost and the call is sent again, AWS makes
+        a second job. The embedded server recognizes such a call and repeats its answer.
         """
         return self.client("batch", attempts=5 if self._access.endpoint else 1)
 
@@ -207,7 +209,7 @@ class Session:
 
         if not self._access.endpoint:
             return botocore.session.Session(profile=self._access.profile or None)
-        # The user's profiles and defaults are for AWS, and one that is broken must not matter here.
+        # The user's AWS profiles and defaults do not matter here, even if they are broken.
         nothing = (None, None, None, None)
         session = botocore.session.Session(
             session_vars={
@@ -219,10 +221,10 @@ class Session:
         )
 
         class KnownModels(botocore.loaders.Loader):  # type: ignore[misc]
-            """Leaves out what an endpoint makes needless: 30 ms of a command.
+            """Saves 30 ms of a command, as the endpoint is known.
 
-            That is, looking through the folders of 400 services to find three, and reading
-            the addresses of all of them in all regions.
+            It neither searches the folders of 400 services, nor reads the addresses of all services
+            in all regions.
             """
 
             def list_available_services(self, type_name: str) -> list[str]:
@@ -238,10 +240,10 @@ class Session:
         return session
 
     def _mode(self, attempts: int) -> str:
-        """ "adaptive" for calls that are sent again: once it is throttled, a client slows down.
+        """The retry mode: "adaptive" clients slow down once they are throttled.
 
-        It is not given more attempts as well: without a network each command would be silent for a
-        minute, and whoever follows a run goes on by itself.
+        They get no more attempts than others: without a network, each command would be silent for
+        a minute. Commands that follow a run have their own retries.
         """
         return "standard" if self._access.endpoint or attempts == 1 else "adaptive"
 
@@ -267,7 +269,7 @@ class Session:
 
 
 class _Silence:
-    """Reports a server on this machine that does not answer, once, and that it answers again."""
+    """Reports once that the server of this machine does not answer, and that it answers again."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
@@ -303,7 +305,7 @@ class _Silence:
 
 
 class _Variables(Mapping[str, str]):
-    """Variables whose keys are looked up each time they are asked for."""
+    """Environment variables for `Session.variables`. Keys are looked up at each access."""
 
     _KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
     _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
@@ -326,21 +328,17 @@ class _Variables(Mapping[str, str]):
         return len(self._KEYS) + len(self._fixed)
 
 
-# --- identity -------------------------------------------------------------------------------------
-# Who we are for AWS, and which region we may use.
-#
-# Sources: STS API Reference, GetCallerIdentity; EC2 API Reference, DescribeRegions; IAM User Guide,
-# "IAM identifiers".
+# --- Identity -------------------------------------------------------------------------------------
 
 
 _ARN = re.compile(r"arn:(?P<partition>aws[a-z-]*):(?:sts|iam)::(?P<account>\d{12}):(?P<what>.+)")
 
-# Where a partition's global services are. A new region's partition is "aws" unless its name says.
+# The region of each partition that every account has.
 _HOME_REGIONS = {"aws": "us-east-1", "aws-cn": "cn-north-1", "aws-us-gov": "us-gov-west-1"}
 
 
-class Identity(Struct, frozen=True):
-    """The answer of GetCallerIdentity, and the server's clock beside it."""
+class CallerIdentity(Struct, frozen=True):
+    """The answer of GetCallerIdentity, with the server's clock."""
 
     account: str
     arn: str
@@ -363,7 +361,7 @@ class Identity(Struct, frozen=True):
 
     @property
     def role_name(self) -> str:
-        """The name of the role that is assumed, or ""; its path is not in the ARN."""
+        """The name of the assumed role, without its path; or ""."""
         match = _ARN.fullmatch(self.arn)
         if not match or not match["what"].startswith("assumed-role/"):
             return ""
@@ -371,7 +369,7 @@ class Identity(Struct, frozen=True):
 
     @property
     def role_arn(self) -> str:
-        """The assumed role's ARN as it is for a role without a path, or ""."""
+        """The assumed role's ARN, if it has no path; or ""."""
         if not self.role_name:
             return ""
         return f"arn:{self.partition}:iam::{self.account}:role/{self.role_name}"
@@ -384,51 +382,51 @@ def partition_of(region: str) -> str:
 
 
 def home_region(region: str) -> str:
-    """The region of a partition that no account has to enable: "who am I" is asked there."""
+    """The region of the partition that every account has, for calls about the account."""
     return _HOME_REGIONS[partition_of(region)]
 
 
-def who_am_i(session: Session) -> Identity:
-    """Raises AccessError, which says what is wrong with the credentials; ServiceUnreachable."""
-    with translated("GetCallerIdentity"):
+def get_caller_identity(session: Session) -> CallerIdentity:
+    """Raises AccessError, which explains the failure of the credentials; ServiceUnreachable."""
+    with translate_errors("GetCallerIdentity"):
         found = session.client("sts").get_caller_identity()
         headers = found.get("ResponseMetadata", {}).get("HTTPHeaders", {})
-        return Identity(found["Account"], found["Arn"], headers.get("date", ""))
+        return CallerIdentity(found["Account"], found["Arn"], headers.get("date", ""))
 
 
-def principal_arn(session: Session, identity: Identity) -> str:
-    """The ARN whose policies can be simulated; "" for the root user and federated users.
+def principal_arn(session: Session, identity: CallerIdentity) -> str:
+    """The ARN for SimulatePrincipalPolicy; "" for the root user and federated users.
 
-    An assumed role's path is known to iam:GetRole alone (roles of SSO have one). Raises AccessError
-    where that is not allowed.
+    Only iam:GetRole knows the path of an assumed role (roles of SSO have one). Raises AccessError
+    if that is not allowed.
     """
     if identity.user_name:
         return identity.arn
     if not identity.role_name:
         return ""
-    with translated("GetRole"):
+    with translate_errors("GetRole"):
         found = session.client("iam").get_role(RoleName=identity.role_name)
         return str(found["Role"]["Arn"])
 
 
 def region_status(home: Session, region: str) -> str:
-    """AWS's word: "opt-in-not-required", "opted-in" or "not-opted-in"; "" where there is no such
-    region. `home` is a session in a region that is always enabled."""
-    with translated("DescribeRegions"):
+    """Return "opt-in-not-required", "opted-in" or "not-opted-in"; "" for an unknown region.
+
+    `home` is a session in a region that is always enabled.
+    """
+    with translate_errors("DescribeRegions"):
         names = {"Name": "region-name", "Values": [region]}
         found = home.client("ec2").describe_regions(AllRegions=True, Filters=[names])["Regions"]
         return str(found[0]["OptInStatus"]) if found else ""
 
 
 def has_service_role(session: Session) -> bool:
-    """True when Batch's service-linked role is in the account.
+    """Whether the account has AWS Batch's service-linked role.
 
     Source: AWS Batch User Guide, "Using service-linked roles".
     """
-    from batchml.errors import ServiceError
-
     try:
-        with translated("GetRole"):
+        with translate_errors("GetRole"):
             session.client("iam").get_role(RoleName="AWSServiceRoleForBatch")
     except ServiceError as error:
         if error.code == "NoSuchEntity":

@@ -1,1 +1,1 @@
-"""The command line: parse, call one operation, render."""
+"""The shell of the command line: the root command, completion, the terminal, help texts."""

@@ -3,47 +3,101 @@
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
-from batchml.cli.following import Detached
-from batchml.cli.hints import WrongLine, about_command
-from batchml.cli.interrupt import end_interrupted
+from batchml.cli.exit import Detached, end_interrupted
 from batchml.cli.output import print_error, say_error
 from batchml.errors import BatchmlError
 
-# As --help lists them: a day's work from its start to its end, then places and what is in them.
-ORDER = (
-    "init", "doctor",
-    "submit", "alloc", "sweep", "sweeps",
-    "ls", "show", "logs", "shell", "forward", "notebook", "tensorboard", "wait", "top", "explain",
-    "cost", "get", "workspace", "diff",
-    "cancel", "rerun", "reconcile",
-    "setup", "teardown", "env", "compute", "queue", "jobdef", "image", "local", "completion",
-)  # fmt: skip
+# The error for a wrong command line. Where typer keeps its name depends on the version.
+WrongLine: type[Exception] = typer.BadParameter.__mro__[1]
 
-# The modules that have a command, where they are not of its name.
-_MODULES = {
-    "init": ("doctor",), "ls": ("listing",), "wait": ("ending",), "cancel": ("ending",),
-    "teardown": ("setup",), "env": ("envs",), "compute": ("compute", "hosts"),
-    "queue": ("queues", "queue_show"), "image": ("images",),
-    "sweeps": ("sweeps", "sweeps_steering"), "attend": ("attend",),
+# Words of other programs for our commands.
+SYNONYMS = {
+    "status": "ls", "ps": "ls", "list": "ls", "jobs": "ls", "runs": "ls", "history": "ls",
+    "run": "submit", "start": "submit", "exec": "submit", "stop": "cancel", "kill": "cancel",
+    "terminate": "cancel", "delete": "cancel", "rm": "cancel", "log": "logs", "tail": "logs",
+    "follow": "logs -f", "attach": "logs -f", "describe": "show", "info": "show", "why": "explain",
+    "download": "get", "fetch": "get", "retry": "rerun", "resubmit": "rerun", "price": "cost",
+    "help": "--help", "version": "--version",
+    # Slurm and ParallelCluster: docs/slurm.md.
+    "sbatch": "submit", "srun": "submit --wait --", "salloc": "alloc", "squeue": "ls",
+    "scancel": "cancel", "sinfo": "compute list", "sacct": "ls", "seff": "show",
+    "awsbsub": "submit", "awsbstat": "ls", "awsbout": "logs", "awsbkill": "cancel",
+    "awsbqueues": "queue list", "awsbhosts": "compute hosts",
 }  # fmt: skip
-_SIGPIPE = 141  # as a shell has it of who died of that signal
+
+# The commands as --help lists them, each group in the order of use.
+GROUPS = {
+    "Run": ("submit", "wait", "get", "rerun", "cancel", "reconcile"),
+    "Look": ("ls", "show", "logs", "top", "explain", "diff"),
+    "Search": ("sweep", "sweeps"),
+    "Work inside": ("shell", "notebook", "tensorboard", "forward", "alloc", "workspace"),
+    "Money": ("cost",),
+    "Environments": ("init", "doctor", "setup", "env", "teardown"),
+    "AWS Batch things": ("compute", "queue", "jobdef", "image"),
+    "This machine": ("local", "completion"),
+}
+ORDER = tuple(name for names in GROUPS.values() for name in names)
+
+# The modules that register each command, in the order of their subcommands.
+_MODULES = {
+    "init": ("setup.commands.doctor",), "doctor": ("setup.commands.doctor",),
+    "submit": ("runs.commands.submit",), "alloc": ("sessions.commands.alloc",),
+    "sweep": ("sweeps.commands.sweep",),
+    "sweeps": ("sweeps.commands.sweeps", "sweeps.commands.manage"),
+    "ls": ("runs.commands.list",), "show": ("runs.commands.show",), "logs": ("runs.commands.logs",),
+    "shell": ("sessions.commands.shell",), "forward": ("sessions.commands.shell",),
+    "notebook": ("sessions.commands.notebook",), "tensorboard": ("sessions.commands.tensorboard",),
+    "wait": ("runs.commands.wait",), "top": ("cluster.commands",), "explain": ("explain.commands",),
+    "cost": ("runs.commands.cost",), "get": ("runs.commands.get",),
+    "workspace": ("workspace.commands",),
+    "diff": ("runs.commands.diff",), "cancel": ("runs.commands.wait",),
+    "rerun": ("runs.commands.rerun",), "reconcile": ("runs.commands.reconcile",),
+    "setup": ("setup.commands.setup",), "teardown": ("setup.commands.setup",),
+    "env": ("setup.commands.env",), "compute": ("setup.commands.compute",),
+    "queue": ("setup.commands.queues",), "jobdef": ("setup.commands.definitions",),
+    "image": ("jobs.commands",), "local": ("setup.commands.local",),
+    "completion": ("cli.commands",), "attend": ("runs.commands.reconcile",),
+}  # fmt: skip
+_SIGPIPE = 141  # as shells report a process that SIGPIPE killed
 
 
-class _Root(TyperGroup):
+class CommandGroup(TyperGroup):
+    """A group whose --help shows the first sentence of each command's help, whole."""
+
+    sections: Mapping[str, Sequence[str]] = {}  # title -> commands; none: one section
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        shown = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        rows = {
+            name: (name, command.get_short_help_str(limit=200))
+            for name, command in shown.items()
+            if command is not None and not command.hidden
+        }
+        widest = max(map(len, rows), default=0)
+        for title, names in (self.sections or {"Commands": list(rows)}).items():
+            with formatter.section(title):
+                formatter.write_dl(
+                    [(name.ljust(widest), text) for name, text in (rows[each] for each in names)]
+                )
+
+
+class _Root(CommandGroup):
     """Commands in a fixed order, whatever the order in which their modules were imported."""
+
+    sections = GROUPS
 
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
         names = [name for name in ORDER if name in self.commands]
         return names + sorted(set(self.commands) - set(names))
 
-    wrong = ""  # what typer says of a line that cannot be read
+    wrong = ""  # typer's message for a wrong command line
 
     def make_context(self, *args: Any, **more: Any) -> Any:
         try:
@@ -62,7 +116,7 @@ class _Root(TyperGroup):
             raise
 
     def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]
-        """Whoever read the output has gone: typer would end with 1, as a program may."""
+        """Exit with 141 when the reader of stdout has gone; typer would exit with 1."""
         try:
             return super().invoke(ctx)
         except WrongLine as error:
@@ -94,7 +148,11 @@ app = typer.Typer(
 def command_group(name: str, words: str, example: str) -> typer.Typer:
     """A group of commands below the root, such as `local`."""
     group = typer.Typer(
-        help=words, epilog=f"Example: {example}", no_args_is_help=True, rich_markup_mode=None
+        cls=CommandGroup,
+        help=words,
+        epilog=f"Example: {example}",
+        no_args_is_help=True,
+        rich_markup_mode=None,
     )
     app.add_typer(group, name=name)
     return group
@@ -112,7 +170,7 @@ def root(
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line. Errors of ours become one message on stderr and their exit code."""
+    """Run one command line. A BatchmlError becomes one message on stderr and its exit code."""
     before, command = _split_command(list(arguments))
     code, message = _run(before, command)
     if message and "--json" in before:
@@ -124,24 +182,24 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _run(before: list[str], command: list[str] | None) -> tuple[int, str]:
-    """The exit code, and what went wrong."""
+    """The exit code, and the error message."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # What a job prints may be anything; a terminal of another encoding shows "?" for it.
+            # A job may print any characters; a terminal of another encoding shows "?".
             stream.reconfigure(errors="replace")
     _register(next((word for word in before if not word.startswith("-")), ""))
     try:
         try:
             app(args=before, prog_name="batchml", obj=command)
         finally:
-            sys.stdout.flush()  # here, where a full disk can still be told
+            sys.stdout.flush()  # here a full disk can still be reported
     except BatchmlError as error:
         say_error(error)
         return error.exit_code, str(error)
     except BrokenPipeError:
         _drop_output()
         return _SIGPIPE, ""
-    except OSError as error:  # of the system: a disk that is full, a folder that is not ours
+    except OSError as error:  # of the system: a full disk, a folder without permission
         where = f" ({error.filename})" if error.filename else ""
         message = f"{error.strerror or error}{where}"
         print(f"batchml: {message}", file=sys.stderr)
@@ -154,29 +212,38 @@ def _run(before: list[str], command: list[str] | None) -> tuple[int, str]:
 
 
 def whole() -> Any:
-    """All of the command line, as Click has it."""
+    """The whole command line as a Click group."""
     _register("")
     return typer.main.get_command(app)
 
 
 def _register(name: str) -> None:
-    """Import what has the command of this name, or all of them: each registers its own.
+    """Import the modules of this command, or of all commands: each module registers its own.
 
-    One is enough for a line that names it: typer builds every command that it knows of.
+    One is enough for a command line that names it: typer builds every registered command.
     """
-    known = {**{each: (each,) for each in ORDER}, **_MODULES}
-    for modules in [known[name]] if name in known else known.values():
+    for modules in [_MODULES[name]] if name in _MODULES else _MODULES.values():
         for module in modules:
-            import_module(f"batchml.cli.{module}")
+            import_module(f"batchml.{module}")
+
+
+def why_it_waits(context: Any, job_id: str) -> str:
+    """Why a run waits, in the words of `explain`: a higher room, so it is called by name."""
+    return str(import_module("batchml.explain.service").waiting_reason(context, job_id))
+
+
+def about_command(word: str) -> str:
+    """A suggestion for a word that other programs use for one of our commands."""
+    return f"Did you mean 'batchml {SYNONYMS[word]}'?" if word in SYNONYMS else ""
 
 
 def _drop_output() -> None:
-    """Nothing more can be written to stdout, nor at exit what it still holds."""
+    """Discard further output on stdout, and what is still buffered."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _split_command(arguments: list[str]) -> tuple[list[str], list[str] | None]:
-    """What follows the first `--` is the run's command, never ours to parse."""
+    """The words after the first `--` are the run's command and are not parsed."""
     if "--" not in arguments:
         return arguments, None
     place = arguments.index("--")

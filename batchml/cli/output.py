@@ -1,11 +1,15 @@
-"""What goes where: output on stdout, words for people on stderr. Imports next to nothing."""
+"""Output on stdout, messages on stderr. Imports next to nothing."""
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
-_documents = 0  # that were printed
+from batchml.cli.render import printable
+from batchml.errors import UsageError
 
-_END = 300  # characters of each end of an error's line that are always shown
+_documents = 0  # printed JSON documents
+
+_END = 300  # characters at each end of an error's line that are always shown
 
 
 def print_json(value: Any) -> None:
@@ -18,7 +22,7 @@ def print_json(value: Any) -> None:
 
 
 def print_error(message: str, code: int) -> None:
-    """What went wrong, as the one document on stdout; nothing where that was printed already."""
+    """The error as the one JSON document on stdout; nothing if one was printed already."""
     if not _documents:
         print_json({"error": message, "exitCode": code})
         sys.stdout.flush()
@@ -29,15 +33,14 @@ def print_line(text: str) -> None:
 
 
 def say_error(error: Exception) -> None:
-    """An error as a person can read it. It may quote what they gave, or what others wrote."""
-    from batchml.cli.render import printable
+    """Print an error on stderr without control characters: it may quote other people's text."""
 
     lines = (printable(line.replace("\r", " ")) for line in str(error).split("\n"))
     say("batchml: " + "\n".join(map(_shortened, lines)))
 
 
 def _shortened(line: str) -> str:
-    """A line that is far too long without its middle: its end says what to do."""
+    """A very long line without its middle: its end says what to do."""
     left_out = len(line) - 2 * _END
     if left_out <= _END:
         return line
@@ -45,12 +48,21 @@ def _shortened(line: str) -> str:
 
 
 def say_lost(error: str) -> None:
-    """Contact stays lost. The error may quote what others wrote."""
-    from batchml.cli.render import printable
+    """Report that contact stays lost. The error may quote other people's text."""
 
     say(f"No contact, but what runs goes on. Still trying: {printable(error)}")
 
 
 def say(text: str) -> None:
-    """For people: never on stdout, which is for output."""
+    """Print a message on stderr: stdout is for output."""
     print(text, file=sys.stderr, flush=True)
+
+
+def confirm(question: str, flag: str, *, yes: bool, expected: Sequence[str] = ("y", "yes")) -> bool:
+    """Ask a question on the terminal. Without one, raise UsageError that names the flag."""
+    if yes:
+        return True
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise UsageError(f"Nothing was changed. This needs a confirmation: add {flag}.")
+    print(f"{question} ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in {answer.lower() for answer in expected}

@@ -1,21 +1,17 @@
-"""Nouns -> text and JSON."""
+"""Runs as text and JSON, tables, and text that is safe for a terminal."""
 
-import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from batchml.cli.colour import Screen, kind_of, paint, screen
-from batchml.cli.spark import sparkline as sparkline
+from batchml.cli.terminal import Screen, kind_of, paint, screen
+from batchml.cli.terminal import sparkline as sparkline
 from batchml.model.names import duration as duration
 from batchml.model.names import short_id
 from batchml.model.outcome import children_text, describe_outcome
 from batchml.model.run import Run, classify, state_text
-
-if TYPE_CHECKING:
-    from batchml.ops.metrics import Series
 
 RULE = "=" * 80
 
@@ -26,7 +22,7 @@ def timestamp(ms: int) -> str:
     return f"{_second(whole)}.{rest:03d}Z"
 
 
-@lru_cache(maxsize=16)  # lines come in floods, thousands of one second
+@lru_cache(maxsize=16)  # cached: thousands of lines may have the same second
 def _second(whole: int) -> str:
     return datetime.fromtimestamp(whole, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
@@ -37,7 +33,7 @@ def job_title(run: Run) -> str:
 
 def printable(text: str) -> str:
     """Text that cannot move a terminal's cursor, change its title or reorder what is read."""
-    # A progress bar's carriage returns: what stands last is what a terminal would show.
+    # Carriage returns of a progress bar: a terminal would show the last text.
     if text.isprintable():
         return text
     text = text.rstrip("\r").rpartition("\r")[2]
@@ -46,7 +42,7 @@ def printable(text: str) -> str:
 
 
 def run_json(run: Run) -> dict[str, Any]:
-    """AWS's names for what AWS names, ours for the rest."""
+    """A run as JSON: AWS's names for AWS's fields, our own for the rest."""
     found: dict[str, Any] = {
         "jobId": run.job_id,
         "jobName": run.job_name or run.name,
@@ -83,7 +79,7 @@ def _ran(run: Run, now_ms: int) -> str:
     return duration(((run.stopped_at or now_ms) - run.started_at) / 1000)
 
 
-# Columns of tables that a narrow window does without, the first first.
+# Columns that a narrow window leaves out, in this order.
 _LESS = (
     "LIMITS", "PRIORITY", "TAGS", "PARAMS", "COMMIT", "JOB", "CODE", "RAN", "QUEUE", "CLASS", "AGE",
 )  # fmt: skip
@@ -92,7 +88,7 @@ _NAME = 12  # cells of a name that is cut
 
 
 def table(rows: Sequence[Sequence[str]], on: Screen | None = None) -> str:
-    """Columns wide enough for their longest cell; the first row is the heading.
+    """The rows with aligned columns; the first row is the heading.
 
     `on` is stdout unless given. In a window some columns are left out and long cells cut, so that
     no line wraps; words such as FAILED have colours there.
@@ -109,10 +105,11 @@ def table(rows: Sequence[Sequence[str]], on: Screen | None = None) -> str:
 
 
 def _fitted(columns: list[list[str]], width: int) -> list[list[str]]:
-    """With shorter names, then without the columns that matter least, then with shorter cells.
+    """The columns with shorter names, then without the least important columns, then with shorter
+    cells.
 
-    Those are empty ones, those of `_LESS`, the last ones. Long cells give way together, so that
-    what stands side by side stays as wide.
+    Empty columns go first, then those of `_LESS`, then the last ones. Long cells are cut together,
+    so that neighbours keep equal widths.
     """
     empty = [column[0] for column in columns if not any(column[1:])]
     for name in (*empty, "", *_LESS):
@@ -130,9 +127,9 @@ def _fitted(columns: list[list[str]], width: int) -> list[list[str]]:
 
 
 def shorter_names(columns: list[list[str]], width: int) -> list[list[str]]:
-    """Long names of runs give way before anything else: one would cost all the others a column.
+    """Cut long names of runs first: one would cost all others a column.
 
-    Where the name stands first it is what a row is known by, and stays.
+    A name in the first column identifies its row, and stays.
     """
     over = _row_width(columns) - width
     return [
@@ -141,6 +138,24 @@ def shorter_names(columns: list[list[str]], width: int) -> list[list[str]]:
         else column
         for place, column in enumerate(columns)
     ]
+
+
+def narrow_columns(
+    rows: Sequence[Sequence[str]], width: int, gives_way: Sequence[str]
+) -> list[list[str]]:
+    """Leave out empty columns, and columns for which a window of `width` has no room.
+
+    `gives_way`: the columns that may be left out, the least important first.
+    """
+    kept = [i for i, name in enumerate(rows[0]) if i < 2 or any(row[i] for row in rows[1:])]
+    for name in ("", *gives_way):
+        kept = [i for i in kept if rows[0][i] != name]
+        columns = [[row[i] for row in rows] for i in kept]
+        columns = shorter_names(columns, width) if width else columns
+        found = [list(row) for row in zip(*columns, strict=True)]
+        if not width or max(map(cells, table(found, Screen()).splitlines())) <= width:
+            break
+    return found
 
 
 def _painted(cell: str) -> str:
@@ -155,12 +170,12 @@ def _column_width(column: Sequence[str]) -> int:
 
 
 def _row_width(columns: Sequence[Sequence[str]], most: int = sys.maxsize) -> int:
-    """Cells of a row, where no column takes more than `most`."""
+    """The width of a row where no column is wider than `most`."""
     return sum(min(most, _column_width(column)) for column in columns) + 2 * (len(columns) - 1)
 
 
 def cells(text: str) -> int:
-    """How many cells of a terminal a text takes."""
+    """The number of terminal cells of a text."""
     if text.isascii():
         return len(text)
     from unicodedata import combining, east_asian_width
@@ -175,7 +190,7 @@ def pad(text: str, width: int) -> str:
 
 
 def cut(text: str, width: int) -> str:
-    """The start of a text, and a sign that it goes on."""
+    """The start of a text, and an ellipsis."""
     if cells(text) <= width:
         return text
     if width < 1:
@@ -186,28 +201,11 @@ def cut(text: str, width: int) -> str:
     return kept.rstrip() + "\u2026"
 
 
-def metric_lines(series: "Mapping[str, Series]", width: int = 0) -> list[str]:
-    """A line a metric: `loss  0.21  (a curve)  0.21 to 2.3, 12 values`; 80 cells unless `width`."""
-    names = max((cells(name) for name in map(printable, series)), default=0)
-    lines = []
-    for each in series.values():
-        known = [value for value in each.values if math.isfinite(value)]
-        span = f"{min(known):.4g} to {max(known):.4g}, " if len(known) > 1 else ""
-        count = len(each.samples)
-        words = f"{span}{count} value{'' if count == 1 else 's'}"
-        start = f"{pad(printable(each.name), names)}  {each.last:<8.4g}"
-        room = (width or 80) - cells(start) - 4
-        curve = f"{sparkline(each.values, min(24, room)):<24}" if count > 1 else ""
-        line = f"{start}  {curve}"
-        lines.append(f"{line}  {words}".rstrip() if len(words) + 26 <= room else line.rstrip())
-    return lines
-
-
 def children(run: Run) -> str:
     """`2 FAILED, 40 SUCCEEDED, 958 RUNNABLE of 1000` for an array; empty for any other run."""
     return children_text(run)
 
 
 def verdict(run: Run) -> str:
-    """One sentence on what a finished run came to, fit for a terminal."""
+    """One sentence about the outcome of a run, without control characters."""
     return printable(describe_outcome(run))

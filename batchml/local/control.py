@@ -1,4 +1,4 @@
-"""Start, find and stop the server, from the client's side."""
+"""Start, find and stop the server of a state folder, and say why it does not answer."""
 
 import json
 import os
@@ -15,19 +15,20 @@ import msgspec
 from batchml import errors
 from batchml.clock import Clock
 from batchml.errors import LocalServerError, StateFolderBusy
-from batchml.local import silence
-from batchml.local.home import Endpoint, Home
+from batchml.local.home import Home, ServerEndpoint
 from batchml.runtime.processes import state_of
 
+PROBE_LIMIT = 2.0  # seconds for one small request
+NOTICE = 5.0  # seconds without an answer until the user gets a message
 START_LIMIT = 60.0  # seconds until a starting server must answer
 STOP_LIMIT = 15.0
 
 
-def running(home: Home) -> Endpoint | None:
+def find_server(home: Home) -> ServerEndpoint | None:
     """The endpoint of the live server, or None.
 
-    A recorded port alone proves nothing: only a live server holds the folder's lock, and only
-    the endpoint that the holder itself wrote is where it answers.
+    A recorded port proves nothing: only a live server holds the folder's lock, and it answers at
+    the endpoint that the lock's holder wrote itself.
     """
     endpoint = home.endpoint()
     if endpoint is None or not home.is_held() or home.holder() != endpoint.pid:
@@ -35,25 +36,27 @@ def running(home: Home) -> Endpoint | None:
     return endpoint
 
 
-def ensure(home: Home, clock: Clock, tell: Callable[[str], None] = lambda _: None) -> Endpoint:
-    """The endpoint of a live server, started now if there is none.
+def ensure_server(
+    home: Home, clock: Clock, notify: Callable[[str], None] = lambda _: None
+) -> ServerEndpoint:
+    """The endpoint of a live server, which is started if there is none.
 
-    `tell` is called when that takes long. Raises LocalServerError, in the server's words, when it
-    cannot start.
+    `notify` gets a message when that takes long. Raises LocalServerError, with the server's own
+    message, when it cannot start.
     """
-    return _serving(home) or start(home, clock, tell=tell)
+    return _find_serving(home) or start_server(home, clock, notify=notify)
 
 
-def _serving(home: Home) -> Endpoint | None:
-    """The endpoint of a live server that takes connections: not of one that is stopping.
+def _find_serving(home: Home) -> ServerEndpoint | None:
+    """The endpoint of a live server that accepts connections: a server that stops does not.
 
-    A server that is stuck is one: whoever sends it a request finds that it does not answer.
+    A server that is stuck counts, too: a request to it shows that it does not answer.
     """
-    endpoint = running(home)
+    endpoint = find_server(home)
     if endpoint is None:
         return None
     try:
-        socket.create_connection(("127.0.0.1", endpoint.port), timeout=silence.NOTICE).close()
+        socket.create_connection(("127.0.0.1", endpoint.port), timeout=NOTICE).close()
     except TimeoutError:
         return endpoint
     except OSError:
@@ -61,17 +64,17 @@ def _serving(home: Home) -> Endpoint | None:
     return endpoint
 
 
-def start(
+def start_server(
     home: Home,
     clock: Clock,
     port: int = 0,
     idle: float | None = None,
     options: Sequence[str] = (),
-    tell: Callable[[str], None] = lambda _: None,
-) -> Endpoint:
+    notify: Callable[[str], None] = lambda _: None,
+) -> ServerEndpoint:
     """Start a server that outlives this process, and wait until it answers.
 
-    `options` are the daemon's own: `--executor docker`. `tell` is called when it takes long.
+    `options` are the daemon's own: `--executor docker`. `notify` gets a message when it takes long.
 
     Raises LocalServerError; StateFolderBusy names the process that holds the folder.
     """
@@ -79,23 +82,23 @@ def start(
     noticed = False
     while True:
         try:
-            return _start(home, port, idle, options, tell)
+            return _start(home, port, idle, options, notify)
         except StateFolderBusy:
             if port or options:
                 raise
-        # Someone else started one at the same moment, or one is about to end.
+        # Another process started a server at the same moment, or a server is about to end.
         while home.is_held():
-            endpoint = _serving(home)
+            endpoint = _find_serving(home)
             if endpoint is not None:
                 return endpoint
             waited = clock.monotonic() - began
-            if waited > silence.NOTICE and not noticed:
+            if waited > NOTICE and not noticed:
                 noticed = True
-                tell(silence.unanswered(home))
+                notify(describe_silence(home))
             if waited > START_LIMIT:
                 raise LocalServerError(
                     f"Another process holds {home.root} and has not begun to serve within "
-                    f"{START_LIMIT:.0f} s. {silence.unanswered(home)}"
+                    f"{START_LIMIT:.0f} s. {describe_silence(home)}"
                 )
             clock.sleep(0.05)
 
@@ -105,8 +108,8 @@ def _start(
     port: int,
     idle: float | None,
     options: Sequence[str],
-    tell: Callable[[str], None],
-) -> Endpoint:
+    notify: Callable[[str], None],
+) -> ServerEndpoint:
     try:
         home.prepare()
         log = open(home.log, "ab")  # noqa: SIM115  (closed below)
@@ -124,56 +127,117 @@ def _start(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/",
             pass_fds=[write_end], start_new_session=True,
         )  # fmt: skip
-    process.returncode = 0  # it outlives us, and nobody here waits for it
+    process.returncode = 0  # it outlives this process, and nothing here waits for it
     os.close(write_end)
-    message = _told(read_end, process.pid, home, tell)
+    message = _read_message(read_end, process.pid, home, notify)
     if "port" in message:
-        return msgspec.convert(message, Endpoint)
+        return msgspec.convert(message, ServerEndpoint)
     kind = getattr(errors, message.get("kind", ""), LocalServerError)
     if kind is StateFolderBusy:
         raise StateFolderBusy(str(home.root), home.holder())
-    text = message.get("error", f"The server ended without a word. Its log: {home.log}")
+    text = message.get("error", f"The server ended without a message. Its log: {home.log}")
     failure: LocalServerError = kind.__new__(kind)
     Exception.__init__(failure, text)
     raise failure
 
 
-def _told(pipe: int, pid: int, home: Home, tell: Callable[[str], None]) -> dict[str, Any]:
-    """What the new server says once it serves or cannot; nothing when it died silently."""
-    told = b""
+def _read_message(pipe: int, pid: int, home: Home, notify: Callable[[str], None]) -> dict[str, Any]:
+    """The new server's message: that it serves, or why it cannot. Empty if it died before."""
+    received = b""
     with os.fdopen(pipe, "rb", buffering=0) as file:
-        if not select.select([file], [], [], silence.NOTICE)[0]:
-            tell(f"The embedded AWS Batch (process {pid}) is still starting. Its log: {home.log}")
-        while not told.endswith(b"\n"):
+        if not select.select([file], [], [], NOTICE)[0]:
+            notify(f"The embedded AWS Batch (process {pid}) is still starting. Its log: {home.log}")
+        while not received.endswith(b"\n"):
             if not select.select([file], [], [], START_LIMIT)[0]:
-                facts = silence.describe(pid, state_of(pid), home.log)
+                facts = describe_process(pid, state_of(pid), home.log)
                 raise LocalServerError(f"No start within {START_LIMIT:.0f} s. {facts}")
             data = file.read(65_536)
             if not data:
                 break
-            told += data
-    message: dict[str, Any] = json.loads(told) if told else {}
+            received += data
+    message: dict[str, Any] = json.loads(received) if received else {}
     return message
 
 
-def stop(home: Home, clock: Clock) -> bool:
+def stop_server(home: Home, clock: Clock) -> bool:
     """Stop the server; its jobs go on without it. False when none was running."""
-    endpoint = running(home)
+    endpoint = find_server(home)
     if endpoint is None:
         return False
     try:
         os.kill(endpoint.pid, signal.SIGTERM)
-        os.kill(endpoint.pid, signal.SIGCONT)  # one that was stopped can end, too
+        os.kill(endpoint.pid, signal.SIGCONT)  # a stopped process ends only then
     except ProcessLookupError:
-        pass  # it ended meanwhile
+        pass  # it has ended already
     end = clock.monotonic() + STOP_LIMIT
     while home.is_held() and home.holder() == endpoint.pid:
         if clock.monotonic() > end:
             letter = state_of(endpoint.pid)
             raise LocalServerError(
                 f"The server (process {endpoint.pid}) has not ended within {STOP_LIMIT:.0f} s; it "
-                f"is {silence.state_words(letter)} (state {letter}). Its log: {home.log}. "
+                f"is {describe_state(letter)} (state {letter}). Its log: {home.log}. "
                 f"To kill it: kill -9 {endpoint.pid}; jobs and their logs survive that."
             )
         clock.sleep(0.02)
     return True
+
+
+# --- A server that does not answer ----------------------------------------------------------------
+
+# The states of proc(5) that a process holding the state folder can be in.
+_STATES = {
+    "T": "stopped",
+    "t": "stopped by a debugger",
+    "D": "waiting for a disk or a file system",
+    "Z": "ended, but not collected by its parent",
+    "R": "running",
+    "S": "running",
+}
+
+
+def is_answering(endpoint: ServerEndpoint, limit: float = PROBE_LIMIT) -> bool:
+    """True when the server answers an unsigned request within `limit` seconds.
+
+    A connection alone proves nothing: the kernel accepts it for a stopped process, too.
+    """
+    if state_of(endpoint.pid) in ("T", "t", "Z", ""):
+        return False
+    try:
+        with socket.create_connection(("127.0.0.1", endpoint.port), timeout=limit) as connection:
+            connection.sendall(b"GET / HTTP/1.0\r\n\r\n")
+            return bool(connection.recv(1))
+    except OSError:
+        return False
+
+
+def describe_state(letter: str) -> str:
+    """Describe the state of a process: `describe_state("D")`."""
+    return _STATES.get(letter, "in an unknown state")
+
+
+def describe_process(pid: int, letter: str, log: object) -> str:
+    """Say why a server's process does not answer, and what to do next."""
+    if not letter:
+        return f"The embedded AWS Batch (process {pid}) has ended. Its log: {log}"
+    words = f"The embedded AWS Batch (process {pid}) does not answer; "
+    words += f"it is {describe_state(letter)} (state {letter}). "
+    if letter == "T":
+        return words + f"To let it go on: kill -CONT {pid}"
+    if letter == "Z":
+        return words + "End its parent process, or wait until the parent collects it."
+    if letter == "t":
+        return words + "It goes on when the debugger lets it."
+    if letter == "D":
+        return words + "It goes on when the disk answers; `dmesg` may say what is wrong with it."
+    return words + (
+        f"It may be busy. Its log: {log}. If this lasts, kill -9 {pid}: jobs and their logs "
+        f"survive that, and the next command starts it again."
+    )
+
+
+def describe_silence(home: Home) -> str:
+    """Name the process that does not answer, its state, and what to do next."""
+    pid = home.holder() if home.is_held() else None
+    if pid is None:
+        return f"No embedded AWS Batch runs for {home.root}. `batchml local start` starts it."
+    return describe_process(pid, state_of(pid), home.log)

@@ -1,14 +1,14 @@
-"""Cached virtual environments for jobs that run as processes.
+"""Virtual environments for process jobs: one for each content of a `requirements.txt`.
 
-One environment for each content of a `requirements.txt`, made once, on the first run that needs it.
-Making one is safe against two makers (a lock, which the kernel lets go of when its last holder
-dies: pip holds it too, so that nobody builds beside an orphaned one) and against being killed
-halfway (what has no `.complete` mark is thrown away and made again). The scripts of an environment
-name its path, so the mark does, too: one that was moved or copied is made anew where it is now.
+The first run that needs an environment makes it. A lock protects it against a second maker. pip
+holds the lock, too, so nobody builds beside an orphaned pip; the kernel releases it when the last
+holder dies. An environment whose maker was killed has no `.complete` mark, and is deleted and made
+again. Scripts of an environment contain its path, and so does the mark: a moved or copied
+environment is made again at its new path.
 
-Runs as a program of its own, in the runner's care: what it prints is the progress that people see.
-Standard library only, no import of ours: `python -I environments.py REQUIREMENTS TARGET PYTHON`,
-or with an environment.yml and a program of conda instead.
+Runs as a program of its own, which the runner starts and stops; it prints its progress. Standard
+library only, no import of batchml: `python -I environments.py REQUIREMENTS TARGET PYTHON`, or with
+an environment.yml and a conda program instead.
 """
 
 import fcntl
@@ -19,13 +19,13 @@ import subprocess
 import sys
 
 COMPLETE = ".complete"
-_FULL = 4 * 1024**2  # bytes free; a file of what failed may not have gone in
+_FULL = 4 * 1024**2  # bytes free; a large file may have failed although these are left
 
 
 def make(wanted: str, target: str, maker: str) -> None:
-    """Make the environment `target` unless it is there. Raises RuntimeError with one line.
+    """Make the environment `target` unless it exists. Raises RuntimeError with one line.
 
-    `wanted` is a requirements.txt and `maker` a Python, or an environment.yml and a tool of conda.
+    `wanted` is a requirements.txt and `maker` a Python, or an environment.yml and a conda program.
     """
     target = os.path.realpath(target)
     os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
@@ -35,19 +35,19 @@ def make(wanted: str, target: str, maker: str) -> None:
         except OSError:
             if is_whole(target):
                 return
-            say("waiting for another run that is making the same environment")
+            print_progress("waiting for another run that is making the same environment")
             fcntl.flock(lock, fcntl.LOCK_EX)
         if is_whole(target):
             return
         shutil.rmtree(target, ignore_errors=True)
-        say("creating it (once for these requirements)")
+        print_progress("creating it (once for these requirements)")
         build = _by_conda if wanted.endswith(".yml") else _by_pip
         try:
             build(wanted, target, maker, lock.fileno())
         except (RuntimeError, OSError) as error:
             free = shutil.disk_usage(os.path.dirname(target)).free
-            shutil.rmtree(target, ignore_errors=True)  # it may be gigabytes, and is of no use
-            if free < _FULL:  # ensurepip keeps it to itself
+            shutil.rmtree(target, ignore_errors=True)  # it may be gigabytes, and is useless
+            if free < _FULL:  # ensurepip does not report this itself
                 raise RuntimeError(
                     f"No space left on the disk of {os.path.dirname(target)}: {error}"
                 ) from error
@@ -64,13 +64,13 @@ def _by_pip(requirements: str, target: str, python: str, lock: int) -> None:
     _run([python, "-m", "venv", *([] if wanted else ["--without-pip"]), target], lock)
     if wanted:
         pip = [os.path.join(target, "bin", "python"), "-m", "pip", "--no-input"]
-        # Compiling all modules takes as long as unpacking them; a program imports a tenth.
+        # Compiling all modules takes as long as unpacking them, and a program imports a tenth.
         _run([*pip, "install", "--disable-pip-version-check", "--progress-bar", "off",
               "--no-compile", "-r", requirements], lock)  # fmt: skip
 
 
 def _by_conda(wanted: str, target: str, tool: str, lock: int) -> None:
-    # By variables, which all versions of all three know: nobody is there to say yes.
+    # By variables, which all versions of all three programs know: nobody can answer a question.
     os.environ.update(dict.fromkeys(("CONDA_ALWAYS_YES", "MAMBA_ALWAYS_YES"), "true"))
     create = ["create"] if os.path.basename(tool) == "micromamba" else ["env", "create"]
     _run([tool, *create, "--prefix", target, "--file", wanted], lock)
@@ -79,7 +79,7 @@ def _by_conda(wanted: str, target: str, tool: str, lock: int) -> None:
 
 
 def is_whole(target: str) -> bool:
-    """True when it was made to its end at this place, and its Python is still there."""
+    """True when it was completed at this path, and its Python still exists."""
     try:
         with open(os.path.join(target, COMPLETE), encoding="utf-8") as mark:
             return mark.read() == f"{os.path.realpath(target)}\n" and is_python(target)
@@ -91,12 +91,12 @@ def is_python(target: str) -> bool:
     return os.access(os.path.join(target, "bin", "python"), os.X_OK)
 
 
-def say(text: str) -> None:
+def print_progress(text: str) -> None:
     print(text, flush=True)
 
 
 def _run(command: list[str], lock: int) -> None:
-    """Run a step, printing what of its output tells people how far it is."""
+    """Run one step; print those lines of its output that show progress."""
     errors: list[str] = []
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -106,7 +106,7 @@ def _run(command: list[str], lock: int) -> None:
             text = line.strip()
             progress = _progress(text)
             if progress:
-                say(progress)
+                print_progress(progress)
             if text and not text.startswith("WARNING"):
                 errors = [*errors[-20:], text]
     if process.returncode != 0:
@@ -139,5 +139,5 @@ if __name__ == "__main__":
     try:
         make(*sys.argv[1:4])
     except (RuntimeError, OSError) as error:
-        say(str(error))
+        print_progress(str(error))
         sys.exit(1)

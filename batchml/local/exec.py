@@ -1,7 +1,8 @@
-"""An attempt that runs on this machine, seen by who wants to get into it: what and where it is."""
+"""Access to an attempt that runs on this machine: find it, and run a program in its container."""
 
 import inspect
 import socket
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,39 +13,40 @@ from batchml.local.executors.container_spec import container_name
 from batchml.local.executors.record import CONTAINER, mark_of
 from batchml.local.home import Home
 from batchml.local.store import identity
-from batchml.runtime.exec.main import Order
-from batchml.runtime.exec.relay import Frame, Frames
+from batchml.runtime.exec.command import ExecRequest
+from batchml.runtime.exec.relay import Frame, FrameParser
 
 
-class Sitting(Struct, frozen=True):
-    """Where an attempt is. `container` is its name in the engine, "" for a process."""
+class LocalAttempt(Struct, frozen=True):
+    """A running attempt. `container` is its name in the Docker engine, "" for a process."""
 
     task_id: str
-    mark: str  # of its processes
-    runner: int  # the process that looks after it
+    mark: str  # that its processes have in their environment
+    runner: int  # the runner's process id
     groups: tuple[str, ...]  # control groups
-    record: str  # a file that goes away with the attempt
+    record: str  # a file that is removed with the attempt
     container: str = ""
 
-    def order(self, command: Sequence[str], **more: object) -> Order:
-        """What is asked of `batchml.runtime.exec.main`, on this machine or in the container."""
+    def request(self, command: Sequence[str], **more: object) -> ExecRequest:
+        """A request for `batchml.runtime.exec.main`, on this machine or in the container."""
         if self.container:
-            return Order(list(command), **more)  # type: ignore[arg-type]
-        return Order(
+            return ExecRequest(list(command), **more)  # type: ignore[arg-type]
+        return ExecRequest(
             list(command), root=self.runner, task=self.mark, groups=list(self.groups),
             record=self.record, **more,  # type: ignore[arg-type]
         )  # fmt: skip
 
 
-def find(home: Home, task_id: str) -> Sitting | None:
-    """The attempt of this task id; None once it has ended, or before it began."""
+def find_attempt(home: Home, task_id: str) -> LocalAttempt | None:
+    """The attempt of a task id; None before its program begins and after its end."""
     folder = home.attempt(task_id)
     found = record.read(folder)
-    own = identity.of(home)  # None for a copy: its records name the processes of another folder
+    # None for a copy: its records name the processes of another folder.
+    own = identity.read_identity(home)
     if found is None or own is None or not found.is_alive:
         return None
     is_container = found.kind == CONTAINER
-    return Sitting(
+    return LocalAttempt(
         task_id,
         mark_of(own.id, task_id),
         found.pid,
@@ -54,21 +56,20 @@ def find(home: Home, task_id: str) -> Sitting | None:
     )
 
 
-# --- inside a container ---------------------------------------------------------------------------
-# Our own program beside another in a container of this machine: sent there, started, talked to.
-#
-# It is sent with the exec itself, as text, so that it is this version's whatever the image has; all
-# the image needs is a Python. What has none gets the engine's plain exec.
-
+# --- batchml's program in a container -------------------------------------------------------------
+# The sources of the program are sent with the exec itself: they always have this version, and the
+# image needs only a Python. An image without Python gets the engine's plain exec.
 
 _HEAD = 8  # of the engine's frames: stream, three zeros, length
 _BLOCK = 65_536
 _ERRORS = 2
 _PARTS = (
-    "processes", "storage.files", "exec.prompt", "exec.program", "exec.relay", "exec.main",
+    "processes", "storage.files", "exec.presence", "exec.run_process", "exec.command",
+    "exec.relay", "exec.main",
 )  # fmt: skip
 
-# Reads the texts of our modules, makes them modules, and goes on as `batchml.runtime.exec.main`.
+# Reads the sources of batchml's modules, makes modules of them, and runs
+# `batchml.runtime.exec.main`.
 _BOOT = """
 import os, sys, types
 def take(n):
@@ -89,35 +90,50 @@ sys.modules["batchml.runtime.exec.main"].main()
 """
 
 
-class Refusal(Exception):
-    """The engine says no, or does not answer; the text says why."""
+class ExecRefused(Exception):
+    """The engine refuses, or does not answer; the text gives the reason."""
 
 
-class Started(Struct):
-    """Something that was started in a container: its id there, and the stream to it."""
+class ContainerExec(Struct):
+    """A program that was started in a container: its exec id, and the stream to it."""
 
     exec_id: str
     stream: socket.socket
+
+    def receive(self, until: float | None = None) -> bytes:
+        """Receive some bytes, b"" at the end. Raises TimeoutError after `until` (monotonic)."""
+        if until is not None:
+            self.stream.settimeout(max(0.001, until - time.monotonic()))
+        try:
+            return self.stream.recv(_BLOCK)
+        except TimeoutError:
+            raise
+        except OSError:
+            return b""
 
     def close(self) -> None:
         self.stream.close()
 
 
 def has_python(container: str) -> bool:
-    """Whether our own program can be run there. Raises Refusal."""
-    return _asked(container, ["python3", "-c", "import fcntl, pty"]) == 0
+    """Whether batchml's program can run in a container. Raises ExecRefused."""
+    return _run_for_code(container, ["python3", "-c", "import fcntl, pty"]) == 0
 
 
-def start(container: str, order: Order) -> Started:
-    """Start our program in a container with an order. Raises Refusal."""
-    words = ["python3", "-c", _BOOT, order.coded(), str(len(_PARTS))]
+def start_program(container: str, request: ExecRequest) -> ContainerExec:
+    """Start batchml's program in a container. Raises ExecRefused."""
+    words = ["python3", "-c", _BOOT, request.encode(), str(len(_PARTS))]
     started = _start(container, words, tty=False)
     started.stream.sendall(b"".join(_parts()))
     return started
 
 
-def start_plain(container: str, words: Sequence[str], *, tty: bool, term: str = "") -> Started:
-    """Start a command as it is. With a terminal its output has no frames. Raises Refusal."""
+def start_command(
+    container: str, words: Sequence[str], *, tty: bool, term: str = ""
+) -> ContainerExec:
+    """Start a command without batchml's program. With a terminal its output has no frames. Raises
+    ExecRefused.
+    """
     return _start(container, words, tty=tty, env={"TERM": term} if term else {})
 
 
@@ -126,29 +142,29 @@ def resize(exec_id: str, lines: int, columns: int) -> None:
 
 
 def exit_code(exec_id: str) -> int | None:
-    """None while it runs."""
+    """The exit code; None while the program runs."""
     found = _ask(lambda api: api.exec_inspect(exec_id))
     return None if found["Running"] else int(found["ExitCode"] or 0)
 
 
 def pid_of(exec_id: str) -> int:
-    """What was started, as this machine numbers it; 0 once it has ended."""
+    """The process id on this machine; 0 once the program has ended."""
     return int(_ask(lambda api: api.exec_inspect(exec_id)).get("Pid") or 0)
 
 
 def process_of(container: str) -> int:
-    """The first process of a container as this machine numbers it; 0 where that is not known."""
+    """The process id of a container's first process on this machine; 0 where it is unknown."""
     return int(_ask(lambda api: api.inspect_container(container))["State"].get("Pid") or 0)
 
 
 def address_of(container: str) -> str:
-    """Where this machine reaches it; empty where it has no address."""
+    """The container's address for this machine; empty where it has none."""
     networks = _ask(lambda api: api.inspect_container(container))["NetworkSettings"]["Networks"]
     return next((each["IPAddress"] for each in networks.values() if each.get("IPAddress")), "")
 
 
-class Reading:
-    """The engine's frames in: (is it of the errors, bytes)."""
+class EngineFrames:
+    """Decodes the engine's frames: (whether it is standard error, bytes)."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
@@ -164,11 +180,13 @@ class Reading:
             yield is_error, content
 
 
-class Relayed:
-    """What our program there says: its frames, and lines of its own that are for people."""
+class RelayFrames:
+    """Decodes the output of batchml's program: its frames, and lines on standard error for the
+    user.
+    """
 
     def __init__(self) -> None:
-        self._engine, self._ours = Reading(), Frames()
+        self._engine, self._ours = EngineFrames(), FrameParser()
 
     def feed(self, data: bytes) -> Iterator[Frame]:
         for is_error, content in self._engine.feed(data):
@@ -179,7 +197,7 @@ class Relayed:
 
 
 def _parts() -> Iterator[bytes]:
-    """Modules by name and text, each with its length in eight digits."""
+    """Modules by name and source, each preceded by its length in eight digits."""
     from importlib import import_module
 
     for name in _PARTS:
@@ -190,21 +208,21 @@ def _parts() -> Iterator[bytes]:
 
 def _start(
     container: str, words: Sequence[str], *, tty: bool, env: dict[str, str] | None = None
-) -> Started:
-    def begin(api: Any) -> Started:
+) -> ContainerExec:
+    def begin(api: Any) -> ContainerExec:
         made = api.exec_create(
             container, list(words), stdin=True, tty=tty, environment=env or None
         )["Id"]
         taken = api.exec_start(made, tty=tty, socket=True)
         stream = getattr(taken, "_sock", taken)
         stream.settimeout(None)
-        return Started(made, stream)
+        return ContainerExec(made, stream)
 
-    started: Started = _ask(begin)
+    started: ContainerExec = _ask(begin)
     return started
 
 
-def _asked(container: str, words: Sequence[str]) -> int:
+def _run_for_code(container: str, words: Sequence[str]) -> int:
     def ask(api: Any) -> int:
         made = api.exec_create(container, list(words))["Id"]
         api.exec_start(made)
@@ -212,15 +230,15 @@ def _asked(container: str, words: Sequence[str]) -> int:
 
     try:
         return int(_ask(ask))
-    except Refusal:
+    except ExecRefused:
         return 127
 
 
 def _ask(call: Any) -> Any:
-    """Raises Refusal."""
+    """Raises ExecRefused."""
     try:
         return docker.once("", call)
-    except docker.Refused as error:
-        raise Refusal(str(error)) from error
-    except docker.Unreachable as error:
-        raise Refusal(f"the Docker engine does not answer: {error}") from error
+    except docker.EngineRefused as error:
+        raise ExecRefused(str(error)) from error
+    except docker.EngineUnreachable as error:
+        raise ExecRefused(f"the Docker engine does not answer: {error}") from error

@@ -1,13 +1,13 @@
-"""The state folder: who may read it, what lies where, and who holds it.
+"""The state folder: its subfolders, its permissions, its keys, and the lock of its server.
 
 local/            the embedded AWS Batch: journal, keys, attempts, its lock and its address
-code/ images/     what jobs are made of, by content
-runtime/ envs/    what processes run in, by content
+code/ images/     code packages and images of jobs, by content
+runtime/ envs/    batchml's runtime and virtual environments for processes, by content
 runs/             outputs and checkpoints of runs
 data/ workspace/  data sets; the folder that all jobs share
 volumes/          file systems of EFS, as containers mount them, by id
-archive/          the workspace's, unless another place was named
-sweeps/           what the trials of a sweep and its controller tell each other, by key
+archive/          the workspace's archive, unless another folder or bucket was named
+sweeps/           messages between a sweep's controller and its trials, by the sweep's key
 """
 
 import fcntl
@@ -27,19 +27,19 @@ from batchml.errors import (
     StateFolderGone,
     StateFolderUnsafe,
 )
-from batchml.local.server.auth import Keys
+from batchml.local.server.auth import AccessKeys
 from batchml.runtime.storage.files import is_locked, write_json
 
 T = TypeVar("T")
 
 
-class Endpoint(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where the running server answers."""
+class ServerEndpoint(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The address of the running server."""
 
     pid: int
     port: int
-    chaos: str = ""  # what is being rehearsed there
-    read_only: str = ""  # why nothing may be changed there: the folder is a copy
+    chaos: str = ""  # the failures that are rehearsed there
+    read_only: str = ""  # the reason, if the folder is a copy that must not be changed
 
     @property
     def url(self) -> str:
@@ -51,7 +51,7 @@ class Home:
         self.root = root = root.absolute()  # the server has another working directory
         self.local = root / "local"
         self.journal = self.local / "journal.db"
-        self.position = self.local / "position"  # the newest things in the journal
+        self.position = self.local / "position"  # the newest entries of the journal
         self.attempts = self.local / "attempts"
         self.groups = self.local / "groups.json"
         self.network = self.local / "network.json"
@@ -67,7 +67,7 @@ class Home:
     def prepare(self) -> None:
         """Make the folder, private to this user.
 
-        Raises StateFolderUnsafe when it exists and others can get in, or when it is not ours, and
+        Raises StateFolderUnsafe when the folder exists and others have access or own it, and
         LocalServerError for a path that no PATH variable of a job could hold.
         """
         if os.pathsep in str(self.root):
@@ -96,7 +96,7 @@ class Home:
         self.attempts.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def check_owner(self) -> None:
-        """Raise StateFolderUnsafe when the folder exists and is not ours."""
+        """Raise StateFolderUnsafe when the folder exists and belongs to another user."""
         try:
             owner = self.root.stat().st_uid
         except FileNotFoundError:
@@ -109,11 +109,11 @@ class Home:
                 f"Set BATCHML_HOME to a folder of your own."
             )
 
-    def keys(self) -> Keys:
-        """The keys of this folder's server, made at random when first asked for."""
+    def keys(self) -> AccessKeys:
+        """The keys of this folder's server. The first call makes them at random."""
         path = self.local / "keys.json"
         if not path.exists():
-            # 160 bits and more; the prefix is ours, so that nobody takes them for AWS's.
+            # At least 160 bits. The prefix is batchml's, so that nobody takes them for keys of AWS.
             made = {
                 "access_key_id": "BMLLOCAL" + secrets.token_hex(6).upper(),
                 "secret_access_key": secrets.token_urlsafe(40),
@@ -121,7 +121,7 @@ class Home:
             temporary = path.with_name(f"keys.{os.getpid()}.tmp")
             write_json(str(temporary), made)
             try:
-                os.link(temporary, path)  # the first of two makers wins
+                os.link(temporary, path)  # the first of two processes wins
             except FileExistsError:
                 pass
             finally:
@@ -132,7 +132,7 @@ class Home:
                 f"Others can read the keys in {path} (mode {mode:04o}). Delete the file: "
                 f"new keys are made at the next start."
             )
-        keys = read_record(path, Keys)
+        keys = read_record(path, AccessKeys)
         if keys is None:
             raise LocalServerError(
                 f"{path} does not hold keys. Delete the file: new keys are made at the next start."
@@ -140,21 +140,21 @@ class Home:
         return keys
 
     def hold(self) -> int:
-        """Take the folder for this process; the kernel gives it back when the process ends.
+        """Lock the folder for this process; the kernel unlocks it when the process ends.
 
-        Returns the lock's file descriptor. Raises StateFolderBusy, naming the holder.
+        Returns the lock's file descriptor. Raises StateFolderBusy, which names the holder.
         """
         descriptor = os.open(self.local / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        if not _locked(descriptor):
+        if not _try_lock(descriptor):
             os.close(descriptor)
             raise StateFolderBusy(str(self.root), self.holder())
         text = f"{os.getpid()}\n".encode()
-        os.pwrite(descriptor, text, 0)  # over the old one: it is never empty for a reader
+        os.pwrite(descriptor, text, 0)  # overwrites: the file is never empty
         os.ftruncate(descriptor, len(text))
         return descriptor
 
     def guard(self) -> Callable[[], None]:
-        """A check that the journal still lies where it was opened. It raises StateFolderGone."""
+        """A check that the journal is still where it was opened. It raises StateFolderGone."""
         before, journal = self.journal.stat(), str(self.journal)
 
         def check() -> None:
@@ -172,7 +172,7 @@ class Home:
         return check
 
     def holder(self) -> int | None:
-        """The process that took the folder last, which is alive if `is_held`."""
+        """The process that locked the folder last; it lives if `is_held`."""
         try:
             text = (self.local / "lock").read_text("ascii", "replace").partition("\n")[0]
         except FileNotFoundError:
@@ -182,33 +182,33 @@ class Home:
     def is_held(self) -> bool:
         """True while a server lives.
 
-        This, not the recorded port, says whether one does: after a crash any process may listen
-        there, but only a live server holds the lock.
+        Only the lock proves that, not the recorded port: after a crash any process may listen
+        there.
         """
         return is_locked(str(self.local / "lock"))
 
-    def endpoint(self) -> Endpoint | None:
-        """Where the last server answered, or answers if `is_held`."""
-        return read_record(self.local / "endpoint.json", Endpoint)
+    def endpoint(self) -> ServerEndpoint | None:
+        """The address of the last server, which still answers there if `is_held`."""
+        return read_record(self.local / "endpoint.json", ServerEndpoint)
 
-    def write_endpoint(self, endpoint: Endpoint) -> None:
+    def write_endpoint(self, endpoint: ServerEndpoint) -> None:
         write_json(str(self.local / "endpoint.json"), msgspec.to_builtins(endpoint))
 
     def attempt(self, task_id: str) -> Path:
-        """The folder of an attempt. Task ids are made by the server, never by a user."""
+        """The folder of an attempt. The server makes task ids, never a user."""
         return self.attempts / task_id
 
 
 def read_record(path: Path, kind: type[T]) -> T | None:
-    """What a JSON file holds, or None when there is no such file or it holds something else."""
+    """The content of a JSON file, or None when it is missing or not of this type."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
         return None
 
 
-def _locked(descriptor: int) -> bool:
-    """Try for a fifth of a second: `is_held` takes the lock for a moment when it looks."""
+def _try_lock(descriptor: int) -> bool:
+    """Try for a fifth of a second, because `is_held` takes the lock for a moment to test it."""
     for _ in range(20):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,8 +1,8 @@
-"""Images as processes know them: a folder with a `requirements.txt`, kept by content.
+"""Images for processes: folders with a `requirements.txt`, stored by content.
 
-A client publishes an image here, as it would push a built one to a registry, and names it
-`batchml/NAME:TAG` in the job definition. What is kept is the whole build context: an image made of
-it is the one that `batchml image build` makes.
+A client publishes an image here as it would push a built one to a registry, and names it
+`batchml/NAME:TAG` in the job definition. The whole build context is stored: an image built from it
+is the same that `batchml image build` makes.
 """
 
 import os
@@ -15,6 +15,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from batchml.model.image import (
+    CONDA,
     FILES,
     REQUIREMENTS,
     Recipe,
@@ -23,11 +24,10 @@ from batchml.model.image import (
     parse_reference,
     recipe,
 )
-from batchml.model.project import CONDA
 from batchml.runtime.package import sources
 
-_ENVIRONMENT = (REQUIREMENTS, ".python-version")  # what decides a virtual environment
-_TOOLS = ("micromamba", "mamba", "conda")  # that make one from CONDA; the quickest first
+_ENVIRONMENT = (REQUIREMENTS, ".python-version")  # files that determine an environment
+_TOOLS = ("micromamba", "mamba", "conda")  # make an environment from CONDA; the fastest first
 
 
 class LocalImage(Struct, frozen=True):
@@ -37,12 +37,14 @@ class LocalImage(Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        """Names the virtual environment: not the image, which has the runtime in it as well."""
+        """The name of the virtual environment. It differs from the image's tag, which covers the
+        runtime, too.
+        """
         return f"{self.name}-{digest(_read(self.folder, _ENVIRONMENT))}"
 
     @property
     def conda_label(self) -> str:
-        """Names the environment that a tool of conda makes."""
+        """The name of the environment that a conda program makes."""
         return f"{self.name}-{digest(_read(self.folder, (CONDA,)))}"
 
     @property
@@ -51,12 +53,12 @@ class LocalImage(Struct, frozen=True):
 
     @property
     def conda(self) -> Path | None:
-        """The environment.yml of an image that has one."""
+        """The environment.yml, if the image has one."""
         path = self.folder / CONDA
         return path if path.is_file() else None
 
     def python(self) -> str | None:
-        """An interpreter of the version that the image asks for, or None."""
+        """An interpreter of the image's Python version, or None."""
         wanted = self.folder / ".python-version"
         if not wanted.exists():
             return sys.executable
@@ -72,18 +74,18 @@ def conda_tool(path: str) -> str | None:
 
 
 def reference(source: Path) -> str:
-    """The reference that an image's folder has by its content. Raises ConfigError."""
+    """The reference of an image's folder, derived from its content. Raises ConfigError."""
     return _recipe(source).reference
 
 
 def publish(images: Path, source: Path) -> str:
-    """Copy what decides an image into the state folder; return its reference."""
-    return keep(images, _recipe(source))
+    """Copy an image's files into the state folder; return its reference."""
+    return publish_recipe(images, _recipe(source))
 
 
-def keep(images: Path, made: Recipe) -> str:
-    """Copy what decides an image into the state folder; return its reference."""
-    _put(images / f"{made.name}-{made.tag}", made.files, made.programs)
+def publish_recipe(images: Path, made: Recipe) -> str:
+    """Copy the files of a recipe into the state folder; return its reference."""
+    _store_files(images / f"{made.name}-{made.tag}", made.files, made.programs)
     return made.reference
 
 
@@ -96,13 +98,13 @@ def _read(folder: Path, names: Sequence[str]) -> list[tuple[str, bytes]]:
     return [(name, (folder / name).read_bytes()) for name in names if (folder / name).is_file()]
 
 
-def _put(
+def _store_files(
     target: Path, content: Sequence[tuple[str, bytes]], programs: Collection[str] = ()
 ) -> None:
-    """Make a folder that holds `content` whole, unless it is there."""
+    """Make a folder with all of `content`, unless it exists."""
     if target.exists():
         return
-    # The state folder may be made here first, and must be private from then on.
+    # This may create the state folder, which must be private from the start.
     for folder in (target.parent.parent, target.parent):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
@@ -115,11 +117,11 @@ def _put(
                 file.flush()
                 if name in programs:
                     os.fchmod(file.fileno(), 0o700)
-                os.fsync(file.fileno())  # or a power cut could leave the name without the content
+                os.fsync(file.fileno())  # else a power cut could leave the name without the content
         temporary.rename(target)
     except OSError:
         shutil.rmtree(temporary, ignore_errors=True)
-        if not target.exists():  # else someone was faster with the same content
+        if not target.exists():  # else another process has stored the same content
             raise
 
 
@@ -133,8 +135,10 @@ def find(images: Path, reference: str) -> LocalImage | None:
 
 
 def publish_runtime(runtimes: Path) -> Path:
-    """Copy `batchml.runtime` where jobs can import it and nothing else of this installation."""
+    """Copy `batchml.runtime` to a folder where jobs can import it, and nothing else of this
+    package.
+    """
     content = sorted(sources().items())
     target = runtimes / digest(content)
-    _put(target, content)
+    _store_files(target, content)
     return target

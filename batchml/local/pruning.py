@@ -1,7 +1,7 @@
-"""Environments of processes that nobody needs any more.
+"""Remove virtual environments of processes that are not needed any more.
 
-One that is removed is made again by the next run that wants it, from the image's files, which are
-small and stay. One that a process of this machine runs in, or that is being made, stays as well.
+The next run that needs a removed environment makes it again from the image's files, which are small
+and stay. An environment that a process runs in, or that is being made, stays.
 """
 
 import fcntl
@@ -17,16 +17,16 @@ from batchml.local.environments import COMPLETE
 from batchml.local.home import Home
 
 
-class Old(Struct, frozen=True):
-    """An environment that can go. `made` is in seconds since the epoch, `size` in bytes."""
+class OldEnvironment(Struct, frozen=True):
+    """An environment that can be removed. `made` is in seconds since the epoch, `size` in bytes."""
 
     path: Path
     made: float
     size: int
 
 
-def find_old(home: Home, before: float) -> list[Old]:
-    """The environments that were made before a time and that nobody runs in."""
+def find_old(home: Home, before: float) -> list[OldEnvironment]:
+    """The unused environments that were made before a time."""
     used = _in_use(home.envs)
     found = []
     for folder in _folders(home.envs):
@@ -35,14 +35,14 @@ def find_old(home: Home, before: float) -> list[Old]:
         mark = folder / COMPLETE
         made = (mark if mark.exists() else folder).stat().st_mtime
         if made < before:
-            found.append(Old(folder, made, _size(folder)))
+            found.append(OldEnvironment(folder, made, _size(folder)))
     return found
 
 
-def remove(old: Old) -> bool:
-    """Remove it; False where it is being made, or in use by now.
+def remove(old: OldEnvironment) -> bool:
+    """Remove an environment; False when it is being made or in use.
 
-    First it goes under another name: who looks for it finds all of it, or nothing.
+    It is renamed first, so that others find all of it or nothing.
     """
     with open(f"{old.path}.lock", "a", encoding="utf-8") as lock:
         try:
@@ -58,13 +58,13 @@ def remove(old: Old) -> bool:
 
 
 def _folders(below: Path) -> Iterator[Path]:
-    """What a killed removal left is among them."""
+    """All folders, including leftovers of a removal that was killed."""
     if below.is_dir():
         yield from sorted(path for path in below.iterdir() if path.is_dir())
 
 
 def _in_use(envs: Path) -> set[Path]:
-    """The environments that a process runs in, as its variables and its command line tell."""
+    """The environments that a process runs in, by its variables and its command line."""
     mark = os.fsencode(f"{envs}/")
     found = set()
     for entry in Path("/proc").iterdir():
@@ -73,7 +73,7 @@ def _in_use(envs: Path) -> set[Path]:
                 try:
                     text = (entry / name).read_bytes()
                 except OSError:
-                    continue  # it has ended, or is another user's
+                    continue  # it has ended, or belongs to another user
                 for rest in text.split(mark)[1:]:
                     path = rest.split(b"\0")[0].split(b":")[0].split(b"/")[0]
                     found.add(envs / os.fsdecode(path))
@@ -81,7 +81,7 @@ def _in_use(envs: Path) -> set[Path]:
 
 
 def _size(folder: Path) -> int:
-    """Bytes of its files, each once: environments of one tool may share them."""
+    """Bytes of its files, each file counted once: environments of one tool may share files."""
     seen: dict[tuple[int, int], int] = {}
     for place, _, names in os.walk(folder):
         for name in names:

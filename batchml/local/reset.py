@@ -1,6 +1,6 @@
-"""Forget a state folder's jobs and end their attempts, once no server holds it any more.
+"""Forget a state folder's jobs and end their attempts, while no server holds the folder.
 
-In a copy of another state folder nothing is signalled: what its files name belongs to that one.
+In a copy of another state folder no process is signalled: its files name the original's processes.
 """
 
 import shutil
@@ -8,23 +8,23 @@ import signal
 
 from batchml.clock import Clock
 from batchml.local.executors import cgroup, record, sweeper
-from batchml.local.executors import record as remains
 from batchml.local.executors.choice import read_choice
-from batchml.local.executors.network import Network
+from batchml.local.executors.network import NodeNetwork
 from batchml.local.home import Home, read_record
 from batchml.local.store import identity
+from batchml.model.names import is_key
 from batchml.runtime.processes import send
 
 
 def forget(home: Home, clock: Clock) -> int:
-    """Forget every job, sweep, log and output; the number of attempts that were alive.
+    """Forget every job, sweep, log and output. Returns the number of attempts that were alive.
 
-    A sweep cannot go on without its code and what its trials have saved.
+    A sweep cannot go on without its code and the checkpoints of its trials.
     """
-    own = identity.of(home)
+    own = identity.read_identity(home)
     killed = 0 if own is None else kill_attempts(home, own.id, clock)
     if own is not None:
-        Network(own.id, home.network).clear()
+        NodeNetwork(own.id, home.network).clear()
     has_containers = read_choice(home).had_docker
     for folder in (home.local, home.runs, home.code, home.sweeps):
         shutil.rmtree(folder, ignore_errors=True)
@@ -33,9 +33,14 @@ def forget(home: Home, clock: Clock) -> int:
     return killed
 
 
+def count_sweeps(home: Home) -> int:
+    """The number of sweeps that were started on this machine."""
+    return sum(is_key(path.parent.name) for path in home.sweeps.glob("*/spec.json"))
+
+
 def kill_attempts(home: Home, own: str, clock: Clock) -> int:
-    """Kill the runners and processes of all attempts of the state folder whose identity is `own`;
-    the number of attempts that were alive.
+    """Kill the runners and processes of all attempts of a state folder, by its identity `own`.
+    Returns the number of attempts that were alive.
     """
     killed = 0
     for folder in home.attempts.iterdir() if home.attempts.is_dir() else ():
@@ -45,12 +50,12 @@ def kill_attempts(home: Home, own: str, clock: Clock) -> int:
         lives = found is not None and record.is_held(folder) and found.is_alive
         if found is not None and lives:
             send([found.pid], signal.SIGKILL)
-        slots = remains.groups_of(found, own)
-        for left in remains.kill(remains.mark_of(own, folder.name), slots):
+        slots = record.groups_of(found, own)
+        for left in record.kill_processes(record.mark_of(own, folder.name), slots):
             lives |= bool(left)
-            clock.sleep(remains.PAUSE)
+            clock.sleep(record.PAUSE)
         killed += lives
     groups = cgroup.ours(read_record(home.groups, dict[str, str]) or {}, own)
-    cgroup.sweep(groups)  # idle runners have slots too
+    cgroup.sweep(groups)  # idle runners have control groups, too
     cgroup.forget(groups)
     return killed

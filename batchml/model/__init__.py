@@ -1,1 +1,1 @@
-"""Nouns: what the files say and what the service answers, as frozen values. No I/O."""
+"""The nouns that several packages share, such as a job, a run and an environment. No I/O."""

@@ -1,22 +1,21 @@
-"""Environment: a named place that runs jobs, as `batchml.toml` says it."""
+"""An environment of `batchml.toml`: an AWS account and region with queues, or this machine."""
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from msgspec import Meta, Struct, field
-from msgspec.structs import replace
 
-from batchml.errors import did_you_mean
 from batchml.model.tables import parse_duration, parse_size
 
 LOCAL = "local"
 MAX_ENVIRONMENTS = 3  # compute environments of one queue; AWS Batch quotas
-MAX_TAGS = 45  # of the 50 that AWS takes; the others are ours
+MAX_TAGS = 45  # of AWS's 50; batchml adds the others
 SPOT_STRATEGIES = ("SPOT_CAPACITY_OPTIMIZED", "SPOT_PRICE_CAPACITY_OPTIMIZED")
 
 
-# What jobStateTimeLimitActions may say, in words: AWS Batch User Guide, "Jobs stuck in RUNNABLE".
+# Reasons of jobStateTimeLimitActions: AWS Batch User Guide, "Jobs stuck in RUNNABLE".
 TIME_LIMITS = {
     "no-capacity": "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY",
     "too-large-for-compute": "MISCONFIGURATION:COMPUTE_ENVIRONMENT_MAX_RESOURCE",
@@ -24,13 +23,13 @@ TIME_LIMITS = {
 }
 
 
-# Families with NVIDIA GPUs: AWS Batch User Guide, "GPU workload AMI". g4ad has AMD's.
+# Families with NVIDIA GPUs: AWS Batch User Guide, "GPU workload AMI". g4ad has AMD GPUs.
 _GPU_FAMILY = re.compile(r"(p[3-9]|gr?[3-9])[a-z0-9-]*")
 _ARM_FAMILY = re.compile(r"(g5g|p6e|a1|[a-z]+[0-9]+g[a-z0-9-]*)")
 
 
 class Network(Struct, frozen=True, forbid_unknown_fields=True):
-    """Where instances are: a network of the environment's own, or subnets that exist."""
+    """The network of the instances: one that `setup` creates, or existing subnets."""
 
     cidr: str = "10.42.0.0/16"
     zones: Annotated[int, Meta(ge=1, le=3)] = 2
@@ -41,6 +40,7 @@ class Network(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def is_given(self) -> bool:
+        """Whether the network exists already, so that `setup` creates none."""
         return bool(self.subnets)
 
 
@@ -48,7 +48,7 @@ class Storage(Struct, frozen=True, forbid_unknown_fields=True):
     workspace: Literal["efs", "fsx-lustre", "none"] = "efs"
     size: str | int = "1200 GiB"  # of fsx-lustre
     throughput: Literal[125, 250, 500, 1000] = 125  # of fsx-lustre: MB/s for each TiB
-    shared_with: str = ""  # the environment whose workspace it is; `workspace` is "none" then
+    shared_with: str = ""  # the environment that owns the workspace; `workspace` is "none" then
 
     @property
     def size_gib(self) -> int:
@@ -56,7 +56,7 @@ class Storage(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Compute(Struct, frozen=True, forbid_unknown_fields=True):
-    """One managed compute environment. Names and words are AWS Batch's."""
+    """A managed compute environment, in AWS Batch's words."""
 
     instance_types: tuple[str, ...] = ()
     max_vcpus: Annotated[int, Meta(ge=1, le=100_000)] = 0
@@ -67,27 +67,27 @@ class Compute(Struct, frozen=True, forbid_unknown_fields=True):
         "SPOT_PRICE_CAPACITY_OPTIMIZED",
     ] = ""  # fmt: skip
     bid_percentage: Annotated[int, Meta(ge=1, le=100)] | None = None
-    ami: str = ""  # that of the environment unless given
+    ami: str = ""  # the environment's unless given
     disk: str | int = "100 GiB"
-    placement_group: str = ""  # "cluster": one is made; else the name of one that exists
+    placement_group: str = ""  # "cluster": `setup` creates one; else the name of an existing one
     capacity_reservation: str = ""
-    capacity_block: str = ""  # hosts that were paid for a span of time, by their reservation's id
+    capacity_block: str = ""  # hosts that are paid in advance, by their reservation's id
     scale_down_delay: str | int = 0
     stop_timeout: str | int = "110s"
     tags: dict[str, str] = {}
 
     @property
     def strategy(self) -> str:
-        """The allocation strategy, AWS's recommended one unless given.
+        """The allocation strategy: AWS's recommendation unless given.
 
-        A capacity block has hosts of one type in one zone: AWS's samples take BEST_FIT for it.
+        A capacity block has hosts of one type in one zone: AWS's samples use BEST_FIT for it.
         """
-        usual = "SPOT_PRICE_CAPACITY_OPTIMIZED" if self.spot else "BEST_FIT_PROGRESSIVE"
-        return self.allocation_strategy or ("BEST_FIT" if self.capacity_block else usual)
+        default = "SPOT_PRICE_CAPACITY_OPTIMIZED" if self.spot else "BEST_FIT_PROGRESSIVE"
+        return self.allocation_strategy or ("BEST_FIT" if self.capacity_block else default)
 
     @property
     def reservation(self) -> str:
-        """The id of the reservation that its hosts are in; empty where it names none."""
+        """The id of the reservation of its hosts, or ""."""
         named = self.capacity_block or self.capacity_reservation
         return named if named.startswith("cr-") else ""
 
@@ -113,9 +113,9 @@ class Compute(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FairShare(Struct, frozen=True, forbid_unknown_fields=True):
-    """A fair-share policy. A share of weight 2 gets twice that of one of weight 1.
+    """A fair-share policy. A share of weight 2 gets twice as much as a share of weight 1.
 
-    AWS's weightFactor is the inverse: there, a lower one means more.
+    AWS's weightFactor is the inverse: there, a lower number means more.
     """
 
     shares: dict[str, Annotated[float, Meta(gt=0)]] = {}
@@ -131,14 +131,15 @@ class Queue(Struct, frozen=True, forbid_unknown_fields=True):
     priority: Annotated[int, Meta(ge=0, le=1000)] = 1
     compute: tuple[str, ...] = ()
     fair_share: FairShare | None = None
-    # How long a run may be stuck before it is cancelled. Not `no-capacity`: GPUs are worth a wait.
+    # The time after which a stuck run is cancelled. A run that waits for capacity may go on
+    # waiting.
     time_limits: dict[str, str | int] = field(
         default_factory=lambda: {"too-large-for-compute": "30m", "too-large-for-instances": "30m"}
     )
 
     @property
     def limits_seconds(self) -> dict[str, int]:
-        """AWS's reason -> seconds."""
+        """The seconds by AWS's reason."""
         found = {TIME_LIMITS[key]: parse_duration(text) for key, text in self.time_limits.items()}
         return {reason: seconds for reason, seconds in found.items() if seconds}
 
@@ -151,131 +152,89 @@ class Logs(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Budget(Struct, frozen=True, forbid_unknown_fields=True):
-    """Mail when a month's cost of this environment passes a limit."""
+    """A mail is sent when the environment's cost of a month exceeds `usd`."""
 
     usd: Annotated[int, Meta(ge=1)] = 0
     email: str = ""
 
 
 class Environment(Struct, frozen=True, forbid_unknown_fields=True):
-    """A place that runs jobs. `local` is built in and needs no entry."""
+    """An environment. `local` is built in and needs no section."""
 
     region: str = ""
     profile: str = ""
     ami: str = "ecs-gpu"  # build | ecs-gpu | ami-0123...
     gpu_access: Literal["", "driver-mount", "toolkit"] = ""
-    controller_queue: str = ""  # of detached sweeps' controllers; that of the sweep unless given
-    jobs: tuple[str, ...] = ()  # whose definitions `setup` registers
-    secrets: tuple[str, ...] = ()  # ARNs that jobs may be given: SSM parameters, Secrets Manager
-    quarantine: bool = False  # runs may take unfit hosts out of service
+    controller_queue: str = ""  # of detached sweeps' controllers; the sweep's unless given
+    jobs: tuple[str, ...] = ()  # the jobs whose definitions `setup` registers
+    secrets: tuple[str, ...] = ()  # ARNs that jobs may use: SSM parameters, Secrets Manager
+    quarantine: bool = False  # runs may drain unfit hosts
     network: Network = Network()
     storage: Storage = Storage()
     logs: Logs = Logs()
     budget: Budget | None = None
-    usd_per_hour: Annotated[float, Meta(ge=0, le=100_000)] = 0.0  # of `local`: this machine
-    endpoints: dict[str, str] = {}  # of `local`: services beside the embedded server
+    usd_per_hour: Annotated[float, Meta(ge=0, le=100_000)] = 0.0  # of `local`: this machine's cost
+    endpoints: dict[str, str] = {}  # of `local`: services that the embedded server does not serve
     tags: dict[str, str] = {}
     compute: dict[str, Compute] = {}
     queues: dict[str, Queue] = {}
 
     @property
     def gpu_mode(self) -> str:
-        """How containers reach GPUs: the driver folder is there only on an AMI of ours."""
+        """How containers reach GPUs. Only AMIs that batchml builds have the driver's folder."""
         return self.gpu_access or ("driver-mount" if self.ami == "build" else "toolkit")
 
 
 def is_gpu_type(instance_type: str) -> bool:
-    """True for instance types and families with NVIDIA GPUs."""
+    """Whether an instance type or family has NVIDIA GPUs."""
     family = instance_type.partition(".")[0]
     return bool(_GPU_FAMILY.fullmatch(family)) and not family.startswith("g4ad")
 
 
 def is_arm_type(instance_type: str) -> bool:
-    """True for instance types and families with Arm processors."""
+    """Whether an instance type or family has Arm processors."""
     return instance_type == "default_arm64" or bool(
         _ARM_FAMILY.fullmatch(instance_type.partition(".")[0])
     )
 
 
-# --- shared workspaces ----------------------------------------------------------------------------
-# Environments that share one workspace: `[env.X.storage] shared_with = "dev"`.
-#
-# X works in the file system and the network of `dev`, and has a bucket, roles and queues of its own
-# (`docs/decisions/032-sharing.md`). Once read, X makes neither a network nor a file system.
-
-
-_OWN_KEYS = ("workspace", "size", "throughput")  # of `storage`: they are those of the other
-
-
-class Borrowed(Network, frozen=True):
-    """The network of the environment that a workspace is shared with: nothing of it is made here.
-
-    Its subnets and groups are in the outputs of that environment's stacks.
-    """
-
-    @property
-    def is_given(self) -> bool:
-        return True
-
-
-def sharing_mistakes(
-    name: str, table: Mapping[str, Any], environments: Mapping[str, Environment]
-) -> Iterator[str]:
-    """What is wrong with an environment's `shared_with`, each as `key: text`."""
-    env = environments[name]
-    where, other = "storage.shared_with", env.storage.shared_with
-    if not other:
-        return
-    if name == LOCAL:
-        yield f"{where}: local has one workspace for all that is on this machine: take it out."
-        return
-    if other not in environments or other in (LOCAL, name):
-        known = sorted(set(environments) - {LOCAL, name})
-        yield (
-            f"{where}: found {other!r}. Expected another environment of this file: "
-            f"{', '.join(known) or 'there is none'}.{did_you_mean(other, known)}"
-        )
-        return
-    yield from _unlike(env, environments[other], other)
-    given = table.get("storage")
-    for key in _OWN_KEYS:
-        if isinstance(given, Mapping) and key in given:
-            yield f"storage.{key}: the workspace is that of {other}, which says it: take it out."
-    if table.get("network"):
-        yield f"network: a shared workspace is in the network of {other}: take it out."
-
-
-def _unlike(env: Environment, owner: Environment, other: str) -> Iterator[str]:
-    where = "storage.shared_with"
-    if owner.storage.shared_with:
-        yield f"{where}: {other} has no workspace of its own: name {owner.storage.shared_with!r}."
-    elif owner.storage.workspace == "none":
-        yield f'{where}: {other} has no workspace (workspace = "none").'
-    if env.region != owner.region:
-        yield (
-            f"{where}: {other} is in {owner.region}, this one in {env.region}. A file system is "
-            "shared within one region."
-        )
-    if env.profile != owner.profile:
-        yield (
-            f"{where}: profile is {env.profile!r} here and {owner.profile!r} in {other}. A file "
-            "system is shared within one account."
-        )
-
-
-def with_sharing(environments: Mapping[str, Environment]) -> dict[str, Environment]:
-    """The environments, those that share a workspace as what they make themselves."""
-    return {name: _resolved(env, environments) for name, env in environments.items()}
-
-
-def _resolved(env: Environment, environments: Mapping[str, Environment]) -> Environment:
-    owner = environments.get(env.storage.shared_with)
-    if owner is None or not env.storage.shared_with:
-        return env
-    network = owner.network if owner.network.is_given else Borrowed()
-    return replace(env, storage=replace(env.storage, workspace="none"), network=network)
-
-
 def sharers(owner: str, environments: Mapping[str, Environment]) -> tuple[str, ...]:
-    """The environments of a file that work in the workspace of `owner`."""
+    """The environments that share the workspace of `owner`."""
     return tuple(name for name, env in environments.items() if env.storage.shared_with == owner)
+
+
+# --- Endpoints ------------------------------------------------------------------------------------
+
+_SERVICE = re.compile(r"[a-z][a-z0-9_]*")
+
+# The embedded server answers for these services itself.
+_SERVED = ("batch", "cloudwatch_logs", "ecs", "logs", "sts")
+
+
+def endpoint_mistakes(endpoints: Mapping[str, str]) -> Iterator[str]:
+    """The mistakes in a table of services and their URLs."""
+    for service, url in endpoints.items():
+        if service in _SERVED:
+            yield f"{service}: the embedded AWS Batch answers for {service} itself."
+        elif not _SERVICE.fullmatch(service):
+            yield (
+                f"{service}: not a service's name in AWS's variables, in lower case: s3, "
+                f"dynamodb, secrets_manager."
+            )
+        if not _is_url(url):
+            yield f"{service}: found {url!r}. Expected a URL such as http://127.0.0.1:9000."
+
+
+def endpoint_variables(endpoints: Mapping[str, str]) -> dict[str, str]:
+    """The environment variables with which AWS's SDKs find these services."""
+    return {f"AWS_ENDPOINT_URL_{service.upper()}": url for service, url in endpoints.items()}
+
+
+def _is_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        _ = parts.port  # raises ValueError for a wrong port
+    except ValueError:
+        return False
+    plain = not (parts.query or parts.fragment or parts.username or re.search(r"\s", text))
+    return plain and parts.scheme in ("http", "https") and bool(parts.hostname)

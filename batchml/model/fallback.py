@@ -1,9 +1,8 @@
-"""Fallback: another queue for a run that finds no host in its own, and how such a move is told.
+"""`[fallback]` of a job.toml: the queue to which a run moves if it finds no host in its own.
 
-AWS Batch moves no job from one queue to another. A run is moved by cancelling its job where it
-waits and submitting the same again elsewhere: CancelJob leaves alone what has started, so the
-second job is sent only once the first has surely not begun. Source: AWS Batch API Reference,
-CancelJob.
+AWS Batch cannot move a job to another queue. So the waiting job is cancelled and submitted again.
+CancelJob has no effect on a job that has started, so the second job is sent only after it is
+certain that the first never starts. Source: AWS Batch API Reference, CancelJob.
 """
 
 import re
@@ -12,25 +11,25 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from batchml.errors import UsageError
-from batchml.model.names import bare_name, in_words
+from batchml.model.names import bare_name, short_duration
 from batchml.model.run import JobStatus, Run
 from batchml.model.tables import parse_duration
 
 FALLBACK_TAG = "batchml:fallback"  # of a run that may move: QUEUE:SECONDS
-MOVED_TAG = "batchml:moved"  # of a run that has: the id of the job before
-WATCHES_TAG = "batchml:watches"  # of a run that moves another one: the key of that
-MOVED = "BATCHML_MOVED"  # the same, as a variable: runtime/entry/fetch.py reads it
+MOVED_TAG = "batchml:moved"  # of a run that has moved: the id of its earlier job
+WATCHES_TAG = "batchml:watches"  # of a run that moves another run: the key of that run
+MOVED = "BATCHML_MOVED"  # the variable with the same value: runtime/entry/fetch.py reads it
 DEFAULT_AFTER = "30m"
 
-# What a job that was moved says of its end. AWS Batch keeps up to 1,024 characters of it.
+# The beginning of the reason with which a moved job was cancelled, of up to 1,024 characters.
 MOVED_MARK = "batchml: moved to the queue "
 _MOVED_TO = re.compile(rf"{MOVED_MARK}([A-Za-z0-9_-]{{1,128}}): ")
 
 
 class Fallback(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[fallback]` of a job.toml: the queue to go to, and after how long a wait."""
+    """The queue to move to, and the time of waiting before the move."""
 
-    queue: str = ""  # none: the run waits in its own queue
+    queue: str = ""  # "": the run waits in its own queue
     after: str | int = DEFAULT_AFTER
 
     @property
@@ -38,8 +37,8 @@ class Fallback(Struct, frozen=True, forbid_unknown_fields=True):
         return parse_duration(self.after) or 0
 
 
-def read_flag(text: str | None) -> dict[str, str]:
-    """`--fallback QUEUE[:30m]` as a `[fallback]` table; empty where it was not given."""
+def parse_fallback_flag(text: str | None) -> dict[str, str]:
+    """`--fallback QUEUE[:30m]` as a `[fallback]` table; empty without the flag."""
     if not text:
         return {}
     queue, colon, after = text.rpartition(":") if ":" in text else (text, "", "")
@@ -49,45 +48,45 @@ def read_flag(text: str | None) -> dict[str, str]:
 
 
 def fallback_mistakes(fallback: Fallback, queue: str, groups: object) -> Iterator[str]:
-    """What types cannot say of `[fallback]`, beside the job's own queue."""
+    """The mistakes in `[fallback]` that types cannot find. `queue` is the job's own."""
     if not fallback.seconds:
         yield (
-            f"fallback.after: found {fallback.after!r}. Write how long to wait before the move, "
-            'such as "30m".'
+            f"fallback.after: found {fallback.after!r}. Write the time before the move, such as "
+            '"30m".'
         )
     if fallback.queue and fallback.queue == queue:
         yield f"fallback.queue: {queue} is the run's own queue. Name another."
     if fallback.queue and groups:
-        yield "fallback: with [[groups]]. The jobs of a gang do not move: leave one of them out."
+        yield "fallback: excludes [[groups]], because group runs do not move. Remove one of them."
 
 
-def moving_reason(queue: str, seconds: int) -> str:
-    """What is said to CancelJob of a job that is moved. `queue` is its name in AWS."""
-    return f"{MOVED_MARK}{bare_name(queue)}: no host within {in_words(seconds)}"
+def move_reason(queue: str, seconds: int) -> str:
+    """The reason for CancelJob of a job that is moved. `queue` is the new queue's name in AWS."""
+    return f"{MOVED_MARK}{bare_name(queue)}: no host within {short_duration(seconds)}"
 
 
 def moved_to(run: Run) -> str:
-    """The queue that a job's run was moved to; empty for any other job."""
+    """The queue to which a job's run was moved; "" for other jobs."""
     found = _MOVED_TO.match(run.status_reason) if run.status is JobStatus.FAILED else None
     return found[1] if found else ""
 
 
-def said_gone_on(queue: str, job_id: str) -> str:
-    """What who looks after a run, or waits for it, is told once it has moved."""
-    return f"Moved to the queue {queue}: it is the job {job_id}."
+def describe_move_done(queue: str, job_id: str) -> str:
+    """The message about a move, for commands that follow the run."""
+    return f"Moved to the queue {queue}: the new job is {job_id}."
 
 
-def said_moves(fallback: str) -> str:
-    """The tag of a run that may move, in words."""
+def describe_fallback(fallback: str) -> str:
+    """Describe the tag of a run that may move."""
     queue, _, seconds = fallback.rpartition(":")
-    return f"to the queue {queue}, when it finds no host within {in_words(_number(seconds))}"
+    return f"to the queue {queue}, if it finds no host within {short_duration(_number(seconds))}"
 
 
-def said_moved(fallback: str, before: str) -> str:
-    """The tags of a run that has moved, in words."""
+def describe_move(fallback: str, before: str) -> str:
+    """Describe the tags of a run that has moved."""
     queue, _, seconds = fallback.rpartition(":")
-    waited = f" after {in_words(_number(seconds))} without a host" if queue else ""
-    return f"to the queue {queue}{waited}; before it was the job {before}"
+    waited = f" after {short_duration(_number(seconds))} without a host" if queue else ""
+    return f"to the queue {queue}{waited}; its earlier job was {before}"
 
 
 def _number(text: str) -> int:

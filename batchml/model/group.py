@@ -1,7 +1,8 @@
-"""A gang: one run that is several jobs of AWS Batch, because their hosts are not alike. Pure.
+"""The launch of a run on its nodes, and group runs: several jobs that are one run. Pure.
 
-The first of `[[groups]]` is the head, which runs the command; each other group is a job of workers,
-an array where they are several. AWS Batch knows nothing of it: names, tags and variables do.
+The hosts of the jobs of a group run differ. The first of `[[groups]]` is the head, which runs the
+command; each other group is a job of workers, an array job where there are several. AWS Batch does
+not know that they belong together: their names, tags and variables say it.
 """
 
 import json
@@ -17,32 +18,30 @@ from batchml.runtime.protocol.launch import (
     HEAD,
     RAY,
     TOKEN,
-    TORCHRUN,
     VARIABLE,
     VCPUS,
     WORKER,
-    Plan,
-    Workers,
+    LaunchPlan,
+    WorkerGroup,
 )
 
-# --- how the nodes of a run are started -----------------------------------------------------------
-# `[launch]` and `[health]` of a job -> the variables that tell its nodes.
+# --- The launch of the nodes ----------------------------------------------------------------------
+# The variables of the nodes, from `[launch]` and `[health]` of a job.
 
 
 HEALTH = "BATCHML_HEALTH"
 
 
-def launch_plan(spec: JobSpec) -> Plan | None:
-    """What the nodes of a run do together; None for a command that is simply run on each.
+def launch_plan(spec: JobSpec) -> LaunchPlan | None:
+    """The launch plan of a run; None for a command that simply runs on each node.
 
-    Of a Ray gang this is what all its jobs have in common: role and groups are for whoever knows
-    the jobs (`model/group.py`).
+    For a group run this is the part that all its jobs share, without role and groups.
     """
     launch = spec.launch
     if launch.kind == "plain":
         return None
     processes = launch.processes_per_node
-    return Plan(
+    return LaunchPlan(
         kind=launch.kind,
         processes=0 if processes == "auto" else processes,
         logs=launch.logs,
@@ -53,13 +52,13 @@ def launch_plan(spec: JobSpec) -> Plan | None:
 
 
 def launch_variables(spec: JobSpec, token: str) -> dict[str, str]:
-    """The variables of a run with these nodes. `token`: hex digits that no other run has.
+    """The variables of a run. `token`: the secret of its nodes, hex digits that no other run has.
 
-    A job of a Ray gang is told its part by whoever knows the others: nothing is said of it here.
+    The jobs of a group run have theirs from `group_jobs`.
     """
     found = health_variable(spec.health)
     plan = launch_plan(spec)
-    if plan is not None and plan.kind == TORCHRUN:
+    if plan is not None and plan.is_supervised:
         found[VARIABLE] = plan.to_json()
         found[VCPUS] = str(spec.resources.vcpus)
         if token:
@@ -68,70 +67,70 @@ def launch_variables(spec: JobSpec, token: str) -> dict[str, str]:
 
 
 def health_variable(health: Health) -> dict[str, str]:
-    """What the runtime checks of a host, where the job says it; nothing where it does not."""
+    """The variable with the host checks of a job; empty where the job has no `[health]`."""
     if health == Health():
         return {}
-    told = {
+    settings = {
         "checks": health.checks,
         "bandwidth": _bytes(health.bandwidth),  # a second; 0: not measured
         "tries": health.tries,
         "quarantine": health.quarantine,
     }
-    return {HEALTH: json.dumps(told, separators=(",", ":"))}
+    return {HEALTH: json.dumps(settings, separators=(",", ":"))}
 
 
 def _bytes(size: str | int | None) -> int:
     return 0 if size is None else parse_size(size) or 0
 
 
-# --- group runs -----------------------------------------------------------------------------------
+# --- Group runs -----------------------------------------------------------------------------------
 
 
-GANG_TAG = "batchml:gang"  # the key of the head, on all jobs of a gang
-GROUP_TAG = "batchml:group"  # whose job it is
+GANG_TAG = "batchml:gang"  # the key of the head, on all jobs of a group run
+GROUP_TAG = "batchml:group"  # the name of the group
 RENDEZVOUS = "BATCHML_GANG"  # where head and workers find each other; without it, the workspace
 GANG_KEY = "BATCHML_GANG_KEY"  # the head's
 GANG_HEAD = "BATCHML_GANG_HEAD"  # QUEUE/NAME of the head's job, in AWS
 GANG_ATTEMPTS = "BATCHML_GANG_ATTEMPTS"  # that the head has at most
-ENDED_BY_HEAD = "The head of its gang has ended"  # why jobs of workers were terminated
+ENDED_BY_HEAD = "The head of its gang has ended"  # the reason of terminated jobs of workers
 
-LINGER = 600  # seconds that workers wait for a head that has gone: docs/ray.md
+LINGER = 600  # seconds that workers wait for a lost head to start again: docs/ray.md
 
 
-class Member(Struct, frozen=True):
-    """One job of a gang. `spec` is what it asks for, `env` and `tags` what makes it a member."""
+class GroupJob(Struct, frozen=True):
+    """One job of a group run. `env` and `tags` are added to those of its `spec`."""
 
     group: str
     spec: JobSpec
     key: str
-    plan: Plan
+    plan: LaunchPlan
     queue: str  # in AWS
     env: dict[str, str]
     tags: dict[str, str]
-    array: int | None = None  # workers, where they are several
+    array: int | None = None  # the number of workers, if more than one
 
     @property
     def is_head(self) -> bool:
         return self.plan.role == HEAD
 
 
-def members(
+def group_jobs(
     spec: JobSpec,
     keys: Sequence[str],
     token: str,
     *,
     queue: Callable[[str], str] = lambda name: name,
     rendezvous: str = "",
-) -> list[Member]:
-    """The jobs that a job with groups comes to, the head first.
+) -> list[GroupJob]:
+    """The jobs of a job with groups, the head first.
 
-    `keys` has one for each group. `token` is the secret by which members know each other, `queue`
-    gives a queue's name in AWS, and `rendezvous` is an s3:// URL, or empty for the workspace.
+    `keys` has a key for each group. `token` is the secret of all nodes, `queue` returns the name of
+    a queue in AWS, and `rendezvous` is an s3:// URL, or empty for the workspace.
     """
     head, *groups = zip(spec.groups, keys, strict=True)
     jobs = [(group, key, _worker(spec, group)) for group, key in groups]
     workers = tuple(
-        Workers(
+        WorkerGroup(
             name=group.name,
             size=group.count,
             least=least(group),
@@ -148,11 +147,11 @@ def members(
         GANG_ATTEMPTS: str(spec.retry.attempts),
         **({RENDEZVOUS: rendezvous} if rendezvous else {}),
     }
-    plan = launch_plan(spec) or Plan(RAY)
+    plan = launch_plan(spec) or LaunchPlan(RAY)
     made = [(*head, _placed(spec, head[0]), plan._replace(groups=workers))]
     made += [(*each, plan._replace(role=WORKER)) for each in jobs]
     return [
-        Member(
+        GroupJob(
             group=group.name,
             spec=job,
             key=key,
@@ -167,22 +166,22 @@ def members(
 
 
 def least(group: Group) -> int:
-    """So many have to be there before the program starts."""
+    """The workers of a group that have to join before the program starts."""
     return group.count if group.min is None else min(group.min, group.count)
 
 
 def resources_of(spec: JobSpec, group: Group) -> Resources:
-    """What one container of a group has: its own, or the job's."""
+    """The resources of a container of a group: the group's own, or the job's."""
     return group.resources or spec.resources
 
 
 def is_worker(tags: Mapping[str, str]) -> bool:
-    """True for the tags of a job that belongs to another run."""
+    """Whether a job with these tags belongs to another run, as a worker."""
     return bool(tags.get(GANG_TAG)) and tags.get("batchml:key") != tags[GANG_TAG]
 
 
 def _placed(spec: JobSpec, group: Group) -> JobSpec:
-    """The job of one group by itself."""
+    """The job of one group."""
     return replace(
         spec,
         groups=(),
@@ -192,7 +191,7 @@ def _placed(spec: JobSpec, group: Group) -> JobSpec:
 
 
 def _worker(spec: JobSpec, group: Group) -> JobSpec:
-    """The job of workers. They outlive attempts of the head, so their time is that of them all."""
+    """The job of workers. They outlive attempts of the head, so they have the time of all."""
     seconds = spec.timeout_seconds
     start = parse_duration(spec.launch.start_within) or 0
     return replace(
@@ -203,8 +202,9 @@ def _worker(spec: JobSpec, group: Group) -> JobSpec:
     )
 
 
-# --- tags of a held run ---------------------------------------------------------------------------
-# Seats: runs that hold a machine for a person to sit at, and do nothing of their own. No I/O.
+# --- Held runs ------------------------------------------------------------------------------------
+# A held run keeps its resources for a person, who works inside it.
 
 
-SEAT_TAG = "batchml:seat"  # "alloc" or "notebook": what the run is held for
+HELD_TAG = "batchml:seat"  # what the run is held for: ALLOC or NOTEBOOK
+ALLOC, NOTEBOOK = "alloc", "notebook"

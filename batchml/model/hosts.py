@@ -1,4 +1,4 @@
-"""Hosts, as people who look at a cluster know them: what they have, and what of it is taken."""
+"""The hosts of a cluster: their state, in Slurm's words, and their resources."""
 
 from enum import StrEnum
 
@@ -6,18 +6,18 @@ from msgspec import Struct
 
 
 class HostState(StrEnum):
-    """Slurm's words. All but STARTING and DOWN are of hosts that have joined their cluster."""
+    """The states of Slurm's nodes."""
 
-    ALLOCATED = "allocated"  # every vCPU, or every GPU, is taken
+    ALLOCATED = "allocated"  # every vCPU, or every GPU, is in use
     MIXED = "mixed"
     IDLE = "idle"
-    DRAINING = "draining"  # what runs there goes on, and nothing new is placed
-    STARTING = "starting"
-    DOWN = "down"  # its agent is not heard: nothing is placed there
+    DRAINING = "draining"  # runs continue, and no new ones start there
+    STARTING = "starting"  # it has not joined its cluster yet
+    DOWN = "down"  # its agent does not answer: no runs start there
 
 
-class Room(Struct, frozen=True):
-    """What there is, and what of it is taken. Memory in MiB."""
+class HostResources(Struct, frozen=True):
+    """The resources of a host, and how much of them is in use."""
 
     vcpus: float = 0
     memory_mib: int = 0
@@ -26,8 +26,8 @@ class Room(Struct, frozen=True):
     used_memory_mib: int = 0
     used_gpus: int = 0
 
-    def plus(self, other: "Room") -> "Room":
-        return Room(
+    def plus(self, other: "HostResources") -> "HostResources":
+        return HostResources(
             self.vcpus + other.vcpus,
             self.memory_mib + other.memory_mib,
             self.gpus + other.gpus,
@@ -37,7 +37,7 @@ class Room(Struct, frozen=True):
         )
 
     def holds(self, vcpus: int, memory_mib: int, gpus: int) -> bool:
-        """Whether so much is free."""
+        """Whether these resources are free."""
         return (
             vcpus <= self.vcpus - self.used_vcpus
             and memory_mib <= self.memory_mib - self.used_memory_mib
@@ -46,27 +46,23 @@ class Room(Struct, frozen=True):
 
 
 class ClusterHost(Struct, frozen=True):
-    """A host of a compute environment. Members that AWS does not tell are empty.
+    """A host of a compute environment. Unknown properties are empty."""
 
-    `status` is that of ECS; `is_heard` whether its agent answers. `since` in ms: when it joined, or
-    when EC2 started it.
-    """
-
-    id: str  # of the container instance, as runs name it; of EC2 before it has joined
-    cluster: str = ""  # ARN; empty before it has joined
-    compute: str = ""  # the compute environment, where no cluster says it
+    id: str  # of the container instance; before it has joined its cluster, of the EC2 instance
+    cluster: str = ""  # ARN; "" before it has joined
+    compute: str = ""  # the compute environment, of a host without a cluster
     instance: str = ""  # EC2's id
     type: str = ""
     zone: str = ""
-    status: str = "ACTIVE"
-    is_heard: bool = True
+    status: str = "ACTIVE"  # of ECS
+    is_heard: bool = True  # its agent answers
     tasks: int = 0
-    since: int = 0
-    room: Room = Room()
+    since: int = 0  # ms: the time at which it joined, or EC2 started it
+    room: HostResources = HostResources()
 
     @property
     def name(self) -> str:
-        """What it is called: as EC2 does, where that is known."""
+        """EC2's id, if it is known."""
         return self.instance or self.id
 
     @property

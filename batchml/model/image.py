@@ -1,7 +1,7 @@
-"""Image: a folder below `images/`, and the name that its content gives it. No I/O.
+"""An image: the files that decide it, and its name, which is a hash of them.
 
-The name is `batchml/NAME:TAG`, here, in the Docker engine and in ECR. The tag is a hash of all that
-decides the image, so an image that has its tag need never be built again.
+The name is `batchml/NAME:TAG`, here, in the Docker engine and in ECR. The tag is a hash of all
+files and arguments that decide the image, so an image with this tag is never built again.
 """
 
 import hashlib
@@ -21,48 +21,51 @@ DOCKERFILE = "Dockerfile"
 REQUIREMENTS = "requirements.txt"
 CUDA_REQUIREMENTS = "requirements-cuda.txt"
 SETTINGS = "image.toml"
+CONDA = "environment.yml"
 
-# What of an image's folder is looked at. The rest does not travel, and decides nothing.
+# The files of an image's folder that decide the image. Others are not sent to the builder.
 FILES = (REQUIREMENTS, CUDA_REQUIREMENTS, ".python-version", DOCKERFILE, SETTINGS)
 
 _TAG_LENGTH = 12
-_NAME = re.compile(r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*")  # ECR's, and the Docker engine's
+_NAME = re.compile(r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*")  # valid for ECR and Docker
 _REFERENCE = re.compile(rf"batchml/([a-z0-9][a-z0-9._-]*):([0-9a-f]{{{_TAG_LENGTH}}})")
 _PINNED = re.compile(r".+@sha256:[0-9a-f]{64}|[^@]*[^/:@]:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
 
-class Reference(NamedTuple):
+class ImageTag(NamedTuple):
+    """The parts of `batchml/NAME:TAG`."""
+
     name: str
     tag: str
 
 
 class Variant(Struct, frozen=True, forbid_unknown_fields=True):
-    """What one flavor is built with, beside its requirements: `[cuda]` of an image.toml."""
+    """The base image and build arguments of a flavor: `[cuda]` of an image.toml."""
 
     base: str = ""
     build_args: dict[str, str] = {}
 
 
 class ImageSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """An image.toml. The flavor cpu has no variant: it is what the Dockerfile says."""
+    """An image.toml. The flavor cpu has no settings: the Dockerfile has its defaults."""
 
     cuda: Variant | None = None
-    whole: bool = False  # all of batchml goes into it, not its runtime alone
+    whole: bool = False  # the image has all of batchml, and not only its runtime
 
 
 class Recipe(Struct, frozen=True):
-    """All that decides an image: the files of its build context, and the build arguments."""
+    """The files of an image's build context, and its build arguments."""
 
     name: str
     flavor: str
     files: tuple[tuple[str, bytes], ...]
     args: tuple[tuple[str, str], ...] = ()
-    programs: tuple[str, ...] = ()  # files that may be executed
-    has_flavors: bool = False  # the other flavor is another image
+    programs: tuple[str, ...] = ()  # executable files
+    has_flavors: bool = False  # the flavors are different images
 
     @property
     def tag(self) -> str:
-        # Of each file its hash: a job's own image may copy hundreds of megabytes.
+        # The hashes of the files: a job's own image may copy hundreds of megabytes.
         files = tuple((name, hashlib.sha256(data).hexdigest()) for name, data in self.files)
         content = (files, self.args)
         return digest((*content, self.programs) if self.programs else content)
@@ -87,11 +90,11 @@ def recipe(
     more: Mapping[str, bytes] = {},
     programs: Collection[str] = (),
 ) -> Recipe:
-    """The recipe of an image from its folder's FILES and the runtime's sources.
+    """Make a recipe from the FILES of an image's folder and the runtime's sources.
 
-    An image without anything for CUDA is the same in both flavors. `base` and `build_args` go
-    before those of the image.toml. `more` are files that the Dockerfile sees beside these;
-    `programs` may be executed. Raises ConfigError with every mistake.
+    An image without settings for CUDA is the same in both flavors. `base` and `build_args` replace
+    those of the image.toml. `more` are other files of the build context; `programs` are executable
+    files. Raises ConfigError with every mistake.
     """
     settings, mistakes = _settings(folder)
     variant = Variant()
@@ -116,38 +119,38 @@ def recipe(
 
 
 def has_cuda(folder: Mapping[str, bytes]) -> bool:
-    """True when the flavor cuda of an image differs from cpu."""
+    """Whether the flavors cuda and cpu of an image differ."""
     return CUDA_REQUIREMENTS in folder or bool(_settings(folder)[0].cuda)
 
 
 def is_whole(folder: Mapping[str, bytes]) -> bool:
-    """True when all of batchml goes into an image, and not its runtime alone."""
+    """Whether the image has all of batchml, and not only its runtime."""
     return _settings(folder)[0].whole
 
 
 def flavor_for(gpus: int) -> str:
-    """The flavor of the image that a job with so many GPUs runs in."""
+    """The flavor of the image of a job with this number of GPUs."""
     return "cuda" if gpus else "cpu"
 
 
-def parse_reference(text: str) -> Reference | None:
-    """The parts of `batchml/NAME:TAG`; None for the reference of any other image."""
+def parse_reference(text: str) -> ImageTag | None:
+    """The parts of `batchml/NAME:TAG`; None for other references."""
     match = _REFERENCE.fullmatch(text)
-    return Reference(match[1], match[2]) if match else None
+    return ImageTag(match[1], match[2]) if match else None
 
 
 def is_pinned(reference: str) -> bool:
-    """True for a reference with a digest, or a tag that is not `latest`."""
+    """Whether a reference has a digest, or a tag other than `latest`."""
     return bool(_PINNED.fullmatch(reference)) and not reference.endswith(":latest")
 
 
 def digest(content: object) -> str:
-    """A short name for content made of strings, bytes and tuples."""
+    """A short hash of strings, bytes and tuples."""
     return hashlib.sha256(repr(content).encode()).hexdigest()[:_TAG_LENGTH]
 
 
 def _context(folder: Mapping[str, bytes], flavor: str) -> dict[str, bytes]:
-    """The files beside the runtime that the Dockerfile sees: one requirements.txt, its flavor's."""
+    """The build context without the runtime: its requirements.txt is that of the flavor."""
     kept = {
         name: folder[name]
         for name in (DOCKERFILE, REQUIREMENTS, ".python-version")
@@ -173,7 +176,7 @@ def _mistakes(name: str, flavor: str, base: str, args: Mapping[str, str]) -> lis
     found = []
     if not _NAME.fullmatch(name):
         found.append(
-            f"the folder's name {name!r} is not a name for a repository: lower-case letters and "
+            f"the folder's name {name!r} is not valid for a repository: lower-case letters and "
             "digits, with single . _ or - between them."
         )
     if flavor not in FLAVORS:
@@ -182,7 +185,7 @@ def _mistakes(name: str, flavor: str, base: str, args: Mapping[str, str]) -> lis
     if base and not is_pinned(base):
         found.append(f"--base: {_unpinned(base)}")
     if base and "BASE" in args:
-        found.append("--build-arg BASE and --base say the same: give one of them.")
+        found.append("--build-arg BASE and --base mean the same: give one of them.")
     if "BASE" in args and not is_pinned(args["BASE"]):
         found.append(f"--build-arg BASE: {_unpinned(args['BASE'])}")
     return found
@@ -190,6 +193,38 @@ def _mistakes(name: str, flavor: str, base: str, args: Mapping[str, str]) -> lis
 
 def _unpinned(base: str) -> str:
     return (
-        f"found {base!r}, which names another image tomorrow. Give it a tag that stays, such as "
+        f"found {base!r}, which may be another image tomorrow. Give it a fixed tag, such as "
         "debian:bookworm-slim, or a digest."
     )
+
+
+# --- `image` of a job.toml ------------------------------------------------------------------------
+
+
+HERE = "."
+
+_ADDED = re.compile(r"\s*([^\s+]+)\s*\+\s*(\S.*?)\s*")
+
+
+class OwnImage(Struct, frozen=True):
+    """An `image` that names a file of the job's folder."""
+
+    file: str = ""  # "": the only file of the folder that an image can be made from
+    base: str = ""  # the image below images/ for the packages; "": batchml's default for the file
+
+
+def parse_own_image(image: str) -> OwnImage | None:
+    """Parse an `image`; None for a name below images/ or a reference."""
+    if image.rstrip("/") == HERE:
+        return OwnImage()
+    if image.startswith("./"):
+        return OwnImage(image[2:])
+    found = _ADDED.fullmatch(image)
+    if found:
+        return OwnImage(found[2].removeprefix("./"), found[1])
+    return None
+
+
+def is_reference(image: str) -> bool:
+    """Whether an image is in a registry: neither a name below images/ nor a file."""
+    return parse_own_image(image) is None and any(mark in image for mark in "/:@.")

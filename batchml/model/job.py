@@ -1,9 +1,9 @@
-"""JobSpec: a job as `job.toml` says it."""
+"""The content of a `job.toml` (JobSpec), and its rules: nodes, groups, secrets, resources."""
 
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -12,16 +12,13 @@ from batchml.errors import ConfigError, did_you_mean
 from batchml.model.fallback import Fallback, fallback_mistakes
 from batchml.model.names import is_valid_name
 from batchml.model.tables import parse_duration, parse_size, read_struct
-from batchml.runtime.protocol.variables import fill, filled, placeholders
+from batchml.runtime.protocol.launch import KINDS
+from batchml.runtime.protocol.variables import fill_command, fill_words, placeholders
 
-if TYPE_CHECKING:
-    pass
-
-# --- rules for nodes ------------------------------------------------------------------------------
-# What a job of several nodes may say: `nodes`, `[launch]`, `[health]` and `[[groups]]`.
+# --- Nodes: `nodes`, `[launch]`, `[health]` and `[[groups]]` --------------------------------------
 
 
-ResourceMistakes = Callable[["Resources", str], Iterable[str]]  # and what they are called
+ResourceMistakes = Callable[["Resources", str], Iterable[str]]  # of resources and their key
 
 _DURATION = 'Write a duration such as "10m", "90s" or "1h30m".'
 
@@ -29,9 +26,9 @@ _DURATION = 'Write a duration such as "10m", "90s" or "1h30m".'
 def node_mistakes(
     spec: "JobSpec", table: Mapping[str, Any], of_resources: ResourceMistakes
 ) -> Iterator[str]:
-    """What no part of it says by itself. `of_resources` finds the mistakes of a group's.
+    """The mistakes between several keys. `of_resources` finds those in a group's resources.
 
-    `table` is what was read: what depends on a key that was refused already is not told.
+    `table` is the file's table: mistakes that follow from a refused key are not reported.
     """
     is_known = _is_kind_known(spec, table.get("launch"))
     yield from _launch(spec, is_known)
@@ -40,7 +37,7 @@ def node_mistakes(
 
 
 def _is_kind_known(spec: "JobSpec", given: Any) -> bool:
-    """False where another kind than the default was meant, and refused."""
+    """False if the file has a kind that was refused, so that `spec` has the default."""
     if isinstance(given, Mapping):
         return bool(given.get("kind", spec.launch.kind) == spec.launch.kind)
     return given is None or given == spec.launch
@@ -56,16 +53,19 @@ def _launch(spec: "JobSpec", is_known: bool) -> Iterator[str]:
         yield f'launch.processes_per_node: found {processes}. At least 1, or "auto".'
     if not is_known:
         return
-    if kind != "torchrun":
-        for key, given in (
-            ("processes_per_node", processes != "auto"),
-            ("logs", launch.logs != "all"),
-            ("hang_after", launch.hang_after is not None),
-        ):
-            if given:
-                yield f'launch.{key}: needs kind = "torchrun", found {kind!r}.'
-    if kind == "plain" and launch.start_within != type(launch)().start_within:
-        yield 'launch.start_within: needs kind = "torchrun" or "ray", found "plain".'
+    for key, given in (
+        ("processes_per_node", processes != "auto"),
+        ("logs", launch.logs != "all"),
+        ("hang_after", launch.hang_after is not None),
+        ("start_within", launch.start_within != type(launch)().start_within),
+    ):
+        kinds = [name for name, row in KINDS.items() if key in row.settings]
+        if given and kind not in kinds:
+            yield f"launch.{key}: needs kind = {_listed(kinds)}, found {kind!r}."
+
+
+def _listed(kinds: Sequence[str]) -> str:
+    return " or ".join(f'"{kind}"' for kind in kinds)
 
 
 def _health(spec: "JobSpec", is_known: bool) -> Iterator[str]:
@@ -74,13 +74,15 @@ def _health(spec: "JobSpec", is_known: bool) -> Iterator[str]:
         return
     if not parse_size(floor):
         yield (
-            f"health.bandwidth: found {floor!r}. Write what nodes must send each other in a "
-            f'second, such as "100 MiB".'
+            f"health.bandwidth: found {floor!r}. Write the least that nodes must send each other "
+            f'in a second, such as "100 MiB".'
         )
-    elif is_known and spec.launch.kind != "torchrun":
+        return
+    kinds = [name for name, row in KINDS.items() if row.is_supervised]
+    if is_known and spec.launch.kind not in kinds:
         yield (
-            f'health.bandwidth: is measured between the nodes of launch.kind = "torchrun", found '
-            f"{spec.launch.kind!r}."
+            f"health.bandwidth: is measured between the nodes of launch.kind = {_listed(kinds)}, "
+            f"found {spec.launch.kind!r}."
         )
 
 
@@ -96,7 +98,7 @@ def _groups(
             'name = "head", then [[groups]] name = "workers", count = 4, queue = "cpu".'
         )
     if groups and spec.nodes > 1:
-        yield f"nodes: found {spec.nodes} beside groups, whose own count says how many there are."
+        yield f"nodes: found {spec.nodes} with groups. Set the count of each group instead."
     for place, group in enumerate(groups):
         where, before = f"groups[{place}]", [each.name for each in groups[:place]]
         yield from _group(where, group, place == 0, before)
@@ -107,7 +109,7 @@ def _groups(
 
 
 def _is_count_known(group: "Group", given: Any, place: int) -> bool:
-    """False where another count than the default was meant, and refused."""
+    """False if the file has a count that was refused, so that `group` has the default."""
     table = given[place] if isinstance(given, Sequence) and place < len(given) else None
     return not isinstance(table, Mapping) or table.get("count", group.count) == group.count
 
@@ -126,19 +128,18 @@ def _group(where: str, group: "Group", is_head: bool, before: Sequence[str]) -> 
 
 def _counts(where: str, group: "Group", is_head: bool) -> Iterator[str]:
     if is_head and group.count != 1:
-        yield f"{where}.count: found {group.count}. The first group is the head, and there is one."
+        yield f"{where}.count: found {group.count}. The first group is the head, which is one job."
     if is_head and group.min is not None:
-        yield f"{where}.min: the first group is the head, without which nothing begins."
+        yield f"{where}.min: the first group is the head, which is always needed."
     elif group.min is not None and group.min > group.count:
         yield f"{where}.min: found {group.min}, more than its count, {group.count}."
 
 
-# --- secret ---------------------------------------------------------------------------------------
-# `[secrets]` of a job.toml: where each value is kept, and how AWS is told so. No I/O, no value.
-#
+# --- Secrets --------------------------------------------------------------------------------------
+# `[secrets]` of a job.toml names the service that has each value; batchml never has the value.
 # Sources: Amazon ECS Developer Guide, "Pass Secrets Manager secrets through environment variables"
 # (`ARN:KEY:STAGE:VERSION`); AWS Secrets Manager User Guide, "What's in a secret" (an ARN ends with
-# six characters that nobody chooses; one without them is understood, but matches no policy).
+# six random characters; AWS accepts an ARN without them, but it matches no policy).
 
 
 SSM, MANAGER = "ssm", "secretsmanager"
@@ -152,27 +153,27 @@ _ARN = re.compile(
     r"(?::([^:]*):([^:]*):([^:]*))?(?:#(\S+))?"
 )
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SUFFIX = "AbCdEf"  # as AWS Secrets Manager ends an ARN
+_SUFFIX = "AbCdEf"  # an example of the six random characters
 
 
-class Kept(Struct, frozen=True):
-    """Where a secret is kept. `scope` is `arn:aws:SERVICE:REGION:ACCOUNT` where an ARN says it."""
+class SecretSource(Struct, frozen=True):
+    """The service and name of a secret."""
 
     service: str
     name: str
-    key: str = ""  # of the JSON object that the secret holds
-    scope: str = ""
+    key: str = ""  # of the JSON object that is the secret's value
+    scope: str = ""  # `arn:aws:SERVICE:REGION:ACCOUNT`, if an ARN was given
     version: str = ""  # `STAGE:VERSION` of an ARN
 
     def value_from(self, arn: str) -> str:
-        """What AWS Batch is told, of the secret with this ARN."""
+        """AWS Batch's `valueFrom` for the secret with this ARN."""
         if self.key or self.version.strip(":"):
             return f"{arn}:{self.key}:{self.version or ':'}"
         return arn
 
 
-def parse_kept(text: str) -> Kept | None:
-    """Where `[secrets]` says that a value is kept; None for any other text."""
+def parse_secret(text: str) -> SecretSource | None:
+    """Parse a text of `[secrets]`; None for a wrong text."""
     arn = _ARN.fullmatch(text)
     if arn:
         scope, service, kind, name, key, stage, version, member = arn.groups()
@@ -180,37 +181,39 @@ def parse_kept(text: str) -> Kept | None:
             return None
         if key and member:
             return None
-        return Kept(service, name, key or member or "", scope, f"{stage or ''}:{version or ''}")
+        return SecretSource(
+            service, name, key or member or "", scope, f"{stage or ''}:{version or ''}"
+        )
     service, _, rest = text.partition(":")
     name, mark, key = rest.partition("#")
     if service == SSM and not mark and _PARAMETER.fullmatch(name):
-        return Kept(SSM, name)
+        return SecretSource(SSM, name)
     if service == MANAGER and _SECRET.fullmatch(name) and (not mark or _KEY.fullmatch(key)):
-        return Kept(MANAGER, name, key)
+        return SecretSource(MANAGER, name, key)
     return None
 
 
 def secret_mistakes(secrets: dict[str, str], env: Sequence[str]) -> Iterator[str]:
-    """What is wrong with `[secrets]`, without a word of what it holds: it may be the value itself.
+    """The mistakes in `[secrets]`. A wrong text is not shown, because it may be the secret itself.
 
-    `env` are the names of the job's variables.
+    `env` has the names of the job's variables.
     """
     for name, text in secrets.items():
         if not _ENV_NAME.fullmatch(name):
-            yield f"secrets.{name}: not a name of an environment variable."
+            yield f"secrets.{name}: is not a name for an environment variable."
         elif name.startswith(("AWS_BATCH", "BATCHML_")):
-            yield f"secrets.{name}: names that start so are AWS Batch's and batchml's own."
+            yield f"secrets.{name}: such names are reserved for AWS Batch and batchml."
         elif name in env:
-            yield f"secrets.{name}: is under [env] as well, where its value would be seen."
-        if parse_kept(text) is None:
+            yield f"secrets.{name}: is also under [env], where everybody can read its value."
+        if parse_secret(text) is None:
             yield (
-                f"secrets.{name}: says no place where a value is kept (not shown here). Write "
-                f"{EXAMPLES}, or an ARN. The value itself never stands in a job.toml."
+                f"secrets.{name}: does not name a secret (its text is not shown here). Write "
+                f"{EXAMPLES}, or an ARN. A job.toml must not have the value itself."
             )
 
 
-def find_arn(kept: Kept, allowed: Sequence[str]) -> str | None:
-    """The ARN of a secret among those that jobs may be given, patterns as in a policy; or None."""
+def find_secret_arn(kept: SecretSource, allowed: Sequence[str]) -> str | None:
+    """The ARN of a secret that is among the allowed ARNs, which may have wildcards; or None."""
     for each in allowed:
         scope, kind, resource = _split(each)
         if kind is None or scope.split(":")[2:3] != [kept.service]:
@@ -232,7 +235,7 @@ def _split(arn: str) -> tuple[str, str | None, str]:
     return ":".join(parts[:5]), None, ""
 
 
-def _found(kept: Kept, resource: str) -> str | None:
+def _found(kept: SecretSource, resource: str) -> str | None:
     if kept.service == SSM:
         name = kept.name.removeprefix("/")
         return name if _matches(resource, name) else None
@@ -240,7 +243,7 @@ def _found(kept: Kept, resource: str) -> str | None:
         return resource
     if re.fullmatch(rf"{re.escape(kept.name)}-[A-Za-z0-9]{{6}}", resource):
         return resource
-    # A pattern does not know the six characters either, and AWS understands an ARN without them.
+    # With a pattern the six characters are unknown. AWS accepts an ARN without them.
     if set(resource) & set("*?") and (
         _matches(resource, f"{kept.name}-{_SUFFIX}")
         or (kept.scope and _matches(resource, kept.name))
@@ -250,32 +253,32 @@ def _found(kept: Kept, resource: str) -> str | None:
 
 
 def _matches(pattern: str, name: str) -> bool:
-    """As IAM compares: `*` is any characters, `?` one."""
+    """Match as IAM does: `*` is any characters, `?` is one."""
     parts = (".*" if c == "*" else "." if c == "?" else re.escape(c) for c in pattern)
     return re.fullmatch("".join(parts), name, re.DOTALL) is not None
 
 
-def arn_to_list(kept: Kept, region: str, account: str, partition: str = "aws") -> str:
-    """The ARN for `secrets` of an environment, as a person would write it."""
+def arn_to_list(kept: SecretSource, region: str, account: str, partition: str = "aws") -> str:
+    """The ARN to write under `secrets` of an environment."""
     scope = kept.scope or f"arn:{partition}:{kept.service}:{region}:{account or 'ACCOUNT'}"
     if kept.service == SSM:
         return f"{scope}:parameter/{kept.name.removeprefix('/')}"
     return f"{scope}:secret:{kept.name}" + ("" if kept.scope else "-??????")
 
 
-# --- job ------------------------------------------------------------------------------------------
+# --- Job ------------------------------------------------------------------------------------------
 
 
 Scalar = str | int | float | bool
 
-MAX_OVERRIDES = 8192  # bytes of containerOverrides as JSON; AWS Batch refuses more at dispatch
+MAX_OVERRIDES = 8192  # bytes of containerOverrides as JSON; AWS Batch fails jobs with more
 DEFAULT_GRACE = 30  # seconds from the stop signal to the kill, as in runtime/protocol/variables.py
 MIN_TIMEOUT = 60  # seconds; AWS Batch, JobTimeout
 MIN_MEMORY = 4 * 1024**2  # bytes; AWS Batch, ResourceRequirement
-MIN_BARE = 1024  # MiB; a smaller number without a unit is more likely meant as GiB
+MIN_BARE = 1024  # MiB; a smaller number without a unit is probably meant as GiB
 PATTERN_EXAMPLE = "Under [metrics], for example: loss = 'loss=([0-9.]+)'"
 
-# Variables that say to the nodes of a run what they are together: batchml/model/group.py.
+# Variables that batchml/model/group.py sets for the nodes of a run.
 _OF_LAUNCH = frozenset(
     f"BATCHML_{name}" for name in ("LAUNCH", "GANG_TOKEN", "GANG", "GANG_KEY", "HEALTH")
 )
@@ -302,7 +305,7 @@ class Retry(Struct, frozen=True, forbid_unknown_fields=True):
 class Launch(Struct, frozen=True, forbid_unknown_fields=True):
     """How the command is started on the nodes."""
 
-    kind: Literal["plain", "torchrun", "ray"] = "plain"
+    kind: Literal["plain", "torchrun", "mpi", "ray"] = "plain"
     processes_per_node: int | Literal["auto"] = "auto"
     logs: Literal["all", "main"] = "all"
     hang_after: str | int | None = None
@@ -310,16 +313,18 @@ class Launch(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Health(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a host is asked before the command starts on it, and what becomes of an unfit one."""
+    """`[health]`: the checks of a host before the command starts, and the fate of an unfit host."""
 
     checks: Literal["off", "quick", "deep"] = "quick"
-    bandwidth: str | int | None = None  # a second between nodes, at least
+    bandwidth: str | int | None = None  # the least amount that nodes send each other in a second
     tries: Annotated[int, Meta(ge=1, le=9)] = 3  # hosts
     quarantine: bool = False
 
 
-class Checkpoint(Struct, frozen=True, forbid_unknown_fields=True):
-    grace: str | int = DEFAULT_GRACE
+class CheckpointSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """`[checkpoint]`"""
+
+    grace: str | int = DEFAULT_GRACE  # the time between the stop signal and the kill
 
     @property
     def grace_seconds(self) -> int:
@@ -327,15 +332,17 @@ class Checkpoint(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Group(Struct, frozen=True, forbid_unknown_fields=True):
+    """`[[groups]]`: jobs of the same shape in a group run. The first group is the head."""
+
     name: str = ""
     count: Annotated[int, Meta(ge=1, le=10_000)] = 1
-    min: Annotated[int, Meta(ge=0)] | None = None  # enough to start with; all, unless given
+    min: Annotated[int, Meta(ge=0)] | None = None  # the number to start with; all unless given
     queue: str = ""
-    resources: Resources | None = None  # the job's own, unless given
+    resources: Resources | None = None  # the job's own unless given
 
 
 class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
-    """One job. Made by `read_job`, which reports mistakes; every field has AWS Batch's limits."""
+    """A job. `read_job` makes it and reports mistakes; its fields have AWS Batch's limits."""
 
     image: str = ""
     command: tuple[str, ...] = ()
@@ -350,7 +357,7 @@ class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
     retry: Retry = Retry()
     timeout: str | int | None = None
     launch: Launch = Launch()
-    checkpoint: Checkpoint = Checkpoint()
+    checkpoint: CheckpointSettings = CheckpointSettings()
     health: Health = Health()
     metrics: dict[str, str] = {}
     groups: tuple[Group, ...] = ()
@@ -362,13 +369,13 @@ class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
 
     def argv(self) -> list[str]:
         """The command with its `{placeholders}` filled in; `{params}` becomes several words."""
-        return fill(self.command, self.params)
+        return fill_command(self.command, self.params)
 
     def empty_words(self) -> Iterator[tuple[int, list[str]]]:
-        """Where the command has an empty word: its place, and the parameters that leave it so."""
+        """The indices of empty words of the command, each with the parameters that cause it."""
         named = {n for part in self.command for n in placeholders(part, self.params)}
         rest = [name for name, value in self.params.items() if value == "" and name not in named]
-        for place, words in enumerate(filled(self.command, self.params)):
+        for place, words in enumerate(fill_words(self.command, self.params)):
             if "" in words:
                 own = placeholders(self.command[place], self.params)
                 yield place, list(dict.fromkeys(own)) or rest
@@ -380,10 +387,10 @@ def read_job(
     check: Callable[[JobSpec], Iterable[str]] = lambda _: (),
     lent: Collection[str] = (),
 ) -> JobSpec:
-    """Return the job of a parsed `job.toml`. `check` finds the mistakes that need more than it.
-    `lent`: parameters that whoever runs it gives, and that need no default.
+    """Read the job of a parsed `job.toml`. Raises ConfigError with every mistake at once.
 
-    Raises ConfigError with every mistake of the file at once.
+    `check` finds mistakes that depend on other files. `lent` are parameters that need no default,
+    because the caller sets them.
     """
     spec, mistakes = read_struct(table, JobSpec)
     mistakes = [_with_example(mistake) for mistake in mistakes]
@@ -395,9 +402,9 @@ def read_job(
 
 
 def change_job(spec: JobSpec, changes: Mapping[str, Any], where: str) -> JobSpec:
-    """Return `spec` with fields replaced; a change of None is none, and tables merge.
+    """Return `spec` with fields replaced. Values of None are ignored, and tables are merged.
 
-    Raises ConfigError when the outcome breaks a rule: flags and files obey the same ones.
+    Raises ConfigError if the result breaks a rule: flags have the same rules as files.
     """
     table = msgspec.to_builtins(spec)
     given: dict[str, Any] = {}
@@ -412,9 +419,9 @@ def change_job(spec: JobSpec, changes: Mapping[str, Any], where: str) -> JobSpec
 
 
 def with_params(spec: JobSpec, given: Mapping[str, str], where: str) -> JobSpec:
-    """Return `spec` with parameters replaced by `-p K=V`, keeping each default's type.
+    """Return `spec` with the parameters of `-p K=V`, each with the type of its default.
 
-    Raises ConfigError for a parameter that the job does not have.
+    Raises ConfigError for an unknown parameter or a wrong type.
     """
     known = sorted(spec.params)
     mistakes = [
@@ -439,9 +446,9 @@ def with_params(spec: JobSpec, given: Mapping[str, str], where: str) -> JobSpec:
 
 
 def _like(default: Scalar, text: str) -> Scalar | None:
-    """Read `text` as what the default is: a text, true or false, or a number; None if it is not.
+    """Read `text` with the type of the default: a text, true or false, a number; else None.
 
-    A default of 1 may well be a default for 0.5, but not for nan, which JSON cannot carry.
+    A default of 1 may be replaced by 0.5, but not by nan, which JSON does not have.
     """
     if isinstance(default, str):
         return text
@@ -457,7 +464,7 @@ def _like(default: Scalar, text: str) -> Scalar | None:
 
 
 def _mistakes(spec: JobSpec, table: Mapping[str, Any], lent: Collection[str]) -> Iterator[str]:
-    """What types alone cannot say. A key that was refused already is not complained about again."""
+    """The mistakes that types cannot find. A key that was refused already is not reported again."""
     if not spec.image and "image" not in table:
         yield (
             'image: missing. Name a folder under images/, for example image = "pytorch", or put a '
@@ -468,7 +475,7 @@ def _mistakes(spec: JobSpec, table: Mapping[str, Any], lent: Collection[str]) ->
     elif spec.command == () and table.get("command") == []:
         yield "command: is empty."
     elif spec.command and not spec.argv():
-        yield "command: is only {params}, and there are none; name a program before it."
+        yield "command: is only {params}, and the job has none. Name a program before it."
     for place, part in enumerate(spec.command):
         if not part:
             yield f"command[{place}]: is an empty text, which AWS Batch refuses."
@@ -487,9 +494,9 @@ def _mistakes(spec: JobSpec, table: Mapping[str, Any], lent: Collection[str]) ->
     yield from fallback_mistakes(spec.fallback, spec.queue, spec.groups)
     for name in spec.env:
         if not _ENV_NAME.fullmatch(name):
-            yield f"env.{name}: not a name of an environment variable."
+            yield f"env.{name}: is not a name for an environment variable."
         elif name.startswith("AWS_BATCH"):
-            yield f"env.{name}: AWS Batch keeps names that start with AWS_BATCH for itself."
+            yield f"env.{name}: names that start with AWS_BATCH are reserved for AWS Batch."
         elif name in _OF_LAUNCH:
             yield f"env.{name}: batchml sets it, from [launch], [health] and [[groups]]."
     yield from secret_mistakes(spec.secrets, list(spec.env))
@@ -504,14 +511,14 @@ def _resource_mistakes(resources: Resources, where: str = "resources") -> Iterat
             yield f'{where}.{key}: found {value!r}. Write a size such as "15 GiB" or "512 MiB".'
         elif value is not None and _is_slip(value):
             meant = f'"{value} GiB" or "{value} MiB"'
-            yield f"{where}.{key}: found {value!r}, which has no unit. Write {meant}."
+            yield f"{where}.{key}: found {value!r} without a unit. Write {meant}."
     memory = parse_size(resources.memory)
     if memory is not None and memory < MIN_MEMORY and not _is_slip(resources.memory):
         yield f"{where}.memory: found {resources.memory!r}. At least 4 MiB."
 
 
 def _is_slip(size: str | int) -> bool:
-    """A bare number is MiB, as in AWS Batch; a small one was hardly meant so."""
+    """Whether a size is a small number without a unit, which would be MiB as in AWS Batch."""
     number = str(size).strip()
     return number.isdecimal() and len(number) <= 4 and 0 < int(number) < MIN_BARE
 
@@ -523,13 +530,13 @@ def _time_mistakes(spec: JobSpec) -> Iterator[str]:
             yield f'{key}: found {value!r}. Write a duration such as "4h", "90s" or "1h30m".'
     seconds = spec.timeout_seconds
     if seconds is not None and seconds < MIN_TIMEOUT:
-        yield f"timeout: found {spec.timeout!r}. AWS Batch takes 60 seconds or more."
+        yield f"timeout: found {spec.timeout!r}. AWS Batch requires 60 seconds or more."
 
 
 def _with_example(mistake: str) -> str:
-    """How `[metrics]` and `[secrets]` are written, for who wrote no table of texts.
+    """Add an example to a mistake in the types of `[metrics]` or `[secrets]`.
 
-    What was found under `[secrets]` is not said: it may be the secret itself.
+    The value under `[secrets]` is not shown, because it may be the secret itself.
     """
     if re.match(r"secrets\b", mistake):
         return f"{mistake.partition(':')[0]}: expected texts such as {EXAMPLES}."

@@ -1,6 +1,6 @@
-"""Whether a log is still as its run wrote it, as the embedded server has checked.
+"""The embedded server's check that a log is still as its run wrote it.
 
-The server sends it with the events, in an HTTP header that AWS does not have.
+The server sends the result with the log's events, in an HTTP header of its own.
 """
 
 import json
@@ -13,24 +13,24 @@ HEADER = "x-batchml-log"
 
 
 class LogState(StrEnum):
-    COMPLETE = "complete"  # it holds what was written, and nothing else
+    COMPLETE = "complete"  # it is as the run wrote it
     CUT = "cut"  # its last lines are missing
-    CHANGED = "changed"  # something in it differs
-    ADDED = "added"  # all that was written is there, and more after it
+    CHANGED = "changed"  # some of its lines differ
+    ADDED = "added"  # it is complete, with more lines after it
     GONE = "gone"  # its file was deleted
-    UNPROVEN = "unproven"  # nobody knows what was written
-    UNCHECKED = "unchecked"  # not checked so far: read on
+    UNPROVEN = "unproven"  # the server has no record of the run's output
+    UNCHECKED = "unchecked"  # the server has not checked all of it yet: read on
 
 
 class LogCheck(Struct, frozen=True, omit_defaults=True):
-    """Lines are numbered from 1, as users are shown them."""
+    """The result of a check. Lines are numbered from 1."""
 
     state: LogState
-    lines: int = 0  # that were written
-    found: int = 0  # of a log that was cut: lines that are there
+    lines: int = 0  # that the run wrote
+    found: int = 0  # of a log that was cut: lines that it has
     first: int = 0  # the first line that may differ
-    last: int = 0  # the first line that differs is not behind this one
-    why: str = ""  # of one that is UNPROVEN
+    last: int = 0  # the first line that differs is not after this one
+    why: str = ""  # the reason for UNPROVEN
     file: str = ""
 
     @property
@@ -39,12 +39,12 @@ class LogCheck(Struct, frozen=True, omit_defaults=True):
 
     @property
     def is_damaged(self) -> bool:
-        """True where the log is known not to be what its run wrote."""
+        """Whether the log differs from the run's output."""
         return self.state in (LogState.CUT, LogState.CHANGED, LogState.ADDED, LogState.GONE)
 
     @property
     def is_complete(self) -> bool | None:
-        """None where nobody knows."""
+        """None if it is unknown."""
         if self.state is LogState.COMPLETE:
             return True
         return False if self.is_damaged else None
@@ -53,7 +53,10 @@ class LogCheck(Struct, frozen=True, omit_defaults=True):
         return json.dumps(msgspec.to_builtins(self))  # in ASCII
 
     def describe(self, child: str = "") -> str:
-        """What to tell a user of a log that is not complete; `child` names it among others."""
+        """Explain to a user that a log is not complete; "" for a complete log.
+
+        `child` names the log among several.
+        """
         log = f"log of {child}" if child else "log"
         changed = f"This file was changed after it was written: {self.file}"
         match self.state:
@@ -89,7 +92,7 @@ class LogCheck(Struct, frozen=True, omit_defaults=True):
 
 
 def read_header(text: str | None) -> LogCheck | None:
-    """None where the service has sent no such header, or another one."""
+    """None without a header, or for one of another program."""
     try:
         return None if text is None else msgspec.json.decode(text, type=LogCheck)
     except (msgspec.DecodeError, UnicodeEncodeError):

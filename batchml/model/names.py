@@ -1,11 +1,12 @@
-"""Names, ARNs and job ids of AWS Batch: parse and format.
+"""Parse and format names, ARNs and job ids of AWS Batch; format durations, amounts, commands.
 
 Source: AWS Batch API reference (name patterns of CreateJobQueue, RegisterJobDefinition, SubmitJob).
 """
 
 import base64
 import re
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 _ARN = re.compile(r"arn:aws[a-z-]*:batch:([a-z0-9-]+):(\d{12}):([a-z-]+)/(.+)")
 
-# One digit, so that no word of a name is taken for a key, then 80 random bits.
+# A digit, by which keys differ from words of names, then 80 random bits.
 _KEY = re.compile(r"[2-7][a-z2-7]{16}")
 _KEY_DIGITS = "234567"
 _KEY_BYTES = 10
@@ -34,18 +35,18 @@ class Arn(NamedTuple):
 
 
 def parse_arn(text: str) -> Arn | None:
-    """Return the parts of a Batch ARN, or None when `text` is not one."""
+    """The parts of an ARN of AWS Batch; None for other texts."""
     match = _ARN.fullmatch(text)
     return Arn(*match.groups()) if match else None
 
 
 def is_valid_name(text: str) -> bool:
-    """True for 1-128 letters, digits, hyphens and underscores, the first a letter or digit."""
+    """Whether a text has 1-128 letters, digits, - and _, and begins with a letter or digit."""
     return _NAME.fullmatch(text) is not None
 
 
 def to_name(text: str) -> str:
-    """Make a valid Batch name out of any text, as close to it as can be."""
+    """Make a valid name of any text, with few changes."""
     kept = re.sub(r"[^A-Za-z0-9_-]+", "-", text).strip("-_")
     return kept[:MAX_NAME] or "job"
 
@@ -57,14 +58,14 @@ def bare_name(name_or_arn: str) -> str:
 
 
 def short_id(job_id: str) -> str:
-    """The first block of a job id: what people see in tables, and enough to name a run."""
+    """The first block of a job id, which tables show and commands accept."""
     return job_id.split("-", 1)[0] if len(job_id) == 36 else job_id
 
 
 def new_key(random_bytes: Callable[[int], bytes]) -> str:
-    """A key for one submission: `random_bytes` is `os.urandom`, or what a test gives instead.
+    """A key for a submission. `random_bytes` is `os.urandom`, or a test's function.
 
-    Lower-case, because the JOB_NAME filter of ListJobs does not tell cases apart.
+    It is in lower case, because the JOB_NAME filter of ListJobs ignores the case.
     """
     drawn = random_bytes(_KEY_BYTES + 1)
     digit = _KEY_DIGITS[drawn[0] % len(_KEY_DIGITS)]
@@ -72,28 +73,27 @@ def new_key(random_bytes: Callable[[int], bytes]) -> str:
 
 
 def new_token(random_bytes: Callable[[int], bytes]) -> str:
-    """A secret for one submission, by which its nodes know each other: 32 hex digits."""
+    """A secret of a submission by which its nodes recognize each other: 32 hex digits."""
     return random_bytes(16).hex()
 
 
 def is_key(text: str) -> bool:
-    """True for what `new_key` makes."""
+    """Whether a text has the form of `new_key`."""
     return _KEY.fullmatch(text) is not None
 
 
 def keyed_name(name: str, key: str) -> str:
-    """The job's name in AWS, `<name>-<key>`; the name is cut where both would be over 128."""
+    """The job's name in AWS, `<name>-<key>`, with the name cut to fit into 128 characters."""
     return f"{name[: MAX_NAME - KEY_LENGTH - 1]}-{key}"
 
 
 def split_key(job_name: str) -> tuple[str, str]:
-    """A job's name in AWS -> the name that people see, and the key; "" where there is none."""
+    """Split a job's name in AWS into the run's name and the key, which may be ""."""
     name, dash, key = job_name.rpartition("-")
     return (name, key) if dash and name and is_key(key) else (job_name, "")
 
 
-# --- words ----------------------------------------------------------------------------------------
-# Times and amounts as people read them: the same wherever they are shown.
+# --- Durations and amounts ------------------------------------------------------------------------
 
 
 def duration(seconds: float) -> str:
@@ -104,16 +104,19 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{secs:02d}" if hours else f"{minutes}:{secs:02d}"
 
 
-def spelled(seconds: float) -> str:
-    """`5 seconds`, `90 minutes`, `1.5 hours`: in the greatest unit of which there is one at least;
-    minutes where they are whole and hours are not, up to two hours."""
+def long_duration(seconds: float) -> str:
+    """`5 seconds`, `90 minutes`, `1.5 hours`.
+
+    The unit is the greatest of which there is at least one; below two hours, whole minutes are
+    preferred to a fraction of hours.
+    """
     minutes = seconds / 60
     if minutes >= 60 and not (minutes < 120 and minutes % 60 and minutes % 1 == 0):
         return _counted(seconds / 3600, "hour")
     return _counted(minutes, "minute") if minutes >= 1 else _counted(seconds, "second")
 
 
-def in_words(seconds: float) -> str:
+def short_duration(seconds: float) -> str:
     """`1 h 30 min`, `45 s`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
@@ -126,14 +129,42 @@ def _counted(value: float, unit: str) -> str:
     return f"{number} {unit}{'' if number == '1' else 's'}"
 
 
-def amounts(low: "Decimal", high: "Decimal") -> str:
+def dollar_range(low: "Decimal", high: "Decimal") -> str:
     """`$0.52`, or `$0.25 to $1.01`."""
     return " to ".join(dict.fromkeys((dollars(low), dollars(high))))
 
 
 def dollars(usd: "Decimal") -> str:
-    """Cents from a dollar on, three digits from a cent on, four below."""
+    """Two digits from a dollar on, three from a cent on, four below."""
     if 0 < usd * 10_000 < 1:
         return "less than $0.0001"
     digits = 2 if usd >= 1 or not usd else 3 if usd * 100 >= 1 else 4
     return f"${usd:,.{digits}f}"
+
+
+# --- Commands -------------------------------------------------------------------------------------
+
+
+def join_shell(words: Sequence[str]) -> str:
+    """Join words to one printable line that a POSIX shell runs as exactly these words."""
+    return to_one_line(shlex.join(words))
+
+
+def to_one_line(command: str) -> str:
+    """Write a command with newlines, tabs and other control characters in one printable line.
+
+    POSIX has no escape for a control character in a word, and `$(...)` cuts newlines at its end. So
+    the whole command is written with printf's escapes, and evaluated.
+    """
+    if command.isprintable():
+        return command
+    escaped = "".join(
+        char if char.isprintable() and char not in "\\'%" else _octal(char) for char in command
+    )
+    return f"""eval "$(printf '{escaped}')\""""
+
+
+def _octal(char: str) -> str:
+    if char == "%":
+        return "%%"
+    return "".join(f"\\{byte:03o}" for byte in char.encode(errors="surrogateescape"))

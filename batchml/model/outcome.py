@@ -1,4 +1,4 @@
-"""What became of a finished run, in one sentence: which attempt, what happened to it, where."""
+"""Describe the outcome of a finished run in one sentence: the attempt, its end and its host."""
 
 import re
 import signal
@@ -18,11 +18,11 @@ from batchml.runtime.protocol.exit_codes import (
     LOG_TOO_LARGE,
     TRY_ELSEWHERE,
 )
-from batchml.runtime.protocol.launch import TORCHRUN, Plan
+from batchml.runtime.protocol.launch import LaunchPlan
 
 _HERE = "this-machine"  # the only host of `local`
 
-# pip's words for a package, or a version of one, that the index does not have.
+# pip's messages about a package or version that the index does not have.
 MISSING_PACKAGE = re.compile(
     r"(?:No matching distribution found for|"
     r"Could not find a version that satisfies the requirement) (\S+)"
@@ -34,17 +34,16 @@ _OF_CHILDREN = (OutcomeClass.SUCCEEDED, OutcomeClass.APP_ERROR)
 def describe_outcome(run: Run) -> str:
     """`app-error: attempt 2 of 3 ended with code 1 on i-0abc; attempt 1 lost its host i-0def`.
 
-    The text holds words of AWS, of the image and of whoever cancelled: it is not fit for a terminal
-    until it was made printable.
+    The text has parts from AWS, the image and users: make it printable before showing it.
     """
     outcome = classify(run).outcome
     return f"{outcome.value}: {_sentence(run, outcome)}"
 
 
-def describe_attempt(attempt: Attempt, *, is_ours: bool = False, is_torchrun: bool = False) -> str:
-    """What happened to one attempt that did not succeed: `lost its host i-0abc`.
+def describe_attempt(attempt: Attempt, *, is_ours: bool = False, restarts: bool = False) -> str:
+    """The end of an attempt that did not succeed: `lost its host i-0abc`.
 
-    `is_ours`: of a run that batchml submitted. `is_torchrun`: its command ran as ranks.
+    `is_ours`: batchml submitted the run. `restarts`: its ranks restart in place.
     """
     outcome = class_of(attempt.status_reason, attempt.reason, attempt.exit_code, is_ours=is_ours)
     on = on_host(attempt.host)
@@ -56,20 +55,30 @@ def describe_attempt(attempt: Attempt, *, is_ours: bool = False, is_torchrun: bo
         return f"ran past its timeout{on}"
     if outcome is OutcomeClass.IMAGE_ERROR:
         return f"could not be started{on}"
-    if outcome is OutcomeClass.APP_ERROR and is_torchrun and attempt.exit_code == CRASH_LOOP:
+    if outcome is OutcomeClass.APP_ERROR and restarts and attempt.exit_code == CRASH_LOOP:
         return f"was {_given_up()}{on}"
     if outcome is OutcomeClass.APP_ERROR:
         return f"ended with code {attempt.exit_code}{signal_name(attempt.exit_code)}{on}"
     return f"was stopped{on}"
 
 
-def is_torchrun(run: Run) -> bool:
-    """Whether its command ran as ranks that train together, under our runtime's supervision."""
+def is_supervised(run: Run) -> bool:
+    """Whether the run's command ran as ranks that work together, such as torchrun's or MPI's."""
+    plan = _plan(run)
+    return plan is not None and plan.is_supervised
+
+
+def restarts_in_place(run: Run) -> bool:
+    """Whether the ranks of the run begin again in place, until a crash loop ends the run."""
+    plan = _plan(run)
+    return plan is not None and plan.restarts
+
+
+def _plan(run: Run) -> LaunchPlan | None:
     try:
-        plan = Plan.read(run.environment)
+        return LaunchPlan.read(run.environment)
     except ValueError:  # of another version
-        return False
-    return plan is not None and plan.kind == TORCHRUN
+        return None
 
 
 def _given_up() -> str:
@@ -77,14 +86,14 @@ def _given_up() -> str:
 
 
 def on_host(host: str) -> str:
-    """` on i-0abc`; nothing where the host is not known, or is this machine."""
+    """` on i-0abc`; "" if the host is unknown or this machine."""
     return f" on {host}" if host and host != _HERE else ""
 
 
 def _lost(host: str, status_reason: str, code: int | None) -> str:
-    """`lost its host i-0abc`, and what the server on this machine says of how.
+    """`lost its host i-0abc`, with the embedded server's reason.
 
-    `gave up with code 75` where our runtime said that another host may do.
+    `gave up with code 75` if our runtime asked for another host.
     """
     if code == TRY_ELSEWHERE and not status_reason.startswith("Host EC2"):
         return f"gave up with code {code}{on_host(host)}"
@@ -94,19 +103,19 @@ def _lost(host: str, status_reason: str, code: int | None) -> str:
 
 
 def signal_name(code: int | None) -> str:
-    """`, signal SIGKILL` for 137: a shell's way to say that a signal ended a program."""
+    """`, signal SIGKILL` for 137, a shell's exit code for a program that a signal ended."""
     if code is None or not 128 < code < 128 + signal.NSIG:
         return ""
     try:
         return f", signal {signal.Signals(code - 128).name}"
-    except ValueError:  # a number between the known ones
+    except ValueError:  # an unused number
         return ""
 
 
 def children_text(run: Run) -> str:
-    """`2 FAILED, 40 SUCCEEDED, 958 RUNNABLE of 1000` for an array; empty for any other run.
+    """`2 FAILED, 40 SUCCEEDED, 958 RUNNABLE of 1000` for an array; "" for other runs.
 
-    Where children are known to have failed differently: `3 FAILED (2 out-of-memory, 1 app-error)`.
+    If children failed in different ways: `3 FAILED (2 out-of-memory, 1 app-error)`.
     """
     if not run.children:
         return ""
@@ -136,7 +145,7 @@ def _of_attempt(run: Run, outcome: OutcomeClass) -> str:
     which = _which(run)
     if outcome is OutcomeClass.SUCCEEDED:
         return f"{which} ended with code 0{on}"
-    if outcome is OutcomeClass.APP_ERROR and code == CRASH_LOOP and is_torchrun(run):
+    if outcome is OutcomeClass.APP_ERROR and code == CRASH_LOOP and restarts_in_place(run):
         return f"{_given_up()}{on}"
     if outcome is OutcomeClass.APP_ERROR:
         why = f": {run.reason}" if run.reason.startswith(LOG_TOO_LARGE) else ""
@@ -156,16 +165,16 @@ def _of_attempt(run: Run, outcome: OutcomeClass) -> str:
 
 
 def _why_not_started(run: Run) -> str:
-    """What AWS Batch or the server says; where pip failed, what it is that it did not find."""
+    """The reason of AWS Batch or the server; if pip failed, the package that it did not find."""
     reason = run.reason or run.status_reason
     package = MISSING_PACKAGE.search(reason)
     if package is None:
         return reason
-    return f"pip cannot find {package[1]} ({RECIPE}): correct it there, and submit it again"
+    return f"pip cannot find {package[1]} ({RECIPE}): correct the file, and submit the job again"
 
 
 def _cancelled(run: Run, on: str) -> str:
-    """By a caller, or with its queue. A run without attempts was stopped before it began."""
+    """The end of a run that was cancelled, terminated, or ended with its queue or budget."""
     why = f": {run.status_reason}" if run.status_reason else ""
     if run.status_reason.startswith("JobQueue deleted") and not run.is_terminated:
         why = ": its queue was deleted"
@@ -177,7 +186,7 @@ def _cancelled(run: Run, on: str) -> str:
 
 
 def _which(run: Run) -> str:
-    """`the program`, or `attempt 2 of 3` where there could have been several."""
+    """`the program`, or `attempt 2 of 3` if the run could have several attempts."""
     tries = _tries(run)
     if tries <= 1 and run.max_attempts <= 1:
         return "the program"
@@ -190,12 +199,12 @@ def _tries(run: Run) -> int:
 
 
 def _before(run: Run) -> str:
-    """What became of earlier attempts: the same end of several is said once."""
-    said: dict[str, list[int]] = {}
+    """The ends of earlier attempts; equal ends are listed once."""
+    ends: dict[str, list[int]] = {}
     for number, attempt in enumerate(run.attempts[:-1], 1):
-        text = describe_attempt(attempt, is_ours=bool(run.key), is_torchrun=is_torchrun(run))
-        said.setdefault(text, []).append(number)
-    return "".join(f"; {_numbered(numbers)} {text}" for text, numbers in said.items())
+        text = describe_attempt(attempt, is_ours=bool(run.key), restarts=restarts_in_place(run))
+        ends.setdefault(text, []).append(number)
+    return "".join(f"; {_numbered(numbers)} {text}" for text, numbers in ends.items())
 
 
 def _numbered(numbers: list[int]) -> str:

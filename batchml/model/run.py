@@ -1,4 +1,4 @@
-"""Run and Attempt: a submitted job as it is read back, and what its end means."""
+"""A run, its attempts and its outcome, as AWS Batch reports them."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -10,18 +10,17 @@ from msgspec.structs import replace
 
 from batchml.runtime.protocol.exit_codes import TRY_ELSEWHERE
 
-# --- status ---------------------------------------------------------------------------------------
-# The states of a Batch job, in the order in which it goes through them.
-#
-# Source: AWS Batch User Guide, "Job states".
+# --- Status ---------------------------------------------------------------------------------------
 
 
-# The status reason of jobs and compute environments begins with this while the embedded AWS Batch
-# cannot start programs: its disk is read-only, or its installation is gone.
+# The status reason of jobs and compute environments begins with this text while the embedded AWS
+# Batch cannot start programs: its disk is read-only, or its installation was deleted.
 CANNOT_START = "Programs cannot be started on this machine now: "
 
 
 class JobStatus(StrEnum):
+    """The states of a job, in order. Source: AWS Batch User Guide, "Job states"."""
+
     SUBMITTED = "SUBMITTED"
     PENDING = "PENDING"
     RUNNABLE = "RUNNABLE"
@@ -44,16 +43,15 @@ class JobStatus(StrEnum):
         return list(JobStatus).index(self)
 
 
-# --- spent budgets --------------------------------------------------------------------------------
-# What a run's budget of running seconds says when the run is read back (pure).
+# --- Budgets (--max-cost) -------------------------------------------------------------------------
 
 
-# What the runtime exits with when a budget is spent: batchml/runtime/telemetry/budget.py
+# The runtime's exit code after it has spent its budget: batchml/runtime/telemetry/budget.py
 STOPPED = 143
 
 
-class Timed(Protocol):
-    """An attempt: `batchml.model.run.Attempt`."""
+class TimedAttempt(Protocol):
+    """The times of an attempt, in ms since the epoch."""
 
     @property
     def started_at(self) -> int | None: ...
@@ -63,13 +61,13 @@ class Timed(Protocol):
 
 
 def max_seconds(environment: Mapping[str, str]) -> int:
-    """The running seconds that a run was given, all attempts together; 0 for no limit."""
+    """The budget of a run in seconds, for all attempts together; 0 for no limit."""
     text = environment.get("BATCHML_MAX_SECONDS", "")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
 
 
-def ran_seconds(attempts: Iterable[Timed]) -> float:
-    """How long finished attempts ran, together."""
+def ran_seconds(attempts: Iterable[TimedAttempt]) -> float:
+    """The seconds that the finished attempts ran, together."""
     return sum(
         max(0, attempt.stopped_at - attempt.started_at) / 1000
         for attempt in attempts
@@ -78,22 +76,22 @@ def ran_seconds(attempts: Iterable[Timed]) -> float:
 
 
 def is_spent(
-    environment: Mapping[str, str], exit_code: int | None, attempts: Iterable[Timed]
+    environment: Mapping[str, str], exit_code: int | None, attempts: Iterable[TimedAttempt]
 ) -> bool:
-    """True for the times and the code of a run whose budget of --max-cost was spent.
+    """Whether the times and the exit code of a run fit a spent budget.
 
-    A container's own words do not reach AWS Batch. It is asked to stop at three quarters of its
-    seconds at the earliest. Whether it ended by itself is for `batchml.model.run` to say.
+    AWS Batch knows nothing else of it. The runtime stops a run after three quarters of its budget
+    at the earliest. See also `is_out_of_budget`.
     """
     limit = max_seconds(environment)
     return bool(limit) and exit_code == STOPPED and ran_seconds(attempts) >= limit * 3 / 4 - 1
 
 
-# --- run ------------------------------------------------------------------------------------------
+# --- Run ------------------------------------------------------------------------------------------
 
 
 class Attempt(Struct, frozen=True):
-    """One finished or current try. Times are milliseconds since the epoch."""
+    """One execution of a run's container. Times are in ms since the epoch."""
 
     started_at: int | None = None
     stopped_at: int | None = None
@@ -101,17 +99,17 @@ class Attempt(Struct, frozen=True):
     reason: str = ""  # of the container: "OutOfMemoryError: ...", "CannotPullContainerError: ..."
     status_reason: str = ""
     log_stream: str = ""
-    host: str = ""  # the EC2 id where AWS tells it, else the id of the ECS container instance
+    host: str = ""  # EC2's id if AWS reports it, else the id of the ECS container instance
 
 
 class Run(Struct, frozen=True):
-    """One submission. `attempts` holds finished ones, and the current one last while it runs.
+    """A job of AWS Batch. `attempts` has the finished attempts, and the running one at the end.
 
-    ListJobs tells less than DescribeJobs; what it leaves out stays at its default.
+    Properties that ListJobs does not report have their defaults.
     """
 
     job_id: str
-    name: str  # what people see; `job_name` is the whole of AWS's
+    name: str  # without the key of the submission; `job_name` is the whole name in AWS
     queue: str
     status: JobStatus
     status_reason: str = ""
@@ -130,24 +128,24 @@ class Run(Struct, frozen=True):
     memory_mib: int = 0
     gpus: int = 0
     definition: str = ""
-    children: dict[str, int] = {}  # of an array: status -> how many
-    failures: dict[str, int] = {}  # of its failed children: class -> how many; {} while unknown
+    children: dict[str, int] = {}  # of an array: the number of children by status
+    failures: dict[str, int] = {}  # of an array: failed children by class; {} while unknown
     job_name: str = ""
     key: str = ""  # of the submission; "" for a job that was not submitted by batchml
     tags: dict[str, str] = {}
     params: dict[str, Any] = {}
-    environment: dict[str, str] = {}  # may hold what should not be shown: never print it whole
+    environment: dict[str, str] = {}  # may have secrets: never print all of it
     array_size: int = 0  # 0: no array
     array_index: int | None = None  # of a child
     nodes: int = 0  # 0: not multi-node
     node_index: int | None = None  # of one node
     depends_on: tuple[str, ...] = ()  # job ids
     is_sequential: bool = False  # an array whose children run one after the other
-    share: str = ""  # of a queue with fair share
-    consumables: dict[str, int] = {}  # name -> quantity
+    share: str = ""  # the share identifier, in a queue with fair share
+    consumables: dict[str, int] = {}  # the quantity of each consumable resource
     max_attempts: int = 1
     timeout: int | None = None  # seconds, of one attempt
-    host: str = ""  # of the attempt that runs or ran last
+    host: str = ""  # of the last attempt
 
     def __repr__(self) -> str:
         code = "" if self.exit_code is None else f", exit_code={self.exit_code}"
@@ -155,7 +153,7 @@ class Run(Struct, frozen=True):
 
 
 class OutcomeClass(StrEnum):
-    """What a finished run came to. Scripts rely on the names."""
+    """The class of a run's outcome. Scripts depend on the names."""
 
     SUCCEEDED = "succeeded"
     APP_ERROR = "app-error"
@@ -187,9 +185,9 @@ class Outcome(NamedTuple):
     exit_code: int
 
 
-# What AWS Batch writes into `statusReason`; a text stands for all that begin with it. Sources: AWS
-# Batch User Guide, "Troubleshooting" and "Jobs stuck in RUNNABLE"; API Reference,
-# JobStateTimeLimitAction. Anything else there is what a caller of CancelJob or TerminateJob said.
+# The beginnings of AWS Batch's texts in `statusReason`. Sources: AWS Batch User Guide,
+# "Troubleshooting" and "Jobs stuck in RUNNABLE"; API Reference, JobStateTimeLimitAction. Other
+# texts are the reasons of callers of CancelJob and TerminateJob.
 _STATUS_REASONS = (
     ("Dependent Job failed", OutcomeClass.DEPENDENCY_FAILED),
     ("Job attempt duration exceeded timeout", OutcomeClass.TIMED_OUT),
@@ -202,10 +200,10 @@ _STATUS_REASONS = (
 _DID_NOT_START = "Task failed to start"
 _EXITED = "Essential container in task exited"
 _CHILD_FAILED = "Array Child Job failed"
-_MIXED = OutcomeClass.APP_ERROR  # of children that failed in several ways, or in unknown ones
+_MIXED = OutcomeClass.APP_ERROR  # for children with several outcomes, or unknown ones
 
-# What ECS writes into a container's `reason`. Source: ECS Developer Guide, "Stopped tasks error
-# messages". `Cannot...` is pulling, creating, starting, inspecting, and making volumes.
+# The beginnings of ECS's texts in a container's `reason`. Source: ECS Developer Guide, "Stopped
+# tasks error messages". `Cannot...` is about pulling, creating, starting and volumes.
 _CONTAINER_REASONS = (
     ("OutOfMemoryError", OutcomeClass.OUT_OF_MEMORY),
     ("Cannot", OutcomeClass.IMAGE_ERROR),
@@ -219,10 +217,10 @@ _CONTAINER_REASONS = (
 
 
 def classify(run: Run) -> Outcome:
-    """Say what a finished run came to, and the code that `submit --wait` exits with.
+    """The outcome of a finished run, and the exit code of `submit --wait`.
 
-    A run that has not finished is `unknown`. An array is what its failed children all came to; when
-    they differ, or nobody has looked, `app-error`.
+    A run that has not finished is `unknown`. An array has the outcome of its failed children; if
+    they differ or are unknown, it is an `app-error`.
     """
     outcome = _class(run)
     if outcome is OutcomeClass.APP_ERROR:
@@ -246,7 +244,7 @@ def _class(run: Run) -> OutcomeClass:
 
 
 def with_failures(array: Run, failed: Iterable[Run]) -> Run:
-    """An array that knows how its children failed, if these are all that did. Else as it was."""
+    """Add the outcomes of the failed children to an array, if `failed` has all of them."""
     counted = Counter(_class(child).value for child in failed if child.status is JobStatus.FAILED)
     if not counted or counted.total() != array.children.get(JobStatus.FAILED.value):
         return array
@@ -254,24 +252,23 @@ def with_failures(array: Run, failed: Iterable[Run]) -> Run:
 
 
 def is_out_of_budget(run: Run) -> bool:
-    """True for a run with `--max-cost` that ended as our runtime ends one whose budget is spent.
+    """Whether our runtime ended the run because its budget (`--max-cost`) was spent.
 
-    That is by itself: not by a caller, its timeout, or the loss of its host. Of a run that AWS
-    Batch has forgotten no variable is known, but that it was stopped.
+    That is: not a caller, its timeout or the loss of its host. A run from the history has no
+    environment; it counts if it was terminated.
     """
     if not run.status_reason.startswith(_EXITED):
         return False
-    was_kept = run.is_terminated and not run.environment
-    return was_kept or is_spent(run.environment, run.exit_code, run.attempts)
+    is_from_history = run.is_terminated and not run.environment
+    return is_from_history or is_spent(run.environment, run.exit_code, run.attempts)
 
 
 def class_of(
     status_reason: str, reason: str, exit_code: int | None, *, is_ours: bool = False
 ) -> OutcomeClass:
-    """What the end of one attempt was, by the texts of AWS Batch and ECS and the exit code.
+    """The outcome of a failed attempt, by the texts of AWS Batch and ECS and the exit code.
 
-    `is_ours`: batchml submitted it, so its runtime may have chosen the code. `app-error` for code
-    0, too: whoever asks knows that the attempt failed.
+    `is_ours`: batchml submitted the run, so our runtime may have chosen the code.
     """
     for text, outcome in _STATUS_REASONS:
         if status_reason.startswith(text):
@@ -286,19 +283,18 @@ def class_of(
     return OutcomeClass.UNKNOWN if exit_code is None else OutcomeClass.APP_ERROR
 
 
-# --- arrays ---------------------------------------------------------------------------------------
-# How far an array is: by its children, as every command says it.
+# --- Arrays ---------------------------------------------------------------------------------------
 
 
-MAX_ARRAY = 10_000  # children of one array; AWS Batch takes 2 or more
+MAX_ARRAY = 10_000  # children of one array; AWS Batch requires at least 2
 
-IN_QUEUE = ("SUBMITTED", "PENDING", "RUNNABLE")  # of `shown_state`: nothing of it has begun
+IN_QUEUE = ("SUBMITTED", "PENDING", "RUNNABLE")  # values of `shown_state` before any start
 _BEGUN = ("STARTING", "RUNNING", "SUCCEEDED", "FAILED")
 _LIVE = ("RUNNING", "STARTING", "RUNNABLE")
 
 
 def shown_state(run: Run) -> str:
-    """AWS Batch calls an array PENDING while its children run; people would not."""
+    """The state to show. AWS Batch says PENDING of an array whose children run."""
     if run.status is JobStatus.PENDING and run.children:
         if any(run.children.get(status) for status in _BEGUN):
             return JobStatus.RUNNING.value
@@ -308,19 +304,19 @@ def shown_state(run: Run) -> str:
 
 
 def state_text(run: Run) -> str:
-    """A run's state; of an array how far it is: `2 RUNNING, 4/6 done`, `FAILED, 2 of 6`."""
+    """A run's state; for an array with numbers: `2 RUNNING, 4/6 done`, `FAILED, 2 of 6`."""
     if not run.children:
         return run.status.value
     failed, size = run.children.get("FAILED", 0), array_size(run)
     if run.status.is_terminal:
         return f"{run.status}, {failed or size} of {size}"
     live = next((each for each in _LIVE if run.children.get(each)), "RUNNING")
-    words = f"{run.children.get(live, 0)} {live}, {done(run)}/{size} done"
-    return f"{words}, {failed} FAILED" if failed else words
+    text = f"{run.children.get(live, 0)} {live}, {count_ended(run)}/{size} done"
+    return f"{text}, {failed} FAILED" if failed else text
 
 
-def done(run: Run) -> int:
-    """How many children have ended."""
+def count_ended(run: Run) -> int:
+    """The number of children that have ended."""
     return run.children.get("SUCCEEDED", 0) + run.children.get("FAILED", 0)
 
 
@@ -329,17 +325,17 @@ def array_size(run: Run) -> int:
 
 
 def has_begun(run: Run) -> bool:
-    """True for an array of which a child has started, or may have and is over."""
+    """Whether a child of the array has started or ended."""
     return any(run.children.get(status) for status in _BEGUN)
 
 
 def first_child(job_id: str) -> str:
-    """The child that begins first: AWS tells of it, but not of the array, when it was started."""
+    """The job id of the child that starts first. AWS reports no start time for the array."""
     return f"{job_id}:0"
 
 
-def began(child: Run | None) -> int | None:
-    """When a child was started first, in ms; None while it was not, or is not known."""
+def first_start(child: Run | None) -> int | None:
+    """The time of a child's first start in ms; None if it has not started or is unknown."""
     if child is None:
         return None
     known = [child.started_at, *(attempt.started_at for attempt in child.attempts)]

@@ -1,4 +1,7 @@
-"""SweepSpec: a sweep as its file says it. Read and judged by `model/sweepfile.py`."""
+"""SweepSpec: a sweep as its file defines it, its trials, conditions and search space.
+
+Files are read by `sweeps/spec/file.py`.
+"""
 
 import ast
 import math
@@ -14,33 +17,34 @@ from msgspec import Struct, field
 
 from batchml.model.job import Scalar
 
-Params = dict[str, Scalar]  # what a trial is run with: only its active parameters
+Params = dict[str, Scalar]  # the active parameters of a trial
 
 Method = Literal["tpe", "random", "sobol", "grid", "list", "gp", "cmaes", "nsga2"]
-MODELS = ("tpe", "gp", "cmaes", "nsga2")  # each suggestion follows from the results before it
+MODELS = ("tpe", "gp", "cmaes", "nsga2")  # methods that learn from results
 
-Stopping = Literal["asha", "halving", "median", "none"]
+StopMethod = Literal["asha", "halving", "median", "none"]
 
-PARALLEL = 16  # trials at once unless the file says how many
+PARALLEL = 16  # trials at once, by default
 
 
 class Goal(Struct, frozen=True):
-    """One objective: which metric, and whether more or less of it is better."""
+    """One objective: a metric, and whether greater or smaller values are better."""
 
     metric: str
     direction: Literal["max", "min"]
 
     def loss(self, value: float) -> float:
-        """The value with its sign turned where that is needed: less is always better."""
+        """The value, negated where greater is better: a smaller loss is always better."""
         return -value if self.direction == "max" else value
 
 
 class Dimension(Struct, frozen=True):
     """One parameter of the space.
 
-    float, int: from `low` to `high`, both included, `log`-uniform or not, in steps of `step`.
-    normal: around `mu` with `sigma`; with `log` its logarithm is. choice: one of `values`.
-    constant: `values[0]`. `when`: active only where each named parameter has one of the values.
+    float, int: from `low` to `high`, both included, uniform or `log`-uniform, in steps of `step`.
+    normal: normally distributed with `mu` and `sigma`, or its logarithm is, with `log`. choice: one
+    of `values`. constant: `values[0]`. `when`: active only if each named parameter has one of the
+    values.
     """
 
     kind: Literal["float", "int", "normal", "choice", "constant"]
@@ -54,41 +58,41 @@ class Dimension(Struct, frozen=True):
     when: dict[str, tuple[Scalar, ...]] = {}
 
 
-Space = dict[str, Dimension]  # parents stand before the parameters that depend on them
+Space = dict[str, Dimension]  # parents come before the parameters that depend on them
 
 
 class EarlyStop(Struct, frozen=True):
-    """How trials that do badly are ended early. `min` and `max` count steps."""
+    """How bad trials are stopped early. `min` and `max` count steps."""
 
-    method: Stopping = "none"
+    method: StopMethod = "none"
     step: str = "epoch"  # the name printed beside the metric
     max: int = 0  # steps of a full training; 0: unknown, only with `none`
     min: int = 1
     eta: int = 3
-    resume: bool = False  # trials end at rungs and go on from their checkpoints when promoted
+    resume: bool = False  # trials end at rungs, and promoted ones continue from their checkpoints
 
 
-class Limits(Struct, frozen=True):
-    """What ends a sweep, whichever comes first; None: no such limit."""
+class SweepLimits(Struct, frozen=True):
+    """Limits that end a sweep, whichever is reached first; None: no such limit."""
 
     trials: int | None = None
     parallel: int = PARALLEL
     hours: float | None = None
     cost: float | None = None  # USD
     failed_share: float | None = 0.2  # of the trials that have ended
-    failed_count: int | None = None  # instead of a share
+    failed_count: int | None = None  # instead of failed_share
     target: float | None = None  # of the first goal
 
 
-class Confirm(Struct, frozen=True):
-    """Run the best `top` trials again, `seeds` times each."""
+class ConfirmSettings(Struct, frozen=True):
+    """Run the best `top` trials again, each with `seeds` other seeds."""
 
     top: int = 3
     seeds: int = 3
 
 
 class SweepSpec(Struct, frozen=True):
-    """A sweep. `space` has every parameter of the file; `seed` decides every suggestion."""
+    """A sweep. `space` has all parameters of the file; all suggestions depend on `seed`."""
 
     name: str
     job: str
@@ -96,34 +100,33 @@ class SweepSpec(Struct, frozen=True):
     space: Space
     method: Method = "tpe"
     early_stop: EarlyStop = EarlyStop()
-    limits: Limits = Limits()
-    confirm: Confirm | None = None
+    limits: SweepLimits = SweepLimits()
+    confirm: ConfirmSettings | None = None
     seed: int = 0
-    where: tuple[str, ...] = ()  # conditions on the parameters that every trial satisfies
-    points: tuple[Params, ...] = ()  # `list`: all there is to try; else what is tried first
+    where: tuple[str, ...] = ()  # conditions that the parameters of every trial meet
+    points: tuple[Params, ...] = ()  # `list`: all points; otherwise the points to try first
 
     @property
     def goal(self) -> Goal:
-        """The first goal: the only one unless there are several."""
+        """The first goal."""
         return self.goals[0]
 
 
-# --- trial ----------------------------------------------------------------------------------------
-# Trial: one set of parameters of a sweep, and what came of it.
+# --- Trials ---------------------------------------------------------------------------------------
 
 
 class TrialState(StrEnum):
-    """A trial's state. The first three go on; the rest are ends."""
+    """A trial's state. The first three may continue; the others are final."""
 
     WAITING = "WAITING"  # planned or queued
     RUNNING = "RUNNING"
-    PAUSED = "PAUSED"  # ended at a rung; may be promoted and resume
+    PAUSED = "PAUSED"  # ended at a rung; may be promoted and continue
     DONE = "DONE"
-    PRUNED = "PRUNED"  # stopped early: others do better
-    FAILED = "FAILED"  # its program failed, or never printed the metric
+    PRUNED = "PRUNED"  # stopped early, because others do better
+    FAILED = "FAILED"  # its program failed, or never reported the metric
     DIVERGED = "DIVERGED"  # its metric was NaN or infinite
     KILLED = "KILLED"  # stopped by a limit, or by the user
-    LOST = "LOST"  # AWS Batch says that it ended; the trial itself never said how
+    LOST = "LOST"  # its job has ended in AWS Batch, and the trial never reported its end
 
     @property
     def is_ended(self) -> bool:
@@ -137,7 +140,7 @@ class TrialState(StrEnum):
 _GOING_ON = frozenset((TrialState.WAITING, TrialState.RUNNING, TrialState.PAUSED))
 
 
-class Report(Struct, frozen=True, array_like=True, gc=False):
+class TrialReport(Struct, frozen=True, array_like=True, gc=False):
     """The goals' metrics at one step; `at` in seconds since the epoch."""
 
     step: int
@@ -145,18 +148,18 @@ class Report(Struct, frozen=True, array_like=True, gc=False):
     at: float = 0.0
 
 
-class Decision(Struct, frozen=True, array_like=True, gc=False):
-    """What a trial decided about itself at a rung, and by which version of the cut-offs."""
+class RecordedDecision(Struct, frozen=True, array_like=True, gc=False):
+    """What a trial decided at a rung, as the ledger records it, and the version of the cut-offs."""
 
     step: int
     value: float
-    cutoff: float | None  # None: too few results were known to judge
+    cutoff: float | None  # None: too few results to compare with
     version: int
     goes_on: bool
 
 
 class Trial(Struct):
-    """A trial as the ledger tells it. Mutable: the fold's own, changed by nothing else."""
+    """A trial: one set of parameters and its results. Changed only by `SweepState.apply`."""
 
     number: int  # from 0
     params: Params
@@ -164,31 +167,31 @@ class Trial(Struct):
     origin: str = ""  # "tpe", "random", "sobol", "grid", "list", "confirm", ...
     confirms: int | None = None  # the trial whose parameters this one runs again
     state: TrialState = TrialState.WAITING
-    wave: int = 0  # the last one that it was in
-    index: int = 0  # its place there
-    target: int = 0  # the step at which this wave ends it; 0: none
-    attempt: int = 0  # Batch's, from 1
-    job_id: str = ""  # of the last wave, with `:INDEX` for the child of an array
-    reports: list[Report] = field(default_factory=list)  # by rising step, one for each
-    decisions: list[Decision] = field(default_factory=list)
-    metrics: dict[str, float] = field(default_factory=dict)  # the last of all others it printed
+    wave: int = 0  # number of the last batch that it was in
+    index: int = 0  # in that batch
+    target: int = 0  # the step at which that batch ends it; 0: none
+    attempt: int = 0  # of AWS Batch, from 1
+    job_id: str = ""  # in the last batch, with `:INDEX` for the child of an array
+    reports: list[TrialReport] = field(default_factory=list)  # one for each step, by rising step
+    decisions: list[RecordedDecision] = field(default_factory=list)
+    metrics: dict[str, float] = field(default_factory=dict)  # the last values of other metrics
     planned_at: float = 0.0  # seconds since the epoch, as all times here
     started_at: float | None = None  # of its first container
     stopped_at: float | None = None
-    seconds: float = 0.0  # of containers that have ended, all waves and attempts together
-    resumed_at: float | None = None  # since when the one that runs now does
+    seconds: float = 0.0  # of all containers that have ended
+    resumed_at: float | None = None  # when the running container started
     exit_code: int | None = None
-    why: str = ""  # of the end, in words
-    tail: tuple[str, ...] = ()  # last lines of output, of one that failed
+    why: str = ""  # why it ended, for people
+    tail: tuple[str, ...] = ()  # the last lines of output of a failed trial
 
     @property
     def step(self) -> int:
-        """The deepest step with a report; 0 before the first."""
+        """The last step with a report; 0 without reports."""
         return self.reports[-1].step if self.reports else 0
 
     @property
     def values(self) -> tuple[float, ...] | None:
-        """The goals' metrics at the deepest step."""
+        """The goals' metrics at the last step."""
         return self.reports[-1].values if self.reports else None
 
     def ran(self, now: float) -> float:
@@ -197,10 +200,8 @@ class Trial(Struct):
         return self.seconds + running
 
 
-# --- conditions -----------------------------------------------------------------------------------
-# Conditions of `where`: expressions over a sweep's parameters, judged without running anything.
-#
-# They look like Python and are read by its parser; only what is listed here means anything.
+# --- Conditions of `where`: expressions over the parameters ---------------------------------------
+# They are read by the parser of Python and evaluated here; only what is listed here has a meaning.
 
 
 MAX_LENGTH = 1000  # characters of a condition
@@ -213,7 +214,7 @@ _CONSTANTS = {"true": True, "false": False}
 _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
     ast.Div: operator.truediv, ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
-    ast.Pow: lambda base, power: math.pow(base, power),  # of floats, so that it soon overflows
+    ast.Pow: lambda base, power: math.pow(base, power),  # of floats, which overflow soon
 }  # fmt: skip
 _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
@@ -224,34 +225,34 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
 
 
 class ConditionError(ValueError):
-    """A condition that cannot be read; the text says why."""
+    """A condition that cannot be read; the text is the reason."""
 
 
 class _Inactive(Exception):
-    """A parameter that the point does not have."""
+    """A parameter that is not active in a point."""
 
 
 def satisfies(where: Iterable[str], params: Mapping[str, Scalar]) -> bool:
-    """Whether a point meets all conditions.
+    """Whether a point meets all conditions, each of which `check_condition` accepts.
 
-    One that names a parameter which the point does not have, as it is not active there, is met.
-    One without a value, `1 / 0`, is not. The conditions are those that `check` accepts.
+    A condition that names an inactive parameter is met. One without a value, such as `1 / 0`, is
+    not.
     """
-    return all(_holds(_parsed(text), params) for text in where)
+    return all(_is_met(_parse(text), params) for text in where)
 
 
-def check(text: str) -> None:
-    """Raises ConditionError for what is no condition."""
-    _parsed(text)
+def check_condition(text: str) -> None:
+    """Raise ConditionError for a text that is not a condition."""
+    _parse(text)
 
 
-def names(text: str) -> list[str]:
+def condition_names(text: str) -> list[str]:
     """The parameters that a condition names, in their order."""
-    return list(dict.fromkeys(_names(_parsed(text))))
+    return list(dict.fromkeys(_names(_parse(text))))
 
 
-def plain(name: str) -> str:
-    """A parameter's name as a condition may write it: `weight_decay` for `weight-decay`."""
+def as_identifier(name: str) -> str:
+    """A parameter's name in a condition: `weight_decay` for `weight-decay`."""
     return re.sub(r"\W", "_", name)
 
 
@@ -265,7 +266,7 @@ def _names(node: ast.AST) -> Iterator[str]:
 
 
 @lru_cache(256)
-def _parsed(text: str) -> ast.expr:
+def _parse(text: str) -> ast.expr:
     if len(text) > MAX_LENGTH:
         raise ConditionError(f"longer than {MAX_LENGTH} characters")
     try:
@@ -294,7 +295,7 @@ def _is_not(node: ast.expr) -> bool:
 
 
 def _check(node: ast.expr) -> None:
-    """Raises ConditionError for anything that has no meaning here."""
+    """Raise ConditionError for an expression that has no meaning here."""
     match node:
         case ast.Constant(value=bool() | int() | float() | str()) | ast.Name():
             return
@@ -304,7 +305,7 @@ def _check(node: ast.expr) -> None:
             pass
         case ast.Call(func=called):
             known = ", ".join(_FUNCTIONS)
-            raise ConditionError(f"{ast.unparse(called)}() is not known here; there are {known}")
+            raise ConditionError(f"{ast.unparse(called)}() is unknown; the functions are {known}")
         case ast.BoolOp(values=inner) | ast.List(elts=inner) | ast.Tuple(elts=inner):
             pass
         case ast.UnaryOp(op=ast.Not() | ast.USub() | ast.UAdd(), operand=operand):
@@ -333,7 +334,7 @@ def _dotted(node: ast.AST) -> str | None:
     return None
 
 
-def _holds(node: ast.expr, params: Mapping[str, Scalar]) -> bool:
+def _is_met(node: ast.expr, params: Mapping[str, Scalar]) -> bool:
     try:
         return bool(_value(node, params))
     except _Inactive:
@@ -343,18 +344,18 @@ def _holds(node: ast.expr, params: Mapping[str, Scalar]) -> bool:
 
 
 def _value(node: ast.expr, params: Mapping[str, Scalar]) -> Any:
-    """Raises _Inactive, and what operators raise for values that they do not take."""
+    """Raises _Inactive, and the errors of operators for unsuitable values."""
     name = _dotted(node)
     if name is not None:
-        return _looked_up(name, params)
+        return _look_up(name, params)
     match node:
         case ast.Name(id=word):
             return _CONSTANTS[word]
         case ast.Constant(value=value):
             return value
         case ast.BoolOp(op=op, values=values):
-            # A part about a parameter that is not there is met, whichever way it is combined.
-            parts = (_holds(each, params) for each in values)
+            # A part about an inactive parameter is met, however it is combined.
+            parts = (_is_met(each, params) for each in values)
             return all(parts) if isinstance(op, ast.And) else any(parts)
         case ast.UnaryOp(op=ast.Not(), operand=operand):
             return not _value(operand, params)
@@ -365,7 +366,7 @@ def _value(node: ast.expr, params: Mapping[str, Scalar]) -> Any:
             ends = _number(_value(left, params)), _number(_value(right, params))
             return _ARITHMETIC[type(op)](*ends)
         case ast.Compare(left=left, ops=ops, comparators=others):
-            return _compared([_value(each, params) for each in (left, *others)], ops)
+            return _compare([_value(each, params) for each in (left, *others)], ops)
         case ast.Call(func=ast.Name(id=called), args=arguments):
             return _FUNCTIONS[called](*(_value(each, params) for each in arguments))
         case ast.List(elts=elements) | ast.Tuple(elts=elements):
@@ -373,44 +374,43 @@ def _value(node: ast.expr, params: Mapping[str, Scalar]) -> Any:
     raise TypeError(ast.unparse(node))
 
 
-def _compared(values: list[Any], ops: list[ast.cmpop]) -> bool:
+def _compare(values: list[Any], ops: list[ast.cmpop]) -> bool:
     pairs = zip(values, ops, values[1:], strict=False)
     return all(_COMPARISONS[type(op)](left, right) for left, op, right in pairs)
 
 
 def _number(value: Any) -> int | float:
-    """Texts and lists could be multiplied to any size."""
+    """Refuse texts and lists: they could be multiplied to any size."""
     if isinstance(value, int | float):
         return value
     raise TypeError(value)
 
 
-def _looked_up(name: str, params: Mapping[str, Scalar]) -> Scalar:
+def _look_up(name: str, params: Mapping[str, Scalar]) -> Scalar:
     if name in params:
         return params[name]
     for known, value in params.items():
-        if plain(known) == name:
+        if as_identifier(known) == name:
             return value
     raise _Inactive
 
 
-# --- the search space -----------------------------------------------------------------------------
-# A sweep's space (pure): what is active, how many points there are, and each of them.
+# --- The search space -----------------------------------------------------------------------------
 
 
-SLACK = 1e-6  # of a step: 0.1 + 2 * 0.1 is not quite 0.3, and 0.9 - 0.8 not quite 0.1
+SLACK = 1e-6  # of a step, for rounding: 0.1 + 2 * 0.1 is not quite 0.3
 
 
 def is_active(dimension: Dimension, params: Mapping[str, Scalar]) -> bool:
-    """Whether a parameter takes part beside what its parents are set to."""
+    """Whether a parameter is active with these values of its parents."""
     return all(
         parent in params and is_one_of(params[parent], values)
         for parent, values in dimension.when.items()
     )
 
 
-def active(space: Space, params: Mapping[str, Scalar]) -> list[str]:
-    """The parameters that take part in a point, parents first; `params` may have more or fewer."""
+def active_parameters(space: Space, params: Mapping[str, Scalar]) -> list[str]:
+    """The parameters that are active in a point, parents first; `params` may have more or fewer."""
     taken: Params = {}
     found = []
     for name, dimension in space.items():
@@ -422,16 +422,16 @@ def active(space: Space, params: Mapping[str, Scalar]) -> list[str]:
 
 
 def is_one_of(value: Scalar, values: tuple[Scalar, ...]) -> bool:
-    """1 and 1.0 are the same value, 1 and true are not."""
-    return any(same(value, each) for each in values)
+    """Whether a value is in the list: 1 and 1.0 are the same value, 1 and true are not."""
+    return any(is_same(value, each) for each in values)
 
 
-def same(one: Scalar, other: Scalar) -> bool:
+def is_same(one: Scalar, other: Scalar) -> bool:
     return one == other and isinstance(one, bool) == isinstance(other, bool)
 
 
-def levels(dimension: Dimension) -> int | None:
-    """How many values a parameter has; None: infinitely many."""
+def count_levels(dimension: Dimension) -> int | None:
+    """The number of values of a parameter; None: infinitely many."""
     match dimension.kind:
         case "choice" | "constant":
             return len(dimension.values)
@@ -442,7 +442,7 @@ def levels(dimension: Dimension) -> int | None:
 
 
 def level(dimension: Dimension, index: int) -> Scalar:
-    """The value number `index` of those that `levels` counts."""
+    """Value number `index` of those that `count_levels` counts."""
     if dimension.kind in ("choice", "constant"):
         return dimension.values[index]
     step = dimension.step or 1
@@ -456,23 +456,23 @@ def level(dimension: Dimension, index: int) -> Scalar:
 
 
 def as_value(dimension: Dimension, value: Scalar) -> Scalar | None:
-    """`value` as the parameter has it, 1 as 1.0 where it is a number; None: it is none of its."""
+    """The value of a parameter that equals `value`, such as 1.0 for 1; None if there is none."""
     if dimension.kind in ("choice", "constant"):
-        return next((each for each in dimension.values if same(each, value)), None)
+        return next((each for each in dimension.values if is_same(each, value)), None)
     if isinstance(value, str | bool) or not is_finite(value):
         return None
     if dimension.kind == "normal":
         return None if dimension.log and value <= 0 else float(value)
     if not dimension.low <= value <= dimension.high:
         return None
-    if levels(dimension) is None:
+    if count_levels(dimension) is None:
         return float(value)
     index = (value - dimension.low) / (dimension.step or 1)
     return level(dimension, round(index)) if abs(index - round(index)) < SLACK else None
 
 
 def is_finite(value: float) -> bool:
-    """Not so for NaN, infinity, and a whole number too great for a float."""
+    """False for NaN, infinity, and an integer too great for a float."""
     try:
         return math.isfinite(value)
     except OverflowError:
@@ -480,20 +480,22 @@ def is_finite(value: float) -> bool:
 
 
 def is_discrete(space: Space) -> bool:
-    """Whether there is a finite number of points."""
-    return all(levels(dimension) is not None for dimension in space.values())
+    """Whether the number of points is finite."""
+    return all(count_levels(dimension) is not None for dimension in space.values())
 
 
 def count_points(space: Space) -> int | None:
-    """How many points there are, `where` aside; None: infinitely many."""
+    """The number of points, without the conditions of `where`; None: infinitely many."""
     if not is_discrete(space):
         return None
-    told = {parent: _told(space, parent) for each in space.values() for parent in each.when}
-    return _count(list(space.items()), {}, told)
+    deciding = {
+        parent: _deciding_values(space, parent) for each in space.values() for parent in each.when
+    }
+    return _count(list(space.items()), {}, deciding)
 
 
-def _told(space: Space, parent: str) -> list[Scalar]:
-    """The values of a parameter on which others depend; all its other values are alike."""
+def _deciding_values(space: Space, parent: str) -> list[Scalar]:
+    """The values of a parameter that other parameters depend on."""
     found: list[Scalar] = []
     for dimension in space.values():
         for value in dimension.when.get(parent, ()):
@@ -504,25 +506,25 @@ def _told(space: Space, parent: str) -> list[Scalar]:
 
 
 def _count(
-    rest: list[tuple[str, Dimension]], params: Params, told: Mapping[str, list[Scalar]]
+    rest: list[tuple[str, Dimension]], params: Params, deciding: Mapping[str, list[Scalar]]
 ) -> int:
     count = 1
     for place, (name, dimension) in enumerate(rest):
         if not is_active(dimension, params):
             continue
-        number = levels(dimension) or 0
-        if name not in told:
+        number = count_levels(dimension) or 0
+        if name not in deciding:
             count *= number
             continue
         below = rest[place + 1 :]
-        found = sum(_count(below, {**params, name: value}, told) for value in told[name])
-        alike = number - len(told[name])
-        return count * (found + (alike * _count(below, params, told) if alike else 0))
+        found = sum(_count(below, {**params, name: value}, deciding) for value in deciding[name])
+        alike = number - len(deciding[name])
+        return count * (found + (alike * _count(below, params, deciding) if alike else 0))
     return count
 
 
 def every_point(space: Space) -> Iterator[Params]:
-    """Each point of a discrete space, the last parameter changing fastest."""
+    """All points of a discrete space. The last parameter changes fastest."""
     yield from _points(list(space.items()), {})
 
 
@@ -534,35 +536,35 @@ def _points(rest: list[tuple[str, Dimension]], params: Params) -> Iterator[Param
     if not is_active(dimension, params):
         yield from _points(below, params)
         return
-    for index in range(levels(dimension) or 0):
+    for index in range(count_levels(dimension) or 0):
         yield from _points(below, {**params, name: level(dimension, index)})
 
 
-def draw(space: Space, dice: Random) -> Params:
-    """Any point, to try out conditions and to show commands; sweep/random.py draws for trials."""
+def draw_point(space: Space, random: Random) -> Params:
+    """Draw a point to test conditions. Samplers draw the points of trials."""
     params: Params = {}
     for name, dimension in space.items():
         if is_active(dimension, params):
-            params[name] = _drawn(dimension, dice)
+            params[name] = _draw_value(dimension, random)
     return params
 
 
-def _drawn(dimension: Dimension, dice: Random) -> Scalar:
-    count = levels(dimension)
+def _draw_value(dimension: Dimension, random: Random) -> Scalar:
+    count = count_levels(dimension)
     if dimension.kind == "normal":
-        value = dice.gauss(dimension.mu, dimension.sigma)
+        value = random.gauss(dimension.mu, dimension.sigma)
         return math.exp(min(value, 700.0)) if dimension.log else value
     if count is not None and not (dimension.log and dimension.kind != "choice"):
-        return level(dimension, dice.randrange(count))
+        return level(dimension, random.randrange(count))
     low, high = dimension.low, dimension.high
     if not dimension.log:
-        return float(f"{dice.uniform(low, high):.6g}")
-    value = math.exp(dice.uniform(math.log(low), math.log(high)))
+        return float(f"{random.uniform(low, high):.6g}")
+    value = math.exp(random.uniform(math.log(low), math.log(high)))
     return round(value) if dimension.kind == "int" else float(f"{value:.6g}")
 
 
-def in_order(space: Space) -> tuple[Space, list[str]]:
-    """The space with parents before the parameters that depend on them, and who is in a circle."""
+def sort_parents_first(space: Space) -> tuple[Space, list[str]]:
+    """The space with parents before their dependents, and the parameters that form a cycle."""
     done: Space = {}
     left = dict(space)
     while left:

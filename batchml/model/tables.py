@@ -1,7 +1,7 @@
-"""Read a table (TOML or JSON) into a frozen struct, reporting every mistake, not just the first.
+"""Read a table (TOML or JSON) into a frozen struct, and report every mistake, not just the first.
 
-msgspec stops at the first mistake. So each mistake found is noted, taken out of the table, and the
-rest is read again, until nothing is left to complain about.
+msgspec stops at the first mistake. So each mistake is recorded and removed from the table, and the
+rest is read again, until no mistake is left.
 """
 
 import copy
@@ -26,10 +26,10 @@ _DURATION = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?\s*[smhd]\s*)+")
 def read_struct(
     table: Mapping[str, Any], kind: type[T], within: str = "", homes: Mapping[str, str] = {}
 ) -> tuple[T, list[str]]:
-    """Return the struct, with defaults where the table is wrong, and every mistake in words.
+    """Return the struct, with defaults in place of wrong values, and the text of every mistake.
 
-    A mistake says the key, what was found and what is allowed. `within` is the table's name in
-    its file. `homes` tells where keys belong that are none of `kind` nor of its tables.
+    The text names the key, its value and what is allowed. `within` is the table's name in its file.
+    `homes` has the right table of keys that are neither in `kind` nor in its tables.
     """
     left = copy.deepcopy(dict(table))
     mistakes: list[str] = []
@@ -78,7 +78,7 @@ def parse_duration(text: str | int) -> int | None:
     return int(sum(float(number) * _SECONDS[unit] for number, unit in parts))
 
 
-_SOME_KEY = ""  # `[...]`: msgspec does not say which key of a free table it is
+_SOME_KEY = ""  # `[...]` in a path of msgspec: an unnamed key of a table with free keys
 
 
 def _steps(path: str) -> list[str | int]:
@@ -89,21 +89,23 @@ def _steps(path: str) -> list[str | int]:
 def _located(
     table: dict[str, Any], kind: type[msgspec.Struct], text: str, steps: list[str | int]
 ) -> list[str | int]:
-    """The steps with the keys that msgspec leaves out: those with which alone it says the same."""
+    """Fill in the keys that msgspec leaves out: a key is right if it gives the error alone."""
     while _SOME_KEY in steps:
         place = steps.index(_SOME_KEY)
         keys = (key for key in _at(table, steps[:place]) if key != _SOME_KEY)
-        found = next((key for key in keys if _says(table, kind, [*steps[:place], key], text)), None)
+        found = next(
+            (key for key in keys if _gives_error(table, kind, [*steps[:place], key], text)), None
+        )
         if found is None:
             return steps[:place]
         steps = [*steps[:place], found, *steps[place + 1 :]]
     return steps
 
 
-def _says(
+def _gives_error(
     table: dict[str, Any], kind: type[msgspec.Struct], steps: list[str | int], text: str
 ) -> bool:
-    """Whether the complaint is `text` when a key has none beside it."""
+    """Whether the error is `text` if the key is the only one in its table."""
     alone = copy.deepcopy(table)
     free = _at(alone, steps[:-1])
     for key in [key for key in free if key != steps[-1]]:
@@ -146,7 +148,7 @@ def _unknown_key(
 
 
 def _home(key: str, kind: type[msgspec.Struct], within: str) -> str:
-    """Where a key of this name may stand: in the table itself or in one below; "" for nowhere."""
+    """The table in which a key of this name belongs: this one or one below it; or ""."""
     fields = msgspec.structs.fields(kind)
     if any(field.encode_name == key for field in fields):
         return f"under [{within}]" if within else "at the top of the file, before the first [table]"
@@ -157,7 +159,7 @@ def _home(key: str, kind: type[msgspec.Struct], within: str) -> str:
 
 
 def _choices(steps: list[str | int], kind: Any) -> list[str]:
-    """The words of which a value is one; none for any other value."""
+    """The allowed words of a value; none if it is not limited to words."""
     return [word for word in _literals(_type_at(kind, steps)) if word]
 
 
@@ -172,7 +174,7 @@ def _literals(annotation: Any) -> list[str]:
 
 
 def _type_at(annotation: Any, steps: list[str | int]) -> Any:
-    """The type of what is at `steps`; None where that is not known."""
+    """The type of the value at `steps`; None if it is unknown."""
     for step in steps:
         annotation = _type_below(annotation, step)
     return annotation
@@ -195,7 +197,7 @@ def _is_struct(annotation: Any) -> bool:
 
 
 def _field_names(annotation: Any) -> list[str]:
-    """The keys that a table of this type may have, as they are written in the file."""
+    """The keys of a table of this type, in the file's spelling."""
     kind = _struct_inside(annotation)
     return [field.encode_name for field in msgspec.structs.fields(kind)]
 
@@ -228,7 +230,7 @@ def _plain(text: str) -> str:
 
 
 def is_text(text: str) -> bool:
-    """Not so for what was no UTF-8 on the command line: Python keeps such bytes as surrogates."""
+    """False for an argument that was not UTF-8: Python keeps its bytes as surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,9 +1,9 @@
-"""Inside the container: standard library only, Python 3.8 and later.
+"""What runs inside the container of a run: the standard library only, Python 3.8 and later.
 
-A program needs none of it. One that wants to: `report(step=3, loss=0.5)` records metrics,
-`progress(3, waited=0.02)` tells which of many ranks is slow, `should_stop()` is True once the run
-is to save and stop, and `checkpoint.save` and `checkpoint.newest` (batchml.runtime.checkpoint) keep
-what it has learned.
+A program needs none of it. For programs that want more, `report(step=3, loss=0.5)` records metrics;
+`progress(3, waited=0.02)` shows which of many ranks is slow; `should_stop()` is True once the run
+is to save and stop; `checkpoint.save` and `checkpoint.newest` (batchml.runtime.checkpoint) save and
+find checkpoints.
 """
 
 TYPE_CHECKING = False

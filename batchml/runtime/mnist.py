@@ -1,11 +1,11 @@
-"""Handwritten digits for the example jobs: MNIST, or scikit-learn's own when MNIST cannot be had.
+"""Handwritten digits for the example jobs: MNIST, or scikit-learn's digits without a network.
 
-`load()` looks for the four MNIST files below `$BATCHML_DATA_DIR`, fetches those that are missing or
-damaged, and keeps them there. Without a network it says so on one line and falls back to the 1,797
-digits that ship with scikit-learn, so that an example job runs anywhere.
+`load()` searches the four MNIST files below `$BATCHML_DATA_DIR`, downloads the missing or damaged
+ones, and keeps them there. Without a network it prints one line and uses the 1,797 digits that ship
+with scikit-learn, so that an example job runs anywhere.
 
-Contents are verified by SHA-256 *after* decompression: the same MNIST is in circulation compressed
-in different ways, and what has to be right is what the program trains on.
+Contents are verified by SHA-256 *after* decompression, because MNIST is distributed in differently
+compressed files.
 """
 
 from __future__ import annotations
@@ -66,21 +66,21 @@ MAX_BYTES = 64 * 1024 * 1024
 
 
 class IdxError(ValueError):
-    """The bytes are no IDX array of unsigned bytes, or not the one that was asked for."""
+    """The bytes are not an IDX array of unsigned bytes, or images and labels do not match."""
 
 
 class NoDigits(Exception):
-    """Neither MNIST nor its stand-in can be had. The message says what, where and what next."""
+    """Neither MNIST nor scikit-learn's digits are there. The message says what to do."""
 
     exit_code = 78
 
 
 class _Damaged(Exception):
-    """A file or a download is not what it should be; the message completes "it ..."."""
+    """A file or a download is damaged; the message completes "it ..."."""
 
 
 class _Unreachable(Exception):
-    """No mirror gave a good copy; the message says which and why."""
+    """No mirror had a good copy; the message has the reason for each."""
 
 
 class Split(NamedTuple):
@@ -100,7 +100,7 @@ class Split(NamedTuple):
 
 
 class Digits(NamedTuple):
-    """What there is to train on, and where it comes from: "mnist" or "digits"."""
+    """Digits to train and validate on, and their source: "mnist" or "digits"."""
 
     train: Split
     validation: Split
@@ -113,14 +113,14 @@ class Opener(Protocol):
     def __call__(self, url: str, *, timeout: float) -> Any: ...
 
 
-class Log(Protocol):
-    """Takes one line for the reader of the job's output."""
+class LogFunction(Protocol):
+    """Prints one line to the job's output."""
 
     def __call__(self, line: str, /) -> object: ...
 
 
-class Fallback(Protocol):
-    """Gives the stand-in for MNIST; raises ImportError when it is not installed."""
+class DigitsFallback(Protocol):
+    """Returns the digits to use without MNIST; raises ImportError when they are not installed."""
 
     def __call__(self) -> Digits: ...
 
@@ -129,14 +129,14 @@ def _say(line: str) -> None:
     print(line, flush=True)
 
 
-# --- pure: bytes in, bytes out ---
+# --- Contents of files ----------------------------------------------------------------------------
 
 
 def parse_idx(content: bytes) -> tuple[tuple[int, ...], bytes]:
     """Return the shape and the data of an IDX array of unsigned bytes.
 
     The data is row-major and as long as the product of the shape.
-    Raises IdxError when the header is none, or when the length is not what the header promises.
+    Raises IdxError if the header is wrong, or if the length differs from the header.
     """
     if len(content) < 4 or content[:3] != b"\x00\x00\x08":
         raise IdxError(f"starts with {content[:4]!r}, not with the magic number of an IDX file")
@@ -154,7 +154,7 @@ def parse_idx(content: bytes) -> tuple[tuple[int, ...], bytes]:
 
 
 def to_split(images: bytes, labels: bytes) -> Split:
-    """Join images and labels, both decompressed IDX; raises IdxError when they do not fit."""
+    """Join images and labels, both decompressed IDX; raises IdxError if they do not match."""
     image_shape, pixels = parse_idx(images)
     label_shape, classes = parse_idx(labels)
     if image_shape[1:] != (SIDE, SIDE) or label_shape != image_shape[:1]:
@@ -165,9 +165,9 @@ def to_split(images: bytes, labels: bytes) -> Split:
 
 
 def unpack(blob: bytes, sha256: str) -> bytes:
-    """Decompress `blob` and return the content, known to have the digest `sha256`.
+    """Decompress `blob` and verify its SHA-256.
 
-    Raises _Damaged when it is not gzip, is cut short, is too long, or has another digest.
+    Raises _Damaged if it is not gzip, is cut short, is too long, or has another digest.
     """
     try:
         content = gzip.GzipFile(fileobj=io.BytesIO(blob)).read(MAX_BYTES + 1)
@@ -197,14 +197,14 @@ def enlarge(pixels: Sequence[int]) -> bytes:
 
 def _taps() -> list[tuple[int, int, int]]:
     """For each of 28 pixels: its two neighbours among 8, and the weight of the second in 1/56."""
-    places = [min(max(16 * i - 20, 0), 7 * 56) for i in range(SIDE)]
-    return [(place // 56, min(place // 56 + 1, 7), place % 56) for place in places]
+    positions = [min(max(16 * i - 20, 0), 7 * 56) for i in range(SIDE)]
+    return [(each // 56, min(each // 56 + 1, 7), each % 56) for each in positions]
 
 
 _TAPS = _taps()
 
 
-# --- the stand-in ---
+# --- scikit-learn's digits ------------------------------------------------------------------------
 
 
 def scikit_learn_digits() -> Digits:
@@ -226,11 +226,11 @@ def scikit_learn_digits() -> Digits:
     return Digits(train=pick(order[cut:]), validation=pick(order[:cut]), source="digits")
 
 
-# --- edges: disk and network ---
+# --- Disk and network -----------------------------------------------------------------------------
 
 
 def user_cache(environ: Mapping[str, str]) -> Path:
-    """Return the folder of this user's own copies, for when the data folder cannot be written."""
+    """Return this user's cache folder, which is used if the data folder cannot be written."""
     home = environ.get("HOME")
     cache = environ.get("XDG_CACHE_HOME") or (home and f"{home}/.cache")
     if cache and os.access(Path(cache).parent, os.W_OK):
@@ -257,8 +257,8 @@ def _find(name: str, sha256: str, folders: Sequence[Path]) -> tuple[bytes | None
 def _open_within(seconds: float, opener: Opener, url: str) -> Any:
     """Open `url`, waiting `seconds` at most.
 
-    A socket's own timeout holds for each address of a host, and not at all for its name server;
-    behind a firewall that drops packets the sum would be minutes. So a thread waits in our place.
+    A socket's timeout is for each address of a host, and does not limit the name server. Behind a
+    firewall that drops packets the sum would be minutes, so a thread opens the URL.
     """
     answers: queue.Queue[Any] = queue.Queue()
 
@@ -281,7 +281,7 @@ def _open_within(seconds: float, opener: Opener, url: str) -> Any:
 def _download(
     name: str, sha256: str, mirrors: Sequence[str], opener: Opener
 ) -> tuple[bytes, bytes]:
-    """Return `name` as a mirror has it, and its verified content; raises _Unreachable."""
+    """Return a mirror's file `name`, and its verified content; raises _Unreachable."""
     reasons = []
     for mirror in mirrors:
         try:
@@ -295,8 +295,8 @@ def _download(
     raise _Unreachable(f"cannot download {name} ({'; '.join(reasons)})")
 
 
-def _keep(name: str, blob: bytes, folders: Iterable[Path], log: Log) -> None:
-    """Write `blob` to the first of `folders` that takes it; the job goes on when none does."""
+def _keep(name: str, blob: bytes, folders: Iterable[Path], log: LogFunction) -> None:
+    """Write `blob` to the first of `folders` that can be written; if none can, log it."""
     reasons = []
     for folder in folders:
         try:
@@ -309,27 +309,27 @@ def _keep(name: str, blob: bytes, folders: Iterable[Path], log: Log) -> None:
     log(f"mnist: {name} could not be kept ({'; '.join(reasons)}); it will be downloaded again")
 
 
-# --- the one way in ---
+# --- Loading --------------------------------------------------------------------------------------
 
 
 def load(
     data_dir: str | None = None,
     *,
     opener: Opener = urlopen,
-    log: Log = _say,
+    log: LogFunction = _say,
     environ: Mapping[str, str] = os.environ,
     digests: Mapping[str, str] = SHA256,
     mirrors: Sequence[str] = MIRRORS,
-    fallback: Fallback = scikit_learn_digits,
+    fallback: DigitsFallback = scikit_learn_digits,
 ) -> Digits:
     """Return the digits to train on: MNIST (60,000 and 10,000), else scikit-learn's.
 
-    The files are looked for in `data_dir`/mnist, in `data_dir`, and in the user's cache; `data_dir`
-    is `$BATCHML_DATA_DIR` unless given. What is missing or damaged is downloaded and kept in the
-    first of them that can be written. Each thing worth knowing is one line given to `log`.
+    The files are searched in `data_dir`/mnist, in `data_dir`, and in the user's cache; `data_dir`
+    is `$BATCHML_DATA_DIR` unless given. Missing or damaged files are downloaded, and kept in the
+    first of these folders that can be written. `log` gets one line for each event.
 
-    Raises NoDigits when there is neither MNIST nor scikit-learn, and IdxError when files with the
-    right digests (only a caller's own `digests` make that possible) do not fit together.
+    Raises NoDigits if there is neither MNIST nor scikit-learn, and IdxError if files with the right
+    digests do not match (only possible with `digests` of the caller).
     """
     cache = user_cache(environ) / "mnist"
     base = data_dir or environ.get("BATCHML_DATA_DIR")
@@ -355,8 +355,8 @@ def load(
     )
 
 
-def _stand_in(reason: str, home: Path, fallback: Fallback, log: Log) -> Digits:
-    """Return the fallback's digits and say so on one line; raises NoDigits when it has none."""
+def _stand_in(reason: str, home: Path, fallback: DigitsFallback, log: LogFunction) -> Digits:
+    """Return the fallback's digits, and log it; raises NoDigits if it has none."""
     try:
         digits = fallback()
     except ImportError as error:

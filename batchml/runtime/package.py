@@ -1,18 +1,18 @@
-"""This package's own files, as they are put into an image."""
+"""The source files of batchml that are copied into an image."""
 
 import os
 from typing import Dict
 
 
 def package_root() -> str:
-    """The folder that has to be on the module path for `batchml` to be imported."""
+    """The folder that must be in `sys.path` for `import batchml`."""
     return os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 def sources(whole: bool = False) -> Dict[str, bytes]:
-    """Path below the image's folder for modules -> content, for `batchml.runtime` and no more.
+    """Path below the image's module folder -> content, of `batchml.runtime`.
 
-    With `whole`, for all of batchml: what a sweep's controller runs in.
+    With `whole`, of all of batchml, for the image of sweep controllers.
     """
     if whole:
         return _below("batchml")
@@ -23,7 +23,7 @@ def sources(whole: bool = False) -> Dict[str, bytes]:
 def _below(top: str) -> Dict[str, bytes]:
     root, found = package_root(), {}
     for folder, folders, names in os.walk(os.path.join(root, top)):
-        # What ships beside the code is not code: images, jobs, templates.
+        # `share` has data that is installed with the package: images, jobs, templates.
         folders[:] = sorted(name for name in folders if name not in ("__pycache__", "share"))
         below = os.path.relpath(folder, root)
         for name in sorted(names):

@@ -1,7 +1,7 @@
-"""The processes of one attempt: find them all, signal them, and be sure that they are gone.
+"""Find all processes of an attempt, signal them, and make sure that they have ended.
 
-A process group misses a child that calls setsid, so processes are found by descent. For that to
-include children whose parent has died, the process that watches them is made their reaper.
+A process group misses a child that calls setsid, so processes are found by descent. Children whose
+parent has died become children of the process that watches them, because it is their reaper.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _IN_MODIFY = 2  # linux/inotify.h
 _IS_LINUX = sys.platform.startswith("linux")
@@ -18,7 +20,7 @@ _SIGNAL_SIZE = 128  # bytes of one signalfd_siginfo
 
 
 def become_reaper() -> bool:
-    """Let orphaned descendants become children of this process. False where that is impossible."""
+    """Let orphaned descendants become children of this process. False if that is impossible."""
     if not _IS_LINUX:
         return False
     import ctypes
@@ -27,10 +29,26 @@ def become_reaper() -> bool:
     return bool(libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
 
 
-def signal_file(*numbers: int) -> int:
-    """A descriptor that is readable when one of these signals, which must be blocked, has come.
+def die_with_parent(parent: int) -> Callable[[], None]:
+    """A function that a new process calls, so that it is killed when its parent `parent` dies."""
+    if not _IS_LINUX:
+        return lambda: None
+    import ctypes
 
-    It needs no handler, and so it works in a thread that is not the first of its process.
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def ask() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:  # it has died already
+            os._exit(1)
+
+    return ask
+
+
+def signal_file(*numbers: int) -> int:
+    """A descriptor that is readable when one of these signals has come. They must be blocked.
+
+    It needs no handler, so it works in any thread.
     """
     import ctypes
 
@@ -47,7 +65,7 @@ def signal_file(*numbers: int) -> int:
 
 
 def signals_in(file: int) -> set[int]:
-    """The signals that have come since the last look."""
+    """The signals that have come since the last call."""
     found: set[int] = set()
     while True:
         try:
@@ -61,10 +79,9 @@ def signals_in(file: int) -> set[int]:
 
 
 def changes_of(path: str) -> int:
-    """A descriptor that can be read once the file at `path`, which is made, has changed.
+    """Make a file, and return a descriptor that is readable once the file has changed.
 
-    Raises OSError where the system has no such thing: then look from time to time. Source:
-    inotify(7).
+    Raises OSError if the system cannot watch files: then poll. Source: inotify(7).
     """
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o644))
     import ctypes
@@ -75,7 +92,7 @@ def changes_of(path: str) -> int:
         return int(made)
     if made >= 0:
         os.close(made)
-    raise OSError(ctypes.get_errno(), "no word of changes can be had")
+    raise OSError(ctypes.get_errno(), "files cannot be watched for changes")
 
 
 def descendants(*roots: int) -> list[int]:
@@ -101,9 +118,9 @@ def _parent(pid: str) -> int | None:
 
 
 def _stat(pid: int | str) -> list[bytes]:
-    """The fields of /proc/PID/stat after the name; none where there is no such process.
+    """The fields of /proc/PID/stat after the name; empty without such a process.
 
-    The name, in parentheses, may hold anything, so the fields are counted after it.
+    The name, in parentheses, may contain anything, so the fields are counted after it.
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
@@ -113,12 +130,12 @@ def _stat(pid: int | str) -> list[bytes]:
 
 
 def state_of(pid: int) -> str:
-    """The letter of a process's state, as in proc(5); empty where there is no such process."""
+    """The letter of a process's state, as in proc(5); empty without such a process."""
     return b"".join(_stat(pid)[:1]).decode("ascii", "replace")
 
 
 def send(pids: list[int], number: int) -> None:
-    """Signal each process that is still there and ours to signal."""
+    """Signal each process that still lives and that this process may signal."""
     for pid in pids:
         try:
             os.kill(pid, number)
@@ -127,17 +144,17 @@ def send(pids: list[int], number: int) -> None:
 
 
 def kill_descendants(limit: float = 30.0) -> bool:
-    """Kill and reap every descendant of this process, their reaper. True when none is left.
+    """Kill and reap every descendant of this process, which is their reaper. True if none is left.
 
-    New ones may appear, and a parent may die between the looks at its child and at itself, so a
-    look at /proc that finds none proves nothing. The kernel's word does: a reaper has a child for
-    as long as it has a descendant. This goes round until then, or until `limit` seconds have passed
-    (a process stuck in the kernel, or of another user, cannot be killed).
+    New processes may appear, and a parent may die between reading its child and itself, so it
+    proves nothing that /proc shows no descendant. But a reaper has a child as long as it has a
+    descendant. So this repeats until there is no child, or until `limit` seconds have passed: a
+    process stuck in the kernel, or of another user, cannot be killed.
     """
     end = time.monotonic() + limit
-    while not reap():  # first, because it is cheap: most leave nothing behind
+    while not reap():  # first, because it is cheap, and most programs leave no process
         left = descendants(os.getpid())
-        send(left, signal.SIGSTOP)  # whoever is stopped cannot fork while the others are killed
+        send(left, signal.SIGSTOP)  # a stopped process cannot fork while the others are killed
         send(left, signal.SIGKILL)
         if time.monotonic() > end:
             return reap()
@@ -146,7 +163,7 @@ def kill_descendants(limit: float = 30.0) -> bool:
 
 
 def reap() -> bool:
-    """Collect the exits of all children that have ended. True when there are no children at all."""
+    """Collect the exits of all children that have ended. True if no child is left."""
     while True:
         try:
             pid, _ = os.waitpid(-1, os.WNOHANG)
@@ -157,15 +174,27 @@ def reap() -> bool:
 
 
 def start_time(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot: with the boot id, its identity."""
+    """When a process started, in clock ticks since boot. With the boot id this identifies it."""
     fields = _stat(pid)
     return int(fields[19]) if fields else None
 
 
 def boot_id() -> str:
-    """A name of this boot of the machine; empty where the system has none."""
+    """The id of this boot of the machine; empty if the system has none."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip()
     except OSError:
         return ""
+
+
+def process_age() -> float:
+    """Seconds since this process started; 0 if the system does not say.
+
+    Source: proc(5), /proc/pid/stat, field 22.
+    """
+    try:
+        started = int(_stat("self")[19]) / os.sysconf("SC_CLK_TCK")
+        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started)
+    except (OSError, ValueError, IndexError, AttributeError):
+        return 0.0

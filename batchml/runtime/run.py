@@ -1,8 +1,8 @@
-"""The entry of the images that batchml builds: `python -m batchml.runtime.run COMMAND ...`.
+"""The entry point of batchml's images: `python -m batchml.runtime.run COMMAND ...`.
 
-It fetches the code, starts the command, passes its output on line by line, passes a stop signal on
-to every process, and ends with a line that says how many lines there were, so that a client can
-prove that it has them all. It exits with the command's own code.
+It fetches the code, starts the command, copies its output line by line, and forwards stop signals
+to every process. Its last line is the number of lines, so that a client can prove that it has all
+of them. It exits with the command's exit code.
 """
 
 from __future__ import annotations
@@ -17,28 +17,30 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import BinaryIO, Optional
 
-from batchml.runtime.entry.attempt import Companions, Running
+from batchml.runtime.entry.attempt import AttemptPlugins, RunningAttempt
 from batchml.runtime.entry.fetch import (
-    BY_ORDER,
+    IN_FILE,
     BadArchive,
-    BadOrder,
-    bring,
-    digest_in,
-    read_order,
+    BadCommandFile,
+    claim,
+    describe_duplicate,
+    digest_in_name,
+    download,
+    read_command_file,
     unpack,
 )
 from batchml.runtime.entry.folders import (
-    Temporary,
+    TemporaryFolder,
     WorkingFolder,
-    arrange,
-    is_kept,
-    own_folder,
-    variables,
-    watch,
+    enter_code_folder,
+    folder_variables,
+    is_kept_in_store,
+    make_folders,
+    watch_working_folder,
 )
 from batchml.runtime.entry.output import Output
-from batchml.runtime.entry.outputs import Outputs, prefix_of
-from batchml.runtime.entry.stopping import Signals, Stopped, held_back
+from batchml.runtime.entry.outputs import OutputSender, output_prefix
+from batchml.runtime.entry.stopping import Signals, StopRequested, signals_blocked
 from batchml.runtime.processes import become_reaper, kill_descendants
 from batchml.runtime.protocol.exit_codes import (
     CONFIGURATION_ERROR,
@@ -46,20 +48,21 @@ from batchml.runtime.protocol.exit_codes import (
     STOPPED,
     TRY_ELSEWHERE,
 )
-from batchml.runtime.protocol.launch import TORCHRUN, VARIABLE, Plan
+from batchml.runtime.protocol.launch import VARIABLE, LaunchPlan
 from batchml.runtime.protocol.log_marks import LineSplitter, end_mark
 from batchml.runtime.protocol.variables import RuntimeEnv
-from batchml.runtime.storage.store import BRIEF, Store, StoreError, open_store
+from batchml.runtime.storage.backends import open_store
+from batchml.runtime.storage.store import BRIEF, StoreError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from batchml.runtime.nodes.torchrun.child import Led, Verdict
-    from batchml.runtime.sweep.trial import Trial
+    from batchml.runtime.nodes.launcher import SupervisedCommand, SupervisorVerdict
+    from batchml.runtime.sweep.trial import TrialAttempt
 
-PROGRESS_EVERY = 10.0  # seconds between two looks at a progress bar
+PROGRESS_EVERY = 10.0  # seconds after which a progress bar is printed as a line
 _READ = 65_536
 _TOO_LONG = "Linux takes 128 KiB of one argument or variable, and about 2 MiB of all"
-_TOLD_OUTPUTS = 5  # names of outputs that could not be sent
+_NAMED_OUTPUTS = 5  # outputs that are named when they could not be sent
 
 
 def run(
@@ -69,7 +72,7 @@ def run(
     progress_every: float = PROGRESS_EVERY,
 ) -> int:
     """Run one attempt and return its exit code."""
-    signals, temporary = Signals(), Temporary()
+    signals, temporary = Signals(), TemporaryFolder()
     signals.listen()
     output = Output(stream, progress_every)
     attempt = _Attempt(list(command), environ, output, signals, temporary)
@@ -77,15 +80,15 @@ def run(
         code = attempt.run()
     finally:
         temporary.remove()
-    signals.deafen()
+    signals.ignore()
     if RuntimeEnv.read(environ).is_run:
         stream.write(end_mark(code, output.lines, attempt.by_runtime).encode() + b"\n")
         stream.flush()
     return code
 
 
-class _Ended(Exception):
-    """The attempt ends before its command: with a line, and this code."""
+class _NotStarted(Exception):
+    """The attempt ends before its command, with this message and exit code."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)
@@ -99,7 +102,7 @@ class _Attempt:
         environ: Mapping[str, str],
         output: Output,
         signals: Signals,
-        temporary: Temporary,
+        temporary: TemporaryFolder,
     ) -> None:
         self._command = command
         self._environ = dict(environ)
@@ -107,266 +110,269 @@ class _Attempt:
         self._signals = signals
         self._temporary = temporary
         self._env = RuntimeEnv.read(environ)
-        self._trial: Optional[Trial] = None
-        self._plan: Optional[Plan] = None
-        self._said = ""  # why the command did not begin
-        self.by_runtime = False  # the exit code is not the program's own
+        self._trial: Optional[TrialAttempt] = None
+        self._plan: Optional[LaunchPlan] = None
+        self._why_not_started = ""
+        self.by_runtime = False  # whether the runtime, not the program, chose the exit code
 
     def run(self) -> int:
         code = self._run()
         if self._trial is None:
             return code
-        return self._trial.end(code, bool(self._signals.stop_asked), self._said)
+        return self._trial.end(code, bool(self._signals.stop_asked), self._why_not_started)
 
     def _run(self) -> int:
         try:
-            self._take_order()
+            self._read_command_file()
             self._claim()
             sends_outputs = self._env.is_run and not self._env.output_dir and self._env.store
-            self._arrange()
+            self._make_folders()
             self._fetch_code()
             self._read_plan()
-            self._look_at_host()
+            self._check_host()
             self._fetch_checkpoints()
             self._signals.check()
-        except _Ended as end:
-            return self._not_begun(end.code, str(end))
-        except Stopped as stop:
-            return self._not_begun(STOPPED, f"stopped ({stop}) before the command began")
+        except _NotStarted as end:
+            return self._not_started(end.code, str(end))
+        except StopRequested as stop:
+            return self._not_started(STOPPED, f"stopped ({stop}) before the command began")
         except StoreError as error:
             code = TRY_ELSEWHERE if error.temporary else CONFIGURATION_ERROR
-            return self._not_begun(code, str(error))
-        except (BadArchive, BadOrder, OSError, ValueError) as error:
-            return self._not_begun(CONFIGURATION_ERROR, str(error))
+            return self._not_started(code, str(error))
+        except (BadArchive, BadCommandFile, OSError, ValueError) as error:
+            return self._not_started(CONFIGURATION_ERROR, str(error))
         try:
             return self._run_command(bool(sends_outputs))
         except FileNotFoundError:
-            return self._cannot_run(127, self._missing())
+            return self._cannot_run(127, self._describe_missing())
         except OSError as error:
             why = _TOO_LONG if error.errno == errno.E2BIG else error.strerror
             return self._cannot_run(126, str(why))
-        except ValueError as error:  # a NUL in a word, or `=` in the name of a variable
+        except ValueError as error:  # a NUL in an argument, or `=` in the name of a variable
             return self._cannot_run(126, str(error))
 
     def _cannot_run(self, code: int, why: str) -> int:
-        return self._not_begun(code, f"cannot run {self._command[0]!r}: {why}", by_runtime=False)
+        return self._not_started(code, f"cannot run {self._command[0]!r}: {why}", by_runtime=False)
 
-    def _not_begun(self, code: int, why: str, by_runtime: bool = True) -> int:
-        self._said = why
+    def _not_started(self, code: int, why: str, by_runtime: bool = True) -> int:
+        self._why_not_started = why
         self.by_runtime = by_runtime
         self._output.say(f"batchml: {why}")
         if VARIABLE in self._environ:
-            from batchml.runtime.nodes.torchrun.child import told_main
+            from batchml.runtime.nodes.launcher import tell_main_node
 
-            told_main(self._environ, {"not_begun": [code, why]}, self._signals.stops_within)
+            tell_main_node(self._environ, {"not_begun": [code, why]}, self._signals.wait_for_stop)
         return code
 
-    def _missing(self) -> str:
-        """What is not there: Linux says it of a program and of what a script's first line names."""
+    def _describe_missing(self) -> str:
+        """Linux's FileNotFoundError may mean the program, or the interpreter that it names."""
         if shutil.which(self._command[0], path=self._environ.get("PATH")) is None:
             return "no such command in this image."
-        return "what its first line (#!) names, or the loader that it needs, is not in this image."
+        return "the program of its first line (#!), or its loader, is not in this image."
 
-    # --- before the command ---------------------------------------------------------------------
+    # --- Before the command -----------------------------------------------------------------------
 
-    def _take_order(self) -> None:
-        """The command that was too long for AWS Batch, with its variables."""
-        if self._env.order and self._command == [BY_ORDER]:
-            order = read_order(*self._bring(self._env.order))
-            self._command = order.command
-            # Batch's own variables are facts.
-            given = {k: v for k, v in order.env.items() if not k.startswith("AWS_BATCH_")}
+    def _read_command_file(self) -> None:
+        """Read the command and the variables that were too long for AWS Batch."""
+        if self._env.command_file and self._command == [IN_FILE]:
+            found = read_command_file(*self._fetch(self._env.command_file))
+            self._command = found.command
+            # The variables of AWS Batch itself are not replaced.
+            given = {k: v for k, v in found.env.items() if not k.startswith("AWS_BATCH_")}
             self._environ.update(given)
             self._env = RuntimeEnv.read(self._environ)
-        if not self._command or self._command == [BY_ORDER]:
-            raise _Ended(
+        if not self._command or self._command == [IN_FILE]:
+            raise _NotStarted(
                 CONFIGURATION_ERROR, "no command was given. Name one in job.toml, or after --."
             )
 
     def _claim(self) -> None:
-        """Of two jobs of one submission only the first runs."""
+        """Let only the first of two jobs of one submission run."""
         if self._env.sweep:
             self._begin_trial()
         elif self._env.store and self._env.key:
-            from batchml.runtime.entry.fetch import claim, refusal
-
-            holder = claim(self._open(self._env.store), self._env)
+            store = open_store(self._env.store, self._environ, self._signals.check)
+            holder = claim(store, self._env)
             if holder is not None:
-                raise _Ended(DUPLICATE, refusal(holder))
+                raise _NotStarted(DUPLICATE, describe_duplicate(holder))
 
     def _begin_trial(self) -> None:
-        """A trial has a claim of its own, and its command is the sweep's, filled in."""
-        from batchml.runtime.sweep.assignment import Over
-        from batchml.runtime.sweep.trial import Trial
+        """Claim a trial of a sweep, and fill its parameters into the sweep's command."""
+        from batchml.runtime.sweep.assignment import NothingToRun
+        from batchml.runtime.sweep.trial import TrialAttempt
 
         try:
-            trial = Trial(self._env, self._environ, self._output.say, self._signals.check)
-        except Over as over:
-            raise _Ended(over.code, str(over)) from over
+            trial = TrialAttempt(self._env, self._environ, self._output.say, self._signals.check)
+        except NothingToRun as over:
+            raise _NotStarted(over.code, str(over)) from over
         self._trial, self._command, self._env = trial, trial.command(), trial.env
 
-    def _arrange(self) -> None:
-        self._env = arrange(self._env, self._temporary)
-        self._environ.update(variables(self._env))
+    def _make_folders(self) -> None:
+        self._env = make_folders(self._env, self._temporary)
+        self._environ.update(folder_variables(self._env))
         if self._trial is not None:
-            self._trial.bring_checkpoints(self._env.checkpoint_dir)
+            self._trial.fetch_checkpoints(self._env.checkpoint_dir)
             self._environ.update(self._trial.variables())
 
     def _fetch_code(self) -> None:
         if self._env.code:
-            path, digest = self._bring(self._env.code)
-            unpack(path, own_folder(), digest)
+            path, digest = self._fetch(self._env.code)
+            unpack(path, enter_code_folder(), digest)
             if path != self._env.code:
                 os.unlink(path)
 
     def _read_plan(self) -> None:
         if VARIABLE in self._environ:
-            from batchml.runtime.nodes.torchrun.child import plan_of
+            from batchml.runtime.nodes.launcher import read_plan
 
-            self._plan = plan_of(self._environ)
+            self._plan = read_plan(self._environ)
 
-    def _look_at_host(self) -> None:
-        """An unfit host ends the attempt; among ranks the main node's supervisor does that."""
+    def _check_host(self) -> None:
+        """End the attempt on an unfit host. With ranks, the main node's supervisor ends it."""
         if not self._env.is_run:
             return
-        from batchml.runtime.health.gate import gate
+        from batchml.runtime.health.gate import check_host
 
-        unfit = gate(self._env, self._environ, self._output.say)
+        unfit = check_host(self._env, self._environ, self._output.say)
         if unfit is None:
             return
-        if self._plan is None or self._plan.kind != TORCHRUN:
-            raise _Ended(TRY_ELSEWHERE, unfit)
-        from batchml.runtime.nodes.torchrun.child import UNFIT
+        if self._plan is None or not self._plan.is_supervised:
+            raise _NotStarted(TRY_ELSEWHERE, unfit)
+        from batchml.runtime.nodes.launcher import UNFIT
 
         self._environ[UNFIT] = unfit
 
     def _fetch_checkpoints(self) -> None:
-        """From another run, and where no folder outlives the attempt, from the run's store."""
+        """Copy checkpoints from another run, or from the run's store if no folder keeps them."""
         if "BATCHML_RESUME" in self._environ and self._env.is_run and self._trial is None:
             from batchml.runtime.checkpoint.resume import resume
 
             resume(self._env, self._environ, self._output.say, self._signals.check)
-        if is_kept(self._env) and self._trial is None:
+        if is_kept_in_store(self._env) and self._trial is None:
             from batchml.runtime.checkpoint.remote import fetch
 
             fetch(self._env, self._environ, self._output.say)
 
-    def _bring(self, url: str) -> tuple[str, str]:
-        """The path of what travels with the run, and, when it came from elsewhere, its hash."""
+    def _fetch(self, url: str) -> tuple[str, str]:
+        """The path of a file of the submission; if it was downloaded, also its SHA-256."""
         if "://" not in url:
             return url, ""
         folder = self._temporary.path()
-        return bring(url, folder, self._environ, self._signals.check), digest_in(url)
+        return download(url, folder, self._environ, self._signals.check), digest_in_name(url)
 
-    def _open(self, url: str) -> Store:
-        return open_store(url, self._environ, self._signals.check)
-
-    # --- while it runs, and after ---------------------------------------------------------------
+    # --- While the command runs, and after --------------------------------------------------------
 
     def _run_command(self, sends_outputs: bool) -> int:
         become_reaper()
         env, output = self._env, self._output
-        store = open_store(env.store, self._environ, patience=BRIEF) if env.store else None
-        running = Running(env, self._environ, output, self._signals, store, sends_outputs)
-        companions = _companions(running)
+        store = open_store(env.store, self._environ, limits=BRIEF) if env.store else None
+        running = RunningAttempt(env, self._environ, output, self._signals, store, sends_outputs)
+        plugins = _make_plugins(running)
         if self._trial is not None:
             trial = self._trial
             trial.start(running)
-            output.listener = trial.hear
-            companions.add("the sweep's watch", lambda: trial)
+            output.listener = trial.read_output
+            plugins.add("the trial's watch", lambda: trial)
         working = self._watch_working_folder(sends_outputs)
-        led = self._led()
-        process = self._start(led)
-        if led is not None:
-            self._look_after(led, process.pid, running, companions)
+        supervised = self._supervise()
+        process = self._start(supervised)
+        if supervised is not None:
+            self._watch_supervisor(supervised, process.pid, running, plugins)
         outputs = None
         if sends_outputs:
             patient = open_store(env.store, self._environ)
-            outputs = Outputs(env.output_dir, patient, prefix_of(self._environ))
+            outputs = OutputSender(env.output_dir, patient, output_prefix(self._environ))
             outputs.start()
-        code = _copy(process, self._signals.wake, output, running, companions, self._trial)
-        companions.finish()
-        left = working.told() if working else ""
+        code = _copy(process, self._signals.wake, output, running, plugins, self._trial)
+        plugins.finish()
+        left = working.describe_leftovers() if working else ""
         if left:
-            output.say(f"batchml notice: {left}")  # "batchml: " is why a run could not begin
+            # Not "batchml: ", which begins the reason why a run did not start.
+            output.say(f"batchml notice: {left}")
         if outputs is not None:
-            _tell_outputs(outputs.finish(), output)
-        verdict = led.verdict(code) if led is not None else None
+            _report_outputs(outputs.finish(), output)
+        verdict = supervised.verdict(code) if supervised is not None else None
         self.by_runtime = running.forced is not None or verdict is not None
         if verdict is not None:
-            self._pass_on(verdict)
+            self._report_verdict(verdict)
             code = verdict.code
         if running.forced is not None:
             return running.forced
         return 128 - code if code < 0 else code
 
-    def _pass_on(self, verdict: Verdict) -> None:
-        """What the supervisor of this node, which has ended, may not have told anyone."""
+    def _report_verdict(self, verdict: SupervisorVerdict) -> None:
+        """Report why this node's supervisor has ended, if it could not report that itself."""
         if not verdict.is_said:
             self._output.say(f"batchml: {verdict.why}")
         if verdict.news and not self._signals.stop_asked:
-            from batchml.runtime.nodes.torchrun.child import told_main
+            from batchml.runtime.nodes.launcher import tell_main_node
 
-            told_main(self._environ, verdict.news, self._signals.stops_within)
+            tell_main_node(self._environ, verdict.news, self._signals.wait_for_stop)
 
-    def _start(self, led: Optional[Led]) -> subprocess.Popen[bytes]:
-        with held_back() if led else nullcontext():
+    def _start(self, supervised: Optional[SupervisedCommand]) -> subprocess.Popen[bytes]:
+        with signals_blocked() if supervised else nullcontext():
             return subprocess.Popen(
-                led.command if led else self._command,
-                env=led.environ if led else self._environ,
+                supervised.command if supervised else self._command,
+                env=supervised.environ if supervised else self._environ,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
 
-    def _led(self) -> Optional[Led]:
-        """The supervisor that is started instead of the command; None where that is simply run."""
+    def _supervise(self) -> Optional[SupervisedCommand]:
+        """The supervisor that is started instead of the command; None for a plain command."""
         if self._plan is None:
             return None
-        from batchml.runtime.nodes.torchrun.child import led
+        from batchml.runtime.nodes.launcher import supervise
 
-        return led(self._plan, self._command, self._environ, self._temporary.path())
+        return supervise(self._plan, self._command, self._environ, self._temporary.path())
 
-    def _look_after(self, led: Led, pid: int, running: Running, companions: Companions) -> None:
-        from batchml.runtime.nodes.torchrun.child import Frozen
+    def _watch_supervisor(
+        self,
+        supervised: SupervisedCommand,
+        pid: int,
+        running: RunningAttempt,
+        plugins: AttemptPlugins,
+    ) -> None:
+        from batchml.runtime.nodes.launcher import SupervisorWatch
 
-        running.led_by(pid, led.asked, led.makes_stop_file)
-        companions.add("the watch of the supervisor", lambda: Frozen(pid, running.say))
+        running.delegate_to(pid, supervised.asked, supervised.makes_stop_file)
+        plugins.add("the watch of the supervisor", lambda: SupervisorWatch(pid, running.say))
 
     def _watch_working_folder(self, is_container: bool) -> Optional[WorkingFolder]:
         data = self._environ.get("BATCHML_DATA_DIR", "")
-        return watch(self._env, data, self._temporary.made, is_container)
+        return watch_working_folder(self._env, data, self._temporary.made, is_container)
 
 
-def _companions(running: Running) -> Companions:
-    companions = Companions(running.say)
+def _make_plugins(running: RunningAttempt) -> AttemptPlugins:
+    plugins = AttemptPlugins(running.say)
     if running.env.is_run:
         from batchml.runtime.health.gate import has_gpus
-        from batchml.runtime.telemetry.budget import Guard
-        from batchml.runtime.telemetry.metrics import Relay
-        from batchml.runtime.telemetry.spot import Notice
-        from batchml.runtime.telemetry.usage import Usage
+        from batchml.runtime.telemetry.budget import BudgetGuard
+        from batchml.runtime.telemetry.metrics import MetricsRelay
+        from batchml.runtime.telemetry.spot import SpotWatcher
+        from batchml.runtime.telemetry.usage import UsageReporter
 
-        companions.add("the money guard", lambda: Guard(running))
-        companions.add("the relay of metrics", lambda: Relay(running))
-        companions.add("the use of the machine", lambda: Usage(running))
-        companions.add("the watch for notices", lambda: Notice(running))
-        if is_kept(running.env):
-            from batchml.runtime.checkpoint.remote import Keeper
+        plugins.add("the budget guard", lambda: BudgetGuard(running))
+        plugins.add("the relay of metrics", lambda: MetricsRelay(running))
+        plugins.add("the usage reporter", lambda: UsageReporter(running))
+        plugins.add("the watch for spot notices", lambda: SpotWatcher(running))
+        if is_kept_in_store(running.env):
+            from batchml.runtime.checkpoint.remote import CheckpointKeeper
 
-            companions.add("the keeper of checkpoints", lambda: Keeper(running))
+            plugins.add("the keeper of checkpoints", lambda: CheckpointKeeper(running))
         if has_gpus(running.environ):
-            from batchml.runtime.health.xid import Watch
+            from batchml.runtime.health.xid import GpuWatcher
 
-            companions.add("the watch of the GPUs", lambda: Watch(running))
-    return companions
+            plugins.add("the watch of the GPUs", lambda: GpuWatcher(running))
+    return plugins
 
 
-def _tell_outputs(trouble: Sequence[str], output: Output) -> None:
-    if trouble:
-        output.say(f"batchml: {len(trouble)} outputs could not be kept:")
-    for line in trouble[:_TOLD_OUTPUTS]:
+def _report_outputs(problems: Sequence[str], output: Output) -> None:
+    if problems:
+        output.say(f"batchml: {len(problems)} outputs could not be kept:")
+    for line in problems[:_NAMED_OUTPUTS]:
         output.say(f"batchml:   {line}")
 
 
@@ -374,11 +380,11 @@ def _copy(
     process: subprocess.Popen[bytes],
     wake: int,
     output: Output,
-    running: Running,
-    companions: Companions,
-    trial: Optional[Trial],
+    running: RunningAttempt,
+    plugins: AttemptPlugins,
+    trial: Optional[TrialAttempt],
 ) -> int:
-    """Copy until the command has ended, end what it leaves behind, and return its code."""
+    """Copy the output until the command ends, kill the processes it leaves, return its code."""
     import selectors
 
     assert process.stdout is not None
@@ -389,9 +395,9 @@ def _copy(
         selector.register(pipe, selectors.EVENT_READ)
         selector.register(wake, selectors.EVENT_READ)
         if trial is not None and trial.changes >= 0:
-            selector.register(trial.changes, selectors.EVENT_READ, trial.look)
+            selector.register(trial.changes, selectors.EVENT_READ, trial.read_reports)
         while not _has_ended(process):
-            for key, _ in selector.select(_pause(output, running, companions)):
+            for key, _ in selector.select(_pause(output, running, plugins)):
                 if key.data is not None:
                     key.data()
                     continue
@@ -400,13 +406,13 @@ def _copy(
                     output.write(splitter.feed(data or b""))
                     if data == b"":
                         selector.unregister(pipe)
-            running.hear()
-            companions.tick(time.monotonic())
+            running.forward_signals()
+            plugins.tick(time.monotonic())
             running.kill_when_due()
             if output.until_progress() == 0:
                 output.write(splitter.progress())
     kill_descendants()
-    while True:  # not to the end of the stream: whom we may not kill could keep it open for ever
+    while True:  # not until end of file: a process that cannot be killed could keep the pipe open
         data = _read(pipe)
         if not data:
             break
@@ -416,19 +422,19 @@ def _copy(
     return process.returncode
 
 
-def _pause(output: Output, running: Running, companions: Companions) -> Optional[float]:
-    """Seconds that may pass before something is due though nothing has come."""
+def _pause(output: Output, running: RunningAttempt, plugins: AttemptPlugins) -> Optional[float]:
+    """Seconds to wait for output or signals, until something else is due; None: for ever."""
     due = [running.until_kill()]
-    if companions:
-        due.append(companions.until_tick(time.monotonic()))
-    if output.until_progress():  # once it was looked at, the next line counts
+    if plugins:
+        due.append(plugins.until_tick(time.monotonic()))
+    if output.until_progress():  # 0 after the bar was printed, until the next line
         due.append(output.until_progress())
     least = min(due)
     return None if least == float("inf") else least
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Whether the command has; other children that have are orphans, and are collected here."""
+    """Whether the command has ended. Adopted children that have ended are reaped."""
     while True:
         try:
             found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -440,7 +446,7 @@ def _has_ended(process: subprocess.Popen[bytes]) -> bool:
 
 
 def _read(pipe: int) -> Optional[bytes]:
-    """What can be read now; None when that is nothing yet, empty at the end."""
+    """Read what is there now; None if that is nothing yet, empty at the end of the stream."""
     try:
         return os.read(pipe, _READ)
     except BlockingIOError:
@@ -448,14 +454,14 @@ def _read(pipe: int) -> Optional[bytes]:
 
 
 def main() -> None:
-    """Never returns: Python's own way out would set the signals' handlers back."""
-    code = 70  # if something here is wrong: a traceback, and no word from the command
-    # `-m` looks for modules in the working directory first, where the job's own `queue.py` will be.
+    """Run the command line. It never returns, because Python's exit would reset signal handlers."""
+    code = 70  # after a mistake of our own, with a traceback
+    # `-m` looks for modules in the working directory first, where the job may have a `queue.py`.
     if sys.path[:1] in ([""], [os.getcwd()]):
         del sys.path[0]
     try:
         code = run(sys.argv[1:], os.environ, sys.stdout.buffer)
-    except BrokenPipeError:  # nobody reads: a log driver that has gone
+    except BrokenPipeError:  # the log driver has gone
         code = TRY_ELSEWHERE
     except BaseException:
         import traceback

@@ -144,7 +144,7 @@ class Training:
     def _write(self, folder: str) -> None:
         state = {
             "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
-            "step": self.step, "words": self.words.to_json(),
+            "step": self.step, "words": self.words.to_text(),
         }  # fmt: skip
         torch.save(state, Path(folder, "state.pt"))
 
@@ -159,7 +159,7 @@ class Training:
         content = io.BytesIO()
         weights = {name: value.cpu() for name, value in self.model.state_dict().items()}
         shape = asdict(self.model.shape)
-        torch.save({"model": weights, "shape": shape, "words": self.words.to_json()}, content)
+        torch.save({"model": weights, "shape": shape, "words": self.words.to_text()}, content)
         folders = [Path(os.environ.get("BATCHML_OUTPUT_DIR", "."))]
         if os.environ.get("BATCHML_WORKSPACE"):
             folders.append(Path(os.environ["BATCHML_WORKSPACE"], "translate"))
@@ -283,13 +283,13 @@ def prepare(options: argparse.Namespace, ranks: Ranks) -> Training:
     if min(options.batch_size, len(pairs.train)) < ranks.world:
         raise corpus.BadCorpus(f"{ranks.world} processes cannot share a batch of fewer pairs")
     if state is not None:
-        words = Vocabulary.from_json(state["words"])
+        words = Vocabulary.from_text(state["words"])
     else:
         built = ""
         if ranks.rank == 0:
             lines = (line for pair in pairs.train for line in pair)
-            built = vocabulary.build(lines, options.vocabulary).to_json()
-        words = Vocabulary.from_json(ranks.of_first(built))
+            built = vocabulary.build(lines, options.vocabulary).to_text()
+        words = Vocabulary.from_text(ranks.of_first(built))
     training = Training(options, ranks, pairs, words)
     training.say(
         f"{len(pairs.train)} pairs to learn from, {len(pairs.valid)} held out, {len(words)} pieces "

@@ -56,7 +56,7 @@ class Model:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         try:
             state = torch.load(path, map_location=self.device, weights_only=True)
-            self.words = Vocabulary.from_json(state["words"])
+            self.words = Vocabulary.from_text(state["words"])
             self.net = Translator(Shape(**state["shape"])).to(self.device).eval()
             self.net.load_state_dict(state["model"])
         except Exception as error:  # torch has no exception of its own for a file that is none

@@ -11,7 +11,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from batchml.runtime.processes import descendants
-from batchml.runtime.telemetry.gpus import Gpus, together
+from batchml.runtime.telemetry.gpus import GpuMonitor, gpu_totals
 from batchml.runtime.telemetry.host import cpu_seconds
 
 EVERY = 1.0  # seconds between two samples
@@ -30,13 +30,13 @@ class Meter:
 
     def __init__(self) -> None:
         self._samples: list[Sample] = []
-        self._gpus = Gpus(os.environ)
+        self._gpus = GpuMonitor(os.environ)
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
         raylet = os.getppid()
         while True:
-            gpu = together(self._gpus.look()).get("gpu")
+            gpu = gpu_totals(self._gpus.read()).get("gpu")
             used = cpu_seconds([raylet, *descendants(raylet)])
             self._samples.append(Sample(time.time(), used, gpu))
             time.sleep(EVERY)

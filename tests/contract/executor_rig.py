@@ -13,12 +13,20 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from batchml.clock import SystemClock
-from batchml.local.batch.events import Ended, Event, Exit, LogEnd, Noted, Prepared, Started
-from batchml.local.batch.state import Attempt, Job, Needs, Spec
-from batchml.local.executors.choice import Choice
-from batchml.local.executors.container_spec import Permits
-from batchml.local.executors.spec import Host
-from batchml.local.executors.supervisor import Executor
+from batchml.local.batch.events import (
+    AttemptEnded,
+    AttemptExit,
+    AttemptPrepared,
+    AttemptProgressed,
+    AttemptStarted,
+    Event,
+    LogEnd,
+)
+from batchml.local.batch.state import Job, JobAttempt, Needs, SubmittedSpec
+from batchml.local.executors.choice import ExecutorChoice, Permits
+from batchml.local.executors.container_spec import spec_maker
+from batchml.local.executors.spec import ExecutorHost
+from batchml.local.executors.supervisor import AttemptSupervisor
 from batchml.local.home import Home
 from batchml.local.images import publish_runtime
 from batchml.local.logs.check import LargeChecks, check_small
@@ -59,7 +67,7 @@ def job_of(
     variables = [{"name": name, "value": value} for name, value in (env or {}).items()]
     return Job(
         id=job_id,
-        spec=Spec(
+        spec=SubmittedSpec(
             id=job_id,
             name="contract",
             queue="default",
@@ -71,12 +79,12 @@ def job_of(
     )
 
 
-def attempt_of(job: Job, number: int = 1, **more: Any) -> Attempt:
-    return Attempt(number, uuid.uuid4().hex, "this-machine", **{"gpus": (), **more})
+def attempt_of(job: Job, number: int = 1, **more: Any) -> JobAttempt:
+    return JobAttempt(number, uuid.uuid4().hex, "this-machine", **{"gpus": (), **more})
 
 
 class Outcome(NamedTuple):
-    exit: Exit
+    exit: AttemptExit
     lines: list[bytes]  # of the program: without ours at the start
     started_at: int | None
 
@@ -94,30 +102,30 @@ class Rig:
         self.permits = Permits()
         self.change: Callable[[dict[str, Any]], None] = lambda spec: None
         self.events: list[Event] = []
-        self.given: dict[str, tuple[Job, Attempt]] = {}
+        self.given: dict[str, tuple[Job, JobAttempt]] = {}
         environ = {**os.environ, **(environ or {})}
         home.journal.touch()
         self.identity = observe(home)
         runtime = publish_runtime(home.runtimes)
-        self.host = Host(home, runtime, environ, identity=self.identity.id)
+        self.host = ExecutorHost(home, runtime, environ, identity=self.identity.id)
         self._clock = SystemClock()
         self._loop = asyncio.new_event_loop()
         self._open()
 
     def _open(self) -> None:
-        self.executor = Executor(
+        self.executor = AttemptSupervisor(
             self.home, self.identity, self.host.environ, self._loop, self._clock, self._heard,
-            self._spec_of, Choice(self.kind).kind,
+            self._make_spec, ExecutorChoice(self.kind).kind,
         )  # fmt: skip
 
     def _heard(self, event: Event) -> None:
         self.events.append(event)
-        if isinstance(event, Prepared):
+        if isinstance(event, AttemptPrepared):
             for task_id in event.task_ids:
                 self._loop.call_soon(self.executor.begin, task_id)
 
-    def _spec_of(self, kind: str, job: Job, attempt: Attempt) -> dict[str, Any]:
-        spec = Choice(self.kind, self.permits).spec_of(self.host)(kind, job, attempt)
+    def _make_spec(self, kind: str, job: Job, attempt: JobAttempt) -> dict[str, Any]:
+        spec = spec_maker(self.host, self.permits)(kind, job, attempt)
         self.change(spec)
         return spec
 
@@ -139,7 +147,7 @@ class Rig:
     def start(self, command: list[str], **job: Any) -> str:
         return self.start_job(job_of(command, **job))
 
-    def start_job(self, job: Job, attempt: Attempt | None = None) -> str:
+    def start_job(self, job: Job, attempt: JobAttempt | None = None) -> str:
         attempt = attempt or attempt_of(job)
         self.given[attempt.task_id] = (job, attempt)
         if self.executor.prepare(job, attempt):
@@ -172,8 +180,8 @@ class Rig:
                 return found
             assert self._clock.monotonic() < end, f"not within {limit} s; events: {self.events}"
 
-    def ended(self, task_id: str) -> Exit | None:
-        found = (e for e in self.events if isinstance(e, Ended) and e.task_id == task_id)
+    def ended(self, task_id: str) -> AttemptExit | None:
+        found = (e for e in self.events if isinstance(e, AttemptEnded) and e.task_id == task_id)
         return next((event.exit for event in found), None)
 
     def outcome(self, task_id: str, limit: float = 60.0) -> Outcome:
@@ -197,11 +205,13 @@ class Rig:
         return found
 
     def started(self, task_id: str) -> int | None:
-        found = (e for e in self.events if isinstance(e, Started) and e.task_id == task_id)
+        found = (e for e in self.events if isinstance(e, AttemptStarted) and e.task_id == task_id)
         return next((event.now for event in found), None)
 
     def notes(self, task_id: str) -> list[str]:
-        return [e.text for e in self.events if isinstance(e, Noted) and e.task_id == task_id]
+        return [
+            e.text for e in self.events if isinstance(e, AttemptProgressed) and e.task_id == task_id
+        ]
 
     def output(self, task_id: str) -> Path:
         return self.home.runs / self.given[task_id][0].id / "output"
@@ -219,4 +229,4 @@ class Rig:
         return int(json.loads(record)["pid"])
 
     def _count(self, task_id: str) -> int:
-        return sum(isinstance(e, Ended) and e.task_id == task_id for e in self.events)
+        return sum(isinstance(e, AttemptEnded) and e.task_id == task_id for e in self.events)

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct
 
-from batchml.local.server.auth import Keys
-from batchml.local.server.protocol import Request, service_model
+from batchml.local.server.auth import AccessKeys
+from batchml.local.server.protocol import HttpRequest, service_model
 from tests.contract.rig import KEYS, URL, sign
 
 # How many times as long the suites that try chance run; 1 is for every day.
@@ -60,13 +60,13 @@ class Made(NamedTuple):
     what: str
     service: str
     operation: str
-    request: Request
+    request: HttpRequest
 
 
 class Target(Struct, frozen=True):
     """Whose keys sign, and where to."""
 
-    keys: Keys = KEYS
+    keys: AccessKeys = KEYS
     url: str = URL
 
 
@@ -130,7 +130,7 @@ def malformed(number: int, target: Target) -> Made:
     return Made(what, service, operation, request)
 
 
-def _request(service: str, operation: str, params: Any, body: bytes, target: Target) -> Request:
+def _request(service: str, operation: str, params: Any, body: bytes, target: Target) -> HttpRequest:
     http = service_model(service).operation_model(operation).http
     headers = {"content-type": "application/json"}
     path = http["requestUri"]
@@ -225,8 +225,13 @@ def _garble(body: bytes, chance: random.Random) -> bytes:
 
 
 def _misdirect(
-    service: str, operation: str, body: bytes, good: Request, chance: random.Random, target: Target
-) -> tuple[str, str, Request]:
+    service: str,
+    operation: str,
+    body: bytes,
+    good: HttpRequest,
+    chance: random.Random,
+    target: Target,
+) -> tuple[str, str, HttpRequest]:
     """Signed rightly, but to the wrong place or in the wrong way."""
     odd = chance.choice(
         ["/..", "/../", "//", "/%00", "/%2e%2e", "?x=1&x=2", "/é", "x" * 3000, "/."]

@@ -21,19 +21,19 @@ from botocore.credentials import Credentials
 from batchml.clock import SystemClock
 from batchml.local.batch.core import Core
 from batchml.local.batch.engine import restore
-from batchml.local.batch.events import Ended, Event, Exit, Started
-from batchml.local.batch.state import Attempt, Job, Machine
+from batchml.local.batch.events import AttemptEnded, AttemptExit, AttemptStarted, Event
+from batchml.local.batch.state import Job, JobAttempt, MachineCapacity
 from batchml.local.logs.api import LogReads
-from batchml.local.server.app import Server
-from batchml.local.server.auth import Keys
-from batchml.local.server.protocol import Request, Response
+from batchml.local.server.app import BatchServer
+from batchml.local.server.auth import AccessKeys
+from batchml.local.server.protocol import HttpRequest, HttpResponse
 from batchml.local.server.validation import problems
-from batchml.local.store.journal import Store
+from batchml.local.store.journal import Journal
 from tests.models import ec2
 
 PORT = 8123
 URL = f"http://127.0.0.1:{PORT}"
-KEYS = Keys("BMLLOCALTEST", "secret")
+KEYS = AccessKeys("BMLLOCALTEST", "secret")
 
 
 class HeldExecutor:
@@ -43,14 +43,14 @@ class HeldExecutor:
         self.stopped: list[str] = []
         self.lost: list[tuple[str, str]] = []
 
-    def prepare(self, job: Job, attempt: Attempt) -> bool:
+    def prepare(self, job: Job, attempt: JobAttempt) -> bool:
         return True
 
     def begin(self, task_id: str) -> None: ...
 
     def withdraw(self, task_id: str) -> None: ...
 
-    def adopt(self, job: Job, attempt: Attempt) -> None: ...
+    def adopt(self, job: Job, attempt: JobAttempt) -> None: ...
 
     def stop(self, task_id: str) -> None:
         self.stopped.append(task_id)
@@ -58,7 +58,7 @@ class HeldExecutor:
     def lose(self, task_id: str, why: str, *, warned: bool) -> None:
         self.lost.append((task_id, why))
 
-    def look(self, task_id: str) -> None: ...
+    def check_progress(self, task_id: str) -> None: ...
 
 
 class MovedClock(SystemClock):
@@ -76,16 +76,16 @@ class Rig:
     def __init__(self, folder: Path, vcpus: int = 4) -> None:
         self.folder = folder
         self.clock = MovedClock()
-        self.store = Store(folder / "journal.db")
+        self.store = Journal(folder / "journal.db")
         self.loop = asyncio.new_event_loop()
         self.executor = HeldExecutor()
         state = restore(
-            self.store.load(Machine(vcpus, 8192, ("g0",))), int(self.clock.now() * 1000)
+            self.store.load(MachineCapacity(vcpus, 8192, ("g0",))), int(self.clock.now() * 1000)
         )
         self.core = Core(state, self.store, self.clock)
         self.core.executor = self.executor
         self.logs = LogReads(self.store, self.log_of)
-        self.server = Server(self.core, self.store, self.logs, KEYS, PORT, self.clock)
+        self.server = BatchServer(self.core, self.store, self.logs, KEYS, PORT, self.clock)
         self.running = self.loop.create_task(self.core.run())
 
     def log_of(self, task_id: str) -> Path:
@@ -100,10 +100,10 @@ class Rig:
 
     # --- requests ---------------------------------------------------------------------------
 
-    def handle(self, *requests: Request) -> list[Response]:
+    def handle(self, *requests: HttpRequest) -> list[HttpResponse]:
         """The answers to requests that arrive together; the server must survive them."""
 
-        async def all_of_them() -> list[Response]:
+        async def all_of_them() -> list[HttpResponse]:
             return await asyncio.wait_for(
                 asyncio.gather(*(self.server.handle(request) for request in requests)), 20
             )
@@ -145,11 +145,11 @@ class Rig:
         return attempt.task_id
 
     def start(self, job_id: str) -> None:
-        self.report(Started(self.task(job_id), int(self.clock.now() * 1000)))
+        self.report(AttemptStarted(self.task(job_id), int(self.clock.now() * 1000)))
 
     def end(self, job_id: str, code: int = 0, **how: Any) -> None:
         now = int(self.clock.now() * 1000)
-        self.report(Ended(self.task(job_id), Exit(**{"code": code} | how), now))
+        self.report(AttemptEnded(self.task(job_id), AttemptExit(**{"code": code} | how), now))
 
 
 class _Raw:
@@ -160,7 +160,7 @@ class _Raw:
         return [self._body]
 
 
-def read(method: str, url: str, headers: Any, body: Any) -> Request:
+def read(method: str, url: str, headers: Any, body: Any) -> HttpRequest:
     """botocore's request as the server sees it."""
     parts = urlsplit(url)
     texts = [
@@ -169,13 +169,14 @@ def read(method: str, url: str, headers: Any, body: Any) -> Request:
     ]
     body = body.read() if hasattr(body, "read") else body
     given = body if isinstance(body, bytes) else (body or "").encode()
-    return Request(method, parts.path, parts.query, (("host", parts.netloc), *texts), given)
+    return HttpRequest(method, parts.path, parts.query, (("host", parts.netloc), *texts), given)
 
 
 def sign(
     path: str = "/v1/describejobqueues", body: bytes = b"{}", *, service: str = "batch",
-    method: str = "POST", headers: dict[str, str] | None = None, keys: Keys = KEYS, url: str = URL,
-) -> Request:  # fmt: skip
+    method: str = "POST", headers: dict[str, str] | None = None, keys: AccessKeys = KEYS,
+    url: str = URL,
+) -> HttpRequest:  # fmt: skip
     """A correctly signed request."""
     given = {"content-type": "application/json", **(headers or {})}
     request = AWSRequest(method, url + path, headers=given, data=body)
@@ -184,7 +185,7 @@ def sign(
     return read(method, request.url, request.headers, body)
 
 
-def sign_logs(operation: str, body: bytes) -> Request:
+def sign_logs(operation: str, body: bytes) -> HttpRequest:
     headers = {
         "x-amz-target": f"Logs_20140328.{operation}",
         "content-type": "application/x-amz-json-1.1",
@@ -192,7 +193,7 @@ def sign_logs(operation: str, body: bytes) -> Request:
     return sign("/", body, service="logs", headers=headers)
 
 
-def error_of(answer: Response, service: str = "batch") -> tuple[str, str]:
+def error_of(answer: HttpResponse, service: str = "batch") -> tuple[str, str]:
     """The code and the message of an error in AWS's shape; fails for anything else."""
     headers = dict(answer.headers)
     assert headers["x-amz-request-id" if service == "s3" else "x-amzn-requestid"]

@@ -57,15 +57,15 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
+def context(tmp_path: Path) -> Iterator[Place]:
     made = Place(tmp_path)
     yield made
     made.rig.close()
     assert made.checked.wrong == []
 
 
-def test_a_job_fits_its_shape_in_every_state(place: Place) -> None:
-    first = place.submit(
+def test_a_job_fits_its_shape_in_every_state(context: Place) -> None:
+    first = context.submit(
         timeout={"attemptDurationSeconds": 60},
         retryStrategy={
             "attempts": 2,
@@ -76,29 +76,29 @@ def test_a_job_fits_its_shape_in_every_state(place: Place) -> None:
         propagateTags=True,
         containerOverrides={"environment": [{"name": "A", "value": "1"}], "command": ["x"]},
     )
-    pending = place.submit(dependsOn=[{"jobId": first}])
-    assert place.described(pending)["status"] == "PENDING"
-    starting = place.described(first)
+    pending = context.submit(dependsOn=[{"jobId": first}])
+    assert context.described(pending)["status"] == "PENDING"
+    starting = context.described(first)
     assert starting["status"] == "STARTING"
     assert starting["container"]["taskArn"]
-    place.rig.start(first)
-    running = place.described(first)
+    context.rig.start(first)
+    running = context.described(first)
     assert running["status"] == "RUNNING"
     assert running["container"]["logStreamName"].startswith("d/default/")
     assert running["attempts"] == []
-    place.batch.update_compute_environment(computeEnvironment="ce", state="DISABLED")
-    place.rig.end(first, 3)
-    runnable = place.described(first)
+    context.batch.update_compute_environment(computeEnvironment="ce", state="DISABLED")
+    context.rig.end(first, 3)
+    runnable = context.described(first)
     assert (runnable["status"], len(runnable["attempts"])) == ("RUNNABLE", 1)
-    place.batch.update_compute_environment(computeEnvironment="ce", state="ENABLED")
-    place.rig.start(first)
-    place.rig.end(first, 0)
-    done = place.described(first)
+    context.batch.update_compute_environment(computeEnvironment="ce", state="ENABLED")
+    context.rig.start(first)
+    context.rig.end(first, 0)
+    done = context.described(first)
     assert done["status"] == "SUCCEEDED"
     assert done["container"]["exitCode"] == done["attempts"][-1]["container"]["exitCode"] == 0
     assert [a["container"]["exitCode"] for a in done["attempts"]] == [3, 0]
-    place.rig.end(pending, 137, oom=True)
-    failed = place.described(pending)
+    context.rig.end(pending, 137, oom=True)
+    failed = context.described(pending)
     assert failed["status"] == "FAILED"
     assert failed["container"]["reason"].startswith("OutOfMemoryError")
 
@@ -106,27 +106,27 @@ def test_a_job_fits_its_shape_in_every_state(place: Place) -> None:
 @pytest.mark.parametrize(
     "end", [{"start_failure": "CannotPullContainerError: x"}, {"lost": "Host EC2 (x) terminated."}]
 )
-def test_a_job_without_an_exit_code_fits_its_shape(place: Place, end: dict[str, str]) -> None:
-    job_id = place.submit()
-    place.rig.end(job_id, code=None, **end)  # type: ignore[arg-type]
-    job = place.described(job_id)
+def test_a_job_without_an_exit_code_fits_its_shape(context: Place, end: dict[str, str]) -> None:
+    job_id = context.submit()
+    context.rig.end(job_id, code=None, **end)  # type: ignore[arg-type]
+    job = context.described(job_id)
     assert "exitCode" not in job["container"]
     assert job["status"] == "FAILED"
 
 
-def test_a_stopped_job_says_who_stopped_it(place: Place) -> None:
+def test_a_stopped_job_says_who_stopped_it(context: Place) -> None:
     """B12, B15."""
-    jobs = [place.submit() for _ in range(5)]
-    place.batch.cancel_job(jobId=jobs[4], reason="enough")
-    place.batch.terminate_job(jobId=jobs[0], reason="halt")
-    place.rig.end(jobs[0], 143)
-    cancelled, terminated = place.described(jobs[4]), place.described(jobs[0])
+    jobs = [context.submit() for _ in range(5)]
+    context.batch.cancel_job(jobId=jobs[4], reason="enough")
+    context.batch.terminate_job(jobId=jobs[0], reason="halt")
+    context.rig.end(jobs[0], 143)
+    cancelled, terminated = context.described(jobs[4]), context.described(jobs[0])
     assert (cancelled["isCancelled"], cancelled["isTerminated"]) == (True, False)
     assert (terminated["isCancelled"], terminated["isTerminated"]) == (False, True)
     assert (cancelled["statusReason"], terminated["statusReason"]) == ("enough", "halt")
 
 
-def test_a_definition_with_everything_fits_its_shape(place: Place) -> None:
+def test_a_definition_with_everything_fits_its_shape(context: Place) -> None:
     container = {
         "image": "i",
         "command": ["a", "Ref::p"],
@@ -145,25 +145,25 @@ def test_a_definition_with_everything_fits_its_shape(place: Place) -> None:
         "linuxParameters": {"sharedMemorySize": 64, "initProcessEnabled": True},
         "logConfiguration": {"logDriver": "awslogs", "options": {"awslogs-stream-prefix": "pre"}},
     }
-    place.batch.register_job_definition(
+    context.batch.register_job_definition(
         jobDefinitionName="full", type="container", containerProperties=container,
         parameters={"p": "x"}, schedulingPriority=3, propagateTags=True, tags={"k": "v"},
         timeout={"attemptDurationSeconds": 99}, platformCapabilities=["EC2"],
         retryStrategy={"attempts": 3, "evaluateOnExit": [{"onReason": "*", "action": "EXIT"}]},
     )  # fmt: skip
-    (definition,) = place.batch.describe_job_definitions(jobDefinitions=["full:1"])[
+    (definition,) = context.batch.describe_job_definitions(jobDefinitions=["full:1"])[
         "jobDefinitions"
     ]
     assert definition["containerProperties"] == container
-    job = place.described(place.submit(jobDefinition="full", parameters={"p": "y"}))
+    job = context.described(context.submit(jobDefinition="full", parameters={"p": "y"}))
     assert job["container"]["command"] == ["a", "y"]
     assert job["container"]["logStreamName"].startswith("pre/default/")
     assert job["timeout"] == {"attemptDurationSeconds": 99}
     assert job["retryStrategy"]["attempts"] == 3
 
 
-def test_environments_and_queues_fit_their_shapes_through_their_lives(place: Place) -> None:
-    batch = place.batch
+def test_environments_and_queues_fit_their_shapes_through_their_lives(context: Place) -> None:
+    batch = context.batch
     batch.create_compute_environment(
         computeEnvironmentName="own", type="UNMANAGED", unmanagedvCpus=3, serviceRole="r"
     )
@@ -188,13 +188,13 @@ def test_environments_and_queues_fit_their_shapes_through_their_lives(place: Pla
 
 
 def test_a_deregistered_definition_is_inactive_and_its_number_is_not_used_again(
-    place: Place,
+    context: Place,
 ) -> None:
     """B41."""
-    batch = place.batch
+    batch = context.batch
     batch.deregister_job_definition(jobDefinition="d:1")
     with pytest.raises(batch.exceptions.ClientException, match="not ACTIVE"):
-        place.submit()
+        context.submit()
     again = batch.register_job_definition(
         jobDefinitionName="d", type="container",
         containerProperties={"image": "i", "vcpus": 1, "memory": 4},
@@ -206,10 +206,10 @@ def test_a_deregistered_definition_is_inactive_and_its_number_is_not_used_again(
     assert [d["revision"] for d in active] == [2]
 
 
-def test_definitions_come_in_pages_that_make_up_the_whole(place: Place) -> None:
+def test_definitions_come_in_pages_that_make_up_the_whole(context: Place) -> None:
     for number in range(7):
-        define(place.batch, ["x"], name=f"d{number % 2}")
-    pages = place.batch.get_paginator("describe_job_definitions").paginate(
+        define(context.batch, ["x"], name=f"d{number % 2}")
+    pages = context.batch.get_paginator("describe_job_definitions").paginate(
         PaginationConfig={"PageSize": 3}
     )
     sizes, names = [], []
@@ -220,24 +220,24 @@ def test_definitions_come_in_pages_that_make_up_the_whole(place: Place) -> None:
     assert names == ["d:1", "d0:4", "d0:3", "d0:2", "d0:1", "d1:3", "d1:2", "d1:1"]
 
 
-def test_jobs_are_listed_newest_first_in_pages_without_loss(place: Place) -> None:
+def test_jobs_are_listed_newest_first_in_pages_without_loss(context: Place) -> None:
     """B42."""
     names = [f"job{number}" for number in range(7)]
     for name in names:
-        place.submit(name)
+        context.submit(name)
     config = {"PageSize": 2}
-    assert place.listed(jobStatus="STARTING", PaginationConfig=config) == names[3::-1]
-    assert place.listed(jobStatus="RUNNABLE", PaginationConfig=config) == names[:3:-1]
+    assert context.listed(jobStatus="STARTING", PaginationConfig=config) == names[3::-1]
+    assert context.listed(jobStatus="RUNNABLE", PaginationConfig=config) == names[:3:-1]
     everything = [{"name": "JOB_NAME", "values": ["job*"]}]
-    assert place.listed(filters=everything, PaginationConfig=config) == names[::-1]
+    assert context.listed(filters=everything, PaginationConfig=config) == names[::-1]
 
 
-def test_without_a_status_running_jobs_alone_are_listed(place: Place) -> None:
+def test_without_a_status_running_jobs_alone_are_listed(context: Place) -> None:
     """B43."""
-    running = place.submit("running")
-    place.submit("starting")
-    place.rig.start(running)
-    assert place.listed() == ["running"]
+    running = context.submit("running")
+    context.submit("starting")
+    context.rig.start(running)
+    assert context.listed() == ["running"]
 
 
 @pytest.mark.parametrize(
@@ -257,55 +257,55 @@ def test_without_a_status_running_jobs_alone_are_listed(place: Place) -> None:
     ],
 )
 def test_filters_list_jobs_of_all_states(
-    place: Place, name: str, value: str, expected: list[str]
+    context: Place, name: str, value: str, expected: list[str]
 ) -> None:
     """B44."""
-    ended = place.submit("Train-A")
-    place.rig.end(ended)
-    place.submit("train-b")
-    place.submit("other")
+    ended = context.submit("Train-A")
+    context.rig.end(ended)
+    context.submit("train-b")
+    context.submit("other")
     filters = [{"name": name, "values": [value]}]
-    assert place.listed(filters=filters, jobStatus="FAILED") == expected
+    assert context.listed(filters=filters, jobStatus="FAILED") == expected
 
 
-def test_a_time_filter_leaves_out_the_moment_itself(place: Place) -> None:
-    job_id = place.submit()
-    created = place.described(job_id)["createdAt"]
+def test_a_time_filter_leaves_out_the_moment_itself(context: Place) -> None:
+    job_id = context.submit()
+    created = context.described(job_id)["createdAt"]
     for name in ("AFTER_CREATED_AT", "BEFORE_CREATED_AT"):
-        assert place.listed(filters=[{"name": name, "values": [str(created)]}]) == []
+        assert context.listed(filters=[{"name": name, "values": [str(created)]}]) == []
     after = [{"name": "AFTER_CREATED_AT", "values": [str(created - 1)]}]
-    assert place.listed(filters=after) == ["job"]
+    assert context.listed(filters=after) == ["job"]
 
 
-def test_an_empty_token_is_no_token(place: Place) -> None:
-    place.submit()
-    listed = place.batch.list_jobs(jobQueue="q", jobStatus="STARTING", nextToken="")
+def test_an_empty_token_is_no_token(context: Place) -> None:
+    context.submit()
+    listed = context.batch.list_jobs(jobQueue="q", jobStatus="STARTING", nextToken="")
     assert len(listed["jobSummaryList"]) == 1
-    assert len(place.batch.describe_job_definitions(nextToken="")["jobDefinitions"]) == 1
+    assert len(context.batch.describe_job_definitions(nextToken="")["jobDefinitions"]) == 1
 
 
-def test_jobs_are_found_by_id_and_arn_and_unknown_ones_left_out(place: Place) -> None:
+def test_jobs_are_found_by_id_and_arn_and_unknown_ones_left_out(context: Place) -> None:
     """B45."""
-    a, b = place.submit(), place.submit()
-    arn = place.described(a)["jobArn"]
-    found = place.batch.describe_jobs(jobs=[b, "unknown", arn])["jobs"]
+    a, b = context.submit(), context.submit()
+    arn = context.described(a)["jobArn"]
+    found = context.batch.describe_jobs(jobs=[b, "unknown", arn])["jobs"]
     assert [job["jobId"] for job in found] == [b, a]
-    assert place.batch.describe_jobs(jobs=[])["jobs"] == []
-    with pytest.raises(place.batch.exceptions.ClientException, match="jobs supported is  100"):
-        place.batch.describe_jobs(jobs=["x"] * 101)
+    assert context.batch.describe_jobs(jobs=[])["jobs"] == []
+    with pytest.raises(context.batch.exceptions.ClientException, match="jobs supported is  100"):
+        context.batch.describe_jobs(jobs=["x"] * 101)
 
 
 # --- logs -----------------------------------------------------------------------------------
 
 
-def test_the_forward_token_stays_the_same_at_the_end(place: Place) -> None:
+def test_the_forward_token_stays_the_same_at_the_end(context: Place) -> None:
     """B50."""
-    job_id = place.submit()
-    stream = place.write(job_id, *[(1000 + n, f"line {n}") for n in range(5)])
+    job_id = context.submit()
+    stream = context.write(job_id, *[(1000 + n, f"line {n}") for n in range(5)])
     found: list[str] = []
     token: dict[str, str] = {}
     for _ in range(10):
-        page = place.logs.get_log_events(
+        page = context.logs.get_log_events(
             logGroupName=GROUP, logStreamName=stream, startFromHead=True, limit=2, **token
         )
         found += [event["message"] for event in page["events"]]
@@ -313,17 +313,19 @@ def test_the_forward_token_stays_the_same_at_the_end(place: Place) -> None:
             break
         token = {"nextToken": page["nextForwardToken"]}
     assert found == [f"line {n}" for n in range(5)]
-    place.write(job_id, (2000, "late"))
-    page = place.logs.get_log_events(logGroupName=GROUP, logStreamName=stream, **token)
+    context.write(job_id, (2000, "late"))
+    page = context.logs.get_log_events(logGroupName=GROUP, logStreamName=stream, **token)
     assert [event["message"] for event in page["events"]] == ["late"]
 
 
-def test_without_start_from_head_the_newest_events_come_first_and_lead_back(place: Place) -> None:
-    stream = place.write(place.submit(), *[(1000, f"line {n}") for n in range(7)])
+def test_without_start_from_head_the_newest_events_come_first_and_lead_back(context: Place) -> None:
+    stream = context.write(context.submit(), *[(1000, f"line {n}") for n in range(7)])
     pages: list[list[str]] = []
     token: dict[str, str] = {}
     for _ in range(10):
-        page = place.logs.get_log_events(logGroupName=GROUP, logStreamName=stream, limit=3, **token)
+        page = context.logs.get_log_events(
+            logGroupName=GROUP, logStreamName=stream, limit=3, **token
+        )
         pages.append([event["message"][5:] for event in page["events"]])
         if page["nextBackwardToken"] == token.get("nextToken"):
             break
@@ -331,40 +333,40 @@ def test_without_start_from_head_the_newest_events_come_first_and_lead_back(plac
     assert pages == [["4", "5", "6"], ["1", "2", "3"], ["0"], []]
 
 
-def test_times_bound_what_is_read(place: Place) -> None:
-    stream = place.write(place.submit(), *[(n, f"{n}") for n in range(9)])
+def test_times_bound_what_is_read(context: Place) -> None:
+    stream = context.write(context.submit(), *[(n, f"{n}") for n in range(9)])
     for head in (True, False):
-        page = place.logs.get_log_events(
+        page = context.logs.get_log_events(
             logGroupName=GROUP, logStreamName=stream, startTime=3, endTime=6, startFromHead=head
         )
         assert [event["message"] for event in page["events"]] == ["3", "4", "5"]
 
 
-def test_a_job_that_has_not_written_yet_has_an_empty_stream(place: Place) -> None:
-    job_id = place.submit()
-    stream = place.described(job_id)["container"]["logStreamName"]
+def test_a_job_that_has_not_written_yet_has_an_empty_stream(context: Place) -> None:
+    job_id = context.submit()
+    stream = context.described(job_id)["container"]["logStreamName"]
     for head in (True, False):
-        page = place.logs.get_log_events(
+        page = context.logs.get_log_events(
             logGroupName=GROUP, logStreamName=stream, startFromHead=head
         )
         assert page["events"] == []
-    place.write(job_id, (1, "first"))
-    page = place.logs.get_log_events(
+    context.write(job_id, (1, "first"))
+    page = context.logs.get_log_events(
         logGroupName=GROUP, logStreamName=stream, nextToken=page["nextForwardToken"]
     )
     assert [event["message"] for event in page["events"]] == ["first"]
 
 
-def test_events_of_many_streams_are_merged_by_time_in_pages(place: Place) -> None:
+def test_events_of_many_streams_are_merged_by_time_in_pages(context: Place) -> None:
     """B54."""
-    first, other = place.submit(), place.submit()
+    first, other = context.submit(), context.submit()
     names = [
-        place.write(first, *[(n, f"a{n}") for n in range(0, 200, 2)]),
-        place.write(other, *[(n, f"b{n}") for n in range(1, 200, 2)]),
+        context.write(first, *[(n, f"a{n}") for n in range(0, 200, 2)]),
+        context.write(other, *[(n, f"b{n}") for n in range(1, 200, 2)]),
     ]
     expected = [f"{'ab'[n % 2]}{n}" for n in range(200)]
     for chosen in ({}, {"logStreamNames": [*names, names[0]]}, {"logStreamNamePrefix": "d/"}):
-        pages = place.logs.get_paginator("filter_log_events").paginate(
+        pages = context.logs.get_paginator("filter_log_events").paginate(
             logGroupName=GROUP, PaginationConfig={"PageSize": 7}, **chosen
         )
         events = [event for page in pages for event in page["events"]]
@@ -373,20 +375,20 @@ def test_events_of_many_streams_are_merged_by_time_in_pages(place: Place) -> Non
         assert {event["logStreamName"] for event in events} == set(names)
 
 
-def test_more_streams_than_files_may_be_open_are_read_at_once(place: Place) -> None:
+def test_more_streams_than_files_may_be_open_are_read_at_once(context: Place) -> None:
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    place.batch.update_compute_environment(
+    context.batch.update_compute_environment(
         computeEnvironment="ce", computeResources={"maxvCpus": 4}
     )
     resource.setrlimit(resource.RLIMIT_NOFILE, (120, hard))
     try:
         for number in range(130):
-            job_id = place.submit()
-            place.write(job_id, (number, "line"))
-            place.rig.end(job_id)
-        events = place.logs.filter_log_events(logGroupName=GROUP)["events"]
+            job_id = context.submit()
+            context.write(job_id, (number, "line"))
+            context.rig.end(job_id)
+        events = context.logs.filter_log_events(logGroupName=GROUP)["events"]
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert [event["timestamp"] for event in events] == list(range(130))
@@ -401,49 +403,49 @@ def test_more_streams_than_files_may_be_open_are_read_at_once(place: Place) -> N
     ],
 )  # fmt: skip
 def test_plain_patterns_choose_events(
-    place: Place, pattern: str, expected: list[str] | None
+    context: Place, pattern: str, expected: list[str] | None
 ) -> None:
     """B55."""
     lines = ["loss 1", "val loss 2", "done"]
-    place.write(place.submit(), *[(n, line) for n, line in enumerate(lines)])
-    found = place.logs.filter_log_events(logGroupName=GROUP, filterPattern=pattern)["events"]
+    context.write(context.submit(), *[(n, line) for n, line in enumerate(lines)])
+    found = context.logs.filter_log_events(logGroupName=GROUP, filterPattern=pattern)["events"]
     assert [event["message"] for event in found] == (lines if expected is None else expected)
 
 
-def test_groups_and_streams_are_described_in_pages(place: Place) -> None:
+def test_groups_and_streams_are_described_in_pages(context: Place) -> None:
     for number in range(3):
-        place.write(place.submit(), (number + 5, "x"))
-    pages = place.logs.get_paginator("describe_log_streams").paginate(
+        context.write(context.submit(), (number + 5, "x"))
+    pages = context.logs.get_paginator("describe_log_streams").paginate(
         logGroupName=GROUP, PaginationConfig={"PageSize": 2}
     )
     streams = [stream for page in pages for stream in page["logStreams"]]
     assert sorted(stream["lastEventTimestamp"] for stream in streams) == [5, 6, 7]
-    (newest,) = place.logs.describe_log_streams(
+    (newest,) = context.logs.describe_log_streams(
         logGroupName=GROUP, orderBy="LastEventTime", descending=True, limit=1
     )["logStreams"]
     assert newest["lastEventTimestamp"] == 7
-    assert [g["logGroupName"] for g in place.logs.describe_log_groups()["logGroups"]] == [GROUP]
+    assert [g["logGroupName"] for g in context.logs.describe_log_groups()["logGroups"]] == [GROUP]
 
 
-def test_log_groups_keep_to_the_limit(place: Place) -> None:
+def test_log_groups_keep_to_the_limit(context: Place) -> None:
     options = {"awslogs-group": "/mine"}
-    define(place.batch, ["x"], container={
+    define(context.batch, ["x"], container={
         "logConfiguration": {"logDriver": "awslogs", "options": options}
     }, name="own")  # fmt: skip
-    place.submit(jobDefinition="own")
-    page = place.logs.describe_log_groups(limit=1)
+    context.submit(jobDefinition="own")
+    page = context.logs.describe_log_groups(limit=1)
     assert [group["logGroupName"] for group in page["logGroups"]] == [GROUP]
-    rest = place.logs.describe_log_groups(nextToken=page["nextToken"])["logGroups"]
+    rest = context.logs.describe_log_groups(nextToken=page["nextToken"])["logGroups"]
     assert [group["logGroupName"] for group in rest] == ["/mine"]
 
 
 # --- errors ---------------------------------------------------------------------------------
 
 
-def test_errors_are_typed(place: Place) -> None:
-    batch, logs = place.batch, place.logs
+def test_errors_are_typed(context: Place) -> None:
+    batch, logs = context.batch, context.logs
     with pytest.raises(batch.exceptions.ClientException, match="Error executing request"):
-        place.submit(jobQueue="nope")
+        context.submit(jobQueue="nope")
     with pytest.raises(logs.exceptions.ResourceNotFoundException):
         logs.get_log_events(logGroupName=GROUP, logStreamName="nope")
     with pytest.raises(logs.exceptions.ResourceNotFoundException):
@@ -452,29 +454,31 @@ def test_errors_are_typed(place: Place) -> None:
         logs.get_log_events(logGroupName=GROUP, logStreamName="a*b")
 
 
-def test_what_is_not_served_says_so_in_each_service_s_way(place: Place) -> None:
-    with pytest.raises(place.batch.exceptions.ClientException, match="not served by the embedded"):
-        place.batch.list_service_jobs(jobQueue="q")
+def test_what_is_not_served_says_so_in_each_service_s_way(context: Place) -> None:
+    with pytest.raises(
+        context.batch.exceptions.ClientException, match="not served by the embedded"
+    ):
+        context.batch.list_service_jobs(jobQueue="q")
     with pytest.raises(ClientError, match="not served by the embedded") as refused:
-        place.logs.create_log_group(logGroupName="x", tags={"a": "b"})
+        context.logs.create_log_group(logGroupName="x", tags={"a": "b"})
     assert refused.value.response["Error"]["Code"] == "UnknownOperationException"
     with pytest.raises(ClientError, match="not served by the embedded"):
-        place.sts.get_session_token()
+        context.sts.get_session_token()
 
 
-def test_sts_says_who_is_calling(place: Place) -> None:
-    identity = place.sts.get_caller_identity()
+def test_sts_says_who_is_calling(context: Place) -> None:
+    identity = context.sts.get_caller_identity()
     assert (identity["Account"], identity["UserId"]) == ("000000000000", "BMLLOCALTEST")
 
 
-def test_wrong_keys_are_an_error_that_every_service_s_client_can_read(place: Place) -> None:
+def test_wrong_keys_are_an_error_that_every_service_s_client_can_read(context: Place) -> None:
     for service, call in (
         ("batch", "describe_job_queues"),
         ("ecs", "list_container_instances"),
         ("logs", "describe_log_groups"),
         ("sts", "get_caller_identity"),
     ):
-        client = place.rig.client(service)
+        client = context.rig.client(service)
         client._request_signer._credentials.secret_key = "wrong"
         with pytest.raises(ClientError) as refused:
             getattr(client, call)()
@@ -482,7 +486,7 @@ def test_wrong_keys_are_an_error_that_every_service_s_client_can_read(place: Pla
         assert refused.value.response["ResponseMetadata"]["HTTPStatusCode"] == 403
 
 
-def test_what_is_out_of_scope_is_refused_and_never_ignored(place: Place) -> None:
+def test_what_is_out_of_scope_is_refused_and_never_ignored(context: Place) -> None:
     """A job without half of what it asked for would fail in stranger ways. (B92)"""
     needs = [{"type": "VCPU", "value": "1"}, {"type": "MEMORY", "value": "64"}]
     container: dict[str, Any] = {"image": "i", "command": ["true"], "resourceRequirements": needs}
@@ -493,5 +497,5 @@ def test_what_is_out_of_scope_is_refused_and_never_ignored(place: Place) -> None
         ("Fargate is not", {"containerProperties": container, "platformCapabilities": ["FARGATE"]}),
     ]
     for text, more in asked:
-        with pytest.raises(place.batch.exceptions.ClientException, match=text):
-            place.batch.register_job_definition(jobDefinitionName="d", type="container", **more)
+        with pytest.raises(context.batch.exceptions.ClientException, match=text):
+            context.batch.register_job_definition(jobDefinitionName="d", type="container", **more)

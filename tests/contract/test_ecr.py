@@ -7,12 +7,19 @@ from typing import Any
 
 import pytest
 
-from batchml.aws.ecr import Ecr, Login, Pushed, create_repository, lifecycle_policy, repairs
+from batchml.aws.ecr import (
+    Ecr,
+    PushedImage,
+    RegistryLogin,
+    create_repository,
+    lifecycle_policy,
+    repair_requests,
+)
 from batchml.aws.session import Access, Session
 from batchml.errors import AccessError, ServiceError, ServiceUnreachable
+from batchml.jobs.images import list_images
 from batchml.local.server.protocol import service_model
 from batchml.local.server.validation import problems
-from batchml.ops.images import listing
 from tests.contract.registry_rig import Refused, Registry, need_registry
 
 KEY = "arn:aws:kms:us-east-1:123456789012:key/00000000-0000-0000-0000-000000000000"
@@ -80,7 +87,12 @@ def test_a_repository_that_someone_else_made_is_brought_to_the_rules(registry: R
     _, made = ecr.ensure("x", "dev")
     found = ecr.repository("x")
     assert found is not None
-    assert (made, found.is_immutable, found.scans, repairs(found)) == (False, True, True, [])
+    assert (made, found.is_immutable, found.scans, repair_requests(found)) == (
+        False,
+        True,
+        True,
+        [],
+    )
     assert registry.lifecycles["batchml/x"].startswith('{"rules": []}'), "theirs stays"
 
 
@@ -103,7 +115,7 @@ def test_what_is_not_there_is_none(registry: Registry) -> None:
     ecr = Ecr(registry.session())
     assert ecr.find("x", "t") is None
     assert ecr.repository("x") is None
-    assert ecr.pushed("x") == []
+    assert ecr.list_images("x") == []
     ecr.ensure("x", "dev")
     assert ecr.find("x", "t") is None
 
@@ -134,7 +146,7 @@ def test_a_refusal_of_ecr_is_an_error_of_ours(
 
 def test_a_login_does_not_show_its_password(registry: Registry) -> None:
     login = Ecr(registry.session()).login()
-    assert login == Login("AWS", registry.token)
+    assert login == RegistryLogin("AWS", registry.token)
     assert registry.token not in repr(login)
 
 
@@ -163,7 +175,7 @@ def test_moto_takes_it_too() -> None:
         tags = client.list_tags_for_resource(resourceArn=repository.arn)["tags"]
         assert {"Key": "batchml:env", "Value": "dev"} in tags
         client.create_repository(repositoryName="theirs")
-        assert ecr.repositories() == [repository]
+        assert ecr.list_repositories() == [repository]
         manifest = {
             "schemaVersion": 2, "mediaType": "application/vnd.docker.distribution.manifest.v2+json",
             "config": {"mediaType": "x", "size": 1, "digest": f"sha256:{'0' * 64}"}, "layers": [],
@@ -172,10 +184,10 @@ def test_moto_takes_it_too() -> None:
             repositoryName="batchml/x", imageManifest=json.dumps(manifest), imageTag="0123456789ab"
         )
         found = ecr.find("x", "0123456789ab")
-        assert isinstance(found, Pushed)
+        assert isinstance(found, PushedImage)
         assert found.digest.startswith("sha256:")
         assert ecr.find("x", "nothing") is None
-        (shown,) = listing(None, ecr, ())
+        (shown,) = list_images(None, ecr, ())
         assert (shown.name, shown.tag, shown.flavor) == ("x", "0123456789ab", None)
         assert (shown.digest, shown.built, shown.pushed) == (found.digest, False, True)
         assert ecr.login().user == "AWS"

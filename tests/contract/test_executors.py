@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from batchml.local.executors import cgroup
-from batchml.local.executors.runner.main import INLINE
+from batchml.local.executors.runner.link import INLINE
 from batchml.local.executors.supervisor import RUNNER_LOST
 from batchml.local.home import Home
 from tests.contract.executor_rig import Rig, attempt_of, job_of, need_engine

@@ -19,10 +19,10 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 from msgspec.structs import replace
 
-from batchml.local.home import Endpoint, Home
+from batchml.local.home import Home, ServerEndpoint
 from batchml.local.server import protocol
-from batchml.local.server.auth import FRESH, MAX_SKEW, Keys, claimed_service
-from batchml.local.server.protocol import Request
+from batchml.local.server.auth import FRESH, MAX_SKEW, AccessKeys, claimed_service
+from batchml.local.server.protocol import HttpRequest
 from tests.contract.generate import TORTURE
 from tests.contract.rig import KEYS, PORT, URL, Rig, error_of, furnish, read, sign, sign_logs
 
@@ -61,7 +61,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     made.close()
 
 
-def base(chance: random.Random, **more: Any) -> Request:
+def base(chance: random.Random, **more: Any) -> HttpRequest:
     """A request as its owner makes it: most of them would change something."""
     kind = chance.random()
     if kind < 0.1 and "headers" not in more:
@@ -72,22 +72,22 @@ def base(chance: random.Random, **more: Any) -> Request:
     return sign(f"/v1/{name.lower()}", BODIES[name], **more)
 
 
-def without(request: Request, *names: str) -> Request:
+def without(request: HttpRequest, *names: str) -> HttpRequest:
     return replace(request, headers=tuple(h for h in request.headers if h[0] not in names))
 
 
-def put(request: Request, name: str, value: str) -> Request:
+def put(request: HttpRequest, name: str, value: str) -> HttpRequest:
     """With the header in place of the one that is there."""
     return replace(request, headers=(*without(request, name).headers, (name, value)))
 
 
-def added(request: Request, name: str, value: str, *, first: bool = False) -> Request:
+def added(request: HttpRequest, name: str, value: str, *, first: bool = False) -> HttpRequest:
     extra = ((name, value),)
     headers = (*extra, *request.headers) if first else (*request.headers, *extra)
     return replace(request, headers=headers)
 
 
-def authorized(request: Request, change: Callable[[str], str]) -> Request:
+def authorized(request: HttpRequest, change: Callable[[str], str]) -> HttpRequest:
     return put(request, "authorization", change(request.header("authorization")))
 
 
@@ -98,7 +98,7 @@ class _Unsigned(SigV4Auth):  # type: ignore[misc]
         return str(request.headers["x-amz-content-sha256"])
 
 
-def unsigned_payload(chance: random.Random) -> Request:
+def unsigned_payload(chance: random.Random) -> HttpRequest:
     kinds = [
         "UNSIGNED-PAYLOAD",
         "STREAMING-AWS4-HMAC-SHA256-PAYLOAD",
@@ -111,7 +111,7 @@ def unsigned_payload(chance: random.Random) -> Request:
     return read("POST", made.url, made.headers, BODIES[name])
 
 
-def presigned(chance: random.Random) -> Request:
+def presigned(chance: random.Random) -> HttpRequest:
     """With the signature in the query, right in every way: a link that can be passed on."""
     name = chance.choice(list(BODIES))
     method = chance.choice(["POST", "GET", "DELETE"])
@@ -120,7 +120,7 @@ def presigned(chance: random.Random) -> Request:
     return read(method, made.url, made.headers, BODIES[name])
 
 
-def _pair(keys: Keys) -> tuple[str, str]:
+def _pair(keys: AccessKeys) -> tuple[str, str]:
     return keys.access_key_id, keys.secret_access_key
 
 
@@ -133,29 +133,30 @@ def _flipped(text: str, chance: random.Random) -> str:
     )
 
 
-def unsigned(chance: random.Random) -> Request:
+def unsigned(chance: random.Random) -> HttpRequest:
     gone = chance.choice(
         [["authorization"], ["authorization", "x-amz-date"], ["x-amz-date"], ["host"]]
     )
     return without(base(chance), *gone)
 
 
-def other_keys(chance: random.Random) -> Request:
+def other_keys(chance: random.Random) -> HttpRequest:
     keys = chance.choice(
         [
-            Keys(KEYS.access_key_id, "wrong"), Keys("AKIAWRONG", KEYS.secret_access_key),
-            Keys("test", "test"), Keys("BMLLOCALOTHER", "of another state folder"),
-            Keys(KEYS.access_key_id.lower(), KEYS.secret_access_key),
-            Keys(KEYS.access_key_id, KEYS.secret_access_key + " "),
+            AccessKeys(KEYS.access_key_id, "wrong"),
+            AccessKeys("AKIAWRONG", KEYS.secret_access_key),
+            AccessKeys("test", "test"), AccessKeys("BMLLOCALOTHER", "of another state folder"),
+            AccessKeys(KEYS.access_key_id.lower(), KEYS.secret_access_key),
+            AccessKeys(KEYS.access_key_id, KEYS.secret_access_key + " "),
         ]
     )  # fmt: skip
     return base(chance, keys=keys)
 
 
-def altered(chance: random.Random) -> Request:
+def altered(chance: random.Random) -> HttpRequest:
     """One thing changed after it was signed."""
     good = base(chance)
-    changes: list[Callable[[], Request]] = [
+    changes: list[Callable[[], HttpRequest]] = [
         lambda: replace(good, body=good.body + b" "),
         lambda: replace(good, body=good.body[:-1] or b"{}"),
         lambda: replace(good, body=BODIES["SubmitJob"] + b"\n"),
@@ -176,7 +177,7 @@ def altered(chance: random.Random) -> Request:
     return chance.choice(changes)()
 
 
-def wrong_authorization(chance: random.Random) -> Request:
+def wrong_authorization(chance: random.Random) -> HttpRequest:
     changes: list[Callable[[str], str]] = [
         lambda a: "", lambda a: "Basic YTpi", lambda a: "Bearer x", lambda a: a[:-1],
         lambda a: a + "0",
@@ -200,14 +201,14 @@ def wrong_authorization(chance: random.Random) -> Request:
     return authorized(good, change)
 
 
-def twice(chance: random.Random) -> Request:
+def twice(chance: random.Random) -> HttpRequest:
     good = base(chance)
     name = chance.choice(["authorization", "x-amz-date", "host", "content-type"])
     value = chance.choice([good.header(name), "other"])
     return added(good, name, value, first=chance.random() < 0.5)
 
 
-def browser(chance: random.Random) -> Request:
+def browser(chance: random.Random) -> HttpRequest:
     """Signed rightly, as if the keys had leaked into a page, or not signed at all."""
     kind = chance.choice(["origin", "referer", "sec-fetch-site", "preflight", "form"])
     origin = chance.choice(ORIGINS)
@@ -217,7 +218,7 @@ def browser(chance: random.Random) -> Request:
             ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data"]
         )
         headers = (("host", f"127.0.0.1:{PORT}"), ("content-type", content), ("origin", origin))
-        return Request("POST", "/v1/submitjob", "", headers, body)
+        return HttpRequest("POST", "/v1/submitjob", "", headers, body)
     if kind == "preflight":
         asked = (
             ("host", f"127.0.0.1:{PORT}"), ("origin", origin),
@@ -225,7 +226,7 @@ def browser(chance: random.Random) -> Request:
             ("access-control-request-private-network", "true"),
             ("access-control-request-headers", "authorization,content-type,x-amz-date"),
         )  # fmt: skip
-        return Request("OPTIONS", "/v1/submitjob", "", asked, b"")
+        return HttpRequest("OPTIONS", "/v1/submitjob", "", asked, b"")
     site = chance.choice(["cross-site", "same-site", "same-origin"])
     value = {"origin": origin, "referer": origin + "/page", "sec-fetch-site": site}[kind]
     if chance.random() < 0.5:
@@ -233,7 +234,7 @@ def browser(chance: random.Random) -> Request:
     return base(chance, headers={kind: value})
 
 
-def rebound(chance: random.Random) -> Request:
+def rebound(chance: random.Random) -> HttpRequest:
     """Signed for the name by which a page got here."""
     host = chance.choice([host for host in HOSTS if host])
     if chance.random() < 0.3:
@@ -244,12 +245,12 @@ def rebound(chance: random.Random) -> Request:
         return put(base(chance), "host", host)
 
 
-def other_method(chance: random.Random) -> Request:
+def other_method(chance: random.Random) -> HttpRequest:
     made = base(chance, method=chance.choice(METHODS))
     return added(made, "x-http-method-override", "POST") if chance.random() < 0.3 else made
 
 
-KINDS: list[Callable[[random.Random], Request]] = [
+KINDS: list[Callable[[random.Random], HttpRequest]] = [
     unsigned, other_keys, altered, wrong_authorization, twice, browser, rebound, other_method,
     unsigned_payload, presigned,
 ]  # fmt: skip
@@ -345,11 +346,11 @@ def test_what_is_signed_for_one_service_is_not_taken_by_another(rig: Rig) -> Non
 
 
 def test_hostile_requests_over_http_leave_the_server_well(
-    home: Home, server: Endpoint, batch: Any
+    home: Home, server: ServerEndpoint, batch: Any
 ) -> None:
     keys = home.keys()
 
-    def send(request: Request) -> tuple[int, bytes]:
+    def send(request: HttpRequest) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
         connection.putrequest(request.method, request.path, skip_host=True)
         for name, value in request.headers:
@@ -364,7 +365,7 @@ def test_hostile_requests_over_http_leave_the_server_well(
     good = sign(keys=keys, url=server.url)
     assert send(good)[0] == 200
     huge = sign(keys=keys, url=server.url, body=b" " * (protocol.MAX_BODY + 1))
-    tricks: list[tuple[Request, int]] = [
+    tricks: list[tuple[HttpRequest, int]] = [
         (huge, 413),
         (without(good, "authorization"), 403),
         (replace(good, headers=(("host", "evil.example"), *good.headers[1:])), 421),
@@ -384,7 +385,7 @@ def test_hostile_requests_over_http_leave_the_server_well(
     assert "Traceback" not in home.log.read_text()
 
 
-def test_a_body_without_end_is_cut_off(home: Home, server: Endpoint, batch: Any) -> None:
+def test_a_body_without_end_is_cut_off(home: Home, server: ServerEndpoint, batch: Any) -> None:
     """B93."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as peer:
         peer.sendall(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000000000\r\n\r\n")
@@ -396,7 +397,7 @@ def test_a_body_without_end_is_cut_off(home: Home, server: Endpoint, batch: Any)
 
 
 def test_a_thousand_silent_connections_harm_nobody(
-    home: Home, server: Endpoint, batch: Any
+    home: Home, server: ServerEndpoint, batch: Any
 ) -> None:
     """B110. (Ten thousand as well, where a process may open as many files.)"""
     port = urlsplit(server.url).port

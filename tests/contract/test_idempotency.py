@@ -15,9 +15,9 @@ import pytest
 from botocore.config import Config
 from msgspec.structs import replace
 
-from batchml.local.home import Endpoint, Home
-from batchml.local.server.auth import FRESH, Replays
-from batchml.local.server.protocol import Request, Response
+from batchml.local.home import Home, ServerEndpoint
+from batchml.local.server.auth import FRESH, ReplayGuard
+from batchml.local.server.protocol import HttpRequest, HttpResponse
 from tests.conftest import define
 from tests.contract.rig import Rig, error_of, furnish, sign
 
@@ -49,11 +49,11 @@ def rigs(tmp_path: Path) -> Iterator[Callable[[], Rig]]:
     open_[-1].close()
 
 
-def call(body: bytes = SUBMIT, invocation: str = "one", path: str = "/v1/submitjob") -> Request:
+def call(body: bytes = SUBMIT, invocation: str = "one", path: str = "/v1/submitjob") -> HttpRequest:
     return sign(path, body, headers={"amz-sdk-invocation-id": invocation} if invocation else {})
 
 
-def job_id(answer: Response) -> str:
+def job_id(answer: HttpResponse) -> str:
     assert answer.status == 200, answer.body
     return str(json.loads(answer.body)["jobId"])
 
@@ -118,7 +118,7 @@ def test_without_an_id_the_signature_tells_calls_apart(rigs: Callable[[], Rig]) 
     assert job_id(rig.handle(call(OTHER, ""))[0]) != first
 
 
-def with_id(request: Request, invocation: str) -> Request:
+def with_id(request: HttpRequest, invocation: str) -> HttpRequest:
     """With an id that is not signed, as SDKs send it."""
     return replace(request, headers=(*request.headers, ("amz-sdk-invocation-id", invocation)))
 
@@ -150,7 +150,7 @@ def test_what_was_signed_before_the_server_started_is_signed_again(
     rigs()
     signed = with_id(call(invocation=""), "a")
     rig = rigs()
-    rig.server._replays = Replays(rig.clock.now() + FRESH + 1)
+    rig.server._replays = ReplayGuard(rig.clock.now() + FRESH + 1)
     rig.clock.ahead = FRESH + 2
     assert rig.handle(signed)[0].status == 429
     assert not rig.core.state.jobs
@@ -158,7 +158,7 @@ def test_what_was_signed_before_the_server_started_is_signed_again(
 
 def test_a_request_that_was_long_on_its_way_is_taken(rigs: Callable[[], Rig]) -> None:
     rig = rigs()
-    rig.server._replays = Replays(rig.clock.now() - 3600)
+    rig.server._replays = ReplayGuard(rig.clock.now() - 3600)
     late = with_id(call(invocation=""), "a")
     rig.clock.ahead = FRESH + 60
     assert job_id(rig.handle(late)[0])
@@ -166,10 +166,10 @@ def test_a_request_that_was_long_on_its_way_is_taken(rigs: Callable[[], Rig]) ->
 
 def test_signatures_are_forgotten_once_they_are_of_no_use() -> None:
     """B115."""
-    replays = Replays(0.0)
+    replays = ReplayGuard(0.0)
     for second in range(5000):
         replays.check(f"{second:064x}"[::-1], float(second), float(second))
-    assert len(replays._seen) + len(replays._seen_before) <= 1202
+    assert len(replays._known) + len(replays._known_before) <= 1202
 
 
 def test_a_refused_call_may_be_sent_again_once_its_cause_is_gone(rigs: Callable[[], Rig]) -> None:
@@ -240,7 +240,7 @@ def dropping(drops: int) -> Iterator[tuple[str, list[str]]]:
 
 @pytest.mark.parametrize("mode", ["legacy", "standard"])
 def test_a_stock_client_whose_answer_is_lost_submits_one_job(
-    home: Home, server: Endpoint, batch: Any, mode: Any
+    home: Home, server: ServerEndpoint, batch: Any, mode: Any
 ) -> None:
     """B60."""
     definition = define(batch, ["true"])

@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchml.errors import StateDamaged
-from batchml.local.batch.events import NO_PROOF, Ended, Exit, LogProof
-from batchml.local.executors.runner.proof import LogDigest
-from batchml.local.logs.api import LogFiles, Place, merge
+from batchml.local.batch.events import NO_PROOF, AttemptEnded, AttemptExit, LogProof
+from batchml.local.executors.runner.files import LogDigest
+from batchml.local.logs.api import LogFiles, LogPosition, merge
 from batchml.local.logs.files import MAX_SCAN, NO_TIME
-from batchml.local.store.journal import Stream
+from batchml.local.store.journal import LogStream
 from batchml.model.logcheck import HEADER, LogCheck, LogState, read_header
 from batchml.model.run import JobStatus
 from tests.contract.rig import Rig, error_of, furnish, sign, sign_logs
@@ -111,15 +111,17 @@ WRITTEN = st.dictionaries(
 )
 
 
-def read_all(folder: Path, written: Written, limits: list[int], junk: bytes = b"") -> list[Place]:
+def read_all(
+    folder: Path, written: Written, limits: list[int], junk: bytes = b""
+) -> list[LogPosition]:
     """The places of all events, with a new merge every few."""
     streams = []
     for name, events in written.items():
         body = b"".join(b"%d %s\n" % (time, text.encode()) for time, text in events)
         (folder / name).write_bytes(body + junk)
-        streams.append(Stream(GROUP, name, name, 0))
-    found: list[Place] = []
-    reached = Place(0, "", 0)
+        streams.append(LogStream(GROUP, name, name, 0))
+    found: list[LogPosition] = []
+    reached = LogPosition(0, "", 0)
     for number in range(10_000):
         limit = limits[number % len(limits)]
         taken = 0
@@ -360,7 +362,7 @@ def test_the_proof_of_a_log_is_committed_with_the_end_of_its_attempt(tmp_path: P
     writer.execute(
         "CREATE TRIGGER full BEFORE INSERT ON log_ends BEGIN SELECT raise(ABORT, 'full'); END"
     )
-    rig.core.report(Ended(task, Exit(0, log=proof_of(b"1 a\n")), 1))
+    rig.core.report(AttemptEnded(task, AttemptExit(0, log=proof_of(b"1 a\n")), 1))
     rig.loop.run_until_complete(asyncio.wait({rig.running}))
     with pytest.raises(StateDamaged, match="full"):
         rig.running.result()

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from batchml.local.home import Endpoint, Home
-from batchml.local.server.protocol import MAX_HEADERS, Request, Response, service_model
+from batchml.local.home import Home, ServerEndpoint
+from batchml.local.server.protocol import MAX_HEADERS, HttpRequest, HttpResponse, service_model
 from batchml.local.server.validation import problems
 from tests.contract.generate import OPERATIONS, TORTURE, Made, Target, malformed
 from tests.contract.rig import Rig, error_of, furnish
@@ -27,7 +27,7 @@ OVER_HTTP = 400
 _PART = 500  # requests to one server: what was accepted makes those after it slower
 
 
-def check(made: Made, answer: Response) -> None:
+def check(made: Made, answer: HttpResponse) -> None:
     assert 200 <= answer.status < 500, f"{made.what}: {answer.status} {answer.body[:300]!r}"
     assert b"Traceback" not in answer.body, made.what
     if answer.status != 200:
@@ -80,7 +80,7 @@ def test_a_malformed_request_is_refused_in_aws_s_shape(
     assert not [record for record in caplog.records if record.exc_info]
 
 
-def over_http(connection: http.client.HTTPConnection, request: Request) -> Response:
+def over_http(connection: http.client.HTTPConnection, request: HttpRequest) -> HttpResponse:
     path = request.path + (f"?{request.query}" if request.query else "")
     connection.putrequest(request.method, path, skip_host=True, skip_accept_encoding=True)
     for name, value in request.headers:
@@ -90,11 +90,11 @@ def over_http(connection: http.client.HTTPConnection, request: Request) -> Respo
     answer = connection.getresponse()
     body = answer.read()
     headers = tuple((name.lower(), value) for name, value in answer.getheaders())
-    return Response(answer.status, headers, body)
+    return HttpResponse(answer.status, headers, body)
 
 
 def test_a_malformed_request_is_refused_over_http_as_well(
-    home: Home, server: Endpoint, batch: Any
+    home: Home, server: ServerEndpoint, batch: Any
 ) -> None:
     furnish(batch, lambda name: name)
     # Nothing is to run: what the requests ask for is nobody's wish.

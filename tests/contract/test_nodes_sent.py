@@ -1,6 +1,8 @@
 """What is sent for runs of many containers: judged by botocore's model, moto and our own server."""
 
+import importlib.util
 import os
+import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,15 +12,16 @@ import pytest
 from moto import mock_aws
 
 from batchml.aws.batch.responses import to_run
-from batchml.client.client import Client
+from batchml.client import Client
+from batchml.jobs.find import load_job
 from batchml.local.executors.choice import choose
 from batchml.local.home import Home
 from batchml.local.server.protocol import service_model
 from batchml.local.server.validation import problems
 from batchml.model.group import launch_plan
+from batchml.model.job import Launch
 from batchml.model.run import Run
-from batchml.ops.jobs import load_job
-from batchml.runtime.protocol.launch import Plan
+from batchml.runtime.protocol.launch import KINDS, LaunchPlan
 from tests.contract.rig import Rig, furnish
 
 COMMON = """
@@ -36,11 +39,23 @@ JOBS = {
     "plain": f"nodes = 3\n{COMMON}",
     "torchrun": f"nodes = 2\n{COMMON}[launch]\nkind = 'torchrun'\nprocesses_per_node = 4\n"
     "hang_after = '10m'\n[health]\nbandwidth = '100 MiB'\nquarantine = true\n",
+    "mpi": f"nodes = 2\n{COMMON}[launch]\nkind = 'mpi'\nprocesses_per_node = 2\n"
+    "hang_after = '1h'\n",
     "ray": f"{COMMON}[launch]\nkind = 'ray'\n[[groups]]\nname = 'head'\n"
     "[[groups]]\nname = 'workers'\ncount = 2\nmin = 1\n"
     "resources = {vcpus = 1, memory = '64 MiB'}\n",
 }
 Requests = list[tuple[dict[str, Any], dict[str, Any]]]  # register and submit, of each job
+
+
+def test_every_launch_kind_is_tried_here_and_can_be_started() -> None:
+    """A kind is a row in `KINDS`, a module that runs as a program, and a name for job.toml."""
+    names = typing.get_args(typing.get_type_hints(Launch)["kind"])
+    assert set(JOBS) == {"plain", *KINDS} == {*names}
+    for row in KINDS.values():
+        found = importlib.util.find_spec(row.module)
+        assert found is not None and found.origin is not None
+        assert '__name__ == "__main__"' in Path(found.origin).read_text()
 
 
 @pytest.fixture(params=sorted(JOBS))
@@ -118,6 +133,7 @@ def test_our_own_server_takes_them_and_what_it_shows_is_what_was_asked_for(
         == {
             "plain": [(3, 0, 1, command)],
             "torchrun": [(2, 0, 1, command)],
+            "mpi": [(2, 0, 1, command)],
             "ray": [(0, 0, 1, command), (0, 2, 1, command)],
         }[kind]
     )
@@ -129,8 +145,8 @@ def test_our_own_server_takes_them_and_what_it_shows_is_what_was_asked_for(
     assert (len(tokens.pop()) == 32) == (kind != "plain")
 
 
-def _check_plan(run: Run, wanted: Plan | None) -> None:
-    found = Plan.read(run.environment)
+def _check_plan(run: Run, wanted: LaunchPlan | None) -> None:
+    found = LaunchPlan.read(run.environment)
     if found is not None:
         found = found._replace(role="head", groups=())
     assert found == wanted

@@ -12,12 +12,12 @@ from urllib.parse import quote
 import pytest
 from botocore.exceptions import ClientError
 
-from batchml.local.batch.events import Requested
+from batchml.local.batch.events import CallReceived
 from batchml.local.batch.operations import HANDLERS
 from batchml.local.batch.reads import READS
 from batchml.local.logs.api import LOG_OPERATIONS
 from batchml.local.server import protocol
-from batchml.local.server.protocol import Refused, Request, Response, service_model
+from batchml.local.server.protocol import ApiError, HttpRequest, HttpResponse, service_model
 from tests.contract.rig import Rig, error_of, furnish, sign, sign_logs
 
 SERVED_BATCH = sorted({*HANDLERS, *(name for service, name in READS if service == "batch")})
@@ -39,7 +39,7 @@ def shape_of(service: str, operation: str) -> Any:
     return service_model(service).operation_model(operation).input_shape
 
 
-def request_for(service: str, operation: str, body: bytes) -> Request:
+def request_for(service: str, operation: str, body: bytes) -> HttpRequest:
     if service == "batch":
         return sign(f"/v1/{operation.lower()}", body)
     if service == "logs":
@@ -48,7 +48,7 @@ def request_for(service: str, operation: str, body: bytes) -> Request:
     return sign("/", body, service="sts", headers=form)
 
 
-def check(answer: Response, service: str, what: str) -> None:
+def check(answer: HttpResponse, service: str, what: str) -> None:
     """Never a 5xx; an error is in AWS's shape."""
     assert 200 <= answer.status < 500, f"{what}: {answer.status} {answer.body[:300]!r}"
     if answer.status != 200:
@@ -224,8 +224,8 @@ def test_an_operation_that_is_not_served_gets_a_typed_error(rig: Rig) -> None:
 def test_a_request_that_the_rules_fail_on_does_not_end_the_server(rig: Rig) -> None:
     """B91."""
     before = rig.core.state
-    unknown = Requested("NoSuchOperation", {}, 0, "id", "request-7")
-    with pytest.raises(Refused, match=r"server\.log has request-7") as refused:
+    unknown = CallReceived("NoSuchOperation", {}, 0, "id", "request-7")
+    with pytest.raises(ApiError, match=r"server\.log has request-7") as refused:
         rig.loop.run_until_complete(rig.core.request(unknown))
     assert (refused.value.code, refused.value.status) == ("ServerException", 500)
     assert rig.handle(sign())[0].status == 200
@@ -349,7 +349,7 @@ def test_keys_of_tags_come_in_the_query() -> None:
     keys = ["a", "b c", "é&=%", "a+b", ""]
     query = "&".join(f"tagKeys={quote(key, safe='')}" for key in keys)
     request = sign(f"/v1/tags/x?{query}&other=1", b"", method="DELETE")
-    with pytest.raises(Refused, match=r"tagKeys\[4\].*greater than or equal to 1"):
+    with pytest.raises(ApiError, match=r"tagKeys\[4\].*greater than or equal to 1"):
         protocol.read_call(request, "batch", "")
     request = sign(f"/v1/tags/x?{query.removesuffix('&tagKeys=')}", b"", method="DELETE")
     assert protocol.read_call(request, "batch", "").params["tagKeys"] == keys[:4]

@@ -5,9 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from batchml.aws.batch.resources import compute_environment, queue, scheduling_policy
+from batchml.aws.batch.resources import (
+    compute_environment_request,
+    queue_request,
+    scheduling_policy_request,
+)
 from batchml.aws.naming import make_site
-from batchml.model.description import read_environments
+from batchml.config.environments import read_environments
 from tests.contract.rig import Rig
 
 TABLE = {
@@ -42,12 +46,14 @@ def test_an_environment_of_the_file_is_made_and_a_run_goes_through_it(rig: Rig) 
     local = environments["local"]
     site, batch = make_site("local", local, {}), rig.client("batch")
     for name, compute in local.compute.items():
-        batch.create_compute_environment(**compute_environment(site, name, compute, None))
+        batch.create_compute_environment(**compute_environment_request(site, name, compute, None))
     for name, described in local.queues.items():
         share, arn = described.fair_share, ""
         if share is not None:
-            arn = batch.create_scheduling_policy(**scheduling_policy(site, name, share))["arn"]
-        batch.create_job_queue(**queue(site, name, described, arn))
+            arn = batch.create_scheduling_policy(**scheduling_policy_request(site, name, share))[
+                "arn"
+            ]
+        batch.create_job_queue(**queue_request(site, name, described, arn))
 
     found = {each["jobQueueName"]: each for each in batch.describe_job_queues()["jobQueues"]}
     order = found["shared"]["computeEnvironmentOrder"]

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from batchml.local.batch.fault_injection import Chaos
-from batchml.local.server.protocol import Request
+from batchml.local.server.protocol import HttpRequest
 from tests.contract.rig import Rig, error_of, furnish, sign, sign_logs
 from tests.contract.test_idempotency import OTHER, call, job_id
 
@@ -39,7 +39,7 @@ def test_each_service_says_it_in_its_own_way(rig: Rig) -> None:
     assert sts.status == 200
 
 
-def _identity_request() -> Request:
+def _identity_request() -> HttpRequest:
     body = b"Action=GetCallerIdentity&Version=2011-06-15"
     return sign(
         "/", body, service="sts", headers={"content-type": "application/x-www-form-urlencoded"}

@@ -65,11 +65,11 @@ def in_process(folder: Path) -> Iterator[Scene]:
 def over_http(folder: Path) -> Iterator[Scene]:
     home = Home(folder / "home")
     home.prepare()
-    endpoint = control.ensure(home, SystemClock())
+    endpoint = control.ensure_server(home, SystemClock())
     try:
         yield Scene(lambda service: client_for(home, endpoint, service), lambda job_id: None)
     finally:
-        control.stop(home, SystemClock())
+        control.stop_server(home, SystemClock())
 
 
 TRANSPORTS = {"in process": in_process, "over HTTP": over_http}

@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from batchml.clock import SystemClock
 from batchml.local import control
-from batchml.local.home import Endpoint, Home
+from batchml.local.home import Home, ServerEndpoint
 from batchml.model.names import split_key
 
 CLOCK = SystemClock()
@@ -115,7 +115,7 @@ class Client:
         self._home = Home(Path(load.home))
         self._session = boto3.Session()
         self._tries = tries
-        self._endpoint: Endpoint | None = None
+        self._endpoint: ServerEndpoint | None = None
         self._batch: Any = None
         self.begin(name)
 
@@ -130,7 +130,7 @@ class Client:
 
     def connect(self) -> bool:
         """False when no server is there."""
-        endpoint = control.running(self._home)
+        endpoint = control.find_server(self._home)
         if endpoint is None:
             return False
         if self._endpoint is None or endpoint.port != self._endpoint.port:
@@ -162,7 +162,9 @@ class Client:
             # An answer that is cut off as the server dies is none; and on a dead server's port
             # somebody else may answer.
             CLOCK.sleep(0.3)
-            if control.running(self._home) == self._endpoint and not _is_to_be_signed_again(error):
+            if control.find_server(self._home) == self._endpoint and not _is_to_be_signed_again(
+                error
+            ):
                 self._note("surprise", repr(error))
 
     def nap(self, most: float) -> None:

@@ -89,7 +89,7 @@ def test_what_a_killed_client_held_ends_itself_and_says_so(people: Cli) -> None:
     run = held.json["jobId"]
     assert f"shell:  batchml shell {run}" in held.err  # and nobody comes
     assert people("wait", run, "--timeout", "60s").code == 0
-    assert "the allocation was idle for 1 s: it is ended. It ran" in people("logs", run).out
+    assert "the allocation was idle for 1 s and is ended. It ran" in people("logs", run).out
 
 
 def test_ctrl_c_while_it_waits_cancels(people: Cli) -> None:
@@ -126,7 +126,7 @@ def test_a_shell_on_a_terminal_and_its_exit_code(people: Cli) -> None:
     assert shell.wait(timeout=LIMIT) == 4, seen.decode("utf-8", "replace")
     os.close(leader)
     assert b"it is 42 here" in seen and b"Given back." in seen
-    assert b"This is a copy of the folder: what you change here is gone at the end;" in seen
+    assert b"This is a copy of the folder: changes are lost at the end." in seen
     assert b"made.txt (2 B) was written to the working folder, which is gone now" in seen
     assert re.search(rb"\(alloc [0-9a-f]{8}\) ", seen)
 

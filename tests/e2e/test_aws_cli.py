@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from batchml.local.home import Endpoint, Home
+from batchml.local.home import Home, ServerEndpoint
 from tests.conftest import wait_for
 from tests.forked import AWS_CLI, Asked, run_forked
 from tests.models import ec2
@@ -30,7 +30,7 @@ class Refused(Exception):
 
 
 @pytest.fixture
-def aws(home: Home, server: Endpoint, tmp_path: Path) -> Aws:
+def aws(home: Home, server: ServerEndpoint, tmp_path: Path) -> Aws:
     """Run `aws ...`; its JSON answer (its text, when that is no JSON)."""
     keys = home.keys()
     kept = {name: os.environ[name] for name in ("HOME", "LANG") if name in os.environ}

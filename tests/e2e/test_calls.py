@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from batchml.cli.app import run as run_command
-from batchml.client.client import Client
-from batchml.client.place import Place
-from batchml.client.waiting import wait
-from batchml.local.home import Endpoint, Home
+from batchml.client import Client
+from batchml.config.settings import load_settings
+from batchml.context import Context
+from batchml.local.home import Home, ServerEndpoint
 from batchml.model.run import JobStatus, Run
-from batchml.settings import load_settings
+from batchml.runs.watch.wait import wait
 from tests.counting import Counted, counting
 from tests.fakes import FakeClock
 
@@ -37,7 +37,7 @@ Count = Callable[..., Counter[str]]
 
 @pytest.fixture
 def account(
-    home: Home, server: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    home: Home, server: ServerEndpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Counted]:
     """A project with the environment `dev` in the account, from whose folder commands are run."""
     project, keys = tmp_path / "project", home.keys()
@@ -143,7 +143,7 @@ class Slow:
         }
 
 
-class WithSlow(Place):
+class WithSlow(Context):
     slow: Slow
 
     def describe(self, job_ids: Sequence[str]) -> dict[str, Run]:

@@ -12,7 +12,7 @@ from botocore.exceptions import ClientError
 from batchml.clock import SystemClock
 from batchml.errors import StateFolderBusy
 from batchml.local import control
-from batchml.local.home import Endpoint, Home
+from batchml.local.home import Home, ServerEndpoint
 from batchml.local.reset import kill_attempts
 from tests.conftest import client_for, define, identity_of, processes_of, wait_for, wait_for_job
 from tests.e2e.conftest import Cli
@@ -35,8 +35,8 @@ echo attempt $AWS_BATCH_JOB_ATTEMPT
 """
 
 
-def start(home: Home, words: str) -> Endpoint:
-    return control.start(home, CLOCK, options=[f"--chaos={words}"])
+def start(home: Home, words: str) -> ServerEndpoint:
+    return control.start_server(home, CLOCK, options=[f"--chaos={words}"])
 
 
 def submit(batch: Any, script: str = "true", **more: Any) -> str:
@@ -45,7 +45,7 @@ def submit(batch: Any, script: str = "true", **more: Any) -> str:
     return str(made["jobId"])
 
 
-def log_of(home: Home, endpoint: Endpoint, attempt: dict[str, Any]) -> list[str]:
+def log_of(home: Home, endpoint: ServerEndpoint, attempt: dict[str, Any]) -> list[str]:
     found = client_for(home, endpoint, "logs").get_log_events(
         logGroupName="/aws/batch/job",
         logStreamName=attempt["container"]["logStreamName"],
@@ -190,12 +190,12 @@ def test_a_tag_rehearses_one_run_on_any_server(stopped: Home, cli: Cli) -> None:
 
 def test_a_server_that_was_started_again_strikes_once(stopped: Home) -> None:
     """B207: its attempts go on in the care of others' runners."""
-    batch = client_for(stopped, control.ensure(stopped, CLOCK), "batch")
+    batch = client_for(stopped, control.ensure_server(stopped, CLOCK), "batch")
     tags = {"batchml:chaos": "host-lost@3s"}
     job_id = submit(batch, FIRST_WAITS, retryStrategy=SPOT_RULES, tags=tags)
     wait_for_job(batch, job_id, "RUNNING")
     kill_server(stopped)
-    batch = client_for(stopped, control.ensure(stopped, CLOCK), "batch")
+    batch = client_for(stopped, control.ensure_server(stopped, CLOCK), "batch")
     job = wait_for_job(batch, job_id)
     assert [bool(HOST_LOST.fullmatch(tried["statusReason"])) for tried in job["attempts"]] == [
         True, False,
@@ -210,7 +210,7 @@ def test_a_server_that_is_killed_as_it_strikes_has_struck(stopped: Home) -> None
     job_id = submit(batch, FIRST_WAITS, retryStrategy=SPOT_RULES)
     wait_for(lambda: "for " + job_id in stopped.log.read_text(), "it strikes")
     kill_server(stopped)
-    batch = client_for(stopped, control.ensure(stopped, CLOCK), "batch")
+    batch = client_for(stopped, control.ensure_server(stopped, CLOCK), "batch")
     job = wait_for_job(batch, job_id)
     assert job["status"] == "SUCCEEDED"
     assert len(job["attempts"]) == 2
@@ -225,7 +225,7 @@ def test_the_server_says_that_it_rehearses_and_the_next_does_not(stopped: Home, 
     started = cli("local", "start", "--chaos", "host-lost@60s,throttle=1%", "--json").json
     assert re.fullmatch(r"host-lost@1m, throttle=1%, seed=[0-9]+", started["chaos"])
     assert cli("local", "status", "--json").json == started
-    assert f"Rehearsing failures until it stops: {started['chaos']}\n" in cli("local", "status").out
+    assert f"Injects failures until it stops: {started['chaos']}\n" in cli("local", "status").out
     assert f"chaos: {started['chaos']}\n" in stopped.log.read_text()
     again = cli("local", "start", "--chaos", "oom")
     assert again.code == 1
@@ -252,7 +252,7 @@ def test_a_mistake_is_told_before_a_server_starts(stopped: Home, cli: Cli) -> No
 
 
 def test_who_asks_for_failures_never_gets_somebody_else_s_server(stopped: Home) -> None:
-    control.ensure(stopped, CLOCK)
+    control.ensure_server(stopped, CLOCK)
     with pytest.raises(StateFolderBusy):
         start(stopped, "oom")
 

@@ -442,7 +442,7 @@ def test_a_fair_share_queue_is_told_whose_run_it_is(cli: Cli) -> None:
     for flags in ((), ("--share", "ops")):
         shown = cli("submit", "--queue", "shared", *flags, "--wait", "--json", "--", "true")
         assert shown.code == 0, shown.err
-        endpoint = control.running(cli.home)
+        endpoint = control.find_server(cli.home)
         assert endpoint is not None
         batch = client_for(cli.home, endpoint, "batch")
         (job,) = batch.describe_jobs(jobs=[shown.json["jobId"]])["jobs"]

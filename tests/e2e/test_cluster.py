@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from batchml.local.ecs import count_vcpus
 from batchml.local.home import Home
+from batchml.local.machine import count_vcpus
 from tests.conftest import wait_for
 from tests.e2e.conftest import Cli
 from tests.e2e.test_everyday import Inside

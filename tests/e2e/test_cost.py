@@ -2,7 +2,7 @@
 
 import sys
 
-from batchml.local.ecs import read_machine
+from batchml.local.machine import read_machine
 from tests.e2e.conftest import Cli
 
 # Two attempts: one that fails after a second, and one that saves when it is asked to.

@@ -16,14 +16,14 @@ from msgspec.structs import replace
 
 from batchml.clock import SystemClock
 from batchml.local import control
-from batchml.local.batch.events import Started
+from batchml.local.batch.events import AttemptStarted
 from batchml.local.batch.state import Job, Nodes
-from batchml.local.executors.choice import Choice, read_choice
-from batchml.local.executors.container_spec import Permits, container_name
-from batchml.local.executors.record import mark_of, tagged
+from batchml.local.executors.choice import ExecutorChoice, Permits, read_choice
+from batchml.local.executors.container_spec import container_name
+from batchml.local.executors.record import find_processes, mark_of
 from batchml.local.executors.supervisor import RUNNER_LOST
 from batchml.local.executors.sweeper import sweep
-from batchml.local.home import Endpoint, Home
+from batchml.local.home import Home, ServerEndpoint
 from batchml.local.images import publish
 from batchml.runtime.processes import descendants, send
 from batchml.runtime.protocol.log_marks import parse_mark
@@ -388,7 +388,7 @@ def test_a_process_whose_runner_is_killed_is_lost_also_when_containers_are_chose
     rig.kind = "docker"
     rig.reopen()
     assert rig.outcome(task).exit.lost == RUNNER_LOST
-    assert tagged(mark_of(rig.identity.id, task)) == []
+    assert find_processes(mark_of(rig.identity.id, task)) == []
 
 
 def test_binary_output_of_both_streams_is_whole_after_its_runner_was_killed(rig: Rig) -> None:
@@ -620,7 +620,7 @@ def test_the_nodes_of_a_job_reach_each_other_by_name_and_by_address(rig: Rig) ->
     ]  # fmt: skip
     main = rig.start_job(nodes[0])
     rig.until_line(main, b"listening")
-    started = next(e for e in rig.events if isinstance(e, Started) and e.task_id == main)
+    started = next(e for e in rig.events if isinstance(e, AttemptStarted) and e.task_id == main)
     assert started.address.count(".") == 3
     child = rig.start_job(nodes[1], attempt_of(nodes[1], main_address=started.address))
     assert rig.outcome(child).exit.code == 0
@@ -654,13 +654,13 @@ def test_what_no_attempt_owns_is_swept_and_what_one_owns_is_not(rig: Rig) -> Non
 
 
 @pytest.fixture
-def docker_server(home: Home) -> Endpoint:
+def docker_server(home: Home) -> ServerEndpoint:
     need_engine()
-    return control.start(home, SystemClock(), options=["--executor", "docker"])
+    return control.start_server(home, SystemClock(), options=["--executor", "docker"])
 
 
 def test_a_job_by_boto3_runs_in_a_container_of_its_image(
-    home: Home, docker_server: Endpoint
+    home: Home, docker_server: ServerEndpoint
 ) -> None:
     batch = client_for(home, docker_server, "batch")
     logs = client_for(home, docker_server, "logs")
@@ -680,7 +680,7 @@ def test_a_job_by_boto3_runs_in_a_container_of_its_image(
     assert str(70 * 1024) in text
 
 
-def test_the_first_runner_is_there_before_the_first_job(docker_server: Endpoint) -> None:
+def test_the_first_runner_is_there_before_the_first_job(docker_server: ServerEndpoint) -> None:
     def kinds() -> list[bool]:
         lines = map(process_line, descendants(docker_server.pid))
         return [b'"kind": "container"' in line for line in lines if b"executors.runner" in line]
@@ -693,7 +693,7 @@ def process_line(pid: int) -> bytes:
 
 
 def test_a_container_is_told_of_nothing_that_it_cannot_reach(
-    home: Home, docker_server: Endpoint
+    home: Home, docker_server: ServerEndpoint
 ) -> None:
     batch = client_for(home, docker_server, "batch")
     logs = client_for(home, docker_server, "logs")
@@ -713,7 +713,7 @@ def test_a_container_is_told_of_nothing_that_it_cannot_reach(
 
 
 def test_what_docker_left_behind_is_swept_when_it_is_not_chosen_any_more(
-    home: Home, docker_server: Endpoint
+    home: Home, docker_server: ServerEndpoint
 ) -> None:
     batch = client_for(home, docker_server, "batch")
     definition = define(batch, sh("sleep 3; exit 5"), container={"image": IMAGE})
@@ -722,19 +722,21 @@ def test_what_docker_left_behind_is_swept_when_it_is_not_chosen_any_more(
     label = f"batchml.home={identity_of(home)}"
     orphan = docker("run", "-d", "--label", label, "--label", "batchml.task=gone", IMAGE, "sleep",
                     "90").stdout.strip()  # fmt: skip
-    control.stop(home, SystemClock())
+    control.stop_server(home, SystemClock())
     batch = client_for(
-        home, control.start(home, SystemClock(), options=["--executor", "process"]), "batch"
+        home, control.start_server(home, SystemClock(), options=["--executor", "process"]), "batch"
     )
     everything = ["ps", "-a", "-q", "--no-trunc"]
     wait_for(lambda: orphan not in docker(*everything).stdout, "it is swept")
     assert wait_for_job(batch, job_id)["container"]["exitCode"] == 5
-    control.stop(home, SystemClock())
-    control.ensure(home, SystemClock())
-    assert read_choice(home) == Choice("process", had_docker=True)
+    control.stop_server(home, SystemClock())
+    control.ensure_server(home, SystemClock())
+    assert read_choice(home) == ExecutorChoice("process", had_docker=True)
 
 
-def test_an_image_that_is_missing_is_the_jobs_reason(home: Home, docker_server: Endpoint) -> None:
+def test_an_image_that_is_missing_is_the_jobs_reason(
+    home: Home, docker_server: ServerEndpoint
+) -> None:
     batch = client_for(home, docker_server, "batch")
     definition = define(batch, ["true"], container={"image": "nosuch.invalid/none:1"})
     job_id = batch.submit_job(jobName="j", jobQueue="default", jobDefinition=definition)["jobId"]
@@ -745,7 +747,7 @@ def test_an_image_that_is_missing_is_the_jobs_reason(home: Home, docker_server: 
 
 
 def test_the_choice_of_an_executor_is_kept_and_jobs_survive_the_server(
-    home: Home, docker_server: Endpoint
+    home: Home, docker_server: ServerEndpoint
 ) -> None:
     batch = client_for(home, docker_server, "batch")
     definition = define(batch, sh("sleep 2; exit 5"), container={"image": IMAGE})
@@ -753,7 +755,7 @@ def test_the_choice_of_an_executor_is_kept_and_jobs_survive_the_server(
     wait_for_job(batch, job_id, "RUNNING")
     os.kill(docker_server.pid, signal.SIGKILL)
     wait_for(lambda: not home.is_held(), "the end of the server")
-    batch = client_for(home, control.ensure(home, SystemClock()), "batch")
+    batch = client_for(home, control.ensure_server(home, SystemClock()), "batch")
     assert wait_for_job(batch, job_id)["container"]["exitCode"] == 5
     again = batch.submit_job(jobName="k", jobQueue="default", jobDefinition=definition)["jobId"]
     assert wait_for_job(batch, again)["container"]["exitCode"] == 5
@@ -782,13 +784,15 @@ def test_a_run_by_the_command_line_builds_its_image_and_keeps_its_output(cli: Cl
 
 
 @pytest.mark.parametrize("then", ["docker", "process"])
-def test_a_reset_ends_containers(home: Home, cli: Cli, docker_server: Endpoint, then: str) -> None:
+def test_a_reset_ends_containers(
+    home: Home, cli: Cli, docker_server: ServerEndpoint, then: str
+) -> None:
     batch = client_for(home, docker_server, "batch")
     definition = define(batch, ["sleep", "100"], container={"image": IMAGE})
     job_id = batch.submit_job(jobName="j", jobQueue="default", jobDefinition=definition)["jobId"]
     wait_for_job(batch, job_id, "RUNNING")
-    control.stop(home, SystemClock())
-    control.start(home, SystemClock(), options=["--executor", then])
+    control.stop_server(home, SystemClock())
+    control.start_server(home, SystemClock(), options=["--executor", then])
     assert cli("local", "reset", "--yes").code == 0
     mine = f"label=batchml.home={identity_of(home)}"
     assert docker("ps", "-a", "-q", "--filter", mine).stdout == ""

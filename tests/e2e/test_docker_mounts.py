@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from batchml.local.executors import mounts
-from batchml.local.executors.container_spec import Permits, container_name
+from batchml.local.executors.choice import Permits
+from batchml.local.executors.container_spec import container_name
 from tests.contract.executor_rig import Outcome, Rig, docker
 
 VICTIMS = int(os.environ.get("BATCHML_VICTIMS", "16"))
@@ -99,7 +100,7 @@ def test_a_mount_that_a_killed_runner_left_is_ended_and_its_files_stay(
         "path": str(kept / "deep"), "target": "/v", "roots": [str(kept)], "read_only": False,
         "make": True, "ours": False, "fixed": False, "before": (),
     }  # fmt: skip
-    mounts.Mounts([source], label, "killed").open()
+    mounts.ContainerMounts([source], label, "killed").open()
     assert mounts.pinned_tasks(label) == ["killed"]
     command = [sys.executable, "-m", "batchml.local.executors.sweeper", label, "remove", "killed"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from batchml.local.home import Endpoint, Home
-from batchml.model.description import Config, read_environments
+from batchml.config.environments import ConfigFile, read_environments
+from batchml.local.home import Home, ServerEndpoint
 from batchml.model.environment import (
     Budget,
     Compute,
@@ -102,7 +102,7 @@ def test_the_line_for_ci_of_clients_md(environ: dict[str, str], tmp_path: Path) 
 
 
 @pytest.fixture
-def aws(home: Home, server: Endpoint, tmp_path: Path) -> Iterator[dict[str, str]]:
+def aws(home: Home, server: ServerEndpoint, tmp_path: Path) -> Iterator[dict[str, str]]:
     """The variables with which commands reach the played account, AWS Batch being `server`."""
     folder = tmp_path / "account"
     folder.mkdir()
@@ -199,7 +199,7 @@ def test_an_output_that_differs_is_seen() -> None:
 
 
 _SECTIONS = {
-    "": Config,
+    "": ConfigFile,
     "env.NAME": Environment,
     "env.NAME.network": Network,
     "env.NAME.storage": Storage,

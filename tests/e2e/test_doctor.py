@@ -108,7 +108,7 @@ def credentials(shown: Shown) -> dict[str, Any]:
         ("mfa", "needs an MFA code", "aws sts get-caller-identity --profile mfa"),
         ("partial", "aws_secret_access_key is missing", "aws configure --profile partial"),
         ("lost-tool", "/nonexistent/tool", "aws sts get-caller-identity --profile lost-tool"),
-        ("failing-tool", "no such vault", "run the command that ~/.aws/config gives"),
+        ("failing-tool", "no such vault", "run the command of credential_process in ~/.aws/config"),
         ("babbling-tool", "could not be read", "aws sts get-caller-identity"),
         ("circle", "Infinite loop", "~/.aws/config"),
         ("half-sso", "missing required configuration", "~/.aws/config"),

@@ -240,10 +240,10 @@ def test_a_requirement_that_fails_is_one_clear_line(
 @pytest.fixture
 def batch(index: Index, home: Home) -> Iterator[Any]:
     """The server starts after `index`, and so pip knows where to look."""
-    endpoint = control.ensure(home, CLOCK)
+    endpoint = control.ensure_server(home, CLOCK)
     yield client_for(home, endpoint, "batch")
     index.go.touch()
-    control.stop(home, CLOCK)
+    control.stop_server(home, CLOCK)
     for attempt in home.attempts.iterdir():
         while left := processes_of(home, attempt.name):
             send(left, signal.SIGKILL)
@@ -325,7 +325,7 @@ def test_a_server_killed_while_an_environment_is_made_goes_on_with_it(
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     wait_for(lambda: not home.is_held(), "the killed server is gone")
-    batch = client_for(home, control.ensure(home, CLOCK), "batch")
+    batch = client_for(home, control.ensure_server(home, CLOCK), "batch")
 
     def reason() -> str:
         return str(batch.describe_jobs(jobs=[job_id])["jobs"][0].get("statusReason", ""))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from batchml.model.description import with_default
+from batchml.config.environments import with_default
 from tests.e2e.conftest import Cli
 
 FILE = """# Ours.

@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from batchml.aws.batch.jobs import BatchApi
-from batchml.aws.batch.requests import Submission
+from batchml.aws.batch.jobs import JobApi
+from batchml.aws.batch.requests import SubmissionRequests
 from batchml.aws.session import Access, Session
-from batchml.local.home import Endpoint, Home
+from batchml.history import History
+from batchml.local.home import Home, ServerEndpoint
 from batchml.model.names import keyed_name, new_key
 from batchml.model.record import Record
-from batchml.ops.history import History
-from batchml.ops.reconcile import AWS_LAG
-from batchml.ops.submit import submit
+from batchml.runs.send import AWS_LAG
+from batchml.runs.submit import submit
 from tests.batch_http import BatchAccount, serving
 from tests.conftest import client_for
 from tests.e2e.test_lost_answers import HARMS, Harm, Relay, _message
@@ -41,7 +41,7 @@ class Road(Relay):
     """A relay that may also lose the call itself, so that the service never hears of it."""
 
     def __init__(self, port: int) -> None:
-        super().__init__(Endpoint(0, port), HARMS["closed"])
+        super().__init__(ServerEndpoint(0, port), HARMS["closed"])
         self.harm = None
 
     def lose(self, harm: Harm, arrives: bool) -> None:
@@ -94,8 +94,8 @@ class User:
             "jobDefinitionName": "d", "type": "container", "containerProperties": CONTAINER,
         }  # fmt: skip
         request = {"jobName": name, "jobQueue": "default", "jobDefinition": "d"}
-        requests = Submission(register, request)
-        return submit(BatchApi(self.session), requests, self.history, record, clock=self.clock)
+        requests = SubmissionRequests(register, request)
+        return submit(JobApi(self.session), requests, self.history, record, clock=self.clock)
 
 
 @pytest.fixture
@@ -140,7 +140,7 @@ def test_a_lost_answer_of_aws_leaves_one_run(as_aws: Callable[..., None], tmp_pa
 
 
 def test_a_lost_answer_of_the_embedded_server_leaves_one_run(
-    as_aws: Callable[..., None], tmp_path: Path, home: Home, server: Endpoint
+    as_aws: Callable[..., None], tmp_path: Path, home: Home, server: ServerEndpoint
 ) -> None:
     keys = home.keys()
     as_aws(f"127.0.0.1:{server.port}", keys.access_key_id, keys.secret_access_key)
@@ -181,6 +181,6 @@ def test_throttling_a_missing_definition_and_a_second_run_over_http(
             {**account.jobs[0], "jobId": f"{'0' * 8}-0000-4000-8000-{number:012d}"}
             for number in range(1, 5)
         ]
-        found = BatchApi(user.session).called("default", account.jobs[0]["jobName"].upper())
+        found = JobApi(user.session).find_by_name("default", account.jobs[0]["jobName"].upper())
     assert [job.job_id for job in found] == [job["jobId"] for job in account.jobs]
     assert found[0].job_id == first

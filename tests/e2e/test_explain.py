@@ -59,7 +59,7 @@ def test_who_waits_is_told_for_whom_and_who_runs_that_it_runs(cli: Cli) -> None:
 
 def test_what_can_never_be_placed_and_a_place_that_is_closed(cli: Cli) -> None:
     cli("local", "start")
-    endpoint = control.ensure(cli.home, FastClock())
+    endpoint = control.ensure_server(cli.home, FastClock())
     batch = client_for(cli.home, endpoint, "batch")
     huge = batch.submit_job(
         jobName="huge", jobQueue="default", jobDefinition=define(batch, ["true"]),
@@ -73,7 +73,7 @@ def test_what_can_never_be_placed_and_a_place_that_is_closed(cli: Cli) -> None:
     submit(cli, "shut-out", "--array", "3")
     found = explained(cli, "shut-out")
     assert found["cause"] == "environment-disabled"
-    assert found["evidence"][0] == "child 0 of 3 stands for those that wait"
+    assert found["evidence"][0] == "child 0 of 3, one of the waiting children"
     done = cli(*found["command"].split()[1:])
     assert done.code == 0, done.err
     assert cli("wait", "shut-out").code == 0
@@ -122,14 +122,13 @@ def test_what_stayed_behind_is_found_in_the_folder_and_children_are_told_togethe
     (cli.folder / "local_settings.py").write_text("")
     (cli.folder / "part.py").write_text("import local_settings\n")
     sent = cli("submit", *IMAGE, "--name", "kept", "--", "python3", "part.py")
-    assert "Ignored, and so left out: local_settings.py." in sent.err
+    assert "Ignored: local_settings.py." in sent.err
     submit(cli, "many", "--array", "2", command=("sh", "-c", "exit 3"))
     cli("wait", "kept", "many")
     found = explained(cli, "kept")
     assert (found["cause"], found["verdict"]) == (
         "missing-module",
-        "The module local_settings stayed behind: .gitignore keeps local_settings.py out of the "
-        "run.",
+        "The module local_settings was not sent: .gitignore excludes local_settings.py.",
     )
     assert "part.py, line 1: import local_settings" in found["evidence"]
     many = explained(cli, "many")

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from batchml.client.client import Client
+from batchml.client import Client
+from batchml.history import History
 from batchml.local.home import Home
-from batchml.ops.fallback import Plans
-from batchml.ops.history import History
+from batchml.runs.fallback.move import FallbackPlans
 from tests.conftest import wait_for, wait_for_job
 from tests.contract.executor_rig import IMAGE
 from tests.models import ec2
@@ -56,6 +56,6 @@ def test_a_run_moves_by_itself_and_is_one_run_for_its_user(
     assert [each.name for each in client.runs()] == ["mover", "hog"]
     assert run.describe().job_id == ended.job_id
     history = History(home.root / "history.jsonl")
-    plans, key = Plans.beside(history, "local"), history.newest_first("local")[0].key
+    plans, key = FallbackPlans.beside(history, "local"), history.newest_first("local")[0].key
     wait_for(lambda: plans.find(key) is None, "the plan's end")
     hog.cancel()

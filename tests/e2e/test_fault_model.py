@@ -17,7 +17,7 @@ from batchml.errors import LocalServerError
 from batchml.local.batch.state import Job
 from batchml.local.home import Home
 from batchml.local.logs.check import check_small
-from batchml.local.logs.files import Streams
+from batchml.local.logs.files import StreamIndex
 from batchml.local.store import adopt
 from batchml.model.logcheck import LogState
 from batchml.model.run import CANNOT_START, JobStatus
@@ -177,7 +177,7 @@ def _check_log(server: Server, world: World, name: str, job: Job) -> None:
     """What is called complete holds every line that the program printed; a deleted log is known."""
     task_id = job.attempts[-1]["container"]["taskArn"].rpartition("/")[2]
     path = server.home.attempt(task_id) / "log"
-    streams = Streams(server.home.journal)
+    streams = StreamIndex(server.home.journal)
     end = streams.log_end(task_id)
     streams.close()
     assert end is not None, "each attempt that has ended has a proof, or the reason why it has none"

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from shutil import which
 
-from batchml.aws.ec2 import METADATA, user_data
+from batchml.aws.ec2 import METADATA, make_user_data
 from tests.needs import unavailable
 from tests.unit.test_userdata import BOOTHOOK, scripts
 
@@ -53,7 +53,7 @@ def test_jobs_that_are_not_root_reach_their_credentials_and_not_the_instances(
     apart = ["unshare", "--net"]
     if os.geteuid() != 0 or subprocess.run([*apart, "true"], check=False).returncode:
         unavailable("no network of its own can be made here")
-    (hook,) = scripts(user_data(), BOOTHOOK)
+    (hook,) = scripts(make_user_data(), BOOTHOOK)
     (tmp_path / "hook").write_text(hook)
     shown = subprocess.run(
         [*apart, sys.executable, "-c", NETWORK, str(tmp_path / "hook"), METADATA, CREDENTIALS],

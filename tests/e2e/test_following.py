@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from batchml.client.client import Client
+from batchml.client import Client
 from batchml.errors import LogDamaged
 from tests.conftest import client_for
 from tests.e2e.conftest import Cli, read_until

@@ -9,16 +9,15 @@ from pathlib import Path
 import pytest
 
 from batchml import Client
-from batchml.client.explaining import with_waiting
-from batchml.client.finding import recall
-from batchml.client.gang_parts import part_id, parts_of
-from batchml.client.reruns import prepare_again
-from batchml.client.runs import select
 from batchml.errors import NotFound
+from batchml.explain.ask import ExplainedRun
+from batchml.explain.service import add_workers
+from batchml.explain.suggest import CommandWriter
 from batchml.local.home import Home
 from batchml.model.explanation import Explanation
-from batchml.ops.explain.look import Told
-from batchml.ops.explain.words import Words
+from batchml.runs.find import recall, select
+from batchml.runs.groups.members import part_id, parts_of
+from batchml.runs.rerun.resubmit import prepare_again
 from tests.e2e.conftest import Cli, write_job
 
 JOB = """
@@ -48,26 +47,28 @@ def test_a_gang_is_one_run(cli: Cli, user: Client, home: Home) -> None:
     sleeper = user.submit(command=["sleep", "600"], vcpus=1, memory="64 MiB")
     waiting = cli("submit", "gang", "--after", sleeper.job_id, "--json").json["jobId"]
     plain = user.submit(command=["true"], after=[sleeper])  # a later run, of one job
-    place = user._place
+    context = user._context
 
     listed = {entry["jobId"]: entry for entry in cli("ls", "--json").json}
     assert set(listed) == {sleeper.job_id, waiting, plain.job_id}
     of_gang = {"batchml:gang": listed[waiting]["tags"]["batchml:gang"]}
     (workers,) = {run.job_id for run in user.runs(tags=of_gang)} - {waiting}
     assert f"groups     workers 0 RUNNING, 0/3 done ({workers[:8]})" in cli("show", "gang").out
-    assert select(place, ["@last~1"]) == [waiting]
+    assert select(context, ["@last~1"]) == [waiting]
 
-    (found,) = recall(place, [waiting])
-    assert part_id(place, found, "workers") == workers
-    assert part_id(place, found, "head") == waiting
+    (found,) = recall(context, [waiting])
+    assert part_id(context, found, "workers") == workers
+    assert part_id(context, found, "head") == waiting
     with pytest.raises(NotFound, match="Known: head, workers"):
-        part_id(place, found, "worker")
+        part_id(context, found, "worker")
     with pytest.raises(NotFound, match="has no groups"):
-        part_id(place, recall(place, [plain.job_id])[0], "worker")
+        part_id(context, recall(context, [plain.job_id])[0], "worker")
 
     assert found.run is not None
-    runs = Told(found.run, Explanation("running", "It is not waiting.", is_problem=False), 1)
-    told = with_waiting(place, runs, found.record, Words()).explanation
+    runs = ExplainedRun(
+        found.run, Explanation("running", "It is not waiting.", is_problem=False), 1
+    )
+    told = add_workers(context, runs, found.record, CommandWriter()).explanation
     assert told.command == f"batchml explain {workers}" and "wait" in told.verdict
 
     ended = cli("cancel", waiting, "--json").json
@@ -80,13 +81,13 @@ def test_a_gang_is_one_run(cli: Cli, user: Client, home: Home) -> None:
 def test_a_gang_of_another_machine_is_known_by_what_aws_tells(user: Client, home: Home) -> None:
     sleeper = user.submit(command=["sleep", "600"], vcpus=1, memory="64 MiB")
     run = user.submit("gang", after=[sleeper])
-    place = user._place
+    context = user._context
     home.root.joinpath("history.jsonl").unlink()
 
-    (found,) = recall(place, [run.job_id])
-    (workers,) = parts_of(place, found)
+    (found,) = recall(context, [run.job_id])
+    (workers,) = parts_of(context, found)
     assert (workers.group, workers.size) == ("workers", 3)
-    again = prepare_again(place, found, dry_run=True)
+    again = prepare_again(context, found, dry_run=True)
     assert again is not None
     (planned,) = again.workers
     assert planned.requests.submit["arrayProperties"] == {"size": 3}
@@ -101,14 +102,14 @@ def test_a_gang_of_another_machine_is_known_by_what_aws_tells(user: Client, home
 KILLED = """
 import os, signal, sys
 from batchml import Client
-from batchml.aws.batch.jobs import BatchApi
-send, calls = BatchApi.submit, []
+from batchml.aws.batch.jobs import JobApi
+send, calls = JobApi.submit, []
 def submit(self, request):
     calls.append(request)
     if len(calls) == 3:
         os.kill(os.getpid(), signal.SIGKILL)
     return send(self, request)
-BatchApi.submit = submit
+JobApi.submit = submit
 Client("local", sys.argv[1]).submit("gang", after=[sys.argv[2]])
 """
 
@@ -123,8 +124,8 @@ def test_a_client_killed_between_two_jobs_leaves_a_gang_that_is_finished(
 
     settled = cli("reconcile", "--json").json
     assert [each["state"] for each in settled] == ["submitted"]
-    (found,) = recall(user._place, [head.job_id])
-    (workers,) = parts_of(user._place, found)
+    (found,) = recall(user._context, [head.job_id])
+    (workers,) = parts_of(user._context, found)
     assert (workers.job_id, workers.size) == (settled[0]["jobId"], 3)
     assert not any((cli.home.root / "gangs" / "local").iterdir())
     head.cancel()

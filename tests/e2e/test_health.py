@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from batchml.runtime.protocol.launch import TORCHRUN, Plan
+from batchml.runtime.protocol.launch import TORCHRUN, LaunchPlan
 from batchml.runtime.protocol.log_marks import parse_mark
 from tests.conftest import define, wait_for_job
 
@@ -30,7 +30,7 @@ class Attempts:
     def together_on(self, *hosts: str) -> list[tuple[int, list[str]]]:
         """One attempt of a run of many nodes, the main node first."""
         self.number += 1
-        plan = Plan(TORCHRUN, processes=1, start_within=60.0)
+        plan = LaunchPlan(TORCHRUN, processes=1, start_within=60.0)
         nodes = []
         for index, host in enumerate(hosts):
             environ = {
@@ -128,5 +128,5 @@ def test_where_every_try_finds_the_host_bad_the_run_ends_with_the_evidence(
         logGroupName="/aws/batch/job", logStreamName=stream, startFromHead=True
     )["events"]
     told = " ".join(event["message"] for event in events)
-    assert "the only host there is was unfit in 3 tries" in told
+    assert "the only host was unfit in 3 tries" in told
     assert "row 7 of the memory of GPU 0" in told and '`checks = "off"`' in told

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from batchml.aws.ecr import Ecr, Engine
+from batchml.aws.ecr import Ecr, ImageEngine
 from batchml.errors import AccessError, ImageError, NotFound, ServiceUnreachable
+from batchml.jobs.images import ImageRow, PushTarget, build, pinned, push, read_recipe
 from batchml.local.home import Home
 from batchml.local.images import publish
-from batchml.ops.images import Shown, Target, build, pinned, push, read_recipe
 from tests.contract.executor_rig import IMAGE, docker, need_engine
 from tests.contract.registry_rig import TOKEN, Answer, Registry, need_registry
 from tests.e2e.conftest import Cli, write_job
@@ -33,7 +33,7 @@ class Rig:
     def __init__(self, folder: Path, registry: Registry) -> None:
         self.registry = registry
         self.folder = folder
-        self.engine = Engine()
+        self.engine = ImageEngine()
         self.clock = FakeClock()
         self.told: list[str] = []
         self.steps: list[str] = []
@@ -42,13 +42,13 @@ class Rig:
         (self.steps if is_step else self.told).append(text)
 
     @property
-    def target(self) -> Target:
-        return Target(Ecr(self.registry.session()), "dev", {"team": "vision"})
+    def target(self) -> PushTarget:
+        return PushTarget(Ecr(self.registry.session()), "dev", {"team": "vision"})
 
-    def push(self) -> Shown:
+    def push(self) -> ImageRow:
         return push(self.engine, self.target, read_recipe(self.folder), self.tell, self.clock)
 
-    def build(self) -> Shown:
+    def build(self) -> ImageRow:
         return build(self.engine, read_recipe(self.folder), self.tell)
 
     @property
@@ -208,7 +208,7 @@ def test_a_push_that_breaks_off_is_tried_again_and_goes_on(rig: Rig) -> None:
 
 def test_a_push_that_stays_broken_leaves_nothing_half_done(rig: Rig) -> None:
     failing(rig, "PUT", "/manifests/", Answer(0))
-    with pytest.raises(ServiceUnreachable, match="Nothing is half-done: pushing again goes on"):
+    with pytest.raises(ServiceUnreachable, match="Push again: only the missing layers are sent"):
         rig.push()
     assert rig.clock.naps == [5.0, 10.0, 20.0]
     assert rig.there() is None
@@ -266,7 +266,7 @@ def test_a_push_that_is_not_allowed_says_what_to_allow(rig: Rig) -> None:
 
 def test_a_login_that_is_refused_is_said_so(rig: Rig) -> None:
     rig.registry.token = "another"
-    with pytest.raises(AccessError, match="refuses the login that ECR gave") as failed:
+    with pytest.raises(AccessError, match="refuses the login of ECR") as failed:
         rig.push()
     assert "another" not in str(failed.value)
     assert rig.clock.naps == []
@@ -362,7 +362,7 @@ def test_ctrl_c_leaves_nothing_half_done(cli: Cli, rig: Rig) -> None:
     go_on.set()
     assert (pushing.returncode, out) == (130, ""), err
     assert "Traceback" not in err
-    assert "goes on from here" in err
+    assert "Repeat the command to continue" in err
     assert rig.there() is None
     rig.registry.fault = lambda method, path: None
     assert cli("image", "push", rig.folder.name, "--env", "dev").code == 0

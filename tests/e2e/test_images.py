@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from batchml.jobs.images import read_recipe
 from batchml.local.images import reference
-from batchml.ops.images import read_recipe
 from batchml.runtime.protocol.log_marks import parse_mark
 from tests.contract.executor_rig import IMAGE as BASE
 from tests.contract.executor_rig import docker, need_engine

@@ -17,18 +17,19 @@ from typing import Any
 
 import pytest
 
-from batchml.client.doors import ask_inside, find_seat, open_tunnel
-from batchml.client.doors_container import by_exec
-from batchml.client.place import Place
 from batchml.clock import SystemClock
+from batchml.config.settings import load_settings
+from batchml.context import Context
 from batchml.local import control
-from batchml.local.exec import find
-from batchml.local.home import Endpoint, Home
-from batchml.settings import load_settings
+from batchml.local.exec import find_attempt
+from batchml.local.home import Home, ServerEndpoint
+from batchml.sessions.exec.backends import capture_output, open_port_forward
+from batchml.sessions.exec.target import find_target
+from batchml.sessions.forward.local import connect_by_exec
 from tests.conftest import client_for, define, wait_for, wait_for_job
 from tests.contract.executor_rig import IMAGE, need_engine
 from tests.e2e.conftest import Cli
-from tests.unit.test_tunnel import talk_to
+from tests.unit.test_forward import talk_to
 
 LIMIT = 30.0
 SERVE = "cd /tmp && exec python3 -m http.server {port} --bind 127.0.0.1"
@@ -84,7 +85,7 @@ class Terminal:
 
 
 @pytest.fixture
-def start(home: Home, server: Endpoint) -> Callable[..., str]:
+def start(home: Home, server: ServerEndpoint) -> Callable[..., str]:
     """Start a run and give its id once its program is there."""
     batch = client_for(home, server, "batch")
 
@@ -98,9 +99,9 @@ def start(home: Home, server: Endpoint) -> Callable[..., str]:
 
 
 @pytest.fixture
-def place(home: Home, tmp_path: Path) -> Place:
+def context(home: Home, tmp_path: Path) -> Context:
     environ = {"BATCHML_HOME": str(home.root)}
-    return Place(load_settings(environ, tmp_path, None), SystemClock(), tmp_path)
+    return Context(load_settings(environ, tmp_path, None), SystemClock(), tmp_path)
 
 
 @pytest.fixture
@@ -149,7 +150,11 @@ def test_a_shell_has_job_control_a_size_and_the_code_of_its_end(
 
 
 def test_a_run_that_ends_ends_the_shell_and_leaves_the_terminal_as_it_was(
-    cli: Cli, start: Callable[..., str], sit: Callable[..., Terminal], home: Home, server: Endpoint
+    cli: Cli,
+    start: Callable[..., str],
+    sit: Callable[..., Terminal],
+    home: Home,
+    server: ServerEndpoint,
 ) -> None:
     job_id = start("sleep 300")
     words = " ".join(cli.command("shell", job_id))
@@ -164,7 +169,7 @@ def test_a_run_that_ends_ends_the_shell_and_leaves_the_terminal_as_it_was(
 
 
 def test_input_output_and_code_pass_and_a_killed_client_leaves_nothing(
-    cli: Cli, start: Callable[..., str], place: Place
+    cli: Cli, start: Callable[..., str], context: Context
 ) -> None:
     job_id = start("sleep 300")
     data = bytes(range(256)) * 2000
@@ -176,17 +181,17 @@ def test_input_output_and_code_pass_and_a_killed_client_leaves_nothing(
     script = f"trap '' HUP TERM; {mark} setsid sleep 300 & {mark} sleep 300"
     client = cli.watch("shell", job_id, "--", "sh", "-c", script)
     wait_for(lambda: len(having(mark)) == 2, "both run inside")
-    seat = find_seat(place, job_id)
-    counted = "from batchml.runtime.exec.prompt import count; import os; print(count(os.environ))"
+    target = find_target(context, job_id)
+    counted = "from batchml.runtime.exec.presence import count; import os; print(count(os.environ))"
     python = ("python3", "-c", counted)
-    assert ask_inside(place, seat, ("true",)).code == 0
+    assert capture_output(context, target, ("true",)).code == 0
     root = Path(__file__).parents[2]
-    told = ask_inside(place, seat, ("env", f"PYTHONPATH={root}", *python))
+    told = capture_output(context, target, ("env", f"PYTHONPATH={root}", *python))
     assert int(told.out) == 2, "the one that asks, and the one that sits"
     client.kill()
     client.communicate()
     wait_for(lambda: not having(mark), "nothing is left inside")
-    assert find_seat(place, job_id).run.job_id == job_id, "the run goes on"
+    assert find_target(context, job_id).run.job_id == job_id, "the run goes on"
 
 
 def having(mark: str) -> list[int]:
@@ -204,19 +209,19 @@ def having(mark: str) -> list[int]:
 
 
 def test_a_port_of_a_process_is_this_machines_and_of_a_node_leads_into_its_network(
-    cli: Cli, start: Callable[..., str], place: Place, home: Home, server: Endpoint
+    cli: Cli, start: Callable[..., str], context: Context, home: Home, server: ServerEndpoint
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     job_id = start(SERVE.format(port=port))
     wait_for(lambda: answers(port), "it serves")
-    with open_tunnel(place, find_seat(place, job_id), port) as tunnel:
+    with open_port_forward(context, find_target(context, job_id), port) as tunnel:
         assert tunnel.is_direct and tunnel.local_port == port
     forward = cli.watch("forward", job_id, str(port), "--local-port", str(free()))
     assert forward.stdout is not None
     url = forward.stdout.readline().strip()
     assert urllib.request.urlopen(url).status == 200
-    sitting = find(home, batch_task(client_for(home, server, "batch"), job_id))
+    sitting = find_attempt(home, batch_task(client_for(home, server, "batch"), job_id))
     assert sitting is not None
     os.kill(sitting.runner, signal.SIGKILL)  # it has no time to tell anybody
     _, err = forward.communicate(timeout=LIMIT)
@@ -236,7 +241,9 @@ def free() -> int:
         return int(listener.getsockname()[1])
 
 
-def test_each_node_is_reached_by_its_number(place: Place, home: Home, server: Endpoint) -> None:
+def test_each_node_is_reached_by_its_number(
+    context: Context, home: Home, server: ServerEndpoint
+) -> None:
     batch = client_for(home, server, "batch")
     script = f"echo $AWS_BATCH_JOB_NODE_INDEX > index; {SERVE.replace('cd /tmp && ', '')}"
     container = {
@@ -256,12 +263,12 @@ def test_each_node_is_reached_by_its_number(place: Place, home: Home, server: En
     wait_for_job(batch, job_id, "RUNNING")
     wait_for_job(batch, f"{job_id}#1", "RUNNING")
     for node in (0, 1):
-        seat = find_seat(place, job_id, node)
-        asked = ask_inside(place, seat, ("sh", "-c", "cat index; ls -i /proc/self/ns/net"))
+        target = find_target(context, job_id, node)
+        asked = capture_output(context, target, ("sh", "-c", "cat index; ls -i /proc/self/ns/net"))
         assert asked.out.decode().split()[0] == str(node)
         if not is_in_namespace(home):
             continue
-        with open_tunnel(place, seat, 8123) as tunnel:
+        with open_port_forward(context, target, 8123) as tunnel:
             assert not tunnel.is_direct
             assert talk_to(tunnel.local_port, b"GET /index HTTP/1.0\r\n\r\n").endswith(
                 b"%d\n" % node
@@ -276,10 +283,10 @@ def is_in_namespace(home: Home) -> bool:
 
 
 def test_a_container_is_entered_and_its_loopback_reached(
-    cli: Cli, home: Home, place: Place, sit: Callable[..., Terminal]
+    cli: Cli, home: Home, context: Context, sit: Callable[..., Terminal]
 ) -> None:
     need_engine()
-    endpoint = control.start(home, SystemClock(), options=["--executor", "docker"])
+    endpoint = control.start_server(home, SystemClock(), options=["--executor", "docker"])
     batch = client_for(home, endpoint, "batch")
     # Else a shell would be the first process, and deaf to a stop until the grace is over.
     container = {
@@ -288,8 +295,10 @@ def test_a_container_is_entered_and_its_loopback_reached(
     made = define(batch, ["sh", "-c", SERVE.format(port=8123)], container=container)
     job_id = batch.submit_job(jobName="train", jobQueue="default", jobDefinition=made)["jobId"]
     wait_for_job(batch, job_id, "RUNNING", limit=60)
-    seat = find_seat(place, job_id)
-    asked = ask_inside(place, seat, ("sh", "-c", "id -u; pwd; echo $AWS_BATCH_JOB_ID; exit 3"))
+    target = find_target(context, job_id)
+    asked = capture_output(
+        context, target, ("sh", "-c", "id -u; pwd; echo $AWS_BATCH_JOB_ID; exit 3")
+    )
     assert asked.out.decode().split() == ["1234", "/tmp", job_id] and asked.code == 3
     data = bytes(range(256)) * 2000
     words = cli.command("shell", job_id, "--", "sh", "-c", "cat; echo oh >&2; exit 7")
@@ -300,20 +309,22 @@ def test_a_container_is_entered_and_its_loopback_reached(
     shell.type("echo $(stty size) =$((1+1)); sleep 300\n")
     assert "33 77" in shell.see("=2")
     seen = ("sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
-    wait_for(lambda: b"sleep 300" in ask_inside(place, seat, seen).out, "the program runs")
+    wait_for(lambda: b"sleep 300" in capture_output(context, target, seen).out, "the program runs")
     os.kill(shell.pid, signal.SIGKILL)
     shell.end()
-    wait_for(lambda: b"bash" not in ask_inside(place, seat, seen).out, "nothing is left inside")
+    wait_for(
+        lambda: b"bash" not in capture_output(context, target, seen).out, "nothing is left inside"
+    )
 
-    sitting = find(home, batch_task(batch, job_id))
+    sitting = find_attempt(home, batch_task(batch, job_id))
     assert sitting is not None
-    with open_tunnel(place, seat, 8123) as tunnel:
+    with open_port_forward(context, target, 8123) as tunnel:
         assert urllib.request.urlopen(tunnel.url).status == 200
-    with by_exec(sitting, 8123)() as sock:
+    with connect_by_exec(sitting, 8123)() as sock:
         sock.sendall(b"GET / HTTP/1.0\r\n\r\n")
         assert sock.recv(15).startswith(b"HTTP/1.0 200")
     with pytest.raises(ConnectionRefusedError):
-        by_exec(sitting, 8124)()
+        connect_by_exec(sitting, 8124)()
 
     command = cli.watch("shell", job_id, "--", "sh", "-c", "echo in; sleep 300")
     assert command.stdout is not None and command.stdout.readline() == "in\n"

@@ -11,7 +11,7 @@ from botocore.exceptions import ClientError
 from batchml.clock import SystemClock
 from batchml.local import control
 from batchml.local.home import Home
-from batchml.local.server.auth import Keys
+from batchml.local.server.auth import AccessKeys
 from tests.conftest import client_for, define, wait_for, wait_for_job
 from tests.e2e.test_secrets import printed
 
@@ -52,7 +52,7 @@ def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(home: Home, program: str, **container: Any) -> Any:
-    endpoint = control.ensure(home, SystemClock())
+    endpoint = control.ensure_server(home, SystemClock())
     batch, logs = (client_for(home, endpoint, service) for service in ("batch", "logs"))
     definition = define(batch, [sys.executable, "-c", program], container=container)
     made = batch.submit_job(jobName="j", jobQueue="default", jobDefinition=definition)
@@ -88,10 +88,10 @@ def test_the_credentials_end_with_the_attempt(home: Home, user: Path) -> None:
     environ = run(home, ENVIRON)
     endpoint = home.endpoint()
     assert endpoint is not None
-    keys = Keys(environ["AWS_ACCESS_KEY_ID"], environ["AWS_SECRET_ACCESS_KEY"])
+    keys = AccessKeys(environ["AWS_ACCESS_KEY_ID"], environ["AWS_SECRET_ACCESS_KEY"])
 
     class Ended(Home):
-        def keys(self) -> Keys:
+        def keys(self) -> AccessKeys:
             return keys
 
     batch = client_for(Ended(home.root), endpoint, "batch")
@@ -132,7 +132,7 @@ def test_a_server_that_was_started_from_a_shell_that_points_at_one_forgets_that(
     """Its own keys are no credentials for AWS. (B222)"""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "BMLLOCAL0123")
     monkeypatch.setenv("AWS_ENDPOINT_URL_STS", "http://127.0.0.1:1")
-    endpoint = control.ensure(home, SystemClock())
+    endpoint = control.ensure_server(home, SystemClock())
     (home.root / "secrets.toml").write_text("")
     (home.root / "secrets.toml").chmod(0o600)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")

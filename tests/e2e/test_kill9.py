@@ -94,16 +94,16 @@ def output(logs: Any, job: dict[str, Any], stream: str = "") -> list[str]:
 def test_a_running_job_does_not_notice_the_end_of_its_server(
     home: Home, started: Path, end: str
 ) -> None:
-    batch = client_for(home, control.ensure(home, CLOCK), "batch")
+    batch = client_for(home, control.ensure_server(home, CLOCK), "batch")
     job_id = submit(batch, define(batch, ["sh", "-c", UNTIL_TOLD]), started)
     pid = int(wait_for(lambda: _text(started / job_id), "the job has started"))
     for _ in range(2):
         if end == "killed":
             kill_server(home)
         else:
-            assert control.stop(home, CLOCK)
+            assert control.stop_server(home, CLOCK)
         assert is_alive(pid)
-        endpoint = control.ensure(home, CLOCK)
+        endpoint = control.ensure_server(home, CLOCK)
         batch, logs = (client_for(home, endpoint, service) for service in ("batch", "logs"))
         found = batch.describe_jobs(jobs=[job_id])["jobs"][0]
         assert found["status"] in ("STARTING", "RUNNING")
@@ -120,13 +120,13 @@ def test_a_running_job_does_not_notice_the_end_of_its_server(
 def test_a_job_that_ended_while_no_server_lived_is_recorded_at_the_next_start(
     home: Home, started: Path
 ) -> None:
-    batch = client_for(home, control.ensure(home, CLOCK), "batch")
+    batch = client_for(home, control.ensure_server(home, CLOCK), "batch")
     job_id = submit(batch, define(batch, ["sh", "-c", JOB]), started, env={"CODE": "7"})
     wait_for(lambda: _text(started / job_id), "the job has started")
     kill_server(home)
     (attempt,) = home.attempts.iterdir()
     wait_for((attempt / "exit.json").exists, "the job ends without a server")
-    batch = client_for(home, control.ensure(home, CLOCK), "batch")
+    batch = client_for(home, control.ensure_server(home, CLOCK), "batch")
     job = wait_for_job(batch, job_id)
     assert (job["status"], job["container"]["exitCode"]) == ("FAILED", 7)
     assert job["stoppedAt"] == read_json(str(attempt / "exit.json"))["stopped_at"]
@@ -136,7 +136,7 @@ def test_a_job_that_nothing_is_left_of_is_lost_and_not_started_again(
     home: Home, started: Path
 ) -> None:
     """A missing file is no evidence that a program never began: the journal has its start."""
-    batch = client_for(home, control.ensure(home, CLOCK), "batch")
+    batch = client_for(home, control.ensure_server(home, CLOCK), "batch")
     job_id = submit(batch, define(batch, ["sh", "-c", JOB]), started, env={"NAP": "60"})
     wait_for(lambda: _text(started / job_id), "the job has started")
     kill_server(home)
@@ -145,7 +145,7 @@ def test_a_job_that_nothing_is_left_of_is_lost_and_not_started_again(
     while left := processes_of(home, attempt.name):
         send(left, signal.SIGKILL)
     shutil.rmtree(attempt)
-    batch = client_for(home, control.ensure(home, CLOCK), "batch")
+    batch = client_for(home, control.ensure_server(home, CLOCK), "batch")
     job = wait_for_job(batch, job_id)
     assert (job["status"], job["statusReason"]) == ("FAILED", NO_EVIDENCE)
     assert len(job["attempts"]) == 1
@@ -156,7 +156,7 @@ def test_a_job_that_nothing_is_left_of_is_lost_and_not_started_again(
 def test_a_killed_runner_takes_its_tree_along_and_the_job_fails_as_if_its_host_had(
     home: Home, started: Path, tmp_path: Path, server_dies_too: bool
 ) -> None:
-    batch = client_for(home, control.ensure(home, CLOCK), "batch")
+    batch = client_for(home, control.ensure_server(home, CLOCK), "batch")
     script = """setsid env -i sh -c 'echo $$ >> "$0"; exec sleep 300' "$PIDS" &
         echo $$ >> "$PIDS"; sleep 300"""
     pids = tmp_path / "pids"
@@ -168,7 +168,7 @@ def test_a_killed_runner_takes_its_tree_along_and_the_job_fails_as_if_its_host_h
     if server_dies_too:
         kill_server(home)
         _kill_runner(attempt)
-        batch = client_for(home, control.ensure(home, CLOCK), "batch")
+        batch = client_for(home, control.ensure_server(home, CLOCK), "batch")
     else:
         _kill_runner(attempt)
     job = wait_for_job(batch, job_id)
@@ -182,7 +182,7 @@ def test_a_killed_runner_takes_its_tree_along_and_the_job_fails_as_if_its_host_h
 def test_a_job_whose_runner_was_killed_is_retried_when_its_strategy_says_so(
     home: Home, started: Path
 ) -> None:
-    batch = client_for(home, control.ensure(home, CLOCK), "batch")
+    batch = client_for(home, control.ensure_server(home, CLOCK), "batch")
     script = 'echo $$ >> "$STARTS/try"; [ $AWS_BATCH_JOB_ATTEMPT -gt 1 ] || sleep 300'
     rules = [
         {"onStatusReason": "Host EC2*", "action": "RETRY"},
@@ -208,33 +208,33 @@ def test_a_stop_that_was_acknowledged_is_carried_out_by_the_next_server(
     home: Home, started: Path, delay: float
 ) -> None:
     """The job may be anywhere on its way when the stop is asked for and the server is killed."""
-    batch = client_for(home, control.ensure(home, CLOCK), "batch")
+    batch = client_for(home, control.ensure_server(home, CLOCK), "batch")
     job_id = submit(batch, define(batch, ["sh", "-c", JOB]), started, env={"NAP": "300"})
     CLOCK.sleep(delay)
     batch.terminate_job(jobId=job_id, reason="not needed")
     kill_server(home)
-    batch = client_for(home, control.ensure(home, CLOCK), "batch")
+    batch = client_for(home, control.ensure_server(home, CLOCK), "batch")
     job = wait_for_job(batch, job_id, limit=15)
     assert (job["status"], job["statusReason"]) == ("FAILED", "not needed")
     assert not any(is_alive(int(pid)) for pid in _text(started / job_id).split())
 
 
 def test_an_exit_record_that_is_not_one_counts_as_a_lost_runner(home: Home, started: Path) -> None:
-    batch = client_for(home, control.ensure(home, CLOCK), "batch")
+    batch = client_for(home, control.ensure_server(home, CLOCK), "batch")
     job_id = submit(batch, define(batch, ["sh", "-c", JOB]), started)
     wait_for(lambda: _text(started / job_id), "the job has started")
     kill_server(home)
     (attempt,) = home.attempts.iterdir()
     wait_for((attempt / "exit.json").exists, "the job ends without a server")
     (attempt / "exit.json").write_bytes(bytes(100))
-    batch = client_for(home, control.ensure(home, CLOCK), "batch")
+    batch = client_for(home, control.ensure_server(home, CLOCK), "batch")
     job = wait_for_job(batch, job_id)
     assert (job["status"], job["statusReason"]) == ("FAILED", NO_EVIDENCE)
 
 
 def test_what_runners_write_for_people_is_empty(home: Home, started: Path) -> None:
     """`runners.log` is where a runner's own mistakes would show."""
-    batch = client_for(home, control.ensure(home, CLOCK), "batch")
+    batch = client_for(home, control.ensure_server(home, CLOCK), "batch")
     definition = define(batch, ["sh", "-c", JOB])
     jobs = [submit(batch, definition, started, env={"CODE": str(code)}) for code in (0, 1)]
     for job_id in jobs:

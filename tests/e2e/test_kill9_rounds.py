@@ -24,10 +24,10 @@ from batchml.clock import SystemClock
 from batchml.errors import StateDamaged
 from batchml.local import control
 from batchml.local.batch.lifecycle import DEPENDENCY_FAILED
-from batchml.local.ecs import read_machine
 from batchml.local.executors import cgroup
 from batchml.local.executors.supervisor import NO_EVIDENCE, RUNNER_LOST
 from batchml.local.home import Home
+from batchml.local.machine import read_machine
 from batchml.model.names import split_key
 from tests.conftest import client_for, define, identity_of, wait_for, wait_for_job
 from tests.contract.generate import TORTURE
@@ -116,7 +116,7 @@ class Rounds:
             if self._chance.random() < 0.1:
                 _kill_while_it_starts(self.home, self._chance.uniform(0, 0.5))
             before = CLOCK.monotonic()
-            control.ensure(self.home, CLOCK)
+            control.ensure_server(self.home, CLOCK)
             self.restarts.append(CLOCK.monotonic() - before)
 
     def _copy(self) -> None:
@@ -126,14 +126,14 @@ class Rounds:
             ["cp", "-a", self.home.root, copy.root], check=False, stderr=subprocess.DEVNULL
         )
         try:
-            endpoint = control.ensure(copy, CLOCK)
+            endpoint = control.ensure_server(copy, CLOCK)
         except StateDamaged:
             self.killed["copy refused"] += 1  # it was torn
         else:
             assert endpoint.read_only
             batch = client_for(copy, endpoint, "batch")
             batch.list_jobs(jobQueue="default", jobStatus="RUNNING")
-            control.stop(copy, CLOCK)
+            control.stop_server(copy, CLOCK)
             self.killed["copy read"] += 1
         shutil.rmtree(copy.root)
 
@@ -146,17 +146,17 @@ class Rounds:
                 person.kill()
                 person.wait()
             for place, next_place in ((self.home, there), (there, self.home)):
-                control.ensure(place, CLOCK)
+                control.ensure_server(place, CLOCK)
                 # Of a client that was killed as it started one, another may be on its way.
                 wait_for(partial(_is_alone, place), "there is one server")
                 server = place.holder()
                 assert server is not None
                 if next_place.root.exists():  # made anew by a program that had its old path
-                    control.stop(next_place, CLOCK)
+                    control.stop_server(next_place, CLOCK)
                     next_place.root.rename(next_place.root.with_name(f"left-{CLOCK.monotonic()}"))
                 place.root.rename(next_place.root)
                 wait_for(partial(_is_gone, server), "the server stops by itself")
-                control.ensure(next_place, CLOCK)
+                control.ensure_server(next_place, CLOCK)
             self.killed["moved"] += 2
             self._mortal = Mortal(self._load, f"mortal{self.killed['moved']}x")
 
@@ -266,7 +266,7 @@ def _stands_still(pid: int) -> bool:
 
 def test_whatever_is_killed_nothing_is_lost_doubled_or_stuck(home: Home, started: Path) -> None:
     print(f"BATCHML_KILL9_SEED={SEED} BATCHML_KILL9_ROUNDS={ROUNDS}")
-    batch = client_for(home, control.ensure(home, CLOCK), "batch")
+    batch = client_for(home, control.ensure_server(home, CLOCK), "batch")
     definition = define(batch, ["sh", "-c", JOB])
     ledgers = started.parent / "ledgers"
     ledgers.mkdir()
@@ -282,7 +282,7 @@ def test_whatever_is_killed_nothing_is_lost_doubled_or_stuck(home: Home, started
 
     told = Told.read(str(ledgers))
     assert told.surprises == []
-    endpoint = control.ensure(home, CLOCK)
+    endpoint = control.ensure_server(home, CLOCK)
     batch, logs = (client_for(home, endpoint, service) for service in ("batch", "logs"))
     wait_for(lambda: not unfinished(batch), "every job ends", 60 + ROUNDS)
     verdict = Verdict(batch, logs, started, told, rounds)
@@ -301,7 +301,7 @@ def test_whatever_is_killed_nothing_is_lost_doubled_or_stuck(home: Home, started
         containerOverrides={"environment": environment, "resourceRequirements": needs},
     )["jobId"]  # fmt: skip
     assert wait_for_job(batch, whole)["status"] == "SUCCEEDED", "everything is free again"
-    control.stop(home, CLOCK)
+    control.stop_server(home, CLOCK)
     wait_for(lambda: not runners(home), "idle runners end with their server")
     assert _of_any_attempt(home) == []
     assert cgroup.members(list(cgroup.find(identity_of(home)).values())) == []

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from batchml.aws.batch.jobs import BatchApi
+from batchml.aws.batch.jobs import JobApi
 from batchml.aws.session import Access, Session
 from batchml.clock import SystemClock
+from batchml.history import History
 from batchml.local import control
 from batchml.local.home import Home
 from batchml.model.record import Record
-from batchml.ops.history import History
-from batchml.ops.reconcile import Settled, reconcile
+from batchml.runs.reconcile import Settled, reconcile
 from tests.conftest import wait_for
 from tests.contract.generate import TORTURE
 from tests.e2e.conftest import Cli
@@ -95,7 +95,7 @@ class Walk:
         """All jobs of the server: id -> name in AWS."""
         return {
             summary["jobId"]: summary["jobName"]
-            for summary in BatchApi._listed(
+            for summary in JobApi._listed(
                 self.session().client("batch"),
                 "default",
                 {"name": "AFTER_CREATED_AT", "values": ["0"]},
@@ -107,7 +107,7 @@ class Walk:
         return Session(
             Access(
                 "us-east-1",
-                endpoint=control.ensure(self.home, CLOCK).url,
+                endpoint=control.ensure_server(self.home, CLOCK).url,
                 access_key_id=keys.access_key_id,
                 secret_access_key=keys.secret_access_key,
             )
@@ -119,7 +119,7 @@ class Walk:
     def settle(self) -> list[Settled]:
         """Reconcile, some time later."""
         later = FakeClock(now=CLOCK.now() + 1000)
-        return reconcile(BatchApi(self.session()), self.history(), "local", later)
+        return reconcile(JobApi(self.session()), self.history(), "local", later)
 
     def check(self) -> None:
         """Each submission has one run or none, and the history knows it."""
@@ -137,7 +137,7 @@ def walk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walk]:
     home = Home(folder / "home")
     home.prepare()
     (folder / "work").mkdir()
-    control.ensure(home, CLOCK)
+    control.ensure_server(home, CLOCK)
     yield Walk(Cli(folder / "work", home))
     kill_server(home)
 
@@ -218,7 +218,7 @@ def test_the_name_of_a_new_history_is_on_the_disk_before_its_first_line(tmp_path
     path, trace = tmp_path / "history.jsonl", tmp_path / "trace"
     program = (
         "import sys; from pathlib import Path; from batchml.model.record import Record; "
-        "from batchml.ops.history import History; kept = History(Path(sys.argv[1])); "
+        "from batchml.history import History; kept = History(Path(sys.argv[1])); "
         "kept.add(Record(key='2a', env='local')); kept.intend(Record(key='2b', env='local'))"
     )
     strace = ["strace", "-qq", "-y", "-o", str(trace), "-e", "trace=fsync,write"]

@@ -18,11 +18,11 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from batchml.aws.batch.jobs import BatchApi
+from batchml.aws.batch.jobs import JobApi
 from batchml.aws.session import Access, Session
 from batchml.clock import SystemClock
 from batchml.local import control
-from batchml.local.home import Endpoint, Home
+from batchml.local.home import Home, ServerEndpoint
 from tests.conftest import define
 
 CLOCK = SystemClock()
@@ -77,7 +77,7 @@ HARMS = {
 class Relay:
     """Stands on a port of its own before a server; does `harm` to the first answer to SubmitJob."""
 
-    def __init__(self, server: Endpoint, harm: Harm) -> None:
+    def __init__(self, server: ServerEndpoint, harm: Harm) -> None:
         self.harm: Harm | None = harm
         self.harmed = 0
         self._server = server
@@ -134,7 +134,7 @@ def definition(batch: Any) -> str:
 
 
 @pytest.fixture(params=HARMS)
-def relay(request: pytest.FixtureRequest, server: Endpoint) -> Iterator[Relay]:
+def relay(request: pytest.FixtureRequest, server: ServerEndpoint) -> Iterator[Relay]:
     made = Relay(server, HARMS[request.param])
     yield made
     made.close()
@@ -163,7 +163,7 @@ def through(relay: Relay, client: Any) -> Any:
 
 @pytest.mark.parametrize("mode", ["legacy", "standard"])
 def test_stock_boto3_makes_one_run(
-    home: Home, server: Endpoint, batch: Any, definition: str, relay: Relay, mode: Any
+    home: Home, server: ServerEndpoint, batch: Any, definition: str, relay: Relay, mode: Any
 ) -> None:
     keys = home.keys()
     client = through(
@@ -186,7 +186,7 @@ def test_stock_boto3_makes_one_run(
 
 
 def test_our_client_makes_one_run(
-    home: Home, server: Endpoint, batch: Any, definition: str, relay: Relay
+    home: Home, server: ServerEndpoint, batch: Any, definition: str, relay: Relay
 ) -> None:
     keys = home.keys()
     session = Session(
@@ -198,7 +198,7 @@ def test_our_client_makes_one_run(
         )
     )
     through(relay, session.submitting_client())
-    told = BatchApi(session).submit(
+    told = JobApi(session).submit(
         {"jobName": "once", "jobQueue": "default", "jobDefinition": definition}
     )
     assert relay.harmed == 1
@@ -206,7 +206,7 @@ def test_our_client_makes_one_run(
 
 
 def test_a_server_that_was_killed_is_started_again_and_asked_again(home: Home) -> None:
-    endpoint = control.ensure(home, CLOCK)
+    endpoint = control.ensure_server(home, CLOCK)
     keys = home.keys()
     session = Session(
         Access(
@@ -214,11 +214,11 @@ def test_a_server_that_was_killed_is_started_again_and_asked_again(home: Home) -
             endpoint=endpoint.url,
             access_key_id=keys.access_key_id,
             secret_access_key=keys.secret_access_key,
-            revive=lambda: control.ensure(home, CLOCK).url,
+            revive=lambda: control.ensure_server(home, CLOCK).url,
         )
     )
     definition = define(session.client("batch"), ["true"])
     os.kill(endpoint.pid, signal.SIGKILL)
     request = {"jobName": "once", "jobQueue": "default", "jobDefinition": definition}
-    job_id = BatchApi(session).submit(request)
+    job_id = JobApi(session).submit(request)
     assert runs_called(session.client("batch"), "once") == [job_id]

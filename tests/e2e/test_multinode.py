@@ -21,8 +21,8 @@ PORT = 29_500
 SERVER = """
 import sys
 from batchml.local.server import daemon
-from batchml.local.batch.state import Machine
-daemon.read_machine = lambda: Machine(vcpus=8, memory=4096)
+from batchml.local.batch.state import MachineCapacity
+daemon.read_machine = lambda: MachineCapacity(vcpus=8, memory=4096)
 sys.exit(daemon.main())
 """
 

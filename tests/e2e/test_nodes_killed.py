@@ -121,7 +121,7 @@ def _process(entry: Path, job_id: str) -> Process | None:
     environ = dict(word.split("=", 1) for word in words if "=" in word)
     if not environ.get("AWS_BATCH_JOB_ID", "").startswith(job_id) or fields[0] == b"Z":
         return None
-    kinds = {b"batchml.runtime.run": "entry", b"batchml.runtime.nodes.torchrun.main": "supervisor"}
+    kinds = {b"batchml.runtime.run": "entry", b"batchml.runtime.nodes.torchrun": "supervisor"}
     kind = next((kind for text, kind in kinds.items() if text in command), "rank")
     return Process(int(entry.name), int(fields[1]), int(environ["AWS_BATCH_JOB_NODE_INDEX"]), kind)
 

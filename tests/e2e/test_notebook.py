@@ -86,8 +86,8 @@ def check_coming_back(cli: Cli, job_id: str, token: str) -> None:
     assert again.wait(LIMIT) == 0
     os.close(leader)
     assert re.search(rf"http://127\.0\.0\.1:\d+/lab\?token={re.escape(token)}\s", text), text
-    assert f"Your notebook {job_id} is RUNNING: back to it." in text
-    assert "The notebook runs on" in text
+    assert f"Your notebook {job_id} is RUNNING: returning to it." in text
+    assert "The notebook continues" in text
 
 
 def free_port() -> int:
@@ -165,7 +165,7 @@ def test_a_notebook_that_was_forgotten_ends_itself_although_its_tab_is_open(
         assert command.wait(LIMIT) == 0
         assert command.stderr is not None
         words = command.stderr.read()
-    assert "this notebook was idle for 6 s: it is ended. It ran" in words
+    assert "this notebook was idle for 6 s and is ended. It ran" in words
     assert "USD at 3600 USD an hour" in words
     shown = cli("show", told["jobId"]).out
     assert "was idle for 6 s" in shown
@@ -182,4 +182,4 @@ def test_what_cannot_be_is_told_at_once(cli: Cli) -> None:
     failed = cli("notebook", "--image", "python", "--json")
     assert failed.code == 78
     assert failed.json["exitCode"] == 78
-    assert "there is no JupyterLab in this image. Add the lines" in failed.err
+    assert "this image has no JupyterLab. Add the lines" in failed.err

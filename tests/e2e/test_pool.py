@@ -13,7 +13,7 @@ from batchml.clock import SystemClock
 from batchml.local import control
 from batchml.local.executors import cgroup
 from batchml.local.executors.supervisor import NO_EVIDENCE, RUNNER_LOST
-from batchml.local.home import Endpoint, Home
+from batchml.local.home import Home, ServerEndpoint
 from batchml.local.reset import forget
 from batchml.runtime.processes import send, start_time
 from batchml.runtime.storage.files import read_json
@@ -121,7 +121,7 @@ def test_idle_runners_end_with_a_killed_server_and_busy_ones_after_their_attempt
     tidy: Home, tmp_path: Path
 ) -> None:
     home = tidy
-    batch = client_for(home, control.ensure(home, CLOCK), "batch")
+    batch = client_for(home, control.ensure_server(home, CLOCK), "batch")
     definition = define(batch, ["sh", "-c", UNTIL_TOLD])
     go = tmp_path / "first"
     jobs = [
@@ -135,7 +135,7 @@ def test_idle_runners_end_with_a_killed_server_and_busy_ones_after_their_attempt
     wait_for_job(batch, jobs[0])
     kill_server(home)
     wait_for(lambda: sum(map(is_alive, pids)) == 1, "the idle one ends")
-    batch = client_for(home, control.ensure(home, CLOCK), "batch")
+    batch = client_for(home, control.ensure_server(home, CLOCK), "batch")
     (tmp_path / "go").touch()
     assert wait_for_job(batch, jobs[1])["container"]["exitCode"] == 3
     wait_for(lambda: not any(map(is_alive, pids)), "so does the other")
@@ -150,7 +150,7 @@ def test_an_orphan_that_forgot_everything_dies_with_its_runner_and_server(
         pytest.skip("control groups may not be written here")
     cgroup.remove(list(cgroup.find(tmp_path.name).values()))
     home = tidy
-    batch = client_for(home, control.ensure(home, CLOCK), "batch")
+    batch = client_for(home, control.ensure_server(home, CLOCK), "batch")
     pids = tmp_path / "pids"
     # The parent of the one that has cleared its environment ends, so no tag leads to it.
     script = (
@@ -162,7 +162,7 @@ def test_an_orphan_that_forgot_everything_dies_with_its_runner_and_server(
     (attempt,) = home.attempts.iterdir()
     kill_server(home)
     os.kill(read_json(str(attempt / "runner.json"))["pid"], signal.SIGKILL)
-    batch = client_for(home, control.ensure(home, CLOCK), "batch")
+    batch = client_for(home, control.ensure_server(home, CLOCK), "batch")
     assert wait_for_job(batch, job_id)["statusReason"] == RUNNER_LOST
     assert not is_alive(orphan)
 
@@ -171,7 +171,7 @@ def test_what_forgot_everything_dies_with_a_reset_and_the_slots_are_gone(
     tidy: Home, tmp_path: Path
 ) -> None:
     home = tidy
-    batch = client_for(home, control.ensure(home, CLOCK), "batch")
+    batch = client_for(home, control.ensure_server(home, CLOCK), "batch")
     pids = tmp_path / "pids"
     script = f"setsid env -i sh -c 'echo $$ >> {pids}; exec sleep 300' & sleep 300"
     wait_for_job(batch, submit(batch, define(batch, ["sh", "-c", script])), "RUNNING")
@@ -188,7 +188,7 @@ def test_a_record_of_a_pid_that_is_somebody_elses_by_now_is_a_lost_runner(
     tidy: Home, tmp_path: Path
 ) -> None:
     home = tidy
-    batch = client_for(home, control.ensure(home, CLOCK), "batch")
+    batch = client_for(home, control.ensure_server(home, CLOCK), "batch")
     job_id = submit(batch, define(batch, ["sh", "-c", UNTIL_TOLD]), GO=str(tmp_path / "go"))
     wait_for_job(batch, job_id, "RUNNING")
     (attempt,) = home.attempts.iterdir()
@@ -199,14 +199,14 @@ def test_a_record_of_a_pid_that_is_somebody_elses_by_now_is_a_lost_runner(
     # As if its pid had come round, to this very test.
     assert start_time(os.getpid()) != record["start_time"]
     (attempt / "runner.json").write_text(json.dumps({**record, "pid": os.getpid()}))
-    batch = client_for(home, control.ensure(home, CLOCK), "batch")
+    batch = client_for(home, control.ensure_server(home, CLOCK), "batch")
     assert wait_for_job(batch, job_id)["statusReason"] == RUNNER_LOST
     assert processes_of(home, attempt.name) == []
 
 
 def test_after_a_power_cut_an_attempt_without_a_record_is_a_lost_host(tidy: Home) -> None:
     home = tidy
-    batch = client_for(home, control.ensure(home, CLOCK), "batch")
+    batch = client_for(home, control.ensure_server(home, CLOCK), "batch")
     job_id = submit(batch, define(batch, ["sleep", "300"]))
     wait_for_job(batch, job_id, "RUNNING")
     (attempt,) = home.attempts.iterdir()
@@ -216,12 +216,12 @@ def test_after_a_power_cut_an_attempt_without_a_record_is_a_lost_host(tidy: Home
         send(left, signal.SIGKILL)
     (attempt / "runner.json").write_bytes(b"")  # it was never on disk
     reboot(home)
-    batch = client_for(home, control.ensure(home, CLOCK), "batch")
+    batch = client_for(home, control.ensure_server(home, CLOCK), "batch")
     assert wait_for_job(batch, job_id)["statusReason"] == NO_EVIDENCE
 
 
 def test_a_stop_at_any_moment_of_a_reused_runner_ends_its_own_attempt_alone(
-    batch: Any, server: Endpoint
+    batch: Any, server: ServerEndpoint
 ) -> None:
     sleeps, ends = define(batch, ["sleep", "300"]), define(batch, ["true"], name="ends")
     for delay in (0.0, 0.001, 0.003, 0.01, 0.03):

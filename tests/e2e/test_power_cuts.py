@@ -20,10 +20,10 @@ import pytest
 from batchml.clock import SystemClock
 from batchml.local import control
 from batchml.local.batch.lifecycle import CONTAINER_EXITED, STOPPED_EARLY
-from batchml.local.ecs import read_machine
 from batchml.local.executors.supervisor import NO_EVIDENCE, RUNNER_LOST
 from batchml.local.home import Home
-from batchml.local.store.journal import Store
+from batchml.local.machine import read_machine
+from batchml.local.store.journal import Journal
 from batchml.runtime.processes import boot_id, send
 from batchml.runtime.storage.files import read_json
 from tests.conftest import client_for, define, processes_of, reboot, wait_for, wait_for_job
@@ -56,7 +56,7 @@ def test_what_was_acknowledged_before_a_power_cut_is_there_after_it(
 ) -> None:
     print(f"seed {SEED}")
     chance = random.Random(SEED)
-    batch = client_for(home, control.ensure(home, CLOCK), "batch")
+    batch = client_for(home, control.ensure_server(home, CLOCK), "batch")
     ledgers = started.parent / "ledgers"
     ledgers.mkdir()
     definition = define(batch, ["sh", "-c", JOB])
@@ -77,11 +77,11 @@ def test_what_was_acknowledged_before_a_power_cut_is_there_after_it(
         for thread in threads:
             thread.join()
     wait_for(lambda: not unfinished(batch), "the load ends", 60)
-    control.stop(home, CLOCK)
+    control.stop_server(home, CLOCK)
 
     assert acknowledged[-1], "there was load"
     for copy, known in zip(copies[:-_STARTED], acknowledged, strict=False):
-        store = Store(copy.journal)
+        store = Journal(copy.journal)
         assert store.jobs(sorted(known)).keys() == known
         store.close()
     for copy, known in list(zip(copies, acknowledged, strict=True))[-_STARTED:]:
@@ -90,7 +90,7 @@ def test_what_was_acknowledged_before_a_power_cut_is_there_after_it(
 
 def _check_that_it_goes_on(copy: Home, known: set[str]) -> None:
     reboot(copy)
-    batch = client_for(copy, control.ensure(copy, CLOCK), "batch")
+    batch = client_for(copy, control.ensure_server(copy, CLOCK), "batch")
     wait_for(lambda: not unfinished(batch), "nothing is stuck", 60)
     for job_id in known:
         job = batch.describe_jobs(jobs=[job_id])["jobs"][0]
@@ -128,7 +128,7 @@ def _image(home: Home, folder: Path) -> Home:
 def test_after_a_reboot_what_ran_has_lost_its_host_and_what_waited_runs(
     home: Home, started: Path
 ) -> None:
-    batch = client_for(home, control.ensure(home, CLOCK), "batch")
+    batch = client_for(home, control.ensure_server(home, CLOCK), "batch")
     vcpus = str(read_machine().vcpus)
     script = 'echo >> "$STARTS/$NAME"; [ $AWS_BATCH_JOB_ATTEMPT -gt 1 ] || sleep $NAP'
     definition = define(batch, ["sh", "-c", script])
@@ -160,7 +160,7 @@ def test_after_a_reboot_what_ran_has_lost_its_host_and_what_waited_runs(
     (attempt / "runner.json").write_text(record.replace(boot_id(), "0" * len(boot_id())))
     reboot(home)
 
-    batch = client_for(home, control.ensure(home, CLOCK), "batch")
+    batch = client_for(home, control.ensure_server(home, CLOCK), "batch")
     job = wait_for_job(batch, tried_again)
     assert [tried["statusReason"] for tried in job["attempts"]] == [
         RUNNER_LOST,
@@ -185,7 +185,7 @@ def test_of_many_servers_that_start_at_once_one_serves_and_the_others_name_it(
         wait_for(lambda: sum(s.poll() is None for s in servers) == 1, "one is left", 120)
         (alive,) = [server for server in servers if server.poll() is None]
         assert {server.returncode for server in servers if server is not alive} == {1}
-        endpoint = wait_for(lambda: control.running(home), "it serves")
+        endpoint = wait_for(lambda: control.find_server(home), "it serves")
         assert endpoint.pid == alive.pid
         assert client_for(home, endpoint, "batch").describe_job_queues()["jobQueues"]
         assert home.log.read_text().count(f"process {alive.pid} runs") == SERVERS - 1

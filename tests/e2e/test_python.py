@@ -40,13 +40,13 @@ def test_the_program_of_python_md(home: Home, tmp_path: Path) -> None:
 def test_every_argument_and_every_method_is_in_python_md() -> None:
     from inspect import signature
 
-    from batchml.client.client import Client
-    from batchml.client.handle import RunHandle
-    from batchml.client.sweeping.handle import SweepHandle
+    from batchml.client import Client, RunHandle
+    from batchml.runs.options import SubmitOptions
+    from batchml.sweeps.handle import SweepHandle
 
     text = PAGE.read_text("utf-8")
     told = set(re.findall(r"`([a-z_]+)`", text))
-    assert set(signature(Client.submit).parameters) - {"self"} <= told
+    assert {"job", *SubmitOptions.__annotations__} <= told
     assert set(signature(Client.sweep).parameters) - {"self", "file"} <= told
     for name in vars(SweepHandle):
         if not name.startswith("_"):

@@ -50,7 +50,7 @@ def cli(cli: Cli, tmp_path: Path) -> Iterator[Cli]:
     home = Home(tmp_path / "recorded" / "home")
     home.root.chmod(0o700)
     yield Cli(cli.folder, home)
-    control.stop(home, SystemClock())
+    control.stop_server(home, SystemClock())
 
 
 def test_a_recorded_folder_is_shown_in_the_same_words(cli: Cli) -> None:

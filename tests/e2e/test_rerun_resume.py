@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from batchml.client.client import Client
+from batchml.client import Client
 from batchml.errors import NotFound
 from tests.e2e.conftest import Cli, write_job
 

@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 
 from batchml.clock import SystemClock
+from batchml.explain.clues import match_reason
 from batchml.local.executors import cgroup
-from batchml.local.executors.record import tagged
+from batchml.local.executors.record import find_processes
 from batchml.local.executors.runner.files import until_it_works
-from batchml.local.executors.runner.main import INLINE
-from batchml.ops.explain.clues import of_reason
+from batchml.local.executors.runner.link import INLINE
 from batchml.runtime.processes import send, start_time
 from batchml.runtime.protocol.log_marks import LineSplitter
 from tests.conftest import wait_for
@@ -162,7 +162,7 @@ class Bench:
             runner.process.kill()
             runner.process.wait(10)
         for attempt in self.attempts:
-            while left := tagged(attempt.task_id):
+            while left := find_processes(attempt.task_id):
                 send(left, signal.SIGKILL)
 
 
@@ -218,7 +218,7 @@ def test_without_an_init_process_explain_knows_the_command_that_is_missing(
     attempt.start("no-such-program", init=False)
     failure = attempt.exit()["start_failure"]
     assert failure.startswith("CannotStartContainerError: ")
-    found = of_reason(failure)
+    found = match_reason(failure)
     assert found is not None and (found.cause, "no-such-program" in found.verdict) == (
         "missing-command", True,
     )  # fmt: skip
@@ -310,7 +310,7 @@ def test_a_stop_at_any_moment_ends_the_attempt(attempt: Attempt, delay: int, by:
             return
     ended = attempt.exit(10)
     assert ended["code"] == 143 or ended["start_failure"]
-    assert tagged(attempt.task_id) == []
+    assert find_processes(attempt.task_id) == []
 
 
 _DAEMONS = r"""
@@ -368,7 +368,7 @@ def test_a_killed_runner_leaves_no_record_and_a_tree_that_can_be_found(attempt: 
     assert not attempt.is_locked()
     assert not (attempt.folder / "exit.json").exists()
     # The second has no tag in its environment any more, but a parent that has.
-    assert set(pids) <= set(tagged(attempt.task_id))
+    assert set(pids) <= set(find_processes(attempt.task_id))
 
 
 def test_what_prepares_the_program_says_how_far_it_is_and_why_it_failed(attempt: Attempt) -> None:
@@ -640,7 +640,7 @@ def test_a_fork_bomb_is_held_and_ended(bench: Bench, groups: cgroup.Groups) -> N
     slot = [os.path.join(folder, name) for folder in groups.values()]
 
     def many() -> bool:
-        return len(cgroup.members(slot)) >= cgroup.most_pids() - 10
+        return len(cgroup.members(slot)) >= cgroup.max_pids() - 10
 
     wait_for(many, "it has all that it may have", 60)
     attempt.stop()
@@ -677,7 +677,7 @@ os.execve("/bin/sleep", ["sleep", "300"], {})"""
     attempt.process.kill()
     attempt.process.wait(10)
     record = json.loads((attempt.folder / "runner.json").read_text())
-    assert orphan not in tagged(attempt.task_id)
+    assert orphan not in find_processes(attempt.task_id)
     assert orphan in cgroup.members(record["groups"])
     wait_for(lambda: not cgroup.kill(record["groups"]), "all are dead")
     assert not is_alive(orphan)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from batchml.local.executors import cgroup
-from batchml.local.executors.record import tagged
+from batchml.local.executors.record import find_processes
 from batchml.runtime.processes import start_time
 from tests.conftest import wait_for
 from tests.e2e.test_runner import CLOCK, NEEDS, Attempt, Bench, attempt, bench
@@ -126,7 +126,7 @@ def test_a_stop_at_any_moment_ends_it(bench: Bench, delay: int) -> None:
     made.stop()
     ended = made.exit(20)
     assert ended["code"] == 143 or ended["start_failure"]
-    assert tagged(made.task_id) == []
+    assert find_processes(made.task_id) == []
 
 
 def test_nothing_of_one_attempt_is_in_the_next(bench: Bench) -> None:
@@ -152,7 +152,7 @@ def test_the_lock_goes_with_the_runner_and_all_is_found_by_the_mark(attempt: Att
     attempt.process.kill()
     attempt.process.wait(10)
     assert not attempt.is_locked()
-    assert set(pids) <= set(tagged(attempt.task_id))
+    assert set(pids) <= set(find_processes(attempt.task_id))
 
 
 def test_it_is_found_before_its_program_runs(attempt: Attempt, tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_it_is_found_before_its_program_runs(attempt: Attempt, tmp_path: Path) -
     through(attempt, "true", env={"BATCHML_CODE": str(pipe)})
 
     def found() -> set[int]:
-        return set(tagged(attempt.task_id)) - {attempt.process.pid}  # marked while it forks
+        return set(find_processes(attempt.task_id)) - {attempt.process.pid}  # marked while it forks
 
     (runtime,) = wait_for(found, "it waits for its code")
     attempt.process.kill()
@@ -172,7 +172,7 @@ def test_it_is_found_before_its_program_runs(attempt: Attempt, tmp_path: Path) -
 def test_an_idle_runner_is_nobodys(bench: Bench) -> None:
     made = through(bench.attempt(bench.runner()), "true")
     made.exit()
-    assert tagged(made.task_id) == []
+    assert find_processes(made.task_id) == []
     assert b"BATCHML_TASK" not in Path(f"/proc/{made.process.pid}/environ").read_bytes()
 
 
@@ -211,10 +211,23 @@ def test_memory_is_limited_and_the_runner_never_chosen(bench: Bench, groups: cgr
 def test_where_the_mark_finds_no_room_an_interpreter_is_started() -> None:
     script = (
         f"import sys; sys.path.insert(0, {_ROOT!r})\n"
-        "from batchml.local.executors.runner.fork_server import Forker\n"
+        "from batchml.local.executors.runner.fork_server import ForkServer\n"
         "words = ['python', '-m', 'batchml.runtime.run', 'true']\n"
-        "print(Forker().start(words, {'BATCHML_TASK': 't' * 36}, 1))"
+        "print(ForkServer().start(words, {'BATCHML_TASK': 't' * 36}, 1))"
     )
     for env in ({}, {"A": "too short"}):
         done = subprocess.run(python(script), env=env, capture_output=True, text=True, check=False)
         assert (done.stdout, done.stderr) == ("None\n", "")
+
+
+def test_the_runtime_is_imported_before_the_first_fork() -> None:
+    """Else each attempt would import it anew."""
+    script = (
+        f"import sys; sys.path.insert(0, {_ROOT!r})\n"
+        "from batchml.local.executors.runner import fork_server\n"
+        "fork_server._load()\n"
+        "print(*sys.modules)"
+    )
+    done = subprocess.run(python(script), capture_output=True, text=True, check=True)
+    needed = {"run", "telemetry.metrics", "telemetry.usage", "telemetry.budget", "sweep.trial"}
+    assert {f"batchml.runtime.{name}" for name in needed} <= set(done.stdout.split())

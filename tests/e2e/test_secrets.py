@@ -42,7 +42,7 @@ def keep(home: Home, name: str, text: str, mode: int = 0o600) -> None:
 
 
 def serve(home: Home) -> tuple[Any, Any]:
-    endpoint = control.ensure(home, SystemClock())
+    endpoint = control.ensure_server(home, SystemClock())
     return client_for(home, endpoint, "batch"), client_for(home, endpoint, "logs")
 
 
@@ -104,7 +104,7 @@ def test_a_secret_of_the_users_file_reaches_the_program_and_no_other_place(home:
         f"S_A {digest(VALUE)}",
         f"S_B {digest(f'second-{VALUE}')}",
     ]
-    control.stop(home, SystemClock())
+    control.stop_server(home, SystemClock())
     assert places_of(VALUE, home.root) == []
 
 
@@ -121,7 +121,7 @@ def test_json_will_do_as_well(home: Home) -> None:
     [
         (f'wandb = "{VALUE}"', 0o644, "others can read"),
         (f"wandb = {VALUE}", 0o600, "is not TOML (line 1)"),
-        (f'wandb = ["{VALUE}"]', 0o600, "'wandb' is no text"),
+        (f'wandb = ["{VALUE}"]', 0o600, "'wandb' is not text"),
     ],
 )
 def test_a_file_that_is_not_as_it_should_be_ends_the_attempt_without_a_word_of_it(
@@ -252,7 +252,7 @@ def test_a_container_has_them_too(home: Home) -> None:
     """(B220)"""
     need_engine()
     keep(home, "secrets.toml", f'wandb = "{VALUE}"')
-    endpoint = control.start(home, SystemClock(), options=("--executor", "docker"))
+    endpoint = control.start_server(home, SystemClock(), options=("--executor", "docker"))
     batch, logs = (client_for(home, endpoint, service) for service in ("batch", "logs"))
     given = [{"name": "S_A", "valueFrom": "wandb"}]
     tell = ["sh", "-c", "printf %s $S_A | sha256sum"]

@@ -3,9 +3,9 @@
 from itertools import pairwise
 
 from batchml import Client
-from batchml.client.finding import recall
-from batchml.client.nodeuse import nodes_of, uses_of
-from batchml.ops.metrics import Series
+from batchml.runs.find import recall
+from batchml.runs.metrics.nodes import nodes_of, uses_of
+from batchml.runs.metrics.series import Series
 from tests.conftest import wait_for
 from tests.e2e.conftest import Cli, write_job
 
@@ -68,11 +68,11 @@ def test_a_burner_on_two_nodes_is_seen_as_it_sees_itself(cli: Cli) -> None:
     write_job(cli.folder, "burn", JOB, burn__py=BURN)
     assert cli("local", "start", "--vcpus", "2", "--json").code == 0
     run = Client("local", cli.folder, environ=cli.environ).submit("burn")
-    place = run._place
+    context = run._context
 
     def told() -> list[Series]:
-        (found,) = recall(place, [run.job_id])
-        uses = uses_of(place, nodes_of(place, found, []), whole=True)
+        (found,) = recall(context, [run.job_id])
+        uses = uses_of(context, nodes_of(context, found, []), whole=True)
         series = [each.series["cpu"] for each in uses if "cpu" in each.series]
         enough = len(series) == 2 and all(len(each.samples) > 2 for each in series)
         return series if enough else []

@@ -31,11 +31,11 @@ from batchml.errors import (
 from batchml.local import control
 from batchml.local.batch import engine
 from batchml.local.batch.core import Core
-from batchml.local.batch.events import Requested
-from batchml.local.batch.state import Attempt, Job, Machine, Needs, Spec, empty
-from batchml.local.home import Endpoint, Home
-from batchml.local.server.protocol import Refused
-from batchml.local.store.journal import Store
+from batchml.local.batch.events import CallReceived
+from batchml.local.batch.state import Job, JobAttempt, MachineCapacity, Needs, SubmittedSpec, empty
+from batchml.local.home import Home, ServerEndpoint
+from batchml.local.server.protocol import ApiError
+from batchml.local.store.journal import Journal
 from batchml.model.run import JobStatus
 from batchml.runtime.storage.files import read_json, write_json
 from tests.conftest import client_for, define, wait_for, wait_for_job
@@ -65,31 +65,31 @@ def run_daemon(home: Home, *options: str) -> subprocess.CompletedProcess[str]:
 # --- who holds the folder ---------------------------------------------------------------------
 
 
-def test_a_second_server_is_refused_and_names_the_first(home: Home, server: Endpoint) -> None:
+def test_a_second_server_is_refused_and_names_the_first(home: Home, server: ServerEndpoint) -> None:
     with pytest.raises(StateFolderBusy, match=f"process {server.pid} runs") as caught:
-        control.start(home, CLOCK, port=_free_port())
+        control.start_server(home, CLOCK, port=_free_port())
     assert caught.value.pid == server.pid
     done = run_daemon(home)
     assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
     assert f"process {server.pid} runs" in home.log.read_text()
-    assert control.running(home) == server
+    assert control.find_server(home) == server
 
 
 def test_ten_clients_that_start_a_server_at_once_get_one(home: Home) -> None:
     with ThreadPoolExecutor(10) as pool:
-        found = set(pool.map(lambda _: control.ensure(home, CLOCK), range(10)))
-    assert found == {control.running(home)}
+        found = set(pool.map(lambda _: control.ensure_server(home, CLOCK), range(10)))
+    assert found == {control.find_server(home)}
     assert home.log.read_text().count("serving on") == 1
 
 
 def test_a_client_that_meets_a_stopping_server_gets_the_next_one(home: Home) -> None:
     """One that stops still holds the folder, but takes no connections any more."""
     lock = home.hold()
-    home.write_endpoint(Endpoint(os.getpid(), _free_port()))
-    assert control.running(home)
+    home.write_endpoint(ServerEndpoint(os.getpid(), _free_port()))
+    assert control.find_server(home)
     with ThreadPoolExecutor(1) as pool:
         try:
-            asked = pool.submit(control.ensure, home, CLOCK)
+            asked = pool.submit(control.ensure_server, home, CLOCK)
             wait_for(
                 lambda: home.log.exists() and "is in use" in home.log.read_text(),
                 "it has met the one that stops",
@@ -103,14 +103,14 @@ def test_a_client_that_meets_a_stopping_server_gets_the_next_one(home: Home) -> 
     assert client_for(home, endpoint, "batch").describe_job_queues()["jobQueues"]
 
 
-def test_stopping_twice_is_harmless(home: Home, server: Endpoint) -> None:
-    assert control.stop(home, CLOCK)
+def test_stopping_twice_is_harmless(home: Home, server: ServerEndpoint) -> None:
+    assert control.stop_server(home, CLOCK)
     wait_for(lambda: not is_alive(server.pid), "its process has ended")
-    assert not control.stop(home, CLOCK)
+    assert not control.stop_server(home, CLOCK)
 
 
 def test_a_stop_signal_in_the_first_moment_is_an_orderly_end(home: Home) -> None:
-    endpoint = control.start(home, CLOCK)
+    endpoint = control.start_server(home, CLOCK)
     os.kill(endpoint.pid, signal.SIGTERM)
     wait_for(lambda: not home.is_held(), "the server has let go")
     assert "stopped: asked to" in home.log.read_text()
@@ -122,7 +122,7 @@ def test_a_relative_state_folder_is_the_callers(
     monkeypatch.chdir(tmp_path)
     home = Home(Path("here"))
     try:
-        assert control.ensure(home, CLOCK) == control.running(Home(tmp_path / "here"))
+        assert control.ensure_server(home, CLOCK) == control.find_server(Home(tmp_path / "here"))
     finally:
         kill_server(home)
 
@@ -148,8 +148,8 @@ def stranger() -> Iterator[socket.socket]:
 def test_a_port_in_use_is_a_clear_error(home: Home, stranger: socket.socket) -> None:
     port = stranger.getsockname()[1]
     with pytest.raises(LocalServerError, match=f"Port {port} cannot be used: Address already"):
-        control.start(home, CLOCK, port=port)
-    assert control.running(home) is None
+        control.start_server(home, CLOCK, port=port)
+    assert control.find_server(home) is None
 
 
 def test_a_port_that_is_bound_but_silent_is_in_use_too(home: Home) -> None:
@@ -159,23 +159,23 @@ def test_a_port_that_is_bound_but_silent_is_in_use_too(home: Home) -> None:
         holder.listen()
         port = holder.getsockname()[1]
         with pytest.raises(LocalServerError, match=f"Port {port} cannot be used"):
-            control.start(home, CLOCK, port=port)
+            control.start_server(home, CLOCK, port=port)
 
 
 def test_a_port_that_cannot_be_is_a_clear_error(home: Home) -> None:
     with pytest.raises(LocalServerError, match="Port 70000 cannot be used: there is no such port"):
-        control.start(home, CLOCK, port=70_000)
+        control.start_server(home, CLOCK, port=70_000)
 
 
 def test_nobody_is_fooled_by_a_stranger_on_the_recorded_port(home: Home) -> None:
-    first = control.ensure(home, CLOCK)
+    first = control.ensure_server(home, CLOCK)
     kill_server(home)
     with socket.socket() as stranger:
         stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         stranger.bind(("127.0.0.1", first.port))
         stranger.listen()
-        assert control.running(home) is None
-        second = control.ensure(home, CLOCK)
+        assert control.find_server(home) is None
+        second = control.ensure_server(home, CLOCK)
         assert second.port != first.port
         assert client_for(home, second, "batch").describe_job_queues()["jobQueues"]
         stranger.settimeout(0)
@@ -183,9 +183,9 @@ def test_nobody_is_fooled_by_a_stranger_on_the_recorded_port(home: Home) -> None
             stranger.accept()
 
 
-def test_the_port_is_kept_over_a_restart(home: Home, server: Endpoint) -> None:
+def test_the_port_is_kept_over_a_restart(home: Home, server: ServerEndpoint) -> None:
     kill_server(home)
-    assert control.ensure(home, CLOCK).port == server.port
+    assert control.ensure_server(home, CLOCK).port == server.port
 
 
 # --- what lies in the folder ------------------------------------------------------------------
@@ -194,9 +194,9 @@ def test_the_port_is_kept_over_a_restart(home: Home, server: Endpoint) -> None:
 def test_a_folder_that_others_can_enter_is_refused_with_the_remedy(home: Home) -> None:
     home.root.chmod(0o755)
     with pytest.raises(StateFolderUnsafe, match=f"chmod 700 {home.root}"):
-        control.start(home, CLOCK)
+        control.start_server(home, CLOCK)
     home.root.chmod(0o700)
-    control.start(home, CLOCK)
+    control.start_server(home, CLOCK)
 
 
 def test_keys_that_others_can_read_are_refused_with_the_remedy(home: Home) -> None:
@@ -204,9 +204,9 @@ def test_keys_that_others_can_read_are_refused_with_the_remedy(home: Home) -> No
     path = home.local / "keys.json"
     path.chmod(0o644)
     with pytest.raises(StateFolderUnsafe, match="Delete the file"):
-        control.start(home, CLOCK)
+        control.start_server(home, CLOCK)
     path.unlink()
-    control.start(home, CLOCK)
+    control.start_server(home, CLOCK)
     assert home.keys() != keys
 
 
@@ -216,36 +216,36 @@ def test_keys_that_are_not_keys_are_refused_with_the_remedy(home: Home, content:
     path.write_bytes(content)
     path.chmod(0o600)
     with pytest.raises(LocalServerError, match=r"keys\.json does not hold keys\. Delete the file"):
-        control.start(home, CLOCK)
+        control.start_server(home, CLOCK)
 
 
 @pytest.mark.parametrize(
     "content", [b"", b"{}", b"[1]", b'{"pid": 1, "port": "x"}', b'{"pid": 1, "port": 1}']
 )
 def test_a_dead_or_damaged_endpoint_file_is_passed_over(home: Home, content: bytes) -> None:
-    control.ensure(home, CLOCK)
-    control.stop(home, CLOCK)
+    control.ensure_server(home, CLOCK)
+    control.stop_server(home, CLOCK)
     (home.local / "endpoint.json").write_bytes(content)
-    assert control.running(home) is None
-    endpoint = control.ensure(home, CLOCK)
-    assert control.running(home) == endpoint
+    assert control.find_server(home) is None
+    endpoint = control.ensure_server(home, CLOCK)
+    assert control.find_server(home) == endpoint
 
 
 def test_a_left_over_lock_is_no_hindrance(home: Home) -> None:
     (home.local / "lock").write_text("999999999\n")
-    assert control.running(home) is None
-    assert control.ensure(home, CLOCK) == control.running(home)
+    assert control.find_server(home) is None
+    assert control.ensure_server(home, CLOCK) == control.find_server(home)
 
 
 def test_a_state_folder_that_is_a_file_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(LocalServerError, match="cannot be made: File exists"):
-        control.ensure(Home(tmp_path / "file"), CLOCK)
+        control.ensure_server(Home(tmp_path / "file"), CLOCK)
 
 
 def test_a_state_folder_that_no_path_variable_can_hold_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(LocalServerError, match=r"has ':' in its path.* Set BATCHML_HOME to a"):
-        control.ensure(Home(tmp_path / "a:b"), CLOCK)
+        control.ensure_server(Home(tmp_path / "a:b"), CLOCK)
     assert not (tmp_path / "a:b").exists()
 
 
@@ -271,10 +271,10 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 
 def _filled_journal(home: Home) -> None:
     """A journal of many pages, and no write-ahead log beside it."""
-    batch = client_for(home, control.ensure(home, CLOCK), "batch")
+    batch = client_for(home, control.ensure_server(home, CLOCK), "batch")
     for number in range(8):
         define(batch, ["echo", "x" * 4000], name=f"d{number}")
-    control.stop(home, CLOCK)
+    control.stop_server(home, CLOCK)
     assert home.journal.stat().st_size > 40_000
     assert not home.journal.with_name("journal.db-wal").exists()
 
@@ -286,18 +286,18 @@ def test_a_damaged_journal_is_refused_and_its_bytes_are_kept(home: Home, damage:
     before = home.journal.read_bytes()
     for _ in range(2):
         with pytest.raises(StateDamaged, match="Nothing was changed") as caught:
-            control.ensure(home, CLOCK)
+            control.ensure_server(home, CLOCK)
         assert str(home.journal) in str(caught.value)
         assert "Traceback" not in str(caught.value)
         assert home.journal.read_bytes() == before
-    assert control.running(home) is None
+    assert control.find_server(home) is None
 
 
 def test_a_journal_that_is_gone_is_not_taken_for_a_first_start(home: Home) -> None:
     _filled_journal(home)
     home.journal.unlink()
     with pytest.raises(StateDamaged, match="is gone or empty"):
-        control.ensure(home, CLOCK)
+        control.ensure_server(home, CLOCK)
     assert not home.journal.exists()
 
 
@@ -308,7 +308,7 @@ def test_a_journal_of_a_newer_batchml_is_refused_and_kept(home: Home) -> None:
     db.close()
     before = home.journal.read_bytes()
     with pytest.raises(LocalServerError, match=r"newer batchml \(format 999, .*Update batchml"):
-        control.ensure(home, CLOCK)
+        control.ensure_server(home, CLOCK)
     assert home.journal.read_bytes() == before
 
 
@@ -354,7 +354,7 @@ def test_a_full_disk_refuses_new_work_and_loses_none(small_disk: Path, tmp_path:
     home = Home(small_disk / "home")
     go = tmp_path / "go"
     try:
-        endpoint = control.ensure(home, CLOCK)
+        endpoint = control.ensure_server(home, CLOCK)
         batch, logs = (client_for(home, endpoint, service) for service in ("batch", "logs"))
         definition = define(batch, ["sh", "-c", _PRINTS_UNTIL_TOLD])
         submit: dict[str, Any] = {
@@ -409,7 +409,7 @@ def _output(logs: Any, job: dict[str, Any]) -> list[str]:
 def test_a_stop_reaches_a_job_that_waits_for_space(small_disk: Path) -> None:
     home = Home(small_disk / "home")
     try:
-        batch = client_for(home, control.ensure(home, CLOCK), "batch")
+        batch = client_for(home, control.ensure_server(home, CLOCK), "batch")
         definition = define(batch, ["sh", "-c", "while :; do echo line; done"])
         job_id = batch.submit_job(jobName="j", jobQueue="default", jobDefinition=definition)[
             "jobId"
@@ -434,15 +434,15 @@ def test_a_start_on_a_full_disk_is_a_clear_error(small_disk: Path, used_before: 
     home = Home(small_disk / "home")
     try:
         if used_before:
-            control.ensure(home, CLOCK)
-            control.stop(home, CLOCK)
+            control.ensure_server(home, CLOCK)
+            control.stop_server(home, CLOCK)
         fill(small_disk)
         with pytest.raises(LocalServerError, match=r"(?i)no space left") as caught:
-            control.ensure(home, CLOCK)
+            control.ensure_server(home, CLOCK)
         assert ONE_PARAGRAPH.fullmatch(str(caught.value))
         assert isinstance(caught.value, DiskFull)
         (small_disk / "filler").unlink()
-        batch = client_for(home, control.ensure(home, CLOCK), "batch")
+        batch = client_for(home, control.ensure_server(home, CLOCK), "batch")
         assert batch.describe_job_queues()["jobQueues"]
     finally:
         kill_server(home)
@@ -461,11 +461,11 @@ class _FullStore:
 
 
 def _core_with_an_overdue_job(store: _FullStore) -> Core:
-    attempt = Attempt(1, "t", "this-machine", (), "g", "s", started_at=0)
-    spec = Spec("j", "j", "default", "d:1", {}, Needs(1, 64), timeout=60)
+    attempt = JobAttempt(1, "t", "this-machine", (), "g", "s", started_at=0)
+    spec = SubmittedSpec("j", "j", "default", "d:1", {}, Needs(1, 64), timeout=60)
     job = Job("j", spec, 1, status=JobStatus.RUNNING, attempt=attempt)
-    state = msgspec.structs.replace(empty(Machine(1, 1024)), jobs=Map({"j": job}))
-    return Core(engine.restore(state), cast(Store, store), CLOCK)
+    state = msgspec.structs.replace(empty(MachineCapacity(1, 1024)), jobs=Map({"j": job}))
+    return Core(engine.restore(state), cast(Journal, store), CLOCK)
 
 
 def test_a_timeout_that_cannot_be_written_is_tried_again_without_haste() -> None:
@@ -484,12 +484,12 @@ def test_a_timeout_that_cannot_be_written_is_tried_again_without_haste() -> None
 
 def test_nobody_waits_for_a_core_that_has_failed() -> None:
     core = _core_with_an_overdue_job(_FullStore(StateDamaged("the journal is gone")))
-    event = Requested("TerminateJob", {"jobId": "j", "reason": "r"}, 0, "id")
+    event = CallReceived("TerminateJob", {"jobId": "j", "reason": "r"}, 0, "id")
 
     async def ask() -> None:
         loop = asyncio.create_task(core.run())
         for _ in range(2):  # one in the round that fails, one after it
-            with pytest.raises(Refused, match="has failed and stops: the journal is gone"):
+            with pytest.raises(ApiError, match="has failed and stops: the journal is gone"):
                 await asyncio.wait_for(core.request(event), 5)
         with pytest.raises(StateDamaged):
             await loop
@@ -501,7 +501,7 @@ def test_nobody_waits_for_a_core_that_has_failed() -> None:
 
 
 def test_a_failure_inside_is_a_server_exception_without_a_traceback(
-    home: Home, server: Endpoint, batch: Any
+    home: Home, server: ServerEndpoint, batch: Any
 ) -> None:
     """Here the journal loses a table under the running server."""
     with sqlite3.connect(home.journal) as db:
@@ -517,14 +517,14 @@ def test_a_failure_inside_is_a_server_exception_without_a_traceback(
 
 @pytest.mark.parametrize("grace", ["abc", "", "-1", "9" * 5000, "²", "1e3"])
 def test_a_variable_of_a_job_cannot_harm_the_server(
-    home: Home, server: Endpoint, batch: Any, grace: str
+    home: Home, server: ServerEndpoint, batch: Any, grace: str
 ) -> None:
     job_id = batch.submit_job(
         jobName="j", jobQueue="default", jobDefinition=define(batch, ["true"]),
         containerOverrides={"environment": [{"name": "BATCHML_GRACE", "value": grace}]},
     )["jobId"]  # fmt: skip
     assert wait_for_job(batch, job_id)["status"] == "SUCCEEDED"
-    assert control.running(home) == server
+    assert control.find_server(home) == server
 
 
 # --- idleness, and what a job sees ------------------------------------------------------------
@@ -533,18 +533,18 @@ def test_a_variable_of_a_job_cannot_harm_the_server(
 def test_an_idle_server_ends_by_itself_and_everything_is_there_at_the_next_start(
     home: Home,
 ) -> None:
-    first = control.start(home, CLOCK, idle=1)
+    first = control.start_server(home, CLOCK, idle=1)
     batch = client_for(home, first, "batch")
     script = "sleep 2; echo slept; exit 4"
     job_id = batch.submit_job(
         jobName="j", jobQueue="default", jobDefinition=define(batch, ["sh", "-c", script])
     )["jobId"]
     wait_for(lambda: not home.is_held(), "the idle server ends", 20)
-    assert control.running(home) is None
+    assert control.find_server(home) is None
     assert "stopped: idle" in home.log.read_text()
     (attempt,) = home.attempts.iterdir()
     assert (attempt / "exit.json").exists(), "not before its job had ended"
-    endpoint = control.ensure(home, CLOCK)
+    endpoint = control.ensure_server(home, CLOCK)
     assert (endpoint.pid != first.pid, endpoint.port) == (True, first.port)
     batch, logs = (client_for(home, endpoint, service) for service in ("batch", "logs"))
     job = batch.describe_jobs(jobs=[job_id])["jobs"][0]
@@ -568,7 +568,7 @@ def test_a_job_sees_no_secrets_of_the_server(
     for name, value in secrets.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("LANG", "C.UTF-8")
-    batch = client_for(home, control.ensure(home, CLOCK), "batch")
+    batch = client_for(home, control.ensure_server(home, CLOCK), "batch")
     seen = tmp_path / "seen"
     command = ["sh", "-c", f"env -0 > {seen}; ls -l /proc/self/fd | wc -l"]
     job_id = batch.submit_job(
@@ -599,6 +599,6 @@ def test_a_leftover_attempt_that_nobody_knows_is_no_hindrance(home: Home) -> Non
     stray = home.attempt("0" * 32)
     stray.mkdir()
     write_json(str(stray / "runner.json"), {"pid": 1, "start_time": 0, "boot_id": ""})
-    assert control.ensure(home, CLOCK)
+    assert control.ensure_server(home, CLOCK)
     shutil.rmtree(stray)
-    assert control.running(home)
+    assert control.find_server(home)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from batchml.local import control
-from batchml.local.home import Endpoint, Home
+from batchml.local.home import Home, ServerEndpoint
 from tests.aws_http import served
 from tests.aws_world import Account, Trouble
 from tests.conftest import client_for
@@ -45,7 +45,7 @@ epochs = 3
 class Aws:
     """A command line whose AWS is here."""
 
-    def __init__(self, cli: Cli, account: Account, url: str, batch: Endpoint) -> None:
+    def __init__(self, cli: Cli, account: Account, url: str, batch: ServerEndpoint) -> None:
         keys = cli.home.keys()
         self.account = account
         self.batch = client_for(cli.home, batch, "batch")
@@ -68,7 +68,7 @@ class Aws:
 
 
 @pytest.fixture
-def aws(cli: Cli, home: Home, server: Endpoint, tmp_path: Path) -> Iterator[Aws]:
+def aws(cli: Cli, home: Home, server: ServerEndpoint, tmp_path: Path) -> Iterator[Aws]:
     (tmp_path / "account").mkdir()
     account = Account(tmp_path / "account", FastClock())
     (cli.folder / "batchml.toml").write_text(CONFIG)
@@ -134,4 +134,4 @@ def test_credentials_that_are_missing_are_told_with_the_way_out(aws: Aws) -> Non
 
 def test_the_embedded_server_of_the_client_is_left_alone(aws: Aws) -> None:
     aws("setup", "--plan")
-    assert control.running(Home(aws.cli.folder / "client")) is None
+    assert control.find_server(Home(aws.cli.folder / "client")) is None

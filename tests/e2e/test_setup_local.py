@@ -296,7 +296,7 @@ def test_of_several_environments_one_is_named(place: Cli) -> None:
     assert "urgent" in names(place, "queue")
     assert "Nothing to do." in place("setup", "--like", "dev").out
     wrong = place("setup", "--env", "dev", "--like", "prod", "--plan")
-    assert (wrong.code, "--like is for local" in wrong.err) == (2, True)
+    assert (wrong.code, "--like is only for local" in wrong.err) == (2, True)
 
 
 def test_what_others_use_is_not_half_torn_down(ready: Cli) -> None:
@@ -351,7 +351,7 @@ def test_ctrl_c_at_the_question_changes_nothing(place: Cli) -> None:
 def test_what_is_said_of_flags_that_do_nothing_or_mean_something_else(ready: Cli) -> None:
     (ready.folder / "batchml.toml").write_text(CONFIG.replace("priority = 100", "priority = 90"))
     done = ready("setup", *LOCAL, "--yes", "--allow-loss", "nope")
-    assert (done.code, "--allow-loss nope: nothing of that name" in done.err) == (0, True)
+    assert (done.code, "--allow-loss nope: no resource of that name" in done.err) == (0, True)
     listed = ready("queue", "create", "both", "--compute", "gpu,gpu-spot", *LOCAL)
     assert (listed.code, "--compute gpu --compute gpu-spot" in listed.err) == (2, True)
 

@@ -52,12 +52,12 @@ def copy(home: Home, tmp_path: Path) -> Home:
 def test_a_copy_is_only_read_and_its_looks_kill_nothing(
     home: Home, copy: Home, tmp_path: Path
 ) -> None:
-    batch = client_for(home, control.ensure(home, CLOCK), "batch")
+    batch = client_for(home, control.ensure_server(home, CLOCK), "batch")
     job_id = submit(batch, tmp_path)
     wait_for_job(batch, job_id, "RUNNING")
     shutil.copytree(home.root, copy.root, symlinks=True)
 
-    endpoint = control.ensure(copy, CLOCK)
+    endpoint = control.ensure_server(copy, CLOCK)
     try:
         assert f"is a copy of {home.root}" in endpoint.read_only
         other = client_for(copy, endpoint, "batch")
@@ -65,7 +65,7 @@ def test_a_copy_is_only_read_and_its_looks_kill_nothing(
         with pytest.raises(ClientError, match="batchml local adopt"):
             other.terminate_job(jobId=job_id, reason="mine")
     finally:
-        control.stop(copy, CLOCK)
+        control.stop_server(copy, CLOCK)
     assert forget(copy, CLOCK) == 0, "a reset of a copy signals nothing"
     (tmp_path / "go").touch()
     job = wait_for_job(batch, job_id)
@@ -75,7 +75,7 @@ def test_a_copy_is_only_read_and_its_looks_kill_nothing(
 def test_a_copy_that_is_adopted_ends_what_ran_and_the_other_folder_goes_on(
     cli: Cli, copy: Home, tmp_path: Path
 ) -> None:
-    batch = client_for(cli.home, control.ensure(cli.home, CLOCK), "batch")
+    batch = client_for(cli.home, control.ensure_server(cli.home, CLOCK), "batch")
     job_id = submit(batch, tmp_path)
     wait_for_job(batch, job_id, "RUNNING")
     shutil.copytree(cli.home.root, copy.root, symlinks=True)
@@ -87,12 +87,12 @@ def test_a_copy_that_is_adopted_ends_what_ran_and_the_other_folder_goes_on(
     assert "1 running job ends as a lost host" in adopted.out
     assert cli("local", "adopt", "--yes", BATCHML_HOME=there).code == 1
 
-    other = client_for(copy, control.ensure(copy, CLOCK), "batch")
+    other = client_for(copy, control.ensure_server(copy, CLOCK), "batch")
     try:
         lost = wait_for_job(other, job_id)
         assert lost["statusReason"] == COPIED.format(cli.home.root)
     finally:
-        control.stop(copy, CLOCK)
+        control.stop_server(copy, CLOCK)
     (pid,) = pids(tmp_path)
     assert is_alive(pid)
     (tmp_path / "go").touch()
@@ -102,7 +102,7 @@ def test_a_copy_that_is_adopted_ends_what_ran_and_the_other_folder_goes_on(
 def test_a_server_whose_folder_is_moved_stops_and_the_next_one_finds_its_jobs(
     home: Home, tmp_path: Path
 ) -> None:
-    batch = client_for(home, control.ensure(home, CLOCK), "batch")
+    batch = client_for(home, control.ensure_server(home, CLOCK), "batch")
     job_id = submit(batch, tmp_path)
     server = home.holder()
     assert server is not None
@@ -111,18 +111,18 @@ def test_a_server_whose_folder_is_moved_stops_and_the_next_one_finds_its_jobs(
     wait_for(lambda: not is_alive(server), "the server stops by itself")
     assert "was moved, deleted or replaced" in there.log.read_text()
     try:
-        batch = client_for(there, control.ensure(there, CLOCK), "batch")
+        batch = client_for(there, control.ensure_server(there, CLOCK), "batch")
         (tmp_path / "go").touch()
         job = wait_for_job(batch, job_id)
         assert (job["container"]["exitCode"], len(pids(tmp_path))) == (3, 1)
     finally:
-        control.stop(there, CLOCK)
+        control.stop_server(there, CLOCK)
 
 
 def test_an_attempt_whose_folder_is_deleted_ends_with_its_own_code(
     home: Home, tmp_path: Path
 ) -> None:
-    batch = client_for(home, control.ensure(home, CLOCK), "batch")
+    batch = client_for(home, control.ensure_server(home, CLOCK), "batch")
     job_id = submit(batch, tmp_path)
     (attempt,) = home.attempts.iterdir()
     shutil.rmtree(attempt)
@@ -135,7 +135,7 @@ def test_another_journal_in_the_place_of_one_that_is_served_is_left_alone(
     home: Home, copy: Home
 ) -> None:
     """SQLite deletes the write-ahead log by name as it closes: not that of the other folder."""
-    control.ensure(home, CLOCK)
+    control.ensure_server(home, CLOCK)
     server = home.holder()
     assert server is not None
     shutil.copytree(home.root, copy.root)
@@ -173,7 +173,7 @@ def test_a_file_system_that_aborts_and_is_mounted_again_starts_nothing_twice(
 ) -> None:
     """What was not synced is gone then, without a reboot: the journal alone says what has begun."""
     home = Home(disk / "home")
-    batch = client_for(home, control.ensure(home, CLOCK), "batch")
+    batch = client_for(home, control.ensure_server(home, CLOCK), "batch")
     job_id = submit(batch, tmp_path)
     subprocess.run(["mount", "-o", "remount,abort", disk], check=True)
     with pytest.raises(ClientError, match="is read-only"):
@@ -192,12 +192,12 @@ def test_a_file_system_that_aborts_and_is_mounted_again_starts_nothing_twice(
     subprocess.run(["fsck.ext4", "-p", disk.with_suffix(".img")], check=False)
     assert mount(disk)
     try:
-        batch = client_for(home, control.ensure(home, CLOCK), "batch")
+        batch = client_for(home, control.ensure_server(home, CLOCK), "batch")
         job = wait_for_job(batch, job_id)
         assert job["statusReason"].startswith("Host EC2"), "it may have begun"
         assert len(pids(tmp_path)) == 1
     finally:
-        control.stop(home, CLOCK)
+        control.stop_server(home, CLOCK)
 
 
 def home_task(batch: Any, job_id: str) -> str:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from batchml.client.client import Client
+from batchml.client import Client
 from batchml.local.home import Home
 from batchml.model.sweep import TrialState
-from batchml.sweep.summary import Picture
+from batchml.sweeps.summary import SweepSnapshot
 from tests.conftest import wait_for
 from tests.e2e.conftest import Cli, read_rest, read_until, write_job
 
@@ -108,10 +108,10 @@ def test_one_short_file_and_one_command_give_the_best_trial_and_its_command(
     shutil.rmtree(sweeps.home.code)
     for words in (["confirm", key], ["top-up", key, "--trials", "9"]):
         refused = sweeps("sweeps", *words)
-        assert refused.code == 1 and "is gone, so nothing was asked of it" in refused.err
+        assert refused.code == 1 and "is gone, so nothing was requested" in refused.err
     assert sweeps.jobs() == 1
     reset = sweeps("local", "reset", "--yes")
-    assert "and 1 sweep forgotten" in reset.out
+    assert "and 1 sweep deleted" in reset.out
     assert sweeps("sweeps", "ls", "--json").json == []
 
 
@@ -184,10 +184,10 @@ def test_ctrl_c_leaves_an_array_to_itself_and_what_it_did_is_found_later(sweeps:
     watching.send_signal(signal.SIGINT)
     out, err = read_rest(watching, 30)
     assert watching.returncode == 130, (out, err)
-    assert "Detached: its trials go on" in err and "batchml sweeps resume" in err
+    assert "Detached: its trials continue" in err and "batchml sweeps resume" in err
     key = started.partition(" - ")[2].partition("]")[0]
     summary = sweeps.client().sweeps(key).wait(timeout=60)
-    assert summary.picture.counts[TrialState.DONE] == 4
+    assert summary.snapshot.counts[TrialState.DONE] == 4
     assert [trial for trial, _, _ in sweeps.ran()] == [0, 1, 2, 3]
     assert sweeps.jobs() == 1
 
@@ -251,7 +251,7 @@ def test_a_detached_array_whose_trials_all_fail_stops_while_nobody_looks(sweeps:
     assert shown.code == 0 and "Its controller is the run" in shown.err, shown
     summary = sweeps.client().sweeps("@last").wait(timeout=90)  # which only looks on
     assert summary.by == "failures"
-    assert summary.picture.counts[TrialState.FAILED] < 100
+    assert summary.snapshot.counts[TrialState.FAILED] < 100
     stands = sweeps("sweeps", "show", "@last")
     assert "no such folder: /data" in stands.out  # the last lines of the first
     way = next(line for line in stands.err.splitlines() if "trial 0 failed:" in line)
@@ -269,14 +269,14 @@ def test_the_same_from_python(sweeps: Sweeps) -> None:
         "job": "tiny", "goal": {"max": "val_accuracy"}, "method": "grid",
         "space": {"lr": [0.1, 0.3, 0.7]},
     }  # fmt: skip
-    pictures: list[Picture] = []
+    snapshots: list[SweepSnapshot] = []
     handle = sweeps.client().sweep(table, name="by-hand")
-    summary = handle.wait(pictures.append, timeout=60)
+    summary = handle.wait(snapshots.append, timeout=60)
     best = handle.best()
     assert best is not None and best.params == {"lr": 0.3}
-    assert summary.by == "done" and summary.picture.best is not None
+    assert summary.by == "done" and summary.snapshot.best is not None
     assert [trial.params["lr"] for trial in handle.trials()] == [0.1, 0.3, 0.7]
-    assert pictures[-1].ended
+    assert snapshots[-1].ended
     assert handle.name == "by-hand"
     assert sweeps.client().sweeps("by-hand") == handle
     page = handle.report(sweeps.folder / "report.html")
@@ -313,7 +313,7 @@ def test_check_tells_all_and_sends_nothing(sweeps: Sweeps) -> None:
         (("sweep", "check"), "needs a file"),
         (("sweep", "chck", "sweep.toml"), "Did you mean 'check'"),
         (("sweep", "a", "b", "c"), "one file at a time"),
-        (("sweep", "sweep.toml", "--wait", "--detach"), "one at a time"),
+        (("sweep", "sweep.toml", "--wait", "--detach"), "exclude each other"),
     ],
 )
 def test_a_line_that_cannot_be_meant_says_how_it_is_written(

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from batchml.client.client import Client
-from batchml.client.sweeping.boards import open_board
-from batchml.client.sweeping.reading import Wish
-from batchml.client.sweeping.running import attend
-from batchml.client.sweeping.starting import make_ready, start
+from batchml.client import Client
 from batchml.clock import SystemClock
-from batchml.local.home import Endpoint, Home
+from batchml.local.home import Home, ServerEndpoint
 from batchml.model.sweep import TrialState
+from batchml.sweeps.run import control_sweep
+from batchml.sweeps.start import SweepOptions, prepare_sweep, start_sweep
+from batchml.sweeps.stores import open_sweep_store
 from tests.conftest import client_for
 from tests.counting import Counted, counting
 from tests.fakes import FakeClock
@@ -39,7 +38,7 @@ x = { float = [0.0, 1.0] }
 
 @pytest.fixture
 def account(
-    home: Home, server: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    home: Home, server: ServerEndpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Counted]:
     """A project whose environment `dev` is in the account, from whose folder all is done."""
     project, keys = tmp_path / "project", home.keys()
@@ -90,18 +89,18 @@ def of_batch(calls: Counter[str]) -> Counter[str]:
 
 
 def test_ten_thousand_trials_are_one_submission_and_watching_them_a_call_a_round(
-    account: Counted, home: Home, server: Endpoint
+    account: Counted, home: Home, server: ServerEndpoint
 ) -> None:
     client_for(home, server, "batch").update_compute_environment(
         computeEnvironment="this-machine", state="DISABLED"
     )
-    place, clock = Client("dev")._place, FakeClock()
-    ready = make_ready(place, Wish(table=_table("trials = 10000\nparallel = 500")))
+    context, clock = Client("dev")._context, FakeClock()
+    ready = prepare_sweep(context, SweepOptions(table=_table("trials = 10000\nparallel = 500")))
     assert all(name.startswith("Describe") or name.startswith("describe") for name in account.calls)
     account.reset()
-    board = start(place, ready)
-    place.clock = clock
-    rounds = attend(place, ready.frozen, board).pictures()
+    store = start_sweep(context, ready)
+    context.clock = clock
+    rounds = control_sweep(context, ready.sweep, store).snapshots()
     first = next(rounds)
     assert first.counts[TrialState.WAITING] == 10_000
     # The first was refused: the definition was not there yet.
@@ -117,22 +116,22 @@ def test_ten_thousand_trials_are_one_submission_and_watching_them_a_call_a_round
     assert sum(account.calls.values()) <= min(20, seconds)
     assert account.calls.keys() == {"describejobs"}
     rounds.close()
-    (run,) = [run for run in place.batch.list_recent("default") if run.array_size]
-    place.batch.terminate(run.job_id, "enough")
+    (run,) = [run for run in context.batch.list_recent("default") if run.array_size]
+    context.batch.terminate(run.job_id, "enough")
 
 
 def test_a_sweep_whose_board_is_in_s3_from_start_to_end(account: Counted) -> None:
     client = Client("dev", clock=Hurried())
     handle = client.sweep(_table("trials = 3"))
-    board = open_board(client._place, handle.key)
-    assert board.where == f"s3://{BUCKET}/runs/{handle.key}"
+    store = open_sweep_store(client._context, handle.key)
+    assert store.where == f"s3://{BUCKET}/runs/{handle.key}"
     summary = handle.wait(timeout=3600)
     assert summary.by == "done"
     best = handle.best()
     assert best is not None
     assert best.values == (best.params["x"],)
     assert of_batch(account.calls)["submitjob"] == 2
-    assert board.keys("inbox/") == []
+    assert store.keys("inbox/") == []
     assert client.sweeps("@last") == handle
 
 
@@ -143,7 +142,7 @@ def test_an_array_goes_on_where_no_controller_can_be_had(account: Counted) -> No
     handle = client.sweep(_table("trials = 3\nparallel = 1"))
     handle.detach()
     assert of_batch(account.calls)["submitjob"] == 2  # the first: no such definition
-    assert sum("Nobody watches how many trials fail" in words for words in said) == 1
+    assert sum("Without a controller, failing trials" in words for words in said) == 1
     assert handle.wait(timeout=3600).by == "done"
 
 

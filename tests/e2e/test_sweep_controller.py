@@ -5,18 +5,17 @@ from typing import Any
 
 import pytest
 
-from batchml.client.client import Client
-from batchml.client.known import open_known
-from batchml.client.sweeping.attending import Where, place_in_aws, sweep_of
-from batchml.client.sweeping.detaching import detach
-from batchml.client.sweeping.holding import AnotherController
-from batchml.client.sweeping.reading import Wish
-from batchml.client.sweeping.running import attend
-from batchml.client.sweeping.starting import make_ready, start
-from batchml.local.home import Endpoint, Home
-from batchml.ops.images import read_recipe
+from batchml.client import Client
+from batchml.context import open_cache
+from batchml.errors import SweepHasController
+from batchml.jobs.images import read_recipe
+from batchml.local.home import Home, ServerEndpoint
 from batchml.resources import shipped
-from batchml.sweep.lease import Lease, Owner
+from batchml.runs.controllers import context_in_aws
+from batchml.sweeps.control.lease import Lease, LeaseOwner
+from batchml.sweeps.detached import ControllerArguments, open_sweep, submit_controller
+from batchml.sweeps.run import control_sweep
+from batchml.sweeps.start import SweepOptions, prepare_sweep, start_sweep
 from tests.conftest import client_for
 from tests.counting import Counted
 from tests.e2e.test_sweep_calls import Hurried
@@ -41,27 +40,27 @@ def may(role: str) -> set[str]:
     }
 
 
-def switch(home: Home, server: Endpoint, state: str) -> None:
+def switch(home: Home, server: ServerEndpoint, state: str) -> None:
     batch = client_for(home, server, "batch")
     batch.update_compute_environment(computeEnvironment="this-machine", state=state)
 
 
-def container_of(home: Home, server: Endpoint, job_id: str) -> dict[str, Any]:
+def container_of(home: Home, server: ServerEndpoint, job_id: str) -> dict[str, Any]:
     (job,) = client_for(home, server, "batch").describe_jobs(jobs=[job_id])["jobs"]
     return dict(job["container"])
 
 
 def test_a_detached_sweep_in_aws_is_finished_by_what_its_role_allows(
-    account: Counted, home: Home, server: Endpoint, tmp_path: Path
+    account: Counted, home: Home, server: ServerEndpoint, tmp_path: Path
 ) -> None:
-    place = Client("dev")._place
-    ready = make_ready(place, Wish(table=TABLE))
-    board = start(place, ready)
-    known = open_known(place)
+    context = Client("dev")._context
+    ready = prepare_sweep(context, SweepOptions(table=TABLE))
+    store = start_sweep(context, ready)
+    known = open_cache(context)
     known.image(read_recipe(shipped("images") / "controller").reference, lambda: PINNED)
     known.save()
     switch(home, server, "DISABLED")  # the run waits: here it would have none of AWS's keys
-    run = detach(place, ready.frozen, board)
+    run = submit_controller(context, ready.sweep, store)
     container = container_of(home, server, run)
     assert container["image"] == PINNED and container["jobRoleArn"].endswith("controller")
     client_for(home, server, "batch").terminate_job(jobId=run, reason="it goes on below")
@@ -69,13 +68,17 @@ def test_a_detached_sweep_in_aws_is_finished_by_what_its_role_allows(
     command = container["command"]
     assert command[:5] == ["python", "-m", "batchml", "sweeps", "attend"]
     options = dict(zip(command[6::2], command[7::2], strict=True))
-    where = Where(command[5], **{name.removeprefix("--"): v for name, v in options.items()})
-    inside = place_in_aws(where, tmp_path / "inside", Hurried())
+    where = ControllerArguments(
+        command[5], options["--env"], options["--board"], options["--region"], options["--digest"]
+    )
+    inside = context_in_aws(
+        where.env, where.region, tmp_path / "inside", Hurried(), source="the sweep"
+    )
     account.reset()
     switch(home, server, "ENABLED")
-    found, frozen = sweep_of(inside, where)
-    attended = attend(inside, frozen, found, owner=Owner(job=run))
-    last = [picture for picture in attended.pictures()][-1]
+    found, started = open_sweep(inside, where)
+    attended = control_sweep(inside, started, found, owner=LeaseOwner(job=run))
+    last = [snapshot for snapshot in attended.snapshots()][-1]
     assert last.ended and last.best is not None
     asked = {name.lower() for name in account.calls}
     assert "submitjob" in asked
@@ -84,11 +87,11 @@ def test_a_detached_sweep_in_aws_is_finished_by_what_its_role_allows(
 
 
 def test_where_one_attends_no_other_is_submitted(account: Counted) -> None:
-    place = Client("dev")._place
-    ready = make_ready(place, Wish(table=TABLE))
-    board = start(place, ready)
-    Lease(board, place.clock, Owner("ann", "elsewhere", 7)).take()
+    context = Client("dev")._context
+    ready = prepare_sweep(context, SweepOptions(table=TABLE))
+    store = start_sweep(context, ready)
+    Lease(store, context.clock, LeaseOwner("ann", "elsewhere", 7)).take()
     account.reset()
-    with pytest.raises(AnotherController, match="process 7 on elsewhere, of ann"):
-        detach(place, ready.frozen, board)
+    with pytest.raises(SweepHasController, match="process 7 on elsewhere, of ann"):
+        submit_controller(context, ready.sweep, store)
     assert not account.calls

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from batchml.client.sweeping.boards import Board
 from batchml.model.sweep import TrialState
-from batchml.runtime.storage.store import FolderStore
-from batchml.sweep.ledger import Ledger
-from batchml.sweep.state import SweepState
+from batchml.runtime.storage.folder import FolderStore
+from batchml.sweeps.control.ledger import SweepLedger
+from batchml.sweeps.control.state import SweepState
+from batchml.sweeps.stores import SweepStore
 from tests.contract.executor_rig import IMAGE, need_engine
 from tests.contract.generate import TORTURE
 from tests.e2e.conftest import Cli, Shown, read_rest, read_until, write_job
@@ -86,7 +86,7 @@ class Scene:
     @property
     def state(self) -> SweepState:
         folder = str(self.cli.home.root / "sweeps" / self.key)
-        return Ledger(Board(self.key, folder, FolderStore(folder))).load()
+        return SweepLedger(SweepStore(self.key, folder, FolderStore(folder))).load()
 
     def until(self, is_so: Callable[[SweepState], object]) -> SweepState:
         end = time.monotonic() + LIMIT
@@ -117,7 +117,7 @@ class Scene:
         tag = f"batchml:sweep={self.key}"
         jobs = self.ok("ls", "--limit", "100", "--tag", tag, "--json").json
         keys = [job["jobName"].rpartition("-")[2] for job in jobs]
-        waves = [wave.key for wave in state.waves.values()]
+        waves = [wave.key for wave in state.batches.values()]
         assert sorted(key for key in keys if key in waves) == sorted(waves)
 
 
@@ -159,7 +159,7 @@ def close_again_and_again(scene: Scene) -> None:
         watching = scene.cli.watch("sweeps", "resume", scene.key)
     out, err = read_rest(watching, LIMIT)
     # On a busy machine the one before may have seen the end, just before it was killed.
-    assert watching.returncode == 0 or "This sweep is over" in err, out + err
+    assert watching.returncode == 0 or "This sweep has ended" in err, out + err
     scene.check_whole(4)
 
 
@@ -196,7 +196,7 @@ def test_a_detached_sweep_is_steered_from_anywhere(scene: Scene) -> None:
     assert re.search(r"Another controller has this sweep: the run \w{8}-", second.err)
 
     stopped = scene.ok("sweeps", "stop", scene.key)
-    assert "sees to it" in stopped.err
+    assert "The controller is" in stopped.err
     state = scene.until(lambda state: state.ended)
     assert state.stopping is not None and state.stopping.by == "user"
     stopped_trials = sorted(state.trials)

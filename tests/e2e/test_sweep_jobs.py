@@ -6,18 +6,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from batchml.client.place import Place
-from batchml.client.sweeping.freezing import Frozen
-from batchml.client.sweeping.jobs import HELD, BatchJobs
 from batchml.clock import SystemClock
-from batchml.local.home import Endpoint, Home
+from batchml.config.settings import load_settings
+from batchml.context import Context
+from batchml.local.home import Home, ServerEndpoint
 from batchml.model.job import JobSpec
 from batchml.model.run import JobStatus
-from batchml.model.sweep import Goal, Limits, SweepSpec
-from batchml.runtime.storage.store import FolderStore
-from batchml.settings import load_settings
-from batchml.sweep.events import Wave
-from batchml.sweep.jobs import Look
+from batchml.model.sweep import Goal, SweepLimits, SweepSpec
+from batchml.runtime.storage.folder import FolderStore
+from batchml.sweeps.control.events import TrialBatch
+from batchml.sweeps.control.watch import JobObservation
+from batchml.sweeps.jobs import LIMITED, BatchJobs
+from batchml.sweeps.started import StartedSweep
 from tests.conftest import wait_for
 
 KEY = "2aaaaaaaaaaaaaaaa"
@@ -26,34 +26,34 @@ KEY = "2aaaaaaaaaaaaaaaa"
 class World:
     def __init__(self, home: Home, folder: Path) -> None:
         settings = load_settings({"BATCHML_HOME": str(home.root)}, folder, "local")
-        self.place = Place(settings, SystemClock(), folder)
-        self.board = FolderStore(str(folder / "board"))
+        self.place = Context(settings, SystemClock(), folder)
+        self.store = FolderStore(str(folder / "board"))
         self.told: list[str] = []
 
     def jobs(self, *command: str) -> BatchJobs:
         spec = JobSpec(image="docker.io/library/python:3.12", command=command, name="echo")
-        sweep = SweepSpec("s", "echo", (Goal("loss", "min"),), {}, limits=Limits(trials=4))
-        frozen = Frozen(
+        sweep = SweepSpec("s", "echo", (Goal("loss", "min"),), {}, limits=SweepLimits(trials=4))
+        started = StartedSweep(
             key=KEY, name="s", env="local", spec=sweep, job=msgspec.to_builtins(spec),
             queue="default", image=spec.image, tags={"batchml:sweep": KEY},
         )  # fmt: skip
-        return BatchJobs(self.place, frozen, self.board, self.told.append)
+        return BatchJobs(self.place, started, self.store, self.told.append)
 
-    def wave(self, number: int = 1, age: float = 0.0) -> Wave:
-        return Wave(number, self.place.clock.now() - age, f"3{'abcdefgh'[number] * 16}", ())
+    def wave(self, number: int = 1, age: float = 0.0) -> TrialBatch:
+        return TrialBatch(number, self.place.clock.now() - age, f"3{'abcdefgh'[number] * 16}", ())
 
 
 @pytest.fixture
-def world(home: Home, server: Endpoint, tmp_path: Path) -> World:
+def world(home: Home, server: ServerEndpoint, tmp_path: Path) -> World:
     return World(home, tmp_path)
 
 
-def ended(jobs: BatchJobs, job_id: str) -> Look:
-    def look() -> Look | None:
-        found = jobs.look([job_id])[job_id]
+def ended(jobs: BatchJobs, job_id: str) -> JobObservation:
+    def look() -> JobObservation | None:
+        found = jobs.observe([job_id])[job_id]
         return found if found.status.is_terminal else None
 
-    found: Look = wait_for(look, "the end")
+    found: JobObservation = wait_for(look, "the end")
     return found
 
 
@@ -86,25 +86,25 @@ def test_a_wave_that_may_have_been_sent_is_found_and_not_sent_again(world: World
 
 def test_a_wave_whose_sender_died_before_the_call_is_sent(world: World) -> None:
     wave = world.wave(age=3600.0)
-    world.board.create(f"waves/{wave.number:06}.sent", b"somebody")
+    world.store.create(f"waves/{wave.number:06}.sent", b"somebody")
     jobs = world.jobs("true")
     assert ended(jobs, jobs.submit(wave, 1, 100)).status is JobStatus.SUCCEEDED
 
 
 def test_a_consumable_resource_holds_the_width_and_is_gone_at_the_end(world: World) -> None:
     jobs = world.jobs("sleep", "60")
-    jobs.hold(1)
+    jobs.limit_running(1)
     array = jobs.submit(world.wave(), 3, 100)
-    wait_for(lambda: jobs.look([array])[array].children.get("RUNNING"), "one runs")
-    found = jobs.look([array])[array].children
+    wait_for(lambda: jobs.observe([array])[array].children.get("RUNNING"), "one runs")
+    found = jobs.observe([array])[array].children
     assert (found.get("RUNNING"), found.get("RUNNABLE")) == (1, 2)
-    assert world.board.get(HELD) == b"1"
+    assert world.store.get(LIMITED) == b"1"
     jobs.terminate([array], "enough")
     ended(jobs, array)
-    world.jobs("true").release()  # another controller's end
-    assert world.board.get(HELD) is None
+    world.jobs("true").remove_limit()  # another controller's end
+    assert world.store.get(LIMITED) is None
     assert world.told == []
-    jobs.release()
+    jobs.remove_limit()
 
 
 def test_the_children_that_failed_are_told_with_their_codes(world: World) -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from batchml.sweep.report import write_report
-from batchml.sweep.state import SweepState
+from batchml.sweeps.control.state import SweepState
+from batchml.sweeps.report.page import write_report
 from tests.browser import Browser, Page, browser
 from tests.fakes import FakeClock
-from tests.sweep_story import BEGAN, PARETO, SPEC, frozen, told
+from tests.sweep_story import BEGAN, PARETO, SPEC, started, told
 
 PLOTS = (
     "history", "curves", "rungs", "parallel", "importances", "slices", "timeline", "failures",
@@ -31,7 +31,7 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 def opened(chromium: Browser, folder: Path, state: SweepState, several: bool = False) -> Page:
     spec = PARETO if several else SPEC
-    path = write_report(frozen(spec), state, folder / "report.html", FakeClock(BEGAN + 1e5))
+    path = write_report(started(spec), state, folder / "report.html", FakeClock(BEGAN + 1e5))
     page = chromium.open(path)
     assert page.evaluate("document.body.dataset.drawn") == "yes"
     return page

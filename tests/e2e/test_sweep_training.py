@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from batchml.client.client import Client
+from batchml.client import Client
 from batchml.local.home import Home
 from batchml.model.sweep import Trial, TrialState
 from tests.e2e.conftest import Cli

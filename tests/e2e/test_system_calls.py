@@ -25,10 +25,10 @@ from botocore.exceptions import BotoCoreError, ClientError
 from batchml.clock import SystemClock
 from batchml.local import control
 from batchml.local.batch.lifecycle import CONTAINER_EXITED, DID_NOT_START
-from batchml.local.ecs import read_machine
 from batchml.local.home import Home
+from batchml.local.machine import read_machine
 from batchml.local.server.daemon import EXIT_CRASHED
-from batchml.local.store.journal import Store
+from batchml.local.store.journal import Journal
 from tests.conftest import client_for, define, wait_for, wait_for_job
 from tests.contract.generate import TORTURE
 from tests.e2e.test_kill9 import kill_server, started
@@ -130,7 +130,7 @@ class Traced:
 @pytest.fixture
 def traced_home(home: Home, started: Path) -> Iterator[Home]:
     """A state folder whose server has a definition `d`."""
-    define(client_for(home, control.ensure(home, CLOCK), "batch"), ["sh", "-c", JOB])
+    define(client_for(home, control.ensure_server(home, CLOCK), "batch"), ["sh", "-c", JOB])
     kill_server(home)
     yield home
     kill_server(home)
@@ -209,7 +209,7 @@ def submit(batch: Any, starts: Path, **env: str) -> str:
 
 def settled(home: Home, starts: Path, acknowledged: list[str]) -> list[dict[str, Any]]:
     """All jobs, once a server that nothing happens to has brought them to their ends."""
-    batch = client_for(home, control.ensure(home, CLOCK), "batch")
+    batch = client_for(home, control.ensure_server(home, CLOCK), "batch")
     filters = [{"name": "AFTER_CREATED_AT", "values": ["0"]}]
     pages = batch.get_paginator("list_jobs").paginate(jobQueue="default", filters=filters)
     ids = [job["jobId"] for page in pages for job in page["jobSummaryList"]]
@@ -264,7 +264,7 @@ def test_a_first_start_that_is_killed_while_it_makes_the_journal_can_be_made_aga
         serves = server.serves
         server.end(signal.SIGKILL)
         try:
-            batch = client_for(home, control.ensure(home, CLOCK), "batch")
+            batch = client_for(home, control.ensure_server(home, CLOCK), "batch")
             assert batch.describe_job_queues()["jobQueues"]
         finally:
             kill_server(home)
@@ -480,7 +480,7 @@ def _check(files: dict[str, bytes], answered: set[str], folder: Path) -> None:
     folder.mkdir()
     for suffix, content in files.items():
         (folder / f"journal.db{suffix}").write_bytes(content)
-    store = Store(folder / "journal.db")
+    store = Journal(folder / "journal.db")
     try:
         store.load(read_machine())
         assert store.jobs(sorted(answered)).keys() == answered

@@ -37,7 +37,7 @@ def taking(what: str, aim: float) -> Iterator[None]:
 @pytest.fixture
 def array(home: Home, started: Path) -> str:
     """Ten thousand children, of which those that fit run."""
-    batch = client_for(home, control.ensure(home, CLOCK), "batch")
+    batch = client_for(home, control.ensure_server(home, CLOCK), "batch")
     definition = define(batch, ["sleep", "600"])
     with taking("submit", 1):
         made = batch.submit_job(
@@ -73,7 +73,7 @@ def memory(home: Home) -> int:
 def test_ten_thousand_children_are_submitted_listed_survived_and_stopped(
     home: Home, array: str
 ) -> None:
-    batch = client_for(home, control.ensure(home, CLOCK), "batch")
+    batch = client_for(home, control.ensure_server(home, CLOCK), "batch")
     wait_for(lambda: "RUNNING" in summary(batch, array), "some run")
     with taking("list all", 3):
         listed = counts(batch, array)
@@ -83,7 +83,7 @@ def test_ten_thousand_children_are_submitted_listed_survived_and_stopped(
         assert len(batch.describe_jobs(jobs=ids)["jobs"]) == 100
     kill_server(home)
     with taking("restart", 3):
-        batch = client_for(home, control.ensure(home, CLOCK), "batch")
+        batch = client_for(home, control.ensure_server(home, CLOCK), "batch")
     assert summary(batch, array) == listed == counts(batch, array)
     print(f"memory: {memory(home)} MiB (aim: 300)")
     assert memory(home) < 450

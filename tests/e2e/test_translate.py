@@ -6,6 +6,7 @@ import pty
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,8 +17,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batchml.jobs.find import find_source
+from batchml.local.home import Home
 from tests.e2e.conftest import Cli, read_rest, read_until
-from tests.e2e.worlds import ROOT, Worlds, kill_a_rank
+from tests.e2e.worlds import ROOT, Worlds, kill_a_rank, make_python, open_worlds
 
 JOB = ROOT / "jobs" / "translate"
 PER_NODE = 2 if os.environ.get("BATCHML_TORTURE") else 1
@@ -30,7 +33,7 @@ LEARN = (
 
 
 def part_of(job: Path, name: str) -> Any:
-    """A module of a job that needs the standard library alone."""
+    """A module of a job."""
     spec = importlib.util.spec_from_file_location(f"{job.name}_{name}", job / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module: ModuleType = importlib.util.module_from_spec(spec)
@@ -42,6 +45,24 @@ def part_of(job: Path, name: str) -> Any:
 corpus, vocabulary, bleu = (part_of(JOB, name) for name in ("corpus", "vocabulary", "bleu"))
 LINES = [line for pair in corpus.numbers(3).train for line in pair]
 PIECES = vocabulary.build(LINES, "bpe:100")
+
+
+@pytest.fixture(scope="module")
+def python(environments: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Python with the packages of the job's own image."""
+    home = Home(tmp_path_factory.mktemp("home"))
+    home.prepare()
+    home.envs.symlink_to(environments)
+    image = tomllib.loads((JOB / "job.toml").read_text())["image"]
+    source = find_source(image, [ROOT / "images"], JOB)
+    assert source is not None
+    return make_python(home, source)
+
+
+@pytest.fixture(scope="module")
+def job_worlds(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
+    with open_worlds(python, tmp_path_factory.mktemp("worlds")) as opened:
+        yield opened
 
 
 def test_numbers_are_said_as_people_say_them() -> None:
@@ -88,7 +109,7 @@ def test_everything_that_is_wrong_with_a_corpus_is_said_at_once(tmp_path: Path) 
 @given(st.lists(st.sampled_from("0123456789 efghinorstuvwxyz"), max_size=40).map("".join))
 def test_pieces_of_words_are_put_together_again(text: str) -> None:
     """Any text in letters that were seen, also words that were not."""
-    again = vocabulary.Vocabulary.from_json(PIECES.to_json())
+    again = vocabulary.Vocabulary.from_text(PIECES.to_text())
     numbers = PIECES.encode(text)
     assert PIECES.decode(numbers) == " ".join(text.split())
     assert again.encode(text) == numbers
@@ -100,13 +121,14 @@ def test_a_vocabulary_has_what_was_seen_and_a_piece_for_the_rest() -> None:
     assert len(PIECES) <= 100
     assert {"\u2581hundred", "ty"} <= {*PIECES.pieces}
     assert len(PIECES.encode("one hundred")) < len("one hundred")
-    assert len(vocabulary.build([], "bpe:50")) == len(vocabulary.SPECIAL)
+    assert len(vocabulary.build(["a b", "b"], "words")) == vocabulary.SPECIAL + 2
+    assert {"a", "b"} <= {*vocabulary.build(["a b", "b"], "bpe:1").pieces}
 
 
 def test_bleu_counts_what_is_right_and_punishes_what_is_short() -> None:
     """The examples of the paper: a candidate that repeats a word, and one that is short."""
     wanted = "the cat is on the mat"
-    assert bleu.bleu(bleu.counts(wanted, wanted)) == 100
+    assert bleu.bleu(bleu.counts(wanted, wanted)) == pytest.approx(100)
     assert bleu.counts("the the the the the the the", wanted)[:5] == [2, 0, 0, 0, 7]
     short = bleu.bleu(bleu.counts("the cat is on", wanted))
     assert short == pytest.approx(100 * 2.718281828 ** (1 - 6 / 4))
@@ -119,13 +141,13 @@ def test_bleu_counts_what_is_right_and_punishes_what_is_short() -> None:
 
 
 @pytest.mark.slow
-def test_four_processes_learn_what_one_learns(worlds: Worlds, tmp_path: Path) -> None:
+def test_four_processes_learn_what_one_learns(job_worlds: Worlds, tmp_path: Path) -> None:
     """They share each batch, so the losses are the same but for the order of sums."""
     losses = []
     for world in (1, 4):
         place = {"BATCHML_CHECKPOINT_DIR": str(tmp_path / f"checkpoints of {world}")}
         words = (*LEARN, "--layers", "1", "--epochs", "2")
-        codes, printed = worlds.run(JOB / "train.py", tmp_path, world, *words, **place)
+        codes, printed = job_worlds.run(JOB / "train.py", tmp_path, world, *words, **place)
         assert {*codes} == {0}, printed
         losses.append([float(loss) for loss in re.findall(r" loss=([0-9.]+)", printed)])
     assert len(losses[0]) == 2 and losses[0][1] < 0.8 * losses[0][0]
@@ -158,7 +180,7 @@ def heard(side: int, text: str) -> str:
 
 @pytest.mark.slow
 def test_what_a_broken_run_has_learnt_the_next_one_translates(
-    cli: Cli, environments: Path, pytorch: Path
+    cli: Cli, environments: Path, python: Path
 ) -> None:
     """Two nodes train, a rank is killed, they go on from the checkpoint and say what they learnt.
 
@@ -184,7 +206,7 @@ def test_what_a_broken_run_has_learnt_the_next_one_translates(
     assert len(right) >= len(told) - 2, shown.out
 
     model = cli.home.runs / run_id / "output" / "translate.pt"
-    words = [str(pytorch), str(JOB / "translate.py"), "--checkpoint", str(model)]
+    words = [str(python), str(JOB / "translate.py"), "--checkpoint", str(model)]
     with conversation(words) as side:
         heard(side, "> ")
         os.write(side, f"{right[0]}\n".encode())

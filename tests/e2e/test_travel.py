@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from batchml.client.client import Client
-from batchml.client.handle import RunHandle
-from batchml.local.home import Endpoint, Home
+from batchml.client import Client, RunHandle
+from batchml.local.home import Home, ServerEndpoint
 from tests.counting import counting
 from tests.s3 import BUCKET, KEYS, client, moto_s3
 
@@ -52,7 +51,7 @@ def moto() -> Iterator[str]:
 
 @pytest.fixture
 def dev(
-    moto: str, home: Home, server: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    moto: str, home: Home, server: ServerEndpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Client]:
     """The client of `dev`, in a project with the job `train`."""
     job, keys = tmp_path / "project" / "jobs" / "train", home.keys()

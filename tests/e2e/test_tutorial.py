@@ -32,7 +32,7 @@ class Block(NamedTuple):
 
 def chapter() -> list[Block]:
     """The blocks of the README's page, in their order."""
-    text = (DOCS.parent / "README.md").read_text("utf-8")
+    text = (DOCS / "tutorial.md").read_text("utf-8")
     page = text.partition("\n## A place to work\n")[2].partition("\n## ")[0]
     return [Block(*found) for found in re.findall(r"```(\w*)\n(.*?)```", page, re.DOTALL)]
 

@@ -92,7 +92,7 @@ def test_on_a_terminal_data_is_deleted_by_a_word(home: Home, tmp_path: Path) -> 
         assert asked.wait(60) == code
         assert os.listdir(workspace) == (["x"] if code else [])
     said = os.read(ours, 10_000).decode()
-    assert "Type delete to do it" in said and "Nothing was done" in said
+    assert "Type delete to confirm" in said and "Nothing was done" in said
     for stream in (ours, theirs):
         os.close(stream)
 
@@ -131,7 +131,7 @@ def test_ctrl_c_loses_nothing_and_the_same_command_goes_on(home: Home, tmp_path:
     pushing.send_signal(signal.SIGINT)
     _, said = read_rest(pushing)
     assert pushing.returncode == 130
-    assert "the same command goes on" in said and "Traceback" not in said
+    assert "The same command continues" in said and "Traceback" not in said
     arrived = len(os.listdir(there))
     assert 100 < arrived < 1201
     assert all(path.stat().st_size in (100, 24 << 20) for path in there.iterdir())

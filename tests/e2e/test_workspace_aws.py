@@ -71,7 +71,9 @@ def test_files_go_there_and_back_and_nothing_is_lost(lab: Lab) -> None:
     (lab.folder / "sets").mkdir()
     (lab.folder / "sets" / "a.txt").write_text("one")
     code, out, err = lab("workspace", "push", "sets", "data/")
-    assert (code, "1 file, 3 B" in out, "FSx brings it" in err) == (0, True, True), out + err
+    assert (code, "1 file, 3 B" in out, "FSx imports the files" in err) == (0, True, True), (
+        out + err
+    )
     said = lab.s3.head_object(Bucket=BUCKET, Key="workspace/data/sets/a.txt")["Metadata"]
     assert said["file-owner"] == "1000"
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from batchml.jobs.find import ImageSource
 from batchml.local import environments, images
 from batchml.local.home import Home
 from tests.conftest import wait_for
@@ -18,7 +19,12 @@ ROOT = Path(__file__).parent.parent.parent
 
 def make_pytorch(home: Home) -> Path:
     """The Python of the environment in which jobs of the image `pytorch` run, made when missing."""
-    made = images.find(home.images, images.publish(home.images, ROOT / "images" / "pytorch"))
+    return make_python(home, ImageSource(ROOT / "images" / "pytorch"))
+
+
+def make_python(home: Home, source: ImageSource) -> Path:
+    """The Python of the environment of an image, made when missing."""
+    made = images.find(home.images, images.publish_recipe(home.images, source.recipe()))
     assert made is not None
     target = home.envs / made.label
     environments.make(str(made.requirements), str(target), str(made.python()))

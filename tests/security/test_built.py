@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 import pytest
 
-from batchml.aws.batch.requests import Travel, definition, submission
-from batchml.aws.batch.resources import compute_environment, queue
-from batchml.aws.ec2 import Template, launch_template
+from batchml.aws.batch.requests import SubmissionContext, definition_request, make_submission
+from batchml.aws.batch.resources import compute_environment_request, queue_request
+from batchml.aws.ec2 import LaunchTemplate, launch_template_request
 from batchml.aws.ecr import create_repository
 from batchml.aws.naming import make_platform, make_site
 from batchml.model.environment import Compute, Environment, Queue, Storage
@@ -62,20 +62,20 @@ def built(environment: Environment) -> list[Request]:
     platform = make_platform("lab", environment, OUTPUTS)
     found: list[Request] = [("CreateRepository", create_repository("pytorch", "lab", {}))]
     for name, compute in environment.compute.items():
-        request = launch_template(site, name, compute)
+        request = launch_template_request(site, name, compute)
         found.append(("CreateLaunchTemplate", request))
-        template = Template(request["LaunchTemplateName"], 3, "")
+        template = LaunchTemplate(request["LaunchTemplateName"], 3, "")
         found.append(
-            ("CreateComputeEnvironment", compute_environment(site, name, compute, template))
+            ("CreateComputeEnvironment", compute_environment_request(site, name, compute, template))
         )
-    found.append(("CreateJobQueue", queue(site, "default", Queue(compute=("gpu", "spot")))))
+    found.append(("CreateJobQueue", queue_request(site, "default", Queue(compute=("gpu", "spot")))))
     for spec in JOBS.values():
-        found.append(("RegisterJobDefinition", definition(spec, IMAGE, platform)))
-        both = submission(
+        found.append(("RegisterJobDefinition", definition_request(spec, IMAGE, platform)))
+        both = make_submission(
             spec,
             image=IMAGE,
             queue="batchml-lab-default",
-            travel=Travel(tags=platform.tags),
+            submission=SubmissionContext(tags=platform.tags),
             platform=platform,
         )
         found.append(("SubmitJob", both.submit))

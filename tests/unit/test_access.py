@@ -2,24 +2,24 @@
 
 import pytest
 
-from batchml.local.server import auth as access
-from batchml.local.server.auth import Keys
-from batchml.local.server.protocol import Refused
+from batchml.local.server import auth
+from batchml.local.server.auth import AccessKeys
+from batchml.local.server.protocol import ApiError
 
-SERVER = Keys("BMLLOCALTEST", "a secret")
+SERVER = AccessKeys("BMLLOCALTEST", "a secret")
 TASK = "0123456789abcdef0123456789abcdef"
-MINE = access.job_keys(SERVER, TASK)
+MINE = auth.job_keys(SERVER, TASK)
 
 
 def told(*given: str, has_role: bool = False, has_others: bool = False) -> dict[str, str]:
-    return access.variables("http://x", MINE, given, has_role=has_role, has_others=has_others)
+    return auth.access_variables("http://x", MINE, given, has_role=has_role, has_others=has_others)
 
 
 def test_each_attempt_has_keys_of_its_own_that_follow_from_the_server_s() -> None:
-    assert access.job_keys(SERVER, TASK) == MINE
-    assert access.task_of(MINE.access_key_id) == TASK
-    assert access.task_of(SERVER.access_key_id) == "" == access.task_of("")
-    others = [access.job_keys(SERVER, "f" * 32), access.job_keys(Keys("a", "other"), TASK)]
+    assert auth.job_keys(SERVER, TASK) == MINE
+    assert auth.task_of(MINE.access_key_id) == TASK
+    assert auth.task_of(SERVER.access_key_id) == "" == auth.task_of("")
+    others = [auth.job_keys(SERVER, "f" * 32), auth.job_keys(AccessKeys("a", "other"), TASK)]
     assert len({MINE.secret_access_key, *(keys.secret_access_key for keys in others)}) == 3
     assert SERVER.secret_access_key not in MINE.secret_access_key
 
@@ -53,23 +53,23 @@ def test_whose_credentials_a_job_has(
 
 
 def test_proxies_are_passed_by_unless_the_job_says_otherwise() -> None:
-    assert access.past_proxies({"PATH": "/bin"}, ()) == {}
+    assert auth.proxy_exceptions({"PATH": "/bin"}, ()) == {}
     proxies = {"http_proxy": "http://p:1", "NO_PROXY": "example.org"}
-    assert access.past_proxies(proxies, ()) == {
+    assert auth.proxy_exceptions(proxies, ()) == {
         "no_proxy": "example.org,127.0.0.1",
         "NO_PROXY": "example.org,127.0.0.1",
     }
-    assert access.past_proxies(proxies, {"NO_PROXY"}) == {}
+    assert auth.proxy_exceptions(proxies, {"NO_PROXY"}) == {}
 
 
 def test_a_job_may_look_submit_and_cancel_and_not_rebuild_the_place() -> None:
     """(B243)"""
     for operation in ("SubmitJob", "DescribeJobs", "TerminateJob", "RegisterJobDefinition"):
-        access.check_permitted(MINE.access_key_id, "batch", operation)
+        auth.check_permitted(MINE.access_key_id, "batch", operation)
     for operation in ("DeleteJobQueue", "UpdateComputeEnvironment", "CreateSchedulingPolicy"):
-        access.check_permitted(SERVER.access_key_id, "batch", operation)
-        with pytest.raises(Refused) as refused:
-            access.check_permitted(MINE.access_key_id, "batch", operation)
+        auth.check_permitted(SERVER.access_key_id, "batch", operation)
+        with pytest.raises(ApiError) as refused:
+            auth.check_permitted(MINE.access_key_id, "batch", operation)
         assert (refused.value.code, refused.value.status) == ("AccessDeniedException", 403)
 
 
@@ -77,9 +77,9 @@ def test_the_server_forgets_what_points_at_itself_and_nothing_else() -> None:
     """(B222)"""
     users = {"AWS_ACCESS_KEY_ID": "AKIA", "AWS_ENDPOINT_URL_STS": "https://sts", "PATH": "/bin"}
     kept = dict(users)
-    access.forget_ourselves(kept)
+    auth.drop_own_credentials(kept)
     assert kept == users
     for key in (SERVER.access_key_id, MINE.access_key_id):
         environ = {**users, "AWS_ACCESS_KEY_ID": key, "AWS_PROFILE": "research"}
-        access.forget_ourselves(environ)
+        auth.drop_own_credentials(environ)
         assert environ == {"PATH": "/bin", "AWS_PROFILE": "research"}

@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from batchml.client.after import resolve, split, unknown_env
-from batchml.client.order import Order
-from batchml.client.place import Place
-from batchml.client.submission import prepare
+from batchml.config.settings import load_settings
+from batchml.context import Context
 from batchml.errors import UsageError
+from batchml.explain.observations import AwsQuestion, RunObservations
+from batchml.explain.suggest import CommandWriter
+from batchml.explain.waiting import explain_pending
 from batchml.model.record import Record
 from batchml.model.run import JobStatus, Run
-from batchml.ops.explain.dependencies import pending
-from batchml.ops.explain.seen import Look, Seen
-from batchml.ops.explain.words import Words
-from batchml.settings import load_settings
+from batchml.runs.dependencies import resolve, split, unknown_env
+from batchml.runs.options import RunRequest
+from batchml.runs.prepare import prepare
 from tests.fakes import FakeClock
 from tests.scripted import ScriptedSession
 
@@ -38,22 +38,22 @@ FIRST = "2aaaaaaaaaaaaaaaa"
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
     """The environment `gpu`, on a machine from which `prep` was submitted to `cpu`."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAEXAMPLE")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "example")
     (tmp_path / "batchml.toml").write_text(CONFIG)
     settings = load_settings({"BATCHML_HOME": str(tmp_path / "home")}, tmp_path, "gpu")
-    made = Place(settings, FakeClock(), tmp_path)
+    made = Context(settings, FakeClock(), tmp_path)
     made.home.prepare()
     remember(made, "cpu", "prep", PREP, FIRST)
     return made
 
 
-def remember(place: Place, env: str, name: str, job_id: str, key: str, **more: Any) -> None:
+def remember(context: Context, env: str, name: str, job_id: str, key: str, **more: Any) -> None:
     record = Record(key=key, name=name, job_name=f"{name}-{key}", env=env, **more)
-    place.history.intend(record)
-    place.history.submitted(key, job_id)
+    context.history.intend(record)
+    context.history.submitted(key, job_id)
 
 
 @pytest.mark.parametrize(
@@ -73,48 +73,50 @@ def remember(place: Place, env: str, name: str, job_id: str, key: str, **more: A
         ("nowhere:prep", ("gpu", "nowhere:prep")),
     ],
 )
-def test_which_environment_a_word_means(place: Place, word: str, found: tuple[str, str]) -> None:
-    assert split(place, word) == found
+def test_which_environment_a_word_means(
+    context: Context, word: str, found: tuple[str, str]
+) -> None:
+    assert split(context, word) == found
 
 
 @pytest.mark.parametrize("word", ["cpus:prep", "arn:aws:batch:us-east-1:123456789012:job/x"])
-def test_an_environment_that_is_not_described_is_named(place: Place, word: str) -> None:
+def test_an_environment_that_is_not_described_is_named(context: Context, word: str) -> None:
     if word.startswith("arn:"):
-        assert not unknown_env(place, word)
+        assert not unknown_env(context, word)
         return
     with pytest.raises(UsageError, match=r"environment cpus does not exist in batchml\.toml\. Did"):
-        resolve(place, [word], [])
+        resolve(context, [word], [])
 
 
-def test_a_run_of_here_is_meant_before_one_of_elsewhere(place: Place) -> None:
-    remember(place, "gpu", "prep", PREP.replace("1", "9"), "3aaaaaaaaaaaaaaaa")
-    assert split(place, "prep") == ("gpu", "prep")
+def test_a_run_of_here_is_meant_before_one_of_elsewhere(context: Context) -> None:
+    remember(context, "gpu", "prep", PREP.replace("1", "9"), "3aaaaaaaaaaaaaaaa")
+    assert split(context, "prep") == ("gpu", "prep")
 
 
-def test_a_name_that_two_others_have_needs_its_environment(place: Place) -> None:
-    remember(place, "eu", "prep", PREP.replace("1", "9"), "3aaaaaaaaaaaaaaaa")
+def test_a_name_that_two_others_have_needs_its_environment(context: Context) -> None:
+    remember(context, "eu", "prep", PREP.replace("1", "9"), "3aaaaaaaaaaaaaaaa")
     with pytest.raises(UsageError, match="--after cpu:prep or --after eu:prep"):
-        split(place, "prep")
+        split(context, "prep")
 
 
-def test_the_request_depends_on_the_job_of_the_other_environment(place: Place) -> None:
+def test_the_request_depends_on_the_job_of_the_other_environment(context: Context) -> None:
     def answer(operation: str, params: dict[str, Any]) -> Mapping[str, Any] | str:
         return "ValidationError: Stack does not exist"
 
-    place._session = ScriptedSession(answer)
-    order = Order(
+    context._session = ScriptedSession(answer)
+    order = RunRequest(
         command=("true",), changes={"image": "docker.io/library/busybox", "code": False},
         after=("cpu:prep", PREP),
     )  # fmt: skip
-    submit = prepare(place, order, dry_run=False).requests.submit
+    submit = prepare(context, order, dry_run=False).requests.submit
     assert submit["dependsOn"] == [{"jobId": PREP}, {"jobId": PREP}]
 
 
-def test_what_aws_batch_cannot_wait_for_is_refused_all_at_once(place: Place) -> None:
-    remember(place, "eu", "far", PREP.replace("1", "8"), "4aaaaaaaaaaaaaaaa")
-    remember(place, "local", "here", PREP.replace("1", "7"), "5aaaaaaaaaaaaaaaa")
+def test_what_aws_batch_cannot_wait_for_is_refused_all_at_once(context: Context) -> None:
+    remember(context, "eu", "far", PREP.replace("1", "8"), "4aaaaaaaaaaaaaaaa")
+    remember(context, "local", "here", PREP.replace("1", "7"), "5aaaaaaaaaaaaaaaa")
     with pytest.raises(UsageError) as caught:
-        resolve(place, ["far", "local:here", "prep"], [])
+        resolve(context, ["far", "local:here", "prep"], [])
     first, second = str(caught.value).splitlines()
     assert "gpu is in us-east-1, and eu is in eu-west-1" in first
     assert "batchml wait --env eu far && batchml submit --env gpu" in first
@@ -123,7 +125,7 @@ def test_what_aws_batch_cannot_wait_for_is_refused_all_at_once(place: Place) -> 
 
 
 def test_another_profile_may_be_the_same_account(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     accounts = iter(["123456789012", "123456789012", "123456789012", "999999999999"])
 
@@ -131,39 +133,43 @@ def test_another_profile_may_be_the_same_account(
         return {"Account": next(accounts), "Arn": "arn:aws:iam::123456789012:root"}
 
     session = ScriptedSession(answer)
-    monkeypatch.setattr(Place, "connect", lambda self: session)
-    remember(place, "theirs", "other", PREP.replace("1", "6"), "6aaaaaaaaaaaaaaaa")
-    assert resolve(place, ["theirs:other"], []) == (PREP.replace("1", "6"),)
+    monkeypatch.setattr(Context, "connect", lambda self: session)
+    remember(context, "theirs", "other", PREP.replace("1", "6"), "6aaaaaaaaaaaaaaaa")
+    assert resolve(context, ["theirs:other"], []) == (PREP.replace("1", "6"),)
     with pytest.raises(UsageError, match="account 123456789012, and theirs in 999999999999"):
-        resolve(place, ["theirs:other"], [])
+        resolve(context, ["theirs:other"], [])
 
 
 @pytest.mark.parametrize(("status", "warns"), [("RUNNABLE", True), ("RUNNING", False)])
-def test_a_run_that_may_move_is_told_of(place: Place, status: str, warns: bool) -> None:
+def test_a_run_that_may_move_is_told_of(context: Context, status: str, warns: bool) -> None:
     job_id = PREP.replace("1", "5")
     detail = {
         "jobId": job_id, "jobName": "spotty-7aaaaaaaaaaaaaaaa", "jobQueue": "q", "status": status,
         "createdAt": 1, "jobDefinition": "d", "container": {},
         **({"startedAt": 2} if status == "RUNNING" else {}),
     }  # fmt: skip
-    place._session = ScriptedSession(lambda operation, params: {"jobs": [detail]})
-    remember(place, "gpu", "spotty", job_id, "7aaaaaaaaaaaaaaaa", fallback="batchml-gpu-od:1800")
+    context._session = ScriptedSession(lambda operation, params: {"jobs": [detail]})
+    remember(context, "gpu", "spotty", job_id, "7aaaaaaaaaaaaaaaa", fallback="batchml-gpu-od:1800")
     notices: list[str] = []
-    assert resolve(place, ["spotty"], notices) == (job_id,)
+    assert resolve(context, ["spotty"], notices) == (job_id,)
     assert [("fails what waits" in notice) for notice in notices] == [True] * warns
 
 
 def test_explain_names_the_environment_of_what_is_waited_for() -> None:
     prep = Run("a", "prep", "q", JobStatus.FAILED, tags={"batchml:env": "cpu"})
     train = Run("b", "train", "q", JobStatus.PENDING, depends_on=("a",))
-    seen = Seen(
-        train, now=0, words=Words("gpu"), dependencies=(prep,), asked=frozenset({Look.DEPENDENCIES})
+    seen = RunObservations(
+        train,
+        now=0,
+        words=CommandWriter("gpu"),
+        dependencies=(prep,),
+        asked=frozenset({AwsQuestion.DEPENDENCIES}),
     )
     for each, command in (
         (prep, "batchml explain a --env cpu"),
         (replace(prep, status=JobStatus.RUNNING), "batchml explain a --env cpu"),
         (replace(prep, tags={}), "batchml explain a --env gpu"),
     ):
-        found = pending(replace(seen, dependencies=(each,)))
+        found = explain_pending(replace(seen, dependencies=(each,)))
         assert found is not None
         assert found.command == command

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchml.runtime.protocol.variables import (
-    fill,
+    fill_command,
+    format_value,
+    parameter_variable,
+    parameter_variables,
     placeholders,
     takes,
     takes_all,
-    text,
-    variable,
-    variables,
 )
 
 PARAMS: dict[str, str | int | float | bool] = {"lr": 0.01, "optimizer": "sgd", "nesterov": True}
@@ -35,21 +35,21 @@ PARAMS: dict[str, str | int | float | bool] = {"lr": 0.01, "optimizer": "sgd", "
     ],
 )  # fmt: skip
 def test_placeholders_become_values(command: list[str], words: list[str]) -> None:
-    assert fill(command, PARAMS) == words
+    assert fill_command(command, PARAMS) == words
 
 
 def test_all_are_those_that_the_command_does_not_name() -> None:
-    words = fill(["run", "--rate", "{lr}", "{params}"], PARAMS)
+    words = fill_command(["run", "--rate", "{lr}", "{params}"], PARAMS)
     assert words == ["run", "--rate", "0.01", "--optimizer", "sgd", "--nesterov", "true"]
 
 
 def test_there_may_be_none() -> None:
-    assert fill(["run", "{params}", "x{params}"], {}) == ["run", "x"]
-    assert fill(["{params:json}"], {}) == ["{}"]
+    assert fill_command(["run", "{params}", "x{params}"], {}) == ["run", "x"]
+    assert fill_command(["{params:json}"], {}) == ["{}"]
 
 
 def test_a_parameter_called_params_is_just_one() -> None:
-    assert fill(["{params}"], {"params": "a b", "lr": 1}) == ["a b"]
+    assert fill_command(["{params}"], {"params": "a b", "lr": 1}) == ["a b"]
     assert placeholders("{params} {lr}", {"params"}) == ["params", "lr"]
     assert not takes_all(["{params}"], {"params"})
 
@@ -64,9 +64,9 @@ VALUES = st.one_of(st.text(st.characters(exclude_characters="\0")), st.integers(
 @given(st.dictionaries(NAMES, VALUES, max_size=5))
 def test_in_a_line_for_a_shell_each_value_stays_one_word(params: dict[str, str | int]) -> None:
     """What a value has of quotes, spaces and `$(...)` reaches the program as it is."""
-    (line,) = fill(["run {params}"], params)
-    assert shlex.split(line) == ["run", *fill(["{params}"], params)]
-    (line,) = fill(["run {params:json}"], params)
+    (line,) = fill_command(["run {params}"], params)
+    assert shlex.split(line) == ["run", *fill_command(["{params}"], params)]
+    (line,) = fill_command(["run {params:json}"], params)
     assert json.loads(shlex.split(line)[1]) == params
 
 
@@ -83,15 +83,15 @@ def test_argparse_reads_each_value_as_it_was(params: dict[str, str | int | float
     parser = argparse.ArgumentParser()
     for name in ("lr", "momentum", "opt"):
         parser.add_argument(f"--{name}")
-    found = vars(parser.parse_args(fill(["{params}"], params)))
+    found = vars(parser.parse_args(fill_command(["{params}"], params)))
     assert {name: value for name, value in found.items() if value is not None} == {
-        name: text(value) for name, value in params.items()
+        name: format_value(value) for name, value in params.items()
     }
 
 
 def test_a_value_that_begins_as_an_option_is_one_word_with_its_name() -> None:
     params: dict[str, str | float] = {"a": -0.5, "b": -5.38753e-05, "c": "-x", "d": -3}
-    assert fill(["{params}"], params) == [
+    assert fill_command(["{params}"], params) == [
         "--a", "-0.5", "--b=-5.38753e-05", "--c=-x", "--d", "-3",
     ]  # fmt: skip
 
@@ -99,19 +99,19 @@ def test_a_value_that_begins_as_an_option_is_one_word_with_its_name() -> None:
 @settings(max_examples=50)
 @given(st.dictionaries(NAMES, VALUES, max_size=5))
 def test_a_value_is_never_looked_into_for_placeholders(params: dict[str, str | int]) -> None:
-    words = fill([f"{{{name}}}" for name in params], params)
+    words = fill_command([f"{{{name}}}" for name in params], params)
     shown = [str(v).lower() if isinstance(v, bool) else str(v) for v in params.values()]
     assert words == shown
 
 
 def test_variables_carry_the_same() -> None:
-    told = variables({"lr": 0.1, "weight-decay": 0.0, "model.width": 8, "on": False})
+    told = parameter_variables({"lr": 0.1, "weight-decay": 0.0, "model.width": 8, "on": False})
     assert json.loads(told.pop("BATCHML_PARAMS"))["model.width"] == 8
     assert told == {
         "BATCHML_PARAM_LR": "0.1", "BATCHML_PARAM_WEIGHT_DECAY": "0.0",
         "BATCHML_PARAM_MODEL_WIDTH": "8", "BATCHML_PARAM_ON": "false",
     }  # fmt: skip
-    assert variable("lr") == "BATCHML_PARAM_LR"
+    assert parameter_variable("lr") == "BATCHML_PARAM_LR"
 
 
 @pytest.mark.parametrize(

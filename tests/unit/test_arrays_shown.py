@@ -2,10 +2,10 @@
 
 import pytest
 
-from batchml.cli.statusline import parts
-from batchml.cli.waitline import Waited
-from batchml.model.run import Attempt, JobStatus, Run, began, shown_state, state_text
-from batchml.ops.children import by_child, metric_texts
+from batchml.cli.status_line import parts
+from batchml.model.run import Attempt, JobStatus, Run, first_start, shown_state, state_text
+from batchml.runs.commands.live import WaitingRuns
+from batchml.runs.metrics.series import by_child, metric_texts
 from tests.fakes import FakeClock
 
 
@@ -34,9 +34,9 @@ def test_an_array_is_as_far_as_its_children(
 
 
 def test_a_child_began_with_its_first_attempt() -> None:
-    assert began(None) is None
-    assert began(run("RUNNABLE")) is None
-    assert began(run("RUNNING", started_at=9, attempts=(Attempt(started_at=4),))) == 4
+    assert first_start(None) is None
+    assert first_start(run("RUNNABLE")) is None
+    assert first_start(run("RUNNING", started_at=9, attempts=(Attempt(started_at=4),))) == 4
 
 
 def test_few_values_of_children_are_told_and_many_as_their_spread() -> None:
@@ -49,14 +49,14 @@ def test_few_values_of_children_are_told_and_many_as_their_spread() -> None:
     assert by_child({"x": 1.0, "y:3": 2.0}) == {"y": {3: 2.0}}
 
 
-def words(waited: Waited, clock: FakeClock) -> list[str]:
+def words(waited: WaitingRuns, clock: FakeClock) -> list[str]:
     now = clock.monotonic()
     return [part.text for part in parts(waited.board(now), now)]
 
 
 def test_who_waits_for_one_run_sees_its_states_and_how_to_ask_why() -> None:
     clock = FakeClock()
-    waited = Waited(clock, [run("RUNNABLE")])
+    waited = WaitingRuns(clock, [run("RUNNABLE")])
     clock.sleep(12)
     assert words(waited, clock) == [
         "n 6b0e1234", "RUNNABLE 0:12", "why: batchml explain 6b0e1234", "Ctrl-C detaches",
@@ -67,7 +67,7 @@ def test_who_waits_for_one_run_sees_its_states_and_how_to_ask_why() -> None:
 
 def test_who_waits_for_several_sees_how_many_do_what() -> None:
     clock, other = FakeClock(), Run("o", "o", "q", JobStatus.RUNNABLE)
-    waited = Waited(clock, [run("PENDING", children={"RUNNING": 2}), other])
+    waited = WaitingRuns(clock, [run("PENDING", children={"RUNNING": 2}), other])
     assert words(waited, clock)[:3] == ["2 runs", "waiting 0:00", "1 RUNNING, 1 RUNNABLE"]
     waited.see({"o": Run("o", "o", "q", JobStatus.SUCCEEDED)})
     assert words(waited, clock)[2] == "1 SUCCEEDED, 1 RUNNING"

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from batchml.cli.environments import ask
+from batchml.cli.output import confirm
 from batchml.errors import UsageError
 
 
@@ -30,11 +30,11 @@ def test_an_answer_is_what_was_expected_or_no(
 ) -> None:
     monkeypatch.setattr(sys, "stdin", Terminal(typed))
     monkeypatch.setattr(sys, "stderr", Terminal())
-    assert ask("Do this?", "--yes", yes=False, expected=expected) is agreed
+    assert confirm("Do this?", "--yes", yes=False, expected=expected) is agreed
 
 
 def test_without_a_terminal_the_flag_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
     with pytest.raises(UsageError, match="add --yes"):
-        ask("Do this?", "--yes", yes=False)
-    assert ask("Do this?", "--yes", yes=True)
+        confirm("Do this?", "--yes", yes=False)
+    assert confirm("Do this?", "--yes", yes=True)

@@ -6,9 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchml.model.sweep import Limits, Report, Trial, TrialState
-from batchml.sweep.budgets import Money, Tally, affordable, exceeded, room
-from batchml.sweep.state import SweepState
+from batchml.model.sweep import SweepLimits, Trial, TrialReport, TrialState
+from batchml.sweeps.control.budgets import (
+    Money,
+    count_affordable,
+    count_startable,
+    find_exceeded_limit,
+)
+from batchml.sweeps.control.state import SweepState
+from batchml.sweeps.control.totals import Tally
 from tests.sweep_world import World, spec_of
 
 
@@ -28,7 +34,7 @@ def test_sums_kept_trial_by_trial_are_those_of_all_trials(seed: int) -> None:
         trial.state, trial.wave = dice.choice(list(TrialState)), dice.randrange(1, 4)
         trial.resumed_at = float(now) if dice.random() < 0.5 else None
         trial.seconds += dice.random()
-        trial.reports.append(Report(trial.step + 1, (0.5,)))
+        trial.reports.append(TrialReport(trial.step + 1, (0.5,)))
         tally.note(trial)
         known = [each for each in trials if each.step]
         assert tally.ran(now) == pytest.approx(sum(each.ran(now) for each in known))
@@ -59,42 +65,42 @@ def test_places_are_filled_when_a_tenth_is_free_or_all_that_is_left_fits(
     busy: int, left: int | None, begun: int
 ) -> None:
     spec = spec_of("tpe", parallel=20)
-    assert room(state_of(RUNNING=busy), spec, left, None) == begun
+    assert count_startable(state_of(RUNNING=busy), spec, left, None) == begun
 
 
 def test_money_is_asked_before_anything_begins() -> None:
-    assert affordable(None, Money(5, 5, 5)) > 1000
-    assert affordable(100.0, None) > 1000
-    assert affordable(100.0, Money(50, 20, 10)) == 3
-    assert affordable(100.0, Money(80, 20, 10)) == 0
-    assert affordable(100.0, Money(0, 0, 0)) > 1000  # the first wave teaches what one costs
+    assert count_affordable(None, Money(5, 5, 5)) > 1000
+    assert count_affordable(100.0, None) > 1000
+    assert count_affordable(100.0, Money(50, 20, 10)) == 3
+    assert count_affordable(100.0, Money(80, 20, 10)) == 0
+    assert count_affordable(100.0, Money(0, 0, 0)) > 1000  # the first wave teaches what one costs
 
 
 def test_a_few_failures_at_the_start_are_no_share_yet() -> None:
     spec = spec_of("tpe", trials=100)
     tally = Tally(spec)
-    assert exceeded(state_of(FAILED=4, DONE=1), spec, tally, None, 0.0) is None
-    assert exceeded(state_of(FAILED=2, DONE=8), spec, tally, None, 0.0) is None
-    found = exceeded(state_of(FAILED=3, DONE=8), spec, tally, None, 0.0)
+    assert find_exceeded_limit(state_of(FAILED=4, DONE=1), spec, tally, None, 0.0) is None
+    assert find_exceeded_limit(state_of(FAILED=2, DONE=8), spec, tally, None, 0.0) is None
+    found = find_exceeded_limit(state_of(FAILED=3, DONE=8), spec, tally, None, 0.0)
     assert found == ("failures", "3 of the 11 trials that ended failed, more than 20%")
 
 
 def test_the_first_tenth_failing_ends_it() -> None:
     spec = spec_of("tpe", trials=100)
-    assert exceeded(state_of(FAILED=9), spec, Tally(spec), None, 0.0) is None
-    found = exceeded(state_of(FAILED=10), spec, Tally(spec), None, 0.0)
+    assert find_exceeded_limit(state_of(FAILED=9), spec, Tally(spec), None, 0.0) is None
+    found = find_exceeded_limit(state_of(FAILED=10), spec, Tally(spec), None, 0.0)
     assert found == ("failures", "the first 10 trials all failed")
     small = spec_of("tpe", trials=5)
-    assert exceeded(state_of(FAILED=2), small, Tally(small), None, 0.0) is None
-    assert exceeded(state_of(LOST=3), small, Tally(small), None, 0.0) is not None
+    assert find_exceeded_limit(state_of(FAILED=2), small, Tally(small), None, 0.0) is None
+    assert find_exceeded_limit(state_of(LOST=3), small, Tally(small), None, 0.0) is not None
 
 
 def test_where_nothing_says_how_many_there_will_be_a_few_failures_are_no_share_either() -> None:
     spec = spec_of("tpe", trials=None, parallel=4, hours=1.0)
     tally = Tally(spec, [Trial(number, {}, 0) for number in range(4)])
-    assert exceeded(state_of(FAILED=1), spec, tally, None, 0.0) is None
-    assert exceeded(state_of(FAILED=1, DONE=3), spec, tally, None, 0.0) is None
-    found = exceeded(state_of(FAILED=3), spec, tally, None, 0.0)
+    assert find_exceeded_limit(state_of(FAILED=1), spec, tally, None, 0.0) is None
+    assert find_exceeded_limit(state_of(FAILED=1, DONE=3), spec, tally, None, 0.0) is None
+    found = find_exceeded_limit(state_of(FAILED=3), spec, tally, None, 0.0)
     assert found == ("failures", "the first 3 trials all failed")
 
 
@@ -113,8 +119,8 @@ def test_the_first_failure_is_one_that_stands() -> None:
 
 def test_limits_of_a_top_up_count() -> None:
     spec, state = spec_of("tpe", parallel=4), state_of()
-    state.limits = Limits(trials=9, parallel=2)
-    assert room(state, spec, None, None) == 2
+    state.limits = SweepLimits(trials=9, parallel=2)
+    assert count_startable(state, spec, None, None) == 2
 
 
 @settings(max_examples=15, deadline=None)
@@ -129,8 +135,8 @@ def test_no_limit_is_overrun_by_more_than_one_wave(
     dice = Random(seed)
     spec = spec_of(method, stopping, trials=None, parallel=parallel, cost=cost)
     world = World(spec, hourly=3600.0, curve=lambda params, step, seed: dice.random())
-    for picture in world.controller().rounds():
+    for snapshot in world.controller().rounds():
         world.step_seconds = dice.uniform(0.5, 2.0)
-        assert picture.in_flight <= parallel
-    assert picture.spent is not None and picture.ended
-    assert picture.spent <= cost + parallel * 20
+        assert snapshot.in_flight <= parallel
+    assert snapshot.spent is not None and snapshot.ended
+    assert snapshot.spent <= cost + parallel * 20

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
-from batchml.aws.batch.jobs import BatchApi
+from batchml.aws.batch.jobs import JobApi
 from batchml.errors import AccessError, ServiceError, UsageError
 from batchml.model.run import JobStatus, Run
-from batchml.ops.cancel import PATIENCE, cancel, roots
+from batchml.runs.cancel import PATIENCE, cancel, roots
 from tests.fakes import FakeClock
 
 
-class FakeBatch(BatchApi):
+class FakeBatch(JobApi):
     """Runs that end `delay` looks after they were told to; some are `deaf`, some `forbidden`."""
 
     def __init__(self, *runs: Run, delay: int = 1, deaf: str = "", forbidden: str = "") -> None:

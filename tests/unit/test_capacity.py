@@ -10,21 +10,31 @@ import pytest
 from botocore.session import Session as Model
 from msgspec.structs import replace
 
-from batchml.aws.batch.resources import compute_environment
-from batchml.aws.capacity import Reservation, placement_scores, reservations, score_requests
-from batchml.aws.ec2 import launch_template
+from batchml.aws.batch.resources import compute_environment_request
+from batchml.aws.capacity import (
+    Reservation,
+    fetch_placement_scores,
+    fetch_reservations,
+    score_requests,
+)
+from batchml.aws.ec2 import launch_template_request
 from batchml.aws.naming import make_site
-from batchml.cli.scores import explained, print_scores, read_question
-from batchml.cli.warmth import say_kept, warm_hosts, warmth
-from batchml.client.place import Place
-from batchml.client.scoring import Question, ask
+from batchml.config.environments import read_compute, read_environments
+from batchml.config.settings import load_settings
+from batchml.context import Context
+from batchml.cost.capacity import ScoreQuestion, ask_scores, describe_reservation
+from batchml.cost.estimate import make_estimate
 from batchml.errors import BatchmlError, ConfigError, UsageError
 from batchml.local.server.validation import problems
-from batchml.model.description import read_compute, read_environments
 from batchml.model.environment import Compute
-from batchml.ops.estimate import estimate
-from batchml.ops.warm import reservation_words
-from batchml.settings import load_settings
+from batchml.setup.commands.capacity import (
+    explain_scores,
+    print_scores,
+    read_question,
+    read_warm_columns,
+    report_cost,
+    warm_hosts,
+)
 from tests.fakes import FakeClock
 from tests.scripted import ScriptedSession
 from tests.unit import test_costs as costs
@@ -84,10 +94,10 @@ def wire() -> Iterator[costs.Wire]:
 
 
 @pytest.fixture
-def place(tmp_path: Path, aws: Aws, wire: costs.Wire) -> Place:
+def context(tmp_path: Path, aws: Aws, wire: costs.Wire) -> Context:
     (tmp_path / "batchml.toml").write_text(TOML)
     settings = load_settings({"BATCHML_HOME": str(tmp_path / "home")}, tmp_path, "dev")
-    made = Place(settings, FakeClock(NOW), tmp_path)
+    made = Context(settings, FakeClock(NOW), tmp_path)
     wire.aws, made._session = aws, wire.session
     wire.session.calls.clear()
     return made
@@ -106,8 +116,8 @@ def detail(types: list[str], low: int, now: int, *, spot: bool = False, delay: i
 # --- warm hosts -----------------------------------------------------------------------------
 
 
-def test_what_is_warm_and_what_runs_have_their_price(place: Place) -> None:
-    found = warmth(place, {
+def test_what_is_warm_and_what_runs_have_their_price(context: Context) -> None:
+    found = read_warm_columns(context, {
         "batchml-dev-gpu": detail(["g5.xlarge"], 8, 12, delay=60),
         "batchml-dev-cheap": detail(["g5.xlarge", "g5.4xlarge"], 0, 16, spot=True),
         "theirs": {"type": "UNMANAGED"},
@@ -119,7 +129,7 @@ def test_what_is_warm_and_what_runs_have_their_price(place: Place) -> None:
     assert found.cells("theirs") == ["", ""]
     lines = list(found.lines())
     assert lines[0] == (
-        "gpu: kept warm, without jobs too: 8 vCPUs, 2 x g5.xlarge: $2.02 an hour, $48.48 a day"
+        "gpu: kept warm, even without jobs: 8 vCPUs, 2 x g5.xlarge: $2.02 an hour, $48.48 a day"
     )
     assert lines[1].startswith("gpu: an idle host stays 1 h after its last job, and is paid for")
     told = found.json("batchml-dev-gpu")
@@ -128,20 +138,24 @@ def test_what_is_warm_and_what_runs_have_their_price(place: Place) -> None:
 
 
 def test_nothing_is_asked_where_nothing_runs_nor_on_this_machine(
-    place: Place, tmp_path: Path
+    context: Context, tmp_path: Path
 ) -> None:
-    found = warmth(place, {"batchml-dev-gpu": detail(["g5.xlarge"], 0, 0)})
+    found = read_warm_columns(context, {"batchml-dev-gpu": detail(["g5.xlarge"], 0, 0)})
     assert found.cells("batchml-dev-gpu") == ["-", "-"]
     assert found.json("batchml-dev-gpu")["warm"] == {"vcpus": 0, "usdPerHour": None, "why": None}
-    assert not _calls(place)
+    assert not _calls(context)
     local = load_settings({"BATCHML_HOME": str(tmp_path / "home")}, tmp_path, "local")
-    here = warmth(Place(local, FakeClock(), tmp_path), {"x": detail(["g5.xlarge"], 8, 8)})
+    here = read_warm_columns(
+        Context(local, FakeClock(), tmp_path), {"x": detail(["g5.xlarge"], 8, 8)}
+    )
     assert (here.heads, here.cells("x"), list(here.lines()), here.json("x")) == ([], [], [], {})
 
 
-def test_a_price_that_aws_does_not_say_is_unknown_with_the_reason(place: Place, aws: Aws) -> None:
+def test_a_price_that_aws_does_not_say_is_unknown_with_the_reason(
+    context: Context, aws: Aws
+) -> None:
     aws.refused = {"GetProducts"}
-    found = warmth(place, {"batchml-dev-gpu": detail(["g5.xlarge"], 8, 0)})
+    found = read_warm_columns(context, {"batchml-dev-gpu": detail(["g5.xlarge"], 8, 0)})
     assert found.cells("batchml-dev-gpu") == ["price unknown", "-"]
     (line,) = found.lines()
     assert "pricing:GetProducts is not allowed" in line
@@ -149,31 +163,31 @@ def test_a_price_that_aws_does_not_say_is_unknown_with_the_reason(place: Place, 
 
 
 def test_an_update_says_its_price_and_what_undoes_it(
-    place: Place, capsys: pytest.CaptureFixture[str]
+    context: Context, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = detail(["g5.xlarge"], 0, 0)
-    assert warm_hosts(place, 3, None, before) == 12
-    assert warm_hosts(place, 0, None, before) == 0
+    assert warm_hosts(context, 3, None, before) == 12
+    assert warm_hosts(context, 0, None, before) == 0
     checked = Compute(instance_types=("g5.xlarge",), min_vcpus=12, max_vcpus=64)
-    say_kept(place, "gpu", "batchml-dev-gpu", before, checked, {"min_vcpus": 12})
+    report_cost(context, "gpu", before, checked, {"min_vcpus": 12})
     told = capsys.readouterr().err
     assert "12 vCPUs, 3 x g5.xlarge: $3.03 an hour, $72.72 a day" in told
     assert "batchml compute update gpu --min-vcpus 0 --env dev" in told
     late = Compute(instance_types=("g5.xlarge",), max_vcpus=64, scale_down_delay="30m")
-    say_kept(place, "gpu", "batchml-dev-gpu", before, late, {"scale_down_delay": "30m"})
+    report_cost(context, "gpu", before, late, {"scale_down_delay": "30m"})
     assert "paid for: scale_down_delay, $0.51 each time." in capsys.readouterr().err
-    for hosts, low, words in ((3, 4, "say the same"), (-1, None, "0 or more")):
+    for hosts, low, words in ((3, 4, "have the same meaning"), (-1, None, "0 or more")):
         with pytest.raises(UsageError, match=words):
-            warm_hosts(place, hosts, low, before)
+            warm_hosts(context, hosts, low, before)
     with pytest.raises(UsageError, match="Give --min-vcpus instead"):
-        warm_hosts(place, 1, None, detail(["optimal"], 0, 0))
+        warm_hosts(context, 1, None, detail(["optimal"], 0, 0))
 
 
 # --- reservations ---------------------------------------------------------------------------
 
 
-def test_a_block_is_prepaid_and_says_until_when(place: Place) -> None:
-    found = warmth(place, {"batchml-dev-block": detail(["p5.48xlarge"], 192, 192)})
+def test_a_block_is_prepaid_and_says_until_when(context: Context) -> None:
+    found = read_warm_columns(context, {"batchml-dev-block": detail(["p5.48xlarge"], 192, 192)})
     assert found.cells("batchml-dev-block") == ["prepaid", "prepaid"]
     assert list(found.lines())[-1] == (
         f"block: capacity block {BLOCK}: 4 x p5.48xlarge in us-east-1a, 3 free, until "
@@ -193,14 +207,14 @@ def test_a_block_is_prepaid_and_says_until_when(place: Place) -> None:
     ],
 )
 def test_reservations_in_words(reservation: Reservation, words: str) -> None:
-    assert words in reservation_words(reservation, NOW)
+    assert words in describe_reservation(reservation, NOW)
 
 
-def test_one_that_is_gone_and_one_that_may_not_be_seen(place: Place, aws: Aws) -> None:
+def test_one_that_is_gone_and_one_that_may_not_be_seen(context: Context, aws: Aws) -> None:
     aws.reservation = "InvalidCapacityReservationId.NotFound: no"
-    assert reservations(place.connect(), ["", BLOCK]).found[BLOCK].state == "gone"
+    assert fetch_reservations(context.connect(), ["", BLOCK]).found[BLOCK].state == "gone"
     aws.reservation = "UnauthorizedOperation: no"
-    found = reservations(place.connect(), [BLOCK])
+    found = fetch_reservations(context.connect(), [BLOCK])
     assert (found.found, found.why) == ({}, "ec2:DescribeCapacityReservations is not allowed")
 
 
@@ -214,12 +228,12 @@ def test_a_block_starts_as_awss_own_samples_do() -> None:
     environment = environments["dev"]
     compute = environment.compute["block"]
     site = make_site("dev", environment, {"SubnetIds": "subnet-1", "InstanceProfileArn": "arn"})
-    template = launch_template(site, "block", compute)
+    template = launch_template_request(site, "block", compute)
     data = template["LaunchTemplateData"]
     assert data["InstanceMarketOptions"] == {"MarketType": "capacity-block"}
     target = {"CapacityReservationTarget": {"CapacityReservationId": BLOCK}}
     assert data["CapacityReservationSpecification"] == target
-    made = compute_environment(site, "block", compute, None)
+    made = compute_environment_request(site, "block", compute, None)
     assert made["computeResources"]["type"] == "EC2"
     assert made["computeResources"]["allocationStrategy"] == "BEST_FIT"
     ec2 = Model().get_service_model("ec2")
@@ -237,19 +251,23 @@ def test_all_mistakes_of_a_block_are_said() -> None:
         read_compute("block", table, "here")
     said = str(caught.value)
     for words in (
-        "capacity_block: found 'mine'", "take out spot", "Name the block alone", "one type",
-        "with capacity_block: BEST_FIT",
-    ):  # fmt: skip
+        "capacity_block: found 'mine'",
+        "Remove spot = true",
+        "excludes capacity_reservation",
+        "one type",
+        "A capacity_block needs BEST_FIT",
+    ):
         assert words in said
 
 
-def test_an_estimate_leaves_the_block_to_its_own_bill(place: Place) -> None:
-    from batchml.aws.pricing import Book, Instances
+def test_an_estimate_leaves_the_block_to_its_own_bill(context: Context) -> None:
+    from batchml.aws.pricing.instances import InstanceTypes
+    from batchml.aws.pricing.prices import PriceTable
 
-    made = replace(place.settings.environment, compute={
-        "block": place.settings.environment.compute["block"]
+    made = replace(context.settings.environment, compute={
+        "block": context.settings.environment.compute["block"]
     })  # fmt: skip
-    found = estimate(made, Book(), Instances())
+    found = make_estimate(made, PriceTable(), InstanceTypes())
     assert not found.computes
     assert any("a capacity block is paid when it is reserved" in each for each in found.left_out)
 
@@ -258,11 +276,11 @@ def test_an_estimate_leaves_the_block_to_its_own_bill(place: Place) -> None:
 
 
 def test_scores_stand_best_first_beside_the_price(
-    place: Place, aws: Aws, capsys: pytest.CaptureFixture[str]
+    context: Context, aws: Aws, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    question = read_question(place, (), 8, None, (), False)
-    assert question == Question(("g5.xlarge", "g5.4xlarge"), 8, "units")
-    answer = ask(place, question, lambda place, regions: place.connect())
+    question = read_question(context, (), 8, None, (), False)
+    assert question == ScoreQuestion(("g5.xlarge", "g5.4xlarge"), 8, "units")
+    answer = ask_scores(context, question, lambda context, regions: context.connect())
     print_scores(question, answer, json_=False)
     shown = capsys.readouterr()
     assert [line.split() for line in shown.out.splitlines()] == [
@@ -270,54 +288,57 @@ def test_scores_stand_best_first_beside_the_price(
         ["9", "of", "10", "us-east-1", "0.300", "to", "0.500"],
         ["3", "of", "10", "eu-west-1", "0.300", "to", "0.500"],
     ]
-    assert "10 of 10: 8 hosts of spot in a region are very likely to be had now" in shown.err
-    assert "Fewer than 3 types score low" in shown.err
+    assert "10 of 10: EC2 very likely has 8 spot hosts in a region now" in shown.err
+    assert "Fewer than 3 types always score low" in shown.err
     print_scores(question, answer, json_=True)
     rows = json.loads(capsys.readouterr().out)
     assert [row["score"] for row in rows] == [9, 3]
-    asked = [params for name, params in _calls(place) if name == "GetSpotPlacementScores"]
+    asked = [params for name, params in _calls(context) if name == "GetSpotPlacementScores"]
     assert len(asked) == 2
     assert asked[0]["TargetCapacityUnitType"] == "units"
 
 
-def test_scores_of_zones_are_of_the_regions_that_were_named(place: Place) -> None:
+def test_scores_of_zones_are_of_the_regions_that_were_named(context: Context) -> None:
     regions = [f"us-east-{number}" for number in range(1, 13)]
     first, second = score_requests(["b", "a", "b"], 64, "vcpu", regions, zones=True)
     assert first["InstanceTypes"] == ["a", "b"]
     assert (len(first["RegionNames"]), len(second["RegionNames"])) == (10, 2)
     shape = Model().get_service_model("ec2").operation_model("GetSpotPlacementScores").input_shape
     assert not [*problems(shape, first, strict=True)]
-    question = Question(("a", "b", "c"), 64, "vcpu", tuple(regions), zones=True)
-    assert "64 vCPUs of spot in one zone" in explained(question, ask_nothing(question))[0]
+    question = ScoreQuestion(("a", "b", "c"), 64, "vcpu", tuple(regions), zones=True)
+    assert "64 spot vCPUs in one zone" in explain_scores(question, ask_nothing(question))[0]
 
 
-def ask_nothing(question: Question) -> Any:
-    from batchml.client.scoring import Answer
+def ask_nothing(question: ScoreQuestion) -> Any:
+    from batchml.cost.capacity import ScoreAnswer
 
-    return Answer([], question.types)
+    return ScoreAnswer([], question.types)
 
 
-def test_too_many_questions_of_a_day_have_a_remedy(place: Place, aws: Aws) -> None:
+def test_too_many_questions_of_a_day_have_a_remedy(context: Context, aws: Aws) -> None:
     aws.scores = "MaxConfigLimitExceeded: You have exceeded"
-    with pytest.raises(BatchmlError, match="only so many different questions in 24 hours"):
-        placement_scores(
-            place.connect(), score_requests(["g5.xlarge"], 1, "units", [], zones=False)
+    with pytest.raises(
+        BatchmlError,
+        match="limits the number of different score requests of an account in 24 hours",
+    ):
+        fetch_placement_scores(
+            context.connect(), score_requests(["g5.xlarge"], 1, "units", [], zones=False)
         )
 
 
-def test_all_mistakes_of_a_question_are_said(place: Place, tmp_path: Path) -> None:
+def test_all_mistakes_of_a_question_are_said(context: Context, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
-        read_question(place, ("G5!",), 0, 3, ("mars",), False)
+        read_question(context, ("G5!",), 0, 3, ("mars",), False)
     said = str(caught.value)
-    for words in ("--instance-type G5!", "give one of them", "--instances 0", "--region mars"):
+    for words in ("--instance-type G5!", "Give either", "--instances 0", "--region mars"):
         assert words in said
     (tmp_path / "batchml.toml").unlink()
     local = load_settings({"BATCHML_HOME": str(tmp_path / "home")}, tmp_path, None)
     with pytest.raises(UsageError, match="--instance-type: missing"):
-        read_question(Place(local, FakeClock(), tmp_path), (), 1, None, (), False)
+        read_question(Context(local, FakeClock(), tmp_path), (), 1, None, (), False)
 
 
-def _calls(place: Place) -> list[tuple[str, dict[str, Any]]]:
-    session = place.connect()
+def _calls(context: Context) -> list[tuple[str, dict[str, Any]]]:
+    session = context.connect()
     assert isinstance(session, ScriptedSession)
     return session.calls

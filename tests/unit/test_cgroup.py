@@ -115,7 +115,7 @@ def test_the_kernels_lists_are_read_in_both_versions() -> None:
 
 def test_an_attempt_may_have_many_processes_but_not_all() -> None:
     most = int(Path("/proc/sys/kernel/pid_max").read_text())
-    assert 1024 <= cgroup.most_pids() <= max(most // 8, 1024)
+    assert 1024 <= cgroup.max_pids() <= max(most // 8, 1024)
 
 
 # --- version 2, as files: its controllers are seldom free where these tests run -----------------

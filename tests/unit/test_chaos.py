@@ -9,10 +9,15 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from batchml.errors import UsageError
-from batchml.local.batch import fault_injection as chaos
-from batchml.local.batch import faults
+from batchml.local.batch import fault_injection, faults
 from batchml.local.batch.engine import next_deadline
-from batchml.local.batch.events import Ended, Exit, Lose, Started, Ticked
+from batchml.local.batch.events import (
+    AttemptEnded,
+    AttemptExit,
+    AttemptStarted,
+    ClockTicked,
+    LoseHost,
+)
 from batchml.local.batch.fault_injection import (
     Chaos,
     Fault,
@@ -23,13 +28,13 @@ from batchml.local.batch.fault_injection import (
     read_tag,
 )
 from batchml.local.batch.scheduling import NEVER_FITS_MACHINE, NO_CAPACITY, TIME_LIMIT
-from batchml.local.batch.state import Attempt
+from batchml.local.batch.state import JobAttempt
 from tests.models import ec2
 from tests.unit.test_engine_nodes import nodes_of
 from tests.unit.test_engine_nodes import running as cluster_running
 from tests.unit.world import World, children, needing, world
 
-TAGGED: dict[str, Any] = {"tags": {chaos.TAG: "host-lost@20s"}}
+TAGGED: dict[str, Any] = {"tags": {fault_injection.TAG: "host-lost@20s"}}
 SPOT_RULES = {
     "attempts": 3,
     "evaluateOnExit": [
@@ -90,8 +95,8 @@ def test_all_mistakes_are_told_at_once_each_with_what_to_write() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "a word is missing"),
-        ("oom,", "a word is missing"),
+        ("", "an entry is missing"),
+        ("oom,", "an entry is missing"),
         ("throttle=0%", "more than 0%"),
         ("throttle=20", "more than 0%"),
         ("throttle@5s=20%", "more than 0%"),
@@ -114,7 +119,7 @@ def test_a_mistake_says_what_is_wrong(text: str, said: str) -> None:
 
 @given(st.text(max_size=40) | st.text(alphabet="omspt@=,% 0123459-", max_size=40))
 def test_any_text_is_read_or_refused(text: str) -> None:
-    for read in (chaos.read, read_tag):
+    for read in (fault_injection.read, read_tag):
         asked, mistakes = read(text)
         assert mistakes or asked != Chaos() or asked.seed is not None
 
@@ -168,10 +173,10 @@ def rehearsing(words: str, **more: Any) -> World:
     return w
 
 
-def orders(w: World, seconds: float) -> list[Lose]:
+def orders(w: World, seconds: float) -> list[LoseHost]:
     """What the executor is told after so long."""
     w.now += int(seconds * 1000)
-    return [effect for effect in w.apply(Ticked(w.now)) if isinstance(effect, Lose)]
+    return [effect for effect in w.apply(ClockTicked(w.now)) if isinstance(effect, LoseHost)]
 
 
 def lost(w: World, job: str) -> str:
@@ -184,10 +189,10 @@ def test_a_job_that_loses_its_host_is_tried_again_by_the_rules_for_spot() -> Non
     w.start(job)
     assert orders(w, 59.999) == []
     assert next_deadline(w.state) == w.now + 1
-    assert orders(w, 0.001) == [Lose(w.task(job), "host-lost@1m")]
+    assert orders(w, 0.001) == [LoseHost(w.task(job), "host-lost@1m")]
     assert orders(w, 60) == [], "once is enough"
     said = lost(w, job)
-    w.end(job, Exit(code=137, started_at=1, stopped_at=2))
+    w.end(job, AttemptExit(code=137, started_at=1, stopped_at=2))
     (first,) = w.jobs[job].attempts
     assert first["statusReason"] == said
     assert "exitCode" not in first["container"]
@@ -215,8 +220,8 @@ def test_the_kill_for_memory_looks_like_the_kernel_s() -> None:
     job = w.submit(retryStrategy=SPOT_RULES)
     w.start(job)
     (order,) = orders(w, 10)
-    assert order == Lose(w.task(job), "oom@10s")
-    w.end(job, Exit(code=143))
+    assert order == LoseHost(w.task(job), "oom@10s")
+    w.end(job, AttemptExit(code=143))
     over = w.jobs[job]
     assert (over.status.value, over.exit_code) == ("FAILED", 137)
     assert over.status_reason == "Essential container in task exited"
@@ -229,7 +234,7 @@ def test_a_reclaim_is_announced_and_who_ends_well_before_it_has_ended(code: int,
     job = w.submit()
     w.start(job)
     (order,) = orders(w, 30)
-    assert order == Lose(w.task(job), "spot@30s", warned=True)
+    assert order == LoseHost(w.task(job), "spot@30s", warned=True)
     said = lost(w, job)
     w.end(job, code)
     assert w.status(job) == [ends]
@@ -239,19 +244,21 @@ def test_a_reclaim_is_announced_and_who_ends_well_before_it_has_ended(code: int,
 @pytest.mark.parametrize(
     "exit_",
     [
-        Exit(code=0),
-        Exit(code=7),
-        Exit(code=137, oom=True),
-        Exit(start_failure="CannotPullContainerError: x"),
-        Exit(lost="Host EC2 (instance this-machine) terminated: the runner is gone."),
+        AttemptExit(code=0),
+        AttemptExit(code=7),
+        AttemptExit(code=137, oom=True),
+        AttemptExit(start_failure="CannotPullContainerError: x"),
+        AttemptExit(lost="Host EC2 (instance this-machine) terminated: the runner is gone."),
     ],
 )
-def test_whatever_the_runner_says_a_struck_attempt_ends_as_it_was_to(exit_: Exit) -> None:
-    attempt = Attempt(1, "t", "ce", (), doom="host-lost@1m")
-    said = Exit(lost=f"Host EC2 (instance {host_of('t')}) terminated.")
-    assert faults.verdict(attempt, exit_) == said
-    assert faults.verdict(replace(attempt, doom="oom=20%"), exit_) == Exit(code=137, oom=True)
-    assert faults.verdict(replace(attempt, doom=""), exit_) == exit_
+def test_whatever_the_runner_says_a_struck_attempt_ends_as_it_was_to(exit_: AttemptExit) -> None:
+    attempt = JobAttempt(1, "t", "ce", (), doom="host-lost@1m")
+    said = AttemptExit(lost=f"Host EC2 (instance {host_of('t')}) terminated.")
+    assert faults.apply_fault(attempt, exit_) == said
+    assert faults.apply_fault(replace(attempt, doom="oom=20%"), exit_) == AttemptExit(
+        code=137, oom=True
+    )
+    assert faults.apply_fault(replace(attempt, doom=""), exit_) == exit_
 
 
 def test_an_instance_id_is_one_of_aws_s() -> None:
@@ -284,7 +291,7 @@ def test_a_start_that_is_told_twice_strikes_once() -> None:
     w = rehearsing("host-lost@10s")
     job = w.submit()
     w.start(job)
-    w.apply(Started(w.task(job), w.now, ""))
+    w.apply(AttemptStarted(w.task(job), w.now, ""))
     assert len(orders(w, 10)) == 1
 
 
@@ -299,7 +306,7 @@ def test_a_tag_needs_no_server_that_was_started_with_chaos() -> None:
 def test_a_tag_that_cannot_be_read_is_refused() -> None:
     w = world()
     job = w.submit()
-    bad = {chaos.TAG: "host-lots@20s"}
+    bad = {fault_injection.TAG: "host-lots@20s"}
     override = needing()
     said = w.refusal(
         "SubmitJob", jobName="job", jobQueue="q", jobDefinition="d", tags=bad,
@@ -308,7 +315,7 @@ def test_a_tag_that_cannot_be_read_is_refused() -> None:
     assert "Did you mean 'host-lost'?" in said
     arn = w.jobs[job].arn
     assert "host-lots" in w.refusal("TagResource", resourceArn=arn, tags=bad)
-    w.call("TagResource", resourceArn=arn, tags={chaos.TAG: "oom"})
+    w.call("TagResource", resourceArn=arn, tags={fault_injection.TAG: "oom"})
     w.start(job)
     assert [order.why for order in orders(w, 0)] == ["oom"]
 
@@ -324,7 +331,7 @@ def test_of_a_multi_node_job_the_main_node_is_struck() -> None:
     w, job = cluster_running(3, **TAGGED, retryStrategy=SPOT_RULES)
     main = nodes_of(job)[0]
     (order,) = orders(w, 20)
-    assert order == Lose(w.task(main), "host-lost@20s")
+    assert order == LoseHost(w.task(main), "host-lost@20s")
     said = lost(w, main)
     w.end(main, 137)
     assert {w.task(node) for node in nodes_of(job)[1:]} <= set(w.stops)
@@ -335,7 +342,9 @@ def test_of_a_multi_node_job_the_main_node_is_struck() -> None:
 
 
 def test_node_lost_takes_a_node_that_is_not_the_main_one_and_the_job_goes_on() -> None:
-    w, job = cluster_running(3, tags={chaos.TAG: "node-lost@20s"}, retryStrategy=SPOT_RULES)
+    w, job = cluster_running(
+        3, tags={fault_injection.TAG: "node-lost@20s"}, retryStrategy=SPOT_RULES
+    )
     main, *others = nodes_of(job)
     (order,) = orders(w, 20)
     assert order.task_id in {w.task(node) for node in others}
@@ -364,12 +373,12 @@ def test_what_was_struck_stays_so_over_a_restart(tmp_path: Path) -> None:
     said = lost(w, job)
     w.restart()
     assert w.state.chaos is None
-    assert faults.doomed(w.state) == [Lose(w.task(job), "host-lost@10s")]
+    assert faults.pending_losses(w.state) == [LoseHost(w.task(job), "host-lost@10s")]
     task = w.task(job)
     w.end(job, 137)
     assert w.jobs[job].attempts[0]["statusReason"] == said
     before = w.state
-    w.apply(Ended(task, Exit(code=137), w.now))
+    w.apply(AttemptEnded(task, AttemptExit(code=137), w.now))
     assert w.state == before, "nothing ends twice"
     w.start(job)
     assert orders(w, 600) == [], "it is off"

@@ -10,8 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchml.runtime import checkpoint
-from batchml.runtime.checkpoint.fence import FENCE, Term, take
-from batchml.runtime.checkpoint.layout import Entry, doomed, entries, trouble
+from batchml.runtime.checkpoint.fence import FENCE, FenceTerm, claim_folder
+from batchml.runtime.checkpoint.layout import (
+    CheckpointName,
+    find_damage,
+    list_checkpoints,
+    select_old,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +78,7 @@ def test_numbers_are_compared_as_numbers(folder: Path) -> None:
     checkpoint.save(wrote("a"), 9)
     checkpoint.save(wrote("b"), 10, keep=5)
     (folder / "step-0000000009").rename(folder / "step-9")
-    assert [each.step for each in entries(str(folder))] == [10, 9]
+    assert [each.step for each in list_checkpoints(str(folder))] == [10, 9]
 
 
 def test_a_step_that_is_saved_again_is_never_missing_meanwhile(folder: Path) -> None:
@@ -124,7 +129,7 @@ def test_the_newest_that_is_unharmed_is_loaded_and_the_others_are_named(
         else:
             path.write_bytes(damaged)
         assert loaded(folder) == "old", what
-        assert f"{new} is passed over: " in capfd.readouterr().err, what
+        assert f"{new} is skipped: " in capfd.readouterr().err, what
         path.write_bytes(whole)
     assert loaded(folder) == "new"
 
@@ -138,7 +143,7 @@ def test_no_byte_of_a_manifest_can_change_unseen(folder: Path) -> None:
     for place in range(0, len(data), 3):
         data[place] ^= 1
         (path / "MANIFEST.json").write_bytes(data)
-        if not trouble(str(path), 3):
+        if not find_damage(str(path), 3):
             changed = json.loads(data)
             assert (changed["files"], changed["step"]) == (told["files"], 3)
         data[place] ^= 1
@@ -166,18 +171,20 @@ def test_what_was_left_half_done_is_no_checkpoint_and_goes_with_the_next_save(
 
 
 ENTRIES = st.lists(
-    st.builds(lambda step, version: Entry(step, version, f"{step}.{version}"),
+    st.builds(lambda step, version: CheckpointName(step, version, f"{step}.{version}"),
               st.integers(0, 5), st.integers(0, 2)), unique=True, min_size=1,
 )  # fmt: skip
 
 
 @settings(max_examples=50)
 @given(ENTRIES, st.data())
-def test_of_those_that_are_whole_the_newest_stay(found: list[Entry], data: st.DataObject) -> None:
+def test_of_those_that_are_whole_the_newest_stay(
+    found: list[CheckpointName], data: st.DataObject
+) -> None:
     whole = data.draw(st.sets(st.sampled_from([each.name for each in found]), min_size=1))
     new = data.draw(st.sampled_from(sorted(whole)))
     keep = data.draw(st.integers(1, 3))
-    gone = doomed(found, whole, keep, new)
+    gone = select_old(found, whole, keep, new)
     stays = [each for each in sorted(found) if each.name not in gone]
     newest = max(each for each in found if each.name in whole)
     assert new not in gone
@@ -203,7 +210,7 @@ def test_a_full_disk_is_told_once_and_the_old_checkpoint_stands(
     told = capfd.readouterr().err
     assert told.count("\n") == 1
     assert "the checkpoint of step 20 was not saved: [Errno 28] No space left on device" in told
-    assert "that of step 10 stands" in told
+    assert "the checkpoint of step 10 is kept" in told
     assert names(folder) == ["step-0000000010"]
     assert loaded(folder) == "old"
     assert checkpoint.save(wrote("new"), 40)
@@ -265,7 +272,7 @@ def test_a_generation_that_should_have_ended_saves_no_more(
     checkpoint.newest()  # the next generation begins
     monkeypatch.setenv("BATCHML_GENERATION", "0")
     assert not checkpoint.save(wrote("zombie"), 20)
-    assert "attempt 1, generation 1 of run job saves here by now" in capfd.readouterr().err
+    assert "attempt 1, generation 1 of run job saves here now" in capfd.readouterr().err
     assert loaded(folder) == "old"
     for attempt, generation in ((1, 1), (1, 2), (2, 0)):
         monkeypatch.setenv("BATCHML_ATTEMPT", str(attempt))
@@ -295,21 +302,21 @@ def test_who_only_looks_elsewhere_takes_nothing_over(folder: Path, tmp_path: Pat
 
 def test_of_two_jobs_the_one_that_began_later_saves(tmp_path: Path) -> None:
     """A run that goes on as another job, or the waves of a sweep: attempts say nothing there."""
-    first, second = Term("a", 9, 4, began=100.0), Term("b", 1, 0, began=200.0)
+    first, second = FenceTerm("a", 9, 4, began=100.0), FenceTerm("b", 1, 0, began=200.0)
     where = str(tmp_path)
-    assert take(where, first) == ""
-    assert take(where, second) == ""
-    assert "run b saves here" in take(where, first)
+    assert claim_folder(where, first) == ""
+    assert claim_folder(where, second) == ""
+    assert "run b saves here" in claim_folder(where, first)
 
 
 def test_a_fence_that_is_not_ours_is_replaced(tmp_path: Path) -> None:
     (tmp_path / FENCE).write_text("[]")
-    assert take(str(tmp_path), Term("a", 1, 0)) == ""
+    assert claim_folder(str(tmp_path), FenceTerm("a", 1, 0)) == ""
     assert json.loads((tmp_path / FENCE).read_text())["run"] == "a"
 
 
 def test_who_runs_is_read_from_the_environment() -> None:
     environ = {"AWS_BATCH_JOB_ID": "j#1", "AWS_BATCH_JOB_ATTEMPT": "3", "BATCHML_GENERATION": "2"}
-    assert Term.read(environ)[:3] == ("j", 3, 2)
-    assert Term.read({"BATCHML_GENERATION": "x"})[:3] == ("", 1, 0)
-    assert Term.read(os.environ)[:3] == ("job", 1, 0)
+    assert FenceTerm.read(environ)[:3] == ("j", 3, 2)
+    assert FenceTerm.read({"BATCHML_GENERATION": "x"})[:3] == ("", 1, 0)
+    assert FenceTerm.read(os.environ)[:3] == ("job", 1, 0)

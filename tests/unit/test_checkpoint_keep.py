@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 
 from batchml.runtime import checkpoint
-from batchml.runtime.checkpoint.fence import Term
-from batchml.runtime.checkpoint.remote import LATEST, Kept, bring
-from batchml.runtime.checkpoint.resume import VARIABLE, Told, resume
-from batchml.runtime.entry.folders import Temporary, arrange, is_kept
+from batchml.runtime.checkpoint.fence import FenceTerm
+from batchml.runtime.checkpoint.remote import LATEST, CheckpointSender, fetch_newest
+from batchml.runtime.checkpoint.resume import VARIABLE, ResumeSource, resume
+from batchml.runtime.entry.folders import TemporaryFolder, is_kept_in_store, make_folders
 from batchml.runtime.protocol.variables import RuntimeEnv
-from batchml.runtime.storage.store import FolderStore, StoreError, open_store
+from batchml.runtime.storage.backends import open_store
+from batchml.runtime.storage.folder import FolderStore
+from batchml.runtime.storage.store import StoreError
 from tests.s3 import BUCKET, KEYS, client, moto_s3
 
 ROOT = str(Path(__file__).parents[2])
@@ -65,16 +67,16 @@ def fetched(bucket: Bucket, folder: Path) -> tuple[int, str]:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     said: list[str] = []
-    bring(bucket, PREFIX, str(folder), said.append)
+    fetch_newest(bucket, PREFIX, str(folder), said.append)
     return checkpoint.newest_step(str(folder)) or 0, "\n".join(said)
 
 
 def test_what_was_saved_is_there_for_the_next_attempt(
     bucket: Bucket, folder: Path, tmp_path: Path
 ) -> None:
-    kept = Kept(str(folder), bucket, PREFIX)
+    kept = CheckpointSender(str(folder), bucket, PREFIX)
     save(folder, 10)
-    assert kept.look() == []
+    assert kept.poll() == []
     first = "step-0000000010"
     assert bucket.sent == [f"{first}/deep/optimizer", f"{first}/model", f"{first}/MANIFEST.json"]
     assert json.loads(bucket.get(PREFIX + LATEST) or b"")["name"] == first
@@ -85,10 +87,10 @@ def test_what_was_saved_is_there_for_the_next_attempt(
 
 
 def test_the_store_has_as_many_as_the_folder(bucket: Bucket, folder: Path) -> None:
-    kept = Kept(str(folder), bucket, PREFIX)
+    kept = CheckpointSender(str(folder), bucket, PREFIX)
     for step in (10, 20, 30):
         save(folder, step)
-        kept.look()
+        kept.poll()
     tops = {key.split("/")[1] for key in bucket.keys(PREFIX)}
     assert tops == {"step-0000000020", "step-0000000030", LATEST}
     assert json.loads(bucket.get(PREFIX + LATEST) or b"")["step"] == 30
@@ -98,70 +100,70 @@ def test_one_of_which_only_a_part_came_is_none(
     bucket: Bucket, folder: Path, tmp_path: Path
 ) -> None:
     """The host goes in the middle of sending, or S3 fails."""
-    kept = Kept(str(folder), bucket, PREFIX)
+    kept = CheckpointSender(str(folder), bucket, PREFIX)
     save(folder, 10)
-    kept.look()
+    kept.poll()
     save(folder, 20)
     bucket.fails_at = "20/model"
-    assert kept.look() == ["step-0000000020/model: 503 SlowDown"]
-    assert kept.trouble
+    assert kept.poll() == ["step-0000000020/model: 503 SlowDown"]
+    assert kept.error
     assert fetched(bucket, tmp_path / "second")[0] == 10
     bucket.fails_at = ""
-    assert kept.look() == []
+    assert kept.poll() == []
     assert fetched(bucket, tmp_path / "second")[0] == 20
 
 
 def test_one_that_changed_in_the_store_is_passed_over(
     bucket: Bucket, folder: Path, tmp_path: Path
 ) -> None:
-    kept = Kept(str(folder), bucket, PREFIX)
+    kept = CheckpointSender(str(folder), bucket, PREFIX)
     for step in (10, 20):
         save(folder, step)
-        kept.look()
+        kept.poll()
     bucket.put(f"{PREFIX}step-0000000020/model", b"after 2O")
     step, said = fetched(bucket, tmp_path / "second")
     assert step == 10
-    assert "step-0000000020 is passed over: model has changed" in said
+    assert "step-0000000020 is skipped: model has changed" in said
     assert sorted(os.listdir(tmp_path / "second")) == ["step-0000000010"]
 
 
 def test_plain_files_go_once_they_have_rested_and_leave_with_the_programs(
     bucket: Bucket, folder: Path, tmp_path: Path
 ) -> None:
-    kept = Kept(str(folder), bucket, PREFIX)
+    kept = CheckpointSender(str(folder), bucket, PREFIX)
     (folder / "snapshot.pt").write_text("half")
-    kept.look()
+    kept.poll()
     assert bucket.sent == []
     (folder / "snapshot.pt").write_text("whole now")
     for _ in range(2):
-        kept.look()
+        kept.poll()
     assert bucket.sent == ["snapshot.pt"]
     (folder / "snapshot.pt").rename(folder / "last.pt")
     for _ in range(4):
-        kept.look()
+        kept.poll()
     assert bucket.keys(PREFIX) == [f"{PREFIX}last.pt"]
     fetched(bucket, tmp_path / "second")
     assert (tmp_path / "second" / "last.pt").read_text() == "whole now"
 
 
 def test_at_the_end_all_goes_and_nothing_goes_twice(bucket: Bucket, folder: Path) -> None:
-    kept = Kept(str(folder), bucket, PREFIX)
+    kept = CheckpointSender(str(folder), bucket, PREFIX)
     save(folder, 10)
     (folder / "snapshot.pt").write_text("x")
     assert kept.finish() == []
     assert len(bucket.sent) == 4
-    kept.look()
+    kept.poll()
     assert len(bucket.sent) == 4
 
 
 def test_what_was_brought_is_not_sent_back(bucket: Bucket, folder: Path, tmp_path: Path) -> None:
     save(folder, 10)
-    Kept(str(folder), bucket, PREFIX).finish()
+    CheckpointSender(str(folder), bucket, PREFIX).finish()
     bucket.sent.clear()
     second = tmp_path / "second"
     fetched(bucket, second)
     save(second, 20)
-    kept = Kept(str(second), bucket, PREFIX)
+    kept = CheckpointSender(str(second), bucket, PREFIX)
     kept.finish()
     assert not [name for name in bucket.sent if "0010" in name]
     assert [name for name in bucket.sent if "0020" in name]
@@ -170,12 +172,12 @@ def test_what_was_brought_is_not_sent_back(bucket: Bucket, folder: Path, tmp_pat
 def test_a_look_at_what_did_not_change_asks_the_store_for_nothing(
     bucket: Bucket, folder: Path
 ) -> None:
-    kept = Kept(str(folder), bucket, PREFIX)
+    kept = CheckpointSender(str(folder), bucket, PREFIX)
     save(folder, 10)
     for _ in range(3):
-        kept.look()
+        kept.poll()
     bucket.keys = bucket.get = None  # type: ignore[method-assign, assignment]
-    assert kept.look() == []
+    assert kept.poll() == []
 
 
 def test_an_attempt_that_should_have_ended_sends_nothing_more(
@@ -190,23 +192,27 @@ def test_an_attempt_that_should_have_ended_sends_nothing_more(
             save(where, 10 * attempt)
         finally:
             del os.environ["BATCHML_ATTEMPT"], os.environ["BATCHML_RUN"]
-        told = Kept(str(where), bucket, PREFIX, Term("job", attempt, 0)).finish()
+        told = CheckpointSender(str(where), bucket, PREFIX, FenceTerm("job", attempt, 0)).finish()
         assert told == (
-            [] if attempt == 2 else ["a later attempt of this run keeps its own by now"]
+            [] if attempt == 2 else ["a later attempt of this run keeps its checkpoints now"]
         )
     assert json.loads(bucket.get(PREFIX + LATEST) or b"")["step"] == 20
 
 
 def test_only_checkpoints_that_would_go_with_the_attempt_are_kept(tmp_path: Path) -> None:
     given = RuntimeEnv.read({"AWS_BATCH_JOB_ID": "j", "BATCHML_STORE": "s", "BATCHML_KEY": "k"})
-    temporary = Temporary()
+    temporary = TemporaryFolder()
     try:
-        assert is_kept(arrange(given, temporary))
-        assert not is_kept(arrange(given._replace(store=""), temporary))
-        assert not is_kept(arrange(given._replace(sweep="board"), temporary))
-        assert not is_kept(arrange(given._replace(workspace=str(tmp_path)), temporary))
-        assert not is_kept(arrange(given._replace(checkpoint_dir=str(tmp_path / "c")), temporary))
-        assert not is_kept(given._replace(is_run=False))
+        assert is_kept_in_store(make_folders(given, temporary))
+        assert not is_kept_in_store(make_folders(given._replace(store=""), temporary))
+        assert not is_kept_in_store(make_folders(given._replace(sweep="board"), temporary))
+        assert not is_kept_in_store(
+            make_folders(given._replace(workspace=str(tmp_path)), temporary)
+        )
+        assert not is_kept_in_store(
+            make_folders(given._replace(checkpoint_dir=str(tmp_path / "c")), temporary)
+        )
+        assert not is_kept_in_store(given._replace(is_run=False))
     finally:
         temporary.remove()
 
@@ -274,7 +280,7 @@ def test_a_host_that_is_lost_costs_what_came_after_the_last_kept_one(
     lost.communicate(timeout=60)
 
     output, _ = start(3).communicate(timeout=60)
-    assert "the checkpoint of step 20 was brought from the store\nfrom 20\nsaved 30\n" in output
+    assert "the checkpoint of step 20 was fetched from the store\nfrom 20\nsaved 30\n" in output
     assert {name.split("/")[0] for name in keys()} == {
         "LATEST.json", "step-0000000020", "step-0000000030",
     }  # fmt: skip
@@ -290,12 +296,12 @@ def test_another_run_goes_on_from_the_bucket_and_has_its_own_copy_there(
     }  # fmt: skip
     old = open_store(f"s3://{BUCKET}/runs/old", environ)
     save(folder, 10)
-    Kept(str(folder), old, PREFIX).finish()
+    CheckpointSender(str(folder), old, PREFIX).finish()
     before = {key: old.get(key) for key in old.keys("")}
-    told = Told("old", "train", key="old", store=f"s3://{BUCKET}/runs/old")
-    temporary, said = Temporary(), list[str]()
+    told = ResumeSource("old", "train", key="old", store=f"s3://{BUCKET}/runs/old")
+    temporary, said = TemporaryFolder(), list[str]()
     try:
-        env = arrange(RuntimeEnv.read(environ), temporary)
+        env = make_folders(RuntimeEnv.read(environ), temporary)
         resume(env, {**environ, VARIABLE: told.to_json()}, said.append)
         found = checkpoint.newest(env.checkpoint_dir)
         assert found is not None

@@ -10,12 +10,12 @@ from threading import Barrier, Event
 import pytest
 
 from batchml.runtime import checkpoint
-from batchml.runtime.checkpoint.fence import Term, take
-from batchml.runtime.checkpoint.sharded import KEPT_APART, Shards, are_apart, launch_of
+from batchml.runtime.checkpoint.fence import FenceTerm, claim_folder
+from batchml.runtime.checkpoint.sharded import KEPT_APART, ShardedSave, are_apart, launch_of
 from tests.fakes import FakeClock
 
 Writer = Callable[[int, Path], object]
-TERM = Term("job", 1, 0)
+TERM = FenceTerm("job", 1, 0)
 
 
 def part(rank: int, path: Path) -> None:
@@ -26,7 +26,7 @@ def save(folder: Path, writer: Writer = part, world: int = 4, call: int = 1) -> 
     """What each rank hears: empty, why not, or what was raised."""
 
     def one(rank: int) -> object:
-        shards = Shards(str(folder), TERM, 7, rank, world, 60.0, f"launch.{call}")
+        shards = ShardedSave(str(folder), TERM, 7, rank, world, 60.0, f"launch.{call}")
         try:
             return shards.save(lambda path: writer(rank, Path(path)), 2)
         except Exception as error:
@@ -74,16 +74,16 @@ def test_a_file_that_another_rank_is_about_to_rename_does_no_harm(tmp_path: Path
 
     meet = Barrier(2)
 
-    def tell(shards: Shards, rank: int) -> str:
+    def tell(shards: ShardedSave, rank: int) -> str:
         return shards.save(lambda path: write(rank, Path(path)), 2)
 
-    class First(Shards):
-        def _own(self) -> list[str]:
-            names = super()._own()
+    class First(ShardedSave):
+        def _sync_files(self) -> list[str]:
+            names = super()._sync_files()
             first_is_done.set()
             return names
 
-    kinds = (First, Shards)
+    kinds = (First, ShardedSave)
     made = [kinds[r](str(tmp_path), TERM, 7, r, 2, 60.0, "launch.1") for r in range(2)]
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(tell, made, range(2))) == ["", ""]
@@ -122,20 +122,20 @@ def test_a_generation_that_should_have_ended_commits_nothing(tmp_path: Path) -> 
     def write(rank: int, path: Path) -> None:
         part(rank, path)
         if rank == 0:
-            take(str(tmp_path), Term("job", 1, 1))
+            claim_folder(str(tmp_path), FenceTerm("job", 1, 1))
 
     told = save(tmp_path, write, world=2)
-    assert "generation 1 of run job saves here by now" in str(told[0])
+    assert "generation 1 of run job saves here now" in str(told[0])
     assert visible(tmp_path) == []
 
 
 def test_a_rank_that_is_gone_is_waited_for_so_long_and_named(tmp_path: Path) -> None:
     clock = FakeClock()
-    shards = Shards(
+    shards = ShardedSave(
         str(tmp_path), TERM, 7, 0, 3, 60.0, "launch.1", clock=clock.monotonic, sleep=clock.sleep
     )
     assert shards.save(lambda path: part(0, Path(path)), 2) == (
-        "nothing was heard of rank 1, 2 for 60 seconds"
+        "no sign of rank 1, 2 for 60 seconds"
     )
     assert 60 <= sum(clock.naps) < 62
 

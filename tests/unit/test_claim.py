@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from batchml.runtime.entry.fetch import claim, refusal
+from batchml.runtime.entry.fetch import claim, describe_duplicate
 from batchml.runtime.protocol.variables import RuntimeEnv
-from batchml.runtime.storage.store import FolderStore, StoreError
+from batchml.runtime.storage.folder import FolderStore
+from batchml.runtime.storage.store import StoreError
 
 
 def env(job_id: str, **more: str) -> RuntimeEnv:
@@ -23,7 +24,7 @@ def test_the_first_job_goes_on_in_every_attempt_and_the_second_hears_of_it(tmp_p
     assert claim(store, env("first")) is None
     assert claim(store, env("second")) == "first"
     assert claim(store, env("first")) is None, "a later attempt"
-    assert "first goes on" in refusal("first")
+    assert "first goes on" in describe_duplicate("first")
 
 
 def test_each_child_of_an_array_claims_for_itself(tmp_path: Path) -> None:

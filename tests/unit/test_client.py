@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchml.cli.render import duration, printable, table, timestamp
+from batchml.config.settings import load_settings
 from batchml.errors import ConfigError, NotFound
+from batchml.jobs.code import pack
+from batchml.jobs.find import find_image, find_job, load_job
 from batchml.model.job import JobSpec, Resources
-from batchml.ops.code import keep, pack
-from batchml.ops.jobs import find_image, find_job, load_job
-from batchml.ops.submit import Capacity, fit
+from batchml.runs.fit import Capacity, fit
 from batchml.runtime.entry.fetch import unpack
-from batchml.settings import load_settings
 
 # --- settings -------------------------------------------------------------------------------
 
@@ -119,8 +119,8 @@ def test_code_travels_whole_without_caches_and_links(tmp_path: Path) -> None:
     archive = pack(source)
     assert archive == pack(source)
     assert archive.left_out == ("out",)
-    path = keep(archive, tmp_path / "kept")
-    assert path == keep(archive, tmp_path / "kept")
+    path = tmp_path / archive.name
+    path.write_bytes(archive.data)
     target = tmp_path / "target"
     target.mkdir()
     assert unpack(str(path), str(target)) == 4

@@ -5,44 +5,42 @@ import os
 from collections.abc import Sequence
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import msgspec
 import pytest
 
-from batchml.cli.submit import submit as submit_command
-from batchml.client.client import Client
-from batchml.client.handle import RunHandle
-from batchml.client.order import Order, read_order
-from batchml.client.place import Place
-from batchml.client.submission import prepare, shown
-from batchml.client.waiting import Until, wait, wait_and_keep
+from batchml.client import Client, RunHandle
+from batchml.config.settings import load_settings
+from batchml.context import Context
 from batchml.errors import ConfigError, NotFound, UsageError
 from batchml.local.batch.fault_injection import TAG
 from batchml.model.explanation import Explanation
 from batchml.model.job import JobSpec, Resources, Retry, Scalar
 from batchml.model.record import Record
 from batchml.model.run import JobStatus, Run
-from batchml.ops.search import Found
-from batchml.settings import load_settings
+from batchml.runs.commands.submit import submit as submit_command
+from batchml.runs.options import RunRequest, SubmitOptions, resolve_job, to_request
+from batchml.runs.prepare import prepare, to_requests
+from batchml.runs.search import FoundRun
+from batchml.runs.watch.wait import Until, wait, wait_and_keep
 from tests.fakes import FakeClock
 from tests.scripted import ScriptedSession
 
-# Flags of the command alone: how to show a run, and where. `param` is `params` in Python.
-SHOWING = {"context", "wait", "dry_run", "cancel_on_interrupt", "env", "json_"}
-RENAMED = {"param": "params", "tag": "tags"}
+# Flags of the command alone: how to show a run, and where.
+SHOWING = {"ctx", "wait", "dry_run", "cancel_on_interrupt", "env", "json_"}
 
 
-def place_in(folder: Path) -> Place:
+def place_in(folder: Path) -> Context:
     settings = load_settings({"BATCHML_HOME": str(folder / "home")}, folder, "local")
-    return Place(settings, FakeClock(), folder)
+    return Context(settings, FakeClock(), folder)
 
 
 def test_what_the_command_takes_the_client_takes() -> None:
-    flags = {RENAMED.get(name, name) for name in signature(submit_command).parameters} - SHOWING
-    given = set(signature(Client.submit).parameters) - {"self"}
-    assert given - {"command"} == flags  # the command's words stand after --
-    assert signature(Client.order).parameters.keys() == given
+    flags = signature(submit_command).parameters.keys() - SHOWING
+    assert flags - {"job"} == SubmitOptions.__annotations__.keys() - {"command"}
+    own_tests = {"nodes", "fallback", "strict_resources", "include_secrets"}
+    assert CHANGES.keys() | own_tests == SubmitOptions.__annotations__.keys()
 
 
 def test_every_argument_has_a_type_and_every_method_a_text() -> None:
@@ -102,9 +100,9 @@ def test_no_argument_is_taken_and_forgotten(
     there = {"jobQueues": [{"jobQueueName": "urgent", "priority": 1}]}  # a queue is looked for
     place._session = ScriptedSession(lambda *_: there)
 
-    def plan(**changes: Any) -> tuple[str, list[str]]:
-        prepared = prepare(place, Client.order(spec, **changes), dry_run=True)
-        found = json.dumps(shown(prepared)).replace(prepared.record.key, "KEY")
+    def plan(**changes: Unpack[SubmitOptions]) -> tuple[str, list[str]]:
+        prepared = prepare(place, to_request(spec, changes), dry_run=True)
+        found = json.dumps(to_requests(prepared)).replace(prepared.record.key, "KEY")
         return found, list(prepared.notices)
 
     assert plan() == plan()
@@ -159,7 +157,7 @@ def test_what_python_shows_of_a_run_is_short_and_harmless(tmp_path: Path) -> Non
     run = Run("j-1", "a\x1b", "q", JobStatus.FAILED, exit_code=3, environment={"TOKEN": "secret"})
     assert repr(run) == str(run) == "Run('a\\x1b', 'j-1', FAILED, exit_code=3)"
     assert repr(RunHandle(place, "j-1")) == "RunHandle('j-1', env='local')"
-    seen = RunHandle(place, "j-1", "a", Found(run, None))
+    seen = RunHandle(place, "j-1", "a", FoundRun(run, None))
     assert repr(seen) == "RunHandle('a', 'j-1', env='local', last seen FAILED)"
     told = Explanation("oom", "It \x1b died.", ("long",), "more", "batchml rerun j")
     assert repr(told) == "Explanation('oom', 'It \\x1b died.', command='batchml rerun j')"
@@ -181,21 +179,21 @@ def test_environment_and_folder_are_refused_when_they_are_not_there(tmp_path: Pa
 def test_a_job_made_in_a_program_obeys_the_rules_of_the_file(tmp_path: Path) -> None:
     place = place_in(tmp_path)
     spec = JobSpec(image="python", command=("echo", "{n}"), params={"n": 1})
-    ordered = read_order(place, Client.order(spec, params={"n": 2}, set_env={"A": "secret"}))
+    ordered = resolve_job(place, to_request(spec, {"params": {"n": 2}, "set_env": {"A": "secret"}}))
     assert (ordered.spec.name, ordered.spec.argv()) == ("echo", ["echo", "2"])
     assert ordered.spec.env == {"A": "secret"}
-    assert ordered.said.env == {}  # what is kept on disk has no variables of the command line
+    assert ordered.original.env == {}  # what is kept on disk has no variables of the command line
     with pytest.raises(ConfigError) as caught:
-        read_order(place, Client.order(JobSpec(image="", command=("echo", "{n}", ""))))
+        resolve_job(place, to_request(JobSpec(image="", command=("echo", "{n}", ""))))
     assert len(caught.value.mistakes) == 2
 
 
 def test_all_mistakes_of_an_order_are_told_at_once(tmp_path: Path) -> None:
-    order = Order(
+    order = RunRequest(
         command=("true",), array=1, max_cost=0.0, tags={"batchml:key": "x"}, after=("a",) * 21
     )
     with pytest.raises(ConfigError) as caught:
-        read_order(place_in(tmp_path), order)
+        resolve_job(place_in(tmp_path), order)
     assert len(caught.value.mistakes) == 4
 
 
@@ -220,7 +218,7 @@ def test_what_no_request_or_argument_can_carry_is_refused(
     tmp_path: Path, asked: dict[str, Any], place: str
 ) -> None:
     with pytest.raises(ConfigError, match=rf"- {place}: .*(is not UTF-8|has a NUL)") as caught:
-        read_order(place_in(tmp_path), Order(**asked))
+        resolve_job(place_in(tmp_path), RunRequest(**asked))
     assert len(caught.value.mistakes) == 1
     str(caught.value).encode()
 
@@ -231,10 +229,10 @@ def test_a_job_that_no_request_can_carry_is_refused(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         (folder / "job.toml").write_text(text)
     with pytest.raises(ConfigError, match=r"command\[1\]: 'a.x00b' has a NUL") as caught:
-        read_order(place_in(tmp_path), Order(job="fine"))
+        resolve_job(place_in(tmp_path), RunRequest(job="fine"))
     assert len(caught.value.mistakes) == 1
     with pytest.raises(ConfigError, match=r"the folder's path.* is not UTF-8"):
-        read_order(place_in(tmp_path / BYTES), Order(job="fine"))
+        resolve_job(place_in(tmp_path / BYTES), RunRequest(job="fine"))
 
 
 def test_parameters_that_are_too_long_together_are_refused(tmp_path: Path) -> None:
@@ -255,11 +253,11 @@ def test_a_cost_that_is_kept_is_told_of_a_run_that_aws_has_forgotten(tmp_path: P
     place.history.intend(Record(key="2aaaaaaaaaaaaaaaa", name="n", env="local", at=1))
     place.history.submitted("2aaaaaaaaaaaaaaaa", "j")
     run = Run("j", "n", "q", JobStatus.SUCCEEDED, created_at=1, started_at=1, stopped_at=2)
-    place.history.ended(run, cost=0.25)
+    place.history.add_end(run, cost=0.25)
     assert float(RunHandle(place, "j").cost().usd.high) == 0.25
 
 
-class Forgotten(Place):
+class Forgotten(Context):
     """An environment that knows no run any more."""
 
     def describe(self, job_ids: Sequence[str]) -> dict[str, Run]:
@@ -269,10 +267,10 @@ class Forgotten(Place):
 @pytest.mark.parametrize("array", [0, 1, -3, 10_001])
 def test_an_array_of_a_size_that_batch_refuses_is_not_sent(tmp_path: Path, array: int) -> None:
     with pytest.raises(ConfigError, match="2 to 10,000"):
-        read_order(place_in(tmp_path), Order(command=("true",), array=array))
+        resolve_job(place_in(tmp_path), RunRequest(command=("true",), array=array))
 
 
-class Endless(Place):
+class Endless(Context):
     """An environment whose runs go on."""
 
     def describe(self, job_ids: Sequence[str]) -> dict[str, Run]:
@@ -288,7 +286,7 @@ def test_waiting_ends_when_it_was_told_to(tmp_path: Path) -> None:
     assert clock.monotonic() == start + 30
 
 
-class Done(Place):
+class Done(Context):
     """An environment whose runs have ended."""
 
     def describe(self, job_ids: Sequence[str]) -> dict[str, Run]:
@@ -332,8 +330,8 @@ def test_one_attempt_of_several_nodes_is_warned_of_and_another_command_is_known(
         spec = JobSpec(image="python", command=("a",), name="a", code=False, nodes=nodes,
                        retry=Retry(attempts=attempts))  # fmt: skip
         spec = msgspec.structs.replace(spec, resources=Resources(memory="32 MiB"))
-        prepared = prepare(place, Order(spec=spec), dry_run=True)
+        prepared = prepare(place, RunRequest(spec=spec), dry_run=True)
         found = [notice for notice in prepared.notices if notice.startswith("One attempt")]
         assert bool(found) is warns and not prepared.record.other
-    again = prepare(place, Order(spec=spec, command=("b",)), dry_run=True)
+    again = prepare(place, RunRequest(spec=spec, command=("b",)), dry_run=True)
     assert again.record.other

@@ -11,10 +11,10 @@ import pytest
 
 from batchml.local.batch import engine
 from batchml.local.batch.core import Core
-from batchml.local.batch.events import Noted, Requested, Started
-from batchml.local.batch.reads import READS, View
-from batchml.local.batch.state import Attempt, Job, Machine
-from batchml.local.store.journal import Store
+from batchml.local.batch.events import AttemptProgressed, AttemptStarted, CallReceived
+from batchml.local.batch.reads import READS, ReadView
+from batchml.local.batch.state import Job, JobAttempt, MachineCapacity
+from batchml.local.store.journal import Journal
 from tests.models import ec2
 
 T = TypeVar("T")
@@ -79,21 +79,21 @@ class Held:
         self._time = time
         self.stops: list[float] = []
 
-    def prepare(self, job: Job, attempt: Attempt) -> bool:
+    def prepare(self, job: Job, attempt: JobAttempt) -> bool:
         return True
 
     def begin(self, task_id: str) -> None: ...
 
     def withdraw(self, task_id: str) -> None: ...
 
-    def adopt(self, job: Job, attempt: Attempt) -> None: ...
+    def adopt(self, job: Job, attempt: JobAttempt) -> None: ...
 
     def stop(self, task_id: str) -> None:
         self.stops.append(self._time.monotonic())
 
     def lose(self, task_id: str, why: str, *, warned: bool) -> None: ...
 
-    def look(self, task_id: str) -> None: ...
+    def check_progress(self, task_id: str) -> None: ...
 
 
 class Bench:
@@ -101,8 +101,8 @@ class Bench:
 
     def __init__(self, folder: Path) -> None:
         self.time = Time()
-        self.store = Store(folder / "journal.db")
-        state = engine.restore(self.store.load(Machine(4, 8192)))
+        self.store = Journal(folder / "journal.db")
+        state = engine.restore(self.store.load(MachineCapacity(4, 8192)))
         self.core = Core(state, self.store, self.time)
         self.core.executor = self.executor = Held(self.time)
         self._count = 0
@@ -124,7 +124,7 @@ class Bench:
 
     async def call(self, operation: str, invocation: str = "", **params: Any) -> dict[str, Any]:
         self._count += 1
-        event = Requested(operation, params, self._ms(), f"j{self._count}", "r")
+        event = CallReceived(operation, params, self._ms(), f"j{self._count}", "r")
         return dict(await self.core.request(event, invocation, b"body"))
 
     async def prepared(self) -> None:
@@ -155,11 +155,11 @@ class Bench:
         """The job's program runs; its task."""
         attempt = self.core.state.jobs[job_id].attempt
         assert attempt is not None
-        self.core.report(Started(attempt.task_id, self._ms()))
+        self.core.report(AttemptStarted(attempt.task_id, self._ms()))
         return attempt.task_id
 
     def read(self, operation: str, **params: Any) -> dict[str, Any]:
-        view = View(self.core.state, self.store, "key", self._ms())
+        view = ReadView(self.core.state, self.store, "key", self._ms())
         return dict(READS["batch", operation](view, params))
 
     def _ms(self) -> int:
@@ -182,7 +182,7 @@ def test_a_timeout_comes_when_its_time_has_passed_whatever_the_clock_shows(
         await asyncio.sleep(600)
         bench.time.set_by += jump
         if something_happens:
-            bench.core.report(Noted(early, "news", 0))
+            bench.core.report(AttemptProgressed(early, "news", 0))
         bench.begin(await bench.submit(timeout={"attemptDurationSeconds": 3600}))
         await asyncio.sleep(3590)
         assert bench.executor.stops == []

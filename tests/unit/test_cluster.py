@@ -8,14 +8,27 @@ import pytest
 from msgspec.structs import replace
 
 from batchml.aws.batch.jobs import LIVE
-from batchml.cli.cluster import held_and_asked, missing_line, names_text, place_text, queue_table
-from batchml.cli.colour import Screen
-from batchml.cli.top import Shown, _json, _live, _view
+from batchml.cli.terminal import Screen
+from batchml.cluster.commands import TopView, _json, _live, _view
+from batchml.cluster.rows import (
+    ClusterState,
+    compute_rows,
+    host_rows,
+    sum_hosts,
+    vcpus_now,
+    with_prices,
+)
+from batchml.cluster.snapshot import ClusterSnapshot, QueueRow, RunRow, make_snapshot
+from batchml.cluster.tables import (
+    held_and_asked,
+    host_or_reason,
+    missing_line,
+    names_text,
+    queue_table,
+)
 from batchml.model.explanation import ComputeState, QueueState
-from batchml.model.hosts import ClusterHost, HostState, Room
+from batchml.model.hosts import ClusterHost, HostResources, HostState
 from batchml.model.run import JobStatus, Run
-from batchml.ops.cluster import Cluster, compute_rows, host_rows, total, vcpus_now, with_prices
-from batchml.ops.top import QueueRow, RunRow, Snapshot, make_snapshot
 from tests.fakes import FakeClock
 
 GPU = ComputeState("batchml-dev-gpu", max_vcpus=256, desired_vcpus=96, is_spot=True, cluster="c1",
@@ -28,7 +41,7 @@ QUEUES = {
 
 
 def host(name: str, used: float = 0, gpus: int = 0, **more: Any) -> ClusterHost:
-    room = Room(48, 190_000, 4, used, int(used) * 1000, gpus)
+    room = HostResources(48, 190_000, 4, used, int(used) * 1000, gpus)
     return ClusterHost(**{"id": f"ci-{name}", "cluster": "c1", "instance": name,
                           "type": "g5.12xlarge", "zone": "us-east-1a", "tasks": int(used > 0),
                           "since": 1_000, "room": room, **more})  # fmt: skip
@@ -40,7 +53,7 @@ def run(job_id: str, status: str = "RUNNING", on: str = "", **more: Any) -> Run:
 
 
 HOSTS = (host("i-1", 48, 4), host("i-2", 24, 2), host("i-3"))
-CLUSTER = Cluster(QUEUES, {each.name: each for each in (GPU, CPU)}, HOSTS)
+CLUSTER = ClusterState(QUEUES, {each.name: each for each in (GPU, CPU)}, HOSTS)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +85,7 @@ def test_a_host_s_row_has_what_its_runs_use_and_the_free_ones_stand_last() -> No
     ]  # fmt: skip
     assert rows[0].usage == {"cpu": 24.0, "gpu": 3.0}  # 2 GPUs in full, 2 by half
     assert rows[0].spot and rows[0].computes == (GPU.name,)
-    whole = total(rows)
+    whole = sum_hosts(rows)
     assert (whole.room.used_vcpus, whole.room.vcpus, whole.room.used_gpus) == (72, 144, 6)
     assert (whole.cpu, whole.gpu, whole.price) == (24 / 144, 3 / 12, None)
 
@@ -80,24 +93,24 @@ def test_a_host_s_row_has_what_its_runs_use_and_the_free_ones_stand_last() -> No
 def test_the_price_of_all_is_told_only_where_that_of_each_is_known() -> None:
     rows = host_rows(CLUSTER, [], {})
     priced = with_prices(rows, {"spot:g5.12xlarge": Decimal("2.50")})
-    assert total(priced).price == Decimal("7.50")
-    assert total((*priced, rows[0])).price is None
-    assert total(()).price is None
+    assert sum_hosts(priced).price == Decimal("7.50")
+    assert sum_hosts((*priced, rows[0])).price is None
+    assert sum_hosts(()).price is None
 
 
 def test_environments_that_share_a_machine_share_its_room_and_it_counts_once() -> None:
     one = ComputeState("one", max_vcpus=8, cluster="local")
     two = ComputeState("two", max_vcpus=4, cluster="local")
-    here = Cluster({}, {"one": one, "two": two}, (host("this-machine", 2, cluster="local"),))
+    here = ClusterState({}, {"one": one, "two": two}, (host("this-machine", 2, cluster="local"),))
     assert [row.room.vcpus for row in compute_rows(here)] == [48, 48]
     (row,) = host_rows(here, [], {})
     assert row.computes == ("one", "two")
-    assert total([row]).room.vcpus == 48
+    assert sum_hosts([row]).room.vcpus == 48
 
 
 def test_now_is_at_most_the_maximum_and_names_are_never_cut_at_a_comma() -> None:
     one = ComputeState("one", max_vcpus=1, cluster="local")
-    room = Room(vcpus=2)
+    room = HostResources(vcpus=2)
     assert vcpus_now(one, room, is_local=True) == 1
     assert vcpus_now(GPU, room) == 96  # AWS Batch's own word
     assert names_text(("one", "this-machine")) == "one, this-machine"
@@ -109,7 +122,7 @@ def test_now_is_at_most_the_maximum_and_names_are_never_cut_at_a_comma() -> None
     assert names_text(()) == ""
 
 
-def snapshot(*runs: Run, cluster: Cluster = CLUSTER, **more: Any) -> Snapshot:
+def snapshot(*runs: Run, cluster: ClusterState = CLUSTER, **more: Any) -> ClusterSnapshot:
     usage = {"a": {"cpu": 10.0, "gpu": 90.0}}
     return make_snapshot(["gpu", "cpu"], runs, usage, 3_601_000, cluster=cluster, **more)
 
@@ -121,7 +134,7 @@ BUSY = snapshot(
 
 
 def test_top_says_where_runs_are_and_why_others_wait() -> None:
-    rows = [(row.run.name, place_text(row)) for row in BUSY.runs]
+    rows = [(row.run.name, host_or_reason(row)) for row in BUSY.runs]
     assert rows == [("a", "i-1"), ("b", "i-2"), ("first-one", "(#1 next to start)"), ("d", "(#2)")]
     (gpu, _) = BUSY.queues
     assert (gpu.running, gpu.waiting, gpu.head, gpu.reason) == (2, 2, "first-one", "next to start")
@@ -139,12 +152,12 @@ def test_what_is_asked_for_is_at_least_so_much_until_all_are_known() -> None:
     assert held_and_asked(0, 0, True) == ""
 
 
-@pytest.mark.parametrize("shown", [Shown(), Shown(hosts=True)])
+@pytest.mark.parametrize("shown", [TopView(), TopView(hosts=True)])
 @pytest.mark.parametrize("width", [40, 80, 132])
-def test_a_screen_is_no_wider_than_the_window(shown: Shown, width: int) -> None:
+def test_a_screen_is_no_wider_than_the_window(shown: TopView, width: int) -> None:
     named = replace(BUSY.runs[0].run, name="a-very-long-name-of-a-run-that-nobody-would-type")
     rows = (replace(BUSY.runs[0], run=named), *BUSY.runs[1:])
-    lines = _view(replace(BUSY, runs=rows), "dev", Screen(width), 9, shown=shown).splitlines()
+    lines = _view(replace(BUSY, runs=rows), "dev", Screen(width), 9, view=shown).splitlines()
     tables = [line for line in lines[2:] if line]
     assert max(map(len, tables)) <= width
     if width >= 80:
@@ -157,33 +170,33 @@ def test_hosts_have_a_screen_of_their_own() -> None:
     grown = replace(CLUSTER, hosts=(*HOSTS, coming), computes={GPU.name: replace(
         GPU, desired_vcpus=192)})  # fmt: skip
     found = snapshot(run("a", on="ci-i-1"), cluster=grown)
-    lines = _view(found, "dev", Screen(), 9, shown=Shown(hosts=True)).splitlines()
+    lines = _view(found, "dev", Screen(), 9, view=TopView(hosts=True)).splitlines()
     (row,) = [line.split("  ") for line in lines if line.startswith(GPU.name)]
     assert [each for each in row if each] == [
         GPU.name, "0/192/256", "ENABLED", "spot", "1 allocated, 1 mixed, 1 idle, 1 starting",
-        "72/144", "6/12", "48 vCPUs are on the way",
+        "72/144", "6/12", "48 vCPUs are starting",
     ]  # fmt: skip
     table = "\n".join(lines)
     assert "i-9" in table and "starting" in table and "g5.12xlarge spot" in table
     assert "1:00:00" in table  # since when it has been there
-    assert _view(found, "dev", Screen(), 1, shown=Shown(hosts=True)).endswith("and 3 more")
+    assert _view(found, "dev", Screen(), 1, view=TopView(hosts=True)).endswith("and 3 more")
 
 
 def test_where_hosts_may_not_be_seen_the_rest_is_and_it_is_said() -> None:
     denied = replace(CLUSTER, hosts=None, missing=("ecs:ListContainerInstances is not allowed",))
     found = snapshot(run("a", on="ci-i-1"), cluster=denied)
-    for shown in (Shown(), Shown(hosts=True)):
-        text = _view(found, "dev", Screen(), 9, shown=shown)
+    for shown in (TopView(), TopView(hosts=True)):
+        text = _view(found, "dev", Screen(), 9, view=shown)
         assert text.endswith("Not shown: ecs:ListContainerInstances is not allowed.")
         assert "hosts:" not in text
-    assert place_text(found.runs[0]) == "ci-i-1"  # as the run itself tells it
+    assert host_or_reason(found.runs[0]) == "ci-i-1"  # as the run itself tells it
     rude = replace(found, missing=("no\nanswer\x1b[2J",))
     assert missing_line(rude) == "Not shown: no answer\N{REPLACEMENT CHARACTER}[2J."
     told = _json(found, "dev")
     assert (told["hosts"], told["total"]) == (None, None)
     empty = _view(snapshot(cluster=replace(CLUSTER, hosts=())), "dev", Screen(), 9,
-                  shown=Shown(hosts=True))  # fmt: skip
-    assert "No hosts: they are started for runs that wait" in empty
+                  view=TopView(hosts=True))  # fmt: skip
+    assert "No hosts: AWS Batch starts hosts for waiting runs" in empty
 
 
 def test_programs_are_told_the_same() -> None:
@@ -223,7 +236,7 @@ def test_queues_are_listed_by_priority() -> None:
 
 
 def test_keys_turn_to_hosts_and_back_and_go_through_the_orders() -> None:
-    shown = Shown()
+    shown = TopView()
     orders = [shown.sort]
     for _ in range(4):
         shown = shown.after("s")
@@ -239,7 +252,7 @@ def test_keys_turn_to_hosts_and_back_and_go_through_the_orders() -> None:
 )
 def test_runs_are_sorted_as_was_asked(sort: str, order: list[str]) -> None:
     found = snapshot(run("old", created_at=1), run("a", created_at=5))
-    text = _view(found, "dev", Screen(), 9, shown=Shown(sort=sort))
+    text = _view(found, "dev", Screen(), 9, view=TopView(sort=sort))
     assert sorted(order, key=lambda name: text.index(f"\n{name} ")) == order
 
 
@@ -247,11 +260,11 @@ def test_a_key_shows_at_once_what_is_known_and_only_hosts_are_priced() -> None:
     clock, asked = FakeClock(), list[str]()
     keys: Iterator[str] = iter(["s", "x", "", "h", "h", "h", "", "q"])
 
-    def look() -> Snapshot:
+    def look() -> ClusterSnapshot:
         asked.append("look")
         return replace(BUSY, calls=2)
 
-    def priced(found: Snapshot) -> Snapshot:
+    def priced(found: ClusterSnapshot) -> ClusterSnapshot:
         asked.append("price")
         return found
 
@@ -260,7 +273,7 @@ def test_a_key_shows_at_once_what_is_known_and_only_hosts_are_priced() -> None:
         clock.time += seconds if not key else 0.1
         return key
 
-    _live(look, priced, Shown(), "dev", 3.0, rest, clock.now)
+    _live(look, priced, TopView(), "dev", 3.0, rest, clock.now)
     assert asked == ["look", "look", "price", "price", "look", "price"]
     assert clock.time == 1_000_000.0 + 3 + 3 + 0.1
 
@@ -268,4 +281,4 @@ def test_a_key_shows_at_once_what_is_known_and_only_hosts_are_priced() -> None:
 def test_the_states_of_a_queue_add_up() -> None:
     row = QueueRow("q", {state: 1 for state in LIVE})
     assert (row.running, row.waiting) == (2, 3)
-    assert place_text(RunRow(run("a"), hosts=("i-1", "i-2", "i-3"))) == "i-1 and 2 more"
+    assert host_or_reason(RunRow(run("a"), hosts=("i-1", "i-2", "i-3"))) == "i-1 and 2 more"

@@ -3,21 +3,27 @@
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from batchml.aws.batch.cluster import ClusterApi, to_host, to_launched
-from batchml.aws.batch.jobs import BatchApi, LiveApi
-from batchml.aws.pricing import Book, Price
-from batchml.client.cluster import HostPrices, look_at_queues
-from batchml.local.batch.state import Machine, empty
-from batchml.local.ecs import describe_container_instances, list_container_instances
-from batchml.model.hosts import ClusterHost, HostState, Room
-from batchml.ops.cluster import Cluster, host_rows
-from batchml.ops.cluster_look import EVERY, ClusterLook
-from batchml.ops.top import Poller, Snapshot
+from batchml.aws.batch.jobs import JobApi, LiveApi
+from batchml.aws.pricing.prices import Price, PriceTable
+from batchml.cluster.poller import COMPUTE_EVERY, ClusterPoller, ComputePoller
+from batchml.cluster.rows import ClusterState, host_rows
+from batchml.cluster.service import HostPrices, poll_queues
+from batchml.cluster.snapshot import ClusterSnapshot
+from batchml.local.batch.reads import (
+    ReadView,
+    describe_container_instances,
+    list_container_instances,
+)
+from batchml.local.batch.state import MachineCapacity, empty
+from batchml.local.store.journal import Journal
+from batchml.model.hosts import ClusterHost, HostResources, HostState
 from tests.fakes import FakeClock
 from tests.scripted import ScriptedSession
 
@@ -128,14 +134,14 @@ class Rig:
         self.session = session
         self.clock = FakeClock()
         self.api = ClusterApi(self.session, "dev")
-        look = ClusterLook(self.api, self.clock.now)
+        look = ComputePoller(self.api, self.clock.now)
         session = self.session
-        self.poller = Poller(BatchApi(session), LiveApi(session), self.clock.now, look)
+        self.poller = ClusterPoller(JobApi(session), LiveApi(session), self.clock.now, look)
 
-    def look(self, *queues: str, **more: bool) -> Snapshot:
+    def look(self, *queues: str, **more: bool) -> ClusterSnapshot:
         """What is said to have been asked is what was."""
         before = len(self.session.calls)
-        found = self.poller.look(queues, **more)
+        found = self.poller.poll(queues, **more)
         assert found.calls == len(self.session.calls) - before
         return found
 
@@ -162,9 +168,9 @@ def test_a_host_is_read_from_what_ecs_says() -> None:
     host = to_host(instance(7), "C")
     assert host == ClusterHost(
         "7", "C", "", "i-7", "g5.12xlarge", "us-east-1b", "ACTIVE", True, 1,
-        int(JOINED.timestamp() * 1000), Room(48, 180_000, 4, 24, 90_000, 3),
+        int(JOINED.timestamp() * 1000), HostResources(48, 180_000, 4, 24, 90_000, 3),
     )  # fmt: skip
-    assert to_host({"containerInstanceArn": "a/b/c"}, "C").room == Room()
+    assert to_host({"containerInstanceArn": "a/b/c"}, "C").room == HostResources()
 
 
 def test_a_round_is_few_calls_and_the_next_one_fewer(rig: Rig) -> None:
@@ -182,7 +188,7 @@ def test_a_round_is_few_calls_and_the_next_one_fewer(rig: Rig) -> None:
     assert first.hosts[0].usage["gpu"] == 1.5
     rig.clock.time += 3
     assert rig.look().calls == 5
-    rig.clock.time += EVERY
+    rig.clock.time += COMPUTE_EVERY
     assert rig.look().calls == 1 + 1 + 5 + 1 + 1 + 2
 
 
@@ -205,7 +211,7 @@ def test_hosts_that_have_not_joined_are_asked_for_only_where_vcpus_are_short(rig
         {"InstanceId": "i-9", **launch, "Tags": [here]},
         {"InstanceId": "i-8", **launch, "Tags": []},  # no host of a compute environment
     ]
-    rig.clock.time += EVERY
+    rig.clock.time += COMPUTE_EVERY
     found = rig.look()
     assert [(row.host.name, row.computes) for row in found.hosts or ()] == [
         ("i-0", (CE,)), ("i-1", (CE,)), ("i-9", (CE,))
@@ -237,22 +243,22 @@ def test_what_is_denied_is_named_and_the_rest_is_shown(
     rig: Rig, operation: str, action: str
 ) -> None:
     rig.account.denied, rig.account.desired = {operation: DENIED}, 999
-    found = rig.poller.look()
+    found = rig.poller.poll()
     assert found.missing == (f"{action} is not allowed",)
     assert len(found.runs) == 3
     assert {row.position for row in found.runs} == {None, 1, 2}  # by age, where need be
     count = len(rig.session.asked(operation))
     rig.clock.time += 3
-    rig.poller.look()
+    rig.poller.poll()
     assert len(rig.session.asked(operation)) == count  # nobody insists
     rig.account.denied = {}
-    rig.clock.time += EVERY
-    assert rig.poller.look().missing == ()
+    rig.clock.time += COMPUTE_EVERY
+    assert rig.poller.poll().missing == ()
 
 
 def test_a_cluster_that_is_gone_has_no_hosts_and_is_no_trouble(rig: Rig) -> None:
     rig.account.denied = {"ListContainerInstances": "ClusterNotFoundException"}
-    assert rig.poller.look().missing == ()
+    assert rig.poller.poll().missing == ()
 
 
 def test_what_waits_is_asked_about_once_and_again_when_it_starts(rig: Rig) -> None:
@@ -286,24 +292,24 @@ class Place:
 
     def __init__(self, session: ScriptedSession) -> None:
         self.connect = lambda: session
-        self.batch = BatchApi(session)
+        self.batch = JobApi(session)
         self.asked: list[list[str]] = []
         self.settings: Any = type("", (), {"is_local": False, "environment": self})
         self.region = "us-east-1"
         self.prices = self
 
-    def ask(self, region: str, items: list[str]) -> Book:
+    def ask(self, region: str, items: list[str]) -> PriceTable:
         self.asked.append(list(items))
         price = Price(Decimal("1.5"), Decimal("2.5"), "hour", 1, "", "")
-        return Book({item: price for item in items if "g5" in item}, {"x": "not known"})
+        return PriceTable({item: price for item in items if "g5" in item}, {"x": "not known"})
 
 
 def test_queues_are_listed_also_where_runs_may_not_be(rig: Rig) -> None:
     place: Any = Place(rig.session)
-    found, refused = look_at_queues(place)
+    found, refused = poll_queues(place)
     assert (found.queues[0].running, found.queues[0].waiting, refused) == (1, 2, "")
     rig.account.denied = {"ListJobs": DENIED}
-    found, refused = look_at_queues(place)
+    found, refused = poll_queues(place)
     assert refused == "batch:ListJobs is not allowed"
     assert [row.state and row.state.priority for row in found.queues] == [7]
 
@@ -313,20 +319,21 @@ def test_the_price_of_a_kind_of_host_is_asked_for_once(rig: Rig) -> None:
     prices = HostPrices(place)
     found = rig.look()
     for _ in range(2):
-        priced = prices.put(found)
+        priced = prices.add_to(found)
         assert [row.price for row in priced.hosts or ()] == [Decimal("2.5")] * 2
     assert place.asked == [["spot:g5.12xlarge"]]
-    assert prices.put(Snapshot(0)) == Snapshot(0)
-    assert host_rows(Cluster(), [], {}) == ()
+    assert prices.add_to(ClusterSnapshot(0)) == ClusterSnapshot(0)
+    assert host_rows(ClusterState(), [], {}) == ()
 
 
-def test_this_machine_is_read_as_any_host_is() -> None:
+def test_this_machine_is_read_as_any_host_is(tmp_path: Path) -> None:
     """What the embedded server writes of itself, and what is read of it."""
-    machine = Machine(4, 1000, ("GPU-0", "GPU-1"))
-    state = replace(empty(machine), free=Machine(3, 900, ("GPU-1",)))
+    machine = MachineCapacity(4, 1000, ("GPU-0", "GPU-1"))
+    state = replace(empty(machine), free=MachineCapacity(3, 900, ("GPU-1",)))
     asked = {"cluster": "batchml-local"}
-    (arn,) = list_container_instances(state, asked)["containerInstanceArns"]
-    answer = describe_container_instances(state, {**asked, "containerInstances": [arn]})
+    view = ReadView(state, Journal(tmp_path / "journal.db"), "key")
+    (arn,) = list_container_instances(view, asked)["containerInstanceArns"]
+    answer = describe_container_instances(view, {**asked, "containerInstances": [arn]})
     host = to_host(answer["containerInstances"][0], "batchml-local")
     assert (host.name, host.state) == ("this-machine", HostState.MIXED)
-    assert host.room == Room(4, 1000, 2, 1, 100, 1)
+    assert host.room == HostResources(4, 1000, 2, 1, 100, 1)

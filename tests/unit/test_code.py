@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from batchml.aws.s3 import Bucket
+from batchml.aws.s3 import BucketStore
 from batchml.errors import ConfigError
-from batchml.ops import code
-from batchml.ops.code import find, pack, size_words
-from batchml.ops.delivery import FolderShelf, check_words, deliver, told
+from batchml.jobs import code
+from batchml.jobs.code import check_words, deliver, describe_sent, find_files, pack, size_words
+from batchml.runtime.storage.folder import FolderStore
+from batchml.runtime.storage.store import StoreError
 
 
 def write(folder: Path, **files: str) -> Path:
@@ -31,7 +32,7 @@ def test_what_the_own_file_says_is_the_last_word(tmp_path: Path) -> None:
         **{"model.bin": "", "other.bin": "", "built/lib.so": "", "notes": "", "train.py": ""},
         **{"venv/lib.py": ""},
     )
-    assert find(tmp_path).files == (
+    assert find_files(tmp_path).files == (
         ".batchmlignore", ".gitignore", "built/lib.so", "model.bin", "train.py",
     )  # fmt: skip
 
@@ -47,7 +48,7 @@ def test_rules_of_the_folders_above_count_within_one_repository(tmp_path: Path) 
         **{f"jobs/lenet/{name}": "" for name in ("a.tmp", "a.pt", "a.log", "a.mine", "keep.tmp")},
         **{"jobs/lenet/out": "", "jobs/lenet/deep/out": ""},
     )
-    assert find(top / "jobs" / "lenet").files == ("a.log", "deep/out", "keep.tmp")
+    assert find_files(top / "jobs" / "lenet").files == ("a.log", "deep/out", "keep.tmp")
 
 
 @pytest.mark.parametrize("name", [".env", "deep/id_rsa", ".aws/credentials", "site.pem"])
@@ -83,7 +84,7 @@ def test_what_is_no_file_is_named_and_never_waited_for(tmp_path: Path) -> None:
     for name, target in (("itself", "itself"), ("nothing", "none"), ("out", "/etc/passwd")):
         (tmp_path / name).symlink_to(target)
     (tmp_path / "red\x1b[31m").symlink_to("..")
-    found = find(tmp_path)
+    found = find_files(tmp_path)
     assert found.files == ("train",)
     assert found.left_out == (
         ".batchmlignore", ".gitignore", "itself", "nothing", "out", "pipe", "'red\\x1b[31m'",
@@ -92,7 +93,7 @@ def test_what_is_no_file_is_named_and_never_waited_for(tmp_path: Path) -> None:
 
 def test_files_that_go_while_it_is_packed_are_not_missed(tmp_path: Path) -> None:
     write(tmp_path, **{"lock": "held", "train.py": "print()"})
-    found = find(tmp_path)
+    found = find_files(tmp_path)
     (tmp_path / "lock").unlink()
     _, sizes = code._tar(tmp_path, found.files)
     assert sizes == [len("print()")]
@@ -110,7 +111,7 @@ def test_folders_may_lie_deeper_than_pythons_stack(tmp_path: Path) -> None:
     most = sys.getrecursionlimit()
     sys.setrecursionlimit(len(inspect.stack()) + 150)
     try:
-        found = find(tmp_path)
+        found = find_files(tmp_path)
     finally:
         sys.setrecursionlimit(most)
     assert found.files == ("a/" * 300 + "train.py",)
@@ -157,42 +158,43 @@ class Said:
 def test_what_is_there_costs_one_question_and_is_not_packed(tmp_path: Path) -> None:
     client: Any = Said()
     session: Any = type("Session", (), {"client": lambda self, name: client})()
-    bucket = Bucket(session, "bucket")
+    bucket = BucketStore(session, "bucket", "code")
     archive = pack(write(tmp_path, train="print()"))
-    assert deliver(bucket, f"code/{archive.name}", lambda: archive.data)
+    assert deliver(bucket, archive.name, lambda: archive.data)
+    assert client.kept == {f"code/{archive.name}"}
     assert client.calls == ["HeadObject", "PutObject"]
 
     def never() -> bytes:
         raise AssertionError("packed though it is there")
 
-    assert not deliver(bucket, f"code/{archive.name}", never)
+    assert not deliver(bucket, archive.name, never)
     assert client.calls == ["HeadObject", "PutObject", "HeadObject"]
 
 
-def test_a_folder_is_a_shelf_too(tmp_path: Path) -> None:
-    shelf = FolderShelf(tmp_path / "code")
-    assert deliver(shelf, "a", lambda: b"x")
-    assert not deliver(shelf, "a", lambda: b"y")
+def test_a_private_folder_keeps_packages_too(tmp_path: Path) -> None:
+    store = FolderStore(str(tmp_path / "code"), private=True)
+    assert deliver(store, "a", lambda: b"x")
+    assert not deliver(store, "a", lambda: b"y")
     assert (tmp_path / "code" / "a").read_bytes() == b"x"
+    assert (tmp_path / "code" / "a").stat().st_mode & 0o777 == 0o600
     assert (tmp_path / "code").stat().st_mode & 0o777 == 0o700
 
 
-def test_a_shelf_that_is_full_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_is_full_is_named(tmp_path: Path) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, most))
     try:
-        with pytest.raises(OSError) as caught:
-            FolderShelf(tmp_path).put("a", bytes(5000))
+        with pytest.raises(StoreError, match=f"cannot write 'a' in {tmp_path}: File too large"):
+            FolderStore(str(tmp_path), private=True).put("a", bytes(5000))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
-    assert caught.value.filename == str(tmp_path / "a")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_people_are_told_the_size_and_what_was_not_sent(tmp_path: Path) -> None:
     archive = pack(write(tmp_path, train="x" * 2000))
-    assert told(archive, sent=True) == f"Code: 1 file, 2 KiB ({archive.digest[:8]})."
-    assert told(archive, sent=False).endswith(", unchanged and not sent again.")
+    assert describe_sent(archive, sent=True) == f"Code: 1 file, 2 KiB ({archive.digest[:8]})."
+    assert describe_sent(archive, sent=False).endswith(", unchanged and not sent again.")
 
 
 def test_words_that_no_program_could_be_started_with_are_refused() -> None:
@@ -212,5 +214,5 @@ def test_what_ignore_files_keep_here_is_told(tmp_path: Path) -> None:
     (tmp_path / ".batchmlignore").write_text("!d.log\n.gitignore\n")
     archive = pack(tmp_path)
     assert archive.ignored == (".gitignore", "b.log", "c.log", "data/")
-    said = told(archive, sent=True)
-    assert said.endswith(" Ignored, and so left out: .gitignore, b.log, c.log and 1 more.")
+    said = describe_sent(archive, sent=True)
+    assert said.endswith(" Ignored: .gitignore, b.log, c.log and 1 more.")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from batchml.client.commit import Commit, Question, find_commit
+from batchml.runs.git_commit import CommitQuery, GitCommit, find_commit
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not here")
 
@@ -46,7 +46,7 @@ def test_the_commit_is_gits_wherever_git_keeps_it(repository: Path) -> None:
 
 def test_a_folder_without_a_commit_has_none(tmp_path: Path) -> None:
     assert find_commit(tmp_path) == ""
-    assert Question(tmp_path).read() == Commit()
+    assert CommitQuery(tmp_path).read() == GitCommit()
     git(tmp_path, "init", "-q")
     assert find_commit(tmp_path) == ""
 
@@ -61,8 +61,8 @@ def test_a_damaged_repository_has_none(tmp_path: Path, head: str) -> None:
 
 
 def test_changes_are_told_and_those_of_another_folder_do_not_count(repository: Path) -> None:
-    assert Question(repository / "job", patience=60).read().is_dirty is False
+    assert CommitQuery(repository / "job", patience=60).read().is_dirty is False
     (repository / "other").write_text("2")
-    assert Question(repository / "job", patience=60).read().is_dirty is False
+    assert CommitQuery(repository / "job", patience=60).read().is_dirty is False
     (repository / "job" / "new.py").write_text("2")
-    assert Question(repository / "job", patience=60).read().is_dirty is True
+    assert CommitQuery(repository / "job", patience=60).read().is_dirty is True

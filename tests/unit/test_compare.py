@@ -2,20 +2,20 @@
 
 from batchml.model.record import Record
 from batchml.model.run import JobStatus, Run
-from batchml.ops.compare import Difference, compare, what_matters
-from batchml.ops.search import Found
+from batchml.runs.metrics.compare import RunDifference, compare, what_matters
+from batchml.runs.search import FoundRun
 
 
-def one(**more: object) -> Found:
+def one(**more: object) -> FoundRun:
     values = {"job_id": "a", "name": "train", "queue": "q", "status": JobStatus.SUCCEEDED,
               "created_at": 1000, "started_at": 3000, "stopped_at": 10_000, "vcpus": 2,
               "image": "x:1", "command": ("train", "0.1"), "params": {"lr": 0.1},
               "exit_code": 0}  # fmt: skip
     record = Record(commit="aaaa", dirty=False, code="/here/1.tar", metrics={"loss": 0.5}, cost=1.0)
-    return Found(Run(**{**values, **more}), record)  # type: ignore[arg-type]
+    return FoundRun(Run(**{**values, **more}), record)  # type: ignore[arg-type]
 
 
-def differing(left: Found, right: Found) -> dict[str, tuple[object, object]]:
+def differing(left: FoundRun, right: FoundRun) -> dict[str, tuple[object, object]]:
     found = compare(left, right, 20_000)
     return {each.what: (each.left, each.right) for each in found if not each.same}
 
@@ -26,7 +26,7 @@ def test_a_run_does_not_differ_from_itself() -> None:
 
 
 def test_causes_come_before_effects() -> None:
-    other = Found(
+    other = FoundRun(
         one(params={"lr": 0.2, "new": True}, command=("train", "0.2"), stopped_at=5000).run,
         Record(commit="bbbb", dirty=True, code="s3://b/code/2.tar", metrics={"loss": 0.25}),
     )
@@ -46,7 +46,7 @@ def test_causes_come_before_effects() -> None:
 def test_the_same_code_at_another_place_is_the_same() -> None:
     left, right = one(), one()
     assert right.record is not None
-    moved = Found(right.run, Record(commit="aaaa", dirty=False, code="s3://b/code/1.tar"))
+    moved = FoundRun(right.run, Record(commit="aaaa", dirty=False, code="s3://b/code/1.tar"))
     assert "code" not in differing(left, moved)
 
 
@@ -61,15 +61,15 @@ def test_an_end_is_compared_with_what_goes_on() -> None:
 
 
 def test_a_forgotten_run_is_compared_by_what_was_asked_for() -> None:
-    forgotten = Found(None, Record(name="train", queue="q", image="x:1", vcpus=4, at=1000))
+    forgotten = FoundRun(None, Record(name="train", queue="q", image="x:1", vcpus=4, at=1000))
     assert differing(one(), forgotten)["vcpus"] == (2, 4)
 
 
 def test_what_nobody_looks_for_is_left_out() -> None:
     found = [
-        Difference("waited", 1.0, 1.2), Difference("metrics.lr", 1.0, 2.0),
-        *(Difference(f"metrics.loss:{child}", float(child), None) for child in range(5)),
-        Difference("metrics.acc:1", 0.5, 0.7),
+        RunDifference("waited", 1.0, 1.2), RunDifference("metrics.lr", 1.0, 2.0),
+        *(RunDifference(f"metrics.loss:{child}", float(child), None) for child in range(5)),
+        RunDifference("metrics.acc:1", 0.5, 0.7),
     ]  # fmt: skip
     assert [(each.what, each.left, each.right) for each in what_matters(found)] == [
         ("metrics.lr", 1.0, 2.0),
@@ -79,11 +79,11 @@ def test_what_nobody_looks_for_is_left_out() -> None:
         ("metrics.loss most", 4.0, None),
         ("metrics.acc:1", 0.5, 0.7),
     ]
-    assert what_matters([Difference("waited", 1.0, 3.0)])
+    assert what_matters([RunDifference("waited", 1.0, 3.0)])
 
 
 def test_only_numbers_change_by_a_number() -> None:
-    assert Difference("a", 1, 1.5).change == 0.5
-    assert Difference("a", True, 2).change is None
-    assert Difference("a", None, 2).change is None
-    assert Difference("a", "1", "2").change is None
+    assert RunDifference("a", 1, 1.5).change == 0.5
+    assert RunDifference("a", True, 2).change is None
+    assert RunDifference("a", None, 2).change is None
+    assert RunDifference("a", "1", "2").change is None

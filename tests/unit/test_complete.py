@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchml.cli.complete import World, complete, main, parse_help, read_help
-from batchml.cli.shells import SCRIPTS
+from batchml.cli.completion import SCRIPTS, CompletionSources, complete, main, parse_help, read_help
 from batchml.model.job import read_job
 from batchml.model.run import JobStatus, OutcomeClass
 
@@ -28,7 +27,7 @@ priority = 100
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
+def world(tmp_path: Path) -> CompletionSources:
     (tmp_path / "batchml.toml").write_text(TOML)
     job = tmp_path / "jobs" / "mine"
     job.mkdir(parents=True)
@@ -56,10 +55,10 @@ def world(tmp_path: Path) -> World:
     (home / "sweeps" / "4bcdefgh2345abcde").mkdir()  # removed, or not written yet
     text = "\n".join(map(json.dumps, lines)) + '\n{"torn'
     (home / "history.jsonl").write_text(text)
-    return World({"BATCHML_HOME": str(home)}, str(tmp_path))
+    return CompletionSources({"BATCHML_HOME": str(home)}, str(tmp_path))
 
 
-def offered(world: World, line: str) -> list[str]:
+def offered(world: CompletionSources, line: str) -> list[str]:
     return [word.text for word in complete(line.split(" "), world).words]
 
 
@@ -104,11 +103,13 @@ def offered(world: World, line: str) -> list[str]:
         ("ls --env dev --job ti", []),
     ],
 )
-def test_each_word_is_offered_where_it_fits(world: World, line: str, words: list[str]) -> None:
+def test_each_word_is_offered_where_it_fits(
+    world: CompletionSources, line: str, words: list[str]
+) -> None:
     assert offered(world, line) == words
 
 
-def test_states_and_classes_are_those_of_the_commands(world: World) -> None:
+def test_states_and_classes_are_those_of_the_commands(world: CompletionSources) -> None:
     classes = [each.value for each in OutcomeClass if each is not OutcomeClass.SUCCEEDED]
     states = offered(world, "ls --status ")
     assert sorted(states) == sorted([*(each.value for each in JobStatus), *classes])
@@ -117,25 +118,25 @@ def test_states_and_classes_are_those_of_the_commands(world: World) -> None:
         assert read_job({"image": "i", "command": ["c"], "retry": retry}, "job").retry.on == (name,)
 
 
-def test_a_forgotten_environment_has_no_runs(world: World) -> None:
+def test_a_forgotten_environment_has_no_runs(world: CompletionSources) -> None:
     with open(Path(world.environ["BATCHML_HOME"]) / "history.jsonl", "a") as file:
         file.write('\n{"forgotten": "dev"}\n')
     assert offered(world, "show ") == []
     assert offered(world, "show --env local ") == ["@last", "elsewhere", "cccc0000"]
 
 
-def test_files_are_offered_where_files_fit(world: World) -> None:
+def test_files_are_offered_where_files_fit(world: CompletionSources) -> None:
     assert complete(["submit", "x"], world).files
     assert complete(["submit", "--", "x"], world).files
     assert not complete(["show", "x"], world).files
 
 
-def test_a_name_says_what_it_is(world: World) -> None:
+def test_a_name_says_what_it_is(world: CompletionSources) -> None:
     (word,) = complete(["show", "aaaa"], world).words
     assert word.about == "old, succeeded, spot"
 
 
-def test_shipped_jobs_and_images_are_offered(world: World) -> None:
+def test_shipped_jobs_and_images_are_offered(world: CompletionSources) -> None:
     assert "lenet" in offered(world, "submit ")
     assert "pytorch" in offered(world, "image build ")
 
@@ -158,7 +159,9 @@ def test_arguments_are_read_from_the_usage() -> None:
 
 @given(st.lists(st.text(max_size=12), min_size=1, max_size=5))
 def test_whatever_is_typed_there_is_an_answer(words: list[str]) -> None:
-    world = World({"BATCHML_HOME": "/nonexistent", "BATCHML_CONFIG": "/nonexistent"}, "/")
+    world = CompletionSources(
+        {"BATCHML_HOME": "/nonexistent", "BATCHML_CONFIG": "/nonexistent"}, "/"
+    )
     for word in complete(words, world).words:
         assert isinstance(word.text, str)
 
@@ -167,13 +170,13 @@ def test_whatever_is_typed_there_is_an_answer(words: list[str]) -> None:
 def test_a_file_that_cannot_be_read_has_no_names(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "batchml.toml").write_bytes(content)
     (tmp_path / "history.jsonl").write_bytes(b'\xff\n[]\n{"key": [1]}\nnull\n')
-    world = World({"BATCHML_HOME": str(tmp_path), "BATCHML_ENV": "dev"}, str(tmp_path))
+    world = CompletionSources({"BATCHML_HOME": str(tmp_path), "BATCHML_ENV": "dev"}, str(tmp_path))
     assert offered(world, "submit --queue ") == ["default"]
     assert offered(world, "show ") == []
 
 
 def test_names_cannot_write_to_the_terminal(
-    world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    world: CompletionSources, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     home = Path(world.environ["BATCHML_HOME"])
     bad = {"key": "2e", "job_id": "d", "name": "\x1b]0;x\x07\nb", "env": "local"}
@@ -186,7 +189,7 @@ def test_names_cannot_write_to_the_terminal(
     assert len(out.splitlines()) == 3
 
 
-def test_nothing_heavy_is_imported_for_a_tab(world: World) -> None:
+def test_nothing_heavy_is_imported_for_a_tab(world: CompletionSources) -> None:
     """The time is measured beside; what makes it is what is imported."""
     program = (
         "import sys; sys.argv = ['batchml', '__complete', 'show', ''];"
@@ -209,7 +212,7 @@ def test_the_scripts_are_printed_at_once(shell: str) -> None:
     assert subprocess.run(command, capture_output=True, text=True).stdout == SCRIPTS[shell]
 
 
-def test_bash_offers_what_we_do(world: World) -> None:
+def test_bash_offers_what_we_do(world: CompletionSources) -> None:
     """The function is called as Tab calls it; other shells were looked at by hand."""
     (Path(world.here) / "bin").mkdir()
     start = Path(world.here) / "bin" / "batchml"

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from batchml.local.batch.state import Job, Needs, Spec
-from batchml.local.executors.container_spec import Permits, container_spec
-from batchml.local.executors.runner.container import through_runtime
-from batchml.local.executors.spec import Host, NoEnvironment
+from batchml.local.batch.state import Job, Needs, SubmittedSpec
+from batchml.local.executors.choice import Permits
+from batchml.local.executors.container_spec import container_spec
+from batchml.local.executors.runner.container_setup import through_runtime
+from batchml.local.executors.spec import ExecutorHost, RunnerSpecError
 from batchml.local.home import Home
 from batchml.local.images import publish
 
@@ -22,18 +23,20 @@ IDENTITY = "0123456789abcdef"
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> Host:
+def host(tmp_path: Path) -> ExecutorHost:
     home = Home(tmp_path / "home")
-    return Host(
+    return ExecutorHost(
         home, home.runtimes / "r", {"PATH": "/bin", "SECRET": "s"}, has_gpus=True, identity=IDENTITY
     )
 
 
-def spec_of(host: Host, job: Job, permits: Permits | None = None, **attempt: Any) -> dict[str, Any]:
+def spec_of(
+    host: ExecutorHost, job: Job, permits: Permits | None = None, **attempt: Any
+) -> dict[str, Any]:
     return container_spec(host, permits or Permits(), job, attempt_of(job, **attempt))
 
 
-def host_config(host: Host, job: Job, permits: Permits | None = None) -> dict[str, Any]:
+def host_config(host: ExecutorHost, job: Job, permits: Permits | None = None) -> dict[str, Any]:
     return dict(spec_of(host, job, permits)["config"]["HostConfig"])
 
 
@@ -41,7 +44,7 @@ def environment(spec: dict[str, Any]) -> dict[str, str]:
     return dict(entry.split("=", 1) for entry in spec["config"]["Env"])
 
 
-def test_limits_are_the_jobs_needs_and_swap_is_off(host: Host) -> None:
+def test_limits_are_the_jobs_needs_and_swap_is_off(host: ExecutorHost) -> None:
     asked = host_config(host, job_of(["true"], memory=512, vcpus=3))
     assert asked["Memory"] == asked["MemorySwap"] == 512 * MIB
     assert asked["CpuShares"] == 3072
@@ -49,11 +52,13 @@ def test_limits_are_the_jobs_needs_and_swap_is_off(host: Host) -> None:
     assert "MemorySwappiness" not in asked
 
 
-def test_a_job_of_4_mib_gets_the_engines_least(host: Host) -> None:
+def test_a_job_of_4_mib_gets_the_engines_least(host: ExecutorHost) -> None:
     assert host_config(host, job_of(["true"], memory=4))["Memory"] == 6 * MIB
 
 
-def test_many_vcpus_mean_more_processes_and_no_more_shares_than_there_are(host: Host) -> None:
+def test_many_vcpus_mean_more_processes_and_no_more_shares_than_there_are(
+    host: ExecutorHost,
+) -> None:
     asked = host_config(host, job_of(["true"], vcpus=448))
     assert (asked["PidsLimit"], asked["CpuShares"]) == (458_752, 262_144)
 
@@ -68,13 +73,13 @@ def test_many_vcpus_mean_more_processes_and_no_more_shares_than_there_are(host: 
     ],
 )
 def test_swap_is_what_the_job_asks_for(
-    host: Host, linux: dict[str, int], swap: int, swappiness: int | None
+    host: ExecutorHost, linux: dict[str, int], swap: int, swappiness: int | None
 ) -> None:
     asked = host_config(host, job_of(["true"], linuxParameters=linux))
     assert (asked["MemorySwap"], asked.get("MemorySwappiness")) == (swap * MIB, swappiness)
 
 
-def test_linux_parameters_in_the_engines_words(host: Host) -> None:
+def test_linux_parameters_in_the_engines_words(host: ExecutorHost) -> None:
     asked = host_config(
         host,
         job_of(
@@ -101,36 +106,36 @@ def test_linux_parameters_in_the_engines_words(host: Host) -> None:
 
 @pytest.mark.parametrize("asked", [True, False, None])
 def test_an_init_process_is_the_parent_when_the_job_asks_for_one(
-    host: Host, asked: bool | None
+    host: ExecutorHost, asked: bool | None
 ) -> None:
     linux = {} if asked is None else {"initProcessEnabled": asked}
     assert host_config(host, job_of(["true"], linuxParameters=linux))["Init"] is bool(asked)
 
 
-def test_rights_are_few_unless_the_server_lets_jobs_have_more(host: Host) -> None:
+def test_rights_are_few_unless_the_server_lets_jobs_have_more(host: ExecutorHost) -> None:
     asked = host_config(host, job_of(["true"]))
     assert asked["CapDrop"] == ["ALL"]
     assert not {"NET_RAW", "MKNOD", "SYS_ADMIN"} & set(asked["CapAdd"])
     assert asked["SecurityOpt"] == ["no-new-privileges"]
     assert asked["NetworkMode"] == "bridge"
     privileged = job_of(["true"], privileged=True)
-    with pytest.raises(NoEnvironment, match="--allow-privileged"):
+    with pytest.raises(RunnerSpecError, match="--allow-privileged"):
         spec_of(host, privileged)
     allowed = host_config(host, privileged, Permits(privileged=True))
     assert allowed["Privileged"] is True
     assert "CapDrop" not in allowed
 
 
-def test_a_device_of_the_machine_itself_is_as_good_as_privileged(host: Host) -> None:
+def test_a_device_of_the_machine_itself_is_as_good_as_privileged(host: ExecutorHost) -> None:
     job = job_of(["true"], linuxParameters={"devices": [{"hostPath": "/dev/../dev/sda"}]})
-    with pytest.raises(NoEnvironment, match=r"the device /dev/sda .*--allow-privileged"):
+    with pytest.raises(RunnerSpecError, match=r"the device /dev/sda .*--allow-privileged"):
         spec_of(host, job)
     assert host_config(host, job, Permits(privileged=True))["Devices"][0]["PathOnHost"] == (
         "/dev/sda"
     )
 
 
-def test_variables_name_the_containers_paths_and_nothing_of_the_server(host: Host) -> None:
+def test_variables_name_the_containers_paths_and_nothing_of_the_server(host: ExecutorHost) -> None:
     spec = spec_of(host, job_of(["true"], env={"MINE": "1"}))
     env = environment(spec)
     assert env["BATCHML_OUTPUT_DIR"] == "/batchml/output"
@@ -140,7 +145,7 @@ def test_variables_name_the_containers_paths_and_nothing_of_the_server(host: Hos
     assert spec["config"]["Image"] == "python:3.11-slim-bookworm"
 
 
-def test_the_runs_folders_are_mounted_and_may_be_made(host: Host) -> None:
+def test_the_runs_folders_are_mounted_and_may_be_made(host: ExecutorHost) -> None:
     job = job_of(["true"])
     sources = {source["target"]: source for source in spec_of(host, job)["sources"]}
     assert set(sources) == {
@@ -151,7 +156,7 @@ def test_the_runs_folders_are_mounted_and_may_be_made(host: Host) -> None:
     assert (output["make"], output["ours"], output["read_only"]) == (True, True, False)
 
 
-def test_what_a_job_mounts_or_sets_itself_wins(host: Host) -> None:
+def test_what_a_job_mounts_or_sets_itself_wins(host: ExecutorHost) -> None:
     job = job_of(
         ["true"],
         env={"BATCHML_OUTPUT_DIR": "/elsewhere"},
@@ -166,7 +171,9 @@ def test_what_a_job_mounts_or_sets_itself_wins(host: Host) -> None:
     assert (mine["path"], mine["read_only"], mine["ours"]) == ("/srv/w", True, False)
 
 
-def test_a_volume_without_a_folder_is_the_engines_and_efs_is_a_folder_here(host: Host) -> None:
+def test_a_volume_without_a_folder_is_the_engines_and_efs_is_a_folder_here(
+    host: ExecutorHost,
+) -> None:
     job = job_of(
         ["true"],
         volumes=[
@@ -191,7 +198,7 @@ def test_a_volume_without_a_folder_is_the_engines_and_efs_is_a_folder_here(host:
     assert efs["before"] == (str(host.home.root / "workspace"), "efs", "fs-1---")
 
 
-def test_no_container_may_write_to_the_folder_of_all_runs(host: Host) -> None:
+def test_no_container_may_write_to_the_folder_of_all_runs(host: ExecutorHost) -> None:
     """Or it could rename the folders that are mounted for others."""
     runs = str(host.home.runs)
     for read_only in (False, True):
@@ -206,13 +213,13 @@ def test_no_container_may_write_to_the_folder_of_all_runs(host: Host) -> None:
         assert all(s["fixed"] for s in sources if s is not found)
 
 
-def test_a_mount_of_no_volume_says_so(host: Host) -> None:
+def test_a_mount_of_no_volume_says_so(host: ExecutorHost) -> None:
     job = job_of(["true"], mountPoints=[{"sourceVolume": "w", "containerPath": "/w"}])
-    with pytest.raises(NoEnvironment, match="the volume 'w'"):
+    with pytest.raises(RunnerSpecError, match="the volume 'w'"):
         spec_of(host, job)
 
 
-def test_gpus_are_asked_for_by_name_and_no_others_are_seen(host: Host) -> None:
+def test_gpus_are_asked_for_by_name_and_no_others_are_seen(host: ExecutorHost) -> None:
     job = job_of(["true"])
     none = spec_of(host, job)
     assert environment(none)["NVIDIA_VISIBLE_DEVICES"] == "void"
@@ -224,7 +231,7 @@ def test_gpus_are_asked_for_by_name_and_no_others_are_seen(host: Host) -> None:
     ]
 
 
-def test_user_labels_and_name_find_a_container_again(host: Host) -> None:
+def test_user_labels_and_name_find_a_container_again(host: ExecutorHost) -> None:
     job = job_of(["true"], user="1000:100")
     spec = spec_of(host, job)
     assert spec["config"]["User"] == "1000:100"
@@ -236,7 +243,7 @@ def test_user_labels_and_name_find_a_container_again(host: Host) -> None:
     assert spec["name"] == f"batchml-{IDENTITY[:8]}-{spec['task_id']}"
 
 
-def test_code_of_ours_is_mounted_and_no_other_file_is(host: Host) -> None:
+def test_code_of_ours_is_mounted_and_no_other_file_is(host: ExecutorHost) -> None:
     ours = str(host.home.code / "abc.tar.gz")
     spec = spec_of(host, job_of(["true"], env={"BATCHML_CODE": ours}))
     assert environment(spec)["BATCHML_CODE"] == "/batchml/code.tar.gz"
@@ -247,11 +254,13 @@ def test_code_of_ours_is_mounted_and_no_other_file_is(host: Host) -> None:
         assert not [s for s in spec["sources"] if s["read_only"]]
 
 
-def test_the_nodes_of_a_job_share_a_network_and_other_attempts_have_another(host: Host) -> None:
+def test_the_nodes_of_a_job_share_a_network_and_other_attempts_have_another(
+    host: ExecutorHost,
+) -> None:
     job = job_of(["true"])
     assert spec_of(host, job)["network"] is None
-    node = Job(id=f"{job.id}#1", spec=Spec(id=job.id, container=job.container, needs=Needs(1, 64)),
-               sequence=2, node=1)  # fmt: skip
+    spec = SubmittedSpec(id=job.id, container=job.container, needs=Needs(1, 64))
+    node = Job(id=f"{job.id}#1", spec=spec, sequence=2, node=1)
     first, again = (
         container_spec(host, Permits(), node, attempt_of(node, number)) for number in (1, 2)
     )
@@ -260,7 +269,7 @@ def test_the_nodes_of_a_job_share_a_network_and_other_attempts_have_another(host
     assert first["network"]["name"] != again["network"]["name"]
 
 
-def test_a_published_image_is_built_and_never_fetched(host: Host, tmp_path: Path) -> None:
+def test_a_published_image_is_built_and_never_fetched(host: ExecutorHost, tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "requirements.txt").write_text("")
@@ -279,13 +288,13 @@ def replaced(job: Job, **container: Any) -> Job:
 # --- our runtime in an image --------------------------------------------------------------------
 
 
-def test_an_image_with_our_runtime_is_left_as_it_is(host: Host) -> None:
+def test_an_image_with_our_runtime_is_left_as_it_is(host: ExecutorHost) -> None:
     spec = spec_of(host, job_of(["train"], env={"BATCHML_CODE": "/x"}))
     image = {"Entrypoint": ["python", "-m", "batchml.runtime.run"]}
     assert through_runtime(spec, image) == spec["config"]
 
 
-def test_code_runs_in_any_image_through_the_runtime_that_is_mounted(host: Host) -> None:
+def test_code_runs_in_any_image_through_the_runtime_that_is_mounted(host: ExecutorHost) -> None:
     spec = spec_of(host, job_of(["train"], env={"BATCHML_CODE": "/x"}))
     config = through_runtime(spec, {"Entrypoint": ["/entry"], "Env": ["PYTHONPATH=/theirs", "A=b"]})
     assert config["Entrypoint"] == ["python3", "-m", "batchml.runtime.run"]
@@ -295,6 +304,6 @@ def test_code_runs_in_any_image_through_the_runtime_that_is_mounted(host: Host) 
     assert spec["config"]["HostConfig"]["Mounts"] == [], "the spec is not changed"
 
 
-def test_without_code_an_image_runs_as_it_is(host: Host) -> None:
+def test_without_code_an_image_runs_as_it_is(host: ExecutorHost) -> None:
     spec = spec_of(host, job_of(["train"]))
     assert through_runtime(spec, {"Entrypoint": ["/entry"]}) == spec["config"]

@@ -7,9 +7,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchml.model.sweep import Confirm, TrialState
-from batchml.sweep.lease import LOCAL_LIFE
-from tests.sweep_boards import Killed, Mortal
+from batchml.model.sweep import ConfirmSettings, TrialState
+from batchml.sweeps.control.lease import LOCAL_LIFE
+from tests.sweep_boards import Killed, KillingStore
 from tests.sweep_world import Fault, World, spec_of
 
 SHAPES = (
@@ -22,7 +22,7 @@ SHAPES = (
 def world_of(dice: Random, shape: tuple[str, str, bool], parallel: int) -> World:
     """A sweep of some trials, of which some have bad luck and some bad messengers."""
     method, stopping, resume = shape
-    more: dict[str, Any] = {"confirm": Confirm(2, 2)} if dice.random() < 0.3 else {}
+    more: dict[str, Any] = {"confirm": ConfirmSettings(2, 2)} if dice.random() < 0.3 else {}
     trials = dice.randrange(1, 25)
     spec = spec_of(
         method, stopping, trials=trials, parallel=parallel, resume=resume, failed_share=None,
@@ -49,7 +49,7 @@ def test_every_trial_is_told_of_once_and_the_width_is_kept(
     world = world_of(dice, shape, parallel)
     for _ in range(dice.choice([0, 0, 1, 3])):
         try:
-            world.run(Mortal(world.store, dice.randrange(1, 60), before=dice.random() < 0.5))
+            world.run(KillingStore(world.store, dice.randrange(1, 60), before=dice.random() < 0.5))
         except Killed:
             world.clock.sleep(LOCAL_LIFE + 1)
     world.run(who="last")

@@ -7,41 +7,42 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from batchml.aws.batch.hosts import Pool
-from batchml.aws.pricing import Book, Instances, InstanceType, Price
-from batchml.cli.bills import FREE, dollars, money, quote_json, quote_lines
-from batchml.errors import UsageError
-from batchml.model.description import read_described
-from batchml.model.job import Group, JobSpec, Launch, Resources, Retry
-from batchml.ops.cost import (
-    OWN,
+from batchml.aws.batch.hosts import HostPool
+from batchml.aws.pricing.instances import InstanceType, InstanceTypes
+from batchml.aws.pricing.prices import Price, PriceTable
+from batchml.config.environments import read_config
+from batchml.cost.bill import UsualDuration
+from batchml.cost.quote import (
+    OWN_PRICE,
     Candidate,
-    Landing,
-    Need,
+    ComputeChoice,
+    ContainerNeed,
     Quote,
     Usd,
-    budget,
-    candidates,
-    items_of,
+    find_candidates,
+    make_budget,
+    make_quote,
     need_of_job,
-    needs_of_gang,
-    quote,
+    needs_of_group_run,
+    price_items,
     share_of,
 )
-from batchml.ops.spending import Usual
+from batchml.cost.render import FREE, dollars, money, quote_json, quote_lines
+from batchml.errors import UsageError
+from batchml.model.job import Group, JobSpec, Launch, Resources, Retry
 
 DAY = 1_795_276_800  # 2026-11-21
 G5 = InstanceType("g5.xlarge", 4, 16_384, 1, "x86_64")
 P4 = InstanceType("p4d.24xlarge", 96, 1_179_648, 8, "x86_64")
 C7 = InstanceType("c7i.large", 2, 4_096, 0, "x86_64")
-INSTANCES = Instances({each.name: (each,) for each in (G5, P4, C7)} | {"g5": (G5,)})
+INSTANCES = InstanceTypes({each.name: (each,) for each in (G5, P4, C7)} | {"g5": (G5,)})
 
 
 def price(low: str, high: str = "", per: str = "hour") -> Price:
     return Price(Decimal(low), Decimal(high or low), per, DAY, "2026-10-01", "AWS Price List")
 
 
-BOOK = Book(
+BOOK = PriceTable(
     {
         "on-demand:g5.xlarge": price("1.006"),
         "on-demand:p4d.24xlarge": price("32.7726"),
@@ -52,30 +53,30 @@ BOOK = Book(
 )
 
 
-def landing(*types: str, spot: bool = False, disk: int = 0) -> Landing:
-    return Landing(Pool("gpu", types, spot), disk)
+def landing(*types: str, spot: bool = False, disk: int = 0) -> ComputeChoice:
+    return ComputeChoice(HostPool("gpu", types, spot), disk)
 
 
-def quoted(need: Need, *landings: Landing, book: Book = BOOK) -> Quote:
-    found, missing = candidates(need, landings, INSTANCES)
-    return quote(need, found, missing, book)
+def quoted(need: ContainerNeed, *landings: ComputeChoice, book: PriceTable = BOOK) -> Quote:
+    found, missing = find_candidates(need, landings, INSTANCES)
+    return make_quote(need, found, missing, book)
 
 
 @pytest.mark.parametrize(
     ("need", "instance", "share"),
     [
-        (Need(1, 1_000, 0), G5, "0.25"),
-        (Need(1, 8_192, 0), G5, "0.5"),
-        (Need(1, 1_000, 1), G5, "1"),
-        (Need(8, 60_000, 1), P4, "0.125"),
-        (Need(1, 1_000, 1, nodes=2), P4, "1"),
-        (Need(0, 0, 0), G5, "1"),  # nobody says what it asks for
-        (Need(1, 1_000, 1), C7, None),
-        (Need(5, 1_000, 0), G5, None),
+        (ContainerNeed(1, 1_000, 0), G5, "0.25"),
+        (ContainerNeed(1, 8_192, 0), G5, "0.5"),
+        (ContainerNeed(1, 1_000, 1), G5, "1"),
+        (ContainerNeed(8, 60_000, 1), P4, "0.125"),
+        (ContainerNeed(1, 1_000, 1, nodes=2), P4, "1"),
+        (ContainerNeed(0, 0, 0), G5, "1"),  # nobody says what it asks for
+        (ContainerNeed(1, 1_000, 1), C7, None),
+        (ContainerNeed(5, 1_000, 0), G5, None),
     ],
 )
 def test_a_share_is_the_largest_of_its_parts(
-    need: Need, instance: InstanceType, share: str | None
+    need: ContainerNeed, instance: InstanceType, share: str | None
 ) -> None:
     assert share_of(need, instance) == (None if share is None else Decimal(share))
 
@@ -89,7 +90,7 @@ def test_shares_of_a_full_host_are_no_more_than_the_host(
     vcpus: int, memory: int, gpus: int, instance: InstanceType
 ) -> None:
     """As many runs as fit pay for one host together, and never for more."""
-    share = share_of(Need(vcpus, memory, gpus), instance)
+    share = share_of(ContainerNeed(vcpus, memory, gpus), instance)
     if share is not None:
         fitting = min(
             instance.vcpus // vcpus,
@@ -100,7 +101,9 @@ def test_shares_of_a_full_host_are_no_more_than_the_host(
 
 
 def test_a_quote_is_from_the_cheapest_host_to_the_dearest_with_their_disks() -> None:
-    found = quoted(Need(4, 8_192, 1), landing("g5.xlarge", disk=100), landing("p4d.24xlarge"))
+    found = quoted(
+        ContainerNeed(4, 8_192, 1), landing("g5.xlarge", disk=100), landing("p4d.24xlarge")
+    )
     assert found.hour == Usd(Decimal("1.016"), Decimal("32.7726") / 8)
     assert [offer.candidate.instance.name for offer in found.offers] == [
         "g5.xlarge", "p4d.24xlarge"
@@ -112,53 +115,59 @@ def test_a_quote_is_from_the_cheapest_host_to_the_dearest_with_their_disks() -> 
 
 
 def test_spot_is_from_the_cheapest_zone_to_the_dearest() -> None:
-    found = quoted(Need(4, 8_192, 1), landing("g5", spot=True))
+    found = quoted(ContainerNeed(4, 8_192, 1), landing("g5", spot=True))
     assert found.hour == Usd(Decimal("0.30"), Decimal("0.40"))
     assert "Spot hosts are counted at today's spot prices, which change." in quote_lines(found)
 
 
 def test_nodes_and_children_are_all_paid_and_a_timeout_bounds_it() -> None:
-    nodes = quoted(Need(1, 1_000, nodes=3, timeout=7_200, attempts=2), landing("g5.xlarge"))
+    nodes = quoted(
+        ContainerNeed(1, 1_000, nodes=3, timeout=7_200, attempts=2), landing("g5.xlarge")
+    )
     assert nodes.hour == Usd(Decimal("3.018"), Decimal("3.018"))
     assert nodes.most == Usd(Decimal("12.072"), Decimal("12.072"))
     assert "At most $12.07, if it runs to its timeout in all of 2 attempts." in quote_lines(nodes)
-    children = quoted(Need(1, 4_096, children=10), landing("g5.xlarge"))
+    children = quoted(ContainerNeed(1, 4_096, children=10), landing("g5.xlarge"))
     assert children.hour == Usd(Decimal("2.515"), Decimal("2.515"))
     assert children.most is None
 
 
 def test_hosts_that_the_run_does_not_fit_on_are_left_out() -> None:
-    found = quoted(Need(8, 60_000, 1), landing("g5.xlarge", "p4d.24xlarge", "c7i.large"))
+    found = quoted(ContainerNeed(8, 60_000, 1), landing("g5.xlarge", "p4d.24xlarge", "c7i.large"))
     assert [offer.candidate.instance.name for offer in found.offers] == ["p4d.24xlarge"]
-    nowhere = quoted(Need(8, 60_000, 1), landing("c7i.large"))
+    nowhere = quoted(ContainerNeed(8, 60_000, 1), landing("c7i.large"))
     assert nowhere.hour is None
     assert "the run fits on no instance type of the queue" in quote_lines(nowhere)[0]
 
 
 def test_what_has_no_price_is_said_and_bounds_nothing() -> None:
-    book = Book({"on-demand:g5.xlarge": price("1")}, {"on-demand:p4d.24xlarge": "no answer"})
-    found = quoted(Need(1, 1_000, 1), landing("g5.xlarge", "p4d.24xlarge", "optimal"), book=book)
+    book = PriceTable({"on-demand:g5.xlarge": price("1")}, {"on-demand:p4d.24xlarge": "no answer"})
+    found = quoted(
+        ContainerNeed(1, 1_000, 1), landing("g5.xlarge", "p4d.24xlarge", "optimal"), book=book
+    )
     assert found.unknown == {
-        "optimal": "nobody has asked AWS about it", "p4d.24xlarge": "no answer"
+        "optimal": "AWS was not asked about it", "p4d.24xlarge": "no answer"
     }  # fmt: skip
     assert "Price unknown: no answer (p4d.24xlarge)." in quote_lines(found)
-    with pytest.raises(UsageError, match="the price of optimal is unknown: nobody"):
-        budget(found, 5)
+    with pytest.raises(UsageError, match="the price of optimal is unknown: AWS was not asked"):
+        make_budget(found, 5)
 
 
 def test_prices_are_asked_for_once_each() -> None:
-    kinds, _ = candidates(
-        Need(1, 1_000), [landing("g5", "g5.xlarge", disk=30), landing("g5", spot=True)], INSTANCES
+    kinds, _ = find_candidates(
+        ContainerNeed(1, 1_000),
+        [landing("g5", "g5.xlarge", disk=30), landing("g5", spot=True)],
+        INSTANCES,
     )
-    assert items_of(kinds) == ["on-demand:g5.xlarge", "spot:g5.xlarge", "gp3-gb-month"]
+    assert price_items(kinds) == ["on-demand:g5.xlarge", "spot:g5.xlarge", "gp3-gb-month"]
 
 
 def test_a_budget_is_time_on_the_dearest_host() -> None:
-    need = Need(4, 8_192, 1)
-    limit = budget(quoted(need, landing("g5.xlarge"), landing("g5.xlarge", spot=True)), 2.012)
+    need = ContainerNeed(4, 8_192, 1)
+    limit = make_budget(quoted(need, landing("g5.xlarge"), landing("g5.xlarge", spot=True)), 2.012)
     assert limit.seconds == 7_200
     assert limit.variables == {"BATCHML_MAX_SECONDS": "7200", "BATCHML_PRICE": "1.006000"}
-    spot = budget(quoted(need, landing("g5", spot=True)), Decimal(1))
+    spot = make_budget(quoted(need, landing("g5", spot=True)), Decimal(1))
     assert spot.seconds == 9_000  # at 0.40, the dearest zone's
 
 
@@ -170,9 +179,9 @@ def test_a_budget_is_time_on_the_dearest_host() -> None:
 def test_containers_that_use_their_whole_budget_stay_within_it(
     usd: Decimal, children: int, nodes: int, types: list[str]
 ) -> None:
-    found = quoted(Need(2, 8_192, 1, nodes=nodes, children=children), landing(*types))
+    found = quoted(ContainerNeed(2, 8_192, 1, nodes=nodes, children=children), landing(*types))
     try:
-        limit = budget(found, usd)
+        limit = make_budget(found, usd)
     except UsageError as error:
         assert "buys less than a second" in str(error)
         return
@@ -186,26 +195,26 @@ def test_a_gang_costs_what_its_head_and_all_its_workers_do() -> None:
         queue="gpu", resources=Resources(4, "8 GiB", 1), launch=Launch("ray"),
         groups=(Group("head"), Group("workers", 4, 1, "cpu", Resources(2, "8 GiB"))),
     )  # fmt: skip
-    needs = needs_of_gang(spec)
-    assert needs == [("head", "gpu", Need(4, 8_192, 1)),
-                     ("workers", "cpu", Need(2, 8_192, children=4))]  # fmt: skip
+    needs = needs_of_group_run(spec)
+    assert needs == [("head", "gpu", ContainerNeed(4, 8_192, 1)),
+                     ("workers", "cpu", ContainerNeed(2, 8_192, children=4))]  # fmt: skip
     head, workers = (quoted(need, landing("g5.xlarge")) for _, _, need in needs)
     gang = replace(head, parts={"workers": workers})
     assert head.hour is not None
     assert workers.hour is not None
     assert gang.hour == head.hour + workers.hour
     assert gang.copies == 5
-    limit = budget(gang, 10)
+    limit = make_budget(gang, 10)
     rate = head.hour.high + workers.hour.high
     assert limit.seconds * rate / 3600 <= 10 < (limit.seconds + 1) * rate / 3600
     unknown = replace(gang, parts={"workers": Quote(needs[1][2], unknown={"p9": "nobody knows"})})
     assert unknown.hour is None
     with pytest.raises(UsageError, match="price of p9 is unknown"):
-        budget(unknown, 10)
+        make_budget(unknown, 10)
 
 
 def test_a_machine_without_a_price_limits_nothing() -> None:
-    limit = budget(Quote(Need(1, 1_000), is_free=True), 1)
+    limit = make_budget(Quote(ContainerNeed(1, 1_000), is_free=True), 1)
     assert limit.variables == {}
 
 
@@ -213,19 +222,21 @@ def test_a_job_says_what_it_needs() -> None:
     spec = JobSpec(
         resources=Resources(vcpus=4, memory="8 GiB", gpus=1), retry=Retry(3), nodes=2, timeout="1h"
     )
-    assert need_of_job(spec) == Need(4, 8_192, 1, nodes=2, timeout=3_600, attempts=3)
+    assert need_of_job(spec) == ContainerNeed(4, 8_192, 1, nodes=2, timeout=3_600, attempts=3)
     children = need_of_job(JobSpec(), 5)
     assert (children.nodes, children.children, children.copies) == (0, 5, 5)
 
 
 def test_only_this_machine_is_given_a_price() -> None:
-    found = read_described({"env": {"local": {"usd_per_hour": 1}}})
+    found = read_config({"env": {"local": {"usd_per_hour": 1}}})
     assert found.environments["local"].usd_per_hour == 1.0
     assert not any(found.mistakes.values())
     dev = {"region": "eu-west-1", "usd_per_hour": 2.5}
-    wrong = read_described({"env": {"dev": dev, "local": {"usd_per_hour": -1}}})
+    wrong = read_config({"env": {"dev": dev, "local": {"usd_per_hour": -1}}})
     (mistake,) = wrong.mistakes["dev"]
-    assert mistake.startswith("env.dev.usd_per_hour: the price of this machine, in [env.local].")
+    assert mistake.startswith(
+        "env.dev.usd_per_hour: is the price of this machine, for [env.local]."
+    )
     assert "env.local.usd_per_hour: found -1." in wrong.mistakes["local"][0]
 
 
@@ -252,12 +263,14 @@ def test_amounts_say_what_is_not_known() -> None:
 )
 def test_a_quote_says_which_part_of_this_machine_it_is_of(share: str, where: str) -> None:
     here = Candidate(InstanceType("this machine", 4, 8_192, 0, ""), Decimal(share))
-    price = Price(Decimal(3), Decimal(3), "hour", 0, "", OWN)
-    (line,) = quote_lines(quote(Need(2, 64), [here], {}, Book({here.item: price})))
+    price = Price(Decimal(3), Decimal(3), "hour", 0, "", OWN_PRICE)
+    (line,) = quote_lines(
+        make_quote(ContainerNeed(2, 64), [here], {}, PriceTable({here.item: price}))
+    )
     assert line.endswith(f" an hour, on {where}this machine.")
 
 
 def test_a_quote_of_a_machine_without_a_price_is_nothing_an_hour() -> None:
-    first, *_, last = quote_lines(Quote(Need(1, 64), is_free=True), Usual(1, 24.0))
+    first, *_, last = quote_lines(Quote(ContainerNeed(1, 64), is_free=True), UsualDuration(1, 24.0))
     assert first == "It costs $0.00 an hour, on this machine."
     assert last == FREE

@@ -10,19 +10,19 @@ import pytest
 from botocore.session import Session as Model
 from msgspec.structs import replace
 
-from batchml.aws.batch.hosts import Host, Pool, find_hosts, pools
+from batchml.aws.batch.hosts import HostPool, RunHost, fetch_host_pools, find_hosts
 from batchml.aws.session import Session
-from batchml.client.costs import bill_of, bills, budget_of, quote_of, spending
-from batchml.client.place import Place
+from batchml.config.settings import load_settings
+from batchml.context import Context
+from batchml.cost.bill import round_usd
+from batchml.cost.quote import ContainerNeed
+from batchml.cost.service import bill_of, limit_cost, list_spending, make_bills, quote_of
 from batchml.errors import NotFound, UsageError
-from batchml.local.ecs import read_machine
+from batchml.local.machine import read_machine
 from batchml.local.server.validation import problems
 from batchml.model.job import JobSpec, Resources, Retry
 from batchml.model.record import Record
 from batchml.model.run import Attempt, JobStatus, Run
-from batchml.ops.bill import amount
-from batchml.ops.cost import Need
-from batchml.settings import load_settings
 from tests.fakes import FakeClock
 from tests.scripted import ScriptedSession
 
@@ -203,8 +203,8 @@ class Wire:
         self.session = ScriptedSession(lambda operation, params: self.aws(operation, params))
 
 
-class Account(Place):
-    """A place whose calls never leave."""
+class Account(Context):
+    """A context whose calls never leave."""
 
     def __init__(self, folder: Path, toml: str, wire: "Wire") -> None:
         (folder / "batchml.toml").write_text(toml)
@@ -231,7 +231,7 @@ def wire() -> Iterator[Wire]:
 
 
 @pytest.fixture
-def place(tmp_path: Path, wire: Wire) -> Account:
+def context(tmp_path: Path, wire: Wire) -> Account:
     return Account(tmp_path, TOML, wire)
 
 
@@ -252,7 +252,7 @@ def attempt(hours: float, host: str = "", ago: float = 0) -> Attempt:
     return Attempt(stop - int(hours * HOUR), stop, 0, host=host)
 
 
-NEED = Need(4, 8_192, 1)
+NEED = ContainerNeed(4, 8_192, 1)
 
 
 @pytest.mark.parametrize(
@@ -278,118 +278,118 @@ def test_the_account_answers_as_botocores_model_says(
     assert list(problems(shape, aws(operation, asked), strict=True)) == []
 
 
-def test_a_quote_for_a_described_queue_asks_batch_nothing(place: Account) -> None:
-    found = quote_of(place, NEED, "default")
+def test_a_quote_for_a_described_queue_asks_batch_nothing(context: Account) -> None:
+    found = quote_of(context, NEED, "default")
     assert found.hour is not None
-    assert amount(found.hour.low) == 1.01  # with a hundredth for the disk
-    assert place.calls == ["DescribeInstanceTypes", "GetProducts", "GetProducts"]
-    quote_of(place, NEED, "default")
-    assert len(place.calls) == 3  # prices are kept
+    assert round_usd(found.hour.low) == 1.01  # with a hundredth for the disk
+    assert context.calls == ["DescribeInstanceTypes", "GetProducts", "GetProducts"]
+    quote_of(context, NEED, "default")
+    assert len(context.calls) == 3  # prices are kept
 
 
-def test_a_quote_for_a_queue_of_others_asks_for_its_compute_environments(place: Account) -> None:
-    found = quote_of(place, NEED, "theirs")
+def test_a_quote_for_a_queue_of_others_asks_for_its_compute_environments(context: Account) -> None:
+    found = quote_of(context, NEED, "theirs")
     assert found.hour is not None
-    assert place.calls[:2] == ["DescribeComputeEnvironments", "DescribeJobQueues"]
-    nowhere = quote_of(place, NEED, "nowhere")
+    assert context.calls[:2] == ["DescribeComputeEnvironments", "DescribeJobQueues"]
+    nowhere = quote_of(context, NEED, "nowhere")
     assert nowhere.unknown == {"the queue nowhere": "the queue nowhere has no compute environments"}
 
 
-def test_a_budget_is_the_time_that_it_buys_on_the_dearest_host(place: Account) -> None:
+def test_a_budget_is_the_time_that_it_buys_on_the_dearest_host(context: Account) -> None:
     spec = JobSpec(resources=Resources(4, "8 GiB", 1), retry=Retry(3))
-    variables, words = budget_of(place, spec, 2.02)
+    variables, words = limit_cost(context, spec, 2.02)
     assert variables == {"BATCHML_MAX_SECONDS": "7200", "BATCHML_PRICE": "1.010000"}
     assert words == (
         "--max-cost $2.02: the run may run 2:00:00, all attempts together, at $1.01 an hour; "
         "then it saves and stops."
     )
-    many, words = budget_of(place, spec, 2.02, children=4)
+    many, words = limit_cost(context, spec, 2.02, children=4)
     assert many["BATCHML_MAX_SECONDS"] == "1800"
     assert "each of 4 containers may run 30:00," in words
 
 
-def test_a_budget_without_prices_is_refused(place: Account) -> None:
-    place.aws.refused.add("GetProducts")
+def test_a_budget_without_prices_is_refused(context: Account) -> None:
+    context.aws.refused.add("GetProducts")
     with pytest.raises(UsageError, match=r"price of g5.xlarge is unknown: pricing:GetProducts is"):
-        budget_of(place, JobSpec(resources=Resources(4, "8 GiB", 1)), 2.0)
+        limit_cost(context, JobSpec(resources=Resources(4, "8 GiB", 1)), 2.0)
 
 
-def test_a_bill_on_one_kind_of_host_asks_about_no_host(place: Account) -> None:
-    found = bills(place, [run(attempt(2, "c" * 32))])["j"]
+def test_a_bill_on_one_kind_of_host_asks_about_no_host(context: Account) -> None:
+    found = make_bills(context, [run(attempt(2, "c" * 32))])["j"]
     assert found.figure == 2.02
-    assert place.calls == [
+    assert context.calls == [
         "DescribeComputeEnvironments", "DescribeJobQueues", "DescribeInstanceTypes", "GetProducts",
         "GetProducts",
     ]  # fmt: skip
 
 
-def test_a_host_that_lives_is_found_in_its_cluster(place: Account) -> None:
-    place.aws.instances["abc"] = ("g5.4xlarge", "us-east-1b")
-    found = bills(place, [run(attempt(2, "abc"), queue="batchml-dev-both")])["j"]
-    assert found.pieces[0].host == "g5.4xlarge spot in us-east-1b"
-    assert place.calls.count("DescribeContainerInstances") == 1
-    (asked,) = place.scripted.asked("DescribeSpotPriceHistory")
+def test_a_host_that_lives_is_found_in_its_cluster(context: Account) -> None:
+    context.aws.instances["abc"] = ("g5.4xlarge", "us-east-1b")
+    found = make_bills(context, [run(attempt(2, "abc"), queue="batchml-dev-both")])["j"]
+    assert found.attempts[0].host == "g5.4xlarge spot in us-east-1b"
+    assert context.calls.count("DescribeContainerInstances") == 1
+    (asked,) = context.scripted.asked("DescribeSpotPriceHistory")
     assert asked["Filters"] == [{"Name": "availability-zone", "Values": ["us-east-1b"]}]
     # 4 of 16 vCPUs, but its one GPU: the whole host.
-    assert found.pieces[0].share.low == 1
+    assert found.attempts[0].share.low == 1
     assert found.usd.low == found.usd.high
 
 
-def test_a_host_that_was_lost_is_asked_of_ec2(place: Account) -> None:
-    found = find_hosts(place.connect(), ["i-0abc"], [])
-    assert found == {"i-0abc": Host("g5.4xlarge", "us-east-1b", True)}
+def test_a_host_that_was_lost_is_asked_of_ec2(context: Account) -> None:
+    found = find_hosts(context.connect(), ["i-0abc"], [])
+    assert found == {"i-0abc": RunHost("g5.4xlarge", "us-east-1b", True)}
     many = [f"i-{number:017x}" for number in range(201)]
-    find_hosts(place.connect(), many, [])
-    asked = [each["Filters"][0]["Values"] for each in place.scripted.asked("DescribeInstances")]
+    find_hosts(context.connect(), many, [])
+    asked = [each["Filters"][0]["Values"] for each in context.scripted.asked("DescribeInstances")]
     assert [len(values) for values in asked] == [1, 200, 1]
-    place.aws.refused.add("DescribeInstances")
-    assert find_hosts(place.connect(), ["i-0abc"], []) == {}
+    context.aws.refused.add("DescribeInstances")
+    assert find_hosts(context.connect(), ["i-0abc"], []) == {}
 
 
-def test_what_ec2_refuses_to_tell_ecs_may_still(place: Account) -> None:
-    place.aws.refused.add("DescribeInstances")
-    place.aws.instances["abc"] = ("g5.4xlarge", "us-east-1b")
-    pool = pools(place.connect())["batchml-dev-both"]
-    assert set(find_hosts(place.connect(), ["i-0abc", "abc"], pool)) == {"abc"}
+def test_what_ec2_refuses_to_tell_ecs_may_still(context: Account) -> None:
+    context.aws.refused.add("DescribeInstances")
+    context.aws.instances["abc"] = ("g5.4xlarge", "us-east-1b")
+    pool = fetch_host_pools(context.connect())["batchml-dev-both"]
+    assert set(find_hosts(context.connect(), ["i-0abc", "abc"], pool)) == {"abc"}
 
 
-def test_hosts_of_long_ago_are_not_asked_about_and_the_bill_lies_between(place: Account) -> None:
-    found = bills(place, [run(attempt(1, "abc", ago=3), queue="batchml-dev-both")])["j"]
-    assert "DescribeContainerInstances" not in place.calls
+def test_hosts_of_long_ago_are_not_asked_about_and_the_bill_lies_between(context: Account) -> None:
+    found = make_bills(context, [run(attempt(1, "abc", ago=3), queue="batchml-dev-both")])["j"]
+    assert "DescribeContainerInstances" not in context.calls
     # spot from the cheapest zone, on demand with its disk
-    assert (amount(found.usd.low), amount(found.usd.high)) == (0.31, 1.01)
-    assert found.pieces[0].host == "g5.xlarge spot or g5.4xlarge spot or g5.xlarge"
+    assert (round_usd(found.usd.low), round_usd(found.usd.high)) == (0.31, 1.01)
+    assert found.attempts[0].host == "g5.xlarge spot or g5.4xlarge spot or g5.xlarge"
 
 
-def test_a_queue_that_is_gone_is_known_from_the_file_or_unknown(place: Account) -> None:
-    place.aws.refused |= {"DescribeJobQueues"}
-    assert bills(place, [run(attempt(1))])["j"].figure == 1.01
-    gone = bills(place, [run(attempt(1), queue="gone")])["j"]
+def test_a_queue_that_is_gone_is_known_from_the_file_or_unknown(context: Account) -> None:
+    context.aws.refused |= {"DescribeJobQueues"}
+    assert make_bills(context, [run(attempt(1))])["j"].figure == 1.01
+    gone = make_bills(context, [run(attempt(1), queue="gone")])["j"]
     assert gone.unknown == {"an unknown host": "asking for compute environments is not allowed"}
-    place.aws.refused.clear()
-    gone = bills(place, [run(attempt(1), queue="gone")])["j"]
+    context.aws.refused.clear()
+    gone = make_bills(context, [run(attempt(1), queue="gone")])["j"]
     assert gone.unknown == {"an unknown host": "the queue gone is not there any more"}
 
 
-def test_pools_say_why_they_have_no_hosts(place: Account) -> None:
-    place.aws.kinds["gpu"] = "FARGATE"
-    place.aws.types["cheap-r2"] = []
-    found = pools(place.connect())["batchml-dev-both"]
+def test_pools_say_why_they_have_no_hosts(context: Account) -> None:
+    context.aws.kinds["gpu"] = "FARGATE"
+    context.aws.types["cheap-r2"] = []
+    found = fetch_host_pools(context.connect())["batchml-dev-both"]
     assert [each.why.split()[0] for each in found] == ["the", "Fargate"]
-    assert bills(place, [run(attempt(1))])["j"].unknown == {
-        "an unknown host": "batchml-dev-gpu: Fargate has no hosts, and its prices are not asked for"
+    assert make_bills(context, [run(attempt(1))])["j"].unknown == {
+        "an unknown host": "batchml-dev-gpu: Fargate has no hosts, and its prices are not supported"
     }
-    assert found[0] == Pool(
+    assert found[0] == HostPool(
         "batchml-dev-cheap-r2",
         why="the compute environment batchml-dev-cheap-r2 is managed by others",
     )
 
 
-def test_a_hundred_runs_take_as_many_calls_as_one(place: Account) -> None:
+def test_a_hundred_runs_take_as_many_calls_as_one(context: Account) -> None:
     runs = [run(attempt(1, ago=3), queue="batchml-dev-both", job_id=f"j{n}") for n in range(100)]
-    found = bills(place, runs)
+    found = make_bills(context, runs)
     assert len(found) == 100
-    assert sorted(place.calls) == [
+    assert sorted(context.calls) == [
         "DescribeComputeEnvironments", "DescribeInstanceTypes", "DescribeJobQueues",
         "DescribeSpotPriceHistory", "GetProducts", "GetProducts",
     ]  # fmt: skip
@@ -410,48 +410,48 @@ def job(name: str, status: str = "SUCCEEDED", queue: str = QUEUE, **more: Any) -
     }  # fmt: skip
 
 
-def test_the_children_of_an_array_are_described_a_hundred_a_call(place: Account) -> None:
-    place.aws.jobs = {f"a:{n}": job(f"a:{n}") for n in range(150)}
-    found = bills(place, [run(job_id="a", array_size=150)])["a"]
+def test_the_children_of_an_array_are_described_a_hundred_a_call(context: Account) -> None:
+    context.aws.jobs = {f"a:{n}": job(f"a:{n}") for n in range(150)}
+    found = make_bills(context, [run(job_id="a", array_size=150)])["a"]
     assert found.figure == round(150 * 1.01, 2)
-    assert place.calls.count("DescribeJobs") == 2
-    del place.aws.jobs["a:0"]
+    assert context.calls.count("DescribeJobs") == 2
+    del context.aws.jobs["a:0"]
     ended = run(job_id="a", array_size=150)
     going = replace(ended, status=JobStatus.PENDING, children={"SUCCEEDED": 1})
     unmade = replace(ended, status=JobStatus.PENDING, children={"PENDING": 150})
     for array, is_least in ((ended, True), (going, True), (unmade, False)):
-        assert bills(place, [array])["a"].is_least == is_least
+        assert make_bills(context, [array])["a"].is_least == is_least
 
 
-def test_totals_are_of_batch_and_of_what_it_has_forgotten(place: Account) -> None:
-    place.aws.jobs = {"x": job("x"), "y": job("y", queue="theirs")}
-    place.home.prepare()
-    history = place.home.root / "history.jsonl"
+def test_totals_are_of_batch_and_of_what_it_has_forgotten(context: Account) -> None:
+    context.aws.jobs = {"x": job("x"), "y": job("y", queue="theirs")}
+    context.home.prepare()
+    history = context.home.root / "history.jsonl"
     kept = {
         "job_id": "old", "name": "resnet", "env": "dev", "queue": QUEUE, "at": MS - 9 * 24 * HOUR,
         "status": "SUCCEEDED", "cost": 7.5, "key": "3" + "a" * 16,
     }  # fmt: skip
     history.write_text(json.dumps(kept) + "\n")
-    spent, rates = spending(place, MS - 30 * 24 * HOUR)
-    assert [(each.job_id, amount(each.usd.high)) for each in spent] == [
+    spent, rates = list_spending(context, MS - 30 * 24 * HOUR)
+    assert [(each.job_id, round_usd(each.usd.high)) for each in spent] == [
         ("x", 1.01), ("y", 1.01), ("old", 7.5)
     ]  # fmt: skip
     assert {rate.source for rate in rates} == {"AWS Price List"}
-    only, _ = spending(place, MS - 30 * 24 * HOUR, "theirs")
+    only, _ = list_spending(context, MS - 30 * 24 * HOUR, "theirs")
     assert [each.job_id for each in only] == ["y"]
 
 
-def test_a_cost_is_kept_for_when_batch_has_forgotten_the_run(place: Account) -> None:
-    place.home.prepare()
-    place.history.add(Record(key="3" + "b" * 16, job_id="x", name="lenet", env="dev", queue=QUEUE,
+def test_a_cost_is_kept_for_when_batch_has_forgotten_the_run(context: Account) -> None:
+    context.home.prepare()
+    context.history.add(Record(key="3" + "b" * 16, job_id="x", name="lenet", env="dev", queue=QUEUE,
                              at=MS))  # fmt: skip
-    place.aws.jobs = {"x": job("x"), "y": job("y", status="RUNNING", stoppedAt=None)}
-    assert bill_of(place, "x")[1].figure == 1.01
-    place.aws.jobs = {}
-    found, bill = bill_of(place, "x")
+    context.aws.jobs = {"x": job("x"), "y": job("y", status="RUNNING", stoppedAt=None)}
+    assert bill_of(context, "x")[1].figure == 1.01
+    context.aws.jobs = {}
+    found, bill = bill_of(context, "x")
     assert (found.name, bill.figure, bill.is_kept) == ("lenet", 1.01, True)
     with pytest.raises(NotFound, match="not known to the server, and its cost"):
-        bill_of(place, "y")
+        bill_of(context, "y")
 
 
 # --- this machine ---------------------------------------------------------------------------
@@ -459,9 +459,9 @@ def test_a_cost_is_kept_for_when_batch_has_forgotten_the_run(place: Account) -> 
 
 def test_this_machine_costs_nothing_unless_the_file_says_so(wire: Wire, tmp_path: Path) -> None:
     here = Account(tmp_path, "", wire)
-    assert bills(here, [run(attempt(1))])["j"].is_free
+    assert make_bills(here, [run(attempt(1))])["j"].is_free
     assert quote_of(here, NEED, "default").is_free
-    assert budget_of(here, JobSpec(), 1.0)[0] == {}
+    assert limit_cost(here, JobSpec(), 1.0)[0] == {}
     assert here.calls == []
 
 
@@ -469,10 +469,10 @@ def test_a_price_of_this_machine_is_shared_by_its_runs(wire: Wire, tmp_path: Pat
     here = Account(tmp_path, "[env.local]\nusd_per_hour = 2\n", wire)
     vcpus = read_machine(with_gpus=False).vcpus
     one = run(attempt(3), vcpus=1, memory_mib=4, gpus=0)
-    found = bills(here, [one, replace(one, job_id="k", vcpus=vcpus + 1)])
+    found = make_bills(here, [one, replace(one, job_id="k", vcpus=vcpus + 1)])
     assert found["j"].figure == pytest.approx(6 / vcpus)
     assert found["k"].figure == 6  # never more than the machine
-    quote = quote_of(here, Need(1, 4), "default")
+    quote = quote_of(here, ContainerNeed(1, 4), "default")
     assert quote.hour is not None
-    assert amount(quote.hour.high) == pytest.approx(2 / vcpus)
+    assert round_usd(quote.hour.high) == pytest.approx(2 / vcpus)
     assert here.calls == []

@@ -12,13 +12,20 @@ import pytest
 
 from batchml.errors import LocalServerError, StateDamaged
 from batchml.local.batch.events import SaveJob, SaveSpec
-from batchml.local.batch.state import Job, Machine, Needs, Queue, Spec, State
-from batchml.local.store.journal import RememberedCall, Store
+from batchml.local.batch.state import (
+    BatchState,
+    Job,
+    JobQueue,
+    MachineCapacity,
+    Needs,
+    SubmittedSpec,
+)
+from batchml.local.store.journal import Journal, RememberedCall
 from batchml.model.run import JobStatus
 from tests.contract.generate import TORTURE
 from tests.unit.test_store import RECORDS
 
-MACHINE = Machine(4, 8192, ())
+MACHINE = MachineCapacity(4, 8192, ())
 PAGE = 4096
 FILES = ("journal.db", "journal.db-wal", "journal.db-shm")
 _CUTS = 36 * TORTURE
@@ -29,7 +36,7 @@ _FLIPS = TORTURE  # of each page
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A journal whose last commits are in its write-ahead log, as a killed server leaves it."""
     alive, made = tmp_path_factory.mktemp("alive"), tmp_path_factory.mktemp("journal")
-    store = Store(alive / "journal.db")
+    store = Journal(alive / "journal.db")
     store.commit(RECORDS)
     for number in range(300):
         job = _job(number)
@@ -45,7 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _job(number: int) -> Job:
     container = {"image": "i", "command": ["x" * 600]}
-    spec = Spec(f"job-{number}", f"n{number}", "q", "d:1", container, Needs(1, 64), number)
+    spec = SubmittedSpec(f"job-{number}", f"n{number}", "q", "d:1", container, Needs(1, 64), number)
     return Job(spec.id, spec, number, JobStatus.RUNNABLE if number % 3 == 0 else JobStatus.FAILED)
 
 
@@ -61,18 +68,18 @@ def beside(journal: Path, suffix: str) -> Path:
     return journal.with_name(journal.name + suffix)
 
 
-def content(path: Path) -> tuple[State, set[str], set[str]]:
+def content(path: Path) -> tuple[BatchState, set[str], set[str]]:
     """The state, all jobs and all remembered calls of a journal. Raises LocalServerError."""
     before = files(path.parent)
     try:
-        store = Store(path)
+        store = Journal(path)
     except LocalServerError:
         assert files(path.parent) == before, "nothing was changed"
         raise
     try:
         state = store.load(MACHINE)
         jobs = set(store.jobs([f"job-{number}" for number in range(300)]))
-        calls = {f"call-{n}" for n in range(300) if store.remembered(f"call-{n}")}
+        calls = {f"call-{n}" for n in range(300) if store.remembered_call(f"call-{n}")}
         return state, jobs, calls
     finally:
         store.close()
@@ -90,7 +97,7 @@ def refused_or_whole(image: Path, what: str) -> bool:
         return True
     assert len(state.jobs) == 100, what
     assert (len(jobs), len(calls)) == (300, 300), what
-    assert state.queues["q"] == Queue("q", {"state": "ENABLED", "priority": 1}), what
+    assert state.queues["q"] == JobQueue("q", {"state": "ENABLED", "priority": 1}), what
     assert set(state.definitions) == {"d:1", "d:12"}, what
     return False
 
@@ -154,10 +161,10 @@ def test_a_journal_that_has_lost_all_it_held_is_not_taken_for_a_new_one(tmp_path
     before = files(tmp_path)
     assert before["journal.db"]
     with pytest.raises(StateDamaged, match="holds nothing"):
-        Store(path, may_be_new=False)
+        Journal(path, may_be_new=False)
     assert files(tmp_path) == before
-    Store(path).close()
-    Store(path, may_be_new=False).close()
+    Journal(path).close()
+    Journal(path, may_be_new=False).close()
 
 
 def test_a_copy_that_sqlite_made_is_taken(image: Path, tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchml.aws.batch.definitions import Definition, Definitions, to_definition
-from batchml.aws.batch.jobs import BatchApi
+from batchml.aws.batch.definitions import DefinitionApi, DefinitionRevision, to_definition
+from batchml.aws.batch.jobs import JobApi
 from batchml.errors import NotFound, ServiceError
-from batchml.ops.definitions import collectable, deregister, find, register, unused
+from batchml.setup.definitions import deregister, find_definitions, find_old, register, unused
 from tests.fakes import FakeClock
 from tests.scripted import ScriptedSession
 
@@ -18,14 +18,16 @@ NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 DAY = 86_400
 
 
-def made(name: str, age: int | None = 40, job: str = "lenet", env: str = "local") -> Definition:
+def made(
+    name: str, age: int | None = 40, job: str = "lenet", env: str = "local"
+) -> DefinitionRevision:
     """A definition registered `age` days ago; without a date for None."""
     day = "" if age is None else (NOW - timedelta(days=age)).date().isoformat()
-    return Definition(name, 1, f"arn:{name}", job, env, day)
+    return DefinitionRevision(name, 1, f"arn:{name}", job, env, day)
 
 
-def collected(*given_: Definition, keep: tuple[str, ...] = (), days: int = 30) -> list[str]:
-    found = collectable(given_, "local", keep, NOW.timestamp(), days * DAY)
+def collected(*given_: DefinitionRevision, keep: tuple[str, ...] = (), days: int = 30) -> list[str]:
+    found = find_old(given_, "local", keep, NOW.timestamp(), days * DAY)
     return [each.name for each in found]
 
 
@@ -44,8 +46,8 @@ def test_whole_days_must_have_passed(age: int, days: int, goes: bool) -> None:
 def test_a_day_that_has_just_passed_is_whole() -> None:
     midnight = NOW.replace(hour=0).timestamp()
     yesterday = made("d", 1)
-    assert collectable([yesterday], "local", (), midnight, 0) == [yesterday]
-    assert collectable([yesterday], "local", (), midnight - 1, 0) == []
+    assert find_old([yesterday], "local", (), midnight, 0) == [yesterday]
+    assert find_old([yesterday], "local", (), midnight - 1, 0) == []
 
 
 def test_those_of_others_are_never_collected() -> None:
@@ -59,7 +61,7 @@ def test_the_newest_of_a_job_here_stays() -> None:
 
 
 def test_a_date_that_nobody_can_read_is_as_none() -> None:
-    assert collected(Definition("d", 1, "arn", "lenet", "local", "yesterday")) == ["d"]
+    assert collected(DefinitionRevision("d", 1, "arn", "lenet", "local", "yesterday")) == ["d"]
 
 
 ages = st.none() | st.integers(0, 100)
@@ -72,7 +74,7 @@ def test_what_goes_is_ours_old_and_not_the_newest(
     given_: list[tuple[int | None, str, str]], days: int
 ) -> None:
     all_ = [made(f"d{i}", age, job, env) for i, (age, job, env) in enumerate(given_)]
-    gone = collectable(all_, "local", {"lenet"}, NOW.timestamp(), days * DAY)
+    gone = find_old(all_, "local", {"lenet"}, NOW.timestamp(), days * DAY)
     for each in gone:
         age = given_[int(each.name[1:])][0]
         assert each.job and each.env == "local"
@@ -85,7 +87,7 @@ def test_what_goes_is_ours_old_and_not_the_newest(
 def test_only_those_that_no_run_uses_go() -> None:
     asked: list[str] = []
 
-    def is_used(each: Definition) -> bool:
+    def is_used(each: DefinitionRevision) -> bool:
         asked.append(each.name)
         return each.name == "b"
 
@@ -109,11 +111,11 @@ def test_a_definition_is_read_with_what_its_tags_say() -> None:
         "containerProperties": {"image": "i"},
         "tags": {"batchml": "lenet", "batchml:env": "dev", "batchml:registered": "2026-11-21"},
     }  # fmt: skip
-    assert to_definition(detail) == Definition(
+    assert to_definition(detail) == DefinitionRevision(
         "lenet-1", 2, "arn", "lenet", "dev", "2026-11-21", "i"
     )
     bare = {key: detail[key] for key in ("jobDefinitionName", "revision", "jobDefinitionArn")}
-    assert to_definition(bare) == Definition("lenet-1", 2, "arn")
+    assert to_definition(bare) == DefinitionRevision("lenet-1", 2, "arn")
 
 
 # --- calls ----------------------------------------------------------------------------------
@@ -153,7 +155,7 @@ def test_a_definition_is_used_by_what_is_unfinished_or_young(
     run: tuple[str, str, int], used: bool
 ) -> None:
     session = with_runs(run)
-    assert Definitions(session).is_used(made("d"), ["a", "b"], since=100) is used
+    assert DefinitionApi(session).is_used(made("d"), ["a", "b"], since=100) is used
     assert session.calls[0] == (
         "ListJobs", {"jobQueue": "a", "filters": [{"name": "JOB_DEFINITION", "values": ["arn:d"]}]}
     )  # fmt: skip
@@ -161,10 +163,10 @@ def test_a_definition_is_used_by_what_is_unfinished_or_young(
 
 def test_one_that_is_gone_stays_gone_and_any_other_refusal_is_told() -> None:
     gone = ScriptedSession(lambda *_: "ClientException: Job definition d:1 does not exist")
-    Definitions(gone).deregister("d:1")
+    DefinitionApi(gone).deregister("d:1")
     assert gone.asked("DeregisterJobDefinition") == [{"jobDefinition": "d:1"}]
     with pytest.raises(ServiceError):
-        Definitions(ScriptedSession(lambda *_: "ClientException: no")).deregister("d:1")
+        DefinitionApi(ScriptedSession(lambda *_: "ClientException: no")).deregister("d:1")
 
 
 def described(*names: str) -> ScriptedSession:
@@ -182,22 +184,22 @@ def described(*names: str) -> ScriptedSession:
 
 def test_a_name_means_all_of_its_revisions() -> None:
     session = described("d:1", "d:3", "e:1")
-    assert [each.revision for each in find(Definitions(session), "d")] == [3, 1]
-    assert [each.revision for each in find(Definitions(session), "d:1")] == [1]
+    assert [each.revision for each in find_definitions(DefinitionApi(session), "d")] == [3, 1]
+    assert [each.revision for each in find_definitions(DefinitionApi(session), "d:1")] == [1]
     assert session.calls[0][1]["status"] == "ACTIVE"
 
 
 @pytest.mark.parametrize(("asked", "hint"), [("d:2", "d:1, d:3"), ("dd", "d:1, d:3, e:1")])
 def test_a_name_that_is_not_there_says_which_are(asked: str, hint: str) -> None:
     with pytest.raises(NotFound, match=f"Known: {hint}"):
-        find(Definitions(described("d:1", "d:3", "e:1")), asked)
+        find_definitions(DefinitionApi(described("d:1", "d:3", "e:1")), asked)
 
 
 def test_what_is_there_is_not_registered_again() -> None:
     session = described("d:1")
-    assert register(BatchApi(session), {"jobDefinitionName": "d"}, 0.0) is False
+    assert register(JobApi(session), {"jobDefinitionName": "d"}, 0.0) is False
     assert session.asked("RegisterJobDefinition") == []
     request = {"jobDefinitionName": "new", "type": "container", "tags": {"batchml": "new"}}
-    assert register(BatchApi(session), request, 1_800_000_000.0) is True
+    assert register(JobApi(session), request, 1_800_000_000.0) is True
     (sent,) = session.asked("RegisterJobDefinition")
     assert sent["tags"] == {"batchml": "new", "batchml:registered": "2027-01-15"}

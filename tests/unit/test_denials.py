@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from batchml.aws.credentials_help import Denial, explain_denial, parse_denial, statements
+from batchml.aws.credentials_help import Denial, allow_statements, explain_denial, parse_denial
 from batchml.aws.errors import translate
 from tests.unit.test_failures import client_error
 
@@ -90,9 +90,9 @@ def test_a_message_without_an_action_leads_to_doctor() -> None:
 
 
 def test_actions_without_resources_do_not_widen_the_others() -> None:
-    found = statements([("a:X", "arn:1"), ("b:Y", "*"), ("a:X", "arn:2"), ("a:W", "arn:1")])
+    found = allow_statements([("a:X", "arn:1"), ("b:Y", "*"), ("a:X", "arn:2"), ("a:W", "arn:1")])
     assert found == [
         {"Effect": "Allow", "Action": ["a:W", "a:X"], "Resource": ["arn:1", "arn:2"]},
         {"Effect": "Allow", "Action": ["b:Y"], "Resource": ["*"]},
     ]
-    assert statements([]) == []
+    assert allow_statements([]) == []

@@ -7,11 +7,11 @@ import pytest
 from msgspec.structs import replace
 
 from batchml.aws.cloudformation import Stack
-from batchml.model.description import read_environments
+from batchml.config.environments import read_environments
 from batchml.model.environment import Environment
-from batchml.ops.setup.desired import STACKS, Scheme, content_version, wanted, wanted_stacks
-from batchml.ops.setup.values import UNKNOWN, Facts
 from batchml.resources import shipped
+from batchml.setup.desired import STACKS, SetupSpec, content_version, wanted_stacks, wanted_state
+from batchml.setup.values import UNKNOWN, CurrentState
 from tests.aws_world import parsed
 
 TEMPLATES = {short: (shipped("cfn") / f"{short}.yaml").read_text("utf-8") for short in STACKS}
@@ -26,15 +26,15 @@ def described(**table: Any) -> Environment:
     return read_environments({"env": {"dev": {**usual, **table}}}, "here")[1]["dev"]
 
 
-def scheme(**table: Any) -> Scheme:
-    return Scheme("dev", described(**table), TEMPLATES, lambda platform: {})
+def scheme(**table: Any) -> SetupSpec:
+    return SetupSpec("dev", described(**table), TEMPLATES, lambda platform: {})
 
 
-def deployed(made: Scheme, **outputs: dict[str, str]) -> Facts:
+def deployed(made: SetupSpec, **outputs: dict[str, str]) -> CurrentState:
     """As though everything of the scheme were there, with these outputs of its stacks."""
-    facts = Facts()
+    facts = CurrentState()
     for short in wanted_stacks(made):
-        blueprint = next(b for b in wanted(made, facts).stacks if b.name == made.stack(short))
+        blueprint = next(b for b in wanted_state(made, facts).stacks if b.name == made.stack(short))
         stack = Stack(
             blueprint.name, blueprint.name, "CREATE_COMPLETE", "", outputs.get(short, {}),
             blueprint.parameters, blueprint.tags, template=blueprint.template,
@@ -55,7 +55,7 @@ def deployed(made: Scheme, **outputs: dict[str, str]) -> Facts:
     ids=["usual", "built", "endpoints", "budget", "secrets"],
 )
 def test_stacks_are_given_the_parameters_that_they_have_and_no_others(table: Any) -> None:
-    for blueprint in wanted(scheme(**table), Facts()).stacks:
+    for blueprint in wanted_state(scheme(**table), CurrentState()).stacks:
         known = parsed(blueprint.template)["Parameters"]
         assert set(blueprint.parameters) <= set(known), blueprint.name
         needed = {name for name, body in known.items() if "Default" not in body}
@@ -67,7 +67,7 @@ def test_stacks_are_given_the_parameters_that_they_have_and_no_others(table: Any
 
 def test_an_image_is_built_anew_when_its_template_has_changed() -> None:
     text = TEMPLATES["ami"]
-    stacks = {b.name: b for b in wanted(scheme(ami="build"), Facts()).stacks}
+    stacks = {b.name: b for b in wanted_state(scheme(ami="build"), CurrentState()).stacks}
     assert stacks["batchml-dev-ami"].parameters["ContentVersion"] == content_version(text)
     assert content_version(text) != content_version(text.replace("nvidia", "Nvidia", 1))
     assert content_version(text) == content_version(text + "\n")
@@ -92,8 +92,8 @@ def test_what_follows_from_an_update_of_a_stack_is_in_the_plan(
         network={"SubnetIds": "subnet-1,subnet-2", "VpcId": "vpc-1", "SecurityGroupId": "sg-1"},
         storage={"FileSystemId": "fs-1", "FileSystemDns": "fs-1.efs"},
     )
-    same = getattr(wanted(scheme(**before), facts), what)
-    other = getattr(wanted(scheme(**after), facts), what)
+    same = getattr(wanted_state(scheme(**before), facts), what)
+    other = getattr(wanted_state(scheme(**after), facts), what)
     assert same != other
     if what == "environments":
         subnets = other["batchml-dev-gpu"]["computeResources"]["subnets"]
@@ -104,7 +104,7 @@ def test_a_changed_template_alone_leaves_the_outputs_of_its_stack() -> None:
     made = scheme()
     facts = deployed(made, network={"SubnetIds": "subnet-1", "SecurityGroupId": "sg-1"})
     changed = replace(made, templates={**TEMPLATES, "network": TEMPLATES["network"] + "# new\n"})
-    environments = wanted(changed, facts).environments
+    environments = wanted_state(changed, facts).environments
     assert environments["batchml-dev-gpu"]["computeResources"]["subnets"] == ["subnet-1"]
 
 

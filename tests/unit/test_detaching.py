@@ -7,34 +7,41 @@ import pytest
 from msgspec.structs import replace
 
 from batchml.aws.naming import Platform
-from batchml.client.sweeping.attending import Where, digest_of, place_in_aws, sweep_of
-from batchml.client.sweeping.controllers import (
+from batchml.errors import ConfigError, NotFound, ServiceUnreachable
+from batchml.local.executors import spec
+from batchml.model.job import JobSpec
+from batchml.model.sweep import Dimension, Goal, SweepLimits, SweepSpec
+from batchml.resources import shipped
+from batchml.runs.controllers import (
     IMAGE,
-    as_controller,
-    check_method,
-    controller_record,
+    ControllerContext,
+    context_in_aws,
+    controller_platform,
     controller_requests,
 )
-from batchml.client.sweeping.detaching import ATTEND
-from batchml.client.sweeping.freezing import Frozen, write_frozen
-from batchml.errors import ConfigError, NotFound, ServiceUnreachable
-from batchml.local.executors import spec as local
-from batchml.model.job import JobSpec
-from batchml.model.sweep import Dimension, Goal, Limits, SweepSpec
-from batchml.resources import shipped
-from batchml.runtime.storage.store import FolderStore
+from batchml.runtime.storage.folder import FolderStore
+from batchml.sweeps.detached import (
+    ATTEND,
+    ControllerArguments,
+    check_method,
+    controller_record,
+    controller_run,
+    digest_of,
+    open_sweep,
+)
+from batchml.sweeps.started import StartedSweep, write_started
 from tests.fakes import FakeClock
 from tests.models import faults
 
 KEY, RUN = "2abcdefghijklmnop", "3bcdefghijklmnopq"
 SPEC = SweepSpec(
     name="lenet", job="lenet", goals=(Goal("acc", "max"),),
-    space={"lr": Dimension("float", 0.0, 1.0)}, limits=Limits(trials=8, parallel=2),
+    space={"lr": Dimension("float", 0.0, 1.0)}, limits=SweepLimits(trials=8, parallel=2),
 )  # fmt: skip
 JOB = JobSpec(name="lenet", image="python", command=("true", "{lr}"), code=False)
-FROZEN = Frozen(
+FROZEN = StartedSweep(
     key=KEY, name="lenet", env="dev", spec=SPEC, job=msgspec.to_builtins(JOB),
-    queue="batchml-dev-default", board=f"s3://bucket/runs/{KEY}", runs="s3://bucket/runs",
+    queue="batchml-dev-default", store=f"s3://bucket/runs/{KEY}", runs="s3://bucket/runs",
     tags={"batchml:sweep": KEY, "batchml:env": "dev", "batchml:job": "/home/me/lenet"},
 )  # fmt: skip
 PLATFORM = Platform(
@@ -46,12 +53,10 @@ PINNED = "123456789012.dkr.ecr.us-east-1.amazonaws.com/batchml/controller@sha256
 
 
 def in_aws() -> tuple[dict[str, object], dict[str, object]]:
-    where = Where(KEY, "dev", FROZEN.board, "us-east-1", "f" * 64)
-    command = ("python", "-m", "batchml", *ATTEND, *where.words)
-    platform = as_controller(PLATFORM, {"ControllerRoleArn": ROLE}, "dev")
-    made = controller_requests(
-        FROZEN, RUN, command, image=PINNED, queue=FROZEN.queue, platform=platform
-    )
+    where = ControllerArguments(KEY, "dev", FROZEN.store, "us-east-1", "f" * 64)
+    command = ("python", "-m", "batchml", *ATTEND, *where.options)
+    platform = controller_platform(PLATFORM, {"ControllerRoleArn": ROLE}, "dev")
+    made = controller_requests(controller_run(FROZEN, command, PINNED, FROZEN.queue, platform), RUN)
     assert made.document is None
     return made.register, made.submit
 
@@ -81,19 +86,19 @@ def test_what_it_is_told_is_what_it_reads() -> None:
     assert isinstance(overrides, dict)
     assert overrides["command"] == [
         "python", "-m", "batchml", "sweeps", "attend", KEY, "--env", "dev",
-        "--board", FROZEN.board, "--region", "us-east-1", "--digest", "f" * 64,
+        "--board", FROZEN.store, "--region", "us-east-1", "--digest", "f" * 64,
     ]  # fmt: skip
 
 
 def test_the_embedded_server_knows_the_same_command() -> None:
-    assert ATTEND == local.COMMAND
+    assert ATTEND == spec.CONTROLLER_COMMAND
 
 
 def test_the_history_keeps_a_controller_as_a_run_of_its_own() -> None:
-    requests = controller_requests(
-        replace(FROZEN, runs=""), RUN, (*ATTEND, KEY), image="batchml/controller",
-        queue="controllers", platform=Platform(),
-    )  # fmt: skip
+    run = controller_run(
+        replace(FROZEN, runs=""), (*ATTEND, KEY), "batchml/controller", "controllers", Platform()
+    )
+    requests = controller_requests(run, RUN)
     assert requests.submit["jobName"] == f"lenet-controller-{RUN}"
     record = controller_record(FROZEN, RUN, requests)
     assert (record.key, record.name, record.queue) == (RUN, "lenet-controller", "controllers")
@@ -102,7 +107,7 @@ def test_the_history_keeps_a_controller_as_a_run_of_its_own() -> None:
 
 def test_stacks_without_the_role_are_to_be_updated() -> None:
     with pytest.raises(ConfigError, match="batchml setup --env dev"):
-        as_controller(PLATFORM, {}, "dev")
+        controller_platform(PLATFORM, {}, "dev")
 
 
 def test_a_method_that_needs_optuna_needs_an_image_with_it() -> None:
@@ -117,30 +122,29 @@ def test_a_method_that_needs_optuna_needs_an_image_with_it() -> None:
 
 def test_another_sweep_than_was_meant_is_not_controlled(tmp_path: Path) -> None:
     """A program in a job can write below runs/, and so change what its sweep would submit."""
-    board = FolderStore(str(tmp_path / KEY))
-    write_frozen(board, FROZEN)
-    where = Where(KEY, "dev", str(tmp_path / KEY), "us-east-1")
-    place = place_in_aws(where, tmp_path, FakeClock())
+    store = FolderStore(str(tmp_path / KEY))
+    write_started(store, FROZEN)
+    where = ControllerArguments(KEY, "dev", str(tmp_path / KEY), "us-east-1")
+    place = context_in_aws("dev", "us-east-1", tmp_path, FakeClock(), "the sweep")
     assert (place.env, place.settings.environment.region) == ("dev", "us-east-1")
-    found, frozen = sweep_of(place, where)
-    assert (frozen.key, frozen.spec) == (KEY, SPEC)
-    meant = Where(KEY, "dev", where.board, digest=digest_of(found))
-    assert sweep_of(place, meant)[1] == frozen
+    found, started = open_sweep(place, where)
+    assert (started.key, started.spec) == (KEY, SPEC)
+    meant = ControllerArguments(KEY, "dev", where.store, digest=digest_of(found))
+    assert open_sweep(place, meant)[1] == started
     evil = msgspec.json.encode(replace(FROZEN, job={"command": ["evil"]}))
-    board.put("spec.json", evil)
-    with pytest.raises(ConfigError, match="not what it was"):
-        sweep_of(place, meant)
+    store.put("spec.json", evil)
+    with pytest.raises(ConfigError, match="has changed since"):
+        open_sweep(place, meant)
     with pytest.raises(NotFound, match="does not exist"):
-        sweep_of(place, Where("4bcdefghijklmnopq", "dev", where.board))
+        open_sweep(place, ControllerArguments("4bcdefghijklmnopq", "dev", where.store))
 
 
 def test_a_controller_starts_no_server_for_it_would_end_with_it(tmp_path: Path) -> None:
-    from batchml.client.sweeping.attending import ControllerPlace
-    from batchml.settings import load_settings
+    from batchml.config.settings import load_settings
 
     clock = FakeClock()
     environ = {"BATCHML_HOME": str(tmp_path / "home"), "BATCHML_ENV": "local"}
-    place = ControllerPlace(load_settings(environ, tmp_path, None), clock, tmp_path)
+    place = ControllerContext(load_settings(environ, tmp_path, None), clock, tmp_path)
     with pytest.raises(ServiceUnreachable, match="batchml local start"):
         place.connect()
     assert clock.naps and not (tmp_path / "home").exists()

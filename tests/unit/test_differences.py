@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from batchml.ops.setup.differences import differences
+from batchml.setup.plan import differences
 
 ARN = "arn:aws:batch:us-east-1:123456789012:compute-environment/gpu"
 

@@ -7,14 +7,18 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from batchml.aws.iam import Permission, Verdict, arn_of
-from batchml.aws.session import Identity
+from batchml.aws.iam import Permission, PermissionCheck, arn_of
+from batchml.aws.session import CallerIdentity
 from batchml.clock import SystemClock
 from batchml.model.environment import Compute, Environment, Network, Queue
-from batchml.model.explanation import Finding, exit_code
-from batchml.ops.doctor.ask import ask
-from batchml.ops.doctor.checks import check_account
-from batchml.ops.doctor.facts import Account, Failed
+from batchml.setup.doctor import (
+    AccountCheck,
+    FailedQuestion,
+    Finding,
+    ask_account,
+    check_account,
+    exit_code,
+)
 from tests.fakes import FakeClock
 from tests.unit.test_permissions import ACCOUNT, ME, ROLE, deciding
 from tests.unit.test_quotas import ON_DEMAND_G, entry
@@ -63,7 +67,7 @@ def examined(
     wire = Wire(script, server_time)
     clock = FakeClock()
     clock.sleep(NOW + late - clock.now())
-    account = ask(wire.session(), wire.session(), "dev", environment, clock)
+    account = ask_account(wire.session(), wire.session(), "dev", environment, clock)
     assert wire.wrong == []
     return list(check_account(account)), wire
 
@@ -212,8 +216,8 @@ def test_an_explicit_deny_comes_without_a_statement() -> None:
 @pytest.mark.parametrize("word", ["organization", "boundary", "conditional"])
 def test_who_has_to_be_asked_is_said(word: Any) -> None:
     permission = Permission("batch:SubmitJob", "queue")
-    verdict = Verdict(permission, arn_of("queue", ME, "us-east-1", "dev"), word)
-    (found,) = bad(list(check_account(Account("dev", ENV, verdicts=(verdict,))))).values()
+    verdict = PermissionCheck(permission, arn_of("queue", ME, "us-east-1", "dev"), word)
+    (found,) = bad(list(check_account(AccountCheck("dev", ENV, verdicts=(verdict,))))).values()
     assert found.mark == ("warning" if word == "conditional" else "problem")
     words = {"organization": "SCP", "boundary": "boundary", "conditional": "conditions"}
     assert words[word] in found.text
@@ -314,11 +318,11 @@ def test_a_network_needs_a_vpc_and_an_address() -> None:
     addresses = {"Addresses": [{"PublicIp": f"10.0.0.{number}"} for number in range(5)]}
     script = healthy(DescribeVpcs=vpcs, DescribeAddresses=addresses)
     findings, _ = examined(script)
-    assert [each.text.split(" are")[0] for each in findings if each.mark == "warning"] == [
-        "5 VPCs", "5 Elastic IPs",
-    ]  # fmt: skip
+    warnings = [each.text for each in findings if each.mark == "warning"]
+    assert [text.partition(" has ")[2][:6] for text in warnings] == ["5 VPCs", "5 Elas"]
     closed = replace(ENV, network=Network(egress="endpoints"))
-    assert [each.text[:6] for each in bad(examined(script, closed)[0]).values()] == ["5 VPCs"]
+    (found,) = bad(examined(script, closed)[0]).values()
+    assert found.text.startswith("the account has 5 VPCs;")
     given = replace(ENV, network=Network(subnets=("subnet-1",), security_groups=("sg-1",)))
     findings, wire = examined(script, given)
     assert bad(findings) == {}
@@ -364,7 +368,9 @@ def test_exit_codes_tell_access_from_the_rest() -> None:
 
 
 def test_errors_become_a_line_and_its_fixes() -> None:
-    account = Account("dev", ENV, identity=Failed("what is wrong\n  do this\n  or that", True))
+    account = AccountCheck(
+        "dev", ENV, identity=FailedQuestion("what is wrong\n  do this\n  or that", True)
+    )
     (found,) = check_account(account)
     assert (found.text, found.fix) == ("what is wrong", ("do this", "or that"))
-    assert list(check_account(Account("dev", ENV, identity=Identity(ACCOUNT, ME.arn))))
+    assert list(check_account(AccountCheck("dev", ENV, identity=CallerIdentity(ACCOUNT, ME.arn))))

@@ -4,14 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from batchml.cli.local import _read_endpoints
+from batchml.config.environments import read_config
 from batchml.errors import UsageError
-from batchml.local.endpoints import kept_endpoints
-from batchml.local.executors.choice import choose, keep_endpoints
-from batchml.local.executors.container_spec import Permits, container_spec
-from batchml.local.executors.spec import Host, runner_spec
+from batchml.local.executors.choice import Permits, choose, keep_endpoints, kept_endpoints
+from batchml.local.executors.container_spec import container_spec
+from batchml.local.executors.spec import ExecutorHost, runner_spec
 from batchml.local.home import Home
-from batchml.model.description import read_described
+from batchml.setup.commands.local import _read_endpoints
 from tests.contract.executor_rig import attempt_of, job_of
 
 URL = "http://127.0.0.1:9000"
@@ -29,7 +28,7 @@ URL = "http://127.0.0.1:9000"
     ],
 )
 def test_mistakes_are_named_in_the_file_and_in_flags(endpoints: dict[str, str], text: str) -> None:
-    found = read_described({"env": {"local": {"endpoints": endpoints}}}).mistakes["local"]
+    found = read_config({"env": {"local": {"endpoints": endpoints}}}).mistakes["local"]
     assert len(found) == 1 and "env.local.endpoints." in found[0] and text in found[0]
     with pytest.raises(UsageError, match=text):
         _read_endpoints([f"{service}={url}" for service, url in endpoints.items()])
@@ -37,8 +36,8 @@ def test_mistakes_are_named_in_the_file_and_in_flags(endpoints: dict[str, str], 
 
 def test_they_are_for_local_alone() -> None:
     dev = {"region": "us-east-1", "endpoints": {"s3": URL}}
-    (found,) = read_described({"env": {"dev": dev}}).mistakes["dev"]
-    assert "for [env.local] alone" in found
+    (found,) = read_config({"env": {"dev": dev}}).mistakes["dev"]
+    assert "are for [env.local] only" in found
 
 
 def test_a_flag_without_a_url_takes_a_service_out() -> None:
@@ -49,7 +48,7 @@ def test_a_flag_without_a_url_takes_a_service_out() -> None:
 
 def test_attempts_find_them_from_the_next_on_unless_the_job_has_its_own(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
-    host = Host(home, home.runtimes / "r", {"PATH": "/bin"})
+    host = ExecutorHost(home, home.runtimes / "r", {"PATH": "/bin"})
     keep_endpoints(home, {"s3": URL, "secrets_manager": "https://sm"})
     choose(home, "docker", None, None)  # another start keeps them
     own = job_of(["true"], env={"AWS_ENDPOINT_URL_S3": "https://own"})

@@ -4,11 +4,10 @@ from typing import Any
 
 import pytest
 
-from batchml.local.batch import persistent_heap as heap
-from batchml.local.batch import scheduling
+from batchml.local.batch import persistent_heap, scheduling
 from batchml.local.batch.engine import next_deadline, restore
-from batchml.local.batch.events import Ended, Exit, Noted, Started
-from batchml.local.batch.state import Machine
+from batchml.local.batch.events import AttemptEnded, AttemptExit, AttemptProgressed, AttemptStarted
+from batchml.local.batch.state import MachineCapacity
 from batchml.model.run import JobStatus
 from tests.unit.world import LOST, World, in_state, indexes, order_of, stored, world
 
@@ -154,12 +153,18 @@ def test_gpus_are_given_out_once_and_come_back() -> None:
 
 
 @pytest.mark.parametrize(
-    "end", [Exit(code=0), Exit(code=3), Exit(start_failure="CannotPullContainerError: x"), LOST]
+    "end",
+    [
+        AttemptExit(code=0),
+        AttemptExit(code=3),
+        AttemptExit(start_failure="CannotPullContainerError: x"),
+        LOST,
+    ],
 )
-def test_whatever_the_end_everything_comes_back(end: Exit) -> None:
+def test_whatever_the_end_everything_comes_back(end: AttemptExit) -> None:
     w = world(gpus=("g0",))
     a = w.submit(vcpus=3, memory=1000, gpus=1)
-    assert w.state.free == Machine(1, 3096)
+    assert w.state.free == MachineCapacity(1, 3096)
     w.end(a, end)
     assert w.state.free == w.state.machine
     assert w.state.used["ce"] == 0
@@ -171,7 +176,11 @@ def test_an_attempt_ends_only_once() -> None:
     a = w.submit()
     task = w.task(a)
     w.end(a)
-    for event in (Ended(task, Exit(code=1), 5), Started(task, 5), Noted(task, "x", 5)):
+    for event in (
+        AttemptEnded(task, AttemptExit(code=1), 5),
+        AttemptStarted(task, 5),
+        AttemptProgressed(task, "x", 5),
+    ):
         assert w.apply(event) == []
     assert w.status(a) == ["SUCCEEDED"]
 
@@ -179,11 +188,11 @@ def test_an_attempt_ends_only_once() -> None:
 def test_what_an_attempt_does_before_it_runs_is_shown() -> None:
     w = world()
     a = w.submit()
-    w.apply(Noted(w.task(a), "installing", w.now))
+    w.apply(AttemptProgressed(w.task(a), "installing", w.now))
     assert w.jobs[a].status_reason == "installing"
     w.start(a)
     assert w.jobs[a].status_reason == ""
-    assert w.apply(Noted(w.task(a), "late", w.now)) == []
+    assert w.apply(AttemptProgressed(w.task(a), "late", w.now)) == []
 
 
 def test_the_head_of_a_queue_says_why_it_can_never_start() -> None:
@@ -498,7 +507,7 @@ def test_an_attempt_that_could_not_start_has_no_exit_code() -> None:
     """B23."""
     w = world()
     a = w.submit()
-    w.end(a, Exit(start_failure="CannotPullContainerError: " + "x" * 999))
+    w.end(a, AttemptExit(start_failure="CannotPullContainerError: " + "x" * 999))
     job = w.jobs[a]
     assert (job.status_reason, job.exit_code) == ("Task failed to start", None)
     assert job.reason.startswith("CannotPullContainerError: ")
@@ -510,7 +519,7 @@ def test_an_attempt_that_could_not_start_has_no_exit_code() -> None:
 def test_running_out_of_memory_is_named() -> None:
     w = world()
     a = w.submit()
-    w.end(a, Exit(code=137, oom=True))
+    w.end(a, AttemptExit(code=137, oom=True))
     assert w.jobs[a].reason == "OutOfMemoryError: Container killed due to memory usage"
     assert w.jobs[a].status_reason == "Essential container in task exited"
 
@@ -528,7 +537,7 @@ def test_a_retried_job_can_be_cancelled_while_it_waits() -> None:
 def test_an_exit_record_gives_the_start_that_was_not_reported() -> None:
     w = world()
     a = w.submit()
-    w.end(a, Exit(code=0, started_at=5, stopped_at=9))
+    w.end(a, AttemptExit(code=0, started_at=5, stopped_at=9))
     assert (w.jobs[a].started_at, w.jobs[a].stopped_at) == (5, 9)
 
 
@@ -606,6 +615,6 @@ def test_the_deadlines_of_jobs_that_have_ended_are_forgotten() -> None:
         job = w.submit(timeout={"attemptDurationSeconds": 86_400})
         w.start(job)
         w.end(job)
-    assert heap.size(w.state.deadlines) < 100
+    assert persistent_heap.size(w.state.deadlines) < 100
     w.tick(3600)
     assert w.stops == [w.task(lasting)]

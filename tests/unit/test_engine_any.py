@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from batchml.local.batch import scheduling
-from batchml.local.batch.engine import unwanted
-from batchml.local.batch.events import Ended, Exit, Launch
+from batchml.local.batch.engine import tasks_to_stop
+from batchml.local.batch.events import AttemptEnded, AttemptExit, PrepareAttempt
 from batchml.local.batch.state import Job, Needs
-from batchml.local.batch.transaction import Draft
+from batchml.local.batch.transaction import Transaction
 from batchml.model.run import JobStatus
 from tests.unit.world import (
     LOST,
@@ -32,7 +32,13 @@ from tests.unit.world import (
 
 GPUS = ("g0", "g1", "g2")
 SMALL = st.integers(1, 3)
-ENDS = [Exit(code=0), Exit(code=0), Exit(code=1), LOST, Exit(start_failure="CannotPull")]
+ENDS = [
+    AttemptExit(code=0),
+    AttemptExit(code=0),
+    AttemptExit(code=1),
+    LOST,
+    AttemptExit(start_failure="CannotPull"),
+]
 PICK = st.integers(0, 999)
 QUEUES = ["q", "low", "fair"]
 
@@ -207,7 +213,7 @@ class AnyEvents(RuleBasedStateMachine):
 
     @precondition(lambda self: self.w.busy())
     @rule(pick=PICK, end=st.sampled_from(ENDS))
-    def end(self, pick: int, end: Exit) -> None:
+    def end(self, pick: int, end: AttemptExit) -> None:
         busy = self.w.busy()
         self.w.end(busy[pick % len(busy)], end)
 
@@ -217,12 +223,16 @@ class AnyEvents(RuleBasedStateMachine):
 
     @rule(task=st.sampled_from(["0" * 32, "x"]))
     def stray(self, task: str) -> None:
-        assert self.w.apply(Ended(task, Exit(code=0), self.w.now)) == []
+        assert self.w.apply(AttemptEnded(task, AttemptExit(code=0), self.w.now)) == []
 
     @rule()
     def restart(self) -> None:
         """A server killed here goes on as if nothing had happened."""
-        before, jobs, asked = indexes(self.w.state), dict(self.w.state.jobs), unwanted(self.w.state)
+        before, jobs, asked = (
+            indexes(self.w.state),
+            dict(self.w.state.jobs),
+            tasks_to_stop(self.w.state),
+        )
         launched = len(self.w.launches)
         self.w.restart()
         if len(self.w.launches) == launched:
@@ -230,7 +240,7 @@ class AnyEvents(RuleBasedStateMachine):
             assert dict(self.w.state.jobs) == jobs
         else:  # the shares' past is forgotten, so that another may go first
             assert {launch.job.queue for launch in self.w.launches[launched:]} == {"fair"}
-        assert set(asked) == set(unwanted(self.w.state))
+        assert set(asked) == set(tasks_to_stop(self.w.state))
 
     # --- what must hold ---------------------------------------------------------------------
 
@@ -377,7 +387,7 @@ class AnyEvents(RuleBasedStateMachine):
     def a_queue_is_first_in_first_out(self) -> None:
         new = self.w.launches[self.seen_launches :]
         self.seen_launches = len(self.w.launches)
-        draft = Draft(self.w.state, self.w.now)
+        tx = Transaction(self.w.state, self.w.now)
         for launch in new:
             whole = self.whole(launch)
             if launch.attempt.number > 1 or whole is None or whole.queue == "fair":
@@ -388,11 +398,13 @@ class AnyEvents(RuleBasedStateMachine):
                 if job.queue == whole.queue
                 and job.status is JobStatus.RUNNABLE
                 and job.sequence < whole.sequence
-                and all(draft.has(name, quantity) for name, quantity in job.spec.consumables)
+                and all(
+                    tx.has_consumable(name, quantity) for name, quantity in job.spec.consumables
+                )
             ]
             assert ahead == []
 
-    def whole(self, launch: Launch) -> Job | None:
+    def whole(self, launch: PrepareAttempt) -> Job | None:
         """The job that took a place with this launch; None for a node that came after."""
         if launch.job.node is None:
             return launch.job

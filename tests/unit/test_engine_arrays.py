@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from batchml.local.batch.engine import restore, unwanted
-from batchml.local.batch.events import Exit, SaveSpec
+from batchml.local.batch.engine import restore, tasks_to_stop
+from batchml.local.batch.events import AttemptExit, SaveSpec
 from batchml.model.run import JobStatus
 from tests.unit.world import (
     SEQUENTIAL,
@@ -287,7 +287,7 @@ def test_a_server_killed_while_an_array_was_terminated_stops_the_rest() -> None:
     w.terminate(a)
     w.stops.clear()
     w.restart()
-    assert sorted(unwanted(w.state)) == sorted(w.task(c) for c in children(a, 0, 1))
+    assert sorted(tasks_to_stop(w.state)) == sorted(w.task(c) for c in children(a, 0, 1))
 
 
 # --- plain dependencies -----------------------------------------------------------------------
@@ -685,6 +685,6 @@ def test_ten_thousand_children_that_wait_for_a_resource_cost_no_more() -> None:
         a = w.array(10_000, consumableResourcePropertiesOverride=consuming(seat=2))
     with stopwatch(4):
         for index in range(500):
-            w.end(f"{a}:{index}", Exit(code=0))
+            w.end(f"{a}:{index}", AttemptExit(code=0))
     assert w.counts(a) == {"SUCCEEDED": 500, "STARTING": 3, "RUNNABLE": 9_497}
     assert indexes(restore(stored(w.state))) == indexes(w.state)

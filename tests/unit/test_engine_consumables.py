@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from batchml.local.server.protocol import Refused
+from batchml.local.server.protocol import ApiError
 from tests.unit.world import World, children, consuming, indexes, order_of, world
 
 
@@ -292,12 +292,12 @@ def test_resources_are_described_and_listed(tmp_path: Path) -> None:
     assert names() == ["Token", "fuel", "seat"]
     wanted = {"name": "CONSUMABLE_RESOURCE_NAME", "values": ["TOK*", "seat"]}
     assert names(filters=[wanted]) == ["Token", "seat"]
-    with pytest.raises(Refused, match="filters here"):
+    with pytest.raises(ApiError, match="filters here"):
         names(filters=[{"name": "OTHER", "values": []}])
     first = w.read("ListConsumableResources", maxResults=2)
     token = first["nextToken"]
     assert names(nextToken=token) == ["seat"]
-    with pytest.raises(Refused, match="not found"):
+    with pytest.raises(ApiError, match="not found"):
         w.read("DescribeConsumableResource", consumableResource="none")
 
 

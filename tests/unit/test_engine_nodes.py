@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from batchml.local.batch.engine import next_deadline, restore, unwanted
-from batchml.local.batch.events import Ended, Exit, Started
+from batchml.local.batch.engine import next_deadline, restore, tasks_to_stop
+from batchml.local.batch.events import AttemptEnded, AttemptExit, AttemptStarted
 from batchml.model.run import JobStatus
 from tests.models import ec2
 from tests.unit.world import (
@@ -298,7 +298,7 @@ def test_the_main_node_starts_first_and_the_others_once_it_runs() -> None:
     assert w.status(job, *nodes_of(job)) == ["STARTING", "PENDING", "STARTING", "PENDING"]
     assert w.launches[0].attempt.main_address == ""
     w.tick(5)
-    w.apply(Started(w.task(f"{job}#1"), w.now, "127.0.0.9"))
+    w.apply(AttemptStarted(w.task(f"{job}#1"), w.now, "127.0.0.9"))
     assert w.status(job, *nodes_of(job)) == ["RUNNING", "STARTING", "RUNNING", "STARTING"]
     assert w.jobs[job].started_at == w.now
     assert [n.job.id for n in w.launches] == [f"{job}#1", f"{job}#0", f"{job}#2"]
@@ -312,9 +312,15 @@ def test_the_main_node_starts_first_and_the_others_once_it_runs() -> None:
 
 
 @pytest.mark.parametrize(
-    "end", [Exit(code=0), Exit(code=3), LOST, Exit(start_failure="CannotPullContainerError: x")]
+    "end",
+    [
+        AttemptExit(code=0),
+        AttemptExit(code=3),
+        LOST,
+        AttemptExit(start_failure="CannotPullContainerError: x"),
+    ],
 )
-def test_the_end_of_another_node_changes_nothing_for_the_job(end: Exit) -> None:
+def test_the_end_of_another_node_changes_nothing_for_the_job(end: AttemptExit) -> None:
     """B144."""
     w, job = running()
     w.end(f"{job}#1", end)
@@ -354,7 +360,7 @@ def test_the_end_of_the_main_node_stops_the_others_and_decides(code: int, status
 def test_a_job_whose_main_node_cannot_start_fails_and_starts_no_other() -> None:
     """B145."""
     w, job = cluster()
-    w.end(f"{job}#0", Exit(start_failure="CannotPullContainerError: x"))
+    w.end(f"{job}#0", AttemptExit(start_failure="CannotPullContainerError: x"))
     assert len(w.launches) == 1
     assert w.status(job, *nodes_of(job)) == ["FAILED"] * 4
     assert w.reasons(job, f"{job}#0") == ["Task failed to start"] * 2
@@ -365,7 +371,7 @@ def test_a_job_whose_main_node_cannot_start_fails_and_starts_no_other() -> None:
 
 def test_a_main_node_that_ends_before_its_start_was_told() -> None:
     w, job = cluster()
-    w.end(f"{job}#0", Exit(code=0, started_at=5, stopped_at=9))
+    w.end(f"{job}#0", AttemptExit(code=0, started_at=5, stopped_at=9))
     assert len(w.launches) == 1
     assert w.status(job, *nodes_of(job)) == ["SUCCEEDED"] * 4
     assert (w.jobs[job].started_at, w.jobs[job].stopped_at) == (5, 9)
@@ -589,16 +595,16 @@ def test_a_server_killed_at_any_point_goes_on_with_all_nodes(tmp_path: Path) -> 
 
     for attempt in (1, 2):
         again()
-        assert unwanted(w.state) == []
+        assert tasks_to_stop(w.state) == []
         w.start(f"{job}#0")
         again()
         w.start(f"{job}#1")
         w.end(f"{job}#1", 5)
         again()
-        assert unwanted(w.state) == []
+        assert tasks_to_stop(w.state) == []
         w.end(f"{job}#0", 1)
         again()
-        assert unwanted(w.state) == [w.task(f"{job}#2")]
+        assert tasks_to_stop(w.state) == [w.task(f"{job}#2")]
         w.end(f"{job}#2", 143)
         assert w.status(job) == [["STARTING"], ["FAILED"]][attempt - 1]
     again()
@@ -612,19 +618,19 @@ def test_a_restarted_server_stops_all_nodes_of_a_job_that_was_terminated() -> No
     w, job = running()
     w.terminate(job)
     back = restore(stored(w.state), w.now)
-    assert sorted(unwanted(back)) == sorted(w.task(node) for node in nodes_of(job))
+    assert sorted(tasks_to_stop(back)) == sorted(w.task(node) for node in nodes_of(job))
 
 
 def test_what_a_node_s_task_tells_twice_counts_once() -> None:
     w, job = running()
     task = w.task(f"{job}#1")
-    w.apply(Started(task, w.now + 9, "x"))
+    w.apply(AttemptStarted(task, w.now + 9, "x"))
     assert w.jobs[f"{job}#1"].started_at == w.now
     w.end(f"{job}#1", 3)
-    assert w.apply(Ended(task, Exit(code=0), w.now)) == []
+    assert w.apply(AttemptEnded(task, AttemptExit(code=0), w.now)) == []
     w.end(f"{job}#0")
     w.end(f"{job}#2", 143)
-    assert w.apply(Ended(task, Exit(code=0), w.now)) == []
+    assert w.apply(AttemptEnded(task, AttemptExit(code=0), w.now)) == []
     assert w.state.free == w.state.machine
 
 

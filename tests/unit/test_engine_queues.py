@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from batchml.local.batch.engine import next_deadline
-from batchml.local.server.protocol import Refused
+from batchml.local.server.protocol import ApiError
 from tests.unit.world import World, consuming, world
 
 FITS = "MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT"
@@ -166,7 +166,7 @@ def test_a_snapshot_shows_who_is_next_and_what_is_used(tmp_path: Path) -> None:
         "totalCapacityUsage": [{"capacityUnit": "VCPU", "quantity": 3.0}],
         "lastUpdatedAt": w.now,
     }
-    with pytest.raises(Refused, match="not found"):
+    with pytest.raises(ApiError, match="not found"):
         w.read("GetJobQueueSnapshot", jobQueue="none")
 
 

@@ -3,24 +3,31 @@
 from typing import Any
 
 from batchml.local.batch import engine
-from batchml.local.batch.events import Begin, Effect, Launch, NeverBegan, Prepared, SaveJob
+from batchml.local.batch.events import (
+    AttemptNeverBegan,
+    AttemptPrepared,
+    BeginAttempt,
+    Effect,
+    PrepareAttempt,
+    SaveJob,
+)
 from batchml.local.batch.lifecycle import DID_NOT_START, STOPPED_EARLY, task_id_of
-from batchml.local.batch.state import Attempt
+from batchml.local.batch.state import JobAttempt
 from tests.unit.world import World, world
 
 
-def attempt_of(w: World, job: str) -> Attempt:
+def attempt_of(w: World, job: str) -> JobAttempt:
     attempt = w.state.jobs[job].attempt
     assert attempt is not None
     return attempt
 
 
 def prepared(w: World, job: str) -> list[Effect]:
-    return w.apply(Prepared((attempt_of(w, job).task_id,), w.now))
+    return w.apply(AttemptPrepared((attempt_of(w, job).task_id,), w.now))
 
 
 def never_began(w: World, job: str) -> list[Effect]:
-    return w.apply(NeverBegan(attempt_of(w, job).task_id, w.now))
+    return w.apply(AttemptNeverBegan(attempt_of(w, job).task_id, w.now))
 
 
 def kinds(effects: list[Effect]) -> list[Any]:
@@ -36,7 +43,7 @@ def test_what_is_prepared_is_committed_as_begun_and_then_begins() -> None:
     w, job = submitted()
     assert not attempt_of(w, job).may_have_begun
     effects = prepared(w, job)
-    assert kinds(effects) == [SaveJob, Begin]
+    assert kinds(effects) == [SaveJob, BeginAttempt]
     assert attempt_of(w, job).may_have_begun
     assert prepared(w, job) == [], "once"
 
@@ -44,7 +51,7 @@ def test_what_is_prepared_is_committed_as_begun_and_then_begins() -> None:
 def test_what_was_stopped_meanwhile_does_not_begin() -> None:
     w, job = submitted()
     w.call("TerminateJob", jobId=job, reason="enough")
-    assert Begin not in kinds(prepared(w, job))
+    assert BeginAttempt not in kinds(prepared(w, job))
 
 
 def test_an_attempt_that_never_began_goes_on_in_its_place_under_another_task_id() -> None:
@@ -52,12 +59,12 @@ def test_an_attempt_that_never_began_goes_on_in_its_place_under_another_task_id(
     prepared(w, job)
     before, used = attempt_of(w, job), w.state.used
     effects = never_began(w, job)
-    assert kinds(effects) == [SaveJob, Launch]
+    assert kinds(effects) == [SaveJob, PrepareAttempt]
     after = attempt_of(w, job)
     assert (after.number, after.may_have_begun, w.state.used) == (before.number, False, used)
     assert after.task_id == task_id_of(job, 1, 2) != before.task_id
     assert w.state.by_task.get(before.task_id) is None
-    assert w.apply(NeverBegan(before.task_id, w.now)) == [], "an old word"
+    assert w.apply(AttemptNeverBegan(before.task_id, w.now)) == [], "an old word"
     assert engine.restore(w.state).by_task.get(after.task_id) == job
     w.start(job)
     w.end(job)

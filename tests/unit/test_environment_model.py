@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from batchml.config.environments import read_compute, read_config, read_environments, read_queue
 from batchml.errors import ConfigError
-from batchml.model.description import read_compute, read_described, read_environments, read_queue
 from batchml.model.environment import Environment, is_arm_type, is_gpu_type
 
 CONTRACT = """
@@ -83,7 +83,7 @@ SUBNET, GROUP, VPC = "subnet-0123abcd", "sg-0123abcd", "vpc-0123abcd"
 # The key that is set in VALID, its value, and what is said about it.
 MISTAKES: list[tuple[str, Any, str]] = [
     ("region", "", "region: missing"),
-    ("region", "USEAST", 'Expected one like "us-east-1"'),
+    ("region", "USEAST", 'Expected a region such as "us-east-1"'),
     ("regoin", "us-east-1", "region"),
     ("ami", "debian", '"build", "ecs-gpu" or an AMI\'s id'),
     ("gpu_access", "root", "driver-mount"),
@@ -103,14 +103,14 @@ MISTAKES: list[tuple[str, Any, str]] = [
     ("logs.retention_days", 91, "logs.retention_days"),
     ("budget", {"email": "a@b.c"}, "budget.usd: missing"),
     ("budget", {"usd": 0, "email": "a@b.c"}, "budget.usd"),
-    ("budget", {"usd": 5, "email": "nobody"}, "Expected an address"),
-    ("tags", {"aws:x": "y"}, "are taken"),
-    ("tags", {"batchml:env": "y"}, "are taken"),
+    ("budget", {"usd": 5, "email": "nobody"}, "Expected the address for warnings"),
+    ("tags", {"aws:x": "y"}, "are reserved"),
+    ("tags", {"batchml:env": "y"}, "are reserved"),
     ("tags", {"": "y"}, "1 to 128 characters"),
     ("tags", {"k": "v" * 257}, "up to 256"),
     ("tags", TAGS, "at most 45"),
-    ("compute", {"bad name": VALID["compute"]["gpu"]}, "not a name"),
-    ("compute", {"gpu-r2": VALID["compute"]["gpu"]}, "-r2 are taken"),
+    ("compute", {"bad name": VALID["compute"]["gpu"]}, "is not a valid name"),
+    ("compute", {"gpu-r2": VALID["compute"]["gpu"]}, "-r2 are reserved"),
     ("compute.gpu", {"max_vcpus": 8}, "instance_types: missing"),
     ("compute.gpu", {"instance_types": ["g5"]}, "max_vcpus: missing"),
     ("compute.gpu.instance_types", ["G5 large"], "instance_types"),
@@ -121,7 +121,7 @@ MISTAKES: list[tuple[str, Any, str]] = [
     ("compute.gpu.allocation_strategy", "FASTEST", "BEST_FIT"),
     ("compute.gpu.allocation_strategy", "SPOT_CAPACITY_OPTIMIZED", "needs spot = true"),
     ("compute.gpu", {**VALID["compute"]["gpu"], "spot": True, "allocation_strategy": "BEST_FIT"},
-     "spot with BEST_FIT is not offered"),
+     "AWS has no BEST_FIT for spot"),
     ("compute.gpu.bid_percentage", 50, "needs spot = true"),
     ("compute.gpu.bid_percentage", 101, "compute.gpu.bid_percentage"),
     ("compute.gpu.ami", "mine", "an AMI's id"),
@@ -134,13 +134,13 @@ MISTAKES: list[tuple[str, Any, str]] = [
     ("compute.gpu.scale_down_delay", "later", '"20m" to "7d"'),
     ("compute.gpu.stop_timeout", "10s", '"30s" to "120s"'),
     ("compute.gpu.stop_timeout", "3m", '"30s" to "120s"'),
-    ("compute.gpu.tags", {"aws:x": "y"}, "are taken"),
+    ("compute.gpu.tags", {"aws:x": "y"}, "are reserved"),
     ("compute.gpu.tpyo", 1, "tpyo"),
-    ("queues", {"bad name": {"compute": ["gpu"]}}, "not a name"),
+    ("queues", {"bad name": {"compute": ["gpu"]}}, "is not a valid name"),
     ("queues.default.priority", 1001, "queues.default.priority"),
     ("queues.default.compute", [], "1 to 3"),
     ("queues.default.compute", ["gpu", "gpu"], "named twice"),
-    ("queues.default.compute", ["gup"], "no compute.gup is described"),
+    ("queues.default.compute", ["gup"], "there is no compute.gup"),
     ("queues.default.time_limits", {"bored": "1h"}, "Known: no-capacity"),
     ("queues.default.time_limits", {"no-capacity": "5m"}, '"10m" to "24h"'),
     ("queues.default.fair_share.decay", "8d", 'up to "7d"'),
@@ -183,7 +183,7 @@ def test_all_mistakes_of_a_file_are_told_at_once() -> None:
     }  # fmt: skip
     found = mistakes(table)
     for key in (
-        "default: no environment 'dve'", "env.dev.region", "env.dev.ami",
+        "default: there is no environment 'dve'", "env.dev.region", "env.dev.ami",
         "env.dev.compute.gpu.max_vcpus", "env.dev.compute.gpu.disk",
         "env.dev.compute.gpu.instance_types", "env.dev.queues.default.compute",
         "env.dev.queues.default.priority", "env.Bad_Name", "extra",
@@ -269,12 +269,12 @@ def test_what_an_instance_type_is(name: str, gpu: bool, arm: bool) -> None:
 
 def test_a_key_at_the_wrong_place_is_told_the_right_one() -> None:
     dev = {"region": "us-east-1", "cidr": "10.0.0.0/16", "network": {"ami": "build"}}
-    found = read_described({"usd_per_hour": 1, "region": "x", "env": {"dev": dev}}).mistakes
+    found = read_config({"usd_per_hour": 1, "region": "x", "env": {"dev": dev}}).mistakes
     assert [text.split("belongs ")[1] for text in (*found[""], *found["dev"])] == [
         "under [env.local].",
         "under [env.dev].",
         "under [env.dev.network].",
         "under [env.dev].",
     ]
-    (unsure,) = read_described({"queues": {}}).mistakes[""]
+    (unsure,) = read_config({"queues": {}}).mistakes[""]
     assert unsure.endswith("belongs under [env.NAME].")

@@ -13,10 +13,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from batchml.aws.pricing import Book, Instances, InstanceType, Price
-from batchml.cli.costs import lines, to_json
+from batchml.aws.pricing.instances import InstanceType, InstanceTypes
+from batchml.aws.pricing.prices import Price, PriceTable
+from batchml.cost.estimate import (
+    ENDPOINTS,
+    KEYS,
+    NETWORK_KEYS,
+    Estimate,
+    estimate_environment,
+    estimate_json,
+    estimate_lines,
+    items_needed,
+    make_estimate,
+)
 from batchml.model.environment import Compute, Environment, Network, Storage
-from batchml.ops.estimate import ENDPOINTS, KEYS, NETWORK_KEYS, Estimate, estimate, needs, quote
 
 DAY = 1_795_276_800  # 2026-11-21
 SIZES = {
@@ -31,7 +41,7 @@ EACH = {
     for each, vcpus, gpus in of
 }
 FAMILIES = {name: tuple(EACH[each] for each, _, _ in of) for name, of in SIZES.items()}
-INSTANCES = Instances({**{name: (each,) for name, each in EACH.items()}, **FAMILIES})
+INSTANCES = InstanceTypes({**{name: (each,) for name, each in EACH.items()}, **FAMILIES})
 FIXED = {
     "nat-hour": ("0.045", "hour"), "nat-gb": ("0.045", "GB"), "ipv4-hour": ("0.005", "hour"),
     "endpoint-hour": ("0.01", "hour"), "gp3-gb-month": ("0.08", "GB-month"),
@@ -58,9 +68,9 @@ PRICES = {
 }
 
 
-def book(without: Mapping[str, str] | None = None) -> Book:
+def book(without: Mapping[str, str] | None = None) -> PriceTable:
     unknown = dict(without or {})
-    return Book({item: each for item, each in PRICES.items() if item not in unknown}, unknown)
+    return PriceTable({item: each for item, each in PRICES.items() if item not in unknown}, unknown)
 
 
 def environment(**more: Any) -> Environment:
@@ -73,7 +83,7 @@ def gpu(**more: Any) -> Compute:
 
 
 def test_an_environment_at_rest_pays_for_its_gateway_and_its_key() -> None:
-    found = estimate(environment(compute={"gpu": gpu_of("g5.xlarge")}), book(), INSTANCES)
+    found = make_estimate(environment(compute={"gpu": gpu_of("g5.xlarge")}), book(), INSTANCES)
     assert [(line.what, line.quantity, line.micros) for line in found.fixed] == [
         ("NAT gateway", 1, 45_000),
         ("public IPv4 address of the NAT gateway", 1, 5_000),
@@ -91,27 +101,31 @@ def gpu_of(*types: str, **more: Any) -> Compute:
 
 def test_endpoints_are_paid_in_one_zone_and_a_given_network_is_not_ours() -> None:
     endpoints = environment(network=Network(egress="endpoints", zones=3))
-    assert estimate(endpoints, book(), INSTANCES).idle[0] == 11 * 10_000 + 4_110
+    assert make_estimate(endpoints, book(), INSTANCES).idle[0] == 11 * 10_000 + 4_110
     given = environment(network=Network(subnets=("subnet-0123abcd",), security_groups=("sg-0",)))
-    found = estimate(given, book(), INSTANCES)
+    found = make_estimate(given, book(), INSTANCES)
     assert found.idle[0] == 2_740
     assert "the network that exists" in found.left_out
-    assert not any("nat" in item for item in needs(given, INSTANCES))
+    assert not any("nat" in item for item in items_needed(given, INSTANCES))
 
 
 def test_lustre_is_paid_full_or_empty_and_efs_is_not() -> None:
     lustre = environment(storage=Storage(workspace="fsx-lustre", size="2400 GiB"))
     extra = (
-        estimate(lustre, book(), INSTANCES).idle[0]
-        - estimate(environment(), book(), INSTANCES).idle[0]
+        make_estimate(lustre, book(), INSTANCES).idle[0]
+        - make_estimate(environment(), book(), INSTANCES).idle[0]
     )
     assert extra == round(2400 * 145_000 / 730)
-    assert "files in EFS ($0.3 a GB-month)" in estimate(environment(), book(), INSTANCES).left_out
-    assert not any("EFS" in each for each in estimate(lustre, book(), INSTANCES).left_out)
+    assert (
+        "files in EFS ($0.3 a GB-month)" in make_estimate(environment(), book(), INSTANCES).left_out
+    )
+    assert not any("EFS" in each for each in make_estimate(lustre, book(), INSTANCES).left_out)
 
 
 def test_full_is_from_the_cheapest_type_to_the_dearest() -> None:
-    found = estimate(environment(compute={"gpu": gpu_of("g6", "p4d.24xlarge")}), book(), INSTANCES)
+    found = make_estimate(
+        environment(compute={"gpu": gpu_of("g6", "p4d.24xlarge")}), book(), INSTANCES
+    )
     full = found.computes[0].full
     assert [line.what for line in full.cheapest] == ["2 x g6.8xlarge", "2 x 100 GiB of disk"]
     assert [line.what for line in full.dearest] == ["1 x p4d.24xlarge", "1 x 100 GiB of disk"]
@@ -120,8 +134,8 @@ def test_full_is_from_the_cheapest_type_to_the_dearest() -> None:
 
 def test_both_environments_of_a_queue_count_and_spot_ranges_over_zones() -> None:
     both = {"a": gpu_of("g5.xlarge", spot=True), "b": gpu_of("g5.xlarge")}
-    found = estimate(environment(compute=both), book(), INSTANCES)
-    only = [estimate(environment(compute={k: v}), book(), INSTANCES) for k, v in both.items()]
+    found = make_estimate(environment(compute=both), book(), INSTANCES)
+    only = [make_estimate(environment(compute={k: v}), book(), INSTANCES) for k, v in both.items()]
     fixed = found.idle[0]
     for end in (0, 1):
         assert found.full[end] - fixed == sum(each.full[end] - fixed for each in only)
@@ -133,13 +147,13 @@ def test_both_environments_of_a_queue_count_and_spot_ranges_over_zones() -> None
 def test_best_fit_stays_within_its_limit_and_others_may_pass_it_by_one_machine() -> None:
     for strategy, count in (("BEST_FIT", 1), ("BEST_FIT_PROGRESSIVE", 2)):
         compute = gpu_of("g5.12xlarge", max_vcpus=90, allocation_strategy=strategy)
-        found = estimate(environment(compute={"gpu": compute}), book(), INSTANCES)
+        found = make_estimate(environment(compute={"gpu": compute}), book(), INSTANCES)
         assert found.computes[0].full.dearest[0].quantity == count
 
 
 def test_best_fit_keeps_no_more_warm_than_it_may_start() -> None:
     compute = gpu_of("g5.12xlarge", max_vcpus=95, min_vcpus=95, allocation_strategy="BEST_FIT")
-    found = estimate(environment(compute={"gpu": compute}), book(), INSTANCES)
+    found = make_estimate(environment(compute={"gpu": compute}), book(), INSTANCES)
     assert found.computes[0].idle == found.computes[0].full
     assert found.computes[0].idle.cheapest[0].quantity == 1
 
@@ -158,7 +172,7 @@ def test_the_templates_make_what_is_counted() -> None:
 
 def test_warm_machines_and_their_disks_are_paid_at_rest() -> None:
     compute = gpu_of("g5.xlarge", min_vcpus=5, disk="200 GiB")
-    idle = estimate(environment(compute={"gpu": compute}), book(), INSTANCES).computes[0].idle
+    idle = make_estimate(environment(compute={"gpu": compute}), book(), INSTANCES).computes[0].idle
     assert [(line.what, line.quantity) for line in idle.cheapest] == [
         ("2 x g5.xlarge", 2), ("2 x 200 GiB of disk", 400),
     ]  # fmt: skip
@@ -169,7 +183,7 @@ def test_warm_machines_and_their_disks_are_paid_at_rest() -> None:
 
 def test_the_words_of_a_plan() -> None:
     made = environment(compute={"gpu": gpu_of("g6", "p4d.24xlarge")})
-    found = lines(estimate(made, book(), INSTANCES))
+    found = estimate_lines(make_estimate(made, book(), INSTANCES))
     assert found[0] == (
         "Idle: $0.05 an hour ($40 a month). Full: $4.10 to $32.84 an hour (prices of 2026-11-21)."
     )
@@ -187,8 +201,10 @@ def test_words_for_spot_old_prices_and_what_else_is_not_counted() -> None:
         "b": gpu_of("g5.xlarge", capacity_reservation="cr-0123abcd"),
     }
     old = price("0.045", asked=DAY - 9 * 86_400)
-    mixed = Book(PRICES | {"nat-hour": old}, {}, ("Prices of 2026-11-12 are used: no answer.",))
-    text = lines(estimate(environment(compute=compute), mixed, INSTANCES))
+    mixed = PriceTable(
+        PRICES | {"nat-hour": old}, {}, ("Prices of 2026-11-12 are used: no answer.",)
+    )
+    text = estimate_lines(make_estimate(environment(compute=compute), mixed, INSTANCES))
     assert "(prices of 2026-11-12 to 2026-11-21)" in text[0]
     assert "today's spot prices" in text[1]
     assert text[2] == "Prices of 2026-11-12 are used: no answer."
@@ -197,48 +213,48 @@ def test_words_for_spot_old_prices_and_what_else_is_not_counted() -> None:
 
 def test_without_prices_nothing_is_invented() -> None:
     made = environment(compute={"gpu": gpu_of("g5")})
-    why = dict.fromkeys(needs(made, INSTANCES), "pricing:GetProducts is not allowed")
-    found = estimate(made, Book({}, why), INSTANCES)
-    assert lines(found)[:2] == [
+    why = dict.fromkeys(items_needed(made, INSTANCES), "pricing:GetProducts is not allowed")
+    found = make_estimate(made, PriceTable({}, why), INSTANCES)
+    assert estimate_lines(found)[:2] == [
         "Idle: unknown. Full: unknown.",
         "Price unknown: pricing:GetProducts is not allowed (NAT gateway, public IPv4 address of "
         "the NAT gateway, 3 KMS keys, g5.xlarge on demand and 3 more).",
     ]
     assert "log ingestion (price unknown)" in found.left_out
-    assert to_json(found)["lines"][0]["perHour"] is None
+    assert estimate_json(found)["lines"][0]["perHour"] is None
 
 
 def test_one_unknown_type_makes_a_lower_bound_of_the_full_amount_only() -> None:
     made = environment(compute={"gpu": gpu_of("g5.xlarge", "p4d.24xlarge")})
-    found = estimate(made, book({"on-demand:p4d.24xlarge": "it is not listed"}), INSTANCES)
+    found = make_estimate(made, book({"on-demand:p4d.24xlarge": "it is not listed"}), INSTANCES)
     assert (found.idle_is_least, found.full_is_least) == (False, True)
     assert found.full[0] == found.idle[0]  # p4d might be had for nothing
-    assert lines(found)[0].startswith(
+    assert estimate_lines(found)[0].startswith(
         "Idle: $0.05 an hour ($40 a month). Full: at least $0.05 to $16."
     )
-    assert lines(found)[1] == "Price unknown: it is not listed (p4d.24xlarge on demand)."
+    assert estimate_lines(found)[1] == "Price unknown: it is not listed (p4d.24xlarge on demand)."
 
 
 def test_a_family_that_is_not_there_is_named() -> None:
     compute = {"gpu": gpu_of("g5.xlarge", "optimal", min_vcpus=1)}
     known = replace(INSTANCES, unknown={"optimal": "AWS Batch chooses the instance types itself"})
-    found = estimate(environment(compute=compute), book(), known)
+    found = make_estimate(environment(compute=compute), book(), known)
     assert found.unknown == {"compute.gpu: optimal": "AWS Batch chooses the instance types itself"}
     assert found.idle_is_least and found.full_is_least
 
 
 def test_amounts_are_shown_to_the_cent_and_small_ones_are_not_nothing() -> None:
     given = Network(subnets=("subnet-0123abcd",), security_groups=("sg-0123abcd",))
-    (text, *_) = lines(estimate(environment(network=given), book(), INSTANCES))
+    (text, *_) = estimate_lines(make_estimate(environment(network=given), book(), INSTANCES))
     assert text.startswith("Idle: less than $0.01 an hour ($2.00 a month). Full: less than $0.01 ")
     many = environment(compute={"gpu": gpu_of("p4d.24xlarge", max_vcpus=96_000)})
-    assert "$32,783." in lines(estimate(many, book(), INSTANCES))[0]
+    assert "$32,783." in estimate_lines(make_estimate(many, book(), INSTANCES))[0]
 
 
 def test_json_has_every_line_that_makes_it_up() -> None:
     made = environment(compute={"gpu": gpu_of("g6", min_vcpus=4)})
-    found = estimate(made, book(), INSTANCES)
-    said = json.loads(json.dumps(to_json(found)))
+    found = make_estimate(made, book(), INSTANCES)
+    said = json.loads(json.dumps(estimate_json(found)))
     for name, ends in (("idle", found.idle), ("full", found.full)):
         assert said[name]["perHour"] == {"low": ends[0] / 1e6, "high": ends[1] / 1e6}
         assert said[name]["perMonth"] == {
@@ -289,10 +305,10 @@ def missing() -> st.SearchStrategy[dict[str, str]]:
 def test_at_rest_costs_no_more_than_full_and_the_least_no_more_than_the_most(
     made: Environment, without: dict[str, str]
 ) -> None:
-    found = estimate(made, book(without), INSTANCES)
+    found = make_estimate(made, book(without), INSTANCES)
     assert 0 <= found.idle[0] <= found.idle[1] <= found.full[1]
     assert found.idle[0] <= found.full[0] <= found.full[1]
-    assert lines(found) and json.dumps(to_json(found))
+    assert estimate_lines(found) and json.dumps(estimate_json(found))
 
 
 @given(environments(), missing(), st.integers(0, 200), st.sampled_from(["min_vcpus", "max_vcpus"]))
@@ -305,8 +321,8 @@ def test_more_vcpus_never_cost_less(
         if field == "min_vcpus":
             value = min(value, compute.max_vcpus)
         grown[name] = replace(compute, **{field: value})
-    small = estimate(made, book(without), INSTANCES)
-    large = estimate(replace(made, compute=grown), book(without), INSTANCES)
+    small = make_estimate(made, book(without), INSTANCES)
+    large = make_estimate(replace(made, compute=grown), book(without), INSTANCES)
     for before, after in zip((*small.idle, *small.full), (*large.idle, *large.full), strict=True):
         assert before <= after
 
@@ -316,14 +332,14 @@ def test_more_vcpus_never_cost_less(
 def test_whatever_an_unknown_price_is_the_truth_is_not_below_the_estimate(
     made: Environment, without: dict[str, str], truth: dict[str, int]
 ) -> None:
-    said = estimate(made, book(without), INSTANCES)
+    said = make_estimate(made, book(without), INSTANCES)
     real = {
         item: price(str(Decimal(truth[item]) / 1000), PRICES[item].per)
         if item in truth and item in without
         else PRICES[item]
         for item in PRICES
     }
-    true = estimate(made, Book(real), INSTANCES)
+    true = make_estimate(made, PriceTable(real), INSTANCES)
     for name in ("idle", "full"):
         below = zip(getattr(said, name), getattr(true, name), strict=True)
         assert all(bound <= amount for bound, amount in below)
@@ -333,10 +349,12 @@ def test_whatever_an_unknown_price_is_the_truth_is_not_below_the_estimate(
 
 @given(environments())
 def test_what_is_needed_is_all_that_is_needed(made: Environment) -> None:
-    items = needs(made, INSTANCES)
+    items = items_needed(made, INSTANCES)
     assert len(items) == len(set(items))
-    full = estimate(made, book(), INSTANCES)
-    assert estimate(made, Book({item: PRICES[item] for item in items}), INSTANCES) == full
+    full = make_estimate(made, book(), INSTANCES)
+    assert (
+        make_estimate(made, PriceTable({item: PRICES[item] for item in items}), INSTANCES) == full
+    )
     names = {name for each in made.compute.values() for name in each.instance_types}
     assert bool(full.unknown) == ("optimal" in names)
 
@@ -348,11 +366,11 @@ class Asked:
     def __init__(self) -> None:
         self.calls: list[tuple[str, list[str]]] = []
 
-    def instances(self, region: str, names: Any) -> Instances:
+    def instances(self, region: str, names: Any) -> InstanceTypes:
         self.calls.append((region, list(names)))
         return INSTANCES
 
-    def ask(self, region: str, items: Any) -> Book:
+    def ask(self, region: str, items: Any) -> PriceTable:
         self.calls.append((region, list(items)))
         return book()
 
@@ -366,12 +384,16 @@ def test_a_file_is_priced_with_two_questions() -> None:
     """
     made = msgspec.convert(tomllib.loads(text), Environment)
     asked = Asked()
-    assert quote(made, asked).full[1] > 0
+    assert estimate_environment(made, asked).full[1] > 0
     assert asked.calls[0] == ("eu-west-1", ["g5", "g6.xlarge"])
     assert "on-demand:g5.12xlarge" in asked.calls[1][1] and len(asked.calls) == 2
 
 
 def test_this_machine_costs_nothing_and_nobody_is_asked() -> None:
     asked = Asked()
-    assert quote(Environment(), asked) == Estimate() == estimate(Environment(), book(), INSTANCES)
-    assert (asked.calls, lines(Estimate())) == ([], [])
+    assert (
+        estimate_environment(Environment(), asked)
+        == Estimate()
+        == make_estimate(Environment(), book(), INSTANCES)
+    )
+    assert (asked.calls, estimate_lines(Estimate())) == ([], [])

@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-import batchml.ops.explain
+import batchml.explain
 from batchml.errors import NotFound
+from batchml.explain import clues
+from batchml.explain.clues import lines_of_first_rank
+from batchml.explain.failing import EndedRun, why_ended
+from batchml.explain.suggest import CommandWriter, describe_memory, describe_time, own_image
 from batchml.model.record import Record
 from batchml.model.run import Attempt, JobStatus, Run
-from batchml.ops.explain import clues
-from batchml.ops.explain.failing import Ended, why_ended
-from batchml.ops.explain.ranks import of_first
-from batchml.ops.explain.words import Words, memory, minutes, own_image
 from batchml.runtime.protocol.exit_codes import LOG_TOO_LARGE
 from tests.explain_world import DEV, ID, NOW, OTHER, Aws, World, ago, job, log
 
@@ -37,14 +37,14 @@ def aws() -> Iterator[Aws]:
         yield Aws()
 
 
-def ended(code: int | None = 1, *lines: str, **more: Any) -> Ended:
+def ended(code: int | None = 1, *lines: str, **more: Any) -> EndedRun:
     run = Run(
         ID, "lenet", "q", JobStatus.FAILED, exit_code=code, image="batchml/pytorch:0123456789ab",
         command=("python", "train.py"), memory_mib=1024, vcpus=1,
         attempts=(Attempt(exit_code=code, log_stream="s"),),
         **{"status_reason": EXITED, **more},
     )  # fmt: skip
-    return Ended(run, DEV, lines=lines)
+    return EndedRun(run, DEV, lines=lines)
 
 
 LOGS: list[tuple[str, int, str, str, str]] = [  # cause, exit code, line, in the verdict, command
@@ -161,11 +161,11 @@ def test_of_many_ranks_the_one_that_failed_first_is_read() -> None:
         '    File "/job/train.py", line 4, in main', "  KeyError: 'loss'",
         "batchml: Rank 3 on node 1 (10.0.0.7) ended with 1. The start before it ended so, too",
     ]  # fmt: skip
-    found = why_ended(ended(1, *of_first(printed)))
+    found = why_ended(ended(1, *lines_of_first_rank(printed)))
     assert found.cause == "exception"
     assert "KeyError: 'loss'" in found.verdict
     assert found.evidence[1].startswith("Rank 3 on node 1 (10.0.0.7) ended with 1.")
-    assert of_first(printed[:4])[2] == "RuntimeError: Connection closed by peer"
+    assert lines_of_first_rank(printed[:4])[2] == "RuntimeError: Connection closed by peer"
 
 
 STARTS = [
@@ -229,7 +229,7 @@ def test_what_a_table_of_clues_means_is_in_words_for_people() -> None:
 
 def test_the_page_about_explain_names_every_cause() -> None:
     page = (Path(__file__).parents[2] / "docs" / "explain.md").read_text("utf-8")
-    sources = (Path(batchml.ops.explain.__file__).parent).glob("*.py")
+    sources = (Path(batchml.explain.__file__).parent).glob("*.py")
     text = "\n".join(path.read_text("utf-8") for path in sources)
     named = re.findall(r'(?:Explanation\(|_clue\()\s*"([a-z0-9-]+)"', text)
     assert len(set(named)) > 50
@@ -248,27 +248,30 @@ def test_a_very_long_line_takes_no_longer_than_others(word: str) -> None:
     """CloudWatch Logs takes 1 MiB in one event."""
     line = word * (2**20 // len(word))
     began = time.process_time()
-    assert clues.of_log([line]) is None
-    assert clues.of_reason(line) is None
-    assert clues.exception([line]) == ""
+    assert clues.match_log([line]) is None
+    assert clues.match_reason(line) is None
+    assert clues.last_exception([line]) == ""
     assert time.process_time() - began < 5
-    found = clues.of_log([line + "\rImportError: No module named 'torch'"])
+    found = clues.match_log([line + "\rImportError: No module named 'torch'"])
     assert found is not None and "torch" in found.verdict
 
 
 def test_a_child_says_which_of_how_many_it_is() -> None:
     array = Run("a", "lenet", "q", JobStatus.FAILED, array_size=10, children={"FAILED": 1})
     run = Run(f"{ID}:3", "lenet", "q", JobStatus.FAILED, exit_code=2, array_index=3)
-    assert why_ended(Ended(run, DEV, array=array)).evidence[0] == "child 3 of 10"
+    assert why_ended(EndedRun(run, DEV, array=array)).evidence[0] == "child 3 of 10"
 
 
 def test_what_needs_more_is_run_again_with_all_that_it_was() -> None:
     """`rerun` keeps tags, variables, parameters and the array; of one, what failed is enough."""
     run = ended(137, reason=OOM, params={"lr": 0.1}).run
-    assert why_ended(Ended(run, Words(job="x"))).command == f"batchml rerun {ID} --memory '2 GiB'"
+    assert (
+        why_ended(EndedRun(run, CommandWriter(job="x"))).command
+        == f"batchml rerun {ID} --memory '2 GiB'"
+    )
     for children, words in (({"FAILED": 2}, ""), ({"FAILED": 1, "SUCCEEDED": 1}, " --failed")):
         array = Run("whole", "lenet", "q", JobStatus.FAILED, array_size=2, children=children)
-        found = why_ended(Ended(replace(run, array_index=0), Words(), array=array))
+        found = why_ended(EndedRun(replace(run, array_index=0), CommandWriter(), array=array))
         assert found.command == f"batchml rerun whole{words} --memory '2 GiB'"
 
 
@@ -280,18 +283,18 @@ def test_a_run_whose_budget_was_spent_is_given_twice_of_it() -> None:
 
 def test_without_the_jobs_folder_the_run_itself_is_repeated() -> None:
     line = "batchml: the code archive c.tar.gz cannot be unpacked: no"
-    found = why_ended(Ended(ended(78).run, Words(), lines=(line,)))
+    found = why_ended(EndedRun(ended(78).run, CommandWriter(), lines=(line,)))
     assert found.command == "batchml submit --name lenet --image pytorch -- python train.py"
     child = replace(ended(78).run, array_index=1)
     array = Run("whole", "lenet", "q", JobStatus.FAILED, array_size=2)
-    found = why_ended(Ended(child, Words(), array, lines=(line,)))
+    found = why_ended(EndedRun(child, CommandWriter(), array, lines=(line,)))
     assert "--array 2 -- python train.py" in found.command
 
 
 def test_with_the_jobs_folder_its_parameters_are_given_again() -> None:
     run = ended(78, params={"lr": 0.1, "name": "a b"}).run
     line = "batchml: the code archive c.tar.gz cannot be unpacked: no"
-    assert why_ended(Ended(run, Words(job="jobs/lenet"), lines=(line,))).command == (
+    assert why_ended(EndedRun(run, CommandWriter(job="jobs/lenet"), lines=(line,))).command == (
         "batchml submit jobs/lenet -p lr=0.1 -p 'name=a b'"
     )
 
@@ -324,7 +327,7 @@ def commands() -> Iterator[str]:
     """Every command that the tables here and there name."""
     for _, code, line, *_ in LOGS:
         yield why_ended(ended(code, line)).command
-        yield why_ended(Ended(ended(code, line).run, Words(), lines=(line,))).command
+        yield why_ended(EndedRun(ended(code, line).run, CommandWriter(), lines=(line,))).command
     for _, reason, _ in STARTS:
         yield why_ended(ended(None, status_reason="Task failed to start", reason=reason)).command
     for because in (LOST, TIMED_OUT, "JobQueue deleted", "Dependent Job failed", "CAPACITY:", ""):
@@ -431,7 +434,7 @@ def test_children_that_failed_are_told_together_by_six_calls_at_most(aws: Aws) -
         "5 of its 10 children failed. Children 1 and 2: The program raised ValueError: lr"
     )
     assert found.evidence[:3] == (
-        "failed: 1, 2, 3, 4 and 7; 1, 2 and 7 looked at",
+        "failed: 1, 2, 3, 4 and 7; 1, 2 and 7 examined",
         "children: 5 FAILED (4 app-error, 1 out-of-memory), 5 SUCCEEDED of 10",
         "Child 7: It needed more memory than the 15 GiB that it had.",
     )
@@ -462,9 +465,11 @@ def test_what_cannot_be_submitted_from_here_is_not_named_as_the_way_out() -> Non
 def test_a_run_of_several_nodes_is_repeated_on_as_many() -> None:
     run = ended(78, key="k" * 17, nodes=3).run
     line = "batchml: the code archive c.tar.gz cannot be unpacked: no"
-    again = why_ended(Ended(run, Words(job="jobs/ddp"), lines=(line,))).command
+    again = why_ended(EndedRun(run, CommandWriter(job="jobs/ddp"), lines=(line,))).command
     assert again == "batchml submit jobs/ddp --nodes 3"
-    lost = why_ended(Ended(replace(run, exit_code=75), Words(), lines=("batchml: node 1 is gone",)))
+    lost = why_ended(
+        EndedRun(replace(run, exit_code=75), CommandWriter(), lines=("batchml: node 1 is gone",))
+    )
     assert lost.cause == "node-lost"
     assert lost.command == f"batchml rerun {ID} --attempts 2"
 
@@ -549,7 +554,7 @@ def test_a_log_that_could_grow_no_more_is_the_cause_and_not_the_signal() -> None
     reason = f"{LOG_TOO_LARGE}: the log of this attempt has reached the largest file size"
     found = why_ended(ended(143, "x", reason=reason))
     assert (found.cause, found.verdict) == (
-        "log-too-large", "It was stopped because its log could grow no more."
+        "log-too-large", "It was stopped because its log reached the limit of the file size."
     )  # fmt: skip
     assert found.evidence[0].endswith(f"with code 143, signal SIGTERM: {reason}")
 
@@ -589,10 +594,14 @@ def test_the_folder_of_an_image_of_ours_is_known(reference: str, name: str) -> N
 
 
 def test_times_and_sizes_are_short() -> None:
-    assert [minutes(s * 1000) for s in (5, 150, 7200, 3 * 86_400)] == [
+    assert [describe_time(s * 1000) for s in (5, 150, 7200, 3 * 86_400)] == [
         "5 s", "2 min", "2 h", "3 days",
     ]  # fmt: skip
-    assert (memory(512), memory(2048), memory(1536)) == ("512 MiB", "2 GiB", "1536 MiB")
+    assert (describe_memory(512), describe_memory(2048), describe_memory(1536)) == (
+        "512 MiB",
+        "2 GiB",
+        "1536 MiB",
+    )
     assert NOW > 0
 
 
@@ -606,8 +615,8 @@ LOOP = (
     ("begun", "why", "says", "not_said"),
     [
         ("", LOOP, "see MEMORY in batchml show", "saves nothing"),
-        (", from step 20", LOOP, "most often the kernel", "saves nothing"),
-        (".", LOOP, "each start began at the beginning", "Correct the program"),
+        (", from step 20", LOOP, "mostly the kernel", "saves nothing"),
+        (".", LOOP, "each start began anew", "Correct the program"),
         (
             ".",
             LOOP.replace("was ended by SIGKILL", "ended"),
@@ -621,19 +630,23 @@ def test_a_crash_loop_is_advised_on_by_how_it_ended_and_by_what_it_saved(
 ) -> None:
     start = f"batchml: generation 3: 1 node, 2 ranks{begun.rstrip('.')}."
     lines = (*((start,) if begun else ()), "[r0] epoch 1", "batchml: its last lines were:", why)
-    fix = why_ended(Ended(ended(76, key="k").run, Words(), lines=of_first(lines))).fix
+    fix = why_ended(
+        EndedRun(ended(76, key="k").run, CommandWriter(), lines=lines_of_first_rank(lines))
+    ).fix
     assert says in fix and not_said not in fix
 
 
 def test_an_unfit_host_is_the_only_one_on_this_machine() -> None:
     line = "batchml: this host (a) is unfit: no space; another one is tried (1 of 3)"
-    gave_up = Ended(ended(75, key="k").run, Words(), lines=(line,))
+    gave_up = EndedRun(ended(75, key="k").run, CommandWriter(), lines=(line,))
     assert "only host" in why_ended(gave_up).fix
-    assert "another host may do" in why_ended(replace(gave_up, words=Words("dev"))).fix
-    final = Ended(ended(78, key="k").run, Words(), lines=("batchml: 3 hosts were unfit: a: full",))
+    assert "another host may be fit" in why_ended(replace(gave_up, words=CommandWriter("dev"))).fix
+    final = EndedRun(
+        ended(78, key="k").run, CommandWriter(), lines=("batchml: 3 hosts were unfit: a: full",)
+    )
     assert why_ended(final).verdict.startswith("This machine is not fit")
 
 
 def test_a_rerun_is_not_said_to_go_on() -> None:
-    lost = Ended(ended(75, key="k").run, Words(), lines=("batchml: node 1 is gone",))
-    assert why_ended(lost).fix.endswith("this rerun does with --resume.")
+    lost = EndedRun(ended(75, key="k").run, CommandWriter(), lines=("batchml: node 1 is gone",))
+    assert why_ended(lost).fix.endswith("With --resume this rerun does too.")

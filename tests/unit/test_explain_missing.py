@@ -6,14 +6,20 @@ from typing import Any
 
 import pytest
 
-from batchml.client.explaining import refused_since
+from batchml.explain import clues
+from batchml.explain.failing import EndedRun, item_to_search, why_ended
+from batchml.explain.missing import (
+    FileState,
+    LocalFindings,
+    MissingItem,
+    images_with,
+    search_folder,
+)
+from batchml.explain.service import refused_submission
+from batchml.explain.suggest import CommandWriter
+from batchml.history import History
 from batchml.model.record import Record
 from batchml.model.run import Attempt, JobStatus, Run
-from batchml.ops.explain import clues
-from batchml.ops.explain.failing import Ended, wanted_here, why_ended
-from batchml.ops.explain.folder import Here, Missed, State, images_with, look
-from batchml.ops.explain.words import Words
-from batchml.ops.history import History
 
 WORK = "/home/me/.batchml/local/attempts/0123456789abcdef0123456789abcdef/work"
 NO_MODULE = "ModuleNotFoundError: No module named '{}'"
@@ -21,12 +27,12 @@ NO_FILE = "FileNotFoundError: [Errno 2] No such file or directory: '{}'"
 CANNOT = "batchml: cannot run {}: no such command in this image."
 
 
-def ended(*lines: str, command: tuple[str, ...] = ("python", "t.py"), **more: Any) -> Ended:
+def ended(*lines: str, command: tuple[str, ...] = ("python", "t.py"), **more: Any) -> EndedRun:
     code = more.pop("code", 1)
     run = Run("1234", "t", "q", JobStatus.FAILED, exit_code=code, image="python", command=command,
               status_reason="Essential container in task exited",
               attempts=(Attempt(exit_code=code),))  # fmt: skip
-    return Ended(run, lines=lines, **more)
+    return EndedRun(run, lines=lines, **more)
 
 
 @pytest.fixture
@@ -45,29 +51,29 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("name", "is_module", "state", "path", "by"),
     [
-        ("secret_cfg", True, State.KEPT, "secret_cfg.py", ".gitignore"),
-        ("old", True, State.KEPT, "old.py", ".batchmlignore"),
-        ("data/train.csv", False, State.KEPT, "data/", ".gitignore"),
-        ("mine.sub", True, State.SENT, "mine.py", ""),
-        ("train.py", False, State.SENT, "train.py", ""),
-        ("shared", True, State.ABOVE, "shared/__init__.py", ""),
-        ("shared", False, State.ABSENT, "", ""),
-        ("../shared/__init__.py", False, State.ABSENT, "", ""),
-        ("/etc/passwd", False, State.ABSENT, "", ""),
-        ("numpy", True, State.ABSENT, "", ""),
+        ("secret_cfg", True, FileState.KEPT, "secret_cfg.py", ".gitignore"),
+        ("old", True, FileState.KEPT, "old.py", ".batchmlignore"),
+        ("data/train.csv", False, FileState.KEPT, "data/", ".gitignore"),
+        ("mine.sub", True, FileState.SENT, "mine.py", ""),
+        ("train.py", False, FileState.SENT, "train.py", ""),
+        ("shared", True, FileState.ABOVE, "shared/__init__.py", ""),
+        ("shared", False, FileState.ABSENT, "", ""),
+        ("../shared/__init__.py", False, FileState.ABSENT, "", ""),
+        ("/etc/passwd", False, FileState.ABSENT, "", ""),
+        ("numpy", True, FileState.ABSENT, "", ""),
     ],
 )
 def test_the_folder_tells_what_became_of_a_file(
-    folder: Path, name: str, is_module: bool, state: State, path: str, by: str
+    folder: Path, name: str, is_module: bool, state: FileState, path: str, by: str
 ) -> None:
-    here = look(folder, Missed(name, is_module))
+    here = search_folder(folder, MissingItem(name, is_module))
     assert (here.state, here.path, here.by) == (state, path, by)
 
 
 def test_a_name_that_is_nearly_a_files_is_asked_about(folder: Path) -> None:
-    assert look(folder, Missed("trian.py")).meant == " Did you mean 'train.py'?"
-    assert look(folder / "gone", Missed("x")).state is State.UNKNOWN
-    assert look(None, Missed("x")).state is State.UNKNOWN
+    assert search_folder(folder, MissingItem("trian.py")).meant == " Did you mean 'train.py'?"
+    assert search_folder(folder / "gone", MissingItem("x")).state is FileState.UNKNOWN
+    assert search_folder(None, MissingItem("x")).state is FileState.UNKNOWN
 
 
 def test_images_with_a_package_are_known_by_their_requirements(tmp_path: Path) -> None:
@@ -82,43 +88,97 @@ def test_images_with_a_package_are_known_by_their_requirements(tmp_path: Path) -
     assert images_with([tmp_path], "numpy") == ()
 
 
-KEPT = Here(State.KEPT, "/p", "data/", ".gitignore")
-MISSING: list[tuple[str, Here, str, str, str]] = [  # line, what is here, in verdict, fix, command
-    (NO_MODULE.format("cfg"), Here(State.KEPT, "/p", "cfg.py", ".gitignore"),
-     ".gitignore keeps cfg.py", "`!cfg.py` in /p/.batchmlignore", "submit --name t"),
-    (NO_MODULE.format("cfg"), Here(State.KEPT, "/p", "cfg.py", ".batchmlignore"),
-     ".batchmlignore keeps cfg.py", "Without its line in .batchmlignore", "submit"),
-    (NO_MODULE.format("lib"), Here(State.ABOVE, "/w/p", "lib"), "only the folder itself travels",
-     "Submit from /w", "submit"),
-    (NO_MODULE.format("lib"), Here(State.SENT, "/p", "lib.py"), "not where Python looks",
-     "whole folder", "--set-env PYTHONPATH=."),
-    (NO_MODULE.format("cv2"), Here(State.ABSENT, recipe="images/python/requirements.txt"),
-     "image python has no", "Add opencv-python-headless to images/python/requirements.txt",
-     "submit"),
-    (NO_MODULE.format("numpy"), Here(State.ABSENT, images=("python", "pytorch")), "numpy",
-     "The image pytorch has numpy", "--image pytorch"),
-    (NO_MODULE.format("einops"), Here(), "einops", "einops into images/mine/requirements.txt",
-     "--image mine"),
-    (NO_FILE.format("data/a.csv"), KEPT, ".gitignore keeps data/", "BATCHML_DATA_DIR", "submit"),
-    (NO_FILE.format("a.csv"), Here(State.ABSENT, "/p"), "a.csv is not in /p", "BATCHML_DATA_DIR",
-     "--dry-run"),
-    (f"python: can't open file '{WORK}/nofile.py': [Errno 2] No such file or directory",
-     Here(State.ABSENT, "/p", meant=" Did you mean 'file.py'?"), "nofile.py is not in /p",
-     "Did you mean 'file.py'?", "--dry-run"),
-    (CANNOT.format("'./train.sh'"), Here(State.ABSENT, "/p"), "train.sh is not in /p", "name",
-     "submit"),
-    ("batchml: cannot run './a.sh': Permission denied", Here(State.SENT, "/p", "a.sh"),
-     "may not be executed", "chmod +x a.sh", "-- bash ./a.sh"),
-]  # fmt: skip
+KEPT = LocalFindings(FileState.KEPT, "/p", "data/", ".gitignore")
+# line of the log, findings here, in the verdict, in the fix, in the command
+MISSING: list[tuple[str, LocalFindings, str, str, str]] = [
+    (
+        NO_MODULE.format("cfg"),
+        LocalFindings(FileState.KEPT, "/p", "cfg.py", ".gitignore"),
+        ".gitignore excludes cfg.py",
+        "`!cfg.py` to /p/.batchmlignore",
+        "submit --name t",
+    ),
+    (
+        NO_MODULE.format("cfg"),
+        LocalFindings(FileState.KEPT, "/p", "cfg.py", ".batchmlignore"),
+        ".batchmlignore excludes cfg.py",
+        "Remove its line from .batchmlignore",
+        "submit",
+    ),
+    (
+        NO_MODULE.format("lib"),
+        LocalFindings(FileState.ABOVE, "/w/p", "lib"),
+        "only the folder itself is sent",
+        "Submit from /w",
+        "submit",
+    ),
+    (
+        NO_MODULE.format("lib"),
+        LocalFindings(FileState.SENT, "/p", "lib.py"),
+        "not where Python looks",
+        "search the run's folder",
+        "--set-env PYTHONPATH=.",
+    ),
+    (
+        NO_MODULE.format("cv2"),
+        LocalFindings(FileState.ABSENT, recipe="images/python/requirements.txt"),
+        "image python has no",
+        "Add opencv-python-headless to images/python/requirements.txt",
+        "submit",
+    ),
+    (
+        NO_MODULE.format("numpy"),
+        LocalFindings(FileState.ABSENT, images=("python", "pytorch")),
+        "numpy",
+        "The image pytorch has numpy",
+        "--image pytorch",
+    ),
+    (
+        NO_MODULE.format("einops"),
+        LocalFindings(),
+        "einops",
+        "einops into images/mine/requirements.txt",
+        "--image mine",
+    ),
+    (NO_FILE.format("data/a.csv"), KEPT, ".gitignore excludes data/", "BATCHML_DATA_DIR", "submit"),
+    (
+        NO_FILE.format("a.csv"),
+        LocalFindings(FileState.ABSENT, "/p"),
+        "a.csv is not in /p",
+        "BATCHML_DATA_DIR",
+        "--dry-run",
+    ),
+    (
+        f"python: can't open file '{WORK}/nofile.py': [Errno 2] No such file or directory",
+        LocalFindings(FileState.ABSENT, "/p", meant=" Did you mean 'file.py'?"),
+        "nofile.py is not in /p",
+        "Did you mean 'file.py'?",
+        "--dry-run",
+    ),
+    (
+        CANNOT.format("'./train.sh'"),
+        LocalFindings(FileState.ABSENT, "/p"),
+        "train.sh is not in /p",
+        "name",
+        "submit",
+    ),
+    (
+        "batchml: cannot run './a.sh': Permission denied",
+        LocalFindings(FileState.SENT, "/p", "a.sh"),
+        "may not be executed",
+        "chmod +x a.sh",
+        "-- bash ./a.sh",
+    ),
+]
 
 
 @pytest.mark.parametrize(("line", "here", "said", "fix", "command"), MISSING)
 def test_what_is_known_here_says_what_to_do(
-    line: str, here: Here, said: str, fix: str, command: str
+    line: str, here: LocalFindings, said: str, fix: str, command: str
 ) -> None:
     words = ("./a.sh",) if "a.sh" in line else ("python", "t.py")
     end = ended(line, command=words, here=here)
-    assert wanted_here(end) is not None
+    assert item_to_search(end) is not None
     found = why_ended(end)
     assert said in found.verdict
     assert fix in found.fix
@@ -168,9 +228,9 @@ def test_an_exception_is_told_with_its_place_in_the_runs_own_folder() -> None:
     assert found.evidence[1:] == ("train.py, line 11, in go: raise ValueError(x)", "ValueError: lr")
     syntax = [f'  File "{WORK}/s.py", line 3', "    x = (", "        ^",
               "SyntaxError: '(' was never closed"]  # fmt: skip
-    assert clues.place(syntax) == "s.py, line 3: x = ("
-    assert clues.place(["ValueError: lr"]) == ""
-    assert clues.place(TRACEBACK[:2]) == ""
+    assert clues.raised_at(syntax) == "s.py, line 3: x = ("
+    assert clues.raised_at(["ValueError: lr"]) == ""
+    assert clues.raised_at(TRACEBACK[:2]) == ""
     module = [*TRACEBACK[:3], NO_MODULE.format("x")]
     assert "a.py, line 6: first()" in why_ended(ended(*module)).evidence
 
@@ -186,7 +246,7 @@ def test_on_this_machine_nobody_speaks_of_aws_batch() -> None:
     run = Run("1", "t", "q", JobStatus.FAILED, status_reason=because,
               timeout=60)  # fmt: skip
     assert (
-        why_ended(Ended(run, Words())).verdict
+        why_ended(EndedRun(run, CommandWriter())).verdict
         == "It ran past its timeout of 60 s, and was stopped."
     )
 
@@ -196,10 +256,10 @@ def test_after_a_refused_submission_last_says_that_it_means_the_run_before(tmp_p
     history.intend(Record(key="2a", name="first", env="local"))
     history.submitted("2a", "1234")
     place: Any = SimpleNamespace(history=history, env="local")
-    assert refused_since(place, "@last") == ""
+    assert refused_submission(place, "@last") == ""
     history.intend(Record(key="2b", name="second", env="local"))
     history.refused("2b", "ClientException: no")
-    assert refused_since(place, "@last") == (
+    assert refused_submission(place, "@last") == (
         "The submission after it, second, was refused: ClientException: no"
     )
-    assert refused_since(place, "first") == ""
+    assert refused_submission(place, "first") == ""

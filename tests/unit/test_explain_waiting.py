@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from batchml.client.explaining import own_seats
+from batchml.explain.service import own_held_runs
+from batchml.explain.suggest import CommandWriter
+from batchml.explain.waiting import add_waiting_workers
 from batchml.model.explanation import Explanation
 from batchml.model.record import Record
 from batchml.model.run import JobStatus, Run
-from batchml.ops.explain.words import Words
-from batchml.ops.explain.workers import with_workers
 from tests.explain_world import (
     CE,
     ID,
@@ -122,7 +122,7 @@ CAUSES: dict[str, tuple[str, bool, str, str, World]] = {
         World(job(), GetJobQueueSnapshot=snapshot(ID, used=62)),
     ),
     "no capacity": (
-        "no-capacity", True, "goes on trying", "batchml compute list",
+        "no-capacity", True, "keeps trying", "batchml compute list",
         World(job(text=NO_CAPACITY)),
     ),
     "no capacity, says Auto Scaling": (
@@ -224,7 +224,7 @@ CAUSES: dict[str, tuple[str, bool, str, str, World]] = {
                                   {"jobs": [{**job("RUNNING"), "jobId": OTHER}]}]),
     ),
     "a run that it depends on has failed": (
-        "dependency-failed", True, "fails what depends", f"batchml explain {OTHER}",
+        "dependency-failed", True, "fails runs that depend", f"batchml explain {OTHER}",
         World(None, DescribeJobs=[{"jobs": [job("PENDING", dependsOn=[{"jobId": OTHER}])]},
                                   {"jobs": [{**job("FAILED"), "jobId": OTHER}]}]),
     ),
@@ -331,7 +331,7 @@ def test_of_the_runs_submitted_here_seats_of_this_week_that_have_not_ended_are_l
         replace(seat, job_id="b", env="local"), replace(seat, job_id="c", tags={}),
         replace(seat, job_id="d", status="SUCCEEDED"), replace(seat, job_id="e", at=1),
     ]  # fmt: skip
-    assert own_seats([seat, *others], "dev", NOW) == ["a"]
+    assert own_held_runs([seat, *others], "dev", NOW) == ["a"]
 
 
 def test_the_twelve_causes_are_among_them() -> None:
@@ -530,22 +530,22 @@ def test_a_run_that_was_just_submitted_is_not_looked_into(aws: Aws) -> None:
 
 
 def test_on_this_machine_there_are_no_hosts_to_ask_for(aws: Aws) -> None:
-    told, calls = aws.explain(World(job(text=TOO_LARGE)), Words())
+    told, calls = aws.explain(World(job(text=TOO_LARGE)), CommandWriter())
     assert told.explanation.cause == "too-large-for-hosts"
     assert set(calls) <= {"DescribeJobs", "DescribeJobQueues", "DescribeComputeEnvironments"}
     assert told.explanation.command == "batchml doctor"
 
 
 def test_a_queue_is_named_as_our_commands_name_it() -> None:
-    assert Words("dev").bare(QUEUE) == "default"
-    assert replace(Words("dev"), env="prod").bare(QUEUE) == QUEUE
+    assert CommandWriter("dev").bare(QUEUE) == "default"
+    assert replace(CommandWriter("dev"), env="prod").bare(QUEUE) == QUEUE
 
 
 def test_workers_that_wait_are_told_of_beside_a_head_that_runs() -> None:
     head = Explanation("running", "It is not waiting: it has run for 3 min.", is_problem=False)
     array = Run("w", "n", "q", JobStatus.PENDING, array_size=2, children={"RUNNABLE": 1})
     going = Run("g", "n", "q", JobStatus.RUNNING)
-    found = with_workers(head, {"gpu": going, "cpu": array}, Words())
+    found = add_waiting_workers(head, {"gpu": going, "cpu": array}, CommandWriter())
     assert found.evidence == ("group cpu: 1 of 2 wait, w",)
     assert found.command == "batchml explain w"
-    assert with_workers(head, {"gpu": going}, Words()) is head
+    assert add_waiting_workers(head, {"gpu": going}, CommandWriter()) is head

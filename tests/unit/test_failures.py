@@ -4,12 +4,18 @@ from typing import Any
 
 import pytest
 
-from batchml.aws.credentials_help import ADVICE, Caller, clock_is_off, skew
-from batchml.aws.errors import ACCESS_CODES, kinds, signing, translate, translated
+from batchml.aws.credentials_help import CREDENTIAL_HELP, AwsCaller, clock_skew, explain_clock_skew
+from batchml.aws.errors import (
+    ACCESS_CODES,
+    exception_kinds,
+    translate,
+    translate_credential_errors,
+    translate_errors,
+)
 from batchml.errors import AccessError, BatchmlError, ServiceError, ServiceUnreachable
 from tests.wire import NOW
 
-RESEARCH = Caller("research", "sso", ("research", "default"))
+RESEARCH = AwsCaller("research", "sso", ("research", "default"))
 
 
 def client_error(
@@ -58,7 +64,7 @@ def named(name: str, **details: Any) -> Exception:
     return error
 
 
-def told(error: Exception, caller: Caller = RESEARCH) -> list[str]:
+def told(error: Exception, caller: AwsCaller = RESEARCH) -> list[str]:
     """The lines of what is said, without the operation."""
     text = str(translate("SubmitJob", error, caller, NOW))
     return [line.strip() for line in text.removeprefix("SubmitJob: ").splitlines()]
@@ -69,31 +75,31 @@ def told(error: Exception, caller: Caller = RESEARCH) -> list[str]:
 
 @pytest.mark.parametrize("kind", all_kinds(), ids=lambda kind: str(kind.__name__))
 def test_somebody_thought_about_each_exception_of_the_sdk(kind: type[Exception]) -> None:
-    assert kind.__name__ in kinds()
+    assert kind.__name__ in exception_kinds()
 
 
 def test_the_table_names_nothing_that_is_not() -> None:
     from botocore import exceptions, parsers
 
-    for name in kinds():
+    for name in exception_kinds():
         assert hasattr(exceptions, name) or hasattr(parsers, name), name
 
 
 @pytest.mark.parametrize("kind", all_kinds(), ids=lambda kind: str(kind.__name__))
 def test_no_exception_of_the_sdk_gets_through(kind: type[Exception]) -> None:
-    with pytest.raises(BatchmlError, match="SubmitJob") as caught, translated("SubmitJob"):
+    with pytest.raises(BatchmlError, match="SubmitJob") as caught, translate_errors("SubmitJob"):
         raise make(kind)
     expected = {
         "answer": ServiceError, "credentials": AccessError, "settings": AccessError,
         "lost": ServiceUnreachable, "request": ServiceError, "sdk": ServiceError,
     }  # fmt: skip
-    assert type(caught.value) is expected[kinds()[kind.__name__]]
+    assert type(caught.value) is expected[exception_kinds()[kind.__name__]]
 
 
-@pytest.mark.parametrize("name", sorted(ADVICE))
+@pytest.mark.parametrize("name", sorted(CREDENTIAL_HELP))
 def test_advice_is_one_line_and_then_what_to_type(name: str) -> None:
-    for caller in (Caller(), Caller(known=("a",)), RESEARCH):
-        what, *fixes = ADVICE[name](caller, "it says so.", {}).splitlines()
+    for caller in (AwsCaller(), AwsCaller(known=("a",)), RESEARCH):
+        what, *fixes = CREDENTIAL_HELP[name](caller, "it says so.", {}).splitlines()
         assert what
         assert fixes
         assert all(line.startswith("  ") and line.strip() for line in fixes)
@@ -109,11 +115,11 @@ def test_a_class_of_a_later_sdk_is_judged_by_its_parent() -> None:
 
 
 def test_what_is_not_of_the_sdk_is_left_alone() -> None:
-    with pytest.raises(ZeroDivisionError), translated("X"):
+    with pytest.raises(ZeroDivisionError), translate_errors("X"):
         raise ZeroDivisionError
-    with pytest.raises(ServiceError), translated("X"):
+    with pytest.raises(ServiceError), translate_errors("X"):
         raise ServiceError("Y", "Code", "words", 400)
-    with pytest.raises(ServiceUnreachable, match="cut off"), translated("X"):
+    with pytest.raises(ServiceUnreachable, match="cut off"), translate_errors("X"):
         raise KeyError("jobs")
 
 
@@ -164,19 +170,19 @@ def test_the_fix_is_a_command_for_the_profile_in_use(error: Exception, fix: str)
 
 
 def test_without_a_profile_the_command_has_none() -> None:
-    assert told(named("UnauthorizedSSOTokenError"), Caller())[1] == "aws sso login"
+    assert told(named("UnauthorizedSSOTokenError"), AwsCaller())[1] == "aws sso login"
 
 
 def test_a_misspelt_profile_is_told_with_those_that_there_are() -> None:
     (what, *_) = told(named("ProfileNotFound", profile="resaerch"))
     assert "AWS_PROFILE names it" in what
     assert "Did you mean 'research'?" in what
-    caller = Caller("resaerch", known=("research",))
+    caller = AwsCaller("resaerch", known=("research",))
     assert "batchml.toml names it" in told(named("ProfileNotFound", profile="resaerch"), caller)[0]
 
 
 def test_without_credentials_a_profile_that_there_is_comes_first() -> None:
-    fixes = told(named("NoCredentialsError"), Caller(known=("a", "b")))[1:]
+    fixes = told(named("NoCredentialsError"), AwsCaller(known=("a", "b")))[1:]
     assert fixes[0].startswith("export AWS_PROFILE=a ")
     assert fixes[-1].startswith("aws configure ")
 
@@ -194,16 +200,16 @@ def test_without_credentials_a_profile_that_there_is_comes_first() -> None:
 )  # fmt: skip
 def test_expired_credentials_are_renewed_where_they_came_from(method: str, fix: str) -> None:
     for code in ("ExpiredToken", "ExpiredTokenException"):
-        assert told(client_error(code), Caller("research", method))[1] == fix
+        assert told(client_error(code), AwsCaller("research", method))[1] == fix
 
 
 def test_keys_in_variables_are_renewed_or_taken_out() -> None:
-    lines = told(client_error("InvalidClientTokenId"), Caller(method="env"))
+    lines = told(client_error("InvalidClientTokenId"), AwsCaller(method="env"))
     assert lines[-1] == "unset AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY AWS_SESSION_TOKEN"
 
 
 def test_whoever_asked_is_known_from_the_answer_itself() -> None:
-    error = client_error("ExpiredTokenException", Caller=Caller("team", "sso"))
+    error = client_error("ExpiredTokenException", Caller=AwsCaller("team", "sso"))
     assert "aws sso login --profile team" in str(translate("DescribeJobs", error, now=NOW))
 
 
@@ -231,31 +237,31 @@ def test_the_servers_time_is_read_from_the_message_where_no_header_has_it() -> N
         "Signature expired: 20261121T100000Z is now earlier than 20261121T101500Z "
         "(20261121T102000Z - 5 min.)"
     )
-    ahead = skew("", message, 1_795_255_200.0)  # 10:00 by our clock
+    ahead = clock_skew("", message, 1_795_255_200.0)  # 10:00 by our clock
     assert ahead == -1200
-    assert "20 min slow" in clock_is_off(ahead)
-    assert skew("", "nothing", NOW) is None
-    assert skew("no date", "nothing", NOW) is None
+    assert "20 min slow" in explain_clock_skew(ahead)
+    assert clock_skew("", "nothing", NOW) is None
+    assert clock_skew("no date", "nothing", NOW) is None
 
 
 # --- while credentials are had -------------------------------------------------------------------
 
 
 def test_what_fails_while_signing_is_told_as_credentials() -> None:
-    with pytest.raises(AccessError) as caught, signing(lambda: RESEARCH):
+    with pytest.raises(AccessError) as caught, translate_credential_errors(lambda: RESEARCH):
         raise FileNotFoundError(2, "No such file or directory", "/opt/tool")
     assert "'/opt/tool'" in str(caught.value)
     assert "aws sts get-caller-identity --profile research" in str(caught.value)
-    with pytest.raises(ServiceUnreachable), signing(lambda: RESEARCH):
+    with pytest.raises(ServiceUnreachable), translate_credential_errors(lambda: RESEARCH):
         raise named("EndpointConnectionError", endpoint_url="https://portal.sso")
-    with pytest.raises(AccessError, match="MFA"), signing(lambda: RESEARCH):
+    with pytest.raises(AccessError, match="MFA"), translate_credential_errors(lambda: RESEARCH):
         raise AccessError("MFA")
 
 
 def test_a_role_that_may_not_be_assumed_says_both_sides_of_it() -> None:
     role, user = "arn:aws:iam::123456789012:role/train", "arn:aws:iam::123456789012:user/me"
     text = f"User: {user} is not authorized to perform: sts:AssumeRole on resource: {role}"
-    with pytest.raises(AccessError) as caught, signing(lambda: RESEARCH):
+    with pytest.raises(AccessError) as caught, translate_credential_errors(lambda: RESEARCH):
         raise client_error("AccessDenied", 403, text, "AssumeRole")
     first, statement, trust = str(caught.value).splitlines()
     assert "AssumeRole" in first
@@ -264,5 +270,8 @@ def test_a_role_that_may_not_be_assumed_says_both_sides_of_it() -> None:
 
 
 def test_sso_that_gives_no_such_role_says_where_it_is_named() -> None:
-    with pytest.raises(AccessError, match="sso_role_name"), signing(lambda: RESEARCH):
+    with (
+        pytest.raises(AccessError, match="sso_role_name"),
+        translate_credential_errors(lambda: RESEARCH),
+    ):
         raise client_error("ForbiddenException", 403, "No access", "GetRoleCredentials")

@@ -11,39 +11,47 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from batchml.aws.batch.requests import Submission
-from batchml.client.fallback import Moves, arrived, attend, plans_of
-from batchml.client.gang_parts import gang_bill
-from batchml.client.order import Order
-from batchml.client.place import Place
-from batchml.client.runs import select
-from batchml.client.submission import Prepared, prepare, send, shown
-from batchml.client.waiting import follow, wait_and_keep
-from batchml.client.watcher import PLAN, fetch_plan
+from batchml.aws.batch.requests import SubmissionRequests
+from batchml.config.settings import load_settings
+from batchml.context import Context
 from batchml.errors import BatchmlError, ConfigError, NotFound, ServiceError, UsageError
+from batchml.explain.failing import EndedRun, why_ended
+from batchml.history import History
 from batchml.model.fallback import (
     MOVED,
     Fallback,
+    describe_fallback,
+    describe_move,
     fallback_mistakes,
+    move_reason,
     moved_to,
-    moving_reason,
-    read_flag,
-    said_moved,
-    said_moves,
+    parse_fallback_flag,
 )
-from batchml.model.names import in_words
+from batchml.model.names import short_duration
 from batchml.model.record import Record
 from batchml.model.run import Attempt, JobStatus, Run
-from batchml.ops.explain.failing import Ended as EndedRun
-from batchml.ops.explain.failing import why_ended
-from batchml.ops.fallback import Mover, Plan, Plans, Step, decide, encode, next_requests, read
-from batchml.ops.history import History
-from batchml.ops.search import Wanted, search
-from batchml.ops.watch import Ended, Progress
+from batchml.runs.fallback.move import (
+    FallbackPlan,
+    FallbackPlans,
+    Mover,
+    MoveStep,
+    decide,
+    encode,
+    next_requests,
+    read,
+)
+from batchml.runs.fallback.watch import PLAN, QueueMoves, arrived, attend, fetch_plan, plans_of
+from batchml.runs.find import select
+from batchml.runs.groups.members import gang_bill
+from batchml.runs.options import RunRequest
+from batchml.runs.prepare import PreparedRun, prepare, to_requests
+from batchml.runs.search import RunFilter, search
+from batchml.runs.submit import submit_run
+from batchml.runs.watch.events import RunEnded, WaitingProgress
+from batchml.runs.watch.wait import follow, wait_and_keep
 from batchml.runtime.entry.fetch import claim
 from batchml.runtime.protocol.variables import RuntimeEnv
-from batchml.runtime.storage.store import FolderStore
-from batchml.settings import load_settings
+from batchml.runtime.storage.folder import FolderStore
 from tests.fakes import FakeClock
 from tests.scripted import ScriptedSession
 from tests.unit.test_submission import Aws as Account
@@ -194,34 +202,34 @@ _ACCOUNTS: list[Aws] = []  # the one that is asked now
 _SESSION = ScriptedSession(lambda operation, params: _ACCOUNTS[-1].answer(operation, params))
 
 
-def place_in(folder: Path, aws: Aws, more: str = "") -> Place:
+def place_in(folder: Path, aws: Aws, more: str = "") -> Context:
     (folder / "jobs" / "hello").mkdir(parents=True, exist_ok=True)
     text = CONFIG.replace("[env.dev.compute", f"{more}[env.dev.compute", 1)
     (folder / "batchml.toml").write_text(text)
     (folder / "jobs" / "hello" / "job.toml").write_text(JOB)
     settings = load_settings({"BATCHML_HOME": str(folder / "home")}, folder, "dev")
-    place = Place(settings, aws.clock, folder)
+    context = Context(settings, aws.clock, folder)
     _ACCOUNTS[:] = [aws]
-    place._session = _SESSION  # clients take long to make: all tests have the same
-    return place
+    context._session = _SESSION  # clients take long to make: all tests have the same
+    return context
 
 
-def submitted(place: Place, told: list[str] | None = None) -> tuple[Prepared, str]:
-    prepared = prepare(place, Order(job="hello"), dry_run=False)
+def submitted(context: Context, told: list[str] | None = None) -> tuple[PreparedRun, str]:
+    prepared = prepare(context, RunRequest(job="hello"), dry_run=False)
     said = told if told is not None else []
-    return prepared, send(place, prepared, said.append)
+    return prepared, submit_run(context, prepared, said.append)
 
 
 # --- what the file and the flag say ---------------------------------------------------------
 
 
 def test_the_flag_is_a_queue_and_a_time() -> None:
-    assert read_flag(None) == {}
-    assert read_flag("gpu") == {"queue": "gpu", "after": "30m"}
-    assert read_flag("gpu:2h") == {"queue": "gpu", "after": "2h"}
+    assert parse_fallback_flag(None) == {}
+    assert parse_fallback_flag("gpu") == {"queue": "gpu", "after": "30m"}
+    assert parse_fallback_flag("gpu:2h") == {"queue": "gpu", "after": "2h"}
     for wrong in ("gpu:", ":5m"):
         with pytest.raises(UsageError, match="QUEUE:30m"):
-            read_flag(wrong)
+            parse_fallback_flag(wrong)
 
 
 def test_all_mistakes_of_a_fallback_are_said() -> None:
@@ -234,13 +242,13 @@ def test_all_mistakes_of_a_fallback_are_said() -> None:
 
 def test_an_array_does_not_move(tmp_path: Path, aws: Aws) -> None:
     with pytest.raises(ConfigError, match="with --array"):
-        prepare(place_in(tmp_path, aws), Order(job="hello", array=3), dry_run=True)
+        prepare(place_in(tmp_path, aws), RunRequest(job="hello", array=3), dry_run=True)
 
 
 def test_a_dry_run_says_that_it_moves_and_both_jobs_are_one_definition(
     tmp_path: Path, aws: Aws
 ) -> None:
-    found = prepare(place_in(tmp_path, aws), Order(job="hello"), dry_run=True)
+    found = prepare(place_in(tmp_path, aws), RunRequest(job="hello"), dry_run=True)
     assert found.plan is not None
     first, second = found.requests, found.plan.requests
     assert (first.submit["jobQueue"], second.submit["jobQueue"]) == (SPOT, GPU)
@@ -252,58 +260,64 @@ def test_a_dry_run_says_that_it_moves_and_both_jobs_are_one_definition(
 
 @given(st.integers(0, 10**6))
 def test_words_of_a_move_are_read_back(seconds: int) -> None:
-    reason = moving_reason(f"arn:aws:batch:us-east-1:123456789012:job-queue/{GPU}", seconds)
+    reason = move_reason(f"arn:aws:batch:us-east-1:123456789012:job-queue/{GPU}", seconds)
     run = Run("j", "n", SPOT, JobStatus.FAILED, status_reason=reason)
     assert moved_to(run) == GPU
-    assert in_words(seconds) in reason
+    assert short_duration(seconds) in reason
     assert not moved_to(Run("j", "n", SPOT, JobStatus.RUNNABLE, status_reason=reason))
 
 
 def test_moves_are_told() -> None:
-    assert said_moves(f"{GPU}:5400") == (
-        f"to the queue {GPU}, when it finds no host within 1 h 30 min"
+    assert describe_fallback(f"{GPU}:5400") == (
+        f"to the queue {GPU}, if it finds no host within 1 h 30 min"
     )
-    assert said_moved(f"{GPU}:60", "j-1").endswith(
-        "after 1 min without a host; before it was the job j-1"
+    assert describe_move(f"{GPU}:60", "j-1").endswith(
+        "after 1 min without a host; its earlier job was j-1"
     )
-    assert said_moved("", "j-1").endswith("before it was the job j-1")
+    assert describe_move("", "j-1").endswith("its earlier job was j-1")
 
 
 # --- when -----------------------------------------------------------------------------------
 
 
-def plan(**changes: Any) -> Plan:
-    requests = Submission({}, {"jobQueue": GPU, "jobName": "n-k", "containerOverrides": {}})
-    return Plan(**{"key": "k", "after": 60, "requests": requests, "record": Record(), **changes})
+def plan(**changes: Any) -> FallbackPlan:
+    requests = SubmissionRequests({}, {"jobQueue": GPU, "jobName": "n-k", "containerOverrides": {}})
+    return FallbackPlan(
+        **{"key": "k", "after": 60, "requests": requests, "record": Record(), **changes}
+    )
+
+
+def after_attempt(stopped_at: int) -> dict[str, Any]:
+    return {"status": "RUNNABLE", "attempts": (Attempt(stopped_at=stopped_at),)}
 
 
 @pytest.mark.parametrize(
     ("run", "keeps", "ready", "step"),
     [
-        ({"status": "SUBMITTED"}, False, 0, Step.LEAVE),
-        ({"status": "RUNNABLE"}, False, 0, Step.LEAVE),
-        ({"status": "RUNNABLE", "created_at": 990_001}, False, 0, Step.WAIT),
-        ({"status": "PENDING"}, False, 0, Step.WAIT),
-        ({"status": "STARTING"}, False, 0, Step.WAIT),
-        ({"status": "RUNNING"}, False, 0, Step.WAIT),
-        ({"status": "SUCCEEDED"}, False, 0, Step.OVER),
+        ({"status": "SUBMITTED"}, False, 0, MoveStep.LEAVE),
+        ({"status": "RUNNABLE"}, False, 0, MoveStep.LEAVE),
+        ({"status": "RUNNABLE", "created_at": 990_001}, False, 0, MoveStep.WAIT),
+        ({"status": "PENDING"}, False, 0, MoveStep.WAIT),
+        ({"status": "STARTING"}, False, 0, MoveStep.WAIT),
+        ({"status": "RUNNING"}, False, 0, MoveStep.WAIT),
+        ({"status": "SUCCEEDED"}, False, 0, MoveStep.OVER),
         # It is there already: to leave that queue would end the run.
-        ({"status": "RUNNABLE", "queue": GPU}, False, 0, Step.OVER),
-        ({"status": "RUNNABLE", "is_terminated": True}, False, 0, Step.WAIT),
-        ({"status": "FAILED", "status_reason": "Cancelled by the user"}, False, 0, Step.OVER),
-        ({"status": "FAILED", "status_reason": moving_reason(GPU, 60)}, False, 0, Step.GO_ON),
-        ({"status": "FAILED", "status_reason": moving_reason("x", 60)}, False, 0, Step.OVER),
+        ({"status": "RUNNABLE", "queue": GPU}, False, 0, MoveStep.OVER),
+        ({"status": "RUNNABLE", "is_terminated": True}, False, 0, MoveStep.WAIT),
+        ({"status": "FAILED", "status_reason": "Cancelled by the user"}, False, 0, MoveStep.OVER),
+        ({"status": "FAILED", "status_reason": move_reason(GPU, 60)}, False, 0, MoveStep.GO_ON),
+        ({"status": "FAILED", "status_reason": move_reason("x", 60)}, False, 0, MoveStep.OVER),
         # What it depended on ended some time: since when it is ready only who watched it knows.
-        ({"status": "RUNNABLE", "depends_on": ("a",)}, False, 0, Step.WAIT),
-        ({"status": "RUNNABLE", "depends_on": ("a",)}, False, 995_000, Step.WAIT),
-        ({"status": "RUNNABLE", "depends_on": ("a",)}, False, 930_000, Step.LEAVE),
+        ({"status": "RUNNABLE", "depends_on": ("a",)}, False, 0, MoveStep.WAIT),
+        ({"status": "RUNNABLE", "depends_on": ("a",)}, False, 995_000, MoveStep.WAIT),
+        ({"status": "RUNNABLE", "depends_on": ("a",)}, False, 930_000, MoveStep.LEAVE),
         # Its host was lost: back in the queue since then, and it moves if its checkpoints do.
-        ({"status": "RUNNABLE", "attempts": (Attempt(stopped_at=995_000),)}, True, 0, Step.WAIT),
-        ({"status": "RUNNABLE", "attempts": (Attempt(stopped_at=900_000),)}, True, 0, Step.LEAVE),
-        ({"status": "RUNNABLE", "attempts": (Attempt(stopped_at=900_000),)}, False, 0, Step.OVER),
+        (after_attempt(995_000), True, 0, MoveStep.WAIT),
+        (after_attempt(900_000), True, 0, MoveStep.LEAVE),
+        (after_attempt(900_000), False, 0, MoveStep.OVER),
     ],
 )  # fmt: skip
-def test_when_a_run_moves(run: dict[str, Any], keeps: bool, ready: int, step: Step) -> None:
+def test_when_a_run_moves(run: dict[str, Any], keeps: bool, ready: int, step: MoveStep) -> None:
     more = {"queue": SPOT, "created_at": 1, **run, "status": JobStatus(run["status"])}
     given_ = Run(job_id="j", name="n", **more)
     assert decide(plan(keeps=keeps), given_, 1_000_000, ready).step is step
@@ -313,7 +327,7 @@ def test_every_node_of_the_next_job_knows_whom_it_follows() -> None:
     override = {"targetNodes": "0:", "containerOverrides": {"command": ["x"]}}
     nodes = {"numNodes": 2, "nodePropertyOverrides": [override]}
     found = next_requests(
-        Submission({}, {"nodeOverrides": nodes, "tags": {"a": "b"}}), "j-1"
+        SubmissionRequests({}, {"nodeOverrides": nodes, "tags": {"a": "b"}}), "j-1"
     ).submit
     (told,) = found["nodeOverrides"]["nodePropertyOverrides"]
     assert told["containerOverrides"] == {
@@ -338,10 +352,12 @@ def test_whoever_waits_moves_it_and_is_told_of_where_it_is(tmp_path: Path, aws: 
         if len(aws.alive) == 1 and aws.alive[0]["jobQueue"] == GPU:
             aws.end(aws.alive[0])
     last = seen[-1]
-    assert isinstance(last, Ended)
+    assert isinstance(last, RunEnded)
     assert last.run.queue == GPU
     assert last.run.job_id != job_id
-    assert next(each.text for each in seen if isinstance(each, Progress)).startswith("Moved to")
+    assert next(each.text for each in seen if isinstance(each, WaitingProgress)).startswith(
+        "Moved to"
+    )
     variables = aws.jobs[last.run.job_id]["container"]["environment"]
     assert {"name": MOVED, "value": job_id} in variables
     assert select(place, [job_id, "hello", "@last"]) == [last.run.job_id] * 3
@@ -361,7 +377,7 @@ def test_who_waits_for_where_it_has_moved_leaves_it_there(tmp_path: Path, aws: A
     now = attend(place_in(tmp_path / "container", aws), prepared.plan, job_id, lambda _: None)
     aws.clock.time += 7200
     assert plans_of(place).find(prepared.plan.key) is not None
-    assert Moves(place, place.describe)([now])[now].status is JobStatus.RUNNABLE
+    assert QueueMoves(place, place.describe)([now])[now].status is JobStatus.RUNNABLE
     assert attend(place, prepared.plan, now, lambda _: None) == now
     assert [job["jobId"] for job in aws.alive] == [now]
 
@@ -403,15 +419,15 @@ def test_no_value_of_a_variable_is_kept_and_the_second_job_has_them_all(
     tmp_path: Path, aws: Aws
 ) -> None:
     place = place_in(tmp_path, aws)
-    order = Order(job="hello", changes={"env": {"TOKEN": "s3cret", "LR": "0.1"}})
+    order = RunRequest(job="hello", changes={"env": {"TOKEN": "s3cret", "LR": "0.1"}})
     prepared = prepare(place, order, dry_run=False)
-    job_id = send(place, prepared, lambda _: None)
+    job_id = submit_run(place, prepared, lambda _: None)
     kept = [each for each in (tmp_path / "home").rglob("*") if each.is_file()]
     assert any(each.parent.name == "dev" and each.name == prepared.record.key for each in kept)
     assert not [each for each in kept if b"s3cret" in each.read_bytes()]
     assert prepared.plan is not None
     assert prepared.plan.lent == ("TOKEN", "LR")
-    assert shown(prepared)["fallback"]["variablesOfTheFirstJob"] == ["TOKEN", "LR"]
+    assert to_requests(prepared)["fallback"]["variablesOfTheFirstJob"] == ["TOKEN", "LR"]
     aws.clock.time += 1801
     untold = aws.jobs[job_id]["container"]
     aws.jobs[job_id]["container"] = {}
@@ -433,7 +449,7 @@ def test_whoever_looks_after_it_outlives_an_outage(tmp_path: Path, aws: Aws) -> 
     now = attend(place, prepared.plan, job_id, told.append)
     assert [job["jobId"] for job in aws.alive] == [now]
     assert len([text for text in told if text.startswith("Trying again")]) >= 7
-    assert told[-1] == f"Moved to the queue {GPU}: it is the job {now}."
+    assert told[-1] == f"Moved to the queue {GPU}: the new job is {now}."
 
 
 @pytest.mark.parametrize(
@@ -466,7 +482,7 @@ def test_a_fallback_to_a_queue_that_is_not_there_is_refused_before_anything_is_s
     place = place_in(tmp_path, aws)
     aws.queues = [SPOT]
     with pytest.raises(NotFound, match="takes jobs"):  # and before it is said that it moves
-        prepare(place, Order(job="hello"), dry_run=False)
+        prepare(place, RunRequest(job="hello"), dry_run=False)
     assert not aws.jobs
 
 
@@ -489,10 +505,10 @@ def test_left_and_submitted_nowhere_it_is_still_in_the_list(tmp_path: Path, aws:
     prepared, job_id = submitted(place)
     assert prepared.plan is not None
     aws.clock.time += 1801
-    place.batch.cancel(job_id, moving_reason(GPU, 1800))
+    place.batch.cancel(job_id, move_reason(GPU, 1800))
 
     def listed() -> list[str]:
-        found = search(place.batch, place.history, "dev", aws.queues, Wanted())
+        found = search(place.batch, place.history, "dev", aws.queues, RunFilter())
         return [each.job_id for each in found]
 
     assert listed() == [job_id]
@@ -502,7 +518,7 @@ def test_left_and_submitted_nowhere_it_is_still_in_the_list(tmp_path: Path, aws:
 
 def test_it_is_explained_what_moves_and_what_that_made_fail() -> None:
     gone = Run(
-        "j-1", "n", SPOT, JobStatus.FAILED, status_reason=moving_reason(GPU, 60), is_cancelled=True
+        "j-1", "n", SPOT, JobStatus.FAILED, status_reason=move_reason(GPU, 60), is_cancelled=True
     )
     found = why_ended(EndedRun(gone))
     assert (found.cause, found.command) == ("moving", "batchml wait j-1")
@@ -552,7 +568,7 @@ def test_one_that_starts_while_it_is_cancelled_stays(tmp_path: Path, aws: Aws) -
     prepared, job_id = submitted(place)
     aws.clock.time += 1801
     aws.starts_on_cancel = True
-    moves = Moves(place, place.describe)
+    moves = QueueMoves(place, place.describe)
     assert moves([job_id])[job_id].job_id == job_id
     assert len(aws.jobs) == 1
     assert prepared.plan is not None
@@ -574,10 +590,10 @@ def test_who_waits_goes_on_waiting_where_a_move_is_refused(tmp_path: Path, aws: 
     aws.queues, aws.clock.time = [SPOT], NOW + 1801
     texts = []
     for happening in follow(place, job_id):
-        if isinstance(happening, Progress):
+        if isinstance(happening, WaitingProgress):
             texts.append(happening.text)
             aws.end(aws.jobs[job_id])
-    assert isinstance(happening, Ended)
+    assert isinstance(happening, RunEnded)
     assert happening.run.status is JobStatus.SUCCEEDED
     (said,) = texts
     assert "It is not moved" in said
@@ -642,9 +658,9 @@ def test_in_aws_a_small_run_in_the_queue_of_controllers_looks_after_it(
     with pytest.raises(ConfigError, match="not what it was"):
         fetch_plan(place, given_["--plan"], given_["--digest"])
     aws.clock.time += 1801  # who waits leaves it to the watcher for a while, then does it himself
-    assert Moves(place, place.describe)([job_id])[job_id].queue == SPOT
+    assert QueueMoves(place, place.describe)([job_id])[job_id].queue == SPOT
     aws.clock.time += 600
-    assert Moves(place, place.describe)([job_id])[job_id].queue == GPU
+    assert QueueMoves(place, place.describe)([job_id])[job_id].queue == GPU
 
 
 def test_moved_by_a_watcher_elsewhere_it_is_found_and_remembered(tmp_path: Path, aws: Aws) -> None:
@@ -657,7 +673,7 @@ def test_moved_by_a_watcher_elsewhere_it_is_found_and_remembered(tmp_path: Path,
     now = attend(there, read(encode(prepared.plan)), job_id, lambda _: None)
     assert select(place, ["hello"]) == [now]
     assert place.history.remembered("dev").get(now) is not None
-    assert Moves(place, place.describe)([job_id])[job_id].queue == GPU
+    assert QueueMoves(place, place.describe)([job_id])[job_id].queue == GPU
 
 
 def test_of_two_jobs_that_follow_one_only_the_first_runs(tmp_path: Path) -> None:
@@ -676,16 +692,14 @@ def test_the_end_of_the_job_before_is_no_end_of_the_run(tmp_path: Path) -> None:
     """Whoever saw that end, before or after the move was written down."""
     history = History(tmp_path / "history.jsonl")
     record = Record(key="2aaaaaaaaaaaaaaaa", env="dev", name="n", job_name="n-k", fallback="gpu:60")
-    gone = Run(
-        "a", "n", SPOT, JobStatus.FAILED, status_reason=moving_reason(GPU, 60), key=record.key
-    )
+    gone = Run("a", "n", SPOT, JobStatus.FAILED, status_reason=move_reason(GPU, 60), key=record.key)
     history.intend(record)
     history.submitted(record.key, "a")
-    history.ended(gone)
+    history.add_end(gone)
     history.intend(Record(**{**_fields(record), "job_id": "a", "moved": "a", "queue": GPU}))
-    history.ended(gone)
+    history.add_end(gone)
     history.submitted(record.key, "b")
-    history.ended(gone)
+    history.add_end(gone)
     (found,) = history.newest_first("dev")
     assert (found.job_id, found.moved, found.status, found.queue) == ("b", "a", "", GPU)
     assert not history.open("dev")
@@ -696,7 +710,7 @@ def _fields(record: Record) -> dict[str, Any]:
 
 
 def test_plans_are_the_users_own_and_old_ones_go(tmp_path: Path) -> None:
-    plans = Plans.beside(History(tmp_path / "history.jsonl"), "dev")
+    plans = FallbackPlans.beside(History(tmp_path / "history.jsonl"), "dev")
     plans.keep(plan(key="old"))
     folder = tmp_path / "fallbacks" / "dev"
     assert (folder / "old").stat().st_mode & 0o777 == 0o600

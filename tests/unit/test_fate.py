@@ -4,8 +4,14 @@ from typing import Any
 
 import pytest
 
-from batchml.aws.credentials_help import Caller
-from batchml.aws.errors import Fate, fate, kinds, signing, translated
+from batchml.aws.credentials_help import AwsCaller
+from batchml.aws.errors import (
+    ErrorClass,
+    classify_error,
+    exception_kinds,
+    translate_credential_errors,
+    translate_errors,
+)
 from batchml.aws.session import Access, Session
 from batchml.errors import BatchmlError, LocalServerError
 from tests.unit.test_failures import all_kinds, client_error, make, named
@@ -13,45 +19,45 @@ from tests.unit.test_failures import all_kinds, client_error, make, named
 URL = {"endpoint_url": "https://batch.us-east-1.amazonaws.com"}
 
 
-def after(error: Exception) -> Fate:
+def after(error: Exception) -> ErrorClass:
     """The fate of a call that botocore ended with `error`."""
-    with pytest.raises(BatchmlError) as told, translated("SubmitJob"):
+    with pytest.raises(BatchmlError) as told, translate_errors("SubmitJob"):
         raise error
-    return fate(told.value)
+    return classify_error(told.value)
 
 
 @pytest.mark.parametrize("kind", all_kinds(), ids=lambda kind: kind.__name__)
 def test_only_what_is_known_not_to_have_left_counts_as_not_sent(kind: type[Exception]) -> None:
     found = after(make(kind))
-    name = next(c.__name__ for c in kind.__mro__ if c.__name__ in kinds())
-    lost = kinds()[name] == "lost"
+    name = next(c.__name__ for c in kind.__mro__ if c.__name__ in exception_kinds())
+    lost = exception_kinds()[name] == "lost"
     if kind.__name__ in ("EndpointConnectionError", "ConnectTimeoutError"):
-        assert found is Fate.UNREACHED
-    elif lost or kinds()[name] == "answer" or name == "BotoCoreError":
-        assert found is Fate.UNKNOWN, "whoever cannot say for sure has to look"
+        assert found is ErrorClass.UNREACHED
+    elif lost or exception_kinds()[name] == "answer" or name == "BotoCoreError":
+        assert found is ErrorClass.UNKNOWN, "whoever cannot say for sure has to look"
     else:
-        assert found is Fate.REFUSED
+        assert found is ErrorClass.REFUSED
 
 
 @pytest.mark.parametrize(
     ("code", "status", "expected"),
     [
-        ("ClientException", 400, Fate.REFUSED),
-        ("AccessDeniedException", 403, Fate.REFUSED),
-        ("ExpiredTokenException", 403, Fate.REFUSED),
-        ("404", 404, Fate.REFUSED),
-        ("TooManyRequestsException", 429, Fate.BUSY),
-        ("ThrottlingException", 400, Fate.BUSY),
-        ("429", 429, Fate.BUSY),
-        ("408", 408, Fate.UNKNOWN),
-        ("ServerException", 500, Fate.UNKNOWN),
-        ("502", 502, Fate.UNKNOWN),
-        ("ServiceUnavailable", 503, Fate.UNKNOWN),
-        ("504", 504, Fate.UNKNOWN),
-        ("301", 301, Fate.UNKNOWN),
+        ("ClientException", 400, ErrorClass.REFUSED),
+        ("AccessDeniedException", 403, ErrorClass.REFUSED),
+        ("ExpiredTokenException", 403, ErrorClass.REFUSED),
+        ("404", 404, ErrorClass.REFUSED),
+        ("TooManyRequestsException", 429, ErrorClass.BUSY),
+        ("ThrottlingException", 400, ErrorClass.BUSY),
+        ("429", 429, ErrorClass.BUSY),
+        ("408", 408, ErrorClass.UNKNOWN),
+        ("ServerException", 500, ErrorClass.UNKNOWN),
+        ("502", 502, ErrorClass.UNKNOWN),
+        ("ServiceUnavailable", 503, ErrorClass.UNKNOWN),
+        ("504", 504, ErrorClass.UNKNOWN),
+        ("301", 301, ErrorClass.UNKNOWN),
     ],
 )
-def test_answers(code: str, status: int, expected: Fate) -> None:
+def test_answers(code: str, status: int, expected: ErrorClass) -> None:
     assert after(client_error(code, status)) is expected
 
 
@@ -81,20 +87,24 @@ def new_connection() -> Exception:
     ],
 )
 def test_connections(error: Exception, expected: str) -> None:
-    assert after(error) is (Fate.UNKNOWN if expected == "unknown" else Fate.UNREACHED)
+    assert after(error) is (ErrorClass.UNKNOWN if expected == "unknown" else ErrorClass.UNREACHED)
 
 
 def test_what_fails_on_the_way_to_credentials_was_never_sent() -> None:
     def caller() -> Any:
-        return Caller()
+        return AwsCaller()
 
-    with pytest.raises(BatchmlError) as told, translated("SubmitJob"), signing(caller):
+    with (
+        pytest.raises(BatchmlError) as told,
+        translate_errors("SubmitJob"),
+        translate_credential_errors(caller),
+    ):
         raise named("ReadTimeoutError", endpoint_url="https://sts.amazonaws.com")
-    assert fate(told.value) is Fate.UNREACHED
+    assert classify_error(told.value) is ErrorClass.UNREACHED
 
 
 def test_a_server_of_our_own_that_cannot_start_again_may_have_done_it() -> None:
-    assert fate(LocalServerError("words")) is Fate.UNKNOWN
+    assert classify_error(LocalServerError("words")) is ErrorClass.UNKNOWN
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
-from batchml.aws.s3 import Object
-from batchml.client.fetching import Stored, outputs, source_of
-from batchml.client.place import Place
+from batchml.aws.s3 import StoredObject
+from batchml.config.settings import load_settings
+from batchml.context import Context
 from batchml.errors import NotFound
 from batchml.model.run import JobStatus, Run
-from batchml.ops.outputs import Copied, Folder
-from batchml.ops.search import Found
-from batchml.settings import load_settings
+from batchml.runs.outputs import BucketOutputs, CopiedOutputs, FolderOutputs, outputs, source_of
+from batchml.runs.search import FoundRun
 from tests.fakes import FakeClock
 
 AT = 1_763_751_777.0
@@ -27,27 +26,27 @@ class FakeBucket:
         self.objects = objects
         self.downloads: list[str] = []
 
-    def list(self, prefix: str) -> Iterable[Object]:
+    def list_objects(self, prefix: str) -> Iterable[StoredObject]:
         return [
-            Object(key, len(data), AT)
+            StoredObject(key, len(data), AT)
             for key, data in sorted(self.objects.items())
             if key.startswith(prefix)
         ]
 
-    def download(self, key: str, path: Path) -> bool:
+    def get_file(self, key: str, path: str) -> bool:
         self.downloads.append(key)
-        path.write_bytes(self.objects[key])
+        Path(path).write_bytes(self.objects[key])
         return True
 
 
-def place(tmp_path: Path, env: str = "local") -> Place:
+def place(tmp_path: Path, env: str = "local") -> Context:
     (tmp_path / "batchml.toml").write_text('[env.dev]\nregion = "us-east-1"\n')
     settings = load_settings({"BATCHML_HOME": str(tmp_path / "home")}, tmp_path, env)
-    return Place(settings, FakeClock(), tmp_path)
+    return Context(settings, FakeClock(), tmp_path)
 
 
-def found(job_id: str = "id", **more: Any) -> Found:
-    return Found(Run(job_id, "n", "q", JobStatus.SUCCEEDED, **more), None)
+def found(job_id: str = "id", **more: Any) -> FoundRun:
+    return FoundRun(Run(job_id, "n", "q", JobStatus.SUCCEEDED, **more), None)
 
 
 def test_what_a_bucket_holds_below_the_run_is_copied_once_with_its_time(tmp_path: Path) -> None:
@@ -55,13 +54,13 @@ def test_what_a_bucket_holds_below_the_run_is_copied_once_with_its_time(tmp_path
         {"runs/k/output/": b"", "runs/k/output/a/m": b"12", "runs/k/output/../x": b"1",
          "runs/k/spent": b"", "runs/other/output/y": b""}
     )  # fmt: skip
-    from batchml.ops.outputs import copy
+    from batchml.runs.outputs import copy
 
-    *files, done = copy(Stored(bucket, "runs/k/output/"), tmp_path)
-    assert isinstance(done, Copied)
+    *files, done = copy(BucketOutputs(bucket, "runs/k/output/"), tmp_path)
+    assert isinstance(done, CopiedOutputs)
     assert (len(files), done.files, done.left_out[0].partition(":")[0]) == (1, 1, "../x")
     assert (tmp_path / "a" / "m").stat().st_mtime == AT
-    list(copy(Stored(bucket, "runs/k/output/"), tmp_path))
+    list(copy(BucketOutputs(bucket, "runs/k/output/"), tmp_path))
     assert bucket.downloads == ["runs/k/output/a/m"]
 
 
@@ -81,7 +80,7 @@ def test_in_aws_the_run_itself_says_where(
     source = source_of(
         place(tmp_path, "dev"), found(job_id, environment={"BATCHML_STORE": "s3://bkt/runs/k"})
     )
-    assert isinstance(source, Stored)
+    assert isinstance(source, BucketOutputs)
     assert source._prefix == prefix
 
 
@@ -97,9 +96,9 @@ def test_here_the_children_of_an_array_lie_in_their_order(tmp_path: Path) -> Non
         (runs / f"id:{number}" / "output").mkdir(parents=True)
         (runs / f"id:{number}" / "output" / "m").write_text(str(number))
     *files, _ = outputs(place(tmp_path), found(), tmp_path / "dest")
-    names = [each.name for each in files if not isinstance(each, Copied)]
+    names = [each.name for each in files if not isinstance(each, CopiedOutputs)]
     assert names == ["0/m", "9/m", "10/m"]
-    assert isinstance(source_of(place(tmp_path), found("id:9")), Folder)
+    assert isinstance(source_of(place(tmp_path), found("id:9")), FolderOutputs)
     with pytest.raises(NotFound, match="Its folder is gone"):
         source_of(place(tmp_path), found("other", started_at=1))
     with pytest.raises(NotFound, match="It never began"):
@@ -112,5 +111,5 @@ def test_here_the_nodes_lie_as_they_do_in_a_bucket(tmp_path: Path) -> None:
         output.mkdir(parents=True)
         (output / "m").write_text(str(number))
     *files, _ = outputs(place(tmp_path), found(nodes=2), tmp_path / "dest")
-    assert [each.name for each in files if not isinstance(each, Copied)] == ["m", "node-1/m"]
+    assert [each.name for each in files if not isinstance(each, CopiedOutputs)] == ["m", "node-1/m"]
     assert (tmp_path / "dest" / "m").read_text() == "0"

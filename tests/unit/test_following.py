@@ -9,25 +9,26 @@ from typing import Any, cast
 import pytest
 import typer
 
-from batchml.cli.following import _Log, detaching
-from batchml.cli.live import View, show
 from batchml.model.run import JobStatus, Run
-from batchml.ops.watch import (
+from batchml.runs.commands.follow import _Log
+from batchml.runs.commands.interrupt import detaching
+from batchml.runs.commands.live import LogView, show_live
+from batchml.runs.watch.events import (
     CUT,
     DAMAGED,
     MARKED,
     PROVEN,
     QUIET,
     SHORT,
-    Closed,
-    Ended,
-    Happening,
-    Line,
-    Lost,
+    LinesLost,
+    LogClosed,
+    OutputLine,
+    RunEnded,
+    RunEvent,
 )
 from tests.fakes import FakeClock
 
-ENDED = Ended(Run("j", "n", "q", JobStatus.SUCCEEDED))
+ENDED = RunEnded(Run("j", "n", "q", JobStatus.SUCCEEDED))
 
 
 def test_lost_contact_is_told_once_where_there_is_no_status_line(
@@ -35,20 +36,25 @@ def test_lost_contact_is_told_once_where_there_is_no_status_line(
 ) -> None:
     clock = FakeClock()
 
-    def happenings() -> Iterator[Happening]:
+    def happenings() -> Iterator[RunEvent]:
         for pause in (2, 3, 4.5, 6.75, 10, 600, 2, 3, 600, 2, 3, 4.5, 6.75, 10):
-            yield Lost("your session has expired")
+            yield LinesLost("your session has expired")
             clock.sleep(pause)
         yield ENDED
 
-    show(happenings(), View(clock, io.StringIO()), from_start=True)
+    show_live(happenings(), LogView(clock, io.StringIO()), from_start=True)
     told = capsys.readouterr().err.splitlines()
     # The second time it came back within seconds, which nobody needs to know.
     assert told == ["No contact, but what runs goes on. Still trying: your session has expired"] * 2
 
 
 def test_lines_that_are_not_picked_are_left_out_and_nothing_else() -> None:
-    seen: list[Happening] = [Line(1, "a"), Line(2, "b"), Closed("s", 2, MARKED), ENDED]
+    seen: list[RunEvent] = [
+        OutputLine(1, "a"),
+        OutputLine(2, "b"),
+        LogClosed("s", 2, MARKED),
+        ENDED,
+    ]
     log = _Log(lambda line: line.text == "b")
     assert list(log.watch(iter(seen))) == seen[1:]
     assert log.is_read
@@ -56,7 +62,7 @@ def test_lines_that_are_not_picked_are_left_out_and_nothing_else() -> None:
 
 def test_a_log_that_was_cut_off_has_no_whole_metrics() -> None:
     log = _Log(None)
-    list(log.watch(iter([Closed("s", 2, CUT), ENDED])))
+    list(log.watch(iter([LogClosed("s", 2, CUT), ENDED])))
     assert log.is_complete is False
     assert not log.is_read
 
@@ -92,7 +98,7 @@ def test_who_stops_waiting_is_told_how_to_go_on_with_what_is_left(
 def test_a_log_is_complete_when_that_of_each_attempt_is() -> None:
     def of(*proofs: str) -> bool | None:
         log = _Log(None)
-        list(log.watch(Closed("s", 2, proof) for proof in proofs))
+        list(log.watch(LogClosed("s", 2, proof) for proof in proofs))
         return log.is_complete
 
     assert [of(), of(MARKED, PROVEN), of(MARKED, QUIET)] == [None, True, None]
@@ -101,5 +107,5 @@ def test_a_log_is_complete_when_that_of_each_attempt_is() -> None:
 
 def test_metrics_of_a_damaged_log_are_not_kept() -> None:
     log = _Log(None)
-    list(log.watch(iter([Closed("s", 2, MARKED), Closed("t", 2, DAMAGED), ENDED])))
+    list(log.watch(iter([LogClosed("s", 2, MARKED), LogClosed("t", 2, DAMAGED), ENDED])))
     assert not log.is_read

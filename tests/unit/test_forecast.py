@@ -1,4 +1,4 @@
-"""`batchml.sweep.forecast`: what `sweep check` says that a sweep comes to."""
+"""`batchml.sweeps.forecast`: what `sweep check` says that a sweep comes to."""
 
 import shlex
 from typing import Any
@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchml.model.job import JobSpec, read_job
-from batchml.model.names import spelled
+from batchml.model.names import long_duration
 from batchml.model.sweep import SweepSpec
-from batchml.model.sweepfile import read_sweep
-from batchml.sweep.forecast import Forecast, Leg, forecast, lines
+from batchml.sweeps.forecast import Forecast, RungForecast, describe, make_forecast
+from batchml.sweeps.spec.file import read_sweep
 
 SPACE = {"lr": {"log": [1e-4, 0.1]}, "opt": ["sgd", "adamw"]}
 
@@ -29,70 +29,74 @@ def job(**table: Any) -> JobSpec:
 
 
 def test_the_rungs_of_stopping_halving_and_promoting() -> None:
-    stopping = forecast(sweep(early_stop={"max": 27}))
-    assert stopping.legs == (
-        Leg(1, 64, 64, 64, 64), Leg(3, 21, 64, 42, 128), Leg(9, 7, 64, 42, 384),
-        Leg(27, 2, 64, 36, 1152),
-    )  # fmt: skip
+    stopping = make_forecast(sweep(early_stop={"max": 27}))
+    assert stopping.rungs == (
+        RungForecast(1, 64, 64, 64, 64),
+        RungForecast(3, 21, 64, 42, 128),
+        RungForecast(9, 7, 64, 42, 384),
+        RungForecast(27, 2, 64, 36, 1152),
+    )
     assert (stopping.steps, stopping.steps_at_worst, stopping.steps_in_full) == (184, 1728, 1728)
     assert stopping.trainings == 4.0
-    halving = forecast(sweep(early_stop={"max": 27, "method": "halving"}))
-    promoting = forecast(sweep(early_stop={"max": 27, "resume": True}))
+    halving = make_forecast(sweep(early_stop={"max": 27, "method": "halving"}))
+    promoting = make_forecast(sweep(early_stop={"max": 27, "resume": True}))
     for found in (halving, promoting):
         assert (found.steps, found.steps_at_worst) == (184, 184)
         assert found.trainings == pytest.approx((4 * 1 + 2 * 2 + 1 * 6 + 1 * 18) / 27, abs=0.01)
 
 
 def test_without_early_stopping_all_are_trained_fully() -> None:
-    found = forecast(
+    found = make_forecast(
         sweep(early_stop={"max": 10, "method": "none"}, confirm={"top": 2, "seeds": 3})
     )
-    assert found.legs == (Leg(10, 64, 64, 640, 640),)
+    assert found.rungs == (RungForecast(10, 64, 64, 640, 640),)
     assert (found.confirming, found.steps, found.steps_at_worst) == (6, 700, 700)
     assert found.trainings == 5.0
 
 
 def test_what_nobody_can_tell_is_not_told() -> None:
-    found = forecast(sweep(limits={"cost": 20}))
-    assert (found.trials, found.legs, found.steps, found.trainings) == (None, (), None, None)
+    found = make_forecast(sweep(limits={"cost": 20}))
+    assert (found.trials, found.rungs, found.steps, found.trainings) == (None, (), None, None)
     assert (found.trial_hours, found.cost, found.points) == (None, 20.0, None)
-    free = forecast(sweep())
+    free = make_forecast(sweep())
     assert free.cost is None
-    assert any("not bounded" in line for line in lines(free))
+    assert any("not bounded" in line for line in describe(free))
 
 
 def test_money_is_bounded_by_the_first_limit_that_is_met() -> None:
     limits = {"trials": 64, "parallel": 16}
     long = job(timeout="2h", retry={"attempts": 3})
-    assert forecast(sweep(), long, hourly=0.5).trial_hours == 64 * 3 * 2
-    assert forecast(sweep(), long, hourly=0.5).cost == 192.0
-    assert forecast(sweep(limits={**limits, "hours": 3}), long, hourly=0.5).trial_hours == 48
-    assert forecast(sweep(limits={**limits, "cost": 9}), long, hourly=0.5).cost == 9.0
-    assert forecast(sweep(), long).cost is None
+    assert make_forecast(sweep(), long, hourly=0.5).trial_hours == 64 * 3 * 2
+    assert make_forecast(sweep(), long, hourly=0.5).cost == 192.0
+    assert make_forecast(sweep(limits={**limits, "hours": 3}), long, hourly=0.5).trial_hours == 48
+    assert make_forecast(sweep(limits={**limits, "cost": 9}), long, hourly=0.5).cost == 9.0
+    assert make_forecast(sweep(), long).cost is None
     # A trial that goes on from its checkpoint is another container, with a timeout of its own.
     halving = sweep(early_stop={"max": 9, "method": "halving"})
-    assert forecast(halving, job(timeout="1h")).trial_hours == 64 + 21 + 7
+    assert make_forecast(halving, job(timeout="1h")).trial_hours == 64 + 21 + 7
 
 
 def test_sample_commands_are_those_of_the_first_trials() -> None:
-    found = forecast(sweep(), job())
+    found = make_forecast(sweep(), job())
     assert len(found.commands) == 3
     for command in found.commands:
         words = shlex.split(command)
         assert words[:4] == ["python", "train.py", "--n", "2"]
         assert words[4::2] == ["--lr", "--opt"]
-    assert found.commands == forecast(sweep(), job()).commands
-    given = forecast(sweep(), job(), samples=[{"lr": 0.5, "opt": "a b"}])
+    assert found.commands == make_forecast(sweep(), job()).commands
+    given = make_forecast(sweep(), job(), samples=[{"lr": 0.5, "opt": "a b"}])
     assert given.commands == ("python train.py --n 2 --lr 0.5 --opt 'a b'",)
     small = sweep(method="grid", space={"opt": ["sgd", "adamw"]}, limits={})
-    assert len(forecast(small, job()).commands) == 2
+    assert len(make_forecast(small, job()).commands) == 2
 
 
 def test_the_forecast_in_words() -> None:
     spec = sweep(early_stop={"max": 27}, confirm={}, limits={
         "trials": 64, "hours": 12, "cost": 50, "target": 0.995, "failed": "10%"
     })  # fmt: skip
-    assert lines(forecast(spec, job(), hourly=1.0, samples=[{"lr": 0.5, "opt": "sgd"}])) == [
+    assert describe(
+        make_forecast(spec, job(), hourly=1.0, samples=[{"lr": 0.5, "opt": "sgd"}])
+    ) == [
         "Space: 2 parameters, infinitely many points; method tpe, seed 1.",
         "Trials: 64, 16 at once, then 9 more to confirm the best.",
         "Rungs: asha, eta 3, counted in epoch.",
@@ -101,7 +105,7 @@ def test_the_forecast_in_words() -> None:
         "         3       21        64         42",
         "         9        7        64         42",
         "        27        2        64         36",
-        "  Judged after 1 epoch: raise early_stop.min where that says little.",
+        "  Compared after 1 epoch: raise early_stop.min if that is too early.",
         "Steps: about 427, 1,971 at worst: 22 % of 1,971 without early stopping.",
         "At longest: 5 full trainings one after the other.",
         "Time of all containers: 192 hours at worst.",
@@ -113,13 +117,15 @@ def test_the_forecast_in_words() -> None:
 
 
 def test_times_are_said_in_words_and_what_is_free_has_no_cost() -> None:
-    found = forecast(sweep(limits={"hours": "5s", "parallel": 2, "failed": 3}), hourly=0.0)
-    said = [line for line in lines(found) if line.startswith(("Time", "Cost", "Ends"))]
+    found = make_forecast(sweep(limits={"hours": "5s", "parallel": 2, "failed": 3}), hourly=0.0)
+    said = [line for line in describe(found) if line.startswith(("Time", "Cost", "Ends"))]
     assert said == [
         "Time of all containers: 10 seconds at worst.",
         "Ends early at: 5 seconds, more than 3 failed.",
     ]
-    shown = [spelled(hours * 3600) for hours in (1 / 3600, 0.5, 1, 1.5, 2, 2.25, 1 / 3, 20_000)]
+    shown = [
+        long_duration(hours * 3600) for hours in (1 / 3600, 0.5, 1, 1.5, 2, 2.25, 1 / 3, 20_000)
+    ]
     assert shown == [
         "1 second", "30 minutes", "1 hour", "90 minutes", "2 hours", "2.25 hours", "20 minutes",
         "20,000 hours",
@@ -127,7 +133,7 @@ def test_times_are_said_in_words_and_what_is_free_has_no_cost() -> None:
 
 
 def test_it_travels_as_json() -> None:
-    found = forecast(sweep(early_stop={"max": 27}), job(), hourly=1.0)
+    found = make_forecast(sweep(early_stop={"max": 27}), job(), hourly=1.0)
     assert msgspec.convert(msgspec.to_builtins(found), Forecast) == found
 
 
@@ -142,8 +148,8 @@ def test_the_worst_is_never_less_than_the_expected_nor_more_than_all(
     stop = {"max": most, "min": 1, "eta": eta, "method": method}
     if method == "asha":
         stop["resume"] = resume
-    found = forecast(sweep(early_stop=stop, limits={"trials": trials, "parallel": parallel}))
+    found = make_forecast(sweep(early_stop=stop, limits={"trials": trials, "parallel": parallel}))
     assert found.steps is not None and found.steps_at_worst is not None
     assert found.steps <= found.steps_at_worst <= trials * most == found.steps_in_full
-    assert found.legs[-1].until == most
-    assert lines(found)
+    assert found.rungs[-1].until == most
+    assert describe(found)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from batchml.runtime.nodes.torchrun.restarts import (
+from batchml.runtime.nodes.supervisor.restarts import (
     DONE,
     EXIT,
     HANG,
@@ -13,20 +13,20 @@ from batchml.runtime.nodes.torchrun.restarts import (
     LOST,
     SIGNAL,
     STOPPED,
-    History,
-    Looker,
-    Newest,
-    Past,
-    closed,
-    judge,
+    CheckpointWatch,
+    NewestCheckpoint,
+    RestartHistory,
+    RestartRecord,
+    close_last,
+    decide_end,
 )
 from batchml.runtime.protocol.exit_codes import CRASH_LOOP
 from batchml.runtime.storage.files import write_atomically
-from batchml.runtime.storage.store import FolderStore
+from batchml.runtime.storage.folder import FolderStore
 
 
-def past(*kinds: str, code: int = 1) -> list[Past]:
-    return [Past(i, 1, kind, code, f"{kind}.") for i, kind in enumerate(kinds, 1)]
+def past(*kinds: str, code: int = 1) -> list[RestartRecord]:
+    return [RestartRecord(i, 1, kind, code, f"{kind}.") for i, kind in enumerate(kinds, 1)]
 
 
 @pytest.mark.parametrize("kinds", [
@@ -34,62 +34,74 @@ def past(*kinds: str, code: int = 1) -> list[Past]:
     (STOPPED, STOPPED, STOPPED, LOST), (LOST, HANG, STOPPED),
 ])  # fmt: skip
 def test_a_run_goes_on_while_it_may_yet_come_further(kinds: tuple[str, ...]) -> None:
-    assert judge(past(*kinds), has_saved=False) is None
+    assert decide_end(past(*kinds), has_saved=False) is None
 
 
 @pytest.mark.parametrize("kinds", [
     (SIGNAL, LOST, HANG), (EXIT, STOPPED, LOST, EXIT), (DONE, HANG, HANG, HANG),
 ])  # fmt: skip
 def test_the_third_in_a_row_without_a_checkpoint_is_the_last(kinds: tuple[str, ...]) -> None:
-    found = judge(past(*kinds), has_saved=False)
+    found = decide_end(past(*kinds), has_saved=False)
     assert found is not None and (found.code, found.by_runtime) == (CRASH_LOOP, True)
     assert found.why.endswith(f"The last of them: {kinds[-1]}.")
 
 
 def test_a_program_that_never_saved_and_fails_alike_twice_ends_with_its_own_code() -> None:
-    found = judge(past(EXIT, EXIT, code=3), has_saved=False)
+    found = decide_end(past(EXIT, EXIT, code=3), has_saved=False)
     assert found is not None and (found.code, found.by_runtime) == (3, False)
-    assert judge(past(EXIT, EXIT, code=3), has_saved=True) is None
-    assert judge([Past(1, 1, EXIT, 3), Past(2, 1, EXIT, 4)], has_saved=False) is None
-    assert judge([Past(1, 1, EXIT, 3, "", True), Past(2, 1, EXIT, 3)], has_saved=False) is None
+    assert decide_end(past(EXIT, EXIT, code=3), has_saved=True) is None
+    assert (
+        decide_end([RestartRecord(1, 1, EXIT, 3), RestartRecord(2, 1, EXIT, 4)], has_saved=False)
+        is None
+    )
+    assert (
+        decide_end(
+            [RestartRecord(1, 1, EXIT, 3, "", True), RestartRecord(2, 1, EXIT, 3)], has_saved=False
+        )
+        is None
+    )
 
 
 def test_a_generation_whose_main_node_was_lost_counts_as_lost() -> None:
-    assert closed([Past(1, 1)], progressed=False)[-1].kind == LOST
-    assert judge(closed([*past(LOST, LOST), Past(3, 3)], False), True) is not None
-    assert judge(closed([*past(LOST, LOST), Past(3, 3)], True), True) is None
-    assert closed(past(DONE), True) == tuple(past(DONE))
+    assert close_last([RestartRecord(1, 1)], progressed=False)[-1].kind == LOST
+    assert decide_end(close_last([*past(LOST, LOST), RestartRecord(3, 3)], False), True) is not None
+    assert decide_end(close_last([*past(LOST, LOST), RestartRecord(3, 3)], True), True) is None
+    assert close_last(past(DONE), True) == tuple(past(DONE))
 
 
 @pytest.mark.parametrize("kind", ["folder", "store"])
 def test_the_history_outlives_the_attempt_and_stays_short(tmp_path: Path, kind: str) -> None:
     store = FolderStore(str(tmp_path / "store")) if kind == "store" else None
-    history = History(store, str(tmp_path))
-    assert history.read() == ((), Newest())
+    history = RestartHistory(store, str(tmp_path))
+    assert history.read() == ((), NewestCheckpoint())
     many = past(*[LOST] * (KEPT + 5))
-    history.write(many, Newest(7))
-    assert History(store, str(tmp_path)).read() == (tuple(many[5:]), Newest(7))
+    history.write(many, NewestCheckpoint(7))
+    assert RestartHistory(store, str(tmp_path)).read() == (tuple(many[5:]), NewestCheckpoint(7))
 
 
 def test_a_history_that_cannot_be_read_is_none(tmp_path: Path) -> None:
     for text in ("", "[]", '{"past": [{"what": 1}]}', '{"past": 3}', "\xff"):
         (tmp_path / ".batchml-generations.json").write_text(text, "latin-1")
-        assert History(None, str(tmp_path)).read() == ((), Newest())
+        assert RestartHistory(None, str(tmp_path)).read() == ((), NewestCheckpoint())
 
 
 def test_a_plain_file_that_changed_is_progress(tmp_path: Path) -> None:
     """One that only has another time was brought back from a store, or saved as it was."""
-    looker = Looker(str(tmp_path))
-    assert not looker.newest() and not Looker("").newest() and not Looker("/none").newest()
+    looker = CheckpointWatch(str(tmp_path))
+    assert (
+        not looker.newest()
+        and not CheckpointWatch("").newest()
+        and not CheckpointWatch("/none").newest()
+    )
     write_atomically(str(tmp_path / ".batchml-generations.json"), b"{}")
     assert not looker.newest(), "ours is none of the program's"
     path = tmp_path / "deep" / "snapshot.pt"
     path.parent.mkdir()
     path.write_bytes(bytes(1 << 20))
     first = looker.newest()
-    assert first.is_after(Newest()) and not first.is_after(first)
+    assert first.is_after(NewestCheckpoint()) and not first.is_after(first)
     os.utime(path, ns=(1, 1))
-    assert looker.newest() == Looker(str(tmp_path)).newest() == first
+    assert looker.newest() == CheckpointWatch(str(tmp_path)).newest() == first
     for name in (".saving-7-1.1-2-ab", ".removing-step-0000000001"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "model").write_text("of a save that was killed, which saved nothing")
@@ -99,6 +111,8 @@ def test_a_plain_file_that_changed_is_progress(tmp_path: Path) -> None:
 
 
 def test_steps_are_compared_as_numbers() -> None:
-    assert Newest(100).is_after(Newest(20)) and not Newest(20).is_after(Newest(100))
-    assert Newest(0).is_after(Newest())
-    assert not Newest().is_after(Newest(3))
+    assert NewestCheckpoint(100).is_after(NewestCheckpoint(20)) and not NewestCheckpoint(
+        20
+    ).is_after(NewestCheckpoint(100))
+    assert NewestCheckpoint(0).is_after(NewestCheckpoint())
+    assert not NewestCheckpoint().is_after(NewestCheckpoint(3))

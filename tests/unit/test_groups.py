@@ -10,38 +10,37 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from batchml.aws.batch.requests import Submission
-from batchml.cli.relations import groups as shown_groups
-from batchml.client.gang_parts import Part
-from batchml.client.order import Order
-from batchml.client.submission import prepare
+from batchml.aws.batch.requests import SubmissionRequests
 from batchml.errors import BatchmlError, ConfigError, ServiceError, UsageError
+from batchml.history import History
 from batchml.model.group import (
     ENDED_BY_HEAD,
     GANG_HEAD,
     GANG_KEY,
     RENDEZVOUS,
-    Member,
+    GroupJob,
+    group_jobs,
     is_worker,
-    members,
 )
 from batchml.model.job import Group, Health, JobSpec, Launch, Resources, Retry
 from batchml.model.names import keyed_name, new_key
-from batchml.model.record import Name, Record
+from batchml.model.record import Record, RunName
 from batchml.model.run import JobStatus, Run
-from batchml.ops.flights import Flights
-from batchml.ops.gang import INCOMPLETE, NO_HEAD, OVER, Intent, fit_groups, submit_gang
-from batchml.ops.history import History
-from batchml.ops.reconcile import AWS_LAG, reconcile, settle_abandoned
-from batchml.ops.rerun import again
-from batchml.ops.rerun_nodes import groups_of, refuse_parts
-from batchml.ops.search import Found, Wanted, matches
-from batchml.ops.select import select_run
-from batchml.ops.submit import Capacity, Interrupted
-from batchml.ops.unsent import Unsent
+from batchml.runs.commands.show import groups as shown_groups
+from batchml.runs.fit import Capacity, fit_groups
+from batchml.runs.groups.members import GroupMember
+from batchml.runs.groups.submit import INCOMPLETE, NO_HEAD, OVER, SubmitIntent, submit_group_run
+from batchml.runs.in_flight import InFlight, Unsent
+from batchml.runs.names import select_run
+from batchml.runs.options import RunRequest
+from batchml.runs.prepare import prepare
+from batchml.runs.reconcile import reconcile, settle_abandoned
+from batchml.runs.rerun.rules import again, groups_of, refuse_parts
+from batchml.runs.search import FoundRun, RunFilter, matches
+from batchml.runs.send import AWS_LAG, Interrupted
 from batchml.runtime.nodes.ray.batch_api import attempts_of
 from batchml.runtime.nodes.ray.head import REASON
-from batchml.runtime.protocol.launch import HEAD, TOKEN, VCPUS, WORKER, Plan, Workers
+from batchml.runtime.protocol.launch import HEAD, TOKEN, VCPUS, WORKER, LaunchPlan, WorkerGroup
 from tests.fakes import FakeClock
 from tests.models import faults
 from tests.unit.test_submission import Aws, place_in, write
@@ -61,9 +60,9 @@ SPEC = JobSpec(
 KEYS = ["2headaaaaaaaaaaaa", "3decodersaaaaaaaa", "4oneaaaaaaaaaaaaa"]
 
 
-def split(spec: JobSpec = SPEC, **more: Any) -> list[Member]:
+def split(spec: JobSpec = SPEC, **more: Any) -> list[GroupJob]:
     keys = KEYS[: len(spec.groups)]
-    return members(spec, keys, "ab" * 16, queue=lambda name: f"q-{name}", **more)
+    return group_jobs(spec, keys, "ab" * 16, queue=lambda name: f"q-{name}", **more)
 
 
 # --- what its jobs are ------------------------------------------------------------------------
@@ -73,12 +72,12 @@ def test_the_head_runs_the_command_and_knows_its_workers() -> None:
     head = split()[0]
     assert (head.spec.name, head.queue, head.array, head.is_head) == ("vit", "q-gpu", None, True)
     assert (head.spec.resources, head.spec.groups) == (SPEC.resources, ())
-    plan = Plan.read(head.env)
+    plan = LaunchPlan.read(head.env)
     assert plan is not None
     assert (plan.kind, plan.role, plan.start_within, plan.hang_after) == ("ray", HEAD, 300, 600)
     assert plan.groups == (
-        Workers("decoders", 3, 2, f"vit-decoders-{KEYS[1]}", "q-cpu"),
-        Workers("one", 1, 1, f"vit-one-{KEYS[2]}", "q-cpu"),
+        WorkerGroup("decoders", 3, 2, f"vit-decoders-{KEYS[1]}", "q-cpu"),
+        WorkerGroup("one", 1, 1, f"vit-one-{KEYS[2]}", "q-cpu"),
     )
 
 
@@ -87,7 +86,7 @@ def test_workers_are_an_array_with_what_their_group_has() -> None:
     assert (decoders.spec.name, decoders.array, one.array) == ("vit-decoders", 3, None)
     assert decoders.spec.resources == Resources(16, "30 GiB")
     assert one.spec.resources == SPEC.resources
-    plan = Plan.read(decoders.env)
+    plan = LaunchPlan.read(decoders.env)
     assert plan is not None
     assert (plan.role, plan.groups) == (WORKER, ())
     assert decoders.spec.metrics == {}
@@ -119,11 +118,11 @@ def test_workers_that_ended_with_their_head_have_not_failed() -> None:
         "j", "w", "q", JobStatus.FAILED, status_reason=ENDED_BY_HEAD, is_terminated=True,
         children={"FAILED": 1, "SUCCEEDED": 1}, array_size=2,
     )  # fmt: skip
-    assert shown_groups([Part("w", 2, "j", Found(run, None))]) == (
+    assert shown_groups([GroupMember("w", 2, "j", FoundRun(run, None))]) == (
         "w ended with the run, 1 of 2 done (j)"
     )
     lost = msgspec.structs.replace(run, status_reason="", is_terminated=False)
-    assert shown_groups([Part("w", 2, "j", Found(lost, None))]) == "w FAILED, 1 of 2 (j)"
+    assert shown_groups([GroupMember("w", 2, "j", FoundRun(lost, None))]) == "w FAILED, 1 of 2 (j)"
 
 
 GROUPS = st.lists(
@@ -136,13 +135,13 @@ def test_no_worker_is_lost_or_waited_for_in_vain(groups: list[tuple[int, int | N
     named = [Group(f"g{n}", count=count, min=low) for n, (count, low) in enumerate(groups)]
     spec = msgspec.structs.replace(SPEC, groups=(Group("head"), *named))
     keys = [new_key(bytes([n]).__mul__) for n in range(len(spec.groups))]
-    head, *workers = members(spec, keys, "t")
+    head, *workers = group_jobs(spec, keys, "t")
     assert [each.array or 1 for each in workers] == [group.count for group in named]
     assert len({each.key for each in (head, *workers)}) == len(spec.groups)
     for told, each in zip(head.plan.groups, workers, strict=True):
         assert 0 <= told.least <= told.size == (each.array or 1)
         assert told.job_name == keyed_name(each.spec.name, each.key)
-    assert Plan.read(head.env) == head.plan
+    assert LaunchPlan.read(head.env) == head.plan
 
 
 # --- on one machine ---------------------------------------------------------------------------
@@ -187,18 +186,18 @@ class User:
         self.history = History(folder / "history.jsonl")
         self.said: list[str] = []
 
-    def intent(self, name: str, key: str, gang: str = "") -> Intent:
+    def intent(self, name: str, key: str, gang: str = "") -> SubmitIntent:
         at, named = int(self.clock.now() * 1000), keyed_name(name, key)
         record = Record(
             key=key, name=name, job_name=named, env="aws", queue="default", at=at, gang=gang
         )
         request = {"jobName": named, "jobDefinition": "d", "jobQueue": "default"}
-        return Intent(Submission({"jobDefinitionName": "d"}, request), record)
+        return SubmitIntent(SubmissionRequests({"jobDefinitionName": "d"}, request), record)
 
     def submit(self) -> str:
         head, *keys = KEYS
         workers = [self.intent(f"vit-{n}", key, gang=head) for n, key in enumerate(keys)]
-        return submit_gang(
+        return submit_group_run(
             self.world, self.intent("vit", head), workers, self.history,
             clock=self.clock, tell=self.said.append,
         )  # fmt: skip
@@ -217,7 +216,7 @@ class User:
 
     def is_settled(self) -> bool:
         """Nothing is open, and nothing of a request is left on the disk."""
-        flights = Flights.beside(self.history, "aws")
+        flights = InFlight.beside(self.history, "aws")
         unsent = Unsent.beside(self.history, "aws")
         return not (
             self.history.open("aws")
@@ -362,18 +361,18 @@ def test_the_last_run_is_the_head(tmp_path: Path) -> None:
     names = user.history.names("aws")
     assert select_run("@last", names, list) == "job-0"
     assert select_run("vit-1", names, list) == "job-2"
-    plain = [Name(key="k", job_id="job-9", name="older")]
+    plain = [RunName(key="k", job_id="job-9", name="older")]
     assert select_run("@last~1", [*names, *plain], list) == "job-9"
 
 
 def test_workers_are_listed_only_where_they_are_asked_for() -> None:
     tags = {"batchml:key": KEYS[1], "batchml:gang": KEYS[0], "batchml:group": "decoders"}
-    worker = Found(Run("j", "vit-decoders", "q", JobStatus.RUNNING, tags=tags), None)
+    worker = FoundRun(Run("j", "vit-decoders", "q", JobStatus.RUNNING, tags=tags), None)
     assert worker.is_worker
-    assert Wanted().leaves_out_workers
+    assert RunFilter().leaves_out_workers
     asked = [
-        Wanted(everything=True), Wanted(name="vit-decoders"),
-        Wanted(tags={"batchml:gang": KEYS[0]}), Wanted(tags={"batchml:group": "decoders"}),
+        RunFilter(everything=True), RunFilter(name="vit-decoders"),
+        RunFilter(tags={"batchml:gang": KEYS[0]}), RunFilter(tags={"batchml:group": "decoders"}),
     ]  # fmt: skip
     for wanted in asked:
         assert not wanted.leaves_out_workers
@@ -383,7 +382,7 @@ def test_workers_are_listed_only_where_they_are_asked_for() -> None:
 # --- again ------------------------------------------------------------------------------------
 
 
-def seen(member: Member) -> Run:
+def seen(member: GroupJob) -> Run:
     """A job of a gang as AWS describes it."""
     resources = member.spec.resources
     return Run(
@@ -444,7 +443,7 @@ def test_in_aws_each_group_has_its_image_and_all_meet_in_the_bucket(
 ) -> None:
     place, session = place_in(tmp_path, aws.answer)
     write(tmp_path, GANG)
-    order = Order(job="hello", tags={"team": "v"})
+    order = RunRequest(job="hello", tags={"team": "v"})
     made = prepare(place, order, dry_run=True)
     jobs = [made.requests, *(each.requests for each in made.workers)]
     asked = [params["imageIds"][0]["imageTag"] for params in session.asked("DescribeImages")]
@@ -472,10 +471,10 @@ def test_a_gang_that_could_not_meet_is_refused(tmp_path: Path, aws: Aws) -> None
     place, session = place_in(tmp_path, aws.answer)
     write(tmp_path, GANG)
     with pytest.raises(ConfigError, match="bucket or the workspace of dev"):
-        prepare(place, Order(job="hello"), dry_run=True)
+        prepare(place, RunRequest(job="hello"), dry_run=True)
     assert session.asked("SubmitJob") == []
 
 
-def variables(requests: Submission) -> dict[str, str]:
+def variables(requests: SubmissionRequests) -> dict[str, str]:
     entries = requests.submit["containerOverrides"]["environment"]
     return {each["name"]: each["value"] for each in entries}

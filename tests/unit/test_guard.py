@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 import uvicorn
 
-from batchml.local.server.app import Gate, Limits
+from batchml.local.server.app import ConnectionGate, ConnectionLimits
 from tests.conftest import wait_for
 
 OK = b"HTTP/1.1 200 OK"
@@ -38,8 +38,8 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 
 
 class Serving:
-    def __init__(self, limits: Limits) -> None:
-        self.gate = Gate(limits)
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self.gate = ConnectionGate(limits)
         self.listener = socket.create_server(("127.0.0.1", 0))
         config = uvicorn.Config(
             app, log_config=None, log_level="error", lifespan="off", ws="none",
@@ -74,7 +74,7 @@ def serve() -> Iterator[Serve]:
             serving.thread.join(20)
 
         def start(**limits: Any) -> Serving:
-            serving = Serving(Limits(**limits))
+            serving = Serving(ConnectionLimits(**limits))
             stack.enter_context(running(serving))
             return serving
 

@@ -17,19 +17,19 @@ from batchml.runtime.health.checks import (
     OK,
     REPLACE,
     RETRY,
-    Check,
+    HostCheck,
     NoFitHost,
+    classify_error,
     folder,
-    trouble,
-    within,
+    run_with_limit,
     worst,
 )
 from batchml.runtime.health.deep import check as check_deeply
 from batchml.runtime.health.deep import read as read_probe
-from batchml.runtime.health.gate import VARIABLE, Settings, gate
+from batchml.runtime.health.gate import VARIABLE, HealthSettings, check_host
 from batchml.runtime.health.host_records import host_id
 from batchml.runtime.protocol.variables import RuntimeEnv
-from batchml.runtime.storage.store import FolderStore
+from batchml.runtime.storage.folder import FolderStore
 
 
 class Lab:
@@ -53,7 +53,7 @@ class Lab:
         environ = {
             **self.environ, "BATCHML_HOST_ID": host, "AWS_BATCH_JOB_ATTEMPT": str(attempt), **more,
         }  # fmt: skip
-        return gate(RuntimeEnv.read(environ), environ, self.said.append)
+        return check_host(RuntimeEnv.read(environ), environ, self.said.append)
 
     def store(self) -> FolderStore:
         return FolderStore(str(self.root / "store"))
@@ -123,7 +123,7 @@ def test_where_there_is_one_host_its_tries_are_counted(lab: Lab) -> None:
     lab.break_down("vm")
     settings = {VARIABLE: json.dumps({"tries": 1})}
     assert lab.start("vm", **settings) is not None
-    with pytest.raises(NoFitHost, match="the only host there is was unfit in 2 tries"):
+    with pytest.raises(NoFitHost, match="the only host was unfit in 2 tries"):
         lab.start("vm", 2, **settings)
 
 
@@ -171,7 +171,7 @@ def test_off_is_off_and_a_person_is_not_checked(lab: Lab) -> None:
     assert lab.start("i-1", **{VARIABLE: '{"checks": "off"}'}) is None
     environ = {k: v for k, v in lab.environ.items() if k != "AWS_BATCH_JOB_ID"}
     environ["BATCHML_HOST_ID"] = "i-1"
-    assert gate(RuntimeEnv.read(environ), environ, lab.said.append) is None
+    assert check_host(RuntimeEnv.read(environ), environ, lab.said.append) is None
 
 
 def test_a_store_that_is_away_changes_nothing_but_what_is_remembered(lab: Lab) -> None:
@@ -193,14 +193,14 @@ def test_a_mistake_of_ours_keeps_no_run_from_a_host(lab: Lab) -> None:
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"tries": "many"}', "7", "null"])
 def test_settings_that_cannot_be_read_are_the_defaults(text: str) -> None:
-    assert Settings.read({VARIABLE: text}) == Settings()
+    assert HealthSettings.read({VARIABLE: text}) == HealthSettings()
 
 
 def test_the_client_and_the_runtime_mean_the_same() -> None:
     assert HEALTH == VARIABLE
-    assert Settings.read(health_variable(Health())) == Settings("quick", 3, False)
+    assert HealthSettings.read(health_variable(Health())) == HealthSettings("quick", 3, False)
     asked = Health(checks="deep", tries=5, quarantine=True)
-    assert Settings.read(health_variable(asked)) == Settings("deep", 5, True)
+    assert HealthSettings.read(health_variable(asked)) == HealthSettings("deep", 5, True)
 
 
 # --- what is asked --------------------------------------------------------------------------------
@@ -220,16 +220,16 @@ def test_the_client_and_the_runtime_mean_the_same() -> None:
         (checks.shared_memory((1 << 30, 0)), OK),
         (checks.shared_memory((64 << 20, 64 << 20)), MONITOR),
         (checks.shared_memory(None), NOT_CHECKED),
-        (trouble("scratch", OSError(errno.EIO, "I/O error"), True), REPLACE),
-        (trouble("checkpoints", OSError(errno.ESTALE, "Stale file handle"), False), RETRY),
-        (trouble("scratch", OSError(errno.ENOSPC, "No space"), True), RETRY),
+        (classify_error("scratch", OSError(errno.EIO, "I/O error"), True), REPLACE),
+        (classify_error("checkpoints", OSError(errno.ESTALE, "Stale file handle"), False), RETRY),
+        (classify_error("scratch", OSError(errno.ENOSPC, "No space"), True), RETRY),
         # Every host sees the same full file system.
-        (trouble("checkpoints", OSError(errno.ENOSPC, "No space"), False), MONITOR),
-        (trouble("scratch", OSError(errno.EROFS, "Read-only"), True), NOT_CHECKED),
-        (trouble("checkpoints", OSError(errno.EACCES, "Denied"), False), NOT_CHECKED),
+        (classify_error("checkpoints", OSError(errno.ENOSPC, "No space"), False), MONITOR),
+        (classify_error("scratch", OSError(errno.EROFS, "Read-only"), True), NOT_CHECKED),
+        (classify_error("checkpoints", OSError(errno.EACCES, "Denied"), False), NOT_CHECKED),
     ],
 )
-def test_how_bad_an_answer_is(found: Check, severity: int) -> None:
+def test_how_bad_an_answer_is(found: HostCheck, severity: int) -> None:
     assert found.severity == severity
     assert bool(found.text) == (severity != OK)
 
@@ -244,13 +244,13 @@ def test_a_clock_that_differs_from_the_file_servers_is_found(tmp_path: Path) -> 
 def test_what_hangs_in_the_kernel_is_left_behind() -> None:
     over = threading.Event()
 
-    def hang() -> list[Check]:
+    def hang() -> list[HostCheck]:
         over.wait(60)
         return []
 
-    found = within("checkpoints (/mnt)", 0.05, RETRY, hang)
+    found = run_with_limit("checkpoints (/mnt)", 0.05, RETRY, hang)
     over.set()
-    assert found == [Check("checkpoints (/mnt)", RETRY, "no answer within 0.05 s")]
+    assert found == [HostCheck("checkpoints (/mnt)", RETRY, "no answer within 0.05 s")]
 
 
 # --- in depth -------------------------------------------------------------------------------------
@@ -279,7 +279,7 @@ def test_what_the_probe_says_is_judged(
 ) -> None:
     found = check_deeply(os.environ, stand_in(tmp_path, f"echo '{told}'; exit 3"))
     assert worst(found) == severity
-    assert words in found[-1].words()
+    assert words in found[-1].describe()
 
 
 def test_a_probe_that_never_answers_or_dies(tmp_path: Path) -> None:

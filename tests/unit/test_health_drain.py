@@ -15,9 +15,9 @@ from botocore.credentials import Credentials
 from botocore.validate import ParamValidator
 
 from batchml.runtime.health.drain import allowed, drain
-from batchml.runtime.health.gate import VARIABLE, gate
+from batchml.runtime.health.gate import VARIABLE, check_host
 from batchml.runtime.protocol.variables import RuntimeEnv
-from batchml.runtime.storage.store import FolderStore
+from batchml.runtime.storage.folder import FolderStore
 
 NOW = 1_800_000_000.0
 CLUSTER = "arn:aws:ecs:eu-west-1:123456789012:cluster/AWSBatch-batchml-dev-gpu-0"
@@ -134,7 +134,7 @@ def lab(ecs: Ecs, tmp_path: Path) -> Lab:
 @pytest.mark.parametrize("has_agent", [True, False])
 def test_the_hosts_own_container_instance_is_drained(lab: Lab, ecs: Ecs, has_agent: bool) -> None:
     told = lab.drain(has_agent=has_agent)
-    assert told == "i-1 is taken out of service: AWS Batch places nothing more on it"
+    assert told == "i-1 is taken out of service: AWS Batch starts nothing more on it"
     assert ecs.drained == [
         {"cluster": CLUSTER, "containerInstances": [INSTANCE], "status": "DRAINING"}
     ]
@@ -191,13 +191,13 @@ def test_where_hosts_may_not_be_counted_one_goes(lab: Lab, ecs: Ecs) -> None:
 def test_what_ecs_refuses_is_told(lab: Lab, ecs: Ecs, refused: str, words: str) -> None:
     ecs.refuses = {refused}
     assert lab.drain(has_agent=False) == (
-        f"i-1 is not taken out of service, the run goes elsewhere all the same: {words}"
+        f"i-1 is not taken out of service, but the run still leaves it: {words}"
     )
 
 
 def test_what_ecs_fails_to_do_is_told(lab: Lab, ecs: Ecs) -> None:
     ecs.failures = [{"arn": INSTANCE, "reason": "MISSING"}]
-    assert lab.drain().endswith("all the same: ECS: MISSING")
+    assert lab.drain().endswith("still leaves it: ECS: MISSING")
 
 
 def test_without_ecs_an_endpoint_keys_or_a_store_it_is_told(lab: Lab, ecs: Ecs) -> None:
@@ -207,9 +207,9 @@ def test_without_ecs_an_endpoint_keys_or_a_store_it_is_told(lab: Lab, ecs: Ecs) 
     del lab.environ["AWS_ACCESS_KEY_ID"]
     assert "no AWS credentials" in lab.drain()
     lab.environ["BATCHML_STORE"] = ""
-    assert "nothing keeps count" in lab.drain()
+    assert "cannot be counted" in lab.drain()
     del lab.environ["ECS_CONTAINER_METADATA_URI_V4"]
-    assert lab.drain() == "i-1 is not taken out of service: it is no host of ECS"
+    assert lab.drain() == "i-1 is not taken out of service: it is not a host of ECS"
     assert ecs.calls == []
 
 
@@ -220,11 +220,11 @@ def test_the_gate_asks_for_it_only_where_the_job_does(lab: Lab, tmp_path: Path) 
     environ = {**lab.environ, "BATCHML_FAULT_FILE": str(tmp_path / "fault")}
     environ["BATCHML_HOST_ID"] = "i-1"
     asking = {**environ, VARIABLE: '{"quarantine": true}'}
-    assert gate(RuntimeEnv.read(environ), environ, said.append) is not None
+    assert check_host(RuntimeEnv.read(environ), environ, said.append) is not None
     assert said == []
     (tmp_path / "fault").write_text("retry: a full disk is not the host's fault")
-    assert gate(RuntimeEnv.read(asking), asking, said.append) is not None
+    assert check_host(RuntimeEnv.read(asking), asking, said.append) is not None
     assert said == []
     (tmp_path / "fault").write_text("XID 79")
-    assert gate(RuntimeEnv.read(asking), asking, said.append) is not None
-    assert said == ["batchml notice: i-1 is not taken out of service: it is no host of ECS"]
+    assert check_host(RuntimeEnv.read(asking), asking, said.append) is not None
+    assert said == ["batchml notice: i-1 is not taken out of service: it is not a host of ECS"]

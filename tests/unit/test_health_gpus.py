@@ -6,21 +6,22 @@ from typing import Any
 
 import pytest
 
-from batchml.runtime.health.checks import MONITOR, NOT_CHECKED, OK, REPLACE, RETRY, Check, worst
+from batchml.runtime.health.checks import MONITOR, NOT_CHECKED, OK, REPLACE, RETRY, HostCheck, worst
 from batchml.runtime.health.gpus import check
-from batchml.runtime.health.host_records import Books
-from batchml.runtime.health.xid import BROKEN, PROGRAMS, SILENT, Watch, judge
+from batchml.runtime.health.host_records import HostRecords
+from batchml.runtime.health.xid import BROKEN, PROGRAMS, SILENT, GpuWatcher, classify_xid
 from batchml.runtime.protocol.variables import RuntimeEnv
-from batchml.runtime.storage.store import FolderStore, Store
+from batchml.runtime.storage.folder import FolderStore
+from batchml.runtime.storage.store import Store
 from batchml.runtime.telemetry.gpus import (
     RECOVERY_EVENT,
     XID_EVENT,
-    Gpus,
+    GpuMonitor,
     Nvml,
     NvmlError,
-    by_process,
-    handles,
-    together,
+    gpu_handles,
+    gpu_totals,
+    gpu_use_of,
 )
 from tests.nvml_fake import FakeDriver, build
 
@@ -38,7 +39,7 @@ def driver(library: Path) -> FakeDriver:
     return FakeDriver(library)
 
 
-def asked(driver: FakeDriver, **environ: str) -> list[Check]:
+def asked(driver: FakeDriver, **environ: str) -> list[HostCheck]:
     found = check(environ or BOTH, driver.open, HERE)
     assert driver.users == 0
     return [each for each in found if each.severity != OK]
@@ -71,7 +72,7 @@ def test_what_a_driver_tells_of_a_card_is_judged(
 ) -> None:
     driver.set(what, value, gpu=1)
     found = asked(driver)
-    assert [(each.severity, each.words()) for each in found] == (
+    assert [(each.severity, each.describe()) for each in found] == (
         [(severity, words)] if words else []
     )
 
@@ -81,16 +82,16 @@ def test_without_the_drivers_word_any_ecc_error_is_one_too_many(driver: FakeDriv
     driver.set("errors", 1)
     found = asked(driver)
     assert (RETRY, "GPU-aaaa") in [(each.severity, each.name) for each in found]
-    unknown = {each.words() for each in found if each.severity == NOT_CHECKED}
+    unknown = {each.describe() for each in found if each.severity == NOT_CHECKED}
     assert unknown == {
-        "GPU-aaaa: recovery, remapped rows: the driver does not tell",
-        "GPU-bbbb: recovery, remapped rows: the driver does not tell",
+        "GPU-aaaa: recovery, remapped rows: the driver does not report it",
+        "GPU-bbbb: recovery, remapped rows: the driver does not report it",
     }
 
 
 def test_a_card_that_does_not_answer_is_missing(driver: FakeDriver) -> None:
     driver.set("lost", 15, gpu=1)
-    assert [each.words() for each in asked(driver)] == [
+    assert [each.describe() for each in asked(driver)] == [
         "GPU-bbbb: it does not answer: GPU is lost",
         "GPUs: 1 of 2 that were given answer",
     ]
@@ -128,30 +129,32 @@ def test_a_driver_that_is_broken_is_the_hosts_and_a_missing_library_is_not(
 
 def test_gpus_that_were_given_and_are_not_there(tmp_path: Path, driver: FakeDriver) -> None:
     found = check(BOTH, driver.open, str(tmp_path / "nvidiactl"))
-    assert [each.words() for each in found] == ["GPUs: 2 were given to the run, and none is here"]
+    assert [each.describe() for each in found] == [
+        "GPUs: 2 were given to the run, and none is here"
+    ]
 
 
 def test_use_is_read_from_the_cards_of_the_run(driver: FakeDriver) -> None:
     nvml = driver.open()
-    used = [nvml.usage(handle) for _, _, handle in handles(nvml, "GPU-bbbb")]
+    used = [nvml.usage(handle) for _, _, handle in gpu_handles(nvml, "GPU-bbbb")]
     assert used == [{"busy": 80.0, "held": float(1 << 30)}]
     nvml.close()
 
 
 def test_use_of_a_rank_is_that_of_the_cards_which_it_has_for_itself(driver: FakeDriver) -> None:
-    gpus = Gpus(BOTH, driver.open, HERE)
-    seen = gpus.look()
-    assert together(seen) == {"gpu": 60.0, "gpu_memory": 2048.0}
-    assert by_process(seen, {4, 5}) == {"gpu": 60.0, "gpu_memory": 600.0}
-    assert by_process(seen, {4}) == {"gpu_memory": 600.0}  # 5 is on the second card as well
-    assert by_process(seen, {5}) == {"gpu_memory": 0.0}  # whose driver does not tell how much
-    assert by_process(seen, {6}) == {}
+    gpus = GpuMonitor(BOTH, driver.open, HERE)
+    seen = gpus.read()
+    assert gpu_totals(seen) == {"gpu": 60.0, "gpu_memory": 2048.0}
+    assert gpu_use_of(seen, {4, 5}) == {"gpu": 60.0, "gpu_memory": 600.0}
+    assert gpu_use_of(seen, {4}) == {"gpu_memory": 600.0}  # 5 is on the second card as well
+    assert gpu_use_of(seen, {5}) == {"gpu_memory": 0.0}  # whose driver does not tell how much
+    assert gpu_use_of(seen, {6}) == {}
     driver.set("old", 1)
-    assert by_process(gpus.look(), {4}) == {}
+    assert gpu_use_of(gpus.read(), {4}) == {}
     gpus.close()
-    assert gpus.look() == []
+    assert gpus.read() == []
     assert driver.users == 0
-    assert Gpus({}, driver.open, "/no/such/device").look() == []
+    assert GpuMonitor({}, driver.open, "/no/such/device").read() == []
 
 
 class Attempt:
@@ -186,7 +189,7 @@ def test_a_card_that_breaks_sends_the_run_elsewhere(
 ) -> None:
     driver.set("old", is_old)
     attempt = Attempt(tmp_path)
-    watch = Watch(attempt, driver.open, HERE)
+    watch = GpuWatcher(attempt, driver.open, HERE)
     watch.tick(1.0)
     assert attempt.stopped == []
     driver.happen(XID_EVENT, 79, gpu=1)
@@ -198,7 +201,7 @@ def test_a_card_that_breaks_sends_the_run_elsewhere(
     ]  # fmt: skip
     store = attempt.store
     assert store is not None
-    found = Books(store, attempt.env).find("i-1")
+    found = HostRecords(store, attempt.env).find("i-1")
     assert found is not None and found.is_for_good
     # A run that got far on the host has not tried it in vain.
     assert store.keys("hosts/tried/") == []
@@ -209,7 +212,7 @@ def test_what_the_program_did_is_told_once_and_the_rest_is_not(
     driver: FakeDriver, tmp_path: Path
 ) -> None:
     attempt = Attempt(tmp_path, "GPU-aaaa")
-    watch = Watch(attempt, driver.open, HERE)
+    watch = GpuWatcher(attempt, driver.open, HERE)
     driver.happen(XID_EVENT, 79, gpu=1)  # another run's card
     for xid in (13, 13, 43, 63, 777):
         driver.happen(XID_EVENT, xid)
@@ -234,8 +237,8 @@ def test_without_gpus_or_a_driver_there_is_nothing_to_hear(
     attempt = Attempt(tmp_path)
     driver.set("init", 9)
     for watch in (
-        Watch(attempt, driver.open, str(tmp_path / "none")),
-        Watch(attempt, driver.open, HERE),
+        GpuWatcher(attempt, driver.open, str(tmp_path / "none")),
+        GpuWatcher(attempt, driver.open, HERE),
     ):
         watch.tick(1.0)
         watch.finish()
@@ -244,6 +247,6 @@ def test_without_gpus_or_a_driver_there_is_nothing_to_hear(
 
 def test_each_xid_has_one_meaning() -> None:
     assert not set(BROKEN) & set(PROGRAMS) and not (set(BROKEN) | set(PROGRAMS)) & set(SILENT)
-    assert {judge(xid).severity for xid in BROKEN} == {REPLACE}
-    assert {judge(xid).severity for xid in PROGRAMS} == {MONITOR}
-    assert {judge(xid).severity for xid in SILENT} == {OK}
+    assert {classify_xid(xid).severity for xid in BROKEN} == {REPLACE}
+    assert {classify_xid(xid).severity for xid in PROGRAMS} == {MONITOR}
+    assert {classify_xid(xid).severity for xid in SILENT} == {OK}

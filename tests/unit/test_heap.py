@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchml.local.batch import persistent_heap as heap
+from batchml.local.batch import persistent_heap
 from batchml.local.batch.persistent_heap import Heap
 
 
@@ -13,14 +13,14 @@ def drained(line: Heap) -> list[tuple[int, int]]:
     found = []
     while line is not None:
         found.append((line[1], line[2]))
-        line = heap.pop(line)
+        line = persistent_heap.pop(line)
     return found
 
 
 def built(keys: list[int]) -> Heap:
     line: Heap = None
     for key in keys:
-        line = heap.push(line, key, -key)
+        line = persistent_heap.push(line, key, -key)
     return line
 
 
@@ -31,14 +31,14 @@ def test_keys_come_out_in_order_with_their_items(keys: list[int]) -> None:
 
 @given(st.lists(st.integers(), unique=True))
 def test_all_that_is_in_it_can_be_looked_at(keys: list[int]) -> None:
-    assert sorted(heap.items(built(keys))) == [(key, -key) for key in sorted(keys)]
+    assert sorted(persistent_heap.items(built(keys))) == [(key, -key) for key in sorted(keys)]
 
 
 @given(st.lists(st.integers(), unique=True, min_size=1), st.integers())
 def test_pushing_and_popping_leave_the_old_heap_as_it_was(keys: list[int], more: int) -> None:
     line = built(keys)
-    heap.pop(line)
-    heap.push(line, more, 0)
+    persistent_heap.pop(line)
+    persistent_heap.push(line, more, 0)
     assert [key for key, _ in drained(line)] == sorted(keys)
 
 
@@ -50,15 +50,15 @@ def test_any_mix_of_pushes_and_pops_agrees_with_a_sorted_list(
     model: list[tuple[int, int]] = []
     for place, (is_push, key) in enumerate(steps):
         if is_push:
-            line = heap.push(line, (key, place), place)
+            line = persistent_heap.push(line, (key, place), place)
             model = sorted([*model, (key, place)])
         else:
-            line, model = heap.pop(line), model[1:]
+            line, model = persistent_heap.pop(line), model[1:]
         assert (None if line is None else line[1]) == (model[0] if model else None)
 
 
 def test_popping_an_empty_heap_gives_an_empty_heap() -> None:
-    assert heap.pop(None) is None
+    assert persistent_heap.pop(None) is None
 
 
 def test_right_spines_stay_short_however_many_keys_there_are() -> None:
@@ -73,6 +73,6 @@ def test_right_spines_stay_short_however_many_keys_there_are() -> None:
 
 @given(st.lists(st.integers(), unique=True))
 def test_a_heap_knows_how_much_it_holds(keys: list[int]) -> None:
-    line = heap.made((key, -key) for key in keys)
-    assert heap.size(line) == len(keys)
-    assert heap.size(heap.pop(line)) == max(0, len(keys) - 1)
+    line = persistent_heap.from_items((key, -key) for key in keys)
+    assert persistent_heap.size(line) == len(keys)
+    assert persistent_heap.size(persistent_heap.pop(line)) == max(0, len(keys) - 1)

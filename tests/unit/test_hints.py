@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchml.cli import app, hints, output
+from batchml.cli import app, output
+from batchml.cli.app import SYNONYMS
+from batchml.runs.commands import hints
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +72,7 @@ def test_a_wrong_line_is_told_what_it_was_meant_to_be(
 
 
 def test_every_synonym_is_no_command_and_names_one() -> None:
-    for word, command in hints.SYNONYMS.items():
+    for word, command in SYNONYMS.items():
         assert word not in app.ORDER
         assert command.split()[0] in (*app.ORDER, "--help", "--version")
 
@@ -88,7 +90,7 @@ def test_no_line_is_too_strange_for_a_hint(words: list[str]) -> None:
         ("ls --json --limit x", 2, "--limit"),
         ("status --json", 2, "batchml ls"),
         ("show --json", 2, "RUN"),
-        ("cost --json r --since 7d", 2, "goes without"),
+        ("cost --json r --since 7d", 2, "cannot be combined"),
     ],
 )
 def test_with_json_an_error_is_one_document_too(
@@ -121,7 +123,7 @@ import os, sys
 from batchml.cli import app
 @app.app.command()
 def press(how: str) -> None:
-    from batchml.cli.following import Detached
+    from batchml.cli.exit import Detached
     raise KeyboardInterrupt if how == "key" else Detached(130) if how == "told" else SystemExit(130)
 sys.exit(app.run(["press", sys.argv[1]]))
 """

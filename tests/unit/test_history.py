@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchml.errors import StateDamaged
-from batchml.model.record import Record
+from batchml.history import TAIL, History
+from batchml.model.record import Record, run_from_record
 from batchml.model.run import Attempt, JobStatus, Run
-from batchml.ops.history import TAIL, History
-from batchml.ops.search import as_run
 
 ID = "6b0e0000-0000-4000-8000-{:012d}"
 
@@ -40,11 +39,11 @@ def history(tmp_path: Path) -> History:
 def test_a_run_is_one_record_from_its_intent_to_its_end(history: History) -> None:
     history.intend(record(1, params={"lr": 0.1}))
     history.submitted("2" + "0" * 15 + "1", ID.format(1))
-    history.ended(ended(1), {"loss": 0.5}, 0.25)  # knows the id only, not the key
+    history.add_end(ended(1), {"loss": 0.5}, 0.25)  # knows the id only, not the key
     (found,) = history.newest_first("local")
     assert (found.job_id, found.params, found.status) == (ID.format(1), {"lr": 0.1}, "FAILED")
     assert (found.outcome, found.metrics, found.cost) == ("app-error", {"loss": 0.5}, 0.25)
-    run = as_run(found)
+    run = run_from_record(found)
     assert run is not None
     assert run.attempts == ended(1).attempts
     assert run.exit_code == 3
@@ -53,8 +52,8 @@ def test_a_run_is_one_record_from_its_intent_to_its_end(history: History) -> Non
 def test_an_end_seen_again_without_its_metrics_does_not_take_them_away(history: History) -> None:
     history.intend(record(1))
     history.submitted(record(1).key, ID.format(1))
-    history.ended(ended(1), {"loss": 0.5})
-    history.all_ended([ended(1)])
+    history.add_end(ended(1), {"loss": 0.5})
+    history.add_ends([ended(1)])
     (found,) = history.newest_first()
     assert found.metrics == {"loss": 0.5}
     assert found.measured
@@ -63,14 +62,14 @@ def test_an_end_seen_again_without_its_metrics_does_not_take_them_away(history: 
 def test_ends_of_children_and_of_runs_that_go_on_are_not_kept(
     history: History, tmp_path: Path
 ) -> None:
-    history.ended(ended(1, job_id=ID.format(1) + ":3"))
-    history.ended(ended(1, status=JobStatus.RUNNING))
+    history.add_end(ended(1, job_id=ID.format(1) + ":3"))
+    history.add_end(ended(1, status=JobStatus.RUNNING))
     assert not (tmp_path / "history.jsonl").exists()
 
 
 def test_who_only_looks_makes_no_state_folder(tmp_path: Path) -> None:
     history = History(tmp_path / "state" / "history.jsonl")
-    history.all_ended([ended(1)])
+    history.add_ends([ended(1)])
     assert history.newest_first() == history.recent() == history.open("local") == []
     assert not (tmp_path / "state").exists()
 
@@ -94,7 +93,7 @@ def test_an_intent_that_cannot_be_written_is_an_error_before_anything_is_sent(
 def test_lines_of_the_first_version_are_read(history: History, tmp_path: Path) -> None:
     line = {"job_id": ID.format(1), "name": "n", "env": "local", "queue": "q", "at": 7}
     (tmp_path / "history.jsonl").write_bytes(msgspec.json.encode(line) + b"\n")
-    history.all_ended([ended(1)])
+    history.add_ends([ended(1)])
     (found,) = history.newest_first("local")
     assert (found.name, found.at, found.status, found.key) == ("n", 7, "FAILED", "")
 
@@ -182,7 +181,7 @@ def test_names_are_those_of_all_runs_and_the_rest_is_read_when_asked_for(history
     history.submitted(record(1).key, ID.format(1))
     history.refused(record(2).key, "no such queue")
     history.submitted(record(4).key, ID.format(4))
-    history.ended(ended(1), {"acc": 0.5})
+    history.add_end(ended(1), {"acc": 0.5})
     whole = history.newest_first("local")
     assert [(each.key, each.job_id, each.name, each.job_name, each.refused) for each in whole] == [
         (each.key, each.job_id, each.name, each.job_name, each.refused)

@@ -10,12 +10,12 @@ import pytest
 from msgspec.structs import replace
 
 from batchml.errors import LocalServerError
-from batchml.local.batch.events import Begin, Effect, Launch, SaveJob, SaveSpec
+from batchml.local.batch.events import BeginAttempt, Effect, PrepareAttempt, SaveJob, SaveSpec
 from batchml.local.batch.state import Job
-from batchml.local.executors.record import Evidence, Record, Verdict
+from batchml.local.executors.record import AttemptCondition, AttemptEvidence, RunnerRecord
 from batchml.local.home import Home
 from batchml.local.store import adopt, identity
-from batchml.local.store.journal import Store
+from batchml.local.store.journal import Journal
 from batchml.model.run import JobStatus
 from batchml.runtime.storage.files import write_json
 from tests.contract.executor_rig import attempt_of, job_of
@@ -27,17 +27,17 @@ OLDER = "holds a journal that is older than its other files"
 def claimed(home: Home) -> Home:
     """A state folder that a server has served from."""
     home.prepare()
-    store = Store(home.journal)
+    store = Journal(home.journal)
     own = identity.observe(home)
-    store.belongs_to(own)
+    store.set_owner(own)
     store.close()
-    identity.write_down(home, own)
+    identity.write_identity(home, own)
     return home
 
 
 def verdict(home: Home) -> str:
     """Why the folder may only be read."""
-    store = Store(home.journal, judge=partial(identity.judge, home))
+    store = Journal(home.journal, why_read_only=partial(identity.why_read_only, home))
     store.close()
     return store.read_only
 
@@ -52,9 +52,9 @@ def launch(home: Home, *, begun: bool) -> Job:
     job = job_of(["true"])
     attempt = attempt_of(job, may_have_begun=begun)
     job = replace(job, status=JobStatus.STARTING, attempt=attempt, sequence=7)
-    store = Store(home.journal)
-    effects: list[Effect] = [SaveSpec(job.spec), SaveJob(job, True), Launch(job, attempt)]
-    store.commit([*effects, Begin(attempt.task_id)] if begun else effects)
+    store = Journal(home.journal)
+    effects: list[Effect] = [SaveSpec(job.spec), SaveJob(job, True), PrepareAttempt(job, attempt)]
+    store.commit([*effects, BeginAttempt(attempt.task_id)] if begun else effects)
     store.close()
     return job
 
@@ -64,14 +64,14 @@ def test_a_folder_is_its_own_also_after_a_move_and_a_reboot(folder: Home, tmp_pa
     moved = Home(tmp_path / "moved")
     folder.root.rename(moved.root)
     assert verdict(moved) == ""
-    assert identity.of(moved) is not None
+    assert identity.read_identity(moved) is not None
 
 
 def test_a_copy_is_known_by_its_inodes(folder: Home, tmp_path: Path) -> None:
     copy = Home(tmp_path / "copy")
     shutil.copytree(folder.root, copy.root)
     assert verdict(copy) == f"is a copy of {folder.root}"
-    assert identity.of(copy) is None
+    assert identity.read_identity(copy) is None
     assert verdict(folder) == ""
 
 
@@ -142,26 +142,26 @@ def test_a_copy_is_adopted_and_leaves_what_is_the_others_alone(
 ) -> None:
     running, waiting = launch(folder, begun=True), launch(folder, begun=False)
     folder.keys()
-    assert adopt.look(folder) is None
+    assert adopt.inspect_copy(folder) is None
     copy = Home(tmp_path / "copy")
     shutil.copytree(folder.root, copy.root)
     unknown = copy.attempt("f" * 32)
     unknown.mkdir()
     _begun(unknown)
-    found = adopt.look(copy)
-    assert found == adopt.Copy(f"{COPIES} {folder.root}", running=1, waiting=1, unknown=1)
+    found = adopt.inspect_copy(copy)
+    assert found == adopt.FolderCopy(f"{COPIES} {folder.root}", running=1, waiting=1, unknown=1)
 
     adopt.adopt(copy)
     assert verdict(copy) == ""
     assert (copy.local / adopt.SET_ASIDE / unknown.name / "runner.json").exists()
     assert copy.keys() != folder.keys()
-    store = Store(copy.journal)
+    store = Journal(copy.journal)
     now = store.identity()
     assert now is not None
     assert now.adopted_from == str(folder.root)
     assert store.jobs([running.id, waiting.id]).keys() == {running.id, waiting.id}
     store.close()
-    before = Store(folder.journal)
+    before = Journal(folder.journal)
     kept = before.identity()
     before.close()
     assert kept is not None
@@ -189,22 +189,25 @@ def test_a_look_at_a_copy_changes_nothing(folder: Home, tmp_path: Path) -> None:
     assert copy.journal.read_bytes() == before
 
 
-RUNNER = Record(pid=1)
+RUNNER = RunnerRecord(pid=1)
 
 
 @pytest.mark.parametrize(
     ("evidence", "expected"),
     [
-        (Evidence(has_ended=True, is_held=True, record=RUNNER), Verdict.ENDED),
-        (Evidence(is_held=True, record=RUNNER), Verdict.LIVES),
-        (Evidence(is_held=True), Verdict.BEGINS),
-        (Evidence(record=Record(pid=1, never_began=True)), Verdict.NEVER_BEGAN),
-        (Evidence(record=RUNNER), Verdict.GONE),
-        (Evidence(), Verdict.UNKNOWN),
-        (Evidence(error="input/output error"), Verdict.UNKNOWN),
+        (AttemptEvidence(has_ended=True, is_held=True, record=RUNNER), AttemptCondition.ENDED),
+        (AttemptEvidence(is_held=True, record=RUNNER), AttemptCondition.LIVES),
+        (AttemptEvidence(is_held=True), AttemptCondition.BEGINS),
+        (
+            AttemptEvidence(record=RunnerRecord(pid=1, never_began=True)),
+            AttemptCondition.NEVER_BEGAN,
+        ),
+        (AttemptEvidence(record=RUNNER), AttemptCondition.GONE),
+        (AttemptEvidence(), AttemptCondition.UNKNOWN),
+        (AttemptEvidence(error="input/output error"), AttemptCondition.UNKNOWN),
     ],
 )
 def test_only_a_record_that_says_so_proves_that_a_program_never_began(
-    evidence: Evidence, expected: Verdict
+    evidence: AttemptEvidence, expected: AttemptCondition
 ) -> None:
-    assert evidence.verdict is expected
+    assert evidence.condition is expected

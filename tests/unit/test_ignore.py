@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from batchml.ops.code import find
-from batchml.ops.ignore import looks_secret, parse
+from batchml.jobs.code import find_files
+from batchml.jobs.ignore import looks_secret, parse_rule
 
 
 def git(folder: Path, *words: str, given: bytes = b"") -> bytes:
@@ -58,12 +58,12 @@ def test_what_travels_is_what_git_would_take(
     if (folder / "a").is_dir():
         (folder / "a" / ".gitignore").write_text("\n".join(below))
     listed = git(folder, "ls-files", "-z", "--others", "--exclude-standard").decode()
-    assert sorted(find(folder).files) == sorted(listed.split("\0")[:-1])
+    assert sorted(find_files(folder).files) == sorted(listed.split("\0")[:-1])
 
 
 @pytest.mark.parametrize("line", ["", "   ", "# comment", "/", "!", "a[", "a\\"])
 def test_lines_that_say_nothing_are_passed_over(line: str) -> None:
-    assert parse(line) is None
+    assert parse_rule(line) is None
 
 
 @pytest.mark.parametrize(
@@ -94,6 +94,6 @@ def test_names_that_are_none(path: str) -> None:
 
 @pytest.mark.parametrize("line", ["*a" * 60 + "b", "/" + "**/" * 40 + "z", "?*" * 60 + "b"])
 def test_many_stars_do_not_take_for_ever(line: str) -> None:
-    rule = parse(line)
+    rule = parse_rule(line)
     assert rule is not None
     assert not rule.matches("/".join(["a" * 200] * 40), is_folder=False)

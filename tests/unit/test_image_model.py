@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchml.errors import ConfigError
+from batchml.jobs.images import flavors_of, read_recipe, read_recipes
 from batchml.local.home import Home
 from batchml.local.images import find, publish, reference
 from batchml.model.environment import Compute, Environment
 from batchml.model.image import flavor_for, has_cuda, is_pinned, parse_reference, recipe
-from batchml.ops.images import flavors_of, read_recipe, read_recipes
 from batchml.resources import shipped
 from batchml.runtime.package import sources
 

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from batchml.config.environments import read_environments
 from batchml.errors import UsageError
-from batchml.model.description import read_environments
 from batchml.model.environment import (
     Budget,
     Compute,
@@ -21,7 +21,7 @@ from batchml.model.environment import (
     Storage,
 )
 from batchml.model.job import read_job
-from batchml.ops.init import CONFIG_NAME, first_files, write_files
+from batchml.setup.init import CONFIG_NAME, first_files, write_files
 
 FILES = {"a.toml": "a", "jobs/x/b.toml": "b", "jobs/x/c.py": "c"}
 
@@ -106,7 +106,7 @@ def test_the_first_job_reads(tmp_path: Path) -> None:
         ("local", "us-east-1", "built in"),
         ("Dev", "us-east-1", "lower-case"),
         ("a" * 21, "us-east-1", "lower-case"),
-        ("dev", "useast", 'Expected one like "us-east-1"'),
+        ("dev", "useast", 'Expected a region such as "us-east-1"'),
         ('d"e', "us-east-1", "letters"),
         ("dev", 'us"\n[x]', "letters"),
     ],

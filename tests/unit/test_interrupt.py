@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import typer
 
-from batchml.cli.interrupt import submitting
-from batchml.cli.sending import send
-from batchml.client import submission
-from batchml.ops.submit import Interrupted
+from batchml.runs.commands import submit as submit_module
+from batchml.runs.commands.interrupt import submitting
+from batchml.runs.commands.submit import send
+from batchml.runs.send import Interrupted
 from tests.unit.test_submit import Client
 
 
@@ -111,7 +111,7 @@ def test_between_submitting_and_following_ctrl_c_detaches(
         def spec(self) -> None:  # what `send` asks for between the two
             press()
 
-    monkeypatch.setattr(submission, "send", lambda *_: "j1")
+    monkeypatch.setattr(submit_module, "submit_run", lambda *_: "j1")
     place: Any = SimpleNamespace(settings=SimpleNamespace(is_local=True), env="local", option="")
     prepared: Any = Prepared()
     with pytest.raises(typer.Exit) as end:

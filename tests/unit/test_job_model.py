@@ -120,22 +120,26 @@ def test_an_unknown_key_like_no_other_is_met_with_all_known() -> None:
         ({"params": {"x": [1]}}, "params.x: found"),
         ({"nodes": 1001}, "nodes: found 1001"),
         ({"env": {"BATCHML_LAUNCH": "{}"}}, "env.BATCHML_LAUNCH: batchml sets it"),
-        ({"launch": {"kind": "mpi"}}, "launch.kind"),
+        ({"launch": {"kind": "dask"}}, "launch.kind"),
         ({"launch": {"logs": "main"}}, 'launch.logs: needs kind = "torchrun"'),
-        ({"launch": {"processes_per_node": 2}}, "launch.processes_per_node: needs kind"),
+        (
+            {"launch": {"kind": "mpi", "logs": "main"}},
+            'launch.logs: needs kind = "torchrun", found',
+        ),
+        ({"launch": {"processes_per_node": 2}}, 'needs kind = "torchrun" or "mpi", found'),
         ({"launch": {"start_within": "5m"}}, "launch.start_within: needs kind"),
         ({"launch": {"kind": "torchrun", "start_within": "0s"}}, "launch.start_within: found"),
         ({"health": {"bandwidth": "1 GiB"}}, "is measured between the nodes of launch.kind"),
         ({"launch": {"kind": "ray"}}, '"ray" needs [[groups]]'),
         ({"groups": [{"name": "a"}]}, "groups: need launch.kind = \"ray\", found 'plain'"),
-        ({**RAY, "nodes": 2}, "nodes: found 2 beside groups"),
+        ({**RAY, "nodes": 2}, "nodes: found 2 with groups"),
         (gang({"name": "h", "count": 2}), "groups[0].count: found 2. The first group is the head"),
         (gang({"name": "h", "min": 1}), "groups[0].min: the first group is the head"),
         (gang({"name": "h"}, {"name": "h"}), "'h' is the name of another group"),
         (gang({"name": "h"}, {"count": 2}), "groups[1].name: missing"),
         (gang({"name": "h"}, {"name": "w", "min": 2}), "groups[1].min: found 2, more than"),
         (gang({"name": "h", "resources": {"memory": "8"}}), "groups[0].resources.memory: found"),
-        ({"secrets": {"A": "sk-live-1"}}, "secrets.A: says no place where a value is kept"),
+        ({"secrets": {"A": "sk-live-1"}}, "secrets.A: does not name a secret"),
     ],
 )
 def test_what_cannot_run_is_refused(table: dict[str, Any], says: str | None) -> None:
@@ -162,7 +166,7 @@ def test_all_parameters_that_the_command_does_not_name_become_words() -> None:
     spec = read_job(table, "job.toml")
     assert spec.argv() == ["run", "1", "--on", "true"]
     assert read_job({**table, "params": {"n": 1}}, "job.toml").argv() == ["run", "1"]
-    only = "command: is only {params}, and there are none; name a program before it."
+    only = "command: is only {params}, and the job has none. Name a program before it."
     assert mistakes(command=["{params}"]) == [only]
 
 
@@ -332,7 +336,7 @@ def test_what_is_no_size_or_duration_is_none_not_a_crash(text: str) -> None:
         ({"memory": "8 GiB"}, "memory: unknown key here. It belongs under [resources]."),
         ({"attempts": 2}, "attempts: unknown key here. It belongs under [retry]."),
         ({"resources": {"image": "a"}}, "resources.image: unknown key here. It belongs at the top"),
-        ({"resources": {"memory": 16}}, 'found 16, which has no unit. Write "16 GiB" or "16 MiB".'),
+        ({"resources": {"memory": 16}}, 'found 16 without a unit. Write "16 GiB" or "16 MiB".'),
         ({"resources": {"memory": "2"}}, 'Write "2 GiB" or "2 MiB".'),
         ({"metrics": [{"name": "a", "pattern": "b"}]}, "loss = 'loss=([0-9.]+)'"),
         ({"metrics": {"name": "a", "pattern": "a=(b)"}}, "loss = 'loss=([0-9.]+)'"),

@@ -7,13 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchml.aws.batch.requests import Travel, definition, submission
+from batchml.aws.batch.requests import SubmissionContext, definition_request, make_submission
 from batchml.aws.naming import Platform
 from batchml.errors import ConfigError
-from batchml.local.secrets import Parameter, Source, Stored, Unresolved, parse, resolve
+from batchml.local.secrets import (
+    SecretError,
+    SecretReference,
+    SecretsManagerSecret,
+    SsmParameter,
+    parse,
+    resolve,
+)
 from batchml.local.server.protocol import service_model
 from batchml.local.server.validation import problems
-from batchml.model.job import JobSpec, Kept, find_arn, parse_kept, read_job
+from batchml.model.job import JobSpec, SecretSource, find_secret_arn, parse_secret, read_job
 
 HERE = "us-east-1:123456789012"
 SSM = f"arn:aws:ssm:{HERE}:parameter"
@@ -31,22 +38,22 @@ def job(**secrets: Any) -> JobSpec:
 
 
 def told(spec: JobSpec, platform: Platform = DEV) -> dict[str, str]:
-    container = definition(spec, "i", platform)["containerProperties"]
+    container = definition_request(spec, "i", platform)["containerProperties"]
     return {each["name"]: each["valueFrom"] for each in container["secrets"]}
 
 
 @pytest.mark.parametrize(
     ("text", "kept"),
     [
-        ("ssm:/team/wandb", Kept("ssm", "/team/wandb")),
-        ("ssm:wandb", Kept("ssm", "wandb")),
-        ("secretsmanager:db", Kept("secretsmanager", "db")),
-        ("secretsmanager:team/db#password", Kept("secretsmanager", "team/db", "password")),
-        (f"{SSM}/team/wandb", Kept("ssm", "team/wandb", "", f"arn:aws:ssm:{HERE}", ":")),
+        ("ssm:/team/wandb", SecretSource("ssm", "/team/wandb")),
+        ("ssm:wandb", SecretSource("ssm", "wandb")),
+        ("secretsmanager:db", SecretSource("secretsmanager", "db")),
+        ("secretsmanager:team/db#password", SecretSource("secretsmanager", "team/db", "password")),
+        (f"{SSM}/team/wandb", SecretSource("ssm", "team/wandb", "", f"arn:aws:ssm:{HERE}", ":")),
         (f"{MANAGER}:db-AbCdEf:k::v1",
-         Kept("secretsmanager", "db-AbCdEf", "k", f"arn:aws:secretsmanager:{HERE}", ":v1")),
+         SecretSource("secretsmanager", "db-AbCdEf", "k", f"arn:aws:secretsmanager:{HERE}", ":v1")),
         (f"{MANAGER}:db-AbCdEf#k",
-         Kept("secretsmanager", "db-AbCdEf", "k", f"arn:aws:secretsmanager:{HERE}", ":")),
+         SecretSource("secretsmanager", "db-AbCdEf", "k", f"arn:aws:secretsmanager:{HERE}", ":")),
         ("ssm:", None),
         ("ssm:/a#b", None),
         ("secretsmanager:db#", None),
@@ -55,8 +62,8 @@ def told(spec: JobSpec, platform: Platform = DEV) -> dict[str, str]:
         (f"{SSM}/x:k::", None),
     ],
 )  # fmt: skip
-def test_a_text_says_where_a_value_is_kept(text: str, kept: Kept | None) -> None:
-    assert parse_kept(text) == kept
+def test_a_text_says_where_a_value_is_kept(text: str, kept: SecretSource | None) -> None:
+    assert parse_secret(text) == kept
 
 
 @pytest.mark.parametrize(
@@ -82,9 +89,9 @@ def test_on_local_the_server_is_told_what_the_file_says() -> None:
     found = told(job(**texts), Platform())
     assert found == {**texts, "C": f"{MANAGER}:db-AbCdEf:k::"}
     assert [parse(each) for each in found.values()] == [
-        Parameter("/team/wandb"),
-        Stored("db", "", "k"),
-        Stored(f"{MANAGER}:db-AbCdEf", "us-east-1", "k"),
+        SsmParameter("/team/wandb"),
+        SecretsManagerSecret("db", "", "k"),
+        SecretsManagerSecret(f"{MANAGER}:db-AbCdEf", "us-east-1", "k"),
     ]
 
 
@@ -113,13 +120,13 @@ def test_the_users_own_file_may_say_it_in_full_or_by_the_name(tmp_path: Path) ->
 def test_what_cannot_be_had_says_where_it_was_looked_for(
     tmp_path: Path, text: str, says: str
 ) -> None:
-    def fetch(source: Source) -> str:
-        raise Unresolved("denied")
+    def fetch(source: SecretReference) -> str:
+        raise SecretError("denied")
 
     file = tmp_path / "secrets.toml"
     file.write_text(f"""\"secretsmanager:d" = '{{"k": "{VALUE}"}}'\n""")
     file.chmod(0o600)
-    with pytest.raises(Unresolved) as caught:
+    with pytest.raises(SecretError) as caught:
         resolve([{"name": "A", "valueFrom": text}], tmp_path, fetch)
     assert str(caught.value) == f"A: {text}: {says}"
 
@@ -127,9 +134,9 @@ def test_what_cannot_be_had_says_where_it_was_looked_for(
 def test_what_is_not_listed_is_refused_all_at_once_with_the_line_to_add() -> None:
     spec = job(A="ssm:/other/a", B="secretsmanager:none", C="ssm:/team/fine")
     with pytest.raises(ConfigError) as caught:
-        definition(spec, "i", DEV)
+        definition_request(spec, "i", DEV)
     first, second = caught.value.mistakes
-    assert first == f"secrets.A: {SSM}/other/a is not among what jobs of dev may be given."
+    assert first == f"secrets.A: {SSM}/other/a is not among the secrets that jobs of dev may use."
     assert second.startswith(f"secrets.B: {MANAGER}:none-?????? is not among")
     assert f'secrets = ["{SSM}/team/*", ' in second
     assert f'"{SSM}/other/a", "{MANAGER}:none-??????"], then: batchml setup --env dev' in second
@@ -138,11 +145,11 @@ def test_what_is_not_listed_is_refused_all_at_once_with_the_line_to_add() -> Non
 def test_the_line_to_add_is_one_that_lets_it_in() -> None:
     for text in ("ssm:/other/a", "secretsmanager:none", "secretsmanager:none#k"):
         with pytest.raises(ConfigError) as caught:
-            definition(job(A=text), "i", DEV)
+            definition_request(job(A=text), "i", DEV)
         arn = caught.value.mistakes[0].split()[1]
-        kept = parse_kept(text)
+        kept = parse_secret(text)
         assert kept is not None
-        assert find_arn(kept, [arn])
+        assert find_secret_arn(kept, [arn])
 
 
 @pytest.mark.parametrize(
@@ -157,9 +164,9 @@ def test_the_line_to_add_is_one_that_lets_it_in() -> None:
     ],
 )
 def test_what_the_role_could_not_read_is_not_taken_for_listed(text: str, allowed: str) -> None:
-    kept = parse_kept(text)
+    kept = parse_secret(text)
     assert kept is not None
-    assert find_arn(kept, [allowed]) is None
+    assert find_secret_arn(kept, [allowed]) is None
 
 
 NAMES = st.from_regex(r"[a-z][a-z0-9/_.-]{0,12}", fullmatch=True)
@@ -167,10 +174,12 @@ NAMES = st.from_regex(r"[a-z][a-z0-9/_.-]{0,12}", fullmatch=True)
 
 @given(NAMES, NAMES)
 def test_a_name_is_let_in_by_its_own_arn_and_by_no_other(name: str, other: str) -> None:
-    assert find_arn(Kept("ssm", name), [f"{SSM}/{name}"]) == f"{SSM}/{name}"
-    assert (find_arn(Kept("ssm", name), [f"{SSM}/{other}"]) is None) == (name != other)
+    assert find_secret_arn(SecretSource("ssm", name), [f"{SSM}/{name}"]) == f"{SSM}/{name}"
+    assert (find_secret_arn(SecretSource("ssm", name), [f"{SSM}/{other}"]) is None) == (
+        name != other
+    )
     full = f"{MANAGER}:{name}-a1B2c3"
-    assert find_arn(Kept("secretsmanager", name), [full]) == full
+    assert find_secret_arn(SecretSource("secretsmanager", name), [full]) == full
 
 
 # --- what a job.toml may say --------------------------------------------------------------------
@@ -181,11 +190,11 @@ VALUE = "sk-live-0123456789-abcdef"
 @pytest.mark.parametrize(
     ("table", "says"),
     [
-        ({"A": VALUE}, "secrets.A: says no place where a value is kept (not shown here)"),
-        ({"A B": "ssm:/a"}, "secrets.A B: not a name of an environment variable"),
-        ({"BATCHML_KEY": "ssm:/a"}, "batchml's own"),
-        ({"AWS_BATCH_X": "ssm:/a"}, "AWS Batch's"),
-        ({"TOLD": "ssm:/a"}, "secrets.TOLD: is under [env] as well"),
+        ({"A": VALUE}, "secrets.A: does not name a secret (its text is not shown here)"),
+        ({"A B": "ssm:/a"}, "secrets.A B: is not a name for an environment variable"),
+        ({"BATCHML_KEY": "ssm:/a"}, "reserved for AWS Batch and batchml"),
+        ({"AWS_BATCH_X": "ssm:/a"}, "reserved for AWS Batch and batchml"),
+        ({"TOLD": "ssm:/a"}, "secrets.TOLD: is also under [env]"),
         ({"A": {"key": VALUE}}, "secrets.A: expected texts such as"),
         ({"A": 4711}, "secrets.A: expected texts such as"),
         (VALUE, "secrets: expected texts such as"),
@@ -201,7 +210,7 @@ def test_a_mistake_never_says_what_may_be_the_value(table: Any, says: str) -> No
 
 def test_secrets_are_part_of_what_names_the_definition() -> None:
     names = {
-        definition(spec, "i", DEV)["jobDefinitionName"]
+        definition_request(spec, "i", DEV)["jobDefinitionName"]
         for spec in (job(), job(A="ssm:/team/a"), job(A="ssm:/team/b"), job(B="ssm:/team/a"))
     }
     assert len(names) == 4
@@ -210,7 +219,9 @@ def test_secrets_are_part_of_what_names_the_definition() -> None:
 @pytest.mark.parametrize("more", [{}, {"nodes": 2}])
 def test_batch_takes_the_request_of_each_kind_of_run(more: dict[str, int]) -> None:
     spec = read_job({**SMALLEST, **more, "secrets": {"A": "ssm:/team/wandb"}}, "job.toml")
-    made = submission(spec, image="i", queue="q", travel=Travel(key="k"), platform=DEV)
+    made = make_submission(
+        spec, image="i", queue="q", submission=SubmissionContext(key="k"), platform=DEV
+    )
     model = service_model("batch")
     for operation, request in (
         ("RegisterJobDefinition", made.register),

@@ -7,7 +7,7 @@ from io import StringIO
 
 import pytest
 
-from batchml.cli.keys import reading_keys
+from batchml.cli.terminal import reading_keys
 
 
 def never(_seconds: float) -> None:

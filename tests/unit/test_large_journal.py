@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from batchml.local.batch.events import SaveJob, SaveSpec
-from batchml.local.store.journal import Store, Wanted
+from batchml.local.store.journal import JobFilter, Journal
 from batchml.model.run import JobStatus
 from tests.contract.generate import TORTURE
 from tests.unit.test_store import MACHINE, RECORDS, job
@@ -29,7 +29,7 @@ def taking(what: str, most: float) -> Iterator[None]:
 
 
 def test_a_long_history_costs_little(tmp_path: Path) -> None:
-    store = Store(tmp_path / "journal.db")
+    store = Journal(tmp_path / "journal.db")
     store.commit(RECORDS)
     for first in range(1, JOBS + 1, _AT_ONCE):
         jobs = [job(n, JobStatus.SUCCEEDED) for n in range(first, first + _AT_ONCE)]
@@ -39,7 +39,7 @@ def test_a_long_history_costs_little(tmp_path: Path) -> None:
     store.close()
 
     with taking("start", 2 + JOBS / 100_000):
-        store = Store(tmp_path / "journal.db")
+        store = Journal(tmp_path / "journal.db")
         assert not store.load(MACHINE).jobs
     chance = random.Random(1)
     with taking("describe a hundred, ten times", 2):
@@ -48,6 +48,6 @@ def test_a_long_history_costs_little(tmp_path: Path) -> None:
             assert store.jobs(ids).keys() == set(ids)
     with taking("list the first page and one in the middle", 1):
         for below in (None, JOBS // 2):
-            found = store.listed("q", Wanted("SUCCEEDED"), below, 100)
+            found = store.list_jobs("q", JobFilter("SUCCEEDED"), below, 100)
             assert found[0].sequence == (below - 1 if below else JOBS)
     store.close()

@@ -9,8 +9,14 @@ from botocore.awsrequest import AWSResponse, HeadersDict
 from moto import mock_aws
 from msgspec.structs import replace
 
-from batchml.aws.ec2 import LaunchApi, Template, content_of, launch_template, placement_group
-from batchml.aws.naming import Site, Workspace
+from batchml.aws.ec2 import (
+    LaunchApi,
+    LaunchTemplate,
+    content_hash,
+    launch_template_request,
+    placement_group_request,
+)
+from batchml.aws.naming import Site, WorkspaceMount
 from batchml.aws.session import Access, Session
 from batchml.errors import AccessError, ServiceError
 from batchml.model.environment import Compute
@@ -18,21 +24,21 @@ from tests.models import faults
 
 SITE = Site(
     env="dev", subnets=("subnet-1",), gpu_mode="driver-mount", tags={"team": "vision"},
-    workspace=Workspace(kind="efs", file_system="fs-0123"),
+    workspace=WorkspaceMount(kind="efs", file_system="fs-0123"),
 )  # fmt: skip
 GPU = Compute(instance_types=("g5.xlarge",), max_vcpus=64, disk="200 GiB", tags={"cost": "7"})
 
 
 def data(compute: Compute = GPU, site: Site = SITE) -> dict[str, Any]:
-    return dict(launch_template(site, "gpu", compute)["LaunchTemplateData"])
+    return dict(launch_template_request(site, "gpu", compute)["LaunchTemplateData"])
 
 
 def test_requests_are_what_ec2_asks_for() -> None:
     for text in ("", "cr-0123456789abcdef0", "open", "none",
                  "arn:aws:resource-groups:us-east-1:123456789012:group/odcr"):  # fmt: skip
-        request = launch_template(SITE, "gpu", replace(GPU, capacity_reservation=text))
+        request = launch_template_request(SITE, "gpu", replace(GPU, capacity_reservation=text))
         assert faults("ec2", "CreateLaunchTemplate", request) == []
-    assert faults("ec2", "CreatePlacementGroup", placement_group(SITE, "gpu")) == []
+    assert faults("ec2", "CreatePlacementGroup", placement_group_request(SITE, "gpu")) == []
 
 
 def test_an_instance_is_closed_and_its_disk_encrypted() -> None:
@@ -73,10 +79,12 @@ def test_user_data_is_that_of_the_environment() -> None:
 def test_hosts_that_may_be_taken_back_say_so_and_their_template_is_another() -> None:
     """By its content `setup` sees that a template made before wants a new version."""
     given = Compute(instance_types=("c7i.large",), max_vcpus=8)
-    made = [launch_template(SITE, "gpu", replace(given, spot=spot)) for spot in (False, True)]
+    made = [
+        launch_template_request(SITE, "gpu", replace(given, spot=spot)) for spot in (False, True)
+    ]
     texts = [base64.b64decode(each["LaunchTemplateData"]["UserData"]).decode() for each in made]
     assert ["batchml-notice" in text for text in texts] == [False, True]
-    assert content_of(made[0]) != content_of(made[1])
+    assert content_hash(made[0]) != content_hash(made[1])
 
 
 @pytest.mark.parametrize(
@@ -95,13 +103,13 @@ def test_reserved_capacity_is_asked_for(text: str, expected: dict[str, Any]) -> 
 
 
 def test_a_template_is_known_by_its_content() -> None:
-    request = launch_template(SITE, "gpu", GPU)
-    assert content_of(request) == content_of(launch_template(SITE, "gpu", GPU))
-    assert len(content_of(request)) == 40
+    request = launch_template_request(SITE, "gpu", GPU)
+    assert content_hash(request) == content_hash(launch_template_request(SITE, "gpu", GPU))
+    assert len(content_hash(request)) == 40
     for changed in (replace(GPU, disk="201 GiB"), replace(GPU, stop_timeout="100s")):
-        assert content_of(request) != content_of(launch_template(SITE, "gpu", changed))
-    elsewhere = replace(SITE, workspace=Workspace(kind="efs", file_system="fs-4567"))
-    assert content_of(request) != content_of(launch_template(elsewhere, "gpu", GPU))
+        assert content_hash(request) != content_hash(launch_template_request(SITE, "gpu", changed))
+    elsewhere = replace(SITE, workspace=WorkspaceMount(kind="efs", file_system="fs-4567"))
+    assert content_hash(request) != content_hash(launch_template_request(elsewhere, "gpu", GPU))
 
 
 @pytest.fixture
@@ -111,14 +119,14 @@ def api() -> Iterator[LaunchApi]:
 
 
 def test_the_newest_version_and_what_it_says_are_read(api: LaunchApi) -> None:
-    request = launch_template(SITE, "gpu", GPU)
+    request = launch_template_request(SITE, "gpu", GPU)
     assert api.template("batchml-dev-gpu") is None
     first = api.create_template(request)
-    assert first == Template("batchml-dev-gpu", 1, content_of(request))
+    assert first == LaunchTemplate("batchml-dev-gpu", 1, content_hash(request))
     assert api.template("batchml-dev-gpu") == first  # so an unchanged one gets no new version
-    changed = launch_template(SITE, "gpu", replace(GPU, disk="300 GiB"))
+    changed = launch_template_request(SITE, "gpu", replace(GPU, disk="300 GiB"))
     second = api.add_version(changed)
-    assert second == Template("batchml-dev-gpu", 2, content_of(changed))
+    assert second == LaunchTemplate("batchml-dev-gpu", 2, content_hash(changed))
     assert api.template("batchml-dev-gpu") == second
 
 
@@ -133,13 +141,13 @@ def test_a_template_of_somebody_else_has_no_content_of_ours(api: LaunchApi) -> N
 
 
 def test_a_template_is_deleted_with_its_versions(api: LaunchApi) -> None:
-    api.create_template(launch_template(SITE, "gpu", GPU))
+    api.create_template(launch_template_request(SITE, "gpu", GPU))
     api.delete_template("batchml-dev-gpu")
     assert api.template("batchml-dev-gpu") is None
 
 
 def test_a_taken_name_is_an_error_that_says_so(api: LaunchApi) -> None:
-    request = launch_template(SITE, "gpu", GPU)
+    request = launch_template_request(SITE, "gpu", GPU)
     api.create_template(request)
     with pytest.raises(ServiceError) as caught:
         api.create_template(request)
@@ -214,10 +222,10 @@ def test_a_placement_group_that_a_lost_answer_was_about_is_ours(found: str, is_o
         }
     )
     if is_ours:
-        api.create_placement_group(placement_group(SITE, "gpu"))
+        api.create_placement_group(placement_group_request(SITE, "gpu"))
     else:
         with pytest.raises(ServiceError, match="Duplicate"):
-            api.create_placement_group(placement_group(SITE, "gpu"))
+            api.create_placement_group(placement_group_request(SITE, "gpu"))
 
 
 @pytest.mark.parametrize("code", ["UnauthorizedOperation", "Unavailable"])
@@ -227,7 +235,7 @@ def test_any_other_refusal_is_an_error(code: str) -> None:
         "CreatePlacementGroup",
     )  # fmt: skip
     api = Scripted(dict.fromkeys(operations, code))
-    request = placement_group(SITE, "gpu")
+    request = placement_group_request(SITE, "gpu")
     calls: list[Callable[[], object]] = [
         lambda: api.template("template"), lambda: api.delete_template("template"),
         lambda: api.delete_placement_group("group"),
@@ -250,6 +258,6 @@ def test_a_placement_group_is_read_and_made() -> None:
             ),
         }
     )
-    api.create_placement_group(placement_group(SITE, "gpu"))
+    api.create_placement_group(placement_group_request(SITE, "gpu"))
     assert "GroupName=batchml-dev-gpu&Strategy=cluster" in api.sent[0]
     assert api.groups("dev") == ["batchml-dev-gpu"]

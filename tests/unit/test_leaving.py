@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from batchml.runtime.entry.attempt import Running, grace_within
+from batchml.runtime.entry.attempt import RunningAttempt, grace_within
 from batchml.runtime.entry.output import Output
 from batchml.runtime.entry.stopping import Signals
-from batchml.runtime.nodes.torchrun.child import ASKED, VERDICT
-from batchml.runtime.nodes.torchrun.settings import Stop, asked_for, ranks_grace
+from batchml.runtime.nodes.launcher import ASKED, VERDICT
+from batchml.runtime.nodes.supervisor.settings import StopOrder, ranks_grace, read_stop
 from batchml.runtime.protocol.exit_codes import STOPPED, TRY_ELSEWHERE
 from batchml.runtime.protocol.variables import RuntimeEnv
 
@@ -46,15 +46,15 @@ class Attempt:
         self.verdict = folder / "verdict"
         environ = {"BATCHML_GRACE": "100", "BATCHML_STOP_FILE": str(self.stop_file)}
         stream = self.stream = BytesIO()
-        self.running = Running(
+        self.running = RunningAttempt(
             RuntimeEnv.read(environ), environ, Output(stream, FOREVER), Signals(), None, False,
             clock=lambda: self.now,
         )  # fmt: skip
-        self.running.led_by(self.child.pid, f"{self.verdict}{ASKED}", makes_stop_file=True)
+        self.running.delegate_to(self.child.pid, f"{self.verdict}{ASKED}", makes_stop_file=True)
 
-    def told(self) -> Stop:
+    def told(self) -> StopOrder:
         """What a supervisor finds out after its signal."""
-        return asked_for({VERDICT: str(self.verdict)}, signal.SIGTERM, 100.0)
+        return read_stop({VERDICT: str(self.verdict)}, signal.SIGTERM, 100.0)
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_a_notice_leaves_what_the_host_has_and_tells_the_supervisor(attempt: Att
     running.stop("the host goes", TRY_ELSEWHERE, 40.0)
     assert running.until_kill() == 35
     assert attempt.child.wait(60) == -signal.SIGTERM
-    assert attempt.told() == Stop(TRY_ELSEWHERE, "the host goes", ranks_grace(35.0))
+    assert attempt.told() == StopOrder(TRY_ELSEWHERE, "the host goes", ranks_grace(35.0))
     assert ranks_grace(35.0) == 30.5  # the supervisor has the rest to end by itself
     attempt.now += 1
     running.stop("the host goes", TRY_ELSEWHERE, 39.0)  # as the watch says it each second
@@ -99,14 +99,14 @@ def test_ranks_find_the_stop_file_only_once_their_supervisor_knows_of_the_stop(
     """Else all of them may end with 0 first, and the run would count as a success."""
     attempt.running.stop("too dear", STOPPED)
     assert not attempt.stop_file.exists()
-    attempt.running.led_by(attempt.child.pid, "", makes_stop_file=False)  # as Ray's
+    attempt.running.delegate_to(attempt.child.pid, "", makes_stop_file=False)  # as Ray's
     attempt.running.stop("too dear", STOPPED)
     assert attempt.stop_file.exists()
 
 
 def test_a_supervisor_that_finds_nothing_written_down_has_its_own_grace(tmp_path: Path) -> None:
     missing = {VERDICT: str(tmp_path / "verdict")}
-    plain = Stop(STOPPED, "stopped (SIGTERM)", 26.0)
-    assert asked_for(missing, signal.SIGTERM, 30.0) == plain
+    plain = StopOrder(STOPPED, "stopped (SIGTERM)", 26.0)
+    assert read_stop(missing, signal.SIGTERM, 30.0) == plain
     (tmp_path / f"verdict{ASKED}").write_text(json.dumps({"code": 75, "why": "cut o"})[:-3])
-    assert asked_for(missing, signal.SIGTERM, 30.0) == plain
+    assert read_stop(missing, signal.SIGTERM, 30.0) == plain

@@ -10,9 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchml.model.run import STOPPED, Attempt, is_spent, max_seconds
+from batchml.runtime.processes import process_age
 from batchml.runtime.protocol.variables import RuntimeEnv
-from batchml.runtime.storage.store import FolderStore, Store, StoreError
-from batchml.runtime.telemetry.budget import Guard, is_main_node, process_age, read_account, stop_at
+from batchml.runtime.storage.folder import FolderStore
+from batchml.runtime.storage.store import Store, StoreError
+from batchml.runtime.telemetry.budget import (
+    BudgetGuard,
+    is_main_node,
+    read_account,
+    stop_at,
+)
 
 
 class Going:
@@ -63,7 +70,7 @@ def going(store: Store | None, seconds: int = 3_600, **more: str) -> Going:
 def spend(attempt: Going, until: float, *, step: float = 1.0, finish: bool = True) -> float:
     """Ticks from 1,000 on until the run is asked to stop, or for so many seconds; how many."""
     now = 1_000.0
-    guard = Guard(attempt, age=0.0, monotonic=lambda: now)
+    guard = BudgetGuard(attempt, age=0.0, monotonic=lambda: now)
     while not attempt.stops and now - 1_000 < until:
         guard.tick(now)
         now += step
@@ -118,7 +125,7 @@ def test_this_process_has_an_age() -> None:
 
 def test_fetching_code_before_the_command_counts(tmp_path: Path) -> None:
     attempt = going(FolderStore(str(tmp_path)))
-    guard = Guard(attempt, age=3_569.0)
+    guard = BudgetGuard(attempt, age=3_569.0)
     guard.tick(50.0)
     assert attempt.stops == []
     guard.tick(51.0)
@@ -146,7 +153,7 @@ def test_a_store_that_is_down_limits_this_attempt_and_is_said_once(tmp_path: Pat
     attempt = going(store)
     assert spend(attempt, 9_999) == 3_570
     assert attempt.said == [
-        "batchml: what was spent cannot be kept, and earlier attempts are not counted: no answer"
+        "batchml: the spent budget cannot be saved, and earlier attempts are not counted: no answer"
     ]
 
 
@@ -156,7 +163,7 @@ def test_a_store_that_comes_back_tells_what_was_spent_before(tmp_path: Path) -> 
     store.put("spent/0", b'{"attempts": {"1": 3000}}')
     attempt = going(store, AWS_BATCH_JOB_ATTEMPT="2")
     store.is_down = True
-    guard = Guard(attempt, age=0.0)
+    guard = BudgetGuard(attempt, age=0.0)
     for now in range(600):
         store.is_down = now < 100
         guard.tick(float(now))

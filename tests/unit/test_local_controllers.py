@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from batchml.local.batch.state import CONTROLLERS, Attempt, Machine
-from batchml.local.executors.choice import Choice
-from batchml.local.executors.container_spec import Permits, container_spec
+from batchml.local.batch.state import CONTROLLERS, JobAttempt, MachineCapacity
+from batchml.local.executors.choice import Permits
+from batchml.local.executors.container_spec import container_spec, spec_maker
 from batchml.local.executors.record import CONTAINER, PROCESS
-from batchml.local.executors.spec import Host, NoEnvironment
+from batchml.local.executors.spec import ExecutorHost, RunnerSpecError
 from batchml.local.home import Home
 from tests.contract.executor_rig import job_of
 from tests.models import ec2
@@ -37,11 +37,13 @@ def test_controllers_take_nothing_of_the_machine_and_need_none_of_it_to_be_free(
     assert w.status(*trials) == ["STARTING", "STARTING"], "the machine is full"
     assert w.status(*controllers) == ["STARTING", "STARTING", "RUNNABLE"], "as many as its vCPUs"
     w.restart()
-    assert w.state.free == Machine(0, 0)
+    assert w.state.free == MachineCapacity(0, 0)
     w.end(controllers[0])
     assert w.status(controllers[2]) == ["STARTING"]
     w.end(trials[0])
-    assert w.state.free == Machine(1, 128), "what a controller gives back is not the machine's"
+    assert w.state.free == MachineCapacity(1, 128), (
+        "what a controller gives back is not the machine's"
+    )
 
 
 def test_the_environment_of_controllers_is_unmanaged() -> None:
@@ -56,18 +58,20 @@ def test_the_environment_of_controllers_is_unmanaged() -> None:
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> Host:
+def host(tmp_path: Path) -> ExecutorHost:
     home = Home(tmp_path / "home")
-    return Host(home, home.runtimes / "r", {"PATH": "/bin", "SECRET": "s", "LANG": "C.UTF-8"})
+    return ExecutorHost(
+        home, home.runtimes / "r", {"PATH": "/bin", "SECRET": "s", "LANG": "C.UTF-8"}
+    )
 
 
-def told(host: Host, command: list[str], **variables: str) -> dict[str, Any]:
+def told(host: ExecutorHost, command: list[str], **variables: str) -> dict[str, Any]:
     job = job_of(command, env=variables)
-    attempt = Attempt(1, "t" * 32, CONTROLLERS, ())
-    return Choice("docker").spec_of(host)(PROCESS, job, attempt)
+    attempt = JobAttempt(1, "t" * 32, CONTROLLERS, ())
+    return spec_maker(host, Permits())(PROCESS, job, attempt)
 
 
-def test_a_controller_is_this_python_also_where_jobs_run_in_containers(host: Host) -> None:
+def test_a_controller_is_this_python_also_where_jobs_run_in_containers(host: ExecutorHost) -> None:
     spec = told(host, ATTEND, BATCHML_HOME="/elsewhere", PYTHONPATH="/evil", LD_PRELOAD="/evil.so")
     assert spec["command"] == [sys.executable, "-m", "batchml", *ATTEND]
     env = spec["env"]
@@ -87,21 +91,21 @@ def test_a_controller_is_this_python_also_where_jobs_run_in_containers(host: Hos
         [],
     ],
 )
-def test_nothing_else_runs_there(host: Host, command: list[str]) -> None:
+def test_nothing_else_runs_there(host: ExecutorHost, command: list[str]) -> None:
     """Else a job in a container, which may submit others, could run a command of its own here."""
-    with pytest.raises(NoEnvironment, match="controllers of sweeps and nothing else"):
+    with pytest.raises(RunnerSpecError, match="runs only controllers of sweeps and of fallbacks"):
         told(host, command)
 
 
 # --- the board of a sweep, in a container -------------------------------------------------------
 
 
-def contained(host: Host, board: str) -> dict[str, Any]:
+def contained(host: ExecutorHost, board: str) -> dict[str, Any]:
     job = job_of(["true"], env={"BATCHML_SWEEP": board})
-    return container_spec(host, Permits(), job, Attempt(1, "t" * 32, "this-machine", ()))
+    return container_spec(host, Permits(), job, JobAttempt(1, "t" * 32, "this-machine", ()))
 
 
-def test_a_trial_in_a_container_sees_the_board_of_its_sweep(host: Host) -> None:
+def test_a_trial_in_a_container_sees_the_board_of_its_sweep(host: ExecutorHost) -> None:
     board = f"{host.home.sweeps}/{KEY}"
     spec = contained(host, board)
     assert "BATCHML_SWEEP=/batchml/sweep" in spec["config"]["Env"]
@@ -114,12 +118,12 @@ def test_a_trial_in_a_container_sees_the_board_of_its_sweep(host: Host) -> None:
 
 
 @pytest.mark.parametrize("board", ["", "/etc", "{sweeps}", "{sweeps}/../local", "{sweeps}/a/b"])
-def test_no_other_folder_comes_in_as_a_board(host: Host, board: str) -> None:
+def test_no_other_folder_comes_in_as_a_board(host: ExecutorHost, board: str) -> None:
     spec = contained(host, board.replace("{sweeps}", str(host.home.sweeps)))
     assert not [each for each in spec["sources"] if each["target"].startswith("/batchml/sweep")]
 
 
-def test_kinds_are_chosen_by_attempt_and_not_by_server_alone(host: Host) -> None:
+def test_kinds_are_chosen_by_attempt_and_not_by_server_alone(host: ExecutorHost) -> None:
     job = job_of(["true"])
-    made = Choice("docker").spec_of(host)(CONTAINER, job, Attempt(1, "t" * 32, "this-machine", ()))
+    made = spec_maker(host, Permits())(CONTAINER, job, JobAttempt(1, "t" * 32, "this-machine", ()))
     assert "config" in made

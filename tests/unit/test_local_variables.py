@@ -7,45 +7,50 @@ import pytest
 from msgspec.structs import replace
 
 from batchml.local.batch.state import Job, Nodes
-from batchml.local.executors.container_spec import Permits, container_spec
-from batchml.local.executors.spec import Host, runner_spec
+from batchml.local.executors.choice import Permits
+from batchml.local.executors.container_spec import container_spec
+from batchml.local.executors.spec import ExecutorHost, runner_spec
 from batchml.local.home import Home
 
 from tests.contract.executor_rig import attempt_of, job_of  # isort: skip
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> Host:
+def host(tmp_path: Path) -> ExecutorHost:
     home = Home(tmp_path / "home")
-    return Host(home, home.runtimes / "r", {})
+    return ExecutorHost(home, home.runtimes / "r", {})
 
 
-def inside_process(host: Host, job: Job) -> dict[str, str]:
+def inside_process(host: ExecutorHost, job: Job) -> dict[str, str]:
     return dict(runner_spec(host, job, attempt_of(job))["env"])
 
 
-def inside_container(host: Host, job: Job) -> tuple[dict[str, str], dict[str, Any]]:
+def inside_container(host: ExecutorHost, job: Job) -> tuple[dict[str, str], dict[str, Any]]:
     """The variables, and what is mounted where."""
     spec = container_spec(host, Permits(), job, attempt_of(job))
     env = dict(entry.split("=", 1) for entry in spec["config"]["Env"])
     return env, {source["target"]: source["path"] for source in spec["sources"]}
 
 
-def test_metrics_and_stop_file_of_a_process_go_with_its_working_directory(host: Host) -> None:
+def test_metrics_and_stop_file_of_a_process_go_with_its_working_directory(
+    host: ExecutorHost,
+) -> None:
     job = job_of(["true"])
     spec = runner_spec(host, job, attempt_of(job))
     for name in ("BATCHML_METRICS", "BATCHML_STOP_FILE"):
         assert Path(spec["env"][name]).parent == Path(spec["cwd"])
 
 
-def test_in_a_container_the_runtime_makes_them_unless_the_job_names_them(host: Host) -> None:
+def test_in_a_container_the_runtime_makes_them_unless_the_job_names_them(
+    host: ExecutorHost,
+) -> None:
     env, _ = inside_container(host, job_of(["true"]))
     assert not {"BATCHML_METRICS", "BATCHML_STOP_FILE"} & set(env)
     env, _ = inside_container(host, job_of(["true"], env={"BATCHML_METRICS": "/mine"}))
     assert env["BATCHML_METRICS"] == "/mine"
 
 
-def test_a_run_with_a_budget_gets_a_store_for_its_account(host: Host) -> None:
+def test_a_run_with_a_budget_gets_a_store_for_its_account(host: ExecutorHost) -> None:
     job = job_of(["true"], env={"BATCHML_MAX_SECONDS": "60"})
     store = str(host.home.runs / job.id / "store")
     assert inside_process(host, job)["BATCHML_STORE"] == store
@@ -55,7 +60,9 @@ def test_a_run_with_a_budget_gets_a_store_for_its_account(host: Host) -> None:
     assert "BATCHML_STORE" not in inside_process(host, job_of(["true"]))
 
 
-def test_the_child_of_an_array_knows_how_many_there_are_unless_its_client_says(host: Host) -> None:
+def test_the_child_of_an_array_knows_how_many_there_are_unless_its_client_says(
+    host: ExecutorHost,
+) -> None:
     job = job_of(["true"])
     spec = replace(job.spec, array_size=7)
     assert inside_process(host, replace(job, index=2, spec=spec))["BATCHML_ARRAY_SIZE"] == "7"
@@ -65,7 +72,7 @@ def test_the_child_of_an_array_knows_how_many_there_are_unless_its_client_says(h
     assert "BATCHML_ARRAY_SIZE" not in inside_process(host, job)
 
 
-def test_a_process_of_ours_goes_through_the_runtime_whatever_its_image(host: Host) -> None:
+def test_a_process_of_ours_goes_through_the_runtime_whatever_its_image(host: ExecutorHost) -> None:
     ours = job_of(["true"], env={"BATCHML_KEY": "k"})
     spec = runner_spec(host, ours, attempt_of(ours))
     assert spec["command"][1:] == ["-m", "batchml.runtime.run", "true"]
@@ -79,7 +86,7 @@ def node_of(job: Job, index: int) -> Job:
 
 
 @pytest.mark.parametrize("told", ["LAUNCH", "HEALTH"])
-def test_the_nodes_of_a_run_share_what_outlives_an_attempt(host: Host, told: str) -> None:
+def test_the_nodes_of_a_run_share_what_outlives_an_attempt(host: ExecutorHost, told: str) -> None:
     """Checkpoints, outputs, the store are the run's; metrics and stop file a node's own. (B237)"""
     job = job_of(["true"], env={f"BATCHML_{told}": "{}"})
     nodes = [node_of(job, index) for index in (0, 1)]
@@ -99,7 +106,7 @@ def test_the_nodes_of_a_run_share_what_outlives_an_attempt(host: Host, told: str
 
 @pytest.mark.parametrize("told", ["CODE", "ORDER", "LAUNCH", "HEALTH"])
 def test_a_container_is_wrapped_where_the_runtime_has_something_to_do(
-    host: Host, told: str
+    host: ExecutorHost, told: str
 ) -> None:
     """(B238)"""
     job = job_of(["true"], env={f"BATCHML_{told}": "x"})
@@ -108,7 +115,7 @@ def test_a_container_is_wrapped_where_the_runtime_has_something_to_do(
     assert container_spec(host, Permits(), plain, attempt_of(plain))["wrap"] is False
 
 
-def test_what_a_job_was_given_is_found_in_a_state_folder_that_was_moved(host: Host) -> None:
+def test_what_a_job_was_given_is_found_in_a_state_folder_that_was_moved(host: ExecutorHost) -> None:
     home = host.home
     for path in (home.code / "a.tar.gz", home.sweeps / "key" / "spec.json"):
         path.parent.mkdir(parents=True)

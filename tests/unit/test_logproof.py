@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchml.local.batch.events import NO_LINES, LogEnd, LogProof
-from batchml.local.executors.runner.proof import MAX_CHECKPOINTS, LogDigest, count_marks
+from batchml.local.executors.runner.files import MAX_CHECKPOINTS, LogDigest, count_marks
 from batchml.local.logs.check import LargeChecks, check_small
 from batchml.model.logcheck import LogCheck, LogState, read_header
 

@@ -12,25 +12,26 @@ import pytest
 from msgspec.structs import replace
 
 from batchml.errors import LocalServerError
-from batchml.model.explanation import Finding
-from batchml.ops.doctor.facts import Config, Engine, Machine
-from batchml.ops.doctor.machine import (
+from batchml.setup.doctor import ConfigCheck, EngineCheck, Finding, MachineCheck
+from batchml.setup.machine import (
     GIB,
     check_config,
     check_machine,
     check_plugin,
-    look,
-    look_for_engine,
+    examine_machine,
+    find_engine,
 )
 
-ENGINE = Engine("unix:///var/run/docker.sock", version="28.2.2", api="1.50", root="/var/lib/docker")
-WELL = Machine(
+ENGINE = EngineCheck(
+    "unix:///var/run/docker.sock", version="28.2.2", api="1.50", root="/var/lib/docker"
+)
+WELL = MachineCheck(
     home="/home/me/state", home_free=100 * GIB, engine=ENGINE, images_free=100 * GIB,
     python="3.11",
 )  # fmt: skip
 
 
-def bad(machine: Machine) -> list[Finding]:
+def bad(machine: MachineCheck) -> list[Finding]:
     return [each for each in check_machine(machine) if each.mark != "ok"]
 
 
@@ -57,7 +58,7 @@ def test_a_healthy_machine_has_no_problem() -> None:
         ({"engine": replace(ENGINE, trouble="unchecked", address="ssh://h")}, "warning", "ssh://h",
          "docker version"),
         ({"engine": replace(ENGINE, version="19.03", api="1.40")}, "warning", "too old",
-         "install a newer one"),
+         "install a newer version"),
     ],
 )  # fmt: skip
 def test_each_trouble_is_one_finding_with_its_fix(
@@ -86,11 +87,11 @@ def test_the_plugin_is_never_more_than_a_warning() -> None:
 
 
 def test_mistakes_of_the_file_are_lines_of_their_own() -> None:
-    (found,) = check_config(Config("/x/batchml.toml", ("a: b", "c: d"), ""))
+    (found,) = check_config(ConfigCheck("/x/batchml.toml", ("a: b", "c: d"), ""))
     assert (found.mark, found.text, found.fix) == (
         "problem", "/x/batchml.toml: 2 mistakes", ("a: b", "c: d"),
     )  # fmt: skip
-    assert [each.mark for each in check_config(Config())] == ["ok"]
+    assert [each.mark for each in check_config(ConfigCheck())] == ["ok"]
 
 
 # --- looking -------------------------------------------------------------------------------------
@@ -136,28 +137,30 @@ def test_an_engine_tells_its_version_and_where_its_images_are(folder: Path) -> N
     info = json.dumps({"DockerRootDir": str(folder)}).encode()
     engine = FakeEngine(folder / "s", {"/version": version, "/info": info})
     try:
-        found = look_for_engine(f"unix://{folder}/s")
+        found = find_engine(f"unix://{folder}/s")
     finally:
         engine.close()
-    assert found == Engine(f"unix://{folder}/s", version="20.10.24", api="1.41", root=str(folder))
+    assert found == EngineCheck(
+        f"unix://{folder}/s", version="20.10.24", api="1.41", root=str(folder)
+    )
 
 
 @pytest.mark.parametrize("answer", [b"[]", b"no JSON"])
 def test_what_is_no_engine_is_silent_to_us(folder: Path, answer: bytes) -> None:
     engine = FakeEngine(folder / "s", {"/version": answer, "/info": answer})
     try:
-        assert look_for_engine(f"unix://{folder}/s").trouble == "silent"
+        assert find_engine(f"unix://{folder}/s").trouble == "silent"
     finally:
         engine.close()
 
 
 def test_a_socket_that_is_missing_or_nobody_listens_on_is_no_engine(folder: Path) -> None:
-    assert look_for_engine(f"unix://{folder}/none").trouble == "missing"
+    assert find_engine(f"unix://{folder}/none").trouble == "missing"
     left = socket.socket(socket.AF_UNIX)
     left.bind(str(folder / "left"))
     left.close()
-    assert look_for_engine(f"unix://{folder}/left").trouble == "missing"
-    assert look_for_engine("ssh://me@host").trouble == "unchecked"
+    assert find_engine(f"unix://{folder}/left").trouble == "missing"
+    assert find_engine("ssh://me@host").trouble == "unchecked"
 
 
 def test_a_socket_that_is_not_ours_names_its_group(folder: Path) -> None:
@@ -174,9 +177,9 @@ def test_a_socket_that_is_not_ours_names_its_group(folder: Path) -> None:
     (folder / "s").chmod(0o660)
     folder.chmod(0o755)
     program = (
-        "import grp, os, sys; from batchml.ops.doctor.machine import look_for_engine;"
+        "import grp, os, sys; from batchml.setup.machine import find_engine;"
         "os.setgroups([]); os.setgid(65534); os.setuid(65534);"
-        "found = look_for_engine(sys.argv[1]); print(found.trouble, found.group)"
+        "found = find_engine(sys.argv[1]); print(found.trouble, found.group)"
     )
     try:
         shown = subprocess.run(
@@ -193,14 +196,17 @@ def test_the_state_folder_is_looked_at_before_it_is_there(tmp_path: Path) -> Non
         raise LocalServerError("others own it")
 
     environ = {"DOCKER_HOST": f"unix://{tmp_path}/none", "PATH": str(tmp_path)}
-    found = look(environ, tmp_path / "a" / "b", lambda: None, wants_docker=False)
+    found = examine_machine(environ, tmp_path / "a" / "b", lambda: None, wants_docker=False)
     assert (found.home, found.home_trouble) == (str(tmp_path / "a" / "b"), "")
     assert found.home_free > 0
     assert found.has_venv
     assert not found.has_plugin
     assert not (tmp_path / "a").exists()
-    assert look(environ, tmp_path, refuse, wants_docker=False).home_trouble == "others own it"
+    assert (
+        examine_machine(environ, tmp_path, refuse, wants_docker=False).home_trouble
+        == "others own it"
+    )
     plugin = tmp_path / "session-manager-plugin"
     plugin.write_text("#!/bin/sh\n")
     plugin.chmod(0o755)
-    assert look(environ, tmp_path, lambda: None, wants_docker=False).has_plugin
+    assert examine_machine(environ, tmp_path, lambda: None, wants_docker=False).has_plugin

@@ -11,15 +11,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchml.client.finding import Measured
 from batchml.errors import UsageError
+from batchml.history import History
 from batchml.model.record import Record
 from batchml.model.run import JobStatus, Run
-from batchml.ops.history import History
-from batchml.ops.metrics import MAX_SAMPLES, Metrics, Sample, Series, gather, last_values, unmatched
-from batchml.ops.plot import axis, drawn, html, ticks, write_plot
-from batchml.ops.tensorboard import crc32c, write_events
-from batchml.ops.watch import Happening, Line, Opened
+from batchml.runs.find import RunMetrics
+from batchml.runs.metrics.event_files import crc32c, write_events
+from batchml.runs.metrics.plot import axis, drawn, html, ticks, write_plot
+from batchml.runs.metrics.series import (
+    MAX_SAMPLES,
+    Metrics,
+    Sample,
+    Series,
+    gather,
+    last_values,
+    unmatched,
+)
+from batchml.runs.watch.events import LogOpened, OutputLine, RunEvent
 from batchml.runtime.protocol.log_marks import metrics_marks, read_points
 
 PATTERNS = {"loss": r"loss=(\S+)", "acc": r"acc=([0-9.]+)"}
@@ -55,11 +63,11 @@ def test_the_history_keeps_a_run_whose_metrics_are_no_numbers(tmp_path: Path) ->
     history.add(Record(key="k", job_id="j", env="dev"))
     ended = Run("j", "n", "q", JobStatus.SUCCEEDED, key="k")
     last = {"loss": math.nan, "acc": 0.5, "norm": math.inf}
-    history.ended(ended, last)
+    history.add_end(ended, last)
     (record,) = history.newest_first("dev")
     assert record.metrics == {"acc": 0.5}
     series = {name: series_of(value, name=name) for name, value in last.items()}
-    assert Measured(series, is_whole=True).last == {"acc": 0.5}
+    assert RunMetrics(series, is_whole=True).last == {"acc": 0.5}
 
 
 def test_a_pattern_named_step_says_where_values_stand() -> None:
@@ -111,10 +119,10 @@ def test_a_child_has_metrics_of_its_own() -> None:
 
 def test_children_are_at_steps_and_attempts_of_their_own() -> None:
     metrics = Metrics({"step": r"step=(\d+)", "loss": r"loss=(\S+)"})
-    lines: list[Happening] = [
-        Line(1, "step=7", "3"), Line(2, "step=2", "4"), Line(3, "loss=0.7", "3"),
-        Line(4, "loss=0.2", "4"), Opened("s", 1, "3"), Opened("t", 2, "3/2"),
-        Line(5, "loss=0.1", "4"), Line(6, "step=7 loss=0.6", "3/2"),
+    lines: list[RunEvent] = [
+        OutputLine(1, "step=7", "3"), OutputLine(2, "step=2", "4"), OutputLine(3, "loss=0.7", "3"),
+        OutputLine(4, "loss=0.2", "4"), LogOpened("s", 1, "3"), LogOpened("t", 2, "3/2"),
+        OutputLine(5, "loss=0.1", "4"), OutputLine(6, "step=7 loss=0.6", "3/2"),
     ]  # fmt: skip
     list(metrics.watch(lines))
     shown = {name: list(zip(each.steps, each.values, strict=True))

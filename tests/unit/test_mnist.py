@@ -70,7 +70,7 @@ class Load:
         self.network = Network(FILES)
         self.lines: list[str] = []
 
-    def __call__(self, fallback: mnist.Fallback = lambda: STAND_IN) -> mnist.Digits:
+    def __call__(self, fallback: mnist.DigitsFallback = lambda: STAND_IN) -> mnist.Digits:
         return mnist.load(
             opener=self.network,
             log=self.lines.append,

@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 
 from batchml.local.executors import mounts
-from batchml.local.executors.mounts import Mounts, NotStarted, Proposal, open_up, propose, walk
+from batchml.local.executors.mounts import (
+    AttemptNotStarted,
+    ContainerMounts,
+    ProposedPath,
+    open_up,
+    propose,
+    walk,
+)
 
 
 @pytest.fixture
@@ -44,13 +51,15 @@ def source(path: Path, *roots: Path, **more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("path", "found"),
     [
-        ("root", Proposal("root", ())), ("root/a/b", Proposal("root", ("a", "b"))),
-        ("root/new//x/", Proposal("root", ("new", "x"))), ("root/a/../a", Proposal("root", ("a",))),
-        ("root/inner", Proposal("root", ("a", "b"))), ("root/a/b/", Proposal("root", ("a", "b"))),
+        ("root", ProposedPath("root", ())), ("root/a/b", ProposedPath("root", ("a", "b"))),
+        ("root/new//x/", ProposedPath("root", ("new", "x"))),
+        ("root/a/../a", ProposedPath("root", ("a",))),
+        ("root/inner", ProposedPath("root", ("a", "b"))),
+        ("root/a/b/", ProposedPath("root", ("a", "b"))),
     ],
 )  # fmt: skip
 def test_the_uppermost_folder_that_containers_may_write_to_is_where_a_walk_begins(
-    root: Path, path: str, found: Proposal
+    root: Path, path: str, found: ProposedPath
 ) -> None:
     (root / "inner").symlink_to(root / "a" / "b")
     roots = [str(root / "a"), str(root), str(root.parent / "other")]
@@ -61,7 +70,7 @@ def test_the_uppermost_folder_that_containers_may_write_to_is_where_a_walk_begin
 @pytest.mark.parametrize("path", ["outside", "root/out", "root/out/b", "root/../outside", "rooted"])
 def test_what_lies_elsewhere_is_refused(root: Path, path: str) -> None:
     (root / "out").symlink_to(root.parent / "outside")
-    with pytest.raises(NotStarted, match="--allow-path"):
+    with pytest.raises(AttemptNotStarted, match="--allow-path"):
         propose(f"{root.parent}/{path}", [str(root)])
 
 
@@ -118,7 +127,7 @@ def test_a_volume_of_an_older_version_is_moved_once_and_a_link_is_not(tmp_path: 
     def opened(name: str) -> list[dict[str, Any]]:
         before = (str(tmp_path / "workspace"), "efs", name)
         wanted = source(volumes / name, volumes / name, before=before)
-        return Mounts([wanted], "test", "task").open()
+        return ContainerMounts([wanted], "test", "task").open()
 
     for _ in range(2):
         assert opened("fs-1")[0]["Source"] == str(volumes / "fs-1")
@@ -132,13 +141,13 @@ WITHOUT_ROOT = """
 import os, sys
 from pathlib import Path
 from tests.unit.test_mounts import source
-from batchml.local.executors.mounts import Mounts, NotStarted
+from batchml.local.executors.mounts import ContainerMounts, AttemptNotStarted
 root = Path(sys.argv[1])
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
-print(Mounts([source(root, root, ours=False)], "x", "y").open()[0]["Source"])
+print(ContainerMounts([source(root, root, ours=False)], "x", "y").open()[0]["Source"])
 try:
-    Mounts([source(root / "bin", root, ours=False, make=False)], "x", "y").open()
-except NotStarted as error:
+    ContainerMounts([source(root / "bin", root, ours=False, make=False)], "x", "y").open()
+except AttemptNotStarted as error:
     print(error)
 """
 
@@ -155,4 +164,4 @@ def test_a_server_of_an_ordinary_user_mounts_the_folder_itself_and_none_in_it() 
 
 
 def test_escapes_of_the_list_of_mounts_are_read() -> None:
-    assert mounts._unescaped(b"/a\\040b\\134/\xc3\xa9") == "/a b\\/é"
+    assert mounts._unescape(b"/a\\040b\\134/\xc3\xa9") == "/a b\\/é"

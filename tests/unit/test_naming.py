@@ -2,7 +2,7 @@
 
 import pytest
 
-from batchml.client.naming import name_of
+from batchml.runs.options import name_of
 
 
 @pytest.mark.parametrize(

@@ -12,39 +12,45 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from batchml.cli.opening import page
-from batchml.client.doors import Asked, Seat
-from batchml.client.holding import Unheld
-from batchml.client.notebook import (
-    PROGRAM,
-    Door,
-    Most,
-    as_asked,
-    check_image,
-    check_is_notebook,
-    check_way,
-    earlier,
-    find_door,
-    keep_open,
-    newest,
-    only_one,
-    pick,
-    read_door,
-    resources,
-    spec_of,
-    standing,
+from batchml.config.settings import load_settings
+from batchml.context import Context
+from batchml.errors import (
+    BatchmlError,
+    ExecUnavailable,
+    HeldRunEnded,
+    NotRunning,
+    ServiceUnreachable,
+    UsageError,
 )
-from batchml.client.notebook import Asked as Wanted
-from batchml.client.place import Place
-from batchml.client.tunnel import Tunnel
-from batchml.errors import BatchmlError, NoDoor, NotRunning, ServiceUnreachable, UsageError
-from batchml.model.group import SEAT_TAG
+from batchml.model.group import HELD_TAG
 from batchml.model.job import Resources
 from batchml.model.record import Record
 from batchml.model.run import JobStatus, Run
+from batchml.runs.options import SubmitOptions
 from batchml.runtime.sessions import notebook
-from batchml.runtime.sessions.notebook import Look, Use, is_used
-from batchml.settings import load_settings
+from batchml.runtime.sessions.notebook import JupyterState, NotebookActivity, shows_use
+from batchml.sessions.browser import redirect_page
+from batchml.sessions.exec.target import ExecResult, ExecTarget
+from batchml.sessions.forward.listener import PortForward
+from batchml.sessions.notebook import (
+    PROGRAM,
+    NotebookAddress,
+    NotebookLimits,
+    check_image,
+    check_is_notebook,
+    check_reachable,
+    describe_earlier,
+    fetch_address,
+    find_notebook,
+    keep_forwarding,
+    match_notebook,
+    notebook_job,
+    notebook_records,
+    notebook_resources,
+    parse_address,
+    sole_notebook,
+    unfinished_notebooks,
+)
 from tests.fakes import FakeClock
 
 ROOT = str(Path(__file__).parent.parent.parent)
@@ -128,11 +134,11 @@ class Running:
 @pytest.mark.parametrize(
     ("mode", "environ", "code", "words"),
     [
-        ("missing", {}, 78, "batchml: there is no JupyterLab in this image. Add the lines"),
-        ("dies", {}, 3, "JupyterLab ended with code 3; what it said last stands above."),
+        ("missing", {}, 78, "batchml: this image has no JupyterLab. Add the lines"),
+        ("dies", {}, 3, "JupyterLab ended with code 3; its last output is above."),
         ("shut", {}, 0, "JupyterLab was shut down from its own menu."),
         ("idle", {"BATCHML_IDLE": "0.1", "BATCHML_RATE": "1.006"}, 0,
-         "this notebook was idle for 0 s: it is ended. It ran 0 s, about 0.0"),
+         "this notebook was idle for 0 s and is ended. It ran 0 s, about 0.0"),
     ],
 )  # fmt: skip
 def test_what_ends_a_notebook_is_its_exit_code_and_its_last_words(
@@ -151,11 +157,11 @@ def test_a_kernel_that_computes_keeps_it_until_it_is_told_to_end(
     tmp_path: Path, how: str, code: int
 ) -> None:
     running = Running(tmp_path, "busy", BATCHML_IDLE="0.01")
-    door = running.where()
-    assert door["root"] == str(tmp_path / "workspace")
+    address = running.where()
+    assert address["root"] == str(tmp_path / "workspace")
     command_line = Path(f"/proc/{running.process.pid}/cmdline").read_bytes()
     environment = Path(f"/proc/{running.process.pid}/environ").read_bytes()
-    token = str(door["token"])
+    token = str(address["token"])
     assert token.encode() not in command_line + environment
     secret = [path for path in tmp_path.rglob("*") if path.is_file()]
     secret = [path for path in secret if token in path.read_text("utf-8", "replace")]
@@ -169,7 +175,7 @@ def test_a_kernel_that_computes_keeps_it_until_it_is_told_to_end(
     assert (ended, token in said) == (code, False)
 
 
-QUIET = Look(0, ("t1", "t2"), 5.0)
+QUIET = JupyterState(0, ("t1", "t2"), 5.0)
 
 
 @pytest.mark.parametrize(
@@ -179,37 +185,39 @@ QUIET = Look(0, ("t1", "t2"), 5.0)
         (QUIET, QUIET, False),
         (QUIET._replace(busy=1), QUIET._replace(busy=1), True),
         (QUIET, QUIET._replace(busy=1), False),  # what it computed has ended
-        (QUIET._replace(moments=("t1", "t3")), QUIET, True),
-        (QUIET._replace(moments=("t1",)), QUIET, True),  # somebody shut one down
+        (QUIET._replace(activity=("t1", "t3")), QUIET, True),
+        (QUIET._replace(activity=("t1",)), QUIET, True),  # somebody shut one down
         (QUIET._replace(saved=6.0), QUIET, True),
     ],
 )
 def test_use_is_what_somebody_did_and_what_computes(
-    look: Look, before: Look | None, used: bool
+    look: JupyterState, before: JupyterState | None, used: bool
 ) -> None:
-    assert is_used(look, before) is used
+    assert shows_use(look, before) is used
 
 
 def test_a_server_that_does_not_answer_is_not_used_but_a_shell_is(tmp_path: Path) -> None:
-    from batchml.runtime.exec.prompt import taken
+    from batchml.runtime.exec.presence import hold_presence
 
     environ = {"BATCHML_METRICS": str(tmp_path / "metrics")}
-    use = Use()
-    assert use.see(QUIET, environ)
-    assert not use.see(None, environ)
-    with taken(environ):
-        assert use.see(None, environ)
-        assert use.see(QUIET, environ)
-    assert not use.see(QUIET, environ)
+    use = NotebookActivity()
+    assert use.is_used(QUIET, environ)
+    assert not use.is_used(None, environ)
+    with hold_presence(environ):
+        assert use.is_used(None, environ)
+        assert use.is_used(QUIET, environ)
+    assert not use.is_used(QUIET, environ)
 
 
 def test_without_a_workspace_its_files_are_the_runs_outputs(tmp_path: Path) -> None:
     environ = {"BATCHML_WORKSPACE": str(tmp_path / "none"), "BATCHML_OUTPUT_DIR": str(tmp_path)}
-    assert notebook.root_of(environ) == str(tmp_path)
+    assert notebook.shown_folder(environ) == str(tmp_path)
 
 
 def test_the_settings_ask_nobody_outside_and_note_what_is_saved(tmp_path: Path) -> None:
-    text = notebook.program_text(notebook.settings_of("/w s", 8123, "sec'ret"), str(tmp_path / "s"))
+    text = notebook.settings_file(
+        notebook.jupyter_settings("/w s", 8123, "sec'ret"), str(tmp_path / "s")
+    )
     sections: dict[str, object] = {}
 
     class Config:
@@ -235,169 +243,181 @@ def test_the_page_is_told_not_to_ask_about_news(tmp_path: Path) -> None:
 
 def test_the_port_that_people_expect_is_taken_where_it_is_free() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        taken = listener.getsockname()[1]
-        assert notebook.free_port(taken) != taken
-    assert notebook.free_port(taken) == taken
+        hold_presence = listener.getsockname()[1]
+        assert notebook.free_port(hold_presence) != hold_presence
+    assert notebook.free_port(hold_presence) == hold_presence
 
 
 # --- the client -----------------------------------------------------------------------------------
 
 
-def test_a_door_is_read_from_whatever_a_terminal_put_around_it() -> None:
-    door = read_door(b'\r\nStarting session\r\n{"port": 5, "token": "t", "root": "/w"}\r\n\r\nbye')
-    assert door == Door(5, "t", "/w")
-    assert "t'" not in repr(door) and "token" not in repr(door)
+def test_an_address_is_read_from_whatever_a_terminal_put_around_it() -> None:
+    address = parse_address(
+        b'\r\nStarting session\r\n{"port": 5, "token": "t", "root": "/w"}\r\n\r\nbye'
+    )
+    assert address == NotebookAddress(5, "t", "/w")
+    assert "t'" not in repr(address) and "token" not in repr(address)
     with pytest.raises(BatchmlError, match="could not be read"):
-        read_door(b"nothing\n{}\n")
+        parse_address(b"nothing\n{}\n")
 
 
 def test_a_notebook_gets_what_hosts_have_and_no_folder_travels() -> None:
-    assert (resources().vcpus, resources().memory) == (2, "7 GiB")
-    two = resources(gpus=2)
+    assert (notebook_resources().vcpus, notebook_resources().memory) == (2, "7 GiB")
+    two = notebook_resources(gpus=2)
     assert (two.vcpus, two.memory, two.gpus) == (8, "28 GiB", 2)
-    given = resources(gpus=1, vcpus=3, memory="9 GiB")
+    given = notebook_resources(gpus=1, vcpus=3, memory="9 GiB")
     assert (given.vcpus, given.memory) == (3, "9 GiB")
-    spec = spec_of(None, two)
+    spec = notebook_job(None, two)
     assert (spec.image, spec.code) == ("notebook", False)
 
 
 def test_on_this_machine_it_takes_half_unless_it_is_told_how_much() -> None:
-    small = Most(vcpus=1, memory_mib=3900)
-    assert resources(most=small) == Resources(vcpus=1, memory="3900 MiB")
-    assert resources(vcpus=2, memory="6 GiB", most=small) == Resources(vcpus=2, memory="6 GiB")
-    assert resources(most=Most(vcpus=32, memory_mib=99_999)) == resources()
+    small = NotebookLimits(vcpus=1, memory_mib=3900)
+    assert notebook_resources(limits=small) == Resources(vcpus=1, memory="3900 MiB")
+    assert notebook_resources(vcpus=2, memory="6 GiB", limits=small) == Resources(
+        vcpus=2, memory="6 GiB"
+    )
+    assert (
+        notebook_resources(limits=NotebookLimits(vcpus=32, memory_mib=99_999))
+        == notebook_resources()
+    )
 
 
 @pytest.mark.parametrize(
     ("asked", "is_it"),
     [
-        (Wanted(), True),
-        (Wanted(vcpus=2, memory="7 GiB", gpus=0, queue="cpu", image="notebook"), True),
-        (Wanted(gpus=1), False),
-        (Wanted(memory="8 GiB"), False),
-        (Wanted(image="mine"), False),
-        (Wanted(name="other"), False),
-        (Wanted(others=True), False),
+        ({}, True),
+        ({"vcpus": 2, "memory": "7 GiB", "gpus": 0, "queue": "cpu", "image": "notebook"}, True),
+        ({"gpus": 1}, False),
+        ({"memory": "8 GiB"}, False),
+        ({"image": "mine"}, False),
+        ({"name": "other"}, False),
+        ({"tags": {"a": "b"}}, False),
     ],
 )
 def test_a_notebook_that_runs_is_gone_back_to_where_it_is_what_is_asked_for(
-    asked: Wanted, is_it: bool
+    asked: SubmitOptions, is_it: bool
 ) -> None:
     record = Record(
         job_id="id", name="mine", queue="cpu", vcpus=2, memory_mib=7168, spec={"image": "notebook"}
     )
-    assert (as_asked([RUN], asked, [record]) == RUN) is is_it
+    assert (match_notebook([RUN], asked, [record]) == RUN) is is_it
 
 
 def test_only_notebooks_are_come_back_to(tmp_path: Path) -> None:
-    place = Place(
+    context = Context(
         load_settings({"BATCHML_HOME": str(tmp_path)}, tmp_path, None), FakeClock(), tmp_path
     )
-    run = Run("id", "x", "q", JobStatus.RUNNING, tags={SEAT_TAG: "notebook"})
-    check_is_notebook(place, run, "x")
-    with pytest.raises(UsageError, match=r"x is no notebook.*batchml shell x"):
-        check_is_notebook(place, msgspec.structs.replace(run, tags={SEAT_TAG: "alloc"}), "x")
+    run = Run("id", "x", "q", JobStatus.RUNNING, tags={HELD_TAG: "notebook"})
+    check_is_notebook(context, run, "x")
+    with pytest.raises(UsageError, match=r"x is not a notebook.*batchml shell x"):
+        check_is_notebook(context, msgspec.structs.replace(run, tags={HELD_TAG: "alloc"}), "x")
 
 
 def test_the_newest_notebooks_of_the_history() -> None:
-    tags = {SEAT_TAG: "notebook"}
+    tags = {HELD_TAG: "notebook"}
     old, new = Record(job_id="a", at=1, tags=tags), Record(job_id="b", at=2, tags=tags)
     others = [Record(job_id="c", at=3), Record(at=4, tags=tags)]
-    assert newest([old, *others, new]) == [new, old]
+    assert notebook_records([old, *others, new]) == [new, old]
 
 
 def test_the_page_that_a_browser_is_sent_through_leads_on() -> None:
-    assert b'location.replace("http://127.0.0.1:1/lab?token=a&b")' in page(
+    assert b'location.replace("http://127.0.0.1:1/lab?token=a&b")' in redirect_page(
         "http://127.0.0.1:1/lab?token=a&b", "JupyterLab"
     )
 
 
 # --- the tunnel, and notebooks that were left -----------------------------------------------------
 
-RUN = Run("id", "mine", "q", JobStatus.RUNNING, tags={SEAT_TAG: "notebook"})
+RUN = Run("id", "mine", "q", JobStatus.RUNNING, tags={HELD_TAG: "notebook"})
 
 
-class Doors:
+class FakeExec:
     """Into a run of which each look tells the next of what is scripted."""
 
-    def __init__(self, runs: list[Run], answers: list[Asked | BatchmlError]) -> None:
+    def __init__(self, runs: list[Run], answers: list[ExecResult | BatchmlError]) -> None:
         self.runs, self.answers = runs, answers
-        self.tunnels: list[tuple[int, int | None]] = []
+        self.forwards: list[tuple[int, int | None]] = []
 
     def describe(self, job_ids: list[str]) -> dict[str, Run]:
         return {job_ids[0]: self.runs.pop(0)}
 
-    def ask(self, _place: Place, _seat: Seat, command: tuple[str, ...]) -> Asked:
+    def ask(self, _place: Context, _target: ExecTarget, command: tuple[str, ...]) -> ExecResult:
         assert command[:4] == (*PROGRAM, "where")
         answer = self.answers.pop(0)
         if isinstance(answer, BatchmlError):
             raise answer
         return answer
 
-    def open(self, _place: Place, _seat: Seat, port: int, local: int | None) -> Tunnel:
-        self.tunnels.append((port, local))
-        if len(self.tunnels) == 1:
+    def open(
+        self, _place: Context, _target: ExecTarget, port: int, local: int | None
+    ) -> PortForward:
+        self.forwards.append((port, local))
+        if len(self.forwards) == 1:
             raise ServiceUnreachable("asleep")
         return Quiet(port, local or 1, lambda: "mine has ended")
 
 
 @pytest.fixture
-def doors(monkeypatch: pytest.MonkeyPatch) -> Doors:
-    found = Doors([], [])
-    monkeypatch.setattr(Place, "describe", found.describe)
-    monkeypatch.setattr("batchml.client.doors.ask_inside", found.ask)
-    monkeypatch.setattr("batchml.client.doors.open_tunnel", found.open)
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeExec:
+    found = FakeExec([], [])
+    monkeypatch.setattr(Context, "describe", found.describe)
+    monkeypatch.setattr("batchml.sessions.notebook.capture_output", found.ask)
+    monkeypatch.setattr("batchml.sessions.notebook.open_port_forward", found.open)
     return found
 
 
-def place_in(folder: Path) -> Place:
+def place_in(folder: Path) -> Context:
     folder.chmod(0o700)
-    return Place(load_settings({"BATCHML_HOME": str(folder)}, folder, None), FakeClock(), folder)
+    return Context(load_settings({"BATCHML_HOME": str(folder)}, folder, None), FakeClock(), folder)
 
 
-class Quiet(Tunnel):
+class Quiet(PortForward):
     """Whose end is known at once."""
 
     def wait(self) -> str:
-        return self._over()
+        return self._end_reason()
 
 
-def test_a_tunnel_that_was_cut_is_opened_again_on_its_port(doors: Doors, tmp_path: Path) -> None:
-    doors.runs += [RUN, RUN, msgspec.structs.replace(RUN, status=JobStatus.SUCCEEDED)]
+def test_a_forward_that_was_cut_is_reopened_on_its_port(fake: FakeExec, tmp_path: Path) -> None:
+    fake.runs += [RUN, RUN, msgspec.structs.replace(RUN, status=JobStatus.SUCCEEDED)]
     told: list[str] = []
     first = Quiet(8000, 8001, lambda: "the session was ended")
     place = place_in(tmp_path)
-    why = keep_open(place, Seat(RUN), Door(8000, "t"), first, told.append)
+    why = keep_forwarding(place, ExecTarget(RUN), NotebookAddress(8000, "t"), first, told.append)
     assert why == "mine has ended"
-    assert doors.tunnels == [(8000, 8001)] * 2
+    assert fake.forwards == [(8000, 8001)] * 2
     assert told == [
-        "The tunnel was cut: it is opened again while the notebook runs. (the session was ended)"
+        "The connection was cut: it is reopened while the notebook runs. (the session was ended)"
     ]
     assert isinstance(place.clock, FakeClock) and place.clock.naps == [1.0]
 
 
-def test_jupyterlab_is_asked_for_until_it_answers(doors: Doors, tmp_path: Path) -> None:
-    doors.answers += [Asked(75, b""), Asked(0, b'{"port": 5, "token": "t", "root": "/w"}')]
-    assert find_door(place_in(tmp_path), Seat(RUN)) == Door(5, "t", "/w")
-    doors.answers += [Asked(75, b"")] * 8
+def test_jupyterlab_is_asked_for_until_it_answers(fake: FakeExec, tmp_path: Path) -> None:
+    fake.answers += [
+        ExecResult(75, b""),
+        ExecResult(0, b'{"port": 5, "token": "t", "root": "/w"}'),
+    ]
+    assert fetch_address(place_in(tmp_path), ExecTarget(RUN)) == NotebookAddress(5, "t", "/w")
+    fake.answers += [ExecResult(75, b"")] * 8
     with pytest.raises(BatchmlError, match="JupyterLab of mine does not answer"):
-        find_door(place_in(tmp_path), Seat(RUN))
+        fetch_address(place_in(tmp_path), ExecTarget(RUN))
 
 
-def test_one_that_ends_before_it_answers_has_its_exit_code(doors: Doors, tmp_path: Path) -> None:
-    doors.answers.append(NotRunning("mine has ended: app-error.", over=True))
-    doors.runs.append(msgspec.structs.replace(RUN, status=JobStatus.FAILED, exit_code=78))
-    with pytest.raises(Unheld, match="exit code 78") as failed:
-        find_door(place_in(tmp_path), Seat(RUN))
+def test_one_that_ends_before_it_answers_has_its_exit_code(fake: FakeExec, tmp_path: Path) -> None:
+    fake.answers.append(NotRunning("mine has ended: app-error.", over=True))
+    fake.runs.append(msgspec.structs.replace(RUN, status=JobStatus.FAILED, exit_code=78))
+    with pytest.raises(HeldRunEnded, match="exit code 78") as failed:
+        fetch_address(place_in(tmp_path), ExecTarget(RUN))
     assert failed.value.exit_code == 78
 
 
 def test_the_one_that_runs_is_meant_before_those_that_ended(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    place, tags = place_in(tmp_path), {SEAT_TAG: "notebook"}
-    with pytest.raises(UsageError, match="no notebook of yours runs"):
-        only_one(place)
+    place, tags = place_in(tmp_path), {HELD_TAG: "notebook"}
+    with pytest.raises(UsageError, match="none of your notebooks runs"):
+        sole_notebook(place)
     runs = [
         msgspec.structs.replace(RUN, job_id=job_id, status=status)
         for job_id, status in zip(
@@ -413,66 +433,66 @@ def test_the_one_that_runs_is_meant_before_those_that_ended(
     ]
     place.history.path.write_bytes(b"".join(msgspec.json.encode(each) + b"\n" for each in records))
     told = {run.job_id: run for run in runs}
-    monkeypatch.setattr(Place, "describe", lambda _, ids: {each: told[each] for each in ids})
-    assert [run.job_id for run in standing(place)] == ["c", "d", "a"]
-    assert pick(place, "mine").job_id == "c"
+    monkeypatch.setattr(Context, "describe", lambda _, ids: {each: told[each] for each in ids})
+    assert [run.job_id for run in unfinished_notebooks(place)] == ["c", "d", "a"]
+    assert find_notebook(place, "mine").job_id == "c"
     with pytest.raises(UsageError, match="batchml notebook c --end"):
-        only_one(place)
+        sole_notebook(place)
     with pytest.raises(UsageError, match="Your notebook that is RUNNING: batchml notebook c"):
         check_is_notebook(place, msgspec.structs.replace(RUN, tags={}), "@last")
     del told["c"], told["a"]
-    monkeypatch.setattr(Place, "describe", lambda _, ids: {i: told[i] for i in ids if i in told})
-    assert only_one(place).job_id == "d"
+    monkeypatch.setattr(Context, "describe", lambda _, ids: {i: told[i] for i in ids if i in told})
+    assert sole_notebook(place).job_id == "d"
 
 
-def test_the_next_notebook_tells_of_those_that_were_left(doors: Doors, tmp_path: Path) -> None:
-    place, tags = place_in(tmp_path), {SEAT_TAG: "notebook"}
-    assert earlier(place) == []
+def test_the_next_notebook_tells_of_those_that_were_left(fake: FakeExec, tmp_path: Path) -> None:
+    place, tags = place_in(tmp_path), {HELD_TAG: "notebook"}
+    assert describe_earlier(place) == []
     left = Record(key="k" * 17, job_id="left", name="notebook", at=1, env="local", tags=tags)
     place.history.path.write_bytes(msgspec.json.encode(left) + b"\n")
-    doors.runs += [msgspec.structs.replace(RUN, job_id="left")] * 2  # it, and what it cost
-    (words,) = earlier(place)
+    fake.runs += [msgspec.structs.replace(RUN, job_id="left")] * 2  # it, and what it cost
+    (words,) = describe_earlier(place)
     assert words.startswith("Your notebook left is RUNNING.")
-    assert words.endswith("To go there instead: batchml notebook left")
+    assert words.endswith("To return to it instead: batchml notebook left")
     ended = msgspec.structs.replace(RUN, job_id="left", status=JobStatus.SUCCEEDED)
-    doors.runs += [ended, ended]
-    (words,) = earlier(place)
+    fake.runs += [ended, ended]
+    (words,) = describe_earlier(place)
     assert words.startswith("Your notebook left has ended since you left it.")
-    assert earlier(place) == []  # it is told once, and nobody is asked again
+    assert describe_earlier(place) == []  # it is told once, and nobody is asked again
     given_up = msgspec.structs.replace(left, key="g" * 17, job_id="given-up")
     place.history.path.write_bytes(msgspec.json.encode(given_up) + b"\n")
     cancelled = msgspec.structs.replace(ended, job_id="given-up", is_cancelled=True)
-    doors.runs += [cancelled, cancelled]
-    assert earlier(place) == []
-    assert doors.runs == []
+    fake.runs += [cancelled, cancelled]
+    assert describe_earlier(place) == []
+    assert fake.runs == []
 
 
 def test_in_aws_the_way_to_it_is_looked_for_before_it_is_paid_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "batchml.toml").write_text('[env.dev]\nregion = "us-east-1"\n')
-    place = Place(load_settings({}, tmp_path, "dev"), FakeClock(), tmp_path)
+    context = Context(load_settings({}, tmp_path, "dev"), FakeClock(), tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(BatchmlError, match="session-manager-plugin"):
-        check_way(place, {"containerProperties": {"enableExecuteCommand": True}})
+        check_reachable(context, {"containerProperties": {"enableExecuteCommand": True}})
     plugin = tmp_path / "session-manager-plugin"
     plugin.write_text("#!/bin/sh\necho 1.2.700.0\n")
     plugin.chmod(0o755)
-    check_way(place, {"containerProperties": {"enableExecuteCommand": True}})
-    with pytest.raises(NoDoor, match="batchml setup --env dev"):
-        check_way(place, {"containerProperties": {}})
+    check_reachable(context, {"containerProperties": {"enableExecuteCommand": True}})
+    with pytest.raises(ExecUnavailable, match="batchml setup --env dev"):
+        check_reachable(context, {"containerProperties": {}})
     with pytest.raises(UsageError, match="was not built by batchml"):
-        check_image(place, "jupyter/minimal-notebook:2026")
+        check_image(context, "jupyter/minimal-notebook:2026")
 
 
 def test_flags_of_a_new_one_are_refused_for_one_that_runs() -> None:
-    from batchml.cli.notebook import _idle, _refuse
+    from batchml.sessions.commands.notebook import _check_flags, _read_idle
 
-    _refuse(None, ["--gpus"])
+    _check_flags(None, ["--gpus"])
     with pytest.raises(UsageError, match="--gpus, --idle: @last runs already"):
-        _refuse("@last", ["--gpus", "--idle"])
-    assert (_idle(None), _idle("never"), _idle("30m")) == (3600.0, None, 1800.0)
-    with pytest.raises(UsageError, match="--gpus: --end ends the one that runs"):
-        _refuse(None, ["--gpus"], end=True)
+        _check_flags("@last", ["--gpus", "--idle"])
+    assert (_read_idle(None), _read_idle("never"), _read_idle("30m")) == (3600.0, None, 1800.0)
+    with pytest.raises(UsageError, match="--gpus: --end ends the notebook that runs"):
+        _check_flags(None, ["--gpus"], end=True)
     with pytest.raises(UsageError, match="would end at once"):
-        _idle("0s")
+        _read_idle("0s")

@@ -12,7 +12,13 @@ from typing import Any
 
 import pytest
 
-from batchml.runtime.telemetry.spot import Announced, Notice, read_notice, service_of, words
+from batchml.runtime.telemetry.spot import (
+    SpotNotice,
+    SpotWatcher,
+    describe,
+    read_notice,
+    service_of,
+)
 from tests.conftest import wait_for
 
 ROOT = str(Path(__file__).parents[2])
@@ -95,25 +101,25 @@ class Run:
         self.left = within
 
 
-def listening(run: Run, now: float = AT - 118) -> Notice:
+def listening(run: Run, now: float = AT - 118) -> SpotWatcher:
     """A companion whose thread looks once and rests: later looks are the test's."""
-    return Notice(run, every=3600, now=lambda: now)  # type: ignore[arg-type]
+    return SpotWatcher(run, interval=3600, now=lambda: now)  # type: ignore[arg-type]
 
 
 def test_a_notice_says_what_is_done_and_when() -> None:
-    assert read_notice(json.dumps(ACTION).encode()) == Announced("terminate", AT)
-    assert read_notice(b'{"action": "stop"}') == Announced("stop", 0.0)
-    assert read_notice(b'{"action": "stop", "time": "soon"}') == Announced("stop", 0.0)
+    assert read_notice(json.dumps(ACTION).encode()) == SpotNotice("terminate", AT)
+    assert read_notice(b'{"action": "stop"}') == SpotNotice("stop", 0.0)
+    assert read_notice(b'{"action": "stop", "time": "soon"}') == SpotNotice("stop", 0.0)
     for body in (b"", b"<html>", b"[]", b"{}", b"null"):
         assert read_notice(body) is None
 
 
 def test_the_line_says_how_long_there_is() -> None:
-    assert words(Announced("terminate", AT), AT - 118) == (
+    assert describe(SpotNotice("terminate", AT), AT - 118) == (
         "spot notice: EC2 will terminate this host in 118 s, at 08:22:00Z. The run saves and stops."
     )
-    assert "in 0 s" in words(Announced("stop", AT), AT + 5)
-    assert words(Announced("stop", 0), AT).startswith("spot notice: EC2 will stop this host. ")
+    assert "in 0 s" in describe(SpotNotice("stop", AT), AT + 5)
+    assert describe(SpotNotice("stop", 0), AT).startswith("spot notice: EC2 will stop this host. ")
 
 
 def test_only_hosts_of_ec2_are_asked() -> None:
@@ -137,7 +143,7 @@ def test_a_run_is_stopped_once_its_host_is_taken_back(metadata: Metadata) -> Non
     metadata.answers["spot/instance-action"] = ACTION
     metadata.token = "t2"  # the first one has ended
     for _ in range(2):
-        notice.look()
+        notice.poll()
     notice.tick(1)
     [(reason, code)] = run.stopped
     assert code == 75
@@ -157,7 +163,7 @@ def test_an_advice_to_leave_is_told_and_the_run_goes_on(metadata: Metadata) -> N
         return bool(run.said)
 
     wait_for(is_told, "it is told")
-    notice.look()
+    notice.poll()
     notice.tick(1)
     assert len(run.said) == 1
     assert run.stopped == []
@@ -168,9 +174,9 @@ def test_the_host_may_write_it_into_a_file(tmp_path: Path) -> None:
     path = tmp_path / "notice"
     run = Run(BATCHML_NOTICE_FILE=str(path))
     notice = listening(run)
-    notice.look()
+    notice.poll()
     path.write_text(json.dumps(ACTION))
-    notice.look()
+    notice.poll()
     notice.tick(0)
     assert len(run.stopped) == 1
     notice.finish()

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchml.client import fetching
-from batchml.client.numbering import Numbering
-from batchml.client.renumbered import Renumbered
 from batchml.model.explanation import Explanation
 from batchml.model.record import Record
 from batchml.model.run import JobStatus, Run
-from batchml.ops.outputs import Entry
-from batchml.ops.rerun import MAP, first_id, first_numbers, own_id, ranges
-from batchml.ops.watch import Ended, Line, Lost, Progress
+from batchml.runs import outputs
+from batchml.runs.outputs import OutputEntry
+from batchml.runs.rerun.numbering import Numbering
+from batchml.runs.rerun.resubmit import RenumberedDiagnosis
+from batchml.runs.rerun.rules import MAP, first_id, first_numbers, own_id, ranges
+from batchml.runs.watch.events import LinesLost, OutputLine, RunEnded, WaitingProgress
 
 NUMBERS = st.sets(st.integers(0, 9_999), min_size=1, max_size=9).map(lambda it: tuple(sorted(it)))
 
@@ -50,18 +50,19 @@ def test_where_nothing_was_renumbered_ids_stay(job_id: str) -> None:
 
 def test_what_is_told_of_a_child_has_its_first_number() -> None:
     numbers, parent = Numbering(), run(**{MAP: ranges([2, 4])})
-    lines = [Line(1, "[0] Child 1", "0/2"), Line(1, "x", "1"), Line(1, "own")]
-    told: list[Any] = [Progress(parent, "Child 1 FAILED: 0"), Progress(parent, "[0] no log"),
-                       Lost("Child 1"), Ended(parent)]  # fmt: skip
-    assert list(numbers.told([*lines, *told])) == [*lines, *told]  # nothing is known yet
+    lines = [OutputLine(1, "[0] Child 1", "0/2"), OutputLine(1, "x", "1"), OutputLine(1, "own")]
+    told: list[Any] = [WaitingProgress(parent, "Child 1 FAILED: 0"),
+                       WaitingProgress(parent, "[0] no log"),
+                       LinesLost("Child 1"), RunEnded(parent)]  # fmt: skip
+    assert list(numbers.renumber([*lines, *told])) == [*lines, *told]  # nothing is known yet
     numbers.learn(None)
     numbers.learn(parent)
-    assert list(numbers.told(lines)) == [
-        Line(1, "[0] Child 1", "2/2"), Line(1, "x", "4"), Line(1, "own"),
+    assert list(numbers.renumber(lines)) == [
+        OutputLine(1, "[0] Child 1", "2/2"), OutputLine(1, "x", "4"), OutputLine(1, "own"),
     ]  # fmt: skip
-    texts = [each.text for each in numbers.told(told) if isinstance(each, Progress)]
+    texts = [each.text for each in numbers.renumber(told) if isinstance(each, WaitingProgress)]
     assert texts == ["Child 4 FAILED: 0", "[2] no log"]
-    assert list(numbers.told(told))[2:] == told[2:]
+    assert list(numbers.renumber(told))[2:] == told[2:]
 
 
 def test_outputs_come_under_the_first_numbers_from_where_they_lie() -> None:
@@ -70,13 +71,13 @@ def test_outputs_come_under_the_first_numbers_from_where_they_lie() -> None:
     class Lying:
         left_out = ("1/link: not a file",)
 
-        def entries(self) -> list[Entry]:
-            return [Entry("0/2/m", 1, 1), Entry("1/m", 1, 1)]
+        def entries(self) -> list[OutputEntry]:
+            return [OutputEntry("0/2/m", 1, 1), OutputEntry("1/m", 1, 1)]
 
-        def fetch(self, entry: Entry, path: Any) -> None:
+        def fetch(self, entry: OutputEntry, path: Any) -> None:
             fetched.append(entry.name)
 
-    source: Any = fetching.Renumbered(Lying(), (2, 4))
+    source: Any = outputs.RenumberedOutputs(Lying(), (2, 4))
     entries = list(source.entries())
     assert [entry.name for entry in entries] == ["2/2/m", "4/m"]
     assert source.left_out == ["4/link: not a file"]
@@ -91,7 +92,7 @@ def test_an_explanation_calls_children_by_their_first_numbers() -> None:
         "list_jobs": {"jobSummaryList": [child(1), child(0)]},
     }
     session: Any = SimpleNamespace(client=lambda _: Answering(answers))
-    diagnosis = Renumbered(session, "id", None)
+    diagnosis = RenumberedDiagnosis(session, "id", None)
     (array,) = diagnosis.runs(["id"])
     children = diagnosis.children(array, "FAILED")
     assert [(each.job_id, each.array_index) for each in children] == [("id:0", 2), ("id:1", 4)]
@@ -99,7 +100,7 @@ def test_an_explanation_calls_children_by_their_first_numbers() -> None:
     assert diagnosis.named(told) == Explanation(
         "c", "v id:4", ("child 4", "child 4 of 2 cats", "x:1"), "", "logs id:2"
     )
-    assert Renumbered(session, "other", None).named(told) == told
+    assert RenumberedDiagnosis(session, "other", None).named(told) == told
 
 
 def job(job_id: str, **container: Any) -> dict[str, Any]:

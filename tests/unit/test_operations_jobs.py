@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from batchml.local.server.protocol import Refused
+from batchml.local.server.protocol import ApiError
 from tests.models import ec2
 from tests.unit.world import World, consuming, pairs, world
 
@@ -65,7 +65,7 @@ def test_children_and_nodes_cannot_be_tagged(tagged: World, name: str) -> None:
 def test_tags_are_for_what_exists(tagged: World, name: str) -> None:
     resource = arn(*name.split("/"))
     assert "not found" in tagged.refusal("TagResource", resourceArn=resource, tags={"a": "1"})
-    with pytest.raises(Refused, match="not found"):
+    with pytest.raises(ApiError, match="not found"):
         tagged.read("ListTagsForResource", resourceArn=resource)
 
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from batchml.aws.batch.responses import to_run
 from batchml.model.outcome import describe_attempt, describe_outcome, signal_name
-from batchml.model.record import Record
+from batchml.model.record import Record, run_from_record
 from batchml.model.run import (
     Attempt,
     JobStatus,
@@ -19,8 +19,7 @@ from batchml.model.run import (
     classify,
     with_failures,
 )
-from batchml.ops.search import as_run
-from batchml.runtime.protocol.launch import Plan
+from batchml.runtime.protocol.launch import LaunchPlan
 
 EXITED = "Essential container in task exited"
 LOST = "Host EC2 (instance i-0123456789abcdef0) terminated."
@@ -180,7 +179,7 @@ def test_attempts_that_ended_alike_are_said_once() -> None:
         (failed(DID_NOT_START, attempts=(Attempt(),), reason="CannotPullContainerError: ERROR: "
                 "No matching distribution found for torhc==2"),
          "image-error: the program could not be started: pip cannot find torhc==2 "
-         "(requirements.txt): correct it there, and submit it again"),
+         "(requirements.txt): correct the file, and submit the job again"),
         (failed("JobQueue deleted"),
          "cancelled: stopped before it was started: its queue was deleted"),
         (failed("Array Child Job failed", children={"FAILED": 2, "SUCCEEDED": 8}, array_size=10),
@@ -314,13 +313,15 @@ def test_the_codes_of_our_runtime_mean_something_in_runs_of_ours(key: str, code:
 def test_a_crash_loop_is_told_as_what_it_is_where_ranks_ran() -> None:
     """Code 76 is our runtime's there; of any other program it is its own."""
     more: dict[str, Any] = {"exit_code": 76, "attempts": (Attempt(exit_code=76),), "key": "k"}
-    looped = failed(EXITED, environment={"BATCHML_LAUNCH": Plan("torchrun").to_json()}, **more)
+    looped = failed(
+        EXITED, environment={"BATCHML_LAUNCH": LaunchPlan("torchrun").to_json()}, **more
+    )
     assert describe_outcome(looped) == (
         "app-error: given up after 3 starts without a new checkpoint (76)"
     )
-    said = describe_attempt(looped.attempts[-1], is_ours=True, is_torchrun=True)
+    said = describe_attempt(looped.attempts[-1], is_ours=True, restarts=True)
     assert said == "was given up after 3 starts without a new checkpoint (76)"
-    for kind in ({}, {"BATCHML_LAUNCH": Plan("ray").to_json()}):
+    for kind in ({}, {"BATCHML_LAUNCH": LaunchPlan("ray").to_json()}):
         other = failed(EXITED, environment=kind, **more)
         assert describe_outcome(other) == "app-error: the program ended with code 76"
     assert classify(looped) == (OutcomeClass.APP_ERROR, 76)
@@ -330,7 +331,7 @@ def test_a_crash_loop_is_told_so_from_the_history_too() -> None:
     kept = Record(name="ddp", job_id="j", status="FAILED", outcome="app-error", exit_code=76,
                   key="k", attempts=(Attempt(exit_code=76),),
                   spec={"launch": {"kind": "torchrun"}})  # fmt: skip
-    told = as_run(kept)
+    told = run_from_record(kept)
     assert told is not None and "given up after 3 starts" in describe_outcome(told)
-    plain = as_run(replace(kept, spec={}))
+    plain = run_from_record(replace(kept, spec={}))
     assert plain is not None and describe_outcome(plain).endswith("ended with code 76")

@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from batchml.ops.outputs import PART, Copied, Entry, Folder, Together, Unreadable, copy, refusal
+from batchml.runs.outputs import (
+    PART,
+    ChildrenOutputs,
+    CopiedOutputs,
+    FolderOutputs,
+    OutputEntry,
+    Unreadable,
+    copy,
+    refusal,
+)
 
 
 class Names:
@@ -17,33 +26,33 @@ class Names:
         self.names = names
         self.fetched: list[str] = []
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[OutputEntry]:
         for name in self.names:
-            yield Entry(name, len(name.encode()), 1_000_000_000)
+            yield OutputEntry(name, len(name.encode()), 1_000_000_000)
 
-    def fetch(self, entry: Entry, path: Path) -> None:
+    def fetch(self, entry: OutputEntry, path: Path) -> None:
         self.fetched.append(entry.name)
         path.write_bytes(entry.name.encode())
 
 
-def copied(source: "Names | Folder | Together", dest: Path) -> Copied:
+def copied(source: "Names | FolderOutputs | ChildrenOutputs", dest: Path) -> CopiedOutputs:
     *_, last = copy(source, dest)
-    assert isinstance(last, Copied)
+    assert isinstance(last, CopiedOutputs)
     return last
 
 
 def test_a_second_time_only_what_is_new_or_changed_is_copied(tmp_path: Path) -> None:
     source, dest = Names("a", "b/c"), tmp_path / "dest"
-    assert copied(source, dest) == Copied(2, 4, 0)
-    assert copied(source, dest) == Copied(0, 0, 2)
+    assert copied(source, dest) == CopiedOutputs(2, 4, 0)
+    assert copied(source, dest) == CopiedOutputs(0, 0, 2)
     (dest / "a").write_text("changed")
-    assert copied(Names("a", "b/c", "d"), dest) == Copied(2, 2, 1)
+    assert copied(Names("a", "b/c", "d"), dest) == CopiedOutputs(2, 2, 1)
     assert (dest / "a").read_text() == "a"
 
 
 def test_what_was_cut_off_is_copied_again_and_nothing_half_has_the_name(tmp_path: Path) -> None:
     class Broken(Names):
-        def fetch(self, entry: Entry, path: Path) -> None:
+        def fetch(self, entry: OutputEntry, path: Path) -> None:
             super().fetch(entry, path)
             if entry.name == "b":
                 path.write_bytes(b"")
@@ -52,7 +61,7 @@ def test_what_was_cut_off_is_copied_again_and_nothing_half_has_the_name(tmp_path
     with pytest.raises(ConnectionError):
         copied(Broken("a", "b"), tmp_path)
     assert not (tmp_path / "b").exists()
-    assert copied(Names("a", "b"), tmp_path) == Copied(1, 1, 1)
+    assert copied(Names("a", "b"), tmp_path) == CopiedOutputs(1, 1, 1)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
 
 
@@ -89,7 +98,7 @@ def test_links_and_pipes_among_the_outputs_are_left_out(tmp_path: Path) -> None:
     (source / "passwd").symlink_to("/etc/passwd")
     (source / "etc").symlink_to("/etc")
     os.mkfifo(source / "pipe")
-    done = copied(Folder(source), tmp_path / "dest")
+    done = copied(FolderOutputs(source), tmp_path / "dest")
     assert (done.files, done.size) == (1, 5)
     assert sorted(text.partition(":")[0] for text in done.left_out) == ["etc", "passwd", "pipe"]
     assert (tmp_path / "dest" / "sub" / "model.bin").read_bytes() == b"12345"
@@ -97,7 +106,7 @@ def test_links_and_pipes_among_the_outputs_are_left_out(tmp_path: Path) -> None:
 
 def test_what_cannot_be_had_is_left_out_and_the_rest_is_copied(tmp_path: Path) -> None:
     class Fleeting(Names):
-        def fetch(self, entry: Entry, path: Path) -> None:
+        def fetch(self, entry: OutputEntry, path: Path) -> None:
             if entry.name == "b":
                 raise Unreadable("deleted meanwhile")
             super().fetch(entry, path)
@@ -114,7 +123,7 @@ def test_a_folder_that_becomes_a_link_meanwhile_leads_nowhere(tmp_path: Path) ->
     outside.mkdir()
     (source / "in" / "a").write_text("of the run")
     (outside / "a").write_text("of the host")
-    folder = Folder(source)
+    folder = FolderOutputs(source)
     (entry,) = folder.entries()
     (source / "in").rename(source / "was")
     (source / "in").symlink_to(outside)
@@ -130,7 +139,7 @@ def test_a_file_that_the_run_deletes_meanwhile_is_left_out(tmp_path: Path) -> No
     source.mkdir()
     for name in "ab":
         (source / name).write_text(name)
-    folder = Folder(source)
+    folder = FolderOutputs(source)
     entries = folder.entries()
     first = next(entries)
     for name in "ab":
@@ -141,13 +150,15 @@ def test_a_file_that_the_run_deletes_meanwhile_is_left_out(tmp_path: Path) -> No
 
 
 def test_children_lie_apart(tmp_path: Path) -> None:
-    together = Together({"0": Names("m"), "10": Names("m")})
+    together = ChildrenOutputs({"0": Names("m"), "10": Names("m")})
     assert copied(together, tmp_path).files == 2
     assert (tmp_path / "10" / "m").read_text() == "m"
 
 
 def test_what_the_first_node_left_lies_beside_the_folders_of_the_others(tmp_path: Path) -> None:
-    done = copied(Together({"": Names("m", "sub/x", "node-1/y"), "node-1": Names("y")}), tmp_path)
+    done = copied(
+        ChildrenOutputs({"": Names("m", "sub/x", "node-1/y"), "node-1": Names("y")}), tmp_path
+    )
     assert done.left_out == ("node-1/y: another node's outputs go there",)
     names = sorted(
         str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()
@@ -157,7 +168,7 @@ def test_what_the_first_node_left_lies_beside_the_folders_of_the_others(tmp_path
 
 def test_many_files_are_copied_in_their_order(tmp_path: Path) -> None:
     names = [f"{number:04d}" for number in range(200)]
-    found = [each.name for each in copy(Names(*names), tmp_path) if isinstance(each, Entry)]
+    found = [each.name for each in copy(Names(*names), tmp_path) if isinstance(each, OutputEntry)]
     assert found == names
 
 
@@ -169,9 +180,11 @@ def test_folders_deeper_than_pythons_stack_are_copied(tmp_path: Path) -> None:
         os.mkdir(at)
     Path(source, name).write_text("x")
     try:
-        assert copied(Folder(source), dest) == Copied(1, 1)
-        assert copied(Folder(source), dest) == Copied(0, 0, 1)
+        assert copied(FolderOutputs(source), dest) == CopiedOutputs(1, 1)
+        assert copied(FolderOutputs(source), dest) == CopiedOutputs(0, 0, 1)
         assert (dest / name).read_text() == "x"
-        assert "the path is too long" in copied(Folder(source), dest / ("e/" * 800)).left_out[0]
+        assert (
+            "the path is too long" in copied(FolderOutputs(source), dest / ("e/" * 800)).left_out[0]
+        )
     finally:  # who tidies up calls itself, too
         subprocess.run(["rm", "-r", source, dest], check=True)

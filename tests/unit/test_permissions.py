@@ -19,15 +19,15 @@ from batchml.aws.iam import (
     needed_permissions,
     probe,
     simulate,
-    simulations,
+    simulation_requests,
 )
 from batchml.aws.session import (
-    Identity,
+    CallerIdentity,
+    get_caller_identity,
     has_service_role,
     home_region,
     principal_arn,
     region_status,
-    who_am_i,
 )
 from batchml.errors import AccessError, ServiceError
 from batchml.model.environment import Budget, Environment, Network, Storage
@@ -40,7 +40,7 @@ from tests.wire import keys as keys
 
 ACCOUNT = "123456789012"
 ROLE = f"arn:aws:sts::{ACCOUNT}:assumed-role/AWSReservedSSO_Dev_0123/me@example.com"
-ME = Identity(ACCOUNT, f"arn:aws:iam::{ACCOUNT}:user/team/me")
+ME = CallerIdentity(ACCOUNT, f"arn:aws:iam::{ACCOUNT}:user/team/me")
 EVERYTHING = Environment(
     region="us-east-1", ami="build", storage=Storage(workspace="fsx-lustre"),
     budget=Budget(usd=1, email="a@b.c"),
@@ -106,7 +106,7 @@ def test_resources_are_those_of_the_environment_alone() -> None:
 
 
 def test_every_simulation_is_what_iam_asks_for_and_they_are_few() -> None:
-    calls = simulations(ME.arn, every_permission(), ME, "us-east-1", "dev")
+    calls = simulation_requests(ME.arn, every_permission(), ME, "us-east-1", "dev")
     arns = {arn_of(each.kind, ME, "us-east-1", "dev") for each in every_permission()}
     assert len(calls) == len({arn.split(":")[2] for arn in arns - {"*"}}) + 1 <= 9
     covered = set()
@@ -145,7 +145,7 @@ def verdicts(decide: Any) -> dict[tuple[str, str], str]:
     wire = Wire({"SimulatePrincipalPolicy": deciding(decide)})
     found = simulate(wire.session(), ME.arn, SUBMIT, ME, "us-east-1", "dev")
     assert wire.wrong == []
-    return {(each.permission.action, each.permission.kind): each.word for each in found}
+    return {(each.permission.action, each.permission.kind): each.result for each in found}
 
 
 @pytest.mark.usefixtures("keys")
@@ -207,7 +207,7 @@ def test_results_by_resource_and_further_pages_are_read() -> None:
     wire = Wire({"SimulatePrincipalPolicy": answer})
     found = simulate(wire.session(), ME.arn, wanted, ME, "us-east-1", "dev")
     assert {each.permission for each in found} == set(wanted)
-    assert {each.word for each in found} == {"allowed"}
+    assert {each.result for each in found} == {"allowed"}
     assert len(wire.calls) == 3
     assert wire.wrong == []
 
@@ -240,7 +240,7 @@ def test_probes_read_and_say_what_is_denied(action: str) -> None:
 def test_identities_are_told_apart(arn: str, user: str, role: str, is_root: bool) -> None:
     answer = {"UserId": "X", "Account": ACCOUNT, "Arn": arn}
     wire = Wire({"GetCallerIdentity": answer})
-    found = who_am_i(wire.session())
+    found = get_caller_identity(wire.session())
     assert (found.user_name, found.role_name, found.is_root) == (user, role, is_root)
     assert found.partition == arn.split(":")[1]
     assert "GMT" in found.date
@@ -254,10 +254,12 @@ def test_a_role_is_simulated_by_its_full_arn() -> None:
         "RoleId": "AROAEXAMPLE", "Arn": full, "CreateDate": "2026-01-01T00:00:00Z",
     }  # fmt: skip
     wire = Wire({"GetRole": {"Role": role}})
-    assert principal_arn(wire.session(), Identity(ACCOUNT, ROLE)) == full
+    assert principal_arn(wire.session(), CallerIdentity(ACCOUNT, ROLE)) == full
     assert wire.calls == [("GetRole", {"RoleName": "AWSReservedSSO_Dev_0123"})]
     assert principal_arn(wire.session(), ME) == ME.arn
-    assert principal_arn(wire.session(), Identity(ACCOUNT, f"arn:aws:iam::{ACCOUNT}:root")) == ""
+    assert (
+        principal_arn(wire.session(), CallerIdentity(ACCOUNT, f"arn:aws:iam::{ACCOUNT}:root")) == ""
+    )
 
 
 @pytest.mark.usefixtures("keys")
@@ -402,7 +404,11 @@ def test_the_policy_for_submitters_is_no_longer_than_iam_takes() -> None:
 
 def test_explain_and_cost_ask_for_the_calls_that_they_make() -> None:
     made: dict[Command, tuple[str, ...]] = {
-        "explain": ("diagnosis",), "cost": ("batch/hosts", "spot", "pricing", "batch/resources"),
+        "explain": ("diagnosis",),
+        "cost": (
+            "batch/hosts", "pricing/instances", "pricing/price_list", "pricing/spot",
+            "batch/resources",
+        ),
     }  # fmt: skip
     for command, modules in made.items():
         source = "".join(

@@ -6,18 +6,19 @@ import pytest
 from msgspec.structs import replace
 
 from batchml.aws.cloudformation import Blueprint, ChangeSet, Drift, Stack, StackChange
-from batchml.aws.ec2 import Template
-from batchml.ops.setup.batch_plan import (
+from batchml.aws.ec2 import LaunchTemplate
+from batchml.setup.plan import (
+    current_name,
     decide_environment,
     decide_policy,
     decide_queue,
-    generation,
-    is_generation,
+    decide_stack,
+    is_version_of,
+    make_plan,
     queues_of,
+    refusals,
 )
-from batchml.ops.setup.plan import make_plan, refusals
-from batchml.ops.setup.stack_plan import decide_stack
-from batchml.ops.setup.values import Action, Facts, Kind, Step, Wanted, is_known
+from batchml.setup.values import Action, CurrentState, PlanStep, ResourceKind, WantedState, is_known
 
 STORAGE = Blueprint("s-storage", "text", {"A": "1"}, {"t": "v"}, is_protected=True)
 THERE = Stack(
@@ -26,9 +27,9 @@ THERE = Stack(
 )  # fmt: skip
 
 
-def decided(stack: Stack | None, blueprint: Blueprint = STORAGE, **facts: Any) -> Step:
+def decided(stack: Stack | None, blueprint: Blueprint = STORAGE, **facts: Any) -> PlanStep:
     stacks = {stack.name: stack} if stack else {}
-    return decide_stack(blueprint, Facts(stacks=stacks, **facts))
+    return decide_stack(blueprint, CurrentState(stacks=stacks, **facts))
 
 
 # --- stacks -----------------------------------------------------------------------------------
@@ -47,11 +48,11 @@ def decided(stack: Stack | None, blueprint: Blueprint = STORAGE, **facts: Any) -
         ("UPDATE_COMPLETE_CLEANUP_IN_PROGRESS", "update", "wait", "it is waited for"),
         ("UPDATE_ROLLBACK_IN_PROGRESS", "update", "wait", "it is waited for"),
         ("DELETE_IN_PROGRESS", "delete", "wait", "it is waited for"),
-        ("CREATE_FAILED", "replace", "recreate", "making it failed earlier: why"),
-        ("ROLLBACK_COMPLETE", "replace", "recreate", "making it failed earlier: why"),
-        ("ROLLBACK_FAILED", "replace", "recreate", "making it failed earlier: why"),
-        ("DELETE_FAILED", "replace", "recreate", "deleting it failed earlier: why"),
-        ("REVIEW_IN_PROGRESS", "replace", "recreate", "begun and is empty"),
+        ("CREATE_FAILED", "replace", "recreate", "its creation failed earlier: why"),
+        ("ROLLBACK_COMPLETE", "replace", "recreate", "its creation failed earlier: why"),
+        ("ROLLBACK_FAILED", "replace", "recreate", "its creation failed earlier: why"),
+        ("DELETE_FAILED", "replace", "recreate", "its deletion failed earlier: why"),
+        ("REVIEW_IN_PROGRESS", "replace", "recreate", "was begun, and it is empty"),
         ("UPDATE_ROLLBACK_FAILED", "update", "continue-rollback", "stuck: why"),
     ],
 )
@@ -139,13 +140,13 @@ def test_what_was_changed_by_hand_is_told_with_an_update_and_is_none_by_itself()
                            Drift("Eip", "AWS::EC2::EIP", "DELETED"))}  # fmt: skip
     step = decided(replace(THERE, parameters={"A": "0"}), drifts=drifts)
     assert step.reasons[1:] == (
-        "somebody has changed Nat by hand (/Tags)", "somebody has changed Eip by hand (gone)",
+        "Nat was changed by hand (/Tags)", "Eip was changed by hand (deleted)",
     )  # fmt: skip
     assert decided(THERE, drifts=drifts).action is Action.KEEP
 
 
-def unwanted(stack: Stack, **wanted: Any) -> Step:
-    (step,) = make_plan(Wanted(**wanted), Facts(stacks={stack.name: stack}))
+def unwanted(stack: Stack, **wanted: Any) -> PlanStep:
+    (step,) = make_plan(WantedState(**wanted), CurrentState(stacks={stack.name: stack}))
     return step
 
 
@@ -209,7 +210,7 @@ def test_a_compute_environment_as_described_is_kept() -> None:
     assert decide_environment(REQUEST, there()) == (Action.KEEP, [], "")
 
 
-REPLACES_INSTANCES = "its instances are replaced; jobs on them get 30 minutes to end"
+REPLACES_INSTANCES = "its instances are replaced; their jobs get 30 minutes to end"
 
 
 @pytest.mark.parametrize(
@@ -249,7 +250,7 @@ def test_what_aws_batch_changes_in_place_is_updated(found: dict[str, Any], says:
         (REQUEST, there(allocationStrategy="BEST_FIT", maxvCpus=8), "cannot be updated in place"),
         ({**REQUEST, "computeResources": {
             **REQUEST["computeResources"], "allocationStrategy": "BEST_FIT"}}, there(),
-         "BEST_FIT cannot be given"),
+         "existing compute environment to BEST_FIT"),
         (REQUEST, there(placementGroup="gpu"), "placementGroup: gpu -> none"),
     ],
 )  # fmt: skip
@@ -288,40 +289,44 @@ def queue(**changed: Any) -> dict[str, Any]:
 
 
 OLD = there(allocationStrategy="BEST_FIT")
-WANTED = Wanted(environments={"gpu": REQUEST}, queues={"default": QUEUE})
+WANTED = WantedState(environments={"gpu": REQUEST}, queues={"default": QUEUE})
 
 
-def lines(wanted: Wanted, facts: Facts) -> list[str]:
+def lines(wanted: WantedState, facts: CurrentState) -> list[str]:
     return [f"{s.action} {s.kind} {s.name}" for s in make_plan(wanted, facts) if s.changes]
 
 
 def test_a_replaced_compute_environment_makes_room_in_this_order() -> None:
     """The new one, then the queues take it, then the old one goes."""
-    facts = Facts(environments={"gpu": OLD}, queues={"default": queue()})
+    facts = CurrentState(environments={"gpu": OLD}, queues={"default": queue()})
     assert lines(WANTED, facts) == [
         "replace compute environment gpu", "update job queue default",
         "delete compute environment gpu",
     ]  # fmt: skip
     assert make_plan(WANTED, facts)[0].reasons[-1] == "it becomes gpu-r2"
-    assert generation(WANTED, facts, "gpu") == "gpu-r2"
-    renewed = Facts(environments={"gpu": OLD, "gpu-r2": there()}, queues={"default": queue()})
+    assert current_name(WANTED, facts, "gpu") == "gpu-r2"
+    renewed = CurrentState(
+        environments={"gpu": OLD, "gpu-r2": there()}, queues={"default": queue()}
+    )
     assert lines(WANTED, renewed) == [
         "update job queue default", "delete compute environment gpu",
     ]  # fmt: skip
     order = queues_of(WANTED, renewed)["default"]["computeEnvironmentOrder"]
     assert order == [{"order": 1, "computeEnvironment": "gpu-r2"}]
     moved = queue(computeEnvironmentOrder=[{"order": 1, "computeEnvironment": f"{ARN}/gpu-r2"}])
-    finished = Facts(environments={"gpu-r2": there()}, queues={"default": moved})
+    finished = CurrentState(environments={"gpu-r2": there()}, queues={"default": moved})
     assert lines(WANTED, finished) == []
-    third = Facts(environments={"gpu-r2": OLD}, queues={"default": moved})
-    assert generation(WANTED, third, "gpu") == "gpu-r3"
+    third = CurrentState(environments={"gpu-r2": OLD}, queues={"default": moved})
+    assert current_name(WANTED, third, "gpu") == "gpu-r3"
 
 
 def test_the_newest_generation_is_the_one_by_number() -> None:
-    facts = Facts(environments={"gpu-r9": there(), "gpu-r10": there(), "gpu": there()})
-    assert generation(WANTED, facts, "gpu") == "gpu-r10"
-    reasons = {s.name: s.reasons for s in make_plan(Wanted(environments={"gpu": REQUEST}), facts)}
-    assert reasons["gpu-r9"] == reasons["gpu"] == ("it has been replaced",)
+    facts = CurrentState(environments={"gpu-r9": there(), "gpu-r10": there(), "gpu": there()})
+    assert current_name(WANTED, facts, "gpu") == "gpu-r10"
+    reasons = {
+        s.name: s.reasons for s in make_plan(WantedState(environments={"gpu": REQUEST}), facts)
+    }
+    assert reasons["gpu-r9"] == reasons["gpu"] == ("it was replaced",)
 
 
 @pytest.mark.parametrize(
@@ -330,12 +335,14 @@ def test_the_newest_generation_is_the_one_by_number() -> None:
      ("gpu-r", False), ("gpu-rx2", False), ("cpu", False), ("gpu2", False)],
 )  # fmt: skip
 def test_a_name_that_begins_alike_is_no_generation(name: str, is_one: bool) -> None:
-    assert is_generation(name, "gpu") is is_one
+    assert is_version_of(name, "gpu") is is_one
 
 
 @pytest.mark.parametrize("status", ["CREATING", "UPDATING"])
 def test_what_aws_batch_is_busy_with_is_waited_for(status: str) -> None:
-    facts = Facts(environments={"gpu": there(status)}, queues={"default": queue(status=status)})
+    facts = CurrentState(
+        environments={"gpu": there(status)}, queues={"default": queue(status=status)}
+    )
     steps = make_plan(WANTED, facts)
     assert [(s.action, s.how) for s in steps] == [(Action.UPDATE, "wait")] * 2
     assert all(s.reasons == (f"{status}: it is waited for",) for s in steps)
@@ -412,12 +419,12 @@ def test_replacing_or_deleting_a_queue_loses_the_runs_in_it() -> None:
     fair = {"default": queue(schedulingPolicyArn=POLICY)}
     environments = {"gpu": there()}
     (step,) = [
-        s for s in make_plan(WANTED, Facts(environments=environments, queues=fair,
+        s for s in make_plan(WANTED, CurrentState(environments=environments, queues=fair,
                                            busy={"default": 1})) if s.changes
     ]  # fmt: skip
     assert (step.action, step.loses) == (Action.REPLACE, "1 run in it")
-    facts = Facts(queues={"old": queue()}, busy={"old": 2})
-    (step,) = make_plan(Wanted(), facts)
+    facts = CurrentState(queues={"old": queue()}, busy={"old": 2})
+    (step,) = make_plan(WantedState(), facts)
     assert (step.action, step.loses) == (Action.DELETE, "2 runs in it")
 
 
@@ -446,34 +453,34 @@ TEMPLATE = {"LaunchTemplateName": "gpu", "VersionDescription": "batchml content 
     ("found", "action", "says"),
     [
         ({}, "create", "it does not exist"),
-        ({"gpu": Template("gpu", 3, "abc")}, "keep", ""),
-        ({"gpu": Template("gpu", 3, "xyz")}, "update", "version 4"),
+        ({"gpu": LaunchTemplate("gpu", 3, "abc")}, "keep", ""),
+        ({"gpu": LaunchTemplate("gpu", 3, "xyz")}, "update", "version 4"),
     ],
 )
 def test_a_launch_template_is_known_by_its_content(
-    found: dict[str, Template], action: str, says: str
+    found: dict[str, LaunchTemplate], action: str, says: str
 ) -> None:
-    (step,) = make_plan(Wanted(templates={"gpu": TEMPLATE}), Facts(templates=found))
-    assert (step.action.value, step.kind) == (action, Kind.LAUNCH_TEMPLATE)
+    (step,) = make_plan(WantedState(templates={"gpu": TEMPLATE}), CurrentState(templates=found))
+    assert (step.action.value, step.kind) == (action, ResourceKind.LAUNCH_TEMPLATE)
     assert says in " ".join(step.reasons)
 
 
 def test_a_job_definition_is_registered_once_and_never_deleted() -> None:
-    wanted = Wanted(definitions={"lenet-1": {}})
-    assert lines(wanted, Facts()) == ["create job definition lenet-1"]
-    assert lines(wanted, Facts(definitions=frozenset(["lenet-1", "lenet-0"]))) == []
+    wanted = WantedState(definitions={"lenet-1": {}})
+    assert lines(wanted, CurrentState()) == ["create job definition lenet-1"]
+    assert lines(wanted, CurrentState(definitions=frozenset(["lenet-1", "lenet-0"]))) == []
 
 
 def test_a_placement_group_is_there_or_not() -> None:
-    wanted = Wanted(groups={"g": {}})
-    assert lines(wanted, Facts()) == ["create placement group g"]
-    assert lines(wanted, Facts(groups={"g": {}})) == []
+    wanted = WantedState(groups={"g": {}})
+    assert lines(wanted, CurrentState()) == ["create placement group g"]
+    assert lines(wanted, CurrentState(groups={"g": {}})) == []
 
 
-EVERYTHING = Facts(
+EVERYTHING = CurrentState(
     stacks={f"s-{name}": replace(THERE, name=f"s-{name}") for name in ("network", "roles")},
     groups={"g": {}},
-    templates={"gpu": Template("gpu", 1, "abc")},
+    templates={"gpu": LaunchTemplate("gpu", 1, "abc")},
     policies={"p": {"arn": POLICY}},
     environments={"gpu": there()},
     queues={"default": queue()},
@@ -481,7 +488,7 @@ EVERYTHING = Facts(
 
 
 def test_what_is_not_wanted_goes_in_the_order_that_aws_needs() -> None:
-    assert lines(Wanted(), EVERYTHING) == [
+    assert lines(WantedState(), EVERYTHING) == [
         "delete job queue default", "delete compute environment gpu", "delete scheduling policy p",
         "delete launch template gpu", "delete placement group g", "delete stack s-roles",
         "delete stack s-network",
@@ -489,25 +496,30 @@ def test_what_is_not_wanted_goes_in_the_order_that_aws_needs() -> None:
 
 
 def test_what_others_stand_on_is_made_first() -> None:
-    wanted = Wanted(
+    wanted = WantedState(
         stacks=(STORAGE,), groups={"g": {}}, templates={"gpu": TEMPLATE},
         policies={"p": {}}, environments={"gpu": REQUEST}, queues={"default": QUEUE},
         definitions={"lenet": {}},
     )  # fmt: skip
-    assert [step.kind for step in make_plan(wanted, Facts())] == [
-        Kind.STACK, Kind.PLACEMENT_GROUP, Kind.LAUNCH_TEMPLATE, Kind.POLICY, Kind.ENVIRONMENT,
-        Kind.QUEUE, Kind.DEFINITION,
-    ]  # fmt: skip
+    assert [step.kind for step in make_plan(wanted, CurrentState())] == [
+        ResourceKind.STACK,
+        ResourceKind.PLACEMENT_GROUP,
+        ResourceKind.LAUNCH_TEMPLATE,
+        ResourceKind.POLICY,
+        ResourceKind.ENVIRONMENT,
+        ResourceKind.QUEUE,
+        ResourceKind.DEFINITION,
+    ]
 
 
 def test_a_teardown_changes_the_stacks_that_stay_last() -> None:
     kept = replace(STORAGE, name="s-network", parameters={"A": "none"})
-    found = lines(Wanted(stacks=(kept,), is_backwards=True), EVERYTHING)
+    found = lines(WantedState(stacks=(kept,), is_backwards=True), EVERYTHING)
     assert found[-2:] == ["delete stack s-roles", "update stack s-network"]
 
 
 def test_a_single_command_deletes_nothing() -> None:
-    wanted = Wanted(queues={"new": {**QUEUE, "jobQueueName": "new"}}, is_all=False)
+    wanted = WantedState(queues={"new": {**QUEUE, "jobQueueName": "new"}}, is_all=False)
     assert lines(wanted, EVERYTHING) == ["create job queue new"]
 
 
@@ -521,9 +533,9 @@ def test_another_range_of_addresses_is_refused_under_compute_environments() -> N
     parameters = {"VpcCidr": "10.0.0.0/16"}
     network = Blueprint("batchml-dev-network", "t", {"VpcCidr": "10.1.0.0/16"}, {})
     stack = Stack("id", network.name, "CREATE_COMPLETE", parameters=parameters)
-    wanted = Wanted(stacks=(network,))
-    empty = Facts(stacks={network.name: stack})
-    used = Facts(stacks={network.name: stack}, environments={"batchml-dev-gpu": there()})
+    wanted = WantedState(stacks=(network,))
+    empty = CurrentState(stacks={network.name: stack})
+    used = CurrentState(stacks={network.name: stack}, environments={"batchml-dev-gpu": there()})
     assert refusals(wanted, [], empty) == []
     (why,) = refusals(wanted, [], used)
     assert "network.cidr cannot be changed from 10.0.0.0/16" in why

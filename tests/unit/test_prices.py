@@ -17,7 +17,9 @@ from botocore.exceptions import ConnectTimeoutError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchml.aws.pricing import CHARGES, FRESH, Charge, InstanceType, Prices, price_in, queries
+from batchml.aws.pricing.cache import FRESH, Prices
+from batchml.aws.pricing.instances import InstanceType
+from batchml.aws.pricing.price_list import CHARGES, Charge, find_price, plan_queries
 from batchml.aws.session import Access, Session
 from batchml.local.server.validation import problems
 from tests.fakes import FakeClock
@@ -329,7 +331,7 @@ def test_pages_are_followed(aws: Aws, make: Make) -> None:
 
 def test_names_that_do_not_fit_one_filter_make_another_question() -> None:
     items = [f"on-demand:g5.{number}xlarge" for number in range(100)]
-    asked = queries("eu-west-1", items)
+    asked = plan_queries("eu-west-1", items)
     assert [item for query in asked for item in query.items] == items
     values = [query.request()["Filters"][0]["Value"] for query in asked]
     assert len(values) == 2 and max(map(len, values)) <= 1024
@@ -410,7 +412,7 @@ def test_other_partitions_have_no_price_list(aws: Aws, make: Make, region: str) 
         inner, max_size=4), max_leaves=20))  # fmt: skip
 def test_no_answer_breaks_the_reading(value: Any) -> None:
     anything = Charge("", "s", "f", "v", "", "", "hour")
-    found = price_in(anything, [json.dumps(value)], "2026-11-21T00:00:00Z")
+    found = find_price(anything, [json.dumps(value)], "2026-11-21T00:00:00Z")
     assert isinstance(found, str) or found[0] > 0
 
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchml.model.conda import DOCKERFILE as OF_CONDA
-from batchml.model.dockerfile import complete, copied, instructions, mistakes_of
-from batchml.ops.context import collect
+from batchml.jobs.image_files import DOCKERFILE as OF_CONDA
+from batchml.jobs.image_files import complete, copy_sources, instructions, start_mistakes
+from batchml.jobs.own_image import collect
 
 LIKE = r"""# syntax=docker/dockerfile:1
 FROM python:3.12 AS build
@@ -38,7 +38,7 @@ def test_instructions_are_read_as_docker_reads_them() -> None:
 
 
 def test_what_comes_from_the_folder_is_known() -> None:
-    found, mistakes = copied(LIKE)
+    found, mistakes = copy_sources(LIKE)
     assert [each.path for each in found] == [
         "pyproject.toml", "src", "other.txt", "a b.txt", "c/*.py",
     ]  # fmt: skip
@@ -47,7 +47,7 @@ def test_what_comes_from_the_folder_is_known() -> None:
 
 def test_another_escape_is_one() -> None:
     text = "# escape=`\nFROM x:1\nCOPY a `\n  b /\n"
-    assert [each.path for each in copied(text)[0]] == ["a", "b"]
+    assert [each.path for each in copy_sources(text)[0]] == ["a", "b"]
     assert "`\n" in complete(text)
     assert "\\\n" not in complete(text)
 
@@ -62,8 +62,8 @@ COPY --chown=a:b ["b c", "/"]
 
 
 def test_what_only_looks_like_more_hides_no_file() -> None:
-    assert [each.path for each in copied(ODD)[0]] == ["a", "b c"]
-    assert list(mistakes_of(ODD)) == []
+    assert [each.path for each in copy_sources(ODD)[0]] == ["a", "b c"]
+    assert list(start_mistakes(ODD)) == []
 
 
 def put(folder: Path, *names: str) -> Path:
@@ -105,30 +105,36 @@ def test_what_cannot_be_copied_is_told_with_its_line_all_at_once(tmp_path: Path)
     text = "FROM x:1\nCOPY none.txt /\nCOPY $FILES /\nCOPY ../up /\nCOPY .env keys /\n"
     told = collect(tmp_path, "Dockerfile", text).mistakes
     assert [each.split(":")[1].strip() for each in told[:3]] == ["line 3", "line 4", "line 2"]
-    assert told[3].startswith("Dockerfile: copies .env, keys/id_rsa, named as secrets are")
+    assert told[3].startswith("Dockerfile: copies .env, keys/id_rsa, named like secrets")
 
 
-def test_the_runtime_is_there_to_be_copied(tmp_path: Path) -> None:
+def test_the_runtime_is_there_to_be_copy_sources(tmp_path: Path) -> None:
     assert taken(tmp_path, "COPY batchml /opt/batchml/batchml\n") == []
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("RUN true\n", "has no FROM"),
-        ("FROM x:1\nRUN true \\\n\n# a word\n", "its last line goes on"),
-        (
-            "FROM x:1\nRUN --mount=type=cache,target=/c make\n",
-            "line 2: RUN with --mount needs BuildKit",
-        ),
-        ("FROM x:1\nCOPY --chown=1 --chmod=755 a /\n", "line 2: COPY with --chmod needs"),
-        ("FROM x:1\nRUN <<'END'\nmake\nEND\n", "line 2: RUN with a here-document needs"),
+        ("FROM x:1\nRUN true \\\n\n# a word\n", "its last line is continued"),
         ("FROM x:1\nENTRYPOINT python train.py\n", "line 2: ENTRYPOINT as a line of the shell"),
     ],
 )
 def test_what_could_not_start_a_run(text: str, says: str) -> None:
-    (told,) = mistakes_of(text)
+    (told,) = start_mistakes(text)
     assert says in told
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "RUN true\n",
+        "FROM x:1\nRUN --mount=type=cache,target=/c make\n",
+        "FROM x:1\nCOPY --chown=1 --chmod=755 a /\n",
+        "FROM x:1\nRUN <<'END'\nmake\nEND\n",
+    ],
+)
+def test_the_engine_judges_all_else(text: str) -> None:
+    assert list(start_mistakes(text)) == []
 
 
 def test_what_starts_a_run_is_added_and_starts_their_entry_point() -> None:
@@ -163,10 +169,10 @@ WORDS = st.sampled_from(
 
 @given(st.lists(WORDS, max_size=25).map("".join))
 def test_no_text_is_too_odd_to_be_read(text: str) -> None:
-    found, _ = copied(text)
+    found, _ = copy_sources(text)
     assert not any(".." in each.path.split("/") for each in found)
     completed = complete(text)
     last = instructions(completed)[-1]
-    if not any("goes on" in each for each in mistakes_of(text)):
+    if not any("is continued" in each for each in start_mistakes(text)):
         assert last.word == "ENTRYPOINT"
         assert "batchml.runtime.run" in last.rest

@@ -7,16 +7,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from batchml.client.explaining import _recipe
-from batchml.client.order import Order
-from batchml.client.place import Place
-from batchml.client.submission import prepare, publish, read_platform, resolve, send
-from batchml.client.sweeping.reading import Wish
-from batchml.client.sweeping.starting import make_ready
+from batchml.config.settings import load_settings
+from batchml.context import Context
 from batchml.errors import ConfigError, NotFound
-from batchml.ops.rerun import again
-from batchml.ops.sources import find_source
-from batchml.settings import load_settings
+from batchml.explain.service import _recipe
+from batchml.jobs.find import find_source
+from batchml.runs.job_images import publish, read_platform, resolve
+from batchml.runs.options import RunRequest
+from batchml.runs.prepare import prepare
+from batchml.runs.rerun.rules import again
+from batchml.runs.submit import submit_run
+from batchml.sweeps.start import SweepOptions, prepare_sweep
 from tests.scripted import ScriptedSession
 from tests.unit.test_submission import CONFIG, DIGEST, Aws, aws, place_in, write
 
@@ -32,19 +33,19 @@ PARAMETER = "arn:aws:ssm:us-east-1:123456789012:parameter/team/wandb"
 
 def project(
     tmp_path: Path, aws: Aws, job: str = JOB, **files: str
-) -> tuple[Place, ScriptedSession]:
+) -> tuple[Context, ScriptedSession]:
     write(tmp_path, job)
     for name, text in files.items():
         (tmp_path / "jobs" / "hello" / name.replace("__", ".")).write_text(text)
     return place_in(tmp_path, aws.answer)
 
 
-def order(**changes: Any) -> Order:
-    return Order(job="hello", changes=changes)
+def order(**changes: Any) -> RunRequest:
+    return RunRequest(job="hello", changes=changes)
 
 
-def container(place: Place, wanted: Order) -> dict[str, Any]:
-    register = prepare(place, wanted, dry_run=True).requests.register
+def container(context: Context, wanted: RunRequest) -> dict[str, Any]:
+    register = prepare(context, wanted, dry_run=True).requests.register
     found: dict[str, Any] = register["containerProperties"]
     return found
 
@@ -55,7 +56,7 @@ def test_a_job_runs_in_the_image_of_its_own_files(tmp_path: Path, aws: Aws) -> N
     assert (found["image"], found["user"]) == (f"{REGISTRY}/batchml/hello@{DIGEST}", "1000:1000")
     (job,) = resolve(place, ["hello"])
     assert job.request(read_platform(place))["containerProperties"]["image"] == found["image"]
-    assert send(place, prepare(place, order(), dry_run=False)) == "j-1"
+    assert submit_run(place, prepare(place, order(), dry_run=False)) == "j-1"
     assert [key for key in aws.objects if key.startswith("code/")], "its code travels"
 
 
@@ -71,7 +72,9 @@ def test_one_that_was_not_pushed_says_how(tmp_path: Path, aws: Aws) -> None:
 
 
 def test_mistakes_of_the_files_are_told_before_anything_is_asked(tmp_path: Path, aws: Aws) -> None:
-    place, session = project(tmp_path, aws, environment__yml="nmae: x\ndependencies: ['=']\n")
+    place, session = project(
+        tmp_path, aws, environment__yml="dependencies:\n- pip:\n  - -r a.txt\n  - -r b.txt\n"
+    )
     with pytest.raises(ConfigError) as caught:
         prepare(place, order(), dry_run=False)
     assert len(caught.value.mistakes) == 2
@@ -83,12 +86,12 @@ def test_requirements_that_are_not_used_are_said(tmp_path: Path, aws: Aws) -> No
     told = prepare(place, order(), dry_run=True).notices
     assert any('image = "python + requirements.txt"' in notice for notice in told)
     (tmp_path / "requirements.txt").write_text("six\n")
-    plain = Order(command=("true",), changes={"queue": "gpu", "code": False})
+    plain = RunRequest(command=("true",), changes={"queue": "gpu", "code": False})
     assert (
         "requirements.txt here: not used; --image . makes the image of it."
         in prepare(place, plain, dry_run=True).notices
     )
-    asked = Order(command=("true",), changes={**plain.changes, "image": "."})
+    asked = RunRequest(command=("true",), changes={**plain.changes, "image": "."})
     found = prepare(place, asked, dry_run=True)
     assert found.notices == ()
     assert f"{REGISTRY}/batchml/{tmp_path.name.replace('_', '-')}@" in str(found.requests.register)
@@ -114,7 +117,7 @@ def test_a_sweep_runs_in_the_image_of_its_jobs_own_files(tmp_path: Path, aws: Aw
         'job = "hello"\ngoal = { max = "acc" }\nmethod = "random"\n'
         "[space]\nlr = { log = [1e-4, 1e-1] }\n[limits]\ntrials = 2\n"
     )
-    assert make_ready(place, Wish(file="sweep.toml")).frozen.image == (
+    assert prepare_sweep(place, SweepOptions(file="sweep.toml")).sweep.image == (
         f"{REGISTRY}/batchml/hello@{DIGEST}"
     )
 
@@ -133,7 +136,7 @@ def test_explain_names_the_file_that_lacks_a_package(tmp_path: Path, aws: Aws) -
 SECRET = JOB + '[secrets]\nWANDB_API_KEY = "ssm:/team/wandb"\n'
 
 
-def listed(place_: tuple[Place, ScriptedSession], folder: Path, aws: Aws) -> Place:
+def listed(place_: tuple[Context, ScriptedSession], folder: Path, aws: Aws) -> Context:
     """The same, where the environment lists the parameter."""
     config = CONFIG.replace("ami =", f'secrets = ["{PARAMETER}"]\nami =')
     (folder / "batchml.toml").write_text(config)
@@ -164,7 +167,7 @@ def test_a_secret_is_named_in_the_definition_and_kept_for_the_next_time(
 
 def test_all_children_of_an_array_are_given_it(tmp_path: Path, aws: Aws) -> None:
     place = listed(project(tmp_path, aws, SECRET, requirements__txt=""), tmp_path, aws)
-    found = prepare(place, Order(job="hello", array=3), dry_run=True).requests
+    found = prepare(place, RunRequest(job="hello", array=3), dry_run=True).requests
     assert found.register["containerProperties"]["secrets"][0]["valueFrom"] == PARAMETER
     assert found.submit["arrayProperties"] == {"size": 3}
 

@@ -6,12 +6,18 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from batchml.cluster.queueing import (
+    count_runnable,
+    describe_move,
+    positions,
+    short_reason,
+    shorten_reason,
+)
+from batchml.cluster.rows import ClusterState
 from batchml.model.explanation import ComputeState, QueueState
 from batchml.model.fallback import FALLBACK_TAG
-from batchml.model.hosts import ClusterHost, Room
+from batchml.model.hosts import ClusterHost, HostResources
 from batchml.model.run import Attempt, JobStatus, Run
-from batchml.ops.cluster import Cluster
-from batchml.ops.queueing import move_of, positions, reason_of, said, waits
 
 
 def run(job_id: str, status: str = "RUNNABLE", **more: Any) -> Run:
@@ -24,7 +30,7 @@ def array(job_id: str, runnable: int, **more: Any) -> Run:
 
 
 def host(used: float = 0, gpus_used: int = 0, **more: Any) -> ClusterHost:
-    room = Room(8, 1000, 2, used_vcpus=used, used_gpus=gpus_used)
+    room = HostResources(8, 1000, 2, used_vcpus=used, used_gpus=gpus_used)
     return ClusterHost(**{"id": "h1", "cluster": "c", "room": room, **more})
 
 
@@ -33,9 +39,9 @@ def compute(**more: Any) -> ComputeState:
                            "cluster": "c", **more})  # fmt: skip
 
 
-def cluster(*hosts: ClusterHost, ce: ComputeState | None = None, **queue: Any) -> Cluster:
+def cluster(*hosts: ClusterHost, ce: ComputeState | None = None, **queue: Any) -> ClusterState:
     state = QueueState(**{"name": "gpu", "environments": ("ce",), **queue})
-    return Cluster({"gpu": state}, {"ce": ce or compute()}, hosts)
+    return ClusterState({"gpu": state}, {"ce": ce or compute()}, hosts)
 
 
 # --- places -----------------------------------------------------------------------------------
@@ -70,7 +76,7 @@ def test_whatever_is_told_places_are_distinct_and_within_what_waits() -> None:
         told = [f"{name}:{n}" for name in "abcxyz" for n in range(3)] + list("cdez")
         front = chance.sample(told, chance.randint(0, len(told)))
         found = positions(runs, front)
-        assert {*found} == {each.job_id for each in runs if waits(each)}
+        assert {*found} == {each.job_id for each in runs if count_runnable(each)}
         assert len({*found.values()}) == len(found)
         assert all(place >= 1 for place in found.values())
         assert not found or min(found.values()) == 1
@@ -81,7 +87,7 @@ def test_where_shares_decide_age_gives_no_place() -> None:
     assert positions(runs, ["b"], is_fair=True) == {"b": 1}
     assert positions(runs, None, is_fair=True) == {}
     fair = cluster(policy="fair")
-    assert reason_of(runs[0], None, fair) == "waits for its share's turn"
+    assert short_reason(runs[0], None, fair) == "waits for its share's turn"
 
 
 # --- reasons ----------------------------------------------------------------------------------
@@ -103,7 +109,7 @@ def test_where_shares_decide_age_gives_no_place() -> None:
     ],
 )  # fmt: skip
 def test_what_a_run_itself_tells(waiting: Run, place: int | None, reason: str) -> None:
-    assert reason_of(waiting, place, cluster(host())) == reason
+    assert short_reason(waiting, place, cluster(host())) == reason
 
 
 @pytest.mark.parametrize(
@@ -123,13 +129,13 @@ def test_what_a_run_itself_tells(waiting: Run, place: int | None, reason: str) -
          "compute is full: 8 of 8 vCPUs"),
         (cluster(host(8)), "waits for a host"),
         (cluster(), "waits for a host"),
-        (Cluster(), ""),
-        (Cluster({"gpu": QueueState("gpu", environments=("ce",))}, None, None), ""),
-        (Cluster({"gpu": QueueState("gpu", environments=("ce",))}, {"ce": compute()}, None), ""),
+        (ClusterState(), ""),
+        (ClusterState({"gpu": QueueState("gpu", environments=("ce",))}, None, None), ""),
+        (ClusterState({"gpu": QueueState("gpu", environments=("ce",))}, {"ce": compute()}), ""),
     ],
 )  # fmt: skip
-def test_why_the_head_of_a_queue_waits(where: Cluster, reason: str) -> None:
-    assert reason_of(run("a"), 1, where) == reason
+def test_why_the_head_of_a_queue_waits(where: ClusterState, reason: str) -> None:
+    assert short_reason(run("a"), 1, where) == reason
 
 
 @pytest.mark.parametrize(
@@ -146,9 +152,9 @@ def test_on_this_machine_it_is_said_what_is_short(
     used: ClusterHost, asked: dict[str, Any], reason: str
 ) -> None:
     ce = compute(instance_types=("optimal",))
-    here = Cluster({"gpu": QueueState("gpu", environments=("ce",))}, {"ce": ce}, (used,),
+    here = ClusterState({"gpu": QueueState("gpu", environments=("ce",))}, {"ce": ce}, (used,),
                    is_local=True)  # fmt: skip
-    assert reason_of(run("a", **asked), 1, here) == reason
+    assert short_reason(run("a", **asked), 1, here) == reason
 
 
 @pytest.mark.parametrize(("held", "reason"), [(1, "compute is full: 1 of 1 vCPUs"),
@@ -158,7 +164,7 @@ def test_the_compute_environment_s_own_maximum_counts_where_the_machine_has_room
 ) -> None:
     here = cluster(host(held), ce=compute(max_vcpus=1))
     here = replace(here, is_local=True, held={"gpu": held, "elsewhere": 5})
-    assert reason_of(run("a", vcpus=1), 1, here) == reason
+    assert short_reason(run("a", vcpus=1), 1, here) == reason
 
 
 @pytest.mark.parametrize(
@@ -175,10 +181,13 @@ def test_the_compute_environment_s_own_maximum_counts_where_the_machine_has_room
 )
 def test_a_run_that_may_move_says_when(more: dict[str, Any], words: str) -> None:
     waiting = run("a", tags={FALLBACK_TAG: "big:30"}, created_at=77_000)
-    assert move_of(replace(waiting, **more), 90_000) == words
+    assert describe_move(replace(waiting, **more), 90_000) == words
 
 
 def test_words_of_aws_that_nobody_knew_are_still_told() -> None:
-    assert said("MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT - too large") == "too large for any host"
-    assert said("ACTION_REQUIRED:NEW_CAUSE - x") == "new cause"
-    assert said("Something else, in words") == "Something else, in words"
+    assert (
+        shorten_reason("MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT - too large")
+        == "too large for any host"
+    )
+    assert shorten_reason("ACTION_REQUIRED:NEW_CAUSE - x") == "new cause"
+    assert shorten_reason("Something else, in words") == "Something else, in words"

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchml.aws.iam import (
-    Need,
+from batchml.aws.quotas import (
     Quota,
+    QuotaNeed,
     find_quota,
     needed_quotas,
     quota_class,
@@ -18,7 +18,7 @@ from batchml.aws.iam import (
     vcpus_of,
 )
 from batchml.model.environment import Compute, Environment
-from batchml.ops.doctor.checks import quota_findings
+from batchml.setup.doctor import quota_findings
 from tests.wire import Refusal, Wire
 from tests.wire import keys as keys
 
@@ -81,8 +81,8 @@ def test_needs_are_summed_by_quota_and_spot_is_apart() -> None:
         spot=gpu("g5", spot=True, max_vcpus=256),
     )
     spot, on_demand = needed_quotas(environment)
-    assert spot == Need(SPOT_G, (SPOT_G,), ("spot",), smallest=4, least=0, most=256)
-    assert on_demand == Need(
+    assert spot == QuotaNeed(SPOT_G, (SPOT_G,), ("spot",), smallest=4, least=0, most=256)
+    assert on_demand == QuotaNeed(
         ON_DEMAND_G, (ON_DEMAND_G,), ("one", "two"), smallest=48, least=48, most=112
     )
 
@@ -98,10 +98,10 @@ def test_a_section_of_several_classes_may_take_all_from_either() -> None:
 
 # --- findings ------------------------------------------------------------------------------------
 
-NEED = Need(ON_DEMAND_G, (ON_DEMAND_G,), ("gpu",), smallest=4, least=0, most=64)
+NEED = QuotaNeed(ON_DEMAND_G, (ON_DEMAND_G,), ("gpu",), smallest=4, least=0, most=64)
 
 
-def having(value: float, need: Need = NEED) -> Any:
+def having(value: float, need: QuotaNeed = NEED) -> Any:
     quota = Quota(need.quota, "L-DB2E81BA", value)
     (found,) = quota_findings([need], {need.quota: quota}, flags=" --region us-east-1")
     return found
@@ -123,7 +123,7 @@ def test_a_quota_of_0_is_a_problem_with_its_code_its_value_and_the_request() -> 
 def test_marks_follow_what_can_start_and_what_can_be_reached(
     value: int, smallest: int, least: int, most: int
 ) -> None:
-    need = Need(ON_DEMAND_G, (ON_DEMAND_G,), ("gpu",), smallest, least, most)
+    need = QuotaNeed(ON_DEMAND_G, (ON_DEMAND_G,), ("gpu",), smallest, least, most)
     found = having(value, need)
     if value < smallest or value < least:
         assert found.mark == "problem"

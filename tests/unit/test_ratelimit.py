@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchml.clock import SystemClock
-from batchml.ops.ratelimit import (
+from batchml.runs.in_flight import (
     BURST,
     RATE,
     RECOVERY,
     SLOWEST,
-    Bucket,
+    RateBucket,
     Turns,
     current_rate,
     take,
@@ -92,13 +92,13 @@ def test_a_reboot_and_a_damaged_file_are_a_fresh_start(tmp_path: Path) -> None:
     path = tmp_path / "submits"
     old = FakeClock(now=1e6)
     for _ in range(100):
-        Bucket(path).throttled(old)
-        Bucket(path).take(old)
-    Bucket(path).take(clock)
+        RateBucket(path).throttled(old)
+        RateBucket(path).take(old)
+    RateBucket(path).take(clock)
     assert clock.naps == []
     for damage in (b"", b"short", b"\xff" * 60, bytes(24), bytes(60), bytes(100)):
         path.write_bytes(damage)
-        Bucket(path).take(clock)
+        RateBucket(path).take(clock)
     assert clock.naps == []
 
 
@@ -106,12 +106,12 @@ def test_turns_booked_before_a_reboot_hold_nobody_up(tmp_path: Path) -> None:
     """Both boots are young, so that their clocks say nearly the same."""
     path, before, after = tmp_path / "submits", FakeClock(now=300.0), FakeClock(now=100.0)
     for _ in range(60):
-        Bucket(path, "first").throttled(before)
-        Bucket(path, "first").take(before)
+        RateBucket(path, "first").throttled(before)
+        RateBucket(path, "first").take(before)
     assert before.naps
-    Bucket(path, "second").take(after)
+    RateBucket(path, "second").take(after)
     assert after.naps == []
-    Bucket(path, "").take(after)  # where the system does not tell
+    RateBucket(path, "").take(after)  # where the system does not tell
     assert after.naps == []
 
 
@@ -124,14 +124,14 @@ def test_who_waits_for_long_is_told(tmp_path: Path) -> None:
     naps: list[float] = []
     clock.sleep = stand_still  # type: ignore[method-assign]
     for _ in range(int(BURST + 3 * RATE)):
-        Bucket(path).take(clock, said.append)
+        RateBucket(path).take(clock, said.append)
     assert max(naps) == pytest.approx(3.0)
     assert len(said) == sum(nap > 2 for nap in naps) and said[-1].startswith("Waiting 3 s")
 
 
 def test_a_file_that_cannot_be_made_stops_nobody(tmp_path: Path) -> None:
     clock = FakeClock()
-    bucket = Bucket(tmp_path / "nowhere" / "submits")
+    bucket = RateBucket(tmp_path / "nowhere" / "submits")
     bucket.take(clock)
     bucket.throttled(clock)
     assert clock.naps == []
@@ -140,7 +140,7 @@ def test_a_file_that_cannot_be_made_stops_nobody(tmp_path: Path) -> None:
 def _many(path: str, turns: int) -> list[float]:
     clock, taken = SystemClock(), []
     for _ in range(turns):
-        Bucket(Path(path)).take(clock)
+        RateBucket(Path(path)).take(clock)
         taken.append(clock.monotonic())
     return taken
 

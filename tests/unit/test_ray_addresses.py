@@ -2,9 +2,12 @@
 
 from typing import Any
 
-from batchml.runtime.nodes.ray.node import make_folder, unlike, variables
-from batchml.runtime.nodes.ray.rendezvous import Card, Meeting, count_vcpus, free_port, own_address
-from batchml.runtime.storage.store import FolderStore, StoreError
+from batchml.runtime.nodes.link.address import free_port, own_address
+from batchml.runtime.nodes.link.rendezvous import Rendezvous
+from batchml.runtime.nodes.ray.node import count_vcpus, make_folder, unlike, variables
+from batchml.runtime.nodes.ray.rendezvous import HeadRecord, HeadRendezvous
+from batchml.runtime.storage.folder import FolderStore
+from batchml.runtime.storage.store import StoreError
 
 ECS = {"ECS_CONTAINER_METADATA_URI_V4": "http://169.254.170.2/v4/x"}
 
@@ -48,24 +51,24 @@ def test_what_was_told_of_vcpus_wins_and_nothing_is_made_up() -> None:
 
 def test_head_and_workers_meet_in_a_folder(tmp_path: Any) -> None:
     environ = {"BATCHML_WORKSPACE": str(tmp_path), "BATCHML_GANG_KEY": "key"}
-    card = Card("j", 1, "10.0.0.1", 1, 2, "2.60.0", "3.11.7", 0.0)
-    head, worker = Meeting.of(environ), Meeting.of(environ)
-    assert worker.head() is None and worker.ended() is None
+    card = HeadRecord("j", 1, "10.0.0.1", 1, 2, "2.60.0", "3.11.7", 0.0)
+    head, worker = HeadRendezvous.of(environ), HeadRendezvous.of(environ)
+    assert worker.head() is None and worker.end_code() is None
     head.publish(card)
     assert worker.head() == card
     assert (tmp_path / ".batchml" / "gangs" / "key" / "gang" / "head.json").exists()
     head.end(3, 1.0)
-    assert worker.ended() == 3
+    assert worker.end_code() == 3
     head.publish(card._replace(attempt=2))  # it came again after all
-    assert worker.ended() is None
+    assert worker.end_code() is None
 
 
 def test_a_place_that_is_missing_or_spoilt_is_named(tmp_path: Any) -> None:
     for make in (
-        lambda: Meeting.of({}),
-        lambda: Meeting(spoilt(tmp_path, b"not JSON")).head(),
-        lambda: Meeting(spoilt(tmp_path, b'{"other": 1}')).head(),
-        lambda: Meeting(spoilt(tmp_path, b"[]")).head(),
+        lambda: HeadRendezvous.of({}),
+        lambda: HeadRendezvous(spoilt(tmp_path, b"not JSON")).head(),
+        lambda: HeadRendezvous(spoilt(tmp_path, b'{"other": 1}')).head(),
+        lambda: HeadRendezvous(spoilt(tmp_path, b"[]")).head(),
     ):
         try:
             make()
@@ -75,10 +78,10 @@ def test_a_place_that_is_missing_or_spoilt_is_named(tmp_path: Any) -> None:
             raise AssertionError("nothing was said")
 
 
-def spoilt(folder: Any, data: bytes) -> FolderStore:
+def spoilt(folder: Any, data: bytes) -> Rendezvous:
     store = FolderStore(str(folder))
     store.put("gang/head.json", data)
-    return store
+    return Rendezvous(store)
 
 
 def test_versions_have_to_be_alike() -> None:

@@ -8,11 +8,11 @@ import pytest
 from batchml.runtime.nodes.ray.batch_api import (
     ATTEMPTS,
     HEAD_JOB,
-    Batch,
+    BatchApi,
     attempts_of,
     is_head_over,
     is_last,
-    still_there,
+    unfinished,
 )
 from batchml.runtime.storage.store import StoreError
 
@@ -35,8 +35,8 @@ class Wire:
         return json.dumps(self.answer).encode()
 
 
-def batch(wire: Wire, **environ: str) -> Batch:
-    return Batch({**KEYS, **environ}, lambda: 1_800_000_000.0, wire)
+def batch(wire: Wire, **environ: str) -> BatchApi:
+    return BatchApi({**KEYS, **environ}, lambda: 1_800_000_000.0, wire)
 
 
 def test_the_region_is_that_of_the_environment_s_bucket() -> None:
@@ -79,7 +79,7 @@ def test_what_cannot_be_had_is_one_kind_of_error() -> None:
 
 def test_only_what_has_not_ended_is_ended() -> None:
     jobs = [{"jobId": state, "status": state} for state in ("RUNNABLE", "RUNNING", "FAILED")]
-    assert still_there([*jobs, {"jobId": "d", "status": "SUCCEEDED"}]) == ["RUNNABLE", "RUNNING"]
+    assert unfinished([*jobs, {"jobId": "d", "status": "SUCCEEDED"}]) == ["RUNNABLE", "RUNNING"]
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from batchml.aws.ecr import BuildOutput, PushOutput, TagTaken, refusal
-from batchml.errors import AccessError, BatchmlError, ImageError, ServiceUnreachable
+from batchml.aws.ecr import BuildOutput, PushOutput, to_push_error
+from batchml.errors import AccessError, BatchmlError, ImageError, ServiceUnreachable, TagTaken
 
 ARN = "arn:aws:ecr:us-east-1:123456789012:repository/batchml/x"
 
@@ -86,14 +86,14 @@ def test_a_full_disk_is_named_so(where: str) -> None:
          "overwritten because the repository is immutable.", TagTaken, "immutable"),
         ("toomanyrequests: Rate exceeded", ServiceUnreachable, "too busy"),
         ("write tcp 10.0.0.1:1->10.0.0.2:443: write: broken pipe", ServiceUnreachable, "ended"),
-        ("EOF", ServiceUnreachable, "Nothing is half-done"),
+        ("EOF", ServiceUnreachable, "only the missing layers"),
         ("open /var/lib/docker/x: no space left on device", ImageError, "disk is full"),
     ],
 )  # fmt: skip
 def test_what_ends_a_push_is_told_in_our_words(
     words: str, kind: type[BatchmlError], told: str
 ) -> None:
-    found = refusal(words, "host/batchml/x:t", ARN)
+    found = to_push_error(words, "host/batchml/x:t", ARN)
     assert type(found) is kind
     assert told in str(found)
 

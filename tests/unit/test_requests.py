@@ -10,7 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchml.aws.batch.requests import Travel, definition, registration, retry_strategy, submission
+from batchml.aws.batch.requests import (
+    SubmissionContext,
+    dated_registration,
+    definition_request,
+    make_submission,
+    retry_strategy,
+)
 from batchml.aws.batch.responses import to_run, to_summary
 from batchml.aws.naming import Platform, make_platform, queue_name
 from batchml.errors import ConfigError
@@ -21,9 +27,9 @@ from batchml.model.environment import Compute, Environment, Queue, Storage
 from batchml.model.job import Health, JobSpec, Launch, Resources, Retry
 from batchml.model.names import split_key
 from batchml.model.run import JobStatus
-from batchml.runtime.protocol.launch import Plan
-from batchml.runtime.protocol.sweep_store import Course
-from batchml.runtime.sweep.assignment import comes_again
+from batchml.runtime.protocol.launch import LaunchPlan
+from batchml.runtime.protocol.sweep_store import TrialContract
+from batchml.runtime.sweep.assignment import may_be_retried
 
 SPEC = JobSpec(
     image="pytorch",
@@ -38,8 +44,10 @@ SPEC = JobSpec(
 KEY = "7zpqugx6qrtobv6ob"
 
 
-def made(spec: JobSpec, **travel: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    found = submission(spec, image="img", queue="default", travel=Travel(**travel))
+def made(spec: JobSpec, **submission: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    found = make_submission(
+        spec, image="img", queue="default", submission=SubmissionContext(**submission)
+    )
     return found.register, found.submit
 
 
@@ -97,8 +105,8 @@ def test_what_is_too_long_for_batch_travels_as_a_document(where: str) -> None:
         "params": {"params": {"lr": 0.05, "text": "z" * 9000}},
     }
     spec = msgspec.structs.replace(SPEC, **long[where])
-    found = submission(
-        spec, image="img", queue="q", travel=Travel(key=KEY, documents="s3://b/code")
+    found = make_submission(
+        spec, image="img", queue="q", submission=SubmissionContext(key=KEY, documents="s3://b/code")
     )
     overrides, document = found.submit["containerOverrides"], found.document
     assert document is not None
@@ -121,8 +129,10 @@ def test_what_is_too_long_for_batch_travels_as_a_document(where: str) -> None:
 def test_nothing_is_sent_that_batch_would_refuse_for_its_length(length: int) -> None:
     """The embedded server counts as AWS Batch does: with what Batch adds, as ECS gets it."""
     spec = msgspec.structs.replace(SPEC, command=("echo", "x" * length))
-    travel = Travel(key=KEY, documents="d", code="c" * 150)
-    overrides = submission(spec, image="i", queue="q", travel=travel).submit["containerOverrides"]
+    submission = SubmissionContext(key=KEY, documents="d", code="c" * 150)
+    overrides = make_submission(spec, image="i", queue="q", submission=submission).submit[
+        "containerOverrides"
+    ]
     sent = {name: overrides[name] for name in ("command", "environment")}
     assert len(json.dumps(sent)) + 400 <= 8192
 
@@ -206,9 +216,9 @@ def test_a_trial_knows_of_its_own_end_whether_batch_tries_again(on: set[Any], co
     spec = JobSpec(retry=Retry(attempts=3, on=tuple(sorted(on))))
     strategy = retry_strategy(spec, has_runtime=True)
     said = wants_retry(strategy, attempts_made=1, status_reason=EXITED, reason="", exit_code=code)
-    course = cast(Course, Retries(tuple(on)))
-    assert comes_again(course, 1, code, was_asked=False) == (said and code != 0)
-    assert not comes_again(course, 3, code, was_asked=True)
+    contract = cast(TrialContract, Retries(tuple(on)))
+    assert may_be_retried(contract, 1, code, was_signalled=False) == (said and code != 0)
+    assert not may_be_retried(contract, 3, code, was_signalled=True)
 
 
 class Retries(NamedTuple):
@@ -230,9 +240,9 @@ def test_where_rules_are_too_few_codes_near_the_final_ones_end_a_run_too() -> No
 
 
 def test_a_submission_says_whether_it_has_a_budget_and_our_runtime() -> None:
-    def codes(on: Any, **travel: Any) -> list[str]:
+    def codes(on: Any, **submission: Any) -> list[str]:
         spec = msgspec.structs.replace(SPEC, retry=Retry(attempts=2, on=on))
-        rules = made(spec, **travel)[1]["retryStrategy"]["evaluateOnExit"]
+        rules = made(spec, **submission)[1]["retryStrategy"]["evaluateOnExit"]
         return [rule["onExitCode"] for rule in rules if "onExitCode" in rule]
 
     assert codes(("host-lost",)) == ["*"]
@@ -285,8 +295,8 @@ def test_a_run_of_several_nodes_is_a_multi_node_job() -> None:
 
 def test_the_nodes_are_told_what_they_do_together() -> None:
     told = variables_of(made(TORCHRUN, key=KEY, token=TOKEN)[1])
-    plan = Plan.read(told)
-    assert plan == Plan("torchrun", processes=4, hang_after=600.0, bandwidth=100 * 1024.0**2)
+    plan = LaunchPlan.read(told)
+    assert plan == LaunchPlan("torchrun", processes=4, hang_after=600.0, bandwidth=100 * 1024.0**2)
     assert told["BATCHML_GANG_TOKEN"] == TOKEN
     assert told["BATCHML_VCPUS"] == str(TORCHRUN.resources.vcpus)
     assert json.loads(told["BATCHML_HEALTH"]) == {
@@ -304,11 +314,11 @@ def test_runs_of_any_number_of_nodes_share_a_definition_that_no_single_container
 
 
 def test_a_group_s_own_variables_win_over_what_its_spec_would_say() -> None:
-    """What `client/gang.py` says of a Ray gang's jobs."""
+    """What `runs/groups/prepare.py` says of a Ray gang's jobs."""
     spec = msgspec.structs.replace(SPEC, launch=Launch(kind="ray"))
     assert "BATCHML_LAUNCH" not in variables_of(made(spec, token=TOKEN)[1])
-    env = {"BATCHML_LAUNCH": Plan("ray", role="worker").to_json()}
-    plan = Plan.read(variables_of(made(spec, env=env)[1]))
+    env = {"BATCHML_LAUNCH": LaunchPlan("ray", role="worker").to_json()}
+    plan = LaunchPlan.read(variables_of(made(spec, env=env)[1]))
     assert plan is not None
     assert plan.role == "worker"
 
@@ -316,8 +326,11 @@ def test_a_group_s_own_variables_win_over_what_its_spec_would_say() -> None:
 @given(st.integers(0, 9000))
 def test_nothing_is_sent_to_nodes_that_batch_would_refuse_for_its_length(length: int) -> None:
     spec = msgspec.structs.replace(TORCHRUN, command=("echo", "x" * length))
-    found = submission(
-        spec, image="i", queue="q", travel=Travel(key=KEY, token=TOKEN, documents="d")
+    found = make_submission(
+        spec,
+        image="i",
+        queue="q",
+        submission=SubmissionContext(key=KEY, token=TOKEN, documents="d"),
     )
     [override] = found.submit["nodeOverrides"]["nodePropertyOverrides"]
     said = override["containerOverrides"]
@@ -370,9 +383,9 @@ CPU = msgspec.structs.replace(SPEC, resources=Resources(vcpus=2))
 
 
 def container(spec: JobSpec, platform: Platform) -> dict[str, Any]:
-    request = definition(spec, "registry/img@sha256:0", platform)
+    request = definition_request(spec, "registry/img@sha256:0", platform)
     shape = service_model("batch").operation_model("RegisterJobDefinition").input_shape
-    sent = registration(request, 1_800_000_000.0)
+    sent = dated_registration(request, 1_800_000_000.0)
     assert list(problems(shape, sent, strict=True)) == []
     return dict(request["containerProperties"])
 
@@ -385,7 +398,9 @@ def test_a_job_with_gpus_has_the_driver_of_its_host_where_that_is_how_it_is_done
         found["mountPoints"]
     )
     assert found["environment"] == [{"name": "BATCHML_WORKSPACE", "value": "/workspace"}]
-    submit = submission(SPEC, image="i", queue="q", travel=Travel(), platform=MOUNTED).submit
+    submit = make_submission(
+        SPEC, image="i", queue="q", submission=SubmissionContext(), platform=MOUNTED
+    ).submit
     assert {"type": "GPU", "value": "1"} in submit["containerOverrides"]["resourceRequirements"]
 
 
@@ -442,7 +457,7 @@ def test_a_place_without_stacks_adds_nothing_that_is_not_there() -> None:
 
 def test_an_empty_platform_gives_the_definition_of_local() -> None:
     name = "lenet-992e118a00"  # as it has been since the first version: definitions are reused
-    request = definition(SPEC, "img")
+    request = definition_request(SPEC, "img")
     assert request["jobDefinitionName"] == name
     assert request["tags"] == {"batchml": "lenet"}
     assert set(request["containerProperties"]) == {
@@ -452,18 +467,21 @@ def test_an_empty_platform_gives_the_definition_of_local() -> None:
 
 def test_definitions_are_told_apart_by_place_and_tagged_with_it() -> None:
     names = {
-        definition(spec, "img", platform)["jobDefinitionName"]
+        definition_request(spec, "img", platform)["jobDefinitionName"]
         for spec in (SPEC, CPU)
         for platform in (Platform(), MOUNTED, TOOLKIT)
     }
     assert len(names) == 5  # how GPUs are reached is nothing to a job without
-    request = registration(definition(SPEC, "img", MOUNTED), 1_800_000_000.0)
+    request = dated_registration(definition_request(SPEC, "img", MOUNTED), 1_800_000_000.0)
     assert request["tags"] == {
         "batchml": "lenet", "batchml:env": "dev", "team": "vision",
         "batchml:registered": "2027-01-15",
     }  # fmt: skip
     # The day says when, not what: the name is that of the content.
-    assert request["jobDefinitionName"] == definition(SPEC, "img", MOUNTED)["jobDefinitionName"]
+    assert (
+        request["jobDefinitionName"]
+        == definition_request(SPEC, "img", MOUNTED)["jobDefinitionName"]
+    )
 
 
 def test_a_described_queue_has_the_environments_name_in_aws() -> None:
@@ -476,5 +494,5 @@ def test_a_command_that_travels_as_a_document_is_not_in_the_definition() -> None
     long = msgspec.structs.replace(SPEC, command=("echo", *["x" * 1000] * 900))
     register = made(long, key=KEY, documents="s3://b/code")[0]
     assert register["containerProperties"]["command"] == ["batchml-order"]
-    assert register == definition(long, "img")  # as `jobdef register` makes it
-    assert definition(SPEC, "img")["containerProperties"]["command"] == list(SPEC.command)
+    assert register == definition_request(long, "img")  # as `jobdef register` makes it
+    assert definition_request(SPEC, "img")["containerProperties"]["command"] == list(SPEC.command)

@@ -14,8 +14,8 @@ from batchml.model.group import launch_plan
 from batchml.model.job import JobSpec, Launch, Resources
 from batchml.model.record import Record
 from batchml.model.run import JobStatus, Run
-from batchml.ops.rerun import MAP, MAPPING, SIZE, again, numbers, only, ranges, remembered
-from batchml.runtime.protocol.launch import Plan
+from batchml.runs.rerun.rules import MAP, MAPPING, SIZE, again, numbers, only, ranges, remembered
+from batchml.runtime.protocol.launch import LaunchPlan
 
 SPEC = JobSpec(
     image="pytorch", command=("python", "train.py", "--lr", "{lr}", "{not a parameter}"),
@@ -70,7 +70,7 @@ def test_a_run_from_elsewhere_comes_to_the_same_requests() -> None:
 
 
 def test_a_run_of_several_nodes_comes_again_with_as_many() -> None:
-    plan = Plan("torchrun", processes=4, logs="main", hang_after=90.0)
+    plan = LaunchPlan("torchrun", processes=4, logs="main", hang_after=90.0)
     seen = run(nodes=2, key="2abc", environment={"BATCHML_LAUNCH": plan.to_json()})
     spec = again(seen, None).spec
     assert (spec.nodes, launch_plan(spec)) == (2, plan)

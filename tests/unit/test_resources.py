@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from batchml.aws.batch.resources import (
-    compute_environment,
-    image_of,
-    queue,
-    scheduling_policy,
+    compute_environment_request,
+    machine_image,
+    queue_request,
+    scheduling_policy_request,
     weight_factor,
 )
-from batchml.aws.ec2 import Template, launch_template
-from batchml.aws.naming import Site, Workspace, make_platform, make_site
+from batchml.aws.ec2 import LaunchTemplate, launch_template_request
+from batchml.aws.naming import Site, WorkspaceMount, make_platform, make_site
+from batchml.config.environments import read_environments
 from batchml.errors import ConfigError
-from batchml.model.description import read_environments
 from batchml.model.environment import (
     TIME_LIMITS,
     Compute,
@@ -43,17 +43,17 @@ OUTPUTS = {
 DEV = Environment(region="us-east-1", ami="build", tags={"team": "vision"})
 SITE = make_site("dev", DEV, OUTPUTS)
 GPU = Compute(instance_types=("g5.xlarge", "g6"), max_vcpus=64)
-TEMPLATE = Template("batchml-dev-gpu", 3, "abc")
+TEMPLATE = LaunchTemplate("batchml-dev-gpu", 3, "abc")
 
 
 def resources(compute: Compute, site: Site = SITE) -> dict[str, Any]:
-    request = compute_environment(site, "gpu", compute, None if site.is_local else TEMPLATE)
+    request = compute_environment_request(site, "gpu", compute, None if site.is_local else TEMPLATE)
     assert faults("batch", "CreateComputeEnvironment", request) == []
     return dict(request["computeResources"])
 
 
 def test_a_compute_environment_is_all_that_the_file_says() -> None:
-    request = compute_environment(SITE, "gpu", GPU, TEMPLATE)
+    request = compute_environment_request(SITE, "gpu", GPU, TEMPLATE)
     assert faults("batch", "CreateComputeEnvironment", request) == []
     assert request == {
         "computeEnvironmentName": "batchml-dev-gpu",
@@ -113,16 +113,16 @@ ARM = Compute(instance_types=("g5g.xlarge",), max_vcpus=8)
     ],
 )
 def test_the_image_is_said_in_one_place(ami: str, compute: Compute, kind: str, image: str) -> None:
-    found = image_of(replace(SITE, ami=ami), compute)
+    found = machine_image(replace(SITE, ami=ami), compute)
     assert found["imageType"] == kind
     assert found.get("imageIdOverride", "") == image
     assert "imageId" not in resources(compute, replace(SITE, ami=ami))
-    assert "ImageId" not in launch_template(SITE, "gpu", compute)["LaunchTemplateData"]
+    assert "ImageId" not in launch_template_request(SITE, "gpu", compute)["LaunchTemplateData"]
 
 
 def test_an_image_that_is_not_built_yet_is_an_error_not_another_image() -> None:
     with pytest.raises(ConfigError, match="not built yet"):
-        image_of(replace(SITE, built_image=""), GPU)
+        machine_image(replace(SITE, built_image=""), GPU)
 
 
 def test_a_queue_has_its_environments_in_order_and_its_limits() -> None:
@@ -130,7 +130,9 @@ def test_a_queue_has_its_environments_in_order_and_its_limits() -> None:
         priority=10, compute=("gpu-spot", "gpu"),
         time_limits={"no-capacity": "2h", "too-large-for-compute": 0},
     )  # fmt: skip
-    request = queue(SITE, "default", described, "arn:aws:batch:us-east-1:1:scheduling-policy/p")
+    request = queue_request(
+        SITE, "default", described, "arn:aws:batch:us-east-1:1:scheduling-policy/p"
+    )
     assert faults("batch", "CreateJobQueue", request) == []
     assert request == {
         "jobQueueName": "batchml-dev-default",
@@ -147,17 +149,17 @@ def test_a_queue_has_its_environments_in_order_and_its_limits() -> None:
         "schedulingPolicyArn": "arn:aws:batch:us-east-1:1:scheduling-policy/p",
         "tags": {"team": "vision", "batchml:env": "dev", "batchml:name": "default"},
     }  # fmt: skip
-    assert "schedulingPolicyArn" not in queue(SITE, "default", described)
+    assert "schedulingPolicyArn" not in queue_request(SITE, "default", described)
     # In one order, however the file has them: what did not change is not sent again.
     limits = {"too-large-for-instances": "1h", "no-capacity": "2h"}
     other = dict(reversed(limits.items()))
-    assert queue(SITE, "q", replace(described, time_limits=limits)) == (
-        queue(SITE, "q", replace(described, time_limits=other))
+    assert queue_request(SITE, "q", replace(described, time_limits=limits)) == (
+        queue_request(SITE, "q", replace(described, time_limits=other))
     )
 
 
 def test_a_share_of_more_weight_gets_more() -> None:
-    request = scheduling_policy(
+    request = scheduling_policy_request(
         SITE, "q", FairShare(shares={"red": 4, "blue*": 1}, decay="2h", reservation=10)
     )
     assert faults("batch", "CreateSchedulingPolicy", request) == []
@@ -181,14 +183,16 @@ def test_weights_are_inverted_and_stay_within_what_batch_takes(one: float, other
 
 def test_on_local_nothing_refers_to_other_services() -> None:
     site = make_site("local", Environment(tags={"a": "b"}), OUTPUTS)
-    request = compute_environment(site, "gpu", replace(GPU, placement_group="cluster"), None)
+    request = compute_environment_request(
+        site, "gpu", replace(GPU, placement_group="cluster"), None
+    )
     assert faults("batch", "CreateComputeEnvironment", request) == []
     assert request["computeEnvironmentName"] == "gpu"
     assert set(request["computeResources"]) == {
         "type", "allocationStrategy", "minvCpus", "maxvCpus", "instanceTypes", "subnets",
         "scalingPolicy", "instanceRole",
     }  # fmt: skip
-    assert queue(site, "q", Queue(compute=("gpu",)))["jobQueueName"] == "q"
+    assert queue_request(site, "q", Queue(compute=("gpu",)))["jobQueueName"] == "q"
 
 
 def test_a_network_that_is_given_is_taken() -> None:
@@ -199,12 +203,12 @@ def test_a_network_that_is_given_is_taken() -> None:
 
 
 def test_the_workspace_is_what_the_stack_made() -> None:
-    assert SITE.workspace == Workspace(
+    assert SITE.workspace == WorkspaceMount(
         kind="efs", file_system="fs-0123", dns="fs-0123.efs.us-east-1.amazonaws.com",
         access_point="fsap-0123",
     )  # fmt: skip
     none = replace(DEV, storage=Storage(workspace="none"))
-    assert make_site("dev", none, OUTPUTS).workspace == Workspace()
+    assert make_site("dev", none, OUTPUTS).workspace == WorkspaceMount()
     assert make_platform("dev", none, OUTPUTS).workspace == ""
 
 
@@ -297,14 +301,14 @@ def test_whatever_the_file_may_say_makes_requests_that_aws_takes(
     for name, compute in environment.compute.items():
         template = None
         if not site.is_local:
-            request = launch_template(site, name, compute)
+            request = launch_template_request(site, name, compute)
             assert faults("ec2", "CreateLaunchTemplate", request) == []
-            template = Template(request["LaunchTemplateName"], 1, "")
-        made = compute_environment(site, name, compute, template)
+            template = LaunchTemplate(request["LaunchTemplateName"], 1, "")
+        made = compute_environment_request(site, name, compute, template)
         assert faults("batch", "CreateComputeEnvironment", made) == []
     for name, described in environment.queues.items():
-        made = queue(site, name, described, "arn:aws:batch:us-east-1:1:scheduling-policy/p")
+        made = queue_request(site, name, described, "arn:aws:batch:us-east-1:1:scheduling-policy/p")
         assert faults("batch", "CreateJobQueue", made) == []
         if described.fair_share is not None:
-            made = scheduling_policy(site, name, described.fair_share)
+            made = scheduling_policy_request(site, name, described.fair_share)
             assert faults("batch", "CreateSchedulingPolicy", made) == []

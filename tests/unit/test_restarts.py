@@ -6,14 +6,21 @@ from typing import Any
 
 import pytest
 
-from batchml.aws.batch.jobs import Mark
-from batchml.client.restarts import restarts_of
+from batchml.aws.batch.jobs import LogMark
 from batchml.model.run import Attempt, JobStatus, Run
-from batchml.ops.restarts import Restart, restarts, restarts_json, restarts_text
-from batchml.ops.using import Node
-from batchml.runtime.nodes.torchrun.rules import Ended, Joined, Left, Limits, Say, begin, step
-from batchml.runtime.nodes.torchrun.rules import Node as Member
-from batchml.runtime.protocol.launch import TORCHRUN, Plan
+from batchml.runs.metrics.nodes import restarts_of
+from batchml.runs.metrics.usage import NodeUsage, Restart, restarts, restarts_json, restarts_text
+from batchml.runtime.nodes.supervisor.rules import (
+    NodeJoined,
+    NodeLeft,
+    RanksGone,
+    RunNode,
+    SayLine,
+    SupervisorLimits,
+    begin,
+    step,
+)
+from batchml.runtime.protocol.launch import TORCHRUN, LaunchPlan
 from tests.unit.test_submission import place_in
 
 MINUTE = 60_000
@@ -27,20 +34,20 @@ def test_lines_of_the_runtime_alone_count() -> None:
         "batchml: generation 2: 2 nodes, 8 ranks.",
         "[r0] batchml: Rank 3 on node 1 ended with 1. It begins again in place",
     ]
-    assert restarts(Mark("s", NOON, text) for text in said) == [
+    assert restarts(LogMark("s", NOON, text) for text in said) == [
         Restart(NOON, "rank 3 on node 1 ended with 1")
     ]
 
 
 def test_what_the_rules_say_is_what_is_read() -> None:
     """A change of these words is found here."""
-    state = begin(Limits(nodes=2), 0.0)
+    state = begin(SupervisorLimits(nodes=2), 0.0)
     for number in (0, 1):
-        state, _ = step(state, Joined(1.0, Member(number, 1, f"10.0.0.{number}")))
-    state, more = step(state, Left(2.0, 1, silent=True))
-    state, actions = step(state, Ended(3.0, state.generation, 0))
-    lines = [f"batchml: {each.text}" for each in [*more, *actions] if isinstance(each, Say)]
-    (found,) = restarts(Mark("s", NOON, line) for line in lines)
+        state, _ = step(state, NodeJoined(1.0, RunNode(number, 1, f"10.0.0.{number}")))
+    state, more = step(state, NodeLeft(2.0, 1, silent=True))
+    state, actions = step(state, RanksGone(3.0, state.generation, 0))
+    lines = [f"batchml: {each.text}" for each in [*more, *actions] if isinstance(each, SayLine)]
+    (found,) = restarts(LogMark("s", NOON, line) for line in lines)
     assert found.why == "node 1 (10.0.0.1) does not answer any more"
 
 
@@ -81,11 +88,13 @@ def test_one_call_asks_the_log_of_the_main_node_in_all_its_attempts(
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "example")
     logs = Logs()
     place, session = place_in(tmp_path, logs.answer)
-    env = {"BATCHML_LAUNCH": Plan(TORCHRUN).to_json()}
+    env = {"BATCHML_LAUNCH": LaunchPlan(TORCHRUN).to_json()}
     tries = (Attempt(started_at=NOON, log_stream="s1"), Attempt(started_at=NOON, log_stream="s2"))
     whole = Run("j", "n", "q", JobStatus.RUNNING, nodes=2, environment=env)
     nodes = [
-        Node(f"node {i}", Run(f"j#{i}", "n", "q", JobStatus.RUNNING, attempts=tries, node_index=i))
+        NodeUsage(
+            f"node {i}", Run(f"j#{i}", "n", "q", JobStatus.RUNNING, attempts=tries, node_index=i)
+        )
         for i in range(2)
     ]
     assert restarts_of(place, whole, nodes) == ([Restart(NOON, "node 1 is gone")], True)

@@ -13,26 +13,33 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from batchml.client.place import Place
-from batchml.client.reruns import prepare_again
-from batchml.client.resuming import resuming
+from batchml.config.settings import load_settings
+from batchml.context import Context
 from batchml.errors import NotFound, UsageError
-from batchml.local.executors.container_spec import Permits, container_spec
-from batchml.local.executors.spec import Host
+from batchml.local.executors.choice import Permits
+from batchml.local.executors.container_spec import container_spec
+from batchml.local.executors.spec import ExecutorHost
 from batchml.local.home import Home
 from batchml.model.job import JobSpec
 from batchml.model.record import RESUMES_TAG, Record
 from batchml.model.run import JobStatus, Run
-from batchml.ops.rerun import MAP, Again, again, ranges
-from batchml.ops.search import Found
+from batchml.runs.rerun.resubmit import prepare_again
+from batchml.runs.rerun.resume import resuming
+from batchml.runs.rerun.rules import MAP, RerunSpec, again, ranges
+from batchml.runs.search import FoundRun
 from batchml.runtime import checkpoint
 from batchml.runtime.checkpoint.remote import RESUMED, fetch
-from batchml.runtime.checkpoint.resume import VARIABLE, NothingThere, Told, folder_of, resume
-from batchml.runtime.entry.folders import Temporary, arrange, workspace_folder
-from batchml.runtime.protocol.launch import Plan
+from batchml.runtime.checkpoint.resume import (
+    VARIABLE,
+    NoCheckpoint,
+    ResumeSource,
+    checkpoint_folder,
+    resume,
+)
+from batchml.runtime.entry.folders import TemporaryFolder, make_folders, workspace_folder
+from batchml.runtime.protocol.launch import LaunchPlan
 from batchml.runtime.protocol.variables import RuntimeEnv
 from batchml.runtime.storage.store import StoreError
-from batchml.settings import load_settings
 from tests.contract.executor_rig import attempt_of, job_of
 from tests.fakes import FakeClock
 from tests.unit.test_submission import Aws as Account
@@ -67,7 +74,7 @@ class New:
         self.own = root / "runs" / "new" / "checkpoints"
         self.own.mkdir(parents=True)
         self.said: list[str] = []
-        self.told = Told(OLD, "train", folder=str(root / "runs" / OLD))
+        self.told = ResumeSource(OLD, "train", folder=str(root / "runs" / OLD))
         self.environ = {"AWS_BATCH_JOB_ID": "new", "BATCHML_CHECKPOINT_DIR": str(self.own)}
 
     def begin(self, check: Callable[[], None] = lambda: None, **more: str) -> int:
@@ -114,22 +121,22 @@ def test_one_that_is_damaged_is_passed_over_and_where_none_is_left_nothing_begin
     save(new.old, 10, 20)
     (new.old / "step-0000000020" / "model").write_text("after 2O")
     assert new.begin() == 10
-    assert "step-0000000020 of train 0ldrun00 is passed over: model has changed" in new.said[0]
+    assert "step-0000000020 of train 0ldrun00 is skipped: model has changed" in new.said[0]
     shutil.rmtree(new.own)
     new.own.mkdir()
     (new.old / "step-0000000010" / "model").unlink()
-    with pytest.raises(NothingThere, match="is whole any more"):
+    with pytest.raises(NoCheckpoint, match="all checkpoints of train 0ldrun00 are damaged"):
         new.begin()
     assert checkpoint.newest_step(str(new.own)) is None
 
 
 def test_without_a_checkpoint_a_run_ends_and_a_child_begins_anew(new: New) -> None:
-    with pytest.raises(NothingThere, match="saved no checkpoint to go on from"):
+    with pytest.raises(NoCheckpoint, match="saved no checkpoint to go on from"):
         new.begin()
     new.told = new.told._replace(is_array=True)
     assert new.begin(AWS_BATCH_JOB_ARRAY_INDEX="3") == 0
     assert new.said == [
-        f"batchml notice: train {OLD}:3 has saved no checkpoint: this one begins at the beginning"
+        f"batchml notice: train {OLD}:3 has saved no checkpoint: this run starts from the beginning"
     ]
 
 
@@ -143,7 +150,7 @@ def test_files_of_a_programs_own_come_with_their_times_and_links(new: New) -> No
     for ours in (".batchml-generations.json", ".batchml-fence.json", RESUMED):
         (new.old / ours).write_text("{}")
     new.begin()
-    assert new.said == [f"batchml notice: resumes from what it saved, 2 files, of train {OLD}"]
+    assert new.said == [f"batchml notice: resumes from the 2 files of train {OLD}"]
     assert (new.own / "latest" / "weights").read_text() == "w"
     assert (new.own / "snapshot.pt").stat().st_mtime_ns == 7_000_000_000
     assert sorted(os.listdir(new.own)) == [RESUMED, "latest", "snapshot.pt", "step-5"]
@@ -170,7 +177,7 @@ def test_a_copy_that_is_cut_off_is_made_by_the_next_attempt(new: New, at: int) -
 
 def test_each_child_goes_on_from_the_one_that_it_stands_for(new: New) -> None:
     for child in (1, 3, 4):
-        save(Path(folder_of(new.told.folder, child)), 10 * child)
+        save(Path(checkpoint_folder(new.told.folder, child)), 10 * child)
     new.told = new.told._replace(is_array=True, children="1 3-4")
     steps = {}
     for index in range(3):
@@ -184,16 +191,16 @@ def test_each_child_goes_on_from_the_one_that_it_stands_for(new: New) -> None:
 
 @given(st.sets(st.integers(0, 9_999), min_size=1, max_size=40).map(sorted))
 def test_children_are_counted_as_the_client_wrote_them(chosen: list[int]) -> None:
-    told = Told("j", "n", children=ranges(chosen))
+    told = ResumeSource("j", "n", children=ranges(chosen))
     assert [told.child(index) for index in range(len(chosen))] == chosen
     with pytest.raises(ValueError, match="no number"):
         told.child(len(chosen))
-    assert Told.read(told.to_json()) == told
+    assert ResumeSource.read(told.to_json()) == told
 
 
 def test_in_a_workspace_it_is_found_by_its_key(new: New, tmp_path: Path) -> None:
     save(Path(workspace_folder(str(tmp_path), "2key", None)), 50)
-    new.told = Told(OLD, "train", key="2key", store=str(tmp_path / "nowhere"))
+    new.told = ResumeSource(OLD, "train", key="2key", store=str(tmp_path / "nowhere"))
     assert new.begin(BATCHML_WORKSPACE=str(tmp_path)) == 50
 
 
@@ -203,15 +210,15 @@ def test_without_a_shared_folder_the_new_runs_store_has_it_before_the_command(
     """Also when the old one's is gone afterwards, and on another host."""
     save(tmp_path / "old" / "checkpoints", 20)
     store, said = tmp_path / "own", list[str]()
-    told = Told(OLD, "train", store=str(tmp_path / "old"))
+    told = ResumeSource(OLD, "train", store=str(tmp_path / "old"))
     environ = {
         "AWS_BATCH_JOB_ID": "new", "BATCHML_STORE": str(store), VARIABLE: told.to_json(),
     }  # fmt: skip
 
     def attempt(do: Callable[[RuntimeEnv, Mapping[str, str], Say], None]) -> int:
-        temporary = Temporary()
+        temporary = TemporaryFolder()
         try:
-            env = arrange(RuntimeEnv.read(environ), temporary)
+            env = make_folders(RuntimeEnv.read(environ), temporary)
             do(env, environ, said.append)
             fetch(env, environ, said.append)
             return checkpoint.newest_step(env.checkpoint_dir) or 0
@@ -247,56 +254,56 @@ def test_other_nodes_wait_for_the_main_one(new: New) -> None:
 
 def test_workers_of_a_gang_leave_it_to_their_head(new: New) -> None:
     save(new.old, 10)
-    assert new.begin(BATCHML_LAUNCH=Plan("ray", role="worker").to_json()) == 0
-    assert new.begin(BATCHML_LAUNCH=Plan("ray", role="head").to_json()) == 10
+    assert new.begin(BATCHML_LAUNCH=LaunchPlan("ray", role="worker").to_json()) == 0
+    assert new.begin(BATCHML_LAUNCH=LaunchPlan("ray", role="head").to_json()) == 10
 
 
 def test_a_container_sees_the_old_folder_to_read_it_and_no_other(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
-    host = Host(home, home.runtimes / "r", {})
+    host = ExecutorHost(home, home.runtimes / "r", {})
     old = home.runs / OLD / "checkpoints"
 
-    def asked(folder: Path) -> tuple[list[dict[str, Any]], Told]:
-        told = Told(OLD, "train", folder=str(folder))
+    def asked(folder: Path) -> tuple[list[dict[str, Any]], ResumeSource]:
+        told = ResumeSource(OLD, "train", folder=str(folder))
         job = job_of(["true"], environment=[{"name": VARIABLE, "value": told.to_json()}])
         spec = container_spec(host, Permits(), job, attempt_of(job))
         env = dict(entry.split("=", 1) for entry in spec["config"]["Env"])
         assert spec["wrap"] is True
         found = [each for each in spec["sources"] if "resumed" in each["target"]]
-        return found, Told.read(env[VARIABLE])
+        return found, ResumeSource.read(env[VARIABLE])
 
     assert asked(home.runs / OLD)[0] == []  # the runtime says that nothing is there
     old.mkdir(parents=True)
     (source,), told = asked(home.runs / OLD)
     assert (source["path"], source["read_only"]) == (str(old), True)
-    assert source["target"] == folder_of(told.folder, None)
+    assert source["target"] == checkpoint_folder(told.folder, None)
     assert asked(tmp_path)[0] == asked(home.runs / ".." / OLD)[0] == []
 
 
 # --- before it is sent ----------------------------------------------------------------------
 
 RUN = Run(OLD, "train", "q", JobStatus.FAILED, key="2key")
-FOUND = Found(RUN, None)
+FOUND = FoundRun(RUN, None)
 SPEC = JobSpec(image="python", command=("python", "t.py"))
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
+def context(tmp_path: Path) -> Context:
     environ = {"BATCHML_HOME": str(tmp_path / "home")}
-    return Place(load_settings(environ, tmp_path, None), FakeClock(), tmp_path)
+    return Context(load_settings(environ, tmp_path, None), FakeClock(), tmp_path)
 
 
-def saved(place: Place, *parts: str) -> Path:
-    return place.home.runs.joinpath(*parts, "checkpoints")
+def saved(context: Context, *parts: str) -> Path:
+    return context.home.runs.joinpath(*parts, "checkpoints")
 
 
-def test_the_step_is_said_before_and_the_run_remembers_from_where(place: Place) -> None:
-    save(saved(place, OLD), 120)
-    wanted = resuming(place, FOUND, FOUND, Again(SPEC), None)
+def test_the_step_is_said_before_and_the_run_remembers_from_where(context: Context) -> None:
+    save(saved(context, OLD), 120)
+    wanted = resuming(context, FOUND, FOUND, RerunSpec(SPEC), None)
     assert wanted.notices == (f"It resumes from step 120 of train {OLD}.",)
     assert wanted.own_tags == {RESUMES_TAG: OLD}
-    told = Told.read(str(wanted.spec.env[VARIABLE]))
-    assert told == Told(OLD, "train", "2key", folder=str(place.home.runs / OLD))
+    told = ResumeSource.read(str(wanted.spec.env[VARIABLE]))
+    assert told == ResumeSource(OLD, "train", "2key", folder=str(context.home.runs / OLD))
 
 
 def test_a_rerun_of_it_without_the_word_begins_anew() -> None:
@@ -306,16 +313,16 @@ def test_a_rerun_of_it_without_the_word_begins_anew() -> None:
     assert (wanted.spec.env, wanted.tags) == ({}, {"mine": "y"})
 
 
-def test_of_an_array_each_has_its_own_and_what_has_none_is_named(place: Place) -> None:
-    save(saved(place, f"{OLD}:1"), 10)
-    save(saved(place, f"{OLD}:7"), 40)
-    array = Found(replace(RUN, children={"FAILED": 4, "SUCCEEDED": 5}, array_size=9), None)
-    wanted = resuming(place, array, array, Again(SPEC, array=3), [1, 2, 7])
+def test_of_an_array_each_has_its_own_and_what_has_none_is_named(context: Context) -> None:
+    save(saved(context, f"{OLD}:1"), 10)
+    save(saved(context, f"{OLD}:7"), 40)
+    array = FoundRun(replace(RUN, children={"FAILED": 4, "SUCCEEDED": 5}, array_size=9), None)
+    wanted = resuming(context, array, array, RerunSpec(SPEC, array=3), [1, 2, 7])
     assert wanted.notices == (
         f"It resumes from steps 10 to 40 of train {OLD}. "
         "1 of 3 children saved nothing and begin anew: 2.",
     )
-    assert Told.read(str(wanted.spec.env[VARIABLE])).children == "1-2 7"
+    assert ResumeSource.read(str(wanted.spec.env[VARIABLE])).children == "1-2 7"
 
 
 @pytest.mark.parametrize(
@@ -326,20 +333,22 @@ def test_of_an_array_each_has_its_own_and_what_has_none_is_named(place: Place) -
     ],
 )
 def test_what_cannot_go_on_is_refused(
-    place: Place, changes: dict[str, Any], spec: JobSpec, words: str
+    context: Context, changes: dict[str, Any], spec: JobSpec, words: str
 ) -> None:
-    save(saved(place, OLD), 120)
-    found = Found(replace(RUN, **changes), None)
+    save(saved(context, OLD), 120)
+    found = FoundRun(replace(RUN, **changes), None)
     with pytest.raises(UsageError, match=words):
-        resuming(place, found, found, Again(spec), None)
+        resuming(context, found, found, RerunSpec(spec), None)
 
 
-def test_where_nothing_was_saved_nothing_is_sent_and_the_one_before_is_named(place: Place) -> None:
+def test_where_nothing_was_saved_nothing_is_sent_and_the_one_before_is_named(
+    context: Context,
+) -> None:
     with pytest.raises(NotFound, match=f"From the beginning: batchml rerun {OLD}"):
-        resuming(place, FOUND, FOUND, Again(SPEC), None)
-    found = Found(replace(RUN, tags={RESUMES_TAG: "0lder"}), None)
+        resuming(context, FOUND, FOUND, RerunSpec(SPEC), None)
+    found = FoundRun(replace(RUN, tags={RESUMES_TAG: "0lder"}), None)
     with pytest.raises(NotFound, match="batchml rerun --resume 0lder"):
-        resuming(place, found, found, Again(SPEC), None)
+        resuming(context, found, found, RerunSpec(SPEC), None)
 
 
 class Bucket(Account):
@@ -361,7 +370,7 @@ class Bucket(Account):
         return super().answer(operation, params)
 
 
-IN_AWS = Found(
+IN_AWS = FoundRun(
     replace(RUN, environment={"BATCHML_STORE": "s3://bucket/runs/2key"}, image="r/python@sha:1"),
     Record(key="2key", job_id=OLD, name="train",
            image="123456789012.dkr.ecr.us-east-1.amazonaws.com/batchml/python@sha256:1",
@@ -384,7 +393,9 @@ def test_in_aws_the_bucket_is_asked_and_the_request_says_where(tmp_path: Path, k
     assert f"It resumes from step 7 of train {OLD}." in prepared.notices
     request = prepared.requests.submit
     env = {each["name"]: each["value"] for each in request["containerOverrides"]["environment"]}
-    assert Told.read(env[VARIABLE]) == Told(OLD, "train", "2key", "s3://bucket/runs/2key")
+    assert ResumeSource.read(env[VARIABLE]) == ResumeSource(
+        OLD, "train", "2key", "s3://bucket/runs/2key"
+    )
     assert request["tags"][RESUMES_TAG] == OLD
     assert VARIABLE not in str(prepared.record.spec)
     assert len(session.asked("ListObjectsV2")) == 1
@@ -410,4 +421,4 @@ def test_an_image_that_is_not_ours_would_bring_nothing(tmp_path: Path, keys: Non
     assert IN_AWS.record is not None
     record = replace(IN_AWS.record, image="docker.io/library/python:3.12")
     with pytest.raises(UsageError, match="not an image that batchml built"):
-        prepare_again(place, Found(IN_AWS.run, record), resume=True, dry_run=True)
+        prepare_again(place, FoundRun(IN_AWS.run, record), resume=True, dry_run=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from batchml.ops.code import pack
+from batchml.jobs.code import pack
 from batchml.runtime.protocol.log_marks import parse_mark
 from tests.conftest import wait_for
 from tests.s3 import BUCKET, KEYS, client, moto_s3
@@ -193,7 +193,7 @@ def test_an_order_that_is_none_is_one_line(
     where = order(moto, told)
     code, lines = run(tmp_path, ["batchml-order"], **aws(moto, key, BATCHML_ORDER=where))
     assert (code, len(lines)) == (78, 1)
-    assert "is not an order of batchml" in lines[0]
+    assert "is not a command file of batchml" in lines[0]
 
 
 def test_code_that_is_not_what_was_sent_never_runs(moto: str, tmp_path: Path, key: str) -> None:
@@ -212,7 +212,7 @@ def test_code_that_is_not_there_is_a_configuration_error(
     code = f"s3://{BUCKET}/code/none.tar.gz"
     ended, lines = run(tmp_path, ["true"], **aws(moto, key, BATCHML_CODE=code))
     assert (ended, len(lines)) == (78, 1)
-    assert "is not there" in lines[0]
+    assert "does not exist" in lines[0]
 
 
 STOPPABLE = """

@@ -1,13 +1,14 @@
-"""Companions are cut off from the run and from each other; outputs go while the run goes on."""
+"""Errors of plug-ins do not reach the run or each other; outputs are sent while the run goes on."""
 
 import inspect
 import os
 import sys
 from pathlib import Path
 
-from batchml.runtime.entry.attempt import EVERY, Companions
-from batchml.runtime.entry.outputs import Outputs, files_of, prefix_of
-from batchml.runtime.storage.store import FolderStore, StoreError
+from batchml.runtime.entry.attempt import EVERY, AttemptPlugins
+from batchml.runtime.entry.outputs import OutputSender, files_of, output_prefix
+from batchml.runtime.storage.folder import FolderStore
+from batchml.runtime.storage.store import StoreError
 
 
 class Member:
@@ -32,35 +33,35 @@ def impossible() -> Member:
     raise RuntimeError("no such thing")
 
 
-def test_one_that_fails_is_told_of_once_and_left_out() -> None:
+def test_a_plugin_that_fails_is_reported_once_and_switched_off() -> None:
     said: list[str] = []
     good, bad = Member(fails_to_finish=True), Member(fails_at=2)
-    companions = Companions(said.append)
-    companions.add("an impossible one", impossible)
-    companions.add("bad", lambda: bad)
-    companions.add("good", lambda: good)
+    plugins = AttemptPlugins(said.append)
+    plugins.add("an impossible one", impossible)
+    plugins.add("bad", lambda: bad)
+    plugins.add("good", lambda: good)
     for now in range(5):
-        companions.tick(float(now))
-    companions.finish()
-    companions.finish()
+        plugins.tick(float(now))
+    plugins.finish()
+    plugins.finish()
     assert (len(bad.ticks), bad.finished) == (2, 0)
     assert (len(good.ticks), good.finished) == (5, 1)
     assert [line.partition(": ")[2] for line in said] == [
-        "an impossible one is left out, the run goes on: no such thing",
-        "member is left out, the run goes on: broken here",
-        "member is left out, the run goes on: disk full",
+        "an impossible one failed and is off, the run continues: no such thing",
+        "bad failed and is off, the run continues: broken here",
+        "good failed and is off, the run continues: disk full",
     ]
 
 
-def test_they_are_looked_in_on_about_once_a_second() -> None:
+def test_plugins_are_called_about_once_a_second() -> None:
     member = Member()
-    companions = Companions(print)
-    companions.add("m", lambda: member)
+    plugins = AttemptPlugins(print)
+    plugins.add("m", lambda: member)
     for now in (10.0, 10.2, 10.9, 11.0, 11.5, 12.4):
-        companions.tick(now)
+        plugins.tick(now)
     assert member.ticks == [10.0, 11.0, 12.4]
-    assert companions.until_tick(12.9) == EVERY - 0.5
-    assert companions.until_tick(20.0) == 0
+    assert plugins.until_tick(12.9) == EVERY - 0.5
+    assert plugins.until_tick(20.0) == 0
 
 
 class Shop(FolderStore):
@@ -82,15 +83,15 @@ def test_a_file_is_sent_once_it_rests_and_again_when_it_has_changed(tmp_path: Pa
     folder = tmp_path / "out"
     folder.mkdir()
     shop = Shop(str(tmp_path / "store"))
-    outputs = Outputs(str(folder), shop, "output/")
+    outputs = OutputSender(str(folder), shop, "output/")
     (folder / "model").write_text("1")
-    outputs.look()
+    outputs.poll()
     assert shop.sent == [], "it may still be written"
-    outputs.look()
+    outputs.poll()
     assert shop.sent == ["output/model"]
-    outputs.look()
+    outputs.poll()
     (folder / "model").write_text("22")
-    outputs.look()
+    outputs.poll()
     (folder / "late").write_text("3")
     assert outputs.finish() == []
     assert shop.sent == ["output/model", "output/late", "output/model"]
@@ -106,7 +107,7 @@ def test_what_cannot_be_sent_is_named_and_a_store_that_is_away_is_not_asked_for_
         (folder / name).touch()
     shop = Shop(str(tmp_path / "store"))
     shop.away = True
-    assert Outputs(str(folder), shop, "output/").finish() == [
+    assert OutputSender(str(folder), shop, "output/").finish() == [
         "a: away", "b: not tried any more", "c: not tried any more",
     ]  # fmt: skip
 
@@ -117,7 +118,7 @@ def test_many_files_go_several_at_once_and_each_of_them_once(tmp_path: Path) -> 
     for number in range(50):
         (folder / str(number)).write_text(str(number))
     shop = Shop(str(tmp_path / "store"))
-    outputs = Outputs(str(folder), shop, "output/")
+    outputs = OutputSender(str(folder), shop, "output/")
     assert outputs.finish() == []
     assert sorted(shop.sent) == sorted(f"output/{number}" for number in range(50))
     assert outputs.finish() == []
@@ -133,16 +134,16 @@ def test_links_to_files_are_sent_as_these_and_pipes_never(tmp_path: Path) -> Non
     os.mkfifo(folder / "pipe")
     (folder / "model").write_text("m")
     shop = Shop(str(tmp_path / "store"))
-    assert Outputs(str(folder), shop, "output/").finish() == []
+    assert OutputSender(str(folder), shop, "output/").finish() == []
     assert shop.sent == ["output/last", "output/model"]
 
 
 def test_children_and_nodes_have_places_of_their_own() -> None:
-    assert prefix_of({}) == "output/"
-    assert prefix_of({"AWS_BATCH_JOB_ARRAY_INDEX": "0"}) == "output/0/"
+    assert output_prefix({}) == "output/"
+    assert output_prefix({"AWS_BATCH_JOB_ARRAY_INDEX": "0"}) == "output/0/"
     nodes = {"AWS_BATCH_JOB_MAIN_NODE_INDEX": "1", "AWS_BATCH_JOB_NODE_INDEX": "1"}
-    assert prefix_of(nodes) == "output/"
-    assert prefix_of({**nodes, "AWS_BATCH_JOB_NODE_INDEX": "0"}) == "output/node-0/"
+    assert output_prefix(nodes) == "output/"
+    assert output_prefix({**nodes, "AWS_BATCH_JOB_NODE_INDEX": "0"}) == "output/node-0/"
 
 
 def test_outputs_may_lie_deeper_than_pythons_stack(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from batchml.runtime.storage.credentials import Credentials, Keyring
+from batchml.runtime.storage.credentials import Credentials, CredentialsProvider
 from batchml.runtime.storage.store import StoreError
 
 
@@ -31,8 +31,8 @@ class Host:
 EXPIRES = 1800003600.0  # 2027-01-15T09:00:00Z
 
 
-def keyring(host: Host, now: float = EXPIRES - 3600, /, **environ: str) -> Keyring:
-    return Keyring(environ, lambda: now, host.ask)
+def keyring(host: Host, now: float = EXPIRES - 3600, /, **environ: str) -> CredentialsProvider:
+    return CredentialsProvider(environ, lambda: now, host.ask)
 
 
 VARIABLES = {
@@ -106,7 +106,7 @@ def test_what_a_host_says_amiss_is_one_error_that_may_pass(broken: OSError | byt
             raise broken
         return broken
 
-    ring = Keyring({"AWS_CONTAINER_CREDENTIALS_RELATIVE_URI": "/x"}, lambda: 0.0, ask)
+    ring = CredentialsProvider({"AWS_CONTAINER_CREDENTIALS_RELATIVE_URI": "/x"}, lambda: 0.0, ask)
     with pytest.raises(StoreError, match="no AWS credentials") as caught:
         ring.get()
     assert caught.value.temporary

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from batchml.runtime.protocol.rungs import (
     Cutoffs,
-    Decision,
+    PrunerDecision,
     best_of,
     decide,
     default_min,
@@ -16,11 +16,11 @@ from batchml.runtime.protocol.rungs import (
     rung_passed,
     rung_steps,
 )
-from batchml.runtime.protocol.sweep_store import Course
+from batchml.runtime.protocol.sweep_store import TrialContract
 
 
-def course(direction: str = "max", method: str = "asha", resume: bool = False) -> Course:
-    return Course(
+def course(direction: str = "max", method: str = "asha", resume: bool = False) -> TrialContract:
+    return TrialContract(
         "k", (("acc", direction),), ("train",), {}, {}, method=method, rungs=(1, 3, 9), max=27,
         resume=resume,
     )  # fmt: skip
@@ -87,15 +87,15 @@ def test_at_a_rung_one_that_is_as_good_as_the_cutoff_goes_on(
     direction: str, value: float, goes_on: bool
 ) -> None:
     cutoffs = Cutoffs(7, {1: (9, 0.5)}, {})
-    assert decide(course(direction), cutoffs, 3, value, value, 1) == Decision(
+    assert decide(course(direction), cutoffs, 3, value, value, 1) == PrunerDecision(
         3, value, 0.5, 7, goes_on
     )
 
 
 def test_while_few_are_known_all_go_on() -> None:
     cutoffs = Cutoffs(7, {1: (2, 0.5)}, {})
-    assert decide(course(), cutoffs, 3, 0.1, 0.1, 1) == Decision(3, 0.1, None, 7, True)
-    assert decide(course(), cutoffs, 1, 0.1, 0.1, 0) == Decision(1, 0.1, None, 7, True)
+    assert decide(course(), cutoffs, 3, 0.1, 0.1, 1) == PrunerDecision(3, 0.1, None, 7, True)
+    assert decide(course(), cutoffs, 1, 0.1, 0.1, 0) == PrunerDecision(1, 0.1, None, 7, True)
 
 
 def test_between_rungs_nothing_is_decided() -> None:
@@ -105,7 +105,7 @@ def test_between_rungs_nothing_is_decided() -> None:
 @pytest.mark.parametrize(
     "one", [course(resume=True), course(method="halving"), course(method="none")]
 )
-def test_where_trials_end_at_rungs_they_do_not_judge_themselves(one: Course) -> None:
+def test_where_trials_end_at_rungs_they_do_not_judge_themselves(one: TrialContract) -> None:
     assert decide(one, Cutoffs(7, {1: (9, 0.5)}, {3: (9, 0.5)}), 3, 0.1, 0.1, 1) is None
 
 
@@ -113,8 +113,8 @@ def test_the_median_looks_at_the_best_so_far_and_not_too_early() -> None:
     cutoffs = Cutoffs(7, {}, {3: (9, 0.5), 4: (9, 0.5), 5: (4, 0.5)})
     judged = course(method="median")
     assert decide(judged, cutoffs, 3, 0.1, 0.1, 1) is None
-    assert decide(judged, cutoffs, 4, 0.1, 0.6, None) == Decision(4, 0.6, 0.5, 7, True)
-    assert decide(judged, cutoffs, 4, 0.1, 0.4, None) == Decision(4, 0.4, 0.5, 7, False)
+    assert decide(judged, cutoffs, 4, 0.1, 0.6, None) == PrunerDecision(4, 0.6, 0.5, 7, True)
+    assert decide(judged, cutoffs, 4, 0.1, 0.4, None) == PrunerDecision(4, 0.4, 0.5, 7, False)
     assert decide(judged, cutoffs, 5, 0.1, 0.4, None) is None
     assert decide(judged, cutoffs, 6, 0.1, 0.4, None) is None
 

@@ -9,25 +9,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchml.runtime.protocol import manifest, messages
-from batchml.runtime.protocol.manifest import BadManifest, Entry, encode
-from batchml.runtime.protocol.messages import Sender
+from batchml.runtime.protocol.manifest import BadManifest, TrialEntry, encode
+from batchml.runtime.protocol.messages import MessageSender
 from batchml.runtime.protocol.rungs import Cutoffs
-from batchml.runtime.protocol.sweep_store import BadCourse, Course, claim_key, wave_key
-from batchml.runtime.storage.store import FolderStore
+from batchml.runtime.protocol.sweep_store import (
+    BadTrialContract,
+    TrialContract,
+    batch_key,
+    claim_key,
+)
+from batchml.runtime.storage.folder import FolderStore
 
 scalars = st.one_of(
     st.text(max_size=20), st.booleans(), st.integers(-(2**60), 2**60),
     st.floats(allow_nan=False, allow_infinity=False),
 )  # fmt: skip
 entries = st.builds(
-    Entry, st.integers(0, 10**6), st.dictionaries(st.text(max_size=10), scalars, max_size=4),
+    TrialEntry, st.integers(0, 10**6), st.dictionaries(st.text(max_size=10), scalars, max_size=4),
     st.integers(0, 2**62), st.integers(0, 10**9), st.booleans(), st.booleans(),
 )  # fmt: skip
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(entries, min_size=1, max_size=6))
-def test_every_child_reads_its_own_line(planned: list[Entry]) -> None:
+def test_every_child_reads_its_own_line(planned: list[TrialEntry]) -> None:
     data, width = encode("k", 3, planned)
     assert len(data) == width * len(planned)
     for index, entry in enumerate(planned):
@@ -44,13 +49,13 @@ def test_a_child_reads_its_line_and_no_more(tmp_path: Path) -> None:
             return super().read(key, start, length)
 
     store = Watched(str(tmp_path))
-    data, width = encode("k", 1, [Entry(n, {"lr": n / 7}, n) for n in range(10_000)])
-    store.put(wave_key(1), data)
+    data, width = encode("k", 1, [TrialEntry(n, {"lr": n / 7}, n) for n in range(10_000)])
+    store.put(batch_key(1), data)
     assert manifest.read(store, "k", 1, 7_123, width).trial == 7_123
     assert store.asked == (7_123 * width, width)
 
 
-DATA, WIDTH = encode("k", 1, [Entry(0, {"lr": 0.5}, 1), Entry(1, {"lr": 0.25}, 2)])
+DATA, WIDTH = encode("k", 1, [TrialEntry(0, {"lr": 0.5}, 1), TrialEntry(1, {"lr": 0.25}, 2)])
 
 
 @pytest.mark.parametrize(
@@ -67,7 +72,7 @@ def test_what_is_not_ours_is_refused(
     tmp_path: Path, key: str, wave: int, index: int, width: int, words: str
 ) -> None:
     store = FolderStore(str(tmp_path))
-    store.put(wave_key(1), DATA)
+    store.put(batch_key(1), DATA)
     with pytest.raises(BadManifest, match=words):
         manifest.read(store, key, wave, index, width)
 
@@ -93,13 +98,13 @@ def test_a_line_that_was_cut_is_refused(length: int) -> None:
 
 
 def test_a_course_comes_back() -> None:
-    course = Course(
+    course = TrialContract(
         "k", (("acc", "max"), ("ms", "min")), ("python", "train.py"), {"lr": 0.1, "on": True},
         {"acc": "acc=(.*)"}, "epoch", "asha", (1, 3), 9, 3, True, "waves", 12.5, 2.0, 1.0,
     )  # fmt: skip
-    assert Course.from_json(course.to_json()) == course
+    assert TrialContract.from_json(course.to_json()) == course
     later = json.dumps({**json.loads(course.to_json()), "later": 1}).encode()
-    assert Course.from_json(later) == course
+    assert TrialContract.from_json(later) == course
     assert course.loss(2.0) == -2.0
     assert [course.target_of(rung) for rung in range(3)] == [1, 3, 9]
 
@@ -114,15 +119,15 @@ def test_a_course_comes_back() -> None:
     ],
 )  # fmt: skip
 def test_a_course_that_is_none_is_refused(data: bytes) -> None:
-    with pytest.raises(BadCourse, match=r"course\.json"):
-        Course.from_json(data)
+    with pytest.raises(BadTrialContract, match=r"course\.json"):
+        TrialContract.from_json(data)
 
 
-SENDER = Sender(wave=2, trial=17, attempt=1, child=4, job="job:4", began=1000.0)
+SENDER = MessageSender(wave=2, trial=17, attempt=1, child=4, job="job:4", began=1000.0)
 
 
 def message(**changes: Any) -> dict[str, Any]:
-    made = messages.make(
+    made = messages.make_message(
         SENDER, 3, "report", 1001.5, [(1, (0.5,), 1001.0)], [(1, 0.5, None, 7, True)],
         {"loss": 0.1, "lost": float("nan")},
     )  # fmt: skip
@@ -130,7 +135,7 @@ def message(**changes: Any) -> dict[str, Any]:
 
 
 def test_a_message_comes_back() -> None:
-    assert messages.read(messages.write(message())) == {
+    assert messages.decode_message(messages.encode_message(message())) == {
         "wave": 2, "trial": 17, "attempt": 1, "seq": 3, "index": 4, "job": "job:4",
         "began": 1000.0, "at": 1001.5, "kind": "report", "points": [[1, [0.5], 1001.0]],
         "decisions": [[1, 0.5, None, 7, True]], "metrics": {"loss": 0.1},
@@ -139,14 +144,14 @@ def test_a_message_comes_back() -> None:
 
 def test_an_end_says_how_and_shows_the_last_lines() -> None:
     lines = [f"line {number} " + "x" * 1000 for number in range(100)]
-    end = messages.with_end(message(), "FAILED", 3, "w" * 1000, lines)
-    found = messages.read(messages.write(end))
+    end = messages.add_end(message(), "FAILED", 3, "w" * 1000, lines)
+    found = messages.decode_message(messages.encode_message(end))
     assert found is not None
     assert (found["kind"], found["state"], found["code"]) == ("end", "FAILED", 3)
     assert len(found["why"]) == 500
     assert len(found["tail"]) == 20
     assert found["tail"][-1].startswith("line 99")
-    assert len(messages.write(end)) < 16_384
+    assert len(messages.encode_message(end)) < 16_384
 
 
 @pytest.mark.parametrize(
@@ -160,12 +165,12 @@ def test_an_end_says_how_and_shows_the_last_lines() -> None:
     ],
 )  # fmt: skip
 def test_nonsense_is_no_message(change: dict[str, Any]) -> None:
-    assert messages.read(json.dumps(message(**change)).encode()) is None
+    assert messages.decode_message(json.dumps(message(**change)).encode()) is None
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b"7", b"\xff", b'{"at": NaN}', b"[" * 10_000])
 def test_junk_is_no_message(data: bytes) -> None:
-    assert messages.read(data) is None
+    assert messages.decode_message(data) is None
 
 
 def test_keys_are_told_apart_and_in_order() -> None:
@@ -175,7 +180,7 @@ def test_keys_are_told_apart_and_in_order() -> None:
     assert written[:4] == sorted(written[:4])
     assert messages.parse_key("inbox/other.json") is None
     assert messages.parse_key("log/000001-000000-01-000000.json") is None
-    assert messages.unknown(0) == -1
+    assert messages.unknown_trial(0) == -1
     assert claim_key(1, 2) != claim_key(12, 2)
 
 

@@ -21,14 +21,14 @@ from batchml.runtime.protocol.log_marks import (
     parse_mark,
     read_points,
 )
-from batchml.runtime.telemetry.heartbeat import Told
+from batchml.runtime.telemetry.heartbeat import RankProgress
 from batchml.runtime.telemetry.metrics import (
     EVERY,
     MAX_POINTS,
-    Relay,
+    MetricsRelay,
     append_point,
     report,
-    thinned,
+    thin_out,
 )
 
 NAMES = st.text(min_size=1, max_size=30)
@@ -162,7 +162,7 @@ def test_of_ranks_that_train_together_the_first_reports_and_the_others_tell_how_
         assert report(step=7, loss=float(rank))
     (point,) = map(json.loads, (tmp_path / "metrics").read_text().splitlines())
     assert point["loss"] == 0.0
-    told = [Told.read((tmp_path / rank).read_text()) for rank in ("0", "1")]
+    told = [RankProgress.read((tmp_path / rank).read_text()) for rank in ("0", "1")]
     assert [each.step if each else None for each in told] == [7, 7]
     (tmp_path / "stop").touch()
     assert not report(step=8, loss=1)
@@ -231,8 +231,8 @@ class FakeAttempt:
         self.marks.append(MARK + text)
 
 
-def relay_of(attempt: FakeAttempt) -> Relay:
-    return Relay(cast(Any, attempt))
+def relay_of(attempt: FakeAttempt) -> MetricsRelay:
+    return MetricsRelay(cast(Any, attempt))
 
 
 def test_the_relay_carries_points_soon_but_not_each_by_itself(tmp_path: Path) -> None:
@@ -265,9 +265,9 @@ def test_a_line_that_is_half_written_is_taken_when_it_is_whole(tmp_path: Path) -
 def test_a_flood_is_thinned_and_a_rare_metric_survives_it(tmp_path: Path) -> None:
     points: list[dict[str, float]] = [{"step": step, "loss": 1.0} for step in range(10_000)]
     points.insert(7, {"step": 7, "accuracy": 0.5})
-    kept = thinned(points, MAX_POINTS)
+    kept = thin_out(points, MAX_POINTS)
     assert len(kept) == MAX_POINTS + 1
     assert {"step": 7, "accuracy": 0.5} in kept
     assert kept[-1]["step"] == 9_999
     assert kept == sorted(kept, key=lambda point: point["step"])
-    assert thinned(points[:50], MAX_POINTS) == points[:50]
+    assert thin_out(points[:50], MAX_POINTS) == points[:50]

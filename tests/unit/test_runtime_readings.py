@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchml.runtime.protocol.log_marks import LineSplitter
-from batchml.runtime.sweep.readings import Point, Readings, closest
+from batchml.runtime.sweep.readings import Point, Readings, list_likely_names
 
 
 def readings(*goals: str, step: str = "epoch", after: int = 0, **patterns: str) -> Readings:
@@ -17,7 +17,7 @@ def readings(*goals: str, step: str = "epoch", after: int = 0, **patterns: str) 
 
 def read(found: Readings, *lines: str) -> list[tuple[int, float]]:
     """(step, value of the first goal) of every point in the lines."""
-    points = [point for line in lines for point in found.line(line.encode())]
+    points = [point for line in lines for point in found.read_line(line.encode())]
     return [(point.step, point.values[0]) for point in points]
 
 
@@ -82,7 +82,7 @@ def test_the_first_value_of_a_step_counts() -> None:
 
 
 def test_what_is_not_finite_is_told() -> None:
-    [point] = readings().line(b"epoch=1 acc=nan")
+    [point] = readings().read_line(b"epoch=1 acc=nan")
     assert point.values[0] != point.values[0]
     assert read(readings(), "epoch=1 acc=-inf") == [(1, float("-inf"))]
     assert read(readings(), '{"acc": Infinity}') == [(1, float("inf"))]
@@ -104,29 +104,29 @@ def test_a_pattern_named_step_holds_for_the_lines_after_it() -> None:
 
 def test_a_point_has_all_goals() -> None:
     found = readings("acc", "latency")
-    assert found.line(b"epoch=1 acc=0.5") == []
-    assert found.line(b"epoch=1 latency=7") == [Point(1, (0.5, 7.0))]
-    assert found.line(b"epoch=2 latency=8 acc=0.6") == [Point(2, (0.6, 8.0))]
+    assert found.read_line(b"epoch=1 acc=0.5") == []
+    assert found.read_line(b"epoch=1 latency=7") == [Point(1, (0.5, 7.0))]
+    assert found.read_line(b"epoch=2 latency=8 acc=0.6") == [Point(2, (0.6, 8.0))]
     assert readings("acc", "latency").missing == ["acc", "latency"]
 
 
 def test_what_is_reported_is_read_too() -> None:
     found = readings()
-    assert found.reported({"time": 1.0, "epoch": 2.0, "acc": 0.5}) == [Point(2, (0.5,))]
-    assert found.reported({"time": 1.0, "step": 900.0, "loss": 0.5}) == []
+    assert found.read_report({"time": 1.0, "epoch": 2.0, "acc": 0.5}) == [Point(2, (0.5,))]
+    assert found.read_report({"time": 1.0, "step": 900.0, "loss": 0.5}) == []
     assert found.seen["loss"] == 0.5
 
 
 def test_what_is_reported_is_not_counted_again_when_it_is_printed() -> None:
     found = readings()
-    assert found.reported({"acc": 0.5}) == [Point(1, (0.5,))]
+    assert found.read_report({"acc": 0.5}) == [Point(1, (0.5,))]
     assert read(found, "acc=0.5") == []
-    assert found.reported({"acc": 0.6}) == [Point(2, (0.6,))]
+    assert found.read_report({"acc": 0.6}) == [Point(2, (0.6,))]
 
 
 def test_what_looks_like_the_missing_metric_is_named_first() -> None:
-    assert closest(["val_accuracy"], ["loss", "val_acc", "lr"]) == "val_acc, lr, loss"
-    assert closest(["val_accuracy"], []) == ""
+    assert list_likely_names(["val_accuracy"], ["loss", "val_acc", "lr"]) == "val_acc, lr, loss"
+    assert list_likely_names(["val_accuracy"], []) == ""
 
 
 @settings(max_examples=50, deadline=None)
@@ -148,7 +148,7 @@ def test_it_does_not_matter_where_the_output_is_cut(junk: list[bytes], data: st.
     def points(*parts: bytes) -> list[Point]:
         splitter, found = LineSplitter(escape=True), readings()
         pieces = [line for part in parts for line in splitter.feed(part)]
-        return [point for line in pieces for point in found.line(line)]
+        return [point for line in pieces for point in found.read_line(line)]
 
     assert points(text[:cut], text[cut:]) == points(text)
 
@@ -160,7 +160,7 @@ def test_long_lines_take_no_time_and_their_end_is_read(part: bytes) -> None:
     line = part * ((1 << 20) // len(part)) + b"\r epoch=1 acc=0.5"
     began = time.process_time()
     splitter = LineSplitter()
-    points = [point for each in splitter.feed(line + b"\n") for point in readings().line(each)]
+    points = [point for each in splitter.feed(line + b"\n") for point in readings().read_line(each)]
     assert time.process_time() - began < 20  # what backtracks takes minutes; this 0.1 s
     assert points == [Point(1, (0.5,))] or part in (b"\x1b]", b"{")
 
@@ -168,13 +168,13 @@ def test_long_lines_take_no_time_and_their_end_is_read(part: bytes) -> None:
 def test_binary_output_does_no_harm() -> None:
     found = readings()
     for line in os.urandom(200_000).split(b"\n"):
-        found.line(line)
+        found.read_line(line)
     assert len(found.seen) <= 100
 
 
 def test_the_trials_own_parameters_are_no_metrics() -> None:
     found = Readings(["acc"], {}, "epoch", params={"lr": 0.07, "hidden-size": 9, "opt": "sgd"})
-    assert found.line(b"Namespace(lr=0.07, hidden_size=9, opt='sgd', workers=4)") == []
+    assert found.read_line(b"Namespace(lr=0.07, hidden_size=9, opt='sgd', workers=4)") == []
     assert found.seen == {"workers": 4}
-    found.line(b"lr=0.035 loss=0.5")
+    found.read_line(b"lr=0.035 loss=0.5")
     assert found.seen == {"workers": 4, "lr": 0.035, "loss": 0.5}, "another value is news"

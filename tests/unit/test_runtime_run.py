@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from batchml.clock import SystemClock
-from batchml.ops.code import keep, pack
-from batchml.runtime.nodes.torchrun.child import state_of
-from batchml.runtime.processes import descendants
+from batchml.jobs.code import pack
+from batchml.runtime.processes import descendants, state_of
 from batchml.runtime.protocol.log_marks import parse_mark
 from tests.conftest import wait_for
 from tests.unit.test_processes import is_alive
@@ -205,7 +204,9 @@ def test_code_is_not_unpacked_over_the_root_of_an_image(tmp_path: Path) -> None:
     source = tmp_path / "source"
     (source / "bin").mkdir(parents=True)
     (source / "bin" / "batchml-test").write_text("mine")
-    archive = keep(pack(source), tmp_path)
+    packed = pack(source)
+    archive = tmp_path / packed.name
+    archive.write_bytes(packed.data)
     process = subprocess.run(
         [sys.executable, "-m", "batchml.runtime.run", "sh", "-c", "pwd; cat bin/batchml-test"],
         cwd="/", capture_output=True, check=False,

@@ -1,4 +1,4 @@
-"""The store of a run: one contract for a folder and for S3, where moto is the judge."""
+"""Stores in folders and in S3: what the contract of all stores (contract/test_stores.py) lacks."""
 
 import os
 import threading
@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from batchml.runtime.storage import s3
-from batchml.runtime.storage.s3 import S3Store, Wire, region_of
-from batchml.runtime.storage.store import PATIENT, FolderStore, Store, StoreError, open_store
+from batchml.runtime.storage.backends import open_store
+from batchml.runtime.storage.folder import FolderStore
+from batchml.runtime.storage.s3 import S3Client, S3Store, region_of
+from batchml.runtime.storage.store import PATIENT, StoreError
 from tests.s3 import BUCKET, KEYS, moto_s3
 
 
@@ -18,34 +20,6 @@ from tests.s3 import BUCKET, KEYS, moto_s3
 def moto() -> Iterator[str]:
     with moto_s3() as address:
         yield address
-
-
-@pytest.fixture(params=["folder", "s3"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    if request.param == "folder":
-        return open_store(str(tmp_path / "store"), {})
-    address = request.getfixturevalue("moto")
-    environ = {**KEYS, "AWS_ENDPOINT_URL_S3": address}
-    return open_store(f"s3://{BUCKET}/runs/{tmp_path.name}", environ)
-
-
-# The odd one holds what a path and a signature escape in ways of their own.
-@pytest.mark.parametrize("key", ["plain", "a/deep/key", "odd (+%20 ä&=?;@:$~'*!)/ü.txt"])
-def test_a_value_comes_back_as_it_was_put(store: Store, key: str) -> None:
-    assert store.get(key) is None
-    store.put(key, b"first\x00\xff")
-    store.put(key, b"second")
-    assert store.get(key) == b"second"
-    assert store.keys("") == [key]
-    store.put("empty", b"")
-    assert store.get("empty") == b""
-
-
-def test_only_the_first_of_those_who_create_wrote_it(store: Store) -> None:
-    assert store.create("claims/0", b"job-1")
-    assert not store.create("claims/0", b"job-2")
-    assert not store.create("claims/0", b"job-1")
-    assert store.get("claims/0") == b"job-1"
 
 
 def test_of_many_at_once_one_creates(tmp_path: Path) -> None:
@@ -63,56 +37,6 @@ def test_of_many_at_once_one_creates(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert [str(number).encode() for number in won] == [store.get("claim")]
-
-
-def test_keys_are_those_that_begin_so_in_order(store: Store) -> None:
-    for key in ("output/b", "output/a/c", "outputs", "claims/1"):
-        store.put(key, b"x")
-    assert store.keys("output/") == ["output/a/c", "output/b"]
-    assert store.keys("out") == ["output/a/c", "output/b", "outputs"]
-    assert store.keys("none") == []
-
-
-def test_a_part_of_a_value_is_read(store: Store) -> None:
-    store.put("waves/1", b"0123456789")
-    assert store.read("waves/1", 0, 4) == b"0123"
-    assert store.read("waves/1", 8, 4) == b"89"
-    assert store.read("waves/1", 10, 4) == b""
-    assert store.read("waves/1", 99, 1) == b""
-    assert store.read("waves/1", 3, 0) == b""
-    assert store.read("waves/2", 0, 4) is None
-    assert store.read("waves/2", 0, 0) is None
-
-
-def test_what_is_deleted_is_gone(store: Store) -> None:
-    for key in ("inbox/a", "inbox/b", "inbox/c"):
-        store.put(key, b"x")
-    store.delete("inbox/a", "inbox/c", "inbox/none", "none/at/all")
-    assert store.keys("inbox/") == ["inbox/b"]
-    store.delete()
-    store.delete("inbox/b")
-    assert store.get("inbox/b") is None
-    assert store.create("inbox/b", b"again")
-
-
-def test_files_go_and_come(store: Store, tmp_path: Path) -> None:
-    content = os.urandom(3 << 20)
-    (tmp_path / "file").write_bytes(content)
-    store.put_file("output/file", str(tmp_path / "file"))
-    assert store.get_file("output/file", str(tmp_path / "back"))
-    assert (tmp_path / "back").read_bytes() == content
-    assert not store.get_file("output/none", str(tmp_path / "none"))
-    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["back", "file"]
-    with pytest.raises(StoreError):
-        store.put_file("output/x", str(tmp_path / "missing"))
-
-
-@pytest.mark.parametrize("key", ["", "/a", "a/", "a//b", "../a", "a/./b", "a\0b"])
-def test_what_is_no_key_is_refused(store: Store, key: str) -> None:
-    with pytest.raises(StoreError):
-        store.put(key, b"")
-    with pytest.raises(StoreError):
-        store.get(key)
 
 
 def test_a_large_file_goes_in_parts(
@@ -236,7 +160,7 @@ def scripted() -> Iterator[Callable[..., tuple[Scripted, S3Store]]]:
         servers.append(server)
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         environ = {**KEYS, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_address[1]}"}
-        wire = Wire("bucket", environ, clock=lambda: 1.8e9, sleep=lambda _: None)
+        wire = S3Client("bucket", environ, clock=lambda: 1.8e9, sleep=lambda _: None)
         return server, S3Store(wire, "runs/")
 
     yield make

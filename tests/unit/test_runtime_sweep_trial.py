@@ -1,4 +1,4 @@
-"""Trials as their containers run them: a process, a board in a folder or in S3."""
+"""Trials as their containers run them: a process, a store in a folder or in S3."""
 
 import os
 import select
@@ -13,23 +13,25 @@ import pytest
 
 from batchml.runtime.processes import changes_of
 from batchml.runtime.protocol import messages
-from batchml.runtime.protocol.manifest import Entry, encode
+from batchml.runtime.protocol.manifest import TrialEntry, encode
 from batchml.runtime.protocol.rungs import Cutoffs, mark_key
 from batchml.runtime.protocol.sweep_store import (
-    COURSE,
+    CONTRACT,
     CUTOFFS,
     INBOX,
-    Course,
+    TrialContract,
+    batch_key,
     deadline_key,
-    wave_key,
 )
-from batchml.runtime.storage.store import FolderStore, Store, open_store
+from batchml.runtime.storage.backends import open_store
+from batchml.runtime.storage.folder import FolderStore
+from batchml.runtime.storage.store import Store
 from tests.conftest import wait_for
 from tests.s3 import BUCKET, KEYS, moto_s3
-from tests.trial_world import a_course
+from tests.trial_world import a_contract
 
 ROOT = str(Path(__file__).parents[2])
-ENTRIES = [Entry(number, {"lr": number / 10}, 100 + number) for number in range(4)]
+ENTRIES = [TrialEntry(number, {"lr": number / 10}, 100 + number) for number in range(4)]
 PRINTS = ["sh", "-c", "echo epoch=1 acc={lr} loss: 3"]
 
 
@@ -46,20 +48,23 @@ class Sweep:
         self.folder = folder
         self.url = url or str(folder / "board")
         self.environ = environ
-        self.board: Store = open_store(self.url, environ)
+        self.store: Store = open_store(self.url, environ)
         self.width = 0
         (folder / "work").mkdir()
 
-    def begins(self, command: Sequence[str], entries: Sequence[Entry] = (), **course: Any) -> None:
-        made: Course = a_course(
-            command=tuple(command), **{"every": 0.2, "look": 0.1, "grace": 1.0, "max": 0, **course}
+    def begins(
+        self, command: Sequence[str], entries: Sequence[TrialEntry] = (), **contract: Any
+    ) -> None:
+        made: TrialContract = a_contract(
+            command=tuple(command),
+            **{"every": 0.2, "look": 0.1, "grace": 1.0, "max": 0, **contract},
         )
-        self.board.put(COURSE, made.to_json())
+        self.store.put(CONTRACT, made.to_json())
         self.adds(1, entries or ENTRIES)
 
-    def adds(self, wave: int, entries: Sequence[Entry]) -> None:
+    def adds(self, wave: int, entries: Sequence[TrialEntry]) -> None:
         data, self.width = encode("k", wave, entries)
-        self.board.put(wave_key(wave), data)
+        self.store.put(batch_key(wave), data)
 
     def start(
         self, index: int = 0, wave: int = 1, job: str = "job", attempt: int = 1, **env: str
@@ -83,7 +88,9 @@ class Sweep:
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        found = [messages.read(self.board.get(key) or b"") for key in self.board.keys(INBOX)]
+        found = [
+            messages.decode_message(self.store.get(key) or b"") for key in self.store.keys(INBOX)
+        ]
         return [each for each in found if each is not None]
 
     @property
@@ -127,20 +134,20 @@ def test_of_two_jobs_of_one_wave_only_the_first_runs_a_trial(sweep: Sweep) -> No
 @pytest.mark.parametrize(
     ("key", "data", "words"),
     [
-        (wave_key(1), None, "the manifest is missing"),
-        (wave_key(1), b"x\n" * 500, "the manifest was changed"),
-        (wave_key(1), b"", "ends before it"),
-        (COURSE, None, "course.json is missing"),
-        (COURSE, b"{}", "course.json is not one of ours"),
+        (batch_key(1), None, "the manifest is missing"),
+        (batch_key(1), b"x\n" * 500, "the manifest was changed"),
+        (batch_key(1), b"", "ends before this line"),
+        (CONTRACT, None, "course.json is missing"),
+        (CONTRACT, b"{}", "course.json is not valid"),
     ],
 )
 def test_a_manifest_that_is_gone_or_changed_ends_it_before_any_work(
     sweep: Sweep, key: str, data: bytes | None, words: str
 ) -> None:
     sweep.begins(PRINTS)
-    sweep.board.delete(key)
+    sweep.store.delete(key)
     if data is not None:
-        sweep.board.put(key, data)
+        sweep.store.put(key, data)
     code, output = sweep.run(3)
     assert code == 78
     assert words in output
@@ -151,7 +158,7 @@ def test_a_manifest_that_is_gone_or_changed_ends_it_before_any_work(
 
 def test_one_that_was_stopped_before_it_began_does_nothing(sweep: Sweep) -> None:
     sweep.begins(PRINTS)
-    sweep.board.put("stop/all", b"enough")
+    sweep.store.put("stop/all", b"enough")
     code, output = sweep.run(0)
     assert (code, "acc=" in output) == (143, False)
     assert (sweep.end["state"], sweep.end["why"]) == ("KILLED", "enough")
@@ -159,7 +166,7 @@ def test_one_that_was_stopped_before_it_began_does_nothing(sweep: Sweep) -> None
 
 def test_one_that_comes_after_the_deadline_does_nothing(sweep: Sweep) -> None:
     sweep.begins(PRINTS)
-    sweep.board.put(deadline_key(1.0), b"")
+    sweep.store.put(deadline_key(1.0), b"")
     assert sweep.run(0)[0] == 143
     assert sweep.end["state"] == "KILLED"
 
@@ -173,7 +180,7 @@ def test_a_command_that_cannot_be_run_is_a_failure(sweep: Sweep) -> None:
 
 def test_a_program_that_ignores_the_signal_is_killed_and_pruned_all_the_same(sweep: Sweep) -> None:
     sweep.begins(["sh", "-c", 'trap "" TERM; echo epoch=1 acc=0.1; sleep 60 & wait; sleep 60'])
-    sweep.board.put(CUTOFFS, Cutoffs(2, {0: (3, 0.5)}, {}).to_json())
+    sweep.store.put(CUTOFFS, Cutoffs(2, {0: (3, 0.5)}, {}).to_json())
     assert sweep.run(0)[0] == 0
     assert sweep.end["state"] == "PRUNED"
 
@@ -189,7 +196,7 @@ def test_a_program_that_reports_ends_at_the_very_step(sweep: Sweep) -> None:
         ),
         max=27,
     )
-    sweep.board.put(CUTOFFS, Cutoffs(2, {0: (3, 0.05), 1: (3, 0.5)}, {}).to_json())
+    sweep.store.put(CUTOFFS, Cutoffs(2, {0: (3, 0.05), 1: (3, 0.5)}, {}).to_json())
     code, output = sweep.run(0)
     assert code == 0
     assert "saved after 3" in output
@@ -206,7 +213,7 @@ def test_a_program_that_does_not_look_at_what_report_says_ends_by_the_signal(swe
         ),
         max=27, grace=50.0,
     )  # fmt: skip
-    sweep.board.put(CUTOFFS, Cutoffs(2, {0: (3, 0.5)}, {}).to_json())
+    sweep.store.put(CUTOFFS, Cutoffs(2, {0: (3, 0.5)}, {}).to_json())
     assert "to the end" not in sweep.run(0)[1]
     assert sweep.end["state"] == "PRUNED"
 
@@ -238,13 +245,13 @@ SAVES = [
 
 
 def test_a_trial_goes_on_from_its_checkpoint(sweep: Sweep) -> None:
-    sweep.begins(SAVES, [Entry(0, {"lr": 5}, 1, target=1)], resume=True, max=27)
+    sweep.begins(SAVES, [TrialEntry(0, {"lr": 5}, 1, target=1)], resume=True, max=27)
     assert "was:  resume=\n" in sweep.run(0)[1]
     assert sweep.end["state"] == "PAUSED"
-    sweep.adds(2, [Entry(0, {"lr": 5}, 1, target=27, resumes=True)])
+    sweep.adds(2, [TrialEntry(0, {"lr": 5}, 1, target=27, resumes=True)])
     assert "was: 5 resume=1\n" in sweep.run(0, wave=2)[1]
     assert sweep.end["state"] == "DONE"
-    sweep.adds(3, [Entry(0, {"lr": 5}, 1, target=1)])
+    sweep.adds(3, [TrialEntry(0, {"lr": 5}, 1, target=1)])
     assert "was:  resume=\n" in sweep.run(0, wave=3)[1]  # it begins anew
 
 
@@ -255,7 +262,7 @@ def test_report_is_false_where_a_part_of_a_trial_ends(sweep: Sweep) -> None:
         "    if not report(epoch=epoch, acc=0.1): break\n"
         "print('saved', epoch)"
     )
-    sweep.begins(python(text), [Entry(0, {}, 1, target=3)], resume=True, max=27, grace=50.0)
+    sweep.begins(python(text), [TrialEntry(0, {}, 1, target=3)], resume=True, max=27, grace=50.0)
     assert "saved 2\n" in sweep.run(0)[1]
     assert sweep.end["state"] == "PAUSED"
 
@@ -295,11 +302,11 @@ def test_another_attempt_goes_on_with_the_steps_of_the_one_before(sweep: Sweep) 
             sweep.run(0, job=prints, attempt=attempt)
         found = [point[0] for each in sweep.messages for point in each.get("points", ())]
         assert found == [1, 2, 3, 4, 5, 6]
-        sweep.board.delete(*sweep.board.keys("inbox/"), *sweep.board.keys("claims/"))
+        sweep.store.delete(*sweep.store.keys("inbox/"), *sweep.store.keys("claims/"))
 
 
 def test_a_child_of_a_rung_takes_up_the_one_in_its_place(sweep: Sweep) -> None:
-    sweep.begins(SAVES, [Entry(n, {"lr": n}, 1, target=1) for n in range(4)],
+    sweep.begins(SAVES, [TrialEntry(n, {"lr": n}, 1, target=1) for n in range(4)],
                  method="halving", shape="rungs", max=27)  # fmt: skip
     for index in range(4):
         assert sweep.run(index)[0] == 0
@@ -307,9 +314,9 @@ def test_a_child_of_a_rung_takes_up_the_one_in_its_place(sweep: Sweep) -> None:
     assert code == 0
     assert "was: 3 resume=1" in output  # the best of four
     assert (sweep.end["trial"], sweep.end["wave"], sweep.end["state"]) == (3, 2, "PAUSED")
-    assert sweep.board.keys("rungs/1/") == [mark_key(1, -0.3, 3)]
+    assert sweep.store.keys("rungs/1/") == [mark_key(1, -0.3, 3)]
     code, output = sweep.run(4, wave=2, BATCHML_RUNG="1")
-    assert (code, "nothing is to be run" in output) == (0, True)
+    assert (code, "there is nothing to run" in output) == (0, True)
 
 
 # --- S3 -----------------------------------------------------------------------------------------
@@ -318,13 +325,13 @@ def test_a_child_of_a_rung_takes_up_the_one_in_its_place(sweep: Sweep) -> None:
 def test_all_of_it_works_in_s3_with_checkpoints_on_the_board(moto: str, tmp_path: Path) -> None:
     url = f"s3://{BUCKET}/runs/{tmp_path.name}"
     sweep = Sweep(tmp_path, url, AWS_ENDPOINT_URL_S3=moto, **KEYS)
-    sweep.begins(SAVES, [Entry(0, {"lr": 5}, 1, target=1)], resume=True, max=27)
+    sweep.begins(SAVES, [TrialEntry(0, {"lr": 5}, 1, target=1)], resume=True, max=27)
     assert sweep.run(0)[0] == 0
     assert sweep.end["state"] == "PAUSED"
-    assert sweep.board.get("checkpoints/0/state") == b"5\n"
-    sweep.adds(2, [Entry(0, {"lr": 5}, 1, target=27, resumes=True)])
+    assert sweep.store.get("checkpoints/0/state") == b"5\n"
+    sweep.adds(2, [TrialEntry(0, {"lr": 5}, 1, target=27, resumes=True)])
     assert "was: 5 resume=1\n" in sweep.run(0, wave=2)[1]
-    sweep.adds(3, [Entry(0, {"lr": 5}, 1, target=1)])
+    sweep.adds(3, [TrialEntry(0, {"lr": 5}, 1, target=1)])
     assert "was:  resume=\n" in sweep.run(0, wave=3)[1]
     assert sweep.run(0, wave=3, job="other")[0] == 77
 
@@ -334,4 +341,4 @@ def test_a_board_that_is_not_there_ends_it_before_any_work(tmp_path: Path) -> No
     sweep.begins(PRINTS)
     code, output = sweep.run(0, BATCHML_SWEEP=str(tmp_path / "elsewhere"))
     assert (code, "course.json is missing" in output) == (78, True)
-    assert isinstance(sweep.board, FolderStore)
+    assert isinstance(sweep.store, FolderStore)

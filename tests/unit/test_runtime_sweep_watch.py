@@ -8,16 +8,16 @@ import pytest
 from batchml.runtime.protocol.rungs import Cutoffs, ranked
 from batchml.runtime.protocol.sweep_store import deadline_key
 from batchml.runtime.telemetry.metrics import append_point
-from tests.trial_world import AT, Make, TrialWorld, a_course
+from tests.trial_world import AT, Make, TrialWorld, a_contract
 
 
 @pytest.fixture
 def trial(tmp_path: Path) -> Make:
     def make(
-        after: int = 0, entry: dict[str, Any] | None = None, wave: int = 2, **course: Any
+        after: int = 0, entry: dict[str, Any] | None = None, wave: int = 2, **contract: Any
     ) -> TrialWorld:
-        board = str(tmp_path / "board")
-        return TrialWorld(board, a_course(**course), after, wave, **(entry or {}))
+        store = str(tmp_path / "board")
+        return TrialWorld(store, a_contract(**contract), after, wave, **(entry or {}))
 
     return make
 
@@ -72,7 +72,7 @@ def test_what_is_reported_to_the_file_is_told(trial: Make) -> None:
     world = trial()
     append_point(world.metrics, {"time": 1.0, "epoch": 1, "acc": 0.25})
     append_point(world.metrics, {"time": 1.0, "step": 900, "loss": 0.25})
-    world.watch.read_file()
+    world.watch.read_reports()
     assert world.points == [(1, 0.25)]
     append_point(world.metrics, {"time": 1.0, "epoch": 2, "acc": 0.5})
     world.ends()
@@ -168,7 +168,7 @@ def test_one_that_obeys_the_stop_file_pauses_too(trial: Make) -> None:
 def test_one_that_goes_on_after_its_target_is_stopped(trial: Make) -> None:
     world = trial(entry={"target": 3}, resume=True)
     world.prints(*epochs(1, 4))
-    assert world.stopped == [("it went on after epoch 3, its last one: it is stopped.", 0)]
+    assert world.stopped == [("it continued after epoch 3, its last one: it is stopped.", 0)]
     assert world.ends(code=143) == 0
     assert world.end["state"] == "PAUSED"
 
@@ -186,7 +186,7 @@ def test_a_rung_is_marked_for_the_next_one(trial: Make) -> None:
     world = trial(entry={"target": 3}, method="halving", shape="rungs")
     world.prints(*epochs(1, 3))
     assert world.ends() == 0
-    [mark] = world.board.keys("rungs/1/")
+    [mark] = world.store.keys("rungs/1/")
     assert ranked([mark]) == [17]
 
 
@@ -194,7 +194,7 @@ def test_a_trial_that_is_run_again_is_not_shown_to_the_rungs_that_go_on(trial: M
     world = trial(wave=4, entry={"target": 1}, method="halving", shape="rungs")
     world.prints(*epochs(1, 1))
     assert world.ends() == 0
-    assert world.end["state"] == "PAUSED" and world.board.keys("rungs/") == []
+    assert world.end["state"] == "PAUSED" and world.store.keys("rungs/") == []
 
 
 @pytest.mark.parametrize(("code", "lines"), [(3, epochs(1, 3)), (0, ["nothing"])])
@@ -205,7 +205,7 @@ def test_a_program_that_failed_at_a_rung_is_not_marked_and_ends_well_for_batch(
     world.prints(*lines)
     assert world.ends(code=code) == 0
     assert world.end["state"] == "FAILED"
-    assert world.board.keys("rungs/") == []
+    assert world.store.keys("rungs/") == []
 
 
 def test_the_last_part_is_the_end(trial: Make) -> None:
@@ -288,16 +288,16 @@ def test_a_metric_that_never_came_is_a_failure_with_the_closest_names(trial: Mak
     assert world.end["state"] == "FAILED"
 
 
-@pytest.mark.parametrize("course", [{"resume": True}, {"shape": "rungs", "method": "halving"}])
+@pytest.mark.parametrize("contract", [{"resume": True}, {"shape": "rungs", "method": "halving"}])
 def test_one_whose_checkpoint_is_beyond_its_rung_is_done_when_it_goes_on(
-    trial: Make, course: dict[str, Any]
+    trial: Make, contract: dict[str, Any]
 ) -> None:
     """A fast program that does not look at BATCHML_STEPS has trained fully, and saved that."""
-    world = trial(after=1, entry={"target": 3, "resumes": True}, **course)
+    world = trial(after=1, entry={"target": 3, "resumes": True}, **contract)
     world.prints("nothing left to train")
     assert world.ends() == 0
     assert world.end["state"] == "DONE" and "BATCHML_STEPS" in world.end["why"]
-    assert not world.board.keys("rungs/")
+    assert not world.store.keys("rungs/")
 
 
 def test_one_that_goes_on_and_fails_or_prints_something_else_is_no_such(trial: Make) -> None:
@@ -327,10 +327,10 @@ def test_silence_is_told_too(trial: Make) -> None:
 def test_whoever_asks_it_to_stop_is_heard_in_time(trial: Make, key: str) -> None:
     world = trial()
     world.prints(*epochs(1, 2))
-    world.board.put("stop/18", b"another")
+    world.store.put("stop/18", b"another")
     world.runs(40)
     assert world.stopped == []
-    world.board.put(key, b"the sweep has\nspent its money")
+    world.store.put(key, b"the sweep has\nspent its money")
     world.runs(16)
     assert world.stopped == [("the sweep has spent its money: the trial is stopped.", 143)]
     assert world.ends(code=0) == 143
@@ -340,11 +340,11 @@ def test_whoever_asks_it_to_stop_is_heard_in_time(trial: Make, key: str) -> None
 
 def test_the_sweeps_time_ends_it_also_when_the_board_is_away(trial: Make) -> None:
     world = trial()
-    world.board.put(deadline_key(AT + 100), b"")
+    world.store.put(deadline_key(AT + 100), b"")
     world.runs(20)
-    world.board.put(deadline_key(AT + 200), b"")  # a top-up
+    world.store.put(deadline_key(AT + 200), b"")  # a top-up
     world.runs(100)
-    world.board.is_away = True
+    world.store.is_away = True
     world.runs(79)
     assert world.stopped == []
     world.runs(2)
@@ -379,7 +379,7 @@ def test_a_failure_that_is_tried_again_says_so(
 
 def test_a_trial_that_is_stopped_is_not_tried_again_as_a_program_that_failed(trial: Make) -> None:
     world = trial(attempts=3, retries=("app-error",))
-    world.board.put("stop/all", b"enough")
+    world.store.put("stop/all", b"enough")
     world.runs(16)
     assert world.ends(code=143) == 0
     assert world.end["state"] == "KILLED" and "again" not in world.end
@@ -392,20 +392,20 @@ def test_one_that_was_done_when_the_signal_came_is_done(trial: Make) -> None:
     assert world.end["state"] == "DONE"
 
 
-# --- a board that is away -----------------------------------------------------------------------
+# --- a store that is away -----------------------------------------------------------------------
 
 
 def test_while_the_board_is_away_the_trial_goes_on_and_nothing_is_lost(trial: Make) -> None:
     world = trial()
     world.publish(Cutoffs(4, {0: (3, 0.1)}, {}))
     world.prints(*epochs(1, 1))
-    world.board.is_away = True
+    world.store.is_away = True
     world.prints(*epochs(2, 9))
     world.runs(300)
     assert world.stopped == []
     assert len(world.said) == 1
-    assert world.board.calls < 40  # it is left alone for ever longer
-    world.board.is_away = False
+    assert world.store.calls < 40  # it is left alone for ever longer
+    world.store.is_away = False
     world.runs(120)
     assert [step for step, _ in world.points] == list(range(1, 10))
     assert [each["seq"] for each in world.messages] == list(range(len(world.messages)))
@@ -414,9 +414,9 @@ def test_while_the_board_is_away_the_trial_goes_on_and_nothing_is_lost(trial: Ma
 def test_a_message_whose_answer_was_lost_is_sent_again_as_it_was(trial: Make) -> None:
     """It may be in the ledger by then, and another of its number would be passed over."""
     world = trial(method="none")
-    world.board.is_away = True
+    world.store.is_away = True
     world.prints(*epochs(1, 2))  # the message of the rung is tried
-    world.board.is_away = False
+    world.store.is_away = False
     world.prints(*epochs(3, 4))
     world.ends()
     first = world.messages[0]
@@ -429,7 +429,7 @@ def test_an_end_that_cannot_be_told_is_tried_again_and_then_left_to_another_atte
 ) -> None:
     world = trial()
     world.prints(*epochs(1, 27))
-    world.board.is_away = True
+    world.store.is_away = True
     assert world.ends() == 75
     assert world.naps == [1.0, 2.0]
-    assert "could not be told" in world.said[-1]
+    assert "could not be reported" in world.said[-1]

@@ -15,18 +15,18 @@ from batchml.model.sweep import (
     Goal,
     Method,
     Params,
-    Report,
     Space,
     SweepSpec,
     Trial,
+    TrialReport,
     TrialState,
     as_value,
     count_points,
     is_active,
 )
-from batchml.sweep.optuna_door import missing
-from batchml.sweep.points import key
-from batchml.sweep.sampling import suggest, suggestions
+from batchml.sweeps.samplers.choose import suggest, suggest_trials
+from batchml.sweeps.samplers.optuna import missing_packages
+from batchml.sweeps.samplers.points import point_key
 
 FREE: Space = {
     "lr": Dimension("float", 1e-5, 0.1, log=True),
@@ -54,13 +54,13 @@ def spec_of(space: Space, method: Method = "tpe", **changes: Any) -> SweepSpec:
 
 def ended(found: Sequence[Params], losses: Sequence[float]) -> list[Trial]:
     return [
-        Trial(number, params, 0, state=TrialState.DONE, reports=[Report(1, (loss,))])
+        Trial(number, params, 0, state=TrialState.DONE, reports=[TrialReport(1, (loss,))])
         for number, (params, loss) in enumerate(zip(found, losses, strict=True))
     ]
 
 
 def params_of(spec: SweepSpec, count: int, trials: Sequence[Trial] = ()) -> list[Params]:
-    return [params for params, _ in suggestions(spec, trials, range(len(trials), count))]
+    return [params for params, _ in suggest_trials(spec, trials, range(len(trials), count))]
 
 
 @settings(max_examples=25, deadline=None)
@@ -82,7 +82,9 @@ def test_every_suggestion_lies_in_the_space(seed: int, method: Method, before: i
 def test_a_discrete_space_is_used_up_without_a_repetition(method: Method) -> None:
     spec = spec_of(DISCRETE, method, early_stop=EarlyStop())
     found = params_of(spec, 100)
-    assert len({key(params) for params in found}) == len(found) == count_points(DISCRETE) == 24
+    assert (
+        len({point_key(params) for params in found}) == len(found) == count_points(DISCRETE) == 24
+    )
     assert suggest(spec, ended(found, [1.0] * 24), 24) is None
 
 
@@ -95,18 +97,18 @@ def test_tpe_repeats_nothing_in_waves_whatever_has_ended() -> None:
             trials.append(Trial(len(trials), params, 0))
         for trial in trials[: 4 * wave]:
             trial.state = TrialState.DONE
-            trial.reports = [Report(1, (float(trial.number % 5),))]
-    assert len({key(trial.params) for trial in trials}) == 24
+            trial.reports = [TrialReport(1, (float(trial.number % 5),))]
+    assert len({point_key(trial.params) for trial in trials}) == 24
 
 
 @pytest.mark.parametrize("method", ["random", "sobol", "grid"])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_what_needs_no_results_depends_on_the_number_alone(method: Method, seed: int) -> None:
     spec = spec_of(DISCRETE if method == "grid" else FREE, method, seed=seed)
-    together = suggestions(spec, [], range(12))
+    together = suggest_trials(spec, [], range(12))
     apart = [suggest(spec, [], number) for number in reversed(range(12))]
     assert together == apart[::-1]
-    other = suggestions(msgspec.structs.replace(spec, seed=seed + 7), [], range(12))
+    other = suggest_trials(msgspec.structs.replace(spec, seed=seed + 7), [], range(12))
     assert [s.params for s in other] != [s.params for s in together]
 
 
@@ -131,7 +133,7 @@ def test_a_grid_that_is_cut_short_is_a_fair_part() -> None:
 def test_a_space_too_large_to_be_listed_repeats_nothing(method: Method) -> None:
     space: Space = {name: Dimension("int", 0, 99) for name in "abc"}
     found = params_of(spec_of(space, method), 200)
-    assert len({key(params) for params in found}) == 200
+    assert len({point_key(params) for params in found}) == 200
 
 
 @pytest.mark.parametrize("method", ALWAYS)
@@ -149,20 +151,20 @@ def test_where_is_kept(method: Method) -> None:
 def test_a_where_that_allows_nothing_ends_it(method: Method) -> None:
     spec = spec_of({"a": Dimension("float", 0, 1)}, method, where=("a > 2",))
     assert suggest(spec, [], 0) is None
-    assert suggestions(spec, [], range(3)) == []
+    assert suggest_trials(spec, [], range(3)) == []
 
 
 def test_the_files_own_points_come_first_and_are_not_repeated() -> None:
     own: Params = {"batch": 64, "optimizer": "adam", "layers": 1}
     for method in (*ALWAYS, "grid"):
-        found = suggestions(spec_of(DISCRETE, method, points=(own,)), [], range(100))
+        found = suggest_trials(spec_of(DISCRETE, method, points=(own,)), [], range(100))
         assert found[0] == (own, "list")
         assert len(found) == 24 and [s.params for s in found].count(own) == 1
 
 
 def test_a_list_is_its_points_and_then_nothing() -> None:
     points: tuple[Params, ...] = ({"a": 1}, {"a": 2}, {"a": 1})
-    found = suggestions(spec_of({}, "list", points=points), [], range(9))
+    found = suggest_trials(spec_of({}, "list", points=points), [], range(9))
     assert found == [({"a": 1}, "list"), ({"a": 2}, "list"), ({"a": 1}, "list")]
 
 
@@ -170,23 +172,23 @@ def test_trials_that_confirm_others_use_up_no_point() -> None:
     spec = spec_of(DISCRETE, "grid")
     trials = ended(params_of(spec, 10), [1.0] * 10)
     trials += [Trial(10 + n, trials[0].params, n, confirms=0) for n in range(3)]
-    after = [s.params for s in suggestions(spec, trials, range(13, 100))]
+    after = [s.params for s in suggest_trials(spec, trials, range(13, 100))]
     assert len(after) == 14
     assert after == params_of(spec, 24)[10:]
 
 
 def test_halving_asks_for_no_results() -> None:
     spec = spec_of(FREE, "tpe", early_stop=EarlyStop("halving", max=9))
-    assert {s.origin for s in suggestions(spec, [], range(50))} == {"random"}
+    assert {s.origin for s in suggest_trials(spec, [], range(50))} == {"random"}
 
 
 def test_a_space_of_constants_has_one_point() -> None:
     space: Space = {"epochs": Dimension("constant", values=(3,))}
     for method in (*ALWAYS, "grid"):
-        assert suggestions(spec_of(space, method), [], range(3))[1:] == []
+        assert suggest_trials(spec_of(space, method), [], range(3))[1:] == []
 
 
-@pytest.mark.skipif(not missing("gp"), reason="all that gp needs is installed here")
+@pytest.mark.skipif(not missing_packages("gp"), reason="all that gp needs is installed here")
 def test_a_missing_package_is_named_with_the_command_that_installs_it() -> None:
     with pytest.raises(ConfigError, match=r"pip install 'batchml\[optuna\]'"):
         suggest(spec_of(FREE, "gp"), [], 0)
@@ -194,7 +196,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it() -> None:
 
 @pytest.mark.parametrize("method", ["gp", "cmaes", "nsga2"])
 def test_methods_of_the_extra(method: Method) -> None:
-    lacking = missing(method)
+    lacking = missing_packages(method)
     if lacking:
         pytest.skip(f"needs {', '.join(lacking)}: pip install 'batchml[optuna]'")
     spec = spec_of(FREE, method)
@@ -206,5 +208,5 @@ def test_methods_of_the_extra(method: Method) -> None:
     trials.append(Trial(40, found[0], 0, state=TrialState.RUNNING))
     one = params_of(spec, 44, trials)
     assert one == params_of(spec, 44, trials)  # seeded by the number: a restart asks the same
-    assert len({key(params) for params in one}) == 3
+    assert len({point_key(params) for params in one}) == 3
     assert len(params_of(spec_of(DISCRETE, method), 30)) == 24

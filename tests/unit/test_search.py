@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from batchml.aws.batch.jobs import BatchApi
+from batchml.aws.batch.jobs import JobApi
 from batchml.errors import UsageError
+from batchml.history import History, ending
 from batchml.model.record import Record
 from batchml.model.run import Attempt, JobStatus, Run
-from batchml.ops.history import History, ending
-from batchml.ops.search import (
+from batchml.runs.search import (
     COMMIT_TAG,
     FORGETTING,
     SHOWN_AFTER,
-    Condition,
-    Found,
-    Wanted,
+    FoundRun,
+    MetricCondition,
+    RunFilter,
     matches,
     read_commit,
     read_condition,
@@ -27,7 +27,7 @@ from batchml.ops.search import (
     search,
 )
 
-ANY = Wanted()
+ANY = RunFilter()
 
 
 def job_id(number: int) -> str:
@@ -40,7 +40,7 @@ def run(number: int, status: str = "SUCCEEDED", **more: object) -> Run:
     return Run(**{**values, **more})  # type: ignore[arg-type]
 
 
-class FakeBatch(BatchApi):
+class FakeBatch(JobApi):
     """Lists and describes `runs`; keeps what it was asked."""
 
     is_local = True
@@ -76,12 +76,12 @@ def remembered(history: History, number: int, **more: object) -> None:
 
 
 def found(
-    api: BatchApi, history: History, wanted: Wanted = ANY, queues: Sequence[str] = ("default",)
-) -> list[Found]:
+    api: JobApi, history: History, wanted: RunFilter = ANY, queues: Sequence[str] = ("default",)
+) -> list[FoundRun]:
     return list(search(api, history, "local", queues, wanted))
 
 
-def numbers(found: Sequence[Found]) -> list[int]:
+def numbers(found: Sequence[FoundRun]) -> list[int]:
     return [int(each.job_id[-12:]) for each in found]
 
 
@@ -91,13 +91,13 @@ def numbers(found: Sequence[Found]) -> list[int]:
 @pytest.mark.parametrize(
     ("text", "condition"),
     [
-        ("val_accuracy>0.98", Condition("val_accuracy", ">", 0.98)),
-        ("loss <= 1e-3", Condition("loss", "<=", 0.001)),
-        ("f1==1", Condition("f1", "==", 1.0)),
-        ("a=-2", Condition("a", "=", -2.0)),
+        ("val_accuracy>0.98", MetricCondition("val_accuracy", ">", 0.98)),
+        ("loss <= 1e-3", MetricCondition("loss", "<=", 0.001)),
+        ("f1==1", MetricCondition("f1", "==", 1.0)),
+        ("a=-2", MetricCondition("a", "=", -2.0)),
     ],
 )
-def test_conditions_are_read(text: str, condition: Condition) -> None:
+def test_conditions_are_read(text: str, condition: MetricCondition) -> None:
     assert read_condition(text, "--metric") == condition
 
 
@@ -108,9 +108,9 @@ def test_other_texts_are_no_conditions(text: str) -> None:
 
 
 def test_a_metric_that_a_run_does_not_have_fulfils_nothing() -> None:
-    assert Condition("loss", "<", 1.0).holds({"loss": 0.5})
-    assert not Condition("loss", "<", 1.0).holds({"loss": float("nan")})
-    assert not Condition("loss", "!=", 1.0).holds({})
+    assert MetricCondition("loss", "<", 1.0).holds({"loss": 0.5})
+    assert not MetricCondition("loss", "<", 1.0).holds({"loss": float("nan")})
+    assert not MetricCondition("loss", "!=", 1.0).holds({})
 
 
 def test_states_and_classes_are_read_in_any_case() -> None:
@@ -133,31 +133,36 @@ def test_a_commit_is_given_by_four_digits_or_more() -> None:
 @pytest.mark.parametrize(
     ("wanted", "yes"),
     [
-        (Wanted(params={"lr": "1e-1"}), True),
-        (Wanted(params={"lr": "0.2"}), False),
-        (Wanted(params={"amp": "true", "opt": "sgd"}), True),
-        (Wanted(params={"nothing": ""}), False),
-        (Wanted(tags={"team": "vision"}), True),
-        (Wanted(tags={"team": "Vision"}), False),
-        (Wanted(commit="abcd"), True),
-        (Wanted(commit="bcde"), False),
-        (Wanted(metrics=(Condition("acc", ">", 0.9),)), True),
-        (Wanted(metrics=(Condition("acc", ">", 0.9), Condition("acc", "<", 0.91))), False),
-        (Wanted(states=frozenset({"app-error"})), True),
-        (Wanted(states=frozenset({"SUCCEEDED"})), False),
-        (Wanted(name="train"), True),
-        (Wanted(name="trai"), False),
-        (Wanted(name="train-2abcdefghijklmnop"), True),
-        (Wanted(queue="other"), False),
-        (Wanted(since=8), False),
+        (RunFilter(params={"lr": "1e-1"}), True),
+        (RunFilter(params={"lr": "0.2"}), False),
+        (RunFilter(params={"amp": "true", "opt": "sgd"}), True),
+        (RunFilter(params={"nothing": ""}), False),
+        (RunFilter(tags={"team": "vision"}), True),
+        (RunFilter(tags={"team": "Vision"}), False),
+        (RunFilter(commit="abcd"), True),
+        (RunFilter(commit="bcde"), False),
+        (RunFilter(metrics=(MetricCondition("acc", ">", 0.9),)), True),
+        (
+            RunFilter(
+                metrics=(MetricCondition("acc", ">", 0.9), MetricCondition("acc", "<", 0.91))
+            ),
+            False,
+        ),
+        (RunFilter(states=frozenset({"app-error"})), True),
+        (RunFilter(states=frozenset({"SUCCEEDED"})), False),
+        (RunFilter(name="train"), True),
+        (RunFilter(name="trai"), False),
+        (RunFilter(name="train-2abcdefghijklmnop"), True),
+        (RunFilter(queue="other"), False),
+        (RunFilter(since=8), False),
     ],
 )
-def test_each_filter(wanted: Wanted, yes: bool) -> None:
+def test_each_filter(wanted: RunFilter, yes: bool) -> None:
     told = run(
         7, "FAILED", exit_code=2, tags={"team": "vision", COMMIT_TAG: "abcdef"},
         params={"lr": 0.1, "amp": True, "opt": "sgd"}, job_name="train-2abcdefghijklmnop",
     )  # fmt: skip
-    assert matches(Found(told, Record(metrics={"acc": 0.95})), wanted) is yes
+    assert matches(FoundRun(told, Record(metrics={"acc": 0.95})), wanted) is yes
 
 
 # --- out of AWS and the history -------------------------------------------------------------
@@ -165,7 +170,7 @@ def test_each_filter(wanted: Wanted, yes: bool) -> None:
 
 def test_runs_of_both_come_newest_first_and_each_once(history: History) -> None:
     remembered(history, 1)
-    history.all_ended([run(1)])  # seen before AWS forgot it
+    history.add_ends([run(1)])  # seen before AWS forgot it
     remembered(history, 3)
     remembered(history, 4)  # forgotten, and nobody saw its end
     api = FakeBatch(run(2), run(3, "RUNNING"), run(5))
@@ -195,11 +200,11 @@ def test_an_array_began_with_its_first_child_which_is_asked_once(history: Histor
     child = run(1, started_at=700, job_id=f"{array.job_id}:0")
     api = FakeBatch(array)
     api.hidden = {child.job_id: child}
-    (going,) = found(api, history, Wanted(states=frozenset({"RUNNING"})))  # AWS says PENDING
+    (going,) = found(api, history, RunFilter(states=frozenset({"RUNNING"})))  # AWS says PENDING
     assert going.run is not None and going.run.started_at == 700
     assert api.calls == ["ListJobs", "DescribeJobs 2"]
     api.runs[array.job_id] = replace(array, status=JobStatus.FAILED, children={"FAILED": 6})
-    history.all_ended(api.runs.values())  # somebody saw its end and not when it began
+    history.add_ends(api.runs.values())  # somebody saw its end and not when it began
     for calls in (["ListJobs", "DescribeJobs 1"], ["ListJobs"]):
         api.calls = []
         (ended,) = found(api, history)
@@ -235,7 +240,7 @@ def test_a_run_that_aws_does_not_show_yet_is_not_forgotten(history: History) -> 
 
 def test_no_more_is_asked_than_is_read(history: History) -> None:
     api = FakeBatch(*(run(number) for number in range(1000)))
-    some = list(islice(search(api, history, "local", ["default"], Wanted()), 31))
+    some = list(islice(search(api, history, "local", ["default"], RunFilter()), 31))
     assert len(some) == 31
     assert api.calls == ["ListJobs", "DescribeJobs 100"]
 
@@ -250,7 +255,7 @@ def test_a_state_is_looked_for_after_the_look_that_is_newer(history: History) ->
         api.runs[job_id(1)] = run(1, "FAILED", exit_code=1)
 
     api.list_recent = late  # type: ignore[method-assign]
-    assert numbers(found(api, history, Wanted(states=frozenset({"FAILED"})))) == [2, 1]
+    assert numbers(found(api, history, RunFilter(states=frozenset({"FAILED"})))) == [2, 1]
     assert api.calls[-1] == "DescribeJobs 2"  # 3 has ended otherwise for good
 
 
@@ -265,7 +270,7 @@ def test_metrics_are_measured_only_where_they_decide_and_only_once(history: Hist
         asked.append(run.job_id)
         return {"loss": 0.1}
 
-    wanted = Wanted(tags={"a": "b"}, metrics=(Condition("loss", "<", 0.2),))
+    wanted = RunFilter(tags={"a": "b"}, metrics=(MetricCondition("loss", "<", 0.2),))
     some = list(search(api, history, "local", ["default"], wanted, measure))
     assert numbers(some) == [1]
     assert asked == [job_id(1)]  # not 2, which has another tag; not 3, which was read before
@@ -275,10 +280,10 @@ def test_a_queue_and_a_time_are_filters_of_the_history_too(history: History) -> 
     remembered(history, 1)
     remembered(history, 5, queue="other")
     remembered(history, 9)
-    history.all_ended([run(1), run(5), run(9)])
+    history.add_ends([run(1), run(5), run(9)])
     api = FakeBatch()
-    assert numbers(found(api, history, Wanted(queue="default", since=5))) == [9]
-    assert numbers(found(api, history, Wanted(queue="other"), ["other"])) == [5]
+    assert numbers(found(api, history, RunFilter(queue="default", since=5))) == [9]
+    assert numbers(found(api, history, RunFilter(queue="other"), ["other"])) == [5]
 
 
 def test_a_full_disk_hides_no_run(tmp_path: Path) -> None:
@@ -295,8 +300,8 @@ def test_a_full_disk_hides_no_run(tmp_path: Path) -> None:
 
 def test_a_long_command_is_the_one_that_was_asked_for() -> None:
     sent = run(1, command=("batchml-order",))
-    assert Found(sent, Record(command=("a", "b"))).command == ("a", "b")
-    assert Found(sent, None).command == ("batchml-order",)
+    assert FoundRun(sent, Record(command=("a", "b"))).command == ("a", "b")
+    assert FoundRun(sent, None).command == ("batchml-order",)
 
 
 # --- sweeps ---------------------------------------------------------------------------------
@@ -311,21 +316,21 @@ def test_runs_of_a_sweep_are_left_out_unless_they_are_asked_for(history: History
     left_out: set[str] = set()
     shown = search(api, history, "local", ["default"], ANY, left_out=left_out)
     assert numbers(list(shown)) == [4, 1] and left_out == {KEY}
-    assert numbers(found(api, history, Wanted(tags=TAGS))) == [3, 2]
-    assert numbers(found(api, history, Wanted(name="train"))) == [4, 3, 2, 1]
+    assert numbers(found(api, history, RunFilter(tags=TAGS))) == [3, 2]
+    assert numbers(found(api, history, RunFilter(name="train"))) == [4, 3, 2, 1]
 
 
 def test_what_does_not_match_is_not_said_to_be_left_out(history: History) -> None:
     api = FakeBatch(run(1, tags=TAGS))
     left_out: set[str] = set()
-    wanted = Wanted(states=frozenset({"FAILED"}))
+    wanted = RunFilter(states=frozenset({"FAILED"}))
     assert not list(search(api, history, "local", ["default"], wanted, left_out=left_out))
     assert not left_out
 
 
 def test_no_log_of_a_trial_is_read_for_a_metric(history: History) -> None:
     remembered(history, 1, tags=TAGS)
-    wanted = Wanted(metrics=(read_condition("loss<1", "--metric"),))
+    wanted = RunFilter(metrics=(read_condition("loss<1", "--metric"),))
 
     def measure(run: Run, record: Record) -> dict[str, float]:
         raise AssertionError("read")

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchml.local.secrets import (
-    Parameter,
-    Source,
-    Stored,
-    Unresolved,
+    SecretError,
+    SecretReference,
+    SecretsManagerSecret,
+    SsmParameter,
     member,
     parse,
     read_own,
@@ -25,20 +25,25 @@ ARN = "arn:aws:secretsmanager:eu-west-1:123456789012:secret:team/db-AbCdEf"
 @pytest.mark.parametrize(
     ("value_from", "source"),
     [
-        (ARN, Stored(ARN, "eu-west-1")),
-        (f"{ARN}:user::", Stored(ARN, "eu-west-1", "user")),
-        (f"{ARN}::AWSPREVIOUS:", Stored(ARN, "eu-west-1", stage="AWSPREVIOUS")),
-        (f"{ARN}:::9d4c", Stored(ARN, "eu-west-1", version="9d4c")),
-        (f"{ARN}:user:AWSPREVIOUS:9d4c", Stored(ARN, "eu-west-1", "user", "AWSPREVIOUS", "9d4c")),
-        ("wandb", Parameter("wandb")),
-        ("/team/wandb", Parameter("/team/wandb")),
+        (ARN, SecretsManagerSecret(ARN, "eu-west-1")),
+        (f"{ARN}:user::", SecretsManagerSecret(ARN, "eu-west-1", "user")),
+        (f"{ARN}::AWSPREVIOUS:", SecretsManagerSecret(ARN, "eu-west-1", stage="AWSPREVIOUS")),
+        (f"{ARN}:::9d4c", SecretsManagerSecret(ARN, "eu-west-1", version="9d4c")),
+        (
+            f"{ARN}:user:AWSPREVIOUS:9d4c",
+            SecretsManagerSecret(ARN, "eu-west-1", "user", "AWSPREVIOUS", "9d4c"),
+        ),
+        ("wandb", SsmParameter("wandb")),
+        ("/team/wandb", SsmParameter("/team/wandb")),
         (
             "arn:aws-cn:ssm:cn-north-1:123456789012:parameter/team/wandb",
-            Parameter("arn:aws-cn:ssm:cn-north-1:123456789012:parameter/team/wandb", "cn-north-1"),
+            SsmParameter(
+                "arn:aws-cn:ssm:cn-north-1:123456789012:parameter/team/wandb", "cn-north-1"
+            ),
         ),
     ],
 )
-def test_a_value_from_is_read_as_ecs_reads_it(value_from: str, source: Source) -> None:
+def test_a_value_from_is_read_as_ecs_reads_it(value_from: str, source: SecretReference) -> None:
     assert parse(value_from) == source
 
 
@@ -56,7 +61,7 @@ def test_a_value_from_is_read_as_ecs_reads_it(value_from: str, source: Source) -
     ],
 )
 def test_what_is_neither_a_secret_nor_a_parameter_is_refused(value_from: str) -> None:
-    with pytest.raises(Unresolved):
+    with pytest.raises(SecretError):
         parse(value_from)
 
 
@@ -64,7 +69,7 @@ def test_what_is_neither_a_secret_nor_a_parameter_is_refused(value_from: str) ->
 def test_any_text_is_read_or_refused(value_from: str) -> None:
     try:
         parse(value_from)
-    except Unresolved:
+    except SecretError:
         pass
 
 
@@ -78,7 +83,7 @@ def test_one_member_of_a_json_object_is_text_or_json() -> None:
         '["a"]',
     ]
     for wrong in ("hunter2", '["hunter2"]', '{"hunter2": 1}'):
-        with pytest.raises(Unresolved) as told:
+        with pytest.raises(SecretError) as told:
             member(wrong, "user")
         assert "hunter2" not in str(told.value)
 
@@ -97,15 +102,15 @@ def entries(**secrets: str) -> list[dict[str, str]]:
 def test_the_users_own_file_comes_first_and_toml_before_json(tmp_path: Path) -> None:
     keep(tmp_path, "secrets.json", json.dumps({"a": "json", "b": "json"}))
     keep(tmp_path, "secrets.toml", f'a = "toml"\n"{ARN}" = "mine"')
-    asked: list[Source] = []
+    asked: list[SecretReference] = []
 
-    def fetch(source: Source) -> str:
+    def fetch(source: SecretReference) -> str:
         asked.append(source)
         return "aws"
 
     found = resolve(entries(A="a", B="b", C=ARN, D="c"), tmp_path, fetch)
     assert found == {"A": "toml", "B": "json", "C": "mine", "D": "aws"}
-    assert asked == [Parameter("c")]
+    assert asked == [SsmParameter("c")]
 
 
 def test_without_a_file_there_is_nothing_of_the_users(tmp_path: Path) -> None:
@@ -115,14 +120,14 @@ def test_without_a_file_there_is_nothing_of_the_users(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644, 0o777])
 def test_a_file_that_others_can_read_is_refused(mode: int, tmp_path: Path) -> None:
     path = keep(tmp_path, "secrets.toml", 'a = "hunter2"', mode)
-    with pytest.raises(Unresolved, match=f"chmod 600 {path}"):
+    with pytest.raises(SecretError, match=f"chmod 600 {path}"):
         read_own(tmp_path)
 
 
 def test_a_link_in_place_of_the_file_is_refused(tmp_path: Path) -> None:
     other = keep(tmp_path, "elsewhere.toml", 'a = "hunter2"')
     os.symlink(other, tmp_path / "secrets.toml")
-    with pytest.raises(Unresolved, match="cannot be read"):
+    with pytest.raises(SecretError, match="cannot be read"):
         read_own(tmp_path)
 
 
@@ -138,14 +143,14 @@ def test_a_link_in_place_of_the_file_is_refused(tmp_path: Path) -> None:
 )
 def test_a_file_that_cannot_be_read_is_not_quoted(name: str, text: str, tmp_path: Path) -> None:
     keep(tmp_path, name, text)
-    with pytest.raises(Unresolved) as told:
+    with pytest.raises(SecretError) as told:
         read_own(tmp_path)
     assert "hunter2" not in str(told.value) and name in str(told.value)
 
 
 @pytest.mark.parametrize("value", ["hunter2\0", "hunter2\ud800"])
 def test_what_no_variable_can_hold_is_refused_and_not_quoted(value: str, tmp_path: Path) -> None:
-    with pytest.raises(Unresolved, match="A: a: no variable can hold it") as told:
+    with pytest.raises(SecretError, match="A: a: no variable can hold it") as told:
         resolve(entries(A="a"), tmp_path, lambda source: value)
     assert "hunter2" not in str(told.value)
     assert told.value.__cause__ is None

@@ -6,7 +6,7 @@ import pytest
 
 from batchml.errors import NotFound, UsageError
 from batchml.model.record import Record
-from batchml.ops.select import select_run
+from batchml.runs.names import select_run
 
 IDS = ["6b0e0000-0000-4000-8000-000000000001", "6b0f0000-0000-4000-8000-000000000002"]
 KEY = "2abcdefghijklmnop"

@@ -11,20 +11,34 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from moto import mock_aws
 
-from batchml.aws.batch.jobs import BatchApi
+from batchml.aws.batch.jobs import JobApi
 from batchml.aws.batch.resources import ComputeApi
 from batchml.aws.cloudformation import Stacks
 from batchml.aws.ec2 import LaunchApi
 from batchml.aws.s3 import empty_bucket
-from batchml.errors import AccessError, BatchmlError, ServiceError, ServiceUnreachable
-from batchml.model.description import read_environments
+from batchml.config.environments import read_environments
+from batchml.errors import (
+    AccessError,
+    BatchmlError,
+    NotConverging,
+    ServiceError,
+    ServiceUnreachable,
+    SetupFailed,
+    WouldLoseData,
+)
 from batchml.model.environment import Environment
-from batchml.ops.setup import apply as setup
-from batchml.ops.setup.desired import STACKS, Scheme, leftovers, wanted, with_doomed_files
-from batchml.ops.setup.plan import make_plan
-from batchml.ops.setup.tools import SetupFailed, Tools
-from batchml.ops.setup.values import Facts, Step, Wanted
 from batchml.resources import shipped
+from batchml.setup import apply
+from batchml.setup.desired import (
+    STACKS,
+    SetupSpec,
+    state_after_teardown,
+    wanted_state,
+    with_deletable_files,
+)
+from batchml.setup.plan import make_plan
+from batchml.setup.tools import SetupTools
+from batchml.setup.values import CurrentState, PlanStep, WantedState
 from tests.aws_world import Account, Interrupted, Trouble, parsed, reduced
 from tests.fakes import FakeClock
 
@@ -87,58 +101,62 @@ class World:
         self.nothing = self.account.save()
 
     @property
-    def scheme(self) -> Scheme:
+    def scheme(self) -> SetupSpec:
         made = environment(self.table)
-        return Scheme("dev", made, self.templates, lambda _: {"lenet-0123456789abcdef": DEFINITION})
+        return SetupSpec(
+            "dev", made, self.templates, lambda _: {"lenet-0123456789abcdef": DEFINITION}
+        )
 
-    def tools(self, **more: Any) -> Tools:
+    def tools(self, **more: Any) -> SetupTools:
         account = self.account
         given: dict[str, Any] = {
             "stacks": Stacks(account),  # type: ignore[arg-type]
             "compute": ComputeApi(account),  # type: ignore[arg-type]
-            "batch": BatchApi(account),  # type: ignore[arg-type]
+            "batch": JobApi(account),  # type: ignore[arg-type]
             "clock": self.clock,
             "launch": LaunchApi(account),  # type: ignore[arg-type]
             "empty_bucket": lambda bucket: account.objects.pop(bucket, None) and None,
         }
-        return Tools(**given | more)
+        return SetupTools(**given | more)
 
-    def plan(self, planner: Callable[[Facts], Wanted] | None = None) -> list[Step]:
+    def plan(self, planner: Callable[[CurrentState], WantedState] | None = None) -> list[PlanStep]:
         """What `--plan` shows: only what would change."""
         tools, planner = self.tools(), planner or self.wanted
-        facts = setup.look_closely(self.scheme, tools, planner)
-        setup.forget(facts, tools)
+        facts = apply.read_state_for_plan(self.scheme, tools, planner)
+        apply.discard_proposals(facts, tools)
         return [step for step in make_plan(planner(facts), facts) if step.changes]
 
     def run(
-        self, planner: Callable[[Facts], Wanted], *, agrees: bool = True, **more: Any
+        self, planner: Callable[[CurrentState], WantedState], *, agrees: bool = True, **more: Any
     ) -> list[str]:
         """What the command does that `--yes` is given to; its words."""
         tools = self.tools(**more)
-        facts = setup.look_closely(self.scheme, tools, planner)
+        facts = apply.read_state_for_plan(self.scheme, tools, planner)
         agreed = {step for step in make_plan(planner(facts), facts) if step.changes and agrees}
         said = []
-        for progress in setup.carry_out(planner, facts, tools, agreed):
+        for progress in apply.apply_plan(planner, facts, tools, agreed):
             step = progress.step
             said.append(f"{step.action} {step.kind} {step.name}: {progress.text or 'done'}")
         return said
 
-    def wanted(self, facts: Facts) -> Wanted:
-        return wanted(self.scheme, facts)
+    def wanted(self, facts: CurrentState) -> WantedState:
+        return wanted_state(self.scheme, facts)
 
     def setup(self, **more: Any) -> list[str]:
         return self.run(self.wanted, **more)
 
     def teardown(self) -> list[str]:
-        return self.run(lambda facts: leftovers(self.scheme, facts, delete_data=False))
+        return self.run(lambda facts: state_after_teardown(self.scheme, facts, delete_data=False))
 
     def teardown_with_files(self) -> list[str]:
         return self.run(
-            lambda facts: leftovers(self.scheme, facts, delete_data=False, delete_files=True)
+            lambda facts: state_after_teardown(
+                self.scheme, facts, delete_data=False, delete_files=True
+            )
         )
 
     def teardown_with_data(self) -> list[str]:
-        return self.run(lambda facts: leftovers(self.scheme, facts, delete_data=True))
+        return self.run(lambda facts: state_after_teardown(self.scheme, facts, delete_data=True))
 
     def status(self, short: str) -> str:
         found = self.account.stack(f"batchml-dev-{short}")
@@ -477,8 +495,8 @@ def test_what_turns_out_to_be_no_change_while_it_is_made_ends_well(ready: World)
     texts = dict(ready.templates)
     ready.templates["storage"] = texts["storage"] + "# a comment\n"
     try:
-        facts = setup.look(ready.scheme, ready.tools())  # without asking AWS
-        said = list(setup.carry_out(ready.wanted, facts, ready.tools(), set()))
+        facts = apply.read_state(ready.scheme, ready.tools())  # without asking AWS
+        said = list(apply.apply_plan(ready.wanted, facts, ready.tools(), set()))
         assert STORAGE in {progress.step.name for progress in said}
     finally:
         ready.templates = texts
@@ -514,7 +532,7 @@ def test_what_was_changed_by_hand_is_shown_where_an_update_meets_it(ready: World
         }],
     }]  # fmt: skip
     (step,) = [step for step in ready.plan() if step.name == NETWORK]
-    assert "somebody has changed Nat by hand (/Tags)" in step.reasons
+    assert "Nat was changed by hand (/Tags)" in step.reasons
 
 
 # --- data -------------------------------------------------------------------------------------
@@ -526,7 +544,7 @@ def test_an_update_that_would_lose_data_is_not_made_unless_it_was_agreed_to(read
     before = ready.account.snapshot()
     (step,) = [step for step in ready.plan() if step.name == STORAGE]
     assert step.loses == "Efs (AWS::EFS::FileSystem)"
-    with pytest.raises(setup.LosesData, match=f"--allow-loss {STORAGE}"):
+    with pytest.raises(WouldLoseData, match=f"--allow-loss {STORAGE}"):
         ready.setup(agrees=False)
     assert ready.account.snapshot()["stacks"] == before["stacks"]
 
@@ -553,7 +571,9 @@ def test_a_teardown_leaves_the_data_and_setup_finds_it_again(ready: World) -> No
     assert ready.account.retained == []
     network = ready.account.stack(NETWORK)
     assert network is not None and network.content["parameters"]["Egress"] == "none"
-    assert ready.run(lambda facts: leftovers(ready.scheme, facts, delete_data=False)) == []
+    assert (
+        ready.run(lambda facts: state_after_teardown(ready.scheme, facts, delete_data=False)) == []
+    )
     ready.setup()
     assert ready.account.snapshot()["environments"] == end["environments"]
     assert ready.plan() == []
@@ -585,7 +605,7 @@ def test_only_a_file_system_is_let_go_of_in_the_template_that_ships() -> None:
     from batchml.aws.cloudformation import Stack
 
     text = (shipped("cfn") / "storage.yaml").read_text()
-    doomed = with_doomed_files(Stack("id", "s", "CREATE_COMPLETE", template=text)).template
+    doomed = with_deletable_files(Stack("id", "s", "CREATE_COMPLETE", template=text)).template
     before, after = parsed(text)["Resources"], parsed(doomed)["Resources"]
     gone = {name for name, body in after.items() if body != before[name]}
     assert gone == {"Efs", "EfsAccess", "Lustre", "LustreGroup", "LustreLink"}
@@ -611,7 +631,10 @@ def test_the_data_of_a_stack_whose_rollback_is_stuck_goes_once_that_is_undone(re
     said = fails(ready, ready.teardown_with_data)
     assert "--continue-rollback" in said
     ready.account.stuck.clear()
-    ready.run(lambda facts: leftovers(ready.scheme, facts, delete_data=True), continue_rollback=())
+    ready.run(
+        lambda facts: state_after_teardown(ready.scheme, facts, delete_data=True),
+        continue_rollback=(),
+    )
     assert names(ready) == [] and ready.account.retained == []
 
 
@@ -628,7 +651,7 @@ def test_a_stack_with_data_that_could_not_be_made_goes_without_more_ado(
 def test_data_that_came_while_it_was_deleted_is_deleted_the_next_time(ready: World) -> None:
     bucket = next(iter(ready.account.objects))
     said = fails(ready, lambda: ready.run(
-        lambda facts: leftovers(ready.scheme, facts, delete_data=True),
+        lambda facts: state_after_teardown(ready.scheme, facts, delete_data=True),
         empty_bucket=lambda bucket: None,  # a job goes on writing
     ))  # fmt: skip
     assert "BucketNotEmpty" in said and "--delete-data empties it" in said
@@ -649,8 +672,8 @@ def test_a_compute_environment_that_aws_finds_invalid_is_told_with_the_way_out(
     world.account.invalid[GPU] = reason
     world.account.stay_invalid.add(GPU)
     said = fails(world, world.setup)
-    assert f"compute environment {GPU}: AWS finds it INVALID: {reason}" in said
-    assert "batchml setup makes the stack roles anew" in said
+    assert f"compute environment {GPU}: AWS made it INVALID: {reason}" in said
+    assert "batchml setup creates the roles anew" in said
     assert world.account.snapshot()["queues"] == {}
     assert reason in fails(world, world.setup)
     world.account.stay_invalid.clear()
@@ -744,7 +767,7 @@ class Forgetful(ComputeApi):
 def test_a_change_that_does_not_take_ends_instead_of_going_round(ready: World) -> None:
     ready.table = {**SMALL, "queues": {"default": {"priority": 11, "compute": ["gpu"]}}}
     compute = Forgetful(ready.account)  # type: ignore[arg-type]
-    with pytest.raises(setup.NotConverging, match="job queue batchml-dev-default"):
+    with pytest.raises(NotConverging, match="job queue batchml-dev-default"):
         ready.setup(compute=compute)
 
 

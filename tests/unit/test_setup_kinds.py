@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from batchml.cli.single import changed
 from batchml.model.environment import LOCAL, Compute, Environment, Queue
-from batchml.ops.setup.apply import look
-from batchml.ops.setup.desired import Scheme
-from batchml.ops.setup.tools import Tools
+from batchml.setup.apply import read_state
+from batchml.setup.commands.shared import describe_change
+from batchml.setup.desired import SetupSpec
+from batchml.setup.tools import SetupTools
 from tests.fakes import FakeClock
 
 BY_HAND = {"batchml:env": LOCAL, "batchml:source": "command"}
@@ -30,9 +30,9 @@ class Api:
 
 def test_what_was_made_by_hand_is_not_setups_for_a_name_of_another_kind() -> None:
     described = Environment(compute={"gpu": Compute()}, queues={"day": Queue()})
-    scheme = Scheme(LOCAL, described, {}, lambda _: {})
-    tools = Tools(None, Api(), None, FakeClock())  # type: ignore[arg-type]
-    facts = look(scheme, tools)
+    scheme = SetupSpec(LOCAL, described, {}, lambda _: {})
+    tools = SetupTools(None, Api(), None, FakeClock())  # type: ignore[arg-type]
+    facts = read_state(scheme, tools)
     assert not facts.queues
     assert list(facts.environments) == ["gpu"]  # which is described: it is made as it should be
     assert facts.users == {"gpu": ("gpu",)}
@@ -41,11 +41,11 @@ def test_what_was_made_by_hand_is_not_setups_for_a_name_of_another_kind() -> Non
 @pytest.mark.parametrize(
     ("kind", "request_", "words"),
     [
-        ("job queue", {"state": "DISABLED"}, "takes no more runs"),
+        ("job queue", {"state": "DISABLED"}, "accepts no new runs"),
         ("job queue", {"state": "ENABLED", "priority": 1}, "enabled"),
-        ("compute environment", {"state": "DISABLED"}, "nothing more starts there"),
+        ("compute environment", {"state": "DISABLED"}, "no new run starts there"),
         ("job queue", {"priority": 1}, "changed"),
     ],
 )
 def test_an_update_says_what_it_means(kind: str, request_: dict[str, Any], words: str) -> None:
-    assert words in changed(kind, request_)
+    assert words in describe_change(kind, request_)

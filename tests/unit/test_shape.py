@@ -3,7 +3,7 @@
 import pytest
 
 from batchml.model.sweep import Dimension
-from batchml.sweep.shape import Shape, countable, shaped
+from batchml.sweeps.control.plan import SubmitMode, choose_mode, count_trials
 from tests.sweep_world import spec_of
 
 GRID = {"x": Dimension("int", 1, 4), "y": Dimension("choice", values=("a", "b", "c"))}
@@ -12,32 +12,32 @@ GRID = {"x": Dimension("int", 1, 4), "y": Dimension("choice", values=("a", "b", 
 @pytest.mark.parametrize(
     ("method", "stopping", "more", "shape"),
     [
-        ("random", "none", {}, Shape.ARRAY),
-        ("sobol", "asha", {}, Shape.ARRAY),
-        ("grid", "median", {"space": GRID, "trials": None}, Shape.ARRAY),
-        ("tpe", "asha", {}, Shape.WAVES),
-        ("nsga2", "none", {}, Shape.WAVES),
-        ("tpe", "halving", {}, Shape.RUNGS),
-        ("random", "asha", {"resume": True}, Shape.WAVES),
-        ("random", "none", {"trials": None, "hours": 1.0}, Shape.WAVES),
+        ("random", "none", {}, SubmitMode.ARRAY),
+        ("sobol", "asha", {}, SubmitMode.ARRAY),
+        ("grid", "median", {"space": GRID, "trials": None}, SubmitMode.ARRAY),
+        ("tpe", "asha", {}, SubmitMode.BATCHES),
+        ("nsga2", "none", {}, SubmitMode.BATCHES),
+        ("tpe", "halving", {}, SubmitMode.RUNGS),
+        ("random", "asha", {"resume": True}, SubmitMode.BATCHES),
+        ("random", "none", {"trials": None, "hours": 1.0}, SubmitMode.BATCHES),
     ],
 )
 def test_the_shape_follows_from_method_and_stopping(
-    method: str, stopping: str, more: dict[str, object], shape: Shape
+    method: str, stopping: str, more: dict[str, object], shape: SubmitMode
 ) -> None:
-    assert shaped(spec_of(method, stopping, **more), hourly=1.0, timeout=None).shape is shape  # type: ignore[arg-type]
+    assert choose_mode(spec_of(method, stopping, **more), hourly=1.0, timeout=None).mode is shape  # type: ignore[arg-type]
 
 
 def test_money_needs_a_controller_unless_the_worst_case_is_within_it() -> None:
     spec = spec_of("random", trials=10, cost=20.0)
-    assert shaped(spec, hourly=1.0, timeout=7200.0).shape is Shape.ARRAY
-    assert shaped(spec, hourly=1.0, timeout=7201.0).shape is Shape.WAVES
-    assert shaped(spec, hourly=1.0, timeout=None).shape is Shape.WAVES
-    assert shaped(spec, hourly=None, timeout=None).shape is Shape.ARRAY
+    assert choose_mode(spec, hourly=1.0, timeout=7200.0).mode is SubmitMode.ARRAY
+    assert choose_mode(spec, hourly=1.0, timeout=7201.0).mode is SubmitMode.BATCHES
+    assert choose_mode(spec, hourly=1.0, timeout=None).mode is SubmitMode.BATCHES
+    assert choose_mode(spec, hourly=None, timeout=None).mode is SubmitMode.ARRAY
 
 
 def test_how_many_trials_there_will_be() -> None:
-    assert countable(spec_of("grid", trials=None, space=GRID)) == 12
-    assert countable(spec_of("grid", trials=5, space=GRID)) == 5
-    assert countable(spec_of("tpe", trials=None)) is None
-    assert countable(spec_of("list", trials=None, points=({"x": 1}, {"x": 2}))) == 2
+    assert count_trials(spec_of("grid", trials=None, space=GRID)) == 12
+    assert count_trials(spec_of("grid", trials=5, space=GRID)) == 5
+    assert count_trials(spec_of("tpe", trials=None)) is None
+    assert count_trials(spec_of("list", trials=None, points=({"x": 1}, {"x": 2}))) == 2

@@ -8,7 +8,7 @@ from botocore.model import DenormalizedStructureBuilder
 from batchml.local.batch.operations import HANDLERS
 from batchml.local.batch.reads import READS
 from batchml.local.server.protocol import service_model
-from batchml.local.server.validation import _compiled, clean, problems
+from batchml.local.server.validation import _compile, clean, problems
 
 
 def shape(**members: dict[str, Any]) -> Any:
@@ -128,7 +128,7 @@ def test_every_pattern_of_a_served_operation_is_enforced() -> None:
     for service, names in SERVED.items():
         for name in names:
             shape = service_model(service).operation_model(name).input_shape
-            assert all(_compiled(p) is not None for p in patterns_in(shape)), name
+            assert all(_compile(p) is not None for p in patterns_in(shape)), name
 
 
 def test_no_pattern_of_the_models_makes_the_check_fail() -> None:

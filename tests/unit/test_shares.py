@@ -8,8 +8,8 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from batchml.local.batch import fair_share as shares
-from batchml.local.batch.state import Usage
+from batchml.local.batch import fair_share
+from batchml.local.batch.state import ShareUsage
 from tests.unit.world import World, world
 
 
@@ -57,19 +57,19 @@ def test_a_share_that_is_not_listed_weighs_one_and_a_star_stands_for_any_end(
         {"shareIdentifier": "xy*", "weightFactor": 2.0},
         {"shareIdentifier": "plain"},
     ]
-    weights = shares.weights_of({"shareDistribution": entries})
-    assert shares.weight_of(weights, share) == weight
-    assert shares.weight_of(shares.weights_of({}), share) == 1.0
+    weights = fair_share.weights_of({"shareDistribution": entries})
+    assert fair_share.weight_of(weights, share) == weight
+    assert fair_share.weight_of(fair_share.weights_of({}), share) == 1.0
 
 
 def test_what_was_used_fades_with_the_decay_of_the_policy() -> None:
     """B157: to 1/e within shareDecaySeconds, of which 0 is 600."""
-    used = Usage(1000.0, 0, 0)
-    assert shares.faded(used, 600_000, {}).faded == pytest.approx(367.88, abs=0.01)
-    assert shares.faded(used, 60_000, {"shareDecaySeconds": 60}).faded == pytest.approx(
+    used = ShareUsage(1000.0, 0, 0)
+    assert fair_share.fade(used, 600_000, {}).faded == pytest.approx(367.88, abs=0.01)
+    assert fair_share.fade(used, 60_000, {"shareDecaySeconds": 60}).faded == pytest.approx(
         367.88, 1e-4
     )
-    assert shares.faded(used, -5, {}).faded == 1000.0  # a clock that went back
+    assert fair_share.fade(used, -5, {}).faded == 1000.0  # a clock that went back
 
 
 @given(
@@ -83,8 +83,10 @@ def test_it_does_not_matter_how_often_the_usage_is_looked_at(
     vcpus: int, before: float, first: int, second: int, decay: int
 ) -> None:
     rules = {"shareDecaySeconds": decay}
-    at_once = shares.faded(Usage(before, 0, vcpus), first + second, rules)
-    twice = shares.faded(shares.faded(Usage(before, 0, vcpus), first, rules), first + second, rules)
+    at_once = fair_share.fade(ShareUsage(before, 0, vcpus), first + second, rules)
+    twice = fair_share.fade(
+        fair_share.fade(ShareUsage(before, 0, vcpus), first, rules), first + second, rules
+    )
     assert twice.faded == pytest.approx(at_once.faded, rel=1e-6, abs=1e-3)
 
 
@@ -96,7 +98,7 @@ def test_the_reserve_is_that_of_the_api_reference(
     reservation: int, active: int, part: float
 ) -> None:
     """B158."""
-    assert shares.reserved({"computeReservation": reservation}, active) == part
+    assert fair_share.reserved_fraction({"computeReservation": reservation}, active) == part
 
 
 # --- a queue with a policy --------------------------------------------------------------------

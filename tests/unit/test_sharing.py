@@ -11,13 +11,13 @@ import pytest
 from msgspec.structs import replace
 
 from batchml.aws.naming import make_platform
+from batchml.config.environments import read_environments
 from batchml.errors import ConfigError
-from batchml.model.description import read_environments
 from batchml.model.environment import Environment
-from batchml.ops.setup import apply as setup
-from batchml.ops.setup.desired import Scheme, leftovers, wanted
-from batchml.ops.setup.plan import make_plan, refusals
-from batchml.ops.setup.values import Facts, Step, Wanted
+from batchml.setup import apply
+from batchml.setup.desired import SetupSpec, state_after_teardown, wanted_state
+from batchml.setup.plan import make_plan, refusals
+from batchml.setup.values import CurrentState, PlanStep, WantedState
 from tests.unit.test_setup import World
 
 FILE = """
@@ -69,7 +69,8 @@ def test_the_file_of_the_documentation_is_one() -> None:
         ('shared_with = "dev"', 'shared_with = "dve"', "Did you mean 'dev'?"),
         ('shared_with = "dev"', 'shared_with = "lab"', "Expected another environment"),
         ('shared_with = "dev"', 'shared_with = "local"', "Expected another environment"),
-        ('shared_with = "dev"', 'shared_with = "dev"\nsize = 1', "storage.size: the workspace is"),
+        ('shared_with = "dev"', 'shared_with = "dev"\nsize = 1',
+         "storage.size: dev owns the workspace"),
         ('[env.lab.storage]', '[env.lab.network]\nzones = 1\n[env.lab.storage]', "network: a"),
         ('[env.lab]\nregion = "us-east-1"', '[env.lab]\nregion = "eu-west-1"', "within one region"),
         ('[env.lab]', '[env.lab]\nprofile = "other"', "within one account"),
@@ -98,21 +99,21 @@ class Env(World):
         self.name = name
 
     @property
-    def scheme(self) -> Scheme:
-        return Scheme(self.name, environments()[self.name], self.templates, lambda platform: {})
+    def scheme(self) -> SetupSpec:
+        return SetupSpec(self.name, environments()[self.name], self.templates, lambda platform: {})
 
-    def facts(self) -> Facts:
-        return setup.look(self.scheme, self.tools())
+    def facts(self) -> CurrentState:
+        return apply.read_state(self.scheme, self.tools())
 
     def refused(self, *, teardown: bool = False, delete_data: bool = False) -> list[str]:
         facts = self.facts()
-        made: Wanted = wanted(self.scheme, facts)
+        made: WantedState = wanted_state(self.scheme, facts)
         if teardown:
-            made = leftovers(self.scheme, facts, delete_data=delete_data)
+            made = state_after_teardown(self.scheme, facts, delete_data=delete_data)
         return refusals(made, make_plan(made, facts), facts)
 
-    def steps(self, facts: Facts) -> list[Step]:
-        return make_plan(leftovers(self.scheme, facts, delete_data=False), facts)
+    def steps(self, facts: CurrentState) -> list[PlanStep]:
+        return make_plan(state_after_teardown(self.scheme, facts, delete_data=False), facts)
 
     def parameter(self, short: str, key: str) -> str:
         stack = self.account.stack(f"batchml-{self.name}-{short}")
@@ -164,7 +165,7 @@ def test_instances_mount_what_the_other_has(both: tuple[Env, Env], kind: str) ->
     }[kind]
     storage = facts.lent["storage"]
     lent = {**facts.lent, "storage": replace(storage, outputs={**storage.outputs, **outputs})}
-    made = wanted(lab.scheme, replace(facts, lent=lent)).templates["batchml-lab-gpu"]
+    made = wanted_state(lab.scheme, replace(facts, lent=lent)).templates["batchml-lab-gpu"]
     text = base64.b64decode(made["LaunchTemplateData"]["UserData"]).decode()
     command = {"efs": "accesspoint=fsap-1", "fsx-lustre": "fs-1.fsx@tcp:/abc"}[kind]
     assert command in text and ("mount -t efs" in text) == (kind == "efs")
@@ -175,7 +176,7 @@ def test_without_the_other_nothing_is_begun(account: tuple[World, dict[str, Any]
     world.account.restore(world.nothing)
     lab = Env(world, "lab")
     (said,) = lab.refused()
-    assert said.endswith("First: batchml setup --env dev") and "dev is not there" in said
+    assert said.endswith("First: batchml setup --env dev") and "dev does not exist" in said
 
 
 def test_data_that_another_works_in_is_not_deleted(both: tuple[Env, Env]) -> None:
@@ -188,9 +189,9 @@ def test_data_that_another_works_in_is_not_deleted(both: tuple[Env, Env]) -> Non
     alone = environments(FILE.split("[env.lab]")[0] + '[env.dev.storage]\nworkspace = "none"')[
         "dev"
     ]
-    made = wanted(replace(dev.scheme, environment=alone), facts)
+    made = wanted_state(replace(dev.scheme, environment=alone), facts)
     (said,) = refusals(made, make_plan(made, facts), facts)
-    assert "stack batchml-dev-storage: its file system is the workspace of lab" in said
+    assert "stack batchml-dev-storage: its file system is also the workspace of lab" in said
 
 
 def test_aws_keeps_a_file_system_that_another_imports(both: tuple[Env, Env]) -> None:
@@ -202,7 +203,7 @@ def test_aws_keeps_a_file_system_that_another_imports(both: tuple[Env, Env]) -> 
 def test_a_teardown_of_the_owner_leaves_the_others_at_work(both: tuple[Env, Env]) -> None:
     dev, lab = both
     kept = {step.name: step.reasons for step in dev.steps(dev.facts()) if not step.changes}
-    assert kept["batchml-dev-network"] == ("lab works in it",)
+    assert kept["batchml-dev-network"] == ("lab uses it",)
     dev.teardown()
     assert dev.parameter("network", "Egress") == "nat"
     assert lab.refused() == [] and lab.plan() == []
@@ -213,7 +214,7 @@ def test_a_teardown_of_the_owner_leaves_the_others_at_work(both: tuple[Env, Env]
     dev.teardown()
     assert dev.parameter("network", "Egress") == "none"
     (said,) = lab.refused()
-    assert "no way out" in said and "batchml setup --env dev" in said
+    assert "no egress" in said and "batchml setup --env dev" in said
     dev.setup()
     assert lab.refused() == []
     lab.setup()

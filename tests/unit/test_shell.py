@@ -6,9 +6,9 @@ import sys
 import pytest
 
 from batchml.model.job import JobSpec
-from batchml.model.shell import join
+from batchml.model.names import join_shell
 from batchml.model.sweep import Trial
-from batchml.sweep.report.subject import command_line
+from batchml.sweeps.report.data import command_line
 
 VALUES = (
     "plain", "", " ", "two words", "-x", "--lr=1", "it's", '"quoted"', "$HOME `id` $(id)", "a\\nb",
@@ -24,7 +24,7 @@ def run(line: str) -> str:
 
 
 def test_a_shell_runs_the_words_that_were_joined() -> None:
-    line = join([sys.executable, "-c", SHOW, *VALUES])
+    line = join_shell([sys.executable, "-c", SHOW, *VALUES])
     assert line.isprintable()
     assert run(line) == ascii((None, [*VALUES]))
 

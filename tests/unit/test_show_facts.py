@@ -2,8 +2,8 @@
 
 import pytest
 
-from batchml.cli.show import _cut_down, _folded
 from batchml.model.record import Record
+from batchml.runs.commands.show import _cut_down, _folded
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from batchml.local.server.auth import MAX_SKEW, Keys, claimed_service, verify
-from batchml.local.server.protocol import Refused, Request
+from batchml.local.server.auth import MAX_SKEW, AccessKeys, claimed_service, verify
+from batchml.local.server.protocol import ApiError, HttpRequest
 
-KEYS = Keys("BMLLOCALTEST", "a secret/with+signs=")
+KEYS = AccessKeys("BMLLOCALTEST", "a secret/with+signs=")
 HOST = "127.0.0.1:8123"
 
 
@@ -24,11 +24,11 @@ def signed(
     query: str = "",
     body: bytes = b'{"jobName": "a"}',
     *,
-    keys: Keys = KEYS,
+    keys: AccessKeys = KEYS,
     service: str = "batch",
     method: str = "POST",
     headers: dict[str, str] | None = None,
-) -> Request:
+) -> HttpRequest:
     """A request as botocore signs it, now."""
     url = f"http://{HOST}{path}" + (f"?{query}" if query else "")
     given_headers = {"content-type": "application/json", **(headers or {})}
@@ -36,7 +36,7 @@ def signed(
     credentials = Credentials(keys.access_key_id, keys.secret_access_key)
     SigV4Auth(credentials, service, "us-east-1").add_auth(request)
     parts = urlsplit(request.url)
-    return Request(
+    return HttpRequest(
         method=method,
         path=parts.path,
         query=parts.query,
@@ -48,21 +48,21 @@ def signed(
     )
 
 
-def time_of(request: Request) -> float:
+def time_of(request: HttpRequest) -> float:
     stamp = datetime.strptime(request.header("x-amz-date"), "%Y%m%dT%H%M%SZ")
     return stamp.replace(tzinfo=UTC).timestamp()
 
 
-def is_refused(request: Request, later: float = 0.0, keys: Keys = KEYS) -> bool:
+def is_refused(request: HttpRequest, later: float = 0.0, keys: AccessKeys = KEYS) -> bool:
     try:
         verify(request, keys, time_of(signed()) + later)
-    except Refused as error:
+    except ApiError as error:
         assert error.status == 403
         return True
     return False
 
 
-def with_header(request: Request, name: str, value: str) -> Request:
+def with_header(request: HttpRequest, name: str, value: str) -> HttpRequest:
     """The request with one header's value replaced."""
     assert any(key == name for key, _ in request.headers)
     return replace(
@@ -115,7 +115,7 @@ def test_extra_signed_headers_and_spaces_in_them_are_accepted() -> None:
     assert not is_refused(signed(headers=spaced))
 
 
-ALTERATIONS: dict[str, Callable[[Request], Request]] = {
+ALTERATIONS: dict[str, Callable[[HttpRequest], HttpRequest]] = {
     "the body": lambda r: replace(r, body=b'{"jobName": "b"}'),
     "an emptied body": lambda r: replace(r, body=b""),
     "the path": lambda r: replace(r, path="/v1/terminatejob"),
@@ -144,9 +144,12 @@ def test_an_altered_request_is_refused(what: str) -> None:
 
 def test_another_access_key_or_secret_is_refused_in_the_same_words() -> None:
     texts = set()
-    for keys in (Keys("OTHER", KEYS.secret_access_key), Keys(KEYS.access_key_id, "other")):
+    for keys in (
+        AccessKeys("OTHER", KEYS.secret_access_key),
+        AccessKeys(KEYS.access_key_id, "other"),
+    ):
         request = signed(keys=keys)
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(ApiError) as refused:
             verify(request, KEYS, time_of(request))
         texts.add(refused.value.message)
     assert len(texts) == 1

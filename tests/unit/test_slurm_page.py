@@ -3,11 +3,11 @@
 import re
 from pathlib import Path
 
-from batchml.client.client import Client
-from batchml.client.place import Place
-from batchml.client.scripts import from_script
-from batchml.model import slurm_options as options
-from batchml.settings import load_settings
+from batchml.config.settings import load_settings
+from batchml.context import Context
+from batchml.jobs import slurm
+from batchml.runs.options import to_request
+from batchml.runs.scripts import from_script
 from tests.fakes import FakeClock
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -24,25 +24,25 @@ def test_every_option_of_its_table_becomes_what_the_table_says() -> None:
     read = set[str]()
     for option, becomes in rows("Options of sbatch"):
         names = set(re.findall(r"--([a-z-]+)", option))
-        names |= {options.SHORT[letter] for letter in re.findall(r"`-([A-Za-z])\b", option)}
+        names |= {slurm.SHORT[letter] for letter in re.findall(r"`-([A-Za-z])\b", option)}
         assert names
         if becomes.startswith("passed over"):
-            assert names <= options.PASSED.keys()
+            assert names <= slurm.PASSED_OVER.keys()
         elif becomes.startswith("mistakes"):
-            assert names <= options.REFUSED.keys()
+            assert names <= slurm.REFUSED.keys()
         else:
             read |= names
-    assert read == options.READ | options.READ_BARE
+    assert read == slurm.READ | slurm.READ_BARE
 
 
 def test_its_script_is_what_it_says(tmp_path: Path) -> None:
     (script,) = re.findall(r"```bash\n(#!.*?)```", PAGE, re.DOTALL)
     (tmp_path / "train.sh").write_text(script)
     environ = {"BATCHML_HOME": str(tmp_path / "home")}
-    place = Place(load_settings(environ, tmp_path, None), FakeClock(), tmp_path)
+    context = Context(load_settings(environ, tmp_path, None), FakeClock(), tmp_path)
     said: list[str] = []
-    order = from_script(place, Client.order("train.sh", command=["0.1"]), said)
+    order = from_script(context, to_request("train.sh", {"command": ["0.1"]}), said)
     assert (order.array, order.changes["image"], order.tags) == (3, "pytorch", {"team": "vision"})
-    assert order.changes["resources"] == {"vcpus": 2, "memory": "4096 MiB", "gpus": None}
+    assert order.changes["resources"] == {"vcpus": 2, "memory": "4096 MiB"}
     assert order.changes["timeout"] == "3600s"
     assert said == re.findall(r"^(train\.sh, line .*)$", PAGE, re.MULTILINE)

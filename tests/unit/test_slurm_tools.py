@@ -16,7 +16,7 @@ from batchml.runtime.entry.script import (
     without_login,
 )
 from batchml.runtime.nodes.slurm.srun import put_tools, read_step
-from batchml.runtime.nodes.slurm.steps import Place, Step, task_variables
+from batchml.runtime.nodes.slurm.steps import SrunStep, StepNode, task_variables
 
 JOB = {"AWS_BATCH_JOB_ID": "id:1", "AWS_BATCH_JOB_ARRAY_INDEX": "1", "BATCHML_ARRAY_SIZE": "3"}
 TWO_NODES = {"SLURM_JOB_NODELIST": "10.0.0.1,10.0.0.2", "SLURM_NTASKS_PER_NODE": "2"}
@@ -78,19 +78,19 @@ def test_a_damaged_script_is_told_of() -> None:
 @pytest.mark.parametrize(
     ("words", "environ", "step"),
     [
-        (["hostname"], {}, Step(["hostname"])),
-        (["-n", "4", "-l", "./a", "-n"], {}, Step(["./a", "-n"], [0], 4, label=True)),
-        (["-n4", "--cpu-bind=cores", "--mpi=pmix", "a"], {}, Step(["a"], [0], 4)),
-        (["--ntasks=8", "-N", "2", "a"], TWO_NODES, Step(["a"], [0, 1], 4)),
-        (["--gpus-per-task=a100:2", "--", "a"], TWO_NODES, Step(["a"], [0, 1], 2, 2)),
-        (["-c", "4", "--exclusive", "-u", "a"], TWO_NODES, Step(["a"], [0, 1], 2)),
-        (["-N1", "-n1", "-w", "10.0.0.2", "a"], TWO_NODES, Step(["a"], [1])),
-        (["--nodes=1", "a"], TWO_NODES, Step(["a"], [0], 2)),
-        (["-n", "1", "a"], TWO_NODES, Step(["a"], [0])),
-        (["a"], {**TWO_NODES, "AWS_BATCH_JOB_NODE_INDEX": "1"}, Step(["a"], [1], 2)),
+        (["hostname"], {}, SrunStep(["hostname"])),
+        (["-n", "4", "-l", "./a", "-n"], {}, SrunStep(["./a", "-n"], [0], 4, label=True)),
+        (["-n4", "--cpu-bind=cores", "--mpi=pmix", "a"], {}, SrunStep(["a"], [0], 4)),
+        (["--ntasks=8", "-N", "2", "a"], TWO_NODES, SrunStep(["a"], [0, 1], 4)),
+        (["--gpus-per-task=a100:2", "--", "a"], TWO_NODES, SrunStep(["a"], [0, 1], 2, 2)),
+        (["-c", "4", "--exclusive", "-u", "a"], TWO_NODES, SrunStep(["a"], [0, 1], 2)),
+        (["-N1", "-n1", "-w", "10.0.0.2", "a"], TWO_NODES, SrunStep(["a"], [1])),
+        (["--nodes=1", "a"], TWO_NODES, SrunStep(["a"], [0], 2)),
+        (["-n", "1", "a"], TWO_NODES, SrunStep(["a"], [0])),
+        (["a"], {**TWO_NODES, "AWS_BATCH_JOB_NODE_INDEX": "1"}, SrunStep(["a"], [1], 2)),
     ],
 )
-def test_the_words_of_srun(words: list[str], environ: dict[str, str], step: Step) -> None:
+def test_the_words_of_srun(words: list[str], environ: dict[str, str], step: SrunStep) -> None:
     assert read_step(words, {**ONE_NODE, **environ}) == step
 
 
@@ -109,13 +109,13 @@ def test_what_srun_cannot_do(words: list[str], wrong: str) -> None:
 
 
 def test_tasks_are_numbered_over_the_nodes_and_have_gpus_of_their_own() -> None:
-    step = Step(["a"], [0, 1], 2, gpus=2)
-    found = task_variables(step, Place(1, {"SLURM_GPUS_ON_NODE": "4"}), 1)
+    step = SrunStep(["a"], [0, 1], 2, gpus=2)
+    found = task_variables(step, StepNode(1, {"SLURM_GPUS_ON_NODE": "4"}), 1)
     assert (found["SLURM_PROCID"], found["SLURM_LOCALID"]) == ("3", "1")
     assert (found["SLURM_NTASKS"], found["CUDA_VISIBLE_DEVICES"]) == ("4", "2,3")
-    found = task_variables(step, Place(0, {"CUDA_VISIBLE_DEVICES": "5,7,8,9"}), 0)
+    found = task_variables(step, StepNode(0, {"CUDA_VISIBLE_DEVICES": "5,7,8,9"}), 0)
     assert found["CUDA_VISIBLE_DEVICES"] == "5,7"
-    assert "CUDA_VISIBLE_DEVICES" not in task_variables(Step(["a"]), Place(0, {}), 0)
+    assert "CUDA_VISIBLE_DEVICES" not in task_variables(SrunStep(["a"]), StepNode(0, {}), 0)
 
 
 def test_the_programs_work_whatever_the_script_did_to_its_python(tmp_path: Path) -> None:
@@ -138,4 +138,4 @@ def test_the_programs_work_whatever_the_script_did_to_its_python(tmp_path: Path)
         "0: 10.0.0.7", "1: 10.0.0.7", "conda: batchml: nothing is done, an image has its packages"
     ])  # fmt: skip
     code, said = run([str(tmp_path / "squeue")])
-    assert (code, "batchml ls, outside of the run" in said) == (127, True)
+    assert (code, "use batchml ls, outside of the run" in said) == (127, True)

@@ -12,34 +12,34 @@ from batchml.errors import DiskFull, JournalBusy, LocalServerError, StateDamaged
 from batchml.local.batch.engine import next_deadline, restore, step
 from batchml.local.batch.events import (
     NO_PROOF,
+    AttemptEnded,
+    AttemptExit,
     DropRecord,
     Effect,
-    Ended,
-    Exit,
-    Launch,
     LogEnd,
+    PrepareAttempt,
     SaveJob,
     SaveRecord,
     SaveSpec,
-    Stop,
+    StopAttempt,
 )
 from batchml.local.batch.state import (
-    Attempt,
-    Definition,
-    Environment,
+    BatchState,
+    ComputeEnvironment,
     Job,
-    Machine,
+    JobAttempt,
+    JobDefinition,
+    JobQueue,
+    MachineCapacity,
     Needs,
     Nodes,
-    Queue,
-    Spec,
-    State,
+    SubmittedSpec,
 )
-from batchml.local.logs.files import Streams
-from batchml.local.store.journal import SCHEMA, RememberedCall, Store, Stream, Wanted
+from batchml.local.logs.files import StreamIndex
+from batchml.local.store.journal import SCHEMA, JobFilter, Journal, LogStream, RememberedCall
 from batchml.model.run import JobStatus
 
-MACHINE = Machine(4, 8192, ("GPU-a",))
+MACHINE = MachineCapacity(4, 8192, ("GPU-a",))
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "journal.db"
 
 
-def spec(number: int, **more: Any) -> Spec:
+def spec(number: int, **more: Any) -> SubmittedSpec:
     known: dict[str, Any] = {
         "id": f"job-{number}",
         "name": f"name-{number}",
@@ -57,11 +57,14 @@ def spec(number: int, **more: Any) -> Spec:
         "needs": Needs(1, 64, 1),
         "created_at": 1_000 + number,
     }
-    return Spec(**known | more)
+    return SubmittedSpec(**known | more)
 
 
 def job(
-    number: int, status: JobStatus = JobStatus.RUNNABLE, of: Spec | None = None, **more: Any
+    number: int,
+    status: JobStatus = JobStatus.RUNNABLE,
+    of: SubmittedSpec | None = None,
+    **more: Any,
 ) -> Job:
     return Job(f"job-{number}", of or spec(number), number, status, **more)
 
@@ -71,7 +74,7 @@ def save(one: Job) -> list[Effect]:
     return [SaveSpec(one.spec), SaveJob(one, not one.status.is_terminal)]
 
 
-ATTEMPT = Attempt(1, "t" * 32, "ce", ("GPU-a",), "/aws/batch/job", "d/default/t", 5)
+ATTEMPT = JobAttempt(1, "t" * 32, "ce", ("GPU-a",), "/aws/batch/job", "d/default/t", 5)
 FULL_JOB = job(
     1, JobStatus.RUNNING, attempt=ATTEMPT, attempts=({"container": {"exitCode": 3}},),
     waiting_for=("x", "y"), tags={"k": "v"}, terminated=True, stop_reason="why", started_at=5,
@@ -79,19 +82,21 @@ FULL_JOB = job(
             parameters={"p": "1"}, consumables=(("licence", 2),), nodes=Nodes(2, 1)),
 )  # fmt: skip
 RECORDS = [
-    SaveRecord("environment", "ce", Environment("ce", {"state": "ENABLED", "type": "MANAGED"})),
-    SaveRecord("queue", "q", Queue("q", {"state": "ENABLED", "priority": 1})),
-    SaveRecord("definition", "d:1", Definition("d", {"status": "INACTIVE"}, 1)),
-    SaveRecord("definition", "d:12", Definition("d", {"status": "ACTIVE"}, 12)),
+    SaveRecord(
+        "environment", "ce", ComputeEnvironment("ce", {"state": "ENABLED", "type": "MANAGED"})
+    ),
+    SaveRecord("queue", "q", JobQueue("q", {"state": "ENABLED", "priority": 1})),
+    SaveRecord("definition", "d:1", JobDefinition("d", {"status": "INACTIVE"}, 1)),
+    SaveRecord("definition", "d:12", JobDefinition("d", {"status": "ACTIVE"}, 12)),
 ]
 
 
-def kept(path: Path, *effects: Effect) -> State:
+def kept(path: Path, *effects: Effect) -> BatchState:
     """What a server that starts after a commit of `effects` finds."""
-    store = Store(path)
+    store = Journal(path)
     store.commit(effects)
     store.close()
-    store = Store(path)
+    store = Journal(path)
     state = store.load(MACHINE)
     store.close()
     return state
@@ -101,7 +106,7 @@ def test_what_was_committed_is_there_at_the_next_start(path: Path) -> None:
     state = kept(path, *RECORDS, *save(FULL_JOB), *save(job(7)))
     assert dict(state.jobs) == {"job-1": FULL_JOB, "job-7": job(7)}
     assert state.environments["ce"].detail == {"state": "ENABLED", "type": "MANAGED"}
-    assert state.queues["q"] == Queue("q", {"state": "ENABLED", "priority": 1})
+    assert state.queues["q"] == JobQueue("q", {"state": "ENABLED", "priority": 1})
     assert set(state.definitions) == {"d:1", "d:12"}
     assert dict(state.revisions) == {"d": 12}
     assert state.sequence == 7
@@ -110,7 +115,7 @@ def test_what_was_committed_is_there_at_the_next_start(path: Path) -> None:
 
 def test_a_finished_job_leaves_the_state_and_stays_in_the_store(path: Path) -> None:
     ended = job(9, JobStatus.SUCCEEDED)
-    store = Store(path)
+    store = Journal(path)
     store.commit([*save(job(9)), SaveJob(ended, False)])
     assert dict(store.load(MACHINE).jobs) == {}
     assert store.load(MACHINE).sequence == 9
@@ -123,13 +128,13 @@ def test_a_dropped_record_is_gone(path: Path) -> None:
 
 
 def test_jobs_are_listed_newest_first_by_queue_and_status_in_pages(path: Path) -> None:
-    store = Store(path)
+    store = Journal(path)
     mine = [job(n, JobStatus.FAILED if n % 2 else JobStatus.RUNNABLE) for n in range(1, 8)]
     other = job(99, of=spec(99, queue="other"))
     store.commit([effect for one in (*mine, other) for effect in save(one)])
 
     def ids(status: str | None, below: int | None, limit: int) -> list[int]:
-        return [j.sequence for j in store.listed("q", Wanted(status), below, limit)]
+        return [j.sequence for j in store.list_jobs("q", JobFilter(status), below, limit)]
 
     assert ids(None, None, 100) == [7, 6, 5, 4, 3, 2, 1]
     assert ids("FAILED", None, 100) == [7, 5, 3, 1]
@@ -138,17 +143,17 @@ def test_jobs_are_listed_newest_first_by_queue_and_status_in_pages(path: Path) -
 
 
 def test_streams_are_found_by_name_and_by_prefix(path: Path) -> None:
-    store = Store(path)
+    store = Journal(path)
     launches = [
-        Launch(job(n), replace(ATTEMPT, task_id=f"t{n}", log_stream=name))
+        PrepareAttempt(job(n), replace(ATTEMPT, task_id=f"t{n}", log_stream=name))
         for n, name in enumerate(["a/1", "a/2", "b/1", "a%/1"])
     ]
-    store.commit([*launches, launches[0], Stop("t0")])
-    streams = Streams(path)
+    store.commit([*launches, launches[0], StopAttempt("t0")])
+    streams = StreamIndex(path)
     assert [s.name for s in streams.all("/aws/batch/job")] == ["a%/1", "a/1", "a/2", "b/1"]
     assert [s.name for s in streams.all("/aws/batch/job", "a/")] == ["a/1", "a/2"]
     assert streams.all("/other") == []
-    assert streams.one("/aws/batch/job", "b/1") == Stream("/aws/batch/job", "b/1", "t2", 1002)
+    assert streams.one("/aws/batch/job", "b/1") == LogStream("/aws/batch/job", "b/1", "t2", 1002)
     assert streams.one("/aws/batch/job", "c") is None
     assert streams.groups() == {"/aws/batch/job": 1000}
     streams.close()
@@ -156,18 +161,18 @@ def test_streams_are_found_by_name_and_by_prefix(path: Path) -> None:
 
 def test_an_old_answer_is_kept_until_it_is_forgotten(path: Path) -> None:
     """B61."""
-    store = Store(path)
+    store = Journal(path)
     calls = [RememberedCall("old", "x", b"{}", 10), RememberedCall("new", "y", b'{"a":1}', 20)]
     store.commit([], calls)
     store.close()
-    store = Store(path)
-    assert [store.remembered(key) for key in ("old", "new", "none")] == [*calls, None]
+    store = Journal(path)
+    assert [store.remembered_call(key) for key in ("old", "new", "none")] == [*calls, None]
     store.forget_calls(20)
-    assert store.remembered("old") is None
-    assert store.remembered("new") == calls[1]
+    assert store.remembered_call("old") is None
+    assert store.remembered_call("new") == calls[1]
 
 
-class Unwritable(Queue, frozen=True):
+class Unwritable(JobQueue, frozen=True):
     """A record that cannot be encoded."""
 
     what: object = object()
@@ -175,18 +180,18 @@ class Unwritable(Queue, frozen=True):
 
 def test_effects_are_kept_all_or_none_and_the_store_goes_on(path: Path) -> None:
     """B82."""
-    store = Store(path)
+    store = Journal(path)
     broken = SaveRecord("queue", "bad", Unwritable("bad", {}))
     with pytest.raises(TypeError):
         store.commit([*save(job(1)), broken], [RememberedCall("k", "d", b"", 1)])
     assert dict(store.load(MACHINE).jobs) == {}
-    assert store.remembered("k") is None
+    assert store.remembered_call("k") is None
     store.commit(save(job(2)))
     assert list(store.load(MACHINE).jobs) == ["job-2"]
 
 
 def test_nothing_of_a_commit_that_fails_on_disk_is_kept(path: Path) -> None:
-    store = Store(path)
+    store = Journal(path)
     store.commit(save(job(1)))
     with sqlite3.connect(path) as other:
         other.execute("CREATE TRIGGER no BEFORE INSERT ON calls BEGIN SELECT raise(FAIL, 'x'); END")
@@ -197,7 +202,7 @@ def test_nothing_of_a_commit_that_fails_on_disk_is_kept(path: Path) -> None:
 
 def test_a_full_disk_is_named_and_loses_nothing(path: Path) -> None:
     """B83."""
-    store = Store(path)
+    store = Journal(path)
     store.commit(save(job(1)))
     (pages,) = store._writer.execute("PRAGMA page_count").fetchone()
     store._writer.execute(f"PRAGMA max_page_count = {pages}")
@@ -216,7 +221,7 @@ def test_a_journal_of_a_newer_version_is_refused_and_left_as_it_is(path: Path) -
         db.execute("PRAGMA user_version = 99")
     db.close()
     with pytest.raises(LocalServerError, match=r"newer batchml.*BATCHML_HOME"):
-        Store(path)
+        Journal(path)
     with sqlite3.connect(path) as db:
         assert db.execute("SELECT count(*) FROM jobs").fetchone() == (1,)
     db.close()
@@ -226,7 +231,7 @@ def test_a_journal_of_a_newer_version_is_refused_and_left_as_it_is(path: Path) -
 def test_a_file_that_is_no_journal_is_refused_and_left_as_it_is(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(StateDamaged, match=r"batchml local reset"):
-        Store(path)
+        Journal(path)
     assert path.read_bytes() == content
 
 
@@ -235,7 +240,7 @@ def test_a_truncated_journal_is_refused(path: Path) -> None:
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(StateDamaged):
-        Store(path)
+        Journal(path)
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b'{"id": 1}', b"\xff\xfe"])
@@ -244,18 +249,18 @@ def test_a_record_that_cannot_be_read_is_refused(path: Path, body: bytes) -> Non
     with sqlite3.connect(path) as db:
         db.execute("UPDATE jobs SET body = ?", (body,))
     db.close()
-    store = Store(path)
+    store = Journal(path)
     with pytest.raises(StateDamaged, match=r"cannot be read"):
         store.load(MACHINE)
 
 
 def test_only_its_user_can_read_the_journal(path: Path) -> None:
-    Store(path).close()
+    Journal(path).close()
     assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_lock_that_passes_is_no_damage(tmp_path: Path) -> None:
-    store = Store(tmp_path / "journal.db")
+    store = Journal(tmp_path / "journal.db")
     store._writer.execute("PRAGMA busy_timeout = 0")
     other = sqlite3.connect(tmp_path / "journal.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
@@ -320,7 +325,7 @@ def format_1(path: Path, *bodies: bytes) -> None:
     db.execute("PRAGMA journal_mode = WAL")
     db.executescript(FORMAT_1)
     detail = {"state": "ENABLED", "priority": 1, "computeEnvironmentOrder": []}
-    queue = msgspec.json.encode(Queue("q", detail))
+    queue = msgspec.json.encode(JobQueue("q", detail))
     db.execute("INSERT INTO records VALUES (?, ?, ?)", ("queue", "q", queue))
     db.execute("INSERT INTO streams VALUES ('/aws/batch/job', 'd/default/t2', 't2', 1002)")
     db.execute("INSERT INTO calls VALUES ('k', 'x', ?, 9)", (b"{}",))
@@ -346,15 +351,15 @@ def test_a_journal_of_the_format_before_is_taken_over(path: Path) -> None:
     """B195: jobs and their order, those that run, those that have ended, streams and answers."""
     format_1(path)
     before = rows_of(path)
-    store = Store(path)
+    store = Journal(path)
     state = store.load(MACHINE)
     assert sorted(state.jobs) == ["job-2", "job-3", "job-4"]
     assert (state.sequence, sorted(state.queues)) == (5, ["q"])
     running = state.jobs["job-2"]
-    assert running.attempt == Attempt(
+    assert running.attempt == JobAttempt(
         2, "t2", "ce", ("GPU-a",), "/aws/batch/job", "d/default/t2", 7
     )
-    assert running.spec == Spec(
+    assert running.spec == SubmittedSpec(
         id="job-2", name="name-2", queue="q", definition="d:1",
         container={"image": "i", "command": ["a", "ü"]}, needs=Needs(2, 64, 1), created_at=1002,
         retry={"attempts": 3}, timeout=60, parameters={"p": "1"}, propagate_tags=True,
@@ -368,38 +373,40 @@ def test_a_journal_of_the_format_before_is_taken_over(path: Path) -> None:
         {"exitCode": 0},
     )
     assert (ended["job-5"].terminated, ended["job-5"].status_reason) == (True, "why")
-    listed = store.listed("q", Wanted(), None, 9)
+    listed = store.list_jobs("q", JobFilter(), None, 9)
     assert [one.id for one in listed] == [f"job-{number}" for number in (5, 4, 3, 2, 1)]
-    assert [one.id for one in store.listed("q", Wanted(names=["NAME-4"]), None, 9)] == ["job-4"]
-    streams = Streams(store.path)
+    assert [one.id for one in store.list_jobs("q", JobFilter(names=["NAME-4"]), None, 9)] == [
+        "job-4"
+    ]
+    streams = StreamIndex(store.path)
     assert streams.one("/aws/batch/job", "d/default/t2") is not None
     streams.close()
-    assert store.remembered("k") == RememberedCall("k", "x", b"{}", 9)
+    assert store.remembered_call("k") == RememberedCall("k", "x", b"{}", 9)
     store.commit(save(job(6)))
     store.close()
     assert rows_of(path.with_suffix(".v1")) == before
     assert path.with_suffix(".v1").stat().st_mode & 0o777 == 0o600
-    store = Store(path)
+    store = Journal(path)
     assert sorted(store.load(MACHINE).jobs) == ["job-2", "job-3", "job-4", "job-6"]
     store.close()
 
 
 def test_a_journal_without_proofs_of_logs_gets_them_and_loses_nothing(path: Path) -> None:
     """B195, B262: attempts that have ended have none; one that goes on may still get one."""
-    store = Store(path)
-    attempts = [Attempt(1, f"t{n}", "ce", (), "/g", f"s{n}") for n in range(2)]
+    store = Journal(path)
+    attempts = [JobAttempt(1, f"t{n}", "ce", (), "/g", f"s{n}") for n in range(2)]
     ended = job(1, JobStatus.SUCCEEDED)
     going_on = job(2, JobStatus.RUNNING, attempt=attempts[1])
-    store.commit([*save(ended), *save(going_on), Launch(ended, attempts[0])])
-    store.commit([Launch(going_on, attempts[1])])
+    store.commit([*save(ended), *save(going_on), PrepareAttempt(ended, attempts[0])])
+    store.commit([PrepareAttempt(going_on, attempts[1])])
     store.close()
     db = sqlite3.connect(path)
     db.executescript("DROP TABLE log_ends; PRAGMA user_version = 2;")
     db.close()
     before = rows_of(path)
-    store = Store(path)
+    store = Journal(path)
     assert sorted(store.load(MACHINE).jobs) == ["job-2"]
-    streams = Streams(store.path)
+    streams = StreamIndex(store.path)
     assert streams.log_end("t0") == LogEnd(doubt=NO_PROOF)
     assert streams.log_end("t1") is None
     streams.close()
@@ -412,12 +419,12 @@ def test_a_journal_without_proofs_of_logs_gets_them_and_loses_nothing(path: Path
 def test_a_server_goes_on_with_the_jobs_of_the_format_before(path: Path) -> None:
     """B195."""
     format_1(path)
-    store = Store(path)
+    store = Journal(path)
     state = restore(store.load(MACHINE), 8)
-    assert state.free == Machine(2, 8192 - 64)
+    assert state.free == MachineCapacity(2, 8192 - 64)
     assert dict(state.by_task) == {"t2": "job-2"}
     assert next_deadline(state) == 60_007
-    state, _ = step(state, Ended("t2", Exit(code=0), 9))
+    state, _ = step(state, AttemptEnded("t2", AttemptExit(code=0), 9))
     assert state.jobs["job-3"].status is JobStatus.RUNNABLE
     store.close()
 
@@ -435,7 +442,7 @@ def test_a_broken_journal_of_the_format_before_is_refused_and_left_as_it_is(
     before = rows_of(path)
     for _ in range(2):
         with pytest.raises(StateDamaged, match=r"cannot be read"):
-            Store(path)
+            Journal(path)
         assert rows_of(path) == before
 
 
@@ -446,10 +453,10 @@ def test_no_space_to_take_over_a_journal_leaves_it_as_it_is(path: Path, tmp_path
     before = rows_of(path)
     path.with_suffix(".v1").mkdir()  # no copy can be made
     with pytest.raises(LocalServerError):
-        Store(path)
+        Journal(path)
     assert rows_of(path) == before
     path.with_suffix(".v1").rmdir()
-    store = Store(path)
+    store = Journal(path)
     assert store.jobs(["job-1"])["job-1"].container["image"] == "i" * 500_000
     store.close()
 
@@ -462,15 +469,15 @@ def test_the_children_of_an_array_share_what_was_submitted_on_disk_too(path: Pat
     whole = Job("a", spec(1, id="a", array_size=3), 1, JobStatus.PENDING)
     made = [Job(f"a:{n}", whole.spec, 2 + n, JobStatus.RUNNABLE, index=n) for n in range(3)]
     over = replace(made[1], status=JobStatus.FAILED)
-    store = Store(path)
+    store = Journal(path)
     store.commit([SaveSpec(whole.spec), *(SaveJob(one, True) for one in (whole, *made))])
     store.commit([SaveJob(over, False)])
     state = store.load(MACHINE)
     assert dict(state.counts) == {"a": {"FAILED": 1}}
     assert len({id(one.spec) for one in state.jobs.values()}) == 1
     assert store.ended_children("a") == {"a:1": "FAILED"}
-    assert [one.id for one in store.listed("q", Wanted(), None, 9)] == ["a"]
-    assert [one.id for one in store.listed("a", Wanted(), None, 2)] == ["a:2", "a:1"]
+    assert [one.id for one in store.list_jobs("q", JobFilter(), None, 9)] == ["a"]
+    assert [one.id for one in store.list_jobs("a", JobFilter(), None, 2)] == ["a:2", "a:1"]
     with sqlite3.connect(path) as db:
         assert db.execute("SELECT count(*) FROM specs").fetchone() == (1,)
     db.close()
@@ -482,7 +489,7 @@ def test_a_job_whose_spec_is_missing_is_damage(path: Path) -> None:
     with sqlite3.connect(path) as db:
         db.execute("DELETE FROM specs")
     db.close()
-    store = Store(path)
+    store = Journal(path)
     with pytest.raises(StateDamaged, match=r"spec job-1 is missing"):
         store.load(MACHINE)
     store.close()

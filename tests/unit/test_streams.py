@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from batchml.local.executors.runner.files import cut_torn_line
 from batchml.local.executors.runner.streams import (
-    Demux,
-    Recorded,
-    Unseen,
-    cut_torn_line,
-    held_lines,
+    FrameDecoder,
+    RecordedFrameDecoder,
+    UnloggedLines,
+    logged_lines,
 )
 from batchml.runtime.protocol.log_marks import MAX_LINE
 
@@ -23,7 +23,7 @@ def frame(stream: int, data: bytes) -> bytes:
 def test_frames_become_lines_wherever_the_stream_is_cut() -> None:
     data = frame(1, b"a\nhal") + frame(2, b"error\n") + frame(1, b"") + frame(1, b"f\n\nlast")
     for size in (1, 2, 3, 7, 8, 9, 1000):
-        demux = Demux(escape=False)
+        demux = FrameDecoder(escape=False)
         lines: list[bytes] = []
         for at in range(0, len(data), size):
             lines += demux.feed(data[at : at + size])
@@ -33,7 +33,7 @@ def test_frames_become_lines_wherever_the_stream_is_cut() -> None:
 def test_a_record_is_read_with_its_times_and_escapes_alike() -> None:
     mark = b"::batchml end code=0 lines=0"
     for escape in (True, False):
-        lines = Demux(escape).recorded().feed(frame(1, b"T1 " + mark + b"\n"))
+        lines = FrameDecoder(escape).recorded().feed(frame(1, b"T1 " + mark + b"\n"))
         assert lines == [b" " + mark if escape else mark]
 
 
@@ -42,7 +42,7 @@ def test_a_long_line_whose_end_the_engine_lost_is_cut_where_another_time_begins(
     for ends in (b"", b"\n"):
         data = frame(1, b"T1 " + long) + frame(2, b"T2 error\n") + frame(1, b"T1 and" + ends)
         data += frame(1, b"T3 after\n") + frame(1, b"T4 no end")
-        demux = Recorded(escape=False)
+        demux = RecordedFrameDecoder(escape=False)
         lines = demux.feed(data) + demux.finish()
         assert lines == [b"error", long + b"and", b"after", b"no end"]
 
@@ -50,7 +50,7 @@ def test_a_long_line_whose_end_the_engine_lost_is_cut_where_another_time_begins(
 @pytest.mark.parametrize("held", range(6))
 def test_what_is_held_is_let_through_no_more(held: int) -> None:
     whole = [b"a", b"b", b"b", b"a", b"c"]
-    unseen = Unseen(iter(whole[:held]))
+    unseen = UnloggedLines(iter(whole[:held]))
     assert unseen.feed(whole) + unseen.finish() == whole[held:]
 
 
@@ -63,7 +63,7 @@ def test_streams_woven_otherwise_lose_and_double_nothing() -> None:
         whole = woven(draw, out, err)
         some_out, some_err = draw.randrange(len(out) + 1), draw.randrange(len(err) + 1)
         held = woven(draw, out[:some_out], err[:some_err])
-        unseen = Unseen(iter(held))
+        unseen = UnloggedLines(iter(held))
         new: list[bytes] = []
         for line in whole:
             new += unseen.feed([line])
@@ -82,17 +82,17 @@ def woven(draw: random.Random, one: list[bytes], other: list[bytes]) -> list[byt
 
 def test_what_is_remembered_does_not_grow_with_the_log() -> None:
     numbers = (b"%d" % number for number in itertools.count())
-    unseen = Unseen(itertools.islice(numbers, 100_000))
+    unseen = UnloggedLines(itertools.islice(numbers, 100_000))
     for number in range(100_000):
         assert unseen.feed([b"%d" % number]) == []
-    assert not unseen._ahead and not unseen._waiting
+    assert not unseen._only_logged and not unseen._only_output
 
 
 def test_the_messages_of_a_log_without_our_first_line(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    assert list(held_lines(str(log))) == []
+    assert list(logged_lines(str(log))) == []
     log.write_bytes(b"1 ::batchml host executor=docker image=i\n2 a b\n3  \n4 torn")
-    assert list(held_lines(str(log))) == [b"a b", b" "]
+    assert list(logged_lines(str(log))) == [b"a b", b" "]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import batchml.local
 
 LOCAL = Path(batchml.local.__file__).parent
 DOCS = Path(__file__).parents[2] / "docs" / "behaviours.md"
-_REFUSING = ("refuse", "client_error", "check_between")
+_REFUSING = ("request_error", "client_error", "check_between")
 
 
 def refusing(path: Path) -> set[str]:

@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from batchml.client.order import Order
-from batchml.client.place import Place
-from batchml.client.submission import prepare, read_platform, resolve, send
+from batchml.config.settings import load_settings
+from batchml.context import Context
 from batchml.errors import ConfigError, NoQueue, NotFound
 from batchml.model.job import JobSpec, Launch
 from batchml.model.names import split_key
-from batchml.settings import load_settings
+from batchml.runs.job_images import read_platform, resolve
+from batchml.runs.options import RunRequest
+from batchml.runs.prepare import prepare
+from batchml.runs.submit import submit_run
 from tests.fakes import FakeClock
 from tests.scripted import Answer, ScriptedSession
 
@@ -103,15 +105,15 @@ def aws(monkeypatch: pytest.MonkeyPatch) -> Aws:
     return Aws()
 
 
-def place_in(folder: Path, answer: Answer) -> tuple[Place, ScriptedSession]:
+def place_in(folder: Path, answer: Answer) -> tuple[Context, ScriptedSession]:
     (folder / "batchml.toml").write_text(CONFIG)
     if not (folder / "jobs").exists():
         write(folder, JOB)
     settings = load_settings({"BATCHML_HOME": str(folder / "home")}, folder, "dev")
-    place = Place(settings, FakeClock(1_800_000_000.0), folder)
+    context = Context(settings, FakeClock(1_800_000_000.0), folder)
     session = ScriptedSession(answer)
-    place._session = session
-    return place, session
+    context._session = session
+    return context, session
 
 
 def write(folder: Path, text: str) -> None:
@@ -119,13 +121,13 @@ def write(folder: Path, text: str) -> None:
     (folder / "jobs" / "hello" / "job.toml").write_text(text)
 
 
-def order(**changes: Any) -> Order:
-    return Order(job="hello", changes=changes)
+def order(**changes: Any) -> RunRequest:
+    return RunRequest(job="hello", changes=changes)
 
 
 def test_a_run_is_of_its_environment(tmp_path: Path, aws: Aws) -> None:
     place, session = place_in(tmp_path, aws.answer)
-    assert send(place, prepare(place, order(), dry_run=False)) == "j-1"
+    assert submit_run(place, prepare(place, order(), dry_run=False)) == "j-1"
     assert sorted(params["StackName"] for params in session.asked("DescribeStacks")) == (
         sorted(STACKS)  # each once
     )
@@ -155,7 +157,7 @@ def test_a_run_is_of_its_environment(tmp_path: Path, aws: Aws) -> None:
 def test_the_second_run_registers_nothing(tmp_path: Path, aws: Aws) -> None:
     place, session = place_in(tmp_path, aws.answer)
     for _ in range(2):
-        send(place, prepare(place, order(), dry_run=False))
+        submit_run(place, prepare(place, order(), dry_run=False))
     assert len(session.asked("RegisterJobDefinition")) == 1
     assert len(session.asked("SubmitJob")) == 3
     assert len(session.asked("DescribeStacks")) == 3  # once for both
@@ -174,7 +176,7 @@ def test_a_queue_that_is_not_there_is_told_in_the_users_names(tmp_path: Path, aw
     prepared = prepare(place, asked, dry_run=False)
     assert not session.asked("DescribeJobQueues")  # none where it is there
     with pytest.raises(NoQueue) as caught:
-        send(place, prepared)
+        submit_run(place, prepared)
     assert str(caught.value) == (
         "Job queue 'gqu' (train.sh, line 4) does not exist. Did you mean 'gpu'? Known: gpu. "
         "--queue gpu runs it there."
@@ -201,10 +203,10 @@ def test_on_local_it_is_looked_for_before_anything_is_sent(tmp_path: Path, aws: 
         tmp_path, lambda *_: {"jobQueues": [{"jobQueueName": "default", "priority": 1}]}
     )
     settings = load_settings({"BATCHML_HOME": str(tmp_path / "home")}, tmp_path, "local")
-    place = Place(settings, FakeClock(), tmp_path)
-    place._session = session
+    context = Context(settings, FakeClock(), tmp_path)
+    context._session = session
     with pytest.raises(NoQueue, match=r"Known: default\. --queue default runs it here\."):
-        prepare(place, order(queue="spot"), dry_run=True)
+        prepare(context, order(queue="spot"), dry_run=True)
     assert [name for name, _ in session.calls] == ["DescribeJobQueues"]
 
 
@@ -277,7 +279,7 @@ def test_code_goes_to_the_bucket_and_what_is_there_is_not_sent_again(
     place, session = place_in(tmp_path, aws.answer)
     told: list[str] = []
     for _ in range(2):
-        send(place, prepare(place, order(), dry_run=False), told.append)
+        submit_run(place, prepare(place, order(), dry_run=False), told.append)
     assert (len(session.asked("HeadObject")), len(session.asked("PutObject"))) == (2, 1)
     (key,) = aws.objects
     found = variables(session)
@@ -290,13 +292,13 @@ def test_code_goes_to_the_bucket_and_what_is_there_is_not_sent_again(
 def test_a_command_of_any_length_goes_along(tmp_path: Path, aws: Aws) -> None:
     write(tmp_path, CODE)
     place, session = place_in(tmp_path, aws.answer)
-    long = Order(job="hello", command=("echo", *["x" * 1000] * 100))
-    send(place, prepare(place, long, dry_run=False))
+    long = RunRequest(job="hello", command=("echo", *["x" * 1000] * 100))
+    submit_run(place, prepare(place, long, dry_run=False))
     assert session.asked("SubmitJob")[-1]["containerOverrides"]["command"] == ["batchml-order"]
     document = aws.objects[variables(session)["BATCHML_ORDER"].removeprefix("s3://bucket/")]
     assert json.loads(document)["command"] == list(long.command or ())
-    with pytest.raises(ConfigError, match="Linux takes 128 KiB"):
-        prepare(place, Order(job="hello", command=("echo", "x" * 200_000)), dry_run=False)
+    with pytest.raises(ConfigError, match="Linux allows 128 KiB"):
+        prepare(place, RunRequest(job="hello", command=("echo", "x" * 200_000)), dry_run=False)
 
 
 def test_an_image_of_others_takes_no_code_and_no_long_command(tmp_path: Path, aws: Aws) -> None:
@@ -306,8 +308,8 @@ def test_an_image_of_others_takes_no_code_and_no_long_command(tmp_path: Path, aw
         prepare(place, order(), dry_run=False)
     write(tmp_path, JOB)
     with pytest.raises(ConfigError, match="8192"):
-        prepare(place, Order(job="hello", command=("echo", "x" * 9000)), dry_run=False)
-    send(place, prepare(place, order(), dry_run=False))
+        prepare(place, RunRequest(job="hello", command=("echo", "x" * 9000)), dry_run=False)
+    submit_run(place, prepare(place, order(), dry_run=False))
     assert "BATCHML_STORE" not in variables(session)  # nothing in it could use one
 
 
@@ -325,7 +327,7 @@ def test_the_commit_of_the_folder_is_kept_with_the_run(tmp_path: Path, aws: Aws)
     (tmp_path / ".git" / "HEAD").write_text(commit)
     place, session = place_in(tmp_path, aws.answer)
     prepared = prepare(place, order(), dry_run=False)
-    send(place, prepared)
+    submit_run(place, prepared)
     assert session.asked("SubmitJob")[-1]["tags"]["batchml:commit"] == commit
     assert prepared.record.commit == commit
     assert prepared.record.dirty is None  # git does not take this for a repository
@@ -338,7 +340,7 @@ def stacks_asked(folder: Path, aws: Aws, hours: float = 0.0) -> int:
     """How often a submission, so many hours later, asks for the stacks."""
     place, session = place_in(folder, aws.answer)
     place.clock.sleep(hours * 3600)
-    send(place, prepare(place, order(), dry_run=False))
+    submit_run(place, prepare(place, order(), dry_run=False))
     return len(session.asked("DescribeStacks"))
 
 
@@ -394,7 +396,7 @@ POOLS: dict[str, list[dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def place_of_nodes(tmp_path: Path, aws: Aws, job: str = NODES) -> tuple[Place, ScriptedSession]:
+def place_of_nodes(tmp_path: Path, aws: Aws, job: str = NODES) -> tuple[Context, ScriptedSession]:
     def answer(operation: str, params: dict[str, Any]) -> Mapping[str, Any] | str:
         if operation == "DescribeComputeEnvironments":
             return {"computeEnvironments": POOLS["computeEnvironments"]}
@@ -406,14 +408,14 @@ def place_of_nodes(tmp_path: Path, aws: Aws, job: str = NODES) -> tuple[Place, S
     _, session = place_in(tmp_path, answer)
     (tmp_path / "batchml.toml").write_text(SPOT_CONFIG)
     settings = load_settings({"BATCHML_HOME": str(tmp_path / "home")}, tmp_path, "dev")
-    place = Place(settings, FakeClock(1_800_000_000.0), tmp_path)
-    place._session = session
-    return place, session
+    context = Context(settings, FakeClock(1_800_000_000.0), tmp_path)
+    context._session = session
+    return context, session
 
 
 def test_a_run_of_several_nodes_is_of_its_environment(tmp_path: Path, aws: Aws) -> None:
     place, session = place_of_nodes(tmp_path, aws)
-    assert send(place, prepare(place, order(), dry_run=False)) == "j-1"
+    assert submit_run(place, prepare(place, order(), dry_run=False)) == "j-1"
     (registered,) = session.asked("RegisterJobDefinition")
     (group,) = registered["nodeProperties"]["nodeRangeProperties"]
     assert group["container"]["jobRoleArn"] == "arn:job"
@@ -476,7 +478,7 @@ def test_a_line_with_torchrun_that_no_node_would_take_is_refused_here(
         launch=Launch(kind="torchrun"),
     )  # fmt: skip
     with pytest.raises(ConfigError) as refused:
-        prepare(place, Order(spec=spec), dry_run=True)
+        prepare(place, RunRequest(spec=spec), dry_run=True)
     assert [mistake for mistake in refused.value.mistakes if says in mistake]
 
 
@@ -489,10 +491,10 @@ def test_who_may_not_ask_what_a_queue_is_made_of_may_submit_there(tmp_path: Path
         return "AccessDeniedException: not you" if is_refused else answer(operation, params)
 
     session._answer = refusing
-    assert send(place, prepare(place, order(queue="theirs-mixed"), dry_run=False)) == "j-1"
+    assert submit_run(place, prepare(place, order(queue="theirs-mixed"), dry_run=False)) == "j-1"
 
 
 def test_an_array_of_several_nodes_is_refused(tmp_path: Path, aws: Aws) -> None:
     place, _ = place_of_nodes(tmp_path, aws)
     with pytest.raises(ConfigError, match="no arrays of multi-node jobs"):
-        prepare(place, Order(job="hello", array=3), dry_run=True)
+        prepare(place, RunRequest(job="hello", array=3), dry_run=True)

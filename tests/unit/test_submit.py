@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from batchml.aws.batch.jobs import BatchApi, Found
-from batchml.aws.batch.requests import Submission
-from batchml.aws.errors import translated
+from batchml.aws.batch.jobs import JobApi, NamedJob
+from batchml.aws.batch.requests import SubmissionRequests
+from batchml.aws.errors import translate_errors
 from batchml.errors import (
     AccessError,
     BatchmlError,
@@ -20,15 +20,16 @@ from batchml.errors import (
     NotFound,
     ServiceError,
     ServiceUnreachable,
-    Unsettled,
+    SubmissionUnknown,
 )
+from batchml.history import History
 from batchml.model.names import keyed_name, new_key
 from batchml.model.record import Record
 from batchml.model.run import JobStatus
-from batchml.ops.flights import Flights
-from batchml.ops.history import History
-from batchml.ops.reconcile import AWS_LAG, NEVER_ARRIVED, reconcile
-from batchml.ops.submit import PATIENCE, RESENDS, TRIES, Interrupted, submit
+from batchml.runs.in_flight import InFlight
+from batchml.runs.reconcile import NEVER_ARRIVED, reconcile
+from batchml.runs.send import AWS_LAG, PATIENCE, RESENDS, TRIES, Interrupted
+from batchml.runs.submit import submit
 from tests.contract.generate import TORTURE
 from tests.fakes import FakeClock
 from tests.unit.test_failures import client_error, named
@@ -62,7 +63,7 @@ class Killed(BaseException):
     """The client ends at this very place, like from SIGKILL."""
 
 
-class World(BatchApi):
+class World(JobApi):
     """An account. `plan` says what happens to each SubmitJob: "ok", an `error`, with "+" before it
     when the call is carried out all the same, or "kill". What is not planned is "ok".
 
@@ -96,11 +97,11 @@ class World(BatchApi):
         self.jobs.append((f"job-{len(self.jobs)}", name, self.clock.now()))
         return self.jobs[-1][0]
 
-    def called(self, queue: str, job_name: str, hurry: bool = False) -> list[Found]:
+    def find_by_name(self, queue: str, job_name: str, hurry: bool = False) -> list[NamedJob]:
         self.calls.append("ListJobs")
         self._happen("ListJobs", self.listing.pop(0) if self.listing else "ok")
         return [
-            Found(job_id, int(at * 1000), self.status(job_id))
+            NamedJob(job_id, int(at * 1000), self.status(job_id))
             for job_id, name, at in self.jobs
             if name == job_name and at + self.lag <= self.clock.now()
         ]
@@ -134,7 +135,7 @@ class World(BatchApi):
         if what == "ctrl-c":
             raise KeyboardInterrupt
         if what != "ok":
-            with translated(operation):
+            with translate_errors(operation):
                 raise error(what)
 
 
@@ -145,7 +146,7 @@ class Client:
         self.clock = FakeClock()
         self.world = World(self.clock, list(plan), lag)
         self.history = History(folder / "history.jsonl")
-        self.flights = Flights.beside(self.history, "aws")
+        self.flights = InFlight.beside(self.history, "aws")
         self.said: list[str] = []
         self.keys = 0
 
@@ -160,7 +161,7 @@ class Client:
     def submit(self, share: str = "", definition: str = "d", queue: str = "default") -> str:
         record = self.record()
         request = {"jobName": record.job_name, "jobDefinition": definition, "jobQueue": queue}
-        requests = Submission({"jobDefinitionName": definition}, request)
+        requests = SubmissionRequests({"jobDefinitionName": definition}, request)
         return submit(
             self.world, requests, self.history, record, clock=self.clock, share=share,
             tell=self.said.append,
@@ -220,13 +221,13 @@ def test_a_service_that_never_says_more_than_500_ends_without_a_run(home: Path) 
 
 def test_a_call_that_is_carried_out_late_leaves_one_run(home: Path) -> None:
     user = Client(home, "+timeout")
-    look = user.world.called
+    look = user.world.find_by_name
 
-    def called(queue: str, job_name: str, hurry: bool = False) -> list[Found]:
+    def find_by_name(queue: str, job_name: str, hurry: bool = False) -> list[NamedJob]:
         found = look(queue, job_name, hurry)
         return found if user.world.calls.count("SubmitJob") == 2 else []
 
-    user.world.called = called  # type: ignore[method-assign]
+    user.world.find_by_name = find_by_name  # type: ignore[method-assign]
     assert user.submit() == "job-0"
     assert user.world.live == ["job-0"]
     assert user.world.ended == {"job-1": "batchml: second run of one submission: job-0 goes on"}
@@ -247,7 +248,7 @@ def test_of_several_runs_the_oldest_that_lives_stays(home: Path) -> None:
 def test_what_cannot_be_looked_up_stays_open_and_is_said_to(home: Path) -> None:
     user = Client(home, "+timeout")
     user.world.listing = ["closed"] * 100
-    with pytest.raises(Unsettled, match="batchml reconcile 2a") as told:
+    with pytest.raises(SubmissionUnknown, match="batchml reconcile 2a") as told:
         user.submit()
     assert told.value.exit_code == 74
     (record,) = user.history.open("aws")
@@ -268,7 +269,7 @@ def test_a_look_that_fails_for_a_while_is_repeated(home: Path, kind: str) -> Non
 def test_a_look_that_is_not_allowed_leaves_it_open(home: Path) -> None:
     user = Client(home, "+timeout")
     user.world.listing = ["denied"]
-    with pytest.raises(Unsettled, match="is not allowed"):
+    with pytest.raises(SubmissionUnknown, match="is not allowed"):
         user.submit()
     assert len(user.history.open("aws")) == 1
 

@@ -5,7 +5,7 @@ from random import Random
 from statistics import median
 
 from batchml.model.sweep import Dimension, Params, Space
-from batchml.sweep.importance import LEAST, importances
+from batchml.sweeps.results import LEAST, importances
 
 SPACE: Space = {
     "lr": Dimension("float", 1e-4, 1e-1, log=True),

@@ -1,4 +1,4 @@
-"""`batchml.model.sweepfile`: what a sweep file says, and every mistake of it at once."""
+"""`batchml.sweeps.spec.file`: what a sweep file says, and every mistake of it at once."""
 
 import copy
 import re
@@ -14,19 +14,20 @@ from hypothesis import strategies as st
 from batchml.errors import ConfigError
 from batchml.model.job import JobSpec, read_job
 from batchml.model.sweep import (
-    Confirm,
+    ConfirmSettings,
     Dimension,
     EarlyStop,
     Goal,
-    Limits,
+    SweepLimits,
     SweepSpec,
-    active,
+    active_parameters,
     as_value,
     count_points,
     every_point,
     satisfies,
 )
-from batchml.model.sweepfile import check_with_job, notices, read_sweep
+from batchml.sweeps.spec.file import read_sweep
+from batchml.sweeps.spec.rules import check_with_job, notices
 
 ROOT = Path(__file__).parent.parent.parent
 JOBS, DOCS = ROOT / "jobs", ROOT / "docs"
@@ -97,8 +98,8 @@ def test_the_documented_file_is_read() -> None:
     }
     assert list(spec.space).index("optimizer") < list(spec.space).index("momentum")
     assert spec.early_stop == EarlyStop("asha", "epoch", max=27, min=1, eta=3)
-    assert spec.limits == Limits(trials=64, hours=12.0, cost=50.0, target=0.995)
-    assert spec.confirm == Confirm(top=3, seeds=3)
+    assert spec.limits == SweepLimits(trials=64, hours=12.0, cost=50.0, target=0.995)
+    assert spec.confirm == ConfirmSettings(top=3, seeds=3)
     # What is frozen is read back as it was.
     assert msgspec.json.decode(msgspec.json.encode(spec), type=SweepSpec) == spec
 
@@ -106,7 +107,7 @@ def test_the_documented_file_is_read() -> None:
 def test_the_smallest_file_has_defaults_for_the_rest() -> None:
     spec = read()
     assert (spec.method, spec.early_stop, spec.confirm) == ("tpe", EarlyStop(), None)
-    assert spec.limits == Limits(trials=8, parallel=16, failed_share=0.2)
+    assert spec.limits == SweepLimits(trials=8, parallel=16, failed_share=0.2)
 
 
 def test_all_mistakes_are_reported_at_once_and_each_says_where() -> None:
@@ -164,7 +165,7 @@ def test_nothing_at_all_is_met_with_what_is_needed() -> None:
         ({"limits": {"trials": 8, "failed": -1}}, 'a share of the trials, "20%"'),
         ({"limits": {"hours": 0}}, "limits.hours: found 0."),
         ({"limits": {"cost": float("inf")}}, "limits.cost: found inf."),
-        ({"early_stop": {"method": "asha"}}, "max: missing. How many steps a full training has"),
+        ({"early_stop": {"method": "asha"}}, "max: missing. Give the number of steps"),
         ({"early_stop": {"min": 2}}, "max: missing. Without the steps"),
         ({"early_stop": {"max": 27, "min": 30}}, "early_stop.min: min 30 is not below max 27."),
         ({"early_stop": {"max": 1}}, "early_stop.max: min 1 is not below max 1."),
@@ -215,13 +216,13 @@ def test_what_cannot_be_is_refused_in_words(table: dict[str, Any], says: str) ->
         ({"int": [0, 10**400]}, "Expected a number"),
         ({"float": [0, 1], "int": [0, 1]}, "float and int are both given"),
         ({"float": [0, 1], "step": 2}, "Expected more than 0 and at most high - low"),
-        ({"log": [1, 8], "step": 1}, "equal steps and a log scale exclude each other"),
+        ({"log": [1, 8], "step": 1}, "not with log, which has no equal steps"),
         ({"int": [1, 8], "step": 1.5}, "Expected a whole number beside int"),
         ({"float": [0, 1], "stpe": 0.1}, "stpe: unknown key. Did you mean 'step'?"),
         ({"float": [0, 1], "log": [1, 2]}, ".log: found [1, 2]. Expected true or false"),
         ({"min": 0, "max": 1}, "Write float = [low, high]."),
         ({"values": [1, 2]}, "Write choice = [...]."),
-        ({"when": {"opt": "sgd"}}, "says no kind"),
+        ({"when": {"opt": "sgd"}}, "has no kind. Give one of"),
         ({"normal": [0, 0]}, "sigma is 0; it must be greater than 0"),
         ({"normal": [0]}, "Expected normal = [mu, sigma]"),
         ({"lognormal": [0, 500]}, "natural logarithm"),
@@ -233,16 +234,16 @@ def test_what_cannot_be_is_refused_in_words(table: dict[str, Any], says: str) ->
         ([1, [2]], "Expected a text, a number, or true or false"),
         ([1, float("inf")], "Expected a finite number"),
         (2**70, "more than 64 bits"),
-        ("a\0b", "nothing that an argument can carry"),
+        ("a\0b", "cannot be an argument of a program"),
         ({"int": [1, 2], "when": "opt"}, "Expected a table such as"),
-        ({"int": [1, 2], "when": {"opt": []}}, "is empty, so it can never happen"),
+        ({"int": [1, 2], "when": {"opt": []}}, "is empty, so the parameter would never be active"),
         (
             {"int": [1, 2], "when": {"opt": "rmsprop"}},
             "when: opt=rmsprop can never happen; choices are sgd, adamw.",
         ),
         ({"int": [1, 2], "when": {"opt": "sdg"}}, "Did you mean 'sgd'?"),
         ({"int": [1, 2], "when": {"layers": 7}}, "it goes from 1 to 4"),
-        ({"int": [1, 2], "when": {"lr": 0.1}}, "lr is continuous and hits no single value"),
+        ({"int": [1, 2], "when": {"lr": 0.1}}, "lr is continuous, without single values"),
         ({"int": [1, 2], "when": {"layer": 1}}, "no parameter layer. Did you mean 'layers'?"),
         ({"int": [1, 2], "when": {"x": 1}}, "x depends on itself"),
     ],
@@ -256,8 +257,8 @@ def test_a_parameter_that_cannot_be_is_refused_in_words(parameter: Any, says: st
 @pytest.mark.parametrize(
     ("table", "says"),
     [
-        ({1: 2}, "the table: the key 1 is no text."),
-        ({"limits": {1: 2}}, "limits: the key 1 is no text."),
+        ({1: 2}, "the table: the key 1 is not a text."),
+        ({"limits": {1: 2}}, "limits: the key 1 is not a text."),
         ({"goal": {"max": "a\udcff"}}, "goal.max: 'a\\udcff' is not UTF-8."),
         ({"where": ["\ud800"]}, "where[0]: '\\ud800' is not UTF-8."),
     ],
@@ -271,12 +272,12 @@ def test_what_only_a_program_can_say_is_refused_in_words(table: dict[Any, Any], 
 def test_parameters_that_depend_on_each_other_or_exclude_each_other() -> None:
     one = {"choice": [1, 2], "when": {"b": 1}}
     assert in_space(a=one, b={"choice": [1, 2], "when": {"a": 1}}) == [
-        "space: a, b depend on each other in a circle (when)."
+        "space: a, b depend on each other in a cycle (when)."
     ]
     parent = {"choice": [1, 2], "when": {"opt": "sgd"}}
     child = {"choice": [1, 2], "when": {"opt": "adamw", "p": 1}}
     (found,) = in_space(p=parent, c=child)
-    assert found == "space.c.when: can never happen: its parents want opt otherwise."
+    assert found == "space.c.when: can never be met: its parents need other values of opt."
 
 
 def test_two_names_that_would_be_one_variable() -> None:
@@ -322,7 +323,7 @@ def test_a_step_that_fits_the_range_but_for_the_last_digits_ends_on_high(
 @pytest.mark.parametrize("method", ["sobol", "gp", "cmaes", "nsga2"])
 def test_a_normal_is_for_tpe_and_random(method: str) -> None:
     (found,) = mistakes(method=method, space={"x": {"normal": [0, 1]}})
-    assert found == f"space.x: {method} knows no normal; tpe and random do."
+    assert found == f"space.x: {method} has no normal distribution; tpe and random have."
 
 
 @pytest.mark.parametrize(
@@ -337,7 +338,7 @@ def test_a_normal_is_for_tpe_and_random(method: str) -> None:
     ],
 )
 def test_ways_to_write_a_limit(given: dict[str, Any], limits: dict[str, Any]) -> None:
-    assert read(limits=given).limits == Limits(**limits)
+    assert read(limits=given).limits == SweepLimits(**limits)
 
 
 @pytest.mark.parametrize(
@@ -537,8 +538,8 @@ def test_a_trial_is_one_container() -> None:
 def test_a_job_does_not_say_what_each_trial_has_for_itself() -> None:
     (found,) = check_with_job(read(), job("{params}", env={"BATCHML_CHECKPOINT_DIR": "/x"}))
     assert (
-        found
-        == "lenet: env.BATCHML_CHECKPOINT_DIR: each trial has its own; take it out of the job."
+        found == "lenet: env.BATCHML_CHECKPOINT_DIR: batchml sets it for each trial; "
+        "remove it from the job."
     )
 
 
@@ -552,11 +553,11 @@ def test_what_people_should_know() -> None:
     assert not about("learns nothing", read(limits={"trials": 100, "parallel": 25}))
     stopping = read(limits={"trials": 100, "parallel": 64}, early_stop={"max": 27})
     assert not about("learns nothing", stopping)
-    assert about("tpe draws at random", read(early_stop={"max": 27, "method": "halving"}))
-    assert about("has to save to", read(early_stop={"max": 27, "resume": True}), job("{params}"))
+    assert about("so tpe draws at random", read(early_stop={"max": 27, "method": "halving"}))
+    assert about("must save to", read(early_stop={"max": 27, "resume": True}), job("{params}"))
     small = {"a": [1, 2], "b": [1, 2]}
     assert about("only 4 points", read(space=small))
-    assert about("grid has 4 points; limits.trials takes 3", read(
+    assert about("grid has 4 points; limits.trials allows 3", read(
         space=small, method="grid", limits={"trials": 3}
     ))  # fmt: skip
     metrics = {"val_accuracy": "acc=([0-9.]+)"}
@@ -632,7 +633,7 @@ def test_whatever_a_file_says_it_is_read_or_refused_in_words(
     assert msgspec.json.decode(msgspec.json.encode(spec), type=SweepSpec) == spec
     for point in spec.points:
         assert satisfies(spec.where, point)
-        assert active(spec.space, point) == list(point)
+        assert active_parameters(spec.space, point) == list(point)
 
 
 @pytest.mark.parametrize(
@@ -655,7 +656,7 @@ def test_a_key_of_the_file_below_space_is_refused(key: str, value: Any, is_refus
     if not is_refused:
         assert key in read(space=space).space
         return
-    with pytest.raises(ConfigError, match=f"space.{key}: stands below .space.; write it above."):
+    with pytest.raises(ConfigError, match=f"space.{key}: is below .space.; write it above."):
         read(space=space)
     if key in ("seed", "name"):
         assert key in read(space=space, **{key: value}).space, "the file has its own above"
@@ -665,4 +666,4 @@ def test_a_goal_and_a_job_below_space_are_found_there() -> None:
     space = {**SMALLEST["space"], "goal": {"max": "acc"}, "job": "tiny"}
     with pytest.raises(ConfigError) as caught:
         read(space=space, goal=None, job=None)
-    assert sum("stands below [space]" in each for each in caught.value.mistakes) == 2
+    assert sum("is below [space]" in each for each in caught.value.mistakes) == 2

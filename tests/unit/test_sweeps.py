@@ -1,4 +1,4 @@
-"""`sweeps ls, show, best, report, export` on boards that were filled by events.
+"""`sweeps ls, show, best, report` on stores that were filled by events.
 
 Only `best --get` asks a server, for the outputs of a run.
 """
@@ -18,41 +18,52 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from batchml.cli.app import run, whole
-from batchml.cli.sweep_running import end_lines
-from batchml.client.place import Place
-from batchml.client.runs import sweep_instead
-from batchml.client.sweeping.boards import Board, list_boards, open_board
-from batchml.client.sweeping.freezing import Frozen, write_frozen
-from batchml.client.sweeping.jobfile import job_file, to_toml
-from batchml.client.sweeping.leftover import _address
-from batchml.client.sweeping.looking import Onlooker, glance
-from batchml.client.sweeping.recoding import CODE, Coded
+from batchml.config.settings import load_settings
+from batchml.context import Context
 from batchml.local.home import Home
 from batchml.model.job import JobSpec
-from batchml.model.sweep import EarlyStop, Limits, TrialState
-from batchml.model.sweepfile import read_sweep
-from batchml.runtime.protocol.messages import END, Sender, make, message_key, with_end, write
+from batchml.model.sweep import EarlyStop, SweepLimits, TrialState
+from batchml.runtime.protocol.messages import (
+    END,
+    MessageSender,
+    add_end,
+    encode_message,
+    make_message,
+    message_key,
+)
 from batchml.runtime.protocol.sweep_store import INBOX, checkpoint_prefix
-from batchml.settings import load_settings
-from batchml.sweep.events import Ended, Event, Planned, Told, Wave
-from batchml.sweep.ledger import Ledger
-from batchml.sweep.standings import ranked
+from batchml.sweeps.artifacts import _code_address, job_file, to_toml
+from batchml.sweeps.code_update import CODE, CodeUpdate
+from batchml.sweeps.commands.render import end_lines
+from batchml.sweeps.control.events import (
+    Event,
+    MessageReceived,
+    PlannedTrial,
+    SweepEnded,
+    TrialBatch,
+)
+from batchml.sweeps.control.ledger import SweepLedger
+from batchml.sweeps.results import rank_trials
+from batchml.sweeps.spec.file import read_sweep
+from batchml.sweeps.started import StartedSweep, write_started
+from batchml.sweeps.stores import SweepStore, list_sweeps, open_sweep_store, suggest
+from batchml.sweeps.view import SweepView, make_row
 from tests.fakes import FakeClock
-from tests.sweep_story import BEGAN, JOB, PARETO, SPEC, frozen, story
+from tests.sweep_story import BEGAN, JOB, PARETO, SPEC, started, story
 
 Command = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def place(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+def context(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
     monkeypatch.setenv("BATCHML_HOME", str(home.root))
     monkeypatch.chdir(tmp_path)
     environ = {"BATCHML_HOME": str(home.root)}
-    return Place(load_settings(environ, tmp_path, None), FakeClock(BEGAN + 1e6), tmp_path)
+    return Context(load_settings(environ, tmp_path, None), FakeClock(BEGAN + 1e6), tmp_path)
 
 
 @pytest.fixture
-def command(place: Place, capsys: pytest.CaptureFixture[str]) -> Command:
+def command(context: Context, capsys: pytest.CaptureFixture[str]) -> Command:
     def called(*words: str) -> tuple[int, str, str]:
         code = run(["sweeps", *words])
         return code, *capsys.readouterr()
@@ -60,11 +71,11 @@ def command(place: Place, capsys: pytest.CaptureFixture[str]) -> Command:
     return called
 
 
-def fill(place: Place, sweep: Frozen, events: Iterable[Event]) -> Board:
-    board = open_board(place, sweep.key)
-    assert write_frozen(board, sweep)
-    Ledger(board).append(list(events))
-    return board
+def fill(context: Context, sweep: StartedSweep, events: Iterable[Event]) -> SweepStore:
+    store = open_sweep_store(context, sweep.key)
+    assert write_started(store, sweep)
+    SweepLedger(store).append(list(events))
+    return store
 
 
 def numbers(text: str) -> dict[str, Any]:
@@ -76,14 +87,14 @@ def numbers(text: str) -> dict[str, Any]:
 
 
 def test_the_list_has_the_newest_first_and_one_that_is_damaged_hides_no_other(
-    place: Place, command: Command
+    context: Context, command: Command
 ) -> None:
-    fill(place, frozen(), story(30))
-    newer = replace(frozen(PARETO), key="3bcdefgh2345abcde", created_at=BEGAN + 50)
-    fill(place, newer, story(20, PARETO))
-    third = replace(frozen(), key="4bcdefgh2345abcde", created_at=BEGAN + 90, name="torn")
-    (board := open_board(place, third.key)).put("spec.json", msgspec.json.encode(third))
-    board.put("spec.json", b'{"name": "torn", "created_at": 1790000090}')
+    fill(context, started(), story(30))
+    newer = replace(started(PARETO), key="3bcdefgh2345abcde", created_at=BEGAN + 50)
+    fill(context, newer, story(20, PARETO))
+    third = replace(started(), key="4bcdefgh2345abcde", created_at=BEGAN + 90, name="torn")
+    (store := open_sweep_store(context, third.key)).put("spec.json", msgspec.json.encode(third))
+    store.put("spec.json", b'{"name": "torn", "created_at": 1790000090}')
     code, out, _ = command("ls")
     assert code == 0
     rows = out.splitlines()
@@ -99,8 +110,8 @@ def test_no_sweeps_are_no_error(command: Command) -> None:
     assert (code, out) == (0, "") and "batchml sweep" in err
 
 
-def test_show_says_how_it_stands_and_what_to_do_next(place: Place, command: Command) -> None:
-    fill(place, frozen(), story(30))
+def test_show_says_how_it_stands_and_what_to_do_next(context: Context, command: Command) -> None:
+    fill(context, started(), story(30))
     code, out, err = command("show", "@last")
     assert code == 0
     assert "30 of 100 trials: " in out and "Ended: all 30 trials are over" in out
@@ -112,131 +123,142 @@ def test_show_says_how_it_stands_and_what_to_do_next(place: Place, command: Comm
 
 
 def test_show_names_the_logs_of_failed_trials_and_of_the_best(
-    place: Place, command: Command
+    context: Context, command: Command
 ) -> None:
-    fill(place, frozen(), story(100))
-    state = Onlooker(place, frozen(), open_board(place, frozen().key)).state
+    fill(context, started(), story(100))
+    state = SweepView(context, started(), open_sweep_store(context, started().key)).state
     failed = [trial for trial in state.trials.values() if trial.state is TrialState.FAILED]
     assert failed
     _, _, err = command("show", "@last")
     assert f"trial {failed[0].number} failed:  batchml logs {failed[0].job_id}\n" in err
-    assert re.search(rf"run again: +batchml sweeps rerun {frozen().key} --failed\n", err)
+    assert re.search(rf"run again: +batchml sweeps rerun {started().key} --failed\n", err)
     best = numbers(command("show", "@last", "--json")[1])
     assert re.search(rf"its log: +batchml logs {best['best']['jobId']}\n", err)
     first = best["failed"][0]
     assert (first["trial"], first["jobId"]) == (failed[0].number, failed[0].job_id)
 
 
-def test_one_trial_says_why_it_failed_and_how_to_see_all(place: Place, command: Command) -> None:
-    fill(place, frozen(), story(100))
+def test_one_trial_says_why_it_failed_and_how_to_see_all(
+    context: Context, command: Command
+) -> None:
+    fill(context, started(), story(100))
     shown = numbers(command("show", "@last", "--json")[1])["failed"][0]
     number = str(shown["trial"])
     code, out, _ = command("show", "@last", "--trial", number)
     assert code == 0 and f"batchml logs {shown['jobId']}" in out
-    assert shown["why"] in out and f"batchml sweeps rerun {frozen().key} --trial {number}" in out
+    assert shown["why"] in out and f"batchml sweeps rerun {started().key} --trial {number}" in out
     told = numbers(command("show", "@last", "--trial", number, "--json")[1])
     assert told["state"] == "FAILED" and told["lastLines"] and told["command"]
-    assert command("show", "@last", "--trial", "100")[2].count("They are 0 to 99") == 1
+    assert command("show", "@last", "--trial", "100")[2].count("Trials are 0 to 99") == 1
     assert command("show", "@last", "--trial", "1", "--follow")[0] == 2
 
 
-def test_a_sweep_that_nobody_attends_to_says_so(place: Place, command: Command) -> None:
-    fill(place, frozen(), unfinished(40))
+def test_a_sweep_that_nobody_attends_to_says_so(context: Context, command: Command) -> None:
+    fill(context, started(), unfinished(40))
     _, out, err = command("show", "2bcd")
     assert "paused" in out.splitlines()[0]
     assert "paused" in command("ls")[1] and json.loads(command("ls", "--json")[1])
     assert json.loads(command("ls", "--json")[1])[0]["status"] == "paused"
     assert numbers(command("show", "2bcd", "--json")[1])["status"] == "paused"
-    assert "Nobody attends to it" in err and "batchml sweeps resume 2bcdefgh" in err
+    assert "It has no controller" in err and "batchml sweeps resume 2bcdefgh" in err
 
 
 def unfinished(count: int) -> Sequence[Event]:
-    return [event for event in story(count) if not isinstance(event, Ended)][: count * 2]
+    return [event for event in story(count) if not isinstance(event, SweepEnded)][: count * 2]
 
 
-def test_an_array_whose_jobs_go_on_runs_and_one_without_jobs_is_paused(place: Place) -> None:
-    array = replace(SPEC, method="random", early_stop=EarlyStop(), limits=Limits(trials=100))
-    fill(place, frozen(array), unfinished(40))
-    fill(place, replace(frozen(array), key="3bcdefgh2345abcde"), [])
-    found = {each.key[0]: glance(place, each).status for each in list_boards(place)}
+def test_an_array_whose_jobs_go_on_runs_and_one_without_jobs_is_paused(context: Context) -> None:
+    array = replace(SPEC, method="random", early_stop=EarlyStop(), limits=SweepLimits(trials=100))
+    fill(context, started(array), unfinished(40))
+    fill(context, replace(started(array), key="3bcdefgh2345abcde"), [])
+    found = {each.key[0]: make_row(context, each).status for each in list_sweeps(context)}
     assert found == {"2": "running", "3": "paused"}
 
 
 def test_a_sweep_whose_first_document_is_damaged_is_listed_and_says_so(
-    place: Place, command: Command
+    context: Context, command: Command
 ) -> None:
-    fill(place, frozen(), story(3)).put("spec.json", b"{torn")
+    fill(context, started(), story(3)).put("spec.json", b"{torn")
     code, out, _ = command("ls")
     assert code == 0 and "2bcdefgh" in out and "cannot be read" in out
     code, _, err = command("show", "2bcdefgh")
     assert code == 78 and "spec.json is damaged" in err and "nothing was sent" not in err
 
 
-def test_what_was_run_again_is_shown_wherever_the_best_is(place: Place, command: Command) -> None:
+def test_what_was_run_again_is_shown_wherever_the_best_is(
+    context: Context, command: Command
+) -> None:
     events = list(story(30))
-    best = Onlooker(place, frozen(), fill(place, frozen(), events)).state
-    number = ranked(best, SPEC)[0].number
-    again = [Planned(100 + n, {}, n, "confirm", confirms=number) for n in range(2)]
+    best = SweepView(context, started(), fill(context, started(), events)).state
+    number = rank_trials(best, SPEC)[0].number
+    again = [PlannedTrial(100 + n, {}, n, "confirm", confirms=number) for n in range(2)]
     said = [
-        Told(with_end(make(Sender(2, 100 + n, 1, n, f"{JOB}:{n}", BEGAN), 1, END, BEGAN, points=[
-            [27, [0.9 + n / 10], BEGAN]]), "DONE", 0, ""))
+        MessageReceived(
+            add_end(
+                make_message(
+                    MessageSender(2, 100 + n, 1, n, f"{JOB}:{n}", BEGAN), 1, END, BEGAN,
+                    points=[[27, [0.9 + n / 10], BEGAN]],
+                ),
+                "DONE", 0, "",
+            )
+        )
         for n in range(2)
     ]  # fmt: skip
-    board = open_board(place, frozen().key)
-    Ledger(board).append([Wave(2, BEGAN, "0123456789abcdef-2", tuple(again)), *said])
-    line = f"Run again: trial {number} came to 0.9"
+    store = open_sweep_store(context, started().key)
+    SweepLedger(store).append([TrialBatch(2, BEGAN, "0123456789abcdef-2", tuple(again)), *said])
+    line = f"Confirmed: trial {number} has 0.9"
     assert line in command("show", "@last")[1] and line in command("best", "@last")[1]
     told = numbers(command("show", "@last", "--json")[1])["confirmed"]
     assert [each["trial"] for each in told] == [number] and len(told[0]["values"]) == 3
     assert json.loads(command("best", "@last", "--json")[1])[0]["confirmed"]["values"]
-    summary = Onlooker(place, frozen(), board).summary
-    assert any(line in each for each in end_lines(frozen(), summary))
+    summary = SweepView(context, started(), store).summary
+    assert any(line in each for each in end_lines(started(), summary))
 
 
-def test_a_sweep_is_named_where_a_run_is_asked_for(place: Place) -> None:
-    fill(place, frozen(), story(3))
+def test_a_sweep_is_named_where_a_run_is_asked_for(context: Context) -> None:
+    fill(context, started(), story(3))
     for word in ("lenet-tune", "2bcdefgh", "2bcdefgh2345abcde"):
-        told = str(sweep_instead(place, word))
+        told = str(suggest(context, word))
         assert "It is a sweep: batchml sweeps show 2bcdefgh2345abcde" in told
-    assert sweep_instead(place, "other") is None and sweep_instead(place, "@last") is None
+    assert suggest(context, "other") is None and suggest(context, "@last") is None
 
 
 def test_a_sweep_that_is_not_there_is_named_with_those_that_are(
-    place: Place, command: Command
+    context: Context, command: Command
 ) -> None:
-    fill(place, frozen(), story(3))
-    for words in (["show"], ["best"], ["report"], ["export", "--optuna", "x"]):
+    fill(context, started(), story(3))
+    for words in (["show"], ["best"], ["report"]):
         code, out, err = command(words[0], "lenet-tone", *words[1:])
         assert (code, out) == (1, "") and "Did you mean 'lenet-tune'?" in err
 
 
-def test_looking_sees_what_trials_said_since_and_writes_nothing(place: Place) -> None:
+def test_looking_sees_what_trials_said_since_and_writes_nothing(context: Context) -> None:
     events = list(story(12))
-    said = [event for event in events if isinstance(event, Told)]
-    rest = [event for event in events if not isinstance(event, Told | Ended)]
-    board = fill(place, frozen(), [*rest, *said[:8]])
-    onlooker = Onlooker(place, frozen(), board)
-    before = onlooker.state.counts.copy()
+    said = [event for event in events if isinstance(event, MessageReceived)]
+    rest = [event for event in events if not isinstance(event, MessageReceived | SweepEnded)]
+    store = fill(context, started(), [*rest, *said[:8]])
+    view = SweepView(context, started(), store)
+    before = view.state.counts.copy()
     for event in said[8:]:
         message = event.message
         key = message_key(*(message[name] for name in ("wave", "trial", "attempt", "seq")))
-        board.put(key, write(message))
-    keys = board.keys("")
-    state = onlooker.state
+        store.put(key, encode_message(message))
+    keys = store.keys("")
+    state = view.state
     assert state.counts != before
     assert all(trial.state.is_ended for trial in state.trials.values())
-    assert board.keys("") == keys and len(board.keys(INBOX)) == len(said) - 8
-    board.delete(*board.keys(INBOX))  # a controller took them
-    Ledger(board).append(said[8:])
-    whole = Onlooker(place, frozen(), board).state
-    assert onlooker.state == whole
+    assert store.keys("") == keys and len(store.keys(INBOX)) == len(said) - 8
+    store.delete(*store.keys(INBOX))  # a controller took them
+    SweepLedger(store).append(said[8:])
+    whole = SweepView(context, started(), store).state
+    assert view.state == whole
 
 
 # --- best -----------------------------------------------------------------------------------
 
 
-def test_the_best_with_its_parameters_and_its_command(place: Place, command: Command) -> None:
-    fill(place, frozen(), story(60))
+def test_the_best_with_its_parameters_and_its_command(context: Context, command: Command) -> None:
+    fill(context, started(), story(60))
     best = json.loads(command("best", "@last", "--json")[1])[0]
     _, out, _ = command("best", "@last")
     assert out.startswith("val_accuracy 0.9")
@@ -250,8 +272,8 @@ def test_the_best_with_its_parameters_and_its_command(place: Place, command: Com
     assert len(command("best", "@last", "-n", "5", "--command")[1].splitlines()) == 5
 
 
-def test_the_best_as_a_job_that_batchml_reads_again(place: Place, command: Command) -> None:
-    fill(place, frozen(), story(60))
+def test_the_best_as_a_job_that_batchml_reads_again(context: Context, command: Command) -> None:
+    fill(context, started(), story(60))
     _, text, _ = command("best", "@last", "--job")
     best = json.loads(command("best", "@last", "--json")[1])[0]
     job = msgspec.convert(tomllib.loads(text), JobSpec)
@@ -260,51 +282,55 @@ def test_the_best_as_a_job_that_batchml_reads_again(place: Place, command: Comma
     assert job.env == {"BATCHML_SEED": str(best["seed"])}
 
 
-def test_the_bests_checkpoint_and_job_are_fetched(place: Place, command: Command) -> None:
-    board = fill(place, frozen(), story(60))
+def test_the_bests_checkpoint_and_job_are_fetched(context: Context, command: Command) -> None:
+    store = fill(context, started(), story(60))
     best = json.loads(command("best", "@last", "--json")[1])[0]
-    board.put(checkpoint_prefix(best["trial"]) + "deep/weights.bin", b"abc")
-    board.put(checkpoint_prefix(10_000) + "weights.bin", b"other")
+    store.put(checkpoint_prefix(best["trial"]) + "deep/weights.bin", b"abc")
+    store.put(checkpoint_prefix(10_000) + "weights.bin", b"other")
     code, out, _ = command("best", "@last", "--get", "got", "--json")
     assert code == 0 and numbers(out)["checkpoint"] == 1
     assert Path("got/checkpoint/deep/weights.bin").read_bytes() == b"abc"
     assert tomllib.loads(Path("got/job.toml").read_text())["params"] == best["params"]
 
 
-def test_the_code_that_is_fetched_is_what_the_trial_ran(place: Place) -> None:
-    sweep = replace(frozen(), code="/codes/old.tar.gz")
-    board = fill(place, sweep, story(10))
-    trial = ranked(Onlooker(place, sweep, board).state, SPEC)[0]
+def test_the_code_that_is_fetched_is_what_the_trial_ran(context: Context) -> None:
+    sweep = replace(started(), code="/codes/old.tar.gz")
+    store = fill(context, sweep, story(10))
+    trial = rank_trials(SweepView(context, sweep, store).state, SPEC)[0]
     assert trial.started_at is not None
-    assert _address(sweep, board, trial, None) == "/codes/old.tar.gz"
+    assert _code_address(sweep, store, trial, None) == "/codes/old.tar.gz"
     for at, name in ((trial.started_at + 9, "old"), (trial.started_at - 9, "new")):
-        board.put(CODE, msgspec.json.encode(Coded("new.tar.gz", at)))
-        assert _address(sweep, board, trial, None) == f"/codes/{name}.tar.gz"
+        store.put(CODE, msgspec.json.encode(CodeUpdate("new.tar.gz", at)))
+        assert _code_address(sweep, store, trial, None) == f"/codes/{name}.tar.gz"
 
 
-def test_code_that_is_gone_is_said_and_the_rest_is_fetched(place: Place, command: Command) -> None:
-    sweep = replace(frozen(), code=str(place.home.code / "gone.tar.gz"), folder="/home/ada/lenet")
-    fill(place, sweep, story(10))
+def test_code_that_is_gone_is_said_and_the_rest_is_fetched(
+    context: Context, command: Command
+) -> None:
+    sweep = replace(
+        started(), code=str(context.home.code / "gone.tar.gz"), folder="/home/ada/lenet"
+    )
+    fill(context, sweep, story(10))
     code, _, err = command("best", "@last", "--get", "got")
-    assert code == 0 and "Its code is not kept any more. It was packed from /home/ada/lenet" in err
+    assert code == 0 and "Its code is no longer stored. It was packed from /home/ada/lenet" in err
     assert "batchml submit" not in err and Path("got/job.toml").exists()
 
 
-def test_where_nothing_is_best_it_says_why(place: Place, command: Command) -> None:
-    fill(place, frozen(), unfinished(1)[:2])
+def test_where_nothing_is_best_it_says_why(context: Context, command: Command) -> None:
+    fill(context, started(), unfinished(1)[:2])
     code, out, err = command("best", "@last")
     assert (code, out) == (1, "") and "No trial has reported its metric yet" in err
     code, _, err = command("best", "@last", "--json")
     assert code == 1 and "No trial has reported its metric yet" in err
 
 
-def test_ways_of_best_that_do_not_go_together(place: Place, command: Command) -> None:
+def test_ways_of_best_that_do_not_go_together(context: Context, command: Command) -> None:
     code, _, err = command("best", "@last", "--job", "--command")
-    assert code == 2 and "one at a time" in err
+    assert code == 2 and "exclude each other" in err
 
 
-def test_several_goals_have_a_front(place: Place, command: Command) -> None:
-    fill(place, frozen(PARETO), story(50, PARETO))
+def test_several_goals_have_a_front(context: Context, command: Command) -> None:
+    fill(context, started(PARETO), story(50, PARETO))
     _, out, _ = command("best", "@last")
     assert "latency_ms" in out
     front = numbers(command("show", "@last", "--json")[1])["pareto"]
@@ -344,29 +370,20 @@ def test_tables_of_tables_are_toml() -> None:
 
 
 def test_a_report_has_its_name_from_the_sweep_and_its_files_beside_it(
-    place: Place, command: Command
+    context: Context, command: Command
 ) -> None:
-    fill(place, frozen(), story(60))
+    fill(context, started(), story(60))
     code, out, err = command("report", "@last")
     assert (code, out) == (0, "lenet-tune-2bcdefgh.html\n") and "60 trials" in err
     assert sorted(path.suffix for path in Path(".").glob("lenet-tune-2bcdefgh.*")) == [
         ".csv", ".html", ".json",
     ]  # fmt: skip
-    for words in (("report", "-o", "sub/r.html"), ("export", "--optuna", "sub/o.log")):
-        code, _, err = command(words[0], "@last", *words[1:])
-        assert code == 2 and "there is no folder sub" in err and not Path("sub").exists()
+    code, _, err = command("report", "@last", "-o", "sub/r.html")
+    assert code == 2 and "the folder sub does not exist" in err and not Path("sub").exists()
     Path("sub").mkdir()
     found = numbers(command("report", "@last", "-o", "sub/r.html", "--json")[1])
     assert found["trials"] == 60 and Path(found["csv"]).exists()
     assert command("report", "@last", "-o", "r.pdf")[0] == 2
-
-
-def test_an_export_says_for_whom(place: Place, command: Command) -> None:
-    fill(place, frozen(), story(20))
-    assert command("export", "@last")[0] == 2
-    code, out, err = command("export", "@last", "--optuna", "o.log")
-    assert (code, out) == (0, "o.log\n") and "20 trials" in err
-    assert len(Path("o.log").read_text().splitlines()) == 23
 
 
 # --- the guide ------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchml.client.tensorboard_program import Guarded, cookie_name
+from batchml.sessions.tensorboard.token_server import TokenGuard, cookie_name
 
 TOKEN = "the-token"
 
@@ -29,7 +29,7 @@ def curves(environ: dict[str, Any], start: Any) -> list[bytes]:
 @contextmanager
 def serving() -> Iterator[WSGIServer]:
     with make_server("127.0.0.1", 0, curves, handler_class=Quiet) as server:
-        server.set_app(Guarded(curves, TOKEN, server.server_port))
+        server.set_app(TokenGuard(curves, TOKEN, server.server_port))
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
@@ -68,7 +68,9 @@ def test_whoever_lacks_the_token_gets_nothing(port: int, path: str, cookie: str)
 def test_no_other_words_are_the_token(words: str) -> None:
     seen: list[str] = []
     environ = {"HTTP_AUTHORIZATION": words, "HTTP_COOKIE": words, "QUERY_STRING": words}
-    Guarded(curves, TOKEN, 1)({**environ, "PATH_INFO": "/"}, lambda status, _: seen.append(status))
+    TokenGuard(curves, TOKEN, 1)(
+        {**environ, "PATH_INFO": "/"}, lambda status, _: seen.append(status)
+    )
     assert seen == ["403 Forbidden"]
 
 

@@ -12,38 +12,37 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchml.cli.bottom import ERASE, Above, Bottom
-from batchml.cli.colour import Screen, screen
-from batchml.cli.live import Seen, TerminalView, View, show
 from batchml.cli.output import say_error
-from batchml.cli.render import cells, cut, metric_lines, sparkline, table
-from batchml.cli.statusline import HINT, Board, Curve, entered, status_line
+from batchml.cli.render import cells, cut, sparkline, table
+from batchml.cli.status_line import HINT, Curve, StatusBoard, entered, status_line
+from batchml.cli.terminal import ERASE, BottomLine, PrintsAbove, Screen, screen
 from batchml.errors import ConfigError
 from batchml.model.run import JobStatus, Run
-from batchml.ops.metrics import Metrics, Sample, Series
-from batchml.ops.progress import Course, read_progress
-from batchml.ops.watch import (
+from batchml.runs.commands.live import LogView, RunProgress, TerminalView, show_live
+from batchml.runs.metrics.progress import ProgressTrend, read_progress
+from batchml.runs.metrics.series import Metrics, Sample, Series, metric_lines
+from batchml.runs.watch.events import (
     CUT,
     MARKED,
-    Closed,
-    Ended,
-    Happening,
-    Hosted,
-    Line,
-    Lost,
-    Measured,
-    Opened,
-    Paused,
-    Progress,
+    HostAssigned,
+    LinesLost,
+    LogClosed,
+    LogOpened,
+    MetricsReported,
+    OutputLine,
+    PollingPaused,
+    RunEnded,
+    RunEvent,
     StatusChanged,
-    Used,
+    UsageReported,
+    WaitingProgress,
 )
 from tests.fakes import FakeClock
 
 RUN = Run("6b0e1234-1111-4111-8111-111111111111", "lenet", "default", JobStatus.RUNNING)
 
 
-def text_of(board: Board, width: int, now: float = 100.0) -> str:
+def text_of(board: StatusBoard, width: int, now: float = 100.0) -> str:
     return "  ".join(part.text for part in status_line(board, now, width))
 
 
@@ -190,7 +189,7 @@ def test_other_numbers_are_no_progress(line: str) -> None:
 
 
 def test_the_rest_goes_as_what_was_seen() -> None:
-    course = Course()
+    course = ProgressTrend()
     for epoch in range(1, 6):
         course.feed(f"epoch {epoch}/10 loss=0.5", 100.0 + 60 * epoch)
     assert course.fraction == 0.5
@@ -200,7 +199,7 @@ def test_the_rest_goes_as_what_was_seen() -> None:
 
 
 def test_an_epoch_that_has_only_begun_is_not_done() -> None:
-    course = Course()
+    course = ProgressTrend()
     course.feed("Epoch 1/2", 0.0)
     assert course.fraction == 0.0
     course.feed("100/200 [=====>....]", 10.0)
@@ -211,14 +210,14 @@ def test_an_epoch_that_has_only_begun_is_not_done() -> None:
 
 
 def test_epochs_from_nought_are_counted_right() -> None:
-    course = Course()
+    course = ProgressTrend()
     course.feed("epoch 0/10 loss=1", 0.0)
     course.feed("epoch 9/10 loss=1", 90.0)
     assert course.fraction == 1.0
 
 
 def test_a_bar_that_begins_again_and_again_says_nothing_of_the_whole() -> None:
-    course = Course()
+    course = ProgressTrend()
     for percent in (10, 90, 5):
         course.feed(f"{percent:3d}%|###   | 1/2", float(percent))
     assert course.fraction is None
@@ -226,7 +225,7 @@ def test_a_bar_that_begins_again_and_again_says_nothing_of_the_whole() -> None:
 
 
 def test_what_the_program_reports_outranks_its_output() -> None:
-    course = Course()
+    course = ProgressTrend()
     course.report(10, 100, 0.0)
     course.feed("epoch 1/2 loss=1", 1.0)
     course.report(20, 100, 10.0)
@@ -236,7 +235,7 @@ def test_what_the_program_reports_outranks_its_output() -> None:
 
 @given(st.lists(st.text(max_size=40), max_size=6))
 def test_any_output_is_survived(lines: Sequence[str]) -> None:
-    course = Course()
+    course = ProgressTrend()
     for place, line in enumerate(lines):
         course.feed(line, float(place))
         assert course.fraction is None or 0 <= course.fraction <= 1
@@ -244,7 +243,7 @@ def test_any_output_is_survived(lines: Sequence[str]) -> None:
 
 # --- the status line ---
 
-FULL = Board(
+FULL = StatusBoard(
     "lenet 6b0e1234",
     states=(("RUNNABLE", 0.0), ("STARTING", 5.0), ("RUNNING", 35.0)),
     fraction=0.34,
@@ -272,13 +271,15 @@ def test_a_narrow_window_keeps_what_matters() -> None:
 
 @given(st.integers(1, 250), st.text(max_size=300), st.booleans())
 def test_no_window_is_too_narrow(width: int, text: str, busy: bool) -> None:
-    board = Board("lenet 6b0e1234", states=(("RUNNABLE", 0.0),), text=text)
-    for each in (board, Board("submitted"), FULL if busy else board):
+    board = StatusBoard("lenet 6b0e1234", states=(("RUNNABLE", 0.0),), text=text)
+    for each in (board, StatusBoard("submitted"), FULL if busy else board):
         assert cells(text_of(each, width)) <= width
 
 
 def test_why_it_waits_is_cut_before_it_is_left_out() -> None:
-    board = Board("lenet 6b0e1234", states=(("RUNNABLE", 0.0),), text="MISCONFIGURATION: " * 9)
+    board = StatusBoard(
+        "lenet 6b0e1234", states=(("RUNNABLE", 0.0),), text="MISCONFIGURATION: " * 9
+    )
     assert text_of(board, 60).endswith("RUNNABLE 1:40  MISCONFIGURATION: MISCONFIGU…")
     assert HINT not in text_of(board, 60)
 
@@ -290,10 +291,10 @@ def test_states_that_nobody_has_seen_are_known_from_the_run() -> None:
     assert entered((), ahead, 1000.0, 100.0) == (("waited", 100.0), ("RUNNING", 100.0))
 
 
-def seen_of(*happenings: Happening, clock: FakeClock | None = None) -> Board:
+def seen_of(*happenings: RunEvent, clock: FakeClock | None = None) -> StatusBoard:
     clock = clock or FakeClock()
     metrics = Metrics()
-    seen = Seen(clock, metrics)
+    seen = RunProgress(clock, metrics)
     for happening in metrics.watch(happenings):
         seen.take(happening)
     return seen.board(clock.monotonic())
@@ -302,9 +303,9 @@ def seen_of(*happenings: Happening, clock: FakeClock | None = None) -> Board:
 def test_the_board_gathers_what_happens() -> None:
     board = seen_of(
         StatusChanged(RUN),
-        Opened("s", 1),
-        Measured("s", ({"step": 25, "total": 100, "time": 5.0, "loss": 0.5},)),
-        Used("s", {"cpu": 1.0}),
+        LogOpened("s", 1),
+        MetricsReported("s", ({"step": 25, "total": 100, "time": 5.0, "loss": 0.5},)),
+        UsageReported("s", {"cpu": 1.0}),
     )
     assert board.title == "lenet 6b0e1234"
     assert board.fraction == 0.25
@@ -313,13 +314,15 @@ def test_the_board_gathers_what_happens() -> None:
 
 
 def test_a_new_attempt_is_not_as_far_as_the_one_before() -> None:
-    board = seen_of(StatusChanged(RUN), Opened("a", 1), Line(0, "epoch 9/10 loss"), Opened("b", 2))
+    board = seen_of(
+        StatusChanged(RUN), LogOpened("a", 1), OutputLine(0, "epoch 9/10 loss"), LogOpened("b", 2)
+    )
     assert board.fraction is None
 
 
 def test_an_array_is_as_far_as_its_children() -> None:
     array = Run("j", "n", "q", JobStatus.PENDING, children={"SUCCEEDED": 3, "RUNNING": 1})
-    board = seen_of(StatusChanged(array), Line(0, "epoch 1/10 loss", "2"))
+    board = seen_of(StatusChanged(array), OutputLine(0, "epoch 1/10 loss", "2"))
     assert board.fraction == 0.75
     assert board.children == "1 RUNNING, 3/4 done"
     assert board.states[-1][0] == "RUNNING"  # AWS Batch says PENDING
@@ -327,24 +330,24 @@ def test_an_array_is_as_far_as_its_children() -> None:
 
 def test_lost_contact_is_said_until_there_is_contact_again() -> None:
     clock, text = FakeClock(), "no contact: refused"
-    seen = Seen(clock, Metrics())
+    seen = RunProgress(clock, Metrics())
     seen.take(StatusChanged(RUN))
-    seen.take(Lost("refused"))
+    seen.take(LinesLost("refused"))
     assert seen.board(clock.monotonic()).text == text
-    seen.take(Line(0, "hello", "3/2"))
+    seen.take(OutputLine(0, "hello", "3/2"))
     assert seen.board(clock.monotonic()).text == ""
-    seen.take(Lost("refused"))
+    seen.take(LinesLost("refused"))
     clock.sleep(60)
     assert seen.board(clock.monotonic()).text == ""
 
 
 def test_who_waits_long_is_told_how_to_ask_why() -> None:
     clock = FakeClock()
-    seen = Seen(clock, Metrics())
+    seen = RunProgress(clock, Metrics())
     seen.take(StatusChanged(Run(RUN.job_id, "lenet", "default", JobStatus.RUNNABLE)))
     assert seen.board(clock.monotonic()).text == ""
     assert seen.board(clock.monotonic() + 10).text == "why: batchml explain 6b0e1234"
-    seen.take(Progress(RUN, "MISCONFIGURATION: no"))
+    seen.take(WaitingProgress(RUN, "MISCONFIGURATION: no"))
     assert seen.board(clock.monotonic() + 10).text == "MISCONFIGURATION: no"
 
 
@@ -358,7 +361,7 @@ def test_who_waits_for_another_run_says_so() -> None:
 
 def test_the_bottom_line_leaves_nothing_behind() -> None:
     stream, drawn = io.StringIO(), iter(["one", "two", "three"])
-    bottom = Bottom(stream, lambda width: f"{next(drawn)} {width}", lambda: 40)
+    bottom = BottomLine(stream, lambda width: f"{next(drawn)} {width}", lambda: 40)
     bottom.refresh()
     bottom.print("a\n")
     bottom.print("b\n")
@@ -373,7 +376,7 @@ def test_the_bottom_line_leaves_nothing_behind() -> None:
 
 def test_the_bottom_line_is_made_anew_for_another_width() -> None:
     stream, widths = io.StringIO(), iter([40, 20])
-    bottom = Bottom(stream, lambda width: f"for {width}", lambda: next(widths))
+    bottom = BottomLine(stream, lambda width: f"for {width}", lambda: next(widths))
     bottom.refresh()
     bottom.print("a\n")
     assert stream.getvalue() == f"{ERASE} for 38\r{ERASE}a\n for 18\r"
@@ -381,12 +384,12 @@ def test_the_bottom_line_is_made_anew_for_another_width() -> None:
 
 def test_words_for_people_go_above_the_line() -> None:
     stream, other = io.StringIO(), io.StringIO()
-    bottom = Bottom(stream, lambda width: "line", lambda: 40)
+    bottom = BottomLine(stream, lambda width: "line", lambda: 40)
     bottom.refresh()
-    print("a word", file=Above(bottom, other))
+    print("a word", file=PrintsAbove(bottom, other))
     assert other.getvalue() == "a word\n"
     assert stream.getvalue() == f"{ERASE} line\r{ERASE} line\r"
-    above = Above(bottom, other)
+    above = PrintsAbove(bottom, other)
     print("half", end="", file=above)  # the line may be drawn now: nothing must stand there
     assert other.getvalue() == "a word\n"
     print(" and half", file=above)
@@ -421,20 +424,24 @@ def test_a_terminal_shows_what_a_pipe_does_and_a_line_below() -> None:
     assert stream.getvalue() == "3 | \ufffd[2Jhello\na note\n" + "=" * 80 + "\n"
 
 
-def shown(*happenings: Happening) -> str:
+def shown(*happenings: RunEvent) -> str:
     stream = io.StringIO()
 
-    def all_of() -> Iterator[Happening]:
+    def all_of() -> Iterator[RunEvent]:
         yield from happenings
 
-    show(all_of(), View(FakeClock(), stream), from_start=True)
+    show_live(all_of(), LogView(FakeClock(), stream), from_start=True)
     return stream.getvalue()
 
 
 def test_the_classic_text_is_as_the_contract_has_it() -> None:
     done = Run(RUN.job_id, "lenet", "default", JobStatus.SUCCEEDED, started_at=1)
     assert shown(
-        StatusChanged(RUN), Opened("s", 1), Line(0, "hello"), Closed("s", 1, MARKED), Ended(done)
+        StatusChanged(RUN),
+        LogOpened("s", 1),
+        OutputLine(0, "hello"),
+        LogClosed("s", 1, MARKED),
+        RunEnded(done),
     ) == (
         f"Job [lenet - {RUN.job_id}] is RUNNING.\n"
         "Output [s]:\n" + "=" * 80 + "\n[1970-01-01T00:00:00.000Z] hello\n" + "=" * 80 + "\n"
@@ -457,25 +464,25 @@ class Writes(io.StringIO):
 def test_a_flood_of_lines_is_written_page_by_page_and_shown_before_a_pause() -> None:
     for on_terminal in (False, True):
         stream, clock = Writes(), FakeClock()
-        plain = View(clock, stream)
+        plain = LogView(clock, stream)
         view = TerminalView(clock, Metrics(), stream, colour=False) if on_terminal else plain
         after: list[int] = []
 
-        def happenings(stream: Writes = stream, after: list[int] = after) -> Iterator[Happening]:
+        def happenings(stream: Writes = stream, after: list[int] = after) -> Iterator[RunEvent]:
             for page in range(3):
-                yield from (Line(page, f"line {page}") for _ in range(1000))
-                yield Paused()
+                yield from (OutputLine(page, f"line {page}") for _ in range(1000))
+                yield PollingPaused()
                 after.append(stream.getvalue().count("line"))
-            yield Ended(RUN)
+            yield RunEnded(RUN)
 
-        show(happenings(), view, from_start=False)
+        show_live(happenings(), view, from_start=False)
         assert after == [1000, 2000, 3000]
         assert stream.count == 4
 
 
 def test_what_was_held_back_comes_before_what_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     stream = io.StringIO()
-    with pytest.raises(KeyboardInterrupt), View(FakeClock(), stream) as view:
+    with pytest.raises(KeyboardInterrupt), LogView(FakeClock(), stream) as view:
         view.line("one")
         view.note("a word")
         assert stream.getvalue() == "one\n"
@@ -489,9 +496,10 @@ def test_lines_of_children_say_whose_they_are() -> None:
     done = Run("j", "n", "q", JobStatus.SUCCEEDED)
     found = shown(
         StatusChanged(Run("j", "n", "q", JobStatus.PENDING, children={"RUNNING": 2})),
-        Progress(RUN, "words"), Lost("words"),
-        Opened("s", 1, "0"), Opened("t", 1, "1"), Line(0, "a", "0"), Line(0, "b", "1"),
-        Closed("s", 1, MARKED, "0"), Ended(done),
+        WaitingProgress(RUN, "words"), LinesLost("words"),
+        LogOpened("s", 1, "0"), LogOpened("t", 1, "1"), OutputLine(0, "a", "0"),
+        OutputLine(0, "b", "1"),
+        LogClosed("s", 1, MARKED, "0"), RunEnded(done),
     )  # fmt: skip
     assert found.startswith(
         "0 | Output [s]:\n0 | [1970-01-01T00:00:00.000Z] a\n"
@@ -502,9 +510,10 @@ def test_lines_of_children_say_whose_they_are() -> None:
 
 def test_children_that_print_nothing_have_no_block(capsys: pytest.CaptureFixture[str]) -> None:
     found = shown(
-        Opened("s", 1, "0"), Opened("t", 1, "1"), Closed("s", 0, MARKED, "0"),
-        Closed("t", 0, CUT, "1"), Opened("u", 1, "2"), Opened("v", 2, "2/2"), Line(0, "a", "2/2"),
-        Closed("v", 1, MARKED, "2/2"), Ended(Run("j", "n", "q", JobStatus.SUCCEEDED)),
+        LogOpened("s", 1, "0"), LogOpened("t", 1, "1"), LogClosed("s", 0, MARKED, "0"),
+        LogClosed("t", 0, CUT, "1"), LogOpened("u", 1, "2"), LogOpened("v", 2, "2/2"),
+        OutputLine(0, "a", "2/2"),
+        LogClosed("v", 1, MARKED, "2/2"), RunEnded(Run("j", "n", "q", JobStatus.SUCCEEDED)),
     )  # fmt: skip
     assert found.startswith("1 | Output [t]:\n2/2 | Output [v]:\n2/2 | [1970")
     told = capsys.readouterr().err
@@ -529,6 +538,6 @@ def test_a_stream_that_is_closed_is_no_error_and_not_the_other(
 def test_what_nodes_run_in_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
     own = {"environment": "pytorch-1", "executor": "process"}
     done = Run("j", "n", "q", JobStatus.SUCCEEDED)
-    shown(Hosted({**own, "address": "a"}), Hosted({**own, "address": "b"}),
-          Hosted({"image": "i"}), Ended(done))  # fmt: skip
+    shown(HostAssigned({**own, "address": "a"}), HostAssigned({**own, "address": "b"}),
+          HostAssigned({"image": "i"}), RunEnded(done))  # fmt: skip
     assert len(capsys.readouterr().err.splitlines()) == 2

@@ -4,20 +4,14 @@ from typing import Any
 
 import pytest
 
-from batchml.aws.batch.jobs import LIVE, BatchApi, LiveApi
-from batchml.cli.colour import Screen
-from batchml.cli.top import _json, _view, narrowed
+from batchml.aws.batch.jobs import LIVE, JobApi, LiveApi
+from batchml.cli.render import narrow_columns
+from batchml.cli.terminal import Screen
+from batchml.cluster.commands import _json, _view
+from batchml.cluster.poller import MOST_NODES, USAGE_EVERY, ClusterPoller, poll_pause
+from batchml.cluster.snapshot import ClusterSnapshot, QueueRow, make_snapshot
 from batchml.model.run import JobStatus, Run
-from batchml.ops.top import (
-    MOST_NODES,
-    USAGE_EVERY,
-    Poller,
-    QueueRow,
-    Snapshot,
-    make_snapshot,
-    pause,
-)
-from batchml.runtime.protocol.launch import RAY, Plan, Workers
+from batchml.runtime.protocol.launch import RAY, LaunchPlan, WorkerGroup
 from tests.fakes import FakeClock
 from tests.scripted import ScriptedSession
 
@@ -45,8 +39,8 @@ def test_what_runs_stands_first_and_the_newest_before_the_older() -> None:
 
 
 def test_many_calls_make_the_pause_longer() -> None:
-    assert pause(6, 3.0) == 3.0
-    assert pause(40, 3.0) == 20.0
+    assert poll_pause(6, 3.0) == 3.0
+    assert poll_pause(40, 3.0) == 20.0
 
 
 class Account:
@@ -99,35 +93,35 @@ def account(monkeypatch: pytest.MonkeyPatch) -> Account:
 
 def test_a_round_is_one_call_a_state_and_what_is_known_is_not_asked_again(account: Account) -> None:
     session, clock = ScriptedSession(account), FakeClock()
-    poller = Poller(BatchApi(session), LiveApi(session), clock.now)
-    first = poller.look()
+    poller = ClusterPoller(JobApi(session), LiveApi(session), clock.now)
+    first = poller.poll()
     assert first.calls == len(session.calls) == 1 + 5 + 1 + 1
     assert first.runs[0].usage == {"cpu": 1.5, "memory": 64.0}
     assert first.queues[0].vcpus == 2
     clock.time += 1
-    assert poller.look().calls == 5
+    assert poller.poll().calls == 5
     clock.time += USAGE_EVERY
-    assert poller.look().calls == 6  # usage again
+    assert poller.poll().calls == 6  # usage again
     account.status = {"1": "RUNNING", "2": "RUNNING"}
     clock.time += 1
-    again = poller.look()
+    again = poller.poll()
     assert again.calls == 6  # details of the second
     assert again.queues[0].vcpus == 4
     account.status = {}
-    assert poller.look().runs == ()
+    assert poller.poll().runs == ()
 
 
 def test_nodes_of_a_run_have_rows_of_their_own_and_are_asked_about_once(account: Account) -> None:
     account.status, account.nodes = {"1": "RUNNING", "7": "RUNNING"}, {"7": 20}
     session, clock = ScriptedSession(account), FakeClock()
-    poller = Poller(BatchApi(session), LiveApi(session), clock.now)
-    first = poller.look()
+    poller = ClusterPoller(JobApi(session), LiveApi(session), clock.now)
+    first = poller.poll()
     assert first.calls == len(session.calls) == 1 + 5 + 1 + 1 + 1  # the last two: nodes, usage
     (row,) = (row for row in first.runs if row.run.nodes)
     assert len(row.nodes) == MOST_NODES
     assert {node.usage["cpu"] for node in row.nodes} == {1.5}
     clock.time += USAGE_EVERY
-    assert poller.look().calls == 5 + 1
+    assert poller.poll().calls == 5 + 1
 
     shown = _view(first, "dev", Screen(), 20)
     assert shown.count("  node ") == 8
@@ -136,25 +130,25 @@ def test_nodes_of_a_run_have_rows_of_their_own_and_are_asked_about_once(account:
     told = {each["jobId"]: len(each.get("nodes", ())) for each in _json(first, "dev")["runs"]}
     assert told == {"1": 0, "7": MOST_NODES}
     account.status = {"1": "RUNNING"}
-    assert len(poller.look().runs) == 1
+    assert len(poller.poll().runs) == 1
 
 
 def test_a_narrow_window_loses_columns_and_empty_ones_are_not_shown() -> None:
     rows = [["ID", "NAME", "QUEUE", "STATUS", "GPU"], ["6b0e", "train", "default", "RUNNING", ""]]
-    assert narrowed(rows, 0, ())[0] == ["ID", "NAME", "QUEUE", "STATUS"]
-    assert narrowed(rows, 15, ("QUEUE", "ID"))[0] == ["NAME", "STATUS"]
-    assert narrowed(rows, 5, ("QUEUE",))[0] == ["ID", "NAME", "STATUS"]
+    assert narrow_columns(rows, 0, ())[0] == ["ID", "NAME", "QUEUE", "STATUS"]
+    assert narrow_columns(rows, 15, ("QUEUE", "ID"))[0] == ["NAME", "STATUS"]
+    assert narrow_columns(rows, 5, ("QUEUE",))[0] == ["ID", "NAME", "STATUS"]
 
 
 def test_trouble_on_the_way_is_said_above_what_was_there_last() -> None:
-    found = Snapshot(1_000, (QueueRow("gpu", dict.fromkeys(LIVE, 0)),))
+    found = ClusterSnapshot(1_000, (QueueRow("gpu", dict.fromkeys(LIVE, 0)),))
     plain = _view(found, "dev", Screen(60), 5).splitlines()
     lines = _view(found, "dev", Screen(60), 5, "no\ncontact\x1b[2J").splitlines()
     assert lines == [plain[0], "no contact\N{REPLACEMENT CHARACTER}[2J", *plain[1:]]
 
 
 def test_workers_of_a_gang_stand_behind_their_head() -> None:
-    plan = Plan(RAY, groups=(Workers("cpu", 2, 2, "vit-cpu-k", "q"),))
+    plan = LaunchPlan(RAY, groups=(WorkerGroup("cpu", 2, 2, "vit-cpu-k", "q"),))
     head = run("head", "RUNNING", key="K", created_at=1,
                environment={"BATCHML_LAUNCH": plan.to_json()})  # fmt: skip
     waiting = run("cpu", "RUNNABLE", job_name="vit-cpu-k")

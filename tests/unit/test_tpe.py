@@ -14,17 +14,17 @@ from batchml.model.sweep import (
     Dimension,
     EarlyStop,
     Goal,
-    Limits,
     Params,
-    Report,
     Space,
+    SweepLimits,
     SweepSpec,
     Trial,
+    TrialReport,
     TrialState,
 )
-from batchml.sweep.kernels import Kernel, Mixture, Places, axes, places
-from batchml.sweep.known import Known, results
-from batchml.sweep.sampling import suggest, suggestions
+from batchml.sweeps.samplers.choose import suggest, suggest_trials
+from batchml.sweeps.samplers.kernels import Coordinates, Kernel, Mixture, locate, make_axes
+from batchml.sweeps.samplers.observations import TrialObservations, results_by_depth
 
 PLANE: Space = {"x": Dimension("float", 0, 1), "y": Dimension("float", 0, 1)}
 ASHA = EarlyStop("asha", max=27)
@@ -35,7 +35,7 @@ def spec_of(space: Space, **changes: Any) -> SweepSpec:
 
 
 def trial(number: int, state: TrialState = TrialState.DONE, *reports: tuple[int, float]) -> Trial:
-    return Trial(number, {}, 0, state=state, reports=[Report(s, (v,)) for s, v in reports])
+    return Trial(number, {}, 0, state=state, reports=[TrialReport(s, (v,)) for s, v in reports])
 
 
 # Densities
@@ -44,8 +44,8 @@ def trial(number: int, state: TrialState = TrialState.DONE, *reports: tuple[int,
 def test_a_density_is_one_on_average() -> None:
     """So it is a density, relative to that of a random draw: also at the ends of a range."""
     space = {**PLANE, "c": Dimension("choice", values=("a", "b", "c"))}
-    points: list[Places] = [(0.0, 0.5, 1.0), (0.97, 0.1, 0.0), (0.4, 0.4, 2.0)]
-    mixture = Mixture(axes(space), points, Kernel(0.15, 0.3))
+    points: list[Coordinates] = [(0.0, 0.5, 1.0), (0.97, 0.1, 0.0), (0.4, 0.4, 2.0)]
+    mixture = Mixture(make_axes(space), points, Kernel(0.15, 0.3))
     cells = [(n + 0.5) / 40 for n in range(40)]
     found = fmean(
         math.exp(mixture.log_density((x, y, float(c))))
@@ -59,7 +59,7 @@ def test_a_kernel_that_lacks_a_parameter_says_nothing_about_it() -> None:
         "c": Dimension("choice", values=("a", "b")),
         "x": Dimension("float", 0, 1, when={"c": ("a",)}),
     }
-    mixture = Mixture(axes(space), [(0.0, 0.2), (1.0, None)], Kernel(0.15, 0.3))
+    mixture = Mixture(make_axes(space), [(0.0, 0.2), (1.0, None)], Kernel(0.15, 0.3))
     cells = [(n + 0.5) / 100 for n in range(100)]
     with_x = fmean(math.exp(mixture.log_density((0.0, x))) for x in cells)
     without = math.exp(mixture.log_density((1.0, None)))
@@ -67,8 +67,8 @@ def test_a_kernel_that_lacks_a_parameter_says_nothing_about_it() -> None:
 
 
 def test_an_added_kernel_counts_as_one_that_was_there() -> None:
-    one = Mixture(axes(PLANE), [(0.2, 0.3)], Kernel(0.15, 0.3))
-    both = Mixture(axes(PLANE), [(0.2, 0.3), (0.6, 0.9)], Kernel(0.15, 0.3))
+    one = Mixture(make_axes(PLANE), [(0.2, 0.3)], Kernel(0.15, 0.3))
+    both = Mixture(make_axes(PLANE), [(0.2, 0.3), (0.6, 0.9)], Kernel(0.15, 0.3))
     one.log_density((0.5, 0.5))
     one.add((0.6, 0.9))
     assert one.log_density((0.5, 0.5)) == both.log_density((0.5, 0.5))
@@ -77,7 +77,7 @@ def test_an_added_kernel_counts_as_one_that_was_there() -> None:
 @settings(max_examples=20, deadline=None)
 @given(st.floats(0, 1), st.floats(0, 1), st.integers(0, 99))
 def test_draws_stay_in_range_and_near(x: float, y: float, seed: int) -> None:
-    mixture = Mixture(axes(PLANE), [(x, y)], Kernel(0.15, 0.3), prior=0.0)
+    mixture = Mixture(make_axes(PLANE), [(x, y)], Kernel(0.15, 0.3), prior=0.0)
     dice = Random(seed)
     drawn = [mixture.draw(PLANE, dice) for _ in range(50)]
     assert all(0 <= float(p["x"]) <= 1 and 0 <= float(p["y"]) <= 1 for p in drawn)
@@ -98,16 +98,18 @@ def test_a_trial_has_a_result_at_each_rung_that_it_came_to() -> None:
 
 
 def _depths(spec: SweepSpec, trial: Trial) -> list[tuple[float, float]]:
-    return [(each.depth, each.loss) for each in results(spec, (1, 3, 9), trial) or ()]
+    return [(each.depth, each.loss) for each in results_by_depth(spec, (1, 3, 9), trial) or ()]
 
 
 def test_failures_and_nan_are_the_worst_and_the_unknown_waits() -> None:
     spec = spec_of(PLANE)
-    assert results(spec, (), trial(0, TrialState.FAILED, (27, 0.0))) == ()
-    assert results(spec, (), trial(0, TrialState.DIVERGED)) == ()
-    assert results(spec, (), trial(0, TrialState.DONE, (3, math.nan))) == ()
-    assert results(spec, (), trial(0, TrialState.RUNNING, (3, 0.5))) is None  # no rungs here
-    assert results(spec, (), trial(0, TrialState.LOST)) is None
+    assert results_by_depth(spec, (), trial(0, TrialState.FAILED, (27, 0.0))) == ()
+    assert results_by_depth(spec, (), trial(0, TrialState.DIVERGED)) == ()
+    assert results_by_depth(spec, (), trial(0, TrialState.DONE, (3, math.nan))) == ()
+    assert (
+        results_by_depth(spec, (), trial(0, TrialState.RUNNING, (3, 0.5))) is None
+    )  # no rungs here
+    assert results_by_depth(spec, (), trial(0, TrialState.LOST)) is None
 
 
 def test_more_is_better_where_the_goal_says_so() -> None:
@@ -122,11 +124,11 @@ def test_who_leads_at_a_rung_is_not_behind_all_that_have_ended() -> None:
     ledger = [_of_plane(n, TrialState.DONE, *each) for n, each in enumerate(done)]
     ledger.append(_of_plane(4, TrialState.RUNNING, *leads))
     ledger += [_of_plane(5 + n, TrialState.PRUNED, *each) for n, each in enumerate(stopped)]
-    kept = Known(spec_of(PLANE, early_stop=ASHA))
+    kept = TrialObservations(spec_of(PLANE, early_stop=ASHA))
     assert kept.follow(ledger)
     assert kept.best(3) == [0, 4, 1]
     assert kept.best(6) == [0, 4, 1, 2, 3, 5]
-    assert len(kept.judged) == 11
+    assert len(kept.with_results) == 11
 
 
 def test_without_rungs_what_got_further_is_better() -> None:
@@ -136,7 +138,7 @@ def test_without_rungs_what_got_further_is_better() -> None:
         _of_plane(2, TrialState.PRUNED, (4, 0.8)),
         _of_plane(3, TrialState.FAILED, (9, 0.0)),
     ]
-    kept = Known(spec_of(PLANE))
+    kept = TrialObservations(spec_of(PLANE))
     assert kept.follow(ledger)
     assert kept.best(9) == [1, 2, 0]
 
@@ -161,23 +163,23 @@ def test_what_is_kept_up_is_what_would_be_built_anew(
 ) -> None:
     spec = spec_of(PLANE, early_stop=ASHA)
     trials: list[Trial] = []
-    kept = Known(spec)
+    kept = TrialObservations(spec)
     for index, state, value in changes:
         if index >= len(trials):
             trials.append(Trial(len(trials), {"x": value, "y": value}, 0))
         else:
             trials[index].state = state
-            trials[index].reports.append(Report(trials[index].step + 1, (value,)))
+            trials[index].reports.append(TrialReport(trials[index].step + 1, (value,)))
         assert kept.follow(trials)
-    anew = Known(spec)
+    anew = TrialObservations(spec)
     anew.follow(trials)
     assert kept.best(12) == anew.best(12)
-    assert (kept.judged, kept.waiting) == (anew.judged, anew.waiting)
+    assert (kept.with_results, kept.waiting) == (anew.with_results, anew.waiting)
 
 
 def test_another_ledger_is_not_mistaken_for_the_known_one() -> None:
     spec = spec_of(PLANE)
-    kept = Known(spec)
+    kept = TrialObservations(spec)
     assert kept.follow([trial(0), trial(1)])
     assert not kept.follow([trial(0), trial(1)])
     assert not kept.follow([])
@@ -188,9 +190,9 @@ def test_a_restart_asks_for_the_same() -> None:
     spec = spec_of(PLANE, seed=5)
     trials = _trained(spec, 60)
     again = msgspec.json.decode(msgspec.json.encode(trials), type=list[Trial])
-    found = suggestions(spec, trials, range(60, 70))
+    found = suggest_trials(spec, trials, range(60, 70))
     assert {each.origin for each in found} == {"tpe"}
-    assert suggestions(spec, again, range(60, 70)) == found
+    assert suggest_trials(spec, again, range(60, 70)) == found
 
 
 # Learning
@@ -204,16 +206,16 @@ def _trained(spec: SweepSpec, count: int, at_once: int = 4) -> list[Trial]:
     trials: list[Trial] = []
     while len(trials) < count:
         numbers = range(len(trials), len(trials) + at_once)
-        for params, origin in suggestions(spec, trials, numbers):
+        for params, origin in suggest_trials(spec, trials, numbers):
             new = Trial(len(trials), params, 0, origin, state=TrialState.DONE)
-            new.reports.append(Report(1, (_loss(params),)))
+            new.reports.append(TrialReport(1, (_loss(params),)))
             trials.append(new)
     return trials
 
 
 @pytest.mark.parametrize("parallel", [2, 16])
 def test_it_comes_closer_than_chance(parallel: int) -> None:
-    limits = Limits(parallel=parallel)
+    limits = SweepLimits(parallel=parallel)
     better = 0
     for seed in range(5):
         ours = _trained(spec_of(PLANE, seed=seed, limits=limits), 64)
@@ -247,10 +249,10 @@ def _apart(one: Params, other: Params) -> float:
 def test_a_point_outside_the_space_does_not_disturb_it() -> None:
     space = {**PLANE, "c": Dimension("choice", values=("a", "b"))}
     spec = spec_of(space)
-    assert places(space, axes(space), {"x": 0.5, "y": 0.5, "c": "gone"}) is None
+    assert locate(space, make_axes(space), {"x": 0.5, "y": 0.5, "c": "gone"}) is None
     trials = [
         Trial(n, {"x": 0.5, "y": n / 40, "c": "gone" if n % 2 else "a"}, 0,
-              state=TrialState.DONE, reports=[Report(1, (float(n),))])
+              state=TrialState.DONE, reports=[TrialReport(1, (float(n),))])
         for n in range(40)
     ]  # fmt: skip
     found = suggest(spec, trials, 40)

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from batchml.errors import ServiceError
-from batchml.ops.setup.batch_steps import settle
-from batchml.ops.setup.steps import perform
-from batchml.ops.setup.tools import SetupFailed, Tools
-from batchml.ops.setup.values import Action, Facts, Kind, Step, Wanted
+from batchml.errors import ServiceError, SetupFailed
+from batchml.setup.apply import perform
+from batchml.setup.batch_steps import settle
+from batchml.setup.tools import SetupTools
+from batchml.setup.values import Action, CurrentState, PlanStep, ResourceKind, WantedState
 from tests.fakes import FakeClock
 
 TAGS = {"batchml:env": "dev"}
@@ -58,14 +58,14 @@ def described(status: str = "VALID", **more: Any) -> dict[str, Any]:
 
 def take(
     action: Action, api: Late, there: dict[str, Any] | None = None, how: str = ""
-) -> tuple[Facts, FakeClock]:
+) -> tuple[CurrentState, FakeClock]:
     """Take one step about the compute environment; what is known then, and the clock."""
-    clock, none = FakeClock(), Wanted()
-    tools = Tools(none, api, none, clock)  # type: ignore[arg-type]
-    facts = Facts(environments={"gpu": there} if there else {})
+    clock, none = FakeClock(), WantedState()
+    tools = SetupTools(none, api, none, clock)  # type: ignore[arg-type]
+    facts = CurrentState(environments={"gpu": there} if there else {})
     run = perform(
-        Step(action, Kind.ENVIRONMENT, "gpu", how=how),
-        Wanted(environments={"gpu": REQUEST}),
+        PlanStep(action, ResourceKind.ENVIRONMENT, "gpu", how=how),
+        WantedState(environments={"gpu": REQUEST}),
         facts,
         tools,
     )
@@ -184,8 +184,8 @@ def test_runs_on_what_was_replaced_get_the_time_that_an_update_would_give() -> N
 def test_a_single_update_is_waited_for_until_it_is_described() -> None:
     old, new = described(), described(resources={"maxvCpus": 128})
     api, clock = Late([old, old, new]), FakeClock()
-    tools = Tools(None, api, None, clock)  # type: ignore[arg-type]
+    tools = SetupTools(None, api, None, clock)  # type: ignore[arg-type]
     asked = {"computeEnvironment": "gpu", "computeResources": {"maxvCpus": 128}}
     said: list[str] = []
     assert settle(asked, tools, said.append) == new
-    assert said == ["not seen yet"]
+    assert said == ["not updated yet"]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from batchml.runtime.protocol.log_marks import MARK, ranks_mark, read_ranks, usage_mark
 from batchml.runtime.protocol.log_marks import parse_mark as parse
 from batchml.runtime.telemetry.heartbeat import EVERY as WRITES
-from batchml.runtime.telemetry.heartbeat import Pulse, Told, waited_share
+from batchml.runtime.telemetry.heartbeat import ProgressFile, RankProgress, waited_share
 from batchml.runtime.telemetry.host import (
     cpu_of,
     cpu_seconds,
@@ -28,12 +28,12 @@ from batchml.runtime.telemetry.usage import (
     FIRST,
     Counters,
     RankMeter,
-    Usage,
+    UsageReporter,
     counters,
     interfaces,
     ranks_of,
     rates,
-    total,
+    traffic_of,
 )
 
 # Two looks at a burner that computes 46 % of the time, on a host of the wrong speed: 30.04 s apart
@@ -71,9 +71,9 @@ def test_counters_that_begin_anew_give_no_nonsense() -> None:
 
 def test_a_node_counts_the_bytes_of_its_own_interfaces() -> None:
     assert counters(DEV)["eth0"] == (5339310818, 10382190)
-    assert total(DEV, ("eth0", "eth1")) == (5339310918, 10382240)
-    assert total(DEV, ("gone",)) is None
-    assert total(DEV, None) is None
+    assert traffic_of(DEV, ("eth0", "eth1")) == (5339310918, 10382240)
+    assert traffic_of(DEV, ("gone",)) is None
+    assert traffic_of(DEV, None) is None
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ class Attempt:
 
 
 def told_at(attempt: Attempt, seconds: int) -> list[int]:
-    usage = Usage(cast(Any, attempt))
+    usage = UsageReporter(cast(Any, attempt))
     told: list[int] = []
     for second in range(seconds):
         usage.tick(float(second))
@@ -288,11 +288,11 @@ def test_of_each_rank_what_it_used_since_the_last_look_also_when_it_was_started_
     proc = Proc()
     meter = RankMeter(proc)
     proc.add(10, "RANK=0", 5 * TICKS)
-    assert meter.look([10], 10.0, [])[0]["cpu"] == 0.5
+    assert meter.measure([10], 10.0, [])[0]["cpu"] == 0.5
     proc.add(10, "RANK=0", 14 * TICKS)
-    assert meter.look([10], 10.0, [])[0]["cpu"] == pytest.approx(0.9)
+    assert meter.measure([10], 10.0, [])[0]["cpu"] == pytest.approx(0.9)
     proc.add(20, "RANK=0", 3 * TICKS)  # the next generation
-    assert meter.look([20], 10.0, [])[0]["cpu"] == pytest.approx(0.3)
+    assert meter.measure([20], 10.0, [])[0]["cpu"] == pytest.approx(0.3)
 
 
 def test_what_a_rank_says_of_itself_is_passed_on_as_long_as_it_says_it() -> None:
@@ -300,12 +300,12 @@ def test_what_a_rank_says_of_itself_is_passed_on_as_long_as_it_says_it() -> None
     meter = RankMeter(proc)
     proc.add(10, "RANK=0 BATCHML_PROGRESS=/p/0")
     proc.files["/p/0"] = "12 4.0 110.0 100.0   \n"
-    assert meter.look([10], 5.0, [])[0] == {"cpu": 0, "memory": 0, "step": 12.0, "waited": 40.0}
+    assert meter.measure([10], 5.0, [])[0] == {"cpu": 0, "memory": 0, "step": 12.0, "waited": 40.0}
     proc.files["/p/0"] = "13 4.5 115.0 100.0   \n"
-    assert meter.look([10], 5.0, [])[0]["waited"] == pytest.approx(10.0)
-    assert meter.look([10], 5.0, [])[0]["waited"] == pytest.approx(10.0)  # a long step
+    assert meter.measure([10], 5.0, [])[0]["waited"] == pytest.approx(10.0)
+    assert meter.measure([10], 5.0, [])[0]["waited"] == pytest.approx(10.0)  # a long step
     proc.files["/p/0"] = "no word of ours"
-    assert "step" not in meter.look([10], 5.0, [])[0]
+    assert "step" not in meter.measure([10], 5.0, [])[0]
 
 
 # --- the pulse ---
@@ -333,36 +333,38 @@ class Clock:
         return self.now
 
 
-def told_in(path: Path) -> Told:
-    found = Told.read(path.read_text())
+def told_in(path: Path) -> RankProgress:
+    found = RankProgress.read(path.read_text())
     assert found is not None
     return found
 
 
 def test_a_pulse_is_one_short_line_that_is_written_over_and_not_too_often(tmp_path: Path) -> None:
     path, clock = tmp_path / "p", Clock()
-    pulse = Pulse(str(path), clock)
-    pulse.beat(1e9, 5.0)  # what was waited before the first call is before the beginning
-    assert told_in(path) == Told(1e9, 0.0, 100.0, 100.0)
+    pulse = ProgressFile(str(path), clock)
+    pulse.update(1e9, 5.0)  # what was waited before the first call is before the beginning
+    assert told_in(path) == RankProgress(1e9, 0.0, 100.0, 100.0)
     size = path.stat().st_size
     clock.now += WRITES / 2
-    pulse.beat(2, 0.05)
+    pulse.update(2, 0.05)
     assert told_in(path).step == 1e9
     clock.now += WRITES
-    pulse.beat(None, 0.05)
-    assert told_in(path) == pytest.approx(Told(2, 0.1, 100.3, 100.0))
+    pulse.update(None, 0.05)
+    assert told_in(path) == pytest.approx(RankProgress(2, 0.1, 100.3, 100.0))
     assert path.stat().st_size == size
-    Pulse(str(tmp_path / "no" / "folder"), clock).beat(1, 1.0)  # costs nobody the training
+    ProgressFile(str(tmp_path / "no" / "folder"), clock).update(1, 1.0)  # costs nobody the training
 
 
 def test_the_share_that_was_waited_is_of_the_time_between_two_looks() -> None:
-    first = Told(1, 2.0, 110.0, 100.0)
+    first = RankProgress(1, 2.0, 110.0, 100.0)
     assert waited_share(None, first) == pytest.approx(0.2)
-    assert waited_share(first, Told(2, 7.0, 120.0, 100.0)) == pytest.approx(0.5)
-    assert waited_share(first, Told(2, 3.0, 130.0, 120.0)) == pytest.approx(0.3)  # another process
+    assert waited_share(first, RankProgress(2, 7.0, 120.0, 100.0)) == pytest.approx(0.5)
+    assert waited_share(first, RankProgress(2, 3.0, 130.0, 120.0)) == pytest.approx(
+        0.3
+    )  # another process
     assert waited_share(first, first) is None
-    assert waited_share(first, Told(2, None, 120.0, 100.0)) is None
-    assert waited_share(first, Told(2, 99.0, 120.0, 100.0)) == 1.0
+    assert waited_share(first, RankProgress(2, None, 120.0, 100.0)) is None
+    assert waited_share(first, RankProgress(2, 99.0, 120.0, 100.0)) == 1.0
 
 
 @examples(max_examples=50)
@@ -370,8 +372,8 @@ def test_the_share_that_was_waited_is_of_the_time_between_two_looks() -> None:
 def test_any_step_is_written_in_the_width_of_the_line(
     step: float | None, waited: float | None
 ) -> None:
-    line = Told(step, waited, 1e7, 1e7).write()
+    line = RankProgress(step, waited, 1e7, 1e7).write()
     assert len(line) <= 95
-    found = Told.read(line + " " * 9 + "\n")
+    found = RankProgress.read(line + " " * 9 + "\n")
     assert found is not None
     assert found.step == (None if step is None else pytest.approx(step))

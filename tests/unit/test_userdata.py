@@ -11,18 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchml.aws.ec2 import MAX_USER_DATA, Part, multipart, user_data
-from batchml.aws.naming import Workspace
+from batchml.aws.ec2 import MAX_USER_DATA, UserDataPart, make_user_data, to_mime
+from batchml.aws.naming import WorkspaceMount
 from batchml.errors import ConfigError
 
-EFS = Workspace(kind="efs", file_system="fs-0123456789abcdef0")
-POINT = Workspace(kind="efs", file_system="fs-0123456789abcdef0", access_point="fsap-01")
-LUSTRE = Workspace(
+EFS = WorkspaceMount(kind="efs", file_system="fs-0123456789abcdef0")
+POINT = WorkspaceMount(kind="efs", file_system="fs-0123456789abcdef0", access_point="fsap-01")
+LUSTRE = WorkspaceMount(
     kind="fsx-lustre", file_system="fs-0123", dns="fs-0123.fsx.eu-west-1.amazonaws.com",
     mount_name="abcdefgh",
 )  # fmt: skip
 PLACES = pytest.mark.parametrize(
-    "workspace", [Workspace(), EFS, POINT, LUSTRE], ids=["none", "efs", "access-point", "lustre"]
+    "workspace",
+    [WorkspaceMount(), EFS, POINT, LUSTRE],
+    ids=["none", "efs", "access-point", "lustre"],
 )
 
 
@@ -106,8 +108,8 @@ def instance(tmp_path: Path) -> Instance:
 
 
 @PLACES
-def test_every_part_is_a_shell_script_for_cloud_init(workspace: Workspace) -> None:
-    found = parts(user_data(workspace=workspace, is_spot=True))
+def test_every_part_is_a_shell_script_for_cloud_init(workspace: WorkspaceMount) -> None:
+    found = parts(make_user_data(workspace=workspace, is_spot=True))
     assert [kind for kind, _ in found][-1] == SCRIPT
     assert {kind for kind, _ in found} <= {BOOTHOOK, SCRIPT}
     for _, content in found:
@@ -119,9 +121,9 @@ def test_every_part_is_a_shell_script_for_cloud_init(workspace: Workspace) -> No
 
 
 @PLACES
-def test_a_linter_has_nothing_to_say(instance: Instance, workspace: Workspace) -> None:
+def test_a_linter_has_nothing_to_say(instance: Instance, workspace: WorkspaceMount) -> None:
     shellcheck = Path(sys.executable).parent / "shellcheck"
-    found = [content for _, content in parts(user_data(workspace=workspace, is_spot=True))]
+    found = [content for _, content in parts(make_user_data(workspace=workspace, is_spot=True))]
     for hook in found[:-1]:
         instance.run(hook)  # some write scripts of their own
     found += [path.read_text() for path in (instance.root / "usr/local/sbin").iterdir()]
@@ -134,7 +136,7 @@ def test_a_linter_has_nothing_to_say(instance: Instance, workspace: Workspace) -
 def test_the_agent_gets_its_settings_and_keeps_what_batch_wrote(instance: Instance) -> None:
     path = instance.root / "etc/ecs/ecs.config"
     path.write_text("ECS_CLUSTER=batch-1\nECS_CONTAINER_STOP_TIMEOUT=30s")  # no end of line
-    (script,) = scripts(user_data(stop_seconds=90), SCRIPT)
+    (script,) = scripts(make_user_data(stop_seconds=90), SCRIPT)
     shown = instance.run(script)
     assert (shown.returncode, shown.stderr) == (0, "")
     lines = instance.agent.splitlines()
@@ -159,7 +161,7 @@ def test_the_agent_gets_its_settings_and_keeps_what_batch_wrote(instance: Instan
 
 
 def test_the_agent_file_is_made_where_there_is_none(instance: Instance) -> None:
-    (script,) = scripts(user_data(), SCRIPT)
+    (script,) = scripts(make_user_data(), SCRIPT)
     assert instance.run(script).returncode == 0
     assert instance.agent.startswith("ECS_")
 
@@ -168,14 +170,14 @@ def test_the_agent_file_is_made_where_there_is_none(instance: Instance) -> None:
 def test_privileged_containers_start_only_where_the_driver_is_mounted(
     instance: Instance, lets: bool
 ) -> None:
-    (script,) = scripts(user_data(lets_privileged=lets, has_gpus=lets), SCRIPT)
+    (script,) = scripts(make_user_data(lets_privileged=lets, has_gpus=lets), SCRIPT)
     instance.run(script)
     assert f"ECS_DISABLE_PRIVILEGED={'false' if lets else 'true'}\n" in instance.agent
     assert ("ECS_ENABLE_GPU_SUPPORT=true\n" in instance.agent) is lets
 
 
 def test_only_root_reaches_the_metadata_and_the_rule_is_made_once(instance: Instance) -> None:
-    (hook,) = scripts(user_data(), BOOTHOOK)
+    (hook,) = scripts(make_user_data(), BOOTHOOK)
     for _ in range(2):
         assert instance.run(hook).returncode == 0
     made = [call for call in instance.called("iptables") if " -I " in call]
@@ -196,9 +198,9 @@ def test_only_root_reaches_the_metadata_and_the_rule_is_made_once(instance: Inst
     ids=["efs", "access-point", "lustre"],
 )  # fmt: skip
 def test_the_workspace_is_mounted_once_and_before_the_agent(
-    instance: Instance, workspace: Workspace, command: str
+    instance: Instance, workspace: WorkspaceMount, command: str
 ) -> None:
-    _, hook = scripts(user_data(workspace=workspace), BOOTHOOK)
+    _, hook = scripts(make_user_data(workspace=workspace), BOOTHOOK)
     states = []
     for _ in range(2):  # two boots of which the second finds it mounted
         assert instance.run(hook).returncode == 0
@@ -214,16 +216,16 @@ def test_the_workspace_is_mounted_once_and_before_the_agent(
 
 
 def test_every_job_may_write_unless_an_access_point_says_who(instance: Instance) -> None:
-    _, hook = scripts(user_data(workspace=EFS), BOOTHOOK)
+    _, hook = scripts(make_user_data(workspace=EFS), BOOTHOOK)
     instance.run(hook)
     assert (instance.root / "workspace").stat().st_mode & 0o7777 == 0o1777
-    assert "chmod 1777" not in scripts(user_data(workspace=POINT), BOOTHOOK)[1]
+    assert "chmod 1777" not in scripts(make_user_data(workspace=POINT), BOOTHOOK)[1]
 
 
 def test_a_mount_is_tried_again_and_in_the_end_the_agent_does_not_start(
     instance: Instance,
 ) -> None:
-    _, hook = scripts(user_data(workspace=EFS), BOOTHOOK)
+    _, hook = scripts(make_user_data(workspace=EFS), BOOTHOOK)
     instance.install("mount", "exit 32")
     shown = instance.run(hook)
     assert shown.returncode == 1
@@ -238,23 +240,23 @@ def test_a_mount_is_tried_again_and_in_the_end_the_agent_does_not_start(
 
 
 def test_what_mounts_is_installed_where_an_image_lacks_it(instance: Instance) -> None:
-    _, hook = scripts(user_data(workspace=LUSTRE), BOOTHOOK)
+    _, hook = scripts(make_user_data(workspace=LUSTRE), BOOTHOOK)
     assert instance.run(hook).returncode == 0
     assert instance.called("dnf") == ["install -y lustre-client"]
-    _, hook = scripts(user_data(workspace=EFS), BOOTHOOK)  # mount.efs is there
+    _, hook = scripts(make_user_data(workspace=EFS), BOOTHOOK)  # mount.efs is there
     (instance.root / "mounted").unlink()
     assert instance.run(hook).returncode == 0
     assert instance.called("dnf") == ["install -y lustre-client"]
 
 
 def test_without_a_workspace_nothing_is_mounted() -> None:
-    assert "mount" not in user_data()
+    assert "mount" not in make_user_data()
 
 
 @given(st.integers(1, 40_000))
 def test_user_data_is_never_more_than_ec2_takes(length: int) -> None:
     try:
-        made = multipart([Part("script", "#!/bin/bash\n" + "#" * length)])
+        made = to_mime([UserDataPart("script", "#!/bin/bash\n" + "#" * length)])
     except ConfigError as error:
         assert "16384" in str(error)
         assert length > MAX_USER_DATA - 400

@@ -11,8 +11,8 @@ from shutil import which
 
 import pytest
 
-from batchml.aws.ec2 import METADATA, user_data
-from batchml.runtime.telemetry.spot import FILE, Announced, Notice, source_of
+from batchml.aws.ec2 import METADATA, make_user_data
+from batchml.runtime.telemetry.spot import FILE, SpotNotice, SpotWatcher, find_source
 from tests.conftest import wait_for
 from tests.needs import unavailable
 from tests.unit.test_notice import ACTION, AT, Metadata, Run, listening, metadata
@@ -24,7 +24,7 @@ REBALANCE = {"noticeTime": "2026-09-18T08:00:00Z"}
 
 
 def installed(instance: Instance) -> Path:
-    hook = scripts(user_data(is_spot=True), BOOTHOOK)[-1]
+    hook = scripts(make_user_data(is_spot=True), BOOTHOOK)[-1]
     for _ in range(2):  # two boots
         shown = instance.run(hook)
         assert (shown.returncode, shown.stderr) == (0, "")
@@ -54,7 +54,7 @@ def looked(metadata: Metadata, times: int = 2) -> None:
 
 
 def test_only_spot_hosts_have_the_service_and_each_boot_starts_it(instance: Instance) -> None:
-    assert "batchml-notice" not in user_data()
+    assert "batchml-notice" not in make_user_data()
     script = installed(instance)
     assert os.access(script, os.X_OK)
     unit = (instance.root / "etc/systemd/system/batchml-notice.service").read_text()
@@ -80,7 +80,7 @@ def test_what_ec2_announces_is_there_for_containers_and_before_it_nothing(
     metadata.answers["events/recommendations/rebalance"] = REBALANCE
     wait_for((folder / "notice.rebalance").exists, "the advice is there")
     assert json.loads((folder / "notice.rebalance").read_text()) == REBALANCE
-    companion.look()
+    companion.poll()
     companion.tick(0)
     assert len(run.said) == 1 and run.stopped == []
     metadata.token = "t2"  # the first one has ended
@@ -90,8 +90,8 @@ def test_what_ec2_announces_is_there_for_containers_and_before_it_nothing(
     heard(companion, run)
 
 
-def heard(companion: Notice, run: Run) -> None:
-    companion.look()
+def heard(companion: SpotWatcher, run: Run) -> None:
+    companion.poll()
     companion.tick(1)
     [(reason, code)] = run.stopped
     assert code == 75
@@ -143,11 +143,11 @@ def test_where_nobody_answers_the_file_is_read_for_as_long_as_the_run_lasts(tmp_
     path = tmp_path / "notice"
     service = "http://169.254.169.254"
     environ = {FILE: str(path), "AWS_EC2_METADATA_SERVICE_ENDPOINT": service}
-    source = source_of(environ, refuses)
+    source = find_source(environ, refuses)
     assert source is not None
     for _ in range(9):
         assert source.notice() is None
         assert not source.recommends_rebalance()
     assert len(asked) == 3
     path.write_text(json.dumps(ACTION))
-    assert source.notice() == Announced("terminate", AT)
+    assert source.notice() == SpotNotice("terminate", AT)

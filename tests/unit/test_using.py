@@ -8,47 +8,64 @@ from typing import Any, cast
 import pytest
 from msgspec import structs
 
-from batchml.aws.batch.jobs import Mark
-from batchml.cli.using import cells_of, node_lines, nodes_json
-from batchml.client.gang_parts import Part
-from batchml.client.nodeuse import MOST, measure_gang, nodes_of, uses_of
-from batchml.client.place import Place
-from batchml.model.outcome import is_torchrun
+from batchml.aws.batch.jobs import LogMark
+from batchml.context import Context
+from batchml.model.outcome import restarts_in_place
 from batchml.model.run import Attempt, JobStatus, Run
-from batchml.ops.metrics import Metrics, Sample, Series
-from batchml.ops.plot import html, png, write_plot
-from batchml.ops.search import Found
-from batchml.ops.using import AGE, Node, Slow, Use, charts, collect, slow_ranks, slow_text
-from batchml.ops.watch import Happening, Line, Measured, Opened, StatusChanged
-from batchml.runtime.protocol.launch import TORCHRUN, Plan
+from batchml.runs.commands.usage import cells_of, node_lines, nodes_json
+from batchml.runs.groups.members import GroupMember
+from batchml.runs.metrics.nodes import MOST, measure_gang, nodes_of, uses_of
+from batchml.runs.metrics.plot import html, png, write_plot
+from batchml.runs.metrics.series import Metrics, Sample, Series
+from batchml.runs.metrics.usage import (
+    AGE,
+    NodeUsage,
+    SlowRank,
+    UsageSample,
+    charts,
+    collect,
+    slow_ranks,
+    slow_text,
+)
+from batchml.runs.search import FoundRun
+from batchml.runs.watch.events import (
+    LogOpened,
+    MetricsReported,
+    OutputLine,
+    RunEvent,
+    StatusChanged,
+)
+from batchml.runtime.protocol.launch import TORCHRUN, LaunchPlan
 from tests.fakes import FakeClock
 from tests.scripted import ScriptedSession
 
 NOW = 1_800_000_000_000
 
 
-def node(index: int, status: str = "RUNNING", *streams: str, **more: Any) -> Node:
+def node(index: int, status: str = "RUNNING", *streams: str, **more: Any) -> NodeUsage:
     attempts = tuple(Attempt(log_stream=each) for each in streams or (f"s{index}",))
     run = Run(f"j#{index}", "n", "q", JobStatus(status), attempts=attempts, vcpus=2,
               memory_mib=2048, node_index=index, **more)  # fmt: skip
-    return Node(f"node {index}", run)
+    return NodeUsage(f"node {index}", run)
 
 
-def use(index: int, ranks: Mapping[int, Mapping[str, float]]) -> Use:
-    return Use(node(index), {"cpu": 1.0}, {rank: dict(told) for rank, told in ranks.items()})
+def use(index: int, ranks: Mapping[int, Mapping[str, float]]) -> UsageSample:
+    return UsageSample(
+        node(index), {"cpu": 1.0}, {rank: dict(told) for rank, told in ranks.items()}
+    )
 
 
 def test_each_mark_is_its_nodes_and_what_is_old_is_not_of_now() -> None:
     nodes = [node(0), node(1, "FAILED"), node(2, "RUNNING", "old2", "s2")]
     marks = [
-        Mark("old2", NOW - 90_000, "::batchml usage cpu=9"),
-        Mark("s1", NOW - 9 * AGE, "::batchml usage cpu=0.5 memory=10"),
-        Mark("s0", NOW - AGE - 1, "::batchml usage cpu=1"),
-        Mark("s0", NOW - AGE - 1, "::batchml ranks 0=cpu:1"),
-        Mark("s2", NOW - 1, "::batchml usage cpu=0.25"),
-        Mark("s2", NOW - 1, "::batchml ranks 2=cpu:0.25,step:7 3=cpu:0.1"),
-        Mark("s2", NOW - 1, "not a mark"),
-        Mark("elsewhere", NOW, "::batchml usage cpu=7"),
+        LogMark("old2", NOW - 90_000, "::batchml usage cpu=9"),
+        LogMark("s1", NOW - 9 * AGE, "::batchml usage cpu=0.5 memory=10"),
+        LogMark("s0", NOW - AGE - 1, "::batchml usage cpu=1"),
+        LogMark("s0", NOW - AGE - 1, "::batchml ranks 0=cpu:1"),
+        LogMark("s2", NOW - 1, "::batchml usage cpu=0.25"),
+        LogMark("s2", NOW - 1, "::batchml ranks 2=cpu:0.25,step:7 3=cpu:0.1"),
+        LogMark("s2", NOW - 1, "not a mark"),
+        LogMark("elsewhere", NOW, "::batchml usage cpu=7"),
     ]
     found = collect(nodes, marks, NOW)
     assert [each.usage for each in found] == [{}, {"cpu": 0.5, "memory": 10.0}, {"cpu": 0.25}]
@@ -61,7 +78,7 @@ def test_each_mark_is_its_nodes_and_what_is_old_is_not_of_now() -> None:
 # --- which rank is slow ---
 
 
-def waits(*shares: float) -> list[Use]:
+def waits(*shares: float) -> list[UsageSample]:
     """Two nodes, the ranks of which say that they wait such parts of the time."""
     half = len(shares) // 2
     told = [{"cpu": 1.0, "waited": share} for share in shares]
@@ -70,7 +87,7 @@ def waits(*shares: float) -> list[Use]:
 
 def test_the_rank_that_waits_least_is_the_slow_one() -> None:
     found = slow_ranks(waits(40, 37, 38, 38, 39, 2, 38, 36))
-    assert found == Slow((5,), ("node 1",), 38.0, "waited")
+    assert found == SlowRank((5,), ("node 1",), 38.0, "waited")
     assert slow_text(found) == (
         "rank 5 on node 1 is the slow one: the others wait 38 % of a step for it"
     )
@@ -82,7 +99,7 @@ def test_the_rank_that_waits_least_is_the_slow_one() -> None:
     node_1 = slow_ranks(waits(40, 37, 38, 38, 1, 2, 0, 3))
     assert node_1 is not None
     assert "ranks 4-7 on node 1 are the slow ones: the others wait 38 %" in slow_text(node_1)
-    assert slow_ranks(waits(0, 45)) == Slow((0,), ("node 0",), 45.0, "waited")
+    assert slow_ranks(waits(0, 45)) == SlowRank((0,), ("node 0",), 45.0, "waited")
 
 
 @pytest.mark.parametrize(
@@ -106,7 +123,7 @@ def test_where_only_some_say_what_they_wait_nobody_is_named() -> None:
 
 
 def test_without_their_word_the_rank_that_computes_most_may_be_the_slow_one() -> None:
-    def by_cpu(*cores: float, **more: float) -> Slow | None:
+    def by_cpu(*cores: float, **more: float) -> SlowRank | None:
         return slow_ranks([use(0, {i: {"cpu": each, **more} for i, each in enumerate(cores)})])
 
     found = by_cpu(0.5, 0.98, 0.45, 0.5)
@@ -166,9 +183,9 @@ class Here:
         return self.session
 
     def describe(self, job_ids: Sequence[str]) -> dict[str, Run]:
-        from batchml.aws.batch.jobs import BatchApi
+        from batchml.aws.batch.jobs import JobApi
 
-        return BatchApi(self.session).describe(job_ids)
+        return JobApi(self.session).describe(job_ids)
 
 
 @pytest.fixture
@@ -183,8 +200,8 @@ def whole(**more: Any) -> Run:
 
 
 def test_two_calls_show_what_the_nodes_of_a_run_use(here: Here) -> None:
-    place = cast(Place, here)
-    nodes = nodes_of(place, Found(whole(nodes=2), None), [])
+    place = cast(Context, here)
+    nodes = nodes_of(place, FoundRun(whole(nodes=2), None), [])
     uses = uses_of(place, nodes)
     assert [operation for operation, _ in here.session.calls] == [
         "DescribeJobs", "FilterLogEvents",
@@ -208,35 +225,37 @@ def test_two_calls_show_what_the_nodes_of_a_run_use(here: Here) -> None:
 
 
 def test_of_a_gang_the_head_and_each_worker_is_a_node(here: Here) -> None:
-    place = cast(Place, here)
+    place = cast(Context, here)
     head = whole(attempts=(Attempt(log_stream="h"),))
     workers = Run("w", "n", "q", JobStatus.RUNNING, array_size=3)
     one = Run("o", "n", "q", JobStatus.RUNNING, attempts=(Attempt(log_stream="o"),))
     parts = [
-        Part("workers", 3, "w", Found(workers, None)),
-        Part("one", 1, "o", Found(one, None)),
-        Part("gone", 1),
+        GroupMember("workers", 3, "w", FoundRun(workers, None)),
+        GroupMember("one", 1, "o", FoundRun(one, None)),
+        GroupMember("gone", 1),
     ]
-    nodes = nodes_of(place, Found(head, None), parts)
+    nodes = nodes_of(place, FoundRun(head, None), parts)
     assert [each.name for each in nodes] == ["head", "one", "workers 0", "workers 1", "workers 2"]
     assert here.session.asked("DescribeJobs") == [{"jobs": ["w:0", "w:1", "w:2"]}]
     many = Run("w", "n", "q", JobStatus.RUNNING, array_size=10_000)
-    nodes = nodes_of(place, Found(head, None), [Part("workers", 1, "w", Found(many, None))])
+    nodes = nodes_of(
+        place, FoundRun(head, None), [GroupMember("workers", 1, "w", FoundRun(many, None))]
+    )
     assert len(nodes) == MOST + 1
 
 
 def test_one_node_of_a_run_is_shown_by_itself(here: Here) -> None:
     one = node(3).run
-    assert nodes_of(cast(Place, here), Found(one, None), []) == [Node("node 3", one)]
+    assert nodes_of(cast(Context, here), FoundRun(one, None), []) == [NodeUsage("node 3", one)]
     assert here.session.calls == []
 
 
 def test_a_run_that_has_no_nodes_or_has_not_begun_costs_no_call(here: Here) -> None:
-    place = cast(Place, here)
+    place = cast(Context, here)
     waiting = Run("j", "n", "q", JobStatus.RUNNABLE, nodes=4)
     plain = whole(attempts=(Attempt(log_stream="s"),))
     for run in (waiting, plain, None):
-        nodes = nodes_of(place, Found(run, None), [])
+        nodes = nodes_of(place, FoundRun(run, None), [])
         assert nodes == []
         assert uses_of(place, nodes) == []
     assert here.session.calls == []
@@ -248,19 +267,19 @@ def test_who_may_not_read_logs_sees_how_the_nodes_are(monkeypatch: pytest.Monkey
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
     aws = Aws()
     aws.denied = True
-    place = cast(Place, Here(ScriptedSession(aws)))
-    uses = uses_of(place, nodes_of(place, Found(whole(nodes=2), None), []))
+    place = cast(Context, Here(ScriptedSession(aws)))
+    uses = uses_of(place, nodes_of(place, FoundRun(whole(nodes=2), None), []))
     lines = list(node_lines(uses, 0))
     assert lines[1] == "node 0  RUNNING  2    2048M"
     assert nodes_json(uses)["nodes"][0]["usage"] is None
 
 
 def test_of_a_run_that_is_over_its_end_is_read_and_for_a_plot_all_of_it(here: Here) -> None:
-    place = cast(Place, here)
+    place = cast(Context, here)
     first = Attempt(NOW - 9_000_000, NOW - 8_000_000, log_stream="a")
     last = Attempt(NOW - 7_000_000, NOW - 1_000_000, log_stream="b")
     over = node(0, "SUCCEEDED")
-    ended = Node("node 0", Run("j#0", "n", "q", JobStatus.SUCCEEDED, attempts=(first, last)))
+    ended = NodeUsage("node 0", Run("j#0", "n", "q", JobStatus.SUCCEEDED, attempts=(first, last)))
     uses_of(place, [ended])
     uses_of(place, [ended, over], whole=True)
     short, long = here.session.asked("FilterLogEvents")
@@ -309,21 +328,21 @@ def test_curves_of_nodes_are_drawn_as_png_too() -> None:
 
 
 def gang(**more: Any) -> Run:
-    return whole(nodes=2, environment={"BATCHML_LAUNCH": Plan(TORCHRUN).to_json()}, **more)
+    return whole(nodes=2, environment={"BATCHML_LAUNCH": LaunchPlan(TORCHRUN).to_json()}, **more)
 
 
 def test_what_rank_0_reports_is_the_runs() -> None:
     points = ({"step": 1, "loss": 0.5},)
     metrics = Metrics({"acc": r"acc=(\S+)"})
     list(metrics.watch([
-        StatusChanged(gang()), Opened("s0", 1, "0"), Opened("s1", 1, "1"),
-        Measured("s0", points, "0"), Line(1, "acc=0.5", "1"),
+        StatusChanged(gang()), LogOpened("s0", 1, "0"), LogOpened("s1", 1, "1"),
+        MetricsReported("s0", points, "0"), OutputLine(1, "acc=0.5", "1"),
     ]))  # fmt: skip
     assert set(metrics.series) == {"loss", "acc:1"}
     plain = Metrics()
-    list(plain.watch([StatusChanged(whole(nodes=2)), Measured("s0", points, "0")]))
+    list(plain.watch([StatusChanged(whole(nodes=2)), MetricsReported("s0", points, "0")]))
     assert set(plain.series) == {"loss:0"}
-    assert not is_torchrun(whole(environment={"BATCHML_LAUNCH": "{"}))
+    assert not restarts_in_place(whole(environment={"BATCHML_LAUNCH": "{"}))
 
 
 def test_the_metrics_of_a_gang_are_read_from_its_main_node() -> None:
@@ -341,18 +360,18 @@ def test_the_metrics_of_a_gang_are_read_from_its_main_node() -> None:
             return []
 
     nodes = [node(1), node(0)]
-    measure_gang(cast(Place, Logs()), gang(), nodes, None)
+    measure_gang(cast(Context, Logs()), gang(), nodes, None)
     assert opened == ["s0"]
-    measure_gang(cast(Place, Logs()), whole(nodes=2), nodes, None)
+    measure_gang(cast(Context, Logs()), whole(nodes=2), nodes, None)
     assert opened == ["s0"]
 
 
 def test_patterns_of_ranks_that_train_together_have_plain_names() -> None:
     run = Run("j", "n", "q", JobStatus.RUNNING, nodes=2,
-              environment={"BATCHML_LAUNCH": Plan(TORCHRUN).to_json()})  # fmt: skip
+              environment={"BATCHML_LAUNCH": LaunchPlan(TORCHRUN).to_json()})  # fmt: skip
     for environment, name in ((run.environment, "loss"), ({}, "loss:0")):
         metrics = Metrics({"loss": "loss ([0-9.]+)"})
         begun = StatusChanged(structs.replace(run, environment=environment))
-        told: list[Happening] = [begun, Opened("s", 1, "0"), Line(0, "loss 0.5", "0")]
+        told: list[RunEvent] = [begun, LogOpened("s", 1, "0"), OutputLine(0, "loss 0.5", "0")]
         assert list(metrics.watch(told)) == told
         assert metrics.values == {name: 0.5}

@@ -8,35 +8,33 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from batchml.aws.logs import LogLine, Page, StreamReader
+from batchml.aws.logs import LogLine, LogPage, StreamReader
 from batchml.errors import ServiceUnreachable
 from batchml.model.logcheck import LogCheck, LogState
 from batchml.model.outcome import describe_outcome
+from batchml.model.polling import PollIntervals, backoff
 from batchml.model.run import Attempt, JobStatus, Run
-from batchml.ops.watch import (
+from batchml.runs.watch.events import (
     DAMAGED,
     MARKED,
     PROVEN,
     QUIET,
     SHORT,
-    Closed,
-    Ended,
-    Happening,
-    Line,
-    Lost,
-    Pace,
-    Progress,
+    LinesLost,
+    LogClosed,
+    OutputLine,
+    RunEnded,
+    RunEvent,
     StatusChanged,
-    backoff,
-    follow,
-    wait,
+    WaitingProgress,
 )
-from batchml.ops.watch.following import as_node
+from batchml.runs.watch.follow import as_node, follow
+from batchml.runs.watch.poller import wait
 from batchml.runtime.protocol.log_marks import NEEDED_MEMORY, end_mark
 from tests.fakes import FakeClock
 
 STOPPED = 1_000_000_000  # ms: now, on the test's clock
-PACE = Pace(first=2.0, most=15.0, quiet=10.0, patience=60.0)
+PACE = PollIntervals(first=2.0, most=15.0, quiet=10.0, patience=60.0)
 
 
 class FakeReader(StreamReader):
@@ -47,11 +45,11 @@ class FakeReader(StreamReader):
         self._reads = reads
         self._all = [message for read in reads for message in read]
 
-    def page(self) -> Page:
+    def page(self) -> LogPage:
         messages = self._reads.pop(0) if self._reads else []
-        return Page([LogLine(0, message) for message in messages], True)
+        return LogPage([LogLine(0, message) for message in messages], True)
 
-    def again(self, since: int | None = None) -> StreamReader:
+    def restarted(self, since: int | None = None) -> StreamReader:
         seen = self._all[: len(self._all) - sum(map(len, self._reads))]
         return FakeReader(self.stream, [seen])
 
@@ -62,7 +60,7 @@ def run_of(status: str, *attempts: Attempt, reason: str = "") -> Run:
 
 def followed(
     runs: Sequence[Run | Exception | None], logs: dict[str, list[list[str]]], clock: FakeClock
-) -> list[Happening]:
+) -> list[RunEvent]:
     """Follow a run whose looks are scripted; the last look repeats."""
     looks = list(runs)
 
@@ -78,11 +76,11 @@ def followed(
     return list(follow(describe, open_log, "j", clock=clock, pace=PACE))
 
 
-def lines(happenings: Sequence[Happening]) -> list[str]:
-    return [happening.text for happening in happenings if isinstance(happening, Line)]
+def lines(happenings: Sequence[RunEvent]) -> list[str]:
+    return [happening.text for happening in happenings if isinstance(happening, OutputLine)]
 
 
-def kinds(happenings: Sequence[Happening], kind: type[Any]) -> list[Any]:
+def kinds(happenings: Sequence[RunEvent], kind: type[Any]) -> list[Any]:
     return [happening for happening in happenings if isinstance(happening, kind)]
 
 
@@ -102,7 +100,7 @@ def test_backoff_grows_by_half_up_to_its_bound() -> None:
 def test_progress_of_the_start_is_told_once() -> None:
     making = run_of("STARTING", reason="installing")
     seen = followed([making, making, run_of("FAILED")], {}, FakeClock())
-    assert [progress.text for progress in kinds(seen, Progress)] == ["installing"]
+    assert [progress.text for progress in kinds(seen, WaitingProgress)] == ["installing"]
 
 
 def test_lines_that_come_after_the_end_are_waited_for_and_the_mark_proves_them() -> None:
@@ -110,22 +108,22 @@ def test_lines_that_come_after_the_end_are_waited_for_and_the_mark_proves_them()
     late = {"s": [["one"], [], ["two"], ["three", end_mark(0, 3)]]}
     seen = followed([over], late, FakeClock())
     assert lines(seen) == ["one", "two", "three"]
-    assert [closed.proof for closed in kinds(seen, Closed)] == [MARKED]
-    assert isinstance(seen[-1], Ended)
+    assert [closed.proof for closed in kinds(seen, LogClosed)] == [MARKED]
+    assert isinstance(seen[-1], RunEnded)
 
 
 def test_without_a_mark_the_log_ends_after_a_quiet_time_and_is_not_called_complete() -> None:
     clock = FakeClock()
     over = run_of("SUCCEEDED", Attempt(log_stream="s", stopped_at=STOPPED))
     seen = followed([over], {"s": [["one"]]}, clock)
-    assert [(closed.proof, closed.lines) for closed in kinds(seen, Closed)] == [(QUIET, 1)]
+    assert [(closed.proof, closed.lines) for closed in kinds(seen, LogClosed)] == [(QUIET, 1)]
     assert sum(clock.naps) >= PACE.quiet
 
 
 def test_a_mark_that_counts_more_lines_than_came_is_told() -> None:
     over = run_of("SUCCEEDED", Attempt(log_stream="s", stopped_at=STOPPED))
     seen = followed([over], {"s": [["one", end_mark(0, 2)]]}, FakeClock())
-    assert [closed.proof for closed in kinds(seen, Closed)] == [SHORT]
+    assert [closed.proof for closed in kinds(seen, LogClosed)] == [SHORT]
 
 
 @pytest.mark.parametrize(
@@ -145,7 +143,7 @@ def test_where_a_server_checks_logs_its_result_is_what_counts(
     """And it is waited for: while a large log is checked, the pages are empty."""
 
     class Checked(FakeReader):
-        def page(self) -> Page:
+        def page(self) -> LogPage:
             left = len(self._reads)
             found = LogCheck(LogState.UNCHECKED if left > 1 else state)
             return super().page()._replace(caught_up=False, check=found)
@@ -158,7 +156,7 @@ def test_where_a_server_checks_logs_its_result_is_what_counts(
             "j", clock=clock, pace=PACE,
         )
     )  # fmt: skip
-    assert [(closed.proof, closed.check) for closed in kinds(seen, Closed)] == [
+    assert [(closed.proof, closed.check) for closed in kinds(seen, LogClosed)] == [
         (proof, LogCheck(state))
     ]
     assert sum(clock.naps) < PACE.settle
@@ -168,15 +166,15 @@ def test_a_log_that_is_gone_is_told_though_it_has_no_line() -> None:
     gone = LogCheck(LogState.GONE, 3)
 
     class Gone(FakeReader):
-        def page(self) -> Page:
-            return Page([], True, check=gone)
+        def page(self) -> LogPage:
+            return LogPage([], True, check=gone)
 
     over = run_of("SUCCEEDED", Attempt(log_stream="s", stopped_at=STOPPED))
     watched = follow(
         lambda ids: {"j": over}, lambda run, stream: Gone(stream, []), "j",
         clock=FakeClock(), pace=PACE,
     )  # fmt: skip
-    (closed,) = kinds(list(watched), Closed)
+    (closed,) = kinds(list(watched), LogClosed)
     assert (closed.proof, closed.is_complete, closed.check) == (DAMAGED, False, gone)
 
 
@@ -184,7 +182,7 @@ def test_what_the_server_says_after_the_mark_does_not_make_a_log_incomplete() ->
     over = run_of("SUCCEEDED", Attempt(log_stream="s", stopped_at=STOPPED))
     seen = followed([over], {"s": [["one", end_mark(0, 1), NEEDED_MEMORY]]}, FakeClock())
     assert lines(seen) == ["one", NEEDED_MEMORY]
-    assert [closed.proof for closed in kinds(seen, Closed)] == [MARKED]
+    assert [closed.proof for closed in kinds(seen, LogClosed)] == [MARKED]
 
 
 def test_the_output_of_all_attempts_is_shown_in_their_order() -> None:
@@ -197,7 +195,7 @@ def test_the_output_of_all_attempts_is_shown_in_their_order() -> None:
     logs = {"a": [["a1"], ["a2", end_mark(1, 2)]], "b": [["b1", end_mark(0, 1)]]}
     seen = followed(looks, logs, FakeClock())
     assert lines(seen) == ["a1", "a2", "b1"]
-    assert [closed.proof for closed in kinds(seen, Closed)] == [MARKED, MARKED]
+    assert [closed.proof for closed in kinds(seen, LogClosed)] == [MARKED, MARKED]
 
 
 @given(
@@ -215,7 +213,7 @@ def test_no_line_is_lost_or_doubled_however_they_arrive(reads: list[list[str]], 
     seen = followed(looks, {"s": scripted}, FakeClock())
     arrived = lines(seen)
     assert arrived == whole[: len(arrived)]
-    closed = kinds(seen, Closed)
+    closed = kinds(seen, LogClosed)
     if closed and closed[0].proof == MARKED:
         assert arrived == whole
 
@@ -228,8 +226,8 @@ def test_a_failed_call_is_no_news_of_the_run() -> None:
         run_of("SUCCEEDED"),
     ]
     seen = followed(looks, {}, FakeClock())
-    assert len(kinds(seen, Lost)) == 2
-    assert isinstance(seen[-1], Ended)
+    assert len(kinds(seen, LinesLost)) == 2
+    assert isinstance(seen[-1], RunEnded)
 
 
 def test_a_job_that_stays_invisible_ends_the_watch_with_a_reason() -> None:
@@ -265,7 +263,7 @@ def test_a_run_that_vanishes_does_not_keep_anyone_waiting_for_ever() -> None:
 
 
 class Unreachable(FakeReader):
-    def page(self) -> Page:
+    def page(self) -> LogPage:
         raise ServiceUnreachable("no logs")
 
 
@@ -284,9 +282,9 @@ def test_a_log_out_of_reach_ends_the_watch_with_what_is_known() -> None:
             pace=PACE,
         )
     )
-    assert isinstance(happenings[-1], Ended)
+    assert isinstance(happenings[-1], RunEnded)
     assert happenings[-1].run is over
-    (told,) = kinds(happenings, Progress)
+    (told,) = kinds(happenings, WaitingProgress)
     assert "cannot be read" in told.text
 
 

@@ -13,37 +13,35 @@ from hypothesis import strategies as st
 from batchml.aws.logs import LogLine, StreamReader
 from batchml.aws.session import Session
 from batchml.errors import AccessError, ServiceError, ServiceUnreachable
+from batchml.model.polling import LOCAL_INTERVALS, PollIntervals
 from batchml.model.record import Record
 from batchml.model.run import Attempt, JobStatus, Run
-from batchml.ops.watch import (
+from batchml.runs.watch.events import (
     CUT,
-    LOCAL_PACE,
     MARKED,
-    Closed,
-    Ended,
-    Happening,
-    Line,
-    Lost,
-    Measured,
-    Pace,
-    Progress,
-    Used,
-    follow,
-    printed,
-    recalling,
-    wait,
+    LinesLost,
+    LogClosed,
+    MetricsReported,
+    OutputLine,
+    RunEnded,
+    RunEvent,
+    UsageReported,
+    WaitingProgress,
 )
-from batchml.ops.watch.family import Family
-from batchml.ops.watch.pace import Limiter
+from batchml.runs.watch.follow import follow
+from batchml.runs.watch.intervals import Limiter
+from batchml.runs.watch.logs import printed
+from batchml.runs.watch.parts import Family
+from batchml.runs.watch.poller import recalling, wait
 from batchml.runtime.protocol.log_marks import end_mark
 from tests.fakes import FakeClock
 from tests.watch_world import CALM, Job, Trouble, World, attempt
 
-PACE = Pace()
+PACE = PollIntervals()
 START = 1_000_000.0
 
 
-def of_kind(happenings: Sequence[Happening], kind: type[Any]) -> list[Any]:
+def of_kind(happenings: Sequence[RunEvent], kind: type[Any]) -> list[Any]:
     return [happening for happening in happenings if isinstance(happening, kind)]
 
 
@@ -101,10 +99,10 @@ def a_large_array(size: int) -> World:
 def test_the_children_of_a_large_array_are_found_with_few_calls() -> None:
     world = a_large_array(300)
     seen = list(follow(world.describe, world.open_log, "j", clock=world.clock, pace=PACE))
-    assert sorted(line.text for line in of_kind(seen, Line)) == sorted(
+    assert sorted(line.text for line in of_kind(seen, OutputLine)) == sorted(
         f"hello {number}" for number in range(300)
     )
-    assert {closed.proof for closed in of_kind(seen, Closed)} == {MARKED}
+    assert {closed.proof for closed in of_kind(seen, LogClosed)} == {MARKED}
     seconds = world.clock.time - START
     assert sum(name == "DescribeJobs" for name, _ in world.calls) <= seconds + 1
     assert sum(name == "GetLogEvents" for name, _ in world.calls) <= 8 * seconds + 1
@@ -137,12 +135,12 @@ class Slow:
 def test_on_this_machine_an_array_is_followed_with_a_small_part_of_its_time() -> None:
     slow = Slow(0.02)
     clock = slow.world.clock
-    seen: list[Happening] = []
-    for each in follow(slow.describe, slow.open_log, "j", clock=clock, pace=LOCAL_PACE):
+    seen: list[RunEvent] = []
+    for each in follow(slow.describe, slow.open_log, "j", clock=clock, pace=LOCAL_INTERVALS):
         seen.append(each)
-        if isinstance(each, Line):
+        if isinstance(each, OutputLine):
             clock.time += 0.5  # whoever reads it takes his time, which is nobody's rest
-    assert len(of_kind(seen, Line)) == 40
+    assert len(of_kind(seen, OutputLine)) == 40
     assert slow.spent < (clock.time - START) / 4
 
 
@@ -156,7 +154,7 @@ def test_a_call_that_hung_is_no_reason_to_rest_for_minutes() -> None:
             raise ServiceUnreachable("hung")
         return {"j": run_of("RUNNING" if len(asked) < 4 else "SUCCEEDED")}
 
-    list(follow(describe, no_log, "j", clock=clock, pace=LOCAL_PACE))
+    list(follow(describe, no_log, "j", clock=clock, pace=LOCAL_INTERVALS))
     assert asked[2] - asked[1] <= 19 + 2
 
 
@@ -164,7 +162,7 @@ def test_a_finished_array_is_read_child_by_child() -> None:
     world = a_large_array(120)
     world.clock.time += 10_000
     seen = list(follow(world.describe, world.open_log, "j", clock=world.clock, pace=PACE))
-    assert [line.child for line in of_kind(seen, Line)] == [str(n) for n in range(120)]
+    assert [line.child for line in of_kind(seen, OutputLine)] == [str(n) for n in range(120)]
     assert len(world.calls) <= 120 + 4  # a page each, and who has ended in hundreds
     assert world.clock.time - START - 10_000 < 30
 
@@ -221,8 +219,8 @@ def test_following_goes_on_when_the_user_signs_in_again() -> None:
     clock = FakeClock()
     door = Door(clock, 100, 900)
     seen = list(follow(door.describe, no_log, "j", clock=clock, pace=PACE, renew=door.renew))
-    assert isinstance(seen[-1], Ended)
-    assert of_kind(seen, Lost)[0].error == "your session has expired"
+    assert isinstance(seen[-1], RunEnded)
+    assert of_kind(seen, LinesLost)[0].error == "your session has expired"
 
 
 def test_who_does_not_sign_in_for_a_quarter_of_an_hour_is_told_so() -> None:
@@ -275,7 +273,7 @@ class Logs:
         return StreamReader(lambda: cast(Session, self), run.log_group, stream)
 
 
-def followed(logs: Logs, seconds: float, status: str = "SUCCEEDED") -> list[Happening]:
+def followed(logs: Logs, seconds: float, status: str = "SUCCEEDED") -> list[RunEvent]:
     """Follow a run that began now and ends after so many seconds."""
     clock = FakeClock()
     began = int(START * 1000)
@@ -292,24 +290,24 @@ def followed(logs: Logs, seconds: float, status: str = "SUCCEEDED") -> list[Happ
 
 def test_a_log_stream_that_is_not_there_is_told_of_after_two_minutes_and_at_the_end() -> None:
     gone = Logs("ResourceNotFoundException", "The specified log stream does not exist.")
-    (late,) = of_kind(followed(gone, 300), Progress)
+    (late,) = of_kind(followed(gone, 300), WaitingProgress)
     assert late.text == "No output yet: the log stream s is not there so far."
-    (end,) = of_kind(followed(gone, 30), Progress)
+    (end,) = of_kind(followed(gone, 30), WaitingProgress)
     assert "the log stream s is not there" in end.text
     assert "may keep lines for a shorter time" in end.text
 
 
 def test_a_log_group_that_is_not_there_is_called_by_its_name() -> None:
     gone = Logs("ResourceNotFoundException", "The specified log group does not exist.")
-    (told,) = of_kind(followed(gone, 300), Progress)
+    (told,) = of_kind(followed(gone, 300), WaitingProgress)
     assert told.text == "No output: the log group /aws/batch/job does not exist in this region."
 
 
 def test_who_may_not_read_logs_still_learns_how_the_run_ends() -> None:
     seen = followed(Logs("AccessDeniedException", "User u is not authorized to ..."), 300)
-    (told,) = of_kind(seen, Progress)
+    (told,) = of_kind(seen, WaitingProgress)
     assert told.text.startswith("Its output cannot be read: GetLogEvents")
-    assert isinstance(seen[-1], Ended)
+    assert isinstance(seen[-1], RunEnded)
 
 
 def test_a_log_that_is_out_of_reach_at_the_end_is_not_called_whole() -> None:
@@ -325,8 +323,8 @@ def test_a_log_that_is_out_of_reach_at_the_end_is_not_called_whole() -> None:
 
     world.client = client  # type: ignore[method-assign]
     seen = list(follow(world.describe, world.open_log, "j", clock=world.clock, pace=PACE))
-    assert [closed.proof for closed in of_kind(seen, Closed)] == [CUT]
-    assert isinstance(seen[-1], Ended)
+    assert [closed.proof for closed in of_kind(seen, LogClosed)] == [CUT]
+    assert isinstance(seen[-1], RunEnded)
 
 
 def test_a_log_that_was_out_of_reach_for_long_has_its_time_after_the_end() -> None:
@@ -341,7 +339,7 @@ def test_a_log_that_was_out_of_reach_for_long_has_its_time_after_the_end() -> No
 
     world.client = client  # type: ignore[method-assign]
     seen = list(follow(world.describe, world.open_log, "j", clock=world.clock, pace=PACE))
-    assert [closed.proof for closed in of_kind(seen, Closed)] == [MARKED]
+    assert [closed.proof for closed in of_kind(seen, LogClosed)] == [MARKED]
 
 
 class Listed:
@@ -379,7 +377,7 @@ def test_a_job_that_batch_has_forgotten_is_answered_from_the_history() -> None:
                    status="FAILED", outcome="app-error", exit_code=3)  # fmt: skip
     recall = recalling(Listed(), Kept(ended), "e")
     seen = list(follow(lambda ids: {}, no_log, "j", clock=FakeClock(), pace=PACE, recall=recall))
-    assert isinstance(seen[-1], Ended)
+    assert isinstance(seen[-1], RunEnded)
     assert seen[-1].run.exit_code == 3
 
 
@@ -400,9 +398,9 @@ def test_marks_become_measurements_and_are_no_lines() -> None:
     job = Job("j", (attempt("s", START, lines, START + 30, marked=False),))
     world = World([job], CALM, Random(0))
     seen = list(follow(world.describe, world.open_log, "j", clock=world.clock, pace=PACE))
-    assert of_kind(seen, Measured) == [Measured("s", ({"step": 1, "loss": 0.5},))]
-    assert of_kind(seen, Used) == [Used("s", {"cpu": 1.93, "memory": 812.0})]
-    assert [closed.lines for closed in of_kind(seen, Closed)] == [1]
+    assert of_kind(seen, MetricsReported) == [MetricsReported("s", ({"step": 1, "loss": 0.5},))]
+    assert of_kind(seen, UsageReported) == [UsageReported("s", {"cpu": 1.93, "memory": 812.0})]
+    assert [closed.lines for closed in of_kind(seen, LogClosed)] == [1]
 
 
 def test_a_run_that_ended_long_ago_is_read_without_the_quiet_time() -> None:
@@ -410,7 +408,7 @@ def test_a_run_that_ended_long_ago_is_read_without_the_quiet_time() -> None:
     world = World([job], CALM, Random(0))
     world.clock.time += 3600
     seen = list(follow(world.describe, world.open_log, "j", clock=world.clock, pace=PACE))
-    assert [line.text for line in of_kind(seen, Line)] == ["one"]
+    assert [line.text for line in of_kind(seen, OutputLine)] == ["one"]
     assert world.clock.time - START - 3600 < 5
 
 

@@ -10,23 +10,23 @@ from collections.abc import Iterator
 from random import Random
 from typing import NamedTuple
 
-from batchml.ops.watch import (
+from batchml.model.polling import PollIntervals
+from batchml.runs.watch.events import (
     MARKED,
     QUIET,
     SHORT,
-    Closed,
-    Ended,
-    Happening,
-    Line,
-    Opened,
-    Pace,
-    Paused,
-    follow,
+    LogClosed,
+    LogOpened,
+    OutputLine,
+    PollingPaused,
+    RunEnded,
+    RunEvent,
 )
+from batchml.runs.watch.follow import follow
 from tests.watch_world import Job, Trouble, Try, World, attempt
 
 RUNS = 60 if "BATCHML_TORTURE" not in os.environ else 50 * int(os.environ["BATCHML_TORTURE"])
-PACE = Pace(patience=600.0)  # half of the calls fail: the first to succeed may be late
+PACE = PollIntervals(patience=600.0)  # half of the calls fail: the first to succeed may be late
 
 
 class Case(NamedTuple):
@@ -88,8 +88,8 @@ def check(case: Case) -> Counter[str]:
     seen = list(_told_in_time(case.world, follow(
         case.world.describe, case.world.open_log, "j", clock=case.world.clock, pace=PACE
     )))  # fmt: skip
-    assert isinstance(seen[-1], Ended)
-    assert not any(isinstance(each, Ended) for each in seen[:-1])
+    assert isinstance(seen[-1], RunEnded)
+    assert not any(isinstance(each, RunEnded) for each in seen[:-1])
     proofs: Counter[str] = Counter()
     for index, job in enumerate(case.jobs):
         name = str(index) if case.sep else ""
@@ -100,23 +100,23 @@ def check(case: Case) -> Counter[str]:
     return proofs
 
 
-def _told_in_time(world: World, happenings: Iterator[Happening]) -> Iterator[Happening]:
+def _told_in_time(world: World, happenings: Iterator[RunEvent]) -> Iterator[RunEvent]:
     """Between a line and the next call, which may take long, it is said that a pause follows."""
     held_since: int | None = None
     for each in happenings:
-        if isinstance(each, Line) and held_since is None:
+        if isinstance(each, OutputLine) and held_since is None:
             held_since = len(world.calls)
         if held_since is not None:
             assert len(world.calls) == held_since, "a line was held back"
-        if isinstance(each, Paused):
+        if isinstance(each, PollingPaused):
             held_since = None
         yield each
     assert held_since is None
 
 
-def _check_try(case: Case, seen: list[Happening], each: Try, child: str, *, alone: bool) -> str:
+def _check_try(case: Case, seen: list[RunEvent], each: Try, child: str, *, alone: bool) -> str:
     shown = [text for number, text in _blocks(seen, child) if alone or number == each.stream]
-    closed = [one for one in seen if isinstance(one, Closed) and one.stream == each.stream]
+    closed = [one for one in seen if isinstance(one, LogClosed) and one.stream == each.stream]
     assert not Counter(shown) - Counter(each.lines), "a line came twice"
     if not closed:
         assert shown == []
@@ -135,26 +135,26 @@ def _check_try(case: Case, seen: list[Happening], each: Try, child: str, *, alon
     return end.proof
 
 
-def _blocks(seen: list[Happening], child: str) -> list[tuple[str, str]]:
+def _blocks(seen: list[RunEvent], child: str) -> list[tuple[str, str]]:
     """(stream, line) of a child: its lines stand between its Opened and its Closed."""
     stream, found = "", []
     for each in seen:
-        if isinstance(each, Opened) and each.child == child:
+        if isinstance(each, LogOpened) and each.child == child:
             stream = each.stream
-        elif isinstance(each, Line) and each.child == child:
+        elif isinstance(each, OutputLine) and each.child == child:
             found.append((stream, each.text))
     return found
 
 
-def _in_order(seen: list[Happening], name: str) -> None:
+def _in_order(seen: list[RunEvent], name: str) -> None:
     """The attempts of a part come one after the other, none twice."""
     mine = [
         each
         for each in seen
-        if isinstance(each, Opened | Closed) and each.child.partition("/")[0] == name
+        if isinstance(each, LogOpened | LogClosed) and each.child.partition("/")[0] == name
     ]
-    assert [type(each) for each in mine] == [Opened, Closed] * (len(mine) // 2)
-    numbers = [each.number for each in mine if isinstance(each, Opened)]
+    assert [type(each) for each in mine] == [LogOpened, LogClosed] * (len(mine) // 2)
+    numbers = [each.number for each in mine if isinstance(each, LogOpened)]
     assert numbers == sorted(set(numbers))
 
 

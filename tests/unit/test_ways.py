@@ -5,21 +5,21 @@ from typing import Any
 
 import pytest
 
-from batchml.cli.ways import outputs_of, ways_on, word_of
-from batchml.client.place import Place
+from batchml.config.settings import load_settings
+from batchml.context import Context
 from batchml.model.record import Record
 from batchml.model.run import JobStatus, Run
-from batchml.ops.search import Found
-from batchml.settings import load_settings
+from batchml.runs.commands.next_commands import outputs_of, ways_on, word_of
+from batchml.runs.search import FoundRun
 from tests.fakes import FakeClock
 
 ID = "6b0e0000-0000-4000-8000-000000000001"
 
 
-def place(tmp_path: Path, env: str = "local") -> Place:
+def place(tmp_path: Path, env: str = "local") -> Context:
     (tmp_path / "batchml.toml").write_text('[env.dev]\nregion = "us-east-1"\n')
     settings = load_settings({"BATCHML_HOME": str(tmp_path / "home")}, tmp_path, env)
-    return Place(settings, FakeClock(), tmp_path)
+    return Context(settings, FakeClock(), tmp_path)
 
 
 def run(status: str, **more: Any) -> Run:
@@ -47,7 +47,7 @@ def run(status: str, **more: Any) -> Run:
     ],
 )  # fmt: skip
 def test_each_state_has_its_commands(run: Run, commands: list[str], tmp_path: Path) -> None:
-    found = [text for _, text in ways_on(place(tmp_path), Found(run, None))]
+    found = [text for _, text in ways_on(place(tmp_path), FoundRun(run, None))]
     assert found == [f"batchml {command}" for command in commands]
 
 
@@ -55,26 +55,28 @@ def test_of_a_sweeps_run_the_sweep_is_named_and_it_is_not_run_again_alone(tmp_pa
     key = "2bcdefgh2345abcde"
     board = {"BATCHML_SWEEP": f"s3://b/runs/{key}"}  # of one that was submitted elsewhere
     for more in ({"tags": {"batchml:sweep": key}}, {"environment": board}):
-        found = [text for _, text in ways_on(place(tmp_path), Found(run("FAILED", **more), None))]
+        found = [
+            text for _, text in ways_on(place(tmp_path), FoundRun(run("FAILED", **more), None))
+        ]
         assert found == [f"batchml sweeps show {key}", "batchml explain 6b0e0000"]
     strange = run("FAILED", tags={"batchml:sweep": "\x1b[2J"})
-    assert Found(strange, None).sweep == ""
+    assert FoundRun(strange, None).sweep == ""
 
 
 def test_in_aws_the_environment_is_named_and_the_cost_is_asked_for(tmp_path: Path) -> None:
     dev = place(tmp_path, "dev")
     child = run("FAILED", job_id=f"{ID}:3")
-    assert dict(ways_on(dev, Found(child, None))) == {
+    assert dict(ways_on(dev, FoundRun(child, None))) == {
         "cost": "batchml cost 6b0e0000:3 --env dev",
         "why": "batchml explain 6b0e0000:3 --env dev",
         "again": "batchml rerun 6b0e0000:3 --env dev",
     }
-    assert "cost" not in dict(ways_on(dev, Found(child, Record(cost=1.0))))
+    assert "cost" not in dict(ways_on(dev, FoundRun(child, Record(cost=1.0))))
     assert word_of(dev, ID) == "6b0e0000 --env dev"
 
 
 def test_a_forgotten_run_can_be_submitted_again(tmp_path: Path) -> None:
-    forgotten = Found(None, Record(job_id=ID))
+    forgotten = FoundRun(None, Record(job_id=ID))
     assert dict(ways_on(place(tmp_path), forgotten)) == {"again": "batchml rerun 6b0e0000"}
 
 

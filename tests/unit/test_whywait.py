@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import typer
 
-from batchml.cli.following import follow
-from batchml.cli.waitline import Words
-from batchml.client.place import Place
-from batchml.client.whywait import Whys
+from batchml.config.settings import load_settings
+from batchml.context import Context
 from batchml.model.run import JobStatus, Run
-from batchml.settings import load_settings
+from batchml.runs.commands.follow import follow
+from batchml.runs.commands.live import WaitingText
+from batchml.runs.watch.intervals import ReasonReporter
 from tests.fakes import FakeClock
 from tests.unit.test_submission import place_in
 
@@ -23,7 +23,7 @@ IDS = ("3f2a1b0c-0000-4000-8000-000000000000", "aaaaaaaa-0000-4000-8000-00000000
 def told_by(waits: Sequence[bool], *, repeats: bool) -> list[float]:
     """When it is told, of looks ten seconds apart."""
     clock, told = FakeClock(0.0), list[float]()
-    whys = Whys(
+    whys = ReasonReporter(
         clock, lambda _: told.append(clock.time), lambda: "why", first=30, most=200,
         repeats=repeats,
     )  # fmt: skip
@@ -81,8 +81,8 @@ def test_a_log_is_told_and_the_classic_output_stays_as_it_is(
 
 def test_of_several_the_first_is_told_and_parts_of_one_are_not_counted(tmp_path: Path) -> None:
     settings = load_settings({"BATCHML_HOME": str(tmp_path)}, tmp_path, None)
-    place, said = Place(settings, FakeClock(), tmp_path), list[str]()
-    words = Words(place, IDS, said.append, why=lambda job_id: f"why {job_id[:2]}")
+    place, said = Context(settings, FakeClock(), tmp_path), list[str]()
+    words = WaitingText(place, IDS, said.append, why=lambda job_id: f"why {job_id[:2]}")
     running = Run(IDS[0], "a", "q", JobStatus.RUNNING)
     waiting = Run(IDS[1], "b", "q", JobStatus.RUNNABLE)
     part = Run(f"{IDS[0]}:1", "a", "q", JobStatus.RUNNABLE)

@@ -1,4 +1,4 @@
-"""The workspace of an environment in AWS: carriers in this process, a bucket that moto keeps."""
+"""The workspace of an environment in AWS: transfers in this process, a bucket that moto keeps."""
 
 import json
 import os
@@ -8,17 +8,26 @@ from typing import Any
 
 import pytest
 
-from batchml.client.carriers import CARRY_TAG, carrier_order, cheapest_queue, progress_of
-from batchml.client.place import Place
-from batchml.client.workspace_aws import CarriedWorkspace, read_listing
+from batchml.config.environments import read_environments
+from batchml.config.settings import load_settings
+from batchml.context import Context
 from batchml.errors import NotFound, TransferFailed, UsageError
-from batchml.model.description import read_environments
 from batchml.model.environment import Environment
-from batchml.model.workspace import Progress, Watch, ignore
-from batchml.runtime.transfer import main as carry
-from batchml.runtime.transfer import worker as carrier
-from batchml.runtime.transfer.backends import Vault, open_posix, open_vault
-from batchml.settings import load_settings
+from batchml.model.workspace import OnProgress, TransferStatus, WorkspaceEntry, ignore_progress
+from batchml.runtime.transfer import main, worker
+from batchml.runtime.transfer.backends import ArchiveStore, open_archive, open_posix_archive
+from batchml.workspace.remote import (
+    RemoteStorage,
+    RemoteWorkspace,
+    listing_command,
+    read_listing,
+)
+from batchml.workspace.transfer_runs import (
+    TRANSFER_TAG,
+    cheapest_queue,
+    read_progress,
+    transfer_request,
+)
 from tests.fakes import FakeClock
 from tests.s3 import BUCKET, KEYS, client, moto_s3
 
@@ -34,7 +43,7 @@ compute = ["cpu"]
 
 
 class InProcess:
-    """Carriers that are no runs: what one does in its container, done here.
+    """Transfers without runs: the worker is called in this process.
 
     `interrupts` are how many of the next calls a Ctrl-C ends.
     """
@@ -42,30 +51,30 @@ class InProcess:
     def __init__(self, root: Path, environ: Mapping[str, str]) -> None:
         self.root, self.environ = root, environ
         self.key = self.interrupts = 0
-        self.orders: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
 
-    def carry(self, order: Mapping[str, Any], watch: Watch) -> dict[str, Any]:
-        self.orders.append(dict(order))
+    def execute(self, request: Mapping[str, Any], on_progress: OnProgress) -> dict[str, Any]:
+        self.requests.append(dict(request))
         if self.interrupts:
             self.interrupts -= 1
             raise KeyboardInterrupt
         self.key += 1
-        watch(Progress("waiting"))
-        code = carrier.main({
-            **self.environ, carrier.ORDER: json.dumps(order), "BATCHML_WORKSPACE": str(self.root),
-            "BATCHML_STORE": self._store,
+        on_progress(TransferStatus("waiting"))
+        code = worker.main({
+            **self.environ, worker.REQUEST_VARIABLE: json.dumps(request),
+            "BATCHML_WORKSPACE": str(self.root), "BATCHML_STORE": self._store,
         })  # fmt: skip
         assert code in (0, 1)
-        return dict(json.loads(self.fetch(carrier.DONE)))
+        return dict(json.loads(self.read_file(worker.REPORT_KEY)))
 
     @property
     def _store(self) -> str:
         return f"s3://{BUCKET}/runs/{self.key}"
 
-    def fetch(self, name: str) -> bytes:
-        return open_vault(self._store, self.environ).get(name) or b""
+    def read_file(self, name: str) -> bytes:
+        return open_archive(self._store, self.environ).get(name) or b""
 
-    def cost(self) -> str:
+    def describe_cost(self) -> str:
         return "It ran 20 s and cost $0.0003."
 
 
@@ -80,14 +89,15 @@ class Lab:
         (self.here / "batchml.toml").write_text(CONFIG)
         environ = {**KEYS, "AWS_ENDPOINT_URL_S3": address}
         settings = load_settings({"BATCHML_HOME": str(folder / "home")}, self.here, "lab")
-        self.place = Place(settings, FakeClock(), self.here)
-        self.carriers = InProcess(self.root, environ)
+        self.place = Context(settings, FakeClock(), self.here)
+        self.transfers = InProcess(self.root, environ)
         self.s3 = client(address)
-        self.workspace = CarriedWorkspace(
-            self.place, BUCKET, "fs-1", self.carriers, lambda url: open_vault(url, environ),
+        self.storage = RemoteStorage(
+            self.place, BUCKET, "fs-1", self.transfers, lambda url: open_archive(url, environ),
             lambda: self.at_work,
         )  # fmt: skip
-        self.vault: Vault = open_posix(self.workspace.archive_place, environ)
+        self.workspace = RemoteWorkspace(self.storage)
+        self.archive: ArchiveStore = open_posix_archive(self.workspace.default_archive, environ)
 
     def keys(self, prefix: str = "") -> list[str]:
         found = self.s3.list_objects_v2(Bucket=BUCKET, Prefix=prefix).get("Contents", ())
@@ -136,26 +146,26 @@ def seen(top: Path) -> dict[str, Any]:
 
 def test_what_is_pushed_is_there_and_nothing_stays_on_the_way(lab: Lab) -> None:
     plant(lab.here)
-    told: list[Progress] = []
+    told: list[TransferStatus] = []
     report = lab.workspace.push([Path("sets")], "data/sets", told.append)
     assert report.is_complete and report.files == 3
-    assert report.notes == ("The run that carried it: It ran 20 s and cost $0.0003.",)
+    assert report.notes == ("Transfer run: It ran 20 s and cost $0.0003.",)
     assert seen(lab.root / "data" / "sets") == seen(lab.here / "sets")
     assert lab.keys("runs/carry/") == []
-    again = lab.workspace.push([Path("sets")], "data/sets", ignore)
+    again = lab.workspace.push([Path("sets")], "data/sets", ignore_progress)
     assert (again.files, again.unchanged) == (0, 3)
     assert any(each.doing == "waiting" for each in told)
 
 
 def test_a_push_that_was_interrupted_goes_on_with_what_is_on_its_way(lab: Lab) -> None:
     plant(lab.here)
-    lab.carriers.interrupts = 1
+    lab.transfers.interrupts = 1
     with pytest.raises(KeyboardInterrupt):
-        lab.workspace.push([Path("sets")], "", ignore)
+        lab.workspace.push([Path("sets")], "", ignore_progress)
     staged = lab.keys("runs/carry/")
     before = {key: lab.s3.head_object(Bucket=BUCKET, Key=key)["LastModified"] for key in staged}
     (lab.here / "sets" / "new.txt").write_text("new")
-    told: list[Progress] = []
+    told: list[TransferStatus] = []
     assert lab.workspace.push([Path("sets")], "", told.append).files == 4
     # Of what was there only the new file was sent.
     assert before and max(each.moved for each in told if each.doing == "sending") < 100
@@ -165,23 +175,23 @@ def test_a_push_that_was_interrupted_goes_on_with_what_is_on_its_way(lab: Lab) -
 
 def test_one_file_becomes_what_it_is_told_to_be(lab: Lab) -> None:
     plant(lab.here)
-    lab.workspace.push([Path("sets/a.txt")], "b.txt", ignore)
-    lab.workspace.push([Path("sets/a.txt"), Path("sets/run.sh")], "into/", ignore)
+    lab.workspace.push([Path("sets/a.txt")], "b.txt", ignore_progress)
+    lab.workspace.push([Path("sets/a.txt"), Path("sets/run.sh")], "into/", ignore_progress)
     assert (lab.root / "b.txt").read_text() == "one"
     assert (lab.root / "into" / "run.sh").stat().st_mode & 0o777 == 0o755
-    lab.workspace.pull("b.txt", Path("c.txt"), ignore)
-    lab.workspace.pull("/workspace/into/run.sh", None, ignore)
+    lab.workspace.pull("b.txt", Path("c.txt"), ignore_progress)
+    lab.workspace.pull("/workspace/into/run.sh", None, ignore_progress)
     assert (lab.here / "c.txt").read_text() == "one" and (lab.here / "run.sh").exists()
 
 
 def test_what_is_pulled_is_what_lies_there(lab: Lab) -> None:
     plant(lab.root)
-    report = lab.workspace.pull("sets", None, ignore)
+    report = lab.workspace.pull("sets", None, ignore_progress)
     assert report.is_complete and seen(lab.here / "sets") == seen(lab.root / "sets")
     # A folder in which one file has its name is a folder all the same.
     (lab.root / "same").mkdir()
     (lab.root / "same" / "same").write_text("x")
-    lab.workspace.pull("same", None, ignore)
+    lab.workspace.pull("same", None, ignore_progress)
     assert (lab.here / "same" / "same").read_text() == "x"
     assert lab.keys("runs/carry/") == []
 
@@ -197,21 +207,23 @@ def test_the_workspace_is_listed(lab: Lab) -> None:
         lab.workspace.ls("nowhere")
 
 
-def test_a_run_that_is_there_lists_it_without_a_carrier(lab: Lab, capfd: Any) -> None:
+def test_a_run_that_is_there_lists_it_without_a_transfer_run(lab: Lab, capfd: Any) -> None:
     plant(lab.root)
-    asked: list[tuple[str, ...]] = []
+    commands: list[tuple[str, ...]] = []
 
-    def ask(command: tuple[str, ...]) -> bytes:
+    def list_quickly(path: str) -> list[WorkspaceEntry] | None:
         """As in a container: what it prints comes back with a terminal's line ends."""
-        asked.append(command)
+        command = listing_command(path)
+        commands.append(command)
         words = [str(lab.root) if word == "/workspace" else word for word in command[3:]]
-        carry.run(words)
-        return b"a motd\r\n" + str(capfd.readouterr().out).replace("\n", "\r\n").encode()
+        main.run(words)
+        printed = str(capfd.readouterr().out).replace("\n", "\r\n")
+        return read_listing(b"a motd\r\n" + printed.encode())
 
-    lab.workspace._ask = ask
+    lab.workspace = RemoteWorkspace(lab.storage, list_quickly)
     assert "sets/a.txt" in [each.path for each in lab.workspace.ls("sets")]
-    assert asked[0][-1] == "--below=sets" and lab.carriers.orders == []
-    # What it says of a path that is not there is for the carrier to tell.
+    assert commands[0][-1] == "--below=sets" and lab.transfers.requests == []
+    # What it says of a path that is not there is for the transfer run to report.
     with pytest.raises(NotFound):
         lab.workspace.ls("nowhere")
     assert read_listing(b"no such program") is None and read_listing(None) is None
@@ -221,58 +233,58 @@ def test_an_archive_fills_another_file_system(lab: Lab, tmp_path: Path) -> None:
     """The file system was deleted after the archive; `setup` has made an empty one."""
     plant(lab.root)
     before = seen(lab.root)
-    report = lab.workspace.archive("", ignore)
-    assert report.is_complete and report.place == f"s3://{BUCKET}/workspace"
+    report = lab.workspace.archive("", ignore_progress)
+    assert report.is_complete and report.location == f"s3://{BUCKET}/workspace"
     assert "workspace/sets/a.txt" in lab.keys("workspace/")
-    lab.carriers.root = tmp_path / "new"
-    lab.carriers.root.mkdir()
-    assert lab.workspace.restore("", ignore).is_complete
-    assert seen(lab.carriers.root) == before
+    lab.transfers.root = tmp_path / "new"
+    lab.transfers.root.mkdir()
+    assert lab.workspace.restore("", ignore_progress).is_complete
+    assert seen(lab.transfers.root) == before
 
 
 def test_what_is_archived_is_freed_only_when_nobody_works_with_it(lab: Lab) -> None:
     plant(lab.root)
     lab.at_work = 2
-    with pytest.raises(UsageError, match="2 runs go on in lab"):
-        lab.workspace.archive("", ignore, delete=True)
+    with pytest.raises(UsageError, match="2 runs have not ended in lab"):
+        lab.workspace.archive("", ignore_progress, delete=True)
     lab.at_work = 0
-    report = lab.workspace.archive("", ignore, delete=True)
+    report = lab.workspace.archive("", ignore_progress, delete=True)
     assert report.removed == 4 - 1 and not (lab.root / "sets" / "a.txt").exists()
-    assert lab.workspace.restore("", ignore).is_complete
+    assert lab.workspace.restore("", ignore_progress).is_complete
     assert (lab.root / "sets" / "a.txt").read_text() == "one"
 
 
 def test_what_is_removed_is_gone_and_what_is_newer_stays(lab: Lab) -> None:
     plant(lab.root)
-    lab.workspace.archive("", ignore)
-    assert lab.workspace.remove(["sets/run.sh", "sets/link"], ignore).removed == 2
+    lab.workspace.archive("", ignore_progress)
+    assert lab.workspace.remove(["sets/run.sh", "sets/link"], ignore_progress).removed == 2
     assert sorted(os.listdir(lab.root / "sets"))[0] == "a.txt"
     (lab.root / "sets" / "a.txt").write_text("newer")
-    report = lab.workspace.restore("", ignore)
+    report = lab.workspace.restore("", ignore_progress)
     assert len(report.missing) == 1 and "it stays" in report.missing[0]
     assert (lab.root / "sets" / "a.txt").read_text() == "newer"
-    assert lab.workspace.restore("", ignore, overwrite=True).is_complete
+    assert lab.workspace.restore("", ignore_progress, overwrite=True).is_complete
     assert (lab.root / "sets" / "a.txt").read_text() == "one"
 
 
 def test_an_archive_that_is_not_complete_is_not_restored(lab: Lab) -> None:
     plant(lab.root)
-    lab.workspace.archive("", ignore)
+    lab.workspace.archive("", ignore_progress)
     lab.s3.delete_object(Bucket=BUCKET, Key="workspace/sets/a.txt")
     with pytest.raises(TransferFailed, match=r"sets/a\.txt"):
-        lab.workspace.restore("", ignore)
+        lab.workspace.restore("", ignore_progress)
 
 
 def test_a_place_that_no_run_reaches_is_refused(lab: Lab) -> None:
     with pytest.raises(UsageError, match="batchml workspace pull --env lab"):
-        lab.workspace.archive("/backup", ignore)
-    assert lab.carriers.orders == []
+        lab.workspace.archive("/backup", ignore_progress)
+    assert lab.transfers.requests == []
 
 
 def test_what_archives_hold_says_what_it_is_as_files(lab: Lab) -> None:
     """So that a file system of FSx that is linked to the bucket has owners, modes and times."""
     plant(lab.root)
-    lab.workspace.archive("", ignore)
+    lab.workspace.archive("", ignore_progress)
     said = lab.s3.head_object(Bucket=BUCKET, Key="workspace/sets/run.sh")["Metadata"]
     assert said["file-permissions"] == "0100755"
     assert (said["file-owner"], said["file-group"]) == ("1000", "1000")
@@ -308,23 +320,23 @@ def described(**more: Any) -> Environment:
         ({"queues": {"a": {"compute": ["gpu"]}}}, "a"),
     ],
 )
-def test_a_carrier_runs_where_it_costs_least(more: Any, queue: str) -> None:
+def test_a_transfer_runs_where_it_costs_least(more: Any, queue: str) -> None:
     assert cheapest_queue(described(**more)) == queue
 
 
-def test_a_carrier_is_an_ordinary_run_that_says_what_it_is() -> None:
-    order = carrier_order(described(), {"verb": "archive", "place": "s3://b/workspace"})
-    assert order.own_tags == {CARRY_TAG: "archive"} and order.spec is not None
+def test_a_transfer_run_is_an_ordinary_run_with_its_tag() -> None:
+    order = transfer_request(described(), {"verb": "archive", "place": "s3://b/workspace"})
+    assert order.own_tags == {TRANSFER_TAG: "archive"} and order.spec is not None
     assert order.spec.resources.vcpus == 1 and order.spec.retry.on == ("host-lost",)
-    assert json.loads(str(order.spec.env[carrier.ORDER]))["place"] == "s3://b/workspace"
+    assert json.loads(str(order.spec.env[worker.REQUEST_VARIABLE]))["place"] == "s3://b/workspace"
 
 
 @pytest.mark.parametrize("found", [None, b"", b"[1]", b"no", b'{"files": 3, "doing": "archiving"}'])
-def test_what_a_carrier_says_of_its_progress_may_be_anything(found: bytes | None) -> None:
-    told = progress_of(found)
-    assert told is None or told == Progress("archiving", files=3)
+def test_what_a_transfer_run_says_of_its_progress_may_be_anything(found: bytes | None) -> None:
+    told = read_progress(found)
+    assert told is None or told == TransferStatus("archiving", files=3)
 
 
-def test_a_carrier_without_an_order_says_what_it_is_for(capsys: Any) -> None:
-    assert carrier.main({}) == 2
+def test_a_worker_without_a_request_says_what_it_is_for(capsys: Any) -> None:
+    assert worker.main({}) == 2
     assert "batchml workspace" in capsys.readouterr().out

@@ -5,16 +5,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from batchml.aws.fsx import EVENTS, FileSystems, failures_of, link_request, task_request
-from batchml.aws.s3 import Bucket
-from batchml.client.workspace_linked import LinkedWorkspace
-from batchml.errors import NotFound, TransferFailed, UsageError
+from batchml.aws.fsx import EVENTS, FsxApi, association_request, parse_report, task_request
+from batchml.aws.s3 import BucketStore
+from batchml.errors import FsxTaskFailed, NotFound, TransferFailed, UsageError
 from batchml.local.server.validation import problems
-from batchml.model.workspace import Progress, ignore
-from batchml.ops.linked import Linked, TaskFailed
-from batchml.runtime.transfer.backends import PosixVault, from_metadata, open_vault, posix_headers
-from batchml.runtime.transfer.tree import Entry
+from batchml.model.workspace import TransferStatus, ignore_progress
+from batchml.runtime.transfer.backends import (
+    PosixArchive,
+    from_metadata,
+    posix_headers,
+)
+from batchml.runtime.transfer.tree import TreeEntry
+from batchml.workspace.lustre import LustreLink, LustreWorkspace
 from tests.fakes import FakeClock
 from tests.s3 import BUCKET, KEYS, moto_s3
 from tests.scripted import ScriptedSession
@@ -124,13 +128,12 @@ class Lustre(Lab):
         environ = {**KEYS, "AWS_ENDPOINT_URL_S3": address}
         self.fsx = Fsx(self.root, self.s3)
         tokens = iter(f"token-{number}" for number in range(100))
-        self.linked = Linked(
-            FileSystems(self.fsx.session), "fs-0123456789abcdef0", FakeClock(), lambda: next(tokens)
+        self.linked = LustreLink(
+            FsxApi(self.fsx.session), "fs-0123456789abcdef0", FakeClock(), lambda: next(tokens)
         )
-        self.lustre = LinkedWorkspace(
-            self.place, BUCKET, "fs-0123456789abcdef0", self.carriers,
-            lambda url: open_vault(url, environ), lambda: self.at_work, self.linked,
-            PosixVault.open(PLACE, environ), Bucket(Moto(self.s3), BUCKET),  # type: ignore[arg-type]
+        self.lustre = LustreWorkspace(
+            replace(self.storage, file_system="fs-0123456789abcdef0"), self.linked,
+            PosixArchive.open(PLACE, environ), BucketStore(Moto(self.s3), BUCKET),  # type: ignore[arg-type]
         )  # fmt: skip
 
 
@@ -161,35 +164,35 @@ def plain(top: Path) -> None:
 
 def test_what_is_pushed_lies_in_the_bucket_as_files_of_the_user(lab: Lustre) -> None:
     plant(lab.here)
-    report = lab.lustre.push([Path("sets")], "data/sets", ignore)
-    assert report.files == 2 and "FSx brings it into the workspace" in report.notes[0]
-    assert len(report.missing) == 1 and "cannot be that of an object" in report.missing[0]
+    report = lab.lustre.push([Path("sets")], "data/sets", ignore_progress)
+    assert report.files == 2 and "FSx imports the files into the workspace" in report.notes[0]
+    assert len(report.missing) == 1 and "cannot be the key of an S3 object" in report.missing[0]
     said = lab.s3.head_object(Bucket=BUCKET, Key="workspace/data/sets/run.sh")["Metadata"]
     assert (said["file-permissions"], said["file-owner"]) == ("0100755", "1000")
     # Folders, too, or they would be root's, and a link.
     assert {"workspace/data/", "workspace/data/sets/empty/"} <= set(lab.keys("workspace/"))
     link = lab.s3.head_object(Bucket=BUCKET, Key="workspace/data/sets/link")["Metadata"]
     assert link["file-permissions"] == "0120777"
-    assert lab.carriers.orders == [], "no run"
-    again = lab.lustre.push([Path("sets")], "data/sets", ignore)
+    assert lab.transfers.requests == [], "no run"
+    again = lab.lustre.push([Path("sets")], "data/sets", ignore_progress)
     assert (again.files, again.unchanged) == (0, 2)
     (lab.here / "sets" / "a.txt").write_text("two")
-    assert lab.lustre.push([Path("sets")], "data/sets", ignore).files == 1
+    assert lab.lustre.push([Path("sets")], "data/sets", ignore_progress).files == 1
 
 
 def test_what_was_pushed_is_pulled_as_it_was(lab: Lustre) -> None:
     plain(lab.here)
     before = seen(lab.here / "sets")
-    lab.lustre.push([Path("sets")], "", ignore)
-    lab.lustre.push([Path("sets/a.txt")], "one.txt", ignore)
-    report = lab.lustre.pull("sets", Path("back"), ignore)
+    lab.lustre.push([Path("sets")], "", ignore_progress)
+    lab.lustre.push([Path("sets/a.txt")], "one.txt", ignore_progress)
+    report = lab.lustre.pull("sets", Path("back"), ignore_progress)
     assert report.is_complete and seen(lab.here / "back") == before
-    lab.lustre.pull("one.txt", Path("here.txt"), ignore)
+    lab.lustre.pull("one.txt", Path("here.txt"), ignore_progress)
     assert (lab.here / "here.txt").read_text() == "one"
-    again = lab.lustre.pull("sets", Path("back"), ignore)
+    again = lab.lustre.pull("sets", Path("back"), ignore_progress)
     assert (again.files, again.unchanged) == (0, 2)
     with pytest.raises(NotFound):
-        lab.lustre.pull("nowhere", None, ignore)
+        lab.lustre.pull("nowhere", None, ignore_progress)
 
 
 def test_a_large_file_is_sent_in_parts_and_says_what_it_is(lab: Lustre) -> None:
@@ -197,15 +200,15 @@ def test_a_large_file_is_sent_in_parts_and_says_what_it_is(lab: Lustre) -> None:
         file.truncate(17 << 20)
         file.seek(5)
         file.write(b"x")
-    lab.lustre.push([Path("large.bin")], "", ignore)
+    lab.lustre.push([Path("large.bin")], "", ignore_progress)
     said = lab.s3.head_object(Bucket=BUCKET, Key="workspace/large.bin")
     assert said["Metadata"]["file-permissions"] == "0100644" and said["ContentLength"] == 17 << 20
-    assert lab.lustre.push([Path("large.bin")], "", ignore, checksum=True).unchanged == 1
+    assert lab.lustre.push([Path("large.bin")], "", ignore_progress, checksum=True).unchanged == 1
 
 
 def test_the_bucket_is_listed_as_a_workspace(lab: Lustre) -> None:
     plain(lab.here)
-    lab.lustre.push([Path("sets")], "data/sets", ignore)
+    lab.lustre.push([Path("sets")], "data/sets", ignore_progress)
     assert [(each.path, each.kind) for each in lab.lustre.ls("data")] == [("data/sets", "folder")]
     found = {each.path: each for each in lab.lustre.ls("data/sets")}
     assert found["data/sets/link"].kind == "link" and found["data/sets/run.sh"].mode == 0o755
@@ -221,9 +224,9 @@ def test_the_bucket_is_listed_as_a_workspace(lab: Lustre) -> None:
 
 def test_an_archive_is_exported_by_a_task_and_then_read_back(lab: Lustre) -> None:
     plain(lab.root)
-    told: list[Progress] = []
+    told: list[TransferStatus] = []
     report = lab.lustre.archive("", told.append)
-    assert report.is_complete and lab.carriers.orders[-1]["linked"]
+    assert report.is_complete and lab.transfers.requests[-1]["linked"]
     assert "workspace/.batchml/archive/complete.json" in lab.keys("workspace/")
     # The link exports by itself again.
     assert lab.fsx.exports == list(EVENTS)
@@ -238,10 +241,10 @@ def test_an_archive_is_exported_by_a_task_and_then_read_back(lab: Lustre) -> Non
 def test_files_that_aws_did_not_write_are_named_and_nothing_is_freed(lab: Lustre) -> None:
     plain(lab.root)
     lab.fsx.stuck = ["sets/a.txt"]
-    report = lab.lustre.archive("", ignore, delete=True)
+    report = lab.lustre.archive("", ignore_progress, delete=True)
     assert not report.is_complete
     assert "sets/a.txt: AccessDenied" in report.missing
-    assert any(each.startswith("sets/a.txt: the archive has") for each in report.missing)
+    assert any(each.startswith("sets/a.txt: the archive does not have") for each in report.missing)
     assert [each["Type"] for each in lab.fsx.tasks] == ["EXPORT_TO_REPOSITORY"]
     assert lab.fsx.exports == list(EVENTS)
 
@@ -249,21 +252,21 @@ def test_files_that_aws_did_not_write_are_named_and_nothing_is_freed(lab: Lustre
 def test_what_is_freed_is_released_and_not_deleted(lab: Lustre) -> None:
     """FSx would delete in the bucket what is deleted in the file system."""
     plain(lab.root)
-    report = lab.lustre.archive("", ignore, delete=True)
+    report = lab.lustre.archive("", ignore_progress, delete=True)
     assert [each["Type"] for each in lab.fsx.tasks][-1] == "RELEASE_DATA_FROM_FILESYSTEM"
-    assert (lab.root / "sets" / "a.txt").exists() and "names stay" in " ".join(report.notes)
-    assert "delete" not in lab.carriers.orders[-1]
+    assert (lab.root / "sets" / "a.txt").exists() and "Their names stay" in " ".join(report.notes)
+    assert "delete" not in lab.transfers.requests[-1]
     lab.at_work = 1
-    with pytest.raises(UsageError, match="1 run goes on"):
-        lab.lustre.archive("", ignore, delete=True)
+    with pytest.raises(UsageError, match="1 run has not ended"):
+        lab.lustre.archive("", ignore_progress, delete=True)
     with pytest.raises(TransferFailed, match="--delete"):
-        lab.lustre.archive("s3://other/x", ignore, delete=True)
+        lab.lustre.archive("s3://other/x", ignore_progress, delete=True)
 
 
 def test_a_task_that_ends_badly_leaves_the_link_as_it_was(lab: Lustre) -> None:
     lab.fsx.ends = "FAILED"
-    with pytest.raises(TaskFailed, match="ended FAILED"):
-        lab.lustre.archive("", ignore)
+    with pytest.raises(FsxTaskFailed, match="ended FAILED"):
+        lab.lustre.archive("", ignore_progress)
     assert lab.fsx.exports == list(EVENTS)
 
 
@@ -281,15 +284,15 @@ def test_after_a_command_that_was_killed_the_link_exports_again(lab: Lustre) -> 
 
 def test_a_link_that_aws_cannot_use_is_told(lab: Lustre) -> None:
     lab.fsx.link_fails = "the bucket is gone"
-    with pytest.raises(TaskFailed, match="MISCONFIGURED: the bucket is gone"):
-        lab.lustre.archive("", ignore)
+    with pytest.raises(FsxTaskFailed, match="MISCONFIGURED: the bucket is gone"):
+        lab.lustre.archive("", ignore_progress)
 
 
 def test_restore_brings_in_the_names_and_says_that_contents_follow(lab: Lustre) -> None:
-    report = lab.lustre.restore("", ignore)
+    report = lab.lustre.restore("", ignore_progress)
     assert report.files == 3 and "when it is first read" in report.notes[0]
     assert lab.fsx.tasks[-1]["Type"] == "IMPORT_METADATA_FROM_REPOSITORY"
-    assert lab.carriers.orders == []
+    assert lab.transfers.requests == []
 
 
 # --- what is pure ---------------------------------------------------------------------------------
@@ -298,9 +301,11 @@ def test_restore_brings_in_the_names_and_says_that_contents_follow(lab: Lustre) 
 def test_requests_are_as_the_service_has_them() -> None:
     import botocore.session
 
-    from batchml.aws.fsx import Link
+    from batchml.aws.fsx import DataRepositoryAssociation
 
-    link = Link("dra-0123456789abcdef0", "AVAILABLE", "/", f"{PLACE}/", EVENTS, EVENTS)
+    link = DataRepositoryAssociation(
+        "dra-0123456789abcdef0", "AVAILABLE", "/", f"{PLACE}/", EVENTS, EVENTS
+    )
     model = botocore.session.Session().get_service_model("fsx")
     for kind in (
         "EXPORT_TO_REPOSITORY", "IMPORT_METADATA_FROM_REPOSITORY", "RELEASE_DATA_FROM_FILESYSTEM",
@@ -309,7 +314,7 @@ def test_requests_are_as_the_service_has_them() -> None:
         shape = model.operation_model("CreateDataRepositoryTask").input_shape
         assert not list(problems(shape, request, strict=True))
     shape = model.operation_model("UpdateDataRepositoryAssociation").input_shape
-    assert not list(problems(shape, link_request(link, (), "t"), strict=True))
+    assert not list(problems(shape, association_request(link, (), "t"), strict=True))
 
 
 @pytest.mark.parametrize(
@@ -322,15 +327,15 @@ def test_requests_are_as_the_service_has_them() -> None:
     ],
 )
 def test_a_report_of_failures_is_read_whatever_it_holds(report: bytes, names: list[str]) -> None:
-    assert failures_of(report) == names
+    assert parse_report(report) == names
 
 
 @pytest.mark.parametrize("kind", ["file", "folder", "link"])
 def test_what_an_object_says_is_what_the_file_is(kind: str) -> None:
     mode = 0o777 if kind == "link" else 0o750
-    entry = Entry("a", kind, mode, 0, 1_600_000_000_123_456_789)
+    entry = TreeEntry("a", kind, mode, 0, 1_600_000_000_123_456_789)
     said = {key.removeprefix("x-amz-meta-"): value for key, value in posix_headers(entry).items()}
-    assert from_metadata(Entry("a"), said) == entry
+    assert from_metadata(TreeEntry("a"), said) == entry
     # Of another's objects nothing is known, and what is odd is not believed.
     assert from_metadata(entry._replace(kind="file"), {"file-permissions": "rw", "file-mtime": "x"})
-    assert from_metadata(Entry("a"), {"file-mtime": "12"}).mtime_ns == 12 * 10**9
+    assert from_metadata(TreeEntry("a"), {"file-mtime": "12"}).mtime_ns == 12 * 10**9

@@ -9,28 +9,28 @@ from msgspec.structs import replace
 
 from batchml.local.batch.engine import restore, step
 from batchml.local.batch.events import (
-    Answer,
+    AnswerCall,
+    AttemptEnded,
+    AttemptExit,
+    AttemptStarted,
+    CallReceived,
+    ClockTicked,
     Effect,
-    Ended,
     Event,
-    Exit,
-    Launch,
-    Refusal,
-    Requested,
+    PrepareAttempt,
+    RefuseCall,
     SaveJob,
-    Started,
-    Stop,
-    Ticked,
+    StopAttempt,
 )
 from batchml.local.batch.persistent_heap import Heap
-from batchml.local.batch.reads import READS, View
-from batchml.local.batch.state import Job, Line, Machine, State, empty
-from batchml.local.store.journal import Store
+from batchml.local.batch.reads import READS, ReadView
+from batchml.local.batch.state import BatchState, Job, MachineCapacity, QueueLine, empty
+from batchml.local.store.journal import Journal
 from batchml.model.names import bare_name
 from batchml.model.run import JobStatus
 from tests.models import ec2
 
-LOST = Exit(lost="Host EC2 (instance this-machine) terminated: the runner is gone.")
+LOST = AttemptExit(lost="Host EC2 (instance this-machine) terminated: the runner is gone.")
 
 
 class World:
@@ -43,13 +43,13 @@ class World:
         self, vcpus: int = 4, memory: int = 4096, gpus: tuple[str, ...] = (),
         journal: Path | None = None,
     ) -> None:  # fmt: skip
-        self.state = empty(Machine(vcpus, memory, gpus))
-        self.store = Store(journal) if journal else None
+        self.state = empty(MachineCapacity(vcpus, memory, gpus))
+        self.store = Journal(journal) if journal else None
         self._unkept: list[Effect] = []
         self.jobs: dict[str, Job] = {}
         self.history: dict[str, list[str]] = {}
         self.ends: dict[str, int] = {}  # how often a job was said to have ended
-        self.launches: list[Launch] = []
+        self.launches: list[PrepareAttempt] = []
         self.stops: list[str] = []
         self.now = 1_000_000
         self.count = 0
@@ -66,9 +66,9 @@ class World:
                 seen = self.history.setdefault(effect.job.id, [])
                 if seen[-1:] != [effect.job.status.value]:
                     seen.append(effect.job.status.value)
-            elif isinstance(effect, Launch):
+            elif isinstance(effect, PrepareAttempt):
                 self.launches.append(effect)
-            elif isinstance(effect, Stop):
+            elif isinstance(effect, StopAttempt):
                 self.stops.append(effect.task_id)
         return effects
 
@@ -78,20 +78,20 @@ class World:
         """A request that is accepted."""
         self.count += 1
         effects = self.apply(self._request(operation, params, f"j{self.count}"))
-        answer = effects[-1] if isinstance(effects[-1], Refusal) else None
+        answer = effects[-1] if isinstance(effects[-1], RefuseCall) else None
         assert answer is None, answer
-        return next(effect.body for effect in effects if isinstance(effect, Answer))
+        return next(effect.body for effect in effects if isinstance(effect, AnswerCall))
 
     def refusal(self, operation: str, /, **params: Any) -> str:
         """The words in which a request is refused; it must have changed nothing."""
         before = self.state
         (effect,) = self.apply(self._request(operation, params, "no"))
-        assert isinstance(effect, Refusal)
+        assert isinstance(effect, RefuseCall)
         assert self.state is before
         assert (effect.code, effect.status) == ("ClientException", 400)
         return effect.message
 
-    def _request(self, operation: str, params: dict[str, Any], new_id: str) -> Requested:
+    def _request(self, operation: str, params: dict[str, Any], new_id: str) -> CallReceived:
         """As the core hands it to the engine, with what is known of jobs that have ended."""
         over: dict[str, Job] = {}
         if "dependsOn" in params or "resourceArn" in params:
@@ -99,13 +99,13 @@ class World:
         ended = {job_id: job.status.value for job_id, job in over.items()}
         named = bare_name(params.get("resourceArn", ""))
         found = {named: over[named]} if named in over else {}
-        return Requested(operation, params, self.now, new_id, "request", ended, found)
+        return CallReceived(operation, params, self.now, new_id, "request", ended, found)
 
     def read(self, operation: str, /, **params: Any) -> dict[str, Any]:
         """A request that changes nothing. Raises Refused."""
         self.keep()
         assert self.store is not None, "it needs a journal"
-        view = View(self.state, self.store, "key", self.now)
+        view = ReadView(self.state, self.store, "key", self.now)
         return READS["batch", operation](view, params)
 
     def described(self, job_id: str) -> dict[str, Any]:
@@ -185,15 +185,15 @@ class World:
 
     def start(self, *job_ids: str) -> None:
         for job_id in job_ids:
-            self.apply(Started(self.task(job_id), self.now, f"127.0.0.{len(job_id)}"))
+            self.apply(AttemptStarted(self.task(job_id), self.now, f"127.0.0.{len(job_id)}"))
 
-    def end(self, job_id: str, exit_: Exit | int = 0) -> None:
-        how = Exit(code=exit_) if isinstance(exit_, int) else exit_
-        self.apply(Ended(self.task(job_id), how, self.now))
+    def end(self, job_id: str, exit_: AttemptExit | int = 0) -> None:
+        how = AttemptExit(code=exit_) if isinstance(exit_, int) else exit_
+        self.apply(AttemptEnded(self.task(job_id), how, self.now))
 
     def tick(self, seconds: float) -> None:
         self.now += int(seconds * 1000)
-        self.apply(Ticked(self.now))
+        self.apply(ClockTicked(self.now))
 
     # --- restarts ---------------------------------------------------------------------------
 
@@ -209,9 +209,9 @@ class World:
         else:
             self.keep()
             self.store.close()
-            self.store = Store(self.store.path)
+            self.store = Journal(self.store.path)
             self.state = restore(self.store.load(self.state.machine), self.now)
-        self.apply(Ticked(self.now))
+        self.apply(ClockTicked(self.now))
 
     # --- looking ----------------------------------------------------------------------------
 
@@ -310,7 +310,7 @@ def in_state(status: str) -> tuple[World, str, str]:
 # --- comparing states -----------------------------------------------------------------------
 
 
-def stored(state: State) -> State:
+def stored(state: BatchState) -> BatchState:
     """The state as the journal keeps it: records and jobs, no index but children that ended."""
     ended: dict[str, dict[str, int]] = {}
     for array, counts in state.counts.items():
@@ -329,7 +329,7 @@ def stored(state: State) -> State:
     )
 
 
-def indexes(state: State) -> dict[str, Any]:
+def indexes(state: BatchState) -> dict[str, Any]:
     """The indexes, without what is stale in them and told from nothing."""
     live = {on: ids for on, ids in state.dependents.items() if on in state.jobs}
     return {
@@ -359,12 +359,12 @@ def indexes(state: State) -> dict[str, Any]:
     }
 
 
-def order_of(state: State, queue: str, share: str = "") -> list[str]:
+def order_of(state: BatchState, queue: str, share: str = "") -> list[str]:
     """The RUNNABLE jobs of a queue in their order, those that wait for a consumable included.
 
     What is stale in the lines is left out, and a job that stands twice shows twice.
     """
-    lines: Map[Line, Heap] = state.lines.get(queue, Map())
+    lines: Map[QueueLine, Heap] = state.lines.get(queue, Map())
     heaps = [jobs for line, jobs in lines.items() if line.share == share]
     found = []
     while heaps:

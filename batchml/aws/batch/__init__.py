@@ -1,1 +1,1 @@
-"""Calls of AWS Batch: our types in, our types out."""
+"""Requests, calls and responses of AWS Batch."""

@@ -1,9 +1,11 @@
-"""Queues, compute environments and their hosts as they are now, in few calls.
+"""Read queues, compute environments and their hosts, in few calls.
 
-Two calls for all queues and compute environments; of each cluster two for every hundred hosts; one
-for hosts that EC2 has started and that have not joined yet. What may not be asked is noted, and the
-rest is told. Sources: API References of AWS Batch, ECS (ListContainerInstances lists all states but
-INACTIVE; DescribeContainerInstances takes 100) and EC2.
+Two calls read all queues and compute environments; two more each hundred hosts of a cluster; one
+more the instances that EC2 has started and that have not joined a cluster yet. A call that is not
+allowed is recorded in `missing`, and the others go on.
+
+Sources: API References of AWS Batch, ECS (ListContainerInstances lists all states but INACTIVE;
+DescribeContainerInstances takes 100) and EC2.
 """
 
 import re
@@ -11,23 +13,23 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
-from batchml.aws.batch.hosts import _MOST, _TRIES
+from batchml.aws.batch.hosts import MAX_CONTAINER_INSTANCES, TRIES
 from batchml.aws.diagnosis import to_compute, to_queue, to_snapshot
-from batchml.aws.errors import translated
+from batchml.aws.errors import translate_errors
 from batchml.aws.naming import owner_tags, qualified
-from batchml.aws.pricing import why_not
+from batchml.aws.pricing.prices import describe_failure
 from batchml.aws.session import Session
 from batchml.errors import BatchmlError, ServiceUnreachable
 from batchml.model.explanation import ComputeState, QueueState
-from batchml.model.hosts import ClusterHost, Room
+from batchml.model.hosts import ClusterHost, HostResources
 
-_UNITS = 1024  # of CPU, in ECS, for one vCPU
+_UNITS = 1024  # ECS's CPU units of a vCPU
 
 T = TypeVar("T")
 
 
 class ClusterApi:
-    """`calls` counts what was asked of AWS; `missing` says what could not be asked, and why."""
+    """`calls` counts the calls. `missing` has the reason for each action that failed."""
 
     def __init__(self, session: Session, env: str) -> None:
         self._session = session
@@ -36,14 +38,14 @@ class ClusterApi:
         self.missing: dict[str, str] = {}
 
     def queues(self) -> dict[str, QueueState]:
-        """Raises AccessError, ServiceError, ServiceUnreachable: without it there is nothing."""
-        with translated("DescribeJobQueues"):
+        """The queues by name. Raises AccessError, ServiceError, ServiceUnreachable."""
+        with translate_errors("DescribeJobQueues"):
             pages = self._pages("batch", "describe_job_queues")
             found = [to_queue(detail) for page in pages for detail in page["jobQueues"]]
         return {each.name: each for each in found if each.status != "DELETED"}
 
     def computes(self) -> dict[str, ComputeState] | None:
-        """By name; None where it may not be asked."""
+        """The compute environments by name; None if the call is not allowed."""
 
         def ask() -> dict[str, ComputeState]:
             pages = self._pages("batch", "describe_compute_environments")
@@ -53,9 +55,9 @@ class ClusterApi:
         return self._try("batch:DescribeComputeEnvironments", ask)
 
     def front(self, queue: str) -> tuple[str, ...] | None:
-        """Job ids of the first hundred runs that wait, in the order in which they would start.
+        """The job ids of the first hundred waiting runs, in the order of their start.
 
-        None where it may not be asked. Children of an array stand for themselves.
+        Each child of an array is listed. None if the call is not allowed.
         """
 
         def ask() -> tuple[str, ...]:
@@ -66,39 +68,37 @@ class ClusterApi:
         return self._try("batch:GetJobQueueSnapshot", ask)
 
     def hosts(self, clusters: Iterable[str]) -> tuple[ClusterHost, ...] | None:
-        """Those that have joined these clusters; None where none of them may be asked about."""
+        """The hosts in these clusters; None if no cluster could be read."""
         found = [self._hosts_of(cluster) for cluster in dict.fromkeys(clusters) if cluster]
         known = [hosts for hosts in found if hosts is not None]
         return tuple(host for hosts in known for host in hosts) if known or not found else None
 
     def _hosts_of(self, cluster: str) -> list[ClusterHost] | None:
-        def list_() -> list[str]:
+        def list_arns() -> list[str]:
             pages = self._pages("ecs", "list_container_instances", cluster=cluster)
             return [arn for page in pages for arn in page["containerInstanceArns"]]
 
         def describe(arns: list[str]) -> list[ClusterHost]:
             self.calls += 1
-            answer = self._session.client("ecs", attempts=_TRIES).describe_container_instances(
+            answer = self._session.client("ecs", attempts=TRIES).describe_container_instances(
                 cluster=cluster, containerInstances=arns
             )
             return [to_host(entry, cluster) for entry in answer["containerInstances"]]
 
-        arns = self._try("ecs:ListContainerInstances", list_)
+        arns = self._try("ecs:ListContainerInstances", list_arns)
         if arns is None:
             return None
         hosts: list[ClusterHost] = []
-        for start in range(0, len(arns), _MOST):
-            asked = partial(describe, arns[start : start + _MOST])
-            some = self._try("ecs:DescribeContainerInstances", asked)
+        for start in range(0, len(arns), MAX_CONTAINER_INSTANCES):
+            ask = partial(describe, arns[start : start + MAX_CONTAINER_INSTANCES])
+            some = self._try("ecs:DescribeContainerInstances", ask)
             if some is None:
                 return hosts or None
             hosts += some
         return hosts
 
     def launched(self, computes: Iterable[str]) -> tuple[ClusterHost, ...]:
-        """Hosts that EC2 has started for the environment, of these compute environments; those that
-        have joined a cluster are among them.
-        """
+        """The running instances of these compute environments, whether in a cluster or not yet."""
         names = tuple(computes)
 
         def ask() -> tuple[ClusterHost, ...]:
@@ -118,27 +118,27 @@ class ClusterApi:
 
         return self._try("ec2:DescribeInstances", ask) or ()
 
-    def _pages(self, service: str, operation: str, **asked: Any) -> Iterable[Any]:
-        attempts = 5 if service == "batch" else _TRIES
+    def _pages(self, service: str, operation: str, **request: Any) -> Iterable[Any]:
+        attempts = 5 if service == "batch" else TRIES
         client = self._session.client(service, attempts=attempts)
-        for page in client.get_paginator(operation).paginate(**asked):
+        for page in client.get_paginator(operation).paginate(**request):
             self.calls += 1
             yield page
 
     def _try(self, action: str, ask: Callable[[], T]) -> T | None:
-        """The answer; None, noted, where there is none."""
+        """The answer; None after a failure, which is recorded in `missing`."""
         try:
-            with translated(action):
+            with translate_errors(action):
                 return ask()
         except ServiceUnreachable:
             self.missing[action] = f"{action} was not answered"
         except BatchmlError as error:
-            if getattr(error, "code", "") != "ClusterNotFoundException":  # deleted a moment ago
-                self.missing[action] = why_not(action, error)
+            if getattr(error, "code", "") != "ClusterNotFoundException":  # just deleted
+                self.missing[action] = describe_failure(action, error)
         return None
 
 
-# --- AWS JSON -> our nouns --------------------------------------------------------------------
+# --- From AWS's JSON ------------------------------------------------------------------------------
 
 
 def to_host(entry: Mapping[str, Any], cluster: str) -> ClusterHost:
@@ -158,7 +158,7 @@ def to_host(entry: Mapping[str, Any], cluster: str) -> ClusterHost:
         is_heard=entry.get("agentConnected", True),
         tasks=entry.get("runningTasksCount", 0) + entry.get("pendingTasksCount", 0),
         since=int(joined.timestamp() * 1000) if joined else 0,
-        room=Room(
+        room=HostResources(
             vcpus=had.get("CPU", 0) / _UNITS,
             memory_mib=had.get("MEMORY", 0),
             gpus=had.get("GPU", 0),
@@ -170,7 +170,7 @@ def to_host(entry: Mapping[str, Any], cluster: str) -> ClusterHost:
 
 
 def _resources(entries: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """By name. GPUs are a set of names, of which the number counts."""
+    """Amounts by name. GPUs are a set of names, which is counted."""
     return {
         each["name"]: len(each.get("stringSetValue", ()))
         if each.get("type") == "STRINGSET"
@@ -180,8 +180,10 @@ def _resources(entries: Iterable[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def to_launched(entry: Mapping[str, Any], env: str, computes: Iterable[str]) -> ClusterHost:
-    """From an Instance of EC2. Its compute environment is the one that tagged it with its name:
-    one that was replaced has a number behind it, and goes on under the same tag.
+    """From an Instance of EC2.
+
+    Its tag names the compute environment. The name of a replaced compute environment ends in a
+    number, and its instances have the same tag as before.
     """
     tags = {tag["Key"]: tag["Value"] for tag in entry.get("Tags", ())}
     base = qualified(env, tags.get("batchml:name", ""))

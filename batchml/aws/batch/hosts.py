@@ -1,7 +1,7 @@
-"""Which hosts a queue's runs land on, and on which they were: two calls for all queues, then few.
+"""The hosts on which runs can land, and the hosts on which they ran, with type and zone.
 
-A run's host is told as its ECS container instance. Its compute environment's cluster tells the
-instance type and the zone while it lives, and about an hour longer; so does EC2.
+AWS Batch names a run's host by its ECS container instance. ECS and EC2 tell the instance type and
+zone of a host until about an hour after its end.
 """
 
 import re
@@ -12,37 +12,37 @@ from typing import Any
 from msgspec import Struct
 
 from batchml.aws.batch.resources import ComputeApi
-from batchml.aws.errors import translated
+from batchml.aws.errors import translate_errors
 from batchml.aws.session import Session
 from batchml.errors import BatchmlError, ServiceError
 from batchml.model.names import bare_name
 
-_MOST = 100  # container instances of one DescribeContainerInstances
-_MOST_IN_EC2 = 200  # values of a filter
-_TRIES = 2
+MAX_CONTAINER_INSTANCES = 100  # of one DescribeContainerInstances
+_MAX_FILTER_VALUES = 200  # of EC2
+TRIES = 2  # of a call to ECS and EC2
 _EC2_ID = re.compile(r"i-[0-9a-f]+")
 
 
-class Pool(Struct, frozen=True):
-    """A compute environment as far as its price goes. `types` are instance types and families."""
+class HostPool(Struct, frozen=True):
+    """A compute environment, with the properties that make its price."""
 
     name: str
-    types: tuple[str, ...] = ()
+    types: tuple[str, ...] = ()  # instance types and families
     spot: bool = False
     cluster: str = ""  # of ECS
-    why: str = ""  # there are no types
+    why: str = ""  # the reason for having no types
 
 
-class Host(Struct, frozen=True):
-    """A host, as far as AWS still tells. Empty where it does not."""
+class RunHost(Struct, frozen=True):
+    """The host of a run. Unknown properties are empty."""
 
     type: str = ""
     zone: str = ""
     spot: bool | None = None
 
 
-def pools(session: Session) -> dict[str, tuple[Pool, ...]]:
-    """Queue -> its compute environments, for all queues. Raises what the two calls raise."""
+def fetch_host_pools(session: Session) -> dict[str, tuple[HostPool, ...]]:
+    """The compute environments of each queue, in two calls, which may raise."""
     api = ComputeApi(session)
     found = {name: _pool(detail) for name, detail in api.environments().items()}
     return {
@@ -56,51 +56,54 @@ def pools(session: Session) -> dict[str, tuple[Pool, ...]]:
     }
 
 
-def _pool(detail: Mapping[str, Any]) -> Pool:
-    """A Pool from a ComputeEnvironmentDetail."""
+def _pool(detail: Mapping[str, Any]) -> HostPool:
+    """From a ComputeEnvironmentDetail."""
     name = detail["computeEnvironmentName"]
     resources = detail.get("computeResources") or {}
     kind = resources.get("type", "")
     if kind.startswith("FARGATE"):
-        return Pool(name, why="Fargate has no hosts, and its prices are not asked for")
+        return HostPool(name, why="Fargate has no hosts, and its prices are not supported")
     if not resources.get("instanceTypes"):
-        return Pool(name, why=f"the compute environment {name} is managed by others")
+        return HostPool(name, why=f"the compute environment {name} is managed by others")
     types = tuple(resources["instanceTypes"])
-    return Pool(name, types, kind == "SPOT", detail.get("ecsClusterArn", ""))
+    return HostPool(name, types, kind == "SPOT", detail.get("ecsClusterArn", ""))
 
 
-def find_hosts(session: Session, ids: Iterable[str], pools: Sequence[Pool]) -> dict[str, Host]:
-    """What is still known of these hosts; nothing of those for which AWS refuses to say it.
+def find_hosts(
+    session: Session, ids: Iterable[str], pools: Sequence[HostPool]
+) -> dict[str, RunHost]:
+    """The hosts that AWS still knows. Failures are not raised.
 
-    `ids` are of EC2 or of ECS container instances. One call to EC2 for each 200; one for each
-    cluster, until all are found, and each 100. It raises nothing.
+    `ids` are ids of EC2 instances or of ECS container instances. EC2 is called for each 200 ids;
+    the clusters one after the other, for each 100 ids, until all are found.
     """
     wanted = set(ids) - {""}
-    machines = sorted(each for each in wanted if _EC2_ID.fullmatch(each))
-    left = wanted - set(machines)
-    found: dict[str, Host] = {}
+    instances = sorted(each for each in wanted if _EC2_ID.fullmatch(each))
+    left = wanted - set(instances)
+    found: dict[str, RunHost] = {}
     with suppress(BatchmlError):
-        for start in range(0, len(machines), _MOST_IN_EC2):
-            found |= _of_ec2(session, machines[start : start + _MOST_IN_EC2])
+        for start in range(0, len(instances), _MAX_FILTER_VALUES):
+            found |= _of_ec2(session, instances[start : start + _MAX_FILTER_VALUES])
     with suppress(BatchmlError):
         for pool in pools:
             if left and pool.cluster:
-                with suppress(ServiceError):  # a cluster that is gone
+                with suppress(ServiceError):  # the cluster was deleted
                     found |= _of_cluster(session, pool, sorted(left))
                 left -= set(found)
     return found
 
 
-def _of_cluster(session: Session, pool: Pool, ids: list[str]) -> dict[str, Host]:
+def _of_cluster(session: Session, pool: HostPool, ids: list[str]) -> dict[str, RunHost]:
     found = {}
-    for start in range(0, len(ids), _MOST):
-        with translated("ecs:DescribeContainerInstances"):
-            answer = session.client("ecs", attempts=_TRIES).describe_container_instances(
-                cluster=pool.cluster, containerInstances=ids[start : start + _MOST]
+    for start in range(0, len(ids), MAX_CONTAINER_INSTANCES):
+        with translate_errors("ecs:DescribeContainerInstances"):
+            answer = session.client("ecs", attempts=TRIES).describe_container_instances(
+                cluster=pool.cluster,
+                containerInstances=ids[start : start + MAX_CONTAINER_INSTANCES],
             )
         for entry in answer["containerInstances"]:
             named = {each["name"]: each.get("value", "") for each in entry.get("attributes", ())}
-            host = Host(
+            host = RunHost(
                 named.get("ecs.instance-type", ""),
                 named.get("ecs.availability-zone", ""),
                 pool.spot,
@@ -109,13 +112,13 @@ def _of_cluster(session: Session, pool: Pool, ids: list[str]) -> dict[str, Host]
     return found
 
 
-def _of_ec2(session: Session, ids: list[str]) -> dict[str, Host]:
-    """A filter, because asking by id fails for all when one of them is gone."""
+def _of_ec2(session: Session, ids: list[str]) -> dict[str, RunHost]:
+    """By a filter: a call by ids fails for all of them if one is missing."""
     request = {"Filters": [{"Name": "instance-id", "Values": ids}]}
-    with translated("ec2:DescribeInstances"):
-        pages = session.client("ec2", attempts=_TRIES).get_paginator("describe_instances")
+    with translate_errors("ec2:DescribeInstances"):
+        pages = session.client("ec2", attempts=TRIES).get_paginator("describe_instances")
         return {
-            entry["InstanceId"]: Host(
+            entry["InstanceId"]: RunHost(
                 entry["InstanceType"],
                 entry["Placement"]["AvailabilityZone"],
                 entry.get("InstanceLifecycle") == "spot",

@@ -1,4 +1,8 @@
-"""Our nouns -> AWS request arguments. Pure."""
+"""Make the requests that submit a job: RegisterJobDefinition and SubmitJob.
+
+Source of the retry rules: AWS Batch API Reference, RetryStrategy and EvaluateOnExit: at most five
+rules, the first that matches decides, and AWS Batch retries what no rule matches.
+"""
 
 import hashlib
 import json
@@ -12,17 +16,17 @@ from batchml.aws.naming import NOTICE_FILE, NOTICES, WORKSPACE, Platform
 from batchml.errors import ConfigError
 from batchml.model.environment import LOCAL
 from batchml.model.group import launch_variables
+from batchml.model.image import is_reference
 from batchml.model.job import (
     DEFAULT_GRACE,
     MAX_OVERRIDES,
     JobSpec,
-    Kept,
+    SecretSource,
     arn_to_list,
-    find_arn,
-    parse_kept,
+    find_secret_arn,
+    parse_secret,
 )
 from batchml.model.names import keyed_name, to_name
-from batchml.model.project import is_reference
 from batchml.model.tables import parse_size
 from batchml.runtime.protocol.exit_codes import (
     CONFIGURATION_ERROR,
@@ -31,305 +35,307 @@ from batchml.runtime.protocol.exit_codes import (
     STOPPED,
     TRY_ELSEWHERE,
 )
-from batchml.runtime.protocol.launch import TORCHRUN
+from batchml.runtime.protocol.launch import LaunchPlan
 
-# --- retries --------------------------------------------------------------------------------------
-# `[retry]` of a job -> AWS Batch's rules. Pure.
-#
-# Source: AWS Batch API Reference, RetryStrategy and EvaluateOnExit: five rules at most, the first
-# that matches decides, and what no rule matches is tried again.
+# --- Retry rules ----------------------------------------------------------------------------------
 
 
 MOST = 5  # rules
 
-_FINAL = (CRASH_LOOP, DUPLICATE, CONFIGURATION_ERROR)  # another try would end the same way
-_FINAL_SHORT = "7*"  # all of them, and 7, 70-75 and 79, which a program may have for itself
+_FINAL = (CRASH_LOOP, DUPLICATE, CONFIGURATION_ERROR)  # another attempt would end the same way
+_FINAL_SHORT = "7*"  # all of them, and 7, 70-75 and 79, which may be a program's own codes
 
 _LOST = ("onStatusReason", "Host EC2*")
 _IMAGE = ("onStatusReason", "Task failed to start")
 _MEMORY = ("onReason", "OutOfMemoryError*")
-_KILLED = "137"  # of a run of ranks: whoever killed its main process, it was no rank
-_EXITED = "Essential container in task exited*"  # not by the loss of its host, which may leave 143
+_KILLED = "137"  # under torchrun: the main process was killed, and not by a rank
+_EXITED = "Essential container in task exited*"  # the host was not lost, which may leave 143
 
-Rule = dict[str, str]
+RetryRule = dict[str, str]
 
 
 def retry_strategy(
     spec: JobSpec, *, has_budget: bool = False, has_runtime: bool = False
 ) -> dict[str, Any]:
-    """`[retry]` as the retryStrategy of SubmitJob.
+    """`[retry]` of a job as the retryStrategy of SubmitJob.
 
-    Exit codes of our runtime (`runtime/protocol/exit_codes.py`) are understood if the image has it:
+    With our runtime in the image, its exit codes (`runtime/protocol/exit_codes.py`) have rules:
 
-    - 75 is a lost host: another one may do;
-    - 76, 77 and 78 end the run, also where an app-error is worth another try;
-    - 137 of ranks that our runtime leads is a lost host, unless it was for memory: what kills a
-      rank never becomes the code of the run. Where five rules are too few it is an app-error;
-    - a budget that is spent (143) is no error to try again after.
+    - 75 is a lost host: another host may work;
+    - 76, 77 and 78 end the run, even if an app-error is retried;
+    - 137 of ranks that restart in place is a lost host, unless the memory was exceeded: a rank that
+      is killed never gives the run this code. If five rules do not suffice, it is an app-error;
+    - 143 with a spent budget ends the run.
     """
     retries = "app-error" in spec.retry.on
     if not (has_runtime or has_budget):
         rules = [*_classes(spec), _rule(spec, ("onExitCode", "*"), "app-error"), _rest()]
     elif retries:
-        rules = _but_final(spec, has_budget)
+        rules = _exit_rules(spec, has_budget)
     else:
-        rules = _but_lost(spec)
+        rules = _retry_rules(spec)
     return {"attempts": spec.retry.attempts, "evaluateOnExit": rules}
 
 
-def _but_lost(spec: JobSpec) -> list[Rule]:
-    """What is tried again, and then that nothing else is."""
+def _retry_rules(spec: JobSpec) -> list[RetryRule]:
+    """Rules for a job without retries of app-errors: the last rule ends the run."""
     lost, image, memory = _classes(spec)
     rules = [lost, _elsewhere(spec), image, memory, _rest()]
-    if spec.launch.kind == TORCHRUN:
-        # An image that cannot be had leaves no code, so the last rule may stand for it.
+    if LaunchPlan(spec.launch.kind).restarts:
+        # A missing image leaves no exit code, so the last rule may replace its rule.
         rules = [rule for rule in rules if rule is not image or rule["action"] == "RETRY"]
         killed = _rule(spec, ("onExitCode", _KILLED), "host-lost")
         rules[-1:] = [killed, _rest()] if len(rules) < MOST else [_rest()]
     return rules
 
 
-def _but_final(spec: JobSpec, has_budget: bool) -> list[Rule]:
-    """Only what is not tried again: no rule has to say that all else is.
+def _exit_rules(spec: JobSpec, has_budget: bool) -> list[RetryRule]:
+    """Rules for a job with retries of app-errors: AWS Batch retries what no rule matches.
 
-    Where five rules are too few, one stands for the codes that end a run: then a program's own 7,
-    70 to 74 and 79 end it, too.
+    If five rules do not suffice, one pattern replaces the codes that end a run. A program's own
+    codes 7, 70 to 74 and 79 then end it, too.
     """
     others = [rule for rule in _classes(spec) if rule["action"] == "EXIT"]
     if has_budget:
         others.append({**_exit(str(STOPPED)), "onStatusReason": _EXITED})
     elsewhere = _elsewhere(spec)
     ends = [elsewhere] if elsewhere["action"] == "EXIT" else []
-    whole = [*others, *ends, *(_exit(str(code)) for code in _FINAL)]
-    if len(whole) <= MOST:
-        return whole
-    first = [] if ends else [elsewhere]  # which "7*" stands for as well
+    rules = [*others, *ends, *(_exit(str(code)) for code in _FINAL)]
+    if len(rules) <= MOST:
+        return rules
+    first = [] if ends else [elsewhere]  # before "7*", which matches its code, too
     return [*others, *first, _exit(_FINAL_SHORT)]
 
 
-def _classes(spec: JobSpec) -> Iterator[Rule]:
+def _classes(spec: JobSpec) -> Iterator[RetryRule]:
     yield _rule(spec, _LOST, "host-lost")
     yield _rule(spec, _IMAGE, "image-error")
     yield _rule(spec, _MEMORY, "out-of-memory")
 
 
-def _elsewhere(spec: JobSpec) -> Rule:
+def _elsewhere(spec: JobSpec) -> RetryRule:
     return _rule(spec, ("onExitCode", str(TRY_ELSEWHERE)), "host-lost")
 
 
-def _rule(spec: JobSpec, condition: tuple[str, str], outcome: str) -> Rule:
+def _rule(spec: JobSpec, condition: tuple[str, str], outcome: str) -> RetryRule:
     name, pattern = condition
     return {name: pattern, "action": "RETRY" if outcome in spec.retry.on else "EXIT"}
 
 
-def _exit(code: str) -> Rule:
+def _exit(code: str) -> RetryRule:
     return {"onExitCode": code, "action": "EXIT"}
 
 
-def _rest() -> Rule:
+def _rest() -> RetryRule:
     return {"onReason": "*", "action": "EXIT"}
 
 
-# --- secrets --------------------------------------------------------------------------------------
-# `secrets` of a job definition: names of variables, and where AWS finds their values. Pure.
+# --- Secrets --------------------------------------------------------------------------------------
 
 
-def secrets(spec: JobSpec, platform: Platform) -> list[dict[str, str]]:
-    """What the definition of a job says of its `[secrets]`.
+def secret_entries(spec: JobSpec, platform: Platform) -> list[dict[str, str]]:
+    """The `secrets` of a job definition: names of variables, and where AWS finds their values.
 
-    On `local` it says what the job.toml says; the server looks that up in its user's own file. In
-    AWS the execution role may read what the environment lists, and no more.
-    Raises ConfigError for all that is not listed there, with the line to add.
+    On `local`, the server looks up the text of job.toml in its user's file of secrets. In AWS, the
+    execution role may only read the secrets that the environment lists. Raises ConfigError for the
+    others, with the line to add.
     """
-    found, missing = list[dict[str, str]](), list[tuple[str, Kept]]()
+    found, missing = list[dict[str, str]](), list[tuple[str, SecretSource]]()
     for name, text in spec.secrets.items():
-        kept = parse_kept(text)
+        kept = parse_secret(text)
         assert kept is not None, "read_job refused it"
         if platform.env == LOCAL:
-            told = kept.value_from(arn_to_list(kept, "", "")) if kept.scope else text
-            found.append({"name": name, "valueFrom": told})
+            address = kept.value_from(arn_to_list(kept, "", "")) if kept.scope else text
+            found.append({"name": name, "valueFrom": address})
             continue
-        arn = find_arn(kept, platform.secrets)
+        arn = find_secret_arn(kept, platform.secrets)
         if arn is None:
             missing.append((name, kept))
         else:
             found.append({"name": name, "valueFrom": kept.value_from(arn)})
     if missing:
-        raise ConfigError(spec.name, _refused(missing, platform))
+        raise ConfigError(spec.name, _unlisted(missing, platform))
     return found
 
 
-def _refused(missing: list[tuple[str, Kept]], platform: Platform) -> list[str]:
-    """One mistake for each, and the whole line of the file in the last."""
+def _unlisted(missing: list[tuple[str, SecretSource]], platform: Platform) -> list[str]:
+    """A mistake for each secret. The last one has the whole line for batchml.toml."""
     _, partition, _, _, account, *_ = [*platform.execution_role.split(":"), *[""] * 6]
     lines = [arn_to_list(kept, platform.region, account, partition or "aws") for _, kept in missing]
     listed = ", ".join(f'"{arn}"' for arn in dict.fromkeys([*platform.secrets, *lines]))
-    told = [
-        f"secrets.{name}: {arn} is not among what jobs of {platform.env} may be given."
+    mistakes = [
+        f"secrets.{name}: {arn} is not among the secrets that jobs of {platform.env} may use."
         for (name, _), arn in zip(missing, lines, strict=True)
     ]
-    told[-1] += (
+    mistakes[-1] += (
         f" Write under [env.{platform.env}] of batchml.toml: secrets = [{listed}], then: "
         f"batchml setup --env {platform.env}"
     )
-    return told
+    return mistakes
 
 
-# --- requests -------------------------------------------------------------------------------------
+# --- Requests -------------------------------------------------------------------------------------
 
 
 _HASH = 10  # hex digits of a definition's content in its name
 
-# Where the NVIDIA driver's user space is on instances of our image (cfn/ami.yaml), and in jobs.
+# The folder of the NVIDIA driver's libraries on instances of our AMI (cfn/ami.yaml), and in jobs.
 DRIVER_ON_HOST = "/opt/nvidia"
 DRIVER = "/usr/local/nvidia"
-REGISTERED = "batchml:registered"  # the tag with the date; AWS Batch keeps none
+REGISTERED = "batchml:registered"  # the tag with the date of registration, which AWS Batch lacks
 
-# The command where the true one is in a document: the runtime of our images reads it.
+# The command of a run whose true command is in a document, which the runtime of our images reads.
 BY_DOCUMENT = "batchml-order"
 
-# AWS Batch counts the variables that it adds itself, and those of the definition.
+# AWS Batch also counts the variables that it adds itself, and those of the definition.
 _ROOM = MAX_OVERRIDES - 512
-_FOR_A_NODE = 256  # bytes that AWS Batch adds for each node: which it is, and where the main one is
+_FOR_A_NODE = 256  # bytes that AWS Batch adds for each node: its index, the main node's address
 
-# Every node is alike: one range, without an end, so that a run may have any number of nodes. What a
-# definition says of the number counts for nobody: each run says its own.
+# All nodes are alike: one range without an end. Each run overrides the definition's number of
+# nodes.
 _ALL_NODES = "0:"
 _LEAST_NODES = 2
 
 
-class Document(Struct, frozen=True):
-    """What to run, where it is too long for AWS Batch: `{"command", "env", "params"}` as JSON."""
+class CommandDocument(Struct, frozen=True):
+    """A command that is too long for AWS Batch: `{"command", "env", "params"}` as JSON."""
 
     name: str
     data: bytes
 
 
-class Submission(Struct, frozen=True):
-    """The two requests of a run. The first is sent only when AWS does not have the definition.
+class SubmissionRequests(Struct, frozen=True):
+    """The two requests of a run. `register` is sent only if AWS does not have the definition.
 
-    `document` has to be where the run looks for it before either is sent.
+    `document` must be stored before either is sent.
     """
 
     register: dict[str, Any]
     submit: dict[str, Any]
-    document: Document | None = None
+    document: CommandDocument | None = None
 
 
-class Travel(Struct, frozen=True):
-    """What a run takes along: where its code is, and variables of the place that it runs in."""
+class SubmissionContext(Struct, frozen=True):
+    """The properties of a submission beside its job: key, code package, tags and others."""
 
     key: str = ""  # of the submission; part of the job's name
-    name: str = ""  # the run's, where that is not the job's
-    code: str = ""
-    store: str = ""  # what outlives the run
-    documents: str = ""  # where documents are put; empty: the image could not read one
+    name: str = ""  # the run's name, if it differs from the job's
+    code: str = ""  # the address of the code package
+    store: str = ""  # the address of the store for files that outlive the run
+    documents: str = ""  # the address for documents; "" if the image cannot read any
     env: dict[str, str] = {}
     tags: dict[str, str] = {}
     depends_on: tuple[str, ...] = ()
-    share: str = ""  # of a queue with fair share
-    array: int | None = None  # children
-    consumables: dict[str, int] = {}  # name of a consumable resource -> what each run holds of it
-    token: str = ""  # hex digits by which the nodes of a run know each other
-    command: tuple[str, ...] | None = None  # as it is, where the runtime fills in the parameters
+    share: str = ""  # the share identifier in a queue with fair share
+    array: int | None = None  # the number of children
+    consumables: dict[str, int] = {}  # the quantity of each consumable resource that a run holds
+    token: str = ""  # hex digits by which the nodes of a run recognize each other
+    command: tuple[str, ...] | None = None  # the command in which the runtime fills in parameters
 
 
 _LOCAL = Platform()
 
 
-def submission(
-    spec: JobSpec, *, image: str, queue: str, travel: Travel, platform: Platform = _LOCAL
-) -> Submission:
-    """The requests that submit `spec` with the image that `image` refers to.
+def make_submission(
+    spec: JobSpec,
+    *,
+    image: str,
+    queue: str,
+    submission: SubmissionContext,
+    platform: Platform = _LOCAL,
+) -> SubmissionRequests:
+    """Make the requests that submit `spec` with the image `image`.
 
-    The definition holds what SubmitJob cannot override and is named by its content, so that runs
-    of a job share one. Raises ConfigError when the overrides exceed AWS Batch's limit and cannot
-    travel as a document.
+    The definition has the properties that SubmitJob cannot override. Its name is a hash of its
+    content, so that the runs of a job share it. Raises ConfigError if the overrides exceed AWS
+    Batch's limit and the image cannot read a document.
     """
-    name = to_name(travel.name or spec.name)
-    register = definition(spec, image, platform)
-    overrides, document = _overrides(spec, travel)
+    name = to_name(submission.name or spec.name)
+    register = definition_request(spec, image, platform)
+    overrides, document = _overrides(spec, submission)
     container = {**overrides, "resourceRequirements": _requirements(spec)}
     submit: dict[str, Any] = {
-        "jobName": keyed_name(name, travel.key) if travel.key else name,
+        "jobName": keyed_name(name, submission.key) if submission.key else name,
         "jobQueue": queue,
         "jobDefinition": register["jobDefinitionName"],
         **_overriding(spec.nodes, container),
         "retryStrategy": retry_strategy(
             spec,
-            has_budget="BATCHML_MAX_SECONDS" in travel.env,
-            has_runtime=_has_runtime(spec, travel),
+            has_budget="BATCHML_MAX_SECONDS" in submission.env,
+            has_runtime=_has_runtime(spec, submission),
         ),
     }
     if spec.timeout_seconds is not None:
         submit["timeout"] = {"attemptDurationSeconds": spec.timeout_seconds}
-    if travel.array is not None:
-        submit["arrayProperties"] = {"size": travel.array}
-    if travel.share:
-        submit["shareIdentifier"] = travel.share
-    if travel.tags:
-        submit["tags"] = travel.tags
-    if travel.depends_on:
-        submit["dependsOn"] = [{"jobId": job_id} for job_id in travel.depends_on]
-    if travel.consumables:
+    if submission.array is not None:
+        submit["arrayProperties"] = {"size": submission.array}
+    if submission.share:
+        submit["shareIdentifier"] = submission.share
+    if submission.tags:
+        submit["tags"] = submission.tags
+    if submission.depends_on:
+        submit["dependsOn"] = [{"jobId": job_id} for job_id in submission.depends_on]
+    if submission.consumables:
         submit["consumableResourcePropertiesOverride"] = {
             "consumableResourceList": [
                 {"consumableResource": name, "quantity": quantity}
-                for name, quantity in travel.consumables.items()
+                for name, quantity in submission.consumables.items()
             ]
         }
-    return Submission(register, submit, document)
+    return SubmissionRequests(register, submit, document)
 
 
 def _overriding(count: int, container: dict[str, Any]) -> dict[str, Any]:
-    """Overrides of a run's container, or of those of all its nodes."""
+    """The overrides of a run's container, or of the containers of all its nodes."""
     if count == 1:
         return {"containerOverrides": container}
     override = {"targetNodes": _ALL_NODES, "containerOverrides": container}
     return {"nodeOverrides": {"numNodes": count, "nodePropertyOverrides": [override]}}
 
 
-def _has_runtime(spec: JobSpec, travel: Travel) -> bool:
-    """True where the command is run by our runtime, whose exit codes then mean something."""
-    told = bool(travel.store or travel.documents) or "BATCHML_SWEEP" in travel.env
-    return told or spec.launch.kind != "plain"
+def _has_runtime(spec: JobSpec, submission: SubmissionContext) -> bool:
+    """Whether our runtime runs the command, so that its exit codes have a meaning."""
+    has_store = bool(submission.store or submission.documents)
+    return has_store or "BATCHML_SWEEP" in submission.env or spec.launch.kind != "plain"
 
 
-def _overrides(spec: JobSpec, travel: Travel) -> tuple[dict[str, Any], Document | None]:
-    """Command and environment, in the request or in a document beside it."""
-    ours, theirs = _variables(spec, travel), {k: str(v) for k, v in spec.env.items()}
-    command = list(travel.command) if travel.command is not None else spec.argv()
+def _overrides(
+    spec: JobSpec, submission: SubmissionContext
+) -> tuple[dict[str, Any], CommandDocument | None]:
+    """The command and environment, in the request or in a document."""
+    ours, theirs = _variables(spec, submission), {k: str(v) for k, v in spec.env.items()}
+    command = list(submission.command) if submission.command is not None else spec.argv()
     whole = {"command": command, "environment": _pairs(ours | theirs)}
     size, room = len(json.dumps(whole)), _room(spec)
     if size <= room:
         return whole, None
-    if not travel.documents:
+    if not submission.documents:
         raise ConfigError(
             spec.name,
             [
-                f"command and env: {size} bytes as JSON; AWS Batch takes {MAX_OVERRIDES}, with its "
-                f"own variables, and an image that batchml did not build cannot read more from "
-                f"elsewhere. Put long values into the image."
+                f"command and env: {size} bytes as JSON; AWS Batch allows {MAX_OVERRIDES}, with "
+                f"its own variables, and only images that batchml built can read more from a "
+                f"document. Put long values into the image."
             ],
         )
-    told = {"command": command, "env": theirs, "params": spec.params}
-    data = json.dumps(told, sort_keys=True).encode()
-    document = Document(f"{hashlib.sha256(data).hexdigest()}.json", data)
-    return _shortened(ours, theirs, f"{travel.documents}/{document.name}", room), document
+    content = {"command": command, "env": theirs, "params": spec.params}
+    data = json.dumps(content, sort_keys=True).encode()
+    document = CommandDocument(f"{hashlib.sha256(data).hexdigest()}.json", data)
+    return _shortened(ours, theirs, f"{submission.documents}/{document.name}", room), document
 
 
 def _room(spec: JobSpec) -> int:
-    """Bytes of overrides that each container of a job can have."""
+    """The bytes of overrides that each container of a job can have."""
     return _ROOM - (_FOR_A_NODE if spec.nodes > 1 else 0)
 
 
 def _shortened(
     ours: dict[str, str], theirs: dict[str, str], document: str, room: int
 ) -> dict[str, Any]:
-    """What is said to Batch beside a document: as much of it as there is room for.
+    """The overrides of a run with a document: as many variables as fit.
 
-    A variable of the job's that is not said may come too late: for the runtime, which reads the
-    document with the credentials and at the address that variables name.
+    Variables that are in the document alone are missing while the runtime reads the document: those
+    with the credentials and the address for it go first.
     """
     ours = {**ours, "BATCHML_ORDER": document}
     aws = {name: value for name, value in theirs.items() if name.startswith("AWS_")}
@@ -355,15 +361,15 @@ def _pairs(variables: Mapping[str, str]) -> list[dict[str, str]]:
     return [{"name": name, "value": value} for name, value in variables.items()]
 
 
-def definition(spec: JobSpec, image: str, platform: Platform = _LOCAL) -> dict[str, Any]:
-    """The RegisterJobDefinition arguments of a job, named by what the container is.
+def definition_request(spec: JobSpec, image: str, platform: Platform = _LOCAL) -> dict[str, Any]:
+    """The RegisterJobDefinition request of a job. The name ends in a hash of the content.
 
-    Who asks for the same again, from wherever, comes to the same name.
+    So the same content has the same name on every machine.
     """
     name = to_name(spec.name)
     container = _container(spec, name, image) | _placed(spec, name, platform)
     if spec.secrets:
-        container["secrets"] = secrets(spec, platform)
+        container["secrets"] = secret_entries(spec, platform)
     kind = _for_nodes(container) if spec.nodes > 1 else _alone(container)
     content = json.dumps(container if spec.nodes == 1 else kind, sort_keys=True).encode()
     digest = hashlib.sha256(content).hexdigest()[:_HASH]
@@ -379,7 +385,7 @@ def _alone(container: dict[str, Any]) -> dict[str, Any]:
 
 
 def _for_nodes(container: dict[str, Any]) -> dict[str, Any]:
-    """The main node is the first. Instance types are for the compute environment to say."""
+    """The main node is the first. The compute environment chooses the instance types."""
     nodes = {
         "numNodes": _LEAST_NODES,
         "mainNode": 0,
@@ -388,8 +394,8 @@ def _for_nodes(container: dict[str, Any]) -> dict[str, Any]:
     return {"type": "multinode", "nodeProperties": nodes}
 
 
-def registration(request: Mapping[str, Any], now: float) -> dict[str, Any]:
-    """A RegisterJobDefinition request as it is sent at `now`, seconds since the epoch."""
+def dated_registration(request: Mapping[str, Any], now: float) -> dict[str, Any]:
+    """Add the date of `now` (seconds since the epoch) to a RegisterJobDefinition request."""
     day = datetime.fromtimestamp(now, UTC).date().isoformat()
     return {**request, "tags": {**request.get("tags", {}), REGISTERED: day}}
 
@@ -414,16 +420,17 @@ def _container(spec: JobSpec, name: str, image: str) -> dict[str, Any]:
 
 
 def _registered(spec: JobSpec) -> list[str]:
-    """The command of a definition, which every run says anew.
+    """The command of a definition. Every run overrides it.
 
-    AWS Batch takes some 24 KiB for a definition: what no run could say to it does not go there.
+    AWS Batch allows some 24 KiB for a definition: a command that is too long for the overrides is
+    replaced.
     """
     command = list(spec.command)
     return command if len(json.dumps(command)) <= _ROOM else [BY_DOCUMENT]
 
 
 def _placed(spec: JobSpec, name: str, platform: Platform) -> dict[str, Any]:
-    """What the place adds to a container's properties, or says instead; nothing on `local`."""
+    """The container properties of the platform; none on `local`."""
     found: dict[str, Any] = {}
     environment: dict[str, str] = {}
     mounts: list[tuple[str, str, str, bool]] = []  # name, on the host, in the container, read-only
@@ -431,8 +438,8 @@ def _placed(spec: JobSpec, name: str, platform: Platform) -> dict[str, Any]:
         mounts.append(("workspace", platform.workspace, WORKSPACE, False))
         environment["BATCHML_WORKSPACE"] = WORKSPACE
     if platform.gpu == "driver-mount" and spec.resources.gpus:
-        # Privileged, so that the devices are there. Where to look for programs and libraries is
-        # the image's to say (PATH, LD_LIBRARY_PATH): a value here would replace the image's.
+        # Privileged containers have the devices. PATH and LD_LIBRARY_PATH are not set here: that
+        # would replace the image's values.
         found["privileged"] = True
         mounts.append(("nvidia", DRIVER_ON_HOST, DRIVER, True))
     if platform.notices:
@@ -441,12 +448,12 @@ def _placed(spec: JobSpec, name: str, platform: Platform) -> dict[str, Any]:
     for key, value in (
         ("jobRoleArn", platform.job_role),
         ("executionRoleArn", platform.execution_role),
-        # Said again, though images of ours say it, so that rules about requests can see it.
+        # Our images set the user, too. It is in the request for rules that check requests.
         ("user", "" if is_reference(spec.image) else platform.user),
     ):
         if value:
             found[key] = value
-    if platform.job_role:  # `batchml shell`: ECS Exec opens its channel by this role
+    if platform.job_role:  # for `batchml shell`: ECS Exec uses this role
         found["enableExecuteCommand"] = True
     if platform.log_group:
         options = {"awslogs-stream-prefix": name, "awslogs-group": platform.log_group}
@@ -462,14 +469,14 @@ def _placed(spec: JobSpec, name: str, platform: Platform) -> dict[str, Any]:
     return found
 
 
-def _variables(spec: JobSpec, travel: Travel) -> dict[str, str]:
-    """Ours, which a job's own `[env]` may replace."""
-    found = {**params_variable(spec), **launch_variables(spec, travel.token), **travel.env}
+def _variables(spec: JobSpec, submission: SubmissionContext) -> dict[str, str]:
+    """Our variables. The job's own `[env]` may replace them."""
+    found = {**params_variable(spec), **launch_variables(spec, submission.token), **submission.env}
     for name, value in (
-        ("BATCHML_KEY", travel.key),
-        ("BATCHML_CODE", travel.code),
-        ("BATCHML_STORE", travel.store),
-        ("BATCHML_ARRAY_SIZE", str(travel.array or "")),
+        ("BATCHML_KEY", submission.key),
+        ("BATCHML_CODE", submission.code),
+        ("BATCHML_STORE", submission.store),
+        ("BATCHML_ARRAY_SIZE", str(submission.array or "")),
     ):
         if value:
             found[name] = value
@@ -479,7 +486,7 @@ def _variables(spec: JobSpec, travel: Travel) -> dict[str, str]:
 
 
 def params_variable(spec: JobSpec) -> dict[str, str]:
-    """The parameters as the program finds them: as JSON, in one variable."""
+    """The variable with the parameters as JSON."""
     return {"BATCHML_PARAMS": json.dumps(spec.params, sort_keys=True)}
 
 

@@ -1,4 +1,4 @@
-"""AWS JSON -> our nouns. Pure. AWS leaves members out freely, so every one is optional here.
+"""Turn AWS Batch's JobDetail and JobSummary into a `Run`. AWS may leave out any member.
 
 Sources: AWS Batch API Reference, JobDetail, ContainerDetail, AttemptDetail, JobSummary.
 """
@@ -17,7 +17,7 @@ _INSTANCE = re.compile(r"Host EC2 \(instance ([^)\s]+)\)")
 def to_run(detail: Mapping[str, Any]) -> Run:
     """A Run from a JobDetail of DescribeJobs."""
     container = _container(detail)
-    ended = _ended(detail)  # where the end of the last attempt is said
+    ended = _ended(detail)  # with the end of the last attempt
     status = JobStatus(detail["status"])
     attempts = tuple(_attempt(entry) for entry in detail.get("attempts") or ())
     current = ended.get("logStreamName", "")
@@ -29,7 +29,7 @@ def to_run(detail: Mapping[str, Any]) -> Run:
     tags = dict(detail.get("tags") or {})
     environment = _environment(container)
     last = attempts[-1] if attempts else Attempt()
-    if not ended and status.is_terminal:  # a multi-node job: its main node's end is in the attempt
+    if not ended and status.is_terminal:  # a multi-node job: the attempt has its main node's end
         ended = {"exitCode": last.exit_code, "reason": last.reason}
     needs = _needs(container)
     depends_on = detail.get("dependsOn") or ()
@@ -76,7 +76,7 @@ def to_run(detail: Mapping[str, Any]) -> Run:
 
 
 def to_summary(summary: Mapping[str, Any], queue: str) -> Run:
-    """A Run from a JobSummary of ListJobs; what that leaves out stays at its default."""
+    """A Run from a JobSummary of ListJobs. Properties that it lacks have their defaults."""
     container = summary.get("container") or {}
     name, key = split_key(summary.get("jobName", ""))
     return Run(
@@ -105,9 +105,9 @@ def to_summary(summary: Mapping[str, Any], queue: str) -> Run:
 
 
 def _container(detail: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What the run's container is. A multi-node run says it by groups of nodes: the first is taken.
+    """The properties of the run's container; of a multi-node run, those of its first node group.
 
-    A definition with `ecsProperties` leaves `container` empty and says it there.
+    With `ecsProperties` in the definition, they are there instead of in `container`.
     """
     nodes: Mapping[str, Any] = detail.get("nodeProperties") or {}
     groups: Sequence[Any] = nodes.get("nodeRangeProperties") or ({},)
@@ -119,7 +119,7 @@ def _container(detail: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _ended(detail: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What says how the last attempt ended, and where it ran."""
+    """The member with the last attempt's end and host."""
     found: Mapping[str, Any] = detail.get("container") or _first_of_task(detail)
     return found
 
@@ -129,8 +129,8 @@ def _first_of_task(holder: Mapping[str, Any]) -> Mapping[str, Any]:
     if not tasks:
         return {}
     containers: Sequence[Any] = tasks[0].get("containers") or ({},)
-    place = {name: tasks[0][name] for name in ("containerInstanceArn",) if name in tasks[0]}
-    return {**place, **containers[0]}
+    host = {name: tasks[0][name] for name in ("containerInstanceArn",) if name in tasks[0]}
+    return {**host, **containers[0]}
 
 
 def _attempt(entry: Mapping[str, Any]) -> Attempt:
@@ -159,7 +159,7 @@ def _host(container: Mapping[str, Any], because: str) -> str:
 
 
 def _children(entry: Mapping[str, Any]) -> dict[str, int]:
-    """How many children of an array are in which state; nothing for any other job."""
+    """The number of an array's children by state; empty for other jobs."""
     counts = (entry.get("arrayProperties") or {}).get("statusSummary") or {}
     return {status: count for status, count in counts.items() if count}
 
@@ -180,7 +180,7 @@ def _environment(container: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _params(detail: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
-    """The parameters as batchml sent them, with their types; else AWS's own."""
+    """The parameters that batchml sent, with their types; else AWS's own parameters."""
     try:
         found = json.loads(environment.get("BATCHML_PARAMS", ""))
     except ValueError:

@@ -1,12 +1,12 @@
-"""The one loop that changes the state: events in, a commit, then effects and answers.
+"""The loop that changes the state: apply events, commit, then carry out effects and answer calls.
 
 All events that wait when a round starts share one commit, so that many clients cost one fsync. An
-answer is given, and a program is started, only after the commit that holds it.
+answer is sent, and a program is started, only after the commit that contains it.
 
-A program is started at most once. Its runner gets the attempt before the commit and prepares it.
-The commit records that the program may have begun; then the server sends the runner the message to
-start it. So one commit covers the launch and the start of all attempts of a round, and a later
-server reads in the journal alone whether a program may have begun.
+A program is started at most once. Its runner receives the attempt before the commit and prepares
+it. The commit records that the program may have begun; then the server sends the runner the message
+to start it. One commit thus covers the launch and the start of all attempts of a round, and the
+journal alone tells a later server whether a program may have begun.
 """
 
 import asyncio
@@ -22,25 +22,24 @@ from msgspec import Struct
 
 from batchml.clock import Clock
 from batchml.errors import DiskFull, JournalBusy, LocalServerError
-from batchml.local.batch import engine
-from batchml.local.batch import persistent_heap as heap
+from batchml.local.batch import engine, persistent_heap
 from batchml.local.batch.events import (
-    Answer,
-    Begin,
+    AnswerCall,
+    AttemptPrepared,
+    BeginAttempt,
+    CallReceived,
+    ClockTicked,
     Effect,
     Event,
-    Launch,
-    Lose,
-    Prepared,
-    Refusal,
-    Requested,
+    LoseHost,
+    PrepareAttempt,
+    RefuseCall,
     SaveJob,
-    Stop,
-    Ticked,
+    StopAttempt,
 )
-from batchml.local.batch.state import Attempt, Job, State
-from batchml.local.server.protocol import Refused, client_error
-from batchml.local.store.journal import RememberedCall, Store
+from batchml.local.batch.state import BatchState, Job, JobAttempt
+from batchml.local.server.protocol import ApiError, client_error
+from batchml.local.store.journal import Journal, RememberedCall
 from batchml.model.names import bare_name
 
 log = logging.getLogger("batchml.local")
@@ -48,64 +47,64 @@ log = logging.getLogger("batchml.local")
 REMEMBER_CALLS = 24 * 3600 * 1000  # ms
 _FORGET_EVERY = 3600 * 1000  # ms
 _RETRY_AFTER = 1.0  # seconds between tries when the disk is full
-_JUMP = 1.0  # seconds; what the clock is off by less is no jump
+_JUMP = 1.0  # seconds; a smaller deviation of the clock is not a jump
 
 
 class Executor(Protocol):
-    def prepare(self, job: Job, attempt: Attempt) -> bool: ...
+    def prepare(self, job: Job, attempt: JobAttempt) -> bool: ...
     def begin(self, task_id: str) -> None: ...
     def withdraw(self, task_id: str) -> None: ...
-    def adopt(self, job: Job, attempt: Attempt) -> None: ...
+    def adopt(self, job: Job, attempt: JobAttempt) -> None: ...
     def stop(self, task_id: str) -> None: ...
     def lose(self, task_id: str, why: str, *, warned: bool) -> None: ...
-    def look(self, task_id: str) -> None: ...
+    def check_progress(self, task_id: str) -> None: ...
 
 
 class _Item(Struct):
     event: Event
     answer: asyncio.Future[dict[str, Any]] | None = None
-    call: tuple[str, str] | None = None  # key and digest, for calls that are remembered
+    call: tuple[str, str] | None = None  # key and digest, for calls whose answers are remembered
 
 
 class Core:
     def __init__(
         self,
-        state: State,
-        store: Store,
+        state: BatchState,
+        journal: Journal,
         clock: Clock,
         guard: Callable[[], None] = lambda: None,
         read_only: str = "",
     ) -> None:
-        """`guard` is called before each commit, and raises when it must not be made. `read_only`
-        says why nothing may be changed, if so.
+        """`guard` is called before each commit, and raises when it must not be made. `read_only` is
+        the reason when nothing may be changed, else empty.
         """
-        self.state = state  # as committed
+        self.state = state  # as of the last commit
         self.executor: Executor
         self._guard = guard
-        self._store = store
+        self._journal = journal
         self._clock = clock
         self._items: list[_Item] = []
         self._woken: asyncio.Future[None] | None = None
         self._writer = ThreadPoolExecutor(1, "journal")
         self._in_flight: dict[str, tuple[str, asyncio.Future[dict[str, Any]]]] = {}
         self._no_tick_before = 0.0  # on the monotonic clock
-        self._set_by = clock.now() - clock.monotonic()  # what the clock shows, but for its going
-        self._forget_at = 0  # ms; when old answers are thrown away next
+        self._set_by = clock.now() - clock.monotonic()  # wall clock minus monotonic clock
+        self._forget_at = 0  # ms; when old answers are deleted next
         self._closing = False
         self._read_only = read_only
-        self._broken: Refused | None = None
+        self._broken: ApiError | None = None
 
-    # --- in ---------------------------------------------------------------------------------
+    # --- Events and calls -------------------------------------------------------------------
 
     def report(self, event: Event) -> None:
-        """Something happened; no one waits for an answer."""
+        """Queue an event for which nobody waits."""
         self._put(_Item(event))
 
-    async def request(self, event: Requested, invocation: str = "", body: bytes = b"") -> Any:
+    async def request(self, event: CallReceived, invocation: str = "", body: bytes = b"") -> Any:
         """Apply a call and return its answer, once both are on disk.
 
-        With `invocation` (the id that an SDK keeps over the re-sends of one call) the same call
-        gets the same answer, however often it arrives; nothing is done twice. Raises Refused.
+        `invocation` is the id that an SDK keeps when it sends one call again. Such a call is
+        applied once and gets the same answer each time. Raises ApiError.
         """
         if self._broken is not None:
             raise self._broken
@@ -126,27 +125,31 @@ class Core:
         try:
             return await asyncio.shield(answer)
         finally:
-            # A client that went away must not make room for a second run of its call.
+            # Also when the client has disconnected: else its call could be applied a second time.
             answer.add_done_callback(lambda _: self._in_flight.pop(invocation, None))
 
     def knows(self, invocation: str) -> bool:
-        """Whether this call is carried out, or was: it must not be refused when it comes again."""
-        return invocation in self._in_flight or self._store.remembered(invocation) is not None
+        """Whether this call is in progress or was answered: then it must not be refused."""
+        return (
+            invocation in self._in_flight or self._journal.remembered_call(invocation) is not None
+        )
 
     def _known_call(self, key: str) -> tuple[str, asyncio.Future[dict[str, Any]] | None]:
         if key in self._in_flight:
             return self._in_flight[key]
-        remembered = self._store.remembered(key)
+        remembered = self._journal.remembered_call(key)
         if remembered is None:
             return "", None
         done: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         done.set_result(msgspec.json.decode(remembered.answer))
         return remembered.digest, done
 
-    # --- the loop ---------------------------------------------------------------------------
+    # --- The loop ---------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Until `close`. What it raises ends the server; the next start has what was committed."""
+        """Process events until `close`. An exception ends the server; the next start resumes from
+        the journal.
+        """
         try:
             while not self._closing:
                 items = await self._next_items()
@@ -156,19 +159,21 @@ class Core:
                     self._fail(items, error)
                     raise
         finally:
-            # A commit that was cut off goes on in its thread, and whoever waits for the end of this
-            # closes the journal next: under a running statement SQLite's module ends the process.
+            # A cancelled commit continues in its thread, and the caller closes the journal next.
+            # Closing it during a statement crashes the process in SQLite's module.
             self._writer.shutdown()
 
     def close(self) -> None:
-        """End `run` between two rounds: no commit is cut off from its effects and answers."""
+        """End `run` between two rounds, so that each commit is followed by its effects and
+        answers.
+        """
         self._closing = True
-        self.report(Ticked(self._now()))
+        self.report(ClockTicked(self._now()))
 
     def _fail(self, items: list[_Item], error: BaseException) -> None:
-        """Nobody may wait for an answer that will not come."""
+        """Fail all calls that wait: their answers will not come."""
         text = f"The embedded AWS Batch has failed and stops: {error}"
-        self._broken = Refused("ServerException", text, 500)
+        self._broken = ApiError("ServerException", text, 500)
         for item in (*items, *self._items):
             if item.answer is not None and not item.answer.done():
                 item.answer.set_exception(self._broken)
@@ -182,9 +187,10 @@ class Core:
             self._woken.set_result(None)
 
     async def _next_items(self) -> list[_Item]:
-        """Everything that waits, or a tick when the next timeout falls due.
+        """All waiting events, or a tick when the next timeout is due.
 
-        No asyncio.Queue and wait_for: they make a task a round, which ten thousand jobs feel.
+        No asyncio.Queue and wait_for: they make a task for each round, which is slow with 10,000
+        jobs.
         """
         if not self._items:
             loop = asyncio.get_running_loop()
@@ -197,7 +203,7 @@ class Core:
                 if timer is not None:
                     timer.cancel()
         items, self._items = self._items, []
-        return items or [_Item(Ticked(self._now()))]
+        return items or [_Item(ClockTicked(self._now()))]
 
     def _until_deadline(self) -> float | None:
         deadline = engine.next_deadline(self.state)
@@ -210,24 +216,24 @@ class Core:
         self._follow_clock()
         state = self.state
         effects: list[Effect] = []
-        answers: list[tuple[_Item, Answer | Refusal]] = []
+        answers: list[tuple[_Item, AnswerCall | RefuseCall]] = []
         for item in items:
             event = item.event
-            if isinstance(event, Requested):
+            if isinstance(event, CallReceived):
                 try:
-                    event = _with_finished(event, state, effects, self._store)
-                except LocalServerError as error:  # it asks about what cannot be read
-                    answers.append((item, Refusal("ServerException", str(error), 500)))
+                    event = _add_finished(event, state, effects, self._journal)
+                except LocalServerError as error:  # the jobs that it names cannot be read
+                    answers.append((item, RefuseCall("ServerException", str(error), 500)))
                     continue
             state, caused = _step(state, event)
             for effect in caused:
-                if isinstance(effect, (Answer, Refusal)):
+                if isinstance(effect, (AnswerCall, RefuseCall)):
                     answers.append((item, effect))
                 else:
                     effects.append(effect)
         if effects:
             self._guard()
-            launched = [effect for effect in effects if isinstance(effect, Launch)]
+            launched = [effect for effect in effects if isinstance(effect, PrepareAttempt)]
             state = self._prepare(state, launched, effects)
             try:
                 await self._commit(effects, answers)
@@ -238,49 +244,53 @@ class Core:
                 return
         self.state = state
         for effect in effects:
-            if isinstance(effect, Begin):
+            if isinstance(effect, BeginAttempt):
                 self.executor.begin(effect.task_id)
-            elif isinstance(effect, Stop):
+            elif isinstance(effect, StopAttempt):
                 self.executor.stop(effect.task_id)
-            elif isinstance(effect, Lose):
+            elif isinstance(effect, LoseHost):
                 job_id = state.by_task.get(effect.task_id)
                 log.info("chaos: %s for %s, attempt %s", effect.why, job_id, effect.task_id)
                 self.executor.lose(effect.task_id, effect.why, warned=effect.warned)
         for item, outcome in answers:
-            _give(item, outcome)
+            _answer(item, outcome)
         await self._forget_old_calls()
 
-    def _prepare(self, state: State, launched: list[Launch], effects: list[Effect]) -> State:
-        """Hand attempts to their runners. Those that are ready at once begin with this commit."""
+    def _prepare(
+        self, state: BatchState, launched: list[PrepareAttempt], effects: list[Effect]
+    ) -> BatchState:
+        """Hand attempts to their runners. Attempts that are ready at once begin with this
+        commit.
+        """
         ready = [
             launch.attempt.task_id
             for launch in launched
             if self.executor.prepare(launch.job, launch.attempt)
         ]
         if ready:
-            state, caused = engine.step(state, Prepared(tuple(ready), self._now()))
+            state, caused = engine.step(state, AttemptPrepared(tuple(ready), self._now()))
             effects += caused
         return state
 
     def _follow_clock(self) -> None:
-        """When the clock was set, what is due moves along: a minute that has begun stays one."""
+        """Shift all deadlines when the clock was set: a minute that has begun stays one minute."""
         set_by = self._clock.now() - self._clock.monotonic()
         jump, self._set_by = set_by - self._set_by, set_by
         if abs(jump) > _JUMP:
             log.warning("the clock was set by %+.0f s, or the machine slept", jump)
-            self.state = _moved(self.state, int(jump * 1000))
+            self.state = _shift_times(self.state, int(jump * 1000))
             self._forget_at = self._now() + REMEMBER_CALLS
 
     async def _commit(
-        self, effects: list[Effect], answers: Sequence[tuple[_Item, Answer | Refusal]]
+        self, effects: list[Effect], answers: Sequence[tuple[_Item, AnswerCall | RefuseCall]]
     ) -> None:
         calls = [
             RememberedCall(*item.call, msgspec.json.encode(outcome.body), self._now())
             for item, outcome in answers
-            if item.call is not None and isinstance(outcome, Answer)
+            if item.call is not None and isinstance(outcome, AnswerCall)
         ]
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._writer, self._store.commit, effects, calls)
+        await loop.run_in_executor(self._writer, self._journal.commit, effects, calls)
 
     async def _forget_old_calls(self) -> None:
         if self._now() < self._forget_at:
@@ -289,44 +299,46 @@ class Core:
         before = self._now() - REMEMBER_CALLS
         loop = asyncio.get_running_loop()
         try:
-            await loop.run_in_executor(self._writer, self._store.forget_calls, before)
+            await loop.run_in_executor(self._writer, self._journal.forget_calls, before)
         except (DiskFull, JournalBusy) as error:
             log.error("%s", error)
 
     def _postpone(self, items: list[_Item], error: Exception) -> None:
-        """Nothing can be written now: callers are told so; what happened is written later."""
+        """The disk cannot be written now: fail the calls, and apply other events again later."""
         log.error("%s", error)
         loop = asyncio.get_running_loop()
         for item in items:
-            if isinstance(item.event, Ticked):  # still due: it comes again by itself
+            if isinstance(item.event, ClockTicked):  # the deadline is still due, and ticks again
                 self._no_tick_before = self._clock.monotonic() + _RETRY_AFTER
             elif item.answer is None:
                 loop.call_later(_RETRY_AFTER, self._put, item)
             elif not item.answer.done():
-                item.answer.set_exception(Refused("ServerException", str(error), 500))
+                item.answer.set_exception(ApiError("ServerException", str(error), 500))
 
     def _now(self) -> int:
         return int(self._clock.now() * 1000)
 
 
-def _step(state: State, event: Event) -> tuple[State, list[Effect]]:
-    """One step. A request that the rules fail on changes nothing, and must not end the server."""
+def _step(state: BatchState, event: Event) -> tuple[BatchState, list[Effect]]:
+    """Apply one event. A call that fails in the rules changes nothing and must not end the
+    server.
+    """
     try:
         return engine.step(state, event)
     except Exception:
-        if not isinstance(event, Requested):
+        if not isinstance(event, CallReceived):
             raise
         log.exception("request %s failed", event.request_id)
         text = f"Internal error in the embedded AWS Batch; its server.log has {event.request_id}."
-        return state, [Refusal("ServerException", text, 500)]
+        return state, [RefuseCall("ServerException", text, 500)]
 
 
-def _moved(state: State, by: int) -> State:
-    """The state with all that time alone will bring `by` ms later."""
+def _shift_times(state: BatchState, by: int) -> BatchState:
+    """The state with every deadline `by` ms later."""
     return msgspec.structs.replace(
         state,
-        deadlines=_later(state.deadlines, by),
-        faults=_later(state.faults, by),
+        deadlines=_shift_heap(state.deadlines, by),
+        faults=_shift_heap(state.faults, by),
         no_capacity_until=state.no_capacity_until and state.no_capacity_until + by,
         blocked=Map(
             (name, msgspec.structs.replace(blocked, since=blocked.since + by))
@@ -335,35 +347,36 @@ def _moved(state: State, by: int) -> State:
     )
 
 
-def _later(times: heap.Heap, by: int) -> heap.Heap:
-    return heap.made(((at + by, name), item) for (at, name), item in heap.items(times))
+def _shift_heap(times: persistent_heap.Heap, by: int) -> persistent_heap.Heap:
+    return persistent_heap.from_items(
+        ((at + by, name), item) for (at, name), item in persistent_heap.items(times)
+    )
 
 
-def _give(item: _Item, outcome: Answer | Refusal) -> None:
+def _answer(item: _Item, outcome: AnswerCall | RefuseCall) -> None:
     if item.answer is None or item.answer.done():
         return
-    if isinstance(outcome, Answer):
+    if isinstance(outcome, AnswerCall):
         item.answer.set_result(outcome.body)
     else:
-        item.answer.set_exception(Refused(outcome.code, outcome.message, outcome.status))
+        item.answer.set_exception(ApiError(outcome.code, outcome.message, outcome.status))
 
 
-def _with_finished(
-    event: Requested, state: State, effects: Sequence[Effect], store: Store
-) -> Requested:
-    """Look up jobs that a call names and that have left the state: in this round's effects, then
-    in the store.
-    """
+def _add_finished(
+    event: CallReceived, state: BatchState, effects: Sequence[Effect], journal: Journal
+) -> CallReceived:
+    """Add the finished jobs that a call names: from this round's effects, else from the journal."""
     if "resourceArn" in event.params:
         name = bare_name(event.params["resourceArn"])
-        found = _finished([name], state, effects, store)
+        found = _find_finished([name], state, effects, journal)
         return msgspec.structs.replace(event, found=found)
     if "dependsOn" not in event.params:
         return event
     entries = event.params["dependsOn"]
     asked = [bare_name(entry.get("jobId", "")) for entry in entries]
     ended = {
-        job_id: job.status.value for job_id, job in _finished(asked, state, effects, store).items()
+        job_id: job.status.value
+        for job_id, job in _find_finished(asked, state, effects, journal).items()
     }
     pairs = {
         job_id
@@ -371,18 +384,18 @@ def _with_finished(
         if entry.get("type") == "N_TO_N" and job_id
     }
     for array in pairs:
-        ended |= store.ended_children(array)
+        ended |= journal.ended_children(array)
     for effect in effects:
         if isinstance(effect, SaveJob) and not effect.live and effect.job.parent in pairs:
             ended[effect.job.id] = effect.job.status.value
     return msgspec.structs.replace(event, ended=ended)
 
 
-def _finished(
-    asked: Sequence[str], state: State, effects: Sequence[Effect], store: Store
+def _find_finished(
+    asked: Sequence[str], state: BatchState, effects: Sequence[Effect], journal: Journal
 ) -> dict[str, Job]:
     missing = [job_id for job_id in asked if job_id not in state.jobs]
-    found = {i: job for i, job in store.jobs(missing).items() if job.status.is_terminal}
+    found = {i: job for i, job in journal.jobs(missing).items() if job.status.is_terminal}
     for effect in effects:
         if isinstance(effect, SaveJob) and effect.job.id in missing and not effect.live:
             found[effect.job.id] = effect.job

@@ -1,4 +1,4 @@
-"""Events that go into `engine.step`, and effects that come out of it. Times in ms."""
+"""Events, the input of `engine.step`, and effects, its output. Times are in ms."""
 
 from collections.abc import Mapping
 from hashlib import sha256
@@ -6,37 +6,39 @@ from typing import Any
 
 from msgspec import Struct
 
-from batchml.local.batch.state import Attempt, Job, Spec
+from batchml.local.batch.state import Job, JobAttempt, SubmittedSpec
 
 
 class LogProof(Struct, frozen=True):
-    """What an attempt's log held when it ended (executors/logproof.py)."""
+    """The content of an attempt's log at its end, as counts and digests
+    (executors/runner/files.py).
+    """
 
     lines: int
-    shown: int  # lines, less the marks that users are not shown
+    shown: int  # lines without batchml's marks, which users do not see
     size: int  # bytes
     sha256: str
     stride: int  # lines between two checkpoints
-    checkpoints: str  # the first bytes of the digests up to each checkpoint, in hex
+    checkpoints: str  # the first bytes of the digest at each checkpoint, in hex
 
 
-NO_LINES = LogProof(0, 0, 0, sha256(b"").hexdigest(), 1, "")  # of a program that never ran
+NO_LINES = LogProof(0, 0, 0, sha256(b"").hexdigest(), 1, "")  # the log of a program that never ran
 NO_PROOF = "the attempt ended under an older batchml, which kept no proof of its log."
 
 
 class LogEnd(Struct, frozen=True, omit_defaults=True):
-    """What is known of the log of an attempt that has ended; `doubt` is why that is not all."""
+    """The proof of an ended attempt's log; `doubt` is the reason if the log may be incomplete."""
 
     proof: LogProof | None = None
     doubt: str = ""
 
 
-class Exit(Struct, frozen=True):
+class AttemptExit(Struct, frozen=True):
     """How an attempt ended, as its runner recorded it.
 
-    `code` is None when no program of the job ever ran to an end: it could not be started
-    (`start_failure` says why, in AWS's words) or its host or runner was lost (`lost` says how).
-    `reason` says why a program was stopped that nobody had asked to stop.
+    `code` is None when no program of the job ran to an end: it could not be started
+    (`start_failure` gives the reason in AWS's words), or its host or runner was lost (`lost` gives
+    the reason). `reason` explains a stop that nobody requested.
     """
 
     code: int | None = None
@@ -49,11 +51,11 @@ class Exit(Struct, frozen=True):
     log: LogProof | None = None
 
 
-class Requested(Struct, frozen=True):
-    """A checked API call that changes something.
+class CallReceived(Struct, frozen=True):
+    """A validated API call that changes something.
 
-    `ended` answers for jobs that are not in the state any more, array children included: job id ->
-    SUCCEEDED or FAILED. `found` has such jobs themselves, where the call changes one.
+    `ended` has the final status, SUCCEEDED or FAILED, of jobs and array children that have left the
+    state: job id -> status. `found` has finished jobs themselves, where the call changes one.
     """
 
     operation: str
@@ -65,66 +67,76 @@ class Requested(Struct, frozen=True):
     found: Mapping[str, Job] = {}
 
 
-class Prepared(Struct, frozen=True):
-    """Runners hold these attempts with everything that their programs need, and wait."""
+class AttemptPrepared(Struct, frozen=True):
+    """Runners have everything that the programs of these attempts need, and wait for the start."""
 
     task_ids: tuple[str, ...]
     now: int
 
 
-class NeverBegan(Struct, frozen=True):
-    """The program of an attempt was not started, and nobody is left who could start it."""
+class AttemptNeverBegan(Struct, frozen=True):
+    """The program of an attempt was not started, and no process is left that could start it."""
 
     task_id: str
     now: int
 
 
-class Started(Struct, frozen=True):
-    """The program of an attempt runs. `address` is where other nodes of its job reach it."""
+class AttemptStarted(Struct, frozen=True):
+    """The program of an attempt runs. `address` is its address for other nodes of the job."""
 
     task_id: str
     now: int
     address: str = ""
 
 
-class Noted(Struct, frozen=True):
-    """What an attempt does before its program runs: `installing torch==2.13.0`."""
+class AttemptProgressed(Struct, frozen=True):
+    """The current step of an attempt's preparation: `installing torch==2.13.0`."""
 
     task_id: str
     text: str
     now: int
 
 
-class Ended(Struct, frozen=True):
+class AttemptEnded(Struct, frozen=True):
     task_id: str
-    exit: Exit
+    exit: AttemptExit
     now: int
 
 
-class Ticked(Struct, frozen=True):
+class ClockTicked(Struct, frozen=True):
     """Time has passed, or something outside the rules has changed."""
 
     now: int
 
 
-Event = Requested | Prepared | NeverBegan | Started | Noted | Ended | Ticked
+Event = (
+    CallReceived
+    | AttemptPrepared
+    | AttemptNeverBegan
+    | AttemptStarted
+    | AttemptProgressed
+    | AttemptEnded
+    | ClockTicked
+)
 
 
 class SaveJob(Struct, frozen=True):
-    """Keep a job. A live one is part of the state at the next start."""
+    """Store a job. A live job is part of the state at the next start."""
 
     job: Job
     live: bool
 
 
 class SaveSpec(Struct, frozen=True):
-    """Keep what was submitted. Written once: it never changes."""
+    """Store a job's specification. It is written once and never changes."""
 
-    spec: Spec
+    spec: SubmittedSpec
 
 
 class SaveRecord(Struct, frozen=True):
-    """Keep an environment, a queue, a definition, a policy or a consumable resource."""
+    """Store a compute environment, job queue, definition, scheduling policy or consumable
+    resource.
+    """
 
     kind: str
     key: str
@@ -132,7 +144,7 @@ class SaveRecord(Struct, frozen=True):
 
 
 class SaveLogEnd(Struct, frozen=True):
-    """Keep the proof of an attempt's log, or why there is none."""
+    """Store the proof of an attempt's log, or why there is none."""
 
     task_id: str
     end: LogEnd
@@ -143,29 +155,29 @@ class DropRecord(Struct, frozen=True):
     key: str
 
 
-class Launch(Struct, frozen=True):
+class PrepareAttempt(Struct, frozen=True):
     """Prepare an attempt: its program may not be started yet."""
 
     job: Job
-    attempt: Attempt
+    attempt: JobAttempt
 
 
-class Begin(Struct, frozen=True):
-    """Start the program of an attempt. The journal says by now that it may have begun."""
-
-    task_id: str
-
-
-class Stop(Struct, frozen=True):
-    """TERM to every process of the attempt, KILL after its grace."""
+class BeginAttempt(Struct, frozen=True):
+    """Start the program of an attempt. The journal has recorded that it may have begun."""
 
     task_id: str
 
 
-class Lose(Struct, frozen=True):
-    """Rehearse the loss of the attempt's host: KILL at once, or as `Stop` when it is `warned`.
+class StopAttempt(Struct, frozen=True):
+    """Send TERM to every process of the attempt, and KILL after the grace period."""
 
-    `why` is what the user asked for.
+    task_id: str
+
+
+class LoseHost(Struct, frozen=True):
+    """Rehearse the loss of an attempt's host: KILL at once, or stop it first when it is `warned`.
+
+    `why` is the user's rehearsal, for the log.
     """
 
     task_id: str
@@ -173,11 +185,11 @@ class Lose(Struct, frozen=True):
     warned: bool = False
 
 
-class Answer(Struct, frozen=True):
+class AnswerCall(Struct, frozen=True):
     body: dict[str, Any]
 
 
-class Refusal(Struct, frozen=True):
+class RefuseCall(Struct, frozen=True):
     code: str
     message: str
     status: int
@@ -189,10 +201,10 @@ Effect = (
     | SaveRecord
     | SaveLogEnd
     | DropRecord
-    | Launch
-    | Begin
-    | Stop
-    | Lose
-    | Answer
-    | Refusal
+    | PrepareAttempt
+    | BeginAttempt
+    | StopAttempt
+    | LoseHost
+    | AnswerCall
+    | RefuseCall
 )

@@ -1,23 +1,23 @@
 """Fair share: which share of a queue is served next. Pure.
 
 Source: AWS Batch User Guide, "Fair-share scheduling policies"; API reference, FairsharePolicy. AWS
-says which share is preferred (the one that has used least, by its weight), not by which sum; ours
-is in docs/decisions/008-fair-share.md.
+prefers the share with the least weighted usage, but does not document the formula; this one is
+described in docs/decisions/008-fair-share.md.
 """
 
 from collections.abc import Iterable, Mapping
 from math import exp
 from typing import Any
 
-from batchml.local.batch.state import Usage
+from batchml.local.batch.state import ShareUsage
 
-MIN_WINDOW = 600  # seconds; what shareDecaySeconds = 0 stands for
+MIN_WINDOW = 600  # seconds; used for shareDecaySeconds = 0
 DEFAULT_WEIGHT = 1.0
 AHEAD = 1000  # ms
 
 
 def weights_of(policy: Mapping[str, Any]) -> dict[str, float]:
-    """The weight factors that a policy gives to shares: a lower one gets more."""
+    """The weight factor of each share in a policy: a lower factor gets more."""
     return {
         entry["shareIdentifier"]: float(entry.get("weightFactor", DEFAULT_WEIGHT))
         for entry in policy.get("shareDistribution", ())
@@ -25,60 +25,62 @@ def weights_of(policy: Mapping[str, Any]) -> dict[str, float]:
 
 
 def weight_of(weights: Mapping[str, float], share: str) -> float:
-    """The weight factor of a share. Those that end with `*` do not overlap with any other."""
+    """The weight factor of a share. Prefixes that end with `*` do not overlap with other
+    entries.
+    """
     if share in weights:
         return weights[share]
     starts = (f"{share[:length]}*" for length in range(len(share) + 1))
     return next((weights[start] for start in starts if start in weights), DEFAULT_WEIGHT)
 
 
-def faded(usage: Usage, now: int, policy: Mapping[str, Any]) -> Usage:
-    """The usage as of `now`: what was used before has faded, what runs has been added."""
+def fade(usage: ShareUsage, now: int, policy: Mapping[str, Any]) -> ShareUsage:
+    """The usage as of `now`: past usage has decayed, and running vCPUs are added."""
     window = _window(policy)
     kept = exp(-max(0, now - usage.as_of) / window)
-    return Usage(usage.faded * kept + usage.vcpus * window * (1 - kept), now, usage.vcpus)
+    return ShareUsage(usage.faded * kept + usage.vcpus * window * (1 - kept), now, usage.vcpus)
 
 
-def matters(usage: Usage, now: int, policy: Mapping[str, Any]) -> bool:
-    """False once what a share has used makes no difference any more: less than 1 vCPU for 1 ms."""
-    return usage.vcpus > 0 or faded(usage, now, policy).faded >= 1
+def matters(usage: ShareUsage, now: int, policy: Mapping[str, Any]) -> bool:
+    """False once a share's past usage is negligible: less than 1 vCPU for 1 ms."""
+    return usage.vcpus > 0 or fade(usage, now, policy).faded >= 1
 
 
-def score(usage: Usage, now: int, policy: Mapping[str, Any], weight: float) -> float:
-    """vCPUs that a share will have used on average of late, a little from now, times its weight.
+def score(usage: ShareUsage, now: int, policy: Mapping[str, Any], weight: float) -> float:
+    """The weighted average of vCPUs that a share will have used shortly after now.
 
-    Looking ahead counts what runs already: without it the first of several shares that begin
-    together would get all there is.
+    Looking ahead counts jobs that have just started: without it the first of several new shares
+    would get all capacity.
     """
     soon = now + AHEAD
-    return faded(usage, soon, policy).faded / _window(policy) * weight
+    return fade(usage, soon, policy).faded / _window(policy) * weight
 
 
 def _window(policy: Mapping[str, Any]) -> float:
-    """Milliseconds in which past usage fades to 1/e."""
+    """Milliseconds in which past usage decays to 1/e."""
     return float(policy.get("shareDecaySeconds", 0) or MIN_WINDOW) * 1000
 
 
 def next_share(
     waiting: Iterable[tuple[str, Any]],
-    usage: Mapping[str, Usage],
+    usage: Mapping[str, ShareUsage],
     now: int,
     policy: Mapping[str, Any],
 ) -> str:
-    """The share to serve next, of those `waiting`, each with the key of its first job.
+    """The share to serve next, from the `waiting` shares with the keys of their first jobs.
 
-    The key, priority and then age, decides between shares that have used the same.
+    The key, priority and then age, decides between shares with equal usage.
     """
-    none = Usage()
+    none = ShareUsage()
     weights = weights_of(policy)
 
-    def place(item: tuple[str, Any]) -> tuple[float, Any]:
+    def rank(item: tuple[str, Any]) -> tuple[float, Any]:
         share, key = item
         return score(usage.get(share, none), now, policy, weight_of(weights, share)), key
 
-    return min(waiting, key=place)[0]
+    return min(waiting, key=rank)[0]
 
 
-def reserved(policy: Mapping[str, Any], active: int) -> float:
-    """The part of maxvCpus that is kept for shares that are not active yet."""
+def reserved_fraction(policy: Mapping[str, Any], active: int) -> float:
+    """The fraction of maxvCpus that is reserved for shares that are not active yet."""
     return float((policy.get("computeReservation", 0) / 100) ** active) if active else 0.0

@@ -1,21 +1,21 @@
-"""Failures on request, so that a person can rehearse them: the words for them, and what they mean.
+"""Failures on request, for rehearsals: their syntax and their meaning.
 
-    host-lost@60s     after 60 s of an attempt its host is gone: no TERM, no exit code
-    node-lost@60s     after 60 s the host of another node than the main one is gone, drawn by chance
-    spot@60s          after 60 s TERM, and the host is gone when the grace is over
+    host-lost@60s     60 s into an attempt its host is lost: no TERM, no exit code
+    node-lost@60s     after 60 s the host of a random node other than the main node is lost
+    spot@60s          after 60 s TERM, and the host is lost when the grace period is over
     oom@60s           after 60 s the attempt is killed for memory
-    throttle=20%      so many requests are refused, as AWS refuses those that come too fast
-    no-capacity=5m    for so long after the server's start no job is placed
-    seed=7            what is left to chance comes out the same again
+    throttle=20%      20% of the requests are refused, as AWS refuses requests above its rate limit
+    no-capacity=5m    for 5 minutes after the server's start no job is placed
+    seed=7            makes the random choices repeatable
 
-The first of `host-lost`, `node-lost`, `spot` and `oom` is for a job's first attempt, the second for
-its second, and so on: whoever lists two rehearses that both are survived. Without a time they
+The first of `host-lost`, `node-lost`, `spot` and `oom` applies to a job's first attempt, the second
+to its second, and so on: a list of two rehearses that a job survives both. Without a time they
 strike as soon as the program runs. `host-lost@60s=20%` strikes one job in five.
 
-A job's tag `batchml:chaos` holds the same words with spaces between them (AWS's tags know no commas
-and no %), and stands for that job in place of the server's.
+A job's tag `batchml:chaos` has the same syntax with spaces as separators (AWS's tags allow neither
+commas nor %), and replaces the server's failures for that job.
 
-Pure: what is left to chance depends on the seed and on what it is asked about.
+Pure: random choices depend only on the seed and on the subject of the choice.
 """
 
 import re
@@ -35,7 +35,7 @@ OOM = "oom"
 _FAULTS = (HOST_LOST, NODE_LOST, SPOT, OOM)
 _OF_SERVER = ("throttle", "no-capacity", "seed")
 
-MOST_FAULTS = 10  # as many as a job can have attempts
+MOST_FAULTS = 10  # the maximum number of attempts of a job
 
 _WORD = re.compile(r"(?P<name>[^@=]*)(?:@(?P<after>[^@=]*))?(?:=(?P<value>[^@=]*))?")
 _SEED = re.compile(r"[0-9]{1,15}")
@@ -43,7 +43,7 @@ _PERCENT = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,6})?)%")
 
 
 class Fault(Struct, frozen=True):
-    """What becomes of an attempt that has run for `after` seconds."""
+    """A failure that strikes an attempt after it has run for `after` seconds."""
 
     kind: str
     after: int = 0
@@ -56,15 +56,15 @@ class Fault(Struct, frozen=True):
 
 
 class Chaos(Struct, frozen=True):
-    """What a server, or the tag of a job, asks for. Times in seconds."""
+    """The failures that a server, or a job's tag, requests. Times in seconds."""
 
-    faults: tuple[Fault, ...] = ()  # of the first attempt, of the second, ...
+    faults: tuple[Fault, ...] = ()  # for the first attempt, the second, ...
     throttle: float = 0.0
     no_capacity: int = 0
     seed: int | None = None
 
     def __str__(self) -> str:
-        """In the words in which it can be asked for again."""
+        """The same failures in the syntax of `parse`."""
         words = [str(fault) for fault in self.faults]
         words += [f"throttle={_percent(self.throttle)}"] if self.throttle else []
         words += [f"no-capacity={_duration(self.no_capacity)}"] if self.no_capacity else []
@@ -72,11 +72,11 @@ class Chaos(Struct, frozen=True):
         return ", ".join(words)
 
 
-# --- words ----------------------------------------------------------------------------------
+# --- Syntax ---------------------------------------------------------------------------------------
 
 
 def parse(text: str, where: str = "--chaos") -> Chaos:
-    """What the words ask for. Raises UsageError with all their mistakes."""
+    """Parse a list of failures. Raises UsageError with all mistakes."""
     chaos, mistakes = read(text)
     if mistakes:
         count = "1 mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
@@ -86,7 +86,7 @@ def parse(text: str, where: str = "--chaos") -> Chaos:
 
 
 def read(text: str) -> tuple[Chaos, list[str]]:
-    """What the words ask for, as far as they are right, and every mistake."""
+    """Parse a list of failures: the valid ones, and every mistake."""
     reader = _Reader((*_FAULTS, *_OF_SERVER))
     for part in text.split(","):
         for word in part.split() or [""]:
@@ -95,7 +95,7 @@ def read(text: str) -> tuple[Chaos, list[str]]:
 
 
 def read_tag(text: str) -> tuple[Chaos, list[str]]:
-    """The same for a job's tag, which can ask for the faults of attempts alone."""
+    """Parse a job's tag, which accepts only failures of attempts."""
     reader = _Reader(_FAULTS)
     for word in text.split() or [""]:
         reader.take(word)
@@ -129,12 +129,12 @@ class _Reader:
         found = _WORD.fullmatch(word)
         name = re.split("[@=]", word)[0]
         if not word:
-            self._mistakes.append(f"a word is missing. Known: {', '.join(self._known)}.")
+            self._mistakes.append(f"an entry is missing. Known: {', '.join(self._known)}.")
         elif name not in self._known:
             meant = did_you_mean(name, self._known) or f" Known: {', '.join(self._known)}."
             self._mistakes.append(f"{word!r}: {name!r} is not known here.{meant}")
         elif found is None:
-            self._wrong(word, name)
+            self._add_mistake(word, name)
         elif name in _FAULTS:
             self._fault(word, name, found["after"], found["value"])
         else:
@@ -142,10 +142,10 @@ class _Reader:
 
     def _fault(self, word: str, name: str, after: str | None, value: str | None) -> None:
         seconds = 0 if after is None else parse_duration(after)
-        chance = 1.0 if value is None else _part(value)
+        chance = 1.0 if value is None else _parse_fraction(value)
         by_chance_in_a_tag = value is not None and not self._of_server
         if seconds is None or chance is None or by_chance_in_a_tag:
-            self._wrong(word, name)
+            self._add_mistake(word, name)
         else:
             self._faults.append(Fault(name, seconds, chance))
 
@@ -153,19 +153,19 @@ class _Reader:
         number: float | None = None
         if value and after is None:
             if name == "throttle":
-                number = _part(value)
+                number = _parse_fraction(value)
             elif name == "no-capacity":
                 number = parse_duration(value) or None
             elif _SEED.fullmatch(value):
                 number = int(value)
         if number is None:
-            self._wrong(word, name)
+            self._add_mistake(word, name)
         elif name in self._others:
             self._mistakes.append(f"{word!r}: {name} is there twice. Keep one.")
         else:
             self._others[name] = number
 
-    def _wrong(self, word: str, name: str) -> None:
+    def _add_mistake(self, word: str, name: str) -> None:
         chance = f", or {name}@60s=20% for a part of the jobs" if self._of_server else ""
         right = {
             "throttle": "the part of the requests, more than 0% and up to 100%: throttle=20%",
@@ -175,8 +175,8 @@ class _Reader:
         self._mistakes.append(f"{word!r}: write {right}.")
 
 
-def _part(text: str) -> float | None:
-    """`20%` as 0.2; None for anything else, and for none or more than all."""
+def _parse_fraction(text: str) -> float | None:
+    """Parse `20%` to 0.2; None for other texts, for 0% and for more than 100%."""
     found = _PERCENT.fullmatch(text)
     part = round(float(found[1]) / 100, 8) if found else 0.0
     return part if 0 < part <= 1 else None
@@ -193,38 +193,40 @@ def _duration(seconds: int) -> str:
     return f"{seconds}s"
 
 
-# --- what is to happen ----------------------------------------------------------------------
+# --- Decisions ------------------------------------------------------------------------------------
 
 
 def fault_of(server: Chaos | None, tag: str | None, sequence: int, number: int) -> Fault | None:
-    """What is in store for attempt `number` of the job that was submitted as the `sequence`th."""
+    """The failure for attempt `number` of the job with this sequence number."""
     chaos = server if tag is None else read_tag(tag)[0]
     if chaos is None or number > len(chaos.faults):
         return None
     fault = chaos.faults[number - 1]
-    by_chance = _drawn(chaos.seed or 0, f"attempt/{sequence}/{number}") < fault.chance
+    by_chance = _draw(chaos.seed or 0, f"attempt/{sequence}/{number}") < fault.chance
     return fault if by_chance else None
 
 
 def struck_node(server: Chaos | None, sequence: int, number: int, others: int) -> int:
-    """Which of the `others` a `node-lost` strikes, from 0; all nodes of an attempt are told so."""
+    """The node that a `node-lost` strikes, as an index from 0 of the `others`. The same for all
+    nodes.
+    """
     seed = (server.seed if server else None) or 0
-    return int(_drawn(seed, f"node/{sequence}/{number}") * others)
+    return int(_draw(seed, f"node/{sequence}/{number}") * others)
 
 
 def is_throttled(chaos: Chaos | None, number: int) -> bool:
-    """Whether the server's `number`th request is refused."""
+    """Whether to refuse the server's request with this number."""
     if chaos is None or not chaos.throttle:
         return False
-    return _drawn(chaos.seed or 0, f"request/{number}") < chaos.throttle
+    return _draw(chaos.seed or 0, f"request/{number}") < chaos.throttle
 
 
 def host_of(task_id: str) -> str:
-    """The instance that an attempt is said to have lost: one for each, made up."""
+    """The made-up id of the instance that an attempt is reported to have lost."""
     return f"i-{sha256(f'host/{task_id}'.encode()).hexdigest()[:17]}"
 
 
-def _drawn(seed: int, what: str) -> float:
-    """A number from 0 up to, not including, 1, as if drawn for this question."""
+def _draw(seed: int, what: str) -> float:
+    """A repeatable random number from 0 to below 1 for this subject."""
     drawn = sha256(f"{seed}/{what}".encode()).digest()
     return int.from_bytes(drawn[:6], "big") / (1 << 48)

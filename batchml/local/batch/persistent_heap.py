@@ -1,7 +1,7 @@
-"""A heap that is a value: pushing and popping return new heaps and leave the old one as it was.
+"""A persistent heap: push and pop return new heaps and leave the old one unchanged.
 
 A leftist heap biased by weight (Cho and Sahni 1998; Okasaki, "Purely Functional Data Structures",
-3.1): merging walks the right spines only, which are never longer than log2(n + 1), so no operation
+3.1). Merging walks the right spines only, which are never longer than log2(n + 1), so no operation
 recurses deeply. A heap is None (empty) or (size, key, item, left, right); keys must be ordered and
 unique.
 """
@@ -22,8 +22,8 @@ def pop(heap: Heap) -> Heap:
     return None if heap is None else _merge(heap[3], heap[4])
 
 
-def made(entries: Iterable[tuple[Any, Any]]) -> Heap:
-    """A heap of these keys and items."""
+def from_items(entries: Iterable[tuple[Any, Any]]) -> Heap:
+    """Build a heap of these keys and items."""
     heap: Heap = None
     for key, item in entries:
         heap = push(heap, key, item)
@@ -35,7 +35,7 @@ def size(heap: Heap) -> int:
 
 
 def items(heap: Heap) -> Iterator[tuple[Any, Any]]:
-    """All keys and items, in no order."""
+    """All keys and items, in no particular order."""
     todo = [heap]
     while todo:
         node = todo.pop()

@@ -1,4 +1,4 @@
-"""The API calls that change nothing, for Batch, ECS and STS: from the state and the store."""
+"""The API calls that change nothing, of Batch, ECS and STS."""
 
 import base64
 from collections.abc import Callable, Iterable, Sequence
@@ -9,28 +9,33 @@ from msgspec import Meta, Struct
 
 from batchml.local.batch.lifecycle import network_interfaces
 from batchml.local.batch.scheduling import front_of_queue
-from batchml.local.batch.state import CLUSTER, Consumable, Definition, Job, State, arn, instance_arn
-from batchml.local.ecs import describe_container_instances, list_container_instances
+from batchml.local.batch.state import (
+    CLUSTER,
+    BatchState,
+    ConsumableResource,
+    Job,
+    JobDefinition,
+    MachineCapacity,
+    arn,
+    instance_arn,
+)
 from batchml.local.server.auth import identity
-from batchml.local.server.protocol import client_error
-from batchml.local.store.journal import Store, Wanted
+from batchml.local.server.protocol import ApiError, client_error
+from batchml.local.store.journal import JobFilter, Journal
 from batchml.model.names import bare_name, parse_arn
 from batchml.model.run import JobStatus
 
-# --- page tokens ----------------------------------------------------------------------------------
-# `nextToken`: where the next page goes on, as a text that clients hand back unread.
-#
-# A position, never a snapshot: a token is small, lives as long as what it points into, and means
-# the same to a restarted server.
+# --- Page tokens ----------------------------------------------------------------------------------
+# A `nextToken` encodes a position, never a snapshot: it is small, and a restart keeps it valid.
 
 
-def encode(value: Any) -> str:
-    """The token of a position: anything that msgspec can write as JSON."""
+def encode_token(value: Any) -> str:
+    """The token of a position: any value that msgspec can write as JSON."""
     return base64.urlsafe_b64encode(msgspec.json.encode(value)).decode().rstrip("=")
 
 
-def decode(token: str, kind: Any) -> Any:
-    """The position in `token`, of the type `kind`. Raises ValueError for what is none."""
+def decode_token(token: str, kind: Any) -> Any:
+    """The position in `token`, of the type `kind`. Raises ValueError for an invalid token."""
     padded = token + "=" * (-len(token) % 4)
     try:
         return msgspec.json.decode(base64.b64decode(padded, b"-_", validate=True), type=kind)
@@ -38,36 +43,35 @@ def decode(token: str, kind: Any) -> Any:
         raise ValueError("nested too deeply") from None
 
 
-# --- reads ----------------------------------------------------------------------------------------
+# --- Batch ----------------------------------------------------------------------------------------
 
-
-# At most, in a snapshot of a queue; AWS Batch API, FrontOfQueueDetail, FairshareUtilizationDetail
+# Maxima of a queue's snapshot; AWS Batch API, FrontOfQueueDetail, FairshareUtilizationDetail
 SNAPSHOT_JOBS, SNAPSHOT_SHARES = 100, 20
 _Position = Annotated[int, Meta(ge=0, le=2**62)]
 
 T = TypeVar("T")
 
 
-class View(Struct, frozen=True):
-    """What a read may look at: the committed state, and the store for finished jobs."""
+class ReadView(Struct, frozen=True):
+    """The input of a read: the committed state, and the journal for finished jobs."""
 
-    state: State
-    store: Store
+    state: BatchState
+    journal: Journal
     access_key_id: str
     now: int = 0  # ms
-    held_back: str = ""  # why programs cannot be started on this machine now
+    held_back: str = ""  # why this machine cannot start programs now
 
 
-def describe_jobs(view: View, params: dict[str, Any]) -> dict[str, Any]:
-    asked = [bare_name(name) for name in params["jobs"]]
-    if len(asked) > 100:
+def describe_jobs(view: ReadView, params: dict[str, Any]) -> dict[str, Any]:
+    names = [bare_name(name) for name in params["jobs"]]
+    if len(names) > 100:
         raise client_error("Maximum number of jobs supported is  100")
-    finished = view.store.jobs([job_id for job_id in asked if job_id not in view.state.jobs])
-    found = [view.state.jobs.get(job_id) or finished.get(job_id) for job_id in asked]
+    finished = view.journal.jobs([job_id for job_id in names if job_id not in view.state.jobs])
+    found = [view.state.jobs.get(job_id) or finished.get(job_id) for job_id in names]
     return {"jobs": [job_detail(view, job) for job in found if job is not None]}
 
 
-def list_jobs(view: View, params: dict[str, Any]) -> dict[str, Any]:
+def list_jobs(view: ReadView, params: dict[str, Any]) -> dict[str, Any]:
     owners = [
         params[name] for name in ("jobQueue", "arrayJobId", "multiNodeJobId") if params.get(name)
     ]
@@ -80,32 +84,36 @@ def list_jobs(view: View, params: dict[str, Any]) -> dict[str, Any]:
     if len(filters) > 1:
         raise client_error("At most one filter")
     if not params.get("jobQueue"):
-        filters = []  # AWS does not apply them to children and nodes
+        filters = []  # AWS does not apply filters to children and nodes
     limit = _limit(params, 100 if filters else 1000)
     below = _read_token(params.get("nextToken"))
-    page = view.store.listed(owner, _wanted(params, filters), below, limit + 1)
-    more = {"nextToken": encode(page[limit - 1].sequence)} if len(page) > limit else {}
+    page = view.journal.list_jobs(owner, _wanted(params, filters), below, limit + 1)
+    more = {"nextToken": encode_token(page[limit - 1].sequence)} if len(page) > limit else {}
     return {"jobSummaryList": [job_summary(view, job) for job in page[:limit]], **more}
 
 
-def _wanted(params: dict[str, Any], filters: Sequence[dict[str, Any]]) -> Wanted:
-    """With a filter AWS ignores jobStatus and lists all states; without either, RUNNING only."""
+def _wanted(params: dict[str, Any], filters: Sequence[dict[str, Any]]) -> JobFilter:
+    """With a filter AWS ignores jobStatus and lists all states; without both it lists RUNNING
+    only.
+    """
     if not filters:
-        return Wanted(status=params.get("jobStatus", "RUNNING"))
+        return JobFilter(status=params.get("jobStatus", "RUNNING"))
     name, values = filters[0].get("name"), filters[0].get("values", [])
     if not values:
         raise client_error("A filter needs a value")
     if name == "JOB_NAME":
-        return Wanted(names=values)
+        return JobFilter(names=values)
     if name == "JOB_DEFINITION":
         names = [bare_name(value) for value in values]
-        # A name stands for all of its revisions.
-        return Wanted(definitions=[n if n.endswith("*") or ":" in n else f"{n}:*" for n in names])
+        # A name selects all of its revisions.
+        return JobFilter(
+            definitions=[n if n.endswith("*") or ":" in n else f"{n}:*" for n in names]
+        )
     if name == "SHARE_IDENTIFIER":
-        return Wanted(status=params.get("jobStatus"), share=values[0])
+        return JobFilter(status=params.get("jobStatus"), share=values[0])
     if name in ("BEFORE_CREATED_AT", "AFTER_CREATED_AT"):
         bound = _milliseconds(name, values[0])
-        return Wanted(before=bound) if name == "BEFORE_CREATED_AT" else Wanted(after=bound)
+        return JobFilter(before=bound) if name == "BEFORE_CREATED_AT" else JobFilter(after=bound)
     raise client_error(f"Filter {name} is not known")
 
 
@@ -119,7 +127,7 @@ def _milliseconds(name: str, value: str) -> int:
     return found
 
 
-def job_summary(view: View, job: Job) -> dict[str, Any]:
+def job_summary(view: ReadView, job: Job) -> dict[str, Any]:
     summary: dict[str, Any] = {
         "jobArn": job.arn,
         "jobId": job.id,
@@ -128,9 +136,9 @@ def job_summary(view: View, job: Job) -> dict[str, Any]:
         "status": job.status.value,
         "jobDefinition": _definition_arn(job),
     }
-    container = _present({"exitCode": job.exit_code, "reason": job.reason or None})
+    container = _without_none({"exitCode": job.exit_code, "reason": job.reason or None})
     nodes = job.spec.nodes
-    return summary | _present(
+    return summary | _without_none(
         {
             "statusReason": job.status_reason or None,
             "startedAt": job.started_at,
@@ -145,7 +153,7 @@ def job_summary(view: View, job: Job) -> dict[str, Any]:
     )
 
 
-def _array_properties(view: View, job: Job) -> dict[str, Any] | None:
+def _array_properties(view: ReadView, job: Job) -> dict[str, Any] | None:
     if job.index is not None:
         return {"index": job.index}
     if not job.is_array:
@@ -164,8 +172,8 @@ def _node(job: Job) -> dict[str, Any]:
     return {"nodeIndex": job.node, "isMainNode": job.is_main_node}
 
 
-def job_detail(view: View, job: Job) -> dict[str, Any]:
-    """AWS's JobDetail. Empty lists are sent where AWS sends them."""
+def job_detail(view: ReadView, job: Job) -> dict[str, Any]:
+    """AWS's JobDetail. Lists that AWS sends empty are present."""
     spec = job.spec
     detail: dict[str, Any] = {
         "jobArn": job.arn,
@@ -184,14 +192,14 @@ def job_detail(view: View, job: Job) -> dict[str, Any]:
         "platformCapabilities": ["EC2"],
         "isCancelled": job.cancelled,
         "isTerminated": job.terminated,
-        # The model marks it required; like AWS's own it is 0 or absent before the job runs.
+        # The model requires startedAt. Like in AWS it is 0 or absent before the job runs.
         "startedAt": job.started_at or 0,
     }
     consumables = [
         {"consumableResource": arn("consumable-resource", name), "quantity": quantity}
         for name, quantity in spec.consumables
     ]
-    return detail | _present(
+    return detail | _without_none(
         {
             "statusReason": job.status_reason or None,
             "stoppedAt": job.stopped_at,
@@ -212,79 +220,79 @@ def job_detail(view: View, job: Job) -> dict[str, Any]:
 def _container_detail(job: Job) -> dict[str, Any]:
     lists = ("volumes", "environment", "mountPoints", "ulimits", "networkInterfaces",
              "resourceRequirements", "secrets")  # fmt: skip
-    shown = {**{name: [] for name in lists}, **job.container}
+    detail = {**{name: [] for name in lists}, **job.container}
     if job.attempt is not None:
-        shown["taskArn"] = job.attempt.task_arn
-        shown["containerInstanceArn"] = instance_arn()
-        shown["networkInterfaces"] = network_interfaces(job.attempt)
-        # AWS gives the name from RUNNING on. Here already from STARTING: the stream is there.
-        shown["logStreamName"] = job.attempt.log_stream
+        detail["taskArn"] = job.attempt.task_arn
+        detail["containerInstanceArn"] = instance_arn()
+        detail["networkInterfaces"] = network_interfaces(job.attempt)
+        # AWS sets the name from RUNNING on; here the stream exists from STARTING on.
+        detail["logStreamName"] = job.attempt.log_stream
     elif job.attempts:
         last = job.attempts[-1]["container"]
         kept = ("taskArn", "containerInstanceArn", "logStreamName", "networkInterfaces")
-        shown |= _present({key: last.get(key) for key in kept})
-    return shown | _present({"exitCode": job.exit_code, "reason": job.reason or None})
+        detail |= _without_none({key: last.get(key) for key in kept})
+    return detail | _without_none({"exitCode": job.exit_code, "reason": job.reason or None})
 
 
 def _definition_arn(job: Job) -> str:
     return arn("job-definition", job.definition)
 
 
-def describe_compute_environments(view: View, params: dict[str, Any]) -> dict[str, Any]:
-    asked = {bare_name(name) for name in params.get("computeEnvironments", ())}
+def describe_compute_environments(view: ReadView, params: dict[str, Any]) -> dict[str, Any]:
+    names = {bare_name(name) for name in params.get("computeEnvironments", ())}
     records = sorted(view.state.environments.items())
     # As AWS shows an environment that cannot start hosts.
     held = {"status": "INVALID", "statusReason": view.held_back} if view.held_back else {}
-    found = [{**record.detail, **held} for name, record in records if not asked or name in asked]
+    found = [{**record.detail, **held} for name, record in records if not names or name in names]
     page, token = _page(found, params)
     return {"computeEnvironments": page, **token}
 
 
-def describe_job_queues(view: View, params: dict[str, Any]) -> dict[str, Any]:
-    asked = {bare_name(name) for name in params.get("jobQueues", ())}
+def describe_job_queues(view: ReadView, params: dict[str, Any]) -> dict[str, Any]:
+    names = {bare_name(name) for name in params.get("jobQueues", ())}
     records = sorted(view.state.queues.items())
-    found = [record.detail for name, record in records if not asked or name in asked]
+    found = [record.detail for name, record in records if not names or name in names]
     page, token = _page(found, params)
     return {"jobQueues": page, **token}
 
 
-def describe_job_definitions(view: View, params: dict[str, Any]) -> dict[str, Any]:
-    asked = {bare_name(name) for name in params.get("jobDefinitions", ())}
+def describe_job_definitions(view: ReadView, params: dict[str, Any]) -> dict[str, Any]:
+    names = {bare_name(name) for name in params.get("jobDefinitions", ())}
 
-    def wanted(record: Definition) -> bool:
-        if asked:
-            return record.key in asked or record.name in asked
+    def wanted(record: JobDefinition) -> bool:
+        if names:
+            return record.key in names or record.name in names
         status = params.get("status")
         name = params.get("jobDefinitionName")
         return (status is None or record.detail["status"] == status) and (
             name is None or record.name == name
         )
 
-    records: Iterable[Definition] = sorted(
+    records: Iterable[JobDefinition] = sorted(
         view.state.definitions.values(), key=lambda record: (record.name, -record.revision)
     )
     page, token = _page([record.detail for record in records if wanted(record)], params)
     return {"jobDefinitions": page, **token}
 
 
-def describe_scheduling_policies(view: View, params: dict[str, Any]) -> dict[str, Any]:
-    asked = [bare_name(name) for name in params["arns"]]
-    check_between(len(asked), 0, 100, "The number of arns")
+def describe_scheduling_policies(view: ReadView, params: dict[str, Any]) -> dict[str, Any]:
+    names = [bare_name(name) for name in params["arns"]]
+    check_between(len(names), 0, 100, "The number of arns")
     records = view.state.policies
-    return {"schedulingPolicies": [records[name].detail for name in asked if name in records]}
+    return {"schedulingPolicies": [records[name].detail for name in names if name in records]}
 
 
-def list_scheduling_policies(view: View, params: dict[str, Any]) -> dict[str, Any]:
+def list_scheduling_policies(view: ReadView, params: dict[str, Any]) -> dict[str, Any]:
     found = [{"arn": record.detail["arn"]} for _, record in sorted(view.state.policies.items())]
     page, token = _page(found, params)
     return {"schedulingPolicies": page, **token}
 
 
-def describe_consumable_resource(view: View, params: dict[str, Any]) -> dict[str, Any]:
+def describe_consumable_resource(view: ReadView, params: dict[str, Any]) -> dict[str, Any]:
     record = view.state.consumables.get(bare_name(params["consumableResource"]))
     if record is None:
         raise client_error(f"ConsumableResource {params['consumableResource']} not found")
-    held = _held(view, record)
+    held = _in_use(view, record)
     return {
         **record.detail,
         "totalQuantity": record.total,
@@ -293,18 +301,18 @@ def describe_consumable_resource(view: View, params: dict[str, Any]) -> dict[str
     }
 
 
-def _held(view: View, record: Consumable) -> int:
+def _in_use(view: ReadView, record: ConsumableResource) -> int:
     return record.spent + view.state.in_use.get(record.name, 0)
 
 
-def list_consumable_resources(view: View, params: dict[str, Any]) -> dict[str, Any]:
+def list_consumable_resources(view: ReadView, params: dict[str, Any]) -> dict[str, Any]:
     wanted = _filters(params, "CONSUMABLE_RESOURCE_NAME").get("CONSUMABLE_RESOURCE_NAME")
     found = [
         {
             "consumableResourceArn": record.detail["consumableResourceArn"],
             "consumableResourceName": name,
             "totalQuantity": record.total,
-            "inUseQuantity": _held(view, record),
+            "inUseQuantity": _in_use(view, record),
             "resourceType": record.detail["resourceType"],
         }
         for name, record in sorted(view.state.consumables.items())
@@ -315,7 +323,9 @@ def list_consumable_resources(view: View, params: dict[str, Any]) -> dict[str, A
 
 
 def _filters(params: dict[str, Any], *known: str) -> dict[str, list[str]]:
-    """The values of each filter that is given, in lower case. Raises Refused for others."""
+    """The values of each filter in the request, in lower case. Raises ApiError for unknown
+    filters.
+    """
     found: dict[str, list[str]] = {}
     for entry in params.get("filters", ()):
         name = entry.get("name")
@@ -333,8 +343,8 @@ def _matches(patterns: list[str] | None, name: str) -> bool:
     )
 
 
-def list_jobs_by_consumable_resource(view: View, params: dict[str, Any]) -> dict[str, Any]:
-    """Unfinished jobs that ask for a resource. AWS does not say which; these are what it is for."""
+def list_jobs_by_consumable_resource(view: ReadView, params: dict[str, Any]) -> dict[str, Any]:
+    """Unfinished jobs that request a resource: AWS does not document which jobs it lists."""
     name = bare_name(params["consumableResource"])
     if name not in view.state.consumables:
         raise client_error(f"ConsumableResource {params['consumableResource']} not found")
@@ -354,9 +364,9 @@ def list_jobs_by_consumable_resource(view: View, params: dict[str, Any]) -> dict
     return {"jobs": [_consumer(view, job, name) for job in page], **token}
 
 
-def _consumer(view: View, job: Job, consumable: str) -> dict[str, Any]:
+def _consumer(view: ReadView, job: Job, consumable: str) -> dict[str, Any]:
     detail = job_detail(view, job)
-    shown = {
+    detail = {
         "jobArn": job.arn,
         "jobQueueArn": detail["jobQueue"],
         "jobName": job.name,
@@ -366,7 +376,7 @@ def _consumer(view: View, job: Job, consumable: str) -> dict[str, Any]:
         "createdAt": job.created_at,
         "consumableResourceProperties": detail["consumableResourceProperties"],
     }
-    return shown | _present(
+    return detail | _without_none(
         {
             "shareIdentifier": job.spec.share or None,
             "statusReason": job.status_reason or None,
@@ -375,20 +385,20 @@ def _consumer(view: View, job: Job, consumable: str) -> dict[str, Any]:
     )
 
 
-def list_tags_for_resource(view: View, params: dict[str, Any]) -> dict[str, Any]:
-    asked = parse_arn(params["resourceArn"])
-    if asked is not None and asked.kind == "job":
-        job = view.state.jobs.get(asked.name) or view.store.jobs([asked.name]).get(asked.name)
+def list_tags_for_resource(view: ReadView, params: dict[str, Any]) -> dict[str, Any]:
+    named = parse_arn(params["resourceArn"])
+    if named is not None and named.kind == "job":
+        job = view.state.jobs.get(named.name) or view.journal.jobs([named.name]).get(named.name)
         if job is not None:
             return {"tags": job.tags}
-    elif asked is not None:
-        record = view.state.record(asked.kind, asked.name)
+    elif named is not None:
+        record = view.state.record(named.kind, named.name)
         if record is not None:
             return {"tags": record.detail.get("tags", {})}
     raise client_error(f"Resource not found: {params['resourceArn']}")
 
 
-def get_job_queue_snapshot(view: View, params: dict[str, Any]) -> dict[str, Any]:
+def get_job_queue_snapshot(view: ReadView, params: dict[str, Any]) -> dict[str, Any]:
     """The first 100 RUNNABLE jobs, in the order in which they would start now, and the usage."""
     queue = view.state.queues.get(bare_name(params["jobQueue"]))
     if queue is None:
@@ -424,7 +434,73 @@ def _capacity(vcpus: int) -> list[dict[str, Any]]:
     return [{"capacityUnit": "VCPU", "quantity": float(vcpus)}]
 
 
-def get_caller_identity(view: View, params: dict[str, Any]) -> dict[str, Any]:
+# --- ECS ------------------------------------------------------------------------------------------
+
+# Source: ECS API Reference, ListContainerInstances and DescribeContainerInstances. This machine is
+# the only instance of the only cluster. Registered resources are those that the server gives out,
+# remaining ones those that no attempt holds.
+
+THIS_MACHINE = "this-machine"
+_CPU_UNITS = 1024  # of ECS, for one vCPU
+_ACTIVE = ("", "ACTIVE")  # values of `status` that select this machine; empty: all
+
+
+def list_container_instances(view: ReadView, params: dict[str, Any]) -> dict[str, Any]:
+    """This machine, unless the request selects hosts in another state."""
+    _check_cluster(params)
+    if params.get("filter"):
+        raise ApiError("InvalidParameterException", "filter is not served here.")
+    wanted = params.get("status", "") in _ACTIVE
+    return {"containerInstanceArns": [instance_arn()] if wanted else []}
+
+
+def describe_container_instances(view: ReadView, params: dict[str, Any]) -> dict[str, Any]:
+    """This machine's total and free resources; other instances are failures, as in ECS."""
+    _check_cluster(params)
+    given = params["containerInstances"]
+    if not 1 <= len(given) <= 100:
+        raise ApiError("InvalidParameterException", "Give 1 to 100 container instances.")
+    ours = [each for each in given if each in (instance_arn(), THIS_MACHINE)]
+    failures = [{"arn": each, "reason": "MISSING"} for each in given if each not in ours]
+    return {
+        "containerInstances": [_container_instance(view.state)] if ours else [],
+        "failures": failures,
+    }
+
+
+def _check_cluster(params: dict[str, Any]) -> None:
+    if params.get("cluster", "").rpartition("/")[2] != CLUSTER:
+        raise ApiError("ClusterNotFoundException", "Cluster not found.")
+
+
+def _container_instance(state: BatchState) -> dict[str, Any]:
+    tasks = [job for job in state.jobs.values() if job.attempt is not None and not job.is_multinode]
+    return {
+        "containerInstanceArn": instance_arn(),
+        "status": "ACTIVE",
+        "agentConnected": True,
+        "runningTasksCount": len(tasks),
+        "pendingTasksCount": 0,
+        "registeredResources": _ecs_resources(state.machine),
+        "remainingResources": _ecs_resources(state.free),
+        "attributes": [{"name": "ecs.instance-type", "value": THIS_MACHINE}],
+    }
+
+
+def _ecs_resources(machine: MachineCapacity) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = [
+        {"name": "CPU", "type": "INTEGER", "integerValue": machine.vcpus * _CPU_UNITS},
+        {"name": "MEMORY", "type": "INTEGER", "integerValue": machine.memory},
+    ]
+    if machine.gpus:
+        found.append({"name": "GPU", "type": "STRINGSET", "stringSetValue": list(machine.gpus)})
+    return found
+
+
+# --- STS ------------------------------------------------------------------------------------------
+
+
+def get_caller_identity(view: ReadView, params: dict[str, Any]) -> dict[str, Any]:
     return {**identity(view.access_key_id, CLUSTER)}
 
 
@@ -433,20 +509,20 @@ def _page(found: Sequence[T], params: dict[str, Any]) -> tuple[list[T], dict[str
     limit = _limit(params, 100)
     page = list(found[start : start + limit])
     more = start + limit < len(found)
-    return page, {"nextToken": encode(start + limit)} if more else {}
+    return page, {"nextToken": encode_token(start + limit)} if more else {}
 
 
 def _limit(params: dict[str, Any], most: int) -> int:
-    """The number of results of a page. A maxResults outside of AWS's range is taken into it."""
-    asked: int = params.get("maxResults", most)
-    return max(1, min(asked, most))
+    """The number of results of a page. A maxResults outside of AWS's range is clamped."""
+    wanted: int = params.get("maxResults", most)
+    return max(1, min(wanted, most))
 
 
 def _read_token(token: str | None) -> int | None:
     if not token:
         return None
     try:
-        return int(decode(token, _Position))
+        return int(decode_token(token, _Position))
     except ValueError:
         raise client_error("Invalid nextToken") from None
 
@@ -456,11 +532,11 @@ def check_between(value: int, low: int, high: int, what: str) -> None:
         raise client_error(f"{what} must be between {low} and {high}")
 
 
-def _present(values: dict[str, Any]) -> dict[str, Any]:
+def _without_none(values: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
 
 
-READS: dict[tuple[str, str], Callable[[View, dict[str, Any]], dict[str, Any]]] = {
+READS: dict[tuple[str, str], Callable[[ReadView, dict[str, Any]], dict[str, Any]]] = {
     ("batch", "DescribeJobs"): describe_jobs,
     ("batch", "ListJobs"): list_jobs,
     ("batch", "DescribeComputeEnvironments"): describe_compute_environments,
@@ -473,11 +549,7 @@ READS: dict[tuple[str, str], Callable[[View, dict[str, Any]], dict[str, Any]]] =
     ("batch", "ListJobsByConsumableResource"): list_jobs_by_consumable_resource,
     ("batch", "ListTagsForResource"): list_tags_for_resource,
     ("batch", "GetJobQueueSnapshot"): get_job_queue_snapshot,
-    ("ecs", "ListContainerInstances"): lambda view, params: list_container_instances(
-        view.state, params
-    ),
-    ("ecs", "DescribeContainerInstances"): lambda view, params: describe_container_instances(
-        view.state, params
-    ),
+    ("ecs", "ListContainerInstances"): list_container_instances,
+    ("ecs", "DescribeContainerInstances"): describe_container_instances,
     ("sts", "GetCallerIdentity"): get_caller_identity,
 }

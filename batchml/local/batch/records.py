@@ -1,4 +1,4 @@
-"""What users set up: environments, queues, definitions, policies, consumable resources."""
+"""Resources that users set up: compute environments, queues, definitions, policies, consumables."""
 
 from typing import Any, ClassVar
 
@@ -6,19 +6,24 @@ from msgspec import Struct
 
 from batchml.model.names import bare_name
 
-# The compute environment, and its queue, of sweeps' controllers. They take nothing of the machine:
-# one must be able to run while trials take all of it. Nothing else runs there.
+# The compute environment, and the queue, of controllers of sweeps and fallbacks. They take no
+# resources of the machine: a controller must be able to run while its jobs take all of them.
+# Nothing else runs there.
 CONTROLLERS = "controllers"
 
 
-class Record(Struct, frozen=True):
-    """What stays until it is deleted: a name, and AWS's own JSON. `field` is where `State` has it,
-    `arn_kind` what its ARN calls it.
+class ResourceRecord(Struct, frozen=True):
+    """A resource that exists until it is deleted: its name, and AWS's own JSON.
+
+    `field` is its attribute of `BatchState`, `arn_kind` its type in an ARN. `name_key` and
+    `arn_key` are AWS's members for its name and its ARN.
     """
 
     kind: ClassVar[str]
     field: ClassVar[str]
     arn_kind: ClassVar[str]
+    name_key: ClassVar[str]
+    arn_key: ClassVar[str]
 
     name: str
     detail: dict[str, Any]
@@ -27,13 +32,18 @@ class Record(Struct, frozen=True):
     def key(self) -> str:
         return self.name
 
+    def identifiers(self) -> dict[str, Any]:
+        """Its name and its ARN, as AWS answers a call that creates or updates it."""
+        return {self.name_key: self.name, self.arn_key: self.detail[self.arn_key]}
 
-class Environment(Record, frozen=True):
+
+class ComputeEnvironment(ResourceRecord, frozen=True):
     """A compute environment."""
 
     kind = "environment"
     field = "environments"
     arn_kind = "compute-environment"
+    name_key, arn_key = "computeEnvironmentName", "computeEnvironmentArn"
 
     @property
     def enabled(self) -> bool:
@@ -47,18 +57,21 @@ class Environment(Record, frozen=True):
 
     @property
     def takes_nodes(self) -> bool:
-        """Whether multi-node jobs are placed here: not on spot instances, not on others' hosts."""
+        """Whether multi-node jobs can run here: AWS refuses spot instances and unmanaged
+        environments.
+        """
         if self.detail["type"] == "UNMANAGED":
             return False
         return bool(self.detail["computeResources"].get("type") == "EC2")
 
 
-class Queue(Record, frozen=True):
+class JobQueue(ResourceRecord, frozen=True):
     """A job queue."""
 
     kind = "queue"
     field = "queues"
     arn_kind = "job-queue"
+    name_key, arn_key = "jobQueueName", "jobQueueArn"
 
     @property
     def enabled(self) -> bool:
@@ -75,16 +88,17 @@ class Queue(Record, frozen=True):
 
     @property
     def policy(self) -> str:
-        """The name of its scheduling policy; empty for a queue that is first in, first out."""
+        """The name of its scheduling policy; empty for a first-in-first-out queue."""
         return bare_name(self.detail.get("schedulingPolicyArn", ""))
 
 
-class Definition(Record, frozen=True):
+class JobDefinition(ResourceRecord, frozen=True):
     """One revision of a job definition."""
 
     kind = "definition"
     field = "definitions"
     arn_kind = "job-definition"
+    name_key, arn_key = "jobDefinitionName", "jobDefinitionArn"
 
     revision: int
 
@@ -97,24 +111,26 @@ class Definition(Record, frozen=True):
         return bool(self.detail["status"] == "ACTIVE")
 
 
-class Policy(Record, frozen=True):
-    """A scheduling policy: how the shares of a queue come to their parts."""
+class SchedulingPolicy(ResourceRecord, frozen=True):
+    """A scheduling policy: how the shares of a queue divide the capacity."""
 
     kind = "policy"
     field = "policies"
     arn_kind = "scheduling-policy"
+    name_key, arn_key = "name", "arn"
 
     @property
     def fair_share(self) -> dict[str, Any]:
         return dict(self.detail.get("fairsharePolicy", {}))
 
 
-class Consumable(Record, frozen=True):
-    """A consumable resource. `spent` is what was taken of one that is not given back."""
+class ConsumableResource(ResourceRecord, frozen=True):
+    """A consumable resource. `spent` is the quantity taken from one that is not replenished."""
 
     kind = "consumable"
     field = "consumables"
     arn_kind = "consumable-resource"
+    name_key, arn_key = "consumableResourceName", "consumableResourceArn"
 
     total: int
     spent: int = 0
@@ -125,4 +141,10 @@ class Consumable(Record, frozen=True):
         return bool(self.detail["resourceType"] == "REPLENISHABLE")
 
 
-RECORDS: tuple[type[Record], ...] = (Environment, Queue, Definition, Policy, Consumable)
+RECORDS: tuple[type[ResourceRecord], ...] = (
+    ComputeEnvironment,
+    JobQueue,
+    JobDefinition,
+    SchedulingPolicy,
+    ConsumableResource,
+)

@@ -1,4 +1,4 @@
-"""Which job starts where, and why one cannot. Each function changes a draft.
+"""The scheduler: which job starts where, and why one cannot. Functions change a transaction.
 
 Sources: AWS Batch User Guide, "Job scheduling", "Fair-share scheduling", "Jobs stuck in RUNNABLE";
 API reference, JobStateTimeLimitAction.
@@ -9,13 +9,20 @@ from typing import Any
 from immutables import Map
 from msgspec.structs import replace
 
-from batchml.local.batch import fair_share as shares
-from batchml.local.batch import lifecycle
-from batchml.local.batch.events import Launch
-from batchml.local.batch.lifecycle import attempt_of
+from batchml.local.batch import fair_share, lifecycle
+from batchml.local.batch.events import PrepareAttempt
+from batchml.local.batch.lifecycle import new_attempt
 from batchml.local.batch.multinode import launch_main
-from batchml.local.batch.state import CONTROLLERS, Blocked, Environment, Job, Line, Queue, State
-from batchml.local.batch.transaction import Draft
+from batchml.local.batch.state import (
+    CONTROLLERS,
+    BatchState,
+    BlockedHead,
+    ComputeEnvironment,
+    Job,
+    JobQueue,
+    QueueLine,
+)
+from batchml.local.batch.transaction import Transaction
 from batchml.model.run import JobStatus
 
 NEVER_FITS_MACHINE = (
@@ -34,88 +41,88 @@ _STUCK = (NEVER_FITS_MACHINE, NEVER_FITS_ENVIRONMENT, NO_CAPACITY)
 TIME_LIMIT = "Canceled by JobStateTimeLimit action due to reason: "
 
 
-def schedule(draft: Draft) -> None:
-    """Start what can start: queues by descending priority, first in first out within a queue.
+def schedule(tx: Transaction) -> None:
+    """Start all jobs that can start: queues by descending priority, first in first out in a queue.
 
-    The job at the head of a queue blocks those behind it until it fits; other queues that share
-    the environment go on meanwhile, as in AWS. A queue with a scheduling policy takes its head from
-    the share that has used least.
+    The first job of a queue blocks the jobs behind it until it fits. Other queues that share the
+    environment continue meanwhile, as in AWS. A queue with a scheduling policy takes its first job
+    from the share with the least usage.
     """
-    if 0 < draft.state.no_capacity_until <= draft.now:
-        draft.state = replace(draft.state, no_capacity_until=0)
-    state = draft.state
+    if 0 < tx.state.no_capacity_until <= tx.now:
+        tx.state = replace(tx.state, no_capacity_until=0)
+    state = tx.state
     if not state.lines:
         return
     queues = [state.queues[name] for name in state.lines if name in state.queues]
     for queue in sorted(queues, key=lambda queue: (-queue.priority, queue.name)):
-        while (head := _head(draft, queue)) is not None:
+        while (head := _head(tx, queue)) is not None:
             line, job = head
-            where = environment_for(draft.state, queue, job)
+            where = environment_for(tx.state, queue, job)
             if where is not None:
-                draft.pop_line(queue.name, line)
-                _unblock(draft, queue.name)
-                launch(draft, job, where)
-            elif not _is_over(draft, queue, _blocked(draft, queue, job)):
+                tx.pop_line(queue.name, line)
+                _unblock(tx, queue.name)
+                launch(tx, job, where)
+            elif not _cancel_if_overdue(tx, queue, _note_blocked(tx, queue, job)):
                 break
 
 
-def _head(draft: Draft, queue: Queue) -> tuple[Line, Job] | None:
+def _head(tx: Transaction, queue: JobQueue) -> tuple[QueueLine, Job] | None:
     """The RUNNABLE job whose turn it is, and its line.
 
-    Those that have ended meanwhile are dropped, and those that lack a consumable resource wait for
-    it in a line of their own, which lets those behind them pass.
+    Jobs that have ended meanwhile are dropped. Jobs that lack a consumable resource move to a line
+    of their own, so that jobs behind them can pass.
     """
-    while lines := draft.state.lines.get(queue.name):
-        line = _next_line(draft, queue, lines)
+    while lines := tx.state.lines.get(queue.name):
+        line = _next_line(tx, queue, lines)
         if line is None:
             break
         first = lines[line]
-        assert first is not None  # a line without jobs is dropped
-        job = draft.state.jobs.get(first[2])
+        assert first is not None  # an empty line is removed
+        job = tx.state.jobs.get(first[2])
         if job is None or job.status is not JobStatus.RUNNABLE:
-            draft.pop_line(queue.name, line)
+            tx.pop_line(queue.name, line)
             continue
-        lacking = _lacking(draft, job)
+        lacking = _missing_consumable(tx, job)
         if lacking is None:
             return line, job
-        draft.move(queue.name, line, lacking)
-    _unblock(draft, queue.name)
+        tx.move_first(queue.name, line, lacking)
+    _unblock(tx, queue.name)
     return None
 
 
-def _next_line(draft: Draft, queue: Queue, lines: Map[Line, Any]) -> Line | None:
+def _next_line(tx: Transaction, queue: JobQueue, lines: Map[QueueLine, Any]) -> QueueLine | None:
     """The line whose first job is next; None when all wait for consumable resources."""
     if len(lines) == 1:
         only = next(iter(lines))
-        return only if _is_open(draft, only) else None
-    first: dict[str, tuple[Any, Line]] = {}  # share -> its first job's key, and line
+        return only if _is_open(tx, only) else None
+    first: dict[str, tuple[Any, QueueLine]] = {}  # share -> key of its first job, and line
     for line, jobs in lines.items():
-        if _is_open(draft, line) and (line.share not in first or jobs[1] < first[line.share][0]):
+        if _is_open(tx, line) and (line.share not in first or jobs[1] < first[line.share][0]):
             first[line.share] = (jobs[1], line)
     if len(first) < 2:
         return next((line for _, line in first.values()), None)
-    usage = draft.state.usage.get(queue.name, Map())
+    usage = tx.state.usage.get(queue.name, Map())
     keys = [(share, key) for share, (key, _) in first.items()]
-    share = shares.next_share(keys, usage, draft.now, draft.state.policy_of(queue.name))
+    share = fair_share.next_share(keys, usage, tx.now, tx.state.policy_of(queue.name))
     return first[share][1]
 
 
-def _is_open(draft: Draft, line: Line) -> bool:
-    return not line.consumable or draft.has(line.consumable, line.quantity)
+def _is_open(tx: Transaction, line: QueueLine) -> bool:
+    return not line.consumable or tx.has_consumable(line.consumable, line.quantity)
 
 
-def _lacking(draft: Draft, job: Job) -> Line | None:
-    """The line of those that wait for a consumable resource, if there is not enough for a job."""
+def _missing_consumable(tx: Transaction, job: Job) -> QueueLine | None:
+    """The line of jobs that wait for a consumable resource, if there is too little for this job."""
     for name, quantity in job.spec.consumables:
-        if not draft.has(name, quantity):
-            return Line(job.spec.share, name, quantity)
+        if not tx.has_consumable(name, quantity):
+            return QueueLine(job.spec.share, name, quantity)
     return None
 
 
-def environment_for(state: State, queue: Queue, job: Job) -> str | None:
+def environment_for(state: BatchState, queue: JobQueue, job: Job) -> str | None:
     """The first environment of the queue, in its order, that has room for a job now."""
     fits = not state.no_capacity_until and state.free.fits(job.needs)
-    kept = _kept_back(state, queue, job)
+    kept = _reserved_fraction(state, queue, job)
     for name in queue.environments:
         environment = state.environments.get(name)
         if environment is None or not environment.enabled:
@@ -131,9 +138,9 @@ def environment_for(state: State, queue: Queue, job: Job) -> str | None:
     return None
 
 
-def _kept_back(state: State, queue: Queue, job: Job) -> float:
-    """The part of an environment that the policy keeps for shares of which nothing runs yet. A job
-    of such a share may have it: it is what the part is kept for.
+def _reserved_fraction(state: BatchState, queue: JobQueue, job: Job) -> float:
+    """The fraction of an environment that the policy reserves for shares without running jobs. Jobs
+    of those shares may use it.
     """
     if not queue.policy:
         return 0.0
@@ -141,19 +148,21 @@ def _kept_back(state: State, queue: Queue, job: Job) -> float:
     if job.spec.share not in running:
         return 0.0
     active = running | {line.share for line in state.lines.get(queue.name, ())}
-    return shares.reserved(state.policy_of(queue.name), len(active))
+    return fair_share.reserved_fraction(state.policy_of(queue.name), len(active))
 
 
-def front_of_queue(state: State, queue: Queue, now: int, limit: int) -> list[tuple[Job, int]]:
-    """The first RUNNABLE jobs in the order in which they would start, each with the time (ms)
-    since when it may have been at its place.
+def front_of_queue(
+    state: BatchState, queue: JobQueue, now: int, limit: int
+) -> list[tuple[Job, int]]:
+    """The first RUNNABLE jobs in their starting order, each with the earliest time (ms) at which it
+    can have been at its position.
     """
-    draft = Draft(state, now)
+    tx = Transaction(state, now)
     blocked = state.blocked.get(queue.name)
     found: list[tuple[Job, int]] = []
-    while len(found) < limit and (head := _head(draft, queue)) is not None:
+    while len(found) < limit and (head := _head(tx, queue)) is not None:
         line, job = head
-        draft.pop_line(queue.name, line)
+        tx.pop_line(queue.name, line)
         since = max([job.created_at, *(attempt["stoppedAt"] for attempt in job.attempts)])
         if blocked is not None and blocked.job_id == job.id:
             since = max(since, blocked.since)
@@ -161,24 +170,25 @@ def front_of_queue(state: State, queue: Queue, now: int, limit: int) -> list[tup
     return found
 
 
-# --- the head of a queue that cannot start ---------------------------------------------------
+# --- The first job of a queue that cannot start ---------------------------------------------------
 
 
-def _blocked(draft: Draft, queue: Queue, job: Job) -> Blocked:
-    """AWS says why the job at the head of a queue is stuck when it can never be placed."""
-    reason = _why_stuck(draft.state, queue, job)
-    # A reason that has ceased, for example with a larger maxvCpus, goes; another text stays.
+def _note_blocked(tx: Transaction, queue: JobQueue, job: Job) -> BlockedHead:
+    """Record the first job of a queue. AWS gives a reason when it can never be placed."""
+    reason = _why_stuck(tx.state, queue, job)
+    # A reason that no longer applies, for example after a larger maxvCpus, is removed; other texts
+    # stay.
     if job.status_reason != reason and (reason or job.status_reason.startswith(_STUCK)):
-        draft.put_job(replace(job, status_reason=reason))
-    known = draft.state.blocked.get(queue.name)
+        tx.put_job(replace(job, status_reason=reason))
+    known = tx.state.blocked.get(queue.name)
     if known is not None and (known.job_id, known.reason) == (job.id, reason):
         return known
-    now = Blocked(job.id, draft.now, reason)
-    draft.state = replace(draft.state, blocked=draft.state.blocked.set(queue.name, now))
+    now = BlockedHead(job.id, tx.now, reason)
+    tx.state = replace(tx.state, blocked=tx.state.blocked.set(queue.name, now))
     return now
 
 
-def _why_stuck(state: State, queue: Queue, job: Job) -> str:
+def _why_stuck(state: BatchState, queue: JobQueue, job: Job) -> str:
     known = [state.environments[name] for name in queue.environments if name in state.environments]
     if job.is_multinode:
         known = [environment for environment in known if environment.takes_nodes]
@@ -190,7 +200,7 @@ def _why_stuck(state: State, queue: Queue, job: Job) -> str:
     return f"{NO_CAPACITY}[{_instance_types(known)}]" if state.no_capacity_until else ""
 
 
-def _instance_types(environments: list[Environment]) -> str:
+def _instance_types(environments: list[ComputeEnvironment]) -> str:
     for environment in environments:
         types = environment.detail.get("computeResources", {}).get("instanceTypes")
         if types and environment.enabled:
@@ -198,31 +208,31 @@ def _instance_types(environments: list[Environment]) -> str:
     return "this-machine"
 
 
-def _unblock(draft: Draft, queue: str) -> None:
-    if queue in draft.state.blocked:
-        draft.state = replace(draft.state, blocked=draft.state.blocked.delete(queue))
+def _unblock(tx: Transaction, queue: str) -> None:
+    if queue in tx.state.blocked:
+        tx.state = replace(tx.state, blocked=tx.state.blocked.delete(queue))
 
 
-def _is_over(draft: Draft, queue: Queue, blocked: Blocked) -> bool:
-    """True when the queue's time limit for such a job was up, and it is cancelled now."""
+def _cancel_if_overdue(tx: Transaction, queue: JobQueue, blocked: BlockedHead) -> bool:
+    """Cancel a blocked job if its queue's time limit has passed. True when it was cancelled."""
     limit = _limit(queue, blocked)
-    job = draft.state.jobs.get(blocked.job_id)
-    if limit is None or job is None or draft.now < blocked.since + limit:
+    job = tx.state.jobs.get(blocked.job_id)
+    if limit is None or job is None or tx.now < blocked.since + limit:
         return False
-    lifecycle.cancel(draft, job, TIME_LIMIT + blocked.reason.partition(" - ")[0])
+    lifecycle.cancel(tx, job, TIME_LIMIT + blocked.reason.partition(" - ")[0])
     return True
 
 
-def _limit(queue: Queue, blocked: Blocked) -> int | None:
-    """How long a job may be the blocked head of its queue for this reason, in ms."""
+def _limit(queue: JobQueue, blocked: BlockedHead) -> int | None:
+    """How long a job may block its queue for this reason, in ms."""
     for action in queue.detail.get("jobStateTimeLimitActions", ()):
         if blocked.reason.partition(" - ")[0] == action["reason"]:
             return int(action["maxTimeSeconds"]) * 1000
     return None
 
 
-def next_time_limit(state: State) -> int | None:
-    """When the first head of a queue will have been stuck for too long, in ms since the epoch."""
+def next_time_limit(state: BatchState) -> int | None:
+    """When the first blocked job will reach its queue's time limit, in ms since the epoch."""
     ends = [
         blocked.since + limit
         for name, blocked in state.blocked.items()
@@ -231,21 +241,21 @@ def next_time_limit(state: State) -> int | None:
     return min(ends, default=None)
 
 
-# --- starting -------------------------------------------------------------------------------
+# --- Starting -------------------------------------------------------------------------------------
 
 
-def launch(draft: Draft, job: Job, environment: str) -> None:
-    """Give a job its place, and start it: a multi-node job by its main node."""
+def launch(tx: Transaction, job: Job, environment: str) -> None:
+    """Give a job its resources and start it: a multi-node job by its main node."""
     number = len(job.attempts) + 1
-    gpus = () if environment == CONTROLLERS else draft.state.free.gpus[: job.needs.gpus]
-    attempt = attempt_of(job, number, environment, gpus)
+    gpus = () if environment == CONTROLLERS else tx.state.free.gpus[: job.needs.gpus]
+    attempt = new_attempt(job, number, environment, gpus)
     job = replace(
         job, status=JobStatus.STARTING, status_reason="", attempt=attempt, exit_code=None, reason=""
     )
-    draft.occupy(job, attempt)
-    draft.spend(job)
-    draft.put_job(job)
+    tx.occupy(job, attempt)
+    tx.spend(job)
+    tx.put_job(job)
     if job.is_multinode:
-        launch_main(draft, job, attempt)
+        launch_main(tx, job, attempt)
     else:
-        draft.effects.append(Launch(job, attempt))
+        tx.effects.append(PrepareAttempt(job, attempt))

@@ -1,12 +1,12 @@
-"""What the embedded AWS Batch knows, as one frozen value.
+"""The state of the embedded AWS Batch, as one frozen value.
 
-Records keep AWS's own JSON in `detail`, so that what was given is given back; what the rules need
-is read from it through properties. `jobs` holds unfinished jobs only: finished ones live in the
-store. The fields of `State` from `free` on are indexes, derived from the jobs when the server
-starts (`engine.restore`).
+Resources keep AWS's own JSON in `detail`, so that a caller reads back what it has sent; properties
+read from it what the rules need. `jobs` holds unfinished jobs only: finished ones are in the
+journal. The fields of `BatchState` from `free` on are indexes, derived from the jobs when the
+server starts (`engine.restore`).
 
-A job is what changes, `Job`, and what was submitted, its `Spec`, which the children of an array
-share: ten thousand of them cost one.
+A job consists of `Job`, which changes, and `SubmittedSpec`, which does not. The children of an
+array share one spec.
 """
 
 from typing import Any, NamedTuple
@@ -20,12 +20,12 @@ from batchml.local.batch.persistent_heap import Heap
 from batchml.local.batch.records import (
     CONTROLLERS,
     RECORDS,
-    Consumable,
-    Definition,
-    Environment,
-    Policy,
-    Queue,
-    Record,
+    ComputeEnvironment,
+    ConsumableResource,
+    JobDefinition,
+    JobQueue,
+    ResourceRecord,
+    SchedulingPolicy,
 )
 from batchml.model.run import JobStatus
 
@@ -42,20 +42,20 @@ def arn(kind: str, name: str) -> str:
 
 
 def instance_arn() -> str:
-    """This machine, as ECS names a host."""
+    """This machine's ARN as a container instance of ECS."""
     return f"arn:aws:ecs:{REGION}:{ACCOUNT}:container-instance/{CLUSTER}/this-machine"
 
 
 class Needs(Struct, frozen=True):
-    """What one attempt occupies. Memory in MiB."""
+    """The resources that one attempt occupies. Memory in MiB."""
 
     vcpus: int
     memory: int
     gpus: int = 0
 
 
-class Machine(Struct, frozen=True):
-    """What there is to give, or what is left of it. Memory in MiB; GPUs by name."""
+class MachineCapacity(Struct, frozen=True):
+    """The resources of this machine, all or the free ones. Memory in MiB; GPUs by name."""
 
     vcpus: int
     memory: int
@@ -68,13 +68,13 @@ class Machine(Struct, frozen=True):
             and needs.gpus <= len(self.gpus)
         )
 
-    def taking(self, needs: Needs, gpus: tuple[str, ...]) -> "Machine":
-        """What is left once these GPUs, and vCPUs and memory, are given away."""
+    def minus(self, needs: Needs, gpus: tuple[str, ...]) -> "MachineCapacity":
+        """The capacity without these needs and GPUs."""
         left = tuple(gpu for gpu in self.gpus if gpu not in gpus) if gpus else self.gpus
-        return Machine(self.vcpus - needs.vcpus, self.memory - needs.memory, left)
+        return MachineCapacity(self.vcpus - needs.vcpus, self.memory - needs.memory, left)
 
-    def plus(self, needs: Needs, gpus: tuple[str, ...]) -> "Machine":
-        return Machine(
+    def plus(self, needs: Needs, gpus: tuple[str, ...]) -> "MachineCapacity":
+        return MachineCapacity(
             self.vcpus + needs.vcpus,
             self.memory + needs.memory,
             tuple(sorted((*self.gpus, *gpus))),
@@ -82,19 +82,19 @@ class Machine(Struct, frozen=True):
 
 
 class Nodes(Struct, frozen=True):
-    """The shape of a multi-node parallel job."""
+    """The number of nodes of a multi-node parallel job, and the index of the main node."""
 
     count: int
     main: int
 
 
-class Attempt(Struct, frozen=True, omit_defaults=True):
-    """The current try of a job. Times in ms since the epoch.
+class JobAttempt(Struct, frozen=True, omit_defaults=True):
+    """The current attempt of a job. Times in ms since the epoch.
 
-    That of a multi-node parallel job holds what all of its nodes occupy, and has no log.
+    The attempt of a multi-node parallel job holds the resources of all nodes, and has no log.
 
-    A program is started at most once for each task id: `may_have_begun` is committed before that,
-    and an attempt that is known not to have begun goes on under another task id.
+    A program is started at most once for each task id: `may_have_begun` is committed before the
+    start, and an attempt whose program certainly never began continues under another task id.
     """
 
     number: int
@@ -104,16 +104,16 @@ class Attempt(Struct, frozen=True, omit_defaults=True):
     log_group: str = ""
     log_stream: str = ""
     started_at: int | None = None
-    address: str = ""  # where the other nodes of its job reach it
-    main_address: str = ""  # that of the main node
-    # The failure that is rehearsed on it, in the words of `fault_injection.py`.
+    address: str = ""  # its address for the other nodes of its job
+    main_address: str = ""  # the main node's address
+    # The failure that is rehearsed on it, in the syntax of `fault_injection.py`.
     doom: str = ""
-    may_have_begun: bool = True  # unless it says otherwise: absence is no evidence
-    task: int = 1  # which task id of this attempt it is
+    may_have_begun: bool = True  # the default is the careful one: absence is not evidence
+    task: int = 1  # the number of the task id within this attempt
 
     @property
-    def is_aside(self) -> bool:
-        """True for a sweep's controller, which takes nothing of the machine."""
+    def is_controller(self) -> bool:
+        """True for a controller of a sweep or fallback, which takes no resources of the machine."""
         return self.environment == CONTROLLERS
 
     @property
@@ -121,11 +121,11 @@ class Attempt(Struct, frozen=True, omit_defaults=True):
         return f"arn:aws:ecs:{REGION}:{ACCOUNT}:task/{CLUSTER}/{self.task_id}"
 
 
-class Spec(Struct, frozen=True, omit_defaults=True):
-    """What was submitted, worked out: definition and overrides merged. Never changes.
+class SubmittedSpec(Struct, frozen=True, omit_defaults=True):
+    """The submitted job: its definition merged with the overrides. Never changes.
 
-    `needs` is what one attempt occupies: of one child of an array, of all nodes together. Each
-    range of nodes has a spec of its own beside the job's.
+    `needs` is what one attempt occupies: one child of an array, or all nodes together. Each range
+    of nodes has a spec of its own besides the job's.
     """
 
     id: str
@@ -136,7 +136,7 @@ class Spec(Struct, frozen=True, omit_defaults=True):
     needs: Needs = Needs(0, 0)
     created_at: int = 0
     retry: dict[str, Any] = {}
-    timeout: int | None = None  # seconds of one attempt
+    timeout: int | None = None  # seconds for one attempt
     parameters: dict[str, str] = {}
     depends_on: tuple[dict[str, Any], ...] = ()
     propagate_tags: bool = False
@@ -146,18 +146,18 @@ class Spec(Struct, frozen=True, omit_defaults=True):
     array_size: int | None = None
     nodes: Nodes | None = None
     node_properties: dict[str, Any] = {}
-    # Why it cannot be dispatched, found out as it was submitted. It fails with this.
+    # Why the job cannot be dispatched, found at submission. The job fails with this reason.
     flaw: str = ""
 
 
 class Job(Struct, frozen=True, omit_defaults=True):
-    """A job: one of its own, an array's parent or child, a multi-node job or one of its nodes.
+    """A single job, an array's parent or child, a multi-node job, or one of its nodes.
 
-    `attempts` holds AWS's AttemptDetail of each finished try, oldest first.
+    `attempts` holds AWS's AttemptDetail of each ended attempt, oldest first.
     """
 
     id: str
-    spec: Spec
+    spec: SubmittedSpec
     sequence: int
     status: JobStatus = JobStatus.SUBMITTED
     status_reason: str = ""
@@ -165,15 +165,15 @@ class Job(Struct, frozen=True, omit_defaults=True):
     stopped_at: int | None = None
     exit_code: int | None = None
     reason: str = ""
-    waiting_for: tuple[str, ...] = ()  # jobs not finished yet
+    waiting_for: tuple[str, ...] = ()  # jobs that have not finished yet
     dependency_failed: bool = False
     tags: dict[str, str] = {}
     attempts: tuple[dict[str, Any], ...] = ()
-    attempt: Attempt | None = None
-    index: int | None = None  # of an array's child
-    node: int | None = None  # of a multi-node job's node
-    summary: dict[str, int] = {}  # of an array that has ended: how many children ended how
-    # Why a stop was asked for: the caller's reason, or the timeout. The job ends with it.
+    attempt: JobAttempt | None = None
+    index: int | None = None  # the index of an array's child
+    node: int | None = None  # the index of a multi-node job's node
+    summary: dict[str, int] = {}  # of an ended array: status -> number of children
+    # Why a stop was requested: the caller's reason, or the timeout. It becomes the status reason.
     stop_reason: str = ""
     cancelled: bool = False
     terminated: bool = False
@@ -213,7 +213,7 @@ class Job(Struct, frozen=True, omit_defaults=True):
 
     @property
     def parent(self) -> str:
-        """The id of the array or multi-node job that it belongs to; empty for any other."""
+        """The id of the array or multi-node job that it belongs to; empty for other jobs."""
         if self.index is None and self.node is None:
             return ""
         return parent_of(self.id)
@@ -225,7 +225,7 @@ class Job(Struct, frozen=True, omit_defaults=True):
 
     @property
     def is_multinode(self) -> bool:
-        """True for a multi-node job, whose nodes run and not it."""
+        """True for a multi-node job, whose nodes run instead of itself."""
         return self.spec.nodes is not None and self.node is None
 
     @property
@@ -242,21 +242,21 @@ class Job(Struct, frozen=True, omit_defaults=True):
 
 
 def parent_of(job_id: str) -> str:
-    """`j` for `j:3` and `j#0`."""
+    """The id of the parent: `j` for `j:3` and `j#0`."""
     return job_id.partition(":")[0].partition("#")[0]
 
 
-class Blocked(Struct, frozen=True):
-    """The job at the head of a queue that cannot start, and since when (ms) for which reason."""
+class BlockedHead(Struct, frozen=True):
+    """The first job of a queue when it cannot start: since when (ms), and why."""
 
     job_id: str
     since: int
     reason: str = ""
 
 
-class Line(NamedTuple):
-    """RUNNABLE jobs of one queue that wait for the same: for their turn in their share, or first
-    for so much of a consumable resource.
+class QueueLine(NamedTuple):
+    """RUNNABLE jobs of one queue that wait for the same thing: for their share's turn, or first for
+    a quantity of a consumable resource.
     """
 
     share: str
@@ -264,42 +264,42 @@ class Line(NamedTuple):
     quantity: int = 0
 
 
-class Usage(Struct, frozen=True):
-    """What a share has used of late: vCPU-milliseconds that fade away, as of a time in ms."""
+class ShareUsage(Struct, frozen=True):
+    """The recent usage of a share: vCPU-milliseconds that decay with time, as of a time in ms."""
 
     faded: float = 0.0
     as_of: int = 0
-    vcpus: int = 0  # running now
+    vcpus: int = 0  # that run now
 
 
-class State(Struct, frozen=True):
-    machine: Machine
-    free: Machine
-    environments: Map[str, Environment] = Map()
-    queues: Map[str, Queue] = Map()
-    definitions: Map[str, Definition] = Map()
+class BatchState(Struct, frozen=True):
+    machine: MachineCapacity
+    free: MachineCapacity
+    environments: Map[str, ComputeEnvironment] = Map()
+    queues: Map[str, JobQueue] = Map()
+    definitions: Map[str, JobDefinition] = Map()
     revisions: Map[str, int] = Map()
-    policies: Map[str, Policy] = Map()
-    consumables: Map[str, Consumable] = Map()
+    policies: Map[str, SchedulingPolicy] = Map()
+    consumables: Map[str, ConsumableResource] = Map()
     jobs: Map[str, Job] = Map()
     sequence: int = 0
     by_task: Map[str, str] = Map()
-    lines: Map[str, Map[Line, Heap]] = Map()  # queue -> line -> RUNNABLE jobs in their order
+    lines: Map[str, Map[QueueLine, Heap]] = Map()  # queue -> line -> RUNNABLE jobs in their order
     used: Map[str, int] = Map()  # environment -> vCPUs
-    in_use: Map[str, int] = Map()  # consumable -> quantity that running jobs hold
-    usage: Map[str, Map[str, Usage]] = Map()  # queue -> share
-    blocked: Map[str, Blocked] = Map()  # queue -> its head
+    in_use: Map[str, int] = Map()  # consumable resource -> quantity in use
+    usage: Map[str, Map[str, ShareUsage]] = Map()  # queue -> share
+    blocked: Map[str, BlockedHead] = Map()  # queue -> its first job
     dependents: Map[str, tuple[str, ...]] = Map()
     counts: Map[str, dict[str, int]] = Map()  # array -> status -> children
     deadlines: Heap = None
-    faults: Heap = None  # failures that are to be rehearsed, by time
-    chaos: Chaos | None = None  # what this server was started with
+    faults: Heap = None  # failures to be rehearsed, by time
+    chaos: Chaos | None = None  # the failures that this server was started to rehearse
     no_capacity_until: int = 0  # ms; 0: there is capacity
 
-    def record(self, arn_kind: str, key: str) -> Record | None:
-        """What an ARN names, unless it is a job."""
+    def record(self, arn_kind: str, key: str) -> ResourceRecord | None:
+        """The resource that an ARN names, except jobs."""
         field = _FIELDS.get(arn_kind)
-        found: Record | None = getattr(self, field).get(key) if field else None
+        found: ResourceRecord | None = getattr(self, field).get(key) if field else None
         return found
 
     def policy_of(self, queue: str) -> dict[str, Any]:
@@ -309,8 +309,8 @@ class State(Struct, frozen=True):
         return {} if policy is None else policy.fair_share
 
 
-def empty(machine: Machine) -> State:
-    return State(machine=machine, free=machine)
+def empty(machine: MachineCapacity) -> BatchState:
+    return BatchState(machine=machine, free=machine)
 
 
 __all__ = [
@@ -320,22 +320,22 @@ __all__ = [
     "DEFAULT_LOG_GROUP",
     "RECORDS",
     "REGION",
-    "Attempt",
-    "Blocked",
-    "Consumable",
-    "Definition",
-    "Environment",
+    "JobAttempt",
+    "BlockedHead",
+    "ConsumableResource",
+    "JobDefinition",
+    "ComputeEnvironment",
     "Job",
-    "Line",
-    "Machine",
+    "QueueLine",
+    "MachineCapacity",
     "Needs",
     "Nodes",
-    "Policy",
-    "Queue",
-    "Record",
-    "Spec",
-    "State",
-    "Usage",
+    "SchedulingPolicy",
+    "JobQueue",
+    "ResourceRecord",
+    "SubmittedSpec",
+    "BatchState",
+    "ShareUsage",
     "arn",
     "empty",
     "instance_arn",

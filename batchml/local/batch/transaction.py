@@ -1,4 +1,4 @@
-"""A state while one step changes it. Every change goes through here, so none goes unsaved."""
+"""A change of the state by one step. Every change goes through it, so that each is saved."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -6,18 +6,28 @@ from typing import Any
 from immutables import Map
 from msgspec.structs import replace
 
-from batchml.local.batch import persistent_heap as heap
+from batchml.local.batch import persistent_heap
 from batchml.local.batch.events import DropRecord, Effect, SaveJob, SaveRecord
-from batchml.local.batch.fair_share import faded, matters
-from batchml.local.batch.state import Attempt, Job, Line, Queue, Record, State, Usage
+from batchml.local.batch.fair_share import fade, matters
+from batchml.local.batch.state import (
+    BatchState,
+    Job,
+    JobAttempt,
+    JobQueue,
+    QueueLine,
+    ResourceRecord,
+    ShareUsage,
+)
 
 _FEW = 64
 
 
-class Draft:
-    """Starts from a frozen state; `state` is the frozen state so far, `effects` what to do."""
+class Transaction:
+    """Starts from a frozen state. `state` is the changed state so far, `effects` the actions to
+    take.
+    """
 
-    def __init__(self, state: State, now: int = 0) -> None:
+    def __init__(self, state: BatchState, now: int = 0) -> None:
         self.state = state
         self.now = now  # ms
         self.effects: list[Effect] = []
@@ -25,12 +35,12 @@ class Draft:
     def _set(self, **changes: Any) -> None:
         self.state = replace(self.state, **changes)
 
-    # --- jobs -------------------------------------------------------------------------------
+    # --- Jobs -------------------------------------------------------------------------------
 
     def put_job(self, job: Job, *, live: bool | None = None) -> None:
-        """Keep the job; a finished one leaves the state and stays in the store.
+        """Store a job. A finished one leaves the state and stays in the journal.
 
-        A node that has ended is `live` until its whole job ends, for that may be tried again.
+        A node that has ended is `live` until its whole job ends, because the job may be retried.
         """
         jobs = self.state.jobs
         if job.index is not None:
@@ -41,13 +51,13 @@ class Draft:
             live = not job.status.is_terminal
         if live:
             jobs = jobs.set(job.id, job)
-        elif job.id in jobs:  # else it ended as it was submitted: what it depends on had failed
+        elif job.id in jobs:  # else it ended at its submission: a dependency had failed
             jobs = jobs.delete(job.id)
         self._set(jobs=jobs)
         self.effects.append(SaveJob(job, live))
 
     def add_children(self, parent: Job, children: Iterable[Job]) -> None:
-        """Keep the children of a new array, or the nodes of a new job, all at once."""
+        """Store all children of a new array, or all nodes of a new job, at once."""
         counts: dict[str, int] = {}
         with self.state.jobs.mutate() as jobs:
             for child in children:
@@ -65,150 +75,156 @@ class Draft:
         self._set(counts=self.state.counts.set(parent, counts))
 
     def forget_counts(self, parent: str) -> dict[str, int]:
-        """The counts of an array that has ended, which its own record keeps from now on."""
+        """Remove and return the counts of an ended array. Its own record keeps them from now on."""
         counts = {status: count for status, count in self.state.counts[parent].items() if count}
         self._set(counts=self.state.counts.delete(parent))
         return counts
 
-    # --- lines ------------------------------------------------------------------------------
+    # --- Lines of waiting jobs --------------------------------------------------------------
 
     def enqueue(self, job: Job, *, front: bool = False) -> None:
-        """Put a RUNNABLE job into its queue's line; a retried one goes to the front (AWS).
+        """Put a RUNNABLE job into its queue's line; a retried job goes to the front (AWS).
 
-        The scheduling priority counts among the jobs of one share only.
+        The scheduling priority orders jobs within one share only.
         """
         key = (0 if front else 1, -job.spec.priority if job.spec.share else 0, job.sequence)
-        self._push(job.queue, Line(job.spec.share), key, job.id)
+        self._push(job.queue, QueueLine(job.spec.share), key, job.id)
 
-    def _push(self, queue: str, line: Line, key: Any, job_id: str) -> None:
-        lines: Map[Line, heap.Heap] = self.state.lines.get(queue, Map())
-        lines = lines.set(line, heap.push(lines.get(line), key, job_id))
+    def _push(self, queue: str, line: QueueLine, key: Any, job_id: str) -> None:
+        lines: Map[QueueLine, persistent_heap.Heap] = self.state.lines.get(queue, Map())
+        lines = lines.set(line, persistent_heap.push(lines.get(line), key, job_id))
         self._set(lines=self.state.lines.set(queue, lines))
 
-    def pop_line(self, queue: str, line: Line) -> None:
-        """Take the first job out of a line; a line without jobs goes."""
+    def pop_line(self, queue: str, line: QueueLine) -> None:
+        """Remove the first job of a line, and the line if it is empty then."""
         lines = self.state.lines[queue]
-        rest = heap.pop(lines[line])
+        rest = persistent_heap.pop(lines[line])
         lines = lines.delete(line) if rest is None else lines.set(line, rest)
         left = self.state.lines
         self._set(lines=left.set(queue, lines) if lines else left.delete(queue))
 
-    def move(self, queue: str, line: Line, to: Line) -> None:
-        """The first job of a line goes to another, and keeps its place in the queue's order."""
+    def move_first(self, queue: str, line: QueueLine, to: QueueLine) -> None:
+        """Move the first job of a line to another line; it keeps its position in the queue's
+        order.
+        """
         first = self.state.lines[queue][line]
         assert first is not None
         self.pop_line(queue, line)
         self._push(queue, to, first[1], first[2])
 
-    def has(self, consumable: str, quantity: int) -> bool:
-        """True when so much of a consumable resource is left."""
+    def has_consumable(self, consumable: str, quantity: int) -> bool:
+        """True when this quantity of a consumable resource is left."""
         record = self.state.consumables.get(consumable)
         if record is None:
             return False
         held = record.spent + self.state.in_use.get(consumable, 0)
         return record.total - held >= quantity
 
-    # --- what attempts occupy ---------------------------------------------------------------
+    # --- Resources of attempts --------------------------------------------------------------
 
-    def occupy(self, job: Job, attempt: Attempt) -> None:
-        """Give an attempt the vCPUs, memory, GPUs and consumables that its job asked for."""
+    def occupy(self, job: Job, attempt: JobAttempt) -> None:
+        """Give an attempt the vCPUs, memory, GPUs and consumable resources that its job
+        requests.
+        """
         state = self.state
         name = attempt.environment
-        free = state.free if attempt.is_aside else state.free.taking(job.needs, attempt.gpus)
+        free = state.free if attempt.is_controller else state.free.minus(job.needs, attempt.gpus)
         self._set(
             free=free,
             used=state.used.set(name, state.used.get(name, 0) + job.needs.vcpus),
             by_task=state.by_task.set(attempt.task_id, job.id),
         )
-        self._use(job, job.needs.vcpus)
+        self._add_share_usage(job, job.needs.vcpus)
         for consumable, quantity in job.spec.consumables:
             record = self.state.consumables.get(consumable)
             if record is not None and record.replenishable:
-                self._hold(consumable, quantity)
+                self._add_consumable_use(consumable, quantity)
 
     def spend(self, job: Job) -> None:
-        """Take from the consumables that are not given back."""
+        """Take from the consumable resources that are not replenished."""
         for consumable, quantity in job.spec.consumables:
             record = self.state.consumables.get(consumable)
             if record is not None and not record.replenishable:
                 self.put(replace(record, spent=record.spent + quantity))
 
-    def release(self, job: Job, attempt: Attempt) -> None:
+    def release(self, job: Job, attempt: JobAttempt) -> None:
         state = self.state
-        # One that was taken out of the machine meanwhile does not come back.
+        # A GPU that was removed from the machine meanwhile is not given back.
         gpus = tuple(gpu for gpu in attempt.gpus if gpu in state.machine.gpus)
         self._set(
-            free=state.free if attempt.is_aside else state.free.plus(job.needs, gpus),
+            free=state.free if attempt.is_controller else state.free.plus(job.needs, gpus),
             used=state.used.set(
                 attempt.environment, state.used[attempt.environment] - job.needs.vcpus
             ),
             by_task=state.by_task.delete(attempt.task_id),
         )
-        self._use(job, -job.needs.vcpus)
+        self._add_share_usage(job, -job.needs.vcpus)
         for consumable, quantity in job.spec.consumables:
             record = self.state.consumables.get(consumable)
             if record is not None and record.replenishable:
-                self._hold(consumable, -quantity)
+                self._add_consumable_use(consumable, -quantity)
 
-    def _use(self, job: Job, vcpus: int) -> None:
-        """The share of a job uses so many vCPUs more, or less, from now on."""
+    def _add_share_usage(self, job: Job, vcpus: int) -> None:
+        """Add vCPUs, or subtract them, from now on in the usage of a job's share."""
         share = job.spec.share
         if share:
-            of_queue: Map[str, Usage] = self.state.usage.get(job.queue, Map())
+            of_queue: Map[str, ShareUsage] = self.state.usage.get(job.queue, Map())
             policy = self.state.policy_of(job.queue)
-            if share not in of_queue:  # else names that come once each would be kept for good
+            if share not in of_queue:  # else shares that are used once would be kept forever
                 of_queue = Map((name, use) for name, use in of_queue.items()
                                if matters(use, self.now, policy))  # fmt: skip
-            usage = faded(of_queue.get(share, Usage()), self.now, policy)
+            usage = fade(of_queue.get(share, ShareUsage()), self.now, policy)
             of_queue = of_queue.set(share, replace(usage, vcpus=usage.vcpus + vcpus))
             self._set(usage=self.state.usage.set(job.queue, of_queue))
             if job.queue not in self.state.queues:
                 self._forget_usage(job.queue)
 
     def _forget_usage(self, queue: str) -> None:
-        """A queue that is gone has no past, only what still runs of it."""
-        of_queue: Map[str, Usage] = self.state.usage.get(queue, Map())
-        left = {share: Usage(0.0, self.now, use.vcpus)
+        """Forget the past usage of a deleted queue; running jobs still count."""
+        of_queue: Map[str, ShareUsage] = self.state.usage.get(queue, Map())
+        left = {share: ShareUsage(0.0, self.now, use.vcpus)
                 for share, use in of_queue.items() if use.vcpus}  # fmt: skip
         if left:
             self._set(usage=self.state.usage.set(queue, Map(left)))
         elif queue in self.state.usage:
             self._set(usage=self.state.usage.delete(queue))
 
-    def _hold(self, consumable: str, quantity: int) -> None:
+    def _add_consumable_use(self, consumable: str, quantity: int) -> None:
         held = self.state.in_use.get(consumable, 0) + quantity
         self._set(in_use=self.state.in_use.set(consumable, held))
 
-    def know_task(self, task_id: str, job_id: str) -> None:
-        """Events of this task are of that job."""
+    def add_task(self, task_id: str, job_id: str) -> None:
+        """Assign the events of a task to a job."""
         self._set(by_task=self.state.by_task.set(task_id, job_id))
 
     def forget_task(self, task_id: str) -> None:
         self._set(by_task=self.state.by_task.delete(task_id))
 
-    def watch_deadline(self, at: int, task_id: str) -> None:
-        known = self.awaited(self.state.deadlines)
-        self._set(deadlines=heap.push(known, (at, task_id), task_id))
+    def add_deadline(self, at: int, task_id: str) -> None:
+        known = self.prune_ended(self.state.deadlines)
+        self._set(deadlines=persistent_heap.push(known, (at, task_id), task_id))
 
-    def awaited(self, times: heap.Heap) -> heap.Heap:
-        """What falls due for attempts, by (time, task); without those that are over, once they are
-        most of it: an hour's timeout must not keep a job in mind for an hour.
+    def prune_ended(self, times: persistent_heap.Heap) -> persistent_heap.Heap:
+        """Times of attempts, by (time, task). Ended attempts are removed once they are the
+        majority: else an hour's timeout would keep an ended job for an hour.
         """
         tasks = self.state.by_task
-        if heap.size(times) <= 2 * len(tasks) + _FEW:
+        if persistent_heap.size(times) <= 2 * len(tasks) + _FEW:
             return times
-        return heap.made((key, item) for key, item in heap.items(times) if key[1] in tasks)
+        return persistent_heap.from_items(
+            (key, item) for key, item in persistent_heap.items(times) if key[1] in tasks
+        )
 
     def pop_deadline(self) -> str:
-        """The task whose time is up first."""
+        """Remove and return the task whose deadline is first."""
         assert self.state.deadlines is not None
         task_id = str(self.state.deadlines[2])
-        self._set(deadlines=heap.pop(self.state.deadlines))
+        self._set(deadlines=persistent_heap.pop(self.state.deadlines))
         return task_id
 
-    # --- dependencies -----------------------------------------------------------------------
+    # --- Dependencies -----------------------------------------------------------------------
 
-    def depend(self, job_id: str, on: str) -> None:
+    def add_dependency(self, job_id: str, on: str) -> None:
         known = self.state.dependents.get(on, ())
         self._set(dependents=self.state.dependents.set(on, (*known, job_id)))
 
@@ -219,25 +235,27 @@ class Draft:
         return found
 
     def next_sequence(self, count: int = 1) -> int:
-        """The first of `count` numbers, which no job had before and none gets again."""
+        """Allocate `count` consecutive numbers, which are never used again, and return the
+        first.
+        """
         first = self.state.sequence + 1
         self._set(sequence=self.state.sequence + count)
         return first
 
-    # --- records ----------------------------------------------------------------------------
+    # --- Resources of users -----------------------------------------------------------------
 
-    def put(self, record: Record) -> None:
+    def put(self, record: ResourceRecord) -> None:
         known = getattr(self.state, record.field)
         self._set(**{record.field: known.set(record.key, record)})
         self.effects.append(SaveRecord(record.kind, record.key, record))
 
-    def drop(self, record: Record) -> None:
+    def drop(self, record: ResourceRecord) -> None:
         known = getattr(self.state, record.field)
         self._set(**{record.field: known.delete(record.key)})
         self.effects.append(DropRecord(record.kind, record.key))
 
-    def drop_queue(self, record: Queue) -> None:
-        """A queue goes with all that is known of it."""
+    def drop_queue(self, record: JobQueue) -> None:
+        """Delete a queue with its lines, its blocked head and its past usage."""
         state, name = self.state, record.name
         self._set(
             lines=state.lines.delete(name) if name in state.lines else state.lines,
@@ -247,7 +265,7 @@ class Draft:
         self.drop(record)
 
     def next_revision(self, definition: str) -> int:
-        """A number that no revision of this definition had before and none gets again."""
+        """Allocate a revision number, which is never used again for this definition."""
         revision = self.state.revisions.get(definition, 0) + 1
         self._set(revisions=self.state.revisions.set(definition, revision))
         return revision

@@ -1,7 +1,7 @@
-"""Control groups: where they may be made, who is in them, and how they are emptied.
+"""Control groups: where they can be made, which processes are in them, and how they are emptied.
 
 Each runner has a group of its own (`cgroup_slot.py`). Both versions of the kernel's interface are
-served. Where neither may be written there are none: resources are counted and not enforced.
+supported. Where neither can be written, resources are counted but not enforced.
 
 Standard library only: runners import it.
 """
@@ -21,9 +21,9 @@ Groups = dict[str, str]  # controller -> folder; version 2 has one tree, "all"
 
 
 def find(identity: str) -> Groups:
-    """The folders below which a state folder's slots may be made; empty where that is denied.
+    """The folders for a state folder's slots; empty where making them is denied.
 
-    Below the group that we are in, so that limits set on us hold for jobs too.
+    They are below this process's own group, so that its limits apply to jobs, too.
     """
     name = name_of(identity)
     try:
@@ -40,18 +40,18 @@ def find(identity: str) -> Groups:
 
 
 def name_of(identity: str) -> str:
-    """The name of the groups below which a state folder's slots are."""
+    """The name of the group that contains a state folder's slots."""
     return f"batchml-{identity}"
 
 
 def ours(groups: Groups, identity: str) -> Groups:
-    """Of groups that were written down, those of this state folder: it may be a copy of another."""
+    """The recorded groups that belong to this state folder, which may be a copy of another."""
     name = name_of(identity)
     return {c: path for c, path in groups.items() if os.path.basename(path) == name}
 
 
-def whereabouts() -> dict[str, str]:
-    """The groups that this process is in: controller -> folder. Raises OSError."""
+def current_groups() -> dict[str, str]:
+    """The groups of this process: controller -> folder. Raises OSError."""
     mounts, own = _mounts_and_own()
     return {c: mounts[c] + own[c] for c in mounts if c in own}
 
@@ -61,7 +61,7 @@ def _mounts_and_own() -> tuple[dict[str, str], dict[str, str]]:
 
 
 def own_groups(text: str) -> dict[str, str]:
-    """Of /proc/self/cgroup: controller -> path. Version 2's line has no controller."""
+    """Parse /proc/self/cgroup: controller -> path. Version 2's line has no controller."""
     found = {}
     for line in text.splitlines():
         _, controllers, path = line.split(":", 2)
@@ -71,14 +71,14 @@ def own_groups(text: str) -> dict[str, str]:
 
 
 def mounts_in(text: str) -> dict[str, str]:
-    """Of /proc/self/mountinfo: controller -> where its tree is mounted from the root on."""
+    """Parse /proc/self/mountinfo: controller -> where its tree is mounted from the root on."""
     found: dict[str, str] = {}
     for line in text.splitlines():
         before, _, after = line.partition(" - ")
         kind, _, options = after.split(" ", 2)
         fields = before.split(" ")
-        # A tree that is mounted from another group on, as in a container, shows other paths
-        # than /proc/self/cgroup unless there is a namespace, which makes both `/`.
+        # A tree that is mounted from another group on, as in a container, has other paths than
+        # /proc/self/cgroup, unless a namespace makes both `/`.
         if fields[3] != "/":
             continue
         if kind == "cgroup2":
@@ -90,26 +90,26 @@ def mounts_in(text: str) -> dict[str, str]:
 
 
 def find_v2(mount: str, path: str, name: str) -> Groups:
-    """The nearest group at or above ours, `path`, whose children may have limits.
+    """The nearest group, from `path` upwards, whose children can have limits.
 
-    A group that holds processes cannot give its children limits, so it is seldom our own.
+    A group that contains processes cannot give its children limits, so it is seldom the own one.
     """
     while True:
         parent = mount + path
-        given = _gives(parent)
+        given = _child_controllers(parent)
         if given >= {"memory", "pids"}:
             folder = _make(os.path.join(parent, name))
-            for controller in (given & {*_LIMITED}) - _gives(folder) if folder else ():
+            for controller in (given & {*_LIMITED}) - _child_controllers(folder) if folder else ():
                 write(os.path.join(folder, "cgroup.subtree_control"), f"+{controller}")
-            if folder and _gives(folder) >= {"memory", "pids"}:
+            if folder and _child_controllers(folder) >= {"memory", "pids"}:
                 return {"all": folder}
         if not path:
             return {}
         path = os.path.dirname(path).rstrip("/")
 
 
-def _gives(group: str) -> set[str]:
-    """What the children of a group can be limited in."""
+def _child_controllers(group: str) -> set[str]:
+    """The controllers that a group enables for its children."""
     try:
         return set(_read(os.path.join(group, "cgroup.subtree_control")).split())
     except OSError:
@@ -117,8 +117,10 @@ def _gives(group: str) -> set[str]:
 
 
 def _make(folder: str) -> str:
-    """The folder, made unless it is there; empty where it cannot be made or written."""
-    for _ in range(10):  # the last runner of an earlier server may just be removing it
+    """Make the folder unless it exists; return its path, or "" where it cannot be made or
+    written.
+    """
+    for _ in range(10):  # the last runner of an earlier server may be removing it now
         try:
             os.mkdir(folder)
         except FileExistsError:
@@ -133,7 +135,7 @@ def _make(folder: str) -> str:
 
 
 def slot_name(pid: int, started: int | None) -> str:
-    """The name of a runner's slot says whose it is, also once the runner is gone."""
+    """The name of a runner's slot. It identifies the runner, also when the runner has ended."""
     return f"{pid}-{started or 0}"
 
 
@@ -147,14 +149,14 @@ def members(folders: list[str]) -> list[int]:
             except OSError:
                 continue
             found.update(dict.fromkeys(map(int, text.split())))
-    found.pop(0, None)  # one of another PID namespace; to us, 0 is our own group
+    found.pop(0, None)  # a process of another PID namespace: for kill, 0 is our own group
     return list(found)
 
 
 def kill(folders: list[str]) -> list[int]:
-    """Kill what is in the groups of a dead runner; what was still there when it was looked for.
+    """Kill the processes in the groups of a dead runner. Returns those that were found.
 
-    Call it until that is nothing. Nobody in there can fork meanwhile.
+    Call it until it finds none. No process in there can fork meanwhile.
     """
     for folder in folders:
         if not write(os.path.join(folder, "cgroup.kill"), "1"):
@@ -169,13 +171,15 @@ def kill(folders: list[str]) -> list[int]:
 
 
 def remove(folders: list[str], limit: float = 1.0) -> bool:
-    """Remove groups and those below them. False when some are still in use after `limit` s."""
+    """Remove groups and the groups below them. False when some are still in use after `limit`
+    seconds.
+    """
     end = time.monotonic() + limit
     while True:
         left = [folder for folder in folders if not _removed(folder)]
         if not left or time.monotonic() > end:
             return not left
-        time.sleep(0.005)  # what was killed a moment ago is still in there
+        time.sleep(0.005)  # processes that were just killed are still in there
 
 
 def _removed(folder: str) -> bool:
@@ -192,9 +196,10 @@ def _removed(folder: str) -> bool:
 
 
 def forget(groups: Groups) -> None:
-    """Remove the folders of a state folder's slots, if they are empty: a slot brings them back.
+    """Remove the folders of a state folder's slots, if they are empty; the next slot makes them
+    again.
 
-    Not with version 2, where they also hand on what can be limited.
+    Not with version 2, where they also enable the controllers of their children.
     """
     for controller, folder in groups.items():
         if controller != "all":
@@ -205,7 +210,9 @@ def forget(groups: Groups) -> None:
 
 
 def sweep(groups: Groups) -> list[int]:
-    """Kill and remove the slots of runners that are gone; the processes that were killed."""
+    """Kill and remove the slots of runners that have ended. Returns the processes that were
+    killed.
+    """
     killed: list[int] = []
     for parent in groups.values():
         for name in _names_in(parent):
@@ -214,22 +221,22 @@ def sweep(groups: Groups) -> list[int]:
             if not (os.path.isdir(folder) and pid.isdigit() and started.isdigit()):
                 continue
             if start_time(int(pid)) == int(started):
-                continue  # it lives, and its attempt goes on
+                continue  # the runner lives, and its attempt continues
             killed += [pid for pid in kill([folder]) if pid not in killed]
             remove([folder])
     return killed
 
 
 def _names_in(folder: str) -> list[str]:
-    """What is in a folder, which its last runner may just be removing: see `forget`."""
+    """The names in a folder, which its last runner may be removing now: see `forget`."""
     try:
         return os.listdir(folder)
     except FileNotFoundError:
         return []
 
 
-def most_pids() -> int:
-    """How many processes one attempt may have: an eighth of the system's, within reason."""
+def max_pids() -> int:
+    """The maximum number of processes for one attempt: an eighth of the system's, within bounds."""
     try:
         return min(max(int(_read("/proc/sys/kernel/pid_max")) // 8, 1024), 32_768)
     except (OSError, ValueError):

@@ -1,7 +1,7 @@
-"""The control group of one runner: limits that hold, and no way out.
+"""The control group of one runner: its limits cannot be escaped.
 
-Every program that the runner starts is born in it, and what the program starts in turn cannot leave
-it by calling setsid, by forgetting its environment or by outliving its parent.
+Every program that the runner starts is born in it. The program's processes cannot leave it by
+calling setsid, by clearing their environment or by outliving their parent.
 
 Standard library only: runners import it.
 """
@@ -21,38 +21,42 @@ Limits = tuple[int | None, int, int]
 
 
 def make_slot(groups: Groups, name: str) -> Slot:
-    """Raises OSError when it cannot be made."""
+    """Make a slot. Raises OSError when that is impossible."""
     return (SlotV2 if "all" in groups else Slot)(groups, name)
 
 
 class Slot:
-    """With version 1 of control groups.
+    """A slot in version 1 of control groups.
 
-    The thread that starts programs calls `enter` before each, and is moved alone, which costs 5 us.
-    It is not the first thread of its process, so the kernel neither counts the runner's memory here
-    nor ever chooses the runner when it kills for memory.
+    The thread that starts programs calls `enter` before each start, and only this thread moves,
+    which takes 5 us. It is not the first thread of its process, so the kernel neither counts the
+    runner's memory here nor chooses the runner when it kills for memory.
     """
 
-    _DOOR = "tasks"
+    _MEMBERS = "tasks"
     _OOM = ("memory", "memory.oom_control")
 
     def __init__(self, groups: Groups, name: str, home: Groups | None = None) -> None:
-        """`home` is where the runner is, unless it is found by itself. Raises OSError."""
+        """`home` is the runner's own group, which is found unless given. Raises OSError."""
         self.folders = {c: os.path.join(folder, name) for c, folder in groups.items()}
         self._oom_kills = 0
         self._limits: Limits | None = None
         for folder in self.folders.values():
             _make(folder)
-        home = home or cgroup.whereabouts()
-        self._ways = [(self._door(self.folders[c]), self._door(home[c])) for c in groups]
+        home = home or cgroup.current_groups()
+        self._moves = [
+            (self._open_members(self.folders[c]), self._open_members(home[c])) for c in groups
+        ]
         controller, name = self._OOM
         self._oom = os.open(os.path.join(self.folders[controller], name), os.O_RDONLY | _FLAGS)
 
-    def _door(self, folder: str) -> int:
-        return os.open(os.path.join(folder, self._DOOR), os.O_WRONLY | _FLAGS)
+    def _open_members(self, folder: str) -> int:
+        return os.open(os.path.join(folder, self._MEMBERS), os.O_WRONLY | _FLAGS)
 
     def limit(self, memory: int | None, vcpus: int, pids: int) -> None:
-        """Memory in MiB, or None: any. What is as it was is not written again. Raises OSError."""
+        """Set the limits, unless they are unchanged. Memory in MiB, or None for any. Raises
+        OSError.
+        """
         if self._limits == (memory, vcpus, pids):
             return
         self._limits = None
@@ -66,29 +70,31 @@ class Slot:
             write(f"{self.folders['cpu']}/cpu.shares", str(1024 * vcpus))
 
     def _set_memory(self, size: int) -> None:
-        """With swap, where it is counted, never below the limit without: the order matters."""
+        """The limit with swap, where it exists, must never be below the limit without: the order
+        matters.
+        """
         group = self.folders["memory"]
         both, alone = f"{group}/memory.memsw.limit_in_bytes", f"{group}/memory.limit_in_bytes"
         if os.path.exists(both):
             write(both, str(_UNLIMITED))
         if not write(alone, str(size)):
-            # What earlier attempts left in the file cache is counted here; it can go.
+            # The file cache of earlier attempts is counted here; it can be dropped.
             write(f"{group}/memory.force_empty", "0")
             must_write(alone, str(size))
         if os.path.exists(both):
             write(both, str(size))
 
     def enter(self) -> None:
-        """From here on this thread's children are born in the slot."""
-        for inside, _ in self._ways:
+        """Move this thread into the slot: its children are born there from now on."""
+        for inside, _ in self._moves:
             os.write(inside, b"0")
 
     def leave(self) -> None:
-        for _, outside in self._ways:
+        for _, outside in self._moves:
             os.write(outside, b"0")
 
     def oom_kills(self) -> int:
-        """How many processes the kernel has killed for memory since the last look."""
+        """How many processes the kernel has killed for memory since the last call."""
         for line in os.pread(self._oom, 4096, 0).splitlines():
             if line.startswith(b"oom_kill "):
                 before, self._oom_kills = self._oom_kills, int(line.split()[1])
@@ -96,8 +102,8 @@ class Slot:
         return 0
 
     def kill(self) -> None:
-        """Kill what is in there; the runner, which is not, reaps it."""
-        self._limits = None  # a group that is being killed may hold no process for a while
+        """Kill the processes in the slot. The runner is not in there, and collects them."""
+        self._limits = None  # a group that is being killed may contain no process for a while
         cgroup.kill(list(self.folders.values()))
 
     def remove(self) -> None:
@@ -106,19 +112,19 @@ class Slot:
 
 
 class SlotV2(Slot):
-    """With version 2, which can only move the whole runner, in and out again.
+    """A slot in version 2, which can only move the whole runner in and out again.
 
-    While it is inside, memory has no limit: else the runner, larger than what it starts, would be
-    the one that is killed.
+    While the runner is inside, memory has no limit: else the runner, which is larger than the new
+    process, would be killed.
     """
 
-    _DOOR = "cgroup.procs"
+    _MEMBERS = "cgroup.procs"
     _OOM = ("all", "memory.events")
 
     def __init__(self, groups: Groups, name: str, home: Groups | None = None) -> None:
         super().__init__(groups, name, home)
         self._memory = "max"
-        self.enter()  # who may not, or may not come back, is told here
+        self.enter()  # fails here if the runner may not move, or not return
         self.leave()
 
     def _set(self, memory: int | None, vcpus: int, pids: int) -> None:
@@ -144,7 +150,7 @@ class SlotV2(Slot):
 
 
 def _make(folder: str) -> None:
-    """Another runner that ends may just be removing what it is made in."""
+    """Make a folder, in a folder that another runner may be removing at its end."""
     for _ in range(10):
         try:
             return os.makedirs(folder, exist_ok=True)

@@ -1,52 +1,48 @@
-"""Which executor a state folder uses, and what its jobs may have: said once, and kept."""
+"""How the server of a state folder runs jobs: chosen at a start, and kept for later ones."""
 
+import os
 from collections.abc import Mapping
-from typing import Any
+from functools import lru_cache
+from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from batchml.errors import LocalServerError
-from batchml.local.batch.state import Attempt, Job
-from batchml.local.ecs import KEPT
-from batchml.local.executors.container_spec import Permits, container_spec
 from batchml.local.executors.record import CONTAINER, PROCESS
-from batchml.local.executors.spec import Host, SpecOf, controller_spec, runner_spec
 from batchml.local.home import Home, read_record
 from batchml.runtime.storage.files import write_json
 
 DOCKER = "docker"
 EXECUTORS = (PROCESS, DOCKER)
+_FILE = "executor.json"
 
 
-class Choice(Struct, frozen=True):
+class Permits(Struct, frozen=True):
+    """Rights that only the start of the server grants, never a job's definition."""
+
+    paths: tuple[str, ...] = ()  # host folders that jobs may mount, besides the shared ones
+    privileged: bool = False
+
+
+class ExecutorChoice(Struct, frozen=True):
+    """The executor, the permits, and the services that jobs of this state folder use."""
+
     executor: str = PROCESS
     permits: Permits = Permits()
     had_docker: bool = False  # now or before: there may be containers
-    vcpus: int = 0  # that the machine is believed to have; 0: what it has
-    endpoints: dict[str, str] = {}  # read by local/endpoints.py: service -> URL
+    vcpus: int = 0  # that the machine counts as; 0: as many as it has
+    endpoints: dict[str, str] = {}  # service -> URL, of services other than the server's
 
     @property
     def kind(self) -> str:
-        """What new attempts are; those of before stay what they are."""
+        """The kind of new attempts; attempts from before keep theirs."""
         return CONTAINER if self.executor == DOCKER else PROCESS
 
-    def spec_of(self, host: Host) -> SpecOf:
-        """What a runner is told of an attempt."""
 
-        def made(kind: str, job: Job, attempt: Attempt) -> dict[str, Any]:
-            if attempt.is_aside:
-                return controller_spec(host, job, attempt)
-            if kind == CONTAINER:
-                return container_spec(host, self.permits, job, attempt)
-            return runner_spec(host, job, attempt)
-
-        return made
-
-
-def read_choice(home: Home) -> Choice:
-    return read_record(home.local / KEPT, Choice) or Choice()
+def read_choice(home: Home) -> ExecutorChoice:
+    return read_record(home.local / _FILE, ExecutorChoice) or ExecutorChoice()
 
 
 def choose(
@@ -55,15 +51,15 @@ def choose(
     paths: list[str] | None,
     privileged: bool | None,
     vcpus: int | None = None,
-) -> Choice:
-    """The choice from now on: what is given, and for the rest what was chosen before."""
+) -> ExecutorChoice:
+    """The choice from now on: the given values, and for None the values chosen before."""
     before = read_choice(home)
     executor = executor or before.executor
     permits = Permits(
         paths=before.permits.paths if paths is None else tuple(paths),
         privileged=before.permits.privileged if privileged is None else privileged,
     )
-    choice = Choice(
+    choice = ExecutorChoice(
         executor,
         permits,
         had_docker=before.had_docker or executor == DOCKER,
@@ -75,7 +71,7 @@ def choose(
 
 
 def keep_endpoints(home: Home, changes: Mapping[str, str]) -> None:
-    """Add services and their URLs to the kept ones; an empty URL takes a service out.
+    """Add services and their URLs to the kept ones; an empty URL removes a service.
 
     Raises LocalServerError when the state folder cannot be written.
     """
@@ -90,6 +86,22 @@ def keep_endpoints(home: Home, changes: Mapping[str, str]) -> None:
         ) from error
 
 
-def _keep(home: Home, choice: Choice, before: Choice) -> None:
+def kept_endpoints(home: Home) -> dict[str, str]:
+    """Service -> URL. Checked for each attempt, so that a change needs no restart."""
+    path = f"{home.local}/{_FILE}"
+    try:
+        changed = os.stat(path).st_mtime_ns
+    except FileNotFoundError:
+        return {}
+    return _read_endpoints(path, changed)
+
+
+@lru_cache(maxsize=4)
+def _read_endpoints(path: str, changed: int) -> dict[str, str]:
+    choice = read_record(Path(path), ExecutorChoice)
+    return choice.endpoints if choice else {}
+
+
+def _keep(home: Home, choice: ExecutorChoice, before: ExecutorChoice) -> None:
     if choice != before:
-        write_json(str(home.local / KEPT), msgspec.to_builtins(choice))
+        write_json(str(home.local / _FILE), msgspec.to_builtins(choice))

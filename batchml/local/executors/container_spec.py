@@ -1,7 +1,8 @@
-"""What the container engine is asked for, worked out from a job. Pure.
+"""The runner's spec of a container attempt, made from its job.
 
-The result holds the engine's own JSON (`config`), so that a test can read what a job gets, and
-beside it what the runner sees to first: folders to mount, an image to be fetched or built.
+Pure but for reading published images. The spec contains the engine's own JSON (`config`), so that a
+test can check a job's rights, and the preparations of the runner: folders to mount, an image to
+fetch or build.
 """
 
 import os
@@ -10,33 +11,37 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct
 from msgspec.structs import replace
 
-from batchml.local.batch.state import Attempt, Job
+from batchml.local.batch.state import Job, JobAttempt
+from batchml.local.executors.choice import Permits
+from batchml.local.executors.record import CONTAINER
 from batchml.local.executors.spec import (
-    Host,
-    NoEnvironment,
+    ExecutorHost,
+    RunnerSpecError,
+    SpecMaker,
+    controller_spec,
     has_init,
     job_environment,
     needs_runtime,
     preamble,
+    runner_spec,
 )
 from batchml.local.home import Home
 from batchml.local.images import find
-from batchml.runtime.checkpoint.resume import VARIABLE, Told, folder_of
+from batchml.runtime.checkpoint.resume import VARIABLE, ResumeSource, checkpoint_folder
 from batchml.runtime.protocol.variables import RuntimeEnv
 
 MIB = 1024**2
-LEAST_MEMORY = 6 * MIB  # the engine's; AWS Batch takes jobs from 4 MiB on
+LEAST_MEMORY = 6 * MIB  # the engine's minimum; AWS Batch accepts jobs from 4 MiB on
 LEAST_PIDS = 4096
 PIDS_PER_VCPU = 1024
 MOST_CPU_SHARES = 262_144  # the engine's
 
-# Where a container finds what a process is told by a path of the state folder.
+# Paths in a container of files and folders that a process finds in the state folder.
 CODE = "/batchml/code.tar.gz"
 ORDER = "/batchml/order.json"
-BOARD = "/batchml/sweep"
+SWEEP = "/batchml/sweep"
 RESUMED = "/batchml/resumed"
 FOLDERS = {
     "BATCHML_OUTPUT_DIR": "/batchml/output",
@@ -46,44 +51,52 @@ FOLDERS = {
     "BATCHML_WORKSPACE": "/workspace",
 }
 
-# What trials write on the board of their sweep. The rest, its ledger among it, they only read.
-BOARD_WRITTEN = ("checkpoints", "claims", "inbox", "rungs")
-BOARD_READ = ("stop", "waves")  # folders, which are opened to the container's user like the others
+# Folders of a sweep that its trials write. They only read the rest, such as its ledger.
+SWEEP_WRITTEN = ("checkpoints", "claims", "inbox", "rungs")
+SWEEP_READ = ("stop", "waves")  # read-only folders, which any user of the container may open
 
-# The engine's own set, less those for raw sockets, device files and the audit log
+# The engine's default set, without those for raw sockets, device files and the audit log
 # (docs/decisions/011).
 CAPABILITIES = (
     "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "NET_BIND_SERVICE", "SETFCAP", "SETGID",
     "SETPCAP", "SETUID", "SYS_CHROOT",
 )  # fmt: skip
 
-# Devices that give no hold on the machine itself.
+# Devices that give no control over the machine itself.
 _HARMLESS_DEVICES = re.compile(
     r"/dev/(null|zero|full|random|urandom|tty|fuse|shm|infiniband/\w+|nvidia[\w-]*|dri/\w+|kfd)"
 )
 
-# What the `batchml/NAME` images are called by; nobody fetches those from a registry.
+# The names of `batchml/NAME` images, which no registry has.
 _OURS = re.compile(r"batchml/[^/]+:[0-9a-f]{12}")
 
 
-class Permits(Struct, frozen=True):
-    """What the server was started with, and no job can give itself."""
+def spec_maker(host: ExecutorHost, permits: Permits) -> SpecMaker:
+    """The function that makes the runner's spec of an attempt, by its kind."""
 
-    paths: tuple[str, ...] = ()  # host folders that jobs may mount, beside the shared ones
-    privileged: bool = False
+    def make(kind: str, job: Job, attempt: JobAttempt) -> dict[str, Any]:
+        if attempt.is_controller:
+            return controller_spec(host, job, attempt)
+        if kind == CONTAINER:
+            return container_spec(host, permits, job, attempt)
+        return runner_spec(host, job, attempt)
+
+    return make
 
 
 def container_name(identity: str, task_id: str) -> str:
-    """The name of an attempt's container, with the identity of the state folder that it is of."""
+    """The name of an attempt's container, with the identity of its state folder."""
     return f"batchml-{identity[:8]}-{task_id}"
 
 
-def container_spec(host: Host, permits: Permits, job: Job, attempt: Attempt) -> dict[str, Any]:
-    """What a container's runner is told. Raises NoEnvironment."""
+def container_spec(
+    host: ExecutorHost, permits: Permits, job: Job, attempt: JobAttempt
+) -> dict[str, Any]:
+    """The spec for a container's runner. Raises RunnerSpecError."""
     container = job.container
-    env, places = _environment(host, job, attempt)
-    sources = [*_volumes(host, permits, container), *_own_folders(host, places, container)]
-    code = [*_code(host, env), *_board(host, env), *_resumed(host, env)]
+    env, host_paths = _environment(host, job, attempt)
+    sources = [*_volumes(host, permits, container), *_own_folders(host, host_paths, container)]
+    code = [*_code(host, env), *_sweep_folders(host, env), *_resumed(host, env)]
     labels = {"batchml.home": host.identity, "batchml.task": attempt.task_id}
     config = {
         "Image": container["image"],
@@ -95,8 +108,9 @@ def container_spec(host: Host, permits: Permits, job: Job, attempt: Attempt) -> 
             **_rights(container, permits),
             **_linux(container.get("linuxParameters") or {}, permits),
             "DeviceRequests": _gpus(attempt),
-            "Mounts": _throw_away_volumes(container),
-            # The engine keeps raw bytes so: a lost runner's output is read again from there.
+            "Mounts": _temporary_volumes(container),
+            # This driver keeps raw bytes: a new runner reads the output of a lost one again from
+            # there.
             "LogConfig": {
                 "Type": "local",
                 "Config": {"max-size": "1000000g", "max-file": "1", "compress": "false"},
@@ -124,55 +138,58 @@ def container_spec(host: Host, permits: Permits, job: Job, attempt: Attempt) -> 
     }
 
 
-def _network(host: Host, job: Job, attempt: Attempt) -> dict[str, Any] | None:
-    """The nodes of a job share a network of their own, a new one for each attempt."""
+def _network(host: ExecutorHost, job: Job, attempt: JobAttempt) -> dict[str, Any] | None:
+    """The network that the nodes of a job share. Each attempt gets a new one."""
     if job.node is None:
         return None
     name = f"batchml-{host.identity[:8]}-{job.parent}-{attempt.number}"
     return {"name": name, "aliases": [f"node-{job.node}"]}
 
 
-# --- variables and folders ----------------------------------------------------------------------
+# --- Variables and folders ------------------------------------------------------------------------
 
 
-def _environment(host: Host, job: Job, attempt: Attempt) -> tuple[dict[str, str], dict[str, str]]:
-    """As for a process, with paths as the container sees them, and nothing of this machine's own.
+def _environment(
+    host: ExecutorHost, job: Job, attempt: JobAttempt
+) -> tuple[dict[str, str], dict[str, str]]:
+    """The variables as for a process, but with paths inside the container, and none of this
+    machine.
 
-    The second value is where those paths lie on this machine, by variable.
+    The second value has the paths on this machine, by variable.
     """
     env = job_environment(replace(host, environ={}), job, attempt)
     given = {entry["name"] for entry in job.container["environment"]}
-    places = {name: env[name] for name in FOLDERS if name in env and name not in given}
-    env |= {name: FOLDERS[name] for name in places}
+    host_paths = {name: env[name] for name in FOLDERS if name in env and name not in given}
+    env |= {name: FOLDERS[name] for name in host_paths}
     for name in ("BATCHML_METRICS", "BATCHML_STOP_FILE"):
         if name not in given:
-            del env[name]  # the runtime makes them inside, for an attempt
-    env.pop("BATCHML_TASK", None)  # a container is found by its label
-    env.pop("CUDA_VISIBLE_DEVICES", None)  # the engine leaves no others to see
+            del env[name]  # the runtime makes them in the container
+    env.pop("BATCHML_TASK", None)  # a container is identified by its label
+    env.pop("CUDA_VISIBLE_DEVICES", None)  # the engine shows no other GPUs
     env["NVIDIA_VISIBLE_DEVICES"] = ",".join(attempt.gpus) or "void"
-    return env, places
+    return env, host_paths
 
 
 def _own_folders(
-    host: Host, places: Mapping[str, str], container: dict[str, Any]
+    host: ExecutorHost, host_paths: Mapping[str, str], container: dict[str, Any]
 ) -> list[dict[str, Any]]:
-    """The run's folders and the shared ones, except where the job mounts something of its own."""
+    """The run's folders and the shared ones, except where the job mounts something else."""
     taken = {point["containerPath"].rstrip("/") for point in container.get("mountPoints") or ()}
     return [
         _source(path, FOLDERS[name], _shared(host.home, True), make=True, ours=True, fixed=True)
-        for name, path in places.items()
+        for name, path in host_paths.items()
         if FOLDERS[name] not in taken
     ]
 
 
 def _shared(home: Home, read_only: bool) -> list[str]:
-    """Folders that a job may mount. In that of the runs no container may rename anything."""
+    """Folders that a job may mount. In the folder of runs no container may rename anything."""
     found = [str(home.root / "workspace"), str(home.root / "data")]
     return [*found, str(home.runs)] if read_only else found
 
 
-def _code(host: Host, env: dict[str, str]) -> list[dict[str, Any]]:
-    """What travels with the run, where it is one of ours; its variable names it inside."""
+def _code(host: ExecutorHost, env: dict[str, str]) -> list[dict[str, Any]]:
+    """The code package of a run of batchml. Its variables are changed to paths in the container."""
     found = []
     for name, inside in (("BATCHML_CODE", CODE), ("BATCHML_ORDER", ORDER)):
         path = env.get(name, "")
@@ -184,43 +201,47 @@ def _code(host: Host, env: dict[str, str]) -> list[dict[str, Any]]:
     return found
 
 
-def _board(host: Host, env: dict[str, str]) -> list[dict[str, Any]]:
-    """The board of the sweep that a trial belongs to; its variable names it inside."""
+def _sweep_folders(host: ExecutorHost, env: dict[str, str]) -> list[dict[str, Any]]:
+    """The folders of a trial's sweep. Its variable is changed to the path in the container."""
     path = os.path.normpath(env.get("BATCHML_SWEEP", ""))
     if Path(path).parent != host.home.sweeps:
         return []
-    env["BATCHML_SWEEP"] = BOARD
+    env["BATCHML_SWEEP"] = SWEEP
     sweeps = str(host.home.sweeps)
 
     def source(name: str, read_only: bool) -> dict[str, Any]:
         return _source(
-            f"{path}{name}", f"{BOARD}{name}", [sweeps], read_only=read_only, make=True,
+            f"{path}{name}", f"{SWEEP}{name}", [sweeps], read_only=read_only, make=True,
             ours=True, fixed=True,
         )  # fmt: skip
 
-    read = [source(f"/{name}", True) for name in BOARD_READ]
-    return [source("", True), *read, *(source(f"/{name}", False) for name in BOARD_WRITTEN)]
+    read = [source(f"/{name}", True) for name in SWEEP_READ]
+    return [source("", True), *read, *(source(f"/{name}", False) for name in SWEEP_WRITTEN)]
 
 
-def _resumed(host: Host, env: dict[str, str]) -> list[dict[str, Any]]:
-    """The checkpoints that the run goes on from, to be read alone; their variable names them."""
+def _resumed(host: ExecutorHost, env: dict[str, str]) -> list[dict[str, Any]]:
+    """The checkpoints that the run resumes from, read-only. Their variable is changed to the path
+    in the container.
+    """
     if VARIABLE not in env:
         return []
     try:
-        told = Told.read(env[VARIABLE])
-        child = told.child(RuntimeEnv.read(env).array_index)
+        resumed = ResumeSource.read(env[VARIABLE])
+        child = resumed.child(RuntimeEnv.read(env).array_index)
     except (TypeError, ValueError):
-        return []  # the runtime says it
-    path = folder_of(os.path.normpath(told.folder), child)
+        return []  # the runtime reports the mistake
+    path = checkpoint_folder(os.path.normpath(resumed.folder), child)
     if Path(path).parent.parent != host.home.runs or not os.path.isdir(path):
         return []
-    env[VARIABLE] = told._replace(folder=RESUMED).to_json()
-    inside, runs = folder_of(RESUMED, child), str(host.home.runs)
+    env[VARIABLE] = resumed._replace(folder=RESUMED).to_json()
+    inside, runs = checkpoint_folder(RESUMED, child), str(host.home.runs)
     return [_source(path, inside, [runs], read_only=True, ours=True, fixed=True)]
 
 
-def _volumes(host: Host, permits: Permits, container: dict[str, Any]) -> list[dict[str, Any]]:
-    """Volumes that are folders of this machine, where the job mounts them."""
+def _volumes(
+    host: ExecutorHost, permits: Permits, container: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """The job's volumes that are folders of this machine."""
     found = []
     for volume, point in _mounted(container):
         efs = volume.get("efsVolumeConfiguration")
@@ -234,8 +255,10 @@ def _volumes(host: Host, permits: Permits, container: dict[str, Any]) -> list[di
     return found
 
 
-def _throw_away_volumes(container: dict[str, Any]) -> list[dict[str, Any]]:
-    """Volumes without a folder of the machine: the engine's own, which go with the attempt."""
+def _temporary_volumes(container: dict[str, Any]) -> list[dict[str, Any]]:
+    """The job's volumes without a folder of this machine: volumes of the engine, deleted with the
+    attempt.
+    """
     return [
         {
             "Type": "volume",
@@ -254,7 +277,7 @@ def _mounted(container: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, 
     for point in container.get("mountPoints") or ():
         name = point.get("sourceVolume")
         if name not in volumes:
-            raise NoEnvironment(
+            raise RunnerSpecError(
                 f"CannotCreateContainerError: mountPoints name the volume {name!r}, "
                 f"and volumes has none of that name"
             )
@@ -263,7 +286,7 @@ def _mounted(container: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, 
 
 
 def _efs(home: Home, efs: dict[str, Any], target: str, read_only: bool) -> dict[str, Any]:
-    """A file system of EFS is a folder here, whose name no container can change."""
+    """A file system of EFS as a folder here, whose name no container can change."""
     name = re.sub(r"[^A-Za-z0-9-]", "-", efs["fileSystemId"]) or "-"
     below = os.path.normpath("/" + (efs.get("rootDirectory") or "/")).lstrip("/")
     root = f"{home.volumes}/{name}"
@@ -283,10 +306,10 @@ def _source(
     fixed: bool = False,
     before: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """A path of this machine to be mounted, below one of `roots`. The runner finds or makes it.
+    """A path of this machine to mount, below one of `roots`. The runner finds or makes it.
 
-    What is `ours` is opened to whatever user the container runs as. `fixed`: no container may
-    write to the roots. `before`: where an older version kept it, the workspace and names in it.
+    `ours`: open it to whatever user the container runs as. `fixed`: no container may write to the
+    roots. `before`: its path in an older version, as the workspace and names below it.
     """
     return {
         "path": path, "target": target, "roots": roots, "read_only": read_only, "make": make,
@@ -294,7 +317,7 @@ def _source(
     }  # fmt: skip
 
 
-# --- limits and rights --------------------------------------------------------------------------
+# --- Limits and rights ----------------------------------------------------------------------------
 
 
 def _limits(job: Job) -> dict[str, Any]:
@@ -311,7 +334,7 @@ def _limits(job: Job) -> dict[str, Any]:
             for limit in job.container.get("ulimits") or ()
         ],
     }
-    # As on AWS, swappiness counts only together with maxSwap.
+    # As on AWS, swappiness applies only together with maxSwap.
     if swap and linux.get("swappiness") is not None:
         found["MemorySwappiness"] = linux["swappiness"]
     return found
@@ -319,8 +342,8 @@ def _limits(job: Job) -> dict[str, Any]:
 
 def _rights(container: dict[str, Any], permits: Permits) -> dict[str, Any]:
     common = {
-        # As on AWS: without it a program that does not handle TERM is killed after the grace, and
-        # one that is not in the image cannot be started at all.
+        # As on AWS: without it a program that does not handle TERM is killed after the grace
+        # period, and a program that is missing in the image cannot be started at all.
         "Init": has_init(container),
         "NetworkMode": "bridge",
         "ReadonlyRootfs": bool(container.get("readonlyRootFilesystem")),
@@ -333,7 +356,7 @@ def _rights(container: dict[str, Any], permits: Permits) -> dict[str, Any]:
             "SecurityOpt": ["no-new-privileges"],
         }
     if not permits.privileged:
-        raise NoEnvironment(
+        raise RunnerSpecError(
             "CannotCreateContainerError: `privileged` gives a job the whole machine. "
             "Start the server with --allow-privileged to let jobs have it"
         )
@@ -359,20 +382,20 @@ def _linux(linux: dict[str, Any], permits: Permits) -> dict[str, Any]:
 def _device(entry: dict[str, Any], permits: Permits) -> dict[str, str]:
     path = os.path.normpath(entry["hostPath"])
     if not (permits.privileged or _HARMLESS_DEVICES.fullmatch(path)):
-        raise NoEnvironment(
-            f"CannotCreateContainerError: the device {path} gives a job the machine. "
+        raise RunnerSpecError(
+            f"CannotCreateContainerError: the device {path} gives a job control of the machine. "
             f"Start the server with --allow-privileged to let jobs have it"
         )
     letters = {"READ": "r", "WRITE": "w", "MKNOD": "m"}
-    asked = entry.get("permissions") or ["READ", "WRITE", "MKNOD"]
+    permissions = entry.get("permissions") or ["READ", "WRITE", "MKNOD"]
     return {
         "PathOnHost": path,
         "PathInContainer": entry.get("containerPath") or path,
-        "CgroupPermissions": "".join(letters[name] for name in asked),
+        "CgroupPermissions": "".join(letters[name] for name in permissions),
     }
 
 
-def _gpus(attempt: Attempt) -> list[dict[str, Any]]:
+def _gpus(attempt: JobAttempt) -> list[dict[str, Any]]:
     if not attempt.gpus:
         return []
     ids = list(attempt.gpus)

@@ -1,11 +1,11 @@
-"""What a container is given of this machine: reached by descriptors, made, opened to its user.
+"""Folders of this machine that a container mounts: found by descriptors, made, opened to its user.
 
-A program in a container can rename what lies in a folder that it may write to, and put links
-there, at any moment. So a path below such a folder is only a proposal: it is walked from the
-folder down, name by name, and no link is followed. What is found is held by a descriptor, and
-made, opened and mounted through it. The container engine takes names alone: it is given the name
-of a folder that no container can rename, which is the allowed folder itself, or a bind mount of
-the descriptor in `PINS`, for as long as the container starts (docs/decisions/011).
+A program in a container can rename entries of a folder that it may write, and create links there,
+at any moment. So a path below such a folder is only a proposal: it is walked from the folder down,
+name by name, without following links. The result is held by a descriptor, and made, opened and
+mounted through it. The engine accepts only names. It gets the name of a folder that no container
+can rename: the allowed folder itself, or a bind mount of the descriptor in `PINS` during the start
+of the container (docs/decisions/011).
 """
 
 import contextlib
@@ -24,42 +24,46 @@ _MS_BIND, _MS_REC, _MS_PRIVATE = 0x1000, 0x4000, 0x40000  # mount(2)
 _MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8  # umount2(2)
 
 
-class NotStarted(Exception):
-    """The program never ran; the text says why, in AWS's words."""
+class AttemptNotStarted(Exception):
+    """The program never ran; the text is the reason, in AWS's words."""
 
 
-class Proposal(NamedTuple):
-    """Where a path seems to lead: names below a folder whose own name no container can change."""
+class ProposedPath(NamedTuple):
+    """The apparent target of a path: names below a folder whose own name no container can
+    change.
+    """
 
     root: str
     names: tuple[str, ...]
 
 
-def propose(path: str, roots: Iterable[str], fixed: bool = False) -> Proposal:
-    """The uppermost of the roots that contain a path: containers may write to each of them.
+def propose(path: str, roots: Iterable[str], fixed: bool = False) -> ProposedPath:
+    """Split a path at the uppermost of the roots that contain it: containers may write to each
+    root.
 
-    `fixed`: to none of them, the names in them are the server's own. Raises NotStarted.
+    `fixed`: containers may write to none of them, and the names below are the server's own. Raises
+    AttemptNotStarted.
     """
     real = os.path.realpath(path)
     found = [root for root in map(os.path.realpath, roots) if is_below(real, root)]
     if not found:
-        raise NotStarted(
+        raise AttemptNotStarted(
             f"CannotCreateContainerError: {path} may not be mounted. Start the server with "
             f"--allow-path {path} to let jobs have it"
         )
     root = real if fixed else min(found, key=len)
-    return Proposal(root, tuple(filter(None, real[len(root) :].split("/"))))
+    return ProposedPath(root, tuple(filter(None, real[len(root) :].split("/"))))
 
 
 def is_below(path: str, root: str) -> bool:
-    """Whether a path is `root`, or lies in it, by its words."""
+    """Whether a path is `root` or lies in it, by its text."""
     return path == root or path.startswith(root.rstrip("/") + "/")
 
 
 def walk(root: int, names: Iterable[str], make: bool = False) -> int:
-    """A descriptor of what the names lead to, below an open folder. Links are not followed.
+    """A descriptor of the target of names below an open folder. Links are not followed.
 
-    `make`: folders that are missing are made. Raises OSError.
+    `make`: make missing folders. Raises OSError.
     """
     at = os.dup(root)
     try:
@@ -89,7 +93,9 @@ def _step(at: int, name: str, make: bool) -> int:
 
 
 def open_up(found: int) -> None:
-    """Let any user of a container in. On this machine the state folder above lets nobody pass."""
+    """Give any user of a container access. On this machine the state folder above it stays
+    private.
+    """
     now = os.fstat(found).st_mode
     mode = 0o777 if stat.S_ISDIR(now) else 0o644
     if stat.S_IMODE(now) != mode:
@@ -97,46 +103,46 @@ def open_up(found: int) -> None:
 
 
 def _path_of(descriptor: int) -> str:
-    """A path that leads to an open file itself, whatever its name is by now."""
+    """A path to an open file itself, whatever its name is by now."""
     return f"/proc/self/fd/{descriptor}"
 
 
 def let_read(folder: str) -> None:
-    """Let any user read all that lies in a folder which no container may write to."""
-    for place, _, names in os.walk(folder):
-        os.chmod(place, 0o755)
+    """Let any user read all files of a folder that no container may write to."""
+    for path, _, names in os.walk(folder):
+        os.chmod(path, 0o755)
         for name in names:
-            os.chmod(os.path.join(place, name), 0o644)
+            os.chmod(os.path.join(path, name), 0o644)
 
 
-# --- for the time of a start ----------------------------------------------------------------------
+# --- During a start -------------------------------------------------------------------------------
 
 
-class Given(NamedTuple):
-    """A source that was found. The engine mounts what is at `name`."""
+class MountSource(NamedTuple):
+    """A source that was found. The engine mounts it by `name`."""
 
     name: str
     file: tuple[int, int]  # its device and inode
     path: str
 
 
-class Mounts:
-    """The sources of one container, from before it is created until it has started."""
+class ContainerMounts:
+    """The mount sources of one container, from before it is created until it has started."""
 
     def __init__(self, sources: Iterable[Mapping[str, Any]], label: str, task_id: str) -> None:
         self._sources = list(sources)
         self._pins = pins_of(label, task_id)
-        self._given: list[Given] = []
+        self._given: list[MountSource] = []
 
     def open(self) -> list[dict[str, Any]]:
-        """What the engine is to mount, in its JSON. Raises NotStarted.
+        """The mounts in the engine's JSON. Raises AttemptNotStarted.
 
-        The names are the same each time: a runner that takes over opens them again.
+        The names are always the same: a runner that takes over opens them again.
         """
         if not self._given:
             unpin(self._pins)
             for number, source in enumerate(self._sources):
-                self._given.append(_found(source, f"{self._pins}/{number}"))
+                self._given.append(_find_source(source, f"{self._pins}/{number}"))
         return [
             {"Type": "bind", "Source": given.name, "Target": source["target"],
              "ReadOnly": source["read_only"]}
@@ -148,26 +154,26 @@ class Mounts:
         unpin(self._pins)
 
     def check(self, pid: int, container: str) -> None:
-        """Raise NotStarted where a container that has started was given something else."""
+        """Raise AttemptNotStarted if a started container has other files mounted."""
         seen = mounted(pid, container)
         for given in self._given:
             if seen and given.file not in seen:
-                raise NotStarted(
+                raise AttemptNotStarted(
                     f"CannotStartContainerError: the Docker engine did not mount {given.path}. "
                     f"The engine must run on this machine, in the server's mount namespace"
                 )
 
 
-def _found(source: Mapping[str, Any], pin: str) -> Given:
+def _find_source(source: Mapping[str, Any], pin: str) -> MountSource:
     try:
-        return _give(source, pin)
+        return _open_source(source, pin)
     except OSError as error:
-        raise NotStarted(
+        raise AttemptNotStarted(
             f"CannotCreateContainerError: {source['path']}: {error.strerror}"
         ) from error
 
 
-def _give(source: Mapping[str, Any], pin: str) -> Given:
+def _open_source(source: Mapping[str, Any], pin: str) -> MountSource:
     if source["before"]:
         _move(source["before"], source["roots"][0])
     proposal = propose(source["path"], source["roots"], source["fixed"])
@@ -183,14 +189,14 @@ def _give(source: Mapping[str, Any], pin: str) -> Given:
         if source["ours"]:
             open_up(found)
         about = os.fstat(found)
-        name = _pinned(found, pin, proposal) if proposal.names else proposal.root
+        name = _pin(found, pin, proposal) if proposal.names else proposal.root
     finally:
         os.close(found)
-    return Given(name, (about.st_dev, about.st_ino), source["path"])
+    return MountSource(name, (about.st_dev, about.st_ino), source["path"])
 
 
 def _move(before: Sequence[str], root: str) -> None:
-    """Bring a volume that an older version kept in the workspace to where no container renames it.
+    """Move a volume of an older version out of the workspace, to where no container can rename it.
 
     Raises OSError.
     """
@@ -215,27 +221,27 @@ def _move(before: Sequence[str], root: str) -> None:
 
 
 def mounted(pid: int, container: str) -> set[tuple[int, int]]:
-    """What is mounted in a container: device and inode of each. Empty where nobody can look, as
-    with an engine elsewhere, or once its program has ended.
+    """The mounts of a container: device and inode of each. Empty where they cannot be read, as with
+    an engine on another machine, or once its program has ended.
     """
     found = set()
     if not _is_of(pid, container):
         return set()
     try:
         with open(f"/proc/{pid}/mountinfo", "rb") as file:
-            points = [_unescaped(line.split()[4]) for line in file]
+            points = [_unescape(line.split()[4]) for line in file]
     except OSError:
         return set()
     for point in points:
         with contextlib.suppress(OSError):
             about = os.stat(f"/proc/{pid}/root{point}")
             found.add((about.st_dev, about.st_ino))
-    # A program that ended meanwhile has shown a part of its mounts.
+    # If the program has ended meanwhile, only a part of its mounts was read.
     return found if _is_of(pid, container) else set()
 
 
 def _is_of(pid: int, container: str) -> bool:
-    """Whether a process lives and is of a container."""
+    """Whether a process lives and belongs to a container."""
     try:
         os.stat(f"/proc/{pid}/root/")
         with open(f"/proc/{pid}/cgroup", encoding="utf-8", errors="replace") as file:
@@ -244,16 +250,16 @@ def _is_of(pid: int, container: str) -> bool:
         return False
 
 
-def _unescaped(word: bytes) -> str:
-    """A path of /proc/PID/mountinfo."""
+def _unescape(word: bytes) -> str:
+    """Decode a path of /proc/PID/mountinfo."""
     return os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda found: bytes([int(found[1], 8)]), word))
 
 
-# --- bind mounts ----------------------------------------------------------------------------------
+# --- Bind mounts ----------------------------------------------------------------------------------
 
 
 def pins_of(label: str, task_id: str = "") -> str:
-    """Where the bind mounts of a state folder, or of one of its attempts, are."""
+    """The folder of the bind mounts of a state folder, or of one of its attempts."""
     return f"{PINS}/{label}/{task_id}".rstrip("/")
 
 
@@ -265,8 +271,8 @@ def pinned_tasks(label: str) -> list[str]:
         return []
 
 
-def _pinned(found: int, pin: str, proposal: Proposal) -> str:
-    """The name of a bind mount of a descriptor. Raises NotStarted, OSError."""
+def _pin(found: int, pin: str, proposal: ProposedPath) -> str:
+    """Make a bind mount of a descriptor; its name. Raises AttemptNotStarted, OSError."""
     try:
         os.makedirs(os.path.dirname(pin), 0o700, exist_ok=True)
         if stat.S_ISDIR(os.fstat(found).st_mode):
@@ -274,14 +280,14 @@ def _pinned(found: int, pin: str, proposal: Proposal) -> str:
         else:
             os.close(os.open(pin, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC))
         _mount(_path_of(found), pin, _MS_BIND | _MS_REC)
-        # Or the end of this mount would be that of the mounts in the folder itself, too.
+        # Else unmounting this would also unmount the mounts inside the folder itself.
         _mount(None, pin, _MS_PRIVATE | _MS_REC)
     except PermissionError:
-        raise NotStarted(_only_root(proposal)) from None
+        raise AttemptNotStarted(_only_root(proposal)) from None
     return pin
 
 
-def _only_root(proposal: Proposal) -> str:
+def _only_root(proposal: ProposedPath) -> str:
     path = "/".join((proposal.root.rstrip("/"), *proposal.names))
     return (
         f"CannotCreateContainerError: containers may rename {path}, so only a server of root can "
@@ -290,7 +296,7 @@ def _only_root(proposal: Proposal) -> str:
 
 
 def unpin(folder: str) -> None:
-    """End the bind mounts of an attempt. What they show is never deleted."""
+    """Unmount the bind mounts of an attempt. Their content is never deleted."""
     try:
         names = os.listdir(folder)
     except OSError:
@@ -299,7 +305,7 @@ def unpin(folder: str) -> None:
         pin = f"{folder}/{name}"
         while _libc().umount2(os.fsencode(pin), _MNT_DETACH | _UMOUNT_NOFOLLOW) == 0:
             pass
-        with contextlib.suppress(OSError):  # one that is still mounted
+        with contextlib.suppress(OSError):  # still mounted
             os.rmdir(pin) if os.path.isdir(pin) else os.unlink(pin)
     with contextlib.suppress(OSError):
         os.rmdir(folder)

@@ -1,4 +1,4 @@
-"""The server's side of the runners: started when one is needed, used again, ended when idle."""
+"""Runners as the server sees them: started when needed, used again, ended when idle, or adopted."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ import msgspec
 
 from batchml.local.executors import cgroup
 from batchml.local.executors.cgroup import Groups
-from batchml.local.executors.runner.main import INLINE
+from batchml.local.executors.record import RunnerRecord
+from batchml.local.executors.runner.link import INLINE
+from batchml.local.home import Home, read_record
 from batchml.runtime.processes import start_time
 
 log = logging.getLogger("batchml.local")
 
-IDLE_LIMIT = 20.0  # seconds until a runner that is not needed ends
-_LOOK_EVERY = 5.0  # seconds between two looks at who is idle
+IDLE_LIMIT = 20.0  # seconds until an unused runner ends
+_LOOK_EVERY = 5.0  # seconds between two searches for idle runners
 _BUFFER = 65_536
-_SPARE = 2  # idle runners beyond one for each CPU
+_SPARE = 2  # idle runners in addition to one for each CPU
 _SOCKET = 3  # its descriptor in the runner
 _SIGNALS = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 _REMOVE_AGAIN = 0.05  # seconds
@@ -40,7 +42,9 @@ _START = (
 
 
 class Installation(NamedTuple):
-    """What runners are made of: a Python, and the folder that holds the package `batchml`."""
+    """The installation that runs the runners: a Python, and the folder with the package
+    `batchml`.
+    """
 
     python: str = sys.executable
     root: str = str(Path(__file__).parents[3])
@@ -49,14 +53,14 @@ class Installation(NamedTuple):
 OURS = Installation()
 
 
-# What a runner sees of the server's environment: nothing of it reaches a job.
+# Variables of the server that a runner receives. None of them reaches a job.
 _PASSED_ON = ("HOME", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "PATH", "TMPDIR", "TZ")
 _FOR_DOCKER = ("DOCKER_", "XDG_", "SSH_AUTH_SOCK", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 
 _decode = msgspec.json.Decoder().decode
 
 
-class Runner:
+class RunnerHandle:
     """A runner that this server started."""
 
     def __init__(self, kind: str, pid: int, server: socket.socket) -> None:
@@ -65,14 +69,14 @@ class Runner:
         self.started = start_time(pid)
         self.pidfd = os.pidfd_open(pid)
         self.socket: socket.socket | None = server
-        self.task_id = ""  # whose attempt it has been given
-        self.has_unread = False  # it died with messages in its socket
+        self.task_id = ""  # of its attempt
+        self.has_unread = False  # it died with unread messages in its socket
         self._last_sent: dict[str, Any] = {}
-        self.version = ""  # of its code, once it has imported that and is ready to serve
+        self.version = ""  # of its code, once it is ready to serve
         self.idle_since = 0.0
 
     def send(self, message: dict[str, Any], record: int | None = None) -> bool:
-        """Send a message, with the record that it holds locked. False when it takes none."""
+        """Send a message, with the locked record. False when the runner does not receive it."""
         if self.socket is None:
             return False
         data = msgspec.json.encode(message)
@@ -92,17 +96,17 @@ class Runner:
         return True
 
     def has_missed(self, message: dict[str, Any]) -> bool:
-        """Whether it died before it read a message, for certain: it was the last one sent, and not
-        all of them were read.
+        """Whether it certainly died before it read a message: the message was the last one, and not
+        all messages were read.
         """
         return self.has_unread and self._last_sent == message
 
     def receive(self) -> dict[str, Any] | None:
-        """Something that it has said; nothing once it has let go of the socket."""
+        """The next message; None once the runner has closed the socket."""
         assert self.socket is not None
         try:
             data = self._read()
-        except ConnectionResetError:  # told once, before what is left to be read: unix(7)
+        except ConnectionResetError:  # reported once, before the remaining messages: unix(7)
             self.has_unread = True
             data = self._read()
         except ConnectionError:
@@ -115,15 +119,17 @@ class Runner:
 
 
 def _anonymous_file(content: bytes) -> int:
-    """It is nowhere on disk: a spec may hold secrets."""
+    """A file that is not on any disk, because a spec may contain secrets."""
     file = os.memfd_create("spec", os.MFD_CLOEXEC)
     while content:
         content = content[os.write(file, content) :]
     return file
 
 
-class Pool:
-    """Runners by kind. `said` gets what a runner says, `gone` a runner that has died."""
+class RunnerPool:
+    """Runners by kind. `on_message` gets each message of a runner, `on_exit` each runner that has
+    died.
+    """
 
     def __init__(
         self,
@@ -131,8 +137,8 @@ class Pool:
         groups: Groups,
         errors: Path,
         environ: Mapping[str, str],
-        said: Callable[[Runner, dict[str, Any]], None],
-        gone: Callable[[Runner], None],
+        on_message: Callable[[RunnerHandle, dict[str, Any]], None],
+        on_exit: Callable[[RunnerHandle], None],
         installation: Installation = OURS,
     ) -> None:
         self.groups = groups
@@ -140,14 +146,14 @@ class Pool:
         self._loop = loop
         self._errors = errors
         self._environ = environ
-        self._said = said
-        self._gone = gone
-        self._all: dict[int, Runner] = {}  # by pid
-        self._idle: dict[str, list[Runner]] = {}  # by kind; the last one is used next
+        self._on_message = on_message
+        self._notify_exit = on_exit
+        self._all: dict[int, RunnerHandle] = {}  # by pid
+        self._idle: dict[str, list[RunnerHandle]] = {}  # by kind; the last runner is used next
         self._most_idle = (os.cpu_count() or 1) + _SPARE
         self._timer: asyncio.TimerHandle | None = None
 
-    def take(self, kind: str) -> Runner:
+    def take(self, kind: str) -> RunnerHandle:
         """An idle runner, or a new one. Raises OSError."""
         idle = self._idle.get(kind)
         while idle:
@@ -156,16 +162,16 @@ class Pool:
                 return runner
         return self._start(kind)
 
-    def warm(self, kind: str) -> None:
-        """See to it that one runner is there, so that a first job need not wait for it."""
+    def prestart(self, kind: str) -> None:
+        """Start a runner unless there is one, so that a first job need not wait for it."""
         if not any(runner.kind == kind for runner in self._all.values()):
             try:
-                self.free(self._start(kind))
+                self.give_back(self._start(kind))
             except OSError as error:
                 log.warning("no runner can be started now: %s", error)
 
-    def free(self, runner: Runner) -> None:
-        """It can take another attempt."""
+    def give_back(self, runner: RunnerHandle) -> None:
+        """Make a runner available for another attempt."""
         runner.task_id = ""
         runner.idle_since = self._loop.time()
         idle = self._idle.setdefault(runner.kind, [])
@@ -176,7 +182,7 @@ class Pool:
             self._timer = self._loop.call_later(_LOOK_EVERY, self._end_idle)
 
     def close(self) -> None:
-        """Let go of all runners: idle ones end, busy ones after their attempt."""
+        """Disconnect from all runners: idle ones end, busy ones after their attempt."""
         if self._timer is not None:
             self._timer.cancel()
         for runner in list(self._all.values()):
@@ -187,7 +193,7 @@ class Pool:
         self._idle.clear()
 
     def _end_idle(self) -> None:
-        """All but the one of each kind that was used last."""
+        """End all idle runners but the last used one of each kind."""
         self._timer = None
         before = self._loop.time() - IDLE_LIMIT
         for idle in self._idle.values():
@@ -196,14 +202,14 @@ class Pool:
         if any(len(idle) > 1 for idle in self._idle.values()):
             self._timer = self._loop.call_later(_LOOK_EVERY, self._end_idle)
 
-    def _dismiss(self, runner: Runner) -> None:
-        """Close its socket, whereupon it ends once it has nothing to do."""
+    def _dismiss(self, runner: RunnerHandle) -> None:
+        """Close the socket of a runner, which then ends once it is idle."""
         if runner.socket is not None:
             self._loop.remove_reader(runner.socket)
             runner.socket.close()
             runner.socket = None
 
-    def _start(self, kind: str) -> Runner:
+    def _start(self, kind: str) -> RunnerHandle:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             pid = self._spawn(kind, theirs.fileno())
@@ -213,7 +219,7 @@ class Pool:
         finally:
             theirs.close()
         try:
-            runner = Runner(kind, pid, ours)
+            runner = RunnerHandle(kind, pid, ours)
         except OSError:
             ours.close()
             os.kill(pid, signal.SIGKILL)
@@ -225,7 +231,7 @@ class Pool:
         return runner
 
     def _spawn(self, kind: str, theirs: int) -> int:
-        """Its pid. Raises OSError that names the file."""
+        """Start a runner; its pid. Raises OSError that names the file."""
         errors = os.open(self._errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             return self._spawn_with(kind, theirs, errors)
@@ -242,13 +248,12 @@ class Pool:
             for name, value in self._environ.items()
             if name in _PASSED_ON or (kind == "container" and name.upper().startswith(_FOR_DOCKER))
         }
-        # Stops are blocked until the runner is ready for them, so an early one is not lost on it.
+        # Stop signals are blocked until the runner handles them, so an early stop is not lost.
         return os.posix_spawn(
             python, words, env, setsid=True, setsigmask=(signal.SIGTERM,),
             setsigdef=_SIGNALS,
             file_actions=[
-                # In this order: the socket or the file may have a number that is wanted for
-                # another, above 2.
+                # In this order: the socket or the file may have a number below 3.
                 (os.POSIX_SPAWN_DUP2, errors, 1),
                 (os.POSIX_SPAWN_DUP2, errors, 2),
                 (os.POSIX_SPAWN_DUP2, theirs, _SOCKET),
@@ -256,23 +261,23 @@ class Pool:
             ],
         )  # fmt: skip
 
-    def _listen(self, runner: Runner) -> None:
-        """Hear one message. Its reader calls again while there are more."""
+    def _listen(self, runner: RunnerHandle) -> None:
+        """Receive one message. The event loop calls again while there are more."""
         if runner.socket is None:
             return
         try:
             message = runner.receive()
         except BlockingIOError:
-            if runner.pid not in self._all:  # dead, and it has said all
+            if runner.pid not in self._all:  # it is dead, and all messages were read
                 self._dismiss(runner)
             return
-        if message is None:  # it lets go of it as it dies, which is told by its pidfd
+        if message is None:  # it closes the socket as it dies, which its pidfd reports
             self._dismiss(runner)
         else:
-            self._said(runner, message)
+            self._on_message(runner, message)
 
-    def _ended(self, runner: Runner) -> None:
-        """A runner is dead: hear its last words, and bury it."""
+    def _ended(self, runner: RunnerHandle) -> None:
+        """A runner is dead: read its last messages and clean up after it."""
         self._loop.remove_reader(runner.pidfd)
         os.close(runner.pidfd)
         self._all.pop(runner.pid, None)
@@ -285,11 +290,13 @@ class Pool:
         for idle in self._idle.values():
             if runner in idle:
                 idle.remove(runner)
-        self._gone(runner)
+        self._notify_exit(runner)
         self._remove_slot(cgroup.slot_name(runner.pid, runner.started))
 
     def _remove_slot(self, name: str, tries: int = 100) -> None:
-        """It removes its slot itself as it ends, but not when it was killed."""
+        """Remove the slot of a dead runner. It removes the slot itself as it ends, unless it was
+        killed.
+        """
         folders = [os.path.join(folder, name) for folder in self.groups.values()]
         if any(map(os.path.isdir, folders)):
             cgroup.kill(folders)
@@ -297,22 +304,90 @@ class Pool:
                 self._loop.call_later(_REMOVE_AGAIN, self._remove_slot, name, tries - 1)
 
 
-# --- folders made ahead ---------------------------------------------------------------------------
-# Folders for attempts, made before they are needed.
-#
-# A new file waits for the journal of the file system, which each commit of ours keeps busy: making
-# a folder and a file takes 0.4 ms then, and 0.1 ms otherwise. Moving a folder does not wait. So a
-# thread makes them in stock, and an attempt's start only moves one to its place.
+def prepare_groups(home: Home, identity: str) -> Groups:
+    """Find the control groups for slots, and kill processes that lost runners left in theirs."""
+    groups = cgroup.find(identity)
+    before = read_record(home.groups, dict[str, str]) or {}
+    for found in (cgroup.ours(before, identity), groups):
+        killed = cgroup.sweep(found)
+        if killed:
+            log.warning("killed processes %s, whose runners were gone", killed)
+    if groups != before:
+        home.groups.write_bytes(msgspec.json.encode(groups))
+    if not groups:
+        log.warning(
+            "control groups may not be written here: vCPUs and memory of processes are "
+            "counted, not enforced"
+        )
+    return groups
 
 
-_LEAST = 32  # in stock; below that, more are made
+# --- Runners of earlier servers -------------------------------------------------------------------
+
+
+class AdoptedRunners:
+    """Runners of earlier servers, by task id: they receive only signals, and send no messages.
+
+    `on_exit` is called with the task id of each runner that has died, until `close`.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_exit: Callable[[str], None]) -> None:
+        self._loop = loop
+        self._notify_exit = on_exit
+        self._pidfds: dict[str, int] = {}
+
+    def watch(self, task_id: str, record: RunnerRecord) -> None:
+        """Wait for the end of an attempt's runner, which may have ended already."""
+        try:
+            pidfd = os.pidfd_open(record.pid)
+        except ProcessLookupError:
+            self._loop.call_soon(self._notify_exit, task_id)
+            return
+        if record.start_time not in (None, start_time(record.pid)):
+            os.close(pidfd)
+            self._loop.call_soon(self._notify_exit, task_id)
+            return
+        self._pidfds[task_id] = pidfd
+        self._loop.add_reader(pidfd, self._on_exit, task_id)
+
+    def signal(self, task_id: str, number: int) -> None:
+        """Signal the runner of an attempt, if it is an adopted one."""
+        pidfd = self._pidfds.get(task_id)
+        if pidfd is not None:
+            try:
+                signal.pidfd_send_signal(pidfd, number)
+            except ProcessLookupError:
+                pass  # it is ending already
+
+    def close(self) -> None:
+        for pidfd in self._pidfds.values():
+            self._loop.remove_reader(pidfd)
+            os.close(pidfd)
+        self._pidfds.clear()
+
+    def _on_exit(self, task_id: str) -> None:
+        pidfd = self._pidfds.pop(task_id)
+        self._loop.remove_reader(pidfd)
+        os.close(pidfd)
+        self._notify_exit(task_id)
+
+
+# --- Folders made in advance ----------------------------------------------------------------------
+# Creating a file waits for the journal of the file system, which each commit keeps busy: a folder
+# with a file takes 0.4 ms then, and 0.1 ms otherwise. Moving a folder does not wait. So a thread
+# makes folders in advance, and the start of an attempt only moves one.
+
+
+_LEAST = 32  # folders in stock; with fewer, more are made
 _MOST = 96
 _FILES = ("runner.json",)
 
 
-class Folders:
+class FolderStock:
+    """Empty folders for attempts, each with an empty record."""
+
     def __init__(self, stock: str) -> None:
-        """`stock` is a folder of the same file system, which is ours alone."""
+        """`stock` is a folder of the same file system, which only this class uses."""
         self._path = stock
         os.makedirs(stock, 0o700, exist_ok=True)
         self._ready = deque(_left_by_an_earlier_server(stock))
@@ -321,7 +396,7 @@ class Folders:
         self._making: Future[None] | None = None
 
     def put(self, path: str) -> None:
-        """See to it that the folder `path` is there. Raises OSError."""
+        """Make sure that the folder `path` exists. Raises OSError."""
         try:
             ready = self._ready.popleft()
         except IndexError:
@@ -330,13 +405,13 @@ class Folders:
             try:
                 os.rename(f"{self._path}/{ready}", path)
             except OSError:
-                self._ready.append(ready)  # the folder is there already, or cannot be made
+                self._ready.append(ready)  # the folder exists already, or cannot be made
                 _make(path)
         if len(self._ready) < _LEAST:
             self.fill()
 
     def fill(self) -> None:
-        """Have more made, unless that is being done."""
+        """Have more folders made, unless that is in progress."""
         if self._making is None or self._making.done():
             self._making = self._maker.submit(self._fill)
 
@@ -350,7 +425,7 @@ class Folders:
             try:
                 _make(f"{self._path}/{name}")
             except OSError:
-                return  # disk full: whoever needs one will be told
+                return  # disk full: `put` will report it
             self._ready.append(name)
 
 
@@ -364,7 +439,9 @@ def _make(path: str) -> None:
 
 
 def _left_by_an_earlier_server(stock: str) -> Iterable[str]:
-    """Those that are whole. One that is not was being made when the server was killed."""
+    """Complete folders of an earlier server. An incomplete one was being made when the server was
+    killed.
+    """
     for name in os.listdir(stock):
         if name.isdecimal() and sorted(os.listdir(f"{stock}/{name}")) == sorted(_FILES):
             yield name

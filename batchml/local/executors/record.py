@@ -1,7 +1,7 @@
-"""An attempt's record as the server reads it: whether its runner lives, and what it says.
+"""An attempt's record as the server reads it, and the processes that a lost runner left behind.
 
-What a record does not say is not evidence. An attempt whose start is in the journal, and of which
-no record can be read, may have begun; only a record that says so proves that it did not.
+A missing entry is not evidence. An attempt that the journal has started, but of which no record can
+be read, may have begun; only a record that says so proves that it did not.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ from pathlib import Path
 from msgspec import Struct
 
 from batchml.local.executors import cgroup
+from batchml.local.executors.runner.files import FAILURE
 from batchml.local.home import read_record
 from batchml.runtime.processes import boot_id, descendants, send, start_time
 
-PROCESS, CONTAINER = "process", "container"  # what an attempt can be
+_REASON = 180  # characters; AWS keeps 255 of a status reason
+PROCESS, CONTAINER = "process", "container"  # the kinds of attempts
 
 
-class Record(Struct, frozen=True):
-    """A runner, as it says itself: a bare pid may by now be somebody else's."""
+class RunnerRecord(Struct, frozen=True):
+    """A runner, as it identifies itself: a bare pid may belong to another process by now."""
 
     pid: int
     start_time: int | None = None
@@ -35,8 +37,8 @@ class Record(Struct, frozen=True):
     label: str = ""
     started_at: int | None = None  # ms
     address: str = ""
-    may_have_begun: bool = False  # the runner was told to start the program
-    never_began: bool = False  # its server died before that, and so it did not
+    may_have_begun: bool = False  # the runner has received the message to start the program
+    never_began: bool = False  # its server died before that, so the program was not started
 
     @property
     def is_of_this_boot(self) -> bool:
@@ -47,16 +49,16 @@ class Record(Struct, frozen=True):
         return self.is_of_this_boot and self.start_time == start_time(self.pid)
 
 
-def read(folder: Path) -> Record | None:
+def read(folder: Path) -> RunnerRecord | None:
     """The record in an attempt's folder, until its end; None while it is empty or unreadable."""
     try:
-        return read_record(folder / "runner.json", Record)
+        return read_record(folder / "runner.json", RunnerRecord)
     except OSError:
         return None
 
 
-def take(path: str, flags: int = 0) -> int | None:
-    """The descriptor of a record that is now locked, or None when someone else has locked it."""
+def lock_record(path: str, flags: int = 0) -> int | None:
+    """The descriptor of a record that is now locked, or None when another process has locked it."""
     record = os.open(path, os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
     try:
         fcntl.flock(record, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -69,7 +71,7 @@ def take(path: str, flags: int = 0) -> int | None:
 def is_held(folder: Path) -> bool:
     """True while a runner holds the attempt's record; a dead one cannot."""
     try:
-        record = take(str(folder / "runner.json"))
+        record = lock_record(str(folder / "runner.json"))
     except FileNotFoundError:
         return False
     if record is None:
@@ -78,88 +80,106 @@ def is_held(folder: Path) -> bool:
     return False
 
 
-class Verdict(enum.Enum):
-    """What has become of an attempt whose start is in the journal."""
+def read_progress(folder: Path) -> str:
+    """The current step of an attempt's preparation."""
+    return _last_line(folder / "progress")
+
+
+def describe_failure(folder: Path) -> str:
+    """The error that ended an attempt's runner, as a sentence to append; empty if it wrote none."""
+    text = _last_line(folder / FAILURE)[:_REASON]
+    return f" It failed: {text}" if text else ""
+
+
+def _last_line(path: Path) -> str:
+    try:
+        lines = path.read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return ""
+    return lines[-1] if lines else ""
+
+
+class AttemptCondition(enum.Enum):
+    """The condition of an attempt whose start is in the journal."""
 
     ENDED = "its runner has recorded an end"
-    LIVES = "its runner looks after it"
+    LIVES = "its runner lives"
     BEGINS = "its runner lives and is about to write its record"
     NEVER_BEGAN = "its runner has recorded that the program was not started"
-    GONE = "its runner is gone without an end"
-    UNKNOWN = "nothing readable is left of it"
+    GONE = "its runner has ended without recording an end"
+    UNKNOWN = "it has no readable record"
 
 
-class Evidence(Struct, frozen=True):
-    """What the folder of an attempt holds. `error` says what of it cannot be read."""
+class AttemptEvidence(Struct, frozen=True):
+    """The facts in an attempt's folder. `error` is the reason if one cannot be read."""
 
     has_ended: bool = False
     is_held: bool = False
-    record: Record | None = None
+    record: RunnerRecord | None = None
     error: str = ""
 
     @property
-    def verdict(self) -> Verdict:
+    def condition(self) -> AttemptCondition:
         if self.has_ended:
-            return Verdict.ENDED
+            return AttemptCondition.ENDED
         if self.is_held:
-            return Verdict.LIVES if self.record is not None else Verdict.BEGINS
+            return AttemptCondition.LIVES if self.record is not None else AttemptCondition.BEGINS
         if self.record is None:
-            return Verdict.UNKNOWN
-        return Verdict.NEVER_BEGAN if self.record.never_began else Verdict.GONE
+            return AttemptCondition.UNKNOWN
+        return AttemptCondition.NEVER_BEGAN if self.record.never_began else AttemptCondition.GONE
 
 
-def evidence(folder: Path) -> Evidence:
-    """What is left of an attempt, in an order that misses nothing: a runner that ends writes its
-    record, renames it, and dies.
+def read_evidence(folder: Path) -> AttemptEvidence:
+    """Read the facts in an order that misses nothing: a runner that ends writes its record, renames
+    it, and dies.
     """
     try:
         held = is_held(folder)
-        found = read_record(folder / "runner.json", Record)
-        return Evidence((folder / "exit.json").exists(), held, found)
+        found = read_record(folder / "runner.json", RunnerRecord)
+        return AttemptEvidence((folder / "exit.json").exists(), held, found)
     except OSError as error:
-        return Evidence(error=str(error))
+        return AttemptEvidence(error=str(error))
 
 
-# --- what is left of an attempt -------------------------------------------------------------------
-# What a runner that is gone has left behind: processes, found in each way there is, and killed.
-
+# --- Processes of a lost runner -------------------------------------------------------------------
 
 log = logging.getLogger("batchml.local")
 
-PAUSE = 0.02  # seconds between two looks
+PAUSE = 0.02  # seconds between two searches
 
-_LIMIT = 30.0  # seconds for what is there to die
+_LIMIT = 30.0  # seconds until the processes must be dead
 
 
 def mark_of(identity: str, task_id: str) -> str:
-    """What the processes of an attempt are marked with, in their variable BATCHML_TASK."""
+    """The value of BATCHML_TASK in the processes of an attempt."""
     return f"{identity}.{task_id}"
 
 
-def kill(mark: str, groups: list[str]) -> Iterator[list[int]]:
-    """Kill an attempt's processes, in steps with a `PAUSE` after each: those that were found.
+def kill_processes(mark: str, groups: list[str]) -> Iterator[list[int]]:
+    """Kill an attempt's processes, in steps with a `PAUSE` after each: yields the found processes.
     `groups` are control groups of its own.
 
-    Done after two looks in a row that find nothing: one alone misses a process that is just being
-    replaced by another (exec), or that forks and dies while the list is read. Or given up.
+    Done after two searches in a row that find nothing. One search alone misses a process that is
+    being replaced by another (exec), or that forks and dies while the list is read. Gives up after
+    a while.
     """
     end = time.monotonic() + _LIMIT
     before: list[int] | None = None
     while time.monotonic() < end:
-        left = cgroup.kill(groups) + tagged(mark)
+        left = cgroup.kill(groups) + find_processes(mark)
         if not left and before == []:
             cgroup.remove(groups, limit=0)
             return
-        send(left, signal.SIGSTOP)  # whoever is stopped cannot fork while others are killed
+        send(left, signal.SIGSTOP)  # a stopped process cannot fork while others are killed
         send(left, signal.SIGKILL)
         before = left
         yield left
     log.error("processes %s of attempt %s cannot be killed", before, mark)
 
 
-def groups_of(record: Record | None, identity: str) -> list[str]:
-    """The control groups that a record names, as far as they are this state folder's: in a copy of
-    another folder a record names that folder's groups.
+def groups_of(record: RunnerRecord | None, identity: str) -> list[str]:
+    """The control groups in a record that belong to this state folder: in a copy of a folder, a
+    record names the original's groups.
     """
     if record is None or not record.is_of_this_boot:
         return []
@@ -167,16 +187,16 @@ def groups_of(record: Record | None, identity: str) -> list[str]:
     return [each for each in record.groups if os.path.basename(os.path.dirname(each)) == name]
 
 
-def tagged(mark: str) -> list[int]:
-    """Processes that belong to an attempt: those with its mark in their environment, and those
-    that descend from them, which may have cleared theirs.
+def find_processes(mark: str) -> list[int]:
+    """The processes of an attempt: those with its mark in their environment, and their descendants,
+    which may have cleared theirs.
     """
     variable = f"BATCHML_TASK={mark}".encode()
     found = [pid for pid, variables in _environments() if variable in variables]
     return list(dict.fromkeys([*found, *descendants(*found)])) if found else []
 
 
-def tasks_that_run(identity: str) -> set[str]:
+def find_running_tasks(identity: str) -> set[str]:
     """The attempts of a state folder that have processes now, by their marks."""
     start = f"BATCHML_TASK={mark_of(identity, '')}".encode()
     return {
@@ -188,7 +208,7 @@ def tasks_that_run(identity: str) -> set[str]:
 
 
 def _environments() -> Iterator[tuple[int, list[bytes]]]:
-    """The variables of every other process that lets us see them."""
+    """The variables of every other process that can be read."""
     for entry in os.listdir("/proc"):
         if not entry.isdigit() or int(entry) == os.getpid():
             continue

@@ -1,4 +1,7 @@
-"""What a runner is told, worked out from a job. Pure but for a look at the published images."""
+"""The runner's spec of a process attempt, made from its job.
+
+Pure but for reading published images.
+"""
 
 import os
 import sys
@@ -8,21 +11,20 @@ from typing import Any
 
 from msgspec import Struct
 
-from batchml.local.batch.state import Attempt, Job
-from batchml.local.endpoints import kept_endpoints
+from batchml.local.batch.state import Job, JobAttempt
 from batchml.local.environments import is_whole
+from batchml.local.executors.choice import kept_endpoints
 from batchml.local.executors.record import mark_of
 from batchml.local.home import Home
 from batchml.local.images import LocalImage, conda_tool, find
-from batchml.local.server import auth as access
-from batchml.local.server.auth import Keys
-from batchml.model.endpoints import endpoint_variables
-from batchml.model.environment import LOCAL
+from batchml.local.server import auth
+from batchml.local.server.auth import AccessKeys
+from batchml.model.environment import LOCAL, endpoint_variables
 from batchml.model.names import is_key
 from batchml.runtime.protocol.log_marks import MARK
 from batchml.runtime.protocol.variables import DEFAULT_GRACE, RuntimeEnv
 
-# What a job sees of the server's own environment. Keys, agents and tokens are not among them.
+# Variables of the server that jobs receive. Keys, agents and tokens are not among them.
 _PASSED_ON = (
     "HOME", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "SHELL",
     "SSL_CERT_DIR", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "TERM", "TMPDIR", "TZ", "USER",
@@ -30,22 +32,25 @@ _PASSED_ON = (
 )  # fmt: skip
 
 
-# What only our runtime can do: fetch and unpack, start ranks, look at the host, go on from another.
+# Variables of tasks that only batchml's runtime performs: fetch code, start ranks, check the host,
+# resume.
 _NEEDING = (
     "BATCHML_CODE", "BATCHML_ORDER", "BATCHML_LAUNCH", "BATCHML_HEALTH", "BATCHML_RESUME",
 )  # fmt: skip
 
-_SWEEP = "BATCHML_SWEEP"  # the folder through which a sweep's trials and its controller talk
+_SWEEP = "BATCHML_SWEEP"  # the folder of messages between a sweep's trials and its controller
 
-# What a run keeps beside its outputs and checkpoints: what its attempts took, which generations of
-# its nodes there were, and which hosts were unfit.
+# Variables of runs that store more than outputs and checkpoints: usage of attempts, restarts of
+# nodes, and unfit hosts.
 _STORING = ("BATCHML_MAX_SECONDS", "BATCHML_LAUNCH", "BATCHML_HEALTH", "BATCHML_SLURM")
 
 
-class Host(Struct, frozen=True):
-    """Where processes run: the state folder, the runtime's copy, the server's environment, and
-    where and with which keys the server answers, if jobs are to reach it. `identity` is the state
-    folder's, which marks what runs for it.
+class ExecutorHost(Struct, frozen=True):
+    """The environment of attempts: the state folder, the copy of the runtime, and the server's
+    variables.
+
+    `endpoint` and `keys` are the server's, if jobs may reach it. `identity` is the state folder's,
+    which marks the processes of its jobs.
     """
 
     home: Home
@@ -53,19 +58,19 @@ class Host(Struct, frozen=True):
     environ: Mapping[str, str]
     has_gpus: bool = False
     endpoint: str = ""
-    keys: Keys | None = None
+    keys: AccessKeys | None = None
     identity: str = ""
 
 
-SpecOf = Callable[[str, Job, Attempt], dict[str, Any]]  # what a runner of a kind is told
+SpecMaker = Callable[[str, Job, JobAttempt], dict[str, Any]]  # by the runner's kind
 
 
-class NoEnvironment(Exception):
-    """The image's environment cannot be made here; the text says why."""
+class RunnerSpecError(Exception):
+    """This machine cannot run the attempt; the text is the reason, in AWS's words."""
 
 
-def runner_spec(host: Host, job: Job, attempt: Attempt) -> dict[str, Any]:
-    """What the runner is told. Never written to disk. Raises NoEnvironment."""
+def runner_spec(host: ExecutorHost, job: Job, attempt: JobAttempt) -> dict[str, Any]:
+    """The spec for a runner. Never written to disk. Raises RunnerSpecError."""
     runs = run_folder(host, job)
     image = find(host.home.images, job.container["image"])
     env = _with_access(host, job, attempt, job_environment(host, job, attempt))
@@ -76,9 +81,9 @@ def runner_spec(host: Host, job: Job, attempt: Attempt) -> dict[str, Any]:
         "init": has_init(job.container),
         "env": env,
         "grace": RuntimeEnv.read(env).grace,
-        # A job may name none, as AWS Batch does.
+        # A job may set them to empty values.
         "folders": list(filter(None, (env["BATCHML_OUTPUT_DIR"], env["BATCHML_CHECKPOINT_DIR"]))),
-        # When it is nobody else's and has these folders: it is left to another job if unused.
+        # The run's folder, if only this attempt uses it: when unused, another job gets it.
         "own": runs if job.node is None and _are_in(runs, env) else "",
         "shared": [env["BATCHML_WORKSPACE"]],
         "needs": {"memory": job.needs.memory, "vcpus": job.needs.vcpus},
@@ -86,39 +91,40 @@ def runner_spec(host: Host, job: Job, attempt: Attempt) -> dict[str, Any]:
     }
     if image is not None:
         return spec | _in_environment(host, image, spec)
-    # The image itself is not to be had here. What it would not need our runtime for, a run of ours
-    # has from it all the same: its code, its metrics, its stop file, the end mark.
+    # The image itself is not available here. A run of batchml still gets the runtime, also if it
+    # does not need it: its code, its metrics, its stop file, the end mark.
     is_wrapped = needs_runtime(env) or "BATCHML_KEY" in env
     return spec | _through_runtime(host, sys.executable, spec) if is_wrapped else spec
 
 
 def needs_runtime(env: Mapping[str, str]) -> bool:
-    """True when our runtime has something to do before the command is run, or starts it."""
+    """True when batchml's runtime must prepare or start the command."""
     return not env.keys().isdisjoint(_NEEDING)
 
 
 def has_init(container: Mapping[str, Any]) -> bool:
-    """Whether an init process is to be the parent of the program."""
+    """Whether an init process must be the parent of the program."""
     return bool((container.get("linuxParameters") or {}).get("initProcessEnabled"))
 
 
 def preamble(job: Job, how: str) -> str:
-    """The first line of the log, for our own client: how the attempt runs.
+    """The first line of the log, for batchml's client: how the attempt runs.
 
-    Nothing for the jobs of any other client, which get their own output and not a line more.
+    Empty for jobs of other clients, whose logs contain only their own output.
     """
-    ours = not _given(job).keys().isdisjoint(("BATCHML_PARAMS", "BATCHML_KEY"))
-    return f"{MARK}host {how}" if ours else ""
+    is_ours = not _own_variables(job).keys().isdisjoint(("BATCHML_PARAMS", "BATCHML_KEY"))
+    return f"{MARK}host {how}" if is_ours else ""
 
 
-def _given(job: Job) -> dict[str, str]:
-    """The variables that whoever submitted a job gave it."""
+def _own_variables(job: Job) -> dict[str, str]:
+    """The variables that the submitter set."""
     return {entry["name"]: entry["value"] for entry in job.container["environment"]}
 
 
 def with_moved_paths(home: Home, given: Mapping[str, str]) -> dict[str, str]:
-    """The variables of a job that was submitted before the state folder was moved: a path into it
-    that is gone becomes the path of the same file here."""
+    """The variables of a job that was submitted before the state folder was moved: missing paths in
+    the old folder become the paths of the same files here.
+    """
     found = dict(given)
     folders = (("BATCHML_CODE", home.code), ("BATCHML_ORDER", home.code), (_SWEEP, home.sweeps))
     for name, folder in folders:
@@ -129,26 +135,26 @@ def with_moved_paths(home: Home, given: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def work_folder(host: Host, attempt: Attempt) -> str:
-    """Where a process starts; made by its runner, and removed with what it leaves there."""
+def work_folder(host: ExecutorHost, attempt: JobAttempt) -> str:
+    """The working directory of a process. Its runner makes it, and removes it with its content."""
     return f"{host.home.attempts}/{attempt.task_id}/work"
 
 
-def run_folder(host: Host, job: Job) -> str:
-    """Where what a run leaves behind lies: that of the whole job for each of its nodes, which
-    resume from what any of them has saved.
+def run_folder(host: ExecutorHost, job: Job) -> str:
+    """The folder of a run's results. All nodes share the folder of the whole job, because each
+    resumes from checkpoints that any node may have saved.
     """
     return f"{host.home.runs}/{job.id if job.node is None else job.parent}"
 
 
 def _are_in(runs: str, env: Mapping[str, str]) -> bool:
-    """A job may have its own idea of where its outputs and checkpoints go."""
+    """Whether outputs and checkpoints go to the run's folder; a job may choose others."""
     given = (env["BATCHML_OUTPUT_DIR"], env["BATCHML_CHECKPOINT_DIR"])
     return given == (f"{runs}/output", f"{runs}/checkpoints")
 
 
-def _through_runtime(host: Host, python: str, spec: dict[str, Any]) -> dict[str, Any]:
-    """The command, run by `batchml.runtime`, as the entry point of our images does."""
+def _through_runtime(host: ExecutorHost, python: str, spec: dict[str, Any]) -> dict[str, Any]:
+    """The command, started by `batchml.runtime`, as the entry point of batchml's images does."""
     modules = [str(host.runtime), *filter(None, [spec["env"].get("PYTHONPATH")])]
     return {
         "command": [python, "-m", "batchml.runtime.run", *spec["command"]],
@@ -157,17 +163,17 @@ def _through_runtime(host: Host, python: str, spec: dict[str, Any]) -> dict[str,
     }
 
 
-def _in_environment(host: Host, image: LocalImage, spec: dict[str, Any]) -> dict[str, Any]:
-    way = _way(image, host.environ)
-    target = _target(host.home.envs, way.label)
+def _in_environment(host: ExecutorHost, image: LocalImage, spec: dict[str, Any]) -> dict[str, Any]:
+    plan = _plan_environment(image, host.environ)
+    target = _target(host.home.envs, plan.label)
     script = Path(__file__).parent.parent / "environments.py"
     env = spec["env"]
     search = os.pathsep.join(part for part in (str(target / "bin"), env.get("PATH", "")) if part)
-    spec = spec | {"env": {**env, "PATH": search, way.variable: str(target)}}
+    spec = spec | {"env": {**env, "PATH": search, plan.variable: str(target)}}
     return {
         **_through_runtime(host, str(target / "bin" / "python"), spec),
-        "prepare": [way.python, "-I", str(script), str(way.file), str(target), way.maker],
-        "made": str(target),  # when it is whole, there is nothing to prepare
+        "prepare": [plan.python, "-I", str(script), str(plan.file), str(target), plan.maker],
+        "made": str(target),  # if it is complete, nothing must be prepared
         "prepare_env": {**_maker_environment(host.environ), "BATCHML_TASK": env["BATCHML_TASK"]},
         "preamble": spec["preamble"] and f"{MARK}host executor=process environment={target.name}",
         "label": target.name,
@@ -175,8 +181,8 @@ def _in_environment(host: Host, image: LocalImage, spec: dict[str, Any]) -> dict
 
 
 def _target(envs: Path, label: str) -> Path:
-    """Where an environment is, or is to be made. One that is there under the name of another image,
-    from a file that says the same, serves as well: they can be gigabytes.
+    """The path of an environment. A complete environment of another image with the same
+    requirements is used as well, because environments can take gigabytes.
     """
     named = envs / label
     if not is_whole(str(named)):
@@ -185,34 +191,34 @@ def _target(envs: Path, label: str) -> Path:
     return named
 
 
-class _Way(Struct, frozen=True):
-    """How an image's environment is made: from which file, by which program."""
+class _EnvironmentPlan(Struct, frozen=True):
+    """How to make an image's environment: from which file, by which program."""
 
     label: str
     file: Path
-    maker: str  # a Python, or a tool of conda
-    variable: str = "VIRTUAL_ENV"  # says to programs where it is
-    python: str = sys.executable  # that runs the maker
+    maker: str  # a Python, or a conda program
+    variable: str = "VIRTUAL_ENV"  # the variable that contains its path
+    python: str = sys.executable  # the Python that runs the maker
 
 
-def _way(image: LocalImage, environ: Mapping[str, str]) -> _Way:
-    """Raises NoEnvironment."""
+def _plan_environment(image: LocalImage, environ: Mapping[str, str]) -> _EnvironmentPlan:
+    """Raises RunnerSpecError."""
     tool = conda_tool(environ.get("PATH", "")) if image.conda else None
     if image.conda and tool:
-        return _Way(image.conda_label, image.conda, tool, "CONDA_PREFIX")
+        return _EnvironmentPlan(image.conda_label, image.conda, tool, "CONDA_PREFIX")
     refused = f"CannotPullContainerError: the image {image.name} "
     if not image.requirements.is_file():
         why = _NO_TOOL if image.conda else "is made by a Dockerfile alone. Run it"
-        raise NoEnvironment(f"{refused}{why} with Docker: batchml local start --executor docker")
+        raise RunnerSpecError(f"{refused}{why} with Docker: batchml local start --executor docker")
     python = image.python()
     if python is None:
         version = (image.folder / ".python-version").read_text("utf-8").strip()
         more = ", or micromamba" if image.conda else ""
-        raise NoEnvironment(
+        raise RunnerSpecError(
             f"{refused}needs Python {version}, and no python{version} is on the PATH. Install it"
             f"{more}, or run the image with Docker"
         )
-    return _Way(image.label, image.requirements, python, python=python)
+    return _EnvironmentPlan(image.label, image.requirements, python, python=python)
 
 
 _NO_TOOL = (
@@ -222,38 +228,40 @@ _NO_TOOL = (
 
 
 def _maker_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What pip, and conda's tools, are told by the server's environment."""
+    """The variables of the server that pip and conda programs receive."""
     wanted = (*_PASSED_ON, "XDG_CACHE_HOME")
-    told = ("PIP_", "CONDA_", "MAMBA_", "CONDARC", "MAMBARC")
-    return {k: v for k, v in environ.items() if k in wanted or k.startswith(told)}
+    prefixes = ("PIP_", "CONDA_", "MAMBA_", "CONDARC", "MAMBARC")
+    return {k: v for k, v in environ.items() if k in wanted or k.startswith(prefixes)}
 
 
-def _with_access(host: Host, job: Job, attempt: Attempt, env: dict[str, str]) -> dict[str, str]:
-    """The variables of a job with those by which it reaches the server. Its own win."""
+def _with_access(
+    host: ExecutorHost, job: Job, attempt: JobAttempt, env: dict[str, str]
+) -> dict[str, str]:
+    """The variables of a job with those by which it reaches the server. Its own ones win."""
     if host.keys is None:
         return env
     given = {entry["name"] for entry in job.container["environment"]}
-    told = access.variables(
+    access = auth.access_variables(
         host.endpoint,
-        access.job_keys(host.keys, attempt.task_id),
+        auth.job_keys(host.keys, attempt.task_id),
         given,
         has_role=bool(job.container.get("jobRoleArn")),
         has_others=_has_credentials(env.get("HOME", "")),
     )
-    return {**told, **env, **access.past_proxies(env, given)}
+    return {**access, **env, **auth.proxy_exceptions(env, given)}
 
 
 def _has_credentials(folder: str) -> bool:
-    """True where AWS's tools find credentials of the user's."""
+    """True where AWS's tools find credentials of the user."""
     aws = os.path.join(folder, ".aws")
     return bool(folder) and any(
         os.path.exists(os.path.join(aws, name)) for name in ("credentials", "config")
     )
 
 
-def job_environment(host: Host, job: Job, attempt: Attempt) -> dict[str, str]:
-    """The variables that a job sees: Batch's, ours, and its own, which win over ours."""
-    runs, root, given = run_folder(host, job), host.home.root, _given(job)
+def job_environment(host: ExecutorHost, job: Job, attempt: JobAttempt) -> dict[str, str]:
+    """The variables of a job: Batch's, batchml's, and its own, which win over batchml's."""
+    runs, root, given = run_folder(host, job), host.home.root, _own_variables(job)
     given = with_moved_paths(host.home, given)
     ours = {
         "BATCHML_RUN": job.id,
@@ -262,7 +270,7 @@ def job_environment(host: Host, job: Job, attempt: Attempt) -> dict[str, str]:
         "BATCHML_CHECKPOINT_DIR": f"{runs}/checkpoints",
         "BATCHML_WORKSPACE": f"{root}/workspace",
         "BATCHML_DATA_DIR": f"{root}/data",
-        # Of this attempt, whose working directory goes with it.
+        # In this attempt's working directory, which is removed with it.
         "BATCHML_METRICS": f"{work_folder(host, attempt)}/.batchml-metrics",
         "BATCHML_STOP_FILE": f"{work_folder(host, attempt)}/.batchml-stop",
     }
@@ -271,20 +279,20 @@ def job_environment(host: Host, job: Job, attempt: Attempt) -> dict[str, str]:
     if job.index is not None:
         ours["BATCHML_ARRAY_SIZE"] = str(job.spec.array_size)
     passed_on = {name: host.environ[name] for name in _PASSED_ON if name in host.environ}
-    batch = {**_facts(host, job, attempt), **_of_many(job, attempt)}
+    batch = {**_batch_facts(host, job, attempt), **_array_or_node_variables(job, attempt)}
     beside = endpoint_variables(kept_endpoints(host.home))
     return {**passed_on, **ours, **beside, **given, **batch, **_gpu_variables(host, attempt)}
 
 
-def batch_variables(host: Host, job: Job, attempt: Attempt) -> dict[str, str]:
-    """The least that a program of this machine gets: what is passed on, and Batch's own."""
+def batch_variables(host: ExecutorHost, job: Job, attempt: JobAttempt) -> dict[str, str]:
+    """The minimal variables of a program on this machine: passed-on ones, and Batch's own."""
     passed_on = {name: host.environ[name] for name in _PASSED_ON if name in host.environ}
-    return {**passed_on, **_facts(host, job, attempt)}
+    return {**passed_on, **_batch_facts(host, job, attempt)}
 
 
-def _facts(host: Host, job: Job, attempt: Attempt) -> dict[str, str]:
+def _batch_facts(host: ExecutorHost, job: Job, attempt: JobAttempt) -> dict[str, str]:
     return {
-        "BATCHML_TASK": mark_of(host.identity, attempt.task_id),  # finds what is left of it
+        "BATCHML_TASK": mark_of(host.identity, attempt.task_id),  # marks its processes
         "AWS_BATCH_JOB_ID": job.id,
         "AWS_BATCH_JOB_ATTEMPT": str(attempt.number),
         "AWS_BATCH_JQ_NAME": job.queue,
@@ -293,8 +301,8 @@ def _facts(host: Host, job: Job, attempt: Attempt) -> dict[str, str]:
     }
 
 
-def _of_many(job: Job, attempt: Attempt) -> dict[str, str]:
-    """What Batch tells the children of arrays and the nodes of multi-node jobs about themselves."""
+def _array_or_node_variables(job: Job, attempt: JobAttempt) -> dict[str, str]:
+    """Batch's variables for the children of arrays and the nodes of multi-node jobs."""
     if job.index is not None:
         return {
             "AWS_BATCH_JOB_ARRAY_INDEX": str(job.index),
@@ -308,42 +316,36 @@ def _of_many(job: Job, attempt: Attempt) -> dict[str, str]:
         "AWS_BATCH_JOB_NODE_INDEX": str(job.node),
         "AWS_BATCH_JOB_MAIN_NODE_INDEX": str(nodes.main),
     }
-    if not job.is_main_node:  # the main node does not get it, in AWS either
+    if not job.is_main_node:  # the main node does not get it, as in AWS
         found["AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"] = attempt.main_address
     return found
 
 
-def _gpu_variables(host: Host, attempt: Attempt) -> dict[str, str]:
-    """A job sees the GPUs that it asked for, and no others."""
+def _gpu_variables(host: ExecutorHost, attempt: JobAttempt) -> dict[str, str]:
+    """Make only the job's GPUs visible to it."""
     if not host.has_gpus:
         return {}
     names = ",".join(attempt.gpus)
     return {"NVIDIA_VISIBLE_DEVICES": names or "void", "CUDA_VISIBLE_DEVICES": names}
 
 
-# --- controller -----------------------------------------------------------------------------------
-# What the runner of a sweep's controller is told: this Python, with batchml's own command.
-#
-# The same for who looks after a run that may move to another queue.
-#
-# Whatever its job says beside the key is not looked at. So a job that may submit others, from
-# inside a container for instance, cannot run a command of its own on this machine by asking for the
-# queue of controllers.
+# --- Controllers ----------------------------------------------------------------------------------
+# A controller of a sweep or of a fallback runs with this Python and batchml's own command. Of its
+# job only the key is used. So a job that can submit others, for instance from a container, cannot
+# run its own command on this machine by submitting to the queue of controllers.
+
+CONTROLLER_COMMAND = ("sweeps", "attend")  # and the key
+WATCHER_COMMAND = ("attend",)  # and the key of a run
 
 
-COMMAND = ("sweeps", "attend")  # and the key
-WATCH = ("attend",)  # and the key of a run that may move to another queue
-
-
-def controller_spec(host: Host, job: Job, attempt: Attempt) -> dict[str, Any]:
-    """As `runner_spec`. Raises NoEnvironment for a command that is neither a controller's nor a
-    watcher's."""
+def controller_spec(host: ExecutorHost, job: Job, attempt: JobAttempt) -> dict[str, Any]:
+    """The spec of a controller. Raises RunnerSpecError for any other command."""
     command = tuple(job.container["command"])
-    if command[:-1] not in (COMMAND, WATCH) or not is_key(command[-1]):
-        raise NoEnvironment(
-            f"CannotCreateContainerError: the queue {job.queue} runs controllers of sweeps and "
-            f"nothing else but who moves runs, as `batchml sweep FILE --detach` and "
-            f"`batchml submit --fallback QUEUE` submit them"
+    if command[:-1] not in (CONTROLLER_COMMAND, WATCHER_COMMAND) or not is_key(command[-1]):
+        raise RunnerSpecError(
+            f"CannotCreateContainerError: the queue {job.queue} runs only controllers of sweeps "
+            f"and of fallbacks, as `batchml sweep FILE --detach` and `batchml submit --fallback "
+            f"QUEUE` submit them"
         )
     return {
         "task_id": attempt.task_id,
@@ -359,13 +361,13 @@ def controller_spec(host: Host, job: Job, attempt: Attempt) -> dict[str, Any]:
     }
 
 
-def _variables(host: Host, job: Job, attempt: Attempt) -> Mapping[str, str]:
-    """The server's state folder, and this installation wherever it was imported from."""
+def _variables(host: ExecutorHost, job: Job, attempt: JobAttempt) -> Mapping[str, str]:
+    """The server's state folder, and this installation, wherever it was imported from."""
     return {
         **batch_variables(host, job, attempt),
         "BATCHML_HOME": str(host.home.root),
         "BATCHML_ENV": LOCAL,
         "PYTHONPATH": str(Path(__file__).resolve().parents[3]),
-        "PYTHONSAFEPATH": "1",  # nothing of the working directory is imported
+        "PYTHONSAFEPATH": "1",  # nothing is imported from the working directory
         "PYTHONUNBUFFERED": "1",
     }

@@ -1,12 +1,12 @@
-"""Attempts of either kind, each run by a runner: prepared, begun, adopted, stopped.
+"""Attempts on this machine, each run by a runner: prepare, begin, adopt and stop them.
 
-Runners outlive the server (`runner.py`) and are used again (`pool.py`). Their files are the record
-of what they did; their messages only make the server notice it earlier.
+Runners outlive the server (`runner/main.py`) and are used again (`pool.py`). Their files record
+what they did; their messages only inform the server earlier.
 
-An attempt is prepared before the journal says that its program may begin. A failure of this machine
-until then (a read-only disk, a missing installation) makes the attempt wait: `held_back` says why.
-After that, an attempt is prepared again only on evidence that its program never began; without
-evidence it ends as a lost host.
+An attempt is prepared before the journal records that its program may begin. Until then a failure
+of this machine (a read-only disk, a missing installation) makes the attempt wait, and `held_back`
+is the reason. After that, an attempt is prepared again only if there is evidence that its program
+never began; without evidence it ends as a lost host.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -27,97 +26,100 @@ from msgspec import Struct
 from batchml.clock import Clock
 from batchml.local.batch.events import (
     NO_LINES,
-    Ended,
+    AttemptEnded,
+    AttemptExit,
+    AttemptNeverBegan,
+    AttemptPrepared,
+    AttemptProgressed,
+    AttemptStarted,
     Event,
-    Exit,
-    NeverBegan,
-    Noted,
-    Prepared,
-    Started,
 )
 from batchml.local.batch.lifecycle import STOPPED_EARLY
-from batchml.local.batch.state import Attempt, Job
+from batchml.local.batch.state import Job, JobAttempt
 from batchml.local.environments import is_whole
 from batchml.local.executors import cgroup, record, sweeper
-from batchml.local.executors import record as remains
-from batchml.local.executors.adopted import Inherited
-from batchml.local.executors.pool import OURS, Folders, Installation, Pool, Runner
-from batchml.local.executors.record import CONTAINER, Verdict
-from batchml.local.executors.runner.files import FAILURE
-from batchml.local.executors.runner.main import HOST_LOST, VERSION
-from batchml.local.executors.spec import NoEnvironment, SpecOf
+from batchml.local.executors.pool import (
+    OURS,
+    AdoptedRunners,
+    FolderStock,
+    Installation,
+    RunnerHandle,
+    RunnerPool,
+    prepare_groups,
+)
+from batchml.local.executors.record import CONTAINER, AttemptCondition
+from batchml.local.executors.runner.link import HOST_LOST, VERSION
+from batchml.local.executors.spec import RunnerSpecError, SpecMaker
 from batchml.local.home import Home, read_record
-from batchml.local.store.identity import Identity
+from batchml.local.store.identity import FolderIdentity
 from batchml.model.run import CANNOT_START
 
 log = logging.getLogger("batchml.local")
 
 RUNNER_LOST = f"{HOST_LOST}the runner of this attempt is gone."
-NO_EVIDENCE = f"{HOST_LOST}nothing is left that says what became of this attempt."
+NO_EVIDENCE = f"{HOST_LOST}no record of this attempt's end is left."
 COPIED = (
     f"{HOST_LOST}this state folder was copied from {{}}, or restored from a backup of it, while "
     "the attempt ran."
 )
 
-_REASON = 180  # characters; AWS keeps 255 of a status reason
-_RUNNERS = 3  # that may be lost before an attempt is
+_RUNNERS = 3  # runners that may be lost before the attempt is
 _TRY_AGAIN = 0.2  # seconds, when the system has no room for a runner
 _TRY_AGAIN_HELD = 1.0  # seconds, when this machine cannot start programs
-_LOOK_AGAIN = 0.05  # seconds, for a runner that is about to write its record
-_WARM_AFTER = 0.3  # seconds from the server's start to that of its first runner
+_CHECK_AGAIN = 0.05  # seconds, for a runner that is about to write its record
+_PRESTART_AFTER = 0.3  # seconds from the server's start to that of its first runner
 
-# What stands in the way now and will not for ever: no room for files, processes or memory, or a
-# disk that is broken or may not be written.
+# Errors that may pass: no room for files, processes or memory, or a disk that is broken or
+# read-only.
 _MAY_PASS = (
     errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT,
     errno.EROFS, errno.EIO,
 )  # fmt: skip
 
-Ahead = Callable[[str, Job, Attempt], Coroutine[Any, Any, dict[str, Any]] | None]
+Prefetch = Callable[[str, Job, JobAttempt], Coroutine[Any, Any, dict[str, Any]] | None]
 
 
-class _Held(Struct, eq=False):
+class _LiveAttempt(Struct, eq=False):
     """An attempt that has not ended."""
 
     job: Job
-    attempt: Attempt
+    attempt: JobAttempt
     kind: str
-    label: str = ""  # of the environment that is made for it
-    runner: Runner | None = None  # of this server's
-    making: asyncio.Task[dict[str, Any]] | None = None  # its spec
-    lost: int = 0  # runners
-    waits: str = ""  # for this machine to be able to start programs: what is in the way
-    may_have_begun: bool = False  # its program may have begun
-    stops: bool = False
-    dies: bool = False  # for a rehearsal, without a grace
-    reported: object = None  # while it is starting
+    label: str = ""  # the name of the environment that is made for it
+    runner: RunnerHandle | None = None  # None for a runner of an earlier server
+    spec_task: asyncio.Task[dict[str, Any]] | None = None  # makes its spec
+    lost_runners: int = 0
+    waits_for: str = ""  # the reason why this machine cannot start it now
+    may_have_begun: bool = False
+    stop_requested: bool = False
+    kill_requested: bool = False  # for a rehearsal, without a grace period
+    reported: object = None  # the last report of its preparation
 
     @property
     def task_id(self) -> str:
         return self.attempt.task_id
 
 
-class Executor:
-    """Prepares attempts and lets them go, adopts those of a server before this one, and reports
-    what they do.
+class AttemptSupervisor:
+    """Prepares and starts attempts, adopts those of an earlier server, and reports their events.
 
-    `spec_of` says what the runner of a kind is told; new attempts are of `kind`, and others are
-    what they were started as. `ahead` makes the spec of those for which that takes time.
-    `upgraded` is called when the installation has become another version.
+    `make_spec` makes the runner's spec of an attempt by its kind. New attempts are of `kind`;
+    others keep theirs. `prefetch` makes the spec of attempts for which that takes time.
+    `on_upgrade` is called when another version of batchml has been installed.
     """
 
     def __init__(
         self,
         home: Home,
-        identity: Identity,
+        identity: FolderIdentity,
         environ: Mapping[str, str],
         loop: asyncio.AbstractEventLoop,
         clock: Clock,
         report: Callable[[Event], None],
-        spec_of: SpecOf,
+        make_spec: SpecMaker,
         kind: str = record.PROCESS,
-        ahead: Ahead | None = None,
-        upgraded: Callable[[], None] = lambda: None,
+        prefetch: Prefetch | None = None,
+        on_upgrade: Callable[[], None] = lambda: None,
         *,
         installation: Installation = OURS,
         pause: float = _TRY_AGAIN_HELD,
@@ -127,370 +129,359 @@ class Executor:
         self._loop = loop
         self._clock = clock
         self._report = report
-        self._spec_of = spec_of
+        self._make_spec = make_spec
         self._kind = kind
-        self._ahead = ahead
-        self._upgraded = upgraded
+        self._prefetch = prefetch
+        self._on_upgrade = on_upgrade
         self._pause = pause  # seconds between two tries of a machine that cannot start programs
         self._attempts = str(home.attempts)
-        self._held: dict[str, _Held] = {}  # by task id
+        self._live: dict[str, _LiveAttempt] = {}  # by task id
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
-        self._shared: set[str] = set()  # folders that all attempts share, made
-        groups = self._groups()
-        self._pool = Pool(
+        self._shared: set[str] = set()  # shared folders that exist
+        groups = prepare_groups(home, identity.id)
+        self._pool = RunnerPool(
             loop,
             groups,
             home.local / "runners.log",
             environ,
-            self._said,
-            self._runner_gone,
+            self._on_message,
+            self._on_runner_exit,
             installation,
         )
-        self._inherited = Inherited(loop, self._after_runner)
-        self._folders = Folders(str(home.local / "stock"))
-        loop.call_later(_WARM_AFTER, self._warm)
+        self._adopted = AdoptedRunners(loop, self._read_outcome)
+        self._folders = FolderStock(str(home.local / "stock"))
+        loop.call_later(_PRESTART_AFTER, self._prestart)
 
-    def _groups(self) -> cgroup.Groups:
-        """Where slots are made. What runners of earlier servers left in theirs is killed."""
-        groups = cgroup.find(self._identity.id)
-        before = read_record(self._home.groups, dict[str, str]) or {}
-        for found in (cgroup.ours(before, self._identity.id), groups):
-            killed = cgroup.sweep(found)
-            if killed:
-                log.warning("killed processes %s, whose runners were gone", killed)
-        if groups != before:
-            self._home.groups.write_bytes(msgspec.json.encode(groups))
-        if not groups:
-            log.warning(
-                "control groups may not be written here: vCPUs and memory of processes are "
-                "counted, not enforced"
-            )
-        return groups
-
-    def _warm(self) -> None:
+    def _prestart(self) -> None:
         if not self._closed:
-            self._pool.warm(self._kind)
+            self._pool.prestart(self._kind)
             self._folders.fill()
 
     def close(self) -> None:
-        """Disconnect from all runners; the attempts go on."""
+        """Disconnect from all runners; the attempts continue."""
         self._closed = True
-        for held in self._held.values():
-            if held.making is not None:
-                held.making.cancel()
+        for live in self._live.values():
+            if live.spec_task is not None:
+                live.spec_task.cancel()
         for task in self._tasks:
             task.cancel()
         self._pool.close()
         self._folders.close()
-        cgroup.forget(self._pool.groups)  # else the last runner does it
-        self._inherited.close()
+        cgroup.forget(self._pool.groups)  # if a slot is left, the last runner does this
+        self._adopted.close()
 
     @property
     def held_back(self) -> str:
-        """Why programs cannot be started on this machine now; empty while they can."""
-        why = next((held.waits for held in self._held.values() if held.waits), "")
+        """The reason why programs cannot be started on this machine now; empty while they can."""
+        why = next((live.waits_for for live in self._live.values() if live.waits_for), "")
         return f"{CANNOT_START}{why}" if why else ""
 
-    # --- what the core asks for -------------------------------------------------------------
+    # --- Interface of the core --------------------------------------------------------------
 
-    def prepare(self, job: Job, attempt: Attempt) -> bool:
-        """Have a runner prepare an attempt, and not start its program.
+    def prepare(self, job: Job, attempt: JobAttempt) -> bool:
+        """Have a runner prepare an attempt, without starting its program.
 
-        True when the program can begin at once; otherwise Prepared is reported when it can. What
-        prevents it for good is reported as its end, and never ends the server.
+        True when the program can begin at once; otherwise AttemptPrepared is reported when it can.
+        A permanent failure is reported as the attempt's end, and never ends the server.
         """
-        held = self._held[attempt.task_id] = _Held(job, attempt, self._kind_of(attempt))
-        return self._make_ready(held)
+        live = self._live[attempt.task_id] = _LiveAttempt(job, attempt, self._kind_of(attempt))
+        return self._prepare(live)
 
     def begin(self, task_id: str) -> None:
-        """Have the runner of a prepared attempt start its program: the journal has it now."""
-        held = self._held.get(task_id)
-        if held is None:
-            return  # its preparations have failed meanwhile
-        held.may_have_begun = True
-        if held.runner is None or not held.runner.send({"begin": task_id}):
-            self._never_began(held)
+        """Have the runner start the program of a prepared attempt: the journal has recorded it
+        now.
+        """
+        live = self._live.get(task_id)
+        if live is None:
+            return  # its preparation has failed meanwhile
+        live.may_have_begun = True
+        if live.runner is None or not live.runner.send({"begin": task_id}):
+            self._report_never_began(live)
 
     def withdraw(self, task_id: str) -> None:
-        """Forget an attempt that was prepared for a commit that could not be made."""
-        held = self._held.pop(task_id, None)
-        if held is not None and held.making is not None:
-            held.making.cancel()
-        if held is not None and held.runner is not None:
-            held.runner.send({"withdraw": task_id})
+        """Forget an attempt that was prepared for a commit that failed."""
+        live = self._live.pop(task_id, None)
+        if live is not None and live.spec_task is not None:
+            live.spec_task.cancel()
+        if live is not None and live.runner is not None:
+            live.runner.send({"withdraw": task_id})
 
-    def adopt(self, job: Job, attempt: Attempt) -> None:
-        """Take over an attempt of an earlier server, whatever has become of it."""
+    def adopt(self, job: Job, attempt: JobAttempt) -> None:
+        """Take over an attempt of an earlier server, in whatever condition it is."""
         if not attempt.may_have_begun:
-            self._report(NeverBegan(attempt.task_id, self._now()))
+            self._report(AttemptNeverBegan(attempt.task_id, self._now()))
             return
-        held = self._held[attempt.task_id] = _Held(job, attempt, self._kind_of(attempt))
-        held.may_have_begun = True
-        self._adopt(held)
+        live = self._live[attempt.task_id] = _LiveAttempt(job, attempt, self._kind_of(attempt))
+        live.may_have_begun = True
+        self._adopt(live)
 
-    def _kind_of(self, attempt: Attempt) -> str:
-        return record.PROCESS if attempt.is_aside else self._kind
+    def _kind_of(self, attempt: JobAttempt) -> str:
+        return record.PROCESS if attempt.is_controller else self._kind
 
-    def _adopt(self, held: _Held) -> None:
+    def _adopt(self, live: _LiveAttempt) -> None:
         if self._closed:
             return
-        task_id = held.task_id
-        evidence = record.evidence(self._home.attempt(task_id))
+        task_id = live.task_id
+        evidence = record.read_evidence(self._home.attempt(task_id))
         found = evidence.record
         if found is not None:
-            held.kind, held.label = found.kind, found.label
-        match evidence.verdict:
-            case Verdict.ENDED:
+            live.kind, live.label = found.kind, found.label
+        match evidence.condition:
+            case AttemptCondition.ENDED:
                 self._read_exit(task_id)
-            case Verdict.BEGINS:
-                self._loop.call_later(_LOOK_AGAIN, self._adopt, held)
-            case Verdict.LIVES:
+            case AttemptCondition.BEGINS:
+                self._loop.call_later(_CHECK_AGAIN, self._adopt, live)
+            case AttemptCondition.LIVES:
                 assert found is not None
-                self._inherited.watch(task_id, found)
-                self._pass_on(held)
-                self.look(task_id)
-            case Verdict.NEVER_BEGAN:
-                self._never_began(held)
-            case Verdict.GONE:
-                self._lost(held, RUNNER_LOST)
-            case Verdict.UNKNOWN:
+                self._adopted.watch(task_id, found)
+                self._forward_stops(live)
+                self.check_progress(task_id)
+            case AttemptCondition.NEVER_BEGAN:
+                self._report_never_began(live)
+            case AttemptCondition.GONE:
+                self._handle_loss(live, RUNNER_LOST)
+            case AttemptCondition.UNKNOWN:
                 why = f" ({evidence.error})" if evidence.error else ""
                 log.error("attempt %s has no readable record%s", task_id, why)
-                self._lost(held, NO_EVIDENCE)
+                self._handle_loss(live, NO_EVIDENCE)
 
     def stop(self, task_id: str) -> None:
-        """Have the runner give the attempt its grace."""
-        held = self._held.get(task_id)
-        if held is None:
+        """Have the runner stop the attempt, with its grace period."""
+        live = self._live.get(task_id)
+        if live is None:
             return
-        held.stops = True
-        if held.making is not None:
-            held.making.cancel()
-        elif held.runner is None and not held.may_have_begun:  # it waits for the system
-            self._end(task_id, Exit(start_failure=STOPPED_EARLY, log=NO_LINES))
-        self._pass_on(held)
+        live.stop_requested = True
+        if live.spec_task is not None:
+            live.spec_task.cancel()
+        elif live.runner is None and not live.may_have_begun:  # it waits for this machine
+            self._report_ended(task_id, AttemptExit(start_failure=STOPPED_EARLY, log=NO_LINES))
+        self._forward_stops(live)
 
     def lose(self, task_id: str, why: str, *, warned: bool) -> None:
-        """Rehearse the loss of the attempt's host: `warned` is a stop, else nothing has a grace."""
+        """Rehearse the loss of the attempt's host: as a stop if `warned`, else without a grace
+        period.
+        """
         if warned:
             self.stop(task_id)
             return
-        held = self._held.get(task_id)
-        if held is None:
+        live = self._live.get(task_id)
+        if live is None:
             return
         try:
             line = f"batchml: rehearsal: {why}"
             (self._home.attempt(task_id) / "rehearsal").write_text(line, "utf-8")
         except OSError:
-            pass  # full disk: the attempt is lost all the same
-        held.dies = True
-        self._pass_on(held)
+            pass  # full disk: the loss is rehearsed without a note
+        live.kill_requested = True
+        self._forward_stops(live)
 
-    def _pass_on(self, held: _Held) -> None:
-        """Tell the runner of an attempt, as soon as it has one, how it is to end."""
+    def _forward_stops(self, live: _LiveAttempt) -> None:
+        """Send a requested stop or kill to the attempt's runner, once it has one."""
         for wanted, word, number in (
-            (held.stops, "stop", signal.SIGTERM),
-            (held.dies, "kill", signal.SIGUSR1),
+            (live.stop_requested, "stop", signal.SIGTERM),
+            (live.kill_requested, "kill", signal.SIGUSR1),
         ):
-            if wanted and held.runner is not None:
-                held.runner.send({word: held.task_id})
+            if wanted and live.runner is not None:
+                live.runner.send({word: live.task_id})
             elif wanted:
-                self._inherited.signal(held.task_id, number)
+                self._adopted.signal(live.task_id, number)
 
-    def look(self, task_id: str) -> None:
-        """Report what an attempt has done since the last look."""
-        held = self._held.get(task_id)
-        if held is None:
+    def check_progress(self, task_id: str) -> None:
+        """Report what an attempt has done since the last check."""
+        live = self._live.get(task_id)
+        if live is None:
             return
         folder = self._home.attempt(task_id)
         found = record.read(folder)
         if found is not None and found.started_at is not None:
-            self._started(held, found.started_at, found.address)
+            self._report_started(live, found.started_at, found.address)
             return
-        text = _last_line(folder / "progress")
+        text = record.read_progress(folder)
         if text:
-            self._noted(held, text)
+            self._report_progress(live, text)
 
-    # --- preparing --------------------------------------------------------------------------
+    # --- Preparation ------------------------------------------------------------------------
 
-    def _make_ready(self, held: _Held) -> bool:
-        """True when the program can begin at once. One that has begun before is a container,
-        which another runner takes over.
+    def _prepare(self, live: _LiveAttempt) -> bool:
+        """True when the program can begin at once. An attempt whose program has begun before is a
+        container that another runner takes over.
         """
-        if self._closed or self._held.get(held.task_id) is not held:
+        if self._closed or self._live.get(live.task_id) is not live:
             return False
-        kind, job, attempt = held.kind, held.job, held.attempt
-        making = self._ahead(kind, job, attempt) if self._ahead is not None else None
-        if making is None:
-            return self._make_ready_with(held, lambda: self._spec_of(kind, job, attempt))
-        held.making = self._loop.create_task(making)
-        held.making.add_done_callback(lambda task: self._made(held, task))
+        kind, job, attempt = live.kind, live.job, live.attempt
+        spec_task = self._prefetch(kind, job, attempt) if self._prefetch is not None else None
+        if spec_task is None:
+            return self._prepare_with(live, lambda: self._make_spec(kind, job, attempt))
+        live.spec_task = self._loop.create_task(spec_task)
+        live.spec_task.add_done_callback(lambda task: self._on_spec(live, task))
         return False
 
-    def _made(self, held: _Held, task: asyncio.Task[dict[str, Any]]) -> None:
-        """A spec that took its time is there, or cannot be made, or is not wanted any more."""
-        held.making = None
-        if self._closed or self._held.get(held.task_id) is not held:
+    def _on_spec(self, live: _LiveAttempt, task: asyncio.Task[dict[str, Any]]) -> None:
+        """A spec that took time has been made, has failed, or is not needed any more."""
+        live.spec_task = None
+        if self._closed or self._live.get(live.task_id) is not live:
             return
-        if task.cancelled() and held.may_have_begun:
-            self._lost(held, RUNNER_LOST)
+        if task.cancelled() and live.may_have_begun:
+            self._handle_loss(live, RUNNER_LOST)
         elif task.cancelled():
-            self._end(held.task_id, Exit(start_failure=STOPPED_EARLY, log=NO_LINES))
-        elif self._make_ready_with(held, task.result):
-            self._prepared(held)
+            self._report_ended(live.task_id, AttemptExit(start_failure=STOPPED_EARLY, log=NO_LINES))
+        elif self._prepare_with(live, task.result):
+            self._report_prepared(live)
 
-    def _make_ready_with(self, held: _Held, make_spec: Callable[[], dict[str, Any]]) -> bool:
+    def _prepare_with(self, live: _LiveAttempt, make_spec: Callable[[], dict[str, Any]]) -> bool:
         try:
             spec = make_spec()
-        except NoEnvironment as error:
+        except RunnerSpecError as error:
             failure = str(error)
         except Exception as error:
             if isinstance(error, OSError) and error.errno in _MAY_PASS:
-                return self._wait(held, _in_words(error))
+                return self._retry_later(live, _describe(error))
             if not isinstance(error, OSError):
-                number, job_id = held.attempt.number, held.job.id
+                number, job_id = live.attempt.number, live.job.id
                 log.exception("attempt %s of job %s cannot start", number, job_id)
             failure = f"CannotCreateContainerError: {error}"
         else:
             try:
-                return self._give_to_a_runner(held, spec)
-            except OSError as error:  # of ours, not of the job's
+                return self._hand_to_runner(live, spec)
+            except OSError as error:  # an error of batchml, not of the job
                 pause = _TRY_AGAIN if error.errno in _MAY_PASS else self._pause
-                return self._wait(held, _in_words(error), pause)
-        if held.may_have_begun:  # its container must not be left alone
-            self._lost(held, RUNNER_LOST)
+                return self._retry_later(live, _describe(error), pause)
+        if live.may_have_begun:  # its container must not run unattended
+            self._handle_loss(live, RUNNER_LOST)
         else:
-            self._end(held.task_id, Exit(start_failure=failure, log=NO_LINES))
+            self._report_ended(live.task_id, AttemptExit(start_failure=failure, log=NO_LINES))
         return False
 
-    def _wait(self, held: _Held, why: str, pause: float = _TRY_AGAIN) -> bool:
-        """This machine cannot start programs now: the attempt waits until it can."""
-        if held.waits != why:
-            log.warning("attempt %s waits for the system: %s", held.task_id, why)
-            self._noted(held, f"{CANNOT_START}{why}")
-        held.waits = why
-        self._loop.call_later(pause, self._make_ready_again, held)
+    def _retry_later(self, live: _LiveAttempt, why: str, pause: float = _TRY_AGAIN) -> bool:
+        """This machine cannot start programs now: try the attempt again later."""
+        if live.waits_for != why:
+            log.warning("attempt %s waits for the system: %s", live.task_id, why)
+            self._report_progress(live, f"{CANNOT_START}{why}")
+        live.waits_for = why
+        self._loop.call_later(pause, self._prepare_again, live)
         return False
 
-    def _make_ready_again(self, held: _Held) -> None:
-        if self._make_ready(held):
-            self._prepared(held)
+    def _prepare_again(self, live: _LiveAttempt) -> None:
+        if self._prepare(live):
+            self._report_prepared(live)
 
-    def _give_to_a_runner(self, held: _Held, spec: dict[str, Any]) -> bool:
-        folder = f"{self._attempts}/{held.task_id}"
+    def _hand_to_runner(self, live: _LiveAttempt, spec: dict[str, Any]) -> bool:
+        folder = f"{self._attempts}/{live.task_id}"
         self._folders.put(folder)
         for path in spec.get("shared", ()):
             self._make_once(path)
-        # The runner gets this hold, so there is no moment at which it lives without it, and no
-        # two servers can start the same attempt twice.
-        file = record.take(f"{folder}/runner.json", os.O_CREAT)
+        # The runner receives the locked record. So there is no moment at which it lives without the
+        # lock, and no two servers can start the same attempt.
+        file = record.lock_record(f"{folder}/runner.json", os.O_CREAT)
         if file is None:
-            self._loop.call_later(_LOOK_AGAIN, self._make_ready_again, held)
+            self._loop.call_later(_CHECK_AGAIN, self._prepare_again, live)
             return False
         try:
-            runner = self._pool.take(held.kind)
+            runner = self._pool.take(live.kind)
             is_quick = (
-                runner.version == VERSION and not held.may_have_begun and _is_quick(held, spec)
+                runner.version == VERSION and not live.may_have_begun and _is_quick(live, spec)
             )
             message = {"folder": folder, "spec": spec, "quick": is_quick}
-            if held.may_have_begun:
+            if live.may_have_begun:
                 spec["resume"] = message["begin"] = True
             try:
-                is_told = runner.send(message, file)
+                is_sent = runner.send(message, file)
             except BaseException:
-                self._pool.free(runner)
+                self._pool.give_back(runner)
                 raise
-            held.label = spec.get("label", "")
-            held.runner, runner.task_id = runner, held.task_id
-            if not is_told:
-                # It is dead, or does not listen: then it will be, and the attempt gets another.
+            live.label = spec.get("label", "")
+            live.runner, runner.task_id = runner, live.task_id
+            if not is_sent:
+                # It is dead, or does not receive; then it is killed. The attempt gets another
+                # runner.
                 os.kill(runner.pid, signal.SIGKILL)
         finally:
             os.close(file)
-        self._pass_on(held)
-        if is_quick and is_told:
-            held.waits = ""
-        return is_quick and is_told
+        self._forward_stops(live)
+        if is_quick and is_sent:
+            live.waits_for = ""
+        return is_quick and is_sent
 
     def _make_once(self, path: str) -> None:
         if path not in self._shared:
             os.makedirs(path, 0o700, exist_ok=True)
             self._shared.add(path)
 
-    def _prepared(self, held: _Held) -> None:
-        held.waits = ""
-        self._report(Prepared((held.task_id,), self._now()))
+    def _report_prepared(self, live: _LiveAttempt) -> None:
+        live.waits_for = ""
+        self._report(AttemptPrepared((live.task_id,), self._now()))
 
-    def _never_began(self, held: _Held) -> None:
+    def _report_never_began(self, live: _LiveAttempt) -> None:
         """The journal has the start of this attempt, but its program certainly never began."""
-        log.warning("attempt %s never began, and is prepared again", held.task_id)
-        if held.runner is not None:  # it does not listen
-            os.kill(held.runner.pid, signal.SIGKILL)
-        self._held.pop(held.task_id, None)
-        self._report(NeverBegan(held.task_id, self._now()))
+        log.warning("attempt %s never began, and is prepared again", live.task_id)
+        if live.runner is not None:  # it does not receive
+            os.kill(live.runner.pid, signal.SIGKILL)
+        self._live.pop(live.task_id, None)
+        self._report(AttemptNeverBegan(live.task_id, self._now()))
 
-    # --- what the runners tell --------------------------------------------------------------
+    # --- Messages of runners ----------------------------------------------------------------
 
-    def _said(self, runner: Runner, message: dict[str, Any]) -> None:
+    def _on_message(self, runner: RunnerHandle, message: dict[str, Any]) -> None:
         if "ready" in message:
             runner.version = message["ready"]
             if runner.version != VERSION:
-                self._upgraded()
+                self._on_upgrade()
             return
         if "idle" in message:
-            self._pool.free(runner)
+            self._pool.give_back(runner)
             return
         task_id = message["task_id"]
         if "ended" in message or "withdrawn" in message:
-            # Before the end is reported: what is started next wants a runner.
+            # Before the end is reported, because the next attempt needs a runner.
             runner.task_id = ""
             if "busy" not in message:
-                self._pool.free(runner)
-        held = self._held.get(task_id)
-        if held is None or held.runner is not runner:
+                self._pool.give_back(runner)
+        live = self._live.get(task_id)
+        if live is None or live.runner is not runner:
             if message.get("withdrawn") != "":
                 log.warning(
-                    "runner %s speaks of attempt %s, which it does not have", runner.pid, task_id
+                    "runner %s reports on attempt %s, which it does not have", runner.pid, task_id
                 )
         elif "withdrawn" in message:
-            held.runner = None
-            if held.may_have_begun:
-                self._never_began(held)
+            live.runner = None
+            if live.may_have_begun:
+                self._report_never_began(live)
             else:
-                self._wait(held, message["withdrawn"], self._pause)
+                self._retry_later(live, message["withdrawn"], self._pause)
         elif "ended" in message:
-            self._end(task_id, msgspec.convert(message["ended"], Exit))
+            self._report_ended(task_id, msgspec.convert(message["ended"], AttemptExit))
         elif "prepared" in message:
-            if runner.version == VERSION:  # else the server restarts, and the next one prepares it
-                self._prepared(held)
+            # Else this server restarts, and the next one prepares the attempt.
+            if runner.version == VERSION:
+                self._report_prepared(live)
         elif "started" in message:
-            self._started(held, message["started"], message.get("address", ""))
+            self._report_started(live, message["started"], message.get("address", ""))
         elif "progress" in message:
-            self._noted(held, message["progress"])
+            self._report_progress(live, message["progress"])
 
-    def _runner_gone(self, runner: Runner) -> None:
-        held = self._held.get(runner.task_id)
-        if held is None or held.runner is not runner:
+    def _on_runner_exit(self, runner: RunnerHandle) -> None:
+        live = self._live.get(runner.task_id)
+        if live is None or live.runner is not runner:
             return
-        held.runner = None
-        if held.may_have_begun and runner.has_missed({"begin": held.task_id}):
-            self._never_began(held)
+        live.runner = None
+        if live.may_have_begun and runner.has_missed({"begin": live.task_id}):
+            self._report_never_began(live)
             return
-        if held.may_have_begun:
-            self._after_runner(held.task_id)
+        if live.may_have_begun:
+            self._read_outcome(live.task_id)
             return
-        held.lost += bool(runner.version)
+        live.lost_runners += bool(runner.version)
         if not runner.version:
-            why = f"the runner process ends as soon as it starts: {self._last_words()}"
-            self._wait(held, why, self._pause)
-        elif held.lost < _RUNNERS:
-            self._make_ready_again(held)
+            why = f"the runner process ends as soon as it starts: {self._last_runner_error()}"
+            self._retry_later(live, why, self._pause)
+        elif live.lost_runners < _RUNNERS:
+            self._prepare_again(live)
         else:
-            self._lost(held, RUNNER_LOST)
+            self._handle_loss(live, RUNNER_LOST)
 
-    def _last_words(self) -> str:
-        """What the last runner wrote as it died."""
+    def _last_runner_error(self) -> str:
+        """The last line that a runner wrote as it died."""
         try:
             lines = (self._home.local / "runners.log").read_bytes()[-2000:].splitlines()
         except OSError:
@@ -498,104 +489,90 @@ class Executor:
         wrote_nothing = f"it wrote nothing to {self._home.local / 'runners.log'}"
         return lines[-1].decode("utf-8", "replace") if lines else wrote_nothing
 
-    def _started(self, held: _Held, at: int, address: str) -> None:
-        if held.reported != at:
-            held.reported = at
-            self._report(Started(held.task_id, at, address))
+    def _report_started(self, live: _LiveAttempt, at: int, address: str) -> None:
+        if live.reported != at:
+            live.reported = at
+            self._report(AttemptStarted(live.task_id, at, address))
 
-    def _noted(self, held: _Held, text: str) -> None:
-        if held.reported != text:
-            held.reported = text
-            about = f"Making the environment {held.label}: {text}" if held.label else text
-            self._report(Noted(held.task_id, about, self._now()))
+    def _report_progress(self, live: _LiveAttempt, text: str) -> None:
+        if live.reported != text:
+            live.reported = text
+            about = f"Making the environment {live.label}: {text}" if live.label else text
+            self._report(AttemptProgressed(live.task_id, about, self._now()))
 
-    def _after_runner(self, task_id: str) -> None:
-        """The runner of an attempt that has begun is gone: the files say what has become of it."""
+    def _read_outcome(self, task_id: str) -> None:
+        """The runner of a begun attempt has ended: its files show the outcome."""
         if self._closed:
             return
-        self.look(task_id)
+        self.check_progress(task_id)
         if (self._home.attempt(task_id) / "exit.json").exists():
             self._read_exit(task_id)
         else:
-            self._lost(self._held[task_id], RUNNER_LOST)
+            self._handle_loss(self._live[task_id], RUNNER_LOST)
 
     def _read_exit(self, task_id: str) -> None:
         try:
-            exit_ = read_record(self._home.attempt(task_id) / "exit.json", Exit)
+            exit_ = read_record(self._home.attempt(task_id) / "exit.json", AttemptExit)
         except OSError as error:
             log.error("exit.json of attempt %s cannot be read: %s", task_id, error)
             exit_ = None
         if exit_ is None:
             log.error("exit.json of attempt %s is not an exit record", task_id)
-            self._kill_rest(task_id, NO_EVIDENCE)
+            self._kill_leftovers(task_id, NO_EVIDENCE)
         else:
-            self._end(task_id, exit_)
+            self._report_ended(task_id, exit_)
 
-    def _lost(self, held: _Held, why: str) -> None:
-        """A runner died without a record. Its container goes on; processes are killed."""
+    def _handle_loss(self, live: _LiveAttempt, why: str) -> None:
+        """A runner died without a record. Its container continues; processes are killed."""
         if self._identity.adopted_from:
             why = COPIED.format(self._identity.adopted_from)
-        if held.kind != CONTAINER or self._identity.adopted_from:
-            self._kill_rest(held.task_id, why)
-        elif held.lost < _RUNNERS:
-            held.lost += 1
-            log.warning("attempt %s has lost its runner and gets another", held.task_id)
-            self._make_ready(held)
+        if live.kind != CONTAINER or self._identity.adopted_from:
+            self._kill_leftovers(live.task_id, why)
+        elif live.lost_runners < _RUNNERS:
+            live.lost_runners += 1
+            log.warning("attempt %s has lost its runner and gets another", live.task_id)
+            self._prepare(live)
         else:
-            task = self._loop.create_task(self._remove_container(held.task_id, why))
+            task = self._loop.create_task(self._remove_container(live.task_id, why))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
     async def _remove_container(self, task_id: str, why: str) -> None:
         if not await sweeper.remove(self._home, self._identity.id, task_id):
             log.error("the container of attempt %s cannot be removed now", task_id)
-        self._kill_rest(task_id, why)
+        self._kill_leftovers(task_id, why)
 
-    def _kill_rest(
+    def _kill_leftovers(
         self, task_id: str, why: str, killing: Iterator[list[int]] | None = None
     ) -> None:
-        """Kill what a lost runner left behind, and report it lost."""
+        """Kill the processes of a lost runner, and report the attempt lost."""
         if self._closed:
             return
         if killing is None:
             own = self._identity.id
             found = record.read(self._home.attempt(task_id))
-            mark = remains.mark_of(own, task_id)
-            killing = remains.kill(mark, remains.groups_of(found, own))
+            mark = record.mark_of(own, task_id)
+            killing = record.kill_processes(mark, record.groups_of(found, own))
         if next(killing, None) is None:
-            lost = why + _failure(self._home.attempt(task_id) / FAILURE)
-            self._end(task_id, Exit(lost=lost, stopped_at=self._now()))
+            lost = why + record.describe_failure(self._home.attempt(task_id))
+            self._report_ended(task_id, AttemptExit(lost=lost, stopped_at=self._now()))
         else:
-            self._loop.call_later(remains.PAUSE, self._kill_rest, task_id, why, killing)
+            self._loop.call_later(record.PAUSE, self._kill_leftovers, task_id, why, killing)
 
-    def _end(self, task_id: str, exit_: Exit) -> None:
-        self._held.pop(task_id, None)
-        self._report(Ended(task_id, exit_, self._now()))
+    def _report_ended(self, task_id: str, exit_: AttemptExit) -> None:
+        self._live.pop(task_id, None)
+        self._report(AttemptEnded(task_id, exit_, self._now()))
 
     def _now(self) -> int:
         return int(self._clock.now() * 1000)
 
 
-def _is_quick(held: _Held, spec: Mapping[str, Any]) -> bool:
-    """Whether there is nothing to prepare that takes time, or may fail for a while."""
+def _is_quick(live: _LiveAttempt, spec: Mapping[str, Any]) -> bool:
+    """Whether nothing must be prepared that takes time or may fail for a while."""
     has_environment = not spec.get("prepare") or is_whole(spec["made"])
-    return held.kind == record.PROCESS and has_environment
+    return live.kind == record.PROCESS and has_environment
 
 
-def _in_words(error: OSError) -> str:
+def _describe(error: OSError) -> str:
     where = error.filename or sys.executable
     return f"{where}: {error.strerror}"
-
-
-def _failure(path: Path) -> str:
-    """What has ended a runner, as it said it itself, behind the words for its end."""
-    text = _last_line(path)[:_REASON]
-    return f" It failed: {text}" if text else ""
-
-
-def _last_line(path: Path) -> str:
-    try:
-        lines = path.read_text("utf-8", "replace").splitlines()
-    except OSError:
-        return ""
-    return lines[-1] if lines else ""

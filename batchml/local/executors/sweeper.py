@@ -1,7 +1,7 @@
-"""Containers, networks and bind mounts of a state folder that no attempt owns: found, removed.
+"""Remove containers, networks and bind mounts of a state folder that belong to no attempt.
 
-By a process beside the server, which never imports what speaks with the engine:
-`python -m batchml.local.executors.sweeper IDENTITY look|remove|clear [TASK...]`.
+A separate process does this, so that the server never imports the Docker client: `python -m
+batchml.local.executors.sweeper IDENTITY look|remove|clear [TASK...]`.
 """
 
 import asyncio
@@ -19,24 +19,26 @@ log = logging.getLogger("batchml.local")
 
 LOOK, REMOVE, CLEAR = "look", "remove", "clear"
 
-_LIMIT = 60.0  # seconds for one of these
+_LIMIT = 60.0  # seconds for one run of the process
 _FIRST_PAUSE, _LAST_PAUSE = 15.0, 600.0  # seconds, while the engine does not answer
 
 
-class Found(Struct, frozen=True):
-    """What a state folder has in the engine: whose containers, and how many networks."""
+class EngineLeftovers(Struct, frozen=True):
+    """The resources of a state folder in the engine: tasks with containers, and the number of
+    networks.
+    """
 
     tasks: list[str]
     networks: int
 
 
 async def sweep(home: Home, identity: str, owned: Callable[[], Container[str]]) -> None:
-    """Remove what belongs to no task id that is owned once it is found.
+    """Remove the resources of task ids that are not owned when they are found.
 
-    As soon as the engine answers, which may be long after the server has started.
+    Runs once the engine answers, which may be long after the server's start.
     """
     pause = _FIRST_PAUSE
-    while (found := await _beside(home, identity, LOOK)) is None:
+    while (found := await _run_sweeper(home, identity, LOOK)) is None:
         await asyncio.sleep(pause)
         pause = min(2 * pause, _LAST_PAUSE)
     owners = owned()
@@ -44,16 +46,16 @@ async def sweep(home: Home, identity: str, owned: Callable[[], Container[str]]) 
     if orphans:
         log.warning("removing containers that no attempt owns: %s", orphans)
     if orphans or found.networks:
-        await _beside(home, identity, REMOVE, *orphans)
+        await _run_sweeper(home, identity, REMOVE, *orphans)
 
 
 async def remove(home: Home, identity: str, task_id: str) -> bool:
-    """Remove what an attempt has in the engine. False when that cannot be done now."""
-    return await _beside(home, identity, REMOVE, task_id) is not None
+    """Remove an attempt's resources in the engine. False when that is impossible now."""
+    return await _run_sweeper(home, identity, REMOVE, task_id) is not None
 
 
-async def _beside(home: Home, identity: str, *words: str) -> Found | None:
-    """What there was, or None when the engine does not answer."""
+async def _run_sweeper(home: Home, identity: str, *words: str) -> EngineLeftovers | None:
+    """The resources before the change, or None when the engine does not answer."""
     with open(home.local / "runners.log", "ab") as errors:
         process = await asyncio.create_subprocess_exec(
             *_command(identity, *words), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -66,11 +68,11 @@ async def _beside(home: Home, identity: str, *words: str) -> Found | None:
     finally:
         if process.returncode is None:
             process.kill()
-    return msgspec.json.decode(output, type=Found) if process.returncode == 0 else None
+    return msgspec.json.decode(output, type=EngineLeftovers) if process.returncode == 0 else None
 
 
 def clear(identity: str) -> None:
-    """Remove whatever a state folder has in the engine, if that answers."""
+    """Remove all resources of a state folder in the engine, if it answers."""
     try:
         subprocess.run(
             _command(identity, CLEAR), stdin=subprocess.DEVNULL, capture_output=True, timeout=_LIMIT
@@ -83,23 +85,23 @@ def _command(identity: str, *words: str) -> list[str]:
     return [sys.executable, "-m", __name__, identity, *words]
 
 
-# --- the process beside it ----------------------------------------------------------------------
+# --- The separate process -------------------------------------------------------------------------
 
 
 def main(label: str, verb: str, *tasks: str) -> int:
     from batchml.local.executors import docker, mounts
 
     try:
-        tasks_there, networks = docker.belongings(label)
+        tasks_there, networks = docker.list_resources(label)
         pinned = mounts.pinned_tasks(label)
         if verb != LOOK:
             for task in pinned if verb == CLEAR else tasks:
                 mounts.unpin(mounts.pins_of(label, task))
-            docker.remove_belongings(label, None if verb == CLEAR else tasks)
-    except docker.Unreachable as error:
+            docker.remove_resources(label, None if verb == CLEAR else tasks)
+    except docker.EngineUnreachable as error:
         print(f"the Docker engine does not answer: {error}", file=sys.stderr)
         return 1
-    print(msgspec.json.encode(Found([*{*tasks_there, *pinned}], networks)).decode())
+    print(msgspec.json.encode(EngineLeftovers([*{*tasks_there, *pinned}], networks)).decode())
     return 0
 
 

@@ -1,1 +1,1 @@
-"""Logs of attempts: files, their proof, and the calls that read them."""
+"""Logs of attempts: their files, the proof of their content, and the calls that read them."""

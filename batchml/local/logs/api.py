@@ -1,14 +1,14 @@
 """The CloudWatch Logs calls: GetLogEvents, FilterLogEvents, DescribeLogGroups, DescribeLogStreams.
 
-A token of GetLogEvents is a byte offset (`f/1234`, `b/1234`). At the end of a stream the forward
-token that comes back equals the one that was sent, which is how CloudWatch Logs says "nothing more
-for now". Everywhere else a token is the place of what was given last, in the order of the answer.
+A token of GetLogEvents is a byte offset (`f/1234`, `b/1234`). At the end of a stream the returned
+forward token equals the sent one, as in CloudWatch Logs. Every other token is the position of the
+last returned item, in the order of the answer.
 
-They are answered in a thread of their own, and each looks at a bounded part of the output, so that
-no reader holds up the server or another reader for long. A page that ends early has a token.
+A thread of its own answers these calls, and each call reads a bounded part of the output, so that
+no reader delays the server or another reader for long. A page that ends early has a token.
 
-When an attempt has ended, GetLogEvents checks its log against the proof in the journal. The result
-is in a header, which AWS's clients do not look at, of the page that comes to the end.
+When an attempt has ended, GetLogEvents compares its log with the proof in the journal. The page
+that reaches the end has the result in a header, which AWS's clients ignore.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from typing import Annotated, Any, NamedTuple
 from msgspec import Meta
 
 from batchml.errors import LocalServerError
-from batchml.local.batch import reads as tokens
+from batchml.local.batch import reads
 from batchml.local.batch.events import LogEnd
 from batchml.local.batch.state import ACCOUNT, DEFAULT_LOG_GROUP, REGION
 from batchml.local.logs.check import LargeChecks, check_small
@@ -33,10 +33,10 @@ from batchml.local.logs.files import (
     MAX_EVENTS,
     MAX_SCAN,
     NO_TIME,
-    Cursor,
-    Line,
-    Page,
-    Streams,
+    LogCursor,
+    LogFilePage,
+    StreamIndex,
+    StreamLine,
     as_event,
     as_output,
     first_and_last,
@@ -44,27 +44,28 @@ from batchml.local.logs.files import (
     read_backward,
     read_forward,
 )
-from batchml.local.server.protocol import Refused
-from batchml.local.store.journal import Store, Stream
+from batchml.local.server.protocol import ApiError
+from batchml.local.store.journal import Journal, LogStream
 from batchml.model.logcheck import HEADER, LogCheck, LogState
 from batchml.runtime.storage.files import open_regular
 
-# --- logs of several attempts ---------------------------------------------------------------------
-# Thousands of log streams as one, by time: what FilterLogEvents reads.
+# --- Merged streams -------------------------------------------------------------------------------
+# FilterLogEvents merges thousands of log streams by time.
 #
-# The order is (time, stream name, place in the stream), and a `Place` in it is all that a next page
-# needs: every stream is taken up again at its first event behind that place, which is found by its
+# The order is (time, stream name, offset in the stream). A `LogPosition` in it is all that the next
+# page needs: each stream continues at its first event behind that position, which is found by its
 # time. So each event of a finished stream comes exactly once. In a stream that still grows, or that
-# appears between two pages, an event is left out when its time lies before the place; it comes in
-# the next listing, which is how clients follow: by `startTime`, dropping event ids that they know.
-
+# appears between two pages, events before the position are left out. They come in the next listing:
+# clients follow by `startTime`, and drop event ids that they know.
 
 _BLOCKS = 4 * 1_048_576  # bytes of blocks in memory, of all streams together
-_MOST_KNOWN = 65_536  # files whose times are kept in mind
+_MOST_KNOWN = 65_536  # files whose times are cached
 
 
-class Place(NamedTuple):
-    """In the merge: all before it has been read. `offset` is into the stream that is named."""
+class LogPosition(NamedTuple):
+    """A position in the merge: all events before it have been read. `offset` is into the named
+    stream.
+    """
 
     time: int
     stream: str
@@ -77,7 +78,7 @@ class _Times(NamedTuple):
 
 
 class LogFiles:
-    """The files of streams, and what is known of their times: asked again only when they grow."""
+    """The files of streams, with cached times, which are read again only when a file has grown."""
 
     def __init__(self, path_of: Callable[[str], Path]) -> None:
         self.path_of = path_of
@@ -108,14 +109,14 @@ class LogFiles:
 
 
 def merge(
-    streams: Iterable[Stream], files: LogFiles, after: Place
-) -> Iterator[tuple[Line, Stream, Place]]:
-    """The lines of all streams behind `after`, in order, each with the place behind it.
+    streams: Iterable[LogStream], files: LogFiles, after: LogPosition
+) -> Iterator[tuple[StreamLine, LogStream, LogPosition]]:
+    """The lines of all streams behind `after`, in order, each with the position behind it.
 
-    A line without a time comes right behind the event before it. A stream's file is first opened
-    when its turn comes.
+    A line without a time follows the event before it. A stream's file is opened only when its turn
+    comes.
     """
-    heap: list[tuple[int, str, Stream, Cursor | None]] = []
+    heap: list[tuple[int, str, LogStream, LogCursor | None]] = []
     for stream in streams:
         span = files.span(stream.task_id)
         if span is not None and span[1] >= after.time:
@@ -125,23 +126,23 @@ def merge(
     while heap:
         time, name, stream, cursor = heap[0]
         if cursor is None:
-            cursor = Cursor(files.path(stream.task_id), _offset(stream, files, after), block)
+            cursor = LogCursor(files.path(stream.task_id), _offset(stream, files, after), block)
         else:
             assert cursor.line is not None
-            yield cursor.line, stream, Place(time, name, cursor.line.end)
+            yield cursor.line, stream, LogPosition(time, name, cursor.line.end)
         cursor.advance()
         while cursor.line is not None and cursor.line.timestamp == NO_TIME:
-            yield cursor.line, stream, Place(time, name, cursor.line.end)
+            yield cursor.line, stream, LogPosition(time, name, cursor.line.end)
             cursor.advance()
         if cursor.line is None:
             heapq.heappop(heap)
         else:
-            # A time that has gone back, in a file that a job has spoilt, must not lead back.
+            # Times may go back in a file that a job has changed; the merge must not.
             heapq.heapreplace(heap, (max(time, cursor.line.timestamp), name, stream, cursor))
 
 
-def _offset(stream: Stream, files: LogFiles, after: Place) -> int:
-    """Where a stream goes on behind `after`."""
+def _offset(stream: LogStream, files: LogFiles, after: LogPosition) -> int:
+    """The offset at which a stream continues behind `after`."""
     if stream.name == after.stream:
         return after.offset
     wanted = after.time + (stream.name < after.stream)
@@ -152,8 +153,7 @@ def _offset(stream: Stream, files: LogFiles, after: Place) -> int:
         return first_at(file, wanted)
 
 
-# --- calls that read logs -------------------------------------------------------------------------
-
+# --- Calls ----------------------------------------------------------------------------------------
 
 _Count = Annotated[int, Meta(ge=0, le=2**62)]
 _PLACE = tuple[_Count, str, _Count]
@@ -166,17 +166,17 @@ class LogAnswer(NamedTuple):
 
 
 class LogReads:
-    """`path_of` gives the file of an attempt's output from its task id."""
+    """`path_of` returns the file of an attempt's output for a task id."""
 
-    def __init__(self, store: Store, path_of: LogPath) -> None:
-        self._streams = Streams(store.path)
+    def __init__(self, journal: Journal, path_of: LogPath) -> None:
+        self._streams = StreamIndex(journal.path)
         self._files = LogFiles(path_of)
         self._thread = ThreadPoolExecutor(1, "logs")
         self._large = LargeChecks()
         self._large_thread = ThreadPoolExecutor(1, "log-checks")
 
     async def answer(self, operation: str, params: dict[str, Any]) -> LogAnswer:
-        """The answer to one of LOG_OPERATIONS. Raises Refused."""
+        """The answer to one of LOG_OPERATIONS. Raises ApiError."""
         loop = asyncio.get_running_loop()
         try:
             found = await loop.run_in_executor(
@@ -192,7 +192,9 @@ class LogReads:
         return LogAnswer(body, ((HEADER, check.to_header()),) if check is not None else ())
 
     def close(self) -> None:
-        """Before the store is closed: the journal's last connection tidies up behind it."""
+        """Close before the journal: the journal's last connection must be the one that cleans
+        up.
+        """
         self._large_thread.shutdown(cancel_futures=True)
         self._large.close()
         self._thread.shutdown(cancel_futures=True)
@@ -201,11 +203,11 @@ class LogReads:
     def get_log_events(
         self, params: dict[str, Any]
     ) -> "tuple[dict[str, Any], LogCheck | _Large | None]":
-        """A page of a log, and how the log was found."""
+        """A page of a log, and the result of the log's check."""
         stream = self._streams.one(_group(params), params["logStreamName"])
         if stream is None:
             raise _not_found("The specified log stream does not exist.")
-        # Before the page is read: if the attempt ends in between, the page may lack the last lines.
+        # Read before the page: if the attempt ends in between, the page may lack the last lines.
         end = self._streams.log_end(stream.task_id)
         path = self._files.path(stream.task_id)
         direction, offset = _position(params)
@@ -222,15 +224,15 @@ class LogReads:
         return body, check_small(path, end) or _Large(stream.task_id, path, end)
 
     def filter_log_events(self, params: dict[str, Any]) -> dict[str, Any]:
-        streams = self._chosen(params)
+        streams = self._select_streams(params)
         wanted = _pattern(params.get("filterPattern", ""))
         limit = params.get("limit", MAX_EVENTS)
         since, until = params.get("startTime", 0), params.get("endTime")
-        reached = max(Place(since, "", 0), _read_place(params.get("nextToken")))
+        reached = max(LogPosition(since, "", 0), _read_position(params.get("nextToken")))
         found: list[dict[str, Any]] = []
         size = scanned = 0
-        for line, stream, place in merge(streams, self._files, reached):
-            if until is not None and place.time >= until:
+        for line, stream, position in merge(streams, self._files, reached):
+            if until is not None and position.time >= until:
                 break
             length = line.end - line.start
             is_wanted = line.timestamp != NO_TIME and wanted(line.message)
@@ -241,13 +243,13 @@ class LogReads:
             ):
                 return {"events": found, "searchedLogStreams": [], "nextToken": _token(reached)}
             if is_wanted:
-                found.append(_filtered(line, stream))
+                found.append(_to_filtered_event(line, stream))
                 size += length
             scanned += length
-            reached = place
+            reached = position
         return {"events": found, "searchedLogStreams": []}
 
-    def _chosen(self, params: dict[str, Any]) -> list[Stream]:
+    def _select_streams(self, params: dict[str, Any]) -> list[LogStream]:
         group = _group(params)
         names = params.get("logStreamNames")
         prefix = params.get("logStreamNamePrefix", "")
@@ -276,7 +278,7 @@ class LogReads:
             if name.startswith(prefix) and pattern in name and (after is None or name > after)
         ]
         limit = params.get("limit", 50)
-        shown = [
+        groups_found = [
             {
                 "logGroupName": name,
                 "creationTime": groups[name],
@@ -288,8 +290,8 @@ class LogReads:
             }
             for name in names[:limit]
         ]
-        more = {"nextToken": tokens.encode(names[limit - 1])} if len(names) > limit else {}
-        return {"logGroups": shown, **more}
+        more = {"nextToken": reads.encode_token(names[limit - 1])} if len(names) > limit else {}
+        return {"logGroups": groups_found, **more}
 
     def describe_log_streams(self, params: dict[str, Any]) -> dict[str, Any]:
         group = _group(params)
@@ -299,11 +301,11 @@ class LogReads:
             found, more = self._by_time(group, params, limit)
         else:
             found, more = self._by_name(group, params, limit)
-        return {"logStreams": [self._described(stream) for stream in found], **more}
+        return {"logStreams": [self._describe(stream) for stream in found], **more}
 
     def _by_name(
         self, group: str, params: dict[str, Any], limit: int
-    ) -> tuple[list[Stream], dict[str, str]]:
+    ) -> tuple[list[LogStream], dict[str, str]]:
         found = self._streams.page(
             group,
             params.get("logStreamNamePrefix", ""),
@@ -311,31 +313,35 @@ class LogReads:
             limit + 1,
             descending=params.get("descending", False),
         )
-        more = {"nextToken": tokens.encode(found[limit - 1].name)} if len(found) > limit else {}
+        more = (
+            {"nextToken": reads.encode_token(found[limit - 1].name)} if len(found) > limit else {}
+        )
         return found[:limit], more
 
     def _by_time(
         self, group: str, params: dict[str, Any], limit: int
-    ) -> tuple[list[Stream], dict[str, str]]:
-        """Those without an event come as if theirs were at 0."""
+    ) -> tuple[list[LogStream], dict[str, str]]:
+        """Streams by their last event. Streams without an event count as if it were at 0."""
         if "logStreamNamePrefix" in params:
             raise _invalid("Cannot order by LastEventTime with a logStreamNamePrefix.")
         after = _read_token(params.get("nextToken"), tuple[_Count, str])
-        places = []
+        positions = []
         for stream in self._streams.all(group):
             span = self._files.span(stream.task_id)
-            places.append(((span[1] if span else 0, stream.name), stream))
+            positions.append(((span[1] if span else 0, stream.name), stream))
         descending = params.get("descending", False)
-        places.sort(key=lambda pair: pair[0], reverse=descending)
+        positions.sort(key=lambda pair: pair[0], reverse=descending)
         if after is not None:
-            places = [
-                pair for pair in places if pair[0] != after and (pair[0] < after) == descending
+            positions = [
+                pair for pair in positions if pair[0] != after and (pair[0] < after) == descending
             ]
-        more = {"nextToken": tokens.encode(places[limit - 1][0])} if len(places) > limit else {}
-        return [stream for _, stream in places[:limit]], more
+        more = {}
+        if len(positions) > limit:
+            more = {"nextToken": reads.encode_token(positions[limit - 1][0])}
+        return [stream for _, stream in positions[:limit]], more
 
-    def _described(self, stream: Stream) -> dict[str, Any]:
-        shown: dict[str, Any] = {
+    def _describe(self, stream: LogStream) -> dict[str, Any]:
+        detail: dict[str, Any] = {
             "logStreamName": stream.name,
             "creationTime": stream.created_at,
             "arn": f"{_group_arn(stream.log_group)}:log-stream:{stream.name}",
@@ -343,12 +349,12 @@ class LogReads:
         }
         times = self._files.span(stream.task_id)
         if times:
-            shown |= {
+            detail |= {
                 "firstEventTimestamp": times[0],
                 "lastEventTimestamp": times[1],
                 "lastIngestionTime": times[1],
             }
-        return shown
+        return detail
 
 
 LOG_OPERATIONS: dict[str, Callable[[LogReads, dict[str, Any]], Any]] = {
@@ -360,14 +366,16 @@ LOG_OPERATIONS: dict[str, Callable[[LogReads, dict[str, Any]], Any]] = {
 
 
 class _Large(NamedTuple):
-    """A log that is to be checked in a thread of its own."""
+    """A log to be checked in a thread of its own, because it is large."""
 
     task_id: str
     path: str
     end: LogEnd
 
 
-def _read_page(path: Path, direction: str, offset: int | None, params: dict[str, Any]) -> Page:
+def _read_page(
+    path: Path, direction: str, offset: int | None, params: dict[str, Any]
+) -> LogFilePage:
     limit = params.get("limit", MAX_EVENTS)
     since, until = params.get("startTime", 0), params.get("endTime")
     if direction == "f":
@@ -376,14 +384,14 @@ def _read_page(path: Path, direction: str, offset: int | None, params: dict[str,
 
 
 def _is_at_end(path: str, offset: int | None, end: int) -> bool:
-    """True for a page from `offset` to `end` that comes to the end of its log."""
+    """True for a page from `offset` to `end` that reaches the end of its log."""
     try:
         return end == offset or end >= os.stat(path).st_size
     except (FileNotFoundError, NotADirectoryError):
         return True
 
 
-def _filtered(line: Line, stream: Stream) -> dict[str, Any]:
+def _to_filtered_event(line: StreamLine, stream: LogStream) -> dict[str, Any]:
     return {
         "logStreamName": stream.name,
         **as_output(as_event(line)),
@@ -414,7 +422,9 @@ def _position(params: dict[str, Any]) -> tuple[str, int | None]:
 
 
 def _pattern(text: str) -> Callable[[bytes], bool]:
-    """CloudWatch's plain patterns: every term, `?term` for any of them, `-term` for none."""
+    """CloudWatch's plain patterns: every term, `?term` for any of them, `-term` for none of
+    them.
+    """
     if text.lstrip().startswith(("{", "[", "%")):
         raise _invalid("Only plain terms are served in filterPattern, not JSON, fields or regex.")
     try:
@@ -436,27 +446,27 @@ def _pattern(text: str) -> Callable[[bytes], bool]:
     return wanted
 
 
-def _token(place: Place) -> str:
-    return tokens.encode(place)
+def _token(position: LogPosition) -> str:
+    return reads.encode_token(position)
 
 
-def _read_place(token: str | None) -> Place:
+def _read_position(token: str | None) -> LogPosition:
     found = _read_token(token, _PLACE)
-    return Place(0, "", 0) if found is None else Place(*found)
+    return LogPosition(0, "", 0) if found is None else LogPosition(*found)
 
 
 def _read_token(token: str | None, kind: Any) -> Any:
     if not token:
         return None
     try:
-        return tokens.decode(token, kind)
+        return reads.decode_token(token, kind)
     except ValueError:
         raise _invalid("The specified nextToken is invalid.") from None
 
 
-def _invalid(text: str) -> Refused:
-    return Refused("InvalidParameterException", text)
+def _invalid(text: str) -> ApiError:
+    return ApiError("InvalidParameterException", text)
 
 
-def _not_found(text: str) -> Refused:
-    return Refused("ResourceNotFoundException", text)
+def _not_found(text: str) -> ApiError:
+    return ApiError("ResourceNotFoundException", text)

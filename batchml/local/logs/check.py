@@ -1,4 +1,4 @@
-"""Compare the file of a log with the proof that was committed when its attempt ended.
+"""Compare a log's file with the proof that was committed when its attempt ended.
 
 `examine` works in steps, so that a large file does not delay other requests: see LargeChecks.
 """
@@ -11,13 +11,13 @@ from typing import BinaryIO, NamedTuple
 from msgspec.structs import replace
 
 from batchml.local.batch.events import LogEnd, LogProof
-from batchml.local.executors.runner.proof import CHECKPOINT, count_marks, line_end
+from batchml.local.executors.runner.files import CHECKPOINT, count_marks, line_end
 from batchml.model.logcheck import LogCheck, LogState
 from batchml.runtime.storage.files import open_regular
 
 _BLOCK = 1_048_576
-_SMALL = _BLOCK  # bytes: such a file is checked in a millisecond
-_AT_A_TIME = 256 * _BLOCK  # bytes that one request has checked: in about 0.2 seconds
+_SMALL = _BLOCK  # bytes: checking such a file takes a millisecond
+_AT_A_TIME = 256 * _BLOCK  # bytes that one request checks: in about 0.2 seconds
 _MOST_KNOWN = 4096
 _MOST_BEGUN = 64
 
@@ -25,7 +25,7 @@ Steps = Generator[int, None, LogCheck]  # yields how many bytes a step has read
 
 
 class _Walk:
-    """A file's bytes from its start, with the digest and the number of lines so far."""
+    """A file's bytes from its start, with their digest and the number of lines so far."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -33,7 +33,7 @@ class _Walk:
         self.lines = self.offset = 0
 
     def advance(self, most: int) -> int:
-        """Go on by one block, but not past `most` lines. The number of bytes."""
+        """Read one block, but not past line `most`. Returns the number of bytes."""
         data = os.pread(self._file.fileno(), _BLOCK, self.offset)
         count = data.count(b"\n")
         if self.lines + count >= most:
@@ -46,9 +46,9 @@ class _Walk:
 
 
 def examine(proof: LogProof, file: BinaryIO) -> Steps:
-    """Find the first line of `file` that is not what was written."""
+    """Find the first line of `file` that differs from the proof."""
     if os.fstat(file.fileno()).st_size == proof.size:
-        sha = hashlib.sha256()  # of the whole: to count lines as well takes twice the time
+        sha = hashlib.sha256()  # of the whole file: counting lines as well takes twice the time
         for offset in range(0, proof.size, _BLOCK):
             data = os.pread(file.fileno(), _BLOCK, offset)
             sha.update(data)
@@ -56,7 +56,7 @@ def examine(proof: LogProof, file: BinaryIO) -> Steps:
         if sha.hexdigest() == proof.sha256:
             return LogCheck(LogState.COMPLETE, proof.shown)
     walk = _Walk(file)
-    lines = offset = 0  # up to which all agrees
+    lines = offset = 0  # up to here the file agrees with the proof
     for number, wanted in _checkpoints(proof):
         while walk.lines < number:
             read = walk.advance(number)
@@ -75,15 +75,15 @@ def examine(proof: LogProof, file: BinaryIO) -> Steps:
 
 
 def _checkpoints(proof: LogProof) -> list[tuple[int, bytes]]:
-    """(Number of lines, the first bytes of their digest), up to that of the whole."""
+    """(Number of lines, first bytes of their digest) for each checkpoint, and for the whole log."""
     digests = bytes.fromhex(proof.checkpoints)
     found = [digests[at : at + CHECKPOINT] for at in range(0, len(digests), CHECKPOINT)]
-    numbered = [(place * proof.stride, digest) for place, digest in enumerate(found, start=1)]
+    numbered = [(number * proof.stride, digest) for number, digest in enumerate(found, start=1)]
     return [*numbered, (proof.lines, bytes.fromhex(proof.sha256))]
 
 
 def _marks(file: BinaryIO, end: int) -> Generator[int, None, int]:
-    """How many of the whole lines before `end` are marks, which no user is shown."""
+    """The number of whole lines before `end` that are batchml's marks, which users do not see."""
     count, at, rest = 0, 0, b""
     while at < end:
         data = os.pread(file.fileno(), min(_BLOCK, end - at), at)
@@ -97,7 +97,7 @@ def _marks(file: BinaryIO, end: int) -> Generator[int, None, int]:
 
 
 class _Key(NamedTuple):
-    """A file that has the same key has not been changed."""
+    """A file with an equal key has not changed."""
 
     inode: int
     size: int
@@ -111,7 +111,7 @@ class _Begun(NamedTuple):
 
 
 def check_small(path: str, end: LogEnd) -> LogCheck | None:
-    """Check the log of an attempt that has ended; None when its file is a large one."""
+    """Check the log of an ended attempt; None when its file is large."""
     if end.proof is None:
         return LogCheck(LogState.UNPROVEN, why=end.doubt)
     try:
@@ -127,7 +127,7 @@ def check_small(path: str, end: LogEnd) -> LogCheck | None:
 
 
 class LargeChecks:
-    """Checks of large files: a part of one with each call, and none twice. For one thread."""
+    """Checks of large files: one part per call, each part once. For one thread."""
 
     def __init__(self, at_a_time: int = _AT_A_TIME) -> None:
         self._at_a_time = at_a_time
@@ -139,13 +139,13 @@ class LargeChecks:
             self._drop(task_id)
 
     def check(self, task_id: str, path: str, end: LogEnd) -> LogCheck:
-        """UNCHECKED while it goes on: call it again."""
+        """The result, or UNCHECKED while the check is not finished: call it again."""
         key = _key(path)
         known = self._known.get(task_id)
         if known is not None and known[0] == key:
             return known[1]
         found = None if key is None else self._go_on(task_id, key, path, end)
-        if found is None:  # it was deleted or replaced right now
+        if found is None:  # the file was deleted or replaced just now
             return LogCheck(LogState.UNCHECKED)
         if found.is_final and key is not None:
             if len(self._known) >= _MOST_KNOWN:
@@ -173,7 +173,7 @@ class LargeChecks:
         if end.proof is None:
             return None
         try:
-            file = open_regular(path)  # closed by _drop
+            file = open_regular(path)  # _drop closes it
         except (FileNotFoundError, NotADirectoryError):
             return None
         if len(self._begun) >= _MOST_BEGUN:
@@ -196,7 +196,7 @@ def _key(path: str) -> _Key | None:
 
 
 def _with_end(found: LogCheck, path: str, end: LogEnd) -> LogCheck:
-    """A log that is as it was written may still lack what was lost with a host."""
+    """The result for an ended attempt: an intact log may lack output that was lost with a host."""
     if found.state is LogState.COMPLETE and end.doubt:
         return replace(found, state=LogState.UNPROVEN, why=end.doubt)
     return replace(found, file=path) if found.is_damaged else found

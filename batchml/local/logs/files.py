@@ -1,12 +1,12 @@
-"""Job output as CloudWatch log streams.
+"""Job output as CloudWatch log streams: the files, and the journal's index of them.
 
-A stream is a file that the attempt's runner appends to, one event a line: the time in ms, a space,
-the message. So it can be read while the job runs and while no server does, by `grep` as well; a
-position is a byte offset; and there is no second copy that could miss a line. A last line without
-its newline is still being written and is not an event yet.
+A stream is a file to which the attempt's runner appends one event per line: the time in ms, a
+space, the message. It can be read while the job runs and while no server does, also by `grep`; a
+position is a byte offset; and no second copy can miss a line. A last line without its newline is
+still being written and is not an event yet.
 
-The runner sees to it that times never decrease within a file, so a time is found by halving. In a
-file that a job has spoilt itself, its own events come in any order, in bounded time.
+The runner never writes decreasing times, so a time is found by bisection. In a file that a job has
+changed, events may come in any order, but reading stays bounded.
 """
 
 import os
@@ -17,15 +17,15 @@ from typing import Any, BinaryIO, NamedTuple
 import msgspec
 
 from batchml.local.batch.events import LogEnd
-from batchml.local.store.journal import Stream, open_reader
+from batchml.local.store.journal import LogStream, open_reader
 from batchml.runtime.storage.files import open_regular
 
 MAX_EVENTS = 10_000  # of one page; CloudWatch Logs, GetLogEvents
 MAX_BYTES = 1_048_576  # of one page
-MAX_SCAN = 8 * 1_048_576  # bytes that one page may look at
-NO_TIME = -1  # of a line that is no event
+MAX_SCAN = 8 * 1_048_576  # bytes that one page may read
+NO_TIME = -1  # the time of a line that is not an event
 _BLOCK = 64 * 1024
-_NEAR = 8 * 1024  # bytes that are sooner read through than halved
+_NEAR = 8 * 1024  # bytes; a shorter range is read through instead of bisected
 _STAMP_DIGITS = 15
 
 
@@ -36,14 +36,14 @@ class LogEvent(NamedTuple):
     end: int  # byte offset of the next
 
 
-class Page(NamedTuple):
+class LogFilePage(NamedTuple):
     events: list[LogEvent]
     start: int
     end: int
 
 
-class Line(NamedTuple):
-    """A whole line of a file, not decoded yet: most are read to be passed over."""
+class StreamLine(NamedTuple):
+    """A whole line of a file, not decoded yet: most lines are skipped."""
 
     timestamp: int  # ms, or NO_TIME
     message: bytes
@@ -53,16 +53,17 @@ class Line(NamedTuple):
 
 def read_forward(
     path: Path, offset: int, limit: int = MAX_EVENTS, since: int = 0, until: int | None = None
-) -> Page:
+) -> LogFilePage:
     """Up to `limit` events from `offset` on, with `since <= timestamp < until`, at most 1 MiB.
 
-    The page may end early, even empty, where much lies between: `end` tells whether it has moved.
+    The page may end early, even empty, when many bytes lie between: `end` shows whether it
+    advanced.
     """
     events: list[LogEvent] = []
     size = 0
-    file = _opened(path)
+    file = _open(path)
     if file is None:
-        return Page(events, offset, offset)
+        return LogFilePage(events, offset, offset)
     with file:
         start = max(offset, first_at(file, since)) if since else offset
         end = start
@@ -75,7 +76,7 @@ def read_forward(
                     break
                 events.append(as_event(line))
             end = line.end
-    return Page(events, offset, end)
+    return LogFilePage(events, offset, end)
 
 
 def read_backward(
@@ -84,11 +85,11 @@ def read_backward(
     limit: int = MAX_EVENTS,
     since: int = 0,
     until: int | None = None,
-) -> Page:
+) -> LogFilePage:
     """The last `limit` events before `offset` (None: the end), oldest first, at most 1 MiB."""
-    file = _opened(path)
+    file = _open(path)
     if file is None:
-        return Page([], 0, 0)
+        return LogFilePage([], 0, 0)
     with file:
         end = _line_end(file, offset)
         if until is not None:
@@ -108,12 +109,12 @@ def read_backward(
             elif scanned > MAX_SCAN:
                 start = line.start
                 break
-    return Page(kept[::-1], start, end)
+    return LogFilePage(kept[::-1], start, end)
 
 
 def iterate(path: Path, offset: int) -> Iterator[LogEvent]:
-    """Events from `offset` on, in memory that does not grow with the file."""
-    file = _opened(path)
+    """Events from `offset` on, in constant memory."""
+    file = _open(path)
     if file is None:
         return
     with file:
@@ -124,7 +125,7 @@ def iterate(path: Path, offset: int) -> Iterator[LogEvent]:
 
 def first_and_last(path: Path) -> tuple[int, int] | None:
     """The times of the first and the last event, in ms, or None when there is none."""
-    file = _opened(path)
+    file = _open(path)
     if file is None:
         return None
     with file:
@@ -134,7 +135,7 @@ def first_and_last(path: Path) -> tuple[int, int] | None:
 
 
 def first_at(file: BinaryIO, since: int) -> int:
-    """The offset of the first event at or after `since`; the end of the last line if none is."""
+    """The offset of the first event at or after `since`; else the end of the last line."""
     # Events that start below `low` are earlier than `since`, those from `high` on are not.
     low, high = 0, file.seek(0, os.SEEK_END)
     while high - low > _NEAR:
@@ -151,7 +152,7 @@ def first_at(file: BinaryIO, since: int) -> int:
     return low
 
 
-def as_event(line: Line) -> LogEvent:
+def as_event(line: StreamLine) -> LogEvent:
     return LogEvent(line.timestamp, line.message.decode("utf-8", "replace"), line.start, line.end)
 
 
@@ -164,22 +165,22 @@ def as_output(event: LogEvent) -> dict[str, Any]:
     }
 
 
-class Cursor:
-    """The events of one stream, one by one; `line` is the one it stands at, None at the end.
+class LogCursor:
+    """The events of one stream, one after the other; `line` is the current one, None at the end.
 
-    For thousands of them side by side: each has one block in memory, and its file is open only
-    while a block is read.
+    Made for thousands at once: each has one block in memory, and opens its file only to read a
+    block.
     """
 
     def __init__(self, path: str, offset: int, block: int) -> None:
         self._path = path
         self._offset = offset
         self._block = block
-        self._ahead: list[bytes] = []  # lines, the next one last
-        self.line: Line | None = None
+        self._ahead: list[bytes] = []  # lines, in reverse order
+        self.line: StreamLine | None = None
 
     def advance(self) -> None:
-        """To the next whole line, which may be one without a time."""
+        """Go to the next whole line, which may have no time."""
         if not self._ahead:
             self._read()
         if not self._ahead:
@@ -188,10 +189,10 @@ class Cursor:
         text = self._ahead.pop()
         start = self._offset
         self._offset = start + len(text) + 1
-        self.line = _parsed(text, start, self._offset)
+        self.line = _parse(text, start, self._offset)
 
     def _read(self) -> None:
-        file = _opened(self._path)
+        file = _open(self._path)
         if file is None:
             return
         with file:
@@ -207,7 +208,7 @@ class Cursor:
                 size *= 4
 
 
-def _opened(path: Path | str) -> BinaryIO | None:
+def _open(path: Path | str) -> BinaryIO | None:
     try:
         return open_regular(str(path))
     except (FileNotFoundError, NotADirectoryError):
@@ -216,8 +217,8 @@ def _opened(path: Path | str) -> BinaryIO | None:
 
 def _lines(
     file: BinaryIO, offset: int, most: int = MAX_SCAN, block: int = _BLOCK
-) -> Iterator[Line]:
-    """Whole lines from `offset` on, until `most` bytes have been passed."""
+) -> Iterator[StreamLine]:
+    """Whole lines from `offset` on, until `most` bytes have been read."""
     last = offset + most
     while offset < last:
         data = _read_at(file, offset, block)
@@ -229,25 +230,25 @@ def _lines(
             continue
         for text in data[:whole].split(b"\n"):
             end = offset + len(text) + 1
-            yield _parsed(text, offset, end)
+            yield _parse(text, offset, end)
             offset = end
 
 
 def _line_start(file: BinaryIO, offset: int) -> int:
-    """The first place from `offset` on where a line begins."""
-    place = offset - 1
+    """The first offset from `offset` on at which a line begins."""
+    position = offset - 1
     while True:
-        data = _read_at(file, place, _NEAR)
+        data = _read_at(file, position, _NEAR)
         found = data.find(b"\n")
         if found >= 0:
-            return place + found + 1
-        if len(data) < _NEAR or place - offset > MAX_SCAN:
-            return place + len(data)
-        place += len(data)
+            return position + found + 1
+        if len(data) < _NEAR or position - offset > MAX_SCAN:
+            return position + len(data)
+        position += len(data)
 
 
-def _lines_before(file: BinaryIO, end: int, floor: int) -> Iterator[Line]:
-    """The lines between `floor` and `end`, both the end of one, newest first."""
+def _lines_before(file: BinaryIO, end: int, floor: int) -> Iterator[StreamLine]:
+    """The lines between the line ends `floor` and `end`, newest first."""
     low = end
     known = b""  # the bytes from `low` to `end`
     size = _BLOCK
@@ -263,20 +264,20 @@ def _lines_before(file: BinaryIO, end: int, floor: int) -> Iterator[Line]:
             continue
         for text in reversed(known[cut:-1].split(b"\n")):
             start = end - len(text) - 1
-            yield _parsed(text, start, end)
+            yield _parse(text, start, end)
             end = start
         known = known[:cut]
 
 
-def _parsed(text: bytes, start: int, end: int) -> Line:
+def _parse(text: bytes, start: int, end: int) -> StreamLine:
     stamp, _, message = text.partition(b" ")
-    # An offset that a client made up may lie within a line of digits.
+    # A client's invalid offset may lie within a line of digits.
     if stamp.isdigit() and len(stamp) <= _STAMP_DIGITS:
-        return Line(int(stamp), message, start, end)
-    return Line(NO_TIME, text, start, end)
+        return StreamLine(int(stamp), message, start, end)
+    return StreamLine(NO_TIME, text, start, end)
 
 
-def _first_event(lines: Iterator[Line]) -> Line | None:
+def _first_event(lines: Iterator[StreamLine]) -> StreamLine | None:
     scanned = 0
     for line in lines:
         scanned += line.end - line.start
@@ -293,9 +294,9 @@ def _line_end(file: BinaryIO, offset: int | None) -> int:
     end = size if offset is None else min(offset, size)
     while end > 0:
         start = max(0, end - _BLOCK)
-        place = _read_at(file, start, end - start).rfind(b"\n")
-        if place >= 0:
-            return start + place + 1
+        position = _read_at(file, start, end - start).rfind(b"\n")
+        if position >= 0:
+            return start + position + 1
         end = start
     return 0
 
@@ -304,17 +305,17 @@ def _read_at(file: BinaryIO, offset: int, size: int) -> bytes:
     return os.pread(file.fileno(), size, offset)
 
 
-# --- the index of a log ---------------------------------------------------------------------------
-# Which log streams there are: the journal's index of them, read by a connection of its own.
-
+# --- The index of log streams ---------------------------------------------------------------------
 
 _FIELDS = "SELECT log_group, stream, task_id, created_at FROM streams WHERE log_group = ?"
 _LAST = "\U0010ffff"
 _LOG_END = msgspec.json.Decoder(LogEnd)
 
 
-class Streams:
-    """For one thread, which is not the one that commits. Streams come by name."""
+class StreamIndex:
+    """The log streams in the journal, by name, read by a connection of its own. For one thread,
+    which must not be the thread that commits.
+    """
 
     def __init__(self, journal: Path) -> None:
         self._db = open_reader(journal)
@@ -322,27 +323,27 @@ class Streams:
     def close(self) -> None:
         self._db.close()
 
-    def one(self, group: str, name: str) -> Stream | None:
+    def one(self, group: str, name: str) -> LogStream | None:
         row = self._db.execute(f"{_FIELDS} AND stream = ?", (group, name)).fetchone()
-        return None if row is None else Stream(*row)
+        return None if row is None else LogStream(*row)
 
     def log_end(self, task_id: str) -> LogEnd | None:
-        """What was committed with the end of an attempt; None while it goes on."""
+        """The record of a log at its attempt's end; None while the attempt runs."""
         row = self._db.execute("SELECT body FROM log_ends WHERE task_id = ?", (task_id,)).fetchone()
         return None if row is None else _LOG_END.decode(row[0])
 
-    def all(self, group: str, prefix: str = "") -> list[Stream]:
-        """Those whose name starts with `prefix`."""
+    def all(self, group: str, prefix: str = "") -> list[LogStream]:
+        """The streams whose names start with `prefix`."""
         rows = self._db.execute(
             f"{_FIELDS} AND stream BETWEEN ? AND ? ORDER BY stream",
             (group, prefix, prefix + _LAST),
         )
-        return [Stream(*row) for row in rows]
+        return [LogStream(*row) for row in rows]
 
     def page(
         self, group: str, prefix: str, after: str | None, limit: int, *, descending: bool = False
-    ) -> list[Stream]:
-        """The next `limit` after the stream `after`, in either direction."""
+    ) -> list[LogStream]:
+        """The next `limit` streams after the stream `after`, in either direction."""
         low, high = prefix, prefix + _LAST
         beyond = f"AND stream {'<' if descending else '>'} ?" if after is not None else ""
         rows = self._db.execute(
@@ -350,7 +351,7 @@ class Streams:
             f" ORDER BY stream {'DESC' if descending else ''} LIMIT ?",
             (group, low, high, *([after] if after is not None else []), limit),
         )
-        return [Stream(*row) for row in rows]
+        return [LogStream(*row) for row in rows]
 
     def groups(self) -> dict[str, int]:
         """Each log group with the time of its first stream, in ms."""

@@ -1,1 +1,1 @@
-"""The embedded AWS Batch over HTTP: protocol, signatures, validation, the process."""
+"""The server of the embedded AWS Batch: its process, HTTP interface, signatures and validation."""

@@ -1,4 +1,4 @@
-"""The embedded AWS Batch: an ASGI application, wired to the core, the store and the executor."""
+"""The server as an ASGI application, and the limits of its connections."""
 
 import asyncio
 import json
@@ -16,16 +16,22 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from batchml.clock import Clock
 from batchml.errors import LocalServerError
 from batchml.local.batch.core import Core
-from batchml.local.batch.events import Requested
+from batchml.local.batch.events import CallReceived
 from batchml.local.batch.fault_injection import is_throttled
 from batchml.local.batch.operations import HANDLERS
-from batchml.local.batch.reads import READS, View
+from batchml.local.batch.reads import READS, ReadView
 from batchml.local.logs.api import LOG_OPERATIONS, LogReads
-from batchml.local.server import auth as access
-from batchml.local.server import protocol
-from batchml.local.server.auth import Caller, Keys, Replays, claimed_key, claimed_service, verify
-from batchml.local.server.protocol import Call, Refused, Request, Response
-from batchml.local.store.journal import Store
+from batchml.local.server import auth, protocol
+from batchml.local.server.auth import (
+    AccessKeys,
+    ReplayGuard,
+    SignedCaller,
+    claimed_key,
+    claimed_service,
+    verify,
+)
+from batchml.local.server.protocol import ApiCall, ApiError, HttpRequest, HttpResponse
+from batchml.local.store.journal import Journal
 
 log = logging.getLogger("batchml.local")
 
@@ -33,10 +39,11 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 _LONGEST_ID = 128
-_DRAIN = 16 * protocol.MAX_BODY  # of a body that is too large, so that its sender hears so
+# Bytes of a body that is too large which are read, so that its sender gets the error.
+_DRAIN = 16 * protocol.MAX_BODY
 
 
-# How each service says that requests come too fast: code, message, status.
+# Each service's error for requests above the rate limit: code, message, status.
 _TOO_MANY = {
     "batch": ("TooManyRequestsException", "Too Many Requests", 429),
     "logs": ("ThrottlingException", "Rate exceeded", 400),
@@ -46,29 +53,29 @@ _TOO_MANY = {
 def _nobody(_key: str) -> None: ...
 
 
-class Server:
+class BatchServer:
     """`handle` answers one request; called as an ASGI application it speaks HTTP."""
 
     def __init__(
         self,
         core: Core,
-        store: Store,
+        journal: Journal,
         logs: LogReads,
-        keys: Keys,
+        keys: AccessKeys,
         port: int,
         clock: Clock,
         held_back: Callable[[], str] = lambda: "",
     ) -> None:
-        """`held_back` says why programs cannot be started on this machine now, if so."""
+        """`held_back` returns the reason why this machine cannot start programs now, or ""."""
         self._held_back = held_back
         self._core = core
-        self._store = store
+        self._journal = journal
         self._logs = logs
         self._keys = keys
         self._port = port
         self._clock = clock
         self._requests = 0
-        self._replays = Replays(clock.now())
+        self._replays = ReplayGuard(clock.now())
         self.last_request = clock.monotonic()
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
@@ -93,10 +100,12 @@ class Server:
         )
         await send({"type": "http.response.body", "body": response.body})
 
-    async def handle(self, request: Request, trust: Callable[[str], None] = _nobody) -> Response:
+    async def handle(
+        self, request: HttpRequest, trust: Callable[[str], None] = _nobody
+    ) -> HttpResponse:
         """Check, route and answer one request. Never raises.
 
-        `trust` is called with the key once the request has turned out to be signed rightly.
+        `trust` is called with the access key once the signature has been verified.
         """
         request_id = str(uuid.uuid4())
         service = claimed_service(request)
@@ -110,10 +119,10 @@ class Server:
             self.last_request = self._clock.monotonic()
             self._throttle(request, caller)
             call = protocol.read_call(request, service, request_id)
-            access.check_permitted(caller.access_key_id, service, call.operation)
+            auth.check_permitted(caller.access_key_id, service, call.operation)
             return await self._answer(call, request, caller)
-        except Refused as error:
-            return protocol.refusal(error, service, request_id)
+        except ApiError as error:
+            return protocol.error_response(error, service, request_id)
         except LocalServerError as error:
             return _server_error(str(error), service, request_id)
         except Exception:
@@ -121,17 +130,21 @@ class Server:
             text = f"Internal error in the embedded AWS Batch; its server.log has {request_id}."
             return _server_error(text, service, request_id)
 
-    async def _answer(self, call: Call, request: Request, caller: Caller) -> Response:
+    async def _answer(
+        self, call: ApiCall, request: HttpRequest, caller: SignedCaller
+    ) -> HttpResponse:
         read = READS.get((call.service, call.operation))
         if read is not None:
             now = int(self._clock.now() * 1000)
             caller_id, held_back = caller.access_key_id, self._held_back()
-            view = View(self._core.state, self._store, caller_id, now, held_back)
-            return protocol.answer(call, read(view, call.params))
+            view = ReadView(self._core.state, self._journal, caller_id, now, held_back)
+            return protocol.answer_response(call, read(view, call.params))
         if call.service == "logs" and call.operation in LOG_OPERATIONS:
-            return protocol.answer(call, *await self._logs.answer(call.operation, call.params))
+            return protocol.answer_response(
+                call, *await self._logs.answer(call.operation, call.params)
+            )
         if call.service == "batch" and call.operation in HANDLERS:
-            event = Requested(
+            event = CallReceived(
                 operation=call.operation,
                 params=call.params,
                 now=int(self._clock.now() * 1000),
@@ -139,49 +152,51 @@ class Server:
                 request_id=call.request_id,
             )
             identity = self._identity(request, caller)
-            return protocol.answer(
+            return protocol.answer_response(
                 call, await self._core.request(event, identity, _content(request))
             )
-        raise protocol.not_served(call.service, call.operation)
+        raise protocol.not_served_error(call.service, call.operation)
 
-    def _keys_for(self, request: Request) -> Keys:
-        """What a request is to be signed with: keys of an attempt that lives, or the server's."""
-        task_id = access.task_of(claimed_key(request))
+    def _keys_for(self, request: HttpRequest) -> AccessKeys:
+        """The keys to verify a request with: those of a live attempt, or the server's."""
+        task_id = auth.task_of(claimed_key(request))
         alive = bool(task_id) and task_id in self._core.state.by_task
-        return access.job_keys(self._keys, task_id) if alive else self._keys
+        return auth.job_keys(self._keys, task_id) if alive else self._keys
 
-    def _throttle(self, request: Request, caller: Caller) -> None:
-        """Refuse the part of the requests that is asked for, none that was carried out before."""
+    def _throttle(self, request: HttpRequest, caller: SignedCaller) -> None:
+        """Refuse the requested fraction of calls, but no call that was applied before."""
         if caller.service not in _TOO_MANY:
             return
         self._requests += 1
         refused = is_throttled(self._core.state.chaos, self._requests)
         if refused and not self._core.knows(_identity(request, caller)):
-            raise Refused(*_TOO_MANY[caller.service])
+            raise ApiError(*_TOO_MANY[caller.service])
 
-    def _identity(self, request: Request, caller: Caller) -> str:
-        """What makes a call one call, however often it arrives. Raises Refused."""
+    def _identity(self, request: HttpRequest, caller: SignedCaller) -> str:
+        """The identity of a call, however often it arrives. Raises ApiError."""
         identity = _identity(request, caller)
-        if self._store.remembered(identity) is None:
+        if self._journal.remembered_call(identity) is None:
             self._replays.check(caller.signature, caller.signed_at, self._clock.now())
         return identity
 
 
-def _identity(request: Request, caller: Caller) -> str:
+def _identity(request: HttpRequest, caller: SignedCaller) -> str:
     given = request.header("amz-sdk-invocation-id")
     return given if 0 < len(given) <= _LONGEST_ID else f"signature/{caller.signature}"
 
 
-def _content(request: Request) -> bytes:
+def _content(request: HttpRequest) -> bytes:
     return f"{request.method} {request.path}?{request.query}\n".encode() + request.body
 
 
-def _server_error(text: str, service: str, request_id: str) -> Response:
-    return protocol.refusal(Refused("ServerException", text, 500), service, request_id)
+def _server_error(text: str, service: str, request_id: str) -> HttpResponse:
+    return protocol.error_response(ApiError("ServerException", text, 500), service, request_id)
 
 
-async def _read_request(scope: MutableMapping[str, Any], receive: Receive) -> Request | None:
-    """The request, or None when its sender went away. A body that is too large is not kept."""
+async def _read_request(scope: MutableMapping[str, Any], receive: Receive) -> HttpRequest | None:
+    """The request, or None when the sender has disconnected. A body that is too large is not
+    kept.
+    """
     body = b""
     passed = 0
     while True:
@@ -190,11 +205,11 @@ async def _read_request(scope: MutableMapping[str, Any], receive: Receive) -> Re
             return None
         part = message.get("body", b"")
         passed += len(part)
-        # One byte over the limit is enough to know.
+        # One byte over the limit shows that the body is too large.
         body = (body + part)[: protocol.MAX_BODY + 1]
         if not message.get("more_body") or passed > _DRAIN:
             break
-    return Request(
+    return HttpRequest(
         method=scope["method"],
         path=scope["raw_path"].decode("ascii", "replace"),
         query=scope["query_string"].decode("ascii", "replace"),
@@ -203,10 +218,10 @@ async def _read_request(scope: MutableMapping[str, Any], receive: Receive) -> Re
     )
 
 
-async def idle(
-    server: Server, core: Core, clock: Clock, limit: float, poll: Callable[[], None]
+async def wait_until_idle(
+    server: BatchServer, core: Core, clock: Clock, limit: float, poll: Callable[[], None]
 ) -> None:
-    """Return once there has been no unfinished job and no request for `limit` seconds."""
+    """Return once there was no unfinished job and no request for `limit` seconds."""
     busy_until = clock.monotonic() + limit
     while clock.monotonic() < busy_until:
         await asyncio.sleep(1)
@@ -216,46 +231,44 @@ async def idle(
         busy_until = max(busy_until, server.last_request + limit)
 
 
-# --- limits of connections ------------------------------------------------------------------------
-# Between the port and the application: limits on time and on connections.
+# --- Limits of connections ------------------------------------------------------------------------
+# Any program of this machine can connect, and the server must keep serving its user meanwhile. A
+# peer is a stranger until one of its requests was signed correctly. Strangers are few, have short
+# time limits, and are closed for newcomers, the oldest first. So a peer that opens thousands of
+# connections and sends nothing delays only itself.
 #
-# Any program of this machine can connect, and this server is to go on serving its user meanwhile. A
-# peer is a stranger until one of its requests was signed rightly; strangers are few, have to hurry,
-# and make room for newcomers, the oldest first. So a peer that opens thousands of connections and
-# says nothing takes time from itself alone.
-#
-# Peers that have signed make room for each other: the key that holds most connections gives up the
-# one whose last signed request is the oldest, unless it is being answered. So whoever holds a key,
-# such as a job, cannot keep others out with connections that are idle, slow, or read no answer.
+# Peers that have signed are closed for each other: the key with the most connections loses the one
+# with the oldest signed request, unless that is being answered. So the owner of a key, such as a
+# job, cannot exclude others with connections that are idle, slow, or do not receive.
 
 
-class Limits(Struct, frozen=True):
+class ConnectionLimits(Struct, frozen=True):
     """Times in seconds."""
 
-    headers: float = 5.0  # from the connection, or from a later request's first byte
+    headers: float = 5.0  # from the connection, or from the first byte of a later request
     body: float = 5.0  # from the end of the headers
-    idle_stranger: int = 5  # between two requests
-    idle: int = 65  # longer than any client of ours waits between two looks
+    idle_stranger: int = 5  # between two requests of a stranger
+    idle: int = 65  # longer than any client of batchml waits between two requests
     strangers: int = 64
-    known: int = 448  # that have signed; the rest is for newcomers
+    known: int = 448  # peers that have signed; the remaining connections are for new ones
     connections: int = 512
-    taken: float = 30.0  # in which the peer has to take what it is sent
-    settling: float = 0.25  # so young a connection makes no room: clients that come all at once
+    taken: float = 30.0  # until the peer must have received what it was sent
+    settling: float = 0.25  # a younger connection is not closed: clients may come all at once
 
 
-class Gate:
-    """Who is connected. `protocol` is what uvicorn makes one of for each connection."""
+class ConnectionGate:
+    """The connections. uvicorn calls `protocol` to make the protocol of each connection."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
-        self._connected: set[_Guarded] = set()
-        self._strangers: dict[_Guarded, float] = {}  # by time of connection
-        self._known: dict[_Guarded, str] = {}  # their keys, by time of the last signed request
+        self._connected: set[_LimitedProtocol] = set()
+        self._strangers: dict[_LimitedProtocol, float] = {}  # by time of connection
+        self._known: dict[_LimitedProtocol, str] = {}  # their keys, by last signed request
 
     def protocol(self, **given: Any) -> H11Protocol:
-        return _Guarded(self, **given)
+        return _LimitedProtocol(self, **given)
 
-    def enter(self, peer: "_Guarded", now: float) -> None:
+    def enter(self, peer: "_LimitedProtocol", now: float) -> None:
         self._connected.add(peer)
         self._strangers[peer] = now
         if len(self._connected) > self.limits.connections:
@@ -268,57 +281,57 @@ class Gate:
     def _turn_away_oldest(self) -> None:
         self._turn_away(next(iter(self._strangers)))
 
-    def _turn_away(self, peer: "_Guarded") -> None:
+    def _turn_away(self, peer: "_LimitedProtocol") -> None:
         self.leave(peer)
         peer.refuse(503, "ServiceUnavailableException", "Too many connections.")
 
-    def trust(self, peer: "_Guarded", key: str) -> None:
+    def trust(self, peer: "_LimitedProtocol", key: str) -> None:
         """A request of this peer was signed with this key."""
         if peer not in self._connected:
-            return  # it was turned away while its request was read
+            return  # it was closed while its request was read
         self._strangers.pop(peer, None)
         self._known.pop(peer, None)
         self._known[peer] = key
         if len(self._known) > self.limits.known:
             self._turn_away(self._least_used() or peer)
 
-    def _least_used(self) -> "_Guarded | None":
-        """Of the key with most connections, the one that was used least lately; none if all are
+    def _least_used(self) -> "_LimitedProtocol | None":
+        """The least recently used connection of the key with the most connections; None if all are
         being answered.
         """
         waiting = {peer: key for peer, key in self._known.items() if not peer.is_answered}
         held = Counter(self._known.values())
         return max(waiting, key=lambda peer: held[waiting[peer]], default=None)
 
-    def leave(self, peer: "_Guarded") -> None:
+    def leave(self, peer: "_LimitedProtocol") -> None:
         self._connected.discard(peer)
         self._strangers.pop(peer, None)
         self._known.pop(peer, None)
 
 
-class _Guarded(H11Protocol):
-    def __init__(self, gate: Gate, app_state: dict[str, Any], **given: Any) -> None:
+class _LimitedProtocol(H11Protocol):
+    def __init__(self, gate: ConnectionGate, app_state: dict[str, Any], **given: Any) -> None:
         super().__init__(app_state={**app_state, "trust": self._trust}, **given)
         self.timeout_keep_alive = gate.limits.idle_stranger
         self._gate = gate
-        self._owed: Any = None  # h11.IDLE: headers; h11.SEND_BODY: the body; else nothing
+        self._owed: Any = None  # h11.IDLE: it owes headers; h11.SEND_BODY: a body; else nothing
         self._timer: asyncio.TimerHandle | None = None
 
     def _trust(self, key: str) -> None:
-        """A request of this peer was signed with this key of ours."""
+        """A request of this peer was signed with one of the server's keys."""
         self._gate.trust(self, key)
         self.timeout_keep_alive = self._gate.limits.idle
 
     @property
     def is_answered(self) -> bool:
-        """Whether the server works for it now, and the peer is not what is waited for."""
+        """Whether the server is working on its request, and does not wait for the peer."""
         cycle = self.cycle
         is_over = cycle is None or cycle.response_complete
         return not (is_over or self._owed is h11.SEND_BODY or self.flow.write_paused)
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        # The kernel ends a connection whose peer does not take what it is sent (tcp(7)).
+        # The kernel closes a connection whose peer does not receive what it is sent (tcp(7)).
         milliseconds = int(self._gate.limits.taken * 1000)
         transport.get_extra_info("socket").setsockopt(
             socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds
@@ -338,32 +351,32 @@ class _Guarded(H11Protocol):
         self._expect(self.conn.their_state)
 
     def _expect(self, owed: Any) -> None:
-        """Start the clock when the peer has to send something else than before, or stop it."""
+        """Start the timer when the peer begins to owe something else, or stop it."""
         if owed is self._owed:
             return
         if self._timer is not None:
             self._timer.cancel()
         limits = self._gate.limits
         limit = {h11.IDLE: limits.headers, h11.SEND_BODY: limits.body}.get(owed)
-        self._timer = None if limit is None else self.loop.call_later(limit, self._too_slow)
+        self._timer = None if limit is None else self.loop.call_later(limit, self._time_out)
         self._owed = owed
 
-    def _too_slow(self) -> None:
+    def _time_out(self) -> None:
         self.refuse(408, "RequestTimeoutException", "The request did not arrive in time.")
 
     def send_400_response(self, msg: str) -> None:
         self.refuse(400, "SerializationException", "This is not a valid HTTP request.")
 
     def refuse(self, status: int, code: str, message: str) -> None:
-        """Close the connection, with an answer unless one is on its way already."""
+        """Close the connection, with an answer unless one has been started."""
         if self.transport.is_closing():
             return
-        if self.transport.get_write_buffer_size():  # it does not take what it was sent
+        if self.transport.get_write_buffer_size():  # the peer does not receive
             self.transport.abort()
             return
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:
-            cycle.disconnected = True  # whoever works on it must not answer as well
+            cycle.disconnected = True  # the handler of the request must not answer as well
             cycle.message_event.set()
         if cycle is None or cycle.response_complete or not cycle.response_started:
             self.transport.write(_response(status, code, message))

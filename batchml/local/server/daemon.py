@@ -1,11 +1,11 @@
 """The server's process: `python -m batchml.local.server.daemon`.
 
-It takes the state folder, opens the journal, adopts the attempts of servers before it, binds a
-loopback port and serves until it is told to stop or has been idle. What goes wrong before it serves
-is written to `--ready-fd`, for whoever started it.
+It locks the state folder, opens the journal, adopts the attempts of earlier servers, binds a
+loopback port, and serves until it is told to stop or has been idle. Errors before it serves are
+written to `--ready-fd`, for the process that started it.
 
 For a copy of a state folder it only serves reads. It stops when its folder is moved or deleted.
-When its installation was upgraded, it restarts with the new version. Jobs go on meanwhile.
+When its installation was upgraded, it restarts with the new version. Jobs continue meanwhile.
 """
 
 import argparse
@@ -37,30 +37,37 @@ from batchml.errors import (
 )
 from batchml.local.batch import engine, faults
 from batchml.local.batch.core import Core
-from batchml.local.batch.events import Ended, Event, NeverBegan, Requested, Ticked
+from batchml.local.batch.events import (
+    AttemptEnded,
+    AttemptNeverBegan,
+    CallReceived,
+    ClockTicked,
+    Event,
+)
 from batchml.local.batch.fault_injection import Chaos, parse
-from batchml.local.batch.state import State
-from batchml.local.ecs import read_machine
+from batchml.local.batch.state import BatchState
 from batchml.local.executors.choice import EXECUTORS, choose
-from batchml.local.executors.network import AUTO, LOOPBACK, NAMESPACES, Network
-from batchml.local.executors.prefetch import Ahead
-from batchml.local.executors.spec import Host
-from batchml.local.executors.supervisor import Executor
+from batchml.local.executors.container_spec import spec_maker
+from batchml.local.executors.network import AUTO, LOOPBACK, NAMESPACES, NodeNetwork
+from batchml.local.executors.prefetch import SpecPrefetch
+from batchml.local.executors.spec import ExecutorHost
+from batchml.local.executors.supervisor import AttemptSupervisor
 from batchml.local.executors.sweeper import sweep
-from batchml.local.home import Endpoint, Home
+from batchml.local.home import Home, ServerEndpoint
 from batchml.local.images import publish_runtime
 from batchml.local.logs.api import LogReads
-from batchml.local.server import auth as access
-from batchml.local.server.app import Server, idle
-from batchml.local.server.protocol import MAX_HEADERS, Refused
+from batchml.local.machine import read_machine
+from batchml.local.server import auth
+from batchml.local.server.app import BatchServer, ConnectionGate, ConnectionLimits, wait_until_idle
+from batchml.local.server.protocol import MAX_HEADERS, ApiError
 from batchml.local.store import identity
-from batchml.local.store.identity import Identity
-from batchml.local.store.journal import Store
+from batchml.local.store.identity import FolderIdentity
+from batchml.local.store.journal import Journal
 
 IDLE_LIMIT = 600.0  # seconds without an unfinished job or a request
 EXIT_CRASHED = 74
-RESTART = -1  # no exit code: the process becomes the server of another version
-MACHINE = "this-machine"  # the environment that there is from the first start on
+RESTART = -1  # not an exit code: the process executes the new version
+MACHINE = "this-machine"  # the environment that the first start creates
 
 log = logging.getLogger("batchml.local")
 
@@ -87,10 +94,10 @@ def main() -> int:
         )
         code = asyncio.run(serve(home, options))
     except Exception as error:
-        told = _in_our_words(error, home)
-        log.error("%s", told, exc_info=None if told is error else error)
-        _tell(options.ready_fd, {"error": str(told), "kind": type(told).__name__})
-        code = EXIT_CRASHED if isinstance(error, OSError) else told.exit_code
+        known = _to_batchml_error(error, home)
+        log.error("%s", known, exc_info=None if known is error else error)
+        _send_ready(options.ready_fd, {"error": str(known), "kind": type(known).__name__})
+        code = EXIT_CRASHED if isinstance(error, OSError) else known.exit_code
     if code == RESTART:
         words = iter(sys.orig_argv[1:])
         again = [word for word in words if word != "--ready-fd" or not next(words)]
@@ -98,19 +105,20 @@ def main() -> int:
     return code
 
 
-def _in_our_words(error: Exception, home: Home) -> BatchmlError:
+def _to_batchml_error(error: Exception, home: Home) -> BatchmlError:
     if isinstance(error, BatchmlError):
         return error
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskFull(f"The server cannot start: no space left on the disk of {home.root}.")
-    if isinstance(error, Refused):
+    if isinstance(error, ApiError):
         return LocalServerError(f"The server cannot start: {error.message}")
     return LocalServerError(f"The server cannot start: {error}. Its log: {home.log}")
 
 
 def _raise_limits() -> None:
-    """As many open files as this user may have, because connections and attempts take one each, and
-    files as large, because logs and the journal grow."""
+    """Raise the limit of open files, because connections and attempts take one each, and the limit
+    of file sizes, because logs and the journal grow.
+    """
     for limit in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE):
         _, most = resource.getrlimit(limit)
         resource.setrlimit(limit, (most, most))
@@ -120,41 +128,41 @@ async def serve(home: Home, options: argparse.Namespace) -> int:
     """Serve until stopped. Raises LocalServerError when the server cannot start."""
     clock = SystemClock()
     loop = asyncio.get_running_loop()
-    asked = asyncio.Event()  # to stop; from the first moment on, so that no signal cuts a start
+    stop_event = asyncio.Event()  # registered first: no signal interrupts the start
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, asked.set)
+        loop.add_signal_handler(number, stop_event.set)
     lock = home.hold()
     check_not_emptied(home)
-    judge = partial(identity.judge, home)
-    store = Store(home.journal, may_be_new=not has_served(home), judge=judge)
-    if store.read_only:
-        return await _serve_a_copy(home, store, options, asked)
+    why_read_only = partial(identity.why_read_only, home)
+    journal = Journal(home.journal, may_be_new=not has_served(home), why_read_only=why_read_only)
+    if journal.read_only:
+        return await _serve_a_copy(home, journal, options, stop_event)
     choice = choose(
         home, options.executor, options.allow_path, options.allow_privileged, options.vcpus
     )
     keys = home.keys()
-    own = claim(home, store)
+    own = claim(home, journal)
     guard = home.guard()
     machine = read_machine()
     if choice.vcpus:
         machine = replace(machine, vcpus=choice.vcpus)
     chaos = _chaos(options.chaos)
     now = int(clock.now() * 1000)
-    state = engine.restore(faults.rehearse(store.load(machine), chaos, now), now)
-    core = Core(state, store, clock, guard)
+    state = engine.restore(faults.rehearse(journal.load(machine), chaos, now), now)
+    core = Core(state, journal, clock, guard)
     listener = bind(home, options.port)
-    endpoint = Endpoint(os.getpid(), listener.getsockname()[1], str(chaos or ""))
-    access.forget_ourselves(os.environ)
-    host = Host(
+    endpoint = ServerEndpoint(os.getpid(), listener.getsockname()[1], str(chaos or ""))
+    auth.drop_own_credentials(os.environ)
+    host = ExecutorHost(
         home, publish_runtime(home.runtimes), dict(os.environ), has_gpus=bool(machine.gpus),
         endpoint=endpoint.url, keys=keys, identity=own.id,
     )  # fmt: skip
-    network = Network(own.id, home.network, node_network(), endpoint.port)
+    network = NodeNetwork(own.id, home.network, node_network(), endpoint.port)
 
-    spec_of = choice.spec_of(host)
+    make_spec = spec_maker(host, choice.permits)
 
     def report(event: Event) -> None:
-        if isinstance(event, (Ended, NeverBegan)):
+        if isinstance(event, (AttemptEnded, AttemptNeverBegan)):
             network.release(event.task_id)
         core.report(event)
 
@@ -162,24 +170,26 @@ async def serve(home: Home, options: argparse.Namespace) -> int:
 
     def restart() -> None:
         upgraded.set()
-        asked.set()
+        stop_event.set()
 
-    ahead = Ahead(home.root, spec_of, network)
-    executor = Executor(
-        home, own, host.environ, loop, clock, report, spec_of, choice.kind, ahead, restart
+    prefetch = SpecPrefetch(home.root, make_spec, network)
+    executor = AttemptSupervisor(
+        home, own, host.environ, loop, clock, report, make_spec, choice.kind, prefetch, restart
     )
     core.executor = executor
-    logs = LogReads(store, lambda task_id: home.attempt(task_id) / "log")
-    server = Server(core, store, logs, keys, endpoint.port, clock, lambda: executor.held_back)
+    logs = LogReads(journal, lambda task_id: home.attempt(task_id) / "log")
+    server = BatchServer(
+        core, journal, logs, keys, endpoint.port, clock, lambda: executor.held_back
+    )
     loop_task = loop.create_task(core.run())
     await first_start(core, clock)
     if options.vcpus is not None:
-        await _as_large_as_believed(core, clock)
+        await _resize_environment(core, clock)
     await network.restore(core.state.by_task)
     adopt_all(core.state, executor)
-    core.report(Ticked(int(clock.now() * 1000)))  # what waited may fit now
+    core.report(ClockTicked(int(clock.now() * 1000)))  # waiting jobs may fit now
     home.write_endpoint(endpoint)
-    _tell(options.ready_fd, msgspec.to_builtins(endpoint))
+    _send_ready(options.ready_fd, msgspec.to_builtins(endpoint))
     log.info("serving on %s, pid %d", endpoint.url, endpoint.pid)
     if endpoint.chaos:
         log.info("chaos: %s", endpoint.chaos)
@@ -188,14 +198,14 @@ async def serve(home: Home, options: argparse.Namespace) -> int:
         guard()
         for job in core.state.jobs.values():
             if job.attempt is not None and job.attempt.started_at is None:
-                executor.look(job.attempt.task_id)
+                executor.check_progress(job.attempt.task_id)
 
     sweeping = None
     if choice.had_docker:
         sweeping = loop.create_task(sweep(home, own.id, lambda: core.state.by_task))
-    idle_task = loop.create_task(idle(server, core, clock, options.idle, poll))
+    idle_task = loop.create_task(wait_until_idle(server, core, clock, options.idle, poll))
     try:
-        code = await _until_over(server, listener, loop_task, idle_task, asked)
+        code = await _until_over(server, listener, loop_task, idle_task, stop_event)
         return RESTART if code == 0 and upgraded.is_set() else code
     finally:
         idle_task.cancel()
@@ -206,80 +216,80 @@ async def serve(home: Home, options: argparse.Namespace) -> int:
         executor.close()
         network.close()
         logs.close()
-        _close(store, guard)
+        _close(journal, guard)
         os.close(lock)
 
 
-def _close(store: Store, guard: Callable[[], None]) -> None:
+def _close(journal: Journal, guard: Callable[[], None]) -> None:
     try:
         guard()
     except StateFolderGone:
-        # SQLite deletes its write-ahead log by name as it closes, which may be another journal's.
+        # SQLite deletes its write-ahead log by name as it closes, and the name may be another
+        # journal's.
         logging.shutdown()
         os._exit(EXIT_CRASHED)
-    store.close()
+    journal.close()
 
 
-def claim(home: Home, store: Store) -> Identity:
-    """The identity of this folder, which is its journal's from now on."""
-    kept = store.identity()
+def claim(home: Home, journal: Journal) -> FolderIdentity:
+    """The identity of this folder, which is recorded in its journal."""
+    kept = journal.identity()
     now = identity.observe(home, kept.id if kept is not None else "")
     if now != kept:
-        store.belongs_to(now)
-    identity.write_down(home, now)
+        journal.set_owner(now)
+    identity.write_identity(home, now)
     return replace(now, adopted_from=kept.adopted_from if kept is not None else "")
 
 
 async def _serve_a_copy(
-    home: Home, store: Store, options: argparse.Namespace, asked: asyncio.Event
+    home: Home, journal: Journal, options: argparse.Namespace, stop_event: asyncio.Event
 ) -> int:
-    """Serve what can be read of a folder that is not the one its journal belongs to."""
+    """Serve only reads, for a folder that is not its journal's."""
     clock = SystemClock()
     loop = asyncio.get_running_loop()
     why = (
-        f"The state folder {home.root} {store.read_only}. It is read-only: its runs can be shown, "
-        f"but nothing in it is started or changed. To run jobs in it: {identity.ADOPT}"
+        f"The state folder {home.root} {journal.read_only}. It is read-only: its runs can be "
+        f"shown, but nothing in it is started or changed. To run jobs in it: {identity.ADOPT}"
     )
-    core = Core(engine.restore(store.load(read_machine())), store, clock, read_only=why)
+    core = Core(engine.restore(journal.load(read_machine())), journal, clock, read_only=why)
     listener = bind(home, options.port)
-    endpoint = Endpoint(os.getpid(), listener.getsockname()[1], read_only=why)
-    logs = LogReads(store, lambda task_id: home.attempt(task_id) / "log")
-    server = Server(core, store, logs, home.keys(), endpoint.port, clock)
+    endpoint = ServerEndpoint(os.getpid(), listener.getsockname()[1], read_only=why)
+    logs = LogReads(journal, lambda task_id: home.attempt(task_id) / "log")
+    server = BatchServer(core, journal, logs, home.keys(), endpoint.port, clock)
     home.write_endpoint(endpoint)
-    _tell(options.ready_fd, msgspec.to_builtins(endpoint))
+    _send_ready(options.ready_fd, msgspec.to_builtins(endpoint))
     log.warning("serving on %s, pid %d, for reading only: %s", endpoint.url, endpoint.pid, why)
-    idle_task = loop.create_task(idle(server, core, clock, options.idle, lambda: None))
+    idle_task = loop.create_task(wait_until_idle(server, core, clock, options.idle, lambda: None))
     never = loop.create_task(asyncio.Event().wait())
     try:
-        return await _until_over(server, listener, never, idle_task, asked)
+        return await _until_over(server, listener, never, idle_task, stop_event)
     finally:
         idle_task.cancel()
         never.cancel()
         logs.close()
-        store.close()
+        journal.close()
 
 
 async def _until_over(
-    server: Server,
+    server: BatchServer,
     listener: socket.socket,
     core: asyncio.Task[Any],
     idle: asyncio.Task[Any],
-    asked: asyncio.Event,
+    stop_event: asyncio.Event,
 ) -> int:
-    """Serve until a signal, idleness, or a failure of the core, which must not be survived."""
+    """Serve until a signal, idleness, or a failure of the core, which ends the server."""
     import uvicorn
-
-    from batchml.local.server.app import Gate, Limits
 
     config = uvicorn.Config(
         server, log_config=None, log_level="error", access_log=False, lifespan="off", ws="none",
-        http=cast(Any, Gate(Limits()).protocol), loop="asyncio", server_header=False, backlog=256,
+        http=cast(Any, ConnectionGate(ConnectionLimits()).protocol), loop="asyncio",
+        server_header=False, backlog=256,
         h11_max_incomplete_event_size=MAX_HEADERS, timeout_graceful_shutdown=5,
     )  # fmt: skip
     http = uvicorn.Server(config)
     loop = asyncio.get_running_loop()
     serving = loop.create_task(http.serve(sockets=[listener]))
-    stopping = loop.create_task(asked.wait())
+    stopping = loop.create_task(stop_event.wait())
     await asyncio.wait({serving, core, idle, stopping}, return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
     http.should_exit = True
@@ -296,15 +306,15 @@ async def _until_over(
 
 
 def _chaos(text: str | None) -> Chaos | None:
-    """What is to be rehearsed, with a seed, so that it can be had again. Raises UsageError."""
+    """The failures to rehearse, with a seed so that they can be repeated. Raises UsageError."""
     if text is None:
         return None
-    asked = parse(text)
-    return replace(asked, seed=secrets.randbelow(1_000_000)) if asked.seed is None else asked
+    chaos = parse(text)
+    return replace(chaos, seed=secrets.randbelow(1_000_000)) if chaos.seed is None else chaos
 
 
 def node_network() -> str:
-    """What the nodes of multi-node jobs are connected by. Raises LocalServerError."""
+    """The kind of network for the nodes of multi-node jobs. Raises LocalServerError."""
     chosen = os.environ.get("BATCHML_NODE_NETWORK") or AUTO
     if chosen not in (AUTO, NAMESPACES, LOOPBACK):
         raise LocalServerError(
@@ -314,7 +324,9 @@ def node_network() -> str:
 
 
 def check_not_emptied(home: Home) -> None:
-    """A journal that is gone or empty where a server has served would silently start afresh."""
+    """Refuse a missing or empty journal where a server has served: the start would silently lose
+    it.
+    """
     if has_served(home) and not (home.journal.exists() and home.journal.stat().st_size):
         raise StateDamaged(
             f"The journal {home.journal} is gone or empty, though a server has served from here. "
@@ -331,8 +343,8 @@ def bind(home: Home, port: int) -> socket.socket:
     last = home.endpoint()
     candidates = [port] if port else [last.port, 0] if last else [0]
     for candidate in candidates:
-        # asyncio turns Nagle's algorithm off only for sockets that name their protocol; with it on,
-        # every answer takes 40 ms, because its head and its body are written one after the other.
+        # asyncio disables Nagle's algorithm only for sockets that name their protocol. With it,
+        # each answer takes 40 ms, because head and body are written separately.
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -351,20 +363,20 @@ def bind(home: Home, port: int) -> socket.socket:
     raise AssertionError("unreachable: the last candidate returns or raises")
 
 
-async def _as_large_as_believed(core: Core, clock: SystemClock) -> None:
-    """Give the environment that the first start made as much as the machine has from now on."""
+async def _resize_environment(core: Core, clock: SystemClock) -> None:
+    """Set the first start's environment to the vCPUs that the machine has from now on."""
     environment = core.state.environments.get(MACHINE)
     vcpus = core.state.machine.vcpus
     if environment is None:
         return
     params = {"computeEnvironment": MACHINE, "computeResources": {"maxvCpus": vcpus}}
     now = int(clock.now() * 1000)
-    name = f"believed-{now}"
-    await core.request(Requested("UpdateComputeEnvironment", params, now, name))
+    name = f"resized-{now}"
+    await core.request(CallReceived("UpdateComputeEnvironment", params, now, name))
 
 
 async def first_start(core: Core, clock: SystemClock) -> None:
-    """An empty state gets one environment, the whole machine, and the queue `default`."""
+    """Give an empty state one environment, the whole machine, and the queue `default`."""
     if core.state.environments or core.state.queues:
         return
     now = int(clock.now() * 1000)
@@ -386,26 +398,26 @@ async def first_start(core: Core, clock: SystemClock) -> None:
         ("CreateComputeEnvironment", environment),
         ("CreateJobQueue", queue),
     ):
-        await core.request(Requested(operation, params, now, f"first-{operation}"))
+        await core.request(CallReceived(operation, params, now, f"first-{operation}"))
 
 
-def adopt_all(state: State, executor: Executor) -> None:
+def adopt_all(state: BatchState, executor: AttemptSupervisor) -> None:
     for job in sorted(state.jobs.values(), key=lambda job: job.sequence):
         if job.attempt is not None and not job.is_multinode:
             executor.adopt(job, job.attempt)
-    for task_id in engine.unwanted(state):
+    for task_id in engine.tasks_to_stop(state):
         executor.stop(task_id)
-    for struck in faults.doomed(state):
+    for struck in faults.pending_losses(state):
         executor.lose(struck.task_id, struck.why, warned=struck.warned)
 
 
-def _tell(ready_fd: int, message: dict[str, Any]) -> None:
+def _send_ready(ready_fd: int, message: dict[str, Any]) -> None:
     if ready_fd >= 0:
         try:
             os.write(ready_fd, json.dumps(message).encode() + b"\n")
             os.close(ready_fd)
         except OSError:
-            pass  # whoever started us has gone
+            pass  # the process that started this one has ended
 
 
 if __name__ == "__main__":

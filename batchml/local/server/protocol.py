@@ -1,8 +1,8 @@
-"""HTTP request -> operation and checked input; answer -> HTTP response. Pure.
+"""The HTTP protocol of AWS: a request to an operation with checked input, an answer to a response.
 
-Four AWS services on one port, told apart by the service name inside the signature: Batch
-(rest-json), CloudWatch Logs and, of ECS, what tells of hosts (JSON 1.1), and STS (query). Paths,
-members and limits come from botocore's own service models.
+Pure. Four services share one port, distinguished by the service name in the signature: Batch
+(rest-json), CloudWatch Logs and the part of ECS that describes hosts (JSON 1.1), and STS (query).
+Paths, members and limits come from botocore's service models.
 """
 
 import json
@@ -19,10 +19,9 @@ from msgspec import Struct
 from batchml.local.server.validation import clean, problems
 
 # --- HTTP types -----------------------------------------------------------------------------------
-# The request and the errors of the embedded server, before any service is known.
 
 
-class Request(Struct, frozen=True):
+class HttpRequest(Struct, frozen=True):
     """One HTTP request. `path` is the raw, still escaped path; header names are lower-case."""
 
     method: str
@@ -35,14 +34,14 @@ class Request(Struct, frozen=True):
         return next((value for key, value in self.headers if key == name), "")
 
 
-class Response(Struct, frozen=True):
+class HttpResponse(Struct, frozen=True):
     status: int
     headers: tuple[tuple[str, str], ...]
     body: bytes
 
 
-class Refused(Exception):
-    """The server answers no, in AWS's shape: an error code, a message and an HTTP status."""
+class ApiError(Exception):
+    """An error response in AWS's shape: an error code, a message and an HTTP status."""
 
     def __init__(self, code: str, message: str, status: int = 400) -> None:
         super().__init__(message)
@@ -51,16 +50,15 @@ class Refused(Exception):
         self.status = status
 
 
-def client_error(message: str) -> Refused:
-    """AWS Batch's answer to a mistake of the caller."""
-    return Refused("ClientException", message)
+def client_error(message: str) -> ApiError:
+    """AWS Batch's error for a mistake of the caller."""
+    return ApiError("ClientException", message)
 
 
-# --- protocol -------------------------------------------------------------------------------------
-
+# --- Requests -------------------------------------------------------------------------------------
 
 MAX_BODY = 64 * 1024
-MAX_HEADERS = 16 * 1024  # bytes, the path and the query with them
+MAX_HEADERS = 16 * 1024  # bytes, including the path and the query
 MAX_HEADER_COUNT = 100
 MAX_DEPTH = 32
 
@@ -68,13 +66,13 @@ _SERVICES = ("batch", "ecs", "logs", "sts")
 _TARGETS = {"ecs": "AmazonEC2ContainerServiceV20141113", "logs": "Logs_20140328"}
 _TAGS = "/v1/tags/"
 
-# The last: SDKs put a prefix before the host for StartLiveTail. Where it resolves, the call is told
-# that it is not served.
+# The last one: SDKs prefix the host for StartLiveTail. If it resolves, the call gets the error that
+# it is not served.
 _HOSTS = ("127.0.0.1", "localhost", "[::1]", "streaming-localhost")
 
 
-class Call(Struct, frozen=True):
-    """A checked request: `params` is botocore's dict, as a handler wants it."""
+class ApiCall(Struct, frozen=True):
+    """A checked request: `params` is botocore's dict."""
 
     service: str
     operation: str
@@ -103,35 +101,35 @@ def _routes() -> dict[str, str]:
     return found
 
 
-def check_size(request: Request) -> None:
-    """Refuse what takes long to look at, before it is looked at. Raises Refused."""
+def check_size(request: HttpRequest) -> None:
+    """Refuse large requests before they are processed. Raises ApiError."""
     if len(request.body) > MAX_BODY:
-        raise Refused("RequestEntityTooLargeException", "The body is too large.", 413)
+        raise ApiError("RequestEntityTooLargeException", "The body is too large.", 413)
     size = len(request.path) + len(request.query)
     size += sum(len(name) + len(value) for name, value in request.headers)
     if size > MAX_HEADERS or len(request.headers) > MAX_HEADER_COUNT:
-        raise Refused("RequestHeadersTooLargeException", "The headers are too large.", 431)
+        raise ApiError("RequestHeadersTooLargeException", "The headers are too large.", 431)
 
 
-def check_origin(request: Request, port: int) -> None:
-    """Refuse what a browser sends, before anything is parsed. Raises Refused."""
+def check_origin(request: HttpRequest, port: int) -> None:
+    """Refuse requests of browsers before anything is parsed. Raises ApiError."""
     allowed = {f"{host}:{port}" for host in _HOSTS}
     if request.header("host") not in allowed:
-        raise Refused("MisdirectedRequest", "This host name is not served here.", 421)
+        raise ApiError("MisdirectedRequest", "This host name is not served here.", 421)
     from_browser = request.header("origin") or request.header("referer")
     if from_browser or request.header("sec-fetch-site") not in ("", "none"):
-        raise Refused("AccessDeniedException", "Requests from web pages are refused.", 403)
+        raise ApiError("AccessDeniedException", "Requests from web pages are refused.", 403)
     if request.method not in ("POST", "GET", "DELETE"):
-        raise Refused("MethodNotAllowedException", f"{request.method} is not served here.", 405)
+        raise ApiError("MethodNotAllowedException", f"{request.method} is not served here.", 405)
 
 
 def check_service(service: str) -> None:
-    """Refuse a call of S3 that came here by mistake, before anything else. Raises Refused.
+    """Refuse a call of S3 that came here by mistake, before anything else. Raises ApiError.
 
-    Nobody is to try such a call again, so it is not a 5xx.
+    Not a 5xx, after which clients would try again.
     """
     if service == "s3":
-        raise Refused(
+        raise ApiError(
             "InvalidRequest",
             "The embedded AWS Batch does not serve S3. Point AWS_ENDPOINT_URL_S3 at an S3 store: "
             "`batchml local start --endpoint s3=URL` and `batchml local env` set it. "
@@ -139,47 +137,47 @@ def check_service(service: str) -> None:
         )
 
 
-def read_call(request: Request, service: str, request_id: str) -> Call:
-    """Return the operation and its checked input. Raises Refused, naming every mistake."""
+def read_call(request: HttpRequest, service: str, request_id: str) -> ApiCall:
+    """Return the operation and its checked input. Raises ApiError, naming every mistake."""
     if service not in _SERVICES:
-        raise Refused(
+        raise ApiError(
             "UnknownOperationException",
-            f"The embedded AWS Batch does not serve {service!r}, only {_named(_SERVICES)}.",
+            f"The embedded AWS Batch does not serve {service!r}, only {_join_names(_SERVICES)}.",
             404,
         )
     operation, params = _READERS[service](request)
     shape = service_model(service).operation_model(operation).input_shape
     params = clean(shape, params) if shape is not None else {}
-    # Batch's model has maxima that Batch is not known to enforce; its documented limits are checked
-    # by the operations.
+    # Batch's model has maxima that Batch is not known to enforce; the operations check its
+    # documented limits.
     found = list(problems(shape, params, maxima=service != "batch")) if shape is not None else []
     if found:
         raise _invalid(service, found, request_id)
-    return Call(service, operation, params, request_id)
+    return ApiCall(service, operation, params, request_id)
 
 
-def _invalid(service: str, found: list[Any], request_id: str) -> Refused:
+def _invalid(service: str, found: list[Any], request_id: str) -> ApiError:
     listed = "; ".join(f"Value at '{path}' {text}" for path, text in found[:20])
     count = f"{len(found)} validation error{'s' if len(found) > 1 else ''} detected: {listed}"
     if service == "batch":
         text = f"Error executing request, Exception : {count}, RequestId: {request_id}"
-        return Refused("ClientException", text)
-    return Refused("InvalidParameterException", count)
+        return ApiError("ClientException", text)
+    return ApiError("InvalidParameterException", count)
 
 
-def _read_batch(request: Request) -> tuple[str, Any]:
+def _read_batch(request: HttpRequest) -> tuple[str, Any]:
     if request.path.startswith(_TAGS):
         return _read_tags(request)
     operation = _routes().get(request.path) if request.method == "POST" else None
     if operation is None:
-        raise Refused("UnknownOperationException", "No such operation.", 404)
+        raise ApiError("UnknownOperationException", "No such operation.", 404)
     return operation, _json_object(request)
 
 
-def _read_tags(request: Request) -> tuple[str, Any]:
+def _read_tags(request: HttpRequest) -> tuple[str, Any]:
     """The three operations that name their resource in the path, escaped or not."""
     try:
-        # After routing: an escaped slash is a part of the name.
+        # After routing: an escaped slash is part of the name.
         arn = unquote(request.path.removeprefix(_TAGS), errors="strict")
         keys = [
             value
@@ -189,7 +187,7 @@ def _read_tags(request: Request) -> tuple[str, Any]:
             if name == "tagKeys"
         ]
     except ValueError:
-        raise Refused("SerializationException", "The path or query is not UTF-8.") from None
+        raise ApiError("SerializationException", "The path or query is not UTF-8.") from None
     if request.method == "POST":
         return "TagResource", {**_json_object(request), "resourceArn": arn}
     if request.method == "DELETE":
@@ -197,61 +195,61 @@ def _read_tags(request: Request) -> tuple[str, Any]:
     return "ListTagsForResource", {"resourceArn": arn}
 
 
-def _read_logs(request: Request) -> tuple[str, Any]:
+def _read_logs(request: HttpRequest) -> tuple[str, Any]:
     return _read_targeted(request, "logs")
 
 
-def _read_ecs(request: Request) -> tuple[str, Any]:
+def _read_ecs(request: HttpRequest) -> tuple[str, Any]:
     return _read_targeted(request, "ecs")
 
 
-def _read_targeted(request: Request, service: str) -> tuple[str, Any]:
+def _read_targeted(request: HttpRequest, service: str) -> tuple[str, Any]:
     prefix, _, operation = request.header("x-amz-target").partition(".")
     if prefix != _TARGETS[service] or operation not in service_model(service).operation_names:
-        raise Refused("UnknownOperationException", "No such operation.", 400)
+        raise ApiError("UnknownOperationException", "No such operation.", 400)
     return operation, _json_object(request)
 
 
-def _read_sts(request: Request) -> tuple[str, Any]:
+def _read_sts(request: HttpRequest) -> tuple[str, Any]:
     form = dict(parse_qsl(request.body.decode("utf-8", "replace")))
     operation = form.pop("Action", "")
     form.pop("Version", None)
     if operation not in service_model("sts").operation_names:
-        raise Refused("InvalidAction", f"Could not find operation {operation}.", 400)
+        raise ApiError("InvalidAction", f"Could not find operation {operation}.", 400)
     return operation, form
 
 
 _READERS = {"batch": _read_batch, "ecs": _read_ecs, "logs": _read_logs, "sts": _read_sts}
 
 
-def _named(services: tuple[str, ...]) -> str:
+def _join_names(services: tuple[str, ...]) -> str:
     return f"{', '.join(services[:-1])} and {services[-1]}"
 
 
-def not_served(service: str, operation: str) -> Refused:
-    """The answer to an operation that AWS has and this server does not."""
+def not_served_error(service: str, operation: str) -> ApiError:
+    """The error for an operation that AWS has and this server does not."""
     text = f"{operation} is not served by the embedded AWS Batch."
     code = "ClientException" if service == "batch" else "UnknownOperationException"
-    return Refused(code, text)
+    return ApiError(code, text)
 
 
-def _json_object(request: Request) -> dict[str, Any]:
+def _json_object(request: HttpRequest) -> dict[str, Any]:
     if not re.match(r"application/(x-amz-)?json", request.header("content-type") or "-"):
         if request.body:
-            raise Refused("SerializationException", "Content-Type must be JSON.", 415)
+            raise ApiError("SerializationException", "Content-Type must be JSON.", 415)
         return {}
     try:
-        # Bytes would be let through as UTF-16 as well, and with halves of surrogate pairs.
+        # As text: json.loads would accept bytes in UTF-16, and with halves of surrogate pairs.
         found = json.loads(
             request.body.decode() or "{}",
             parse_constant=_no_constant, parse_int=_whole_number, parse_float=_number,
         )  # fmt: skip
     except (ValueError, RecursionError) as error:
-        raise Refused("SerializationException", f"The body is not JSON: {error}.") from None
+        raise ApiError("SerializationException", f"The body is not JSON: {error}.") from None
     if not isinstance(found, dict):
-        raise Refused("SerializationException", "The body must be a JSON object.")
+        raise ApiError("SerializationException", "The body must be a JSON object.")
     if request.body.count(b"{") + request.body.count(b"[") > MAX_DEPTH and _is_deep(found):
-        raise Refused("SerializationException", f"The body has more than {MAX_DEPTH} levels.")
+        raise ApiError("SerializationException", f"The body has more than {MAX_DEPTH} levels.")
     return found
 
 
@@ -284,19 +282,19 @@ def _is_deep(value: Any) -> bool:
     return any(isinstance(part, (dict, list)) for part in level)
 
 
-def answer(
-    call: Call, body: Mapping[str, Any], headers: tuple[tuple[str, str], ...] = ()
-) -> Response:
-    """The HTTP response for a handler's answer."""
+def answer_response(
+    call: ApiCall, body: Mapping[str, Any], headers: tuple[tuple[str, str], ...] = ()
+) -> HttpResponse:
+    """The HTTP response for an answer."""
     if call.service == "sts":
         return _xml_answer(call, body)
     kind = "application/json" if call.service == "batch" else "application/x-amz-json-1.1"
-    return Response(200, (*_headers(kind, call.request_id), *headers), _to_json(body))
+    return HttpResponse(200, (*_headers(kind, call.request_id), *headers), _to_json(body))
 
 
-def refusal(error: Refused, service: str, request_id: str) -> Response:
-    """The HTTP response for an error: typed exceptions in every SDK."""
-    # What was wrong may be quoted in the message, half a surrogate pair included.
+def error_response(error: ApiError, service: str, request_id: str) -> HttpResponse:
+    """The HTTP response for an error, which every SDK maps to a typed exception."""
+    # The message may quote invalid input, such as half a surrogate pair.
     message = error.message.encode("utf-8", "replace").decode()
     if service == "sts":
         text = (
@@ -304,7 +302,7 @@ def refusal(error: Refused, service: str, request_id: str) -> Response:
             f"<Code>{error.code}</Code><Message>{_in_xml(message)}</Message></Error>"
             f"<RequestId>{request_id}</RequestId></ErrorResponse>"
         )
-        return Response(error.status, _headers("text/xml", request_id), text.encode())
+        return HttpResponse(error.status, _headers("text/xml", request_id), text.encode())
     if service == "s3":
         text = (
             '<?xml version="1.0" encoding="UTF-8"?>'
@@ -312,13 +310,13 @@ def refusal(error: Refused, service: str, request_id: str) -> Response:
             f"<RequestId>{request_id}</RequestId><HostId>batchml</HostId></Error>"
         )
         named = (("content-type", "application/xml"), ("x-amz-request-id", request_id))
-        return Response(error.status, named, text.encode())
+        return HttpResponse(error.status, named, text.encode())
     headers = (*_headers("application/json", request_id), ("x-amzn-errortype", error.code))
     body = {"__type": error.code, "message": message}
-    return Response(error.status, headers, _to_json(body))
+    return HttpResponse(error.status, headers, _to_json(body))
 
 
-def _xml_answer(call: Call, body: Mapping[str, Any]) -> Response:
+def _xml_answer(call: ApiCall, body: Mapping[str, Any]) -> HttpResponse:
     name = call.operation
     inside = "".join(f"<{key}>{escape(str(value))}</{key}>" for key, value in body.items())
     text = (
@@ -327,7 +325,7 @@ def _xml_answer(call: Call, body: Mapping[str, Any]) -> Response:
         f"<ResponseMetadata><RequestId>{call.request_id}</RequestId></ResponseMetadata>"
         f"</{name}Response>"
     )
-    return Response(200, _headers("text/xml", call.request_id), text.encode())
+    return HttpResponse(200, _headers("text/xml", call.request_id), text.encode())
 
 
 def _headers(kind: str, request_id: str) -> tuple[tuple[str, str], ...]:
@@ -341,5 +339,5 @@ def _to_json(body: Mapping[str, Any]) -> bytes:
 
 
 def _in_xml(text: str) -> str:
-    """`text` for XML 1.0, which cannot carry control characters in any form."""
+    """`text` for XML 1.0, which cannot contain control characters in any form."""
     return escape(re.sub(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", text))

@@ -1,1 +1,1 @@
-"""The journal on disk, and which state folder it belongs to."""
+"""The journal on disk, and the state folder that it belongs to."""

@@ -1,15 +1,15 @@
-"""Whether a state folder is the one that its journal was made in, or a copy of it.
+"""The identity of a state folder: whether it is the folder of its journal, or a copy.
 
-A copy has the process ids and container names of the original, but not its locks. A server that
-mistook a copy for the original would find its running attempts lost, kill them and start them
-again. So the journal records which folder it belongs to, by facts that a copy does not share: the
-inodes of the folder and of the journal, their file system, the machine. What belongs to a folder
-(processes, containers, control groups, networks) is marked with its random `id`, and nothing
-without that mark is ever signalled.
+A copy contains the process ids and container names of the original, but not its locks. A server
+that mistook a copy for the original would consider the running attempts lost, kill them and start
+them again. So the journal records its folder by facts that a copy does not share: the inodes of the
+folder and of the journal, their file system, the machine. Everything outside the folder (processes,
+containers, control groups, networks) is marked with its random `id`, and nothing without that mark
+is ever signalled.
 
-A folder that was moved keeps all of this, except its path. A journal that was restored in place is
-detected by newer facts outside of it: `position`, which the server writes after each commit, or
-attempts that have begun and that the journal does not contain.
+A moved folder keeps all of these facts, except its path. A journal that was restored in place is
+detected by newer facts outside of it: `position`, which the server writes after each commit, and
+attempts that have begun but are not in the journal.
 """
 
 import os
@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from batchml.local.executors.record import Record, tasks_that_run
+from batchml.local.executors.record import RunnerRecord, find_running_tasks
 from batchml.local.home import Home, read_record
 from batchml.runtime.processes import boot_id
 from batchml.runtime.storage.files import write_json
@@ -31,8 +31,8 @@ ADOPT = "batchml local adopt"
 _MACHINE = Path("/etc/machine-id")
 
 
-class Identity(Struct, frozen=True):
-    """A state folder as it was when a server last started on it."""
+class FolderIdentity(Struct, frozen=True):
+    """A state folder as it was at the last start of a server."""
 
     id: str
     path: str
@@ -42,28 +42,28 @@ class Identity(Struct, frozen=True):
     journal: int  # the inode of the journal's file
     boot: str
     machine: str  # empty where the system has none
-    adopted_from: str = ""  # the path of the folder that this one is a copy of, until it has served
+    adopted_from: str = ""  # the path of the original folder, until this copy has served
 
 
-class Position(Struct, frozen=True):
-    """The newest things that the journal holds."""
+class JournalPosition(Struct, frozen=True):
+    """The newest entries of the journal."""
 
     sequence: int = 0  # of the last job
     task_id: str = ""  # of the last attempt that began
 
 
-class Journal(Struct, frozen=True):
-    """What a journal says before anything is done with it."""
+class JournalFacts(Struct, frozen=True):
+    """What a journal contains, read before anything is changed."""
 
-    identity: Identity | None  # of the folder that it belongs to
+    identity: FolderIdentity | None  # of the folder that the journal belongs to
     sequence: int  # of its last job
     task_ids: frozenset[str]  # of all attempts that it has launched
 
 
-def observe(home: Home, identity: str = "") -> Identity:
-    """The facts of a folder as it is now. The journal must be there. Raises OSError."""
+def observe(home: Home, identity: str = "") -> FolderIdentity:
+    """The facts of a folder as it is now. The journal must exist. Raises OSError."""
     found = home.root.stat()
-    return Identity(
+    return FolderIdentity(
         id=identity or secrets.token_hex(8),
         path=str(home.root),
         device=found.st_dev,
@@ -82,33 +82,36 @@ def _machine() -> str:
         return ""
 
 
-def difference(kept: Identity, now: Identity) -> str:
-    """Why a folder is not the one that its journal belongs to; empty when it is. Pure."""
+def difference(kept: FolderIdentity, now: FolderIdentity) -> str:
+    """The reason why a folder is not its journal's, as a clause without subject; empty when it is.
+    Pure.
+    """
     if kept.boot != now.boot and kept.machine and now.machine and kept.machine != now.machine:
         return f"comes from another machine, where its path was {kept.path}"
     if (kept.inode, kept.journal) != (now.inode, now.journal):
         if kept.inode == now.inode:
             return "holds a journal file that was replaced by a copy"
         return "is a copy" if kept.path == now.path else f"is a copy of {kept.path}"
-    # Numbers of devices, and with some file systems their ids, may change when the machine starts.
+    # Device numbers, and ids of some file systems, may change when the machine restarts.
     if not _same_file_system(kept, now) and (kept.boot == now.boot or kept.path != now.path):
         return f"is a copy of {kept.path}, which is on another disk"
     return ""
 
 
-def _same_file_system(kept: Identity, now: Identity) -> bool:
+def _same_file_system(kept: FolderIdentity, now: FolderIdentity) -> bool:
     if kept.file_system and now.file_system:
         return kept.file_system == now.file_system
     return kept.device == now.device
 
 
-# --- the look at a journal before anything is done with it ----------------------------------------
+# --- The check of a journal before it is opened for writing ---------------------------------------
 
 
-def judge(home: Home, journal: Journal) -> str:
-    """Why a folder may only be read, by what its journal says; empty when it is the journal's.
+def why_read_only(home: Home, journal: JournalFacts) -> str:
+    """The reason why a folder may only be read, given its journal's content; empty when it may be
+    written.
 
-    A journal that belongs to no folder yet is the folder's own.
+    A journal without an identity belongs to its folder.
     """
     kept = journal.identity
     if kept is None:
@@ -116,10 +119,10 @@ def judge(home: Home, journal: Journal) -> str:
     return difference(kept, observe(home)) or _older(home, kept, journal)
 
 
-def _older(home: Home, kept: Identity, journal: Journal) -> str:
-    """Why a journal is older than the other files of its folder; empty if it is not."""
-    position = read_position(home) or Position()
-    begun = tasks_that_run(kept.id) | ({position.task_id} if position.task_id else set())
+def _older(home: Home, kept: FolderIdentity, journal: JournalFacts) -> str:
+    """The reason if a journal is older than the other files of its folder; else empty."""
+    position = read_position(home) or JournalPosition()
+    begun = find_running_tasks(kept.id) | ({position.task_id} if position.task_id else set())
     unknown = unknown_attempts(home, journal)
     is_older = position.sequence > journal.sequence or begun - journal.task_ids
     if is_older or _has_begun(home, unknown):
@@ -134,45 +137,46 @@ def _names_in(folder: Path) -> list[str]:
         return []
 
 
-def unknown_attempts(home: Home, journal: Journal) -> list[str]:
-    """Folders of attempts that a journal has never heard of."""
+def unknown_attempts(home: Home, journal: JournalFacts) -> list[str]:
+    """Folders of attempts that the journal does not contain."""
     return sorted(set(_names_in(home.attempts)) - journal.task_ids)
 
 
 def _has_begun(home: Home, task_ids: Iterable[str]) -> bool:
-    """Whether the program of one of these attempts may have begun: their runners write that down.
+    """Whether the program of one of these attempts may have begun, according to its runner.
 
-    The folder alone says nothing: it is made before the commit that a killed server never made.
+    A folder alone proves nothing: it is made before a commit, and the server may be killed in
+    between.
     """
     return any(_record_has_begun(home.attempt(task_id)) for task_id in task_ids)
 
 
 def _record_has_begun(folder: Path) -> bool:
     """Raises OSError for a record that cannot be read."""
-    found = read_record(folder / "runner.json", Record)
+    found = read_record(folder / "runner.json", RunnerRecord)
     return (folder / "exit.json").exists() or (found is not None and found.may_have_begun)
 
 
-# --- for those who have no journal open -----------------------------------------------------------
+# --- Without an open journal ----------------------------------------------------------------------
 
 
-def of(home: Home) -> Identity | None:
+def read_identity(home: Home) -> FolderIdentity | None:
     """The identity of this folder, from the file beside its journal; None for a copy."""
-    kept = read_record(home.local / "identity.json", Identity)
+    kept = read_record(home.local / "identity.json", FolderIdentity)
     try:
         return kept if kept is not None and not difference(kept, observe(home)) else None
     except OSError:
-        return None  # its journal is gone
+        return None  # the journal is missing
 
 
-def write_down(home: Home, identity: Identity) -> None:
+def write_identity(home: Home, identity: FolderIdentity) -> None:
     write_json(str(home.local / "identity.json"), msgspec.to_builtins(identity))
 
 
-def read_position(home: Home) -> Position | None:
-    return read_record(home.position, Position)
+def read_position(home: Home) -> JournalPosition | None:
+    return read_record(home.position, JournalPosition)
 
 
-def adopted(home: Home, kept: Identity | None) -> Identity:
+def identity_of_copy(home: Home, kept: FolderIdentity | None) -> FolderIdentity:
     """A new identity for a folder that was a copy."""
     return replace(observe(home), adopted_from=kept.path if kept is not None else str(home.root))

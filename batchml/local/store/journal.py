@@ -1,8 +1,8 @@
 """The journal on disk: SQLite, write-ahead log, synchronous=FULL.
 
-What `commit` has returned from survives a power cut: measured against a simulated one, FULL lost
-nothing and NORMAL lost more than half of what had been acknowledged (docs/durability.md). One
-connection writes and checkpoints; reads go through a second one, which does neither.
+A commit that has returned survives a power cut. In simulated power cuts FULL lost nothing, and
+NORMAL lost more than half of the acknowledged commits (docs/durability.md). One connection writes
+and checkpoints; another one only reads.
 """
 
 import os
@@ -18,25 +18,25 @@ from immutables import Map
 from batchml.errors import DiskFull, DiskReadOnly, JournalBusy, LocalServerError, StateDamaged
 from batchml.local.batch.events import (
     NO_PROOF,
-    Begin,
+    BeginAttempt,
     DropRecord,
     Effect,
-    Launch,
     LogEnd,
+    PrepareAttempt,
     SaveJob,
     SaveLogEnd,
     SaveRecord,
     SaveSpec,
 )
-from batchml.local.batch.state import RECORDS, Job, Machine, Spec, State
+from batchml.local.batch.state import RECORDS, BatchState, Job, MachineCapacity, SubmittedSpec
 from batchml.local.batch.state import empty as empty_state
-from batchml.local.store import write_log as writelog
-from batchml.local.store.identity import Identity, Journal, Position
+from batchml.local.store import write_log
+from batchml.local.store.identity import FolderIdentity, JournalFacts, JournalPosition
 from batchml.runtime.storage.files import is_read_only
 
 SCHEMA = 3
 
-# `owner` is where a job is listed: its queue, or the array or multi-node job that it belongs to.
+# `owner` is where a job is listed: its queue, or the array or multi-node job of which it is a part.
 _TABLES = """
 CREATE TABLE records (kind TEXT, key TEXT, body BLOB, PRIMARY KEY (kind, key)) WITHOUT ROWID;
 CREATE TABLE specs (id TEXT PRIMARY KEY, body BLOB) WITHOUT ROWID;
@@ -54,7 +54,7 @@ CREATE TABLE streams (
 CREATE TABLE calls (key TEXT PRIMARY KEY, digest TEXT, answer BLOB, at INTEGER) WITHOUT ROWID;
 """
 
-# Tables that format 3 added. `identity` has one row: the state folder of the journal.
+# Tables of format 3. `identity` has one row: the state folder of the journal.
 _ADDED = """
 CREATE TABLE IF NOT EXISTS log_ends (task_id TEXT PRIMARY KEY, body BLOB) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS identity (one INTEGER PRIMARY KEY CHECK (one = 1), body BLOB);
@@ -63,17 +63,17 @@ CREATE TABLE IF NOT EXISTS identity (one INTEGER PRIMARY KEY CHECK (one = 1), bo
 _KINDS = {made.kind: made for made in RECORDS}
 _DECODERS = {kind: msgspec.json.Decoder(struct) for kind, struct in _KINDS.items()}
 _JOB = msgspec.json.Decoder(Job)
-_SPEC = msgspec.json.Decoder(Spec)
+_SPEC = msgspec.json.Decoder(SubmittedSpec)
 _encode = msgspec.json.Encoder().encode
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError)
 _POSITION_SIZE = 128  # bytes
-_KEPT_SPECS = 1024  # decoded ones: the children of an array, which are read together, share one
+_KEPT_SPECS = 1024  # decoded specs: the children of an array, which are read together, share one
 
 
-Judge = Callable[[Journal], str]
+WhyReadOnly = Callable[[JournalFacts], str]
 
 
-class Stream(NamedTuple):
+class LogStream(NamedTuple):
     log_group: str
     name: str
     task_id: str
@@ -81,7 +81,7 @@ class Stream(NamedTuple):
 
 
 class RememberedCall(NamedTuple):
-    """The answer to a call, kept so that the same call sent again gets the same answer."""
+    """The answer to a call, kept so that the same call gets the same answer again."""
 
     key: str
     digest: str
@@ -89,18 +89,18 @@ class RememberedCall(NamedTuple):
     at: int  # ms
 
 
-class Wanted(NamedTuple):
-    """Which jobs of a list are asked for. Names and definitions that end with `*` are prefixes."""
+class JobFilter(NamedTuple):
+    """Which jobs of a list to return. Names and definitions that end with `*` are prefixes."""
 
     status: str | None = None
     names: Sequence[str] = ()
     definitions: Sequence[str] = ()
     share: str | None = None
-    before: int | None = None  # ms, as `after`; both leave out the moment itself
+    before: int | None = None  # ms, like `after`; both exclude the time itself
     after: int | None = None
 
     def condition(self) -> tuple[str, list[Any]]:
-        """SQL to be added to a WHERE, and its values."""
+        """SQL to append to a WHERE clause, and its values."""
         parts: list[str] = []
         values: list[Any] = []
         for test, value in (
@@ -120,7 +120,7 @@ class Wanted(NamedTuple):
 
 
 def _like(column: str, pattern: str, values: list[Any]) -> str:
-    """A test of a column, as the index can answer it; its values are appended to `values`."""
+    """A condition that the index can answer; its values are appended to `values`."""
     if not pattern.endswith("*"):
         values.append(pattern)
         return f"{column} = ?"
@@ -129,35 +129,36 @@ def _like(column: str, pattern: str, values: list[Any]) -> str:
     return f"({column} >= ? AND {column} < ?)"
 
 
-class Store:
-    """Open it once; `commit` from one thread, read from another. It is made unless it is there and
-    holds something; then it must have, if not `may_be_new`.
+class Journal:
+    """The open journal: `commit` in one thread, read in another. A missing or empty file is created
+    if `may_be_new`.
 
-    `judge` looks at a journal that is there before anything is written to it, and says why it may
-    only be read, if so: `read_only`.
+    `why_read_only` inspects an existing journal before anything is written to it. Its result,
+    `read_only`, is the reason why the journal may only be read, or empty.
 
     Raises StateDamaged when the file is not a journal, DiskFull when there is no space, and
     LocalServerError when a newer batchml wrote it.
     """
 
     def __init__(
-        self, path: Path, *, may_be_new: bool = True, judge: Judge = lambda journal: ""
+        self,
+        path: Path,
+        *,
+        may_be_new: bool = True,
+        why_read_only: WhyReadOnly = lambda journal: "",
     ) -> None:
         self.path = path
-        self._specs: dict[str, Spec] = {}
-        self._position = Position()
+        self._specs: dict[str, SubmittedSpec] = {}
+        self._position = JournalPosition()
         self._position_file = -1
         try:
-            self.read_only = _check(path, may_be_new, judge)
+            self.read_only = _check(path, may_be_new, why_read_only)
             if not self.read_only:
                 self._writer = self._open(path)
                 self._open_position(path)
-            self._reader = sqlite3.connect(
-                f"file:{path}?mode=ro", uri=True, isolation_level=None, check_same_thread=False
-            )
-            self._reader.execute("PRAGMA wal_autocheckpoint = 0")
+            self._reader = open_reader(path)
         except sqlite3.Error as error:
-            raise _translated(error, path) from error
+            raise _translate(error, path) from error
 
     def _open(self, path: Path) -> sqlite3.Connection:
         db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -183,7 +184,7 @@ class Store:
         except OSError:
             return  # only the check for a restored journal needs it
         (last,) = self._writer.execute("SELECT coalesce(max(sequence), 0) FROM jobs").fetchone()
-        self._position = Position(last)
+        self._position = JournalPosition(last)
 
     def close(self) -> None:
         self._reader.close()
@@ -192,26 +193,26 @@ class Store:
         if self._position_file >= 0:
             os.close(self._position_file)
 
-    # --- whose journal it is ----------------------------------------------------------------
+    # --- Identity ---------------------------------------------------------------------------
 
-    def identity(self) -> Identity | None:
+    def identity(self) -> FolderIdentity | None:
         """The state folder that the journal belongs to."""
-        return kept_in(self._reader)
+        return read_identity(self._reader)
 
-    def journal(self) -> Journal:
+    def facts(self) -> JournalFacts:
         return _journal(self._reader)
 
-    def belongs_to(self, identity: Identity) -> None:
-        """Raises what `commit` raises."""
+    def set_owner(self, identity: FolderIdentity) -> None:
+        """Record the state folder of the journal. Raises what `commit` raises."""
         try:
-            keep_in(self._writer, identity)
+            write_identity(self._writer, identity)
         except sqlite3.Error as error:
-            raise _translated(error, self.path) from error
+            raise _translate(error, self.path) from error
 
-    # --- writing ----------------------------------------------------------------------------
+    # --- Writing ----------------------------------------------------------------------------
 
     def commit(self, effects: Sequence[Effect], calls: Sequence[RememberedCall] = ()) -> None:
-        """Write what the effects ask to keep, all or nothing, and return once it is on disk.
+        """Write everything that the effects save, atomically, and return once it is on disk.
 
         Raises DiskFull or StateDamaged; then nothing was written.
         """
@@ -234,36 +235,39 @@ class Store:
             if db.in_transaction:
                 db.execute("ROLLBACK")
             if isinstance(error, sqlite3.Error):
-                raise _translated(error, self.path) from error
+                raise _translate(error, self.path) from error
             raise
 
     def _note_position(self, effects: Sequence[Effect], jobs: Iterable[tuple[Job, bool]]) -> None:
-        """Write the newest job and start beside the journal: after its commit, so never ahead."""
+        """Write the newest job and start beside the journal, after the commit and so never ahead of
+        it.
+        """
         sequence, task_id = self._position.sequence, self._position.task_id
         for job, _ in jobs:
             sequence = max(sequence, job.sequence)
         for effect in effects:
-            if isinstance(effect, Begin):
+            if isinstance(effect, BeginAttempt):
                 task_id = effect.task_id
-        position = Position(sequence, task_id)
+        position = JournalPosition(sequence, task_id)
         if position != self._position and self._position_file >= 0:
             self._position = position
             try:
-                # All texts have the same length, so that nothing of a longer one is left.
+                # All texts have the same length, so that a shorter one leaves no rest of a longer
+                # one.
                 os.pwrite(self._position_file, _encode(position).ljust(_POSITION_SIZE), 0)
             except OSError:
                 pass  # full disk
 
     def forget_calls(self, before: int) -> None:
-        """Raises what `commit` raises."""
+        """Delete the answers to old calls. Raises what `commit` raises."""
         try:
             self._writer.execute("DELETE FROM calls WHERE at < ?", (before,))
         except sqlite3.Error as error:
-            raise _translated(error, self.path) from error
+            raise _translate(error, self.path) from error
 
-    # --- reading ----------------------------------------------------------------------------
+    # --- Reading ----------------------------------------------------------------------------
 
-    def load(self, machine: Machine) -> State:
+    def load(self, machine: MachineCapacity) -> BatchState:
         """The state as of the last commit, without its indexes (see `engine.restore`).
 
         Raises StateDamaged when a record cannot be read.
@@ -271,11 +275,11 @@ class Store:
         try:
             return self._load(machine)
         except sqlite3.Error as error:
-            raise _translated(error, self.path) from error
+            raise _translate(error, self.path) from error
         except _UNREADABLE as error:
-            raise StateDamaged(_damaged(self.path, str(error))) from error
+            raise StateDamaged(_damage_message(self.path, str(error))) from error
 
-    def _load(self, machine: Machine) -> State:
+    def _load(self, machine: MachineCapacity) -> BatchState:
         found: dict[str, dict[str, Any]] = {kind: {} for kind in _KINDS}
         for kind, key, body in self._reader.execute("SELECT kind, key, body FROM records"):
             found[kind][key] = _DECODERS[kind].decode(body)
@@ -306,16 +310,16 @@ class Store:
             for spec_id, body in rows:
                 yield msgspec.structs.replace(_JOB.decode(body), spec=self._spec(spec_id))
         except sqlite3.Error as error:
-            raise _translated(error, self.path) from error
+            raise _translate(error, self.path) from error
         except _UNREADABLE as error:
-            raise StateDamaged(_damaged(self.path, str(error))) from error
+            raise StateDamaged(_damage_message(self.path, str(error))) from error
 
-    def _spec(self, spec_id: str) -> Spec:
+    def _spec(self, spec_id: str) -> SubmittedSpec:
         spec = self._specs.get(spec_id)
         if spec is None:
             row = self._reader.execute("SELECT body FROM specs WHERE id = ?", (spec_id,)).fetchone()
             if row is None:
-                raise StateDamaged(_damaged(self.path, f"the spec {spec_id} is missing"))
+                raise StateDamaged(_damage_message(self.path, f"the spec {spec_id} is missing"))
             spec = _SPEC.decode(row[0])
             if len(self._specs) >= _KEPT_SPECS:
                 self._specs.clear()
@@ -335,9 +339,11 @@ class Store:
             )
             return dict(rows.fetchall())
         except sqlite3.Error as error:
-            raise _translated(error, self.path) from error
+            raise _translate(error, self.path) from error
 
-    def listed(self, owner: str, wanted: "Wanted", below: int | None, limit: int) -> list[Job]:
+    def list_jobs(
+        self, owner: str, wanted: "JobFilter", below: int | None, limit: int
+    ) -> list[Job]:
         """Jobs of a queue, an array or a multi-node job, newest first, with a sequence below
         `below`.
         """
@@ -349,38 +355,38 @@ class Store:
             )
         )
 
-    def remembered(self, key: str) -> RememberedCall | None:
+    def remembered_call(self, key: str) -> RememberedCall | None:
         row = self._reader.execute("SELECT * FROM calls WHERE key = ?", (key,)).fetchone()
         return None if row is None else RememberedCall(*row)
 
 
-def kept_in(db: sqlite3.Connection) -> Identity | None:
-    """The state folder that a journal belongs to; None in one that belongs to none yet."""
+def read_identity(db: sqlite3.Connection) -> FolderIdentity | None:
+    """The state folder that a journal belongs to; None if it has none yet."""
     (version,) = db.execute("PRAGMA user_version").fetchone()
     row = db.execute("SELECT body FROM identity").fetchone() if version >= 3 else None
-    return None if row is None else msgspec.json.decode(row[0], type=Identity)
+    return None if row is None else msgspec.json.decode(row[0], type=FolderIdentity)
 
 
-def keep_in(db: sqlite3.Connection, identity: Identity) -> None:
+def write_identity(db: sqlite3.Connection, identity: FolderIdentity) -> None:
     db.execute("INSERT OR REPLACE INTO identity VALUES (1, ?)", (_encode(identity),))
 
 
-def _journal(db: sqlite3.Connection) -> Journal:
+def _journal(db: sqlite3.Connection) -> JournalFacts:
     (last,) = db.execute("SELECT coalesce(max(sequence), 0) FROM jobs").fetchone()
     tasks = db.execute("SELECT task_id FROM streams")
-    return Journal(kept_in(db), last, frozenset(task_id for (task_id,) in tasks))
+    return JournalFacts(read_identity(db), last, frozenset(task_id for (task_id,) in tasks))
 
 
 _INSERT_JOB = "INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 
 def job_row(job: Job, live: bool) -> tuple[Any, ...]:
-    """A job as it is kept: of its spec only the id, because the spec never changes."""
+    """A job as a row. Of its spec only the id: the spec never changes and has its own table."""
     spec = job.spec
     return (
         job.id, job.sequence, job.parent or job.queue, spec.name, spec.definition, spec.share,
         job.status.value, spec.created_at, live, spec.id,
-        _encode(msgspec.structs.replace(job, spec=Spec(spec.id))),
+        _encode(msgspec.structs.replace(job, spec=SubmittedSpec(spec.id))),
     )  # fmt: skip
 
 
@@ -397,14 +403,14 @@ def _write(db: sqlite3.Connection, effect: Effect) -> None:
             db.execute("INSERT OR REPLACE INTO log_ends VALUES (?, ?)", (task_id, _encode(end)))
         case DropRecord(kind, key):
             db.execute("DELETE FROM records WHERE kind = ? AND key = ?", (kind, key))
-        case Launch(job, attempt):
+        case PrepareAttempt(job, attempt):
             db.execute(
                 "INSERT OR IGNORE INTO streams VALUES (?, ?, ?, ?)",
                 (attempt.log_group, attempt.log_stream, attempt.task_id, job.created_at),
             )
 
 
-def _translated(error: sqlite3.Error, path: Path) -> LocalServerError:
+def _translate(error: sqlite3.Error, path: Path) -> LocalServerError:
     name = getattr(error, "sqlite_errorname", "")
     if name.startswith(("SQLITE_FULL", "SQLITE_IOERR_SHMSIZE")):
         return DiskFull(
@@ -423,22 +429,22 @@ def _translated(error: sqlite3.Error, path: Path) -> LocalServerError:
             f"The journal {path} cannot be used: {error}. Look at the disk, the space on it, and "
             f"who may write there; nothing in it was changed."
         )
-    return StateDamaged(_damaged(path, str(error)))
+    return StateDamaged(_damage_message(path, str(error)))
 
 
-def _check(path: Path, may_be_new: bool, judge: Judge) -> str:
-    """Raise StateDamaged when a journal that is there is not whole; else what `judge` says of it.
-    Changes nothing.
+def _check(path: Path, may_be_new: bool, why_read_only: WhyReadOnly) -> str:
+    """Raise StateDamaged when an existing journal is not intact; else return what `why_read_only`
+    returns. Changes nothing.
 
-    A connection that only reads is what makes this so: the last one that may write moves the log
-    into the main file as it closes, and deletes it. The index is made anew by any, and put back.
+    The check uses a read-only connection: the last writing connection moves the log into the main
+    file as it closes, and deletes it. Any connection rebuilds the index, which is then restored.
     """
     log, index = (path.with_name(path.name + suffix) for suffix in ("-wal", "-shm"))
     logged, indexed = (file.read_bytes() if file.exists() else None for file in (log, index))
     try:
-        damage, verdict = _damage(path, logged or b"", indexed or b"", may_be_new, judge)
+        damage, verdict = _damage(path, logged or b"", indexed or b"", may_be_new, why_read_only)
         if damage:
-            raise StateDamaged(_damaged(path, damage))
+            raise StateDamaged(_damage_message(path, damage))
         return verdict
     except (StateDamaged, sqlite3.Error):
         if logged is None:
@@ -451,32 +457,32 @@ def _check(path: Path, may_be_new: bool, judge: Judge) -> str:
 
 
 def _damage(
-    path: Path, log: bytes, index: bytes, may_be_new: bool, judge: Judge
+    path: Path, log: bytes, index: bytes, may_be_new: bool, why_read_only: WhyReadOnly
 ) -> tuple[str, str]:
-    """What is wrong with a journal, and why it may only be read; empty if nothing is, and if it
-    may be written. Raises sqlite3.Error.
+    """The damage of a journal, and why it may only be read; each may be empty. Raises
+    sqlite3.Error.
     """
     if not path.exists() or not path.stat().st_size:
         return "it is gone or empty, and its write-ahead log is not" if log else "", ""
     made = path.with_name(path.name + "-shm")
-    # A server that was killed while it made the journal has left what must be undone by writing.
+    # A server that was killed while it created the journal leaves changes that must be rolled back.
     mode = "rw" if path.with_name(path.name + "-journal").exists() else "ro"
     with closing(sqlite3.connect(f"file:{path}?mode={mode}", uri=True)) as db:
-        # Not quick_check, for which an index may hide jobs that are in the table: 1.3 ms for each
-        # thousand jobs, against 0.4.
+        # Not quick_check, which does not notice jobs that an index hides: 1.3 ms for each thousand
+        # jobs, against 0.4.
         (verdict,) = db.execute("PRAGMA integrity_check(1)").fetchone()
         if verdict != "ok":
             return str(verdict), ""
-        now = writelog.read_index(made.read_bytes() if made.exists() else b"")
+        now = write_log.read_index(made.read_bytes() if made.exists() else b"")
         recovered = now.frames if now else 0
         (version,) = db.execute("PRAGMA user_version").fetchone()
-        read_only = judge(_journal(db)) if version else ""
+        read_only = why_read_only(_journal(db)) if version else ""
     if not version and not may_be_new:
         return "it holds nothing, though a server has served from it", ""
-    return writelog.missing(log, writelog.read_index(index), recovered), read_only
+    return write_log.missing(log, write_log.read_index(index), recovered), read_only
 
 
-def _damaged(path: Path, what: str) -> str:
+def _damage_message(path: Path, what: str) -> str:
     return (
         f"The journal {path} cannot be read: {what}. Nothing was changed. Keep a copy of the "
         f"folder {path.parent} if its jobs matter, then `batchml local reset` starts afresh."
@@ -484,7 +490,7 @@ def _damaged(path: Path, what: str) -> str:
 
 
 def open_reader(path: Path) -> sqlite3.Connection:
-    """A connection that only reads, for a thread of its own. Close it before the `Store`."""
+    """A read-only connection, for a thread of its own. Close it before the `Journal`."""
     db = sqlite3.connect(
         f"file:{path}?mode=ro", uri=True, isolation_level=None, check_same_thread=False
     )
@@ -492,7 +498,7 @@ def open_reader(path: Path) -> sqlite3.Connection:
     return db
 
 
-# --- older journals -------------------------------------------------------------------------
+# --- Older journals -------------------------------------------------------------------------------
 
 _IN_SPEC = (
     "name", "queue", "definition", "container", "needs", "created_at", "retry", "timeout",
@@ -501,7 +507,7 @@ _IN_SPEC = (
 
 
 def _upgrade(db: sqlite3.Connection, path: Path, version: int) -> None:
-    """Bring a journal to this format, all or nothing; with a copy of format 1 beside it."""
+    """Bring a journal to this format, atomically; with a copy of format 1 beside it."""
     if version == 1:
         with closing(sqlite3.connect(path.with_suffix(".v1"))) as copy:
             db.backup(copy)
@@ -516,12 +522,12 @@ def _upgrade(db: sqlite3.Connection, path: Path, version: int) -> None:
         if db.in_transaction:
             db.execute("ROLLBACK")
         if isinstance(error, (*_UNREADABLE, KeyError, TypeError)):
-            raise StateDamaged(_damaged(path, str(error))) from error
+            raise StateDamaged(_damage_message(path, str(error))) from error
         raise
 
 
 def _divide_jobs(db: sqlite3.Connection) -> None:
-    """Format 1 kept what was submitted within each job; later formats keep it in `specs`."""
+    """Format 1 kept the spec in each job; later formats keep it in the table `specs`."""
     rows = db.execute("SELECT body, live FROM jobs").fetchall()
     db.execute("DROP TABLE jobs")
     for statement in _TABLES.split(";"):
@@ -536,7 +542,9 @@ def _divide_jobs(db: sqlite3.Connection) -> None:
 
 
 def _add_tables(db: sqlite3.Connection) -> None:
-    """An attempt of an older format that has ended has no log proof."""
+    """Add the tables of format 3. An attempt that has ended under an older format has no log
+    proof.
+    """
     for statement in filter(str.strip, _ADDED.split(";")):
         db.execute(statement)
     jobs = [_JOB.decode(body) for (body,) in db.execute("SELECT body FROM jobs WHERE live")]

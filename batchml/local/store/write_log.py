@@ -1,9 +1,9 @@
-"""Whether all of SQLite's write-ahead log is there.
+"""Detect whether SQLite's write-ahead log is complete.
 
-SQLite takes a log that was cut off or damaged for one that ends before the damage: what was
-acknowledged after it would be gone without a word. Two things give it away. The index of the log
-(`-shm`) is written after what it counts was synced, so it never counts more than there is; and each
-commit is synced before the next begins, so at most one can be torn by a power cut.
+SQLite treats a truncated or damaged log as one that ends before the damage: acknowledged commits
+after it would be lost silently. Two facts reveal that. The index of the log (`-shm`) is written
+after the frames that it counts were synced, so it never counts more than there are. And each commit
+is synced before the next begins, so a power cut can tear one commit at most.
 
 Formats: https://www.sqlite.org/fileformat2.html#walformat and https://www.sqlite.org/walformat.html
 """
@@ -14,34 +14,36 @@ from typing import NamedTuple
 
 _HEADER = 32
 _FRAME_HEADER = 24
-_MAGIC = 0x377F0682  # with a last bit that says how checksums read the bytes
-_INDEX = struct.Struct("=12xBBHII8s8sII")  # in the order of this machine, as all of the index
+_MAGIC = 0x377F0682  # its last bit is the byte order of the checksums
+_INDEX = struct.Struct("=12xBBHII8s8sII")  # in this machine's byte order, like the whole index
 _MOVED_AT = 96
 
 
-class Index(NamedTuple):
-    """What the index of a log counts: its frames, and those already in the main file."""
+class LogIndex(NamedTuple):
+    """The index's counts: frames of the log, and frames that were moved to the main file."""
 
     frames: int
     moved: int
     salts: bytes
 
 
-def read_index(data: bytes) -> Index | None:
-    """What an index says, if it is one. The first to open a journal makes it anew."""
+def read_index(data: bytes) -> LogIndex | None:
+    """Parse an index; None for an invalid one. The first process to open a journal makes it
+    anew.
+    """
     if len(data) < _MOVED_AT + 4 or data[:48] != data[48:96]:
         return None
     is_made, _, _, frames, _, _, salts, *checksum = _INDEX.unpack(data[:48])
     if not is_made or list(_checksum(data[:40], sys.byteorder)) != checksum:
         return None
     (moved,) = struct.unpack_from("=I", data, _MOVED_AT)
-    return Index(frames, moved, salts)
+    return LogIndex(frames, moved, salts)
 
 
-def missing(log: bytes, before: Index | None, recovered: int) -> str:
-    """What of a log is missing, empty if nothing is known to be.
+def missing(log: bytes, before: LogIndex | None, recovered: int) -> str:
+    """The missing part of a log; empty if none is known to be missing.
 
-    `before` is the index that was there before the journal was opened, `recovered` how many frames
+    `before` is the index from before the journal was opened, `recovered` the number of frames that
     SQLite has found since.
     """
     salts = _salts(log)
@@ -55,7 +57,7 @@ def missing(log: bytes, before: Index | None, recovered: int) -> str:
 
 
 def _salts(log: bytes) -> bytes:
-    """The salts of a log, which each frame of it repeats; empty if its header is none."""
+    """The salts of a log, which each of its frames repeats; empty if its header is invalid."""
     if len(log) < _HEADER:
         return b""
     magic, first, second = struct.unpack(">I20xII", log[:_HEADER])
@@ -65,7 +67,7 @@ def _salts(log: bytes) -> bytes:
 
 
 def _commits(log: bytes, after: int, salts: bytes) -> int:
-    """How many commits the log holds beyond its first `after` frames."""
+    """The number of commits in the log beyond its first `after` frames."""
     size = _FRAME_HEADER + (_page_size(log) if salts else 4096)
     salts = salts or log[_HEADER + 8 : _HEADER + 16]
     count = 0

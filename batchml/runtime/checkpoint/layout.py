@@ -1,6 +1,6 @@
-"""How a checkpoint lies on a disk: `step-0000000120/`, its files, and a manifest written last.
+"""The layout of checkpoints on a disk: `step-0000000120/` with files, and a manifest written last.
 
-Nothing needs a lock, and of the file system only that a rename is whole: as NFS, EFS and Lustre do.
+This needs no locks, only atomic renames, which NFS, EFS and Lustre have.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import time
 from collections.abc import Sequence
 from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
-from batchml.runtime.checkpoint.fence import Term
+from batchml.runtime.checkpoint.fence import FenceTerm
 from batchml.runtime.storage.files import sync_folder, write_new
 
 MANIFEST = "MANIFEST.json"
-SAVING, REMOVING = ".saving-", ".removing-"  # what is not whole yet, and what no longer is
+SAVING, REMOVING = ".saving-", ".removing-"  # names of incomplete checkpoints
 _BLOCK = 1 << 20
 _NAME = re.compile(r"step-([0-9]{1,18})(?:\.([0-9]{1,9}))?")
 
@@ -26,52 +26,54 @@ Files = Dict[str, Tuple[int, str]]  # path below the folder -> bytes, SHA-256
 
 
 class Checkpoint(NamedTuple):
-    """One that is whole: the folder with its files, and how many steps were finished."""
+    """A complete checkpoint: the folder with its files, and the number of finished steps."""
 
     path: str
     step: int
 
 
-class Entry(NamedTuple):
-    """A folder that has the name of a checkpoint. Later ones are greater."""
+class CheckpointName(NamedTuple):
+    """The parsed name of a checkpoint's folder. Later checkpoints are greater."""
 
     step: int
-    version: int  # a step may be saved again: then the old one stays until the new one is there
+    version: int  # a step may be saved again; the old folder stays until the new one is there
     name: str
 
 
-def entry_of(name: str) -> Optional[Entry]:
+def parse_name(name: str) -> Optional[CheckpointName]:
     found = _NAME.fullmatch(name)
-    return Entry(int(found[1]), int(found[2] or 0), name) if found else None
+    return CheckpointName(int(found[1]), int(found[2] or 0), name) if found else None
 
 
-def entries(folder: str) -> List[Entry]:
-    """What is in a folder, the newest first; nothing where there is no folder. Raises OSError."""
+def list_checkpoints(folder: str) -> List[CheckpointName]:
+    """The checkpoints in a folder, the newest first; empty without the folder. Raises OSError."""
     try:
         names = os.listdir(folder)
     except (FileNotFoundError, NotADirectoryError):
         return []
-    return sorted(filter(None, map(entry_of, names)), reverse=True)
+    return sorted(filter(None, map(parse_name, names)), reverse=True)
 
 
 def free_name(folder: str, step: int) -> str:
-    """A name that no entry of this step has: `step-0000000120`, then `step-0000000120.1`."""
-    versions = [each.version for each in entries(folder) if each.step == step]
+    """An unused name for this step: `step-0000000120`, then `step-0000000120.1`."""
+    versions = [each.version for each in list_checkpoints(folder) if each.step == step]
     name = f"step-{step:010d}"
     return f"{name}.{max(versions) + 1}" if versions else name
 
 
-def manifest(term: Term, step: int, world: int, save: str, files: Files) -> Dict[str, Any]:
-    """What MANIFEST.json says; `save` names this very save."""
-    told = {name: {"size": size, "sha256": digest} for name, (size, digest) in files.items()}
+def make_manifest(
+    term: FenceTerm, step: int, world: int, save: str, files: Files
+) -> Dict[str, Any]:
+    """The content of MANIFEST.json; `save` identifies this save."""
+    listed = {name: {"size": size, "sha256": digest} for name, (size, digest) in files.items()}
     return {
         "format": 1, "run": term.run, "attempt": term.attempt, "generation": term.generation,
-        "step": step, "world": world, "save": save, "at": round(time.time(), 3), "files": told,
+        "step": step, "world": world, "save": save, "at": round(time.time(), 3), "files": listed,
     }  # fmt: skip
 
 
 def read_manifest(path: str) -> Dict[str, Any]:
-    """The manifest of a checkpoint. Raises ValueError, and OSError where there is none to read."""
+    """Read the manifest of a checkpoint. Raises ValueError and OSError."""
     with open(os.path.join(path, MANIFEST), "rb") as file:
         found = json.loads(file.read())
     try:
@@ -79,15 +81,15 @@ def read_manifest(path: str) -> Dict[str, Any]:
             int(each["size"]), str(each["sha256"]), os.path.join(path, name)
         int(found["step"])
     except (TypeError, KeyError, AttributeError, ValueError) as error:
-        raise ValueError(f"its {MANIFEST} is not one of ours ({error})") from None
+        raise ValueError(f"its {MANIFEST} is not valid ({error})") from None
     return dict(found)
 
 
-def trouble(path: str, step: int, thorough: bool = True) -> str:
-    """What is wrong with a checkpoint; empty for one that is whole.
+def find_damage(path: str, step: int, thorough: bool = True) -> str:
+    """What is wrong with a checkpoint; empty for a complete one.
 
-    `thorough` reads all its files, otherwise their sizes are compared. Raises OSError where it
-    cannot be read at all, which says nothing about the checkpoint.
+    `thorough` reads all its files; otherwise only their sizes are compared. Raises OSError if it
+    cannot be read, which does not mean that it is damaged.
     """
     try:
         found = read_manifest(path)
@@ -96,30 +98,30 @@ def trouble(path: str, step: int, thorough: bool = True) -> str:
     except ValueError as error:
         return str(error)
     if found["step"] != step:
-        return f"its {MANIFEST} is that of step {found['step']}"
-    for name, told in found["files"].items():
+        return f"its {MANIFEST} is of step {found['step']}"
+    for name, listed in found["files"].items():
         file = os.path.join(path, name)
         try:
             size = os.stat(file).st_size
-            if size != told["size"]:
-                return f"{name} has {size} bytes instead of {told['size']}"
-            if thorough and digest_of(file) != told["sha256"]:
-                return f"{name} has changed: its SHA-256 is another"
+            if size != listed["size"]:
+                return f"{name} has {size} bytes instead of {listed['size']}"
+            if thorough and digest_of(file) != listed["sha256"]:
+                return f"{name} has changed: its SHA-256 differs from the manifest's"
         except (FileNotFoundError, NotADirectoryError):
             return f"{name} is missing"
     return ""
 
 
 def looks_whole(path: str, step: int) -> bool:
-    """By its manifest and the sizes of its files."""
+    """Whether a checkpoint is complete, by its manifest and the sizes of its files."""
     try:
-        return not trouble(path, step, thorough=False)
+        return not find_damage(path, step, thorough=False)
     except OSError:
         return False
 
 
 def digest_of(path: str, sync: bool = False) -> str:
-    """SHA-256 of a file, which is durable afterwards if `sync`."""
+    """The SHA-256 of a file. With `sync` the file is durable afterwards."""
     found = hashlib.sha256()
     with open(path, "rb", buffering=0) as file:
         while True:
@@ -132,8 +134,8 @@ def digest_of(path: str, sync: bool = False) -> str:
     return found.hexdigest()
 
 
-def written(folder: str, names: Optional[Sequence[str]] = None) -> Files:
-    """Make what lies in a folder durable, and describe it. Raises OSError."""
+def describe_files(folder: str, names: Optional[Sequence[str]] = None) -> Files:
+    """Make the files in a folder durable, and return their sizes and SHA-256. Raises OSError."""
     found: Files = {}
     for name in all_files(folder) if names is None else names:
         path = os.path.join(folder, name)
@@ -142,9 +144,9 @@ def written(folder: str, names: Optional[Sequence[str]] = None) -> Files:
 
 
 def all_files(folder: str) -> List[str]:
-    """Paths below a folder, of regular files and links to such.
+    """Paths below a folder, of regular files and links to regular files.
 
-    Raises OSError where a part cannot be looked into: a checkpoint without it would pass for whole.
+    Raises OSError if a subfolder cannot be read: a checkpoint without it would look complete.
     """
 
     def fail(error: OSError) -> None:
@@ -162,20 +164,20 @@ def sync_folders(folder: str) -> None:
         sync_folder(path)
 
 
-def commit(folder: str, temporary: str, told: Dict[str, Any]) -> str:
-    """Write the manifest and give the folder its name, which is returned. Raises OSError."""
-    write_new(os.path.join(temporary, MANIFEST), json.dumps(told).encode(), 0o644)
+def commit(folder: str, temporary: str, manifest: Dict[str, Any]) -> str:
+    """Write the manifest and rename the folder. Return its final name. Raises OSError."""
+    write_new(os.path.join(temporary, MANIFEST), json.dumps(manifest).encode(), 0o644)
     sync_folders(temporary)
-    name = free_name(folder, told["step"])
+    name = free_name(folder, manifest["step"])
     os.rename(temporary, os.path.join(folder, name))
     sync_folder(folder)
     return name
 
 
-def doomed(found: Sequence[Entry], whole: Set[str], keep: int, new: str) -> List[str]:
-    """The names of those that may go now that `new` is there.
+def select_old(found: Sequence[CheckpointName], whole: Set[str], keep: int, new: str) -> List[str]:
+    """The names of the checkpoints that may be removed after `new` was saved.
 
-    Of those that are `whole` the newest `keep` stay, each step once; `new` stays in any case.
+    Of the complete ones (`whole`) the newest `keep` stay, each step once. `new` always stays.
     """
     kept: Dict[int, str] = {}
     for each in sorted(found, reverse=True):
@@ -185,7 +187,7 @@ def doomed(found: Sequence[Entry], whole: Set[str], keep: int, new: str) -> List
 
 
 def remove(folder: str, name: str) -> None:
-    """Remove a checkpoint; half removed it does not look like one. What fails is left lying."""
+    """Remove a checkpoint. It is renamed first, so that it never looks complete. Ignores errors."""
     path = os.path.join(folder, name)
     if not name.startswith((SAVING, REMOVING)):
         gone = os.path.join(folder, f"{REMOVING}{os.urandom(4).hex()}-{name}")
@@ -198,12 +200,12 @@ def remove(folder: str, name: str) -> None:
 
 
 def prune(folder: str, keep: int, new: str, damaged: Set[str]) -> None:
-    """Remove what is too old, and what is known to be `damaged` (names)."""
-    found = entries(folder)
+    """Remove old checkpoints, and those with a name in `damaged`."""
+    found = list_checkpoints(folder)
     whole = {
         each.name
         for each in found
         if each.name not in damaged and looks_whole(os.path.join(folder, each.name), each.step)
     }
-    for name in doomed(found, whole, keep, new):
+    for name in select_old(found, whole, keep, new):
         remove(folder, name)

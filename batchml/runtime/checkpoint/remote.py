@@ -1,8 +1,9 @@
-"""Checkpoints of a run without a workspace: in its store while it goes on, and back from there.
+"""Keep the checkpoints of a run without a workspace in its store, and fetch them from there.
 
-Whole checkpoints (checkpoint.py) go as soon as they are there, their manifest last, so that in the
-store, too, one is whole or none. Other files of the folder go once they have rested. What the
-program removes goes from the store as well. A sweep's board keeps its trials' in the same way.
+A complete checkpoint is sent at once, its manifest last, so that it is never partly complete in
+the store. Other files of the folder are sent once they have not changed for a while. Files that the
+program removes are removed from the store, too. A sweep keeps its trials' checkpoints in its own
+store in the same way.
 """
 
 from __future__ import annotations
@@ -12,179 +13,187 @@ import os
 from collections.abc import Mapping
 from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
 
-from batchml.runtime.checkpoint.fence import FENCE, Term
+from batchml.runtime.checkpoint.fence import FENCE, FenceTerm
 from batchml.runtime.checkpoint.layout import (
     MANIFEST,
     REMOVING,
     SAVING,
-    Entry,
-    entries,
-    entry_of,
+    CheckpointName,
+    find_damage,
+    list_checkpoints,
     looks_whole,
+    parse_name,
     prune,
     read_manifest,
     remove,
-    trouble,
 )
 from batchml.runtime.checkpoint.sharded import KEPT_APART
-from batchml.runtime.entry.attempt import Attempt
-from batchml.runtime.entry.folders import is_kept
-from batchml.runtime.entry.outputs import Looks, Outputs, files_of
+from batchml.runtime.entry.attempt import AttemptHandle
+from batchml.runtime.entry.folders import is_kept_in_store
+from batchml.runtime.entry.outputs import OutputSender, StorePoller, files_of
 from batchml.runtime.protocol.variables import RuntimeEnv
-from batchml.runtime.storage.store import Store, open_store
+from batchml.runtime.storage.backends import open_store
+from batchml.runtime.storage.store import Store
 from batchml.runtime.telemetry.budget import is_main_node
 
-LATEST = "LATEST.json"  # for people, and a fence: who wrote the newest
-EVERY = 5.0  # seconds between two looks
-VARIABLE = "BATCHML_KEEP_EVERY"  # other seconds
+LATEST = "LATEST.json"  # the newest checkpoint in the store and the attempt that sent it
+EVERY = 5.0  # seconds between two polls
+VARIABLE = "BATCHML_KEEP_EVERY"  # the variable with other seconds
 _State = Tuple[int, int]  # of a file: size, time of the last change
-RESUMED = ".batchml-resumed.json"  # the run went on from another's, which was copied (resuming.py)
-_OURS = (FENCE, KEPT_APART, LATEST, RESUMED)  # beside the checkpoints, and not kept
+RESUMED = ".batchml-resumed.json"  # the checkpoint of another run was copied: resume.py
+_OURS = (FENCE, KEPT_APART, LATEST, RESUMED)  # files that are not sent
 
 
-class Found(NamedTuple):
-    """What a folder or a store has: files by checkpoint, and other files."""
+class CheckpointFiles(NamedTuple):
+    """The files of a folder or store: by checkpoint, and others."""
 
-    checkpoints: Dict[Entry, List[str]]  # names begin with that of the checkpoint
+    checkpoints: Dict[CheckpointName, List[str]]  # the files begin with the checkpoint's name
     others: List[str]
 
     @classmethod
-    def among(cls, names: Iterable[str]) -> Found:
-        checkpoints: Dict[Entry, List[str]] = {}
+    def among(cls, names: Iterable[str]) -> CheckpointFiles:
+        checkpoints: Dict[CheckpointName, List[str]] = {}
         others = []
         for name in names:
             top = name.partition("/")[0]
-            entry = entry_of(top) if top != name else None
+            entry = parse_name(top) if top != name else None
             if entry is not None:
                 checkpoints.setdefault(entry, []).append(name)
             elif not top.startswith((SAVING, REMOVING)) and name not in _OURS:
                 others.append(name)
         return cls(checkpoints, others)
 
-    def whole(self) -> List[Entry]:
-        """Those with a manifest, the newest first."""
+    def whole(self) -> List[CheckpointName]:
+        """The checkpoints with a manifest, the newest first."""
         found = self.checkpoints.items()
         return sorted((e for e, names in found if f"{e.name}/{MANIFEST}" in names), reverse=True)
 
 
-def prefix_of(env: RuntimeEnv) -> str:
-    """Where in a run's store its checkpoints are."""
-    return prefix_for(env.array_index)
+def run_prefix(env: RuntimeEnv) -> str:
+    """The prefix of the checkpoints in a run's store."""
+    return child_prefix(env.array_index)
 
 
-def prefix_for(child: Optional[int]) -> str:
+def child_prefix(child: Optional[int]) -> str:
     return "checkpoints/" if child is None else f"checkpoints/{child}/"
 
 
 def fetch(env: RuntimeEnv, environ: Mapping[str, str], say: Callable[[str], None]) -> None:
-    """Bring what earlier attempts kept, before the command starts, or starts again on its node.
+    """Fetch the checkpoints of earlier attempts, before the command starts or is restarted.
 
-    Raises StoreError where the store cannot be had: to begin anew would be worse than to wait.
+    Raises StoreError: starting again from the beginning would be worse than waiting.
     """
-    if not is_kept(env):
+    if not is_kept_in_store(env):
         return
     if environ.get("AWS_BATCH_JOB_NUM_NODES", "1") != "1":
         with open(os.path.join(env.checkpoint_dir, KEPT_APART), "w", encoding="ascii") as file:
-            file.write("Each node has a folder of its own here; the main node's is kept.\n")
-    bring(open_store(env.store, environ), prefix_of(env), env.checkpoint_dir, say)
+            file.write("Each node has its own folder here. Only the main node's is kept.\n")
+    fetch_newest(open_store(env.store, environ), run_prefix(env), env.checkpoint_dir, say)
 
 
-def bring(store: Store, prefix: str, folder: str, say: Callable[[str], None]) -> None:
-    """Fetch the newest checkpoint that is whole, unless the folder has one as new, and all other
-    files. Raises StoreError and OSError.
+def fetch_newest(store: Store, prefix: str, folder: str, say: Callable[[str], None]) -> None:
+    """Fetch the newest complete checkpoint, unless the folder has one as new, and all other files.
+
+    Raises StoreError and OSError.
     """
-    found = Found.among(key[len(prefix) :] for key in store.keys(prefix))
-    here = [each for each in entries(folder) if looks_whole(f"{folder}/{each.name}", each.step)]
+    found = CheckpointFiles.among(key[len(prefix) :] for key in store.keys(prefix))
+    here = [
+        each for each in list_checkpoints(folder) if looks_whole(f"{folder}/{each.name}", each.step)
+    ]
     for entry in found.whole():
         if here and entry <= here[0]:
             break
-        why = bring_checkpoint(store, prefix, folder, entry, found.checkpoints[entry])
+        why = fetch_checkpoint(store, prefix, folder, entry, found.checkpoints[entry])
         if not why:
             prune(folder, 2, entry.name, set())
-            say(f"batchml notice: the checkpoint of step {entry.step} was brought from the store")
+            say(f"batchml notice: the checkpoint of step {entry.step} was fetched from the store")
             break
-        say(f"batchml notice: the kept checkpoint {entry.name} is passed over: {why}")
+        say(f"batchml notice: the kept checkpoint {entry.name} is skipped: {why}")
     for name in found.others:
-        _bring_file(store, prefix + name, os.path.join(folder, *name.split("/")))
+        _fetch_file(store, prefix + name, os.path.join(folder, *name.split("/")))
 
 
-def bring_checkpoint(store: Store, prefix: str, folder: str, entry: Entry, names: List[str]) -> str:
-    """What is wrong with it; empty once it is there."""
+def fetch_checkpoint(
+    store: Store, prefix: str, folder: str, entry: CheckpointName, names: List[str]
+) -> str:
+    """Fetch a checkpoint. Return what is wrong with it, or ""."""
     temporary = f"{SAVING}fetch-{entry.name}"
     path = os.path.join(folder, temporary)
     try:
         for name in names:
             below = name[len(entry.name) + 1 :].split("/")
-            _bring_file(store, prefix + name, os.path.join(path, *below))
-        why = trouble(path, entry.step)
+            _fetch_file(store, prefix + name, os.path.join(path, *below))
+        why = find_damage(path, entry.step)
         if not why:
-            remove(folder, entry.name)  # one that does not look whole
+            remove(folder, entry.name)  # an incomplete one
             os.rename(path, os.path.join(folder, entry.name))
         return why
     finally:
         remove(folder, temporary)
 
 
-def _bring_file(store: Store, key: str, path: str) -> None:
+def _fetch_file(store: Store, key: str, path: str) -> None:
     os.makedirs(os.path.dirname(path), exist_ok=True)
     store.get_file(key, path)
 
 
-class Kept:
-    """Sends what is new in a folder to a store, from a thread, and at the end what is left."""
+class CheckpointSender:
+    """Sends the new files of a folder to a store: from a thread, and the rest at the end."""
 
-    def __init__(self, folder: str, store: Store, prefix: str, term: Optional[Term] = None) -> None:
-        """`term`: this generation; where a later one has kept a checkpoint, nothing is sent."""
+    def __init__(
+        self, folder: str, store: Store, prefix: str, term: Optional[FenceTerm] = None
+    ) -> None:
+        """`term` is this generation: nothing is sent if a later one has sent a checkpoint."""
         self._folder, self._store, self._prefix, self._term = folder, store, prefix, term
-        self._outputs = Outputs(folder, store, prefix)
-        self._kept: Set[str] = set()  # names of checkpoints that are whole in the store
+        self._outputs = OutputSender(folder, store, prefix)
+        self._kept: Set[str] = set()  # names of checkpoints that are complete in the store
         self._has_adopted = False
-        self._seen: Dict[str, _State] = {}  # at the last look
-        self._calm = 0  # looks in a row that found nothing new
-        self._gone: Set[str] = set()  # sent, and not in the folder at the last look
-        self._looks = Looks(self.look, self._failed)
-        self.trouble = ""  # what went wrong at the last look
+        self._before: Dict[str, _State] = {}  # at the last poll
+        self._unchanged = 0  # polls in a row that found nothing new
+        self._gone: Set[str] = set()  # in the store, but not in the folder at the last poll
+        self._poller = StorePoller(self.poll, self._on_error)
+        self.error = ""  # of the last poll
 
-    def start(self, every: float = EVERY) -> None:
-        self._looks.start(every)
+    def start(self, interval: float = EVERY) -> None:
+        self._poller.start(interval)
 
     def finish(self) -> List[str]:
-        """Send the rest; what could not be sent, a line each."""
-        self._looks.end()
-        return self.look(at_rest=True)
+        """Send the rest. Return a line for each file that could not be sent."""
+        self._poller.end()
+        return self.poll(is_last=True)
 
-    def look(self, at_rest: bool = False) -> List[str]:
-        """Send what is new; with `at_rest` also what has just changed. What went wrong."""
+    def poll(self, is_last: bool = False) -> List[str]:
+        """Send new files; if it `is_last`, also files that have just changed. Return the errors."""
         files = files_of(self._folder)
-        self._calm = self._calm + 1 if files == self._seen and not self.trouble else 0
-        if self._calm > 1:
-            return []  # all was sent, and what is gone was removed
+        self._unchanged = self._unchanged + 1 if files == self._before and not self.error else 0
+        if self._unchanged > 1:
+            return []  # everything has been sent or removed
         try:
-            told = self._send(files, at_rest)
+            errors = self._send(files, is_last)
         except OSError as error:
-            told = [" ".join(str(error).split())]
-        self._seen = files
-        self.trouble = told[0] if told else ""
-        return told
+            errors = [" ".join(str(error).split())]
+        self._before = files
+        self.error = errors[0] if errors else ""
+        return errors
 
-    def _send(self, files: Mapping[str, _State], at_rest: bool) -> List[str]:
-        found = Found.among(files)
+    def _send(self, files: Mapping[str, _State], is_last: bool) -> List[str]:
+        found = CheckpointFiles.among(files)
         if not (found.checkpoints or found.others or self._kept):
             return []
         if self._is_fenced_off():
-            return ["a later attempt of this run keeps its own by now"]
+            return ["a later attempt of this run keeps its checkpoints now"]
         if not self._has_adopted:
             self._adopt(found)
-        told = self._keep(found, files)
+        errors = self._send_checkpoints(found, files)
         others = {name: files[name] for name in found.others}
-        rested = {n: s for n, s in others.items() if at_rest or self._seen.get(n) == s}
-        told += _lines(self._outputs.send(rested))
-        if not told:
-            self._tidy(found)
-        return told
+        rested = {n: s for n, s in others.items() if is_last or self._before.get(n) == s}
+        errors += _lines(self._outputs.send(rested))
+        if not errors:
+            self._remove_gone(found)
+        return errors
 
-    def _adopt(self, found: Found) -> None:
-        """What was brought from the store is there already."""
+    def _adopt(self, found: CheckpointFiles) -> None:
+        """Find the checkpoints that were fetched from the store: they need not be sent."""
         for entry in found.whole():
             manifest = f"{entry.name}/{MANIFEST}"
             with open(os.path.join(self._folder, manifest), "rb") as file:
@@ -192,47 +201,48 @@ class Kept:
                     self._kept.add(entry.name)
         self._has_adopted = True
 
-    def _keep(self, found: Found, files: Mapping[str, _State]) -> List[str]:
-        told: List[str] = []
+    def _send_checkpoints(self, found: CheckpointFiles, files: Mapping[str, _State]) -> List[str]:
+        errors: List[str] = []
         for entry in found.whole():
             path = os.path.join(self._folder, entry.name)
             if entry.name in self._kept or not looks_whole(path, entry.step):
                 continue
             manifest = f"{entry.name}/{MANIFEST}"
             names = [name for name in found.checkpoints[entry] if name != manifest]
-            wrong = self._outputs.send({name: files[name] for name in names})
-            wrong = wrong or self._outputs.send({manifest: files[manifest]})
-            if wrong and os.path.isdir(path):  # else the program removed it meanwhile
-                told += _lines(wrong)
-            if not wrong:
-                self._point(path, entry)
+            failed = self._outputs.send({name: files[name] for name in names})
+            failed = failed or self._outputs.send({manifest: files[manifest]})
+            if failed and os.path.isdir(path):  # else the program removed it meanwhile
+                errors += _lines(failed)
+            if not failed:
+                self._write_latest(path, entry)
                 self._kept.add(entry.name)
-        return told
+        return errors
 
-    def _point(self, path: str, entry: Entry) -> None:
-        """Say which one is the newest, for people and for attempts that should have ended."""
+    def _write_latest(self, path: str, entry: CheckpointName) -> None:
+        """Record the newest checkpoint, for people and for attempts that should have ended."""
         if all(name < entry.name for name in self._kept):
-            told = {each: value for each, value in read_manifest(path).items() if each != "files"}
-            data = json.dumps({**told, "name": entry.name}).encode()
+            latest = {name: value for name, value in read_manifest(path).items() if name != "files"}
+            data = json.dumps({**latest, "name": entry.name}).encode()
             self._store.put(self._prefix + LATEST, data)
 
     def _is_fenced_off(self) -> bool:
         if self._term is None:
             return False
         try:
-            told = json.loads(self._store.get(self._prefix + LATEST) or b"{}")
-            attempt = int(told["attempt"]) if told.get("run") == self._term.run else 0
+            latest = json.loads(self._store.get(self._prefix + LATEST) or b"{}")
+            attempt = int(latest["attempt"]) if latest.get("run") == self._term.run else 0
         except (ValueError, KeyError, TypeError, AttributeError):
             return False
         return attempt > self._term.attempt
 
-    def _tidy(self, found: Found) -> None:
-        """Remove from the store what the folder no longer has, once something newer is there."""
+    def _remove_gone(self, found: CheckpointFiles) -> None:
+        """Remove files from the store that the folder no longer has, once newer ones are there."""
         here = {entry.name for entry in found.checkpoints}
         others = set(found.others)
         if not here & self._kept and not others:
-            return  # nothing was kept yet that could stand for the rest
-        there = Found.among(key[len(self._prefix) :] for key in self._store.keys(self._prefix))
+            return  # nothing newer is in the store yet
+        keys = self._store.keys(self._prefix)
+        there = CheckpointFiles.among(key[len(self._prefix) :] for key in keys)
         gone: List[str] = []
         for entry, names in there.checkpoints.items():
             if entry.name not in here and here & self._kept:
@@ -243,37 +253,37 @@ class Kept:
         self._gone = absent
         self._store.delete(*(self._prefix + name for name in gone))
 
-    def _failed(self, error: Exception) -> None:
-        self.trouble = " ".join(str(error).split()) or type(error).__name__
+    def _on_error(self, error: Exception) -> None:
+        self.error = " ".join(str(error).split()) or type(error).__name__
 
 
-class Keeper:
-    """A companion: keeps the checkpoints of a run where they would go with the attempt.
+class CheckpointKeeper:
+    """An attempt plug-in: keeps checkpoints that would be lost with the attempt.
 
-    Of several nodes that of the main one, which has rank 0.
+    Of several nodes only those of the main node, which has rank 0.
     """
 
-    def __init__(self, attempt: Attempt) -> None:
+    def __init__(self, attempt: AttemptHandle) -> None:
         env = attempt.env
         self._attempt = attempt
-        self._kept: Optional[Kept] = None
-        self._told = ""
-        if is_kept(env) and is_main_node(attempt.environ):
+        self._sender: Optional[CheckpointSender] = None
+        self._has_warned = False
+        if is_kept_in_store(env) and is_main_node(attempt.environ):
             store = open_store(env.store, attempt.environ)
-            term = Term.read(attempt.environ)
-            self._kept = Kept(env.checkpoint_dir, store, prefix_of(env), term)
-            self._kept.start(_seconds(attempt.environ.get(VARIABLE, "")))
+            term = FenceTerm.read(attempt.environ)
+            self._sender = CheckpointSender(env.checkpoint_dir, store, run_prefix(env), term)
+            self._sender.start(_seconds(attempt.environ.get(VARIABLE, "")))
 
     def tick(self, now: float) -> None:
-        trouble = self._kept.trouble if self._kept is not None else ""
-        if trouble and not self._told:
-            self._told = trouble
-            self._attempt.say(f"batchml notice: checkpoints are not kept for now: {trouble}")
+        error = self._sender.error if self._sender is not None else ""
+        if error and not self._has_warned:
+            self._has_warned = True
+            self._attempt.say(f"batchml notice: checkpoints are not kept for now: {error}")
 
     def finish(self) -> None:
-        told = self._kept.finish() if self._kept is not None else []
-        if told:
-            self._attempt.say(f"batchml: {len(told)} checkpoints could not be kept: {told[0]}")
+        errors = self._sender.finish() if self._sender is not None else []
+        if errors:
+            self._attempt.say(f"batchml: {len(errors)} checkpoints could not be kept: {errors[0]}")
 
 
 def _seconds(text: str) -> float:
@@ -284,5 +294,5 @@ def _seconds(text: str) -> float:
     return found if 0.1 <= found < 1e6 else EVERY
 
 
-def _lines(wrong: Mapping[str, str]) -> List[str]:
-    return [f"{name}: {why}" for name, why in wrong.items()]
+def _lines(errors: Mapping[str, str]) -> List[str]:
+    return [f"{name}: {why}" for name, why in errors.items()]

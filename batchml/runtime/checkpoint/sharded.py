@@ -1,9 +1,9 @@
-"""A checkpoint of which every rank writes a part, committed by rank 0 once all are there.
+"""A checkpoint to which every rank contributes files. Rank 0 commits it once all have written.
 
-The ranks speak by small files in the folder that is being written, for they may be on several
-machines with nothing but that folder between them. Each tells which files it sees once its own are
-durable; rank 0 makes one list of them; each rank reads and describes every world-th of the list, so
-that hashing takes as long as one rank's share; rank 0 puts that together and renames the folder.
+The ranks communicate by small sign files in the temporary folder, because machines may share
+nothing but that folder. After its own files are durable, each rank lists the files that it sees;
+rank 0 merges the lists; each rank hashes every world-th file of the merged list, so that hashing
+takes the time of one rank's share; rank 0 writes the manifest and renames the folder.
 """
 
 from __future__ import annotations
@@ -15,39 +15,39 @@ import zlib
 from collections.abc import Mapping
 from typing import Any, Callable, List, Set
 
-from batchml.runtime import checkpoint
-from batchml.runtime.checkpoint.fence import Term, take
+from batchml.runtime.checkpoint.fence import FenceTerm, claim_folder
 from batchml.runtime.checkpoint.layout import (
     SAVING,
     Files,
     all_files,
     commit,
-    entries,
-    manifest,
+    describe_files,
+    list_checkpoints,
+    make_manifest,
     read_manifest,
-    written,
 )
+from batchml.runtime.checkpoint.saving import Writer, active_saves, remove_leftovers, remove_old
 from batchml.runtime.storage.files import write_atomically
 
-KEPT_APART = ".batchml-kept"  # in a folder that the nodes do not share: remote.py
+KEPT_APART = ".batchml-kept"  # a file in folders that the nodes do not share: remote.py
 _SIGN = ".rank-"
-_HERE, _FAILED, _WROTE, _LIST, _TOLD = "here", "failed", "wrote", "list", "told"
-# An NFS client believes what it knows of a folder for up to a minute, unless it writes there.
+_HERE, _FAILED, _WROTE, _LIST, _HASHED = "here", "failed", "wrote", "list", "told"
+# An NFS client caches a folder's content for up to a minute, unless it writes there.
 _REFRESH = 1.0  # seconds
-_LONGEST = 0.25  # seconds between two looks
+_LONGEST = 0.25  # seconds between two polls
 
 
-class Failed(Exception):
-    """This save comes to nothing; the text says why."""
+class SaveFailed(Exception):
+    """This save failed; the text is the reason."""
 
 
-class Shards:
-    """One save, as one rank sees it. `launch` is the same in all ranks, and in no other save."""
+class ShardedSave:
+    """One save in one rank. `launch` is the same in all ranks, and different in other saves."""
 
     def __init__(
         self,
         folder: str,
-        term: Term,
+        term: FenceTerm,
         step: int,
         rank: int,
         world: int,
@@ -62,48 +62,48 @@ class Shards:
         self._path = os.path.join(folder, self._name)
         self._clock, self._sleep = clock, sleep
 
-    def save(self, write_mine: checkpoint.Writer, keep: int) -> str:
-        """Why nothing was saved; empty once it is there. Raises what the writer does."""
+    def save(self, write_mine: Writer, keep: int) -> str:
+        """Save, and return "" or why it failed. Raises the writer's exceptions."""
         try:
             self._begin()
             write_mine(self._path)
-            self._tell(_WROTE, self._own())
-            self._describe()
+            self._write_sign(_WROTE, self._sync_files())
+            self._hash_share()
             if self._rank == 0:
                 self._commit(keep)
             else:
                 self._await_commit()
         except BaseException as error:
-            other = self._failed()  # which removes files, so that this rank fails, too
+            other = self._failed_rank()  # which removes files, so that this rank fails, too
             self._give_up(is_first=other < 0)
-            if other >= 0 and isinstance(error, (Failed, OSError)):
+            if other >= 0 and isinstance(error, (SaveFailed, OSError)):
                 return f"rank {other} could not write its part"
-            if isinstance(error, Failed):
+            if isinstance(error, SaveFailed):
                 return str(error)
             raise
-        checkpoint.LIVE.discard(self._name)  # else its signs stay, for ranks that come late
+        active_saves.discard(self._name)  # not after a failure, when late ranks need its signs
         return ""
 
-    # --- the steps ------------------------------------------------------------------------------
+    # --- Steps ------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        checkpoint.LIVE.add(self._name)
+        active_saves.add(self._name)
         os.makedirs(self._folder, exist_ok=True)
         if self._rank == 0:
             self._check_fence()
-            checkpoint.clear(self._folder, self._term)
+            remove_leftovers(self._folder, self._term)
         os.makedirs(self._path, exist_ok=True)
-        # Made now, for on a full disk nothing but a rename would do to say so.
+        # Made now, because on a full disk a failure can only be reported by renaming this file.
         os.close(os.open(self._sign(_HERE), os.O_WRONLY | os.O_CREAT, 0o644))
 
-    def _own(self) -> List[str]:
-        """What lies there now, durable as far as it was written on this machine."""
+    def _sync_files(self) -> List[str]:
+        """Make the files that this machine has written durable. Return the files that are there."""
         names = []
         for name in self._files():
             try:
                 descriptor = os.open(os.path.join(self._path, name), os.O_RDONLY)
             except FileNotFoundError:
-                continue  # another rank's, which writes beside and renames
+                continue  # a temporary file of another rank
             try:
                 os.fsync(descriptor)
             finally:
@@ -111,73 +111,73 @@ class Shards:
             names.append(name)
         return names
 
-    def _describe(self) -> None:
-        """Read a share of the files, whoever wrote them: it proves that they have arrived."""
+    def _hash_share(self) -> None:
+        """Hash a share of the files, whichever rank wrote them. This proves that they arrived."""
         if self._rank == 0:
             self._await({(_WROTE, rank) for rank in range(self._world)})
-            seen: Set[str] = set()
+            merged: Set[str] = set()
             for rank in range(self._world):
-                seen.update(self._heard(_WROTE, rank))
-            if not seen:
+                merged.update(self._read_sign(_WROTE, rank))
+            if not merged:
                 raise ValueError(f"no rank wrote a file of step {self._step} into the folder given")
-            self._tell(_LIST, sorted(seen))
+            self._write_sign(_LIST, sorted(merged))
         self._await({(_LIST, 0)})
-        names = self._heard(_LIST, 0)[self._rank :: self._world]
-        # All writers have ended, so that what is gone was another rank's temporary file.
+        names = self._read_sign(_LIST, 0)[self._rank :: self._world]
+        # All writers have ended, so a missing file was a temporary file of another rank.
         share = [name for name in names if os.path.exists(os.path.join(self._path, name))]
-        self._tell(_TOLD, written(self._path, share))
+        self._write_sign(_HASHED, describe_files(self._path, share))
 
     def _commit(self, keep: int) -> None:
-        self._await({(_TOLD, rank) for rank in range(self._world)})
+        self._await({(_HASHED, rank) for rank in range(self._world)})
         files: Files = {}
         for rank in range(self._world):
-            told = self._heard(_TOLD, rank)
-            files.update({name: (each[0], each[1]) for name, each in told.items()})
+            share = self._read_sign(_HASHED, rank)
+            files.update({name: (each[0], each[1]) for name, each in share.items()})
         self._check_fence()
         for name in os.listdir(self._path):
             if name.startswith(_SIGN):
                 os.unlink(os.path.join(self._path, name))
-        told = manifest(self._term, self._step, self._world, self._name, files)
-        checkpoint.tidy(self._folder, keep, commit(self._folder, self._path, told))
+        manifest = make_manifest(self._term, self._step, self._world, self._name, files)
+        remove_old(self._folder, keep, commit(self._folder, self._path, manifest))
 
     def _await_commit(self) -> None:
-        """The folder goes when it gets its name."""
+        """Wait until rank 0 has renamed the folder."""
 
         def is_over() -> bool:
-            if self._failed() >= 0:
-                raise Failed("rank 0 gave up")
+            if self._failed_rank() >= 0:
+                raise SaveFailed("rank 0 gave up")
             return not os.path.isdir(self._path)
 
-        self._wait(is_over, lambda: "rank 0 did not put it together")
+        self._wait(is_over, lambda: "rank 0 did not commit it")
         for _ in range(3):
             if self._is_committed():
                 return
             self._refresh(self._folder)
             self._sleep(_LONGEST)
-        raise Failed("rank 0 gave it up")
+        raise SaveFailed("rank 0 gave up")
 
     def _is_committed(self) -> bool:
-        for each in entries(self._folder):
+        for each in list_checkpoints(self._folder):
             try:
-                told = read_manifest(os.path.join(self._folder, each.name))
+                manifest = read_manifest(os.path.join(self._folder, each.name))
             except (OSError, ValueError):
                 continue
-            if each.step == self._step and told.get("save") == self._name:
+            if each.step == self._step and manifest.get("save") == self._name:
                 return True
         return False
 
     def _check_fence(self) -> None:
-        refusal = take(self._folder, self._term)
+        refusal = claim_folder(self._folder, self._term)
         if refusal:
-            raise Failed(refusal)
+            raise SaveFailed(refusal)
 
     def _give_up(self, is_first: bool) -> None:
-        """Say so to the others, and free the space."""
+        """Tell the other ranks, and free the space."""
         try:
             if is_first:
                 os.rename(self._sign(_HERE), self._sign(_FAILED))
         except OSError:
-            pass  # they wait for `limit`, then
+            pass  # then they wait until `limit`
         try:
             names = self._files()
         except OSError:
@@ -188,10 +188,10 @@ class Shards:
             except OSError:
                 pass  # another rank was faster
 
-    # --- signs ----------------------------------------------------------------------------------
+    # --- Sign files -------------------------------------------------------------------------------
 
-    def _failed(self) -> int:
-        """The first of the other ranks to have said so; -1 for none."""
+    def _failed_rank(self) -> int:
+        """The lowest of the other ranks that have failed; -1 for none."""
         try:
             names = [name for name in os.listdir(self._path) if name.endswith("." + _FAILED)]
         except OSError:
@@ -202,28 +202,28 @@ class Shards:
     def _files(self) -> List[str]:
         return [name for name in all_files(self._path) if not name.startswith(_SIGN)]
 
-    def _sign(self, what: str, rank: int = -1) -> str:
-        return os.path.join(self._path, f"{_SIGN}{self._rank if rank < 0 else rank}.{what}")
+    def _sign(self, kind: str, rank: int = -1) -> str:
+        return os.path.join(self._path, f"{_SIGN}{self._rank if rank < 0 else rank}.{kind}")
 
-    def _tell(self, what: str, value: Any) -> None:
-        write_atomically(self._sign(what), json.dumps(value).encode(), 0o644)
+    def _write_sign(self, kind: str, value: Any) -> None:
+        write_atomically(self._sign(kind), json.dumps(value).encode(), 0o644)
 
-    def _heard(self, what: str, rank: int) -> Any:
-        with open(self._sign(what, rank), "rb") as file:
+    def _read_sign(self, kind: str, rank: int) -> Any:
+        with open(self._sign(kind, rank), "rb") as file:
             return json.loads(file.read())
 
     def _await(self, wanted: Set[Any]) -> None:
-        signs = {os.path.basename(self._sign(what, rank)): rank for what, rank in wanted}
+        signs = {os.path.basename(self._sign(kind, rank)): rank for kind, rank in wanted}
 
         def is_there() -> bool:
             names = set(os.listdir(self._path))
             if any(name.endswith("." + _FAILED) for name in names):
-                raise Failed("another rank gave up")
+                raise SaveFailed("another rank gave up")
             for name in names & set(signs):
                 del signs[name]
             return not signs
 
-        self._wait(is_there, lambda: f"nothing was heard of rank {_ranks(signs.values())}")
+        self._wait(is_there, lambda: f"no sign of rank {_list_ranks(signs.values())}")
 
     def _wait(self, is_over: Callable[[], bool], missing: Callable[[], str]) -> None:
         began = refreshed = self._clock()
@@ -231,7 +231,7 @@ class Shards:
         while not is_over():
             now = self._clock()
             if now - began > self._limit:
-                raise Failed(f"{missing()} for {self._limit:.0f} seconds")
+                raise SaveFailed(f"{missing()} for {self._limit:.0f} seconds")
             if now - refreshed > _REFRESH:
                 refreshed = now
                 self._refresh(self._path)
@@ -248,19 +248,19 @@ class Shards:
 
 
 def are_apart(folder: str, world: int, environ: Mapping[str, str]) -> bool:
-    """Whether the ranks are on several nodes that each have a folder of their own."""
+    """Whether the ranks are on several nodes, and each node has its own folder."""
     local = environ.get("LOCAL_WORLD_SIZE", "")
     return local.isdigit() and int(local) < world and os.path.exists(f"{folder}/{KEPT_APART}")
 
 
 def launch_of(environ: Mapping[str, str], calls: int) -> str:
-    """What all ranks of one launch have alike, and the number of the save among its saves."""
+    """An id that all ranks of one launch share, with the number of the save among its saves."""
     names = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
-    told = "|".join(environ.get(name, "") for name in names)
-    return f"{zlib.crc32(told.encode('utf-8', 'replace')):08x}.{calls}"
+    text = "|".join(environ.get(name, "") for name in names)
+    return f"{zlib.crc32(text.encode('utf-8', 'replace')):08x}.{calls}"
 
 
-def _ranks(ranks: Any) -> str:
-    told = sorted(ranks)
-    more = f" and {len(told) - 5} others" if len(told) > 5 else ""
-    return ", ".join(map(str, told[:5])) + more
+def _list_ranks(ranks: Any) -> str:
+    found = sorted(ranks)
+    more = f" and {len(found) - 5} others" if len(found) > 5 else ""
+    return ", ".join(map(str, found[:5])) + more

@@ -1,1 +1,1 @@
-"""What surrounds a run's command: code, folders, output, stop signals."""
+"""Before and around the command of a run: code, folders, output, stop signals."""

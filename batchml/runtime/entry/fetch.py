@@ -1,4 +1,7 @@
-"""What a run brings along: its code, and its command where that is too long for AWS Batch."""
+"""Before the command: fetch the code, read a command that is too long for AWS Batch, claim the run.
+
+Code and command files are named by their SHA-256 in the environment's store.
+"""
 
 from __future__ import annotations
 
@@ -13,78 +16,78 @@ from collections.abc import Mapping
 from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 from batchml.runtime.protocol.variables import RuntimeEnv
-from batchml.runtime.storage.store import Store, StoreError, open_store
+from batchml.runtime.storage.backends import open_store
+from batchml.runtime.storage.store import Store, StoreError
 
-BY_ORDER = "batchml-order"  # the command that stands for the one in the order
+IN_FILE = "batchml-order"  # the job's command, if the real one is in a command file
 _DIGEST = re.compile(r"([0-9a-f]{64})\.")
-MAX_ORDER = 8 * 1024**2  # bytes; the kernel takes 2 MiB of arguments and variables
+MAX_COMMAND_FILE = 8 * 1024**2  # bytes; the kernel takes 2 MiB of arguments and variables
 
 
-class BadOrder(Exception):
-    """The order is not there, damaged, or not one."""
+class BadCommandFile(Exception):
+    """The command file is missing or damaged, or is another kind of file."""
 
 
-class Order(NamedTuple):
-    """What to run."""
+class CommandFile(NamedTuple):
+    """A command and variables that are too long for AWS Batch's job definition and overrides."""
 
     command: List[str]
     env: Dict[str, str]
 
 
-def bring(url: str, folder: str, environ: Mapping[str, str], check: Callable[[], None]) -> str:
-    """Fetch a file from S3 into `folder`; its path. Raises StoreError when it is not to be had."""
+def download(url: str, folder: str, environ: Mapping[str, str], check: Callable[[], None]) -> str:
+    """Fetch a file from S3 into `folder`. Return its path. Raises StoreError."""
     base, _, name = url.rpartition("/")
     path = os.path.join(folder, name)
     if not open_store(base, environ, check).get_file(name, path):
-        raise StoreError(f"{url} is not there: it was deleted, or never sent")
+        raise StoreError(f"{url} does not exist: it was deleted, or never sent")
     return path
 
 
-def digest_in(url: str) -> str:
-    """The SHA-256 that a file is named by; empty for any other name."""
+def digest_in_name(url: str) -> str:
+    """The SHA-256 in a file's name; empty for any other name."""
     found = _DIGEST.match(url.rpartition("/")[2])
     return found[1] if found else ""
 
 
-def read_order(path: str, digest: str = "") -> Order:
-    """The order in a file, whose content has this SHA-256 if one is given. Raises BadOrder."""
+def read_command_file(path: str, digest: str = "") -> CommandFile:
+    """Read a command file; check the SHA-256 of its content, if given. Raises BadCommandFile."""
     try:
         with open(path, "rb") as file:
-            data = file.read(MAX_ORDER + 1)
+            data = file.read(MAX_COMMAND_FILE + 1)
     except OSError as error:
-        raise BadOrder(f"the order {path} cannot be read: {error.strerror}") from error
+        raise BadCommandFile(f"the command file {path} cannot be read: {error.strerror}") from error
     if digest and hashlib.sha256(data).hexdigest() != digest:
-        raise BadOrder(f"the order {path} is damaged: its content is not what its name says")
+        raise BadCommandFile(f"the command file {path} is damaged: its SHA-256 has changed")
     try:
         found = json.loads(data)
         command, env, params = found["command"], found.get("env", {}), found.get("params")
         if not (_are_texts(command) and command and _are_texts([*env, *env.values()])):
             raise ValueError("command and env must be texts")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BadOrder(f"{path} is not an order of batchml: {error}") from error
-    told = {} if params is None else {"BATCHML_PARAMS": json.dumps(params, sort_keys=True)}
-    return Order(command, {**told, **env})
+        raise BadCommandFile(f"{path} is not a command file of batchml: {error}") from error
+    variables = {} if params is None else {"BATCHML_PARAMS": json.dumps(params, sort_keys=True)}
+    return CommandFile(command, {**variables, **env})
 
 
 def _are_texts(values: object) -> bool:
     return isinstance(values, list) and all(isinstance(value, str) for value in values)
 
 
-# --- code -----------------------------------------------------------------------------------------
-# Unpack the code that travelled with a run. Regular files and folders, inside, and no more.
+# --- Code -----------------------------------------------------------------------------------------
 
 
-MAX_BYTES = 1024**3  # of all files; what a client sends is a quarter of that
+MAX_BYTES = 1024**3  # of all files; a client sends a quarter of that at most
 MAX_FILES = 200_000
 _BLOCK = 1 << 20
 
 
 class BadArchive(Exception):
-    """The archive holds what a code archive may not hold, or cannot be read."""
+    """A code archive contains something else than files and folders, or cannot be read."""
 
 
-class _Hashed:
-    """A stream that is read once from its start to its end, and its SHA-256."""
+class _HashedStream:
+    """A stream that is read once from start to end, with its SHA-256."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -97,18 +100,18 @@ class _Hashed:
 
 
 def unpack(archive: str, folder: str, digest: str = "") -> int:
-    """Unpack into `folder` and return the number of files.
+    """Unpack regular files and folders into `folder`, and return the number of files.
 
-    With a `digest`, the SHA-256 of the archive before compression must be that.
+    `digest` is the SHA-256 of the archive before compression.
 
-    Raises BadArchive for absolute names, `..`, links and devices: `tarfile` lets them pass by
-    default, and its own filter has been bypassed before (CVE-2025-4517).
+    Raises BadArchive for another SHA-256, and for absolute names, `..`, links and devices:
+    `tarfile` allows them by default, and its own filter has been bypassed before (CVE-2025-4517).
     """
     count = size = 0
     try:
         with gzip.open(archive) as packed:
-            stream = _Hashed(packed)
-            # As a pipe: nothing is sought, so that all of it goes through the hash, once.
+            stream = _HashedStream(packed)
+            # Read as a pipe, without seeking, so that every byte is hashed once.
             tar = tarfile.open(fileobj=stream, mode="r|")  # type: ignore[call-overload]  # noqa: SIM115
             for member in tar:
                 path = _inside(folder, member.name)
@@ -121,9 +124,9 @@ def unpack(archive: str, folder: str, digest: str = "") -> int:
                     raise BadArchive(f"{member.name!r} is not a regular file")
                 count, size = count + 1, size + member.size
                 if count > MAX_FILES or size > MAX_BYTES:
-                    raise BadArchive("it unpacks to more than a code archive may hold")
+                    raise BadArchive("it unpacks to more than a code archive may contain")
                 _write(path, 0o755 if member.mode & 0o100 else 0o644, content)
-            while stream.read(_BLOCK):  # to the end, where the checksum of it all is
+            while stream.read(_BLOCK):  # to the end, where gzip's checksum is
                 pass
     except (tarfile.TarError, EOFError, OSError, ValueError, zlib.error) as error:
         raise BadArchive(f"the code archive {archive} cannot be unpacked: {error}") from error
@@ -133,7 +136,7 @@ def unpack(archive: str, folder: str, digest: str = "") -> int:
 
 
 def _write(path: str, mode: int, content: Any) -> None:
-    """A new file. Raises OSError where there is anything of that name."""
+    """Write a new file. Raises OSError if the name exists."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
     with os.fdopen(os.open(path, flags, mode), "wb") as file:
@@ -151,42 +154,39 @@ def _inside(folder: str, name: str) -> str:
     return os.path.join(folder, *parts)
 
 
-# --- the claim of a run ---------------------------------------------------------------------------
-# One submission, one run: who of two jobs with the same key may go on.
-#
-# A submission whose answer was lost may, very rarely, have become two jobs. Each of them starts
-# here, and only the first to say so in the store trains. A later attempt of the same job finds its
-# own name there.
+# --- The claim of a run ---------------------------------------------------------------------------
+# A submission whose answer was lost may, very rarely, have become two jobs. Both start, and only
+# the first to write its claim into the store continues. A later attempt of it finds its own id.
 
 
 _TRIES = 3
 
 
 def claim(store: Store, env: RuntimeEnv, key: str = "") -> Optional[str]:
-    """The id of the job that has this run's claim; None when it is this one.
+    """Claim the run, and return None; if another job has claimed it, return that job's id.
 
-    `key` names another claim than that of the run. The nodes of a job claim together.
-    Raises StoreError when the store cannot be had.
+    `key` is the key of another claim than the run's. All nodes of a job share its claim.
+    Raises StoreError.
     """
     ours = env.run.partition("#")[0]
     if not ours:  # not in Batch
         return None
-    key = key or f"claims/{_follower(env)}{env.array_index or 0}"
+    key = key or f"claims/{_move_prefix(env)}{env.array_index or 0}"
     for _ in range(_TRIES):
         if store.create(key, ours.encode()):
             return None
         holder = store.get(key)
-        if holder is not None:  # else it was removed between the two calls
+        if holder is not None:  # else the claim was removed between the two calls
             name = holder.decode("utf-8", "replace").strip()
             return None if name == ours else name
     return None
 
 
-def _follower(env: RuntimeEnv) -> str:
-    """A job that follows one which was cancelled in another queue: of several such, one runs."""
+def _move_prefix(env: RuntimeEnv) -> str:
+    """Jobs that replace a job which was cancelled in another queue have a claim of their own."""
     return f"after-{env.moved}/" if env.moved else ""
 
 
-def refusal(holder: str) -> str:
-    """What the second job says before it ends."""
+def describe_duplicate(holder: str) -> str:
+    """The last line of the second job."""
     return f"batchml: this is a second run of one submission; {holder} goes on. Nothing was run."

@@ -1,4 +1,4 @@
-"""The folders and files of an attempt: those that it was given, and in AWS those made here."""
+"""The folders of an attempt: outputs, checkpoints, temporary files, and the working folder."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import Dict, List, Optional, Sequence, Tuple
 
 from batchml.runtime.protocol.variables import RuntimeEnv
 
-TEMPORARY = "batchml-"  # how the name of an attempt's own folder begins
+TEMPORARY = "batchml-"  # begins the name of an attempt's temporary folder
 _CHECKPOINT = "checkpoint"
 
 
-class Temporary:
-    """A folder that is made when it is first needed and goes with the attempt."""
+class TemporaryFolder:
+    """A folder that is made at the first use, and removed at the end of the attempt."""
 
     def __init__(self) -> None:
         self._path = ""
 
     @property
     def made(self) -> str:
-        """Its path; empty while it was not needed."""
+        """The path; empty before the first use."""
         return self._path
 
     def path(self) -> str:
-        """Raises OSError where nothing can be written."""
+        """Make the folder if needed, and return its path. Raises OSError."""
         if not self._path:
             try:
                 self._path = tempfile.mkdtemp(prefix=TEMPORARY)
@@ -39,13 +39,13 @@ class Temporary:
             try:
                 shutil.rmtree(self._path, ignore_errors=True)
             except RecursionError:
-                pass  # too deep for Python; the container goes, and this with it
+                pass  # too deep for Python; it is deleted with the container
 
 
-def arrange(env: RuntimeEnv, temporary: Temporary) -> RuntimeEnv:
-    """`env` with a place for everything that a run is promised. Raises OSError.
+def make_folders(env: RuntimeEnv, temporary: TemporaryFolder) -> RuntimeEnv:
+    """Make the folders of outputs and checkpoints, and return `env` with all paths that a run has.
 
-    What was given is made if it is not there. Outside a run nothing is added.
+    Outside a run only folders that were given are made. Raises OSError.
     """
     for folder in (env.output_dir, env.checkpoint_dir):
         if folder:
@@ -60,8 +60,8 @@ def arrange(env: RuntimeEnv, temporary: Temporary) -> RuntimeEnv:
     )
 
 
-def variables(env: RuntimeEnv) -> Dict[str, str]:
-    """What the command sees of it."""
+def folder_variables(env: RuntimeEnv) -> Dict[str, str]:
+    """The command's variables with the run's id, attempt and paths."""
     found = {
         "BATCHML_RUN": env.run,
         "BATCHML_ATTEMPT": str(env.attempt),
@@ -73,14 +73,14 @@ def variables(env: RuntimeEnv) -> Dict[str, str]:
     return {name: value for name, value in found.items() if value} if env.is_run else {}
 
 
-def _made(temporary: Temporary, name: str) -> str:
+def _made(temporary: TemporaryFolder, name: str) -> str:
     path = os.path.join(temporary.path(), name)
     os.makedirs(path, exist_ok=True)
     return path
 
 
 def _checkpoints(env: RuntimeEnv) -> str:
-    """In the workspace, where every attempt of the run finds it; empty without one to write to."""
+    """The folder in the workspace, where every attempt finds it; empty if it cannot be written."""
     if not (env.workspace and env.key):
         return ""
     path = workspace_folder(env.workspace, env.key, env.array_index)
@@ -92,7 +92,7 @@ def _checkpoints(env: RuntimeEnv) -> str:
 
 
 def workspace_folder(workspace: str, key: str, child: Optional[int]) -> str:
-    """Where in a workspace the run of a key, or a child of it, has its checkpoints."""
+    """The checkpoint folder in a workspace of a run, or of one child of an array."""
     parts = [workspace, ".batchml", "runs", key]
     if child is not None:
         parts.append(str(child))
@@ -100,21 +100,21 @@ def workspace_folder(workspace: str, key: str, child: Optional[int]) -> str:
 
 
 def loses_checkpoints(env: RuntimeEnv) -> bool:
-    """Whether the checkpoint folder goes with the attempt: neither given, nor in a workspace."""
+    """Whether the checkpoint folder is lost with the attempt: not given, and not in a workspace."""
     above, name = os.path.split(env.checkpoint_dir)
     return env.is_run and name == _CHECKPOINT and os.path.basename(above).startswith(TEMPORARY)
 
 
-def is_kept(env: RuntimeEnv) -> bool:
-    """Whether checkpoints are kept in the run's store. A trial's are on its sweep's board."""
+def is_kept_in_store(env: RuntimeEnv) -> bool:
+    """Whether checkpoints are kept in the run's store. A sweep keeps those of its trials."""
     return bool(env.store) and not env.sweep and loses_checkpoints(env)
 
 
-def own_folder() -> str:
-    """The folder that the run's code goes into, which becomes the working directory.
+def enter_code_folder() -> str:
+    """Change to a folder for the run's code, and return its path.
 
-    An image that names none works in `/`, where a job's `bin/` or `etc/` would lie over its own;
-    in another it may not write.
+    It is the working directory, unless that is `/`, where a job's `bin/` or `etc/` would overwrite
+    the image's, or cannot be written.
     """
     folder = os.getcwd()
     if folder == os.sep or not os.access(folder, os.W_OK):
@@ -123,41 +123,43 @@ def own_folder() -> str:
     return folder
 
 
-# --- leftovers ------------------------------------------------------------------------------------
-# Files that a command writes into its working folder, which goes away with the attempt.
+# --- Leftovers ------------------------------------------------------------------------------------
+# Files that a command writes into its working folder are lost with the attempt.
 
 
-NAMED = 3  # files
-MAX_ENTRIES = 20_000  # that are looked at; of a folder with more nothing is said
+NAMED = 3  # files that are named in the message
+MAX_ENTRIES = 20_000  # files and folders; a folder with more is not checked
 
 _State = Tuple[int, int]  # size, time of the last change
 _NOT_MISSED = ("__pycache__", ".cache", ".ipynb_checkpoints", ".pytest_cache", ".git")
 
 
 class WorkingFolder:
-    """What is in it when the command begins, so that its end can tell what was added or changed.
+    """Compares the working folder after the command with its content before.
 
-    `kept` are folders that outlive the attempt: where the command works in one of those, nothing
-    is lost, and nothing is said.
+    `kept` are folders that outlive the attempt. If the command works in one of them, nothing is
+    lost, and nothing is reported.
     """
 
     def __init__(
         self, folder: str, kept: Sequence[str], before: Optional[Dict[str, _State]] = None
     ) -> None:
-        """`before`: what another process found in it, `found` there; looked for unless given."""
+        """`before`: the content, if another process has read it as `found`."""
         self._folder = os.path.realpath(folder)
         self._kept = [os.path.realpath(path) for path in kept if path]
         self._before = None if self._is_kept() else self._scan() if before is None else before
 
     @property
     def found(self) -> Optional[Dict[str, _State]]:
-        """What was in it as the command began; None where nothing will be said of it."""
+        """The content before the command; None if nothing will be reported."""
         return self._before
 
-    def told(self, advice: str = "which is not kept: write {} to BATCHML_OUTPUT_DIR") -> str:
-        """One line that names what will be gone, the largest first; empty where that is nothing.
+    def describe_leftovers(
+        self, advice: str = "which is not kept: write {} to BATCHML_OUTPUT_DIR"
+    ) -> str:
+        """One line that names the files that will be lost, the largest first; empty without any.
 
-        `advice`: what follows "the working folder, "; its {} becomes "it" or "them".
+        `advice` follows "the working folder, "; its {} becomes "it" or "them".
         """
         after = self._scan() if self._before is not None else None
         if not after or self._before is None:
@@ -171,8 +173,8 @@ class WorkingFolder:
         if len(names) > NAMED:
             words.append("1 more" if len(names) == NAMED + 1 else f"{len(names) - NAMED} more")
         listed = ", ".join(words[:-1]) + " and " + words[-1] if words[1:] else words[0]
-        was, which = ("was", "it") if len(names) == 1 else ("were", "them")
-        return f"{listed} {was} written to the working folder, {advice.format(which)}"
+        was, them = ("was", "it") if len(names) == 1 else ("were", "them")
+        return f"{listed} {was} written to the working folder, {advice.format(them)}"
 
     def _is_kept(self) -> bool:
         return any(
@@ -181,9 +183,9 @@ class WorkingFolder:
         )
 
     def _scan(self) -> Optional[Dict[str, _State]]:
-        """Path below the folder -> state, of regular files; None where it is too much to look."""
+        """Path below the folder -> state, of regular files; None if there are too many."""
         found: Dict[str, _State] = {}
-        seen, left = 0, [""]
+        count, left = 0, [""]
         try:
             device = os.lstat(self._folder).st_dev
         except OSError:
@@ -191,8 +193,8 @@ class WorkingFolder:
         while left:
             below = left.pop()
             for entry in _entries(os.path.join(self._folder, below)):
-                seen += 1
-                if seen > MAX_ENTRIES:
+                count += 1
+                if count > MAX_ENTRIES:
                     return None
                 if entry.name in _NOT_MISSED or entry.name.startswith(".batchml"):
                     continue
@@ -200,7 +202,7 @@ class WorkingFolder:
                 try:
                     state = entry.stat(follow_symlinks=False)
                 except OSError:
-                    continue  # gone again
+                    continue  # removed meanwhile
                 if state.st_dev != device:
                     continue  # a volume, which may outlive the attempt
                 if stat.S_ISREG(state.st_mode):
@@ -210,12 +212,12 @@ class WorkingFolder:
         return found
 
 
-def watch(
+def watch_working_folder(
     env: RuntimeEnv, data: str, temporary: str, is_container: bool
 ) -> Optional[WorkingFolder]:
-    """The current folder, if it goes away with the attempt; None where nobody would miss it.
+    """The current folder, if it is lost with the attempt; else None.
 
-    `data` is the folder of data sets, `temporary` that of the attempt's own files.
+    `data` is the folder of data sets, `temporary` the attempt's temporary folder.
     """
     if not env.is_run:
         return None
@@ -246,4 +248,4 @@ def _entries(folder: str) -> "List[os.DirEntry[str]]":
         with os.scandir(folder) as entries:
             return list(entries)
     except OSError:
-        return []  # gone again, or not ours to look into
+        return []  # removed meanwhile, or not readable

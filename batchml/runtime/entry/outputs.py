@@ -1,4 +1,4 @@
-"""Outputs on their way to the store: while the run goes on, and what is left at its end."""
+"""Send outputs to the run's store: new files while the run goes on, the rest at its end."""
 
 from __future__ import annotations
 
@@ -10,57 +10,59 @@ from typing import Callable, Dict, List, Optional, Tuple
 
 from batchml.runtime.storage.store import Store
 
-# --- polling in the background --------------------------------------------------------------------
-# Looking again and again, from a thread, so that a run's output never waits for the store.
+# --- Polling --------------------------------------------------------------------------------------
 
 
-class Looks:
-    """Calls `look` every so often until it is ended. What it raises goes to `failed`."""
+class StorePoller:
+    """Calls `poll` regularly from a thread, so that the run's output never waits for the store.
+
+    An exception of `poll` is passed to `on_error`.
+    """
 
     def __init__(
-        self, look: Callable[[], object], failed: Callable[[Exception], None] = lambda _: None
+        self, poll: Callable[[], object], on_error: Callable[[Exception], None] = lambda _: None
     ) -> None:
-        self._look, self._failed = look, failed
+        self._poll, self._on_error = poll, on_error
         self._over = threading.Event()
         self._thread: Optional[threading.Thread] = None
 
-    def start(self, every: float) -> None:
-        """`every`: seconds between two looks."""
-        thread = threading.Thread(target=self._go_round, args=(every,), daemon=True)
+    def start(self, interval: float) -> None:
+        """`interval`: seconds between two calls."""
+        thread = threading.Thread(target=self._run, args=(interval,), daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # no thread to be had: then all goes at the end
+        except RuntimeError:  # no thread can be started: then everything is sent at the end
             return
         self._thread = thread
 
     def end(self) -> None:
-        """No look is under way when this returns, and none follows."""
+        """Wait for a call that runs, and make no other."""
         self._over.set()
         if self._thread is not None:
             self._thread.join()
 
-    def _go_round(self, every: float) -> None:
-        while not self._over.wait(every):
+    def _run(self, interval: float) -> None:
+        while not self._over.wait(interval):
             try:
-                self._look()
+                self._poll()
             except Exception as error:
-                self._failed(error)
+                self._on_error(error)
 
 
-# --- outputs --------------------------------------------------------------------------------------
+# --- Outputs --------------------------------------------------------------------------------------
 
 
-EVERY = 60.0  # seconds between two looks
-_AT_ONCE = 8  # files; a small one is mostly waiting for S3
+EVERY = 60.0  # seconds between two polls
+_PARALLEL = 8  # files; a small file mostly waits for S3
 
 _State = Tuple[int, int]  # size, time of the last change
-_Said = Tuple[str, str]  # name, what went wrong
+_Result = Tuple[str, str]  # name, error
 
 
-def prefix_of(environ: Mapping[str, str]) -> str:
-    """Where in a run's store the outputs of this container go.
+def output_prefix(environ: Mapping[str, str]) -> str:
+    """The prefix in a run's store of this container's outputs.
 
-    `output/`, for the child of an array `output/INDEX/`, for a node that is not the main one
+    `output/`; for the child of an array `output/INDEX/`; for a node that is not the main node
     `output/node-INDEX/`.
     """
     index = environ.get("AWS_BATCH_JOB_ARRAY_INDEX")
@@ -72,12 +74,11 @@ def prefix_of(environ: Mapping[str, str]) -> str:
     return "output/"
 
 
-class Outputs:
-    """Sends the files of a folder, each when it is new or changed.
+class OutputSender:
+    """Sends the new and changed files of a folder to a store.
 
-    While the run goes on, a file is sent once it has rested from one look to the next, from a
-    thread, so that the run's output never waits for S3. At the end everything is sent that is not
-    there yet.
+    While the run goes on, a file is sent once it has not changed between two polls. At the end all
+    files are sent that the store does not have yet.
     """
 
     def __init__(self, folder: str, store: Store, prefix: str) -> None:
@@ -85,67 +86,67 @@ class Outputs:
         self._store = store
         self._prefix = prefix
         self._sent: Dict[str, _State] = {}
-        self._seen: Dict[str, _State] = {}
-        self._away = False  # the store did not answer: the next look asks again
-        self._looks = Looks(self.look)  # the end tells what could not be sent
+        self._before: Dict[str, _State] = {}  # at the last poll
+        self._is_away = False  # the store did not answer: wait for the next poll
+        self._poller = StorePoller(self.poll)  # `finish` reports what could not be sent
 
-    def start(self, every: float = EVERY) -> None:
-        self._looks.start(every)
+    def start(self, interval: float = EVERY) -> None:
+        self._poller.start(interval)
 
     def finish(self) -> List[str]:
-        """Send the rest; what could not be sent, as a line for each file."""
-        self._looks.end()
+        """Send the rest. Return a line for each file that could not be sent."""
+        self._poller.end()
         return [f"{name}: {why}" for name, why in self.send(files_of(self._folder)).items()]
 
-    def look(self) -> None:
-        """Send what has rested since the last look."""
+    def poll(self) -> None:
+        """Send the files that have not changed since the last poll."""
         now = files_of(self._folder)
-        self.send({name: state for name, state in now.items() if self._seen.get(name) == state})
-        self._seen = now
+        self.send({name: state for name, state in now.items() if self._before.get(name) == state})
+        self._before = now
 
     def send(self, files: Mapping[str, _State]) -> Dict[str, str]:
-        """Send those that are not there in this state; what went wrong, by name."""
+        """Send the files that the store does not have in this state. Return errors by name."""
         names = [name for name in sorted(files) if self._sent.get(name) != files[name]]
-        self._away = False
-        said = self._each(names, lambda name: (name, self._send_one(name, files[name])))
-        return {name: trouble for name, trouble in said if trouble}
+        self._is_away = False
+        results = self._map(names, lambda name: (name, self._send_one(name, files[name])))
+        return {name: error for name, error in results if error}
 
-    def _each(self, names: List[str], send: Callable[[str], _Said]) -> List[_Said]:
-        if len(names) > _AT_ONCE:
+    def _map(self, names: List[str], send: Callable[[str], _Result]) -> List[_Result]:
+        if len(names) > _PARALLEL:
             from concurrent.futures import ThreadPoolExecutor
 
             try:
-                with ThreadPoolExecutor(_AT_ONCE) as pool:
+                with ThreadPoolExecutor(_PARALLEL) as pool:
                     return list(pool.map(send, names))
-            except RuntimeError:  # no thread to be had
+            except RuntimeError:  # no thread can be started
                 pass
         return [send(name) for name in names]
 
     def _send_one(self, name: str, state: _State) -> str:
-        """What went wrong; empty for a file that is there now."""
+        """Send a file. Return the error; empty if the store has the file now."""
         if self._sent.get(name) == state:
             return ""
-        if self._away:
+        if self._is_away:
             return "not tried any more"
         try:
             self._store.put_file(self._prefix + name, os.path.join(self._folder, name))
-        except Exception as error:  # a name that is not text, say; the others go on
-            self._away = self._away or bool(getattr(error, "temporary", False))
+        except Exception as error:  # for example a name that is not text; the others are sent
+            self._is_away = self._is_away or bool(getattr(error, "temporary", False))
             return " ".join(str(error).split()) or type(error).__name__
         self._sent[name] = state
         return ""
 
 
 def files_of(folder: str) -> Dict[str, _State]:
-    """Path below the folder -> state, of the regular files, or links to such, that are there."""
+    """Path below the folder -> state, of regular files and links to regular files."""
     found: Dict[str, _State] = {}
     left = [""]
-    while left:  # os.walk, which calls itself, ends where folders lie deeper than the stack
+    while left:  # os.walk is recursive, and fails for folders deeper than Python's stack
         below = left.pop()
         try:
             entries = list(os.scandir(os.path.join(folder, below)))
         except OSError:
-            continue  # gone again, or not ours to look into
+            continue  # removed meanwhile, or not readable
         for entry in entries:
             path = os.path.join(below, entry.name)
             try:
@@ -154,7 +155,7 @@ def files_of(folder: str) -> Dict[str, _State]:
                     continue
                 state = entry.stat()
             except OSError:
-                continue  # gone again, or a link to nothing
+                continue  # removed meanwhile, or a broken link
             if stat.S_ISREG(state.st_mode):
                 found[path] = (state.st_size, state.st_mtime_ns)
     return found

@@ -1,10 +1,9 @@
 """Run a submitted script: `python -m batchml.runtime.entry.script PATH ARG...`.
 
-It becomes the program that the script's first line names. A script that lies in no file that
-travels comes packed: `--packed TEXT NAME ARG...`. Where the script speaks Slurm (BATCHML_SLURM is
-set) it finds the variables that sbatch would have given it, and an `srun`
-(`nodes/slurm/srun.py`). On several nodes such a script runs on the first, and the others do the
-steps of its `srun`.
+The process becomes the program that the script's first line names. A script that is not a file of
+the code package is passed on the command line: `--packed TEXT NAME ARG...`. A script for Slurm
+(BATCHML_SLURM is set) gets sbatch's variables and an `srun` (`nodes/slurm/srun.py`). On several
+nodes it runs on the first node, and the others run the steps of its `srun`.
 """
 
 from __future__ import annotations
@@ -17,20 +16,19 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Dict, List, NoReturn
 
-from batchml.runtime.nodes.slurm.steps import number_of
+from batchml.runtime.protocol.variables import SLURM, number_of
 
-SLURM = "BATCHML_SLURM"
 ARRAY = "BATCHML_SLURM_ARRAY"  # the ids of the array's tasks: "1-9:2,20"
 PACKED = "--packed"
 
 
 def pack(text: bytes) -> str:
-    """A script as one word, without braces that a placeholder could be found in."""
+    """A script as one word. It has no braces, which could be read as a placeholder."""
     return base64.urlsafe_b64encode(zlib.compress(text, 9)).decode()
 
 
 def unpack(word: str) -> bytes:
-    """Raises ValueError for a word that `pack` did not make."""
+    """The script in a word of `pack`. Raises ValueError for any other word."""
     try:
         return zlib.decompress(base64.urlsafe_b64decode(word.encode()))
     except zlib.error as error:
@@ -38,15 +36,17 @@ def unpack(word: str) -> bytes:
 
 
 def interpreter(first: bytes) -> List[str]:
-    """The program of a first line, and its argument, as Linux reads it; none where it says none."""
+    """The program of a first line, and its argument, as Linux reads it; empty without `#!`."""
     if not first.startswith(b"#!"):
         return []
     return [os.fsdecode(word) for word in first[2:].strip().split(None, 1)]
 
 
 def without_login(words: Sequence[str]) -> List[str]:
-    """The program of a first line without the flag that makes a shell read a profile, which would
-    set PATH anew and hide the programs of the image."""
+    """The program of a first line without the flag of a login shell.
+
+    A login shell reads a profile, which would reset PATH and hide the programs of the image.
+    """
     if words[1:] and words[1].strip() in ("-l", "--login"):
         return list(words[:1])
     return list(words)
@@ -55,8 +55,7 @@ def without_login(words: Sequence[str]) -> List[str]:
 def slurm_variables(
     environ: Mapping[str, str], folder: str, addresses: Sequence[str] = ("127.0.0.1",)
 ) -> Dict[str, str]:
-    """What a script of sbatch reads: of the job, the array's task and the nodes, which have these
-    addresses.
+    """sbatch's output variables: the job, the task of its array, and the nodes at these addresses.
 
     Source: sbatch(1), OUTPUT ENVIRONMENT VARIABLES.
     """
@@ -94,13 +93,12 @@ def slurm_variables(
 
 
 def job_number(job: str) -> str:
-    """A job's id as a number: scripts calculate ports with it. Of a task another one than of its
-    array."""
+    """A job's id as a number, with which scripts calculate ports. Tasks of an array differ."""
     return str(1 + zlib.crc32(job.encode()) % (2**31 - 1)) if job else ""
 
 
 def _array(environ: Mapping[str, str], whole: str) -> Dict[str, str]:
-    """Of a task of an array; a single id is no array of AWS Batch, and is a task all the same."""
+    """The variables of an array's task. An array of one id is no array in AWS Batch."""
     index, spans = environ.get("AWS_BATCH_JOB_ARRAY_INDEX", ""), environ.get(ARRAY, "")
     if not (index or spans):
         return {}
@@ -108,7 +106,7 @@ def _array(environ: Mapping[str, str], whole: str) -> Dict[str, str]:
     size = number_of(environ.get("BATCHML_ARRAY_SIZE", ""), 0)
     size = size or number_of(environ.get("AWS_BATCH_JOB_ARRAY_SIZE", ""), 1)
     ids = task_ids(spans)
-    # Another --array than the script's own: AWS Batch's numbers.
+    # If --array was given with the submission, not in the script: the numbers of AWS Batch.
     if len(ids) != size or number >= len(ids):
         ids = list(range(max(size, number + 1)))
     return {
@@ -131,17 +129,17 @@ def task_ids(spans: str) -> List[int]:
     return found
 
 
-def _placed(name: str, text: bytes) -> str:
-    """A file with the script, in a folder that goes with the attempt."""
-    path = os.path.join(own_folder(), os.path.basename(name) or "script")
+def _write_script(name: str, text: bytes) -> str:
+    """Write the script to a file that is removed with the attempt. Return its path."""
+    path = os.path.join(attempt_folder(), os.path.basename(name) or "script")
     with open(path, "wb") as file:
         file.write(text)
     os.chmod(path, 0o700)
     return path
 
 
-def own_folder() -> str:
-    """Beside the file of metrics, which is the attempt's own; a new one where there is none."""
+def attempt_folder() -> str:
+    """A folder beside the attempt's metrics file; without metrics, a new temporary folder."""
     metrics = os.environ.get("BATCHML_METRICS", "")
     if not metrics:
         return tempfile.mkdtemp(prefix="batchml-")
@@ -151,54 +149,55 @@ def own_folder() -> str:
 
 
 def main(words: Sequence[str]) -> NoReturn:
-    """Become the script's program. What is not there is told of, with the code that a shell has."""
+    """Become the script's program. Exit codes are a shell's: 126 and 127."""
     arguments = list(words)
     try:
         if arguments[:1] == [PACKED]:
-            path = _placed(arguments[2], unpack(arguments[1]))
+            path = _write_script(arguments[2], unpack(arguments[1]))
             arguments = arguments[3:]
         else:
             path, arguments = arguments[0], arguments[1:]
         with open(path, "rb") as file:
             program = interpreter(file.readline(4096))
     except (OSError, ValueError, IndexError) as error:
-        _refuse(126, f"the script cannot be read: {error}")
+        _exit(126, f"the script cannot be read: {error}")
     if not program:
-        _refuse(126, f"{path}: its first line does not begin with #!, so nothing says what runs it")
+        _exit(126, f"{path}: the first line does not begin with #! and a program that runs it")
     environ = dict(os.environ)
     if environ.get(SLURM):
         program = without_login(program)
-        environ = on_a_cluster(environ)
+        environ = slurm_environment(environ)
     try:
         os.execvpe(program[0], [*program, path, *arguments], environ)
     except OSError as error:
-        _refuse(127, f"{program[0]}, which {path} names in its first line: {error.strerror}")
+        _exit(127, f"{program[0]}, the program in the first line of {path}: {error.strerror}")
 
 
-def on_a_cluster(environ: Mapping[str, str], *, gathered: bool = True) -> Dict[str, str]:
-    """The environment of a program that speaks Slurm: its variables, and the tools on its PATH.
+def slurm_environment(environ: Mapping[str, str], *, gathered: bool = True) -> Dict[str, str]:
+    """The environment of a Slurm script: sbatch's variables, and `srun` and other tools on PATH.
 
-    A node that is not the first does not return: it does steps. The first has waited for the
-    others, unless `gathered` is false: then their addresses are not in it.
+    On all nodes but the first this does not return: they run steps. The first waits for the others.
+    If `gathered` is false, it does not wait, and their addresses are missing.
     """
-    from batchml.runtime.nodes.slurm import steps
+    from batchml.runtime.nodes.slurm import server, steps
     from batchml.runtime.nodes.slurm.srun import put_tools
 
-    folder, tools = os.getcwd(), put_tools(own_folder())
-    scratch = os.path.join(tools, "tmp")  # the attempt's own, and gone with it
+    folder, tools = os.getcwd(), put_tools(attempt_folder())
+    scratch = os.path.join(tools, "tmp")  # removed with the attempt
     os.makedirs(scratch, mode=0o700, exist_ok=True)
     given = {**steps.network(environ), **environ}
-    steps.remember(tools, given, folder)
+    steps.remember_start(tools, given, folder)
     path = os.pathsep.join((tools, environ.get("PATH", "")))
     found = {**given, steps.FOLDER: tools, steps.LOG: steps.log_of(1), "PATH": path}
     if number_of(environ.get("AWS_BATCH_JOB_NODE_INDEX", ""), 0):
         steps.follow(found, folder)
-    addresses = steps.gather(environ) if gathered else ()
+    server.start_server(found, tools)
+    addresses = server.gather(environ, tools) if gathered else ()
     return {**found, **slurm_variables(environ, folder, addresses), "SLURM_TMPDIR": scratch}
 
 
-def _refuse(code: int, words: str) -> NoReturn:
-    print(f"batchml: {words}", file=sys.stderr, flush=True)
+def _exit(code: int, message: str) -> NoReturn:
+    print(f"batchml: {message}", file=sys.stderr, flush=True)
     sys.exit(code)
 
 

@@ -1,1 +1,1 @@
-"""A command or a shell beside a running program."""
+"""Run commands and shells inside a run: the part of `batchml shell` that runs in the container."""

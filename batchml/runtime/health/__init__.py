@@ -1,1 +1,1 @@
-"""Checks of a host before and while a run uses it."""
+"""Checks of a host before and during a run, and what happens to unfit hosts."""

@@ -1,7 +1,6 @@
-"""What is asked of a host itself: memory, disks, clock, limits. Each answer is one `Check`.
+"""Checks of a host without its GPUs: memory, disks, clock, limits.
 
-The numbers are those below which nothing of ours could work: a check that is strict by taste keeps
-good hosts from working.
+The limits are values below which no run could work, because stricter ones would refuse good hosts.
 """
 
 from __future__ import annotations
@@ -19,168 +18,175 @@ OK, NOT_CHECKED, MONITOR, RETRY, REPLACE = range(5)
 WORDS = ("ok", "not checked", "monitor", "retry", "replace")
 
 LIMIT = 10.0  # seconds for one group of checks: a mount or a driver that hangs never answers
-LEAST_MEMORY = 32 << 20  # bytes that the kernel could give
-LEAST_DISK = 64 << 20  # bytes free, below which it is said
+LEAST_MEMORY = 32 << 20  # bytes available
+LEAST_DISK = 64 << 20  # bytes free; less is reported, but does not refuse the host
 LEAST_SHARED = 128 << 20  # bytes of /dev/shm: a loader with worker processes needs more than 64 MiB
 LEAST_FILES = 1024
-EARLIEST = 1_767_225_600.0  # 2026-01-01: this code is no older
-SKEW = 300.0  # seconds: AWS refuses signatures that are further off (SigV4)
+EARLIEST = 1_767_225_600.0  # 2026-01-01: this code is not older
+SKEW = 300.0  # seconds: AWS refuses requests with a larger clock error (SigV4)
 PROBE = 65_536  # bytes that are written and read back
 
-_HOSTS_OWN = (errno.EIO, errno.ENXIO, errno.ENODEV, errno.ESTALE, errno.EHOSTDOWN, errno.ETIMEDOUT)
+# Errors of the host's hardware or mounts.
+_OF_HOST = (errno.EIO, errno.ENXIO, errno.ENODEV, errno.ESTALE, errno.EHOSTDOWN, errno.ETIMEDOUT)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-NOTICE = "batchml notice: "  # "batchml: " is why a run could not begin
+NOTICE = "batchml notice: "  # not "batchml: ", which begins the reason why a run did not start
 
 
 class NoFitHost(OSError):
-    """More hosts were unfit than `tries`: no other one would do better."""
+    """More than `tries` hosts were unfit: another host would not help."""
 
 
-class Check(NamedTuple):
-    """One question to a host, and how bad the answer is."""
+class HostCheck(NamedTuple):
+    """The result of one check of a host, and its severity."""
 
     name: str
     severity: int = OK
     text: str = ""
 
-    def words(self) -> str:
+    def describe(self) -> str:
         return f"{self.name}: {self.text}" if self.text else self.name
 
 
-def worst(checks: Sequence[Check]) -> int:
+def worst(checks: Sequence[HostCheck]) -> int:
     return max((check.severity for check in checks), default=OK)
 
 
-def within(
-    name: str, limit: float, severity: int, ask: Callable[..., List[Check]], *of: Any
-) -> List[Check]:
-    """What `ask(*of)` answers, or `severity` when it did not within `limit` seconds.
+def run_with_limit(
+    name: str, limit: float, severity: int, check: Callable[..., List[HostCheck]], *arguments: Any
+) -> List[HostCheck]:
+    """The result of `check(*arguments)`, or `severity` if it takes longer than `limit` seconds.
 
-    What hangs in the kernel cannot be ended, so it is left behind in a thread of its own. A check
-    that fails by a mistake of ours says so, and keeps no run from a host.
+    A call that hangs in the kernel cannot be ended, so it stays in a thread. An exception, which is
+    a mistake of ours, is reported, and refuses no host.
     """
-    found: List[Check] = []
+    found: List[HostCheck] = []
 
     def work() -> None:
         try:
-            found.extend(ask(*of))
+            found.extend(check(*arguments))
         except Exception as error:
             words = " ".join(str(error).split()) or type(error).__name__
-            found.append(Check(name, NOT_CHECKED, words[:200]))
+            found.append(HostCheck(name, NOT_CHECKED, words[:200]))
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     thread.join(limit)
     if thread.is_alive():
-        return [Check(name, severity, f"no answer within {limit:g} s")]
+        return [HostCheck(name, severity, f"no answer within {limit:g} s")]
     return found
 
 
-def quick(env: RuntimeEnv, environ: Mapping[str, str], shares_memory: bool) -> List[Check]:
-    """All that needs no GPU; about a millisecond and two writes to disk.
+def quick_checks(
+    env: RuntimeEnv, environ: Mapping[str, str], shares_memory: bool
+) -> List[HostCheck]:
+    """All checks without GPUs. They take about a millisecond and two writes to disk.
 
-    `shares_memory`: the run has several processes, or a GPU: they want a larger /dev/shm.
+    `shares_memory`: the run has several processes, or a GPU, and so needs a larger /dev/shm.
     """
-    # A variable, and not `tempfile`: that would look for a folder that works.
+    # Not by `tempfile`, which would search for a folder that works.
     scratch = environ.get("TMPDIR") or "/tmp"
     checks = [memory(_read("/proc/meminfo")), clock(time.time()), files(_file_limit())]
     if shares_memory:
         checks.append(shared_memory(_space("/dev/shm")))
-    checks += within(f"scratch ({scratch})", LIMIT, REPLACE, folder, "scratch", scratch, True)
+    checks += run_with_limit(
+        f"scratch ({scratch})", LIMIT, REPLACE, folder, "scratch", scratch, True
+    )
     kept = env.checkpoint_dir
     if kept:
-        checks += within(f"checkpoints ({kept})", LIMIT, RETRY, folder, "checkpoints", kept, False)
+        checks += run_with_limit(
+            f"checkpoints ({kept})", LIMIT, RETRY, folder, "checkpoints", kept, False
+        )
     return checks
 
 
-def memory(text: str) -> Check:
-    """From /proc/meminfo: proc(5)."""
+def memory(text: str) -> HostCheck:
+    """`text` is /proc/meminfo: proc(5)."""
     for line in text.splitlines():
         if line.startswith("MemAvailable:"):
             left = int(line.split()[1]) << 10
             if left < LEAST_MEMORY:
-                return Check("memory", RETRY, f"{left >> 20} MiB are left on this host")
-            return Check("memory")
-    return Check("memory", NOT_CHECKED, "/proc/meminfo does not say")
+                return HostCheck("memory", RETRY, f"{left >> 20} MiB are left on this host")
+            return HostCheck("memory")
+    return HostCheck("memory", NOT_CHECKED, "/proc/meminfo does not say")
 
 
-def clock(now: float) -> Check:
+def clock(now: float) -> HostCheck:
     if now >= EARLIEST:
-        return Check("clock")
-    told = time.strftime("%Y-%m-%d %H:%M", time.gmtime(max(0.0, now)))
-    return Check("clock", REPLACE, f"it says {told} UTC")
+        return HostCheck("clock")
+    text = time.strftime("%Y-%m-%d %H:%M", time.gmtime(max(0.0, now)))
+    return HostCheck("clock", REPLACE, f"it says {text} UTC")
 
 
-def files(limit: int) -> Check:
-    """`limit` below 0: none."""
+def files(limit: int) -> HostCheck:
+    """`limit` is the number of open files of a process; below 0 there is no limit."""
     if 0 <= limit < LEAST_FILES:
-        return Check("open files", MONITOR, f"a process may have {limit}; programs expect 1024")
-    return Check("open files")
+        return HostCheck("open files", MONITOR, f"a process may have {limit}; programs expect 1024")
+    return HostCheck("open files")
 
 
-def shared_memory(space: Optional[Tuple[int, int]]) -> Check:
+def shared_memory(space: Optional[Tuple[int, int]]) -> HostCheck:
     """`space`: bytes in all and bytes free."""
     if space is None:
-        return Check("/dev/shm", NOT_CHECKED, "there is none")
+        return HostCheck("/dev/shm", NOT_CHECKED, "there is none")
     if space[0] < LEAST_SHARED:
-        told = f"{space[0] >> 20} MiB; worker processes may need more: `shm` in [resources]"
-        return Check("/dev/shm", MONITOR, told)
-    return Check("/dev/shm")
+        text = f"{space[0] >> 20} MiB; worker processes may need more: `shm` in [resources]"
+        return HostCheck("/dev/shm", MONITOR, text)
+    return HostCheck("/dev/shm")
 
 
 def folder(
     name: str, path: str, is_hosts: bool, now: Callable[[], float] = time.time
-) -> List[Check]:
-    """Write there, read it back, compare times: a mount alone does not count.
+) -> List[HostCheck]:
+    """Write a file, read it back, and compare its time, because a mount alone proves nothing.
 
-    `is_hosts`: the disk is the host's own. Others may be a file server's, whose troubles are not
-    the host's to be taken out of service for.
+    `is_hosts`: the disk belongs to the host. Others may belong to a file server, whose errors are
+    no reason to replace the host.
     """
-    place = f"{name} ({path})"
-    own = os.path.join(path, f".batchml-health-{os.urandom(6).hex()}")
+    label = f"{name} ({path})"
+    probe = os.path.join(path, f".batchml-health-{os.urandom(6).hex()}")
     data = os.urandom(PROBE)
     try:
         try:
-            with open(own, "xb") as file:
+            with open(probe, "xb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            with open(own, "rb") as file:
+            with open(probe, "rb") as file:
                 back = file.read()
-            written = os.stat(own).st_mtime
+            written = os.stat(probe).st_mtime
         finally:
-            _remove(own)
+            _remove(probe)
     except OSError as error:
-        return [trouble(place, error, is_hosts)]
+        return [classify_error(label, error, is_hosts)]
     if back != data:
-        broken = REPLACE if is_hosts else RETRY
-        return [Check(place, broken, "what was written there is read back as something else")]
-    checks = [_free(place, _space(path))]
-    # On a network file system the time is its server's.
+        severity = REPLACE if is_hosts else RETRY
+        return [HostCheck(label, severity, "other data was read back than was written")]
+    checks = [_free(label, _space(path))]
+    # On a network file system the time is the server's.
     off = abs(now() - written)
     if off > SKEW:
-        told = f"this host's clock and that of {path} are {off:.0f} s apart"
-        checks.append(Check("clock", RETRY, told))
+        text = f"this host's clock and that of {path} are {off:.0f} s apart"
+        checks.append(HostCheck("clock", RETRY, text))
     return checks
 
 
-def trouble(place: str, error: OSError, is_hosts: bool) -> Check:
-    """What it means that nothing could be written there."""
+def classify_error(label: str, error: OSError, is_hosts: bool) -> HostCheck:
+    """What an error of the write means for the host."""
     words = error.strerror or str(error)
-    if error.errno in _HOSTS_OWN:
-        return Check(place, REPLACE if is_hosts else RETRY, words)
+    if error.errno in _OF_HOST:
+        return HostCheck(label, REPLACE if is_hosts else RETRY, words)
     if error.errno in _FULL and is_hosts:
-        return Check(place, RETRY, words)
-    # Read-only images, rights, a shared file system that is full: no other host does better.
-    return Check(place, MONITOR if error.errno in _FULL else NOT_CHECKED, words)
+        return HostCheck(label, RETRY, words)
+    # A read-only image, missing permissions, a full shared file system: the same on other hosts.
+    return HostCheck(label, MONITOR if error.errno in _FULL else NOT_CHECKED, words)
 
 
-def _free(place: str, space: Optional[Tuple[int, int]]) -> Check:
+def _free(label: str, space: Optional[Tuple[int, int]]) -> HostCheck:
     if space is not None and space[1] < LEAST_DISK:
-        return Check(place, MONITOR, f"{space[1] >> 20} MiB are free")
-    return Check(place)
+        return HostCheck(label, MONITOR, f"{space[1] >> 20} MiB are free")
+    return HostCheck(label)
 
 
 def _space(path: str) -> Optional[Tuple[int, int]]:

@@ -1,6 +1,6 @@
-"""`checks = "deep"`: each GPU multiplies and copies, and has to be right. By torch, if it is there.
+"""`checks = "deep"`: each GPU multiplies and copies numbers by torch, and the result is verified.
 
-In a process of its own: a card that is broken may take its program along, or never answer.
+This runs in another process, because a broken card may crash its program, or never answer.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import sys
 from collections.abc import Mapping
 from typing import List, Sequence
 
-from batchml.runtime.health.checks import MONITOR, NOT_CHECKED, OK, REPLACE, RETRY, Check
+from batchml.runtime.health.checks import MONITOR, NOT_CHECKED, OK, REPLACE, RETRY, HostCheck
 
 _NAME = "a small product"
 LIMIT = 90.0  # seconds for all GPUs together; importing torch from a cold disk takes most of it
 
-# Whole numbers that floats hold exactly, so that any other answer is a wrong one. The pattern goes
-# to the device, is turned over there, and comes back: a sixteenth of what is free, 1 GiB at most.
+# Products of whole numbers that floats represent exactly, so that any difference is an error. Then
+# a pattern is copied to the device, inverted there and copied back: 1/16 of the free memory, at
+# most 1 GiB.
 PROBE = """
 import json, sys, time
 try:
@@ -27,42 +28,42 @@ try:
 except Exception as error:
     print(json.dumps([["torch", "unknown", str(error)[:200]]]))
     sys.exit(3)
-told = []
-places = ["cuda:%d" % i for i in range(torch.cuda.device_count())] or ["cpu"]
-for place in places:
+found = []
+devices = ["cuda:%d" % i for i in range(torch.cuda.device_count())] or ["cpu"]
+for device in devices:
     try:
         began = time.perf_counter()
         g = torch.Generator().manual_seed(7)
         a = torch.randint(-8, 9, (512, 512), generator=g).float()
         b = torch.randint(-8, 9, (512, 512), generator=g).float()
         expected = (a.long() @ b.long())
-        got = (a.to(place) @ b.to(place)).cpu().long()
+        got = (a.to(device) @ b.to(device)).cpu().long()
         wrong = int((got != expected).sum())
         if wrong:
-            told.append([place, "wrong", "%d of %d products are wrong" % (wrong, got.numel())])
+            found.append([device, "wrong", "%d of %d products are wrong" % (wrong, got.numel())])
             continue
         size = 1 << 22
-        if place != "cpu":
-            size = min(1 << 30, torch.cuda.mem_get_info(place)[0] // 16)
+        if device != "cpu":
+            size = min(1 << 30, torch.cuda.mem_get_info(device)[0] // 16)
         data = torch.arange(size, dtype=torch.int64).to(torch.uint8)
-        back = (255 - data.to(place)).cpu()
+        back = (255 - data.to(device)).cpu()
         wrong = int((back != 255 - data).sum())
         if wrong:
-            told.append([place, "wrong", "%d of %d bytes came back wrong" % (wrong, size)])
+            found.append([device, "wrong", "%d of %d bytes came back wrong" % (wrong, size)])
             continue
-        told.append([place, "ok", "%.2f s" % (time.perf_counter() - began)])
+        found.append([device, "ok", "%.2f s" % (time.perf_counter() - began)])
     except Exception as error:
-        told.append([place, "failed", " ".join(str(error).split())[:200]])
-print(json.dumps(told))
+        found.append([device, "failed", " ".join(str(error).split())[:200]])
+print(json.dumps(found))
 """
 
 
 def check(
     environ: Mapping[str, str], python: str = sys.executable, limit: float = LIMIT
-) -> List[Check]:
-    """One answer for each GPU, or for the CPU where there is none."""
+) -> List[HostCheck]:
+    """One result for each GPU; for the CPU if there is none."""
     process = subprocess.Popen(
-        # Not in the working directory, which is the job's: it may hold a `json.py`.
+        # Without the working directory in `sys.path`: it is the job's, and may have a `json.py`.
         [python, "-c", "import sys; sys.path = [p for p in sys.path if p]\n" + PROBE],
         env=dict(environ),
         stdin=subprocess.DEVNULL,
@@ -74,25 +75,25 @@ def check(
         output, _ = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
         _end(process)
-        return [Check(_NAME, REPLACE, f"no answer within {limit:g} s")]
+        return [HostCheck(_NAME, REPLACE, f"no answer within {limit:g} s")]
     return read(output, process.returncode)
 
 
-def read(output: bytes, code: int) -> List[Check]:
-    """The probe's answers. One that died without any has told enough."""
+def read(output: bytes, code: int) -> List[HostCheck]:
+    """The probe's results. If it crashed without any, that is a failed check."""
     try:
-        told: Sequence[Sequence[str]] = json.loads(output)
-        return [_check(place, how, text) for place, how, text in told]
+        found: Sequence[Sequence[str]] = json.loads(output)
+        return [_check(device, result, text) for device, result, text in found]
     except (ValueError, TypeError):
         how = f"by signal {-code}" if code < 0 else f"with code {code}"
-        return [Check(_NAME, RETRY, f"the program that computes it ended {how}")]
+        return [HostCheck(_NAME, RETRY, f"the program that computes it ended {how}")]
 
 
-def _check(place: str, how: str, text: str) -> Check:
-    if how == "unknown":
-        return Check(_NAME, NOT_CHECKED, text)
-    severity = {"ok": OK, "failed": RETRY, "wrong": REPLACE}.get(how, MONITOR)
-    return Check(f"{_NAME} on {place}", severity, text)
+def _check(device: str, result: str, text: str) -> HostCheck:
+    if result == "unknown":
+        return HostCheck(_NAME, NOT_CHECKED, text)
+    severity = {"ok": OK, "failed": RETRY, "wrong": REPLACE}.get(result, MONITOR)
+    return HostCheck(f"{_NAME} on {device}", severity, text)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -103,4 +104,4 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     try:
         process.communicate(timeout=5)
     except subprocess.TimeoutExpired:
-        pass  # in the driver, where no signal reaches it
+        pass  # it hangs in the driver, where signals do not reach it

@@ -1,8 +1,8 @@
-"""Taking a bad host out of service: its ECS container instance is set to DRAINING.
+"""Take an unfit host out of service: set its ECS container instance to DRAINING.
 
-AWS Batch then places nothing more there; what runs there runs on, and the host goes when it is
-empty. Only where the job asks for it, and never many hosts at once: a bad image looks like bad
-hardware, and could otherwise take a fleet away.
+AWS Batch then starts nothing more there; running jobs continue, and the host is terminated when it
+is empty. Only if the job asks for it, and only a few hosts an hour: a bad image looks like bad
+hardware, and could otherwise remove a whole fleet.
 Source: ECS API Reference, UpdateContainerInstancesState; ECS Developer Guide, "Container
 introspection" and "Task metadata endpoint version 4".
 """
@@ -15,22 +15,23 @@ from typing import Any, Dict, NamedTuple, Optional
 
 from batchml.runtime.health.host_records import METADATA
 from batchml.runtime.protocol.variables import RuntimeEnv
-from batchml.runtime.storage.credentials import Ask, Keyring, ask, sign
-from batchml.runtime.storage.store import BRIEF, Store, StoreError, open_store
+from batchml.runtime.storage.backends import open_store
+from batchml.runtime.storage.credentials import CredentialsProvider, FetchUrl, fetch_url, sign
+from batchml.runtime.storage.store import BRIEF, Store, StoreError
 
 HOUR = 3600.0
-SHARE = 0.2  # of the cluster's hosts in an hour, and one host in any case
+SHARE = 0.2  # of the cluster's hosts in an hour; at least one host
 _AGENT = "http://127.0.0.1:51678/v1/metadata"
 _TARGET = "AmazonEC2ContainerServiceV20141113."
 _TIMEOUT = 5.0
 
 
-class Refused(Exception):
-    """ECS did not do it; the text says why."""
+class DrainRefused(Exception):
+    """ECS did not drain the host; the text is the reason."""
 
 
-class Place(NamedTuple):
-    """Where a container runs."""
+class DrainTarget(NamedTuple):
+    """The ECS container instance of this host."""
 
     cluster: str  # name or ARN
     instance: str  # the container instance's ARN
@@ -42,52 +43,51 @@ def drain(
     environ: Mapping[str, str],
     host: str,
     now: float,
-    ask: Ask = ask,
+    fetch: FetchUrl = fetch_url,
     store: Optional[Store] = None,
 ) -> str:
-    """Take this host out of service; what became of it, in one line. Never raises.
+    """Take this host out of service. Return the result in one line. Never raises.
 
-    `store`: where it is counted how many were taken out; the environment's, unless given.
+    `store` counts the hosts that were taken out of service; by default the environment's store.
     """
     if not environ.get(METADATA):
-        return f"{host} is not taken out of service: it is no host of ECS"
+        return f"{host} is not taken out of service: it is not a host of ECS"
     try:
-        ecs = _Ecs(environ, ask, now)
-        place = ecs.place()
-        books = store or _fleet(env, environ)
-        hosts = ecs.hosts(place)
-        if not _may_take(books, place, host, allowed(hosts), now):
-            many = f"of {hosts} " if hosts else ""
-            return (
-                f"{host} is not taken out of service: {allowed(hosts)} {many}were in the last hour"
-            )
-        ecs.drain(place)
-    except (Refused, StoreError) as error:
-        return f"{host} is not taken out of service, the run goes elsewhere all the same: {error}"
+        ecs = _Ecs(environ, fetch, now)
+        target = ecs.find_target()
+        counts = store or _environment_store(env, environ)
+        hosts = ecs.count_hosts(target)
+        if not _is_allowed(counts, target, host, allowed(hosts), now):
+            of = f"of {hosts} " if hosts else ""
+            return f"{host} is not taken out of service: {allowed(hosts)} {of}were in the last hour"
+        ecs.drain(target)
+    except (DrainRefused, StoreError) as error:
+        return f"{host} is not taken out of service, but the run still leaves it: {error}"
     except Exception as error:
         words = " ".join(str(error).split()) or type(error).__name__
         return f"{host} is not taken out of service: {words[:300]}"
-    return f"{host} is taken out of service: AWS Batch places nothing more on it"
+    return f"{host} is taken out of service: AWS Batch starts nothing more on it"
 
 
 def allowed(hosts: int) -> int:
-    """How many of `hosts` may be taken out in an hour; 0 for a number that is not known."""
+    """The number of hosts that may be taken out of service in an hour. `hosts`: 0 if unknown."""
     return max(1, int(hosts * SHARE))
 
 
-def _fleet(env: RuntimeEnv, environ: Mapping[str, str]) -> Store:
-    """Beside the stores of all runs of the environment, which have its bucket in common."""
+def _environment_store(env: RuntimeEnv, environ: Mapping[str, str]) -> Store:
+    """The prefix of the bucket that has the stores of all runs of the environment."""
     if not env.store:
-        raise StoreError("nothing keeps count of hosts that were taken out (no store)")
+        raise StoreError("without a store, hosts that are taken out of service cannot be counted")
     above = env.store.rstrip("/").rpartition("/")[0]
-    return open_store(above, environ, patience=BRIEF)
+    return open_store(above, environ, limits=BRIEF)
 
 
-def _may_take(store: Store, place: Place, host: str, most: int, now: float) -> bool:
-    """Take one of the places of this hour, if any is left. A place is created, never overwritten:
-    of two hosts at once only one has it.
+def _is_allowed(store: Store, target: DrainTarget, host: str, most: int, now: float) -> bool:
+    """Create one of the numbered records of this hour, if any is left.
+
+    A record is never overwritten, so that of two hosts at once only one gets it.
     """
-    cluster = place.cluster.rpartition("/")[2]
+    cluster = target.cluster.rpartition("/")[2]
     prefix = f"quarantine/{cluster}/"
     hour = int(now // HOUR)
     before = [
@@ -95,7 +95,7 @@ def _may_take(store: Store, place: Place, host: str, most: int, now: float) -> b
         if _time(store.get(key)) > now - HOUR
     ]  # fmt: skip
     for number in range(most - len(before)):
-        record = json.dumps({"host": host, "instance": place.instance, "at": round(now, 3)})
+        record = json.dumps({"host": host, "instance": target.instance, "at": round(now, 3)})
         if store.create(f"{prefix}{hour}/{number}", record.encode()):
             return True
     return False
@@ -105,69 +105,69 @@ def _time(data: Optional[bytes]) -> float:
     try:
         return float(json.loads(data or b"{}")["at"])
     except (ValueError, TypeError, KeyError):
-        return float("inf")  # it was taken, at a time that nobody knows
+        return float("inf")  # an unknown time counts
 
 
 class _Ecs:
-    """The few calls that this needs, signed: no SDK is needed in images."""
+    """The calls to ECS, signed here, so that images need no SDK."""
 
-    def __init__(self, environ: Mapping[str, str], ask: Ask, now: float) -> None:
+    def __init__(self, environ: Mapping[str, str], fetch: FetchUrl, now: float) -> None:
         self._environ = environ
-        self._ask = ask
+        self._fetch = fetch
         self._now = now
-        self._keys = Keyring(environ, lambda: now, ask)
+        self._credentials = CredentialsProvider(environ, lambda: now, fetch)
         self._region = ""
 
-    def place(self) -> Place:
-        """From the agent on this host where it can be reached, else from ECS itself."""
+    def find_target(self) -> DrainTarget:
+        """Ask the agent on this host if it can be reached, else ECS."""
         task = self._read(f"{self._environ[METADATA]}/task")
         name = str(task.get("TaskARN", ""))  # arn:aws:ecs:REGION:ACCOUNT:task/CLUSTER/ID
         parts = name.split(":")
         cluster = str(task.get("Cluster", ""))
         if len(parts) < 6 or not cluster:
-            raise Refused("ECS's metadata names no task and cluster")
+            raise DrainRefused("ECS's metadata names no task and cluster")
         self._region = parts[3]
         instance = ""
         try:
             instance = str(self._read(_AGENT).get("ContainerInstanceArn", ""))
-        except Refused:
-            pass  # nodes of multi-node jobs have a network of their own
+        except DrainRefused:
+            pass  # nodes of multi-node jobs have their own network, without the agent
         if not instance:
             found = self.call("DescribeTasks", {"cluster": cluster, "tasks": [name]})
             tasks = found.get("tasks") or [{}]
             instance = str(tasks[0].get("containerInstanceArn", ""))
         if not instance:
-            raise Refused("ECS does not say on which container instance this task runs")
-        return Place(cluster, instance, self._region)
+            raise DrainRefused("ECS does not say on which container instance this task runs")
+        return DrainTarget(cluster, instance, self._region)
 
-    def hosts(self, place: Place) -> int:
-        """How many the cluster has; 0 where that may not be asked."""
+    def count_hosts(self, target: DrainTarget) -> int:
+        """The number of hosts of the cluster; 0 if ECS does not answer that."""
         try:
-            found = self.call("DescribeClusters", {"clusters": [place.cluster]})
+            found = self.call("DescribeClusters", {"clusters": [target.cluster]})
             return int(
                 (found.get("clusters") or [{}])[0].get("registeredContainerInstancesCount", 0)
             )
-        except Refused:
+        except DrainRefused:
             return 0
 
-    def drain(self, place: Place) -> None:
-        asked = {
-            "cluster": place.cluster,
-            "containerInstances": [place.instance],
+    def drain(self, target: DrainTarget) -> None:
+        parameters = {
+            "cluster": target.cluster,
+            "containerInstances": [target.instance],
             "status": "DRAINING",
         }
-        failures = self.call("UpdateContainerInstancesState", asked).get("failures")
+        failures = self.call("UpdateContainerInstancesState", parameters).get("failures")
         if failures:
-            raise Refused(f"ECS: {failures[0].get('reason', 'it failed')}")
+            raise DrainRefused(f"ECS: {failures[0].get('reason', 'it failed')}")
 
-    def call(self, action: str, asked: Mapping[str, Any]) -> Dict[str, Any]:
-        """The answer of one operation. Raises Refused, and StoreError without credentials."""
+    def call(self, action: str, parameters: Mapping[str, Any]) -> Dict[str, Any]:
+        """Call one operation. Raises DrainRefused, and StoreError without credentials."""
         import hashlib
         import urllib.error
         import urllib.request
         from urllib.parse import urlsplit
 
-        body = json.dumps(asked).encode()
+        body = json.dumps(parameters).encode()
         base = self._endpoint()
         headers = {
             "content-type": "application/x-amz-json-1.1",
@@ -176,7 +176,7 @@ class _Ecs:
         parts = urlsplit(base)
         path = parts.path.rstrip("/") + "/"
         signed = sign(
-            self._keys.get(), self._region, "POST", parts.netloc, path, "", headers,
+            self._credentials.get(), self._region, "POST", parts.netloc, path, "", headers,
             hashlib.sha256(body).hexdigest(), self._now, service="ecs",
         )  # fmt: skip
         url = f"{parts.scheme}://{parts.netloc}{path}"
@@ -186,9 +186,11 @@ class _Ecs:
                 found = json.loads(answer.read(1 << 20))
         except urllib.error.HTTPError as error:
             with error:
-                raise Refused(f"ecs:{action}: {_why(error.read(65_536), error.code)}") from error
+                raise DrainRefused(
+                    f"ecs:{action}: {_why(error.read(65_536), error.code)}"
+                ) from error
         except (OSError, ValueError) as error:
-            raise Refused(f"ecs:{action}: {error}") from error
+            raise DrainRefused(f"ecs:{action}: {error}") from error
         return found if isinstance(found, dict) else {}
 
     def _endpoint(self) -> str:
@@ -198,14 +200,14 @@ class _Ecs:
 
     def _read(self, url: str) -> Dict[str, Any]:
         try:
-            found = json.loads(self._ask("GET", url, {}, 2.0))
+            found = json.loads(self._fetch("GET", url, {}, 2.0))
         except (OSError, ValueError) as error:
-            raise Refused(f"{url} does not answer: {error}") from error
+            raise DrainRefused(f"{url} does not answer: {error}") from error
         return found if isinstance(found, dict) else {}
 
 
 def _why(body: bytes, status: int) -> str:
-    """AWS's words for a refusal, with its name."""
+    """The error code and the message of AWS's answer."""
     try:
         found = json.loads(body)
         name = str(found.get("__type", "")).rpartition("#")[2]

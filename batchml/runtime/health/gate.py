@@ -1,6 +1,6 @@
-"""The gate: is this host fit for the run? docs/health.md.
+"""Check whether this host is fit for the run, and refuse it if not: docs/health.md.
 
-Asked before a command starts, and by the supervisor of ranks between two generations of them.
+This happens before a command starts. The supervisor of ranks repeats it between two generations.
 """
 
 from __future__ import annotations
@@ -18,20 +18,16 @@ from batchml.runtime.health.checks import (
     NOTICE,
     REPLACE,
     RETRY,
-    Check,
+    HostCheck,
     NoFitHost,
-    quick,
-    within,
+    quick_checks,
+    run_with_limit,
     worst,
 )
-from batchml.runtime.health.host_records import Books, Unfit, host_id, reason
+from batchml.runtime.health.host_records import HostRecords, UnfitHost, host_id, reason
 from batchml.runtime.protocol.launch import VARIABLE as PLAN
 from batchml.runtime.protocol.variables import RuntimeEnv
 from batchml.runtime.storage.store import StoreError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from batchml.runtime.health.host_records import Unfit
 
 VARIABLE = "BATCHML_HEALTH"
 FAULTS = "BATCHML_FAULT_FILE"
@@ -40,7 +36,7 @@ OFF, QUICK, DEEP = "off", "quick", "deep"
 Say = Callable[[str], None]
 
 
-class Settings(NamedTuple):
+class HealthSettings(NamedTuple):
     """`[health]` of a job."""
 
     checks: str = QUICK
@@ -48,31 +44,31 @@ class Settings(NamedTuple):
     quarantine: bool = False
 
     @classmethod
-    def read(cls, environ: Mapping[str, str]) -> Settings:
-        """What the client wrote; the defaults where it wrote nothing that can be read."""
+    def read(cls, environ: Mapping[str, str]) -> HealthSettings:
+        """Read the client's JSON; the defaults if it is missing or invalid."""
         try:
-            told: Dict[str, Any] = json.loads(environ.get(VARIABLE) or "{}")
+            found: Dict[str, Any] = json.loads(environ.get(VARIABLE) or "{}")
             return cls(
-                str(told.get("checks", QUICK)),
-                int(told.get("tries", 3)),
-                bool(told.get("quarantine", False)),
+                str(found.get("checks", QUICK)),
+                int(found.get("tries", 3)),
+                bool(found.get("quarantine", False)),
             )
         except (ValueError, TypeError, AttributeError):
             return cls()
 
 
-def gate(env: RuntimeEnv, environ: Mapping[str, str], say: Say) -> Optional[str]:
-    """None for a host that is fit; else why it is not, and what comes next: exit with 75.
+def check_host(env: RuntimeEnv, environ: Mapping[str, str], say: Say) -> Optional[str]:
+    """None for a fit host; for an unfit one the reason. Then the run exits with 75.
 
-    `say` gets whole lines: what is to be watched, what could not be checked, what became of the
-    host. Raises NoFitHost, for exit code 78, when too many hosts were unfit. Nothing else: trouble
-    with asking keeps no run from a host.
+    `say` gets lines with warnings, with what could not be checked, and with what happened to the
+    host. Raises only NoFitHost, for exit code 78, if too many hosts were unfit: an error of the
+    checks themselves refuses no host.
     """
-    settings = Settings.read(environ)
+    settings = HealthSettings.read(environ)
     if not env.is_run or settings.checks == OFF:
         return None
     try:
-        return _pass(env, environ, say, settings)
+        return _check(env, environ, say, settings)
     except NoFitHost:
         raise
     except Exception as error:
@@ -81,34 +77,34 @@ def gate(env: RuntimeEnv, environ: Mapping[str, str], say: Say) -> Optional[str]
         return None
 
 
-def _pass(
-    env: RuntimeEnv, environ: Mapping[str, str], say: Say, settings: Settings
+def _check(
+    env: RuntimeEnv, environ: Mapping[str, str], say: Say, settings: HealthSettings
 ) -> Optional[str]:
-    before = _found_before(env, environ, say)
-    checks = [] if before else ask(env, environ, settings.checks)
+    before = _find_record(env, environ, say)
+    checks = [] if before else run_checks(env, environ, settings.checks)
     if before or worst(checks) >= RETRY:
         if before is not None:
-            known = Check("found before", REPLACE, before.why)
-            return refuse(env, environ, say, settings.tries, False, [known], was_known=True)
-        return refuse(env, environ, say, settings.tries, settings.quarantine, checks)
+            known = HostCheck("found before", REPLACE, before.why)
+            return refuse_host(env, environ, say, settings.tries, False, [known], was_known=True)
+        return refuse_host(env, environ, say, settings.tries, settings.quarantine, checks)
     for check in checks:
         if check.severity == MONITOR:
-            say(f"{NOTICE}this host: {check.words()}")
-    unknown = [check.words() for check in checks if check.severity == NOT_CHECKED]
+            say(f"{NOTICE}this host: {check.describe()}")
+    unknown = [check.describe() for check in checks if check.severity == NOT_CHECKED]
     if unknown:
         say(f"{NOTICE}not checked on this host: {'; '.join(unknown)}")
     return None
 
 
-def ask(env: RuntimeEnv, environ: Mapping[str, str], depth: str) -> List[Check]:
-    """All checks of this depth, the worst answers first."""
+def run_checks(env: RuntimeEnv, environ: Mapping[str, str], depth: str) -> List[HostCheck]:
+    """All checks of this depth, the worst results first."""
     fault = _fault(environ)
     checks = [fault] if fault else []
-    checks += quick(env, environ, has_gpus(environ) or bool(environ.get(PLAN)))
+    checks += quick_checks(env, environ, has_gpus(environ) or bool(environ.get(PLAN)))
     if has_gpus(environ):
         from batchml.runtime.health.gpus import check as check_gpus
 
-        checks += within("GPUs", LIMIT, REPLACE, check_gpus, environ)
+        checks += run_with_limit("GPUs", LIMIT, REPLACE, check_gpus, environ)
     if depth == DEEP and worst(checks) < RETRY:
         from batchml.runtime.health.deep import check as check_deeply
 
@@ -117,22 +113,20 @@ def ask(env: RuntimeEnv, environ: Mapping[str, str], depth: str) -> List[Check]:
 
 
 def has_gpus(environ: Mapping[str, str]) -> bool:
-    """Whether this container was given any, or sees those of its host."""
+    """Whether this container was given GPUs, or sees those of its host."""
     return os.path.exists("/dev/nvidiactl") or "GPU-" in environ.get("NVIDIA_VISIBLE_DEVICES", "")
 
 
-def _fault(environ: Mapping[str, str]) -> Optional[Check]:
-    """What BATCHML_FAULT_FILE says, so that every way from here can be tried out.
+def _fault(environ: Mapping[str, str]) -> Optional[HostCheck]:
+    """A fault from BATCHML_FAULT_FILE, with which people and tests simulate unfit hosts.
 
-    Its text is the reason, after `monitor:` or `retry:` for something milder than broken hardware.
-    `{host}` in the file's name stands for this host's id.
+    The text of the file is the reason. It begins with `monitor:` or `retry:` for faults milder than
+    broken hardware. `{host}` in the file's name stands for this host's id.
     """
     path = environ.get(FAULTS, "")
     if not path:
         return None
     if "{host}" in path:
-        from batchml.runtime.health.host_records import host_id
-
         path = path.replace("{host}", host_id(environ))
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
@@ -142,107 +136,103 @@ def _fault(environ: Mapping[str, str]) -> Optional[Check]:
     word, _, rest = text.partition(":")
     severity = {"monitor": MONITOR, "retry": RETRY}.get(word.strip().lower())
     if severity is None:
-        return Check("fault file", REPLACE, text or "it is there")
-    return Check("fault file", severity, rest.strip())
+        return HostCheck("fault file", REPLACE, text or "it exists")
+    return HostCheck("fault file", severity, rest.strip())
 
 
-def _found_before(env: RuntimeEnv, environ: Mapping[str, str], say: Say) -> Optional[Unfit]:
-    """What an earlier attempt, or another child of the array, found wrong with this very host.
+def _find_record(env: RuntimeEnv, environ: Mapping[str, str], say: Say) -> Optional[UnfitHost]:
+    """What an earlier attempt, or another child of the array, found wrong with this host.
 
-    What may have been put right since is asked again instead.
+    Faults that may have been repaired since are left out: they are checked again.
     """
     if not env.store or (env.attempt == 1 and env.array_index is None):
         return None
-    from batchml.runtime.health.host_records import Books, host_id
-
     try:
-        books = Books.open(env, environ)
-        # In AWS who asks for the host's id leaves the container: only where it may matter.
-        found = books.find(host_id(environ)) if books.has_any() else None
+        records = HostRecords.open(env, environ)
+        # In AWS the host's id needs a call to the metadata service: only if there are records.
+        found = records.find(host_id(environ)) if records.has_any() else None
     except StoreError as error:
         say(f"{NOTICE}whether this host was unfit before is not known: {error}")
         return None
     return found if found and found.is_for_good else None
 
 
-# --- hosts that are unfit -------------------------------------------------------------------------
-# What becomes of a host that is unfit: it is written down, taken out of service where that is
-# wanted, and left for another one, so many times and no more.
+# --- Unfit hosts ----------------------------------------------------------------------------------
+# An unfit host is recorded, quarantined if the job asks for it, and left for another host, but only
+# `tries` times.
 
 
-def refuse(
+def refuse_host(
     env: RuntimeEnv,
     environ: Mapping[str, str],
     say: Say,
     tries: int,
     quarantine: bool,
-    checks: Sequence[Check],
+    checks: Sequence[HostCheck],
     was_known: bool = False,
 ) -> str:
-    """Why the run ends here, for exit code 75. Raises NoFitHost.
+    """The reason why the run ends on this host with exit code 75. Raises NoFitHost.
 
-    `was_known`: it is in the books already, and all that was to be done about it was done.
+    `was_known`: the host has a record already, and was quarantined if the job asks for it.
     """
     host, why = host_id(environ), reason(checks)
     if not was_known:
-        enter(env, environ, say, host, checks)
+        record_unfit(env, environ, say, host, checks)
         if quarantine and worst(checks) >= REPLACE:
-            take_out(env, environ, say, host)
-    tried = _count(env, environ, say, host, why)
+            quarantine_host(env, environ, say, host)
+    tried = _count_tries(env, environ, say, host, why)
     if len(tried) > tries:
-        raise NoFitHost(hopeless(tried, tries))
+        raise NoFitHost(describe_tries(tried, tries))
     counted = f" ({len(tried)} of {tries})" if tried else ""
     return f"this host ({host}) is unfit: {why}; another one is tried{counted}"
 
 
-def enter(
-    env: RuntimeEnv, environ: Mapping[str, str], say: Say, host: str, checks: Sequence[Check]
+def record_unfit(
+    env: RuntimeEnv, environ: Mapping[str, str], say: Say, host: str, checks: Sequence[HostCheck]
 ) -> None:
-    """Write a host down as unfit, so that the run's later attempts leave it at once."""
+    """Record a host as unfit, so that later attempts of the run leave it at once."""
     if not env.store:
         return
     try:
-        Books.open(env, environ).enter(host, checks, time.time())
+        HostRecords.open(env, environ).add(host, checks, time.time())
     except StoreError as error:
         say(f"{NOTICE}that this host is unfit is not kept, it may be tried again: {error}")
 
 
-def take_out(env: RuntimeEnv, environ: Mapping[str, str], say: Say, host: str) -> None:
-    """Take it out of service, and tell what became of that."""
+def quarantine_host(env: RuntimeEnv, environ: Mapping[str, str], say: Say, host: str) -> None:
+    """Take a host out of service, and print the result."""
     from batchml.runtime.health.drain import drain
 
     say(NOTICE + drain(env, environ, host, time.time()))
 
 
-def _count(
+def _count_tries(
     env: RuntimeEnv, environ: Mapping[str, str], say: Say, host: str, why: str
-) -> List[Unfit]:
-    """All tries in vain of this run, or this child of it; none where nothing remembers."""
+) -> List[UnfitHost]:
+    """All tries of this run, or of this child, on unfit hosts; empty without a store."""
     if not env.store:
         return []
     try:
-        return Books.open(env, environ).count(host, why)
+        return HostRecords.open(env, environ).add_try(host, why)
     except StoreError as error:
         say(f"{NOTICE}tries are not counted: {error}")
         return []
 
 
-def hopeless(tried: Sequence[Unfit], tries: int) -> str:
-    """Said when there were too many: with everything that was found."""
+def describe_tries(tried: Sequence[UnfitHost], tries: int) -> str:
+    """The message after too many tries, with all hosts and reasons."""
     hosts: List[str] = []
     for each in tried:
         if each.host not in hosts:
             hosts.append(each.host)
-    told = "; ".join(f"{host}: {_first(tried, host)}" for host in hosts)
-    many = (
-        f"{len(hosts)} hosts were unfit" if len(hosts) > 1 else "the only host there is was unfit"
-    )
+    reasons = "; ".join(f"{host}: {_first(tried, host)}" for host in hosts)
+    many = f"{len(hosts)} hosts were unfit" if len(hosts) > 1 else "the only host was unfit"
     return (
-        f"{many} in {len(tried)} tries, more than `tries = {tries}` in [health]: {told}. "
+        f"{many} in {len(tried)} tries, more than `tries = {tries}` in [health]: {reasons}. "
         "A bad image or driver looks like bad hardware: see whether these have one cause. "
         '`checks = "off"` in [health] starts the run all the same.'
     )
 
 
-def _first(tried: Sequence[Unfit], host: str) -> str:
+def _first(tried: Sequence[UnfitHost], host: str) -> str:
     return next(each.why for each in tried if each.host == host)

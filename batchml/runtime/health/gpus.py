@@ -1,4 +1,4 @@
-"""What is asked of the GPUs of a run, by NVML: a second or two, before the command."""
+"""Checks of a run's GPUs by NVML, before the command. They take a second or two."""
 
 from __future__ import annotations
 
@@ -6,99 +6,101 @@ import os
 from collections.abc import Mapping
 from typing import Any, Callable, List, Optional
 
-from batchml.runtime.health.checks import MONITOR, NOT_CHECKED, OK, REPLACE, RETRY, Check
-from batchml.runtime.telemetry import gpus as nvml_library
+from batchml.runtime.health.checks import MONITOR, NOT_CHECKED, OK, REPLACE, RETRY, HostCheck
+from batchml.runtime.telemetry import gpus
 from batchml.runtime.telemetry.gpus import DEVICE, RECOVERY, Nvml, NvmlError
 
 Open = Callable[[], Nvml]
 
 
-def check(environ: Mapping[str, str], open_nvml: Open = Nvml, device: str = DEVICE) -> List[Check]:
-    """One answer for each thing that is asked of each GPU; one line where all are well."""
+def check(
+    environ: Mapping[str, str], open_nvml: Open = Nvml, device: str = DEVICE
+) -> List[HostCheck]:
+    """The results of all checks of each GPU."""
     visible = environ.get("NVIDIA_VISIBLE_DEVICES", "")
-    asked = len(nvml_library.named(visible))
+    given = len(gpus.named_gpus(visible))
     if not os.path.exists(device):
-        return [Check("GPUs", REPLACE, f"{asked} were given to the run, and none is here")]
+        return [HostCheck("GPUs", REPLACE, f"{given} were given to the run, and none is here")]
     try:
         nvml = open_nvml()
     except NvmlError as error:
-        # Without the library the image or the container's runtime is at fault, not the card.
-        return [Check("GPUs", REPLACE if error.code else NOT_CHECKED, str(error))]
+        # A missing library is a fault of the image or the container runtime, not of the card.
+        return [HostCheck("GPUs", REPLACE if error.code else NOT_CHECKED, str(error))]
     try:
-        return _all(nvml, visible, asked)
+        return _check_all(nvml, visible, given)
     finally:
         nvml.close()
 
 
-def _all(nvml: Nvml, visible: str, asked: int) -> List[Check]:
-    found: List[Check] = []
-    there = 0
-    for name, failed, handle in nvml_library.handles(nvml, visible):
+def _check_all(nvml: Nvml, visible: str, given: int) -> List[HostCheck]:
+    found: List[HostCheck] = []
+    working = 0
+    for name, failed, handle in gpus.gpu_handles(nvml, visible):
         failed = failed or nvml.lost(handle)
         if failed:
-            found.append(Check(name, REPLACE, f"it does not answer: {nvml.words(failed)}"))
+            found.append(HostCheck(name, REPLACE, f"it does not answer: {nvml.error_text(failed)}"))
             continue
-        there += 1
-        found += one(nvml, name, handle)
-    if asked and there < asked:
-        found.append(Check("GPUs", REPLACE, f"{there} of {asked} that were given answer"))
+        working += 1
+        found += check_gpu(nvml, name, handle)
+    if given and working < given:
+        found.append(HostCheck("GPUs", REPLACE, f"{working} of {given} that were given answer"))
     elif not found:
-        found.append(Check("GPUs", NOT_CHECKED, "NVML sees none"))
+        found.append(HostCheck("GPUs", NOT_CHECKED, "NVML sees none"))
     return found
 
 
-def one(nvml: Nvml, name: str, handle: Any) -> List[Check]:
-    """A GPU that answers. What its driver does not tell is said, as not checked."""
+def check_gpu(nvml: Nvml, name: str, handle: Any) -> List[HostCheck]:
+    """The checks of a GPU that answers. Values that its driver does not report are not checked."""
     action = nvml.recovery_action(handle)
-    answers = [
+    results = [
         ("recovery", recovery(name, action)),
         ("ECC", errors(name, nvml.uncorrected_errors(handle), action)),
         ("remapped rows", rows(name, nvml.remapped_rows(handle))),
         ("clocks", slowed(name, nvml.slowdowns(handle))),
     ]
-    told = [answer for _, answer in answers if answer is not None]
-    unknown = [what for what, answer in answers if answer is None]
+    known = [result for _, result in results if result is not None]
+    unknown = ", ".join(subject for subject, result in results if result is None)
     if unknown:
-        told.append(Check(name, NOT_CHECKED, f"{', '.join(unknown)}: the driver does not tell"))
-    return told
+        known.append(HostCheck(name, NOT_CHECKED, f"{unknown}: the driver does not report it"))
+    return known
 
 
-def recovery(name: str, action: Optional[int]) -> Optional[Check]:
-    """What the driver wants done to the card before it is used again."""
+def recovery(name: str, action: Optional[int]) -> Optional[HostCheck]:
+    """The driver's recovery action: what must be done before the card is used again."""
     if action is None or action == 0:
-        return None if action is None else Check(name)
+        return None if action is None else HostCheck(name)
     words = RECOVERY[action] if action < len(RECOVERY) else f"action {action}"
-    return Check(name, REPLACE, f"the driver asks for: {words}")
+    return HostCheck(name, REPLACE, f"the driver asks for: {words}")
 
 
-def errors(name: str, count: Optional[int], action: Optional[int]) -> Optional[Check]:
-    """Errors of long ago that the driver has dealt with are no reason to leave a host.
+def errors(name: str, count: Optional[int], action: Optional[int]) -> Optional[HostCheck]:
+    """Uncorrected ECC errors. Old errors that the driver has handled do not refuse the host.
 
-    Drivers that name an action know; with older ones any such error is one too many.
+    Drivers that report a recovery action know this. With older drivers any such error refuses it.
     """
     if count is None:
         return None
     if count == 0:
-        return Check(name)
-    told = f"{count} uncorrected ECC errors since the driver was loaded"
-    return Check(name, RETRY if action is None else MONITOR, told)
+        return HostCheck(name)
+    text = f"{count} uncorrected ECC errors since the driver was loaded"
+    return HostCheck(name, RETRY if action is None else MONITOR, text)
 
 
-def rows(name: str, found: Optional[nvml_library.Remapped]) -> Optional[Check]:
-    """Source: NVIDIA GPU Memory Error Management, "Row Remapping"."""
+def rows(name: str, found: Optional[gpus.RemappedRows]) -> Optional[HostCheck]:
+    """Remapped rows of memory. Source: NVIDIA GPU Memory Error Management, "Row Remapping"."""
     if found is None:
         return None
     if found.failed:
-        return Check(name, REPLACE, "a bad row of its memory could not be remapped")
+        return HostCheck(name, REPLACE, "a bad row of its memory could not be remapped")
     if found.is_pending:
-        return Check(name, REPLACE, "bad rows of its memory wait for a reset to be remapped")
+        return HostCheck(name, REPLACE, "bad rows of its memory wait for a reset to be remapped")
     if found.uncorrected:
-        return Check(name, MONITOR, f"{found.uncorrected} bad rows of its memory were remapped")
-    return Check(name)
+        return HostCheck(name, MONITOR, f"{found.uncorrected} bad rows of its memory were remapped")
+    return HostCheck(name)
 
 
-def slowed(name: str, why: Optional[List[str]]) -> Optional[Check]:
-    """A card that is cooling down after its last job is fit: it is watched, not refused."""
+def slowed(name: str, why: Optional[List[str]]) -> Optional[HostCheck]:
+    """Lowered clocks. They refuse no host: the card may be cooling down after its last job."""
     if why is None:
         return None
-    return Check(name, MONITOR if why else OK, f"held back by {', '.join(why)}" if why else "")
+    return HostCheck(name, MONITOR if why else OK, f"held back by {', '.join(why)}" if why else "")

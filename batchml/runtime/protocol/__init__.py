@@ -1,1 +1,1 @@
-"""What client and container have to agree on: variables, exit codes, marks in logs, messages."""
+"""What client and container must agree on: variables, exit codes, marks in logs, messages."""

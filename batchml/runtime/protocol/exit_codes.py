@@ -1,12 +1,12 @@
-"""Exit codes that the runtime chooses, and no program: docs/multi-node.md, "Exit codes"."""
+"""Exit codes of the runtime, not of programs: docs/multi-node.md, "Exit codes"."""
 
 from __future__ import annotations
 
-TRY_ELSEWHERE = 75  # host unfit, peer lost or hung, spot notice, store away: another host may do
+TRY_ELSEWHERE = 75  # unfit host, lost or hung node, spot notice, no store: another host may do
 CRASH_LOOP = 76  # three generations without a new checkpoint: more tries would end the same way
-DUPLICATE = 77  # another job has this run's claim
-CONFIGURATION_ERROR = 78  # something that no other host would do better
-LOG_TOO_LARGE = "LogTooLarge"  # begins the reason of an attempt whose log could grow no more
+DUPLICATE = 77  # another job has claimed this run
+CONFIGURATION_ERROR = 78  # an error that would also happen on other hosts
+LOG_TOO_LARGE = "LogTooLarge"  # begins the reason of an attempt whose log reached its size limit
 STOPPED = 143  # as after any SIGTERM
 
 CRASH_LOOP_STARTS = 3  # generations in a row without a new checkpoint

@@ -1,4 +1,7 @@
-"""Bytes in, whole lines out: what CloudWatch Logs can carry, and the marks in the output."""
+"""Lines of a log: split output into lines that CloudWatch Logs accepts, write and read marks.
+
+A mark is a line of the runtime for batchml's clients, `::batchml KIND ...`.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,10 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 
-# Bytes of one log event: 256 KiB, less the 26 that CloudWatch Logs counts for it, less one.
+# Bytes of one log event: 256 KiB, less the 26 that CloudWatch Logs adds for each, less one.
 MAX_LINE = 262_117
 
-# Lines that start so are for batchml's clients: they use them and do not show them.
-MARK = "::batchml "
+MARK = "::batchml "  # begins lines that clients read and do not print
 _MARK = MARK.encode()
 _MARKS = re.compile(
     r"::batchml (?="
@@ -23,26 +25,27 @@ _MARKS = re.compile(
     r")(\w+) (.*)$"
 )
 
-# Bytes of a mark with metrics: far below what an event can carry, and quick to read.
+# Bytes of a mark with metrics: far below the limit of an event, and quick to read.
 MAX_METRICS = 100_000
-# A point is `{"step": 3, "total": 10, "time": 1764..., "loss": 0.5}`: these three are ours.
+# A point is `{"step": 3, "total": 10, "time": 1764..., "loss": 0.5}`. These names are ours.
 STEP, TOTAL, TIME = "step", "total", "time"
-_PLACES = (STEP, TOTAL, TIME)  # what is not finite is nowhere
+_FINITE_ONLY = (STEP, TOTAL, TIME)  # their values are left out unless they are finite
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 MAX_METRIC_NAME = 100  # characters
-MAX_RANKS = 64  # of one node, in a mark
+MAX_RANKS = 64  # ranks of one node in a mark
 _FIGURE = re.compile(r"([a-z_]{1,20}):([0-9]{1,18}(?:\.[0-9]{1,3})?)")
 
 
-# What the server of `local` writes after the end mark, which does not count it.
+# A line that the embedded AWS Batch writes after the end mark; it is not counted.
 NEEDED_MEMORY = "batchml: a process of this job was killed: it needed more memory"
 
 
 class LineSplitter:
-    """Cuts a stream of bytes into lines, without their newline, none longer than MAX_LINE.
+    """Splits a stream of bytes into lines without newline, none longer than MAX_LINE.
 
-    An empty line becomes one space, because CloudWatch Logs has no empty events and would drop it.
-    With `escape`, lines that look like marks get a space in front: a program cannot forge them.
+    An empty line becomes one space, because CloudWatch Logs would drop an empty event.
+    With `escape`, lines that look like marks get a space in front, so that a program cannot forge
+    marks.
     """
 
     def __init__(self, escape: bool = False) -> None:
@@ -50,7 +53,7 @@ class LineSplitter:
         self._escape = escape
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The lines that are whole now."""
+        """Add bytes, and return the lines that are complete."""
         if b"\n" not in data and len(self._rest) + len(data) <= MAX_LINE:
             self._rest += data
             return []
@@ -60,25 +63,25 @@ class LineSplitter:
         while len(self._rest) > MAX_LINE:
             lines.append(self._rest[:MAX_LINE])
             self._rest = self._rest[MAX_LINE:]
-        return self._harmless(lines)
+        return self._escaped(lines)
 
     def progress(self) -> list[bytes]:
-        """What a progress bar shows now, taken as a line; nothing when there is no bar.
+        """The current text of a progress bar as a line; empty without a bar.
 
-        A bar rewrites its line with carriage returns and may not end it for hours.
+        A bar rewrites its line with carriage returns, and may not end it for hours.
         """
         if b"\r" not in self._rest:
             return []
-        shown = [text for text in self._rest.split(b"\r") if text.strip()]
+        texts = [text for text in self._rest.split(b"\r") if text.strip()]
         self._rest = b""
-        return self._harmless(shown[-1:])
+        return self._escaped(texts[-1:])
 
     def finish(self) -> list[bytes]:
-        """What is left at the end of the stream: a last line without its newline, if any."""
+        """The last line, if the stream does not end with a newline."""
         rest, self._rest = self._rest, b""
-        return self._harmless(_pieces(rest)) if rest else []
+        return self._escaped(_pieces(rest)) if rest else []
 
-    def _harmless(self, lines: list[bytes]) -> list[bytes]:
+    def _escaped(self, lines: list[bytes]) -> list[bytes]:
         if not self._escape:
             return lines
         return [b" " + line if line.startswith(_MARK) else line for line in lines]
@@ -91,15 +94,15 @@ def _pieces(line: bytes) -> list[bytes]:
 
 
 def end_mark(code: int, lines: int, by_runtime: bool = False) -> str:
-    """The last line of an attempt: how it ended, and how many lines it printed before this one.
+    """The last line of an attempt: its exit code, and the number of lines before this one.
 
-    `by_runtime`: the code is one of exit_codes.py, and none of the program's own.
+    `by_runtime`: the exit code is one of exit_codes.py, not the program's.
     """
     return f"{MARK}end code={code} lines={lines}{' by=runtime' if by_runtime else ''}"
 
 
 def metrics_marks(points: Iterable[Mapping[str, float]]) -> list[str]:
-    """Lines that carry the points in their order, none longer than MAX_METRICS bytes."""
+    """Marks with these points, in order, none longer than MAX_METRICS bytes."""
     marks: list[str] = []
     held: list[str] = []
     size = 0
@@ -114,7 +117,7 @@ def metrics_marks(points: Iterable[Mapping[str, float]]) -> list[str]:
 
 
 def write_point(point: Mapping[str, float]) -> str:
-    """As JSON in ASCII. JSON has no NaN and no infinity, so they are written as texts."""
+    """A point as JSON in ASCII. NaN and infinity become texts, because JSON does not have them."""
     plain = {
         name: value if math.isfinite(value) else str(float(value)) for name, value in point.items()
     }
@@ -122,7 +125,7 @@ def write_point(point: Mapping[str, float]) -> str:
 
 
 def read_points(text: str) -> list[dict[str, float]]:
-    """The points in a mark's `points`; what is no point, which anyone may print, is left out."""
+    """The points in a mark's `points`. Invalid ones are left out: any program may print a mark."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
@@ -132,7 +135,7 @@ def read_points(text: str) -> list[dict[str, float]]:
 
 
 def read_point(line: bytes) -> dict[str, float]:
-    """The point in a line of the metrics file; empty when there is none."""
+    """The point in a line of the metrics file; empty without a valid point."""
     try:
         return _point(json.loads(line))
     except (ValueError, RecursionError):
@@ -148,38 +151,38 @@ def _point(found: object) -> dict[str, float]:
             value = _NOT_FINITE.get(value)
         if not 0 < len(name) <= MAX_METRIC_NAME or not _is_number(value):
             continue
-        if math.isfinite(value) or name not in _PLACES:
+        if math.isfinite(value) or name not in _FINITE_ONLY:
             point[name] = value
     return point
 
 
 def _is_number(value: object) -> bool:
     if isinstance(value, int) and not isinstance(value, bool):
-        return abs(value) < 1 << 63  # a greater one may be too great for a float
+        return abs(value) < 1 << 63  # a larger number may be too large for a float
     return isinstance(value, float)
 
 
 def usage_mark(sample: Mapping[str, float]) -> str:
-    """What an attempt uses now: `cpu` in cores, `cores` that it may use, `memory` in MiB, `gpu` in
-    percent, `gpu_memory` in MiB, `net_in` and `net_out` in bytes a second.
+    """The current usage of an attempt: `cpu` in cores, `cores` as its limit, `memory` in MiB, `gpu`
+    in percent, `gpu_memory` in MiB, `net_in` and `net_out` in bytes a second.
     """
     return f"{MARK}usage {' '.join(f'{name}={_short(value)}' for name, value in sample.items())}"
 
 
 def ranks_mark(ranks: Mapping[int, Mapping[str, float]]) -> str:
-    """The same of each rank of a node, with its `step` and the percent of the time that it `waited`
-    for the others: `ranks 4=cpu:0.97,memory:812,step:120,waited:3.1 5=...`; of the first 64.
+    """The usage of each rank of a node, its `step`, and the percent of time it `waited` for the
+    others: `ranks 4=cpu:0.97,memory:812,step:120,waited:3.1 5=...`. At most 64 ranks.
     """
     words = []
     for rank in sorted(ranks)[:MAX_RANKS]:
-        told = ((name, value) for name, value in ranks[rank].items() if 0 <= value < 1e15)
-        figures = (f"{name}:{_short(value)}" for name, value in told)
+        valid = ((name, value) for name, value in ranks[rank].items() if 0 <= value < 1e15)
+        figures = (f"{name}:{_short(value)}" for name, value in valid)
         words.append(f"{rank}={','.join(figures)}")
     return f"{MARK}ranks {' '.join(words)}"
 
 
 def read_ranks(words: Mapping[str, str]) -> dict[int, dict[str, float]]:
-    """Rank -> figures, of what `parse_mark` gives for a mark of ranks."""
+    """Rank -> figures, from the pairs that `parse_mark` returns for a `ranks` mark."""
     return {
         int(rank): {name: float(value) for name, value in _FIGURE.findall(figures)}
         for rank, figures in words.items()
@@ -188,16 +191,16 @@ def read_ranks(words: Mapping[str, str]) -> dict[int, dict[str, float]]:
 
 
 def _short(value: float) -> str:
-    """Two digits at most. Adding 0.0 makes -0.0 a 0: a mark has no negative figures."""
+    """At most two decimals. Adding 0.0 turns -0.0 into 0: marks have no negative figures."""
     return f"{value + 0.0:.2f}".rstrip("0").rstrip(".")
 
 
 def parse_mark(message: str) -> tuple[str, dict[str, str]] | None:
-    """`("end", {"code": "0", "lines": "12"})` for a mark of ours, None for any other line.
+    """The kind and values of a mark, such as `("end", {"code": "0", "lines": "12"})`; else None.
 
     For metrics it is `("metrics", {"points": "[...]"})`, which `read_points` reads.
     """
-    found = _MARKS.match(message) if message.startswith(MARK) else None  # most are none
+    found = _MARKS.match(message) if message.startswith(MARK) else None  # most lines are no marks
     if not found:
         return None
     if found[1] == "metrics":

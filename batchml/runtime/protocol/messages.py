@@ -1,10 +1,11 @@
-"""What a trial tells its sweep: small JSON objects in the board's inbox.
+"""Messages of a trial to its sweep's controller: small JSON objects in the sweep store's inbox.
 
-Every message says when its attempt began, and has all that is new since the one before: one that
-ends within a second sends its end alone. `points` are `[step, [a value for each goal], at]`,
-`decisions` `[step, value, cutoff or null, version, goes on]`; times are seconds since the epoch.
-All numbers are finite. An end has a state, a code, why, and of a failure the last lines of output;
-it is `again` where AWS Batch may make another attempt, so that it counts once the job has ended.
+Each message has the start time of its attempt, and everything new since the message before. A
+trial that ends within a second sends only its end. `points` are `[step, [a value for each goal],
+at]`, `decisions` are `[step, value, cutoff or null, version, goes on]`; times are in seconds since
+the epoch. All numbers are finite. An end has a state, an exit code, the reason, and after a failure
+the last lines of output. It has `again` if AWS Batch may make another attempt; then it counts only
+after the job has ended.
 """
 
 from __future__ import annotations
@@ -23,27 +24,27 @@ FAILED, DIVERGED, KILLED = "FAILED", "DIVERGED", "KILLED"
 STATES = (DONE, PRUNED, PAUSED, FAILED, DIVERGED, KILLED)
 
 TAIL = 20  # last lines of output
-MAX_LINE = 500  # characters of each, and of `why`
-MAX_METRICS = 50  # other metrics that are told
+MAX_LINE = 500  # characters of each line, and of `why`
+MAX_METRICS = 50  # metrics that are no goals
 
 _NAME = re.compile(r"(\d+)-(-?\d+)-(\d+)-(\d+)\.json")
 
 
-class Sender(NamedTuple):
-    """One attempt at a trial of a wave."""
+class MessageSender(NamedTuple):
+    """The attempt at a trial that sends a message."""
 
     wave: int
-    trial: int  # see `unknown`
+    trial: int  # negative if it is not known: `unknown_trial`
     attempt: int
-    child: int  # its index: the place in the wave
+    child: int  # index in the wave
     job: str  # AWS Batch's id, with `:INDEX` for the child of an array
     began: float
 
 
-def unknown(index: int) -> int:
-    """Stands for the trial of a child that could not learn which one it is to run: negative.
+def unknown_trial(index: int) -> int:
+    """A negative number instead of the trial's, for a child that could not read its trial.
 
-    The wave's event knows which trial is in this place.
+    The controller finds the trial by the child's index in the wave.
     """
     return -1 - index
 
@@ -53,7 +54,7 @@ def message_key(wave: int, trial: int, attempt: int, seq: int) -> str:
 
 
 def parse_key(key: str) -> Optional[Tuple[int, int, int, int]]:
-    """(wave, trial, attempt, seq), by which messages are told apart; None for any other key."""
+    """(wave, trial, attempt, seq), which identify a message; None for any other key."""
     found = _NAME.fullmatch(key[len(INBOX) :]) if key.startswith(INBOX) else None
     if found is None:
         return None
@@ -61,8 +62,8 @@ def parse_key(key: str) -> Optional[Tuple[int, int, int, int]]:
     return wave, trial, attempt, seq
 
 
-def make(
-    sender: Sender,
+def make_message(
+    sender: MessageSender,
     seq: int,
     kind: str,
     at: float,
@@ -70,7 +71,7 @@ def make(
     decisions: Sequence[Sequence[Any]] = (),
     metrics: Optional[Dict[str, float]] = None,
 ) -> Dict[str, Any]:
-    """A message. Of what is empty nothing is said."""
+    """A message. Empty fields are left out."""
     message: Dict[str, Any] = {
         "wave": sender.wave, "trial": sender.trial, "attempt": sender.attempt, "seq": seq,
         "index": sender.child, "job": sender.job, "began": round(sender.began, 3),
@@ -86,7 +87,7 @@ def make(
     return message
 
 
-def with_end(
+def add_end(
     message: Dict[str, Any],
     state: str,
     code: int,
@@ -94,7 +95,7 @@ def with_end(
     tail: Sequence[str] = (),
     again: bool = False,
 ) -> Dict[str, Any]:
-    """The message as the last of its attempt; `again`: AWS Batch may make another."""
+    """The message as the last one of its attempt. `again`: AWS Batch may make another attempt."""
     ended = {**message, "kind": END, "state": state, "code": code}
     if again:
         ended["again"] = True
@@ -105,12 +106,12 @@ def with_end(
     return ended
 
 
-def write(message: Dict[str, Any]) -> bytes:
+def encode_message(message: Dict[str, Any]) -> bytes:
     return json.dumps(message, separators=(",", ":"), allow_nan=False).encode("ascii")
 
 
-def read(data: bytes) -> Optional[Dict[str, Any]]:
-    """The message, or None for anything else: whoever may write to the board may write nonsense."""
+def decode_message(data: bytes) -> Optional[Dict[str, Any]]:
+    """The message; None for anything else, because other programs may write to the store, too."""
     try:
         found = json.loads(data)
     except (ValueError, RecursionError):
@@ -140,7 +141,7 @@ def _is_end(found: Dict[str, Any]) -> bool:
 
 def _list(found: Dict[str, Any], name: str) -> List[Any]:
     value = found.get(name, [])
-    return value if isinstance(value, list) else [None]  # which is nothing that is looked for
+    return value if isinstance(value, list) else [None]  # which no check accepts
 
 
 def _is_point(found: Any) -> bool:

@@ -1,6 +1,7 @@
-"""Rungs: the steps at which trials are compared, and how those of one rung are ranked.
+"""Early stopping: the rungs at which trials are compared, their ranking, and a trial's decision.
 
-Source: Li et al., "A System for Massively Parallel Hyperparameter Tuning" (ASHA), MLSys 2020.
+A rung is a step at which trials are compared. Source: Li et al., "A System for Massively Parallel
+Hyperparameter Tuning" (ASHA), MLSys 2020.
 """
 
 from __future__ import annotations
@@ -10,19 +11,19 @@ import math
 import struct
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
-from batchml.runtime.protocol.sweep_store import ASHA, MEDIAN, Course, rung_prefix
+from batchml.runtime.protocol.sweep_store import ASHA, MEDIAN, TrialContract, rung_prefix
 
-LEAST = 27  # by default the first rung is at this part of a full training
+LEAST = 27  # by default the first rung is at 1/27 of a full training
 _SIGN = 1 << 63
 
 
 def default_min(most: int) -> int:
-    """The first rung, where the file does not say it, of a full training of `most` steps."""
+    """The default first rung of a full training of `most` steps."""
     return max(1, -(-most // LEAST))
 
 
 def rung_steps(least: int, most: int, eta: int) -> Tuple[int, ...]:
-    """least, least * eta, ...: those below `most`, where a training ends anyway."""
+    """least, least * eta, ...: the steps below `most`, where a training ends anyway."""
     steps: List[int] = []
     step = least
     while 0 < step < most:
@@ -34,10 +35,10 @@ def rung_steps(least: int, most: int, eta: int) -> Tuple[int, ...]:
 
 
 def rung_passed(rungs: Sequence[int], before: int, step: int) -> Optional[int]:
-    """Which rung, counted from 0, a trial has come to by going from `before` to `step`.
+    """The rung, counted from 0, that a trial has reached between the steps `before` and `step`.
 
-    A trial that reports every other step may pass over some: it is judged at the deepest of them,
-    once. None where there is none between.
+    A trial that does not report every step may pass several: the last of them counts. None if it
+    passed none.
     """
     found = None
     for number, rung in enumerate(rungs):
@@ -47,8 +48,11 @@ def rung_passed(rungs: Sequence[int], before: int, step: int) -> Optional[int]:
 
 
 def rank(loss: float) -> str:
-    """16 hexadecimal digits that sort as the number does: the bits of an IEEE 754 double, with the
-    sign bit turned, and of negative numbers all bits turned. NaN sorts behind everything."""
+    """16 hexadecimal digits that sort like the number.
+
+    They are the bits of an IEEE 754 double with the sign bit inverted; of a negative number all
+    bits are inverted. NaN sorts last.
+    """
     if loss != loss:
         return "f" * 16
     (bits,) = struct.unpack(">Q", struct.pack(">d", loss + 0.0))  # -0.0 + 0.0 is 0.0
@@ -56,14 +60,14 @@ def rank(loss: float) -> str:
 
 
 def mark_key(rung: int, loss: float, trial: int) -> str:
-    """The key whose presence says that a trial finished a rung, counted from 0, with this loss."""
+    """The key which marks that a trial finished a rung, counted from 0, with this loss."""
     return f"{rung_prefix(rung)}{rank(loss)}-{trial:06d}"
 
 
 def ranked(keys: Iterable[str]) -> List[int]:
-    """The trials in the marks of one rung, best first; equal ones by their number.
+    """The trials in the marks of one rung, best first; trials with equal losses by number.
 
-    One that is there twice, because an attempt was repeated, counts with its better result.
+    A trial with two marks, because an attempt was repeated, counts with its better result.
     """
     found: List[int] = []
     seen = set()
@@ -75,20 +79,19 @@ def ranked(keys: Iterable[str]) -> List[int]:
     return found
 
 
-# --- the pruner's decision ------------------------------------------------------------------------
-# Whether a trial goes on: it looks at its own values and at the cut-offs that were published.
-#
-# Pure: the decisions are recorded with what they were made by, so that they can be looked at later.
+# --- The pruner's decision ------------------------------------------------------------------------
+# A trial decides by its own values and by the cutoffs that the controller has published. Decisions
+# are recorded with the values on which they are based.
 
 
-# The rule of medians speaks after this part of a training, and if as many others are known.
+# The median rule begins after this part of a training, if so many other results are known.
 # Source: Golovin et al., "Google Vizier", KDD 2017; the part is ours (the first rungs of three).
 MEDIAN_AFTER = 4 / 27
 MEDIAN_OTHERS = 5
 
 
 class Cutoffs(NamedTuple):
-    """`cutoffs.json`: how many results are known, and the value that one must have.
+    """`cutoffs.json`: the number of known results, and the value that a trial must reach.
 
     `rungs` by the number of the rung, from 0; `medians` by step. Values are in the metric's unit.
     """
@@ -102,7 +105,7 @@ class Cutoffs(NamedTuple):
 
     @classmethod
     def from_json(cls, data: Optional[bytes]) -> Cutoffs:
-        """What is not there, or not one of ours, stops nobody: no cut-offs, version 0."""
+        """Read `cutoffs.json`. A missing or invalid file means no cutoffs, version 0."""
         try:
             found = json.loads(data or b"{}")
             return cls(
@@ -114,8 +117,8 @@ class Cutoffs(NamedTuple):
             return cls(0, {}, {})
 
 
-class Decision(NamedTuple):
-    """In the order of a message's `decisions`."""
+class PrunerDecision(NamedTuple):
+    """Whether a trial goes on. The fields are in the order of a message's `decisions`."""
 
     step: int
     value: float
@@ -125,41 +128,47 @@ class Decision(NamedTuple):
 
 
 def decide(
-    course: Course, cutoffs: Cutoffs, step: int, value: float, best: float, rung: Optional[int]
-) -> Optional[Decision]:
-    """What a trial decides at `step`, where it has come to `rung` (from 0), if to any.
+    contract: TrialContract,
+    cutoffs: Cutoffs,
+    step: int,
+    value: float,
+    best: float,
+    rung: Optional[int],
+) -> Optional[PrunerDecision]:
+    """What a trial decides at `step`, at which it has reached `rung` (from 0) or no rung.
 
-    None where nothing is to decide. `best` is its best value so far, this one among them.
+    None if nothing is to be decided. `best` is its best value so far, including this one.
     """
-    if not asks(course, step, rung):
+    if not needs_cutoffs(contract, step, rung):
         return None
-    if course.method == ASHA and rung is not None:
+    if contract.method == ASHA and rung is not None:
         count, cutoff = cutoffs.rungs.get(rung, (0, math.nan))
-        if count < course.eta:
-            return Decision(step, value, None, cutoffs.version, True)
-        return Decision(step, value, cutoff, cutoffs.version, _is_as_good(course, value, cutoff))
+        if count < contract.eta:
+            return PrunerDecision(step, value, None, cutoffs.version, True)
+        is_good = _is_as_good(contract, value, cutoff)
+        return PrunerDecision(step, value, cutoff, cutoffs.version, is_good)
     count, cutoff = cutoffs.medians.get(step, (0, math.nan))
     if count < MEDIAN_OTHERS:
         return None
-    return Decision(step, best, cutoff, cutoffs.version, _is_as_good(course, best, cutoff))
+    return PrunerDecision(step, best, cutoff, cutoffs.version, _is_as_good(contract, best, cutoff))
 
 
-def asks(course: Course, step: int, rung: Optional[int]) -> bool:
-    """Whether `decide` will want to see the cut-offs."""
-    if course.method == ASHA:  # the promoting type ends at rungs, whatever the value
-        return not course.resume and rung is not None
-    return course.method == MEDIAN and step >= MEDIAN_AFTER * course.max
+def needs_cutoffs(contract: TrialContract, step: int, rung: Optional[int]) -> bool:
+    """Whether `decide` needs the cutoffs."""
+    if contract.method == ASHA:  # with `resume` a trial ends at each rung, whatever its value
+        return not contract.resume and rung is not None
+    return contract.method == MEDIAN and step >= MEDIAN_AFTER * contract.max
 
 
-def best_of(course: Course, one: Optional[float], other: float) -> float:
+def best_of(contract: TrialContract, one: Optional[float], other: float) -> float:
     """The better of two values of the first goal."""
-    if one is None or course.loss(other) < course.loss(one):
+    if one is None or contract.loss(other) < contract.loss(one):
         return other
     return one
 
 
-def _is_as_good(course: Course, value: float, cutoff: float) -> bool:
-    return course.loss(value) <= course.loss(cutoff)
+def _is_as_good(contract: TrialContract, value: float, cutoff: float) -> bool:
+    return contract.loss(value) <= contract.loss(cutoff)
 
 
 def _table(found: Any) -> Dict[int, Tuple[int, float]]:

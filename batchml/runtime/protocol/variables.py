@@ -1,4 +1,4 @@
-"""What Batch and batchml tell a program through its environment, as one value."""
+"""The environment variables of a run as one value, and parameters in commands and variables."""
 
 from __future__ import annotations
 
@@ -8,79 +8,79 @@ import shlex
 from collections.abc import Mapping
 from typing import Container, Dict, List, NamedTuple, Optional, Sequence, Union
 
+SLURM = "BATCHML_SLURM"  # "1": the program expects the variables and the srun of Slurm
 DEFAULT_GRACE = 30  # seconds from TERM to KILL: ECS_CONTAINER_STOP_TIMEOUT's default
 
 
 class RuntimeEnv(NamedTuple):
-    """The attempt that this process belongs to. Paths are empty where nothing was set."""
+    """The attempt that this process belongs to. Paths are empty if their variable is not set."""
 
     run: str  # the job's id, with `:INDEX` for the child of an array
     attempt: int  # from 1
     key: str  # of the submission; empty for jobs that other clients submitted
-    code: str  # the archive: a path or an s3:// address
-    order: str  # what to run, where it is too long for Batch: a path or an s3:// address
-    store: str  # what outlives the run: a folder or an s3:// prefix
+    code: str  # the code archive: a path or an s3:// address
+    command_file: str  # for a command that is too long for AWS Batch: a path or an s3:// address
+    store: str  # keeps what outlives the run: a folder or an s3:// prefix
     array_index: Optional[int]
     array_size: int  # 0 unless the run is the child of an array
     output_dir: str
     checkpoint_dir: str
     workspace: str
-    metrics: str  # the file that `report` appends to
+    metrics: str  # the file to which `report` appends
     stop_file: str  # appears when the run should save and stop
     grace: float  # seconds from the stop signal to the kill
     max_seconds: float  # of all attempts together; 0: no limit
-    is_run: bool  # False for a person who tries an image out
-    sweep: str = ""  # the sweep's board, if this is a trial: a folder or an s3:// prefix
-    wave: int = 0  # of the sweep, from 1
-    wave_width: int = 0  # bytes of a line of the wave's manifest
-    rung: int = 0  # from 0; above it the trial is found by rank, not by index
-    moved: str = ""  # the job that it follows, which was cancelled in another queue
+    is_run: bool  # False if a person starts the image by hand
+    sweep: str = ""  # the sweep store, if this is a trial: a folder or an s3:// prefix
+    wave: int = 0  # the batch of trials, from 1
+    wave_width: int = 0  # bytes of a line of the batch's manifest
+    rung: int = 0  # from 0; above 0 the trial is found by rank, not by index
+    moved: str = ""  # the job that this job replaces, which was cancelled in another queue
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> RuntimeEnv:
-        """From `os.environ`, or any mapping like it."""
+        """Read it from `os.environ` or a similar mapping."""
         index = environ.get("AWS_BATCH_JOB_ARRAY_INDEX", "")
         return cls(
             run=environ.get("AWS_BATCH_JOB_ID", environ.get("BATCHML_RUN", "")),
-            attempt=_number(environ.get("AWS_BATCH_JOB_ATTEMPT"), 1),
+            attempt=number_of(environ.get("AWS_BATCH_JOB_ATTEMPT"), 1),
             key=environ.get("BATCHML_KEY", ""),
-            order=environ.get("BATCHML_ORDER", ""),
+            command_file=environ.get("BATCHML_ORDER", ""),
             store=environ.get("BATCHML_STORE", ""),
-            array_index=_number(index, 0) if index else None,
-            array_size=_number(
+            array_index=number_of(index, 0) if index else None,
+            array_size=number_of(
                 environ.get("BATCHML_ARRAY_SIZE") or environ.get("AWS_BATCH_JOB_ARRAY_SIZE"), 0
             ),
             workspace=environ.get("BATCHML_WORKSPACE", ""),
             metrics=environ.get("BATCHML_METRICS", ""),
             stop_file=environ.get("BATCHML_STOP_FILE", ""),
-            max_seconds=float(_number(environ.get("BATCHML_MAX_SECONDS"), 0)),
+            max_seconds=float(number_of(environ.get("BATCHML_MAX_SECONDS"), 0)),
             code=environ.get("BATCHML_CODE", ""),
             output_dir=environ.get("BATCHML_OUTPUT_DIR", ""),
             checkpoint_dir=environ.get("BATCHML_CHECKPOINT_DIR", ""),
-            grace=float(_number(environ.get("BATCHML_GRACE"), DEFAULT_GRACE)),
+            grace=float(number_of(environ.get("BATCHML_GRACE"), DEFAULT_GRACE)),
             is_run="AWS_BATCH_JOB_ID" in environ,
             sweep=environ.get("BATCHML_SWEEP", ""),
-            wave=_number(environ.get("BATCHML_WAVE"), 0),
-            wave_width=_number(environ.get("BATCHML_WAVE_WIDTH"), 0),
-            rung=_number(environ.get("BATCHML_RUNG"), 0),
+            wave=number_of(environ.get("BATCHML_WAVE"), 0),
+            wave_width=number_of(environ.get("BATCHML_WAVE_WIDTH"), 0),
+            rung=number_of(environ.get("BATCHML_RUNG"), 0),
             moved=environ.get("BATCHML_MOVED", ""),
         )
 
 
-def _number(text: Optional[str], default: int) -> int:
-    """A whole number of few digits; anything else, which a user may have set, is the default."""
+def number_of(text: Optional[str], default: int) -> int:
+    """A whole number of at most nine digits. Anything else, which users may set: the default."""
     return int(text) if text and text.isascii() and text.isdigit() and len(text) < 10 else default
 
 
-# --- parameters in a command ----------------------------------------------------------------------
-# How parameters reach a program: words of its command, and variables.
-#
-# Said once, for the client, which checks and shows commands, and for a trial's container.
+# --- Parameters -----------------------------------------------------------------------------------
+# Parameters reach a program as words of its command and as variables. The client, which checks and
+# prints commands, and a trial's container both use this.
 
 
 Scalar = Union[str, int, float, bool]
 
-ALL = "params"  # `{params}`: all parameters, unless there is one of this name
+ALL = "params"  # `{params}`: all parameters, unless one has this name
 
 _PLACEHOLDER = re.compile(r"\{(?:params:(key=value|json)|([A-Za-z_][A-Za-z0-9_.]*))\}")
 _VARIABLE = re.compile(r"BATCHML_PARAM(?:S|_[A-Z0-9_]+)")
@@ -88,21 +88,21 @@ _FLAGS = "flags"
 _NEGATIVE = re.compile(r"-[0-9]+|-[0-9]*\.[0-9]+")  # a number, as argparse knows it
 
 
-def fill(command: Sequence[str], params: Mapping[str, Scalar]) -> List[str]:
-    """The command with its placeholders filled in.
+def fill_command(command: Sequence[str], params: Mapping[str, Scalar]) -> List[str]:
+    """Replace the placeholders in a command.
 
-    `{lr}` becomes the parameter's value, inside a word too. A word that is `{params}` becomes
-    `--lr 0.01 --optimizer sgd`, with `--lr=-1e-05` for a value that would be taken for an option,
-    and `{params:key=value}` becomes `lr=0.01 optimizer=sgd`: of all parameters that the command
-    does not name one by one. `{params:json}` is all of them as JSON.
-    In a longer word with spaces, a line for a shell, their values are quoted as a shell wants it.
-    Braces around anything else stay as they are.
+    `{lr}` becomes the parameter's value, also inside a word. The word `{params}` becomes
+    `--lr 0.01 --optimizer sgd`, with `--lr=-1e-05` for a value that looks like an option, and
+    `{params:key=value}` becomes `lr=0.01 optimizer=sgd`: both for all parameters that the command
+    does not name one by one. `{params:json}` becomes all parameters as JSON.
+    In a word with spaces, which is a line for a shell, their values are quoted for the shell.
+    Braces around anything else stay.
     """
-    return [word for words in filled(command, params) for word in words]
+    return [word for words in fill_words(command, params) for word in words]
 
 
-def filled(command: Sequence[str], params: Mapping[str, Scalar]) -> List[List[str]]:
-    """What each word of the command becomes, as `fill` says it: one word, or any number."""
+def fill_words(command: Sequence[str], params: Mapping[str, Scalar]) -> List[List[str]]:
+    """The words that replace each word of the command, as `fill_command` describes."""
     named = {name for word in command for name in placeholders(word, params)}
     rest = {name: value for name, value in params.items() if name not in named}
     found: List[List[str]] = []
@@ -114,45 +114,45 @@ def filled(command: Sequence[str], params: Mapping[str, Scalar]) -> List[List[st
 
 
 def placeholders(word: str, known: Container[str]) -> List[str]:
-    """The parameters that a word of a command names one by one, in their order."""
+    """The parameters that a word of a command names one by one, in order."""
     found = _PLACEHOLDER.finditer(word)
     return [match[2] for match in found if _form(match, known) is None]
 
 
 def takes_all(command: Sequence[str], known: Container[str]) -> bool:
-    """Whether a command takes all parameters at once, `{params}` in any form or by a variable."""
+    """Whether a command uses all parameters: `{params}` in any form, or BATCHML_PARAMS."""
     return any(
         _form(match, known) is not None for word in command for match in _PLACEHOLDER.finditer(word)
     ) or "BATCHML_PARAMS" in _VARIABLE.findall(" ".join(command))
 
 
 def takes(command: Sequence[str], name: str, known: Container[str]) -> bool:
-    """Whether a command has a place for this parameter."""
+    """Whether a command uses this parameter."""
     return (
         takes_all(command, known)
         or any(name in placeholders(word, known) for word in command)
-        or variable(name) in _VARIABLE.findall(" ".join(command))
+        or parameter_variable(name) in _VARIABLE.findall(" ".join(command))
     )
 
 
-def text(value: Scalar) -> str:
-    """A value as a program reads it: true and false in small letters."""
+def format_value(value: Scalar) -> str:
+    """A value as text; `true` and `false` in lower case."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def variables(params: Mapping[str, Scalar]) -> Dict[str, str]:
+def parameter_variables(params: Mapping[str, Scalar]) -> Dict[str, str]:
     """`BATCHML_PARAMS`, all as JSON, and `BATCHML_PARAM_LR` for each of them."""
-    each = {variable(name): text(value) for name, value in params.items()}
+    each = {parameter_variable(name): format_value(value) for name, value in params.items()}
     return {"BATCHML_PARAMS": json.dumps(params, sort_keys=True), **each}
 
 
-def variable(name: str) -> str:
+def parameter_variable(name: str) -> str:
     """The variable of one parameter: `weight-decay` is in `BATCHML_PARAM_WEIGHT_DECAY`."""
     return "BATCHML_PARAM_" + re.sub("[^A-Z0-9_]", "_", name.upper())
 
 
 def _form(found: re.Match[str], known: Container[str]) -> Optional[str]:
-    """How a placeholder wants all parameters; None for the placeholder of one."""
+    """The form in which a placeholder takes all parameters; None for a placeholder of one."""
     if found[1]:
         return found[1]
     return _FLAGS if found[2] == ALL and ALL not in known else None
@@ -162,13 +162,15 @@ def _values(form: str, params: Mapping[str, Scalar], rest: Mapping[str, Scalar])
     if form == "json":
         return [json.dumps(params, sort_keys=True)]
     if form == "key=value":
-        return [f"{name}={text(value)}" for name, value in rest.items()]
-    return [word for name, value in rest.items() for word in _flag(name, text(value))]
+        return [f"{name}={format_value(value)}" for name, value in rest.items()]
+    return [word for name, value in rest.items() for word in _flag(name, format_value(value))]
 
 
 def _flag(name: str, value: str) -> List[str]:
-    """Two words, or one where the second would be taken for an option: argparse takes -0.5 for a
-    number, but neither -5e-05 nor any other text that begins so."""
+    """Two words, or one if the second would look like an option.
+
+    For argparse -0.5 is a number, but -5e-05 and any other text that begins with `-` is an option.
+    """
     if value.startswith("-") and not _NEGATIVE.fullmatch(value):
         return [f"--{name}={value}"]
     return [f"--{name}", value]
@@ -180,7 +182,7 @@ def _within(word: str, params: Mapping[str, Scalar], rest: Mapping[str, Scalar])
     def value(found: re.Match[str]) -> str:
         form = _form(found, params)
         if form is None:
-            return text(params[found[2]]) if found[2] in params else found[0]
+            return format_value(params[found[2]]) if found[2] in params else found[0]
         values = _values(form, params, rest)
         return " ".join(map(shlex.quote, values) if is_line else values)
 

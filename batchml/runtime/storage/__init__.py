@@ -1,1 +1,1 @@
-"""Files that outlive a container: a folder or S3, by the standard library alone."""
+"""Stores of values and files that outlive a container: a folder or S3; standard library only."""

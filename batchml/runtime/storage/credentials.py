@@ -1,8 +1,9 @@
-"""The keys that a container has in AWS: from its job role, its variables, or its instance.
+"""AWS credentials of a container, and signed requests (Signature Version 4).
 
-The role comes first, other than in AWS's SDKs: it is what may use the environment's bucket, and the
-keys in the variables of a job are often another account's, for its data. Sources: AWS SDKs and
-Tools Reference Guide, "Container credential provider" and "IMDS credential provider".
+Credentials come from the job role, from variables, or from the instance. The role comes first,
+unlike in AWS's SDKs, because it may use the environment's bucket, and keys in the variables of a
+job often belong to another account, for its data. Sources: AWS SDKs and Tools Reference Guide,
+"Container credential provider" and "IMDS credential provider".
 """
 
 from __future__ import annotations
@@ -20,8 +21,6 @@ from urllib.parse import quote, urlsplit
 from batchml.runtime.storage.store import StoreError
 
 # --- Signature Version 4 --------------------------------------------------------------------------
-# Signature Version 4: which headers a request gets so that AWS knows who sent it. Pure.
-#
 # Source: Amazon S3 API Reference, "Authenticating Requests: Using the Authorization Header".
 
 
@@ -29,7 +28,7 @@ EMPTY_HASH = hashlib.sha256(b"").hexdigest()
 
 
 class Credentials(NamedTuple):
-    """Keys, with a token and an end where they are lent."""
+    """Access keys; temporary ones have a token and an expiry."""
 
     access_key_id: str
     secret_access_key: str
@@ -38,7 +37,7 @@ class Credentials(NamedTuple):
 
 
 def escape_path(path: str) -> str:
-    """A path as it is sent and signed: S3 escapes it once and leaves its dots alone."""
+    """A path as it is sent and signed: S3 escapes it once and keeps its dots."""
     return quote(path, safe="/~-_.")
 
 
@@ -60,7 +59,10 @@ def sign(
     now: float,
     service: str = "s3",
 ) -> Dict[str, str]:
-    """All headers of a request but `host`. `path` and `query` are escaped; `now` is since 1970."""
+    """All headers of a signed request, except `host`. `path` and `query` are escaped already.
+
+    `now` is in seconds since the epoch.
+    """
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
     signed = {name.lower(): " ".join(value.split()) for name, value in headers.items()}
     signed["x-amz-date"] = stamp
@@ -85,13 +87,13 @@ def sign(
     return signed
 
 
-# --- credentials ----------------------------------------------------------------------------------
+# --- Credentials ----------------------------------------------------------------------------------
 
 
-_RENEW = 300.0  # seconds before their end at which keys are asked for again
+_RENEW = 300.0  # seconds before their expiry at which credentials are fetched again
 _CONTAINER = "http://169.254.170.2"
 _INSTANCE = "http://169.254.169.254"
-# The SDKs take keys over plain HTTP from these alone: ECS's, EKS's, and the machine itself.
+# The only hosts whose credentials AWS's SDKs accept over plain HTTP: ECS, EKS, this machine.
 _TRUSTED_HOSTS = {
     "169.254.170.2",
     "169.254.170.23",
@@ -102,46 +104,47 @@ _TRUSTED_HOSTS = {
 }
 
 # method, address, headers, seconds -> body
-Ask = Callable[[str, str, Dict[str, str], float], bytes]
+FetchUrl = Callable[[str, str, Dict[str, str], float], bytes]
 
 
-def ask(method: str, url: str, headers: Dict[str, str], timeout: float) -> bytes:
-    """One request without proxies: these addresses are the host's own. Raises OSError."""
+def fetch_url(method: str, url: str, headers: Dict[str, str], timeout: float) -> bytes:
+    """Send one request without proxies, because these addresses are on the host. Raises OSError."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     request = urllib.request.Request(url, method=method, headers=headers)
     with opener.open(request, timeout=timeout) as answer:
         return bytes(answer.read(65_536))
 
 
-class Keyring:
-    """The keys that are valid now, asked for again before they end."""
+class CredentialsProvider:
+    """Credentials that are valid now. They are fetched again before they expire."""
 
     def __init__(
-        self, environ: Mapping[str, str], clock: Callable[[], float], ask: Ask = ask
+        self, environ: Mapping[str, str], clock: Callable[[], float], fetch: FetchUrl = fetch_url
     ) -> None:
         self._environ = environ
         self._clock = clock
-        self._ask = ask
-        self._kept: Optional[Credentials] = None
+        self._fetch = fetch
+        self._cached: Optional[Credentials] = None
 
     def forget(self) -> None:
-        """The keys were refused as expired: the next call asks for others."""
-        self._kept = None
+        """Make the next call fetch new credentials, because these were refused as expired."""
+        self._cached = None
 
     def get(self) -> Credentials:
-        """Raises StoreError when there are none."""
-        kept = self._kept
-        if kept is None or kept.expires - self._clock() < _RENEW:
-            self._kept = kept = self._look()
-        return kept
+        """Raises StoreError without credentials."""
+        found = self._cached
+        if found is None or found.expires - self._clock() < _RENEW:
+            self._cached = found = self._find()
+        return found
 
-    def _look(self) -> Credentials:
+    def _find(self) -> Credentials:
         environ = self._environ
         key, secret = environ.get("AWS_ACCESS_KEY_ID"), environ.get("AWS_SECRET_ACCESS_KEY")
         try:
             address = self._container_address()
             if address:
-                return _read(json.loads(self._ask("GET", address, self._container_token(), 5.0)))
+                answer = self._fetch("GET", address, self._container_token(), 5.0)
+                return _parse(json.loads(answer))
             if key and secret:
                 return Credentials(key, secret, environ.get("AWS_SESSION_TOKEN", ""))
             if environ.get("AWS_EC2_METADATA_DISABLED", "").lower() != "true":
@@ -149,7 +152,8 @@ class Keyring:
         except StoreError:
             raise
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise StoreError(f"no AWS credentials: {_words(error)}", temporary=True) from error
+            words = " ".join(str(error).split()) or type(error).__name__
+            raise StoreError(f"no AWS credentials: {words}", temporary=True) from error
         raise StoreError("no AWS credentials: neither variables nor a job role")
 
     def _container_address(self) -> str:
@@ -173,20 +177,16 @@ class Keyring:
     def _from_instance(self) -> Credentials:
         base = self._environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", _INSTANCE).rstrip("/")
         lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": "300"}
-        token = self._ask("PUT", f"{base}/latest/api/token", lifetime, 2.0).decode()
+        token = self._fetch("PUT", f"{base}/latest/api/token", lifetime, 2.0).decode()
         headers = {"X-aws-ec2-metadata-token": token}
         roles = f"{base}/latest/meta-data/iam/security-credentials/"
-        role = self._ask("GET", roles, headers, 2.0).decode().split("\n")[0]
-        return _read(json.loads(self._ask("GET", roles + role, headers, 2.0)))
+        role = self._fetch("GET", roles, headers, 2.0).decode().split("\n")[0]
+        return _parse(json.loads(self._fetch("GET", roles + role, headers, 2.0)))
 
 
-def _read(found: Any) -> Credentials:
-    """Keys as both services give them. Raises KeyError, TypeError or ValueError for other JSON."""
+def _parse(found: Any) -> Credentials:
+    """The JSON of both services. Raises KeyError, TypeError or ValueError for other JSON."""
     expires = calendar.timegm(time.strptime(found["Expiration"][:19], "%Y-%m-%dT%H:%M:%S"))
     return Credentials(
         found["AccessKeyId"], found["SecretAccessKey"], found["Token"], float(expires)
     )
-
-
-def _words(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -1,4 +1,4 @@
-"""Files that are whole or not there."""
+"""Atomic file writes, locks, and other small operations on files."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, BinaryIO
 
 
 def write_atomically(path: str, content: bytes, mode: int = 0o600, exact: bool = False) -> None:
-    """Write a file so that a reader, or a power cut, sees the old content or the new one whole.
+    """Write a file so that readers, also after a power cut, see the old content or the new one.
 
-    With `exact` it gets `mode` whatever the umask: others have to read it.
+    With `exact` the file gets `mode` whatever the umask, because other users have to read it.
     """
-    # Random, because a folder may be shared by containers, whose processes have the same ids.
+    # A random name, because containers that share a folder may have equal process ids.
     temporary = f"{path}.{os.urandom(8).hex()}.tmp"
     write_new(temporary, content, mode, exact)
     try:
@@ -26,7 +26,7 @@ def write_atomically(path: str, content: bytes, mode: int = 0o600, exact: bool =
 
 
 def write_new(path: str, content: bytes, mode: int = 0o600, exact: bool = False) -> None:
-    """Write a file that is not there yet. Its content is durable then, its name not yet."""
+    """Write a file that does not exist yet. Its content is durable then, its name not yet."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -50,9 +50,9 @@ def sync_folder(folder: str) -> None:
 
 
 def open_regular(path: str) -> BinaryIO:
-    """Open a file for reading, unbuffered. Raises OSError for whatever is no regular file.
+    """Open a file for reading, unbuffered. Raises OSError if it is not a regular file.
 
-    A plain `open` of a pipe that somebody has put there waits for a writer, for ever.
+    A plain `open` of a pipe that another program has put there would wait for a writer, for ever.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -62,9 +62,9 @@ def open_regular(path: str) -> BinaryIO:
 
 
 def is_read_only(folder: str) -> bool:
-    """Whether the file system of a folder takes no writes now.
+    """Whether the file system of a folder is read-only now.
 
-    It is tried, because after a fault a file system may refuse writes without a flag that says so.
+    This tries to write: after a fault a file system may refuse writes without its read-only flag.
     """
     try:
         os.close(os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600))
@@ -74,9 +74,9 @@ def is_read_only(folder: str) -> bool:
 
 
 def is_locked(path: str) -> bool:
-    """True while a process holds an exclusive `flock` of a file; False where there is no file.
+    """Whether a process holds an exclusive `flock` of a file; False without the file.
 
-    Raises OSError for a file that may not be opened.
+    Raises OSError if the file cannot be opened.
     """
     import fcntl
 
@@ -98,7 +98,7 @@ def write_json(path: str, value: Any) -> None:
 
 
 def read_json(path: str) -> Any:
-    """The value in a JSON file, or None when there is no such file or it is not JSON."""
+    """The value in a JSON file; None if the file is missing or not JSON."""
     try:
         with open(path, "rb") as file:
             return json.loads(file.read())

@@ -1,4 +1,4 @@
-"""A store in S3, by HTTP and the standard library alone: images need no SDK."""
+"""A store in S3 by HTTP and the standard library, so that images need no SDK."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from typing import (
     Any,
     BinaryIO,
     Callable,
+    Iterator,
     List,
     NamedTuple,
     Optional,
@@ -28,16 +29,29 @@ from typing import (
 )
 from urllib.parse import urlsplit
 
-from batchml.runtime.storage.credentials import EMPTY_HASH, Keyring, escape_path, escape_query, sign
-from batchml.runtime.storage.store import PATIENT, Patience, StoreError, checked, go_on
+from batchml.runtime.storage.credentials import (
+    EMPTY_HASH,
+    CredentialsProvider,
+    escape_path,
+    escape_query,
+    sign,
+)
+from batchml.runtime.storage.store import (
+    PATIENT,
+    RetryLimits,
+    Store,
+    StoreError,
+    check_key,
+    no_check,
+)
 
-WHOLE = 96 * 1024**2  # bytes; a larger file is sent in parts, and only the part that fails again
-MOST_PARTS = 10_000  # S3's
-PAGE = 1000  # keys of one list; S3's most
+WHOLE = 96 * 1024**2  # bytes; larger files are sent in parts, which are repeated one by one
+MOST_PARTS = 10_000  # S3's limit
+PAGE = 1000  # keys of one list request; S3's limit
 
 _BLOCK = 1 << 20
 _REGION = re.compile(r"-\d{12}-([a-z]{2}(?:-[a-z]+)+-\d)$")  # how `batchml setup` names buckets
-_AGAIN = {
+_RETRIED = {
     "ConditionalRequestConflict", "InternalError", "OperationAborted", "RequestTimeout",
     "ServiceUnavailable", "SlowDown", "ThrottlingException",
 }  # fmt: skip
@@ -45,8 +59,8 @@ _EXPIRED = {"ExpiredToken", "InvalidToken", "TokenRefreshRequired"}
 _DNS_NAME = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
 
 
-class Slice(NamedTuple):
-    """Bytes of a file, and their hash: a file that changes meanwhile is refused by S3."""
+class FileSlice(NamedTuple):
+    """A part of a file, and its SHA-256: S3 refuses the upload if the file changes meanwhile."""
 
     path: str
     start: int
@@ -54,7 +68,7 @@ class Slice(NamedTuple):
     hash: str
 
 
-class Answer(NamedTuple):
+class S3Response(NamedTuple):
     status: int
     headers: Message
     body: bytes
@@ -62,19 +76,19 @@ class Answer(NamedTuple):
 
     @property
     def code(self) -> str:
-        """S3's word for what is wrong; empty when it gave none."""
+        """S3's error code; empty without one."""
         return _text(self.body, "Code")
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A signature is for one host: S3's redirects are followed here, signed anew."""
+    """A signature is valid for one host, so `S3Client` follows redirects itself and signs again."""
 
     def redirect_request(self, *_: Any) -> None:
         return None
 
 
-class Wire:
-    """Sends signed requests to one bucket, again where that may help."""
+class S3Client:
+    """Sends signed requests to one bucket, and repeats those that may succeed later."""
 
     def __init__(
         self,
@@ -82,8 +96,8 @@ class Wire:
         environ: Mapping[str, str],
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
-        check: Callable[[], None] = go_on,
-        patience: Patience = PATIENT,
+        check: Callable[[], None] = no_check,
+        limits: RetryLimits = PATIENT,
     ) -> None:
         self._bucket = bucket
         self._endpoint = (
@@ -93,9 +107,9 @@ class Wire:
         self._clock = clock
         self._sleep = sleep
         self._check = check
-        self._patience = patience
-        self._skew = 0.0  # seconds to add to our clock, as S3 says
-        self._keys = Keyring(environ, clock)
+        self._limits = limits
+        self._skew = 0.0  # seconds to add to our clock, from S3's answers
+        self._credentials = CredentialsProvider(environ, clock)
         self._opener = urllib.request.build_opener(_NoRedirect())
 
     def send(
@@ -104,75 +118,130 @@ class Wire:
         key: str,
         query: Sequence[Tuple[str, str]] = (),
         headers: Optional[Mapping[str, str]] = None,
-        body: Union[bytes, Slice] = b"",
+        body: Union[bytes, FileSlice] = b"",
         into: Optional[BinaryIO] = None,
-        fine: Sequence[int] = (),
-    ) -> Answer:
-        """Send until there is an answer to keep: a success, or one of the statuses in `fine`.
+        accept: Sequence[int] = (),
+    ) -> S3Response:
+        """Send until an answer is a success or has one of the statuses in `accept`.
 
-        The body of a success goes `into` a file if there is one. Raises StoreError.
+        The body of a success is written to `into`, if given. Raises StoreError.
         """
-        trouble = ""
-        for number in range(self._patience.tries):
+        problem = ""
+        for number in range(self._limits.tries):
             if number:
-                self._rest(min(8.0, 0.2 * 2**number) * random.uniform(0.5, 1.0))
+                self._pause(min(8.0, 0.2 * 2**number) * random.uniform(0.5, 1.0))
             self._check()
             try:
-                answer = self._once(method, key, query, headers or {}, body, into, number + 1)
+                answer = self._send_once(method, key, query, headers or {}, body, into, number + 1)
             except (OSError, HTTPException) as error:
                 if isinstance(error, (StoreError, FileNotFoundError, PermissionError)):
                     raise
-                trouble = " ".join(str(getattr(error, "reason", error)).split())
+                problem = " ".join(str(getattr(error, "reason", error)).split())
                 continue
-            if answer.status < 300 or answer.status in fine:
+            if answer.status < 300 or answer.status in accept:
                 return answer
-            trouble = self._trouble(answer)
-            if not self._may_help(answer):
+            words = _text(answer.body, "Message")
+            problem = f"{answer.status} {answer.code}{': ' if words else ''}{words}".strip()
+            if not self._should_retry(answer):
                 raise StoreError(
-                    f"S3 refused {self._words(method, key)}: {trouble}", code=answer.code
+                    f"S3 refused {method} s3://{self._bucket}/{key}: {problem}", code=answer.code
                 )
-        raise StoreError(f"S3 did not do {self._words(method, key)}: {trouble}", temporary=True)
+        raise StoreError(
+            f"{method} s3://{self._bucket}/{key} failed {self._limits.tries} times: {problem}",
+            temporary=True,
+        )
 
-    def _once(
+    def begin_upload(self, key: str, headers: Optional[Mapping[str, str]] = None) -> str:
+        """Begin a multipart upload. Return its id."""
+        return _text(self.send("POST", key, [("uploads", "")], headers).body, "UploadId")
+
+    def send_part(self, key: str, upload: str, number: int, body: Union[bytes, FileSlice]) -> str:
+        """Send a part, counted from 1. Return its ETag; empty if S3 has no such upload any more."""
+        query = [("partNumber", str(number)), ("uploadId", upload)]
+        answer = self.send("PUT", key, query, body=body, accept=(404,))
+        return "" if answer.status == 404 else str(answer.headers.get("ETag", ""))
+
+    def end_upload(self, key: str, upload: str, tags: Sequence[str]) -> Optional[int]:
+        """Make one object of the parts with these ETags.
+
+        None after success. If S3 has no such upload, the number of requests that were sent: after
+        more than one, an answer may have been lost, and the object may be there.
+        """
+        listed = "".join(
+            f"<Part><PartNumber>{number}</PartNumber><ETag>{tag}</ETag></Part>"
+            for number, tag in enumerate(tags, 1)
+        )
+        body = f"<CompleteMultipartUpload>{listed}</CompleteMultipartUpload>".encode()
+        answer = self.send("POST", key, [("uploadId", upload)], body=body, accept=(404,))
+        if answer.status == 404:
+            return answer.tries
+        if answer.code:  # S3 may begin a success and then report an error in its body
+            raise StoreError(f"S3 refused the parts of {key}: {answer.code}", temporary=True)
+        return None
+
+    def abort_upload(self, key: str, upload: str) -> None:
+        self.send("DELETE", key, [("uploadId", upload)], accept=(404,))
+
+    def list_objects(self, prefix: str, limit: Optional[int] = None) -> Iterator[Tuple[str, int]]:
+        """The keys that begin with `prefix`, and their sizes in bytes; only the first `limit`."""
+        token, left = "", limit
+        while left is None or left > 0:
+            page = PAGE if left is None else min(PAGE, left)
+            query = [("list-type", "2"), ("max-keys", str(page)), ("prefix", prefix)]
+            query += [("continuation-token", token)] if token else []
+            try:
+                root = ElementTree.fromstring(self.send("GET", "", query).body)
+            except ElementTree.ParseError as error:
+                raise StoreError(f"S3 did not answer with a list: {error}") from error
+            found = root.findall("{*}Contents")
+            for each in found:
+                yield each.findtext("{*}Key") or "", int(each.findtext("{*}Size") or 0)
+            left = None if left is None else left - len(found)
+            token = root.findtext("{*}NextContinuationToken") or ""
+            if not token:
+                return
+
+    def _send_once(
         self,
         method: str,
         key: str,
         query: Sequence[Tuple[str, str]],
         headers: Mapping[str, str],
-        body: Union[bytes, Slice],
+        body: Union[bytes, FileSlice],
         into: Optional[BinaryIO],
         number: int,
-    ) -> Answer:
-        base, path = self._place(key)
-        asked = escape_query(query)
-        if isinstance(body, Slice):
+    ) -> S3Response:
+        base, path = self._address(key)
+        escaped = escape_query(query)
+        if isinstance(body, FileSlice):
             digest, size = body.hash, body.size
         else:
             digest, size = hashlib.sha256(body).hexdigest() if body else EMPTY_HASH, len(body)
         host = urlsplit(base).netloc
         signed = sign(
-            self._keys.get(), self._region, method, host, path, asked, headers, digest,
+            self._credentials.get(), self._region, method, host, path, escaped, headers, digest,
             self._clock() + self._skew,
         )  # fmt: skip
         data: Any = None
         if method in ("PUT", "POST"):
             signed["content-length"] = str(size)
-            signed["content-type"] = "application/octet-stream"  # not signed; urllib has its own
-            data = _open_slice(body) if isinstance(body, Slice) else body
-        url = base + path + (f"?{asked}" if asked else "")
+            # Not signed, because urllib adds one of its own.
+            signed["content-type"] = "application/octet-stream"
+            data = _open_slice(body) if isinstance(body, FileSlice) else body
+        url = base + path + (f"?{escaped}" if escaped else "")
         request = urllib.request.Request(url, data=data, headers=signed, method=method)
         try:
-            with self._opener.open(request, timeout=self._patience.timeout) as found:
-                return Answer(found.status, found.headers, self._read(found, into), number)
+            with self._opener.open(request, timeout=self._limits.timeout) as found:
+                return S3Response(found.status, found.headers, self._read(found, into), number)
         except urllib.error.HTTPError as error:
             with error:
-                return Answer(error.code, error.headers, error.read(_BLOCK), number)
+                return S3Response(error.code, error.headers, error.read(_BLOCK), number)
         finally:
-            if isinstance(body, Slice) and data is not None:
+            if isinstance(body, FileSlice) and data is not None:
                 data.close()
 
     def _read(self, found: Any, into: Optional[BinaryIO]) -> bytes:
-        """The whole body, or where it went. Raises OSError for one that ended early."""
+        """Return the body, or write it `into` a file. Raises OSError if it ends too early."""
         if into is not None:
             into.seek(0)
             into.truncate()
@@ -189,19 +258,19 @@ class Wire:
             else:
                 into.write(block)
         length = found.headers.get("Content-Length", "")
-        # `read` with a size says nothing about an answer that was cut.
+        # `read` with a size raises nothing for an answer that was cut off.
         if length.isdigit() and int(length) != size and found.status != 204:
             raise OSError(f"the answer ended after {size} of {length} bytes")
         return b"".join(parts)
 
-    def _rest(self, seconds: float) -> None:
+    def _pause(self, seconds: float) -> None:
         while seconds > 0:
             self._check()
             self._sleep(min(seconds, 0.5))
             seconds -= 0.5
 
-    def _place(self, key: str) -> Tuple[str, str]:
-        """Where an object is: the address of a host, and an escaped path."""
+    def _address(self, key: str) -> Tuple[str, str]:
+        """The URL of an object: scheme with host, and escaped path."""
         path = escape_path(f"/{key}")
         if self._endpoint:
             parts = urlsplit(self._endpoint)
@@ -212,36 +281,29 @@ class Wire:
             return f"https://{self._bucket}.{host}", path
         return f"https://{host}", f"/{self._bucket}{path}"
 
-    def _may_help(self, answer: Answer) -> bool:
-        """Whether to send again; what S3 says about region, keys and clock is taken up first."""
+    def _should_retry(self, answer: S3Response) -> bool:
+        """Whether to send again. Corrects region, credentials and clock as the answer asks."""
         region = answer.headers.get("x-amz-bucket-region") or _text(answer.body, "Region")
         if answer.status in (301, 307, 400) and region and region != self._region:
             self._region = region
             return True
         if answer.code in _EXPIRED:
-            self._keys.forget()
+            self._credentials.forget()
             return True
         if answer.code == "RequestTimeTooSkewed":
             self._skew = _date(answer.headers.get("Date", ""), self._clock()) - self._clock()
             return True
-        return answer.status in (408, 409, 429) or answer.status >= 500 or answer.code in _AGAIN
-
-    def _trouble(self, answer: Answer) -> str:
-        words = _text(answer.body, "Message")
-        return f"{answer.status} {answer.code}{': ' if words else ''}{words}".strip()
-
-    def _words(self, method: str, key: str) -> str:
-        return f"{method} s3://{self._bucket}/{key}"
+        return answer.status in (408, 409, 429) or answer.status >= 500 or answer.code in _RETRIED
 
 
 _S3 = TypeVar("_S3", bound="S3Store")
 
 
-class S3Store:
-    """Keys below a prefix of a bucket. The methods are `Store`'s."""
+class S3Store(Store):
+    """The store below a prefix of a bucket."""
 
-    def __init__(self, wire: Wire, prefix: str) -> None:
-        self._wire = wire
+    def __init__(self, client: S3Client, prefix: str) -> None:
+        self._client = client
         self._prefix = prefix
 
     @classmethod
@@ -249,17 +311,16 @@ class S3Store:
         cls: Type[_S3],
         url: str,
         environ: Mapping[str, str],
-        check: Callable[[], None] = go_on,
-        patience: Patience = PATIENT,
+        check: Callable[[], None] = no_check,
+        limits: RetryLimits = PATIENT,
     ) -> _S3:
-        """At `s3://BUCKET/PREFIX`; `check` is called often and may raise, to give up."""
+        """The store at `s3://BUCKET/PREFIX`. `check` is called often, and may raise to give up."""
         bucket, _, prefix = url[len("s3://") :].partition("/")
         if not bucket:
             raise StoreError(f"{url!r} names no bucket: s3://BUCKET/PREFIX")
         prefix = prefix.strip("/")
-        return cls(
-            Wire(bucket, environ, check=check, patience=patience), f"{prefix}/" if prefix else ""
-        )
+        client = S3Client(bucket, environ, check=check, limits=limits)
+        return cls(client, f"{prefix}/" if prefix else "")
 
     def get(self, key: str) -> Optional[bytes]:
         return self._get(key, {})
@@ -271,54 +332,45 @@ class S3Store:
 
     def _get(self, key: str, headers: Mapping[str, str]) -> Optional[bytes]:
         try:
-            answer = self._wire.send("GET", self._key(key), headers=headers, fine=(404, 416))
+            answer = self._client.send("GET", self._key(key), headers=headers, accept=(404, 416))
         except StoreError as error:
-            # S3 says that something is not there only to those who may list the bucket, to others
-            # that they may not read it. A role that may list some prefixes is one of the others
-            # here: a GET names no prefix. Listing does (GetObject, "Permissions"; cfn/roles.yaml).
-            if error.code != "AccessDenied" or key in self.keys(key):
+            # For a missing object S3 answers 404 only to those who may list the whole bucket, and
+            # AccessDenied to all others. A role that may list some prefixes is one of the others,
+            # because a GET names no prefix. A list request does, so it tells the two cases apart.
+            # Source: GetObject, "Permissions"; cfn/roles.yaml.
+            if error.code != "AccessDenied" or self.has(key):
                 raise
             return None
-        if answer.status == 416:  # it ends before the range
+        if answer.status == 416:  # the value ends before the range
             return b""
         return None if answer.status == 404 and _is_missing(answer) else answer.body
 
     def delete(self, *keys: str) -> None:
         for key in keys:
-            self._wire.send("DELETE", self._key(key), fine=(404,))
+            self._client.send("DELETE", self._key(key), accept=(404,))
 
     def put(self, key: str, data: bytes) -> None:
-        self._wire.send("PUT", self._key(key), body=data)
+        self._client.send("PUT", self._key(key), body=data)
 
     def create(self, key: str, data: bytes) -> bool:
-        answer = self._wire.send(
-            "PUT", self._key(key), headers={"if-none-match": "*"}, body=data, fine=(412,)
+        answer = self._client.send(
+            "PUT", self._key(key), headers={"if-none-match": "*"}, body=data, accept=(412,)
         )
         if answer.status != 412:
             return True
         return answer.tries > 1 and self.get(key) == data
 
-    def keys(self, prefix: str) -> List[str]:
-        found: List[str] = []
-        token = ""
-        while True:
-            query = [("list-type", "2"), ("max-keys", str(PAGE)), ("prefix", self._prefix + prefix)]
-            if token:
-                query.append(("continuation-token", token))
-            answer = self._wire.send("GET", "", query)
-            for element in _elements(answer.body, "Key"):
-                found.append((element.text or "")[len(self._prefix) :])
-            token = _text(answer.body, "NextContinuationToken")
-            if not token:
-                return sorted(found)
+    def keys(self, prefix: str, limit: Optional[int] = None) -> List[str]:
+        found = self._client.list_objects(self._prefix + prefix, limit)
+        return sorted(key[len(self._prefix) :] for key, _ in found)
 
     def put_file(self, key: str, path: str) -> None:
         try:
             size = os.stat(path).st_size
             if size <= WHOLE:
-                self._wire.send("PUT", self._key(key), body=_slice(path, 0, size))
+                self._client.send("PUT", self._key(key), body=_slice(path, 0, size))
             else:
-                self._put_parts(self._key(key), path, size)
+                self._put_in_parts(self._key(key), path, size)
         except StoreError:
             raise
         except OSError as error:
@@ -328,7 +380,7 @@ class S3Store:
         temporary = f"{path}.{os.urandom(8).hex()}.tmp"
         try:
             with open(temporary, "w+b") as file:
-                answer = self._wire.send("GET", self._key(key), into=file, fine=(404,))
+                answer = self._client.send("GET", self._key(key), into=file, accept=(404,))
             if answer.status == 404:
                 _is_missing(answer)
                 return False
@@ -342,58 +394,49 @@ class S3Store:
                 os.unlink(temporary)
         return True
 
-    def _put_parts(self, key: str, path: str, size: int) -> None:
-        begun = self._wire.send("POST", key, [("uploads", "")])
-        upload = ("uploadId", _text(begun.body, "UploadId"))
+    def _put_in_parts(self, key: str, path: str, size: int) -> None:
+        upload = self._client.begin_upload(key)
         step = max(WHOLE // 2, -(-size // MOST_PARTS))
+        gone = StoreError(f"S3 refused the parts of {key}: NoSuchUpload", temporary=True)
         try:
             tags = []
             for number, start in enumerate(range(0, size, step), 1):
                 part = _slice(path, start, min(step, size - start))
-                answer = self._wire.send(
-                    "PUT", key, [("partNumber", str(number)), upload], body=part
-                )
-                tags.append((number, answer.headers.get("ETag", "")))
-            done = "".join(
-                f"<Part><PartNumber>{number}</PartNumber><ETag>{tag}</ETag></Part>"
-                for number, tag in tags
-            )
-            text = f"<CompleteMultipartUpload>{done}</CompleteMultipartUpload>"
-            answer = self._wire.send("POST", key, [upload], body=text.encode(), fine=(404,))
-            # S3 may begin a success and then say that it failed; a 404 that follows a lost answer
-            # says that the upload was completed.
-            if answer.code and not (answer.status == 404 and answer.tries > 1):
-                raise StoreError(f"S3 refused the parts of {key}: {answer.code}", temporary=True)
+                tags.append(self._client.send_part(key, upload, number, part))
+                if not tags[-1]:
+                    raise gone
+            if self._client.end_upload(key, upload, tags) == 1:
+                raise gone
         except BaseException:
             try:
-                self._wire.send("DELETE", key, [upload], fine=(404,))
+                self._client.abort_upload(key, upload)
             except OSError:
-                pass  # the bucket's rules remove it after a week
+                pass  # the bucket's lifecycle rule removes it after a week
             raise
 
     def _key(self, key: str) -> str:
-        return self._prefix + checked(key)
+        return self._prefix + check_key(key)
 
 
 def region_of(bucket: str, environ: Mapping[str, str]) -> str:
-    """Where a bucket is likely to be. S3 corrects it where the container can reach other regions.
+    """The likely region of a bucket. S3 corrects it if the container can reach other regions.
 
-    ECS tells containers on EC2 instances no region, but our buckets carry theirs in their name.
+    ECS passes no region to containers on EC2 instances, but our buckets' names contain theirs.
     """
-    named = _REGION.search(bucket)
-    if named:
-        return named[1]
+    match = _REGION.search(bucket)
+    if match:
+        return match[1]
     return environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") or "us-east-1"
 
 
-def _is_missing(answer: Answer) -> bool:
-    """True for an object that is not there. Raises StoreError for a bucket that is not."""
+def _is_missing(answer: S3Response) -> bool:
+    """True for an object that does not exist. Raises StoreError for a bucket that does not."""
     if answer.code == "NoSuchBucket":
         raise StoreError(f"S3: {_text(answer.body, 'Message') or 'the bucket does not exist'}")
     return True
 
 
-def _slice(path: str, start: int, size: int) -> Slice:
+def _slice(path: str, start: int, size: int) -> FileSlice:
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         file.seek(start)
@@ -404,11 +447,11 @@ def _slice(path: str, start: int, size: int) -> Slice:
                 break
             digest.update(block)
             left -= len(block)
-    return Slice(path, start, size - left, digest.hexdigest())
+    return FileSlice(path, start, size - left, digest.hexdigest())
 
 
-class _Part:
-    """A file from one place to another, as `http.client` reads it."""
+class _SliceReader:
+    """Reads a part of a file, for `http.client`."""
 
     def __init__(self, file: BinaryIO, size: int) -> None:
         self._file = file
@@ -424,10 +467,10 @@ class _Part:
         self._file.close()
 
 
-def _open_slice(part: Slice) -> _Part:
-    file = open(part.path, "rb")  # noqa: SIM115 - closed by the one who sends it
+def _open_slice(part: FileSlice) -> _SliceReader:
+    file = open(part.path, "rb")  # noqa: SIM115 - the caller closes it
     file.seek(part.start)
-    return _Part(file, part.size)
+    return _SliceReader(file, part.size)
 
 
 def _elements(body: bytes, name: str) -> List[ElementTree.Element]:
@@ -439,7 +482,7 @@ def _elements(body: bytes, name: str) -> List[ElementTree.Element]:
 
 
 def _text(body: bytes, name: str) -> str:
-    """The first element of this name in S3's XML; empty when there is none."""
+    """The text of the first element of this name in S3's XML; empty without one."""
     found = _elements(body, name)
     return (found[0].text or "").strip() if found else ""
 

@@ -1,1 +1,1 @@
-"""A trial of a sweep: its parameters, its reports, its early end."""
+"""A trial of a sweep in its container: its parameters, its reports, its early end."""

@@ -1,6 +1,6 @@
-"""Where a trial's checkpoints are, so that each of its waves finds them.
+"""The checkpoints of a trial, in a place that all batches of the trial share.
 
-Beside them stands how far the trial had come: a program that goes on from one may print no step.
+The trial's progress is stored beside them: a program that continues may print no step numbers.
 """
 
 from __future__ import annotations
@@ -14,32 +14,36 @@ from batchml.runtime.protocol.sweep_store import checkpoint_prefix
 from batchml.runtime.protocol.variables import RuntimeEnv
 from batchml.runtime.storage.files import read_json
 from batchml.runtime.storage.store import Store
-from batchml.runtime.sweep.assignment import Work
+from batchml.runtime.sweep.assignment import TrialAssignment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from batchml.runtime.checkpoint.remote import Kept
+    from batchml.runtime.checkpoint.remote import CheckpointSender
 
-_PLACE = ".batchml-step"
-_NONE = (".batchml-", ".saving-", ".removing-")  # how names begin that are no checkpoint's
+_PROGRESS_FILE = ".batchml-step"
+_OTHER_PREFIXES = (
+    ".batchml-",
+    ".saving-",
+    ".removing-",
+)  # prefixes of names that are not checkpoints
 
 
-class Place(NamedTuple):
-    """How far a trial came, and by how much its steps are more than what it prints."""
+class TrialProgress(NamedTuple):
+    """The last step of a trial, and the difference between its steps and the numbers it prints."""
 
     step: int
-    shift: Optional[int]  # None: it prints none
+    shift: Optional[int]  # None: it prints no step numbers
 
 
-def checkpoint_folder(env: RuntimeEnv, work: Work) -> str:
-    """Where every wave of the trial finds its checkpoints; empty where no folder is shared.
+def shared_checkpoint_folder(env: RuntimeEnv, work: TrialAssignment) -> str:
+    """The folder of the trial's checkpoints; "" where no folder is shared.
 
-    Emptied for a trial that begins anew.
+    It is emptied for a trial that begins anew.
     """
     if "://" not in env.sweep:
         path = os.path.join(env.sweep, *checkpoint_prefix(work.entry.trial).split("/")[:-1])
     elif env.workspace:
-        parts = (".batchml", "sweeps", work.course.key, str(work.entry.trial), "checkpoint")
+        parts = (".batchml", "sweeps", work.contract.key, str(work.entry.trial), "checkpoint")
         path = os.path.join(env.workspace, *parts)
     else:
         return ""
@@ -53,47 +57,47 @@ def checkpoint_folder(env: RuntimeEnv, work: Work) -> str:
 
 
 def fetch_checkpoints(
-    board: Store, work: Work, attempt: int, folder: str, say: Callable[[str], None]
-) -> Kept:
-    """Bring what earlier waves and attempts kept on the board; what keeps what comes.
+    store: Store, work: TrialAssignment, attempt: int, folder: str, say: Callable[[str], None]
+) -> CheckpointSender:
+    """Fetch the checkpoints of earlier batches and attempts from the store. What stores new ones.
 
     Raises StoreError and OSError.
     """
-    from batchml.runtime.checkpoint.remote import Kept, bring
+    from batchml.runtime.checkpoint.remote import CheckpointSender, fetch_newest
 
     prefix = checkpoint_prefix(work.entry.trial)
     if not work.entry.resumes and attempt == 1:
-        board.delete(*board.keys(prefix))  # it begins anew
+        store.delete(*store.keys(prefix))  # it begins anew
     else:
-        bring(board, prefix, folder, say)
-    return Kept(folder, board, prefix)
+        fetch_newest(store, prefix, folder, say)
+    return CheckpointSender(folder, store, prefix)
 
 
 def has_checkpoints(folder: str) -> bool:
     return bool(_names(folder))
 
 
-def remember(folder: str, place: Place) -> None:
-    """Note beside the checkpoints, if there are any, how far the trial came."""
+def save_progress(folder: str, progress: TrialProgress) -> None:
+    """Store the trial's progress beside its checkpoints, if there are any."""
     if has_checkpoints(folder):
         try:
-            with open(os.path.join(folder, _PLACE), "w", encoding="ascii") as file:
-                json.dump(place, file)
+            with open(os.path.join(folder, _PROGRESS_FILE), "w", encoding="ascii") as file:
+                json.dump(progress, file)
         except OSError:
-            pass  # a full disk: the trial itself will have more to say
+            pass  # a full disk, which the program itself will report
 
 
-def recall(folder: str) -> Optional[Place]:
-    """How far an earlier attempt or wave came; None where that is not known."""
+def load_progress(folder: str) -> Optional[TrialProgress]:
+    """The progress of an earlier attempt or batch; None: unknown."""
     try:
-        step, shift = read_json(os.path.join(folder, _PLACE))
-        return Place(int(step), None if shift is None else int(shift))
+        step, shift = read_json(os.path.join(folder, _PROGRESS_FILE))
+        return TrialProgress(int(step), None if shift is None else int(shift))
     except (OSError, TypeError, ValueError):
         return None
 
 
 def _names(folder: str) -> List[str]:
     try:
-        return [name for name in os.listdir(folder) if not name.startswith(_NONE)]
+        return [name for name in os.listdir(folder) if not name.startswith(_OTHER_PREFIXES)]
     except OSError:
         return []

@@ -1,9 +1,9 @@
-"""From lines of output, and the metrics file, to the values of a trial's goals, step by step.
+"""Read the values of a trial's goals, step by step, from lines of output and the metrics file.
 
-Of each line, the first that there is: a JSON object with the metric's key, `name=value` or
-`name: value`, the job's own pattern for it (alone, for a metric that has one). The last match of a
-line counts, as a progress bar shows it. The step is what stands beside it (`epoch=3`, `Epoch 3/27`,
-`Epoch[3]`), or else the metric's n-th value is of step n.
+In a line, the first of these counts: a JSON object with the metric's key; `name=value` or
+`name: value`. For a metric with a pattern in the job, only the pattern counts. Of several matches
+in a line the last one counts, as in a progress bar. The step is the number beside it (`epoch=3`,
+`Epoch 3/27`, `Epoch[3]`); otherwise the n-th value of the metric is of step n.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ import re
 from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from batchml.runtime.protocol.log_marks import STEP, TIME, TOTAL
-from batchml.runtime.protocol.variables import variable
+from batchml.runtime.protocol.variables import parameter_variable
 
-LONGEST = 16_384  # bytes of a line that are read: its last ones
-MAX_SEEN = 100  # metrics whose names and last values are kept
+LONGEST = 16_384  # bytes of a line; of a longer one the last bytes are read
+MAX_SEEN = 100  # other metrics whose last values are kept
 MAX_STEP = 1 << 53
 
 _ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?)")
 _NUMBER = r"[-+]?(?:\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf(?:inity)?)"
-# A name begins where no name goes on, so that a long word is looked at once and not from each of
-# its letters. Quotes are those of a printed dict.
+# The lookbehind lets a name begin only at the start of a word, so that a long word is tried once.
+# Quotes are those of a printed dict.
 _PAIR = re.compile(
     rf"(?<![\w./|-])([A-Za-z_][\w./|-]*)['\"]? {{0,9}}[=:]\s{{0,9}}['\"]?({_NUMBER})(?!\w|\.\d)",
     re.IGNORECASE,
 )
-_OURS = (TIME, TOTAL)  # of a point of the metrics file
+_OWN_FIELDS = (TIME, TOTAL)  # fields of the metrics file that are not metrics
 
 
 class Point(NamedTuple):
@@ -39,11 +39,11 @@ class Point(NamedTuple):
 
 
 class Readings:
-    """What one attempt has printed and reported so far.
+    """The values that one attempt has printed and reported so far.
 
-    `after` is the step from whose checkpoint the trial goes on, 0 if it begins anew: values without
-    a printed step are counted from there. `params` are the trial's: many programs print them first,
-    and they are no metrics.
+    `after`: the step from whose checkpoint the trial continues, 0 if it begins anew; values without
+    a printed step are counted from there. `params`: the trial's parameters, which many programs
+    print first, and which are no metrics.
     """
 
     def __init__(
@@ -55,22 +55,24 @@ class Readings:
         shift: Optional[int] = None,
         params: Optional[Mapping[str, object]] = None,
     ) -> None:
-        self.seen: Dict[str, float] = {}  # the last value of each metric that is no goal
+        self.seen: Dict[str, float] = {}  # the last value of each other metric
         self._goals = tuple(goals)
-        self._params = {variable(name): value for name, value in (params or {}).items()}
+        self._params = {parameter_variable(name): value for name, value in (params or {}).items()}
         self._patterns = {name: re.compile(pattern) for name, pattern in patterns.items()}
         self._step = step
         self._step_name = step.lower()
-        # `Epoch 3`, `epoch [3/27]`, `Epoch(3)`: pairs are found with the others.
+        # `Epoch 3`, `epoch [3/27]`, `Epoch(3)`; `epoch=3` is found as a pair.
         self._beside = re.compile(
             rf"(?<!\w){re.escape(step)} {{0,9}}[\[(]? {{0,9}}(\d{{1,15}})(?!\w)", re.IGNORECASE
         )
         self._after = after
         self._counts = dict.fromkeys(self._goals, after)
-        self.shift = shift  # 1 for a program that counts from 0; None: not known
-        self._told: Optional[float] = None  # the step that a pattern of the job found last
-        self._parts: Dict[int, Dict[str, float]] = {}  # steps of which not all goals are known
-        self._is_reported = False  # in the metrics file: what is printed without a step is the same
+        self.shift = shift  # 1 for a program that counts from 0; None: unknown
+        self._pattern_step: Optional[float] = None  # the last step that a pattern of the job found
+        self._parts: Dict[int, Dict[str, float]] = {}  # steps without all goals yet
+        self._is_reported = (
+            False  # goals are in the metrics file, so printed values without a step are ignored
+        )
         self._last = 0
         self._never = set(self._goals)
 
@@ -81,27 +83,27 @@ class Readings:
 
     @property
     def printed(self) -> List[str]:
-        """All metrics that were printed, goals among them."""
+        """All metrics that were printed, goals included."""
         return [*(name for name in self._goals if name not in self._never), *self.seen]
 
-    def line(self, line: bytes) -> List[Point]:
-        """What a line of output completes: often nothing, one point at most."""
+    def read_line(self, line: bytes) -> List[Point]:
+        """Read a line of output. The point that it completes, if any."""
         if not self._patterns and not (b"=" in line or b":" in line):
             return []
         text = line[-LONGEST:].decode("utf-8", "replace")
         if "\x1b" in text:
             text = _ANSI.sub("", text)
-        found = _json_object(text) or self._found_in(text)
-        return self._take(found, lambda: self._step_in(text, found)) if found else []
+        found = _json_object(text) or self._find_metrics(text)
+        return self._take(found, lambda: self._find_step(text, found)) if found else []
 
-    def reported(self, point: Mapping[str, float]) -> List[Point]:
-        """What a point of the metrics file completes."""
-        found = {name: value for name, value in point.items() if name not in _OURS}
+    def read_report(self, point: Mapping[str, float]) -> List[Point]:
+        """Read a point of the metrics file. The points that it completes."""
+        found = {name: value for name, value in point.items() if name not in _OWN_FIELDS}
         names = [name for name in self._goals if name in found]
         self._is_reported = self._is_reported or bool(names)
         return self._take(found, lambda: found.get(self._step), is_report=True)
 
-    def _found_in(self, text: str) -> Dict[str, float]:
+    def _find_metrics(self, text: str) -> Dict[str, float]:
         found = {name: float(value) for name, value in _PAIR.findall(text)}
         for name, pattern in self._patterns.items():
             found.pop(name, None)
@@ -110,15 +112,15 @@ class Readings:
                 if value is not None:
                     found[name] = value
         if STEP in self._patterns and STEP in found:
-            self._told = found[STEP]
+            self._pattern_step = found[STEP]
         return found
 
-    def _step_in(self, text: str, found: Mapping[str, float]) -> Optional[float]:
+    def _find_step(self, text: str, found: Mapping[str, float]) -> Optional[float]:
         for name, value in found.items():
             if name.lower() == self._step_name:
                 return value
         steps = self._beside.findall(text)
-        return float(steps[-1]) if steps else self._told
+        return float(steps[-1]) if steps else self._pattern_step
 
     def _take(
         self,
@@ -127,18 +129,18 @@ class Readings:
         is_report: bool = False,
     ) -> List[Point]:
         names = [name for name in self._goals if name in found]
-        self._look_at(found)
-        said = _step(find_step()) if names else None
-        if said is None and self._is_reported and not is_report:
+        self._note_metrics(found)
+        printed_step = _step(find_step()) if names else None
+        if printed_step is None and self._is_reported and not is_report:
             return []
         points = []
         for name in names:
             self._counts[name] += 1
-            step = self._counts[name] if said is None else self._shifted(said)
+            step = self._counts[name] if printed_step is None else self._to_done_steps(printed_step)
             points += self._complete(step, name, found[name])
         return points
 
-    def _look_at(self, found: Mapping[str, float]) -> None:
+    def _note_metrics(self, found: Mapping[str, float]) -> None:
         for name, value in found.items():
             if name in self._goals:
                 self._never.discard(name)
@@ -148,19 +150,19 @@ class Readings:
                 self.seen[name] = value
 
     def _is_no_metric(self, name: str, value: float) -> bool:
-        """The step, a parameter of the trial with the value that it has, or no number."""
-        is_own = self._params.get(variable(name)) == value
+        """Whether it is the step, a parameter with its value, or not finite."""
+        is_own = self._params.get(parameter_variable(name)) == value
         return is_own or name.lower() == self._step_name or not math.isfinite(value)
 
-    def _shifted(self, said: float) -> int:
-        """Steps that are done: a program whose first is 0, or that goes on with the number that it
-        ended with, counts from 0."""
+    def _to_done_steps(self, printed_step: float) -> int:
+        """The completed steps. A program counts from 0 if its first step is 0, or if it continues
+        with the number of its last step."""
         if self.shift is None:
-            self.shift = 1 if said == self._after else 0
-        return int(said) + self.shift
+            self.shift = 1 if printed_step == self._after else 0
+        return int(printed_step) + self.shift
 
     def _complete(self, step: int, name: str, value: float) -> List[Point]:
-        if step <= self._last or step > MAX_STEP:  # the first of a step counts
+        if step <= self._last or step > MAX_STEP:  # the first value of a step counts
             return []
         part = self._parts.setdefault(step, {})
         part.setdefault(name, value)
@@ -171,8 +173,8 @@ class Readings:
         return [Point(step, tuple(part.get(each, value) for each in self._goals))]
 
 
-def closest(missing: Sequence[str], seen: Iterable[str]) -> str:
-    """`metrics seen: loss, acc`, what looks like the missing first; empty where nothing was."""
+def list_likely_names(missing: Sequence[str], seen: Iterable[str]) -> str:
+    """The printed metrics for a message, those most similar to the missing ones first."""
     from difflib import SequenceMatcher
 
     def likeness(name: str) -> float:
@@ -195,7 +197,7 @@ def _json_object(text: str) -> Dict[str, float]:
 
 
 def _number(value: object) -> Optional[float]:
-    """Of a JSON value, or of what a pattern found."""
+    """The number in a JSON value or in a match of a pattern."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     try:

@@ -1,4 +1,4 @@
-"""A trial of a sweep, as the entry of its container sees it: before, while and after it runs."""
+"""One attempt at a trial in its container: before, while, and after its command runs."""
 
 from __future__ import annotations
 
@@ -7,143 +7,142 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Callable, Dict, List, Optional
 
-from batchml.runtime.entry.attempt import Running
+from batchml.runtime.entry.attempt import RunningAttempt
 from batchml.runtime.processes import changes_of
 from batchml.runtime.protocol.variables import RuntimeEnv
-from batchml.runtime.storage.store import BRIEF, go_on, open_store
-from batchml.runtime.sweep.assignment import begin
+from batchml.runtime.storage.backends import open_store
+from batchml.runtime.storage.store import BRIEF, no_check
+from batchml.runtime.sweep.assignment import claim_trial
 from batchml.runtime.sweep.checkpoints import (
-    Place,
-    checkpoint_folder,
+    TrialProgress,
     fetch_checkpoints,
     has_checkpoints,
-    recall,
-    remember,
+    load_progress,
+    save_progress,
+    shared_checkpoint_folder,
 )
-from batchml.runtime.sweep.watch import Watch
+from batchml.runtime.sweep.watch import TrialWatch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from batchml.runtime.checkpoint.remote import Kept
+    from batchml.runtime.checkpoint.remote import CheckpointSender
 
 
-# --- the trial ------------------------------------------------------------------------------------
-
-
-class Trial:
-    """Found and claimed when it is made. Raises `sweep_work.Over` where nothing is to be run."""
+class TrialAttempt:
+    """One attempt at a trial, which is found and claimed here. Raises NothingToRun."""
 
     def __init__(
         self,
         env: RuntimeEnv,
         environ: Mapping[str, str],
         say: Callable[[str], None],
-        check: Callable[[], None] = go_on,
+        check: Callable[[], None] = no_check,
     ) -> None:
         self._environ, self._url, self._attempt, self._say = environ, env.sweep, env.attempt, say
-        self._work = begin(open_store(env.sweep, environ, check), env, environ)
-        self._folder = checkpoint_folder(env, self._work)
-        self.env = env._replace(checkpoint_dir=self._folder, grace=self._work.course.grace)
-        self._place = Place(0, None)
-        self._kept: Optional[Kept] = None  # the checkpoints, where no folder is shared
-        self._watch: Optional[Watch] = None
-        self.changes = -1  # a descriptor that can be read when the program has reported
+        self._work = claim_trial(open_store(env.sweep, environ, check), env, environ)
+        self._folder = shared_checkpoint_folder(env, self._work)
+        self.env = env._replace(checkpoint_dir=self._folder, grace=self._work.contract.grace)
+        self._progress = TrialProgress(0, None)
+        self._sender: Optional[CheckpointSender] = (
+            None  # sends checkpoints to the store, where no folder is shared
+        )
+        self._watch: Optional[TrialWatch] = None
+        self.changes = -1  # a descriptor that is readable when the program has reported
 
     def command(self) -> List[str]:
         return self._work.command()
 
     def variables(self) -> Dict[str, str]:
-        """What the program sees besides the variables of any run."""
+        """The variables of the program beside those of any run."""
         return self._work.variables()
 
-    def bring_checkpoints(self, folder: str) -> None:
-        """Fetch them where no folder is shared, and keep what comes. Raises StoreError, OSError."""
+    def fetch_checkpoints(self, folder: str) -> None:
+        """Fetch checkpoints if no folder is shared. Raises StoreError, OSError."""
         if not self._folder and self._work.is_main:
-            board = open_store(self._url, self._environ)
-            self._kept = fetch_checkpoints(board, self._work, self._attempt, folder, self._say)
+            store = open_store(self._url, self._environ)
+            self._sender = fetch_checkpoints(store, self._work, self._attempt, folder, self._say)
         self._folder = folder
-        self._go_on()
+        self._continue_from_checkpoint()
 
-    def _go_on(self) -> None:
-        """Take up the steps where the checkpoints are."""
-        work, place = self._work, recall(self._folder)
+    def _continue_from_checkpoint(self) -> None:
+        """Continue at the step of the checkpoints, if there are any."""
+        work, progress = self._work, load_progress(self._folder)
         if not has_checkpoints(self._folder):
             if work.after:
-                self._say("batchml notice: this trial left no checkpoint, so it begins anew")
+                self._say("batchml notice: this trial has no checkpoint, so it begins anew")
             self._work = work._replace(after=0)
-        elif place is not None and (not work.limit or place.step < work.limit):
-            self._work = work._replace(after=place.step, shift=place.shift)
+        elif progress is not None and (not work.limit or progress.step < work.limit):
+            self._work = work._replace(after=progress.step, shift=progress.shift)
 
-    def start(self, running: Running) -> None:
-        """The command is about to begin."""
-        if self._kept is not None:
-            self._kept.start()
+    def start(self, running: RunningAttempt) -> None:
+        """To be called when the command is about to start."""
+        if self._sender is not None:
+            self._sender.start()
         if self._work.is_main:
-            board = open_store(self._url, self._environ, patience=BRIEF)
-            self._watch = Watch(self._work, board, running, running.env.metrics, self._say)
-            self._listen(running.env.metrics)
+            store = open_store(self._url, self._environ, limits=BRIEF)
+            self._watch = TrialWatch(self._work, store, running, running.env.metrics, self._say)
+            self._watch_metrics_file(running.env.metrics)
 
-    def _listen(self, metrics: str) -> None:
-        """Hear of reports at once where the program waits for the answer; else once a second.
+    def _watch_metrics_file(self, metrics: str) -> None:
+        """Watch for reports if the program waits for decisions; otherwise `tick` reads them.
 
-        Only there, because it holds up the end: the kernel takes 15 ms to let go of such a
-        descriptor.
+        Not always, because to close such a descriptor takes the kernel 15 ms at the end.
         """
-        if self._work.is_judged or self._work.is_part:
+        if self._work.may_be_pruned or self._work.is_part:
             try:
                 self.changes = changes_of(metrics)
             except OSError:
                 pass
 
-    def hear(self, lines: Sequence[bytes]) -> None:
-        """What the program printed."""
+    def read_output(self, lines: Sequence[bytes]) -> None:
+        """Lines that the program has printed."""
         if self._watch is not None:
-            self._watch.hear(lines)
+            self._watch.read_output(lines)
 
-    def look(self) -> None:
-        """The program has reported."""
+    def read_reports(self) -> None:
+        """The metrics file has changed."""
         try:
             os.read(self.changes, 65_536)
         except BlockingIOError:
             pass
         if self._watch is not None:
-            self._watch.read_file()
+            self._watch.read_reports()
 
     def tick(self, now: float) -> None:
         if self._watch is not None:
             self._watch.tick(now)
-            self._remember(self._watch.place)
+            self._save_progress(self._watch.progress)
 
-    def _remember(self, place: Place) -> None:
-        if place != self._place:
-            self._place = place
-            remember(self._folder, place)
+    def _save_progress(self, progress: TrialProgress) -> None:
+        if progress != self._progress:
+            self._progress = progress
+            save_progress(self._folder, progress)
 
     def finish(self) -> None:
-        """As a companion; what there is to do comes last of all, in `end`."""
+        """Part of the plug-in interface; the work is done in `end`."""
 
-    def end(self, code: int, was_asked: bool, why: str = "") -> int:
-        """The exit code of the container, once its end was told.
+    def end(self, code: int, was_signalled: bool, why: str = "") -> int:
+        """Report the end of the trial; the exit code of the container.
 
-        `why` is what kept the command from beginning.
+        `why`: the reason why the command did not start.
         """
         if not self._work.is_main:
             return code
-        board = open_store(self._url, self._environ)
-        watch = self._watch or Watch(self._work, board, _NeverBegun(), "", self._say)
-        ending = watch.ending(code, was_asked, why)
-        self._remember(watch.place)
-        trouble = self._kept.finish() if self._kept is not None else []
+        store = open_store(self._url, self._environ)
+        watch = self._watch or TrialWatch(self._work, store, _NotStarted(), "", self._say)
+        ending = watch.ending(code, was_signalled, why)
+        self._save_progress(watch.progress)
+        trouble = self._sender.finish() if self._sender is not None else []
         if trouble:
-            self._say(f"batchml: checkpoints could not be kept: {trouble[0]}")
-        return watch.tell(ending, board, time.sleep)
+            self._say(f"batchml: checkpoints could not be stored: {trouble[0]}")
+        return watch.send_end(ending, store, time.sleep)
 
 
-class _NeverBegun:
-    """A program that cannot be stopped any more."""
+class _NotStarted:
+    """A program that did not start."""
 
     def stop(self, reason: str, code: int) -> None:
         pass
 
-    def ask(self) -> None:
+    def request_stop(self) -> None:
         pass

@@ -1,1 +1,1 @@
-"""What a run measures while it goes on: metrics, use of the machine, spent money, notices."""
+"""Measurements of a run: metrics, use of the machine, spent budget, spot notices."""

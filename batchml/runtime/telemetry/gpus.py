@@ -1,7 +1,8 @@
-"""NVIDIA's management library, which comes with the driver, through ctypes: no package is needed.
+"""GPUs by NVML, NVIDIA's management library, which comes with the driver: the library by ctypes,
+and the use of the GPUs of an attempt.
 
-Whatever a driver, a card or a virtual machine does not tell is None here, and never a mistake.
-Source: NVML API Reference; numbers and layouts are those of nvml.h.
+A value that a driver, a card or a virtual machine does not report is None, and no error.
+Source: NVML API Reference; numbers and layouts are from nvml.h.
 """
 
 from __future__ import annotations
@@ -11,25 +12,21 @@ import os
 from collections.abc import Mapping
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    pass
-
 LIBRARY = "libnvidia-ml.so.1"
-DEVICE = "/dev/nvidiactl"  # there, when the host has GPUs that this container may use
+DEVICE = "/dev/nvidiactl"  # exists if the container may use GPUs of the host
 
 NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND = 3, 4, 13
 
 UNCORRECTED, VOLATILE = 1, 0  # ECC errors: the kind, and "since the driver was loaded"
-RECOVERY_ACTION = 230  # a field; drivers from 570 on have it
+RECOVERY_ACTION = 230  # a field of drivers from 570 on
 RECOVERY = (
     "none", "reset", "reboot", "drain P2P", "drain and reset", "recover the IMEX domain",
     "reset the bus", "reboot the system",
 )  # fmt: skip
-# Why clocks are lower than they could be: those that hardware does by itself, for heat or power.
+# Reasons for lower clocks: only those for which the hardware itself lowers them.
 SLOWDOWNS = ((0x8, "hardware slowdown"), (0x40, "heat"), (0x80, "the power supply"))
 XID_EVENT, RECOVERY_EVENT = 0x8, 0x8000
-_PROCESSES = 128  # of one card, at most
+_PROCESSES = 128  # of one card that are read at most
 _UNKNOWN = (1 << 64) - 1  # NVML_VALUE_NOT_AVAILABLE
 
 Load = Callable[[str], Any]
@@ -43,7 +40,7 @@ class _Field(ctypes.Structure):  # nvmlFieldValue_t
         ("latency", ctypes.c_int64),
         ("kind", ctypes.c_uint),
         ("failed", ctypes.c_int),
-        ("value", ctypes.c_uint64),  # a union; what is read here is an unsigned int
+        ("value", ctypes.c_uint64),  # a union; our field is an unsigned int
     ]
 
 
@@ -67,26 +64,26 @@ class _Process(ctypes.Structure):  # nvmlProcessInfo_t
 
 
 class NvmlError(Exception):
-    """The library could not be had; `code` is its own, 0 where there is no library."""
+    """The library could not be loaded or started; `code` is its error, 0 without the library."""
 
     def __init__(self, text: str, code: int = 0) -> None:
         super().__init__(text)
         self.code = code
 
 
-class Event(NamedTuple):
-    """Something happened to a GPU: an XID, or another recovery action."""
+class GpuEvent(NamedTuple):
+    """An event of a GPU: an XID, or a new recovery action."""
 
     kind: int
     data: int
     device: int  # the handle's value
 
 
-class Remapped(NamedTuple):
+class RemappedRows(NamedTuple):
     """Rows of memory that were replaced by spare ones: R-series driver, A100 and later."""
 
     uncorrected: int
-    is_pending: bool  # the next reset does it
+    is_pending: bool  # the next reset replaces a row
     failed: bool  # no spare row is left
 
 
@@ -94,18 +91,18 @@ class Nvml:
     """The library, opened. `close` it."""
 
     def __init__(self, load: Load = ctypes.CDLL) -> None:
-        """Raises NvmlError, with code 0 where there is no library."""
+        """Raises NvmlError, with code 0 without the library."""
         try:
             self._library = load(LIBRARY)
         except OSError as error:
             raise NvmlError(str(error)) from error
         failed = self._library.nvmlInit_v2()
         if failed:
-            raise NvmlError(f"nvmlInit: {self.words(failed)}", failed)
+            raise NvmlError(f"nvmlInit: {self.error_text(failed)}", failed)
         self._events: Optional[ctypes.c_void_p] = None
 
-    def words(self, code: int) -> str:
-        """What an error code means."""
+    def error_text(self, code: int) -> str:
+        """NVML's text for an error code."""
         try:
             self._library.nvmlErrorString.restype = ctypes.c_char_p
             found = self._library.nvmlErrorString(code)
@@ -114,44 +111,44 @@ class Nvml:
         return found.decode("utf-8", "replace") if found else f"error {code}"
 
     def count(self) -> int:
-        """GPUs that can be seen: all of the host, in a privileged container."""
+        """The number of visible GPUs; in a privileged container all GPUs of the host."""
         found = ctypes.c_uint()
         return 0 if self._library.nvmlDeviceGetCount_v2(ctypes.byref(found)) else found.value
 
     def by_index(self, index: int) -> Tuple[int, Any]:
-        """An error code, 0 for none, and a handle."""
+        """The error code, 0 for none, and the handle of a GPU."""
         handle = ctypes.c_void_p()
         call = self._library.nvmlDeviceGetHandleByIndex_v2
         return call(ctypes.c_uint(index), ctypes.byref(handle)), handle
 
     def by_id(self, name: str) -> Tuple[int, Any]:
-        """As `by_index`, of `GPU-...`."""
+        """Like `by_index`, by the name `GPU-...`."""
         handle = ctypes.c_void_p()
         call = self._library.nvmlDeviceGetHandleByUUID
         return call(name.encode(), ctypes.byref(handle)), handle
 
     def recovery_action(self, handle: Any) -> Optional[int]:
-        """An index of RECOVERY."""
+        """The index in RECOVERY."""
         field = _Field(field=RECOVERY_ACTION)
         if self._call("nvmlDeviceGetFieldValues", handle, 1, ctypes.byref(field)):
             return None
         return None if field.failed else int(field.value & 0xFFFFFFFF)
 
     def uncorrected_errors(self, handle: Any) -> Optional[int]:
-        """ECC errors of memory that could not be put right, since the driver was loaded."""
+        """The number of uncorrectable ECC memory errors since the driver was loaded."""
         found = ctypes.c_ulonglong()
         kinds = (ctypes.c_int(UNCORRECTED), ctypes.c_int(VOLATILE))
         failed = self._call("nvmlDeviceGetTotalEccErrors", handle, *kinds, ctypes.byref(found))
         return None if failed else found.value
 
-    def remapped_rows(self, handle: Any) -> Optional[Remapped]:
-        told = [ctypes.c_uint() for _ in range(4)]  # corrected, uncorrected, pending, failed
-        if self._call("nvmlDeviceGetRemappedRows", handle, *map(ctypes.byref, told)):
+    def remapped_rows(self, handle: Any) -> Optional[RemappedRows]:
+        values = [ctypes.c_uint() for _ in range(4)]  # corrected, uncorrected, pending, failed
+        if self._call("nvmlDeviceGetRemappedRows", handle, *map(ctypes.byref, values)):
             return None
-        return Remapped(told[1].value, bool(told[2].value), bool(told[3].value))
+        return RemappedRows(values[1].value, bool(values[2].value), bool(values[3].value))
 
     def slowdowns(self, handle: Any) -> Optional[List[str]]:
-        """Why the hardware holds this GPU back."""
+        """The reasons for which the hardware lowers this GPU's clocks."""
         found = ctypes.c_ulonglong()
         for name in ("ClocksEventReasons", "ClocksThrottleReasons"):  # the older name comes second
             if not self._call(f"nvmlDeviceGetCurrent{name}", handle, ctypes.byref(found)):
@@ -159,13 +156,13 @@ class Nvml:
         return None
 
     def lost(self, handle: Any) -> int:
-        """The error with which a GPU answers that has fallen off the bus; 0 for one that works."""
+        """The error code of a GPU that has fallen off the bus; 0 for a GPU that works."""
         memory = (ctypes.c_ulonglong * 3)()
         failed = self._call("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
         return 0 if failed in (NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND) else failed
 
     def usage(self, handle: Any) -> Dict[str, float]:
-        """`busy`, percent of the last moment, and `held`, bytes; what the driver tells of them."""
+        """`busy` in percent and `held` in bytes, if the driver reports them."""
         rates = (ctypes.c_uint * 2)()  # nvmlUtilization_t: gpu, memory
         memory = (ctypes.c_ulonglong * 3)()  # nvmlMemory_t: total, free, used
         found: Dict[str, float] = {}
@@ -176,21 +173,21 @@ class Nvml:
         return found
 
     def processes(self, handle: Any) -> Dict[int, int]:
-        """Process id -> bytes that it holds on the card, of those that compute. Empty where the
-        driver does not tell, or counts processes of another container.
+        """Process id -> bytes on the card, of compute processes. Empty if the driver does not
+        report them, or numbers processes differently than the container.
         """
-        count, room = ctypes.c_uint(_PROCESSES), (_Process * _PROCESSES)()
-        where = (ctypes.byref(count), room)
-        for name in ("_v3", "_v2"):  # drivers before 510 have the older one, of the same layout
-            if not self._call(f"nvmlDeviceGetComputeRunningProcesses{name}", handle, *where):
-                told = [(each.pid, each.held) for each in room[: count.value]]
-                return {pid: 0 if held == _UNKNOWN else held for pid, held in told}
+        count, buffer = ctypes.c_uint(_PROCESSES), (_Process * _PROCESSES)()
+        arguments = (ctypes.byref(count), buffer)
+        for name in ("_v3", "_v2"):  # drivers before 510 have the older one, with the same layout
+            if not self._call(f"nvmlDeviceGetComputeRunningProcesses{name}", handle, *arguments):
+                found = [(each.pid, each.held) for each in buffer[: count.value]]
+                return {pid: 0 if held == _UNKNOWN else held for pid, held in found}
         return {}
 
-    # --- events ---------------------------------------------------------------------------------
+    # --- Events -----------------------------------------------------------------------------------
 
     def watch(self, handles: List[Any]) -> bool:
-        """Collect events of these GPUs from now on. False where the driver cannot."""
+        """Collect events of these GPUs from now on. False if the driver cannot."""
         events = ctypes.c_void_p()
         if self._call("nvmlEventSetCreate", ctypes.byref(events)):
             return False
@@ -204,15 +201,15 @@ class Nvml:
                     break
         return watched > 0
 
-    def event(self) -> Optional[Event]:
-        """The next one that has come; None when there is none. It does not wait."""
+    def event(self) -> Optional[GpuEvent]:
+        """The next event that has come, without waiting; None without one."""
         data = _Event()
         if self._events is None:
             return None
         wait = (ctypes.byref(data), ctypes.c_uint(0))
         if self._call("nvmlEventSetWait_v2", self._events, *wait):
             return None
-        return Event(data.kind, data.data, data.device or 0)
+        return GpuEvent(data.kind, data.data, data.device or 0)
 
     def close(self) -> None:
         if self._events is not None:
@@ -221,45 +218,44 @@ class Nvml:
         self._call("nvmlShutdown")
 
     def _call(self, name: str, *arguments: Any) -> int:
-        """The error code; FUNCTION_NOT_FOUND for what this driver's library does not have."""
+        """Return the error code; FUNCTION_NOT_FOUND if the library lacks the function."""
         try:
             return int(getattr(self._library, name)(*arguments))
         except AttributeError:
             return FUNCTION_NOT_FOUND
 
 
-def named(visible: str) -> List[str]:
-    """The GPUs that ECS gave the container, from NVIDIA_VISIBLE_DEVICES; none where it names none.
+def named_gpus(visible: str) -> List[str]:
+    """The GPUs that ECS gave the container, from NVIDIA_VISIBLE_DEVICES; empty if it names none.
 
-    A privileged container sees the host's other GPUs, too.
+    A privileged container sees all GPUs of the host.
     """
     return [word for word in visible.split(",") if word.startswith("GPU-")]
 
 
-def handles(nvml: Nvml, visible: str) -> List[Tuple[str, int, Any]]:
+def gpu_handles(nvml: Nvml, visible: str) -> List[Tuple[str, int, Any]]:
     """Each GPU of this container: its name, an error code, a handle."""
-    given = named(visible)
+    given = named_gpus(visible)
     if given:
         return [(name, *nvml.by_id(name)) for name in given]
     return [(f"GPU {index}", *nvml.by_index(index)) for index in range(nvml.count())]
 
 
-# --- GPUs in use ----------------------------------------------------------------------------------
-# What the GPUs of an attempt do, by NVML, which comes with the driver. Nothing without it.
+# --- Use of the GPUs ------------------------------------------------------------------------------
 
 
 _MIB = 1 << 20
 
 
-class Gpu(NamedTuple):
-    """One card: what it does, and the bytes that each process holds on it."""
+class GpuUse(NamedTuple):
+    """The use of one card."""
 
-    told: Dict[str, float]  # `busy` percent, `held` bytes
-    processes: Dict[int, int]
+    values: Dict[str, float]  # `busy` percent, `held` bytes
+    processes: Dict[int, int]  # process id -> bytes
 
 
-class Gpus:
-    """Those that this attempt may use."""
+class GpuMonitor:
+    """The GPUs of this attempt. Without a driver there are none."""
 
     def __init__(
         self,
@@ -273,19 +269,18 @@ class Gpus:
             self._open(environ.get("NVIDIA_VISIBLE_DEVICES", ""), load)
 
     def _open(self, visible: str, load: Optional[Callable[[], Nvml]]) -> None:
-
         try:
             self._nvml = (load or Nvml)()
         except NvmlError:
             return
-        found = handles(self._nvml, visible)
+        found = gpu_handles(self._nvml, visible)
         self._handles = [handle for _, failed, handle in found if not failed]
 
-    def look(self) -> List[Gpu]:
+    def read(self) -> List[GpuUse]:
         if self._nvml is None:
             return []
         nvml = self._nvml
-        return [Gpu(nvml.usage(each), nvml.processes(each)) for each in self._handles]
+        return [GpuUse(nvml.usage(each), nvml.processes(each)) for each in self._handles]
 
     def close(self) -> None:
         if self._nvml is not None:
@@ -293,25 +288,25 @@ class Gpus:
             self._nvml, self._handles = None, []
 
 
-def together(gpus: List[Gpu]) -> Dict[str, float]:
-    """Percent of the time that they were busy, their mean, and MiB held on all of them."""
-    busy = [each.told["busy"] for each in gpus if "busy" in each.told]
-    held = [each.told["held"] / _MIB for each in gpus if "held" in each.told]
+def gpu_totals(gpus: List[GpuUse]) -> Dict[str, float]:
+    """`gpu`: their mean use in percent. `gpu_memory`: MiB in use on all of them."""
+    busy = [each.values["busy"] for each in gpus if "busy" in each.values]
+    held = [each.values["held"] / _MIB for each in gpus if "held" in each.values]
     found = {"gpu": sum(busy) / len(busy)} if busy else {}
     return {**found, "gpu_memory": sum(held)} if held else found
 
 
-def by_process(gpus: List[Gpu], pids: "set[int]") -> Dict[str, float]:
-    """The same of the cards that these processes use, as far as the driver tells.
+def gpu_use_of(gpus: List[GpuUse], pids: "set[int]") -> Dict[str, float]:
+    """The same for the cards that these processes use, as far as the driver reports it.
 
-    Of a card that others use as well only the memory is theirs. A driver may count processes
-    otherwise than the container does; then nothing is found.
+    If other processes use a card, too, only the memory is known. A driver may number processes
+    differently than the container; then nothing is found.
     """
     used = [(gpu, pids & set(gpu.processes)) for gpu in gpus]
     mine = [(gpu, found) for gpu, found in used if found]
     if not mine:
         return {}
     held = sum(gpu.processes[pid] for gpu, found in mine for pid in found) / _MIB
-    busy = [gpu.told["busy"] for gpu, found in mine if "busy" in gpu.told]
+    busy = [gpu.values["busy"] for gpu, found in mine if "busy" in gpu.values]
     alone = all(set(gpu.processes) <= pids for gpu, _ in mine) and len(busy) == len(mine)
     return {**({"gpu": sum(busy) / len(busy)} if alone else {}), "gpu_memory": held}

@@ -1,9 +1,9 @@
-"""`progress`: how far each process of a training is, and how long it waits for the others.
+"""`progress`: each rank reports its step, and how long it waits for the other ranks.
 
-Each writes a small file of its own, named by BATCHML_PROGRESS: a sign of life for the supervisor,
-and what tells which rank is slow. docs/seeing.md
+A rank writes a small file, BATCHML_PROGRESS. The file is a sign of life for the supervisor, and
+shows which rank is slow: docs/seeing.md.
 
-The module has another name than the function: importing it would put it in the function's place.
+The module must not have the function's name: its import would replace the function in the package.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import time
 from typing import Callable, NamedTuple, Optional
 
 VARIABLE = "BATCHML_PROGRESS"
-EVERY = 0.2  # seconds between two writes at most: a step may take less than a millisecond
-_WIDTH = 95  # of the line, so that a shorter one leaves nothing of a longer one
+EVERY = 0.2  # least seconds between two writes: a step may take less than a millisecond
+_WIDTH = 95  # of the line, so that a shorter line overwrites a longer one
 _UNKNOWN = "-"
 
 
-class Told(NamedTuple):
-    """What a process says of itself. Times are of CLOCK_MONOTONIC, in seconds."""
+class RankProgress(NamedTuple):
+    """The content of a progress file. Times are of CLOCK_MONOTONIC, in seconds."""
 
     step: Optional[float]
-    waited: Optional[float]  # for the others, since `began`
+    waited: Optional[float]  # for other ranks, since `began`
     at: float
     began: float
 
@@ -33,8 +33,8 @@ class Told(NamedTuple):
         return f"{step} {waited} {self.at:.6f} {self.began:.6f}"
 
     @classmethod
-    def read(cls, text: str) -> Optional[Told]:
-        """None where the file is not there yet, or is another program's."""
+    def read(cls, text: str) -> Optional[RankProgress]:
+        """None if the file is missing or was written by another program."""
         words = text.split()
         try:
             step, waited = (None if word == _UNKNOWN else float(word) for word in words[:2])
@@ -44,23 +44,24 @@ class Told(NamedTuple):
         return cls(step, waited, at, began)
 
 
-def waited_share(before: Optional[Told], now: Told) -> Optional[float]:
-    """Of the time between two looks, or since the beginning, the part that was waited, 0 to 1.
+def waited_share(before: Optional[RankProgress], now: RankProgress) -> Optional[float]:
+    """The part of the time between two reports that was waited, 0 to 1.
 
-    None where the program does not say, or has said nothing new.
+    Without `before`, of the time since the start. None if the program reports no waits, or has
+    reported nothing new.
     """
     if now.waited is None:
         return None
-    if before is None or before.began != now.began:  # another process: it was started again
-        before = Told(None, 0.0, now.began, now.began)
+    if before is None or before.began != now.began:  # the process was started again
+        before = RankProgress(None, 0.0, now.began, now.began)
     passed = now.at - before.at
     if passed <= 0:
         return None
     return min(1.0, max(0.0, (now.waited - (before.waited or 0.0)) / passed))
 
 
-class Pulse:
-    """The file of this process. A disk that is full costs the pulse, and nothing else."""
+class ProgressFile:
+    """The progress file of this process. Errors, such as a full disk, are ignored."""
 
     def __init__(self, path: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = path
@@ -70,10 +71,10 @@ class Pulse:
         self._step: Optional[float] = None
         self._waited: Optional[float] = None
 
-    def beat(self, step: Optional[float], waited: Optional[float]) -> None:
+    def update(self, step: Optional[float], waited: Optional[float]) -> None:
         now = self._clock()
         if waited is not None:
-            # What was waited before the first call lies before the beginning.
+            # A wait before the first call was before `began`.
             self._waited = (self._waited or 0.0) + (waited if self._began is not None else 0.0)
         if self._began is None:
             self._began = now
@@ -81,7 +82,7 @@ class Pulse:
         if now - self._written < EVERY:
             return
         self._written = now
-        line = Told(self._step, self._waited, now, self._began).write().ljust(_WIDTH) + "\n"
+        line = RankProgress(self._step, self._waited, now, self._began).write().ljust(_WIDTH) + "\n"
         try:
             descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK, 0o644)
             try:
@@ -92,25 +93,25 @@ class Pulse:
             pass
 
 
-_pulses: "dict[str, Pulse]" = {}
+_files: "dict[str, ProgressFile]" = {}
 
 
 def progress(step: Optional[float] = None, *, waited: Optional[float] = None) -> None:
-    """Say that this process is alive, how far it is, and how many seconds of the step it `waited`
-    for the others: `progress(120, waited=0.03)`. Call it in every rank, at every step.
+    """Report the step of this process, and how many seconds of it the process `waited` for the
+    others: `progress(120, waited=0.03)`. Call it in every rank, at every step.
 
-    What is waited is best measured at a barrier before the gradients are put together. Outside a
-    gang this does nothing. A step or time that is no finite number is left out.
+    The wait is best measured at a barrier before the gradients are reduced. Outside a run of ranks
+    this does nothing. A step or time that is not finite is ignored.
 
-    Raises TypeError or ValueError for what is no number at all, as `float` does.
+    Raises TypeError or ValueError for a value that is no number, as `float` does.
     """
     path = os.environ.get(VARIABLE)
     if not path:
         return
-    pulse = _pulses.get(path)
-    if pulse is None:
-        pulse = _pulses[path] = Pulse(path)
-    pulse.beat(_finite(step), _finite(waited))
+    file = _files.get(path)
+    if file is None:
+        file = _files[path] = ProgressFile(path)
+    file.update(_finite(step), _finite(waited))
 
 
 def _finite(value: Optional[float]) -> Optional[float]:

@@ -1,4 +1,4 @@
-"""Metrics of a program: `report` writes them to a file, the `Relay` carries them to the log."""
+"""Metrics of a program: `report` writes them to a file, `MetricsRelay` copies them to the log."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from batchml.runtime.protocol.log_marks import (
     read_point,
     write_point,
 )
+from batchml.runtime.telemetry.heartbeat import progress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from batchml.runtime.entry.attempt import Attempt
+    from batchml.runtime.entry.attempt import AttemptHandle
 
 EVERY = 2.0  # seconds between two marks
-# Of the points that come between two looks, as many of each kind go to the log, evenly chosen and
-# the last of them always: a log costs money by its size. The file has all of them.
+# Points of each kind that are copied at once, evenly chosen and always with the last: a log costs
+# money by its size. The file has all points.
 MAX_POINTS = 100
-_told: set[str] = set()
+_warned: set[str] = set()
 _BLOCK = 1 << 20
 _MAX_POINT = 65_536  # bytes of one line
 
@@ -37,13 +38,13 @@ _MAX_POINT = 65_536  # bytes of one line
 def report(step: Optional[float] = None, *, total: Optional[float] = None, **values: float) -> bool:
     """Record metrics of this moment: `report(step=3, loss=0.5)`.
 
-    Values are numbers, or what `float` makes one of: a tensor of one element, a NumPy scalar.
-    `total` is the last step, so that clients can say how far the run is and when it will end.
-    Outside a run this does nothing. Of processes that train together, by RANK, the points of the
-    first alone are recorded; of the others a report says how far they are, as `progress` does.
+    Values are numbers, or objects that `float` accepts: a tensor of one element, a NumPy scalar.
+    `total` is the last step; with it clients can show the progress and the expected end.
+    Outside a run this does nothing. Of ranks that train together (RANK), only rank 0 records
+    points; in the others, `report` shows their progress, as `progress` does.
 
-    False once the run is to save and stop: it is cancelled, or other trials of its sweep do better.
-    Where trials are stopped early, a report of the sweep's goal waits until it was judged.
+    Returns False once the run is to save and stop: it was cancelled, or early stopping ends this
+    trial. With early stopping, a report of the sweep's goal waits for the decision.
 
     Raises TypeError or ValueError for a value that is no number, as `float` does.
     """
@@ -60,8 +61,6 @@ def report(step: Optional[float] = None, *, total: Optional[float] = None, **val
         return True
     stop_file = os.environ.get("BATCHML_STOP_FILE", "")
     if "BATCHML_PROGRESS" in os.environ:
-        from batchml.runtime.telemetry.heartbeat import progress
-
         progress(step)
     if os.environ.get("RANK", "0") not in ("", "0"):
         return not os.path.exists(stop_file)
@@ -69,41 +68,41 @@ def report(step: Optional[float] = None, *, total: Optional[float] = None, **val
         del point[name]
         _say_once(
             "name", f"the metric {name[:20]!r}... is not recorded: its name has {len(name)} "
-            f"characters, 1 to {MAX_METRIC_NAME} are taken",
+            f"characters, and 1 to {MAX_METRIC_NAME} are allowed",
         )  # fmt: skip
-    verdict = None
+    decision = None
     if stop_file and os.environ.get("BATCHML_GOAL") in point:
-        from batchml.runtime.sweep.verdict import Verdict
+        from batchml.runtime.sweep.pending_decision import PendingDecision
 
-        verdict = Verdict(path, stop_file)
+        decision = PendingDecision(path, stop_file)
     end = 0
     try:
         end = append_point(path, point)
-    except OSError as error:  # a full disk: the training is worth more than its curve
+    except OSError as error:  # for example a full disk, which must not end the training
         _say_once(f"path {path}", f"metrics are not recorded: {error}")
-    return verdict.goes_on(end) if verdict else not os.path.exists(stop_file)
+    return decision.wait(end) if decision else not os.path.exists(stop_file)
 
 
-def _say_once(what: str, words: str) -> None:
-    if what not in _told:
-        _told.add(what)
-        print(f"batchml: {words}", file=sys.stderr, flush=True)
+def _say_once(subject: str, message: str) -> None:
+    if subject not in _warned:
+        _warned.add(subject)
+        print(f"batchml: {message}", file=sys.stderr, flush=True)
 
 
 def _number(value: float) -> float:
     try:
         return float(value)
-    except OverflowError:  # a whole number that no float holds
+    except OverflowError:  # a whole number that is too large for a float
         return math.inf if value > 0 else -math.inf
 
 
 def append_point(path: str, point: Mapping[str, float]) -> int:
-    """One line, by one write, so that the lines of several processes do not mix.
+    """Append a line by one write, so that the lines of several processes do not mix.
 
-    Returns where it ends in the file, 0 where that is no file.
+    Returns the end of the line in the file; 0 if the path is no regular file.
     """
     line = write_point(point).encode() + b"\n"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK  # a pipe must not hold us up
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK  # a pipe must not block us
     descriptor = os.open(path, flags, 0o644)
     try:
         os.write(descriptor, line)
@@ -113,34 +112,34 @@ def append_point(path: str, point: Mapping[str, float]) -> int:
 
 
 def _whole(value: float) -> float:
-    """3 and not 3.0, where that is the same: it is shorter, and what people count."""
+    """3 instead of 3.0."""
     return int(value) if value.is_integer() else value
 
 
-class Relay:
-    """A companion: from the metrics file, to which the program adds, to marks in the log."""
+class MetricsRelay:
+    """An attempt plug-in: copies points that the program adds to the metrics file to the log."""
 
-    def __init__(self, attempt: Attempt) -> None:
+    def __init__(self, attempt: AttemptHandle) -> None:
         self._attempt = attempt
-        self._source = Points(attempt.env.metrics)
+        self._source = MetricsFile(attempt.env.metrics)
         self._next = 0.0
 
     def tick(self, now: float) -> None:
-        if now >= self._next and self._pass_on():
+        if now >= self._next and self._copy():
             self._next = now + EVERY
 
     def finish(self) -> None:
-        while self._pass_on():  # a block at a time
+        while self._copy():  # one block at a time
             pass
 
-    def _pass_on(self) -> bool:
+    def _copy(self) -> bool:
         points = self._source.new()
-        for mark in metrics_marks(thinned(points, MAX_POINTS)):
+        for mark in metrics_marks(thin_out(points, MAX_POINTS)):
             self._attempt.mark(mark[len(MARK) :])
         return bool(points)
 
 
-class Points:
+class MetricsFile:
     """The points in a metrics file that is being written."""
 
     def __init__(self, path: str) -> None:
@@ -149,14 +148,14 @@ class Points:
         self._rest = b""
 
     def new(self) -> list[dict[str, float]]:
-        """Those that have come since the last call; often none."""
+        """The points since the last call; often none."""
         return [point for point in map(read_point, self._lines()) if _has_values(point)]
 
     def _lines(self) -> list[bytes]:
-        """The lines that are whole now. A line that never ends is dropped, not collected."""
+        """The lines that are complete. Only the end of a line that is too long is kept."""
         try:
             data = _read_at(self._path, self.read)
-        except OSError:  # not there yet, or no more
+        except OSError:  # the file does not exist yet, or was removed
             return []
         self.read += len(data)
         lines = (self._rest + data).split(b"\n")
@@ -165,7 +164,7 @@ class Points:
 
 
 def _read_at(path: str, start: int) -> bytes:
-    """A block of a file; nothing of a pipe, which the program may have put there: it would hold."""
+    """A block of a file; empty for a pipe that the program has put there, which would block."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not _is_file(descriptor):
@@ -183,16 +182,16 @@ def _has_values(point: Mapping[str, float]) -> bool:
     return any(name != TIME for name in point)
 
 
-def thinned(points: Sequence[Mapping[str, float]], most: int) -> list[Mapping[str, float]]:
-    """At most `most` points of each set of names, evenly chosen with the last, in their order.
+def thin_out(points: Sequence[Mapping[str, float]], most: int) -> list[Mapping[str, float]]:
+    """At most `most` points of each set of names, evenly chosen and with the last, in order.
 
     By sets of names, so that a rare metric is not lost among the points of a frequent one.
     """
     kinds: dict[frozenset[str], list[int]] = {}
-    for place, point in enumerate(points):
-        kinds.setdefault(frozenset(point), []).append(place)
+    for index, point in enumerate(points):
+        kinds.setdefault(frozenset(point), []).append(index)
     kept = []
-    for places in kinds.values():
-        count = min(most, len(places))
-        kept += [places[(i + 1) * len(places) // count - 1] for i in range(count)]
-    return [points[place] for place in sorted(kept)]
+    for indexes in kinds.values():
+        count = min(most, len(indexes))
+        kept += [indexes[(i + 1) * len(indexes) // count - 1] for i in range(count)]
+    return [points[index] for index in sorted(kept)]

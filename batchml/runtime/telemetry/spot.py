@@ -1,10 +1,10 @@
-"""A companion that hears that the host goes: a spot instance is taken back about two minutes ahead.
+"""Spot notices: EC2 announces about two minutes ahead that it takes a spot instance back.
 
-It asks the instance's metadata service each 5 s, from a thread: an address that does not answer
-must not hold up the output. Sources: EC2 User Guide, "Spot Instance interruption notices",
-"Rebalance recommendations", "Use the Instance Metadata Service"; polling each 5 s is its advice.
-BATCHML_NOTICE_FILE names a file in which the host writes the same words, where containers cannot
-reach the service: batchml/aws/ec2.py. A host that writes none may let its containers ask.
+A plug-in asks the instance's metadata service every 5 s, as EC2 advises, in a thread, so that a
+service that does not answer does not block the output. Where containers cannot reach the service,
+the host writes the same text into a file, BATCHML_NOTICE_FILE: batchml/aws/ec2.py.
+Sources: EC2 User Guide, "Spot Instance interruption notices", "Rebalance recommendations", "Use
+the Instance Metadata Service".
 """
 
 from __future__ import annotations
@@ -16,48 +16,48 @@ import time
 from collections.abc import Mapping
 from typing import Callable, Dict, NamedTuple, Optional, Union
 
-from batchml.runtime.entry.attempt import Attempt
+from batchml.runtime.entry.attempt import AttemptHandle
 from batchml.runtime.protocol.exit_codes import TRY_ELSEWHERE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from batchml.runtime.storage.credentials import Ask
+    from batchml.runtime.storage.credentials import FetchUrl
 
-EVERY = 5.0  # seconds between two looks
+EVERY = 5.0  # seconds between two polls
 FILE = "BATCHML_NOTICE_FILE"
 _SERVICE = "http://169.254.169.254"
 _ECS = "ECS_CONTAINER_METADATA_URI_V4"  # only a real ECS agent sets it
 _TOKEN_SECONDS = 21_600
 _TIMEOUT = 1.0  # seconds: the service is on the host itself
-_TRIES = 3  # in vain from the start, and nobody is there
+_TRIES = 3  # calls without an answer, after which the service is taken to be closed
 _ACTION = "/latest/meta-data/spot/instance-action"
 _REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
 
 
-def ask(method: str, url: str, headers: Dict[str, str], timeout: float) -> bytes:
-    """As `credentials.ask`, whose imports take longer than all else before a command starts."""
-    from batchml.runtime.storage import credentials
+def _fetch(method: str, url: str, headers: Dict[str, str], timeout: float) -> bytes:
+    """Call `fetch_url`, imported late: its imports take longer than all else before a command."""
+    from batchml.runtime.storage.credentials import fetch_url
 
-    return credentials.ask(method, url, headers, timeout)
-
-
-class Announced(NamedTuple):
-    """What the host said."""
-
-    action: str  # terminate, stop or hibernate; empty for a recommendation to rebalance
-    at: float  # seconds since the epoch; 0 where it did not say
+    return fetch_url(method, url, headers, timeout)
 
 
-def read_notice(body: bytes) -> Optional[Announced]:
+class SpotNotice(NamedTuple):
+    """A notice that EC2 takes the host back."""
+
+    action: str  # terminate, stop or hibernate
+    at: float  # seconds since the epoch; 0 if unknown
+
+
+def read_notice(body: bytes) -> Optional[SpotNotice]:
     """`{"action": "terminate", "time": "2026-09-18T08:22:00Z"}`; None for anything else."""
     try:
-        told = json.loads(body)
-        return Announced(str(told["action"]), _seconds(told.get("time", "")))
+        found = json.loads(body)
+        return SpotNotice(str(found["action"]), _seconds(found.get("time", "")))
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
 
 
-def words(notice: Announced, now: float) -> str:
+def describe(notice: SpotNotice, now: float) -> str:
     if not notice.at:
         return f"spot notice: EC2 will {notice.action} this host. The run saves and stops."
     at = time.strftime("%H:%M:%SZ", time.gmtime(notice.at))
@@ -69,10 +69,10 @@ def words(notice: Announced, now: float) -> str:
 
 
 def service_of(environ: Mapping[str, str]) -> str:
-    """The address of the metadata service; empty where there is none to be asked.
+    """The address of the metadata service; empty if the host has none.
 
-    The embedded AWS Batch says that it is ECS, as far as a program can see, so AWS_EXECUTION_ENV
-    alone is no sign of a host of EC2.
+    The embedded AWS Batch sets AWS_EXECUTION_ENV like ECS, so that variable alone does not prove
+    that this is an EC2 instance.
     """
     if environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
         return ""
@@ -82,15 +82,15 @@ def service_of(environ: Mapping[str, str]) -> str:
     return (named or (_SERVICE if is_on_ec2 else "")).rstrip("/")
 
 
-class Service:
-    """The metadata service, by version 2 of its protocol."""
+class MetadataService:
+    """The instance metadata service, version 2."""
 
-    def __init__(self, base: str, ask: Ask = ask) -> None:
-        self._base, self._ask = base, ask
+    def __init__(self, base: str, fetch: FetchUrl = _fetch) -> None:
+        self._base, self._fetch = base, fetch
         self._token = ""
 
-    def notice(self) -> Optional[Announced]:
-        """That this host goes. Raises OSError."""
+    def notice(self) -> Optional[SpotNotice]:
+        """Raises OSError."""
         body = self._get(_ACTION)
         return read_notice(body) if body else None
 
@@ -98,33 +98,33 @@ class Service:
         return bool(self._get(_REBALANCE))
 
     def _get(self, path: str) -> bytes:
-        """Empty for what is not there, which is the usual answer."""
+        """The content of a path; empty if the service does not have it, which is the usual case."""
         from urllib.error import HTTPError
 
         if not self._token:
-            self._begin()
+            self._fetch_token()
         try:
             headers = {"X-aws-ec2-metadata-token": self._token}
-            return self._ask("GET", self._base + path, headers, _TIMEOUT)
+            return self._fetch("GET", self._base + path, headers, _TIMEOUT)
         except HTTPError as error:
             with error:
-                if error.code == 401:  # the token has ended
+                if error.code == 401:  # the token has expired
                     self._token = ""
                 return b""
 
-    def _begin(self) -> None:
+    def _fetch_token(self) -> None:
         lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_SECONDS)}
-        found = self._ask("PUT", f"{self._base}/latest/api/token", lifetime, _TIMEOUT)
+        found = self._fetch("PUT", f"{self._base}/latest/api/token", lifetime, _TIMEOUT)
         self._token = found.decode("ascii", "replace").strip()
 
 
-class File:
-    """What the host writes into a file that its containers see, and beside it `.rebalance`."""
+class NoticeFile:
+    """The file into which the host writes notices; for a rebalance, it makes `FILE.rebalance`."""
 
     def __init__(self, path: str) -> None:
         self._path = path
 
-    def notice(self) -> Optional[Announced]:
+    def notice(self) -> Optional[SpotNotice]:
         try:
             with open(self._path, "rb") as file:
                 return read_notice(file.read(65_536))
@@ -135,22 +135,22 @@ class File:
         return os.path.exists(f"{self._path}.rebalance")
 
 
-class Both:
-    """A file that may be there, and the service, until it is plain that nobody answers."""
+class FileOrService:
+    """The file if the host writes one, else the service, until it is clear that it is closed."""
 
-    def __init__(self, file: File, service: Service) -> None:
+    def __init__(self, file: NoticeFile, service: MetadataService) -> None:
         self._file, self._service = file, service
         self._tries = 0
 
-    def notice(self) -> Optional[Announced]:
-        heard = self._file.notice()
-        if heard is None and self._tries < _TRIES:
+    def notice(self) -> Optional[SpotNotice]:
+        found = self._file.notice()
+        if found is None and self._tries < _TRIES:
             try:
-                heard = self._service.notice()
+                found = self._service.notice()
                 self._tries = 0
             except Exception:
                 self._tries += 1
-        return heard
+        return found
 
     def recommends_rebalance(self) -> bool:
         if self._file.recommends_rebalance():
@@ -158,66 +158,68 @@ class Both:
         return not self._tries and self._service.recommends_rebalance()
 
 
-class Notice:
-    """The companion. It does nothing where there is nobody to ask."""
+class SpotWatcher:
+    """An attempt plug-in. It does nothing on a host without spot notices."""
 
     def __init__(
         self,
-        attempt: Attempt,
-        every: float = EVERY,
+        attempt: AttemptHandle,
+        interval: float = EVERY,
         now: Callable[[], float] = time.time,
-        ask: Ask = ask,
+        fetch: FetchUrl = _fetch,
     ) -> None:
-        self._attempt, self._every, self._now = attempt, every, now
-        self._source = source_of(attempt.environ, ask)
-        self._heard: Optional[Announced] = None
-        self._advised = self._said = False
+        self._attempt, self._interval, self._now = attempt, interval, now
+        self._source = find_source(attempt.environ, fetch)
+        self._notice: Optional[SpotNotice] = None
+        self._is_at_risk = self._has_warned = False
         self._over = threading.Event()
         if self._source is not None:
-            threading.Thread(target=self._listen, daemon=True).start()
+            threading.Thread(target=self._run, daemon=True).start()
 
     def tick(self, now: float) -> None:
-        if self._heard is not None:
+        if self._notice is not None:
             now = self._now()
-            left = self._heard.at - now if self._heard.at else float("inf")
-            self._attempt.stop(words(self._heard, now), TRY_ELSEWHERE, left)
-        elif self._advised and not self._said:
-            self._said = True
+            left = self._notice.at - now if self._notice.at else float("inf")
+            self._attempt.stop(describe(self._notice, now), TRY_ELSEWHERE, left)
+        elif self._is_at_risk and not self._has_warned:
+            self._has_warned = True
             self._attempt.say(
-                "batchml notice: EC2 recommends to leave this host, which it is likelier to take "
-                "back now. The run goes on until it does."
+                "batchml notice: EC2 recommends to leave this host, because it is now likelier to "
+                "take it back. The run goes on until then."
             )
 
     def finish(self) -> None:
         self._over.set()
 
-    def look(self) -> None:
-        """Ask once. Raises OSError where nobody answers."""
-        if self._source is not None and self._heard is None:
-            self._heard = self._source.notice()
-            if self._heard is None and not self._advised:
-                self._advised = self._source.recommends_rebalance()
+    def poll(self) -> None:
+        """Ask once. Raises OSError without an answer."""
+        if self._source is not None and self._notice is None:
+            self._notice = self._source.notice()
+            if self._notice is None and not self._is_at_risk:
+                self._is_at_risk = self._source.recommends_rebalance()
 
-    def _listen(self) -> None:
+    def _run(self) -> None:
         has_answered, tries = False, 0
         while has_answered or tries < _TRIES:
             try:
-                self.look()
+                self.poll()
                 has_answered = True
             except Exception:
                 tries += 1
-            if self._heard is not None or self._over.wait(self._every):
+            if self._notice is not None or self._over.wait(self._interval):
                 return
 
 
-def source_of(environ: Mapping[str, str], ask: Ask = ask) -> Optional[Union[Service, File, Both]]:
-    """Who is to be asked on this host; None for nobody."""
+def find_source(
+    environ: Mapping[str, str], fetch: FetchUrl = _fetch
+) -> Optional[Union[MetadataService, NoticeFile, FileOrService]]:
+    """What to poll for notices on this host; None without a source."""
     base = service_of(environ)
-    service = Service(base, ask) if base else None
+    service = MetadataService(base, fetch) if base else None
     if not environ.get(FILE):
         return service
-    file = File(environ[FILE])
-    return file if service is None else Both(file, service)
+    file = NoticeFile(environ[FILE])
+    return file if service is None else FileOrService(file, service)
 
 
 def _seconds(text: object) -> float:

@@ -1,1 +1,1 @@
-"""Archive a folder and restore it: on this machine, in S3, on a file system of AWS."""
+"""Copy a folder into an archive and back: an archive is a folder, or a prefix in S3."""

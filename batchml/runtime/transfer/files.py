@@ -1,8 +1,8 @@
-"""One file to its place: a part file that can be gone on with, and its name when it is whole.
+"""Write one file atomically: into a part file that a later attempt continues, then under its name.
 
-The part lies at the top of the tree, named by the file it will be and the one it is of. What is in
-it already is compared with what is to be there, never believed; the whole is read back before it
-gets its name. Holes stay holes.
+Part files lie in a folder at the top of the tree. Their name is a digest of the path and the
+version of the file. Blocks that a part already has are compared, never trusted; the whole file is
+read back before it is renamed. Holes stay holes.
 """
 
 from __future__ import annotations
@@ -14,78 +14,80 @@ import os
 from contextlib import contextmanager
 from typing import Callable, Iterator, Tuple
 
-from batchml.runtime.transfer.tree import PARTS, CarryError, Entry, Tree, joined
+from batchml.runtime.transfer.tree import PARTS_FOLDER, TransferError, Tree, TreeEntry, join_path
 
 BLOCK = 1 << 20  # bytes
-OLD = 7 * 86_400.0  # seconds
-RESTORING = f"{PARTS}/restoring"  # there while not all of an archive is back yet
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+PART_EXPIRES = 7 * 86_400.0  # seconds
+RESTORING = f"{PARTS_FOLDER}/restoring"  # exists until an archive is restored completely
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 _PART = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
-Read = Callable[[int, int], bytes]  # from a place on, so many bytes; fewer where it ends
-Moved = Callable[[int, bool], None]  # bytes that are done, and whether they were there already
+ReadAt = Callable[[int, int], bytes]  # position, length -> bytes; fewer at the end
+OnBytes = Callable[[int, bool], None]  # number of finished bytes; whether they were there already
 
 
-CHANGES = "it changes while it is read"
-_RACES = 100  # with those who remove the folder of parts as we look for it
+CHANGED_WHILE_READ = "it changes while it is read"
+_RACES = 100  # attempts, while other processes remove the folder of parts
 
 
-class Damaged(CarryError):
-    """What was read back is not what was written, or not what it should be."""
+class ContentDamaged(TransferError):
+    """The content read back is not the content written, or has the wrong digest."""
 
 
-class Changed(CarryError):
-    """The source is not what it was when it was begun."""
+class SourceChanged(TransferError):
+    """The source changed after its transfer began."""
 
 
 def make_folder(tree: Tree, path: str, mode: int = 0o777) -> None:
-    """A folder and those above it. Raises OSError where something else is in the way."""
+    """Make a folder and those above it. Raises OSError if something else is in the way."""
     made = ""
     os.makedirs(tree.root, exist_ok=True)
     for part in path.split("/") if path else ():
         with tree.folder(made) as at:
-            made = joined(made, part)
+            made = join_path(made, part)
             try:
                 os.mkdir(part, mode if made == path else 0o777, dir_fd=at)
             except FileExistsError:
                 pass
-    with tree.folder(path):  # a link or a file of that name
+    with tree.folder(path):  # fails on a link or a file of that name
         pass
 
 
-def place(
+def write_file(
     tree: Tree,
-    entry: Entry,
-    read: Read,
-    moved: Moved,
+    entry: TreeEntry,
+    read: ReadAt,
+    moved: OnBytes,
     settled: Callable[[], bool],
     keeps: bool = False,
 ) -> str:
-    """Write a file below `tree`; its SHA-256.
+    """Write a file below `tree`; return its SHA-256.
 
-    `entry.sha256` is what it must have, where that is known; otherwise it gets what `read` gives,
-    which `settled` afterwards has to call one and the same. `keeps`: not where something has come
-    to be meanwhile. Raises Changed, Damaged and OSError; the part stays then, unless it is known to
-    be wrong.
+    If `entry.sha256` is known, the content must have it. Otherwise the content is what `read`
+    gives, and `settled` must confirm afterwards that the source did not change. `keeps`: fail if
+    the target exists by then. Raises SourceChanged, ContentDamaged and OSError. The part file
+    stays, unless its content is known to be wrong.
     """
     above = entry.path.rpartition("/")[0]
-    with tree.folder(above) as folder, _part(tree, entry) as (parts, name, fd):
+    with tree.folder(above) as folder, _open_part(tree, entry) as (parts, name, fd):
         digest = _fill(fd, entry, read, moved)
         if not settled():
-            raise Changed(CHANGES)
+            raise SourceChanged(CHANGED_WHILE_READ)
         if entry.sha256 and digest != entry.sha256:
             os.ftruncate(fd, 0)
-            raise Damaged("its SHA-256 is another than the archive's: it was damaged or changed")
+            raise ContentDamaged(
+                "its SHA-256 differs from the archive's: it was damaged or changed"
+            )
         os.fchmod(fd, entry.mode)
         os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
         os.fsync(fd)
         if digest_of(fd, entry.size) != digest:
             os.ftruncate(fd, 0)
-            raise Damaged("what was written was not what is read back: look at the disk")
+            raise ContentDamaged("the content read back is not what was written: check the disk")
         end = entry.path.rpartition("/")[2]
         if keeps and _exists(folder, end):
-            raise Changed("another has come here meanwhile, and stays")
+            raise SourceChanged("another file has appeared here meanwhile, and stays")
         os.replace(name, end, src_dir_fd=parts, dst_dir_fd=folder)
     return digest
 
@@ -98,13 +100,13 @@ def _exists(folder: int, name: str) -> bool:
     return True
 
 
-def _fill(fd: int, entry: Entry, read: Read, moved: Moved) -> str:
-    """Make a part what the source is: what it has already is compared, the rest is written."""
+def _fill(fd: int, entry: TreeEntry, read: ReadAt, moved: OnBytes) -> str:
+    """Complete a part file: compare the blocks that it has, write the rest."""
     there, at, digest = os.fstat(fd).st_size, 0, hashlib.sha256()
     if there > entry.size:
         os.ftruncate(fd, 0)
         there = 0
-    if entry.sha256:  # to be had from far away: known by the whole, so what is there is kept
+    if entry.sha256:  # from a remote archive: the final digest proves the blocks that are kept
         while at < there:
             block = os.pread(fd, min(BLOCK, there - at), at)
             digest.update(block)
@@ -122,7 +124,7 @@ def _fill(fd: int, entry: Entry, read: Read, moved: Moved) -> str:
         moved(len(block), was_there)
     os.ftruncate(fd, at)
     if at < entry.size:
-        raise Changed(f"it ends after {at} of {entry.size} bytes")
+        raise SourceChanged(f"it ends after {at} of {entry.size} bytes")
     return digest.hexdigest()
 
 
@@ -148,9 +150,9 @@ def digest_of(fd: int, size: int) -> str:
 
 
 @contextmanager
-def _part(tree: Tree, entry: Entry) -> Iterator[Tuple[int, str, int]]:
-    """The part of a file: the folder of parts, its name there, and itself, which is ours alone."""
-    parts, name, fd = _opened(tree, part_name(entry))
+def _open_part(tree: Tree, entry: TreeEntry) -> Iterator[Tuple[int, str, int]]:
+    """Yield the folder of parts, the part's name in it, and the part file, which we have locked."""
+    parts, name, fd = _find_part(tree, part_name(entry))
     try:
         yield parts, name, fd
     finally:
@@ -158,13 +160,13 @@ def _part(tree: Tree, entry: Entry) -> Iterator[Tuple[int, str, int]]:
         os.close(parts)
 
 
-def _opened(tree: Tree, name: str) -> Tuple[int, str, int]:
-    """The folder of parts, which another that ends now may remove at any moment, and a part."""
+def _find_part(tree: Tree, name: str) -> Tuple[int, str, int]:
+    """Open the folder of parts, which another process may remove at any moment, and lock a part."""
     for left in reversed(range(_RACES)):
         try:
-            make_folder(tree, PARTS, 0o700)
-            with tree.folder(PARTS) as folder:
-                own, fd = _taken(folder, name)
+            make_folder(tree, PARTS_FOLDER, 0o700)
+            with tree.folder(PARTS_FOLDER) as folder:
+                own, fd = _lock_part(folder, name)
                 return os.dup(folder), own, fd
         except FileNotFoundError:
             if not left:
@@ -172,13 +174,13 @@ def _opened(tree: Tree, name: str) -> Tuple[int, str, int]:
     raise AssertionError("unreachable")
 
 
-def _taken(parts: int, name: str) -> Tuple[str, int]:
+def _lock_part(parts: int, name: str) -> Tuple[str, int]:
     own = ""
     while True:
         fd = os.open(own or name, _PART, 0o600, dir_fd=parts)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # another writes it now, or nobody can know: then one of our own
+        except OSError:  # another process has it, or there are no locks here: use a part of our own
             if own:
                 return own, fd
             os.close(fd)
@@ -186,7 +188,7 @@ def _taken(parts: int, name: str) -> Tuple[str, int]:
             continue
         if _is_named(parts, own or name, fd):
             return own or name, fd
-        os.close(fd)  # it got its place before we got the lock: it is no part any more
+        os.close(fd)  # it was renamed before we got the lock: it is no part file any more
 
 
 def _is_named(parts: int, name: str, fd: int) -> bool:
@@ -196,40 +198,40 @@ def _is_named(parts: int, name: str, fd: int) -> bool:
         return False
 
 
-def part_name(entry: Entry) -> str:
-    """By what it will be, and what it is of: that of an older version is not gone on with."""
+def part_name(entry: TreeEntry) -> str:
+    """Name a part file by its path and version: parts of older versions are not continued."""
     words = f"{entry.path}\0{entry.size}\0{entry.mtime_ns}\0{entry.sha256 or entry.stamp}"
     return hashlib.sha256(words.encode("utf-8", "surrogateescape")).hexdigest()[:40]
 
 
 def mark_restoring(tree: Tree, begins: bool) -> None:
-    """Say in a tree that what it lacks is on its way back, and was deleted by nobody; or no more.
+    """Mark a tree as being restored, so that missing files do not count as deleted; or end that.
 
     Raises OSError.
     """
     if begins:
-        make_folder(tree, PARTS, 0o700)
-        with tree.above(RESTORING) as (at, name):
+        make_folder(tree, PARTS_FOLDER, 0o700)
+        with tree.parent(RESTORING) as (at, name):
             os.close(os.open(name, _PART, 0o600, dir_fd=at))
     elif is_restoring(tree):
-        with tree.above(RESTORING) as (at, name):
+        with tree.parent(RESTORING) as (at, name):
             os.unlink(name, dir_fd=at)
         clear_parts(tree, 0.0)
 
 
 def is_restoring(tree: Tree) -> bool:
-    return tree.look(RESTORING) is not None
+    return tree.lookup(RESTORING) is not None
 
 
 def clear_parts(tree: Tree, now: float) -> None:
-    """Remove what nobody has gone on with for a week, and the folder if that was all."""
+    """Remove part files that nobody has used for a week, and the folder if it is empty."""
     try:
-        with tree.folder("") as top, tree.folder(PARTS) as parts:
+        with tree.folder("") as top, tree.folder(PARTS_FOLDER) as parts:
             for name in os.listdir(parts):
-                # Not by its mtime: a part that is whole has its source's already.
+                # Not by mtime: a complete part already has the mtime of its source.
                 since = os.stat(name, dir_fd=parts, follow_symlinks=False).st_ctime
-                if since < now - OLD and joined(PARTS, name) != RESTORING:
+                if since < now - PART_EXPIRES and join_path(PARTS_FOLDER, name) != RESTORING:
                     os.unlink(name, dir_fd=parts)
-            os.rmdir(PARTS, dir_fd=top)
+            os.rmdir(PARTS_FOLDER, dir_fd=top)
     except OSError:
-        pass  # there is none, or there are others
+        pass  # the folder does not exist, or still has parts

@@ -1,14 +1,14 @@
 """Archive a folder and restore it: `python -m batchml.runtime.transfer.main VERB PLACE FOLDER`.
 
-    archive PLACE FOLDER  send what is new or changed, read it back; --delete frees the folder
-    restore PLACE FOLDER  bring back what is missing or changed; --partial: though not complete
-    check PLACE FOLDER    as archive, but another has sent the files: they are only read back
-    verify PLACE          read all of an archive back
-    list FOLDER           what lies in a folder; --deep all below it
+    archive PLACE FOLDER  send new and changed files, and read them back; --delete frees the folder
+    restore PLACE FOLDER  bring back missing files; --partial: also from an incomplete archive
+    check PLACE FOLDER    like archive, but only read back files that something else has sent
+    verify PLACE          read the whole archive back
+    list FOLDER           list a folder; --deep: with everything below it
 
-PLACE is a folder, or s3://BUCKET/PREFIX. The last line is `batchml-carry: ` and a JSON document,
-the exit code 0 when all is there, 1 when something is missing. `--below PATH` is a part of FOLDER
-(`list`, `restore`).
+PLACE is a folder or s3://BUCKET/PREFIX. The last line printed is `batchml-carry: ` and a JSON
+document. The exit code is 0 if nothing is missing, else 1. `--below PATH` restricts `list` and
+`restore` to a part of FOLDER.
 """
 
 from __future__ import annotations
@@ -22,36 +22,44 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Callable, Dict, List, Optional
 
 from batchml.runtime.transfer.archive import archive, archive_and_free
-from batchml.runtime.transfer.backends import open_vault
-from batchml.runtime.transfer.parallel import Account, Progress
-from batchml.runtime.transfer.receive import Result
+from batchml.runtime.transfer.backends import open_archive
+from batchml.runtime.transfer.parallel import ProgressState, TransferProgress
+from batchml.runtime.transfer.receive import TransferResult
 from batchml.runtime.transfer.restore import restore, verify
-from batchml.runtime.transfer.tree import FOLDER, CarryError, Entry, LeftOut, Tree, joined, to_line
+from batchml.runtime.transfer.tree import (
+    FOLDER,
+    LeftOut,
+    TransferError,
+    Tree,
+    TreeEntry,
+    join_path,
+    to_line,
+)
 
-MARK = "batchml-carry: "  # before the result, on a line of its own
+RESULT_MARK = "batchml-carry: "  # precedes the JSON document, on one line
 EVERY = 10.0  # seconds between two lines of progress
 
 
-def listing(tree: Tree, below: str = "", deep: bool = False) -> List[Entry]:
-    """What lies in a folder, or a file itself, with paths from the top; nothing left unsaid.
+def list_folder(tree: Tree, below: str = "", deep: bool = False) -> List[TreeEntry]:
+    """List a folder, or a single file, with paths from the top of the tree.
 
-    Raises FileNotFoundError for what is not there.
+    Unlike a transfer it also lists what would be left out. Raises FileNotFoundError.
     """
-    found = tree.look(below)
+    found = tree.lookup(below)
     if found is None:
         raise FileNotFoundError(below)
     if found.kind != FOLDER:
         return [found]
     left_out: List[LeftOut] = []
-    entries = tree.walk(below, left_out) if deep else tree.inside(below, left_out)
+    entries = tree.walk(below, left_out) if deep else tree.entries_in(below, left_out)
     return sorted(
-        (entry._replace(path=joined(below, entry.path)) for entry in entries),
+        (entry._replace(path=join_path(below, entry.path)) for entry in entries),
         key=lambda entry: entry.path.split("/"),
     )
 
 
-def told(result: Result) -> Dict[str, Any]:
-    """A result as JSON has it."""
+def to_json(result: TransferResult) -> Dict[str, Any]:
+    """Return the result as the JSON document that clients read."""
     return {
         "files": result.files, "bytes": result.size, "unchanged": result.unchanged,
         "removed": result.removed, "leftOut": list(map(str, result.left_out)),
@@ -59,51 +67,57 @@ def told(result: Result) -> Dict[str, Any]:
     }  # fmt: skip
 
 
-def in_words(now: Progress) -> str:
+def describe_progress(now: ProgressState) -> str:
     return f"{now.doing}: {now.files} of {now.of_files} files, {now.size} of {now.of_size} bytes"
 
 
-class Teller:
-    """A line of progress now and then."""
+class ProgressPrinter:
+    """Prints a line of progress every ten seconds."""
 
     def __init__(self, say: Callable[[str], object], clock: Callable[[], float]) -> None:
         self._say, self._clock, self._last = say, clock, clock()
 
-    def __call__(self, now: Progress) -> None:
+    def __call__(self, now: ProgressState) -> None:
         if self._clock() - self._last >= EVERY:
             self._last = self._clock()
-            self._say(in_words(now))
+            self._say(describe_progress(now))
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str], say: Callable[[str], Any]) -> int:
-    """Do what the arguments say; the exit code."""
-    asked = _parser().parse_args(arguments)
+    """Run one command line; return its exit code."""
+    options = _parser().parse_args(arguments)
     try:
-        document = _done(asked, environ, Account(Teller(say, time.monotonic)))
-    except (CarryError, OSError) as error:
+        progress = TransferProgress(ProgressPrinter(say, time.monotonic))
+        document = _run_verb(options, environ, progress)
+    except (TransferError, OSError) as error:
         say(f"batchml: {error}")
-        say(MARK + json.dumps({"error": str(error)}))
+        say(RESULT_MARK + json.dumps({"error": str(error)}))
         return 1
-    say(MARK + json.dumps(document))
+    say(RESULT_MARK + json.dumps(document))
     return 1 if document.get("missing") else 0
 
 
-def _done(asked: Any, environ: Mapping[str, str], account: Account) -> Dict[str, Any]:
-    if asked.verb == "list":
-        found = listing(Tree(asked.folder), asked.below, asked.deep)
+def _run_verb(
+    options: Any, environ: Mapping[str, str], progress: TransferProgress
+) -> Dict[str, Any]:
+    if options.verb == "list":
+        found = list_folder(Tree(options.folder), options.below, options.deep)
         return {"entries": [json.loads(to_line(entry)) for entry in found]}
-    vault = open_vault(asked.place, environ)
-    if asked.verb == "verify":
-        return told(verify(vault, account))
-    tree = Tree(asked.folder)
-    if asked.verb == "restore":
-        return told(restore(vault, tree, account, asked.partial, asked.checksum, asked.below,
-                            asked.overwrite))  # fmt: skip
+    store = open_archive(options.place, environ)
+    if options.verb == "verify":
+        return to_json(verify(store, progress))
+    tree = Tree(options.folder)
+    if options.verb == "restore":
+        result = restore(
+            store, tree, progress, options.partial, options.checksum, options.below,
+            options.overwrite,
+        )  # fmt: skip
+        return to_json(result)
     os.makedirs(tree.root, exist_ok=True)
-    if asked.delete:
-        return told(archive_and_free(tree, vault, account, asked.checksum, asked.overwrite))
-    sends = asked.verb == "archive"
-    return told(archive(tree, vault, account, asked.checksum, sends, asked.overwrite))
+    if options.delete:
+        return to_json(archive_and_free(tree, store, progress, options.checksum, options.overwrite))
+    sends = options.verb == "archive"
+    return to_json(archive(tree, store, progress, options.checksum, sends, options.overwrite))
 
 
 def _parser() -> argparse.ArgumentParser:

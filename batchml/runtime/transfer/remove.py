@@ -1,4 +1,4 @@
-"""Delete what is named of a tree, and nothing that a link leads to."""
+"""Delete files and folders of a tree, without following links."""
 
 from __future__ import annotations
 
@@ -6,29 +6,31 @@ import os
 import stat
 from typing import Iterable, List, Tuple
 
-from batchml.runtime.transfer.receive import Result
-from batchml.runtime.transfer.tree import LeftOut, Tree, is_proper
+from batchml.runtime.transfer.receive import TransferResult
+from batchml.runtime.transfer.tree import LeftOut, Tree, is_valid_path
 
 
-def remove(tree: Tree, paths: Iterable[str]) -> Result:
-    """Delete files and folders, each with all in it; `missing` are those that are still there, or
-    never were, with the reason. A link is deleted itself."""
+def remove(tree: Tree, paths: Iterable[str]) -> TransferResult:
+    """Delete files and folders, each with everything in it. A link itself is deleted.
+
+    `missing` names the paths that do not exist or that could not be deleted, with the reason.
+    """
     removed = 0
     missing: List[LeftOut] = []
     for path in paths:
-        if not is_proper(path):
-            missing.append(LeftOut(path or ".", "that is no path in the workspace"))
+        if not is_valid_path(path):
+            missing.append(LeftOut(path or ".", "it is not a path in the workspace"))
             continue
         try:
-            with tree.above(path) as (at, name):
-                removed += _removed(at, name, path, missing)
+            with tree.parent(path) as (at, name):
+                removed += _remove_path(at, name, path, missing)
         except OSError as error:
             missing.append(LeftOut(path, error.strerror or str(error)))
-    return Result(removed=removed, missing=tuple(missing))
+    return TransferResult(removed=removed, missing=tuple(missing))
 
 
-def _removed(at: int, name: str, path: str, missing: List[LeftOut]) -> int:
-    """How many things that are no folders were deleted. Raises OSError."""
+def _remove_path(at: int, name: str, path: str, missing: List[LeftOut]) -> int:
+    """Delete one path; return the number of files and links deleted. Raises OSError."""
     if not stat.S_ISDIR(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode):
         os.unlink(name, dir_fd=at)
         return 1

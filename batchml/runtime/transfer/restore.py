@@ -1,4 +1,4 @@
-"""An archive back to a tree: what is missing or another there; and whether an archive is whole."""
+"""Restore an archive into a tree, and verify an archive."""
 
 from __future__ import annotations
 
@@ -6,96 +6,103 @@ from contextlib import contextmanager
 from typing import Dict, Iterator, List, Optional, Tuple
 
 from batchml.runtime.storage.store import StoreError
-from batchml.runtime.transfer.backends import Vault, digest_stored, key_of
-from batchml.runtime.transfer.files import FULL, Damaged, mark_restoring
-from batchml.runtime.transfer.manifest import DELETED, Book, read_book
-from batchml.runtime.transfer.parallel import Account, Stopped
-from batchml.runtime.transfer.receive import Opened, Result, no_room, receive
-from batchml.runtime.transfer.tree import LINK, CarryError, Entry, LeftOut, Tree, leads_out, led_out
+from batchml.runtime.transfer.backends import ArchiveStore, key_of, stored_digest
+from batchml.runtime.transfer.files import NO_SPACE, ContentDamaged, mark_restoring
+from batchml.runtime.transfer.manifest import DELETED, ArchiveManifest, read_manifest
+from batchml.runtime.transfer.parallel import TransferProgress, TransferStopped
+from batchml.runtime.transfer.receive import OpenedFile, TransferResult, no_space_left, receive
+from batchml.runtime.transfer.tree import (
+    LINK,
+    LeftOut,
+    TransferError,
+    Tree,
+    TreeEntry,
+    leading_out,
+    leads_out,
+)
 
 _NAMED = 10
 
 
-class Incomplete(CarryError):
-    """An archive that does not hold all it should."""
+class ArchiveIncomplete(TransferError):
+    """The archive lacks files that it should hold."""
 
 
 class ArchiveSource:
-    """The entries of an archive, as `carry_receive.Source` has them."""
+    """The entries of an archive, as a `TreeSource`."""
 
-    def __init__(self, vault: Vault, entries: List[Entry], top: str) -> None:
-        self._vault, self._entries, self._top = vault, entries, top
+    def __init__(self, store: ArchiveStore, entries: List[TreeEntry], top: str) -> None:
+        self._store, self._entries, self._top = store, entries, top
 
-    def entries(self, left_out: List[LeftOut]) -> Iterator[Entry]:
+    def entries(self, left_out: List[LeftOut]) -> Iterator[TreeEntry]:
         for entry in self._entries:
             if entry.kind == LINK and leads_out(entry, self._top):
-                left_out.append(led_out(entry))
+                left_out.append(leading_out(entry))
             else:
                 yield entry
 
     @contextmanager
-    def open(self, entry: Entry) -> Iterator[Opened]:
+    def open(self, entry: TreeEntry) -> Iterator[OpenedFile]:
         key = key_of(entry.path)
 
         def read(start: int, length: int) -> bytes:
-            block = self._vault.read(key, start, length)
+            block = self._store.read(key, start, length)
             if block is None:
-                raise Damaged("it is not in the archive any more")
+                raise ContentDamaged("the archive does not hold it any more")
             return block
 
-        yield Opened(entry, read, lambda: True)
+        yield OpenedFile(entry, read, lambda: True)
 
 
-def held(book: Book, below: str = "") -> List[Entry]:
-    """What a restore brings back, folders before what is in them."""
-    found = [entry for entry in book.entries.values() if entry.away != DELETED]
-    if book.planned is not None:
+def stored_entries(manifest: ArchiveManifest, below: str = "") -> List[TreeEntry]:
+    """Return the entries that a restore brings back, folders before their contents."""
+    found = [entry for entry in manifest.entries.values() if entry.away != DELETED]
+    if manifest.planned is not None:
         there = {entry.path for entry in found}
-        found += [e for e in book.planned.values() if not e.is_file and e.path not in there]
+        found += [e for e in manifest.planned.values() if not e.is_file and e.path not in there]
     if below:
         found = [e for e in found if e.path == below or e.path.startswith(f"{below}/")]
     return sorted(found, key=lambda entry: entry.path.split("/"))
 
 
 def restore(
-    vault: Vault,
+    store: ArchiveStore,
     tree: Tree,
-    account: Optional[Account] = None,
+    progress: Optional[TransferProgress] = None,
     partial: bool = False,
     checksum: bool = False,
     below: str = "",
     overwrite: bool = False,
-) -> Result:
-    """Bring back what an archive holds and a tree lacks, each file checked by its SHA-256.
+) -> TransferResult:
+    """Copy into a tree the files of an archive that it lacks; check each by its SHA-256.
 
-    What the tree has in another version is newer work, perhaps: it stays and is named, unless
-    `overwrite` takes the archive's. Raises Incomplete for an archive that is not complete, before
-    anything is written; `partial` takes what there is. Raises Full, StoreError, OSError; the same
-    call then goes on.
+    A file that differs in the tree may be newer: it stays and is reported, unless `overwrite`.
+    Raises ArchiveIncomplete before anything is written, unless `partial`. Raises NoSpaceLeft,
+    StoreError, OSError: then the same call continues.
     """
-    account = account or Account()
-    book = read_book(vault)
-    if not book.exists:
-        raise Incomplete("there is no archive")
-    entries = held(book, below)
+    progress = progress or TransferProgress()
+    manifest = read_manifest(store)
+    if not manifest.exists:
+        raise ArchiveIncomplete("there is no archive")
+    entries = stored_entries(manifest, below)
     if below and not entries:
-        raise CarryError(f"the archive holds no {below!r}")
-    sizes = vault.sizes()
+        raise TransferError(f"the archive holds no {below!r}")
+    sizes = store.sizes()
     lost = _lost(entries, sizes)
-    gone = sorted({*book.missing(), *lost})
+    gone = sorted({*manifest.missing(), *lost})
     if gone and not partial:
-        raise Incomplete(_told(gone, bool(lost)))
+        raise ArchiveIncomplete(_describe_gaps(gone, bool(lost)))
     entries = [entry for entry in entries if entry.path not in lost]
     try:
         mark_restoring(tree, True)
     except OSError as error:
-        if error.errno not in FULL:
+        if error.errno not in NO_SPACE:
             raise
-        raise no_room(error, tree.root, entries) from error
-    source = ArchiveSource(vault, entries, tree.root)
-    done = receive(source, tree, "", account, "restoring", checksum, keeps=not overwrite)
+        raise no_space_left(error, tree.root, entries) from error
+    source = ArchiveSource(store, entries, tree.root)
+    done = receive(source, tree, "", progress, "restoring", checksum, keeps=not overwrite)
     left_out = {each.path for each in done.left_out}
-    here = all(each.path in left_out or tree.look(each.path) for each in entries)
+    here = all(each.path in left_out or tree.lookup(each.path) for each in entries)
     if here and not below:
         mark_restoring(tree, False)
     return done._replace(
@@ -103,66 +110,66 @@ def restore(
     )
 
 
-def _lost(entries: List[Entry], sizes: Dict[str, int]) -> List[str]:
-    """Files that the papers name, and that are not there with their size."""
+def _lost(entries: List[TreeEntry], sizes: Dict[str, int]) -> List[str]:
+    """Return the files that the manifest names and the store does not hold with their size."""
     return [e.path for e in entries if e.is_file and sizes.get(key_of(e.path)) != e.size]
 
 
-def missing_of(book: Book, vault: Vault) -> List[str]:
-    """The files that an archive should hold, and does not, by its papers and by what lies there."""
-    return sorted({*book.missing(), *_lost(held(book), vault.sizes())})
+def missing_files(manifest: ArchiveManifest, store: ArchiveStore) -> List[str]:
+    """Return the files that an archive should hold and does not, by manifest and by store."""
+    return sorted({*manifest.missing(), *_lost(stored_entries(manifest), store.sizes())})
 
 
-def _told(gone: List[str], is_lost: bool) -> str:
+def _describe_gaps(gone: List[str], is_lost: bool) -> str:
     names = ", ".join(map(repr, gone[:_NAMED]))
     more = f" and {len(gone) - _NAMED} more" if len(gone) > _NAMED else ""
-    why = "files of it are gone" if is_lost else "it was cut off"
+    why = "files were deleted from it" if is_lost else "it was interrupted"
     return f"the archive is not complete, {why}: it lacks {names}{more}"
 
 
-def verify(vault: Vault, account: Optional[Account] = None) -> Result:
-    """Read all of an archive back, and compare it with its papers. Raises StoreError."""
-    told = account = account or Account()
-    book = read_book(vault)
-    if not book.exists:
-        raise Incomplete("there is no archive")
-    files = [entry for entry in held(book) if entry.is_file]
-    account.begin("reading back", len(files), sum(entry.size for entry in files))
-    missing = [LeftOut(path, "it was not sent yet") for path in book.missing()]
+def verify(store: ArchiveStore, progress: Optional[TransferProgress] = None) -> TransferResult:
+    """Read the whole archive back and compare it with its manifest. Raises StoreError."""
+    counted = progress = progress or TransferProgress()
+    manifest = read_manifest(store)
+    if not manifest.exists:
+        raise ArchiveIncomplete("there is no archive")
+    files = [entry for entry in stored_entries(manifest) if entry.is_file]
+    progress.begin("reading back", len(files), sum(entry.size for entry in files))
+    missing = [LeftOut(path, "it was not sent yet") for path in manifest.missing()]
     whole = size = 0
 
-    def look(entry: Entry) -> str:
+    def check(entry: TreeEntry) -> str:
         def moved(count: int, _: bool) -> None:
-            told.moved(entry.path, count)
+            counted.moved(entry.path, count)
 
         try:
-            digest = digest_stored(vault, key_of(entry.path), entry.size, moved)
-        except Stopped:
+            digest = stored_digest(store, key_of(entry.path), entry.size, moved)
+        except TransferStopped:
             raise
-        except Damaged as error:
+        except ContentDamaged as error:
             return str(error)
         except StoreError as error:
             if error.temporary:
                 raise
             return str(error)
-        told.done(entry.path)
-        return "" if digest == entry.sha256 else "its SHA-256 is another than when it was sent"
+        counted.done(entry.path)
+        return "" if digest == entry.sha256 else "its SHA-256 differs from when it was sent"
 
-    for some in account.each(look, files):
+    for some in progress.each(check, files):
         for entry, why in some:
             if why:
                 missing.append(LeftOut(entry.path, why))
             else:
                 whole, size = whole + 1, size + entry.size
-    return Result(whole, size, missing=tuple(missing))
+    return TransferResult(whole, size, missing=tuple(missing))
 
 
-def lacking(tree: Tree, book: Book) -> Tuple[List[LeftOut], List[LeftOut]]:
-    """What a tree has that an archive has not in this state, and what is left out in any case."""
+def find_unarchived(tree: Tree, manifest: ArchiveManifest) -> Tuple[List[LeftOut], List[LeftOut]]:
+    """Return the entries of a tree that an archive lacks in this state, and those left out."""
     left_out: List[LeftOut] = []
     found: List[LeftOut] = []
     for entry in tree.walk("", left_out):
-        there = book.entries.get(entry.path)
+        there = manifest.entries.get(entry.path)
         if there is None or there.away == DELETED or there.kind != entry.kind:
             found.append(LeftOut(entry.path, "it is not in the archive"))
         elif entry.is_file and (entry.size, entry.mtime_ns, entry.stamp) != (
@@ -170,6 +177,6 @@ def lacking(tree: Tree, book: Book) -> Tuple[List[LeftOut], List[LeftOut]]:
         ):  # fmt: skip
             found.append(LeftOut(entry.path, "it has changed since"))
         elif entry.kind == LINK and entry.target != there.target:
-            found.append(LeftOut(entry.path, "it leads elsewhere since"))
+            found.append(LeftOut(entry.path, "its target has changed since"))
     found += [each for each in left_out if each.is_loss]
     return found, [each for each in left_out if not each.is_loss]

@@ -1,10 +1,10 @@
-"""What a carrier does in its container: an order in, a report out, between workspace and bucket.
+"""The program of a transfer run: it copies files between the workspace and the bucket.
 
     python -m batchml.runtime.transfer.worker
 
-The order is JSON in `BATCHML_CARRY`: a verb with what it takes. Report, progress and what else
-there is go to the run's own place in the bucket. A carrier that is stopped or loses its host goes
-on where it was: its next attempt has the same order.
+The request is JSON in `BATCHML_CARRY`: a verb and its arguments. The report, the progress and a
+listing go to the run's own prefix in the bucket. A worker that was stopped, or that lost its host,
+is started again with the same request and continues.
 """
 
 from __future__ import annotations
@@ -17,35 +17,36 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Callable, Dict, List, Optional
 
-from batchml.runtime.storage.store import Store, StoreError, open_store
+from batchml.runtime.storage.backends import open_store
+from batchml.runtime.storage.store import Store, StoreError
 from batchml.runtime.transfer.archive import archive, archive_and_free
-from batchml.runtime.transfer.backends import Vault, open_posix
-from batchml.runtime.transfer.main import in_words, listing, told
-from batchml.runtime.transfer.manifest import read_book
-from batchml.runtime.transfer.parallel import Account, Progress
-from batchml.runtime.transfer.receive import Result, receive, together
+from batchml.runtime.transfer.backends import ArchiveStore, open_posix_archive
+from batchml.runtime.transfer.main import describe_progress, list_folder, to_json
+from batchml.runtime.transfer.manifest import read_manifest
+from batchml.runtime.transfer.parallel import ProgressState, TransferProgress
+from batchml.runtime.transfer.receive import TransferResult, combine, receive
 from batchml.runtime.transfer.remove import remove
-from batchml.runtime.transfer.restore import ArchiveSource, held, restore, verify
-from batchml.runtime.transfer.tree import CarryError, Entry, LeftOut, Tree, to_line
+from batchml.runtime.transfer.restore import ArchiveSource, restore, stored_entries, verify
+from batchml.runtime.transfer.tree import LeftOut, TransferError, Tree, TreeEntry, to_line
 
-ORDER = "BATCHML_CARRY"
-DONE = "carry/report.json"
-UNDER_WAY = "carry/progress.json"
-LISTING = "carry/listing.jsonl"
-TEMPORARY = 75  # the exit code of what may succeed later
+REQUEST_VARIABLE = "BATCHML_CARRY"
+REPORT_KEY = "carry/report.json"
+PROGRESS_KEY = "carry/progress.json"
+LISTING_KEY = "carry/listing.jsonl"
+TEMPORARY = 75  # exit code of a failure that a retry may cure
 
-_EVERY = 5.0  # seconds between two words about progress
+_EVERY = 5.0  # seconds between two progress reports
 
 
-class Alone(Tree):
-    """One file of a folder, under a name that may be another."""
+class SingleFileTree(Tree):
+    """One file of a folder, under its own name or another one."""
 
     def __init__(self, root: str, name: str, alias: str = "") -> None:
         super().__init__(root)
         self._name, self._alias = name, alias or name
 
-    def walk(self, below: str, left_out: List[LeftOut]) -> Iterator[Entry]:
-        found = self.look(self._name)
+    def walk(self, below: str, left_out: List[LeftOut]) -> Iterator[TreeEntry]:
+        found = self.lookup(self._name)
         if found is not None:
             yield found._replace(path=self._alias)
 
@@ -53,155 +54,161 @@ class Alone(Tree):
         return super().open(self._name if path == self._alias else path)
 
 
-class Absent(CarryError):
-    """There is no such path in the workspace."""
+class NoSuchPath(TransferError):
+    """The path does not exist in the workspace."""
 
     def __init__(self, path: str) -> None:
         super().__init__(f"there is no {path!r} in the workspace")
 
 
-def tree_of(root: str, below: str) -> Tree:
-    """What lies below a folder: a folder, or one file. Raises Absent."""
-    found = Tree(root).look(below)
+def open_source(root: str, below: str) -> Tree:
+    """Return the tree at a path below a folder: a folder, or a single file. Raises NoSuchPath."""
+    found = Tree(root).lookup(below)
     if found is None:
-        raise Absent(below)
+        raise NoSuchPath(below)
     if found.kind == "folder":
         return Tree(os.path.join(root, below) if below else root)
     above, _, name = below.rpartition("/")
-    return Alone(os.path.join(root, above) if above else root, name)
+    return SingleFileTree(os.path.join(root, above) if above else root, name)
 
 
-class Carrier:
-    """Carries out one order."""
+class TransferWorker:
+    """Executes one request."""
 
     def __init__(
         self,
-        order: Mapping[str, Any],
+        request: Mapping[str, Any],
         root: str,
         store: Store,
-        vault: Callable[[str], Vault],
-        account: Account,
+        open_store: Callable[[str], ArchiveStore],
+        progress: TransferProgress,
     ) -> None:
-        self._order, self._root, self._store = order, root, store
-        self._vault, self._account = vault, account
-        self._kind = ""  # of what was pulled
+        self._request, self._root, self._store = request, root, store
+        self._open, self._progress = open_store, progress
+        self._kind = ""  # of a pulled path: file or folder
 
     def run(self) -> Dict[str, Any]:
-        """The report. Raises CarryError, StoreError, OSError."""
-        verb = self._order["verb"]
-        does: Dict[str, Callable[[], Result]] = {
+        """Execute the request; return the report. Raises TransferError, StoreError, OSError."""
+        verb = self._request["verb"]
+        does: Dict[str, Callable[[], TransferResult]] = {
             "list": self._list,
             "push": self._push,
             "pull": self._pull,
             "archive": self._archive,
             "restore": self._restore,
             "verify": self._verify,
-            "remove": lambda: remove(Tree(self._root), self._order["paths"]),
+            "remove": lambda: remove(Tree(self._root), self._request["paths"]),
         }
-        return {**told(does[verb]()), "kind": self._kind}
+        return {**to_json(does[verb]()), "kind": self._kind}
 
     @property
     def _checksum(self) -> bool:
-        return bool(self._order.get("checksum"))
+        return bool(self._request.get("checksum"))
 
     @property
     def _overwrite(self) -> bool:
-        return bool(self._order.get("overwrite"))
+        return bool(self._request.get("overwrite"))
 
-    def _list(self) -> Result:
-        path = self._order["path"]
+    def _list(self) -> TransferResult:
+        path = self._request["path"]
         try:
-            entries = listing(Tree(self._root), path, bool(self._order.get("deep")))
+            entries = list_folder(Tree(self._root), path, bool(self._request.get("deep")))
         except FileNotFoundError:
-            raise Absent(path) from None
-        self._store.put(LISTING, "".join(to_line(each) + "\n" for each in entries).encode())
-        return Result()
+            raise NoSuchPath(path) from None
+        self._store.put(LISTING_KEY, "".join(to_line(each) + "\n" for each in entries).encode())
+        return TransferResult()
 
-    def _push(self) -> Result:
-        """Bring what lies staged into the workspace."""
-        done = Result()
-        for each in self._order["staged"]:
-            vault = self._vault(each["place"])
-            book = read_book(vault)
-            if not book.is_complete:
-                raise CarryError(f"{each['place']} is not complete: push again")
-            source = ArchiveSource(vault, held(book), self._root)
+    def _push(self) -> TransferResult:
+        """Copy the staged files into the workspace."""
+        done = TransferResult()
+        for each in self._request["staged"]:
+            staging = self._open(each["place"])
+            manifest = read_manifest(staging)
+            if not manifest.is_complete:
+                raise TransferError(f"{each['place']} is not complete: push again")
+            source = ArchiveSource(staging, stored_entries(manifest), self._root)
             found = receive(
-                source, Tree(self._root), each["below"], self._account, "pushing", self._checksum
+                source, Tree(self._root), each["below"], self._progress, "pushing", self._checksum
             )
-            done = together(done, found)
+            done = combine(done, found)
         return done
 
-    def _pull(self) -> Result:
-        """Stage what lies in the workspace."""
-        tree = tree_of(self._root, self._order["path"])
-        self._kind = "file" if isinstance(tree, Alone) else "folder"
-        vault = self._vault(self._order["place"])
-        vault.proves = True  # who fetches it compares it
-        return archive(tree, vault, self._account, self._checksum, overwrite=True)
+    def _pull(self) -> TransferResult:
+        """Stage files of the workspace in the bucket."""
+        tree = open_source(self._root, self._request["path"])
+        self._kind = "file" if isinstance(tree, SingleFileTree) else "folder"
+        staging = self._open(self._request["place"])
+        staging.verifies = True  # the client compares what it fetches
+        return archive(tree, staging, self._progress, self._checksum, overwrite=True)
 
-    def _archive(self) -> Result:
-        vault = self._vault(self._order["place"])
-        tree, account = Tree(self._root), self._account
-        if self._order.get("delete"):
-            return archive_and_free(tree, vault, account, self._checksum, self._overwrite)
-        sends = not self._order.get("linked")
-        return archive(tree, vault, account, self._checksum, sends, self._overwrite)
+    def _archive(self) -> TransferResult:
+        staging = self._open(self._request["place"])
+        tree, progress = Tree(self._root), self._progress
+        if self._request.get("delete"):
+            return archive_and_free(tree, staging, progress, self._checksum, self._overwrite)
+        sends = not self._request.get("linked")
+        return archive(tree, staging, progress, self._checksum, sends, self._overwrite)
 
-    def _restore(self) -> Result:
+    def _restore(self) -> TransferResult:
         return restore(
-            self._vault(self._order["place"]), Tree(self._root), self._account,
-            partial=bool(self._order.get("partial")), checksum=self._checksum,
+            self._open(self._request["place"]), Tree(self._root), self._progress,
+            partial=bool(self._request.get("partial")), checksum=self._checksum,
             overwrite=self._overwrite,
         )  # fmt: skip
 
-    def _verify(self) -> Result:
-        return verify(self._vault(self._order["place"]), self._account)
+    def _verify(self) -> TransferResult:
+        return verify(self._open(self._request["place"]), self._progress)
 
 
-class Teller:
-    """Writes down how far it is, now and then."""
+class ProgressUploader:
+    """Writes the progress into the bucket every five seconds."""
 
     def __init__(self, store: Store, clock: Callable[[], float]) -> None:
         self._store, self._clock = store, clock
         self._next = 0.0
 
-    def __call__(self, now: Progress) -> None:
+    def __call__(self, now: ProgressState) -> None:
         at = self._clock()
         if at < self._next:
             return
         self._next = at + _EVERY
-        print(in_words(now), flush=True)
+        print(describe_progress(now), flush=True)
         try:
-            self._store.put(UNDER_WAY, json.dumps(now._asdict()).encode())
+            self._store.put(PROGRESS_KEY, json.dumps(now._asdict()).encode())
         except StoreError:
-            pass  # the next word will do
+            pass  # the next report is soon
 
 
 def main(environ: Mapping[str, str], clock: Callable[[], float] = time.monotonic) -> int:
-    """The exit code: 0 done, though something may be missing, which the report says."""
+    """Execute the request of the environment; return the exit code.
+
+    0 means that the worker finished. Files may be missing even then: see the report.
+    """
     try:
-        order = json.loads(environ[ORDER])
+        request = json.loads(environ[REQUEST_VARIABLE])
         root, store = environ["BATCHML_WORKSPACE"], open_store(environ["BATCHML_STORE"], environ)
     except KeyError as error:
-        print(f"batchml: a carrier needs {error.args[0]}: it is for batchml workspace", flush=True)
+        name = error.args[0]
+        print(f"batchml: {name} is not set: batchml workspace starts this program", flush=True)
         return 2
     report: Optional[Dict[str, Any]] = None
     code = 0
     try:
-        account = Account(Teller(store, clock))
-        made = Carrier(order, root, store, lambda url: open_posix(url, environ), account)
+        progress = TransferProgress(ProgressUploader(store, clock))
+        made = TransferWorker(
+            request, root, store, lambda url: open_posix_archive(url, environ), progress
+        )
         report = made.run()
-    except (CarryError, StoreError, OSError) as error:
+    except (TransferError, StoreError, OSError) as error:
         code = TEMPORARY if getattr(error, "temporary", False) else 1
-        report = {"error": str(error), "absent": isinstance(error, Absent)}
+        report = {"error": str(error), "absent": isinstance(error, NoSuchPath)}
         print(f"batchml: {error}", flush=True)
-    store.put(DONE, json.dumps(report).encode())
+    store.put(REPORT_KEY, json.dumps(report).encode())
     return code
 
 
 def _stop(number: int, _: Any) -> None:
-    """Nothing half is left: what was sent counts, and the next attempt goes on."""
+    """Exit at once: nothing is left half written, and the next attempt continues."""
     sys.exit(128 + number)
 
 

@@ -1,12 +1,12 @@
-"""The API calls that change something: `(draft, request) -> answer`. They raise Refused.
+"""The API calls that change something: `(transaction, call) -> answer`. They raise ApiError.
 
-Each checks what AWS checks on the server, beyond the shapes: names, references, limits.
+Each checks what AWS checks on the server besides the shapes: names, references, limits.
 """
 
 from collections.abc import Callable
 from typing import Any
 
-from batchml.local.batch.events import Requested
+from batchml.local.batch.events import CallReceived
 from batchml.local.batch.operations.definitions import (
     deregister_job_definition,
     register_job_definition,
@@ -34,9 +34,9 @@ from batchml.local.batch.operations.resources import (
     update_job_queue,
     update_scheduling_policy,
 )
-from batchml.local.batch.transaction import Draft
+from batchml.local.batch.transaction import Transaction
 
-HANDLERS: dict[str, Callable[[Draft, Requested], dict[str, Any]]] = {
+HANDLERS: dict[str, Callable[[Transaction, CallReceived], dict[str, Any]]] = {
     "CreateComputeEnvironment": create_compute_environment,
     "UpdateComputeEnvironment": update_compute_environment,
     "DeleteComputeEnvironment": delete_compute_environment,

@@ -1,4 +1,4 @@
-"""Job definitions: register, deregister, find; and the parts that jobs override."""
+"""Job definitions: register, deregister and find them, and check the parts that jobs override."""
 
 import re
 from typing import Any, NamedTuple
@@ -6,16 +6,16 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from batchml.local.batch.events import Requested
+from batchml.local.batch.events import CallReceived
 from batchml.local.batch.operations.checks import (
     check_between,
     check_name,
+    check_served,
     check_tags,
-    refuse,
-    refuse_not_served,
+    request_error,
 )
-from batchml.local.batch.state import Definition, Needs, Nodes, arn
-from batchml.local.batch.transaction import Draft
+from batchml.local.batch.state import JobDefinition, Needs, Nodes, arn
+from batchml.local.batch.transaction import Transaction
 from batchml.model.names import bare_name
 
 MAX_DEFINITION = 24 * 1024  # bytes of a job definition
@@ -32,34 +32,34 @@ _PATTERNS = {
 }
 MAX_PATTERN = 512
 
-# As long as 32 bits allow: what is kept must fit the journal and the client's integers.
+# Nine digits fit 32 bits: values must fit the journal and the client's integers.
 _WHOLE = re.compile(r"-?[0-9]{1,9}")
 
 
-def register_job_definition(draft: Draft, request: Requested) -> dict[str, Any]:
+def register_job_definition(tx: Transaction, request: CallReceived) -> dict[str, Any]:
     params = request.params
     name = params["jobDefinitionName"]
     check_name(name, "Job definition name", request)
     check_tags(request)
-    refuse_not_served(params, request)
+    check_served(params, request)
     if len(msgspec.json.encode(params)) > MAX_DEFINITION:
-        raise refuse(f"Job definition must be at most {MAX_DEFINITION} bytes", request)
+        raise request_error(f"Job definition must be at most {MAX_DEFINITION} bytes", request)
     if "FARGATE" in params.get("platformCapabilities", ()):
-        raise refuse("Fargate is not served by the embedded AWS Batch", request)
+        raise request_error("Fargate is not served by the embedded AWS Batch", request)
     if params["type"] == "multinode":
         _check_nodes(params, request)
     elif "containerProperties" not in params:
-        raise refuse("containerProperties must be provided", request)
+        raise request_error("containerProperties must be provided", request)
     elif "nodeProperties" in params:
-        raise refuse("nodeProperties are for the type multinode", request)
+        raise request_error("nodeProperties are for the type multinode", request)
     else:
         check_container(params["containerProperties"], request)
     check_retry(params.get("retryStrategy", {}), request)
     check_timeout(params.get("timeout", {}), request)
     check_between(params.get("schedulingPriority", 0), 0, 9999, "schedulingPriority", request)
-    revision = draft.next_revision(name)
+    revision = tx.next_revision(name)
     detail = {
-        **_as_described(params),
+        **_to_description(params),
         "jobDefinitionArn": arn("job-definition", f"{name}:{revision}"),
         "revision": revision,
         "status": "ACTIVE",
@@ -68,7 +68,7 @@ def register_job_definition(draft: Draft, request: Requested) -> dict[str, Any]:
         "parameters": params.get("parameters", {}),
         "tags": params.get("tags", {}),
     }
-    draft.put(Definition(name, detail, revision))
+    tx.put(JobDefinition(name, detail, revision))
     return {
         "jobDefinitionName": name,
         "jobDefinitionArn": detail["jobDefinitionArn"],
@@ -76,12 +76,12 @@ def register_job_definition(draft: Draft, request: Requested) -> dict[str, Any]:
     }
 
 
-# The lists of a container that AWS's samples of DescribeJobDefinitions always have.
+# The lists of a container that are always present in AWS's samples of DescribeJobDefinitions.
 _LISTS = ("command", "volumes", "environment", "mountPoints", "ulimits", "resourceRequirements")
 
 
-def _as_described(params: dict[str, Any]) -> dict[str, Any]:
-    """The request as DescribeJobDefinitions answers it: empty lists where none were given."""
+def _to_description(params: dict[str, Any]) -> dict[str, Any]:
+    """The request in the form of DescribeJobDefinitions: with empty lists for missing ones."""
     found = dict(params)
     if "containerProperties" in params:
         found["containerProperties"] = _with_lists(params["containerProperties"])
@@ -92,7 +92,7 @@ def _as_described(params: dict[str, Any]) -> dict[str, Any]:
         ]
         found["nodeProperties"] = {**params["nodeProperties"], "nodeRangeProperties": ranges}
     if "retryStrategy" in params:
-        found["retryStrategy"] = enum_case(params["retryStrategy"])
+        found["retryStrategy"] = normalize_actions(params["retryStrategy"])
     return found
 
 
@@ -100,85 +100,87 @@ def _with_lists(container: dict[str, Any]) -> dict[str, Any]:
     return {**{name: [] for name in _LISTS}, **container}
 
 
-def enum_case(strategy: dict[str, Any]) -> dict[str, Any]:
-    """A retry strategy with its actions as the enum has them: AWS takes them in any case."""
+def normalize_actions(strategy: dict[str, Any]) -> dict[str, Any]:
+    """A retry strategy with actions in upper case, as the enum has them: AWS accepts any case."""
     if "evaluateOnExit" not in strategy:
         return strategy
     rules = [{**rule, "action": rule["action"].upper()} for rule in strategy["evaluateOnExit"]]
     return {**strategy, "evaluateOnExit": rules}
 
 
-def deregister_job_definition(draft: Draft, request: Requested) -> dict[str, Any]:
+def deregister_job_definition(tx: Transaction, request: CallReceived) -> dict[str, Any]:
     asked = bare_name(request.params["jobDefinition"])
-    record = draft.state.definitions.get(asked)
+    record = tx.state.definitions.get(asked)
     if record is None:
-        raise refuse(f"Job definition {asked} does not exist", request)
-    draft.put(replace(record, detail={**record.detail, "status": "INACTIVE"}))
+        raise request_error(f"Job definition {asked} does not exist", request)
+    tx.put(replace(record, detail={**record.detail, "status": "INACTIVE"}))
     return {}
 
 
-def definition_of(draft: Draft, asked: str, request: Requested) -> Definition:
-    """`name` is its newest active revision; `name:revision` that one, if active."""
+def definition_of(tx: Transaction, asked: str, request: CallReceived) -> JobDefinition:
+    """The definition of a job: `name` is the newest active revision, `name:revision` that
+    revision.
+    """
     name = bare_name(asked)
     if ":" in name:
-        record = draft.state.definitions.get(name)
+        record = tx.state.definitions.get(name)
         if record is not None and record.active:
             return record
     else:
-        for revision in range(draft.state.revisions.get(name, 0), 0, -1):
-            record = draft.state.definitions.get(f"{name}:{revision}")
+        for revision in range(tx.state.revisions.get(name, 0), 0, -1):
+            record = tx.state.definitions.get(f"{name}:{revision}")
             if record is not None and record.active:
                 return record
-    raise refuse(f"JobDefinition {asked} not found or not ACTIVE", request)
+    raise request_error(f"JobDefinition {asked} not found or not ACTIVE", request)
 
 
-def _check_nodes(params: dict[str, Any], request: Requested) -> None:
+def _check_nodes(params: dict[str, Any], request: CallReceived) -> None:
     if "nodeProperties" not in params:
-        raise refuse("nodeProperties must be provided for the type multinode", request)
+        raise request_error("nodeProperties must be provided for the type multinode", request)
     if "containerProperties" in params:
-        raise refuse("containerProperties are for the type container", request)
-    layout(params["nodeProperties"], {}, request)  # refuses what does not fit together
+        raise request_error("containerProperties are for the type container", request)
+    node_layout(params["nodeProperties"], {}, request)  # refuses ranges that do not fit together
     for entry in params["nodeProperties"]["nodeRangeProperties"]:
-        refuse_not_served(entry, request)
+        check_served(entry, request)
         check_container(entry.get("container", {}), request)
 
 
-def check_container(container: dict[str, Any], request: Requested) -> None:
-    """Raises Refused for container properties that can not run."""
-    refuse_not_served(container, request)
+def check_container(container: dict[str, Any], request: CallReceived) -> None:
+    """Raise ApiError for container properties that cannot run."""
+    check_served(container, request)
     if not container.get("image"):
-        raise refuse("Container properties image must be provided", request)
+        raise request_error("Container properties image must be provided", request)
     check_command(container, request)
     check_secrets(container, request)
     check_mounts(container, request)
     needs_of(container, request)
 
 
-def check_retry(strategy: dict[str, Any], request: Requested) -> None:
+def check_retry(strategy: dict[str, Any], request: CallReceived) -> None:
     if strategy.get("evaluateOnExit") and "attempts" not in strategy:
-        raise refuse("RetryAttempts must be provided with retry strategy", request)
+        raise request_error("RetryAttempts must be provided with retry strategy", request)
     if not 1 <= strategy.get("attempts", 1) <= 10:
-        raise refuse("RetryAttempts must be between 1 and 10", request)
+        raise request_error("RetryAttempts must be between 1 and 10", request)
     if len(strategy.get("evaluateOnExit", ())) > 5:
-        raise refuse("At most 5 evaluateOnExit entries", request)
+        raise request_error("At most 5 evaluateOnExit entries", request)
     for rule in strategy.get("evaluateOnExit", ()):
         for name, pattern in _PATTERNS.items():
             given = rule.get(name, "")
             if len(given) > MAX_PATTERN or not pattern.fullmatch(given):
-                raise refuse(
+                raise request_error(
                     f"evaluateOnExit {name} must have at most {MAX_PATTERN} characters and match "
                     f"{pattern.pattern}",
                     request,
                 )
 
 
-def check_timeout(timeout: dict[str, Any], request: Requested) -> None:
+def check_timeout(timeout: dict[str, Any], request: CallReceived) -> None:
     seconds = timeout.get("attemptDurationSeconds")
     if seconds is not None and seconds < 60:
-        raise refuse("attemptDurationSeconds must be at least 60", request)
+        raise request_error("attemptDurationSeconds must be at least 60", request)
 
 
-def needs_of(container: dict[str, Any], request: Requested) -> Needs:
+def needs_of(container: dict[str, Any], request: CallReceived) -> Needs:
     """vCPUs, memory (MiB) and GPUs; resourceRequirements win over the deprecated members."""
     found: dict[str, str] = {}
     for requirement in container.get("resourceRequirements", ()):
@@ -186,48 +188,54 @@ def needs_of(container: dict[str, Any], request: Requested) -> Needs:
     vcpus = found.get("VCPU", container.get("vcpus"))
     memory = found.get("MEMORY", container.get("memory"))
     if vcpus is None or memory is None:
-        raise refuse("Resource requirements VCPU and MEMORY must be provided", request)
+        raise request_error("Resource requirements VCPU and MEMORY must be provided", request)
     given = [str(value) for value in (vcpus, memory, found.get("GPU", 0))]
     if not all(_WHOLE.fullmatch(value) for value in given):
-        raise refuse("Resource requirement values must be whole numbers", request)
+        raise request_error("Resource requirement values must be whole numbers", request)
     needs = Needs(*map(int, given))
     if needs.vcpus < 1 or needs.memory < 4 or needs.gpus < 0:
-        raise refuse("VCPU must be at least 1, MEMORY at least 4 MiB, GPU at least 0", request)
+        raise request_error(
+            "VCPU must be at least 1, MEMORY at least 4 MiB, GPU at least 0", request
+        )
     return needs
 
 
 def variables(container: dict[str, Any]) -> dict[str, str]:
-    """The environment. AWS's model requires neither name nor value; a variable without a name is
-    left out, because it cannot be set.
+    """The environment variables. AWS's model requires neither name nor value; a variable without a
+    name is left out, because it cannot be set.
     """
     given = container.get("environment", ())
     return {entry["name"]: entry.get("value", "") for entry in given if entry.get("name")}
 
 
-def check_command(container: dict[str, Any], request: Requested) -> None:
+def check_command(container: dict[str, Any], request: CallReceived) -> None:
     if not all(container.get("command", ())):
-        raise refuse("Command field cannot have empty strings", request)
+        raise request_error("Command field cannot have empty strings", request)
 
 
-def check_secrets(container: dict[str, Any], request: Requested) -> None:
+def check_secrets(container: dict[str, Any], request: CallReceived) -> None:
     names = [entry["name"] for entry in container.get("secrets", ())]
     clash = sorted({*names} & {*variables(container)})
     if clash or len(names) != len({*names}) or not all(names):
-        raise refuse(f"Secret names must be unique and no variable's: {clash or names}", request)
+        raise request_error(
+            f"Secret names must be unique and differ from variables: {clash or names}", request
+        )
 
 
-def check_mounts(container: dict[str, Any], request: Requested) -> None:
+def check_mounts(container: dict[str, Any], request: CallReceived) -> None:
     volumes = {entry.get("name") for entry in container.get("volumes", ())}
     for mount in container.get("mountPoints", ()):
         if mount.get("sourceVolume") not in volumes:
-            raise refuse(f"Unknown volume '{mount.get('sourceVolume')}' in mountPoints", request)
+            raise request_error(
+                f"Unknown volume '{mount.get('sourceVolume')}' in mountPoints", request
+            )
 
 
-# --- nodes ----------------------------------------------------------------------------------
+# --- Nodes ---------------------------------------------------------------------------------------
 
 
-class Range(NamedTuple):
-    """Nodes from `first` to `last`, both included, and what they have in common."""
+class NodeRange(NamedTuple):
+    """The nodes from `first` to `last`, both included, and their common properties."""
 
     first: int
     last: int
@@ -237,41 +245,45 @@ class Range(NamedTuple):
         return isinstance(node, int) and self.first <= node <= self.last
 
 
-def layout(
-    properties: dict[str, Any], overrides: dict[str, Any], request: Requested
-) -> tuple[Nodes, list[Range]]:
-    """The nodes of a multi-node job, and its ranges, checked: every node is in one at least."""
+def node_layout(
+    properties: dict[str, Any], overrides: dict[str, Any], request: CallReceived
+) -> tuple[Nodes, list[NodeRange]]:
+    """The nodes and the ranges of a multi-node job, checked: each node is in a range."""
     count = overrides.get("numNodes", properties["numNodes"])
     main = properties["mainNode"]
     given = properties.get("nodeRangeProperties", [])
     check_between(count, 1, MAX_NODES, "numNodes", request)
     if not 0 <= main < count:
-        raise refuse(f"mainNode must be below numNodes, {count}", request)
+        raise request_error(f"mainNode must be below numNodes, {count}", request)
     check_between(len(given), 1, MAX_RANGES, "The number of node ranges", request)
     open_ended = any(entry["targetNodes"].endswith(":") for entry in given)
     if count != properties["numNodes"] and not open_ended:
-        raise refuse("numNodes can only be overridden for a range with an open end, n:", request)
+        raise request_error(
+            "numNodes can only be overridden for a range with an open end, n:", request
+        )
     ranges = [node_range(entry, count, request) for entry in given]
     missing = [node for node in range(count) if not any(node in found for found in ranges)]
     if missing:
-        raise refuse(f"Node ranges must cover all nodes, not covered: {missing[:10]}", request)
+        raise request_error(
+            f"Node ranges must cover all nodes, not covered: {missing[:10]}", request
+        )
     return Nodes(count, main), ranges
 
 
-def node_range(entry: dict[str, Any], count: int, request: Requested) -> Range:
-    """`a:b`, `a:`, `:b` and `:`, both ends included; a single number stands for itself."""
+def node_range(entry: dict[str, Any], count: int, request: CallReceived) -> NodeRange:
+    """Parse `a:b`, `a:`, `:b` or `:`, with both ends included, or a single number."""
     text = entry["targetNodes"]
     match = _TARGET.fullmatch(text)
     if match is None:
-        raise refuse(f"targetNodes must look like 0:3, :3 or 2: and not '{text}'", request)
+        raise request_error(f"targetNodes must look like 0:3, :3 or 2: and not '{text}'", request)
     alone, low, high = match.groups()
     first = int(alone or low or 0)
     last = int(alone or high or count - 1)
     if not first <= last < count:
-        raise refuse(f"targetNodes {text} must lie within the nodes 0:{count - 1}", request)
-    return Range(first, last, entry)
+        raise request_error(f"targetNodes {text} must lie within the nodes 0:{count - 1}", request)
+    return NodeRange(first, last, entry)
 
 
-def narrowest(ranges: list[Range], node: int) -> Range:
-    """The range that decides for a node: one inside another overrides it."""
+def narrowest_range(ranges: list[NodeRange], node: int) -> NodeRange:
+    """The range that applies to a node: a nested range overrides the outer one."""
     return min((found for found in ranges if node in found), key=lambda r: r.last - r.first)

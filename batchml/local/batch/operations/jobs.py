@@ -1,4 +1,4 @@
-"""Jobs: submit, cancel, terminate."""
+"""Jobs: submit, cancel and terminate them."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -9,50 +9,58 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from batchml.local.batch import lifecycle
-from batchml.local.batch.events import Requested
+from batchml.local.batch.events import CallReceived
 from batchml.local.batch.operations.checks import (
     MAX_TAGS,
     check_between,
     check_chaos,
     check_name,
+    check_served,
     check_tags,
-    existing,
-    refuse,
-    refuse_not_served,
+    find_record,
+    request_error,
 )
 from batchml.local.batch.operations.definitions import (
-    Range,
+    NodeRange,
     check_command,
     check_retry,
     check_timeout,
     definition_of,
-    enum_case,
-    layout,
-    narrowest,
+    narrowest_range,
     needs_of,
+    node_layout,
     node_range,
+    normalize_actions,
     variables,
 )
-from batchml.local.batch.operations.resources import check_share_name, queue_of
-from batchml.local.batch.state import Definition, Job, Needs, Nodes, Queue, Spec, parent_of
-from batchml.local.batch.transaction import Draft
+from batchml.local.batch.operations.resources import check_share_name
+from batchml.local.batch.state import (
+    ConsumableResource,
+    Job,
+    JobDefinition,
+    JobQueue,
+    Needs,
+    Nodes,
+    SubmittedSpec,
+    parent_of,
+)
+from batchml.local.batch.transaction import Transaction
 from batchml.model.names import bare_name
 from batchml.model.run import JobStatus
 
-# --- from a request to a job ----------------------------------------------------------------------
-# What a SubmitJob call comes to: the definition and its overrides, merged into specs.
+# --- Specs ----------------------------------------------------------------------------------------
+# A spec is a job definition merged with the overrides of a SubmitJob call.
 
-
-MAX_OVERRIDES = 8192  # characters of command and environment, as ECS gets them
+MAX_OVERRIDES = 8192  # characters of command and environment, as ECS receives them
 TOO_LONG = f"Container Overrides length must be at most {MAX_OVERRIDES}"
 TOO_MANY_TAGS = f"Tags propagated to the task exceed the limit of {MAX_TAGS}"
 
-# What Batch adds to the environment: names and values of the usual length.
+# Characters of the variables that Batch adds to the environment, at usual lengths.
 _BATCH_VARIABLES = 400
 
 
-def spec_of(definition: Definition, queue: str, request: Requested) -> Spec:
-    """The spec of a job of any kind but for its nodes. Raises Refused."""
+def spec_of(definition: JobDefinition, queue: str, request: CallReceived) -> SubmittedSpec:
+    """The spec of a job of any kind, without its containers. Raises ApiError."""
     params, detail = request.params, definition.detail
     retry = params.get("retryStrategy", detail.get("retryStrategy", {}))
     timeout = params.get("timeout", detail.get("timeout", {}))
@@ -62,13 +70,13 @@ def spec_of(definition: Definition, queue: str, request: Requested) -> Spec:
     check_between(priority, 0, 9999, "schedulingPriority", request)
     propagate = params.get("propagateTags", detail.get("propagateTags", False))
     tags = {**detail.get("tags", {}), **params.get("tags", {})}
-    return Spec(
+    return SubmittedSpec(
         id=request.new_id,
         name=params["jobName"],
         queue=queue,
         definition=definition.key,
         created_at=request.now,
-        retry=enum_case(retry),
+        retry=normalize_actions(retry),
         timeout=timeout.get("attemptDurationSeconds"),
         parameters={**detail.get("parameters", {}), **params.get("parameters", {})},
         depends_on=tuple(params.get("dependsOn", ())),
@@ -85,40 +93,42 @@ def spec_of(definition: Definition, queue: str, request: Requested) -> Spec:
     )
 
 
-def container_spec(base: Spec, definition: Definition, request: Requested) -> Spec:
+def container_spec(
+    base: SubmittedSpec, definition: JobDefinition, request: CallReceived
+) -> SubmittedSpec:
     """The spec of a job with one container, or of an array's children."""
     if "nodeOverrides" in request.params:
-        raise refuse("nodeOverrides are for multi-node parallel jobs", request)
+        raise request_error("nodeOverrides are for multi-node parallel jobs", request)
     overrides = request.params.get("containerOverrides", {})
     given = definition.detail["containerProperties"]
-    container = _merged(given, overrides, base.parameters, request)
+    container = _merge_overrides(given, overrides, base.parameters, request)
     return replace(
         base,
         container=container,
         needs=needs_of(container, request),
-        flaw=base.flaw or _flaw(container),
+        flaw=base.flaw or _find_flaw(container),
     )
 
 
 def node_specs(
-    base: Spec, definition: Definition, request: Requested
-) -> tuple[Spec, dict[int, Spec]]:
-    """The spec of a multi-node job, and that of each of its nodes."""
+    base: SubmittedSpec, definition: JobDefinition, request: CallReceived
+) -> tuple[SubmittedSpec, dict[int, SubmittedSpec]]:
+    """The spec of a multi-node job, and the spec of each of its nodes."""
     params = request.params
     for name in ("containerOverrides", "arrayProperties"):
         if params.get(name):
-            raise refuse(f"{name} are not for multi-node parallel jobs", request)
+            raise request_error(f"{name} are not for multi-node parallel jobs", request)
     properties = definition.detail["nodeProperties"]
     overrides = params.get("nodeOverrides", {})
-    nodes, ranges = layout(properties, overrides, request)
+    nodes, ranges = node_layout(properties, overrides, request)
     changed = [
         node_range(entry, nodes.count, request)
         for entry in overrides.get("nodePropertyOverrides", ())
     ]
-    made: dict[tuple[Any, ...], Spec] = {}
-    of_node: dict[int, Spec] = {}
+    made: dict[tuple[Any, ...], SubmittedSpec] = {}
+    of_node: dict[int, SubmittedSpec] = {}
     for node in range(nodes.count):
-        common = narrowest(ranges, node)
+        common = narrowest_range(ranges, node)
         own = [entry for entry in changed if node in entry]
         key = (common.first, common.last, *((entry.first, entry.last) for entry in own))
         if key not in made:
@@ -147,20 +157,20 @@ def node_specs(
 
 def _node_spec(
     spec_id: str,
-    base: Spec,
+    base: SubmittedSpec,
     nodes: Nodes,
     given: dict[str, Any],
     overrides: list[dict[str, Any]],
-    request: Requested,
-) -> Spec:
+    request: CallReceived,
+) -> SubmittedSpec:
     container = given["container"]
     consumables = given.get("consumableResourceProperties")
     for entry in overrides:
-        refuse_not_served(entry, request)
-        container = _merged(container, entry.get("containerOverrides", {}), {}, request)
+        check_served(entry, request)
+        container = _merge_overrides(container, entry.get("containerOverrides", {}), {}, request)
         consumables = entry.get("consumableResourcePropertiesOverride", consumables)
-    container = _merged(container, {}, base.parameters, request)
-    return Spec(
+    container = _merge_overrides(container, {}, base.parameters, request)
+    return SubmittedSpec(
         id=spec_id,
         name=base.name,
         queue=base.queue,
@@ -171,16 +181,20 @@ def _node_spec(
         parameters=base.parameters,
         consumables=_consumables(consumables, request),
         nodes=nodes,
-        flaw=_flaw(container),
+        flaw=_find_flaw(container),
     )
 
 
-def _node_properties(nodes: Nodes, ranges: list[Range], of_node: dict[int, Spec]) -> dict[str, Any]:
-    """AWS's NodeProperties of the job as it runs, overrides included."""
+def _node_properties(
+    nodes: Nodes, ranges: list[NodeRange], of_node: dict[int, SubmittedSpec]
+) -> dict[str, Any]:
+    """AWS's NodeProperties of the job as it will run, overrides included."""
 
-    def container(found: Range) -> dict[str, Any]:
-        """That of the first node for which the range decides; a nested one may leave it none."""
-        own = (node for node in of_node if narrowest(ranges, node) is found)
+    def container(found: NodeRange) -> dict[str, Any]:
+        """The container of the first node that the range applies to; nested ranges may leave
+        none.
+        """
+        own = (node for node in of_node if narrowest_range(ranges, node) is found)
         node = next(own, None)
         return found.given["container"] if node is None else of_node[node].container
 
@@ -198,15 +212,15 @@ def _node_properties(nodes: Nodes, ranges: list[Range], of_node: dict[int, Spec]
     }
 
 
-def _merged(
+def _merge_overrides(
     given: dict[str, Any],
     overrides: dict[str, Any],
     parameters: dict[str, str],
-    request: Requested,
+    request: CallReceived,
 ) -> dict[str, Any]:
-    """The container as it will run: overrides applied, `Ref::name` replaced in the command.
+    """The container as it will run: with overrides, and with `Ref::name` replaced in the command.
 
-    Environments merge by name. A command is a list of elements before and after: nothing is split.
+    Environments merge by name. The command stays a list of elements; none is split.
     """
     check_command(overrides, request)
     container = dict(given)
@@ -226,61 +240,64 @@ def _merged(
     return container
 
 
-def _flaw(container: dict[str, Any]) -> str:
-    """Why ECS would not take it: command and environment, Batch's own variables included."""
+def _find_flaw(container: dict[str, Any]) -> str:
+    """The reason why ECS would refuse it: command and environment, with Batch's variables, are too
+    long.
+    """
     sent = {"command": container["command"], "environment": container["environment"]}
     return TOO_LONG if len(json.dumps(sent)) + _BATCH_VARIABLES > MAX_OVERRIDES else ""
 
 
 def _consumables(
-    properties: dict[str, Any] | None, request: Requested
+    properties: dict[str, Any] | None, request: CallReceived
 ) -> tuple[tuple[str, int], ...]:
-    """Consumable resources by name, with the quantity of one attempt. Raises Refused."""
+    """Consumable resources by name, with the quantity for one attempt. Raises ApiError."""
     found: dict[str, int] = {}
     for entry in (properties or {}).get("consumableResourceList", ()):
         name, quantity = bare_name(entry.get("consumableResource", "")), entry.get("quantity", 1)
         if not name or quantity < 1:
-            raise refuse("A consumable resource needs a name and a quantity of 1 or more", request)
+            raise request_error(
+                "A consumable resource needs a name and a quantity of 1 or more", request
+            )
         found[name] = found.get(name, 0) + quantity
     return tuple(found.items())
 
 
-# --- jobs -----------------------------------------------------------------------------------------
-
+# --- Submission -----------------------------------------------------------------------------------
 
 MAX_DEPENDENCIES = 20
 MAX_SUBMIT = 30 * 1024  # bytes of a SubmitJob request
 MAX_ARRAY = 10_000
 MAX_REASON = 1024
-MAX_STOPPED = 50  # jobs of one CancelJobs or TerminateJobs
+MAX_STOPPED = 50  # jobs of one CancelJobs or TerminateJobs call
 MAX_ACTIVE_SHARES = 500
 
-Stopping = Callable[[Draft, Job, str], None]
+Stopping = Callable[[Transaction, Job, str], None]
 
 
-class Waits(Struct, frozen=True):
-    """What a new job waits for."""
+class JobDependencies(Struct, frozen=True):
+    """The jobs that a new job waits for."""
 
-    jobs: tuple[str, ...] = ()  # not finished yet
-    failed: bool = False  # one of them has failed already
-    in_sequence: bool = False  # each child for the one before
-    pairs: tuple[str, ...] = ()  # each child for the child of the same index of these arrays
+    jobs: tuple[str, ...] = ()  # have not finished yet
+    failed: bool = False  # one of them has failed
+    in_sequence: bool = False  # each child waits for the child before it
+    pairs: tuple[str, ...] = ()  # each child waits for the child with its index of these arrays
 
 
-def submit_job(draft: Draft, request: Requested) -> dict[str, Any]:
+def submit_job(tx: Transaction, request: CallReceived) -> dict[str, Any]:
     params = request.params
     check_name(params["jobName"], "Job name", request)
     check_tags(request)
     check_chaos(params.get("tags", {}), request)
-    refuse_not_served(params, request)
+    check_served(params, request)
     if len(msgspec.json.encode(params)) > MAX_SUBMIT:
-        raise refuse(f"SubmitJob request must be at most {MAX_SUBMIT} bytes", request)
-    queue = queue_of(draft, params["jobQueue"], request)
+        raise request_error(f"SubmitJob request must be at most {MAX_SUBMIT} bytes", request)
+    queue = find_record(tx, JobQueue, params["jobQueue"], request)
     if not queue.enabled:
-        raise refuse(f"JobQueue {queue.name} is DISABLED and does not accept jobs", request)
-    definition = definition_of(draft, params["jobDefinition"], request)
+        raise request_error(f"JobQueue {queue.name} is DISABLED and does not accept jobs", request)
+    definition = definition_of(tx, params["jobDefinition"], request)
     spec = spec_of(definition, queue.name, request)
-    _check_share(draft, queue, spec, request)
+    _check_share(tx, queue, spec, request)
     size = params.get("arrayProperties", {}).get("size")
     if definition.detail["type"] == "multinode":
         spec, of_node = node_specs(spec, definition, request)
@@ -290,44 +307,48 @@ def submit_job(draft: Draft, request: Requested) -> dict[str, Any]:
             check_between(size, 2, MAX_ARRAY, "Array size", request)
             spec = replace(spec, array_size=size)
     for name, _ in spec.consumables:
-        existing(draft.state.consumables, name, "ConsumableResource", request)
-    waits = _waits(draft, spec, request)
+        find_record(tx, ConsumableResource, name, request)
+    dependencies = _dependencies(tx, spec, request)
     job = Job(
         id=spec.id,
         spec=spec,
-        sequence=draft.next_sequence(1 + (size or 0) + len(of_node)),
-        waiting_for=waits.jobs,
-        dependency_failed=waits.failed,
+        sequence=tx.next_sequence(1 + (size or 0) + len(of_node)),
+        waiting_for=dependencies.jobs,
+        dependency_failed=dependencies.failed,
         tags=params.get("tags", {}),
     )
-    children = _children(draft, job, waits, request) if size else _nodes(job, of_node)
-    lifecycle.admit(draft, job, children)
+    children = _children(tx, job, dependencies, request) if size else _nodes(job, of_node)
+    lifecycle.admit(tx, job, children)
     return {"jobArn": job.arn, "jobName": job.name, "jobId": job.id}
 
 
-def _check_share(draft: Draft, queue: Queue, spec: Spec, request: Requested) -> None:
+def _check_share(
+    tx: Transaction, queue: JobQueue, spec: SubmittedSpec, request: CallReceived
+) -> None:
     if spec.share:
         check_share_name(spec.share, request)
     if bool(spec.share) != bool(queue.policy):
         needs = "must be provided for" if queue.policy else "can not be provided for"
         kind = "with" if queue.policy else "without"
-        raise refuse(
+        raise request_error(
             f"shareIdentifier {needs} a job queue {kind} a scheduling policy, {queue.name}", request
         )
-    waiting = {line.share for line in draft.state.lines.get(queue.name, ())}
+    waiting = {line.share for line in tx.state.lines.get(queue.name, ())}
     if spec.share and spec.share not in waiting and len(waiting) >= MAX_ACTIVE_SHARES:
-        raise refuse(f"At most {MAX_ACTIVE_SHARES} active share identifiers", request)
+        raise request_error(f"At most {MAX_ACTIVE_SHARES} active share identifiers", request)
 
 
-def _children(draft: Draft, job: Job, waits: Waits, request: Requested) -> list[Job]:
-    """An array's children: PENDING, each with what it waits for itself."""
+def _children(
+    tx: Transaction, job: Job, dependencies: JobDependencies, request: CallReceived
+) -> list[Job]:
+    """The children of an array: PENDING, each with its own dependencies."""
     made = []
     for index in range(job.spec.array_size or 0):
-        asked = [f"{other}:{index}" for other in waits.pairs]
-        if waits.in_sequence and index:
+        asked = [f"{other}:{index}" for other in dependencies.pairs]
+        if dependencies.in_sequence and index:
             asked.append(f"{job.id}:{index - 1}")
         live = tuple(
-            other for other in asked if other in draft.state.jobs or parent_of(other) == job.id
+            other for other in asked if other in tx.state.jobs or parent_of(other) == job.id
         )
         made.append(
             Job(
@@ -344,7 +365,7 @@ def _children(draft: Draft, job: Job, waits: Waits, request: Requested) -> list[
     return made
 
 
-def _nodes(job: Job, of_node: dict[int, Spec]) -> list[Job]:
+def _nodes(job: Job, of_node: dict[int, SubmittedSpec]) -> list[Job]:
     return [
         Job(
             id=f"{job.id}#{node}",
@@ -358,80 +379,86 @@ def _nodes(job: Job, of_node: dict[int, Spec]) -> list[Job]:
     ]
 
 
-def _waits(draft: Draft, spec: Spec, request: Requested) -> Waits:
+def _dependencies(tx: Transaction, spec: SubmittedSpec, request: CallReceived) -> JobDependencies:
     if len(spec.depends_on) > MAX_DEPENDENCIES:
-        raise refuse(f"At most {MAX_DEPENDENCIES} dependencies", request)
+        raise request_error(f"At most {MAX_DEPENDENCIES} dependencies", request)
     waiting: list[str] = []
     pairs: list[str] = []
     failed = in_sequence = False
     for entry in spec.depends_on:
         kind, job_id = entry.get("type", ""), bare_name(entry.get("jobId", ""))
         if kind == "SEQUENTIAL":
-            in_sequence = True  # of no effect for a job that is no array
+            in_sequence = True  # has no effect on a job that is not an array
             if not job_id:
                 continue
-        if job_id not in draft.state.jobs and job_id not in request.ended:
-            raise refuse(f"Dependency job {job_id!r} does not exist", request)
+        if job_id not in tx.state.jobs and job_id not in request.ended:
+            raise request_error(f"Dependency job {job_id!r} does not exist", request)
         if kind == "N_TO_N" and spec.array_size is not None:
-            _check_pair(draft, spec, job_id, request)
+            _check_pair(tx, spec, job_id, request)
             pairs.append(job_id)
-        elif job_id in draft.state.jobs:
+        elif job_id in tx.state.jobs:
             waiting.append(job_id)
         else:
             failed = failed or request.ended[job_id] == "FAILED"
-    return Waits(tuple(dict.fromkeys(waiting)), failed, in_sequence, tuple(dict.fromkeys(pairs)))
+    return JobDependencies(
+        tuple(dict.fromkeys(waiting)), failed, in_sequence, tuple(dict.fromkeys(pairs))
+    )
 
 
-def _check_pair(draft: Draft, spec: Spec, other: str, request: Requested) -> None:
-    live = draft.state.jobs.get(other)
+def _check_pair(tx: Transaction, spec: SubmittedSpec, other: str, request: CallReceived) -> None:
+    live = tx.state.jobs.get(other)
     if live is not None:
         size = live.spec.array_size or 0 if live.is_array else 0
     else:
         size = sum(parent_of(job_id) == other and job_id != other for job_id in request.ended)
     if size != spec.array_size:
-        raise refuse(
+        raise request_error(
             f"N_TO_N needs two array jobs of the same size: {other} has {size} children, "
             f"this one {spec.array_size}",
             request,
         )
 
 
-# --- stopping -------------------------------------------------------------------------------
+# --- Stopping -------------------------------------------------------------------------------------
 
 
-def cancel_job(draft: Draft, request: Requested) -> dict[str, Any]:
-    return _stop(draft, request, [request.params["jobId"]], lifecycle.cancel)
+def cancel_job(tx: Transaction, request: CallReceived) -> dict[str, Any]:
+    return _stop(tx, request, [request.params["jobId"]], lifecycle.cancel)
 
 
-def terminate_job(draft: Draft, request: Requested) -> dict[str, Any]:
-    return _stop(draft, request, [request.params["jobId"]], lifecycle.terminate)
+def terminate_job(tx: Transaction, request: CallReceived) -> dict[str, Any]:
+    return _stop(tx, request, [request.params["jobId"]], lifecycle.terminate)
 
 
-def cancel_jobs(draft: Draft, request: Requested) -> dict[str, Any]:
-    return _stop_many(draft, request, lifecycle.cancel)
+def cancel_jobs(tx: Transaction, request: CallReceived) -> dict[str, Any]:
+    return _stop_many(tx, request, lifecycle.cancel)
 
 
-def terminate_jobs(draft: Draft, request: Requested) -> dict[str, Any]:
-    return _stop_many(draft, request, lifecycle.terminate)
+def terminate_jobs(tx: Transaction, request: CallReceived) -> dict[str, Any]:
+    return _stop_many(tx, request, lifecycle.terminate)
 
 
-def _stop_many(draft: Draft, request: Requested, how: Stopping) -> dict[str, Any]:
-    """AWS reports each job by itself; one that can not be found counts as done."""
+def _stop_many(tx: Transaction, request: CallReceived, how: Stopping) -> dict[str, Any]:
+    """Stop each job on its own, as AWS reports it; an unknown job counts as done."""
     asked = request.params["jobs"]
     check_between(len(asked), 0, MAX_STOPPED, "The number of jobs", request)
-    _stop(draft, request, asked, how)
+    _stop(tx, request, asked, how)
     return {"successful": asked, "errors": []}
 
 
-def _stop(draft: Draft, request: Requested, asked: Sequence[str], how: Stopping) -> dict[str, Any]:
-    """Stop those that are unfinished; a node is stopped with its whole job. Raises Refused."""
+def _stop(
+    tx: Transaction, request: CallReceived, asked: Sequence[str], how: Stopping
+) -> dict[str, Any]:
+    """Stop the jobs that have not finished; a node is stopped with its whole job. Raises
+    ApiError.
+    """
     reason = request.params["reason"]
     if not all((reason, *asked)):
-        raise refuse("jobId and reason must not be empty", request)
+        raise request_error("jobId and reason must not be empty", request)
     if len(reason) > MAX_REASON:
-        raise refuse(f"reason must have at most {MAX_REASON} characters", request)
+        raise request_error(f"reason must have at most {MAX_REASON} characters", request)
     for job_id in asked:
-        job = draft.state.jobs.get(bare_name(job_id).partition("#")[0])
+        job = tx.state.jobs.get(bare_name(job_id).partition("#")[0])
         if job is not None:
-            how(draft, job, reason)
+            how(tx, job, reason)
     return {}

@@ -1,44 +1,52 @@
-"""Compute environments and job queues: create, update, delete."""
+"""Create, update and delete environments, queues, consumable resources and scheduling policies.
+
+Also tag and untag every resource.
+"""
 
 import re
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
 from batchml.local.batch import lifecycle
-from batchml.local.batch.events import Requested
+from batchml.local.batch.events import CallReceived
 from batchml.local.batch.operations.checks import (
     MAX_TAGS,
     check_between,
     check_chaos,
     check_name,
+    check_served,
     check_tags,
-    existing,
-    refuse,
-    refuse_not_served,
+    find_record,
+    request_error,
 )
 from batchml.local.batch.state import (
     ACCOUNT,
     CLUSTER,
     CONTROLLERS,
     REGION,
-    Consumable,
-    Environment,
+    ComputeEnvironment,
+    ConsumableResource,
     Job,
-    Policy,
-    Queue,
+    JobQueue,
+    ResourceRecord,
+    SchedulingPolicy,
     arn,
 )
-from batchml.local.batch.transaction import Draft
+from batchml.local.batch.transaction import Transaction
 from batchml.model.names import Arn, bare_name, parse_arn
 
 MAX_ENVIRONMENTS = 3  # of one queue
 MAX_PRIORITY = 1000  # of a queue; AWS::Batch::JobQueue
+MAX_DECAY = 604_800  # seconds
+MAX_SHARE_NAME = 255
+RESOURCE_TYPES = ("REPLENISHABLE", "NON_REPLENISHABLE")
+REMEMBER_TOKENS = 8 * 3600 * 1000  # ms
 
 # AWS has a list of instance types and families for each Region. Types that are newer than this
-# code must pass, so only texts that cannot name one are refused.
+# code must pass, so only texts that cannot name an instance type are refused.
 _INSTANCE_TYPE = re.compile(
     r"optimal|default[_-](x86_64|arm64)|(?=[a-z-]*[0-9])[a-z][a-z0-9-]*(\.[a-z0-9-]+)?"
 )
@@ -50,33 +58,78 @@ TIME_LIMIT_REASONS = (
     "MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT",
 )
 
+R = TypeVar("R", bound=ResourceRecord)
 
-def create_compute_environment(draft: Draft, request: Requested) -> dict[str, Any]:
+# --- Rules that all kinds share -------------------------------------------------------------------
+
+
+def _new_detail(
+    tx: Transaction, kind: type[ResourceRecord], request: CallReceived
+) -> dict[str, Any]:
+    """The name, the ARN and the tags of a new resource. Raises ApiError."""
     params = request.params
-    name = params["computeEnvironmentName"]
-    check_name(name, "Compute environment name", request)
+    name = params[kind.name_key]
+    check_name(name, f"{_title(kind).capitalize()} name", request)
     check_tags(request)
-    if name in draft.state.environments:
-        raise refuse(f"Object already exists: {name}", request)
+    check_served(params, request)
+    if name in getattr(tx.state, kind.field):
+        raise request_error(f"Object already exists: {name}", request)
+    tags = params.get("tags", {})
+    return {kind.name_key: name, kind.arn_key: arn(kind.arn_kind, name), "tags": tags}
+
+
+def _title(kind: type[ResourceRecord]) -> str:
+    return kind.arn_kind.replace("-", " ")
+
+
+def _put(tx: Transaction, record: ResourceRecord) -> dict[str, Any]:
+    tx.put(record)
+    return record.identifiers()
+
+
+def _merge_members(record: R, request: CallReceived, *keys: str) -> dict[str, Any]:
+    """The detail of a resource with those members that the request has."""
+    return record.detail | {key: request.params[key] for key in keys if key in request.params}
+
+
+def _get(tx: Transaction, kind: type[R], name_or_arn: str) -> R | None:
+    """The resource to delete, if it exists: deleting another is no error in AWS."""
+    found: R | None = getattr(tx.state, kind.field).get(bare_name(name_or_arn))
+    return found
+
+
+def _check_disabled(record: ComputeEnvironment | JobQueue, request: CallReceived) -> None:
+    if record.enabled:
+        text = f"Cannot delete, {_title(type(record))} must be DISABLED first"
+        raise request_error(text, request)
+
+
+_HAS_QUEUES = "Cannot delete, found existing JobQueue relationship"
+
+# --- Compute environments -------------------------------------------------------------------------
+
+
+def create_compute_environment(tx: Transaction, request: CallReceived) -> dict[str, Any]:
+    params, detail = request.params, _new_detail(tx, ComputeEnvironment, request)
+    name = params["computeEnvironmentName"]
     resources = params.get("computeResources")
     if name == CONTROLLERS and params["type"] != "UNMANAGED":
-        raise refuse(f"{name} is the environment of sweeps' controllers: UNMANAGED", request)
+        text = f"{name} is the environment of sweeps' controllers: UNMANAGED"
+        raise request_error(text, request)
     if params["type"] == "MANAGED" and not resources:
-        raise refuse("computeResources must be provided for a MANAGED environment", request)
+        text = "computeResources must be provided for a MANAGED environment"
+        raise request_error(text, request)
     if resources:
         _refuse_instances(resources, request)
         _require_instances(resources, request)
-    if not resources:
-        resources = {"maxvCpus": params.get("unmanagedvCpus", draft.state.machine.vcpus)}
-    detail = {
-        "computeEnvironmentName": name,
-        "computeEnvironmentArn": arn("compute-environment", name),
+    else:
+        resources = {"maxvCpus": params.get("unmanagedvCpus", tx.state.machine.vcpus)}
+    detail |= {
         "ecsClusterArn": f"arn:aws:ecs:{REGION}:{ACCOUNT}:cluster/{CLUSTER}",
         "type": params["type"],
         "state": params.get("state", "ENABLED"),
         "status": "VALID",
         "statusReason": "ComputeEnvironment Healthy",
-        "tags": params.get("tags", {}),
         "uuid": request.new_id,
         "containerOrchestrationType": "ECS",
     }
@@ -86,121 +139,107 @@ def create_compute_environment(draft: Draft, request: Requested) -> dict[str, An
         detail["unmanagedvCpus"] = resources["maxvCpus"]
     if "serviceRole" in params:
         detail["serviceRole"] = params["serviceRole"]
-    draft.put(Environment(name, detail))
-    return {
-        "computeEnvironmentName": name,
-        "computeEnvironmentArn": detail["computeEnvironmentArn"],
-    }
+    return _put(tx, ComputeEnvironment(name, detail))
 
 
-def update_compute_environment(draft: Draft, request: Requested) -> dict[str, Any]:
-    record = environment_of(draft, request.params["computeEnvironment"], request)
-    detail = dict(record.detail)
-    for key in ("state", "serviceRole", "unmanagedvCpus", "updatePolicy"):
-        if key in request.params:
-            detail[key] = request.params[key]
+def update_compute_environment(tx: Transaction, request: CallReceived) -> dict[str, Any]:
+    record = find_record(tx, ComputeEnvironment, request.params["computeEnvironment"], request)
+    keys = ("state", "serviceRole", "unmanagedvCpus", "updatePolicy")
+    detail = _merge_members(record, request, *keys)
     if "computeResources" in request.params:
         changed = dict(request.params["computeResources"])
         changed.pop("updateToLatestImageVersion", None)
         _refuse_instances(changed, request)
         detail["computeResources"] = {**detail.get("computeResources", {}), **changed}
-    draft.put(replace(record, detail=detail))
-    return {
-        "computeEnvironmentName": record.name,
-        "computeEnvironmentArn": detail["computeEnvironmentArn"],
-    }
+    return _put(tx, replace(record, detail=detail))
 
 
-def _refuse_instances(resources: dict[str, Any], request: Requested) -> None:
+def delete_compute_environment(tx: Transaction, request: CallReceived) -> dict[str, Any]:
+    record = _get(tx, ComputeEnvironment, request.params["computeEnvironment"])
+    if record is not None:
+        _check_disabled(record, request)
+        if any(record.name in queue.environments for queue in tx.state.queues.values()):
+            raise request_error(_HAS_QUEUES, request)
+        tx.drop(record)
+    return {}
+
+
+def _refuse_instances(resources: dict[str, Any], request: CallReceived) -> None:
     kind = str(resources.get("type", ""))
     if kind.startswith("FARGATE"):
-        raise refuse("Fargate is not served by the embedded AWS Batch", request)
+        raise request_error("Fargate is not served by the embedded AWS Batch", request)
     if "MANAGED_INSTANCES" in kind or "managedInstancesProvider" in resources:
-        raise refuse("ECS Managed Instances are not served by the embedded AWS Batch", request)
+        text = "ECS Managed Instances are not served by the embedded AWS Batch"
+        raise request_error(text, request)
     for name in resources.get("instanceTypes", ()):
         if not _INSTANCE_TYPE.fullmatch(name):
-            raise refuse(
+            raise request_error(
                 f"Instance type can only be one of [optimal, default_x86_64, default_arm64, or an "
                 f"instance family or type of Amazon EC2 such as c7i and c7i.large], not '{name}'",
                 request,
             )
 
 
-def _require_instances(resources: dict[str, Any], request: Requested) -> None:
+def _require_instances(resources: dict[str, Any], request: CallReceived) -> None:
     """Refuse EC2 resources without the members that AWS requires, in AWS's words."""
     if not resources.get("instanceRole"):
-        raise refuse("Instance role is required.", request)
+        raise request_error("Instance role is required.", request)
     if "minvCpus" not in resources:
-        raise refuse("Resource minvCpus is required.", request)
+        raise request_error("Resource minvCpus is required.", request)
 
 
-def delete_compute_environment(draft: Draft, request: Requested) -> dict[str, Any]:
-    name = bare_name(request.params["computeEnvironment"])
-    record = draft.state.environments.get(name)
-    if record is None:
-        return {}
-    if record.enabled:
-        raise refuse("Cannot delete, compute environment must be DISABLED first", request)
-    if any(name in queue.environments for queue in draft.state.queues.values()):
-        raise refuse("Cannot delete, found existing JobQueue relationship", request)
-    draft.drop(record)
-    return {}
+# --- Job queues -----------------------------------------------------------------------------------
 
 
-def environment_of(draft: Draft, name_or_arn: str, request: Requested) -> Environment:
-    return existing(draft.state.environments, name_or_arn, "ComputeEnvironment", request)
-
-
-def create_job_queue(draft: Draft, request: Requested) -> dict[str, Any]:
-    params = request.params
-    name = params["jobQueueName"]
-    check_name(name, "Job queue name", request)
-    check_tags(request)
-    refuse_not_served(params, request)
+def create_job_queue(tx: Transaction, request: CallReceived) -> dict[str, Any]:
+    params, detail = request.params, _new_detail(tx, JobQueue, request)
     check_between(params["priority"], 0, MAX_PRIORITY, "priority", request)
     if params.get("jobQueueType", "ECS") != "ECS":
-        raise refuse(f"{params['jobQueueType']} queues are not served here, only ECS", request)
-    if name in draft.state.queues:
-        raise refuse(f"Object already exists: {name}", request)
-    detail = {
-        "jobQueueName": name,
-        "jobQueueArn": arn("job-queue", name),
+        text = f"{params['jobQueueType']} queues are not served here, only ECS"
+        raise request_error(text, request)
+    detail |= {
         "state": params.get("state", "ENABLED"),
         "status": "VALID",
         "statusReason": "JobQueue Healthy",
         "priority": params["priority"],
-        "computeEnvironmentOrder": _environment_order(draft, request),
+        "computeEnvironmentOrder": _environment_order(tx, request),
         "jobQueueType": "ECS",
-        "tags": params.get("tags", {}),
-        **_limits(request),
+        **_time_limits(request),
+        **_policy(tx, request),
     }
-    if "schedulingPolicyArn" in params:
-        detail["schedulingPolicyArn"] = policy_arn(draft, params["schedulingPolicyArn"], request)
-    draft.put(Queue(name, detail))
-    return {"jobQueueName": name, "jobQueueArn": detail["jobQueueArn"]}
+    return _put(tx, JobQueue(params["jobQueueName"], detail))
 
 
-def update_job_queue(draft: Draft, request: Requested) -> dict[str, Any]:
-    refuse_not_served(request.params, request)
-    record = queue_of(draft, request.params["jobQueue"], request)
-    detail = dict(record.detail)
-    for key in ("state", "priority"):
-        if key in request.params:
-            detail[key] = request.params[key]
+def update_job_queue(tx: Transaction, request: CallReceived) -> dict[str, Any]:
+    check_served(request.params, request)
+    record = find_record(tx, JobQueue, request.params["jobQueue"], request)
+    detail = _merge_members(record, request, "state", "priority")
     check_between(detail["priority"], 0, MAX_PRIORITY, "priority", request)
-    detail |= _limits(request)
-    if "schedulingPolicyArn" in request.params:
-        if not record.policy:
-            raise refuse("A scheduling policy can not be added to a FIFO job queue", request)
-        asked = request.params["schedulingPolicyArn"]
-        detail["schedulingPolicyArn"] = policy_arn(draft, asked, request)
+    detail |= _time_limits(request)
+    if "schedulingPolicyArn" in request.params and not record.policy:
+        raise request_error("A scheduling policy can not be added to a FIFO job queue", request)
+    detail |= _policy(tx, request)
     if "computeEnvironmentOrder" in request.params:
-        detail["computeEnvironmentOrder"] = _environment_order(draft, request)
-    draft.put(replace(record, detail=detail))
-    return {"jobQueueName": record.name, "jobQueueArn": detail["jobQueueArn"]}
+        detail["computeEnvironmentOrder"] = _environment_order(tx, request)
+    return _put(tx, replace(record, detail=detail))
 
 
-def _limits(request: Requested) -> dict[str, Any]:
+def delete_job_queue(tx: Transaction, request: CallReceived) -> dict[str, Any]:
+    record = _get(tx, JobQueue, request.params["jobQueue"])
+    if record is None:
+        return {}
+    _check_disabled(record, request)
+    for job in sorted(tx.state.jobs.values(), key=lambda job: job.sequence):
+        if job.queue == record.name and job.node is None:  # nodes are stopped with their job
+            # The end of an earlier job may have ended this one, which depended on it.
+            left = tx.state.jobs.get(job.id)
+            if left is not None:
+                lifecycle.terminate(tx, left, lifecycle.QUEUE_DELETED)
+    tx.drop_queue(record)
+    return {}
+
+
+def _time_limits(request: CallReceived) -> dict[str, Any]:
     """The jobStateTimeLimitActions of a request, checked."""
     given = request.params.get("jobStateTimeLimitActions")
     if given is None:
@@ -208,266 +247,200 @@ def _limits(request: Requested) -> dict[str, Any]:
     for action in given:
         check_between(action["maxTimeSeconds"], 600, 86_400, "maxTimeSeconds", request)
         if action["action"] != "CANCEL":
-            raise refuse("jobStateTimeLimitActions action must be CANCEL", request)
+            raise request_error("jobStateTimeLimitActions action must be CANCEL", request)
         if action["reason"] not in TIME_LIMIT_REASONS:
             known = ", ".join(TIME_LIMIT_REASONS)
-            raise refuse(f"jobStateTimeLimitActions reason must be one of {known}", request)
+            text = f"jobStateTimeLimitActions reason must be one of {known}"
+            raise request_error(text, request)
     return {"jobStateTimeLimitActions": given}
 
 
-def policy_arn(draft: Draft, asked: str, request: Requested) -> str:
-    """The ARN of a scheduling policy that exists. Raises Refused."""
-    return str(existing(draft.state.policies, asked, "SchedulingPolicy", request).detail["arn"])
+def _policy(tx: Transaction, request: CallReceived) -> dict[str, Any]:
+    """The ARN of the request's scheduling policy, which must exist. Raises ApiError."""
+    given = request.params.get("schedulingPolicyArn")
+    if given is None:
+        return {}
+    policy = find_record(tx, SchedulingPolicy, given, request)
+    return {"schedulingPolicyArn": policy.detail["arn"]}
 
 
-def _environment_order(draft: Draft, request: Requested) -> list[dict[str, Any]]:
+def _environment_order(tx: Transaction, request: CallReceived) -> list[dict[str, Any]]:
     given = request.params.get("computeEnvironmentOrder", [])
     if not 1 <= len(given) <= MAX_ENVIRONMENTS:
-        raise refuse(f"A job queue needs 1 to {MAX_ENVIRONMENTS} compute environments", request)
+        text = f"A job queue needs 1 to {MAX_ENVIRONMENTS} compute environments"
+        raise request_error(text, request)
     for entry in given:
         named = parse_arn(entry["computeEnvironment"])
         if named is not None and named.account != ACCOUNT:
-            raise refuse(
+            raise request_error(
                 f"ComputeEnvironment {named} not found: it belongs to another account than "
                 f"{ACCOUNT}, that of the embedded AWS Batch",
                 request,
             )
-    found = [environment_of(draft, entry["computeEnvironment"], request) for entry in given]
+    found = [
+        find_record(tx, ComputeEnvironment, entry["computeEnvironment"], request) for entry in given
+    ]
     return [
         {"order": entry["order"], "computeEnvironment": record.detail["computeEnvironmentArn"]}
         for entry, record in zip(given, found, strict=True)
     ]
 
 
-def delete_job_queue(draft: Draft, request: Requested) -> dict[str, Any]:
-    name = bare_name(request.params["jobQueue"])
-    record = draft.state.queues.get(name)
-    if record is None:
-        return {}
-    if record.enabled:
-        raise refuse("Cannot delete, job queue must be DISABLED first", request)
-    for job in sorted(draft.state.jobs.values(), key=lambda job: job.sequence):
-        if job.queue == name and job.node is None:  # nodes are stopped with their job
-            # The end of a job before it may have ended this one, which depended on it.
-            left = draft.state.jobs.get(job.id)
-            if left is not None:
-                lifecycle.terminate(draft, left, lifecycle.QUEUE_DELETED)
-    draft.drop_queue(record)
-    return {}
-
-
-def queue_of(draft: Draft, name_or_arn: str, request: Requested) -> Queue:
-    return existing(draft.state.queues, name_or_arn, "JobQueue", request)
-
-
-# --- consumables ----------------------------------------------------------------------------------
-# Consumable resources: create, update, delete.
-#
+# --- Consumable resources -------------------------------------------------------------------------
 # Source: AWS Batch User Guide, "Resource-aware scheduling".
 
 
-TOKENS = 8 * 3600 * 1000  # ms that a clientToken is known
-KINDS = ("REPLENISHABLE", "NON_REPLENISHABLE")
-
-
-def create_consumable_resource(draft: Draft, request: Requested) -> dict[str, Any]:
-    params = request.params
-    name = params["consumableResourceName"]
-    check_name(name, "Consumable resource name", request)
-    check_tags(request)
-    if name in draft.state.consumables:
-        raise refuse(f"Object already exists: {name}", request)
-    kind = params.get("resourceType", KINDS[0])
-    if kind not in KINDS:
-        raise refuse(f"resourceType must be one of {', '.join(KINDS)}", request)
+def create_consumable_resource(tx: Transaction, request: CallReceived) -> dict[str, Any]:
+    params, detail = request.params, _new_detail(tx, ConsumableResource, request)
+    kind = params.get("resourceType", RESOURCE_TYPES[0])
+    if kind not in RESOURCE_TYPES:
+        raise request_error(f"resourceType must be one of {', '.join(RESOURCE_TYPES)}", request)
     total = params.get("totalQuantity", 0)
     if total < 0:
-        raise refuse("totalQuantity must be 0 or more", request)
-    detail = {
-        "consumableResourceName": name,
-        "consumableResourceArn": arn("consumable-resource", name),
-        "resourceType": kind,
-        "createdAt": request.now,
-        "tags": params.get("tags", {}),
-    }
-    draft.put(Consumable(name, detail, total))
-    return {
-        "consumableResourceName": name,
-        "consumableResourceArn": detail["consumableResourceArn"],
-    }
+        raise request_error("totalQuantity must be 0 or more", request)
+    detail |= {"resourceType": kind, "createdAt": request.now}
+    return _put(tx, ConsumableResource(params["consumableResourceName"], detail, total))
 
 
-def update_consumable_resource(draft: Draft, request: Requested) -> dict[str, Any]:
-    """SET, ADD or REMOVE a quantity. What jobs hold already they keep, even above the total."""
+def update_consumable_resource(tx: Transaction, request: CallReceived) -> dict[str, Any]:
+    """SET, ADD or REMOVE a quantity. Jobs keep what they hold already, even above the total."""
     params = request.params
-    record = consumable_of(draft, params["consumableResource"], request)
+    record = find_record(tx, ConsumableResource, params["consumableResource"], request)
     quantity, operation = params.get("quantity", 0), params.get("operation", "SET")
     if quantity < 0:
-        raise refuse("quantity must be 0 or more", request)
+        raise request_error("quantity must be 0 or more", request)
     totals = {"SET": quantity, "ADD": record.total + quantity, "REMOVE": record.total - quantity}
     if operation not in totals:
-        raise refuse("operation must be SET, ADD or REMOVE", request)
-    answer = {
-        "consumableResourceName": record.name,
-        "consumableResourceArn": record.detail["consumableResourceArn"],
-        "totalQuantity": record.total,
-    }
+        raise request_error("operation must be SET, ADD or REMOVE", request)
     token = params.get("clientToken", "")
-    updates = {key: made for key, made in record.updates.items() if made[0] > request.now - TOKENS}
+    oldest = request.now - REMEMBER_TOKENS
+    updates = {key: made for key, made in record.updates.items() if made[0] > oldest}
     if token in updates and tuple(updates[token][1:]) == (operation, quantity):
-        return answer
+        return record.identifiers() | {"totalQuantity": record.total}
     if token:
         updates[token] = (request.now, operation, quantity)
     total = totals[operation]
     if not 0 <= total < 2**63:
-        raise refuse(f"The total quantity would be {total}", request)
-    draft.put(replace(record, total=total, updates=updates))
-    return {**answer, "totalQuantity": total}
+        raise request_error(f"The total quantity would be {total}", request)
+    return _put(tx, replace(record, total=total, updates=updates)) | {"totalQuantity": total}
 
 
-def delete_consumable_resource(draft: Draft, request: Requested) -> dict[str, Any]:
-    name = bare_name(request.params["consumableResource"])
-    record = draft.state.consumables.get(name)
-    if record is None:
-        return {}
-    users = [job for job in draft.state.jobs.values() if name in dict(job.spec.consumables)]
-    if users:
-        raise refuse(
-            f"Cannot delete, {len(users)} unfinished jobs ask for {name}, one is {users[0].id}",
-            request,
-        )
-    draft.drop(record)
+def delete_consumable_resource(tx: Transaction, request: CallReceived) -> dict[str, Any]:
+    record = _get(tx, ConsumableResource, request.params["consumableResource"])
+    if record is not None:
+        name = record.name
+        users = [job for job in tx.state.jobs.values() if name in dict(job.spec.consumables)]
+        if users:
+            raise request_error(
+                f"Cannot delete, {len(users)} unfinished jobs ask for {name}, one is {users[0].id}",
+                request,
+            )
+        tx.drop(record)
     return {}
 
 
-def consumable_of(draft: Draft, name_or_arn: str, request: Requested) -> Consumable:
-    return existing(draft.state.consumables, name_or_arn, "ConsumableResource", request)
+# --- Scheduling policies --------------------------------------------------------------------------
 
 
-# --- policies -------------------------------------------------------------------------------------
-# Scheduling policies: create, update, delete.
+def create_scheduling_policy(tx: Transaction, request: CallReceived) -> dict[str, Any]:
+    detail = _new_detail(tx, SchedulingPolicy, request)
+    detail["fairsharePolicy"] = _fair_share(request)
+    return _put(tx, SchedulingPolicy(detail["name"], detail))
 
 
-MAX_DECAY = 604_800  # seconds
-MAX_SHARE_NAME = 255
-
-
-def create_scheduling_policy(draft: Draft, request: Requested) -> dict[str, Any]:
-    params = request.params
-    name = params["name"]
-    check_name(name, "Scheduling policy name", request)
-    check_tags(request)
-    refuse_not_served(params, request)
-    if name in draft.state.policies:
-        raise refuse(f"Object already exists: {name}", request)
-    made = arn("scheduling-policy", name)
-    detail = {
-        "name": name,
-        "arn": made,
-        "fairsharePolicy": _fair_share(request),
-        "tags": params.get("tags", {}),
-    }
-    draft.put(Policy(name, detail))
-    return {"name": name, "arn": made}
-
-
-def update_scheduling_policy(draft: Draft, request: Requested) -> dict[str, Any]:
-    refuse_not_served(request.params, request)
-    asked = request.params["arn"]
-    record = existing(draft.state.policies, asked, "SchedulingPolicy", request)
+def update_scheduling_policy(tx: Transaction, request: CallReceived) -> dict[str, Any]:
+    check_served(request.params, request)
+    record = find_record(tx, SchedulingPolicy, request.params["arn"], request)
     if "fairsharePolicy" in request.params:
         detail = {**record.detail, "fairsharePolicy": _fair_share(request)}
-        draft.put(replace(record, detail=detail))
+        tx.put(replace(record, detail=detail))
     return {}
 
 
-def delete_scheduling_policy(draft: Draft, request: Requested) -> dict[str, Any]:
-    name = bare_name(request.params["arn"])
-    if any(queue.policy == name for queue in draft.state.queues.values()):
-        raise refuse("Cannot delete, found existing JobQueue relationship", request)
-    record = draft.state.policies.get(name)
+def delete_scheduling_policy(tx: Transaction, request: CallReceived) -> dict[str, Any]:
+    record = _get(tx, SchedulingPolicy, request.params["arn"])
     if record is not None:
-        draft.drop(record)
+        if any(queue.policy == record.name for queue in tx.state.queues.values()):
+            raise request_error(_HAS_QUEUES, request)
+        tx.drop(record)
     return {}
 
 
-def _fair_share(request: Requested) -> dict[str, Any]:
+def _fair_share(request: CallReceived) -> dict[str, Any]:
     policy: dict[str, Any] = request.params.get("fairsharePolicy", {})
     check_between(policy.get("shareDecaySeconds", 0), 0, MAX_DECAY, "shareDecaySeconds", request)
     check_between(policy.get("computeReservation", 0), 0, 99, "computeReservation", request)
     names = [entry["shareIdentifier"] for entry in policy.get("shareDistribution", ())]
     for name in names:
         check_share_name(name, request)
-    for one, other in pairwise(sorted(names)):  # `a*` comes right before what starts with `a`
+    for one, other in pairwise(sorted(names)):  # `a*` sorts right before names that start with `a`
         same = one.removesuffix("*") == other.removesuffix("*")
         if same or (one.endswith("*") and other.startswith(one[:-1])):
-            raise refuse(f"shareIdentifiers must not overlap: '{one}', '{other}'", request)
+            text = f"shareIdentifiers must not overlap: '{one}', '{other}'"
+            raise request_error(text, request)
     for entry in policy.get("shareDistribution", ()):
         weight = entry.get("weightFactor", 1.0)
         check_between(weight, 0.0001, 999.9999, "weightFactor", request)
     return policy
 
 
-def check_share_name(name: str, request: Requested) -> None:
+def check_share_name(name: str, request: CallReceived) -> None:
     plain = name.removesuffix("*")
     if not (plain.isascii() and plain.isalnum()) or len(plain) > MAX_SHARE_NAME:
-        raise refuse(
+        raise request_error(
             f"shareIdentifier must have 1-{MAX_SHARE_NAME} letters and digits, "
             f"and may end with *: '{name}'",
             request,
         )
 
 
-# --- tags -----------------------------------------------------------------------------------------
-# TagResource and UntagResource: on everything that has an ARN here.
-#
-# Source: AWS Batch API reference, TagResource; array children and nodes can not be tagged.
+# --- Tags -----------------------------------------------------------------------------------------
+# Source: AWS Batch API reference, TagResource. Everything with an ARN can be tagged, except array
+# children and nodes.
+
+TagChange = Callable[[dict[str, str]], dict[str, str]]
 
 
-Change = Callable[[dict[str, str]], dict[str, str]]
-
-
-def tag_resource(draft: Draft, request: Requested) -> dict[str, Any]:
+def tag_resource(tx: Transaction, request: CallReceived) -> dict[str, Any]:
     check_tags(request)
     given: dict[str, str] = request.params["tags"]
     check_chaos(given, request)
-    return _change(draft, request, lambda tags: {**tags, **given})
+    return _change_tags(tx, request, lambda tags: {**tags, **given})
 
 
-def untag_resource(draft: Draft, request: Requested) -> dict[str, Any]:
+def untag_resource(tx: Transaction, request: CallReceived) -> dict[str, Any]:
     gone = {*request.params["tagKeys"]}
-    return _change(draft, request, lambda tags: {k: v for k, v in tags.items() if k not in gone})
+    return _change_tags(tx, request, lambda tags: {k: v for k, v in tags.items() if k not in gone})
 
 
-def _change(draft: Draft, request: Requested, change: Change) -> dict[str, Any]:
-    asked = request.params["resourceArn"]
-    arn = parse_arn(asked)
+def _change_tags(tx: Transaction, request: CallReceived, change: TagChange) -> dict[str, Any]:
+    given = request.params["resourceArn"]
+    arn = parse_arn(given)
     if arn is None:
-        raise refuse(f"Invalid resource ARN: {asked}", request)
+        raise request_error(f"Invalid resource ARN: {given}", request)
     if arn.kind == "job":
-        job = _job(draft, arn, request)
-        draft.put_job(replace(job, tags=_changed(job.tags, change, request)))
+        job = _find_job(tx, arn, request)
+        tx.put_job(replace(job, tags=_check_tag_count(change(job.tags), request)))
         return {}
-    record = draft.state.record(arn.kind, arn.name)
+    record = tx.state.record(arn.kind, arn.name)
     if record is None:
-        raise refuse(f"Resource not found: {arn}", request)
-    tags = _changed(record.detail.get("tags", {}), change, request)
-    draft.put(replace(record, detail={**record.detail, "tags": tags}))
+        raise request_error(f"Resource not found: {arn}", request)
+    tags = _check_tag_count(change(record.detail.get("tags", {})), request)
+    tx.put(replace(record, detail={**record.detail, "tags": tags}))
     return {}
 
 
-def _job(draft: Draft, arn: Arn, request: Requested) -> Job:
-    """`request.found` has it if it is finished."""
+def _find_job(tx: Transaction, arn: Arn, request: CallReceived) -> Job:
+    """The job to tag: from the state, or from `request.found` if it has finished."""
     if set(arn.name) & set(":#"):
-        raise refuse("Array children and nodes can not be tagged", request)
-    job = draft.state.jobs.get(arn.name) or request.found.get(arn.name)
+        raise request_error("Array children and nodes can not be tagged", request)
+    job = tx.state.jobs.get(arn.name) or request.found.get(arn.name)
     if job is None:
-        raise refuse(f"Resource not found: {arn}", request)
+        raise request_error(f"Resource not found: {arn}", request)
     return job
 
 
-def _changed(tags: dict[str, str], change: Change, request: Requested) -> dict[str, str]:
-    tags = change(tags)
+def _check_tag_count(tags: dict[str, str], request: CallReceived) -> dict[str, str]:
     if len(tags) > MAX_TAGS:
-        raise refuse(f"Tags limit exceeded: at most {MAX_TAGS}", request)
+        raise request_error(f"Tags limit exceeded: at most {MAX_TAGS}", request)
     return tags

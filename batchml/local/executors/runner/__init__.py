@@ -1,1 +1,1 @@
-"""The process that looks after one attempt: a program or a container."""
+"""The runner: the process that runs attempts, and outlives the server."""

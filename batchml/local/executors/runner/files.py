@@ -1,16 +1,21 @@
-"""What a runner keeps in the folder of its attempt, and how it writes there.
+"""The files in an attempt's folder, and how its runner writes them.
 
-    runner.json  the record. Locked: its runner lives. Holds the runner's identity (boot id, pid,
-                 start time, kind, slot), whether the program may have begun and since when it
+    runner.json  the record, locked while the runner lives. Holds the runner's identity (boot id,
+                 pid, start time, kind, slot), whether the program may have begun, since when it
                  runs, or that it never began
-    exit.json    the record under its last name, once every process of the attempt is gone: how it
-                 ended and a proof of its log (proof.py), beside the identity
+    exit.json    the record under its last name, once every process of the attempt has ended: adds
+                 the exit and a proof of the log
     failure      the error that ended the runner itself, if one did
-    progress     what it does before the program runs, a line each
-    log          the output: one event a line, `<ms> <message>`
+    progress     the steps before the program runs, one line each
+    log          the output: one event per line, `<ms> <message>`
 
-A file that cannot be written now is waited for: a full disk must not cost what an attempt has done.
-The server reads the record with `record.py`.
+The runner waits for a file that cannot be written now: a full disk must not cost the results of an
+attempt. The server reads the record with `executors/record.py`.
+
+The proof of a log counts its lines and bytes and holds a digest of the whole. Checkpoints are
+digests of the first `stride` lines, of twice as many, and so on. They locate the first line that
+differs: exactly in a log of up to 64 lines, as a range of lines in a longer one, where the stride
+grows.
 
 Standard library only, few imports: runners import it.
 """
@@ -25,37 +30,108 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from batchml.local.executors.runner.proof import LogDigest
 from batchml.runtime.protocol.exit_codes import LOG_TOO_LARGE
+from batchml.runtime.protocol.log_marks import MARK
 
 FAILURE = "failure"
+MAX_CHECKPOINTS = 64
+CHECKPOINT = 4  # bytes of each: enough to find a line; the whole digest decides whether to look
 _MAY_PASS = (
     errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE,
 )  # fmt: skip
 _RETRY_AFTER = 0.2  # seconds between tries when the disk is full
 _BLOCK = 1_048_576
+_MARK = b" " + MARK.encode()
+_STAMP = 15  # digits, at most
 
 
-class Log:
-    """The attempt's output on disk, and its digest. Waits for space rather than lose a line.
+class LogDigest:
+    """The digest of a log, updated with each write from the first byte on."""
 
-    `meanwhile` is called while it waits: a stop must reach the program on a full disk as well.
-    `full` says why the log can take no more lines, permanently. The file is created with the first
-    line: most jobs of a large array print nothing.
+    def __init__(self) -> None:
+        import hashlib
+
+        self._sha = hashlib.sha256()
+        self._lines = self._marks = self._size = 0
+        self._stride = 1
+        self._checkpoints: list[bytes] = []
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._lines
+
+    def add(self, data: bytes, count: int) -> None:
+        """Add `count` whole lines, each `<ms> <message>` with its newline."""
+        self._size += len(data)
+        if _MARK in data:
+            self._marks += count_marks(data)
+        while count >= (ahead := self._stride - self._lines % self._stride):
+            end = len(data) if count == ahead else line_end(data, ahead)
+            self._sha.update(data[:end])
+            data, count = data[end:], count - ahead
+            self._lines += ahead
+            self._note()
+        if count:
+            self._sha.update(data)
+            self._lines += count
+
+    def _note(self) -> None:
+        self._checkpoints.append(self._sha.digest()[:CHECKPOINT])
+        if len(self._checkpoints) > MAX_CHECKPOINTS:
+            self._checkpoints = self._checkpoints[1::2]
+            self._stride *= 2
+
+    def proof(self) -> dict[str, Any]:
+        """The fields of a LogProof (events.py). Less than 1 KiB as JSON."""
+        return {
+            "lines": self._lines,
+            "shown": self._lines - self._marks,
+            "size": self._size,
+            "sha256": self._sha.hexdigest(),
+            "stride": self._stride,
+            "checkpoints": b"".join(self._checkpoints).hex(),
+        }
+
+
+def line_end(data: bytes, number: int) -> int:
+    """The offset behind line `number`, counted from 1, of data with at least so many lines."""
+    end = 0
+    for _ in range(number):
+        end = data.index(b"\n", end) + 1
+    return end
+
+
+def count_marks(data: bytes) -> int:
+    """The number of lines that are batchml's marks, which users do not see."""
+    count, at = 0, data.find(_MARK)
+    while at >= 0:
+        before = data[max(0, at - _STAMP - 1) : at]
+        stamp = before[before.rfind(b"\n") + 1 :]
+        count += stamp.isdigit() and len(stamp) <= _STAMP
+        at = data.find(_MARK, at + 1)
+    return count
+
+
+class AttemptLog:
+    """The attempt's output on disk, and its digest. Waits for space instead of losing lines.
+
+    `while_waiting` is called during a wait: a stop must reach the program on a full disk, too.
+    `full` is the reason why the log can take no more lines, permanently. The first line creates the
+    file: most jobs of a large array print nothing.
     """
 
-    def __init__(self, folder: int, meanwhile: Callable[[], object]) -> None:
+    def __init__(self, folder: int, while_waiting: Callable[[], object]) -> None:
         """`folder` is the descriptor of the attempt's folder, wherever that is moved to."""
         self._folder = folder
         self._file = -1
-        self._meanwhile = meanwhile
+        self._while_waiting = while_waiting
         self._last = 0
         self.full = ""
         self._digest = LogDigest()
-        self.must_last = False  # it has output of the program
+        self.must_last = False  # it contains output of the program
         self._is_lost = False  # the folder was deleted: lines go to /dev/null
-        if os.path.exists(self._path):  # another runner was killed on this attempt
-            self._go_on()
+        if os.path.exists(self._path):  # another runner was killed during this attempt
+            self._resume()
 
     @property
     def _path(self) -> str:
@@ -69,7 +145,7 @@ class Log:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         try:
             return os.open("log", flags, 0o600, dir_fd=self._folder)
-        except FileNotFoundError:  # somebody has deleted the folder, which the proof will show
+        except FileNotFoundError:  # the folder was deleted, which the proof will show
             self._is_lost = True
             return os.open(os.devnull, flags)
 
@@ -77,7 +153,7 @@ class Log:
         if not lines:
             return
         if self._file < 0:
-            self._file = until_it_works(self._open, self._meanwhile)
+            self._file = until_it_works(self._open, self._while_waiting)
         self._last = max(self._last, now_ms())
         stamp = b"%d " % self._last
         whole = b"".join([b"%s%s\n" % (stamp, line) for line in lines])
@@ -90,41 +166,59 @@ class Log:
                     self.full = _too_large()
                     return
                 raise_unless_it_may_pass(error)
-                self._meanwhile()
+                self._while_waiting()
                 time.sleep(_RETRY_AFTER)
         self._digest.add(whole, len(lines))
 
-    def _go_on(self) -> None:
-        """Take in what the file holds. A last line that is torn is cut off."""
-        from batchml.local.executors.runner.streams import cut_torn_line
-
+    def _resume(self) -> None:
+        """Add the content of the file to the digest. A torn last line is cut off."""
         cut_torn_line(self._path)
         with open(self._path, "rb") as file:
             while lines := file.readlines(_BLOCK):
                 self._digest.add(b"".join(lines), len(lines))
 
     def close(self) -> dict[str, Any]:
-        """The proof of what it holds."""
-        if self.full:  # its last line may be torn
+        """Close the log; the proof of its content."""
+        if self.full:  # the last line may be torn
             self._digest = LogDigest()
-            self._go_on()
+            self._resume()
         if self._file >= 0:
             if self.must_last and not self._is_lost:
-                until_it_works(lambda: os.fsync(self._file), self._meanwhile)
+                until_it_works(lambda: os.fsync(self._file), self._while_waiting)
             os.close(self._file)
         return self._digest.proof()
 
 
-class Record:
-    """`runner.json`, which becomes `exit.json`. Holds the lock for as long as it is open."""
+def cut_torn_line(path: str) -> None:
+    """Cut off a last line without its newline: its writer was killed."""
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        end = os.fstat(file).st_size
+        while end:
+            start = max(0, end - _BLOCK)
+            newline = os.pread(file, end - start, start).rfind(b"\n")
+            if newline >= 0:
+                end = start + newline + 1
+                break
+            end = start
+        os.ftruncate(file, end)
+    finally:
+        os.close(file)
+
+
+class RecordFile:
+    """`runner.json`, which becomes `exit.json`. It is locked for as long as it is open."""
 
     def __init__(self, folder: str, file: int, identity: bytes) -> None:
-        """`identity` is a JSON object. Raises OSError where the folder is gone."""
-        # The folder may be moved, with all of the state folder, while the attempt runs.
+        """`identity` is a JSON object. Raises OSError when the folder is missing."""
+        # The whole state folder may be moved while the attempt runs.
         self.folder = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         self._file = file
         self._text = identity
-        self._size = os.fstat(file).st_size  # 0, unless another runner was killed on this one
+        self._size = os.fstat(file).st_size  # more than 0 if an earlier runner was killed
         until_it_works(lambda: self._write(identity))
 
     def note_begun(self) -> None:
@@ -134,22 +228,22 @@ class Record:
         self._append(json.dumps(more).encode()[1:])
 
     def _append(self, members: bytes) -> None:
-        """What is added stays, whatever is added later."""
+        """Add members, which stay in the record whatever is added later."""
         text = self._text[:-1] + b", " + members
         self._write(text)
         self._text = text
 
     def _write(self, data: bytes) -> None:
-        """Over what was there, in one go, so that there is no moment at which it is empty."""
+        """Overwrite the content in one call, so that the file is never empty."""
         data = data.ljust(self._size)
         os.pwrite(self._file, data, 0)
         self._size = len(data)
 
     def finish(self, ended: dict[str, Any]) -> None:
-        """The attempt has ended, and this is how.
+        """Record the end of the attempt.
 
-        Not synced: the server's journal is, and until it has the end, a power cut is what took
-        the attempt (docs/durability.md).
+        Not synced: the server's journal is, and before it contains the end, a power cut counts as
+        the end of the attempt (docs/durability.md).
         """
         until_it_works(lambda: self.add(ended))
         until_it_works(self._rename)
@@ -158,7 +252,7 @@ class Record:
         try:
             os.rename("runner.json", "exit.json", src_dir_fd=self.folder, dst_dir_fd=self.folder)
         except FileNotFoundError:
-            pass  # somebody has deleted the folder: a server that lives hears of the end from us
+            pass  # the folder was deleted: a live server receives the end as a message
 
     def close(self) -> None:
         os.close(self.folder)
@@ -171,11 +265,11 @@ def now_ms() -> int:
 
 def until_it_works(
     write: Callable[[], Any],
-    meanwhile: Callable[[], object] | None = None,
+    while_waiting: Callable[[], object] | None = None,
     *,
     lasting: tuple[int, ...] = (),
 ) -> Any:
-    """A full disk must not cost the record of an attempt. `lasting` errors are raised at once."""
+    """Retry until a full disk has space. `lasting` errors are raised at once."""
     while True:
         try:
             return write()
@@ -183,20 +277,21 @@ def until_it_works(
             if error.errno in lasting:
                 raise
             raise_unless_it_may_pass(error)
-            if meanwhile is not None:
-                meanwhile()
+            if while_waiting is not None:
+                while_waiting()
             time.sleep(_RETRY_AFTER)
 
 
 def raise_unless_it_may_pass(error: OSError) -> None:
-    """A full disk has space again some day, and a file system that was mounted read-only after a
-    fault can be written to; a folder that was deleted does not come back."""
+    """Raise errors that do not pass. A full disk gets space again, and a file system that was
+    remounted read-only after a fault can become writable; a deleted folder does not come back.
+    """
     if error.errno not in _MAY_PASS:
         raise error
 
 
 def _too_large() -> str:
-    """What to say of a log that can grow no more."""
+    """The message for a log that cannot grow any more."""
     import resource
 
     limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -205,12 +300,14 @@ def _too_large() -> str:
 
 
 def folder_of(record: int) -> str:
-    """Where a record lies now: the state folder may have been moved since the server named it."""
+    """The folder of a record now: the state folder may have been moved since the server named
+    it.
+    """
     return os.path.dirname(os.readlink(f"/proc/self/fd/{record}"))
 
 
 def leave_reason(folder: str, error: BaseException) -> None:
-    """Say, for the server, what ends this runner."""
+    """Write the error that ends this runner, for the server."""
     try:
         with open(os.path.join(folder, FAILURE), "w", encoding="utf-8", errors="replace") as file:
             file.write(f"{type(error).__name__}: {error}")

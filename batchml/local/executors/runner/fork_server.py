@@ -1,14 +1,14 @@
-"""Attempts through our runtime without a new interpreter for each: the runner forks its own.
+"""Start attempts with batchml's runtime by a fork of the runner, without a new interpreter.
 
-An interpreter that starts and imports the runtime needs 50 ms of CPU, a fork 3 ms. The runtime is
-standard library only, so the runner's Python runs it for every image; the program is looked for on
-the attempt's PATH as ever, and started by the runtime with `exec`, so nothing of the runner is in
-it.
+An interpreter that starts and imports the runtime takes 50 ms of CPU, a fork 3 ms. The runtime uses
+the standard library only, so the runner's Python runs it for every image. The runtime searches the
+program on the attempt's PATH and starts it with `exec`, so the program inherits nothing of the
+runner.
 
-What a new interpreter would be given, the child gives itself: its own session, `/dev/null` and the
-pipe, none of the runner's descriptors (so neither the lock of the attempt's record nor the server's
-socket), no signal blocked or handled, the attempt's variables and no others, and its place in the
-runner's slot. Orphans, timers and signals that wait are not inherited: fork(2), prctl(2).
+The child sets up what a new interpreter would get: its own session, `/dev/null` and the pipe, none
+of the runner's descriptors (neither the lock of the attempt's record nor the server's socket), no
+signal blocked or handled, only the attempt's variables, and its place in the runner's slot.
+Orphans, timers and pending signals are not inherited: fork(2), prctl(2).
 
 Runs in a runner. Standard library only.
 """
@@ -22,27 +22,30 @@ import sys
 from typing import NoReturn
 
 RUNTIME = ("-m", "batchml.runtime.run")
-_TASK = "BATCHML_TASK"  # finds what is left of an attempt: record.py
-_START, _END = 47, 48  # of /proc/pid/stat after the name: env_start, env_end (proc(5), 50 and 51)
+_TASK = "BATCHML_TASK"  # marks the processes of an attempt: record.py
+# Fields of /proc/pid/stat after the name: env_start and env_end (proc(5), 50 and 51).
+_START, _END = 47, 48
 
 _loaded = False
 
 
-class Mark:
-    """The part of this process's memory that /proc/PID/environ shows: that of its first variables.
+class EnvironMark:
+    """The memory of this process that /proc/PID/environ shows: that of its first variables.
 
-    A forked child is to be found by its attempt's variable there, as one with a new interpreter is,
-    and from its first moment on. So the runner marks itself for the moment of the fork.
+    A forked child must be found by its attempt's variable there, like one with a new interpreter,
+    and from its first moment on. So the runner sets the variable during the fork.
     """
 
     def __init__(self) -> None:
-        """Raises OSError where the system shows no such thing, or takes no mark."""
+        """Raises OSError where the system does not show this memory, or does not allow the
+        change.
+        """
         with open("/proc/self/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
         self._at, end = int(fields[_START]), int(fields[_END])
         self._size = end - self._at
         for name, value in list(os.environ.items()):
-            os.environ[name] = value  # elsewhere in memory: the C library still reads them
+            os.environ[name] = value  # moves them in memory, because the C library still reads them
         self._memory = os.open("/proc/self/mem", os.O_RDWR | os.O_CLOEXEC)
         try:
             self._check()
@@ -59,7 +62,7 @@ class Mark:
         self.clear()
 
     def put(self, task_id: str) -> bool:
-        """False where it is too long."""
+        """Set the mark; False where it is too long."""
         data = f"{_TASK}={task_id}\0".encode()
         if len(data) > self._size:
             return False
@@ -73,15 +76,15 @@ class Mark:
         os.pwrite(self._memory, data.ljust(self._size, b"\0"), self._at)
 
 
-class Forker:
-    """Of one runner."""
+class ForkServer:
+    """The forks of one runner."""
 
     def __init__(self) -> None:
-        self._mark: Mark | None = None
+        self._mark: EnvironMark | None = None
         self._is_possible = sys.platform.startswith("linux")
 
     def start(self, command: list[str], env: dict[str, str], output: int) -> int | None:
-        """Start a command that is our runtime's; its pid. None where that cannot be done so.
+        """Start a command of batchml's runtime; its pid. None where a fork is impossible.
 
         Standard output and errors go to the descriptor `output`. Raises OSError while the system
         has no room for another process.
@@ -98,12 +101,12 @@ class Forker:
             mark.clear()
         return pid
 
-    def _ready(self) -> Mark | None:
+    def _ready(self) -> EnvironMark | None:
         if self._mark is None and self._is_possible:
             try:
-                self._mark = Mark()
+                self._mark = EnvironMark()
                 _load()
-            except (OSError, ImportError):  # the second: this installation is being replaced
+            except (OSError, ImportError):  # ImportError: this installation is being replaced
                 self._mark, self._is_possible = None, False
         return self._mark
 
@@ -113,27 +116,34 @@ def is_ours(command: list[str]) -> bool:
 
 
 def _can_be_given(command: list[str], env: dict[str, str]) -> bool:
-    """Whether the system would take these words; where not, it is asked, and says so itself."""
+    """Whether exec would accept these strings; if not, exec is called, and reports the error
+    itself.
+    """
     words = (*command, *env, *env.values())
     return not any("\0" in word for word in words) and not any("=" in name for name in env)
 
 
 def _load() -> None:
-    """Import what an attempt needs, once, before the first fork: also what is imported where used.
+    """Import the modules of an attempt once, before the first fork, also those imported in
+    functions.
 
-    Not as a runner starts: a first attempt waits for that, and may be of another kind.
+    Not at the runner's start, for which a first attempt waits, maybe one of another kind.
     """
     global _loaded
     if not _loaded:
         import selectors  # noqa: F401
 
+        from batchml.runtime import run  # noqa: F401
+        from batchml.runtime.sweep import trial  # noqa: F401
+        from batchml.runtime.telemetry import budget, metrics, usage  # noqa: F401
+
         _loaded = True
 
 
 def _become(command: list[str], env: dict[str, str], output: int) -> NoReturn:
-    """In the child: be what `python -m batchml.runtime.run` would be. Never returns."""
+    """Become `python -m batchml.runtime.run`, in the child. Never returns."""
     try:
-        gc.freeze()  # nothing of the runner is to be collected here, and close what is not its own
+        gc.freeze()  # no object of the runner may be collected here, and close its descriptors
         os.setsid()
         null = os.open(os.devnull, os.O_RDONLY)
         for number, source in enumerate((null, output, output)):
@@ -145,7 +155,7 @@ def _become(command: list[str], env: dict[str, str], output: int) -> NoReturn:
         sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
         from batchml.runtime.run import main
 
-        _heed_all()
+        _reset_signals()
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         main()
     except BaseException:
@@ -156,8 +166,10 @@ def _become(command: list[str], env: dict[str, str], output: int) -> NoReturn:
         os._exit(70)
 
 
-def _heed_all() -> None:
-    """What started the server may ignore signals, as nohup does; a new interpreter only its own."""
+def _reset_signals() -> None:
+    """Reset ignored signals, except Python's own: the process that started the server may ignore
+    some, as nohup does.
+    """
     for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
@@ -169,4 +181,4 @@ def _close_others() -> None:
             try:
                 os.close(int(name))
             except OSError:
-                pass  # it was that of the list itself
+                pass  # it was the descriptor of the list itself

@@ -1,4 +1,4 @@
-"""Attempts that are programs of this machine: started, followed, stopped, cleared away.
+"""Attempts that are processes of this machine: start, follow and stop them, and clean up.
 
 Runs in a runner. Standard library only.
 """
@@ -12,50 +12,47 @@ import signal
 import stat
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from batchml.local.executors.cgroup import most_pids
+from batchml.local.executors.cgroup import max_pids
 from batchml.local.executors.cgroup_slot import Slot
 from batchml.local.executors.runner.files import now_ms, until_it_works
-from batchml.local.executors.runner.fork_server import Forker
-from batchml.local.executors.runner.main import Withdrawn
-from batchml.runtime.processes import send
+from batchml.local.executors.runner.fork_server import ForkServer
+from batchml.local.executors.runner.link import AttemptIo, AttemptWithdrawn
+from batchml.runtime.processes import kill_descendants, send
 from batchml.runtime.protocol.log_marks import NEEDED_MEMORY, LineSplitter
 
-if TYPE_CHECKING:
-    from batchml.local.executors.runner.main import Io
-
 _READ = 65_536
-_HELD_BACK = 0.015  # seconds; a program that ends sooner was never reported as started
-_TRIES = 50  # to start a program while the system has no room for another process
+_HELD_BACK = 0.015  # seconds; the start of a program that ends sooner is not reported
+_TRIES = 50  # tries to start a program while the system has no room for a process
 _SIGNALS = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 
 Sink = Callable[[list[bytes]], None]
 
 
-class Programs:
-    """The kind `process`. Serves one attempt after the other, and keeps nothing but a folder."""
+class ProcessAttempts:
+    """The kind `process`. Serves one attempt after the other; keeps only unused folders."""
 
     def __init__(self, slot: Slot | None) -> None:
-        self.litter = ""
+        self.to_delete = ""
         self.slot = slot
-        self.forker = Forker()
-        self._most_pids = most_pids()
-        # The last attempt's folders, if it left them as they were. A folder that is moved costs a
-        # third of one that is made, and far less while the disk is busy.
+        self.forker = ForkServer()
+        self._max_pids = max_pids()
+        # Folders of the last attempt, if it left them empty. Moving a folder takes a third of the
+        # time of making one, and far less while the disk is busy.
         self._spare = ""  # its working directory
-        self._spare_run = ""  # its job's folder, with those for outputs and checkpoints
+        self._spare_run = ""  # its run's folder, with those for outputs and checkpoints
 
-    def run(self, spec: dict[str, Any], io: Io) -> dict[str, Any]:
+    def run(self, spec: dict[str, Any], io: AttemptIo) -> dict[str, Any]:
         code = None
         try:
-            ended = _Attempt(self, spec, io).run()
+            ended = _ProcessAttempt(self, spec, io).run()
             code = ended["code"]
             return ended
         finally:
             os.chdir("/")
             self._put_away(spec["cwd"])
-            # A job that failed may be tried again, by another runner.
+            # Not of a failed job: another runner may retry it.
             if code == 0 and _is_unused(spec.get("own", ""), spec.get("folders", [])):
                 self._spare_run = spec["own"]
 
@@ -64,17 +61,17 @@ class Programs:
             try:
                 os.rmdir(self._spare)
             except OSError:
-                pass  # its attempt's folder has been deleted
+                pass  # its attempt's folder was deleted
 
     def limit(self, needs: dict[str, int] | None, *, memory: bool = True) -> Slot | None:
-        """The slot, with limits that suit; None where there is none. Raises OSError."""
+        """The slot with the job's limits; None where there is none. Raises OSError."""
         if self.slot is not None and needs is not None:
-            self.slot.limit(needs["memory"] if memory else None, needs["vcpus"], self._most_pids)
+            self.slot.limit(needs["memory"] if memory else None, needs["vcpus"], self._max_pids)
             return self.slot
         return None
 
     def make_folder(self, path: str) -> None:
-        """A fresh working directory."""
+        """Make an empty working directory."""
         try:
             if self._spare:
                 spare, self._spare = self._spare, ""
@@ -84,20 +81,20 @@ class Programs:
         except OSError as error:
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOENT):
                 raise
-            # One is there: of a server that was killed before it could send the attempt.
+            # It exists: a server was killed before it could send the attempt.
             from shutil import rmtree
 
             rmtree(path, ignore_errors=True)
             os.mkdir(path, 0o700)
 
     def make_run_folders(self, own: str, folders: list[str]) -> None:
-        """The folders for outputs and checkpoints, unless an earlier attempt has made them."""
+        """Make the folders for outputs and checkpoints, unless an earlier attempt has made them."""
         if self._spare_run and own:
             spare, self._spare_run = self._spare_run, ""
             try:
                 os.rename(spare, own)
             except OSError:
-                pass  # there is one
+                pass  # it exists
             else:
                 return
         for path in folders:
@@ -109,15 +106,15 @@ class Programs:
                 os.makedirs(path, 0o700, exist_ok=True)
 
     def _put_away(self, path: str) -> None:
-        """What a container leaves in its own file system is gone with it; outputs lie elsewhere."""
+        """Keep an empty working directory, else have it deleted. Outputs are in other folders."""
         if _entries(path) == []:
             self._spare = path
         elif os.path.lexists(path):
-            self.litter = path
+            self.to_delete = path
 
 
 def _entries(path: str) -> list[str] | None:
-    """The names in a folder that is ours alone; None when it is anything else by now."""
+    """The names in a folder that is private to this user; None for anything else."""
     try:
         found = os.stat(path, follow_symlinks=False)
         if found.st_mode != stat.S_IFDIR | 0o700 or found.st_uid != os.geteuid():
@@ -128,7 +125,7 @@ def _entries(path: str) -> list[str] | None:
 
 
 def _is_unused(own: str, folders: list[str]) -> bool:
-    """True when a job's folder holds these folders, nothing else, and nothing is in them."""
+    """True when a run's folder contains only these folders, and they are empty."""
     return (
         bool(own)
         and len(_entries(own) or ()) == len(folders)
@@ -136,22 +133,22 @@ def _is_unused(own: str, folders: list[str]) -> bool:
     )
 
 
-class _Attempt:
-    def __init__(self, programs: Programs, spec: dict[str, Any], io: Io) -> None:
+class _ProcessAttempt:
+    def __init__(self, programs: ProcessAttempts, spec: dict[str, Any], io: AttemptIo) -> None:
         self._programs = programs
         self._spec = spec
         self._io = io
         self._child: int | None = None
-        self._told = False
+        self._has_term = False
         self._killed = False
-        io.meanwhile = self._until_kill
+        io.while_waiting = self._until_kill
 
     def run(self) -> dict[str, Any]:
         try:
             until_it_works(self._make_folders, self._io.drain, lasting=(errno.EROFS,))
-        except (OSError, ValueError) as error:  # a job may name other folders than ours
+        except (OSError, ValueError) as error:  # a job may choose its own folders
             if not os.path.isdir(os.path.dirname(self._spec["cwd"])):
-                raise Withdrawn("the state folder was moved") from error
+                raise AttemptWithdrawn("the state folder was moved") from error
             return _not_started(f"CannotCreateContainerError: {error}")
         failure = self._prepare()
         if failure:
@@ -165,12 +162,12 @@ class _Attempt:
         return self._program()
 
     def _check_python(self) -> None:
-        """Raise Withdrawn where the Python that is to run our runtime is gone, which is no fault of
-        the job: an installation that was moved or is being replaced.
+        """Raise AttemptWithdrawn when the Python for batchml's runtime is missing. That is not the
+        job's fault: the installation was moved or is being replaced.
         """
         python = self._spec["command"][:1]
         if self._spec.get("marks") and python and not os.access(python[0], os.X_OK):
-            raise Withdrawn(f"{python[0]} is gone")
+            raise AttemptWithdrawn(f"{python[0]} is gone")
 
     def _make_folders(self) -> None:
         self._programs.make_folder(self._spec["cwd"])
@@ -181,7 +178,7 @@ class _Attempt:
         slot = self._limit()
         if self._spec["preamble"]:
             limits = "cgroup" if slot is not None else "none"
-            self._io.preamble(f"{self._spec['preamble']} limits={limits}")
+            self._io.write_preamble(f"{self._spec['preamble']} limits={limits}")
         if slot is not None:
             slot.oom_kills()
         started_at = now_ms()
@@ -191,13 +188,13 @@ class _Attempt:
             return self._cannot_run(error, started_at)
         except ValueError as error:  # a NUL, or `=` in a variable's name
             return _not_started(f"CannotCreateContainerError: {error}")
-        # Our runtime writes marks of its own, and sees to it that the program cannot.
+        # batchml's runtime writes its own marks, and prevents the program from writing any.
         splitter = LineSplitter(escape=not self._spec.get("marks"))
         status = self._follow(child, output, self._io.write, splitter, started_at)
         code = os.waitstatus_to_exitcode(status)
         by_signal = -code if code < 0 else 0
         code = 128 + by_signal if by_signal else code
-        # Our runtime, where it is the child, ends with its program's code: 137 for both.
+        # batchml's runtime, if it is the child, ends with its program's code: 137 for both.
         killed = code == 128 + signal.SIGKILL and not self._killed
         short = slot.oom_kills() if slot is not None else 0
         if short and not killed:
@@ -210,7 +207,9 @@ class _Attempt:
         }
 
     def _cannot_run(self, error: OSError, started_at: int) -> dict[str, Any]:
-        """As on AWS: an init process ends with a shell's codes; without one nothing is started."""
+        """Fail as on AWS: an init process ends with a shell's codes; without one nothing is
+        started.
+        """
         name, is_missing = self._spec["command"][0], isinstance(error, FileNotFoundError)
         if self._spec.get("init"):
             self._io.write([f"batchml: cannot run {name!r}: {error.strerror}".encode()])
@@ -228,37 +227,40 @@ class _Attempt:
             return None
 
     def _prepare(self) -> str:
-        """Make what the program needs (its environment). Returns what went wrong, or nothing."""
+        """Make the program's environment. Returns the error, or ""."""
         if not self._spec.get("prepare") or _is_made(self._spec.get("made", "")):
             return ""
         last = "no message"
 
-        def tell(lines: list[bytes]) -> None:
+        def report(lines: list[bytes]) -> None:
             nonlocal last
             for line in lines:
                 last = line.decode("utf-8", "replace")
-                self._io.progress(last)
+                self._io.report_progress(last)
 
         try:
-            # In the slot as well, so that it can be found; the job's memory is not meant for it.
+            # In the slot, so that its processes can be found, but without the job's limit of
+            # memory.
             slot = self._limit(memory=False)
             child, output = self._spawn(self._spec["prepare"], self._spec["prepare_env"], slot)
         except (OSError, ValueError) as error:
             return f"CannotPullContainerError: {error}"
-        if self._follow(child, output, tell, LineSplitter()) == 0:
+        if self._follow(child, output, report, LineSplitter()) == 0:
             return ""
         if self._io.stopping_since is not None:
             return "CannotPullContainerError: stopped while the environment was being made"
         return f"CannotPullContainerError: {last}"
 
     def _spawn(self, command: list[str], env: dict[str, str], slot: Slot | None) -> tuple[int, int]:
-        """Start a command in its own session; its output and errors share one pipe."""
+        """Start a command in its own session; standard output and errors share one pipe."""
         output, write_end = os.pipe2(os.O_CLOEXEC)
         try:
             if slot is not None:
                 slot.enter()
             try:
-                self._child = _started(lambda: self._start(command, env, write_end), command[0])
+                self._child = _start_with_retries(
+                    lambda: self._start(command, env, write_end), command[0]
+                )
             finally:
                 if slot is not None:
                     slot.leave()
@@ -267,12 +269,12 @@ class _Attempt:
             raise
         finally:
             os.close(write_end)
-        self._told = False
+        self._has_term = False
         os.set_blocking(output, False)
         return self._child, output
 
     def _start(self, command: list[str], env: dict[str, str], output: int) -> int:
-        """By a fork where that is all the same, which takes a tenth of the time."""
+        """Fork where possible, which takes a tenth of the time."""
         child = self._programs.forker.start(command, env, output)
         return _spawn(command, env, output) if child is None else child
 
@@ -284,7 +286,9 @@ class _Attempt:
         splitter: LineSplitter,
         started_at: int | None = None,
     ) -> int:
-        """Copy output until the child has ended and all that it left behind; its wait status."""
+        """Copy the output until the child and its remaining processes have ended; the child's wait
+        status.
+        """
         io = self._io
         wait = select.poll()
         wait.register(output, select.POLLIN)
@@ -300,7 +304,7 @@ class _Attempt:
                     break
             if report_at is not None and time.monotonic() >= report_at and started_at is not None:
                 report_at = None
-                io.started(started_at, self._spec.get("address", ""))
+                io.report_started(started_at, self._spec.get("address", ""))
             for source, _ in wait.poll(_milliseconds(self._until_kill(), report_at)):
                 if source == io.wake:
                     io.drain()
@@ -313,8 +317,8 @@ class _Attempt:
         self._child = None
         if not none_left:
             self._kill_rest()
-        # What they have written is read; the end of the stream is not waited for, because a
-        # process that we may not kill (one of another user) could hold the pipe for ever.
+        # Read the output up to now, but do not wait for the end of the stream: a process that we
+        # may not kill (of another user) could hold the pipe forever.
         while is_open and (data := _read(output)):
             sink(splitter.feed(data))
         sink(splitter.finish())
@@ -322,24 +326,24 @@ class _Attempt:
         return status
 
     def _kill_rest(self) -> None:
-        """As when a container's first process ends: whatever it left behind ends too."""
-        from batchml.runtime.processes import kill_descendants
-
+        """Kill all remaining processes, as at the end of a container's first process."""
         if self._programs.slot is not None:
             self._programs.slot.kill()
         kill_descendants()
 
     def _until_kill(self) -> float | None:
-        """TERM once a stop is asked for, KILL when its grace is over; seconds until the next look.
+        """Send TERM once a stop is requested, KILL after the grace period; seconds until the next
+        call.
 
-        As a container's first process gets it; our runtime passes it on to the others.
+        Only the child gets the signals, as a container's first process does; batchml's runtime
+        forwards them.
         """
         since = self._io.stopping_since
         if since is None or self._child is None:
             return None
-        if not self._told and since > 0:  # else there is no grace
+        if not self._has_term and since > 0:  # else there is no grace period
             send([self._child], signal.SIGTERM)
-            self._told = True
+            self._has_term = True
         left = since + float(self._spec["grace"]) - time.monotonic()
         if left > 0:
             return left
@@ -348,11 +352,11 @@ class _Attempt:
         return 0.05
 
 
-def _started(start: Callable[[], int], name: str) -> int:
-    """The pid of what `start` starts.
+def _start_with_retries(start: Callable[[], int], name: str) -> int:
+    """Start a process; its pid. Retried, because the system may lack room for a process only
+    briefly.
 
-    The system may have no room for another process now, and have it in a moment. Raises OSError and
-    ValueError.
+    Raises OSError and ValueError.
     """
     for _ in range(_TRIES):
         try:
@@ -363,11 +367,11 @@ def _started(start: Callable[[], int], name: str) -> int:
 
 
 def _spawn(command: list[str], env: dict[str, str], output: int) -> int:
-    """Start a program, looked for on the PATH that it will have; its pid.
+    """Start a program, which is searched on its own PATH; its pid.
 
-    With no signal blocked or ignored, as in a container. Raises OSError and ValueError.
+    No signal is blocked or ignored, as in a container. Raises OSError and ValueError.
     """
-    _look_on(env.get("PATH"))
+    _search_on(env.get("PATH"))
     actions: list[Any] = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
         (os.POSIX_SPAWN_DUP2, output, 1),
@@ -379,8 +383,8 @@ def _spawn(command: list[str], env: dict[str, str], output: int) -> int:
     )  # fmt: skip
 
 
-def _look_on(path: str | None) -> None:
-    """The C library looks on our own PATH, and tells nobody else of it."""
+def _search_on(path: str | None) -> None:
+    """Set this process's PATH: the C library searches on it, and not on the program's."""
     if path is None:
         os.environ.pop("PATH", None)
     elif os.environ.get("PATH") != path:
@@ -388,7 +392,7 @@ def _look_on(path: str | None) -> None:
 
 
 def _milliseconds(kill_in: float | None, report_at: float | None) -> float | None:
-    """How long to wait for news, for poll."""
+    """The timeout for poll."""
     if report_at is not None:
         report_in = max(0.0, report_at - time.monotonic())
         kill_in = report_in if kill_in is None else min(kill_in, report_in)
@@ -396,7 +400,7 @@ def _milliseconds(kill_in: float | None, report_at: float | None) -> float | Non
 
 
 def _is_made(environment: str) -> bool:
-    """Whether there is nothing to prepare: whoever makes an environment marks it as whole, last."""
+    """Whether the environment is complete, so that nothing must be prepared."""
     if not environment:
         return False
     from batchml.local.environments import is_whole
@@ -405,7 +409,9 @@ def _is_made(environment: str) -> bool:
 
 
 def _read(pipe: int) -> bytes | None:
-    """What can be read now; None when that is nothing yet, empty at the end of the stream."""
+    """The bytes that can be read now; None when there are none yet, b"" at the end of the
+    stream.
+    """
     try:
         return os.read(pipe, _READ)
     except BlockingIOError:
@@ -413,8 +419,8 @@ def _read(pipe: int) -> bytes | None:
 
 
 def _reap_until(child: int) -> tuple[int | None, bool]:
-    """Collect ended children: the wait status of `child` once it is among them, and whether no
-    children are left then.
+    """Collect ended children: the wait status of `child` if it was among them, and whether no child
+    is left.
     """
     status: int | None = None
     while True:

@@ -1,4 +1,4 @@
-"""A container's output: the engine's frames to lines, and what a log does not hold yet.
+"""A container's output: decode the engine's frames, and find lines that the log lacks.
 
 Standard library only: runners import it.
 """
@@ -14,11 +14,10 @@ from batchml.runtime.protocol.log_marks import MARK, LineSplitter
 
 _HEADER = 8  # stream, three zeros, length
 _STDERR = 2
-_BLOCK = 65_536
 
 
-class Demux:
-    """Frames of the engine in, lines out; a line of one stream never breaks one of the other."""
+class FrameDecoder:
+    """Decodes frames of the engine to lines; lines of one stream never split lines of the other."""
 
     def __init__(self, escape: bool) -> None:
         self._escape = escape
@@ -38,9 +37,9 @@ class Demux:
         self._rest = data[at:]
         return lines
 
-    def recorded(self) -> "Recorded":
-        """One like it, for the engine's record of the same output, from its start."""
-        return Recorded(self._escape)
+    def recorded(self) -> "RecordedFrameDecoder":
+        """A decoder like this one for the engine's record of the same output, from its start."""
+        return RecordedFrameDecoder(self._escape)
 
     def _take(self, stream: bool, data: bytes) -> list[bytes]:
         return self._splitters[stream].feed(data)
@@ -49,16 +48,16 @@ class Demux:
         return [line for splitter in self._splitters for line in splitter.finish()]
 
 
-class Recorded(Demux):
-    """The same for output that the engine has recorded, with times.
+class RecordedFrameDecoder(FrameDecoder):
+    """Decodes output that the engine has recorded, with times.
 
-    It cuts lines of more than 16 KiB into records of one and the same time, and some versions lose
-    the end of such a line: so a record of another time begins a line.
+    The engine splits lines of more than 16 KiB into records of the same time, and some versions
+    lose the end of such a line: so a record with another time begins a line.
     """
 
     def __init__(self, escape: bool) -> None:
         super().__init__(escape)
-        self._open = [b"", b""]  # the time of a record that did not end its line
+        self._open = [b"", b""]  # the time of a record without the end of its line
 
     def _take(self, stream: bool, data: bytes) -> list[bytes]:
         time, _, text = data.partition(b" ")
@@ -68,53 +67,53 @@ class Recorded(Demux):
         return super()._take(stream, text)
 
 
-class Unseen:
-    """Lets through those lines of a whole output that a log does not hold, each exactly once.
+class UnloggedLines:
+    """Filters the lines of the whole output: passes lines that the log lacks, each exactly once.
 
-    Standard output and errors may be woven differently here and there. Both are walked side by
-    side, so what is remembered is only by how much one is ahead of the other.
+    Standard output and errors may be interleaved differently in both. Both are read in parallel, so
+    that only their difference is kept in memory.
     """
 
-    def __init__(self, held: Iterator[bytes]) -> None:
-        self._held = held
-        self._ahead: Counter[bytes] = Counter()  # in the log, not met in the output yet
-        self._waiting: list[bytes] = []  # in the output, not met in the log yet
+    def __init__(self, logged: Iterator[bytes]) -> None:
+        self._logged = logged
+        self._only_logged: Counter[bytes] = Counter()  # in the log, not in the output so far
+        self._only_output: list[bytes] = []  # in the output, not in the log so far
         self._at_end = False
 
     def feed(self, lines: list[bytes]) -> list[bytes]:
         new: list[bytes] = []
         for line in lines:
-            mine = None if self._at_end else next(self._held, None)
-            if mine == line and not self._waiting:
+            logged = None if self._at_end else next(self._logged, None)
+            if logged == line and not self._only_output:
                 continue
-            if mine is not None:
-                self._meet_held(mine)
+            if logged is not None:
+                self._match_logged(logged)
             else:
                 new += self.finish()
-            if self._ahead[line]:
-                self._ahead[line] -= 1
+            if self._only_logged[line]:
+                self._only_logged[line] -= 1
                 continue
-            del self._ahead[line]
-            (new if self._at_end else self._waiting).append(line)
+            del self._only_logged[line]
+            (new if self._at_end else self._only_output).append(line)
         return new
 
     def finish(self) -> list[bytes]:
-        """What was met in the output alone, once the log has been read to its end."""
-        for mine in self._held:
-            self._meet_held(mine)
+        """The lines that only the output has, once the log has been read to its end."""
+        for logged in self._logged:
+            self._match_logged(logged)
         self._at_end = True
-        waiting, self._waiting = self._waiting, []
+        waiting, self._only_output = self._only_output, []
         return waiting
 
-    def _meet_held(self, mine: bytes) -> None:
-        if mine in self._waiting:
-            self._waiting.remove(mine)
+    def _match_logged(self, logged: bytes) -> None:
+        if logged in self._only_output:
+            self._only_output.remove(logged)
         else:
-            self._ahead[mine] += 1
+            self._only_logged[logged] += 1
 
 
-def held_lines(path: str) -> Iterator[bytes]:
-    """The messages of an attempt's log as it is now, without the first one where that is ours."""
+def logged_lines(path: str) -> Iterator[bytes]:
+    """The messages in an attempt's log, without the first line if that is batchml's."""
     try:
         file = open(path, "rb")  # noqa: SIM115  (closed below)
     except FileNotFoundError:
@@ -130,41 +129,19 @@ def held_lines(path: str) -> Iterator[bytes]:
                 yield message
 
 
-def cut_torn_line(path: str) -> None:
-    """Cut off a last line without its end: its writer was killed."""
-    try:
-        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return
-    try:
-        end = os.fstat(file).st_size
-        while end:
-            start = max(0, end - _BLOCK)
-            newline = os.pread(file, end - start, start).rfind(b"\n")
-            if newline >= 0:
-                end = start + newline + 1
-                break
-            end = start
-        os.ftruncate(file, end)
-    finally:
-        os.close(file)
-
-
-# --- blocking calls in a thread -------------------------------------------------------------------
-# Calls that take their time, beside a loop that must not wait for them.
-
+# --- Blocking calls in a thread -------------------------------------------------------------------
 
 _READ = 1 << 18
 
 
-class Aside:
-    """A call that takes its time, in a thread; its pipe is readable when there is news.
+class BackgroundCall:
+    """A call in a thread; its pipe is readable when there is news.
 
-    `say` hands a text over; the end of the pipe is the end of the call.
+    `report` reports progress; the end of the pipe is the end of the call.
     """
 
-    def __init__(self, work: Callable[["Aside"], Any]) -> None:
-        self.said: list[str] = []
+    def __init__(self, work: Callable[["BackgroundCall"], Any]) -> None:
+        self.reports: list[str] = []
         self.abandoned = False
         self._value: Any = None
         self._error: BaseException | None = None
@@ -172,7 +149,7 @@ class Aside:
         os.set_blocking(self.pipe, False)
         threading.Thread(target=self._run, args=(work,), daemon=True).start()
 
-    def _run(self, work: Callable[["Aside"], Any]) -> None:
+    def _run(self, work: Callable[["BackgroundCall"], Any]) -> None:
         try:
             self._value = work(self)
         except BaseException as error:
@@ -180,13 +157,13 @@ class Aside:
         finally:
             os.close(self._end)
 
-    def say(self, text: str) -> None:
-        self.said.append(text)
+    def report(self, text: str) -> None:
+        self.reports.append(text)
         self.pass_on(b".")
 
-    def last_said(self) -> str:
-        text = self.said[-1]
-        self.said.clear()
+    def last_report(self) -> str:
+        text = self.reports[-1]
+        self.reports.clear()
         return text
 
     def pass_on(self, data: bytes) -> None:
@@ -194,7 +171,7 @@ class Aside:
             data = data[os.write(self._end, data) :]
 
     def close(self) -> None:
-        """Whoever writes still finds the pipe closed, and ends."""
+        """Close the pipe: a thread that still writes finds it closed, and ends."""
         self.abandoned = True
         os.close(self.pipe)
 
@@ -209,7 +186,7 @@ class Aside:
 
 
 def read_now(fd: int) -> bytes | None:
-    """What can be read now; None when that is nothing yet, empty at the end."""
+    """The bytes that can be read now; None when there are none yet, b"" at the end."""
     try:
         return os.read(fd, _READ)
     except BlockingIOError:
@@ -219,6 +196,6 @@ def read_now(fd: int) -> bytes | None:
 
 
 def read_next(fd: int) -> bytes:
-    """What comes next; nothing at the end."""
+    """The next bytes; b"" at the end."""
     select.select([fd], [], [])
     return read_now(fd) or b""

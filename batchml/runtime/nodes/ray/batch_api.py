@@ -1,7 +1,7 @@
-"""What a Ray gang asks AWS Batch itself: signed calls by the standard library alone.
+"""The calls of AWS Batch that the nodes of a Ray cluster make, with the standard library alone.
 
-Where a job may not call Batch, or nothing is known of it, the gang does without: workers that run
-see their head end anyway, and those that still wait in the queue see it when they start.
+Where a job may not call AWS Batch the cluster does without: running workers notice the end of their
+head anyway, and workers that still wait in the queue notice it when they start.
 Source: AWS Batch API Reference; Signature Version 4 as for S3 (`storage/credentials.py`).
 """
 
@@ -17,17 +17,17 @@ from typing import Any, Callable, Dict, List, Optional
 from urllib.parse import urlsplit
 
 from batchml.runtime.protocol.exit_codes import TRY_ELSEWHERE
-from batchml.runtime.storage.credentials import Keyring, sign
+from batchml.runtime.storage.credentials import CredentialsProvider, sign
 from batchml.runtime.storage.s3 import region_of
 from batchml.runtime.storage.store import StoreError
 
-ATTEMPTS = "BATCHML_GANG_ATTEMPTS"  # that the head of this gang has at most
-HEAD_JOB = "BATCHML_GANG_HEAD"  # QUEUE/NAME of its job
+ATTEMPTS = "BATCHML_GANG_ATTEMPTS"  # that the head has at most
+HEAD_JOB = "BATCHML_GANG_HEAD"  # QUEUE/NAME of the head's job
 
-_OVER = ("SUCCEEDED", "FAILED")
+_ENDED = ("SUCCEEDED", "FAILED")
 _TIMEOUT = 5.0  # seconds of one call
 _PAGE = 100
-_EXITED = "Essential container in task exited"  # the status reason, when a host lives on
+_EXITED = "Essential container in task exited"  # the status reason where the host was not lost
 
 # url, headers, body, seconds -> body of the answer
 Post = Callable[[str, Dict[str, str], bytes, float], bytes]
@@ -40,8 +40,8 @@ def post(url: str, headers: Dict[str, str], body: bytes, timeout: float) -> byte
         return bytes(answer.read())
 
 
-class Batch:
-    """Three operations of AWS Batch. Every method raises StoreError, and nothing else."""
+class BatchApi:
+    """Three operations of AWS Batch. Every method raises StoreError when the call fails."""
 
     def __init__(
         self, environ: Mapping[str, str], clock: Callable[[], float] = time.time, post: Post = post
@@ -52,29 +52,29 @@ class Batch:
         end = "amazonaws.com.cn" if self._region.startswith("cn-") else "amazonaws.com"
         given = environ.get("AWS_ENDPOINT_URL_BATCH") or environ.get("AWS_ENDPOINT_URL")
         self._endpoint = (given or f"https://batch.{self._region}.{end}").rstrip("/")
-        self._keys = Keyring(environ, clock)
+        self._keys = CredentialsProvider(environ, clock)
         self._clock = clock
         self._post = post
 
     def job(self, job_id: str) -> Optional[Dict[str, Any]]:
-        """A job as DescribeJobs has it; None when it does not know it."""
+        """A job as DescribeJobs returns it; None for an unknown job."""
         found = self._call("describejobs", {"jobs": [job_id]}).get("jobs") or []
         return found[0] if found else None
 
     def named(self, queue: str, job_name: str) -> List[Dict[str, Any]]:
-        """The jobs of a queue with this name, whatever their state. Names of ours are unique."""
-        asked = {
+        """The jobs of a queue with this name, whatever their state."""
+        request = {
             "jobQueue": queue,
             "filters": [{"name": "JOB_NAME", "values": [job_name]}],
             "maxResults": _PAGE,
         }
-        return list(self._call("listjobs", asked).get("jobSummaryList") or [])
+        return list(self._call("listjobs", request).get("jobSummaryList") or [])
 
     def terminate(self, job_id: str, reason: str) -> None:
         self._call("terminatejob", {"jobId": job_id, "reason": reason})
 
-    def _call(self, operation: str, asked: Dict[str, Any]) -> Dict[str, Any]:
-        body = json.dumps(asked).encode()
+    def _call(self, operation: str, request: Dict[str, Any]) -> Dict[str, Any]:
+        body = json.dumps(request).encode()
         parts = urlsplit(self._endpoint)
         path = f"{parts.path}/v1/{operation}"
         headers = sign(
@@ -91,7 +91,7 @@ class Batch:
 
 
 def _for_batch(environ: Mapping[str, str]) -> Dict[str, str]:
-    """The embedded server's variables are there even where a job has another account's keys."""
+    """Prefer the embedded server's variables: a job may have another account's keys."""
     found = dict(environ)
     if "BATCHML_ENDPOINT_URL" in environ:
         found["AWS_ENDPOINT_URL_BATCH"] = environ["BATCHML_ENDPOINT_URL"]
@@ -112,14 +112,15 @@ def _words(error: Exception) -> str:
 
 
 def attempts_of(environ: Mapping[str, str]) -> int:
-    """How many the head of this gang has at most; 0 where nobody has said."""
-    told = environ.get(ATTEMPTS, "")
-    return int(told) if told.isascii() and told.isdigit() else 0
+    """How many attempts the head has at most; 0 if unknown."""
+    attempts = environ.get(ATTEMPTS, "")
+    return int(attempts) if attempts.isascii() and attempts.isdigit() else 0
 
 
-def is_head_over(batch: Batch, environ: Mapping[str, str], run: str) -> bool:
-    """True when the job of this gang's head has ended for good. `run` is its id, "" where it has
-    not shown itself yet: then it is found by its name. Raises StoreError.
+def is_head_over(batch: BatchApi, environ: Mapping[str, str], run: str) -> bool:
+    """Whether the job of the head has ended for good. Raises StoreError.
+
+    `run` is its id, or empty for a head that was never seen: then its job is found by its name.
     """
     queue, _, name = environ.get(HEAD_JOB, "").rpartition("/")
     if run:
@@ -127,19 +128,19 @@ def is_head_over(batch: Batch, environ: Mapping[str, str], run: str) -> bool:
         jobs = [found] if found else []
     else:
         jobs = batch.named(queue, name) if queue else []
-    return bool(jobs) and not still_there(jobs)
+    return bool(jobs) and not unfinished(jobs)
 
 
 def is_last(
     job: Optional[Mapping[str, Any]], attempt: int, code: Optional[int], attempts: int = 0
 ) -> bool:
-    """True when AWS Batch will not try the job again after this attempt ends with `code`.
+    """Whether AWS Batch will not try the job again after this attempt ends with `code`.
 
-    None: it was stopped from outside, by a person, which is final, or with its host. `attempts` is
-    for where Batch cannot be asked: 0 means that it is not known.
+    None: it was stopped by a person, which is final, or with its host. `attempts` counts where AWS
+    Batch could not be asked; 0: unknown.
 
-    The rules of evaluateOnExit, first match first; what none matches is tried again. Where nobody
-    says what the rules are, only what asks for another host, or was stopped, may come again.
+    The first matching rule of evaluateOnExit decides; a job that no rule matches is tried again.
+    Without the rules, only a stop or the code for another host may lead to another attempt.
     Source: AWS Batch User Guide, "Automated job retries".
     """
     if code == 0:
@@ -153,9 +154,9 @@ def is_last(
         return True
     if code is None:
         return False
-    told = {"onExitCode": str(code), "onStatusReason": _EXITED, "onReason": ""}
+    ending = {"onExitCode": str(code), "onStatusReason": _EXITED, "onReason": ""}
     for rule in strategy.get("evaluateOnExit") or ():
-        if all(_matches(rule.get(name, "*"), value) for name, value in told.items()):
+        if all(_matches(rule.get(name, "*"), value) for name, value in ending.items()):
             return str(rule.get("action", "")).upper() == "EXIT"
     return False
 
@@ -166,6 +167,6 @@ def _matches(pattern: str, value: str) -> bool:
     return value.lower() == pattern.lower()
 
 
-def still_there(jobs: Iterable[Mapping[str, Any]]) -> List[str]:
-    """The ids of those that have not ended."""
-    return [str(job["jobId"]) for job in jobs if job.get("status") not in _OVER]
+def unfinished(jobs: Iterable[Mapping[str, Any]]) -> List[str]:
+    """The ids of the jobs that have not ended."""
+    return [str(job["jobId"]) for job in jobs if job.get("status") not in _ENDED]

@@ -1,4 +1,4 @@
-"""Ray's own processes on one node: `ray start --block`, found, started, watched and ended.
+"""Ray's own processes on one node: find Ray, run `ray start --block`, watch it, and end it.
 
 Never `ray stop`: it ends every Ray that it can see on the host. Measured and read in Ray 2.60.0.
 """
@@ -14,18 +14,20 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Dict, List, NamedTuple, Optional
 
-from batchml.runtime.nodes.ray.rendezvous import count_vcpus, free_port
-from batchml.runtime.nodes.torchrun.child import OWN_PYTHONPATH, VERDICT
-from batchml.runtime.nodes.torchrun.rank_env import interface_of, with_path
+from batchml.runtime.nodes.launcher import OWN_PYTHONPATH, VERDICT
+from batchml.runtime.nodes.link.address import Get, container_metadata, free_port
+from batchml.runtime.nodes.link.interfaces import interface_of
+from batchml.runtime.nodes.supervisor.rank_env import prepend_path
 from batchml.runtime.processes import kill_descendants
+from batchml.runtime.protocol.launch import VCPUS
 
-DRAIN = 20.0  # seconds that Ray has to hand over what runs on a node that goes
-_LONGEST = 40  # characters: Ray's sockets lie 60 deeper, and Linux takes 107
+DRAIN = 20.0  # seconds that Ray has to move work away from a node that ends
+_LONGEST = 40  # characters of a path; Ray's sockets add 60, and Linux allows 107
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _STAMP = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+\t[A-Z]+ \S+ -- ")
-_TOLD = 8  # lines of Ray's
+_MOST_LINES = 8  # of Ray's output in a message
 
-# With ray[default] there is a dashboard, without which Ray Train repeats a warning all the time.
+# ray[default] has a dashboard. Without it Ray Train repeats a warning.
 _VERSIONS = """
 import importlib.metadata, importlib.util, platform
 has_dashboard = importlib.util.find_spec("aiohttp_cors") is not None
@@ -33,12 +35,12 @@ print(importlib.metadata.version("ray"), platform.python_version(), int(has_dash
 """
 
 
-class NoRay(Exception):
-    """This image has no Ray."""
+class RayMissing(Exception):
+    """This image has no usable Ray."""
 
 
-class Ray(NamedTuple):
-    """Ray, as an image has it."""
+class RayInstall(NamedTuple):
+    """The Ray of an image."""
 
     program: str
     version: str
@@ -46,25 +48,27 @@ class Ray(NamedTuple):
     has_dashboard: bool = False
 
 
-def find_ray(environ: Mapping[str, str]) -> Ray:
-    """Raises NoRay."""
+def find_ray(environ: Mapping[str, str]) -> RayInstall:
+    """Find Ray on the PATH. Raises RayMissing."""
     program = shutil.which("ray", path=environ.get("PATH"))
     if program is None:
-        raise NoRay('this image has no Ray. Name one that has: image = "ray", or one built on it')
+        raise RayMissing(
+            'this image has no Ray. Name one that has: image = "ray", or one built on it'
+        )
     python = os.path.join(os.path.dirname(program), "python")
-    asked = [python if os.path.exists(python) else "python3", "-c", _VERSIONS]
-    done = subprocess.run(asked, env=dict(environ), capture_output=True, text=True)
+    command = [python if os.path.exists(python) else "python3", "-c", _VERSIONS]
+    done = subprocess.run(command, env=dict(environ), capture_output=True, text=True)
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no word"])[-1]
-        raise NoRay(f"{program} is there, but its Python has no Ray: {last}")
+        raise RayMissing(f"{program} is there, but its Python has no Ray: {last}")
     version, python_version, has_dashboard = done.stdout.split()
-    return Ray(program, version, python_version, has_dashboard == "1")
+    return RayInstall(program, version, python_version, has_dashboard == "1")
 
 
 def unlike(head: Sequence[str], worker: Sequence[str]) -> str:
-    """Why a worker with these versions of Ray and Python cannot join; "" when it can.
+    """Why a worker with these versions of Ray and Python cannot join; empty when it can.
 
-    Ray compares its own version whole, and what is pickled needs the same minor Python.
+    Ray requires its own version to be equal, and pickles need the same minor version of Python.
     """
     if head[0] != worker[0]:
         return f"the head has Ray {head[0]} and this worker {worker[0]}: use one image for both"
@@ -75,26 +79,26 @@ def unlike(head: Sequence[str], worker: Sequence[str]) -> str:
 
 
 def variables(environ: Mapping[str, str], token: str, address: str) -> Dict[str, str]:
-    """What Ray's processes and every driver see. A user's own value wins, but for the token."""
+    """The environment of Ray's processes and drivers. A user's value wins, except for the token."""
     own = {"PYTHONPATH": environ.get(OWN_PYTHONPATH, environ.get("PYTHONPATH", ""))}
     usual = {
-        "RAY_gcs_rpc_server_reconnect_timeout_s": "10",  # 60: as long would workers linger
+        "RAY_gcs_rpc_server_reconnect_timeout_s": "10",  # by default workers would linger for 60 s
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(int(DRAIN)),
         "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
-        # A node that falls silent is given up after about 20 s; Ray's own values make it minutes.
+        # A silent node is given up after about 20 s; with Ray's own values that takes minutes.
         "RAY_health_check_period_ms": "3000",
         "RAY_health_check_timeout_ms": "5000",
         "RAY_health_check_failure_threshold": "3",
         "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",  # it prints each line of a trainer twice
         "RAY_COLOR_PREFIX": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_memory_monitor_refresh_ms": "0",  # it takes the machine's memory for the container's
+        "RAY_memory_monitor_refresh_ms": "0",  # it takes the machine's memory for ours
         **_interfaces(address),
     }
     return {
         **{name: value for name, value in usual.items() if name not in environ},
-        # The job's own modules, which its tasks import on every node.
-        "PYTHONPATH": with_path(own, "PYTHONPATH", os.getcwd()),
+        # Tasks import the job's own modules on every node.
+        "PYTHONPATH": prepend_path(own, "PYTHONPATH", os.getcwd()),
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": token,
     }
@@ -106,9 +110,9 @@ def _interfaces(address: str) -> Dict[str, str]:
 
 
 class RayNode:
-    """One raylet with its company. Started at most once."""
+    """The Ray processes of one node. Started at most once."""
 
-    def __init__(self, ray: Ray, address: str, environ: Mapping[str, str]) -> None:
+    def __init__(self, ray: RayInstall, address: str, environ: Mapping[str, str]) -> None:
         self._ray = ray
         self._address = address
         self._environ = environ
@@ -117,14 +121,14 @@ class RayNode:
 
     def start_head(self) -> None:
         client, dashboard = (str(free_port(self._address)) for _ in range(2))
-        shown = ["--dashboard-host", self._address, "--dashboard-port", dashboard]
+        listens = ["--dashboard-host", self._address, "--dashboard-port", dashboard]
         self._start(
             [
                 *("--head", "--port", "0", "--disable-usage-stats"),
                 *("--ray-client-server-port", client),
                 *("--resources", '{"trainer": 1}'),
                 f"--include-dashboard={str(self._ray.has_dashboard).lower()}",
-                *(shown if self._ray.has_dashboard else []),
+                *(listens if self._ray.has_dashboard else []),
             ]
         )
 
@@ -151,7 +155,7 @@ class RayNode:
         return os.path.join(self._folder, "start.log")
 
     def gcs(self) -> str:
-        """HOST:PORT of the gang's GCS, once this node is part of it; "" before."""
+        """HOST:PORT of the cluster's GCS, once this node is part of the cluster; empty before."""
         try:
             with open(os.path.join(self._folder, "ray_current_cluster"), encoding="utf-8") as file:
                 return file.read().strip()
@@ -162,13 +166,13 @@ class RayNode:
         return self._process is not None and self._process.poll() is not None
 
     def last_words(self) -> str:
-        """What Ray said last, in one line."""
+        """The last lines that Ray printed, in one line."""
         try:
             with open(self._log, encoding="utf-8", errors="replace") as file:
                 lines = [_STAMP.sub("", _COLOURS.sub("", line)).strip() for line in file]
         except OSError:
             lines = []
-        return " / ".join([line for line in lines if line][-_TOLD:]) or "it said nothing"
+        return " / ".join([line for line in lines if line][-_MOST_LINES:]) or "it printed nothing"
 
     def ask_to_end(self) -> None:
         if self._process is not None and not self.has_ended():
@@ -186,10 +190,19 @@ class RayNode:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def make_folder(environ: Mapping[str, str]) -> str:
-    """For Ray's sockets and logs: of this node alone, and with a short path. Raises OSError.
+def count_vcpus(environ: Mapping[str, str], get: Optional[Get] = None) -> Optional[int]:
+    """The vCPUs of the job, which may be fewer than the cores of its host; None if unknown."""
+    vcpus = environ.get(VCPUS, "")
+    if vcpus.isdigit():
+        return max(1, int(vcpus))
+    shares = (container_metadata(environ, get).get("Limits") or {}).get("CPU")  # 1024 are a vCPU
+    return max(1, int(shares) // 1024) if isinstance(shares, (int, float)) and shares else None
 
-    In the attempt's own folder if that will do: it is removed even when this process is killed.
+
+def make_folder(environ: Mapping[str, str]) -> str:
+    """Make a folder with a short path for Ray's sockets and logs. Raises OSError.
+
+    It lies in the attempt's folder if possible, which is removed even if this process is killed.
     """
     attempt = os.path.dirname(environ.get(VERDICT, ""))
     places = [attempt, environ.get("TMPDIR", ""), tempfile.gettempdir(), "/tmp", "/dev/shm"]

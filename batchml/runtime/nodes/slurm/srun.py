@@ -1,8 +1,14 @@
-"""`srun` inside a run: the tasks of a step, on this node and on the others (`steps.py`)."""
+"""The programs of Slurm that a script finds inside a run: `srun`, `scontrol show` and others.
+
+`srun` runs the tasks of a step on this node and on the others (`steps.py`). `module` and `conda` do
+nothing, `hostname` knows this node's address in the network of the run, and the programs that need
+a cluster refer to batchml's own commands.
+"""
 
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import signal
 import sys
@@ -10,17 +16,23 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Dict, List, Optional, Tuple, Union
 
-from batchml.runtime.nodes.slurm.steps import Place, Step, Tasks, number_of, task_variables
+from batchml.runtime.nodes.link.remote_start import RemoteCommand
+from batchml.runtime.nodes.slurm.server import gather
+from batchml.runtime.nodes.slurm.steps import (
+    FOLDER,
+    SrunStep,
+    StepNode,
+    StepTasks,
+    send,
+    task_variables,
+)
 from batchml.runtime.package import package_root
+from batchml.runtime.protocol.variables import number_of
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from batchml.runtime.nodes.slurm.steps import Far
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5  # seconds between two looks at all tasks
+_GRACE = 30.0  # seconds for the other tasks of a step after one was killed
 
-_SOON, _LATER = 0.02, 0.5  # seconds between two looks at all tasks, ever longer
-_GRACE = 30.0  # seconds for the other tasks of a step, once one was killed
-
-# Of srun(1): options that have a value, in their own word or the next.
+# Options of srun(1) with a value, in their own word or the next one.
 _WITH_VALUE = frozenset("ABCDGJMNScdeimnopqrtwx")
 _LONG_BARE = frozenset((
     "label", "unbuffered", "exclusive", "overlap", "kill-on-bad-exit", "quiet", "verbose", "pty",
@@ -31,13 +43,18 @@ _LONG_BARE = frozenset((
 _LONG = {"N": "nodes", "n": "ntasks", "w": "nodelist", "l": "label"}
 
 
-def read_step(words: Sequence[str], environ: Mapping[str, str]) -> Step:
-    """Read the words behind `srun`."""
+StepPart = Union[StepTasks, RemoteCommand]  # its tasks on one node
+
+
+def read_step(words: Sequence[str], environ: Mapping[str, str]) -> SrunStep:
+    """Read the words after `srun`."""
     command, given = _options(words)
     if "multi-prog" in given:
-        return Step([], wrong="--multi-prog is not known here: start the programs with & and wait")
+        return SrunStep(
+            [], wrong="--multi-prog is not known here: start the programs with & and wait"
+        )
     if not command:
-        return Step([], wrong="no command is given")
+        return SrunStep([], wrong="no command is given")
     nodes, wrong = _nodes(given, environ)
     in_all, per_node = number_of(given.get("ntasks", ""), 0), 0
     if in_all and in_all < len(nodes) and "nodelist" not in given:
@@ -52,7 +69,7 @@ def read_step(words: Sequence[str], environ: Mapping[str, str]) -> Step:
         per_node = number_of(environ.get("SLURM_NTASKS_PER_NODE", ""), 1)
     gpus = given.get("gpus-per-task", environ.get("SLURM_GPUS_PER_TASK", ""))
     gpu_count = number_of(gpus.rpartition(":")[2], 0)
-    return Step(command, nodes, max(1, per_node), gpu_count, "label" in given, wrong)
+    return SrunStep(command, nodes, max(1, per_node), gpu_count, "label" in given, wrong)
 
 
 def _options(words: Sequence[str]) -> Tuple[List[str], Dict[str, str]]:
@@ -75,10 +92,10 @@ def _options(words: Sequence[str]) -> Tuple[List[str], Dict[str, str]]:
 
 
 def _nodes(given: Mapping[str, str], environ: Mapping[str, str]) -> Tuple[List[int], str]:
-    """The nodes of a step, and what is wrong with them: those named, else the first of all."""
+    """The nodes of a step: those named, else the first ones; and what is wrong with them."""
     names = node_names(environ)
     count, here = len(names), _here(environ)
-    if here:  # a task's own srun: what it starts is beside it
+    if here:  # the srun of a task runs its tasks on the same node
         return [here], ""
     if given.get("nodelist"):
         wanted = given["nodelist"].split(",")
@@ -86,20 +103,18 @@ def _nodes(given: Mapping[str, str], environ: Mapping[str, str]) -> Tuple[List[i
         if unknown:
             return [0], f"{', '.join(unknown)} is none of this run's nodes, {', '.join(names)}"
         return sorted({names.index(name) for name in wanted}), ""
-    asked = number_of(given.get("nodes", "").partition("-")[0], count)
-    if asked > count:
-        return [0], f"{asked} nodes are wanted, and the run has {count}"
-    return list(range(max(1, asked))), ""
+    wanted_count = number_of(given.get("nodes", "").partition("-")[0], count)
+    if wanted_count > count:
+        return [0], f"{wanted_count} nodes are wanted, and the run has {count}"
+    return list(range(max(1, wanted_count))), ""
 
 
 def node_names(environ: Mapping[str, str]) -> List[str]:
-    """Of the run's nodes, their addresses; waited for where nobody did yet."""
+    """The addresses of the run's nodes. Waits for the nodes if the script did not."""
     known = environ.get("SLURM_JOB_NODELIST", "")
     if known:
         return known.split(",")
-    from batchml.runtime.nodes.slurm.steps import gather
-
-    return gather(environ)
+    return gather(environ, environ.get(FOLDER, ""))
 
 
 def _here(environ: Mapping[str, str]) -> int:
@@ -107,35 +122,27 @@ def _here(environ: Mapping[str, str]) -> int:
 
 
 def srun(words: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run a step, and return its code: the greatest of its tasks'."""
+    """Run a step, and return the greatest exit code of its tasks."""
     step = read_step(words, environ)
     if step.wrong:
         print(f"srun: batchml: {step.wrong}", file=sys.stderr, flush=True)
         return 1
-    here = Place(_here(environ), environ)
+    here = StepNode(_here(environ), environ)
     if step.nodes == [here.node] and step.tasks == 1 and not step.label:
         variables = task_variables(step, here, 0)
         os.execvpe(step.command[0], step.command, {**environ, **variables})
-    far: "List[Far]" = []
-    if step.nodes != [here.node]:
-        from batchml.runtime.nodes.slurm.steps import send
-
-        far = send(step, environ)
-    parts: "List[Union[Tasks, Far]]" = [*far]
+    parts: List[StepPart] = [] if step.nodes == [here.node] else [*send(step, environ)]
     if here.node in step.nodes:
-        parts.append(Tasks(step, here))
+        parts.append(StepTasks(step, here))
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, lambda number, _frame: _pass_on(parts, number))
-    code = _wait(parts)
-    for part in far[:1]:
-        part.forget()
-    return code
+    return _wait(parts)
 
 
-def _wait(parts: "Sequence[Union[Tasks, Far]]") -> int:
-    """Until all have ended; those that go on long after one was killed are ended, too."""
+def _wait(parts: Sequence[StepPart]) -> int:
+    """Wait until all tasks have ended. Once one was killed, the others are ended after a while."""
     until: Optional[float] = None
-    pause = _SOON
+    pause = _FIRST_PAUSE
     while True:
         codes = [part.poll() for part in parts]
         if None not in codes:
@@ -145,27 +152,28 @@ def _wait(parts: "Sequence[Union[Tasks, Far]]") -> int:
         if until is not None and time.monotonic() >= until:
             _pass_on(parts, signal.SIGTERM)
             until = float("inf")
-        time.sleep(pause)
-        pause = min(_LATER, pause * 1.2)
+        links = [
+            part.socket
+            for part, codes_of in zip(parts, codes)  # noqa: B905
+            if isinstance(part, RemoteCommand) and codes_of is None
+        ]
+        select.select(links, [], [], pause)
+        pause = min(_LONGEST_PAUSE, pause * 1.2)
 
 
-def _pass_on(parts: "Sequence[Union[Tasks, Far]]", number: int) -> None:
+def _pass_on(parts: Sequence[StepPart], number: int) -> None:
     for part in parts:
-        part.pass_on(number)
+        part.signal(number)
 
 
 # --- Slurm's other programs -----------------------------------------------------------------------
-# Programs of a cluster that scripts call inside a run: `srun`, `scontrol show`, `module`, `conda`,
-# and `hostname`, which knows this node's address in the network of the run.
-#
-# What else there is of Slurm belongs outside.
 
 
 _ALWAYS = (
     "srun", "scontrol", "module", "ml", "sbatch", "squeue", "scancel", "sacct", "sinfo", "hostname",
 )  # fmt: skip
 _UNLESS_THERE = ("conda", "mamba", "micromamba")  # an image may have them
-# A script may have a PYTHONPATH and an environment of its own; its tools do without.
+# The tools do not use the PYTHONPATH and the environment that a script may have.
 _TOOL = """#!/bin/sh
 exec "{python}" -I -c 'import sys
 sys.path.insert(0, "{root}")
@@ -176,22 +184,22 @@ _IN_IMAGE = "nothing is done, an image has its packages"
 
 
 def scontrol(words: Sequence[str], environ: Mapping[str, str]) -> int:
-    """`show hostnames [LIST]`: one a line; `show job`: the little that is known inside."""
+    """`show hostnames [LIST]`: one name a line; `show job`: what is known inside the run."""
     if list(words[:1]) == ["show"] and words[1:2] in (["hostnames"], ["hostname"]):
         names = words[2].split(",") if words[2:] and words[2] else node_names(environ)
         print("\n".join(names), flush=True)
         return 0
     if list(words[:2]) == ["show", "job"]:
-        shown = {"JobId": "JOB_ID", "JobName": "JOB_NAME", "NumNodes": "JOB_NUM_NODES",
+        fields = {"JobId": "JOB_ID", "JobName": "JOB_NAME", "NumNodes": "JOB_NUM_NODES",
                  "NodeList": "JOB_NODELIST", "WorkDir": "SUBMIT_DIR"}  # fmt: skip
-        found = [f"{name}={environ.get(f'SLURM_{ours}', '')}" for name, ours in shown.items()]
+        found = [f"{name}={environ.get(f'SLURM_{ours}', '')}" for name, ours in fields.items()]
         print(" ".join(found), flush=True)
         return 0
     return elsewhere("scontrol")
 
 
 def conda(name: str, words: Sequence[str]) -> int:
-    """Where an image has none: what would make an environment active does nothing."""
+    """`conda` in an image without it: activating an environment does nothing."""
     if words[:1] and words[0] in ("activate", "deactivate", "shell.bash", "shell", "init", "info"):
         print(f"{name}: batchml: {_IN_IMAGE}", file=sys.stderr)
         return 0
@@ -200,7 +208,7 @@ def conda(name: str, words: Sequence[str]) -> int:
 
 
 def hostname(words: Sequence[str], environ: Mapping[str, str]) -> int:
-    """This node's address for -i and -I; all else by the program of the image, if it has one."""
+    """This node's address for -i and -I; else the program of the image, if it has one."""
     address = environ.get("SLURMD_NODENAME", "")
     if address and list(words) in (["-i"], ["-I"], ["--ip-address"], ["--all-ip-addresses"]):
         print(address, flush=True)
@@ -217,13 +225,13 @@ def hostname(words: Sequence[str], environ: Mapping[str, str]) -> int:
 
 def elsewhere(name: str) -> int:
     ours = {"sbatch": "submit", "squeue": "ls", "scancel": "cancel", "sacct": "show"}
-    hint = f": batchml {ours[name]}, outside of the run, does such things" if name in ours else ""
+    hint = f": use batchml {ours[name]}, outside of the run" if name in ours else ""
     print(f"{name}: batchml: there is no Slurm in a run{hint}", file=sys.stderr, flush=True)
     return 127
 
 
 def put_tools(folder: str) -> str:
-    """Programs of these names in a folder, which is returned."""
+    """Write the programs into a folder, and return it."""
     root = package_root()
     for name in (*_ALWAYS, *(each for each in _UNLESS_THERE if shutil.which(each) is None)):
         path = os.path.join(folder, name)
@@ -238,7 +246,7 @@ def main(words: Sequence[str]) -> int:
     if name == "srun":
         try:
             return srun(rest, os.environ)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             print(f"srun: {error}", file=sys.stderr, flush=True)
             return 127
     if name == "scontrol":

@@ -1,66 +1,83 @@
-"""Steps on the nodes of a run: as under Slurm, the script runs on the first node alone, and `srun`
-in it starts tasks on all.
+"""The steps of `srun` on the nodes of a run: their tasks here, and on the other nodes.
 
-They meet in the run's store, below `steps/ATTEMPT/`: no port is open and no key is handed out. A
-node enters its address as `node/NODE`. `srun` writes a step under the next free number,
-`NUMBER/step`; the nodes it names start their part, and write what it prints, where that is caught,
-as `NUMBER/NODE/out/BLOCK`, and its codes as `NUMBER/NODE/end`. `NUMBER/stop` has a signal to pass
-on.
+As under Slurm, the script runs on the first node alone, and `srun` in it starts tasks on all nodes.
+The first node has a server (`server.py`), whose address the others read in the run's store. `srun`
+runs its own node's tasks itself, and sends the others theirs through the server.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import selectors
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import suppress
-from functools import partial
-from typing import Any, Callable, Dict, List, NamedTuple, NoReturn, Optional, Tuple, TypeVar
+from typing import Any, Callable, Dict, List, NamedTuple, NoReturn, Optional, Tuple
 
-from batchml.runtime.nodes.ray.rendezvous import own_address
-from batchml.runtime.nodes.torchrun.rank_env import interface_of
-from batchml.runtime.protocol.variables import RuntimeEnv
-from batchml.runtime.storage.store import Store, StoreError, open_store
+from batchml.runtime.entry.stopping import STOPS, Signals
+from batchml.runtime.nodes.link.address import OWN_ADDRESS, own_address
+from batchml.runtime.nodes.link.connection import Message
+from batchml.runtime.nodes.link.interfaces import interface_of
+from batchml.runtime.nodes.link.peer import Heartbeats, dispatch
+from batchml.runtime.nodes.link.remote_start import (
+    READING,
+    ControlAddress,
+    PreparedTasks,
+    RemoteCommand,
+    RemoteTasks,
+    TaskCommand,
+    write_output,
+)
+from batchml.runtime.nodes.link.rendezvous import Rendezvous
+from batchml.runtime.nodes.link.uplink import ConnectLimits, MainNode, Uplink
+from batchml.runtime.protocol.variables import RuntimeEnv, number_of
+from batchml.runtime.storage.backends import open_store
+from batchml.runtime.storage.store import StoreError
 
-# --- tasks of a step ------------------------------------------------------------------------------
-# The tasks of a step on one node: each a process that knows its number, as srun starts them.
+FOLDER = "BATCHML_SLURM_FOLDER"  # with this node's tools, and the variables of the script's start
+LOG = "BATCHML_SLURM_LOG"  # the device and inode of the script's own output
+
+_START = "began.json"
+_CONTROL = "control.json"
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 1.0  # seconds between two looks into the store
+_FOREVER = float("inf")
+_OF_ONE_NODE = frozenset(
+    (FOLDER, LOG, "SLURMD_NODENAME", "_", "PWD", "OLDPWD", "SHLVL", "HOSTNAME")
+)  # each node has its own
 
 
-_READING = 2.0  # seconds for the rest of the output of tasks that have ended
-
-
-class Step(NamedTuple):
-    """What an srun asks for. `tasks` are those of each of its nodes."""
+class SrunStep(NamedTuple):
+    """The step of one `srun`. `tasks`: on each of its nodes."""
 
     command: List[str]
-    nodes: List[int] = [0]  # noqa: RUF012  (it is not changed)
+    nodes: List[int] = [0]  # noqa: RUF012  (it is never changed)
     tasks: int = 1
-    gpus: int = 0  # of each task; 0: all see all
+    gpus: int = 0  # of each task; 0: all tasks see all
     label: bool = False
-    wrong: str = ""  # why it cannot be done
+    wrong: str = ""  # why the step cannot be run
 
 
-class Place(NamedTuple):
-    """Where tasks run. `take` gets their output instead of the log, `joined` with their stderr."""
+class StepNode(NamedTuple):
+    """Where tasks run."""
 
     node: int
     environ: Mapping[str, str]
-    folder: Optional[str] = None  # the current one
-    take: Optional[Callable[[bytes], None]] = None
-    joined: bool = False
+    folder: Optional[str] = None  # the current folder of this process, unless given
 
 
-def number_of(text: str, default: int) -> int:
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else default
+def count_nodes(environ: Mapping[str, str]) -> int:
+    return number_of(environ.get("AWS_BATCH_JOB_NUM_NODES", ""), 1)
 
 
-def task_variables(step: Step, place: Place, task: int) -> Dict[str, str]:
-    """What one task is told: its number on its node, and among all.
+# --- Tasks ----------------------------------------------------------------------------------------
+
+
+def task_variables(step: SrunStep, place: StepNode, task: int) -> Dict[str, str]:
+    """The variables of one task: its number on its node, and among all.
 
     Source: srun(1), OUTPUT ENVIRONMENT VARIABLES.
     """
@@ -77,7 +94,7 @@ def task_variables(step: Step, place: Place, task: int) -> Dict[str, str]:
         "SLURM_NTASKS_PER_NODE": str(step.tasks),
     }
     if len(step.nodes) > 1 and "PET_RDZV_CONF" not in place.environ:
-        # torchrun looks its address up by the name of the machine, which not every one knows.
+        # torchrun looks its address up by the name of the machine, which may not be known.
         # Source: torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py, argparse_util.py.
         found["PET_RDZV_CONF"] = f"is_host={int(at == 0)}"
     visible = list(filter(None, place.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")))
@@ -89,49 +106,52 @@ def task_variables(step: Step, place: Place, task: int) -> Dict[str, str]:
     return found
 
 
-class Tasks:
-    """Those of a step on this node, started. Raises OSError where the program is not there."""
+def _label(step: SrunStep, variables: Mapping[str, str]) -> bytes:
+    return f"{variables['SLURM_PROCID']}: ".encode() if step.label else b""
 
-    def __init__(self, step: Step, place: Place) -> None:
+
+class StepTasks:
+    """The tasks of a step on this node. Raises OSError where the program is missing."""
+
+    def __init__(self, step: SrunStep, place: StepNode) -> None:
         self._readers: List[threading.Thread] = []
-        self._until = 0.0  # how long their output is waited for
+        self._until = 0.0  # how long the rest of their output is read
         self._processes: List["subprocess.Popen[bytes]"] = []
         try:
             for task in range(step.tasks):
                 self._processes.append(self._start(step, place, task))
         except OSError:
-            self.pass_on(signal.SIGTERM)
+            self.signal(signal.SIGTERM)
             raise
 
-    def _start(self, step: Step, place: Place, task: int) -> "subprocess.Popen[bytes]":
-        """Only the first of the first node reads what the script reads."""
+    def _start(self, step: SrunStep, place: StepNode, task: int) -> "subprocess.Popen[bytes]":
+        """Only the first task of the first node reads the input of the script."""
         variables = task_variables(step, place, task)
         rank = int(variables["SLURM_PROCID"])
-        caught = step.label or place.take is not None
-        joined = step.label if place.take is None else place.joined
         process = subprocess.Popen(
             step.command,
             cwd=place.folder,
             env={**place.environ, **variables},
             stdin=None if rank == 0 else subprocess.DEVNULL,
-            stdout=subprocess.PIPE if caught else None,
-            stderr=subprocess.STDOUT if joined else None,
+            stdout=subprocess.PIPE if step.label else None,
+            stderr=subprocess.STDOUT if step.label else None,
         )
-        if caught:
-            mark = b"%d: " % rank if step.label else b""
-            reader = threading.Thread(target=_read, args=(process, mark, place.take or _write))
+        if step.label:
+            reader = threading.Thread(target=_read, args=(process, _label(step, variables)))
             reader.daemon = True
             reader.start()
             self._readers.append(reader)
         return process
 
     def poll(self) -> Optional[List[int]]:
-        """The codes, a signal's as a shell has it, once all have ended and all is read: what they
-        leave behind may hold their output open, which is not waited for."""
+        """The exit codes, as a shell has them, once all have ended and their output is read.
+
+        Processes that they leave behind may hold their output open; those are not waited for.
+        """
         codes = [process.poll() for process in self._processes]
         if any(code is None for code in codes):
             return None
-        self._until = self._until or time.monotonic() + _READING
+        self._until = self._until or time.monotonic() + READING
         if any(reader.is_alive() for reader in self._readers) and time.monotonic() < self._until:
             return None
         return [128 - code if code < 0 else code for code in codes if code is not None]
@@ -139,138 +159,26 @@ class Tasks:
     def was_one_killed(self) -> bool:
         return any((process.poll() or 0) < 0 for process in self._processes)
 
-    def pass_on(self, number: int) -> None:
+    def signal(self, number: int) -> None:
         for process in self._processes:
             if process.poll() is None:
                 process.send_signal(number)
 
 
-def _read(process: "subprocess.Popen[bytes]", mark: bytes, take: Callable[[bytes], None]) -> None:
+def _read(process: "subprocess.Popen[bytes]", label: bytes) -> None:
     assert process.stdout is not None
     for line in process.stdout:
-        take(mark + (line if line.endswith(b"\n") or not mark else line + b"\n"))
+        write_output(label + (line if line.endswith(b"\n") else line + b"\n"))
 
 
-def _write(block: bytes) -> None:
-    sys.stdout.flush()
-    while block:
-        block = block[os.write(1, block) :]
-
-
-# --- steps ----------------------------------------------------------------------------------------
-
-
-FOLDER = "BATCHML_SLURM_FOLDER"  # this node's tools, and what the script began with
-LOG = "BATCHML_SLURM_LOG"  # which file the script's own output is
-
-_BEGAN = "began.json"
-_SOON = 0.1  # seconds between two looks into the store, ever longer,
-_LONGEST, _LONGEST_HERE = 1.0, 0.25  # up to so many; in a folder of this machine
-_SAID_AFTER = 60.0  # seconds of waiting for the other nodes
-_OF_ONE = frozenset(
-    (FOLDER, LOG, "SLURMD_NODENAME", "_", "PWD", "OLDPWD", "SHLVL", "HOSTNAME")
-)  # each node has its own
-
-T = TypeVar("T")
-
-
-class Book:
-    """What the nodes of an attempt tell each other. Every method raises StoreError."""
-
-    def __init__(self, store: Store, attempt: int, longest: float = _LONGEST) -> None:
-        """`longest`: seconds between two looks of those who wait for something in it."""
-        self._store = store
-        self._top = f"steps/{attempt}"
-        self.longest = longest
-
-    @classmethod
-    def of(cls, environ: Mapping[str, str]) -> Book:
-        env = RuntimeEnv.read(environ)
-        longest = _LONGEST if "://" in env.store else _LONGEST_HERE
-        return cls(open_store(env.store, environ), env.attempt, longest)
-
-    def enter(self, node: int, address: str) -> bool:
-        self._store.put(f"{self._top}/node/{node}", address.encode())
-        return True
-
-    def address(self, node: int) -> Optional[str]:
-        found = self._store.get(f"{self._top}/node/{node}")
-        return None if found is None else found.decode()
-
-    def begin(self, order: Mapping[str, Any], least: int) -> int:
-        """Write a step; its number, the first free one from `least`."""
-        data = json.dumps({**order, "id": os.urandom(8).hex()}).encode()
-        while not self._store.create(f"{self._top}/{least}/step", data):
-            least += 1
-        return least
-
-    def order(self, number: int) -> Optional[Dict[str, Any]]:
-        return self._read(f"{number}/step")
-
-    def forget(self, number: int) -> None:
-        """Nothing of what it was told stays; its number does, by which nodes count."""
-        self._write(f"{number}/step", {"nodes": []})
-
-    def stop(self, number: int, signalled: int) -> None:
-        self._write(f"{number}/stop", {"signal": signalled})
-
-    def stopped(self, number: int) -> int:
-        """The signal to pass on, 0 for none."""
-        return int((self._read(f"{number}/stop") or {"signal": 0})["signal"])
-
-    def put_out(self, number: int, node: int, block: int, data: bytes) -> None:
-        self._store.put(f"{self._top}/{number}/{node}/out/{block}", data)
-
-    def out(self, number: int, node: int, block: int) -> Optional[bytes]:
-        return self._store.get(f"{self._top}/{number}/{node}/out/{block}")
-
-    def end(self, number: int, node: int, codes: List[int], blocks: int) -> None:
-        self._write(f"{number}/{node}/end", {"codes": codes, "blocks": blocks})
-
-    def ended(self, number: int, node: int) -> Optional[Dict[str, Any]]:
-        return self._read(f"{number}/{node}/end")
-
-    def _read(self, key: str) -> Optional[Dict[str, Any]]:
-        data = self._store.get(f"{self._top}/{key}")
-        found: Optional[Dict[str, Any]] = None if data is None else json.loads(data)
-        return found
-
-    def _write(self, key: str, value: Mapping[str, Any]) -> None:
-        self._store.put(f"{self._top}/{key}", json.dumps(value).encode())
-
-
-# --- on the first node ----------------------------------------------------------------------------
-
-
-def gather(
-    environ: Mapping[str, str],
-    *,
-    book: Optional[Book] = None,
-    sleep: Callable[[float], None] = time.sleep,
-) -> List[str]:
-    """The addresses of all nodes, the first one's first, once all are there; a run of one node has
-    its own."""
-    count = number_of(environ.get("AWS_BATCH_JOB_NUM_NODES", ""), 1)
-    if count < 2:
-        return ["127.0.0.1"]
-    book = book or Book.of(environ)
-    found, waited, pause = [own_address(environ)], 0.0, _SOON
-    while len(found) < count:
-        address = _patiently(partial(book.address, len(found)))
-        if address is not None:
-            found.append(address)
-            continue
-        sleep(pause)
-        if waited < _SAID_AFTER <= waited + pause:
-            _say(f"node {len(found)} of {count} is waited for")
-        waited, pause = waited + pause, min(book.longest, pause * 1.5)
-    return found
+# --- The first node -------------------------------------------------------------------------------
 
 
 def network(environ: Mapping[str, str]) -> Dict[str, str]:
-    """Of a node of several: its address, and what PyTorch would else guess from the machine's name,
-    which not every machine knows. PET_LOCAL_ADDR is torchrun's --local-addr."""
-    if number_of(environ.get("AWS_BATCH_JOB_NUM_NODES", ""), 1) < 2:
+    """The address of a node of several, and variables that PyTorch would else guess from the
+    machine's name, which not every machine knows. PET_LOCAL_ADDR is torchrun's --local-addr.
+    """
+    if count_nodes(environ) < 2:
         return {}
     address = own_address(environ)
     found = {"SLURMD_NODENAME": address, "PET_LOCAL_ADDR": address}
@@ -280,15 +188,15 @@ def network(environ: Mapping[str, str]) -> Dict[str, str]:
     return found
 
 
-def remember(tools: str, environ: Mapping[str, str], folder: str) -> None:
-    """Keep what the program was given: what differs from that later goes with its steps."""
-    path = os.path.join(tools, _BEGAN)
+def remember_start(tools: str, environ: Mapping[str, str], folder: str) -> None:
+    """Keep the variables of the script's start: steps get the ones that it changed since."""
+    path = os.path.join(tools, _START)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         json.dump({"environ": dict(environ), "folder": folder}, file)
 
 
 def log_of(descriptor: int) -> str:
-    """Which file a descriptor is."""
+    """The device and inode of an open file."""
     try:
         found = os.fstat(descriptor)
     except OSError:
@@ -296,134 +204,53 @@ def log_of(descriptor: int) -> str:
     return f"{found.st_dev}:{found.st_ino}"
 
 
-def changes(began: Mapping[str, str], now: Mapping[str, str]) -> Dict[str, Optional[str]]:
-    """The variables that the script has set, or, None, removed. What it found as it began, such as
-    a secret, is known to each node already, and is not written down."""
+def changes(start: Mapping[str, str], now: Mapping[str, str]) -> Dict[str, Optional[str]]:
+    """The variables that the script has set, or removed (None).
+
+    The others, a secret perhaps, are known to each node already, and are not sent.
+    """
     found: Dict[str, Optional[str]] = {
         name: value
         for name, value in now.items()
-        if began.get(name) != value and name not in _OF_ONE
+        if start.get(name) != value and name not in _OF_ONE_NODE
     }
-    return {**found, **{name: None for name in began if name not in now and name not in _OF_ONE}}
+    removed = [name for name in start if name not in now and name not in _OF_ONE_NODE]
+    return {**found, **dict.fromkeys(removed)}
 
 
-def send(step: Step, environ: Mapping[str, str]) -> List[Far]:
-    """Give a step to its other nodes."""
-    with open(os.path.join(environ[FOLDER], _BEGAN), encoding="utf-8") as file:
-        began = json.load(file)
+def control_file(tools: str) -> str:
+    """The file with the address of the first node's server."""
+    return os.path.join(tools, _CONTROL)
+
+
+def make_order(step: SrunStep, environ: Mapping[str, str]) -> Message:
+    """The order of a step for other nodes. Raises OSError and ValueError."""
+    with open(os.path.join(environ[FOLDER], _START), encoding="utf-8") as file:
+        start = json.load(file)
     caught = log_of(1) != environ.get(LOG)
-    order = {
+    return {
         **step._asdict(),
-        "environ": changes(began["environ"], environ),
+        "environ": changes(start["environ"], environ),
         "at": os.getcwd(),
-        "folder": began["folder"],
+        "folder": start["folder"],
         "tools": environ[FOLDER],
         "caught": caught,
         "joined": caught and log_of(1) == log_of(2),
     }
-    book = Book.of(environ)
-    number = book.begin(order, _last(environ[FOLDER]))
-    _keep_last(environ[FOLDER], number)
-    return [Far(book, number, node) for node in step.nodes if node]
 
 
-def _last(folder: str) -> int:
-    with suppress(OSError, ValueError), open(os.path.join(folder, "last-step")) as file:
-        return int(file.read()) + 1
-    return 0
+def send(step: SrunStep, environ: Mapping[str, str]) -> List[RemoteCommand]:
+    """Start the tasks of a step on its other nodes. Raises OSError and ValueError."""
+    order = make_order(step, environ)
+    control = ControlAddress.read(control_file(environ[FOLDER]))
+    return [RemoteCommand(control, node, order) for node in step.nodes if node]
 
 
-def _keep_last(folder: str, number: int) -> None:
-    with open(os.path.join(folder, "last-step"), "w") as file:
-        file.write(str(number))
+# --- The other nodes ------------------------------------------------------------------------------
 
 
-class Far:
-    """The part of a step that another node does; to srun like `Tasks`."""
-
-    def __init__(self, book: Book, number: int, node: int) -> None:
-        self._book, self._number, self._node = book, number, node
-        self._blocks = 0
-        self._codes: Optional[List[int]] = None
-        self._next, self._pause = 0.0, _SOON
-
-    def poll(self) -> Optional[List[int]]:
-        now = time.monotonic()
-        if self._codes is None and now >= self._next:
-            self._codes = _patiently(self._look)
-            self._next, self._pause = now + self._pause, min(self._book.longest, self._pause * 1.5)
-        return self._codes
-
-    def _look(self) -> Optional[List[int]]:
-        ended = self._book.ended(self._number, self._node)
-        while True:
-            block = self._book.out(self._number, self._node, self._blocks)
-            if block is None:
-                break
-            sys.stdout.buffer.write(block)
-            sys.stdout.buffer.flush()
-            self._blocks += 1
-        if ended is None or self._blocks < ended["blocks"]:
-            return None
-        return [int(code) for code in ended["codes"]]
-
-    def was_one_killed(self) -> bool:
-        return any(code > 128 for code in self._codes or ())
-
-    def pass_on(self, number: int) -> None:
-        with suppress(StoreError):
-            self._book.stop(self._number, number)
-
-    def forget(self) -> None:
-        with suppress(StoreError):
-            self._book.forget(self._number)
-
-
-# --- on the other nodes ---------------------------------------------------------------------------
-
-
-class Part:
-    """This node's tasks of a step."""
-
-    def __init__(self, book: Book, number: int, order: Mapping[str, Any], place: Place) -> None:
-        self._book, self._number, self._node = book, number, place.node
-        self._blocks = 0
-        self._printed: List[bytes] = []
-        self._signal = 0
-        self._tasks: Optional[Tasks] = None
-        step, place = _as_here(order, place)
-        if order["caught"]:
-            place = place._replace(take=self._printed.append, joined=order["joined"])
-        try:
-            self._tasks = Tasks(step, place)
-        except OSError as error:
-            print(f"srun: {step.command[0]}: {error}", file=sys.stderr, flush=True)
-
-    def look(self) -> bool:
-        """Tell the first node what is new; whether all is told."""
-        codes = self._tasks.poll() if self._tasks is not None else [127]
-        if self._printed:
-            count = len(self._printed)
-            data = b"".join(self._printed[:count])
-            self._book.put_out(self._number, self._node, self._blocks, data)
-            del self._printed[:count]
-            self._blocks += 1
-        if codes is not None:
-            self._book.end(self._number, self._node, codes, self._blocks)
-            return True
-        told = self._book.stopped(self._number)
-        if told and told != self._signal:
-            self._signal = told
-            self.pass_on(told)
-        return False
-
-    def pass_on(self, number: int) -> None:
-        if self._tasks is not None:
-            self._tasks.pass_on(number)
-
-
-def _as_here(order: Mapping[str, Any], place: Place) -> Tuple[Step, Place]:
-    """The step in this node's words: its files may lie elsewhere."""
+def prepare_tasks(order: Mapping[str, Any], place: StepNode) -> PreparedTasks:
+    """The tasks of an order on this node, whose folders may have other paths."""
     home = place.folder or os.getcwd()
 
     def here(text: str) -> str:
@@ -437,52 +264,114 @@ def _as_here(order: Mapping[str, Any], place: Place) -> Tuple[Step, Place]:
             environ[name] = here(value)
     folder = here(order["at"])
     folder = folder if os.path.isdir(folder) else home
-    step = Step(*(order[name] for name in Step._fields))
-    step = step._replace(command=[here(word) for word in step.command])
-    return step, place._replace(environ=environ, folder=folder)
+    step = SrunStep(*(order[name] for name in SrunStep._fields))
+    command = [here(word) for word in step.command]
+    tasks = []
+    for task in range(step.tasks):
+        variables = task_variables(step, place._replace(environ=environ), task)
+        label = _label(step, variables)
+        tasks.append(TaskCommand(command, {**environ, **variables}, folder, label))
+    joins = order["joined"] if order["caught"] else step.label
+    return PreparedTasks(tasks, returns=order["caught"], joins=joins)
 
 
-def follow(
-    environ: Mapping[str, str], folder: str, *, sleep: Callable[[float], None] = time.sleep
-) -> NoReturn:
-    """Do this node's part of every step, until the run ends, which ends the node."""
-    node = number_of(environ.get("AWS_BATCH_JOB_NODE_INDEX", ""), 0)
-    place, parts, ended = Place(node, environ, folder), [], []  # type: Place, List[Part], List[int]
-
-    def end(number: int, _frame: object) -> None:
-        ended.append(number)
-        for part in parts:
-            part.pass_on(number)
-
-    for each in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(each, end)
-    book = Book.of(environ)
-    while not ended and not _patiently(partial(book.enter, node, environ["SLURMD_NODENAME"])):
-        sleep(book.longest)
-    number, pause = 0, _SOON
-    while parts or not ended:
-        order = None if ended else _patiently(partial(book.order, number))
-        if order is not None:
-            if node in order["nodes"]:
-                parts.append(Part(book, number, order, place))
-            number, pause = number + 1, _SOON
-        for part in list(parts):
-            if _patiently(part.look):
-                parts.remove(part)
-                pause = _SOON
-        sleep(pause)
-        pause = min(book.longest, pause * 1.5)
-    sys.exit(128 + ended[0])
+def server_document(attempt: int) -> str:
+    """The name of the document in the run's store that says where the first node's server is."""
+    return f"steps/{attempt}/server"
 
 
-def _patiently(ask: Callable[[], T]) -> Optional[T]:
-    """The answer; None where the store cannot be had just now."""
-    try:
-        return ask()
-    except StoreError as error:
-        if not error.temporary:
-            raise
-        return None
+def follow(environ: Mapping[str, str], folder: str) -> NoReturn:
+    """Run this node's tasks of every step, until the run ends, which ends the node."""
+    signals = Signals()
+    signals.listen()
+    follower = _Follower(environ, folder, signals)
+    number = follower.run()
+    signals.ignore()
+    sys.exit(128 + number)
+
+
+class _Follower:
+    def __init__(self, environ: Mapping[str, str], folder: str, signals: Signals) -> None:
+        self._environ, self._signals = environ, signals
+        node = number_of(environ.get("AWS_BATCH_JOB_NODE_INDEX", ""), 0)
+        place = StepNode(node, environ, folder)
+        self._info: Message = {"index": node, "address": environ["SLURMD_NODENAME"]}
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(signals.wake, selectors.EVENT_READ, self._drain)
+        self._children: Dict[int, Tuple["subprocess.Popen[bytes]", Callable[[int], None]]] = {}
+        self._tasks = RemoteTasks(
+            self._selector, self._send, lambda order: prepare_tasks(order, place), self._adopt
+        )
+        self._uplink: Optional[Uplink] = None
+        self._stop = 0
+
+    def run(self) -> int:
+        """The signal that ended the node."""
+        self._connect()
+        while not (self._stop and self._tasks.is_empty):
+            now = time.monotonic()
+            pause = 1.0 if self._tasks.is_empty else 0.1
+            if self._uplink is not None:
+                pause = min(pause, self._uplink.until_due(now))
+            self._turn(pause)
+        if self._uplink is not None:
+            self._uplink.close()
+        return self._stop
+
+    def _connect(self) -> None:
+        """Wait until the first node has written where its server is."""
+        env = RuntimeEnv.read(self._environ)
+        documents = Rendezvous(open_store(env.store, self._environ))
+        pause = _FIRST_PAUSE
+        while not self._stop:
+            try:
+                found = documents.read(server_document(env.attempt))
+            except StoreError as error:
+                if not error.temporary:
+                    raise
+                found = None
+            if found is not None:
+                self._uplink = self._link(ControlAddress(**found))
+                return
+            self._turn(pause)
+            pause = min(_LONGEST_PAUSE, pause * 1.5)
+
+    def _link(self, control: ControlAddress) -> Uplink:
+        main = MainNode(control.address, [control.port], control.token)
+        limits = ConnectLimits(_FOREVER, _FOREVER, _FOREVER)
+        return Uplink(
+            main, self._info, self._environ.get(OWN_ADDRESS, ""), Heartbeats(), limits,
+            self._selector, self._tasks.hear, self._tasks.abandon, _say,
+        )  # fmt: skip
+
+    def _turn(self, pause: float) -> None:
+        dispatch(self._selector, pause)
+        for number in self._signals.take():
+            if number in STOPS:
+                self._stop = self._stop or number
+            self._tasks.signal(number)
+        for pid, (process, on_exit) in list(self._children.items()):
+            code = process.poll()
+            if code is not None:
+                del self._children[pid]
+                on_exit(code)
+        now = time.monotonic()
+        self._tasks.tick(now)
+        if self._uplink is not None:
+            self._uplink.tick(now, may_join=self._tasks.is_empty)
+
+    def _send(self, message: Message) -> None:
+        if self._uplink is not None:
+            self._uplink.send(message)
+
+    def _adopt(self, process: "subprocess.Popen[bytes]", on_exit: Callable[[int], None]) -> None:
+        self._children[process.pid] = process, on_exit
+
+    def _drain(self) -> None:
+        try:
+            os.read(self._signals.wake, 65_536)
+        except BlockingIOError:
+            pass
 
 
 def _say(text: str) -> None:

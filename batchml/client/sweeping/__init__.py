@@ -1,1 +1,0 @@
-"""What `sweep` and `sweeps` do beside flags and output."""

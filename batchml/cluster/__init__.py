@@ -1,0 +1,1 @@
+"""Queues, hosts and the positions of runs in queues, for `top`, `queue` and `compute`."""

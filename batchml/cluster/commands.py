@@ -1,0 +1,322 @@
+"""batchml top: a live view of queues, runs and hosts."""
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from msgspec.structs import replace
+
+from batchml.aws.batch.jobs import LIVE
+from batchml.cli.app import app
+from batchml.cli.options import Env, Json, open_context
+from batchml.cli.output import print_json, print_line
+from batchml.cli.render import cells, cut, narrow_columns, printable, run_json, table, timestamp
+from batchml.cli.terminal import Rest, Screen, reading_keys, screen
+from batchml.cluster.poller import poll_pause
+from batchml.cluster.service import HostPrices, open_poller
+from batchml.cluster.snapshot import ClusterSnapshot, RunRow
+from batchml.cluster.tables import (
+    age_text,
+    compute_json,
+    held_and_asked,
+    host_json,
+    host_lines,
+    host_or_reason,
+    missing_line,
+    position_json,
+    queue_json,
+    state_word,
+    total_json,
+    total_line,
+)
+from batchml.errors import ServiceError, ServiceUnreachable
+from batchml.model.names import short_id
+from batchml.model.run import state_text
+from batchml.runs.commands.usage import USED, cells_of, memory, number
+from batchml.runs.find import check_queues
+
+FEW = 20  # runs or hosts that are shown without a terminal
+LONGEST = 32  # characters of a name
+NODES = 8  # nodes of a run that have a line
+SORTS = ("state", "age", "cpu", "gpu")  # orders of runs; the key s takes the next
+
+_QUEUE_GIVES_WAY = (
+    "SUBMITTED", "PENDING", "MEMORY", "PRIORITY", "STARTING", "GPUS", "VCPUS", "NEXT WAITS FOR",
+)  # fmt: skip
+_HOST = "HOST (REASON)"
+_LEAST_HOST = 16  # cells to which that column is cut before other columns are left out
+_RUN_GIVES_WAY = ("QUEUE", "GPU MEM", "OUT", "IN", "MEMORY")  # left out before _HOST is cut
+_RUN_GIVES_WAY_LATER = ("GPU", "CPU", _HOST, "ID")
+
+
+class TopView(NamedTuple):
+    """The table and the order that keys choose."""
+
+    hosts: bool = False
+    sort: str = SORTS[0]
+
+    def after(self, key: str) -> "TopView":
+        if key == "h":
+            return self._replace(hosts=not self.hosts)
+        if key == "s" and not self.hosts:
+            return self._replace(sort=self.next_sort)
+        return self
+
+    @property
+    def next_sort(self) -> str:
+        return SORTS[(SORTS.index(self.sort) + 1) % len(SORTS)]
+
+    @property
+    def hint(self) -> str:
+        if self.hosts:
+            return "q quits, h shows runs"
+        return f"q quits, h shows hosts, s sorts by {self.next_sort}"
+
+
+@app.command(epilog="Example: batchml top --queue gpu")
+def top(
+    queue: Annotated[
+        list[str] | None, typer.Option(help="Show only this queue; may be repeated.")
+    ] = None,
+    hosts: Annotated[
+        bool, typer.Option("--hosts", help="Show compute environments and hosts, not runs.")
+    ] = False,
+    every: Annotated[float, typer.Option(min=1, help="Seconds between two polls.")] = 3.0,
+    once: Annotated[bool, typer.Option("--once", help="Print the tables once and exit.")] = False,
+    env: Env = None,
+    json_: Json = False,
+) -> None:
+    """Show queues, runs and hosts live, and their usage.
+
+    A waiting run shows its position in the queue, (#1) is next, and the reason. VCPUS 12+40: held
+    by running runs, and requested by waiting runs. Keys: h switches between runs and hosts, s sorts
+    runs, q or Ctrl-C quits. Without a terminal, and with --json, it prints once.
+    """
+    context = open_context(env)
+    queues = [context.queue(name) for name in queue or ()]
+    check_queues(context.batch, queues)
+    poller, priced, view = open_poller(context), HostPrices(context).add_to, TopView(hosts)
+    if json_:
+        print_json(_json(priced(poller.poll(queues)), context.env))
+    elif once or not sys.stdout.isatty():
+        found = poller.poll(queues)
+        found = priced(found) if hosts else found
+        print_line(_view(found, context.env, screen(), FEW, view=view))
+    else:
+        with reading_keys(context.clock.sleep) as rest:
+            now = context.clock.now
+            _live(lambda: poller.poll(queues), priced, view, context.env, every, rest, now)
+
+
+def _live(
+    look: Callable[[], ClusterSnapshot],
+    priced: Callable[[ClusterSnapshot], ClusterSnapshot],
+    view: TopView,
+    env: str,
+    every: float,
+    rest: Rest,
+    now: Callable[[], float],
+) -> None:
+    """Draw snapshots until the key `q`, which `rest` reads while it sleeps, or Ctrl-C.
+
+    `priced` asks for the prices of hosts, only when hosts are shown.
+    """
+    from rich.console import Console
+    from rich.live import Live
+
+    console, found = Console(), ClusterSnapshot(0)
+    try:
+        with Live(console=console, screen=True, auto_refresh=False) as live:
+            while True:
+                trouble = ""
+                try:
+                    found = look()
+                except (ServiceError, ServiceUnreachable) as error:
+                    if not found.at:  # an error of the first poll will not pass
+                        raise
+                    trouble = f"No contact; these are the last values. Still trying: {error}"
+                until = now() + poll_pause(found.calls, every)
+                key = " "
+                while key:  # a key changes the view at once
+                    found = priced(found) if view.hosts else found
+                    _draw(live, console, found, env, trouble, view)
+                    key = rest(max(0.0, until - now()))
+                    if key == "q":
+                        return
+                    view = view.after(key)
+    except KeyboardInterrupt:
+        return
+
+
+def _draw(
+    live: Any, console: Any, found: ClusterSnapshot, env: str, trouble: str, view: TopView
+) -> None:
+    from rich.text import Text
+
+    tables = len(found.computes) if view.hosts else len(found.queues)
+    extra = bool(trouble) + (found.hosts is not None) + bool(found.missing)
+    room = console.size.height - tables - 6 - extra
+    on = screen()._replace(width=console.size.width)
+    text = Text.from_ansi(_view(found, env, on, max(1, room), trouble, view.hint, view))
+    text.no_wrap, text.overflow = True, "ellipsis"
+    live.update(text, refresh=True)
+
+
+def _view(
+    found: ClusterSnapshot,
+    env: str,
+    on: Screen,
+    most: int,
+    trouble: str = "",
+    hint: str = "",
+    view: TopView = TopView(),  # noqa: B008  (it does not change)
+) -> str:
+    """One screen of text, no wider than the window if possible."""
+    top = f"{env}  {timestamp(found.at)[:19].replace('T', ' ')}Z"
+    total = total_line(found)
+    lines = [f"{top}  {hint}".rstrip(), *([total] if total else [])]
+    lines += [printable(trouble.replace("\n", " ")), ""] if trouble else [""]
+    if view.hosts:
+        lines += host_lines(found, on, most)
+    else:
+        rows = narrow_columns(_queue_rows(found), on.width, _QUEUE_GIVES_WAY)
+        lines += [table(rows, on), "", *_run_lines(found, on, most, view.sort)]
+    missing = missing_line(found)
+    return "\n".join([*lines, *([missing] if missing else [])])
+
+
+def _run_lines(found: ClusterSnapshot, on: Screen, most: int, sort: str) -> list[str]:
+    if not found.runs:
+        return ["Nothing runs and nothing waits."]
+    shown = _fitting(_sorted(found.runs, sort), most)
+    rows = narrow_columns(_run_rows(shown, found), on.width, _RUN_GIVES_WAY)
+    rows = narrow_columns(_with_short_hosts(rows, on.width), on.width, _RUN_GIVES_WAY_LATER)
+    more = len(found.runs) - len(shown)
+    return [table(rows, on), *([f"and {more} more"] if more else [])]
+
+
+def _with_short_hosts(rows: list[list[str]], width: int) -> list[list[str]]:
+    """Cut the last column of a table that is too wide."""
+    over = max(map(cells, table(rows, Screen()).splitlines())) - width
+    if not width or over <= 0 or rows[0][-1] != _HOST:
+        return rows
+    longest = max(cells(row[-1]) for row in rows)
+    most = max(_LEAST_HOST, longest - over)
+    return [[*row[:-1], cut(row[-1], most)] for row in rows]
+
+
+def _sorted(rows: Sequence[RunRow], sort: str) -> Sequence[RunRow]:
+    """Sort runs: by state as they are, by age the oldest first, by usage the largest first."""
+    if sort == "age":
+        return sorted(rows, key=lambda row: row.run.started_at or row.run.created_at or sys.maxsize)
+    if sort in ("cpu", "gpu"):
+        return sorted(rows, key=lambda row: -_use(row, sort))
+    return rows
+
+
+def _use(row: RunRow, name: str) -> float:
+    """The usage of a run, or of all its nodes together; -1 if unknown."""
+    known = [each.usage[name] for each in (row, *row.nodes) if name in each.usage]
+    return sum(known) if known else -1.0
+
+
+def _queue_rows(found: ClusterSnapshot) -> list[list[str]]:
+    states = list(reversed(LIVE))
+    rows = [["QUEUE", *(state.value for state in states), "VCPUS", "MEMORY", "GPUS", "PRIORITY",
+             "STATE", "NEXT WAITS FOR"]]  # fmt: skip
+    for queue in found.queues:
+        known = queue.state
+        word = state_word(known.is_enabled, known.status) if known else ""
+        rows.append(
+            [
+                printable(queue.name)[:LONGEST],
+                *(number(queue.counts[state]) for state in states),
+                held_and_asked(queue.vcpus, queue.asked_vcpus, queue.is_whole),
+                memory(queue.memory_mib),
+                held_and_asked(queue.gpus, queue.asked_gpus, queue.is_whole),
+                str(known.priority) if known and len(found.queues) > 1 else "",
+                "" if word == "ENABLED" else word,
+                printable(queue.reason),
+            ]
+        )
+    return rows
+
+
+def _fitting(runs: Sequence[RunRow], most: int) -> list[RunRow]:
+    """The first runs, in at most `most` lines; without their nodes if the lines do not suffice."""
+    if len(runs) + sum(_node_lines(row) for row in runs) > most:
+        runs = [replace(row, nodes=()) for row in runs]
+    return list(runs[:most])
+
+
+def _node_lines(row: RunRow) -> int:
+    """The number of lines of a run's nodes, with the line "and N more nodes"."""
+    return min(len(row.nodes), NODES) + (row.run.nodes > min(len(row.nodes), NODES) > 0)
+
+
+def _run_rows(runs: Iterable[RunRow], found: ClusterSnapshot) -> list[list[str]]:
+    is_one = len(found.hosts or ()) < 2  # then its name tells nothing
+    rows = [["ID", "NAME", "QUEUE", "STATUS", "FOR", *USED, _HOST]]
+    for row in runs:
+        run = row.run
+        rows.append(
+            [
+                short_id(run.job_id),
+                ("  " if row.head else "") + printable(run.name)[:LONGEST],
+                printable(run.queue)[:LONGEST],
+                state_text(run),
+                age_text(run, found.at),
+                *cells_of(run, row.usage),
+                "" if is_one and row.hosts else host_or_reason(row),
+            ]
+        )
+        for node in row.nodes[:NODES]:
+            name = f"  node {node.run.node_index}"
+            where = "" if is_one else host_or_reason(node)
+            use = cells_of(run, node.usage)
+            rows.append(["", name, "", state_text(node.run), "", *use, where])
+        left = run.nodes - min(len(row.nodes), NODES)
+        if row.nodes and left:
+            rows.append(["", f"  and {left} more nodes", *[""] * (len(rows[0]) - 2)])
+    return rows
+
+
+def _json(found: ClusterSnapshot, env: str) -> dict[str, Any]:
+    return {
+        "env": env,
+        "at": found.at,
+        "total": total_json(found),
+        "queues": [{"jobQueue": queue.name, **queue_json(queue)} for queue in found.queues],
+        "runs": [
+            {
+                **run_json(row.run),
+                "usage": row.usage or None,
+                **position_json(row),
+                **_head_json(row),
+                **_nodes_json(row),
+            }
+            for row in found.runs
+        ],
+        "computeEnvironments": [compute_json(row) for row in found.computes],
+        "hosts": None if found.hosts is None else [host_json(row) for row in found.hosts],
+        "missing": list(found.missing),
+    }
+
+
+def _head_json(row: RunRow) -> dict[str, str]:
+    """The head of workers in a group run; nothing for any other run."""
+    return {"head": row.head} if row.head else {}
+
+
+def _nodes_json(row: RunRow) -> dict[str, Any]:
+    """The nodes of a multi-node run; nothing for any other run."""
+    return {"nodes": [_node_json(node) for node in row.nodes]} if row.nodes else {}
+
+
+def _node_json(row: RunRow) -> dict[str, Any]:
+    return {
+        "jobId": row.run.job_id,
+        "status": row.run.status.value,
+        "usage": row.usage or None,
+    }

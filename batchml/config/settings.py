@@ -1,0 +1,129 @@
+"""The settings of a command, each with its source.
+
+A value comes from the first of: a flag, an environment variable, `batchml.toml`, the default.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+
+from msgspec import Struct
+
+from batchml.config.environments import ConfigContent, read_config
+from batchml.errors import ConfigError, NotFound
+from batchml.model.environment import LOCAL, Environment
+
+CONFIG_NAME = "batchml.toml"
+
+
+class Setting(Struct, frozen=True):
+    """A value and its source: `flag --env`, `BATCHML_ENV`, a file's path, or `default`."""
+
+    value: str
+    source: str
+
+
+class Settings(Struct, frozen=True):
+    """All settings. `described` is the content of batchml.toml."""
+
+    env: Setting
+    home: Setting
+    data_dir: Setting | None
+    described: ConfigContent
+    config: str | None = None  # the path of batchml.toml, if there is one
+
+    def check(self, name: str) -> None:
+        """Raise ConfigError for mistakes in an environment."""
+        check_config(self.described, self.config or CONFIG_NAME, name)
+
+    @property
+    def environments(self) -> dict[str, Environment]:
+        return self.described.environments
+
+    @property
+    def default(self) -> str:
+        """The default environment of the file."""
+        return self.described.default
+
+    @property
+    def is_local(self) -> bool:
+        return self.env.value == LOCAL
+
+    @property
+    def environment(self) -> Environment:
+        return self.environments[self.env.value]
+
+
+def check_config(described: ConfigContent, where: str, *names: str) -> None:
+    """Raise ConfigError for mistakes in these environments, or outside all environments."""
+    mistakes = described.mistakes_of(*names)
+    if mistakes:
+        raise ConfigError(where, mistakes)
+
+
+def load_settings(environ: Mapping[str, str], folder: Path, env_flag: str | None) -> Settings:
+    """Read the settings for a command in `folder`.
+
+    Raises ConfigError for a wrong file, NotFound for an unknown environment.
+    """
+    path = _config_path(environ, folder)
+    described = ConfigContent(LOCAL, {LOCAL: Environment()}, {})
+    source = "default"
+    if path is not None:
+        described = read_config(_parse(path))
+        source = str(path)
+    check_config(described, source)
+    if env_flag:
+        env = Setting(env_flag, "flag --env")
+    elif environ.get("BATCHML_ENV"):
+        env = Setting(environ["BATCHML_ENV"], "BATCHML_ENV")
+    else:
+        env = Setting(described.default, source)
+    if env.value not in described.environments:
+        where = f"are in {CONFIG_NAME}" if path else f"need a {CONFIG_NAME}: batchml init"
+        hint = f"The name came from {env.source}. Environments {where}."
+        raise NotFound("Environment", env.value, described.environments, hint)
+    # Mistakes in other environments do not matter: runs here can still be listed and stopped.
+    check_config(described, source, env.value)
+    data_dir = environ.get("BATCHML_DATA_DIR")
+    return Settings(
+        env=env,
+        home=_home(environ),
+        data_dir=Setting(str((folder / data_dir).resolve()), "BATCHML_DATA_DIR")
+        if data_dir
+        else None,
+        described=described,
+        config=str(path) if path is not None else None,
+    )
+
+
+def _home(environ: Mapping[str, str]) -> Setting:
+    if environ.get("BATCHML_HOME"):
+        return Setting(str(Path(environ["BATCHML_HOME"]).absolute()), "BATCHML_HOME")
+    from platformdirs import user_state_dir
+
+    return Setting(user_state_dir("batchml", appauthor=False), "default")
+
+
+def _config_path(environ: Mapping[str, str], folder: Path) -> Path | None:
+    """The file of `BATCHML_CONFIG`, or the nearest `batchml.toml` from `folder` upwards."""
+    if environ.get("BATCHML_CONFIG"):
+        path = Path(environ["BATCHML_CONFIG"])
+        if not path.is_file():
+            raise ConfigError("BATCHML_CONFIG", [f"{path}: there is no such file."])
+        return path
+    return next(
+        (
+            above / CONFIG_NAME
+            for above in (folder, *folder.parents)
+            if (above / CONFIG_NAME).is_file()
+        ),
+        None,
+    )
+
+
+def _parse(path: Path) -> dict[str, object]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(str(path), [f"not TOML: {error}."]) from error

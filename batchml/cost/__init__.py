@@ -1,0 +1,1 @@
+"""What runs will cost, cost now, and have cost."""

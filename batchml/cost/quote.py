@@ -1,0 +1,287 @@
+"""Quote what a run will cost an hour, and how long it may run for a budget (pure).
+
+Runs share hosts. A run pays for the largest of its shares of the host's vCPUs, memory and GPUs,
+because no other run can use that share of the scarcest resource. Amounts are exact US dollars.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from batchml.aws.batch.hosts import HostPool
+from batchml.aws.pricing.instances import InstanceType, InstanceTypes
+from batchml.aws.pricing.prices import Price, PriceTable
+from batchml.cost.estimate import MONTH, host_item, reason_unknown
+from batchml.errors import UsageError
+from batchml.model.job import JobSpec
+
+HOUR = 3600
+DISK = "gp3-gb-month"
+OWN_PRICE = "batchml.toml"  # the source of the price of this machine
+DISKS = "disks"  # key of `Quote.unknown`
+MOST_SECONDS = 999_999_999  # the largest value that the runtime accepts
+NOT_COUNTED = (
+    "hosts while they boot, fetch the image or idle; storage, traffic and logs; discounts and taxes"
+)
+
+
+class Usd(Struct, frozen=True):
+    """An amount between two bounds, which are equal where it is known exactly."""
+
+    low: Decimal = Decimal(0)
+    high: Decimal = Decimal(0)
+
+    def __add__(self, other: "Usd") -> "Usd":
+        return Usd(self.low + other.low, self.high + other.high)
+
+    def times(self, factor: Decimal | int) -> "Usd":
+        """Multiply both bounds."""
+        return Usd(self.low * factor, self.high * factor)
+
+
+class ContainerNeed(Struct, frozen=True):
+    """The resources that one container of a run requests, and the number of containers."""
+
+    vcpus: int
+    memory_mib: int
+    gpus: int = 0
+    nodes: int = 0  # nodes of a multi-node run, each with its own host; 0 for any other run
+    children: int = 0  # children of an array; 0 for any other run
+    timeout: int | None = None  # seconds of one attempt
+    attempts: int = 1
+
+    @property
+    def copies(self) -> int:
+        return max(1, self.nodes) * max(1, self.children)
+
+
+class ComputeChoice(Struct, frozen=True):
+    """A compute environment of the run's queue, with the disk size of its hosts."""
+
+    pool: HostPool
+    disk_gib: int = 0  # 0 if unknown
+
+
+class Candidate(Struct, frozen=True):
+    """An instance type that a run may get, and the share of the host that the run takes."""
+
+    instance: InstanceType
+    share: Decimal
+    spot: bool = False
+    disk_gib: int = 0
+
+    @property
+    def item(self) -> str:
+        """The key of its price: `spot:g5.xlarge`."""
+        return host_item(self.instance.name, spot=self.spot)
+
+    @property
+    def words(self) -> str:
+        return f"{self.instance.name}{' spot' if self.spot else ''}"
+
+
+class Offer(Struct, frozen=True):
+    """The hourly cost of one container on a candidate: its share of host and disk."""
+
+    candidate: Candidate
+    hour: Usd
+    price: Price
+
+
+class Quote(Struct, frozen=True):
+    """The hourly cost of a run on each candidate, the cheapest first.
+
+    `unknown`: thing without a price -> the reason. `is_free`: the machine has no price.
+    """
+
+    need: ContainerNeed
+    offers: tuple[Offer, ...] = ()
+    unknown: Mapping[str, str] = {}
+    notes: tuple[str, ...] = ()
+    is_free: bool = False
+    parts: "Mapping[str, Quote]" = {}  # of a group run's head: group -> quote of its workers
+
+    @property
+    def copies(self) -> int:
+        """The number of containers, with all workers."""
+        return self.need.copies + sum(part.copies for part in self.parts.values())
+
+    @property
+    def hour(self) -> Usd | None:
+        """The hourly cost of all containers; None if no price is known."""
+        if self.is_free:
+            return Usd()
+        if not self.offers:
+            return None
+        least = min(offer.hour.low for offer in self.offers)
+        most = max(offer.hour.high for offer in self.offers)
+        whole = Usd(least, most).times(self.need.copies)
+        for part in self.parts.values():
+            if part.hour is None:
+                return None
+            whole += part.hour
+        return whole
+
+    @property
+    def most(self) -> Usd | None:
+        """The cost if every attempt runs to its timeout; None without a timeout."""
+        if self.hour is None or not self.need.timeout:
+            return None
+        return self.hour.times(Decimal(self.need.timeout * self.need.attempts) / HOUR)
+
+    @property
+    def dates(self) -> tuple[str, ...]:
+        """The first and the last day of the prices; a single day if both are the same."""
+        found = sorted({offer.price.date for offer in self.offers} - {""})
+        return tuple(dict.fromkeys((found[0], found[-1]))) if found else ()
+
+
+class RunBudget(Struct, frozen=True):
+    """A budget as running seconds of each container, all attempts together.
+
+    0 seconds: no limit, because the machine has no price. `price`: the hourly cost of one container
+    on the dearest host.
+    """
+
+    seconds: int
+    price: Decimal
+    copies: int = 1
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment variables that tell the runtime the limit."""
+        if not self.seconds:
+            return {}
+        return {"BATCHML_MAX_SECONDS": str(self.seconds), "BATCHML_PRICE": f"{self.price:.6f}"}
+
+
+def share_of(need: ContainerNeed, instance: InstanceType) -> Decimal | None:
+    """The share of a host that one container takes; None if it does not fit.
+
+    The whole host where the container's request is unknown, as of a run of the first version or on
+    EKS. A node of a multi-node run has its own host: AWS Batch User Guide, "Multi-node parallel
+    jobs".
+    """
+    asked = (need.vcpus, need.memory_mib, need.gpus)
+    has = (instance.vcpus, instance.memory_mib, instance.gpus)
+    if any(part > whole for part, whole in zip(asked, has, strict=True)):
+        return None
+    if need.nodes:
+        return Decimal(1)
+    parts = (
+        Decimal(part) / whole for part, whole in zip(asked, has, strict=True) if part and whole
+    )
+    return max(parts, default=Decimal(1))
+
+
+def find_candidates(
+    need: ContainerNeed, choices: Iterable[ComputeChoice], instances: InstanceTypes
+) -> tuple[list[Candidate], dict[str, str]]:
+    """The instance types that a run fits on, and the names of unknown types with the reasons."""
+    found: dict[Candidate, None] = {}
+    missing: dict[str, str] = {}
+    for choice in choices:
+        if choice.pool.why:
+            missing[choice.pool.name] = choice.pool.why
+        for name in choice.pool.types:
+            known = instances.types.get(name, ())
+            if not known:
+                missing[name] = reason_unknown(instances, name)
+            for each in known:
+                share = share_of(need, each)
+                # AWS Batch also places runs without GPUs on hosts with GPUs.
+                if share is not None:
+                    found[Candidate(each, share, choice.pool.spot, choice.disk_gib)] = None
+    return list(found), missing
+
+
+def price_items(found: Iterable[Candidate]) -> list[str]:
+    """The items to ask prices for, each once."""
+    kinds = list(found)
+    disks = [DISK] if any(each.disk_gib for each in kinds) else []
+    return list(dict.fromkeys([each.item for each in kinds] + disks))
+
+
+def disk_hour(gib: int, price_table: PriceTable) -> Decimal:
+    """The hourly cost of a host's disk; 0 if its price is unknown."""
+    price = price_table.prices.get(DISK)
+    return price.low * gib / MONTH if price else Decimal(0)
+
+
+def make_quote(
+    need: ContainerNeed,
+    found: Sequence[Candidate],
+    missing: Mapping[str, str],
+    price_table: PriceTable,
+) -> Quote:
+    """Quote the hourly cost of a run on each candidate from known prices."""
+    unknown = dict(missing)
+    offers = []
+    for each in found:
+        price = price_table.prices.get(each.item)
+        if price is None:
+            unknown[each.words] = reason_unknown(price_table, each.item)
+            continue
+        disk = disk_hour(each.disk_gib, price_table)
+        hour = Usd(price.low + disk, price.high + disk).times(each.share)
+        offers.append(Offer(each, hour, price))
+    if any(each.disk_gib for each in found) and DISK not in price_table.prices:
+        unknown[DISKS] = reason_unknown(price_table, DISK)
+    offers.sort(key=lambda offer: (offer.hour.low, offer.candidate.instance.name))
+    if not found and not missing:
+        unknown["every host"] = "the run fits on no instance type of the queue"
+    return Quote(need, tuple(offers), unknown, price_table.notes)
+
+
+def make_budget(quote: Quote, usd: Decimal | float) -> RunBudget:
+    """Limit the running time of each container, so that all together cost at most `usd`.
+
+    The price is that of the dearest candidate, for spot hosts in the dearest zone now. Raises
+    UsageError if the price of a candidate is unknown.
+    """
+    copies = quote.copies
+    usd = Decimal(str(usd))
+    if quote.is_free:
+        return RunBudget(0, Decimal(0), copies)
+    jobs = (quote, *quote.parts.values())
+    without = [(name, why) for job in jobs for name, why in job.unknown.items() if name != DISKS]
+    if without or not all(job.offers for job in jobs):
+        name, why = without[0] if without else ("every host", "there is none")
+        raise UsageError(
+            f"--max-cost: the price of {name} is unknown: {why}. `--timeout` limits an attempt "
+            "without prices."
+        )
+    dearest = max(offer.hour.high for offer in quote.offers)
+    whole = sum(max(o.hour.high for o in job.offers) * job.need.copies for job in jobs)
+    if not whole:
+        return RunBudget(0, Decimal(0), copies)
+    seconds = int(usd / whole * HOUR)
+    if seconds < 1:
+        each = f" for each of {copies} containers" if copies > 1 else ""
+        raise UsageError(f"--max-cost {usd}: buys less than a second{each}.")
+    return RunBudget(min(seconds, MOST_SECONDS), dearest, copies)
+
+
+def need_of_job(spec: JobSpec, children: int = 0) -> ContainerNeed:
+    """The request of each container of a job. `children`: size of the array; 0 without one."""
+    return ContainerNeed(
+        vcpus=spec.resources.vcpus,
+        memory_mib=spec.resources.memory_mib,
+        gpus=spec.resources.gpus,
+        nodes=spec.nodes if spec.nodes > 1 else 0,
+        children=children,
+        timeout=spec.timeout_seconds,
+        attempts=spec.retry.attempts,
+    )
+
+
+def needs_of_group_run(spec: JobSpec) -> list[tuple[str, str, ContainerNeed]]:
+    """Group, queue (empty: the job's) and request of each job of a group run, the head first."""
+    found = []
+    for group in spec.groups:
+        job = replace(spec, resources=group.resources or spec.resources, nodes=1, groups=())
+        need = need_of_job(job, group.count if group.count > 1 else 0)
+        found.append((group.name, group.queue or spec.queue, need))
+    return found

@@ -1,0 +1,409 @@
+"""A table of clues: patterns in the end of a log or in a container's reason, and causes. Pure.
+
+The order matters: clues that name a cause stand before clues that only name a symptom.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct
+
+from batchml.model.outcome import MISSING_PACKAGE, RECIPE
+
+
+class Clue(Struct, frozen=True):
+    """A pattern and its meaning. `{0}`, `{1}` in the texts are the pattern's groups.
+
+    `command`: the key in `failing.py` of the command to suggest.
+    """
+
+    cause: str
+    pattern: re.Pattern[str]
+    verdict: str
+    fix: str
+    command: str = "log"
+
+
+class ClueMatch(Struct, frozen=True):
+    """A clue with its groups filled in, and the line that matched."""
+
+    cause: str
+    verdict: str
+    fix: str
+    command: str
+    line: str
+    groups: tuple[str, ...] = ()
+
+
+def _clue(cause: str, pattern: str, verdict: str, fix: str, command: str = "log") -> Clue:
+    return Clue(cause, re.compile(pattern), verdict, fix, command)
+
+
+_END = 30  # lines
+# Characters of each end of a line that are searched: a pattern may take quadratic time.
+_SEARCHED = 500
+
+DISK = (
+    _clue(
+        "disk-full", r"(?i)no space left on device", "The host's disk was full.",
+        "Give hosts a larger disk in batchml.toml, or make the image smaller.", "setup",
+    ),
+)  # fmt: skip
+
+# For containers that could not be started: AWS Batch's `container.reason`. Sources: ECS Developer
+# Guide, "Stopped tasks error messages"; messages of Docker and containerd.
+START = (
+    _clue(
+        "cuda-mismatch", r"(?i)requirement error: unsatisfied condition: (cuda>=[\d.]+)",
+        "The image needs {0}, and the host's NVIDIA driver is older.",
+        "Use an image for an older CUDA, or an AMI with a newer driver.", "image",
+    ),
+    _clue(
+        "no-gpu-driver", r"(?i)nvidia-container-cli|could not select device driver",
+        "The host has no working NVIDIA driver for the container.",
+        "Use the GPU AMI and GPU instance types.", "compute",
+    ),
+    _clue(
+        "missing-command",
+        r'exec: \\?"([^"\\]+)\\?": (?:executable file not found|stat .*no such file)',
+        "The image has no command {0}.",
+        "Name a command that the image has, with its whole path.", "submit",
+    ),
+    _clue(
+        "missing-command", r"no such file or directory|no command specified",
+        "The command of the run is not in the image.",
+        "Name a command that the image has, with its whole path.", "submit",
+    ),
+    _clue(
+        "exec-format", r"(?i)exec format error",
+        "The program is for another processor, or a script without a #! line.",
+        "Build the image for the processor of the hosts, or name the script's interpreter.",
+        "image",
+    ),
+    _clue(
+        "permission", r'exec: \\?"([^"\\]+)\\?": permission denied',
+        "{0} may not be executed in the image.",
+        "Make it executable (chmod +x), or name its interpreter.", "submit",
+    ),
+    _clue(
+        "secret", r"(?i)unable to (?:pull|retrieve|fetch) secrets?|secretsmanager|ssm parameter",
+        "A secret of the run could not be read.",
+        "The name must exist, and `secrets` of the environment must list it.", "setup",
+    ),
+)  # fmt: skip
+
+# For images that could not be pulled.
+PULL = (
+    _clue(
+        "package-missing", MISSING_PACKAGE.pattern, f"pip cannot find {{0}} ({RECIPE}).",
+        f"Correct its name or its version in {RECIPE}, and submit it again.", "again",
+    ),
+    _clue(
+        "image-architecture", r"(?i)no matching manifest|does not match the specified platform",
+        "The image is not for the processor of the hosts.",
+        "Build it for the processor of the hosts.", "image",
+    ),
+    _clue(
+        "image-rate-limit", r"(?i)toomanyrequests|pull rate limit",
+        "The registry accepts no more pulls from this address for now.",
+        "Push the image to the environment's own registry.", "push",
+    ),
+    _clue(
+        "image-access",
+        r"(?i)no basic auth credentials|pull access denied|403 forbidden|not authorized|"
+        r"denied: |unauthorized",
+        "The registry denies the hosts the image, or has no image of that name.",
+        "Correct the image's name, or push it to the environment's own registry.", "push",
+    ),
+    _clue(
+        "image-missing",
+        r"(?i)manifest unknown|manifest for .* not found|not found|does not exist|no such image|"
+        r"no image ",
+        "There is no such image.", "Correct the image's name, or build and push it.", "push",
+    ),
+    _clue(
+        "image-network",
+        r"(?i)i/o timeout|request canceled|dial tcp|no such host|tls handshake|connection re|"
+        r"timed? ?out",
+        "The host cannot reach the image's registry.",
+        "Hosts need network access: NAT, or VPC endpoints for ecr.api, ecr.dkr and s3.", "setup",
+    ),
+)  # fmt: skip
+
+# For programs that ended: the last lines of the log. Messages of our runtime stand first.
+LOG = (
+    _clue(
+        "budget", r"^batchml: the budget of --max-cost is spent",
+        "Its budget was spent, so it was asked to save and stop.",
+        "Run it again with a higher --max-cost; with --resume it goes on.", "rerun",
+    ),
+    _clue(
+        "duplicate", r"^batchml: this is a second run of one submission; (\S+) goes on",
+        "It is a second run of the same submission, and ended at once: {0} goes on.",
+        "Follow that run.", "other",
+    ),
+    _clue(
+        "disk-full", r"(?i)No space left on device|Errno 28\b|Disk quota exceeded",
+        "The disk was full.",
+        "Write less, or give hosts a larger disk in batchml.toml.",
+    ),
+    _clue(
+        "shared-memory",
+        r"(?i)DataLoader worker .*Bus error|insufficient shared memory|shared memory.*shm",
+        "It ran out of shared memory, which data loaders use.",
+        'Set shm in [resources] of job.toml, for example "8 GiB".', "job",
+    ),
+    _clue(
+        "gpu-memory",
+        r"(?i)CUDA out of memory|OutOfMemoryError: CUDA|CUDA error: out of memory|"
+        r"CUBLAS_STATUS_ALLOC_FAILED|HIP out of memory",
+        "It ran out of the GPU's memory.",
+        "Use a smaller batch, or a GPU with more memory.",
+    ),
+    _clue(
+        "cuda-mismatch",
+        r"(?i)CUDA driver version is insufficient for CUDA runtime version|"
+        r"NVIDIA driver on your system is too old|forward compatibility was attempted|"
+        r"unsatisfied condition: cuda",
+        "The image's CUDA is newer than the host's NVIDIA driver.",
+        "Use an image for an older CUDA, or an AMI with a newer driver.", "image",
+    ),
+    _clue(
+        "cuda-mismatch",
+        r"(?i)no kernel image is available for execution|CUDA error: invalid device function|"
+        r"is not compatible with the current PyTorch installation",
+        "The program's CUDA code was not built for this model of GPU.",
+        "Use an image whose framework supports that GPU.", "image",
+    ),
+    _clue(
+        "no-gpu",
+        r"(?i)Found no NVIDIA driver|no CUDA-capable device|Torch not compiled with CUDA|"
+        r"libcuda\.so\.1: cannot open|libnvidia-ml\.so\.1: cannot open|"
+        r"No CUDA GPUs are available",
+        "It needs a GPU, and has none.",
+        "Request a GPU with --gpus, and use an image with CUDA.", "gpus",
+    ),
+    _clue(
+        "missing-library", r"version \W(GLIBC[A-Z]*_[\d.]+)\W not found",
+        "A program in the image was built for a newer system: it needs {0}.",
+        "Build it on the image's own system, or use a newer image.", "image",
+    ),
+    _clue(
+        "missing-library",
+        r"(lib[\w.+-]+\.so[\w.]*): cannot open shared object file|"
+        r"Library not loaded.*?(lib[\w.+-]+)",
+        "The image lacks the shared library {0}.",
+        "Install the package that has {0} in the image.", "image",
+    ),
+    _clue(
+        "missing-module",
+        r"(?:ModuleNotFoundError|ImportError): No module named '?([\w.]+)'?",
+        "The image has no Python module {0}.",
+        "Add the package that has {0} to the image's requirements.txt.", "image",
+    ),
+    _clue(
+        "missing-module", r"ImportError: cannot import name '(\w+)' from '?([\w.]+)'?",
+        "The image's {1} has no {0}: the program needs another version.",
+        "Pin the version in the image's requirements.txt.", "image",
+    ),
+    _clue(
+        "missing-module", r"No module named ([\w.]+)$",
+        "The image has no Python module {0}.",
+        "Add the package that has {0} to the image's requirements.txt.", "image",
+    ),
+    _clue(
+        "missing-file", r"can't open file '([^']+)': \[Errno 2\]",
+        "The program file {0} is not there.",
+        "It must be in the job's folder, and not be ignored.", "dry-run",
+    ),
+    _clue(
+        "missing-command",
+        r"batchml: cannot run '([^']+)': no such command|"
+        r"sh: (?:line )?(?:\d+: )?(\S+): not found|(\S+): command not found|exec: (\S+): not found",
+        "The image has no command {0}.",
+        "Install it in the image, or name a command that the image has.", "submit",
+    ),
+    _clue(
+        "exec-format", r"(?i)exec format error",
+        "The program is for another processor, or a script without a #! line.",
+        "Build it for the processor of the hosts, or name the script's interpreter.", "submit",
+    ),
+    _clue(
+        "aws-permission",
+        r"\((?:AccessDenied\w*|UnauthorizedOperation|403)\) when calling the (\w+) operation",
+        "AWS denies the run the call {0}: its job role has no permission.",
+        "Allow it in the job role's policy.",
+    ),
+    _clue(
+        "credentials", r"Unable to locate credentials|NoCredentialsError",
+        "The run has no AWS credentials.", "Give the environment a job role: run setup.", "setup",
+    ),
+    _clue(
+        "permission",
+        r"batchml: cannot run '([^']+)': Permission denied|"
+        r"PermissionError: \[Errno 13\] Permission denied: '([^']+)'|(\S+): Permission denied",
+        "It has no permission to use {0}.",
+        "Files of the image belong to another user: write to BATCHML_OUTPUT_DIR, or chmod in the "
+        "image.",
+    ),
+    _clue(
+        "port-in-use", r"(?i)address already in use|EADDRINUSE",
+        "A port that it needs is in use: runs on one host share its network.",
+        "Let the program choose a free port.",
+    ),
+    _clue(
+        "network",
+        r"(?i)Temporary failure in name resolution|Could not resolve host|Name or service not "
+        r"known|Network is unreachable",
+        "It cannot reach the network.",
+        "Hosts need network access: NAT, or VPC endpoints.", "doctor",
+    ),
+    _clue(
+        "python-memory", r"^(?:\S+\.)?MemoryError\b|std::bad_alloc|Cannot allocate memory",
+        "It could not allocate memory.",
+        "Give it more memory.", "memory",
+    ),
+)  # fmt: skip
+
+# Only for the exception that ended the program: many programs search for files in vain.
+LAST = (
+    _clue(
+        "missing-file", r"FileNotFoundError: \[Errno 2\] No such file or directory: '([^']+)'",
+        "{0} does not exist.",
+        "Files that a run reads must be in its folder and not be ignored, or in BATCHML_DATA_DIR.",
+        "submit",
+    ),
+)  # fmt: skip
+
+_EXCEPTION = re.compile(r"^((?:\w+\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning)\b.*)$")
+
+
+def match_reason(reason: str) -> ClueMatch | None:
+    """The clue in the reason of a container that could not be started."""
+    was_pull = reason.startswith(("CannotPull", "CannotInspect", "ResourceInit"))
+    return find_clue(DISK + PULL if was_pull else DISK, [reason]) or find_clue(START, [reason])
+
+
+def match_log(lines: Sequence[str]) -> ClueMatch | None:
+    """The clue in the last page of a log.
+
+    The last lines are searched first. Earlier lines may be harmless, so they count only if the log
+    does not end with an exception.
+    """
+    last = last_exception(lines[-_END:])
+    found = find_clue(LOG, lines[-_END:]) or (find_clue(LAST, [last]) if last else None)
+    return found if found or last else find_clue(LOG, lines)
+
+
+def find_clue(clues: Iterable[Clue], lines: Iterable[str]) -> ClueMatch | None:
+    """The first clue that any line matches, and the last line that matches it."""
+    known = [without_work_folder(_ends(line.rstrip("\r\n"))) for line in lines]
+    for clue in clues:
+        for line in reversed(known):
+            match = clue.pattern.search(line)
+            if match:
+                groups = tuple(group for group in match.groups() if group)
+                return _filled(clue, groups, line)
+    return None
+
+
+def _ends(line: str) -> str:
+    if len(line) <= 2 * _SEARCHED:
+        return line
+    return f"{line[:_SEARCHED]} ... {line[-_SEARCHED:]}"
+
+
+def _filled(clue: Clue, groups: tuple[str, ...], line: str) -> ClueMatch:
+    def fill(text: str) -> str:
+        for position, group in enumerate(groups):
+            text = text.replace(f"{{{position}}}", group)
+        return text
+
+    return ClueMatch(clue.cause, fill(clue.verdict), fill(clue.fix), clue.command, line, groups)
+
+
+def last_exception(lines: Iterable[str]) -> str:
+    """The last line that ends a Python traceback; empty without one."""
+    found = reversed([without_work_folder(_ends(line)) for line in lines])
+    return next((line for line in found if _EXCEPTION.match(line)), "")
+
+
+# The folder of an attempt on `local`, and of one that the runtime makes: a path without meaning.
+_WORK = re.compile(r"(?:/[^\s\"':]*)?/attempts/[0-9a-f]{32}/work/|/tmp/job-\w{8}/")
+_FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)(?:, in (.+))?$')
+_MARKERS = re.compile(r"^[\s~^]+$")  # below a line of a traceback
+
+
+def without_work_folder(line: str) -> str:
+    """Remove the path of the attempt's folder from a line: `File "train.py", line 11`."""
+    return _WORK.sub("", line)
+
+
+def telling_lines(lines: Sequence[str]) -> list[str]:
+    """The informative lines in order, without the path of the attempt's folder."""
+    return [
+        without_work_folder(line.strip())
+        for line in lines
+        if line.strip() and not _MARKERS.match(line)
+    ]
+
+
+def raised_at(lines: Sequence[str]) -> str:
+    """Where the last exception was raised: `train.py, line 11, in main: raise ValueError(`.
+
+    The innermost frame in a file of the run's folder, or else the innermost frame. Empty without a
+    traceback.
+    """
+    known = [without_work_folder(_ends(line)) for line in lines]
+    ends = [at for at, line in enumerate(known) if _EXCEPTION.match(line)]
+    frames: list[tuple[str, str]] = []  # path, text; the innermost first
+    for at in range(ends[-1] - 1 if ends else -1, -1, -1):
+        if known[at].startswith("Traceback (") or not known[at].strip():
+            break
+        frame = _FRAME.match(known[at])
+        if frame:
+            where = f", in {frame[3]}" if frame[3] and frame[3] != "<module>" else ""
+            below = known[at + 1].strip()
+            is_code = not (_EXCEPTION.match(below) or _FRAME.match(below))
+            code = f": {below}" if is_code and below else ""
+            frames.append((frame[1], f"{frame[1]}, line {frame[2]}{where}{code}"))
+    own = (text for path, text in frames if not path.startswith(("/", "<")))
+    return next(own, frames[0][1] if frames and not frames[0][0].startswith("<") else "")
+
+
+# --- logs of several ranks ------------------------------------------------------------------
+
+# Our supervisor writes this line when a rank has ended a run (runtime/nodes/supervisor).
+_REPEATED = "batchml: its last lines were:"
+_INDENT = "  "
+
+_LABEL = re.compile(r"\[r[0-9]+\] ")
+_BEGAN = re.compile(r"batchml: generation [0-9]+: [^,]*, [0-9]+ ranks?(, from .*)?\.")
+_ENDED = re.compile(r"batchml: (Rank [0-9]+ on node [0-9]+.*)")
+
+
+def lines_of_first_rank(lines: Sequence[str]) -> tuple[str, ...]:
+    """The last output of the rank that failed first, and the supervisor's lines after it.
+
+    The lines on the start of ranks stand before. A log without such an end keeps all lines, without
+    the labels of ranks. Lines of several ranks are mixed, so only the supervisor's repetition shows
+    a traceback of one rank.
+    """
+    found = [place for place, line in enumerate(lines) if line == _REPEATED]
+    if not found:
+        return tuple(_LABEL.sub("", line, count=1) for line in lines)
+    begun = [line for line in lines[: found[-1]] if _BEGAN.fullmatch(line)]
+    rest = lines[found[-1] + 1 :]
+    return (*begun, *(line.removeprefix(_INDENT) for line in rest))
+
+
+def has_no_checkpoint(lines: Sequence[str]) -> bool:
+    """Whether the last start in the log had no checkpoint; False if the log has no start."""
+    begun = [began for line in lines if (began := _BEGAN.fullmatch(line))]
+    return bool(begun) and not begun[-1][1]
+
+
+def rank_that_ended(lines: Sequence[str]) -> str:
+    """`Rank 3 on node 1 (10.0.0.7) ended with 9.`; empty if no rank ended the run."""
+    found = [ended[1] for line in lines if (ended := _ENDED.fullmatch(line))]
+    return found[-1] if found else ""

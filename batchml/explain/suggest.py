@@ -1,0 +1,130 @@
+"""Write the commands that an explanation suggests; describe times, sizes and runs in words."""
+
+import re
+import shlex
+from collections.abc import Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from batchml.model.environment import LOCAL
+from batchml.model.run import JobStatus, Run
+from batchml.runs.rerun.rules import plain_command
+
+_OURS = re.compile(r"(?:^|/)batchml/([a-z0-9][a-z0-9._-]*)[:@]")
+_ORDER = "batchml-order"  # command of a run whose own command was too long for AWS Batch
+
+
+class CommandWriter(Struct, frozen=True):
+    """Writes commands for an environment. `job`: the job's folder, empty if unknown here."""
+
+    env: str = LOCAL
+    job: str = ""
+
+    @property
+    def is_local(self) -> bool:
+        return self.env == LOCAL
+
+    def batchml(self, *words: str) -> str:
+        """A batchml command, with --env unless the environment is `local`."""
+        env = () if self.is_local else ("--env", self.env)
+        return shlex.join(("batchml", *words, *env))
+
+    def about(self, run: Run) -> "CommandWriter":
+        """A writer for a run that may be in another environment, as its tag says."""
+        return replace(self, env=run.tags.get("batchml:env") or self.env)
+
+    def submit(
+        self, run: Run, *flags: str, command: Sequence[str] = (), image: str = "", array: int = 0
+    ) -> str:
+        """Submit the run again with other flags; or `show`, where no command line can do that.
+
+        Its files are packed anew. `array`: the size of the array of which the run is a child.
+        """
+        if is_out_of_reach(run):
+            return self.batchml("show", run.job_id)
+        flags = (*(("--nodes", str(run.nodes)) if run.nodes else ()), *flags)
+        given = [word for name, value in run.params.items() for word in ("-p", f"{name}={value}")]
+        more = (*(("--array", str(array)) if array else ()), *flags)
+        argv = shlex.join(command or plain_command(run.command))
+        if self.job:
+            other = ("--image", image) if image else ()
+            again = self.batchml("submit", self.job, *given, *other, *more)
+            return f"{again} -- {argv}" if command else again
+        image = image or own_image(run.image) or run.image
+        is_part = run.array_index is not None and not array
+        is_part = is_part or "BATCHML_LAUNCH" in run.environment  # no flag sets the launch plan
+        if not image or not run.command or run.command[0] == _ORDER or is_part:
+            return self.batchml("show", run.job_id)
+        again = self.batchml("submit", "--name", run.name, "--image", image, *more)
+        return f"{again} -- {argv}"
+
+    def rerun(self, run: Run, *flags: str, array: Run | None = None) -> str:
+        """Rerun the run, or the failed children of its `array`; `show`, if `rerun` refuses it."""
+        if is_out_of_reach(run):
+            return self.batchml("show", run.job_id)
+        if array is None:
+            return self.batchml("rerun", run.job_id, *flags)
+        some = ("--failed",) if array.children.get(JobStatus.SUCCEEDED) else ()
+        return self.batchml("rerun", array.job_id, *some, *flags)
+
+    def log(self, run: Run) -> str:
+        return self.batchml("logs", run.job_id)
+
+    def bare(self, name: str) -> str:
+        """The short name of a queue or compute environment: `gpu` for `batchml-dev-gpu`."""
+        return name.removeprefix(f"batchml-{self.env}-")
+
+
+def is_out_of_reach(run: Run) -> bool:
+    """Whether batchml cannot submit the run: a single node, or nodes of another program."""
+    return run.node_index is not None or (run.nodes > 0 and not run.key)
+
+
+def own_image(reference: str) -> str:
+    """The folder in images/ of an image; empty for an image of others.
+
+    `pytorch` for `pytorch`, `batchml/pytorch:0a1b` and `.../batchml/pytorch@sha256:0`.
+    """
+    ours = _OURS.search(reference)
+    return ours[1] if ours else reference if not set(reference) & set("/:@.") else ""
+
+
+def describe_time(milliseconds: float) -> str:
+    """`40 s`, `12 min`, `3 h`, `2 days`"""
+    seconds = max(0, int(milliseconds / 1000))
+    if seconds < 120:
+        return f"{seconds} s"
+    if seconds < 2 * 3600:
+        return f"{seconds // 60} min"
+    return f"{seconds // 3600} h" if seconds < 48 * 3600 else f"{seconds // 86_400} days"
+
+
+def describe_memory(mib: int) -> str:
+    """`512 MiB`, `2 GiB`"""
+    return f"{mib // 1024} GiB" if mib >= 1024 and mib % 1024 == 0 else f"{mib} MiB"
+
+
+def join_numbers(numbers: Sequence[int], most: int = 10) -> str:
+    """`2`, `2 and 4`, `2, 4 and 5`, `0, 1, 2 and 997 more`"""
+    if len(numbers) > most:
+        return f"{', '.join(map(str, numbers[:most]))} and {len(numbers) - most} more"
+    first = ", ".join(map(str, numbers[:-1]))
+    return f"{first} and {numbers[-1]}" if first else "".join(map(str, numbers))
+
+
+def count(number: int, what: str, many: str = "") -> str:
+    """`1 run`, `2 runs`"""
+    return f"{number} {what if number == 1 else many or what + 's'}"
+
+
+def name_and_id(run: Run) -> str:
+    """The name of a run, and its id for a command."""
+    return f"{run.name} {run.job_id}"
+
+
+def describe_request(run: Run) -> str:
+    """`4 vCPU, 15 GiB, 1 GPU`"""
+    parts = [f"{run.vcpus} vCPU", describe_memory(run.memory_mib)]
+    parts += [f"{run.gpus} GPU"] if run.gpus else []
+    return ", ".join(parts) + (f" on each of {run.nodes} nodes" if run.nodes else "")

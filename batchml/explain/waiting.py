@@ -1,0 +1,398 @@
+"""Why a run waits: the table of causes, the choice of questions, and causes in other runs. Pure.
+
+Each cause is a function that returns its explanation, or None if it is not the cause or if more
+answers are needed. Source: AWS Batch User Guide, "Jobs stuck in RUNNABLE".
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
+
+from msgspec.structs import replace
+
+from batchml.cluster.queueing import describe_move
+from batchml.explain import compute
+from batchml.explain.observations import SOON, AwsQuestion, RunObservations
+from batchml.explain.suggest import CommandWriter, count, describe_time, join_numbers, name_and_id
+from batchml.model.explanation import Explanation
+from batchml.model.fallback import FALLBACK_TAG
+from batchml.model.group import HELD_TAG
+from batchml.model.names import short_id
+from batchml.model.outcome import children_text
+from batchml.model.run import CANNOT_START, JobStatus, Run, class_of, with_failures
+
+# --- workers of a group run -----------------------------------------------------------------
+
+RUNS = "running"  # the cause for a run that does not wait
+
+_WAIT = (JobStatus.SUBMITTED, JobStatus.PENDING, JobStatus.RUNNABLE)
+
+
+def add_waiting_workers(
+    head: Explanation, workers: Mapping[str, Run], words: CommandWriter
+) -> Explanation:
+    """Add the workers, by group, that wait while their head runs."""
+    waiting = {group: run for group, run in workers.items() if _waiting(run)}
+    if head.cause != RUNS or not waiting:
+        return head
+    lines = [
+        f"group {group}: {_waiting(run)} of {run.array_size or 1} wait, {run.job_id}"
+        for group, run in waiting.items()
+    ]
+    first = next(iter(waiting.values()))
+    return replace(
+        head,
+        verdict=f"{head.verdict} Some of its workers wait.",
+        evidence=(*head.evidence, *lines),
+        fix="See why they wait.",
+        command=words.batchml("explain", first.job_id),
+    )
+
+
+def _waiting(run: Run) -> int:
+    """The number of a group's workers that wait; of an array its children."""
+    if run.children:
+        return sum(run.children.get(status.value, 0) for status in _WAIT)
+    return int(run.status in _WAIT)
+
+
+# --- held runs and fallback -----------------------------------------------------------------
+
+
+def add_held_runs(
+    found: Explanation, held_runs: Sequence[Run], words: CommandWriter
+) -> Explanation:
+    """Add the notebooks and `alloc`s that hold what the run waits for, until a user ends them.
+
+    The command ends the largest.
+    """
+    if not held_runs:
+        return found
+    ordered = sorted(held_runs, key=lambda run: (-run.gpus, -_vcpus(run), run.job_id))
+    lines = [_holds(run) for run in ordered]
+    more = f" and {len(lines) - 1} more like it" if len(lines) > 1 else ""
+    return replace(
+        found,
+        verdict=f"It is next. What it needs is in use: {lines[0]}{more}.",
+        evidence=(*lines, *found.evidence),
+        fix="End it if nobody uses it.",
+        command=_end(ordered[0], words),
+    )
+
+
+def add_fallback(found: Explanation, seen: RunObservations) -> Explanation:
+    """Add when a run with a fallback moves to its other queue."""
+    move = describe_move(seen.run, seen.now)
+    if not move:
+        return found
+    queue = seen.run.tags[FALLBACK_TAG].rpartition(":")[0]
+    sentence = move.replace(queue, f"the queue {seen.words.bare(queue)}", 1)
+    return replace(found, evidence=(*found.evidence, f"it {sentence}"))
+
+
+def _holds(run: Run) -> str:
+    gpus = f", {count(run.gpus, 'GPU')}" if run.gpus else ""
+    who = f"{run.tags[HELD_TAG]} {short_id(run.job_id)}"
+    return f"{who} holds {count(_vcpus(run), 'vCPU')}{gpus}"
+
+
+def _vcpus(run: Run) -> int:
+    return run.vcpus * max(1, run.nodes)
+
+
+def _end(run: Run, words: CommandWriter) -> str:
+    if run.tags[HELD_TAG] == "notebook":
+        return words.batchml("notebook", short_id(run.job_id), "--end")
+    return words.batchml("cancel", short_id(run.job_id))
+
+
+# --- children of an array -------------------------------------------------------------------
+
+_EXAMINED = 3  # children that are examined: each may take a call for its log
+
+
+def choose_children(failed: Sequence[Run]) -> list[Run]:
+    """Up to three children to examine, with different ends if possible."""
+    ends: dict[object, Run] = {}
+    for child in failed:
+        outcome = class_of(
+            child.status_reason, child.reason, child.exit_code, is_ours=bool(child.key)
+        )
+        end = outcome, child.exit_code
+        ends.setdefault(end, child)
+    first = list(ends.values())
+    chosen = [*first, *(child for child in failed if child not in first)][:_EXAMINED]
+    return sorted(chosen, key=_index)
+
+
+def explain_children(
+    array: Run, failed: Sequence[Run], examined: Sequence[tuple[Run, Explanation]]
+) -> Explanation:
+    """The cause of most of the `examined` children; other causes are evidence."""
+    if len(failed) <= 1:
+        return examined[0][1]
+    by_cause = sorted(examined, key=lambda each: (each[1].cause, each[1].verdict, _index(each[0])))
+    groups = [list(g) for _, g in groupby(by_cause, key=lambda e: (e[1].cause, e[1].verdict))]
+    groups.sort(key=lambda group: (-len(group), _index(group[0][0])))
+    found = groups[0][0][1]
+    number = array.children.get("FAILED", len(failed))
+    seen = (
+        ""
+        if len(examined) == number
+        else f"; {join_numbers([_index(run) for run, _ in examined])} examined"
+    )
+    which = "" if len(groups) == 1 else f" {_named(groups[0])}:"
+    others = tuple(f"{_named(group)}: {group[0][1].verdict}" for group in groups[1:])
+    numbers = join_numbers([_index(child) for child in failed])
+    more = f" and {number - len(failed)} more" if number > len(failed) else ""
+    return replace(
+        found,
+        verdict=f"{number} of its {array.array_size} children failed.{which} {found.verdict}",
+        evidence=(
+            f"failed: {numbers}{more}{seen}",
+            f"children: {children_text(array)}",
+            *others,
+            *found.evidence,
+        ),
+    )
+
+
+def add_children(array: Run, failed: Sequence[Run], found: Explanation) -> Explanation:
+    """Add the progress of an array to an explanation of it."""
+    how = children_text(with_failures(array, failed))
+    numbers = join_numbers([_index(child) for child in failed])
+    more = (f"failed so far: {numbers}; `explain {failed[0].job_id}` says why",) if failed else ()
+    first, *others = found.evidence or ("",)
+    kept = tuple(filter(None, (first, f"children: {how}", *more, *others)))
+    return replace(found, evidence=kept)
+
+
+def _named(group: Sequence[tuple[Run, Explanation]]) -> str:
+    numbers = join_numbers([_index(run) for run, _ in group])
+    return f"{'Child' if len(group) == 1 else 'Children'} {numbers}"
+
+
+def _index(run: Run) -> int:
+    return run.array_index or 0
+
+
+# --- dependencies ---------------------------------------------------------------------------
+
+_SHOWN = 3  # dependencies that are listed
+
+
+def explain_pending(seen: RunObservations) -> Explanation | None:
+    """A PENDING run: it waits for other runs, or it is an array whose children are at work."""
+    run = seen.run
+    if run.is_cancelled or run.is_terminated:
+        return Explanation(
+            "being-cancelled", "It was cancelled, and ends when what it waits for has ended.",
+            (f"reason given: {run.status_reason or 'none'}",), is_problem=False,
+            command=seen.words.batchml("wait", run.job_id),
+        )  # fmt: skip
+    if run.depends_on and (not run.children or set(run.children) <= {"PENDING"}):
+        return _waits_for(seen) if AwsQuestion.DEPENDENCIES in seen.asked else None
+    if run.children:
+        return _array(seen)
+    if run.is_sequential or run.array_index is not None:
+        return Explanation(
+            "dependency", "It waits for another child of its array, or for its array.",
+            is_problem=False, command=seen.words.batchml("explain", run.job_id.partition(":")[0]),
+        )  # fmt: skip
+    return Explanation(
+        "dependency", "AWS Batch says that it waits for other runs, and names none.",
+        command=seen.words.batchml("show", run.job_id),
+    )  # fmt: skip
+
+
+def _waits_for(seen: RunObservations) -> Explanation:
+    run, words = seen.run, seen.words
+    known = {each.job_id: each for each in seen.dependencies}
+    circle = [each for each in seen.dependencies if run.job_id in each.depends_on]
+    if run.job_id in run.depends_on or circle:
+        other = circle[0].job_id if circle else run.job_id
+        return Explanation(
+            "dependency-cycle", "It waits for a run that waits for it: neither can ever start.",
+            (f"{run.job_id} waits for {other}, and {other} waits for {run.job_id}",),
+            "Cancel it, and submit it again without that --after.",
+            words.batchml("cancel", run.job_id),
+        )  # fmt: skip
+    failed = [each for each in seen.dependencies if each.status is JobStatus.FAILED]
+    if failed:
+        return Explanation(
+            "dependency-failed", f"A run that it depends on has failed: {name_and_id(failed[0])}.",
+            ("AWS Batch fails runs that depend on a failed run",),
+            "See why that run failed.", words.about(failed[0]).batchml("explain", failed[0].job_id),
+        )  # fmt: skip
+    left = [each for each in seen.dependencies if not each.status.is_terminal]
+    lost = [job_id for job_id in run.depends_on if job_id not in known]
+    evidence = [f"{name_and_id(each)} is {each.status}" for each in left[:_SHOWN]]
+    evidence += [f"{job_id}: AWS Batch does not know it" for job_id in lost[:_SHOWN]]
+    waits = count(len(left) + len(lost), "run that has", "runs that have")
+    if left:
+        slow = next((each for each in left if each.status is not JobStatus.RUNNING), left[0])
+        return Explanation(
+            "dependency", f"It waits for {waits} not ended.", tuple(evidence), is_problem=False,
+            command=words.about(slow).batchml("explain", slow.job_id),
+        )  # fmt: skip
+    if lost:
+        return Explanation(
+            "dependency-forgotten", f"It waits for {waits} been forgotten by AWS Batch.",
+            tuple(evidence), "Cancel it, and submit it again without that --after.",
+            words.batchml("cancel", run.job_id),
+        )  # fmt: skip
+    return Explanation(
+        "released", "All runs that it depends on have succeeded: it is about to become RUNNABLE.",
+        is_problem=False, command=words.batchml("explain", run.job_id),
+    )  # fmt: skip
+
+
+def _array(seen: RunObservations) -> Explanation | None:
+    """An array is PENDING for as long as its children are at work."""
+    run = seen.run
+    if run.children.get("FAILED") and AwsQuestion.FAILED not in seen.asked:
+        return None
+    if run.children.get("RUNNABLE") and AwsQuestion.CHILD not in seen.asked:
+        return None
+    found = Explanation(
+        "array-at-work", "Its children are at work; AWS Batch calls an array PENDING meanwhile.",
+        is_problem=False, command=seen.words.batchml("logs", "-f", run.job_id),
+    )  # fmt: skip
+    if seen.failed:
+        first = seen.failed[0].job_id
+        found = replace(
+            found, fix=f"See why child {seen.failed[0].array_index} failed.",
+            command=seen.words.batchml("explain", first), is_problem=True,
+        )  # fmt: skip
+    return add_children(run, seen.failed, found)
+
+
+# --- the causes, in order -------------------------------------------------------------------
+
+
+Cause = Callable[[RunObservations], Explanation | None]
+
+# Problems that never end by themselves stand before states that do.
+_CERTAIN: tuple[Cause, ...] = (
+    compute.gone,
+    compute.environments_gone,
+    compute.environments_invalid,
+    compute.environments_disabled,
+    compute.stock_exhausted,
+    compute.too_large_for_environments,
+    compute.too_large_for_hosts,
+    compute.stuck_head,
+    compute.too_many_shares,
+    compute.not_its_turn,
+    compute.service_role,
+    compute.configuration,
+    compute.quota,
+    compute.full,
+)
+_LIKELY: tuple[Cause, ...] = (
+    compute.no_capacity,
+    compute.launch_failed,
+    compute.not_joining,
+    compute.starting,
+    compute.none_asked_for,
+    compute.disabled,
+    compute.undetermined,
+)
+
+
+def next_question(seen: RunObservations) -> AwsQuestion | None:
+    """The next question; None if no answer would change the verdict."""
+    if explain_by_status(seen) is not None or _first(_CERTAIN, seen) is not None:
+        return None
+    return next((each for each in _plan(seen) if each not in seen.asked), None)
+
+
+def _plan(seen: RunObservations) -> Iterator[AwsQuestion]:
+    """The questions, the most informative first."""
+    run = seen.run
+    if run.status is JobStatus.PENDING:
+        if run.depends_on:
+            yield AwsQuestion.DEPENDENCIES
+        elif run.children.get("RUNNABLE") or run.children.get("FAILED"):
+            if run.children.get("FAILED"):
+                yield AwsQuestion.FAILED
+            if run.children.get("RUNNABLE"):
+                yield AwsQuestion.CHILD
+        return
+    if run.status not in (JobStatus.SUBMITTED, JobStatus.RUNNABLE):
+        return
+    yield AwsQuestion.QUEUE
+    if seen.queue is not None and seen.queue.environments:
+        yield AwsQuestion.ENVIRONMENTS
+    if run.consumables:
+        yield AwsQuestion.STOCK
+    if not seen.text or seen.text.startswith(("CAPACITY", "UNDETERMINED")):
+        yield AwsQuestion.SNAPSHOT
+    if seen.place and not seen.text:
+        yield AwsQuestion.HEAD
+    if not seen.words.is_local:
+        yield from _plan_in_aws(seen)
+
+
+def _plan_in_aws(seen: RunObservations) -> Iterator[AwsQuestion]:
+    text = seen.text
+    if text.startswith("MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT"):
+        yield AwsQuestion.TYPES
+        yield AwsQuestion.SNAPSHOT
+        if not seen.is_early:
+            yield AwsQuestion.AGAIN
+        return
+    if text.startswith("MISCONFIGURATION:EC2_INSTANCE_CONFIGURATION"):
+        yield AwsQuestion.TYPES
+        if any(each.ami for each in seen.environments):
+            yield AwsQuestion.IMAGE
+        yield AwsQuestion.AGAIN
+        return
+    if text.startswith(("MISCONFIGURATION", "ACTION_REQUIRED")):
+        yield AwsQuestion.AGAIN
+        return
+    if seen.usable:
+        yield AwsQuestion.ACTIVITIES
+        yield AwsQuestion.HOSTS
+
+
+def why_waits(seen: RunObservations) -> Explanation:
+    """The verdict on a run that has not ended, from the answers so far."""
+    return (
+        explain_by_status(seen)
+        or _first(_CERTAIN, seen)
+        or _first(_LIKELY, seen)
+        or compute.undetermined(seen)
+    )
+
+
+def _first(causes: tuple[Cause, ...], seen: RunObservations) -> Explanation | None:
+    return next((found for cause in causes if (found := cause(seen)) is not None), None)
+
+
+def explain_by_status(seen: RunObservations) -> Explanation | None:
+    """The explanation by the run's status alone: it runs, it starts, or it waits for other runs."""
+    run, words = seen.run, seen.words
+    ago = describe_time(seen.now - (run.started_at or run.created_at or seen.now))
+    match run.status:
+        case JobStatus.RUNNING:
+            return Explanation(
+                "running", f"It is not waiting: it has run for {ago}.", is_problem=False,
+                command=words.batchml("logs", "-f", run.job_id),
+            )  # fmt: skip
+        case JobStatus.STARTING:
+            if run.status_reason.startswith(CANNOT_START):
+                return compute.machine_cannot_start(words, run.status_reason)
+            doing = run.status_reason or "its image is pulled and its container created"
+            return Explanation(
+                "starting", f"It has a host and is being started: {doing}.", is_problem=False,
+                evidence=(f"submitted {ago} ago",),
+                command=words.batchml("logs", "-f", run.job_id),
+            )  # fmt: skip
+        case JobStatus.PENDING:
+            return explain_pending(seen)
+        case JobStatus.SUBMITTED if seen.waited < SOON:
+            return Explanation(
+                "submitted", f"It was submitted {ago} ago; AWS Batch has not examined it yet.",
+                is_problem=False, command=words.batchml("explain", run.job_id),
+            )  # fmt: skip
+    return None

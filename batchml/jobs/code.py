@@ -1,0 +1,326 @@
+"""The code package of a run: the files of a folder in an archive that is named by its content.
+
+Files that ignore files exclude are left out, and files that look like secrets are refused. A
+package that is in the store already is not sent again.
+"""
+
+import gzip
+import hashlib
+import io
+import os
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from batchml.errors import ConfigError
+from batchml.jobs.ignore import OWN_FILE, IgnoreRules, default_rules, looks_secret, read_rules
+
+if TYPE_CHECKING:
+    from batchml.runtime.storage.store import Store
+
+MAX_BYTES = 256 * 1024**2  # of all files; data belongs in the workspace
+
+_NAMES_SHOWN = 5  # names in one message
+
+
+class CodeArchive(Struct, frozen=True):
+    """A tar of regular files. The same files give the same bytes, and so the same name."""
+
+    digest: str  # of `plain`: gzip's bytes depend on the version of zlib
+    plain: bytes
+    files: int
+    size: int  # bytes of all files
+    left_out: tuple[str, ...]  # links that lead out of the folder, pipes, devices
+    ignored: tuple[str, ...] = ()  # excluded by ignore files; folders end in `/`
+
+    @property
+    def name(self) -> str:
+        return f"{self.digest}.tar.gz"
+
+    @property
+    def data(self) -> bytes:
+        """The compressed bytes. They are made at each access: few callers send them."""
+        return gzip.compress(self.plain, compresslevel=6, mtime=0)
+
+    def describe(self) -> str:
+        """`14 files, 48 KiB (6b0e3f2c)`"""
+        files = "1 file" if self.files == 1 else f"{self.files} files"
+        return f"{files}, {size_words(self.size)} ({self.digest[:8]})"
+
+
+class CodeFiles(Struct, frozen=True):
+    """The paths below a folder."""
+
+    files: tuple[str, ...]  # of the package
+    left_out: tuple[str, ...]  # links that lead out of the folder, pipes, devices
+    allowed: frozenset[str]  # files that a line with `!` of `.batchmlignore` includes
+    # The name of the ignore file that excludes a path; folders end in `/`. Caches and environments,
+    # which are ignored by default, are not listed.
+    ignored: dict[str, str] = {}
+
+
+def find_files(folder: Path, without: Path | None = None) -> CodeFiles:
+    """Find the files of the package: no caches, no environments, not `without`, nothing ignored.
+
+    `.gitignore` files have git's meaning, with those of the folders above in the same repository.
+    `.batchmlignore` comes last. Raises OSError.
+    """
+    search = _Search(folder.resolve(), without.resolve() if without else None)
+    search.run()
+    return CodeFiles(
+        tuple(sorted(search.files)),
+        tuple(printable_name(name) for name in sorted(search.left_out)),
+        frozenset(search.allowed),
+        dict(sorted(search.ignored.items())),
+    )
+
+
+def pack(folder: Path, without: Path | None = None, include_secrets: bool = False) -> CodeArchive:
+    """Archive the files of `find_files`.
+
+    A link to a file below the folder becomes that file. Raises ConfigError if the files are too
+    large, cannot be read, or are named like secrets.
+    """
+    try:
+        found = find_files(folder, without)
+        secrets = [] if include_secrets else _secrets(found)
+        if secrets:
+            raise ConfigError(str(folder), [_secrets_text(secrets)])
+        sizes = {name: _size(folder / name) for name in found.files}
+        if sum(sizes.values()) > MAX_BYTES:
+            raise ConfigError(str(folder), [_too_large(sizes)])
+        plain, packed = _tar(folder, found.files)
+    except OSError as error:
+        raise ConfigError(
+            str(folder),
+            [
+                f"code: {printable_name(str(error.filename or folder))} cannot be read "
+                f"({error.strerror}), and a run gets the whole folder. Make it readable, exclude "
+                f"it in {OWN_FILE}, or move it elsewhere."
+            ],
+        ) from error
+    digest = hashlib.sha256(plain).hexdigest()
+    ignored = tuple(map(printable_name, found.ignored))
+    return CodeArchive(digest, plain, len(packed), sum(packed), found.left_out, ignored)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0  # deleted since it was found
+
+
+def _tar(folder: Path, files: tuple[str, ...]) -> tuple[bytes, list[int]]:
+    """The archive and the sizes of its files, without files that were deleted meanwhile.
+
+    The archive depends on names, modes and bytes, and not on times and owners.
+    """
+    buffer, sizes = io.BytesIO(), list[int]()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for name in files:
+            try:
+                content = (folder / name).read_bytes()
+            except FileNotFoundError:
+                continue
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            member.mode = 0o755 if os.access(folder / name, os.X_OK) else 0o644
+            tar.addfile(member, io.BytesIO(content))
+            sizes.append(len(content))
+    return buffer.getvalue(), sizes
+
+
+def size_words(size: int) -> str:
+    """`48 KiB`"""
+    for unit in ("bytes", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size} {unit}"
+        size = -(-size // 1024)
+    return f"{size} GiB"
+
+
+def printable_name(name: str) -> str:
+    """A file's name; with escapes if it has control characters."""
+    return name if name.isprintable() else ascii(name)
+
+
+def _secrets(found: CodeFiles) -> list[str]:
+    return [name for name in found.files if name not in found.allowed and looks_secret(name)]
+
+
+def _secrets_text(names: list[str]) -> str:
+    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+    listed = ", ".join(map(printable_name, names[:_NAMES_SHOWN]))
+    return (
+        f"code: {listed}{more}: named like secrets, and everybody who can read the environment's "
+        f"code could read them. A line in {OWN_FILE} excludes a file. The line "
+        f"`!{printable_name(names[0])}` there includes a file that is no secret; --include-secrets "
+        f"includes all. Secrets belong in [secrets] of job.toml."
+    )
+
+
+def _too_large(sizes: dict[str, int]) -> str:
+    largest = max(sizes, key=sizes.__getitem__)
+    return (
+        f"code: {sum(sizes.values()) // 1024**2} MiB in {len(sizes)} files; at most "
+        f"{MAX_BYTES // 1024**2} MiB are sent with a run. The largest is "
+        f"{printable_name(largest)}. Keep data elsewhere (BATCHML_DATA_DIR), exclude it in "
+        f"{OWN_FILE}, or run from a smaller folder (in a job.toml: code)."
+    )
+
+
+class _Search:
+    """Walks a folder, and sorts its files into those of `CodeFiles`."""
+
+    def __init__(self, root: Path, without: Path | None) -> None:
+        self._root = root
+        self._without = without
+        self._defaults = default_rules()
+        above = _repository(root)
+        # Paths for rules begin at the top of the repository, as for rules of the folders above.
+        self._prefix = "" if above is None else _posix(root.relative_to(above))
+        self.git = IgnoreRules()
+        self.own = IgnoreRules()
+        self._folders: list[tuple[str, IgnoreRules, IgnoreRules, bool]] = []
+        if above is not None:
+            self.git = read_rules(above / ".git" / "info" / "exclude", self.git)
+            for folder in reversed(root.parents):
+                if folder == above or above in folder.parents:
+                    base = _posix(folder.relative_to(above))
+                    self.git = read_rules(folder / ".gitignore", self.git, base)
+        self.files: list[str] = []
+        self.left_out: list[str] = []
+        self.allowed: list[str] = []
+        self.ignored: dict[str, str] = {}
+
+    def run(self) -> None:
+        # Without recursion: folders may be deeper than Python's stack.
+        self._folders = [("", self.git, self.own, False)]
+        while self._folders:
+            folder = self._folders.pop()
+            try:
+                self._scan(*folder)
+            except FileNotFoundError:
+                if folder[0] == "":
+                    raise
+                # else it was deleted since it was found
+
+    def _scan(self, below: str, git: IgnoreRules, own: IgnoreRules, is_allowed: bool) -> None:
+        folder, base = self._root / below, self._path(below)
+        with os.scandir(folder) as found:
+            entries = {entry.name: entry for entry in found}
+        if ".gitignore" in entries:
+            git = read_rules(folder / ".gitignore", git, base)
+        if OWN_FILE in entries:
+            own = read_rules(folder / OWN_FILE, own, base)
+        for entry in entries.values():
+            name = f"{below}/{entry.name}" if below else entry.name
+            is_folder = entry.is_dir(follow_symlinks=False)
+            path = self._path(name)
+            own_match = own.match(path, is_folder)
+            if self._is_ignored(path, entry.name, is_folder, own_match, git):
+                if not self._defaults.match(entry.name, is_folder):
+                    self.ignored[name + "/" * is_folder] = OWN_FILE if own_match else ".gitignore"
+                continue
+            included = own_match is False or (is_allowed and own_match is None)
+            if is_folder:
+                if Path(entry.path) != self._without:
+                    self._folders.append((name, git, own, included))
+            elif self._is_file_inside(entry):
+                self.files.append(name)
+                if included:
+                    self.allowed.append(name)
+            else:
+                self.left_out.append(name)
+
+    def _is_ignored(
+        self, path: str, name: str, is_folder: bool, own_match: bool | None, git: IgnoreRules
+    ) -> bool:
+        if own_match is not None:
+            return own_match
+        return bool(git.match(path, is_folder) or self._defaults.match(name, is_folder))
+
+    def _path(self, name: str) -> str:
+        return "/".join(filter(None, (self._prefix, name)))
+
+    def _is_file_inside(self, entry: os.DirEntry[str]) -> bool:
+        if not entry.is_symlink():
+            return entry.is_file()
+        try:
+            return entry.is_file() and Path(entry.path).resolve().is_relative_to(self._root)
+        except OSError:  # a link to itself, or into a folder that cannot be read
+            return False
+
+
+def _repository(folder: Path) -> Path | None:
+    """The top of the folder's git repository."""
+    return next((each for each in (folder, *folder.parents) if (each / ".git").exists()), None)
+
+
+def _posix(path: Path) -> str:
+    text = path.as_posix()
+    return "" if text == "." else text
+
+
+def deliver(store: "Store", key: str, make: Callable[[], bytes]) -> bool:
+    """Put the bytes that `make` returns into the store, unless it has the key.
+
+    Return whether they were sent. One call asks whether the key exists; only a new key needs a
+    second call.
+    """
+    if store.has(key):
+        return False
+    store.put(key, make())
+    return True
+
+
+_IGNORED_SHOWN = 3  # names in one line
+
+
+def describe_sent(archive: CodeArchive, sent: bool) -> str:
+    """A message about the code of a run."""
+    how = "" if sent else ", unchanged and not sent again"
+    names = archive.ignored
+    more = f" and {len(names) - _IGNORED_SHOWN} more" if len(names) > _IGNORED_SHOWN else ""
+    left = f" Ignored: {', '.join(names[:_IGNORED_SHOWN])}{more}." if names else ""
+    return f"Code: {archive.describe()}{how}.{left}"
+
+
+# --- The size of a command ------------------------------------------------------------------------
+
+
+# Linux's limits for one argument or variable of a program, and for all of them together. Source:
+# execve(2), "Limits on size of arguments and environment".
+MAX_WORD = 131_071
+MAX_WORDS = 1_900_000  # of 2 MiB, which the variables of the image and of Batch share
+
+
+def check_words(where: str, command: list[str], env: dict[str, str]) -> None:
+    """Raise ConfigError if a command and variables exceed Linux's limits for a program."""
+    mistakes = []
+    for place, word in enumerate(command):
+        if len(word.encode()) > MAX_WORD:
+            mistakes.append(f"command: word {place + 1} has {_size_of_text(word)}; {_LIMIT}")
+    for name, value in env.items():
+        if len(f"{name}={value}".encode()) > MAX_WORD:
+            key = "params, together" if name == "BATCHML_PARAMS" else f"env.{name}"
+            mistakes.append(f"{key}: {_size_of_text(value)}; {_LIMIT}")
+    total = sum(len(word.encode()) + 9 for word in (*command, *env, *env.values()))
+    if not mistakes and total > MAX_WORDS:
+        mistakes.append(
+            f"command and env: {size_words(total)}; Linux allows about 2 MiB together. Put long "
+            f"lists into a file of the job's folder."
+        )
+    if mistakes:
+        raise ConfigError(where, mistakes)
+
+
+_LIMIT = "Linux allows 128 KiB at most. Put it into a file of the job's folder."
+
+
+def _size_of_text(text: str) -> str:
+    return size_words(len(text.encode()))

@@ -1,0 +1,293 @@
+"""The commands `image build`, `push`, `list` and `prune`."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from batchml.cli.app import command_group
+from batchml.cli.options import Env, Json, open_context, read_pairs
+from batchml.cli.output import print_json, print_line, say
+from batchml.errors import (
+    INTERRUPTED,
+    AccessError,
+    BatchmlError,
+    ImageError,
+    ServiceUnreachable,
+    UsageError,
+)
+
+if TYPE_CHECKING:
+    from batchml.aws.ecr import NotifyBuild
+    from batchml.context import Context
+    from batchml.jobs.find import ImageSource
+    from batchml.jobs.images import ImageRow, PushTarget
+    from batchml.model.image import Recipe
+
+image_app = command_group(
+    "image",
+    "Images by content: build, push to ECR, list.",
+    "batchml image push pytorch",
+)
+
+Names = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[NAME]...", help="Folders below images/, or jobs; all of images/ unless given."
+    ),
+]
+Flavor = Annotated[
+    str | None,
+    typer.Option(
+        metavar="cpu|cuda", help="Build this flavor; those for the environment unless given."
+    ),
+]
+Base = Annotated[str, typer.Option(metavar="IMAGE", help="Build on this Debian or Ubuntu image.")]
+BuildArg = Annotated[
+    list[str] | None, typer.Option(metavar="K=V", help="Set an ARG of the Dockerfile.")
+]
+
+
+@image_app.command(epilog="Example: batchml image build pytorch --flavor cuda --push")
+def build(
+    names: Names = None,
+    flavor: Flavor = None,
+    base: Base = "",
+    build_arg: BuildArg = None,
+    push: Annotated[bool, typer.Option("--push", help="Also push the images.")] = False,
+    env: Env = None,
+    json_: Json = False,
+) -> None:
+    """Build images from images/ or a job's own files, unless the Docker engine has them."""
+    from batchml.aws.ecr import ImageEngine
+    from batchml.jobs import images
+
+    context = open_context(env)
+    wanted = _recipes(context, names, flavor, base, build_arg)
+    if push and not context.settings.is_local:
+        _push(context, wanted, json_)
+        return
+    engine = ImageEngine()
+    with _progress() as notify:
+        rows = [images.build(engine, one, notify) for one in wanted]
+    if push:
+        say(_LOCAL)
+    _print(rows, json_)
+
+
+@image_app.command(epilog="Example: batchml image push pytorch --flavor cuda")
+def push(
+    names: Names = None,
+    flavor: Flavor = None,
+    base: Base = "",
+    build_arg: BuildArg = None,
+    env: Env = None,
+    json_: Json = False,
+) -> None:
+    """Push images to ECR, unless they are there; build those that the Docker engine lacks."""
+
+    context = open_context(env)
+    wanted = _recipes(context, names, flavor, base, build_arg)
+    if context.settings.is_local:
+        say(_LOCAL)
+        _print([], json_)
+        return
+    _push(context, wanted, json_)
+
+
+@image_app.command("list", epilog="Example: batchml image list --json")
+def list_(names: Names = None, env: Env = None, json_: Json = False) -> None:
+    """List the images of the folders, of the Docker engine and of ECR."""
+    from batchml.aws.ecr import Ecr, ImageEngine
+    from batchml.jobs import images
+
+    context = open_context(env)
+    engine: ImageEngine | None = ImageEngine()
+    ecr = None if context.settings.is_local else Ecr(context.connect())
+    sources = _sources(context, names) if names else _with_jobs(context, _sources(context, None))
+    while True:
+        try:
+            rows = images.list_images(engine, ecr, sources)
+            break
+        except ImageError as error:
+            say(f"{error}\nImages of the Docker engine are not listed.")
+            engine = None
+        except (AccessError, ServiceUnreachable) as error:
+            say(f"{error}\nImages in ECR are not listed.")
+            ecr = None
+    if names:
+        wanted = {source.name for source in sources}
+        rows = [one for one in rows if one.name in wanted]
+    if json_:
+        _print(rows, json_)
+        return
+    print_line(_table(rows))
+
+
+@image_app.command(epilog="Example: batchml image prune --older 7d")
+def prune(
+    older: Annotated[
+        str, typer.Option(metavar="DURATION", help="Remove those that are older than this.")
+    ] = "30d",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only list what would be removed.")
+    ] = False,
+    env: Env = None,
+    json_: Json = False,
+) -> None:
+    """Remove old Python environments of this machine; a run that needs one makes it again."""
+    from batchml.jobs.code import size_words
+    from batchml.local.pruning import find_old, remove
+    from batchml.model.tables import parse_duration
+
+    context = open_context(env)
+    if not context.settings.is_local:
+        raise UsageError(
+            f"image prune is for local only. ECR keeps the newest 50 versions of each image, also "
+            f"in {context.env}."
+        )
+    seconds = parse_duration(older)
+    if seconds is None:
+        raise UsageError(f'--older: found {older!r}. Write a duration such as "30d" or "12h".')
+    old = find_old(context.home, context.clock.now() - seconds)
+    gone = old if dry_run else [each for each in old if remove(each)]
+    if json_:
+        print_json([{"name": each.path.name, "size": each.size} for each in gone])
+        return
+    for each in gone:
+        print_line(f"{each.path.name}  {size_words(each.size)}")
+    total = size_words(sum(each.size for each in gone))
+    done = "Would free" if dry_run else "Freed"
+    say(f"{done} {total}. Images of the Docker engine: docker image ls")
+
+
+_LOCAL = (
+    "local needs no push: its server uses the images of this machine's Docker engine, and builds "
+    "missing ones."
+)
+
+
+def _push(context: "Context", wanted: "Sequence[Recipe]", json_: bool) -> None:
+    from batchml.aws.ecr import ImageEngine
+    from batchml.jobs import images
+
+    engine, target = ImageEngine(), _target(context)
+    with _progress() as notify:
+        _print([images.push(engine, target, one, notify, context.clock) for one in wanted], json_)
+
+
+def _target(context: "Context") -> "PushTarget":
+    from batchml.aws.ecr import Ecr
+    from batchml.jobs.images import PushTarget
+
+    tags = dict(context.settings.environment.tags)
+    return PushTarget(Ecr(context.connect()), context.env, tags)
+
+
+def _recipes(
+    context: "Context",
+    names: list[str] | None,
+    flavor: str | None,
+    base: str,
+    args: list[str] | None,
+) -> "list[Recipe]":
+    from batchml.jobs.images import flavors_of, read_recipes
+
+    flavors = (flavor,) if flavor else flavors_of(context.settings.environment, context.env)
+    pairs = read_pairs(args, "--build-arg")
+    return read_recipes(_sources(context, names), flavors, base=base, build_args=pairs)
+
+
+def _sources(context: "Context", names: list[str] | None) -> "list[ImageSource]":
+    """The sources of the named images; of all, with those of the current folder first."""
+    from batchml.jobs.find import ImageSource, named_source
+
+    if not names:
+        every = [path.parent for below in context.image_folders
+                 for path in sorted(below.glob("*/Dockerfile"))]  # fmt: skip
+        folders = {folder.name: folder for folder in reversed(every)}.values()
+        return [ImageSource(folder) for folder in folders][::-1]
+    found = []
+    for name in names:
+        source = named_source(name, context.image_folders, context.job_folders, context.here)
+        if source is None:
+            raise UsageError(
+                f"{name}: give the name of a folder below images/, such as pytorch, or the folder "
+                "of a job with its own requirements.txt."
+            )
+        found.append(source)
+    return found
+
+
+def _with_jobs(context: "Context", sources: "list[ImageSource]") -> "list[ImageSource]":
+    """Add the images of jobs in the current folder. Mistakes of one are printed."""
+    from batchml.jobs.find import find_source, list_job_images
+
+    found = list(sources)
+    for folder, image in list_job_images(context.job_folders[:1], context.here):
+        try:
+            source = find_source(image, context.image_folders, folder)
+            if source is not None and source.file and source.recipe():
+                found.append(source)
+        except BatchmlError as error:
+            say(str(error))
+    return found
+
+
+def _print(rows: "Sequence[ImageRow]", json_: bool) -> None:
+    if json_:
+        import msgspec
+
+        print_json(msgspec.to_builtins(list(rows)))
+        return
+    for one in rows:
+        done = [word for word, did in (("built", one.built), ("pushed", one.pushed)) if did]
+        print_line(f"{one.reference}  {' and '.join(done) or 'was there'}")
+
+
+def _table(rows: "Sequence[ImageRow]") -> str:
+    from batchml.cli.render import table
+
+    lines = [("NAME", "TAG", "FLAVOR", "BUILT", "PUSHED", "SIZE")]
+    for one in rows:
+        size = f"{one.size / 1e6:.0f} MB" if one.size is not None else "-"
+        yes = {True: "yes", False: "-"}
+        lines.append(
+            (one.name, one.tag, one.flavor or "(old)", yes[one.built], yes[one.pushed], size)
+        )
+    return table(lines)
+
+
+@contextmanager
+def _progress() -> "Iterator[NotifyBuild]":
+    """Show progress on stderr: a live line on a terminal, else a line for each step."""
+    from batchml.cli.render import printable
+
+    live = sys.stderr.isatty()
+
+    def notify(text: str, is_step: bool) -> None:
+        text = printable(text)
+        if not live:
+            if is_step:
+                say(text)
+            return
+        width = _width()
+        sys.stderr.write(f"\r\033[K{text[: width - 1]}" + ("\n" if is_step else ""))
+        sys.stderr.flush()
+
+    try:
+        yield notify
+    except KeyboardInterrupt:
+        say("\nInterrupted. Repeat the command to continue.")
+        raise typer.Exit(INTERRUPTED) from None
+    finally:
+        if live:
+            sys.stderr.write("\r\033[K")
+
+
+def _width() -> int:
+    import shutil
+
+    return max(20, shutil.get_terminal_size().columns)

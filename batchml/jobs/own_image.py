@@ -1,0 +1,379 @@
+"""A job's own image: choose the file in the job's folder, and make the files of the image.
+
+`image` of a job.toml names the file in one of three ways: `"."` (the folder's only file),
+`"./FILE"`, or `"NAME + FILE"` (the packages of a requirements.txt on top of the image NAME). The
+image's files have the form of a folder below `images/`.
+"""
+
+import codecs
+import glob
+import os
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from batchml.errors import ConfigError, did_you_mean
+from batchml.jobs import image_files
+from batchml.jobs.ignore import IgnoreRules, default_rules, looks_secret
+from batchml.model.image import (
+    CONDA,
+    CUDA_REQUIREMENTS,
+    DOCKERFILE,
+    FILES,
+    REQUIREMENTS,
+    SETTINGS,
+    OwnImage,
+)
+
+# --- Which file -----------------------------------------------------------------------------------
+
+
+OWN_IMAGE_FILES = (REQUIREMENTS, CONDA, "environment.yaml", DOCKERFILE)
+
+
+def file_kind(file: str) -> str:
+    """The kind of a file by its name: REQUIREMENTS, CONDA, DOCKERFILE, or ""."""
+    name = file.rpartition("/")[2]
+    if name.endswith(".txt"):
+        return REQUIREMENTS
+    if name.endswith((".yml", ".yaml")):
+        return CONDA
+    return DOCKERFILE if DOCKERFILE in (name.partition(".")[0], name.rpartition(".")[2]) else ""
+
+
+def choose_file(files: Mapping[str, str]) -> tuple[str, list[str]]:
+    """Choose the file that decides the image among OWN_IMAGE_FILES, given with their texts.
+
+    A file that another one names belongs to that one: a requirements.txt that a Dockerfile copies,
+    or that an environment.yml installs. Return the file, and mistakes.
+    """
+    alone = [name for name in OWN_IMAGE_FILES if name in files and not _is_named(name, files)]
+    if len(alone) == 1:
+        return alone[0], []
+    if not files:
+        return "", [f"image: the folder has none of {', '.join(OWN_IMAGE_FILES)}."]
+    found = alone or [name for name in OWN_IMAGE_FILES if name in files]
+    choices = " or ".join(f'image = "./{name}"' for name in found)
+    return "", [f"image: the folder has {' and '.join(found)}. Choose one: {choices}."]
+
+
+def _is_named(name: str, files: Mapping[str, str]) -> bool:
+    pattern = re.compile(rf"(?<![\w.-]){re.escape(name)}(?![\w.-])")
+    return any(
+        pattern.search(_without_comments(text)) for other, text in files.items() if other != name
+    )
+
+
+def _without_comments(text: str) -> str:
+    return "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
+
+
+def choice_mistakes(choice: OwnImage, files: Collection[str]) -> list[str]:
+    """The mistakes in a choice. `files` are the existing files, by path below the folder."""
+    if not choice.file:
+        return []
+    if choice.file.startswith("/") or ".." in choice.file.split("/"):
+        return [f"image: {choice.file} is not in the job's folder."]
+    kind = file_kind(choice.file)
+    if not kind:
+        return [
+            f"image: {choice.file} is none of {REQUIREMENTS}, {CONDA}, {DOCKERFILE}, or a similar "
+            f"name (requirements-gpu.txt, gpu.yml, Dockerfile.gpu)."
+        ]
+    if choice.base and kind != REQUIREMENTS:
+        return [
+            f'image: "{choice.base} + {choice.file}": only a {REQUIREMENTS} can be put on top of '
+            f"another image."
+        ]
+    if choice.file not in files:
+        return [f"image: the folder has no {choice.file}.{did_you_mean(choice.file, list(files))}"]
+    return []
+
+
+def image_name(folder: str) -> str:
+    """The name of an image that is made from a folder: the folder's name, valid for registries."""
+    name = re.sub(r"[^a-z0-9]+", "-", folder.lower()).strip("-")
+    return name if len(name) > 1 else f"job-{name}".rstrip("-")  # ECR: 2 letters at least
+
+
+# --- The image's files ----------------------------------------------------------------------------
+
+
+_PYTHON_BASE = "ARG BASE=python:"
+
+
+def read_files(folder: Path) -> dict[str, bytes]:
+    """The files of an image's folder that decide the image. Raises OSError."""
+    return {name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()}
+
+
+# The files of an image's folder, other files of the build context, and those that are executable.
+ImageFiles = tuple[dict[str, bytes], dict[str, bytes], frozenset[str]]
+
+
+class _Source(NamedTuple):
+    folder: Path
+    file: str
+    base: Path | None
+
+
+def make_files(folder: Path, file: str, base: Path | None) -> ImageFiles:
+    """Make the files of an image from a file of a job's folder.
+
+    `base` is the folder of the image on which the packages are put. Raises ConfigError with every
+    mistake.
+    """
+    makers = {REQUIREMENTS: _of_requirements, CONDA: _of_conda, DOCKERFILE: _of_dockerfile}
+    mistakes: list[str] = []
+    try:
+        made = makers[file_kind(file)](_Source(folder, file, base), mistakes)
+    except OSError as error:
+        mistakes.append(f"{error.filename}: cannot be read: {error.strerror}.")
+        made = {}, {}, frozenset[str]()
+    if mistakes:
+        raise ConfigError(str(folder), mistakes)
+    return made
+
+
+class _Reader:
+    """Reads texts of a folder's files. A file that is not UTF-8 is a mistake."""
+
+    def __init__(self, folder: Path, mistakes: list[str]) -> None:
+        self._folder = folder
+        self._mistakes = mistakes
+
+    def __call__(self, name: str) -> str | None:
+        path = self._folder / name
+        if not path.is_file():
+            return None
+        content = path.read_bytes()
+        # `pip freeze > requirements.txt` in PowerShell 5 writes UTF-16, which pip reads.
+        is_wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        try:
+            text = content.decode("utf-16" if is_wide else "utf-8-sig")
+        except UnicodeDecodeError:
+            self._mistakes.append(f"{name}: is not UTF-8.")
+            return ""
+        return text.replace("\r\n", "\n")
+
+
+def _of_requirements(source: _Source, mistakes: list[str]) -> ImageFiles:
+    assert source.base is not None, "find_source sets it"
+    base = read_files(source.base)
+    folder, read = source.folder, _Reader(source.folder, mistakes)
+    wanted = _requirements(source.file, read, mistakes)
+    files = {name: base[name] for name in (DOCKERFILE, SETTINGS) if name in base}
+    files[REQUIREMENTS] = base.get(REQUIREMENTS, b"") + wanted
+    # For GPUs, the folder's requirements-cuda.txt replaces its requirements.txt.
+    for_cuda = wanted
+    if source.file == REQUIREMENTS and (folder / CUDA_REQUIREMENTS).is_file():
+        for_cuda = _requirements(CUDA_REQUIREMENTS, read, mistakes)
+    if for_cuda != wanted or CUDA_REQUIREMENTS in base:
+        cuda = base.get(CUDA_REQUIREMENTS, base.get(REQUIREMENTS, b""))
+        files[CUDA_REQUIREMENTS] = cuda + for_cuda
+    version = _wanted_python(folder, mistakes)
+    if version:
+        files[".python-version"] = f"{version}\n".encode()
+        files[DOCKERFILE] = _on_python(source.base, files.get(DOCKERFILE, b""), version, mistakes)
+    elif ".python-version" in base:
+        files[".python-version"] = base[".python-version"]
+    return files, {}, frozenset()
+
+
+def _requirements(file: str, read: _Reader, mistakes: list[str]) -> bytes:
+    found = image_files.read_requirements(file, read)
+    mistakes += found.mistakes
+    return found.text.encode()
+
+
+def _wanted_python(folder: Path, mistakes: list[str]) -> str:
+    """The version in `.python-version`, such as 3.12, or ""."""
+    path = folder / ".python-version"
+    found = path.read_text("utf-8", "replace").split() if path.is_file() else []
+    if not found:
+        return ""
+    match = re.fullmatch(r"(3\.\d+)(\.\d+)?", found[0])
+    if match and len(found) == 1:
+        return match[1]
+    mistakes.append(f".python-version: found {' '.join(found)!r}. Expected a version such as 3.12.")
+    return ""
+
+
+def _on_python(base: Path, dockerfile: bytes, version: str, mistakes: list[str]) -> bytes:
+    """The Dockerfile of an image, with another version of Python."""
+    lines = dockerfile.decode("utf-8", "replace").split("\n")
+    for place, line in enumerate(lines):
+        if line.startswith(_PYTHON_BASE):
+            # python:3.11-slim-bookworm: only the version changes.
+            _, dash, kind = line.removeprefix(_PYTHON_BASE).partition("-")
+            lines[place] = f"{_PYTHON_BASE}{version}{dash}{kind}"
+            return "\n".join(lines).encode()
+    mistakes.append(
+        f".python-version: the image {base.name} has a Python of its own. Write a {DOCKERFILE}, or "
+        f"remove the file."
+    )
+    return dockerfile
+
+
+def _of_conda(source: _Source, mistakes: list[str]) -> ImageFiles:
+    found, wrong = image_files.read_conda(source.file, _Reader(source.folder, mistakes))
+    mistakes += wrong
+    files = {
+        DOCKERFILE: image_files.DOCKERFILE.encode(),
+        SETTINGS: image_files.SETTINGS.encode(),
+        **_for_pip(found),
+    }
+    return files, {CONDA: found.render().encode()}, frozenset()
+
+
+def _for_pip(found: image_files.CondaFile) -> dict[str, bytes]:
+    """The files for a virtual environment of the same packages, if pip suffices."""
+    plain = found.by_pip()
+    if plain is None:
+        return {}
+    requirements, version = plain
+    return {REQUIREMENTS: requirements.encode(), ".python-version": f"{version}\n".encode()}
+
+
+def _of_dockerfile(source: _Source, mistakes: list[str]) -> ImageFiles:
+    folder = source.folder
+    text = _Reader(folder, mistakes)(source.file) or ""
+    mistakes += [f"{source.file}: {mistake}" for mistake in image_files.start_mistakes(text)]
+    context = collect(folder, source.file, text)
+    mistakes += context.mistakes
+    files = {DOCKERFILE: image_files.complete(text).encode()}
+    # A run as a process has the packages of the requirements.txt.
+    if (folder / ".python-version").is_file():
+        files[".python-version"] = (folder / ".python-version").read_bytes()
+    if REQUIREMENTS in context.files:  # unchanged: files that it includes may be copied, too
+        files[REQUIREMENTS] = context.files[REQUIREMENTS]
+    elif (folder / REQUIREMENTS).is_file():
+        unfit: list[str] = []
+        wanted = _requirements(REQUIREMENTS, _Reader(folder, unfit), unfit)
+        files |= {} if unfit else {REQUIREMENTS: wanted}
+    return files, context.files, context.programs
+
+
+# --- The build context of a Dockerfile ------------------------------------------------------------
+# Only the files that a Dockerfile copies are sent to the builder, and only they decide the image.
+
+
+MAX_BYTES = 256 * 1024**2  # of all files
+
+_IGNORE = ".dockerignore"
+_NAMES_SHOWN = 5  # names in one message
+
+
+class BuildContext(Struct, frozen=True):
+    files: dict[str, bytes] = {}
+    programs: frozenset[str] = frozenset()
+    mistakes: tuple[str, ...] = ()
+
+
+def collect(folder: Path, file: str, text: str) -> BuildContext:
+    """The files of `folder` that the Dockerfile `file` copies, and mistakes. Raises OSError.
+
+    A file that is named is always copied. Of a folder, these are left out: files of
+    `.dockerignore`, caches, environments, and links that lead out of the folder. Files named like
+    keys and passwords are a mistake: everybody who pulls the image can read them.
+    """
+    wanted, wrong = image_files.copy_sources(text)
+    mistakes = [f"{file}: {mistake}" for mistake in wrong]
+    rules = _rules(folder)
+    found: dict[str, Path] = {}
+    for each in wanted:
+        if each.path.split("/")[0] == "batchml" and not (folder / "batchml").exists():
+            continue  # the runtime, which batchml adds
+        matches = _matches(folder, each.path, rules)
+        if not matches:
+            mistakes.append(
+                f"{file}: line {each.number}: {each.path} is not in the folder, or {_IGNORE} "
+                "excludes it."
+            )
+        found |= matches
+    secret = sorted(name for name in found if looks_secret(name))
+    if secret:
+        more = f" and {len(secret) - _NAMES_SHOWN} more" if len(secret) > _NAMES_SHOWN else ""
+        mistakes.append(
+            f"{file}: copies {', '.join(secret[:_NAMES_SHOWN])}{more}, named like secrets, into an "
+            f"image that others pull. Exclude them in {_IGNORE}; a run gets its secrets by "
+            "[secrets] of job.toml."
+        )
+    size = sum(path.stat().st_size for path in found.values())
+    if size > MAX_BYTES:
+        mistakes.append(
+            f"{file}: copies {size // 1024**2} MiB; at most {MAX_BYTES // 1024**2} MiB are sent to "
+            f"the builder. Copy less, or exclude files in {_IGNORE}."
+        )
+    if mistakes:
+        return BuildContext(mistakes=tuple(mistakes))
+    programs = frozenset(name for name, path in found.items() if os.access(path, os.X_OK))
+    return BuildContext({name: path.read_bytes() for name, path in found.items()}, programs)
+
+
+def _rules(folder: Path) -> IgnoreRules:
+    """The rules of `.dockerignore`. Its patterns begin at the top, unlike those of `.gitignore`."""
+    path = folder / _IGNORE
+    lines = path.read_text("utf-8", "surrogateescape").splitlines() if path.is_file() else []
+    return IgnoreRules().plus(_anchored(line.strip()) for line in lines)
+
+
+def _anchored(line: str) -> str:
+    if not line or line.startswith("#"):
+        return ""
+    negation = "!" if line.startswith("!") else ""
+    pattern = line.removeprefix("!").strip().removeprefix("./").lstrip("/")
+    return f"{negation}/{pattern}"
+
+
+def _matches(folder: Path, pattern: str, rules: IgnoreRules) -> dict[str, Path]:
+    """The files of a source of COPY, by path below the folder."""
+    paths = [folder / pattern]
+    if not paths[0].exists() or not pattern:
+        # As in Docker, `*` also matches names that begin with a dot.
+        every = glob.glob(f"{glob.escape(str(folder))}/{pattern}", include_hidden=True)
+        caches = default_rules()
+        paths = [path for path in map(Path, every) if not caches.match(path.name, path.is_dir())]
+    found: dict[str, Path] = {}
+    for path in paths:
+        name = path.relative_to(folder).as_posix()
+        if path.is_dir():
+            found |= _below(folder, path, rules)
+        elif _is_inside(folder, path) and not _ignored(rules, name):
+            found[name] = path
+    return found
+
+
+def _below(folder: Path, top: Path, rules: IgnoreRules) -> dict[str, Path]:
+    caches = default_rules()
+    found: dict[str, Path] = {}
+    for parent, folders, names in os.walk(top):
+        folders[:] = sorted(name for name in folders if not caches.match(name, True))
+        for name in sorted(names):
+            path = Path(parent) / name
+            below = path.relative_to(folder).as_posix()
+            if name == _IGNORE or caches.match(name, False) or _ignored(rules, below):
+                continue
+            if _is_inside(folder, path):
+                found[below] = path
+    return found
+
+
+def _ignored(rules: IgnoreRules, name: str) -> bool:
+    """Whether a file or a folder above it is ignored, and no later line takes it back."""
+    parts = name.split("/")
+    ignored = False
+    for depth in range(1, len(parts) + 1):
+        match = rules.match("/".join(parts[:depth]), depth < len(parts))
+        ignored = ignored if match is None else match
+    return ignored
+
+
+def _is_inside(folder: Path, path: Path) -> bool:
+    try:
+        return path.is_file() and path.resolve().is_relative_to(folder.resolve())
+    except OSError:  # a link to itself
+        return False

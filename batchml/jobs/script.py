@@ -1,0 +1,200 @@
+"""Read the `#BATCHML` and `#SBATCH` lines of a script that is submitted.
+
+As in sbatch, lines after the first command are not read.
+"""
+
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+
+from msgspec import Struct
+
+OURS, SLURMS = "#BATCHML", "#SBATCH"
+_OTHERS = {"#PBS": "PBS", "#BSUB": "LSF", "#$ -": "Grid Engine", "#COBALT": "Cobalt"}
+_SUFFIXES = (".sh", ".bash", ".sbatch", ".slurm", ".batch", ".job")
+
+
+class ScriptLine(Struct, frozen=True):
+    """A `#BATCHML` or `#SBATCH` line."""
+
+    number: int  # from 1
+    words: tuple[str, ...]
+
+
+class Script(Struct, frozen=True):
+    """The lines of a script. `mistakes` and `notices` name their lines."""
+
+    ours: tuple[ScriptLine, ...] = ()
+    slurms: tuple[ScriptLine, ...] = ()
+    mistakes: tuple[str, ...] = ()
+    notices: tuple[str, ...] = ()
+    has_slurm: bool = False  # it has `#SBATCH` lines, calls srun, or reads SLURM_ variables
+
+
+def is_script_name(name: str) -> bool:
+    return name.endswith(_SUFFIXES)
+
+
+def looks_like_script(name: str, text: str) -> bool:
+    """Whether a file is a script to submit, and not a program for an interpreter."""
+    return text.startswith("#!") or is_script_name(name) or bool(_directive(text))
+
+
+def read_script(text: str, program: Sequence[str]) -> Script:
+    """Read a script. `program` is the program of its first line."""
+    mistakes, notices = list(_form(text, program)), list[str]()
+    ours, slurms = list[ScriptLine](), list[ScriptLine]()
+    begun = 0  # the number of the first command's line
+    for number, line in enumerate(text.split("\n"), 1):
+        bare = line.strip()
+        kind = _kind(line)
+        if kind and begun:
+            notices.append(
+                f"line {number}: {kind} after the first command (line {begun}) is not read, as in "
+                "sbatch."
+            )
+        elif kind:
+            words = _words(line[len(kind) :])
+            if words is None:
+                mistakes.append(f"line {number}: a quote is not closed.")
+            else:
+                (ours if kind == OURS else slurms).append(ScriptLine(number, tuple(words)))
+        elif bare and not bare.startswith("#"):
+            begun = begun or number
+    notices += (*_foreign_notices(text), *_spelling_notices(text))
+    notices += _cluster_notices(text, program)
+    return Script(tuple(ours), tuple(slurms), tuple(mistakes), tuple(notices), has_slurm(text))
+
+
+def has_slurm(text: str) -> bool:
+    """Whether a script has `#SBATCH` lines, calls srun, or reads SLURM_ variables."""
+    return bool(re.search(r"^#SBATCH\b|\bSLURM_|^[ \t]*srun\b", text, re.MULTILINE))
+
+
+def sort_by_line(messages: Iterable[str]) -> list[str]:
+    """Sort mistakes or notices by the lines that they name; those without a line come first."""
+    return sorted(dict.fromkeys(messages), key=_line_of)
+
+
+def _line_of(words: str) -> int:
+    match = re.match(r"line (\d+):", words)
+    return int(match[1]) if match else 0
+
+
+# --- The text -------------------------------------------------------------------------------------
+
+
+def _form(text: str, program: Sequence[str]) -> Iterator[str]:
+    """The mistakes by which a script cannot run at all."""
+    if not text.strip():
+        yield "the script is empty."
+    elif text.startswith("\ufeff"):
+        yield "line 1: a byte order mark is before its #!. Save it as UTF-8 without one."
+    elif not text.startswith("#!"):
+        yield "line 1: has no #! with the program that runs the script. Write #!/bin/bash there."
+    elif not program:
+        yield "line 1: names no program after #!. Write #!/bin/bash there."
+    if "\r\n" in text:
+        yield "its lines end in CR LF, as on Windows. Change them: sed -i 's/\\r$//' SCRIPT"
+    if "\0" in text:
+        yield "it has a NUL character: it is no script."
+
+
+def _kind(line: str) -> str:
+    for kind in (OURS, SLURMS):
+        if line.startswith(kind) and line[len(kind) : len(kind) + 1] in ("", " ", "\t"):
+            return kind
+    return ""
+
+
+def _directive(text: str) -> str:
+    return next(filter(None, map(_kind, text.split("\n"))), "")
+
+
+def _words(text: str) -> list[str] | None:
+    """The words of a line, without a comment at its end; None if a quote is not closed."""
+    try:
+        return shlex.split(_without_comment(text))
+    except ValueError:
+        return None
+
+
+def _without_comment(text: str) -> str:
+    """The text up to a # that begins a word; a # inside a word or quote is part of it."""
+    quote, before = "", " "
+    for place, char in enumerate(text):
+        if before == "\\" and quote != "'":
+            before = ""  # an escaped character
+            continue
+        if quote:
+            quote = "" if char == quote else quote
+        elif char in "\"'":
+            quote = char
+        elif char == "#" and before.isspace():
+            return text[:place]
+        before = char
+    return text
+
+
+def _foreign_notices(text: str) -> Iterator[str]:
+    for number, line in enumerate(text.split("\n"), 1):
+        for mark, scheduler in _OTHERS.items():
+            if line.startswith(mark):
+                yield f"line {number}: lines of {scheduler} are not read. Write #BATCHML lines."
+                return
+
+
+def _spelling_notices(text: str) -> Iterator[str]:
+    """Comments that were probably meant as lines. `##SBATCH` and `# SBATCH` disable a line."""
+    for number, line in enumerate(text.split("\n"), 1):
+        match = _MEANT.match(line)
+        if match and not _kind(line):
+            kind = f"#{match[1].upper()}"
+            yield (
+                f"line {number}: `{line.strip()[:40]}` is a comment: write {kind} at the beginning "
+                "of the line, with a space after it."
+            )
+
+
+_MEANT = re.compile(r"[ \t]*#(SBATCH|BATCHML)(?=[ \t-])", re.IGNORECASE)
+_SHELLS = re.compile(r"(?:.*/)?(?:ba|da|z|k|a)?sh")
+_CLUSTER_COMMANDS = (
+    (
+        re.compile(
+            r"^[ \t]*(?:module[ \t]+(?:load|add|purge|use|swap)|ml[ \t]+\w).*", re.MULTILINE
+        ),
+        "an image has its packages installed and has no modules: `module` does nothing there",
+    ),
+    (
+        re.compile(r"^[ \t]*(?:conda|mamba|micromamba|source)[ \t]+activate\b.*", re.MULTILINE),
+        "an image has one environment, which is active. --image chooses the packages",
+    ),
+    (
+        re.compile(r"^[ \t]*sbatch\b.*", re.MULTILINE),
+        "a run has no Slurm: submit the next run with --after",
+    ),
+    *(
+        (
+            re.compile(rf"^[ \t]*{name}\b.*", re.MULTILINE),
+            f"a run has no Slurm: use batchml {ours} outside of the run",
+        )
+        for name, ours in (
+            ("squeue", "ls"),
+            ("scancel", "cancel"),
+            ("sacct", "show"),
+            ("sinfo", "compute list"),
+        )
+    ),
+)
+
+
+def _cluster_notices(text: str, program: Sequence[str]) -> Iterator[str]:
+    """Commands of cluster scripts that do not work in a run, each for its first line."""
+    shell = program[-1] if program[:1] == ["/usr/bin/env"] else "".join(program[:1])
+    if not _SHELLS.fullmatch(shell):
+        return
+    for pattern, notice in _CLUSTER_COMMANDS:
+        match = pattern.search(text)
+        if match:
+            number = text.count("\n", 0, match.start()) + 1
+            yield f"line {number}: `{match[0].strip()[:60]}`: {notice}."

@@ -1,0 +1,565 @@
+"""Turn the `#SBATCH` lines of a script into options of `batchml submit`.
+
+An option without a counterpart is passed over with a notice if the run is right without it, and
+else refused. Each notice and mistake names its line. Source: sbatch(1), Slurm 24.05.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import ceil
+from typing import Any
+
+from msgspec import Struct
+
+from batchml.errors import did_you_mean
+from batchml.jobs.script import ScriptLine, sort_by_line
+from batchml.model.job import MIN_TIMEOUT
+from batchml.model.names import to_name
+from batchml.model.run import MAX_ARRAY
+
+# --- Options --------------------------------------------------------------------------------------
+
+
+# The options of one letter.
+SHORT = {
+    "A": "account", "a": "array", "B": "extra-node-info", "b": "begin", "C": "constraint",
+    "c": "cpus-per-task", "D": "chdir", "d": "dependency", "e": "error", "F": "nodefile",
+    "G": "gpus", "H": "hold", "h": "help", "i": "input", "J": "job-name", "k": "no-kill",
+    "L": "licenses", "M": "clusters", "m": "distribution", "N": "nodes", "n": "ntasks",
+    "O": "overcommit", "o": "output", "p": "partition", "Q": "quiet", "q": "qos",
+    "S": "core-spec", "s": "oversubscribe", "t": "time", "v": "verbose", "W": "wait",
+    "w": "nodelist", "x": "exclude",
+}  # fmt: skip
+
+# Options that are read, with a value; then those without one.
+READ = frozenset((
+    "account", "array", "chdir", "container-image", "cpus-per-gpu", "cpus-per-task", "dependency",
+    "export", "gpus", "gpus-per-node", "gpus-per-task", "gres", "job-name", "mem", "mem-per-cpu",
+    "mem-per-gpu", "nodes", "ntasks", "ntasks-per-node", "partition", "time",
+))  # fmt: skip
+READ_BARE = frozenset(("no-requeue", "requeue"))
+
+_HOSTS = "the queue decides the hosts: choose a queue, or its compute in batchml.toml"
+_LOGS = "all output is kept, and shown by batchml logs"
+_MAIL = "no mail is sent: batchml wait ends with the run's exit code"
+_PLACE = "Linux places tasks on cores and sockets"
+
+# Passed over, with the reason as a notice ("" for no notice): the run is right without the option.
+PASSED_OVER = {
+    "batch": _HOSTS, "comment": "use tags: --tag", "constraint": _HOSTS,
+    "contiguous": _HOSTS, "core-spec": _PLACE, "cores-per-socket": _PLACE, "cpu-freq": _PLACE,
+    "deadline": "runs have no deadline, --timeout limits their time", "delay-boot": _HOSTS,
+    "distribution": _PLACE, "error": _LOGS, "exclude": _HOSTS,
+    "exclusive": "request all vCPUs of a host to have it alone",
+    "extra": "use tags: --tag", "extra-node-info": _PLACE,
+    "get-user-env": "only --set-env passes variables on", "gpu-bind": _PLACE, "gpu-freq": _PLACE,
+    "gres-flags": _PLACE, "hint": _PLACE, "ignore-pbs": "lines of PBS are not read",
+    "kill-on-invalid-dep": "a run whose dependency failed ends with it", "mail-type": _MAIL,
+    "mail-user": _MAIL, "mem-bind": _PLACE, "mincpus": _PLACE,
+    "network": "the hosts of a queue share a network",
+    "nice": "queues have priorities, runs have none", "nodefile": _HOSTS, "nodelist": _HOSTS,
+    "no-kill": "a run of several nodes ends with its main node",
+    "ntasks-per-core": _PLACE, "ntasks-per-socket": _PLACE,
+    "open-mode": _LOGS, "output": _LOGS, "overcommit": _PLACE,
+    "oversubscribe": "runs share hosts as vCPUs, memory and GPUs allow",
+    "parsable": "batchml submit --json prints the job's id for programs", "power": _HOSTS,
+    "prefer": _HOSTS, "priority": "queues have priorities, runs have none",
+    "profile": "the usage of a run is always measured: batchml show",
+    "propagate": "the container has limits of its own", "qos": "use queues: --queue",
+    "quiet": "", "reboot": _HOSTS,
+    "reservation": "use capacity_reservation of a compute environment in batchml.toml",
+    "signal": "SIGTERM comes [checkpoint] grace seconds before the kill, and no other signal",
+    "sockets-per-node": _PLACE, "spread-job": _HOSTS, "switches": _HOSTS,
+    "thread-spec": _PLACE, "threads-per-core": _PLACE, "time-min": "only --time counts",
+    "tmp": "disk_gib of a compute environment in batchml.toml sets the disk of hosts",
+    "tres-bind": _PLACE, "use-min-nodes": _HOSTS, "verbose": "",
+    "wait-all-nodes": "all nodes start together", "wckey": "use tags: --tag",
+    "cluster-constraint": _HOSTS, "mcs-label": "use tags: --tag",
+}  # fmt: skip
+PASSED_OVER_BARE = frozenset((
+    "contiguous", "ignore-pbs", "overcommit", "oversubscribe", "parsable", "quiet", "reboot",
+    "spread-job", "use-min-nodes", "verbose",
+))  # fmt: skip
+MAYBE_BARE = frozenset(("exclusive", "get-user-env", "nice", "no-kill", "propagate"))
+
+# Refused, with the reason: without the option, the run would be another one.
+REFUSED = {
+    "bb": "there are no burst buffers: put data in the workspace",
+    "bbf": "there are no burst buffers: put data in the workspace",
+    "begin": "a run starts as soon as the queue has room. Submit it at that time",
+    "clusters": "choose an environment on the command line: --env",
+    "container": "name the image: #BATCHML --image",
+    "container-id": "name the image: #BATCHML --image",
+    "container-mounts": "a run has /workspace, and no folders of hosts",
+    "container-workdir": "a run works in the folder of its code package",
+    "export-file": "name the variables: #BATCHML --set-env NAME=VALUE",
+    "gpus-per-socket": "use --gpus-per-node",
+    "help": "is for the command line",
+    "hold": "runs cannot be held: submit it later, or --after another run",
+    "input": "a run has no input: open the file in the script",
+    "licenses": "there are none, and scripts cannot use consumable resources of AWS Batch",
+    "ntasks-per-gpu": "use --ntasks-per-node",
+    "test-only": "is for the command line: batchml submit --dry-run",
+    "tres-per-task": "use --cpus-per-task and --gpus-per-task",
+    "uid": "a run belongs to the user who submits it",
+    "wait": "is for the command line: batchml submit --wait",
+    "wrap": "is for the command line: batchml submit -- COMMAND",
+}
+REFUSED_BARE = frozenset(("help", "hold", "test-only", "wait"))
+
+KNOWN = READ | READ_BARE | PASSED_OVER.keys() | REFUSED.keys()
+BARE = READ_BARE | PASSED_OVER_BARE | REFUSED_BARE
+
+
+# --- Values ---------------------------------------------------------------------------------------
+# Slurm's notations for times, sizes, GPUs, arrays and dependencies. The functions return None for
+# a text that is not valid in Slurm.
+
+
+_TIME = re.compile(
+    r"(?:(?P<days>[0-9]{1,5})-(?P<hours>[0-9]{1,5})(?::(?P<minutes>[0-9]{1,5}))?"
+    r"(?::(?P<seconds>[0-9]{1,5}))?"
+    r"|(?P<h>[0-9]{1,5}):(?P<hm>[0-9]{1,5}):(?P<hs>[0-9]{1,5})"
+    r"|(?P<m>[0-9]{1,9})(?::(?P<ms>[0-9]{1,9}))?)"
+)
+_SIZE = re.compile(r"([0-9]{1,12})([KMGT]?)B?", re.IGNORECASE)
+_UNITS = {"k": 1024, "": 1024**2, "m": 1024**2, "g": 1024**3, "t": 1024**4}
+_GPUS = re.compile(r"(?:([A-Za-z][\w.-]*):)?([0-9]{1,5})")
+_GRES = re.compile(
+    r"(?:gres[:/])?gpu(?::([A-Za-z][\w.-]*))?(?:[:=]([0-9]{1,5}))?(?:\(S:[0-9,-]+\))?"
+)
+_SPAN = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
+UNLIMITED = -1
+MOST_TASKS = 1_000_000  # ids of an array that are read
+
+
+class GpuRequest(Struct, frozen=True):
+    count: int
+    kind: str = ""  # "a100", if it is named
+
+
+class ArrayTasks(Struct, frozen=True):
+    ids: tuple[int, ...]
+    limit: int = 0  # the most tasks that run at the same time; 0 for no limit
+
+
+def parse_time(text: str) -> int | None:
+    """`90`, `90:30` (minutes), `1:30:00`, `2-12`, `2-12:30`, `2-12:30:00`; UNLIMITED is -1."""
+    if text.lower() in ("unlimited", "infinite", "-1"):
+        return UNLIMITED
+    match = _TIME.fullmatch(text)
+    if match is None:
+        return None
+    found = {name: int(value) for name, value in match.groupdict().items() if value}
+    hours = found.get("days", 0) * 24 + found.get("hours", 0) + found.get("h", 0)
+    minutes = sum(found.get(name, 0) for name in ("minutes", "hm", "m"))
+    return (hours * 60 + minutes) * 60 + sum(found.get(n, 0) for n in ("seconds", "hs", "ms"))
+
+
+def parse_size(text: str) -> int | None:
+    """The bytes of `16G`, or of `512`, which is MiB. 0 means all memory of a host."""
+    match = _SIZE.fullmatch(text)
+    return int(match[1]) * _UNITS[match[2].lower()] if match else None
+
+
+def parse_gpus(text: str) -> GpuRequest | None:
+    """`2` or `a100:2`; None for several kinds, `a100:1,v100:1`."""
+    match = _GPUS.fullmatch(text)
+    return GpuRequest(int(match[2]), match[1] or "") if match else None
+
+
+def parse_gres(text: str) -> tuple[GpuRequest | None, tuple[str, ...]]:
+    """The GPUs of `gpu:a100:2,nvme:1`, and the other resources."""
+    found, others = None, list[str]()
+    for part in filter(None, text.split(",")):
+        match = _GRES.fullmatch(part)
+        if match and found is None:
+            found = GpuRequest(int(match[2] or 1), match[1] or "")
+        elif part != "none":
+            others.append(part)
+    return found, tuple(others)
+
+
+def parse_array(text: str) -> ArrayTasks | None:
+    """The ids of `0-15`, `1,3,5`, `0-15:4`, `0-15%4`, sorted, each once."""
+    listed, percent, limit = text.partition("%")
+    if percent and not re.fullmatch("[1-9][0-9]{0,8}", limit):
+        return None
+    ids: dict[int, None] = {}
+    for part in listed.split(","):
+        match = _SPAN.fullmatch(part)
+        if match is None:
+            return None
+        first, last = int(match[1]), int(match[2] or match[1])
+        step = int(match[3] or 1)
+        if last < first or step < 1 or (last - first) // step + len(ids) >= MOST_TASKS:
+            return None
+        ids |= dict.fromkeys(range(first, last + 1, step))
+    return ArrayTasks(tuple(sorted(ids)), int(limit) if percent else 0)
+
+
+def format_ids(ids: tuple[int, ...]) -> str:
+    """Ids in their shortest form: `1-9:2,20`. `parse_array` reads the same ids from it."""
+    return ",".join(_spans(ids))
+
+
+def _spans(ids: tuple[int, ...]) -> Iterator[str]:
+    at = 0
+    while at < len(ids):
+        step = ids[at + 1] - ids[at] if at + 1 < len(ids) else 1
+        end = at
+        while end + 1 < len(ids) and ids[end + 1] - ids[end] == step:
+            end += 1
+        if end - at == 1:
+            end = at  # two ids are no span: the second may begin one
+        yield str(ids[at]) if end == at else f"{ids[at]}-{ids[end]}{f':{step}' if step > 1 else ''}"
+        at = end + 1
+
+
+def parse_dependencies(text: str) -> tuple[list[str], list[str]]:
+    """The runs of `afterok:A:B,afterok:C`, and the parts with another type."""
+    found, others = list[str](), list[str]()
+    for part in re.split("[,?]", text):
+        kind, *words = part.split(":")
+        if kind == "afterok" and words and all(words):
+            found += [word.partition("+")[0] for word in words]
+        else:
+            others.append(part)
+    if "?" in text:
+        return [], [text]  # any of them suffices, which AWS Batch does not support
+    return found, others
+
+
+# --- Lines ----------------------------------------------------------------------------------------
+
+
+_MIB = 1024**2
+REQUEUED = 3  # the attempts for --requeue
+
+
+class SlurmOption(Struct, frozen=True):
+    """An option of a line."""
+
+    line: int
+    name: str
+    value: str = ""
+
+
+class SlurmRequest(Struct, frozen=True):
+    """The content of the lines of a script."""
+
+    options: dict[str, Any] = {}  # of `batchml submit`
+    variables: dict[str, str] = {}  # `SLURM_*`, which scripts read
+    folder: str = ""  # --chdir, or ""
+    mistakes: tuple[str, ...] = ()
+    notices: tuple[str, ...] = ()
+
+
+def read_slurm(lines: Sequence[ScriptLine], environ: Mapping[str, str]) -> SlurmRequest:
+    """Read the lines. `environ` has the variables that `--export=NAME` passes on."""
+    reader = _Reader(environ)
+    for line in lines:
+        reader.add(line)
+    return reader.request()
+
+
+class _Reader:
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+        self._given: dict[str, SlurmOption] = {}  # of an option that is repeated, the last
+        self._mistakes: list[tuple[int, str]] = []
+        self._notices: list[tuple[int, str]] = []
+
+    # --- Options ------------------------------------------------------------------------------
+
+    def add(self, line: ScriptLine) -> None:
+        words = list(line.words)
+        while words:
+            word = words.pop(0)
+            if word.startswith("--") and len(word) > 2:
+                name, equals, value = word[2:].partition("=")
+                if not self._is_known(line.number, name, word):
+                    while words and not equals and not words[0].startswith("-"):  # its value
+                        words.pop(0)
+                    continue
+            elif word.startswith("-") and len(word) > 1 and word[1] in SHORT:
+                name, value = SHORT[word[1]], word[2:].removeprefix("=")
+                equals = "=" if value else ""
+            else:
+                self._wrong(line.number, f"{word!r} is no option of sbatch.")
+                continue
+            if name in BARE:
+                if equals:
+                    self._wrong(line.number, f"--{name} takes no value.")
+                    continue
+            elif not equals and name not in MAYBE_BARE:
+                if not words:
+                    self._wrong(line.number, f"--{name} has no value.")
+                    continue
+                value = words.pop(0)
+            self._keep(SlurmOption(line.number, name, value))
+
+    def _is_known(self, line: int, name: str, word: str) -> bool:
+        if name in KNOWN:
+            return True
+        if name in ("het-job", "hetjob", "packjob"):
+            self._wrong(line, f"{word}: use [[groups]] of a job.toml for jobs of different shapes.")
+        else:
+            known = [f"--{each}" for each in KNOWN]
+            self._wrong(line, f"{word} is no option of sbatch.{did_you_mean(f'--{name}', known)}")
+        return False
+
+    def _keep(self, given: SlurmOption) -> None:
+        if given.name in REFUSED:
+            self._wrong(given.line, f"--{given.name}: {REFUSED[given.name]}.")
+        elif given.name in PASSED_OVER:
+            why = PASSED_OVER[given.name]
+            if why:
+                self._notify(given.line, f"--{given.name} is passed over: {why}.")
+        else:
+            if given.name in ("requeue", "no-requeue"):
+                self._given.pop("requeue", None)
+                self._given.pop("no-requeue", None)
+            self._given[given.name] = given
+
+    def _wrong(self, line: int, words: str) -> None:
+        self._mistakes.append((line, words))
+
+    def _notify(self, line: int, words: str) -> None:
+        self._notices.append((line, words))
+
+    # --- Values -------------------------------------------------------------------------------
+
+    def _value(self, name: str, read: Callable[[str], Any], form: str) -> Any:
+        """The value of an option; None if it is missing, or wrong, which is a mistake."""
+        given = self._given.get(name)
+        if given is None:
+            return None
+        found = read(given.value)
+        if found is None:
+            self._wrong(given.line, f"--{name}: found {given.value!r}. Write {form}.")
+        return found
+
+    def _count(self, name: str, form: str = "a number above 0") -> int | None:
+        found: int | None = self._value(name, _positive, form)
+        return found
+
+    def _line(self, *names: str) -> int:
+        return max((self._given[each].line for each in names if each in self._given), default=0)
+
+    def request(self) -> SlurmRequest:
+        options: dict[str, Any] = {}
+        variables: dict[str, str] = {}
+        self._shape(options, variables)
+        self._time(options)
+        self._array(options, variables)
+        self._dependency(options)
+        self._texts(options, variables)
+        self._export(options)
+        return SlurmRequest(
+            {name: value for name, value in options.items() if value not in (None, {}, [])},
+            variables,
+            self._given["chdir"].value if "chdir" in self._given else "",
+            _in_order(self._mistakes),
+            _in_order(self._notices),
+        )
+
+    # --- The resources of a node --------------------------------------------------------------
+
+    def _shape(self, options: dict[str, Any], variables: dict[str, str]) -> None:
+        nodes = self._nodes()
+        per_node = self._tasks_per_node(nodes)
+        cpus = self._count("cpus-per-task")
+        has_gpus = self._gpus(nodes, per_node)
+        per_gpu = self._count("cpus-per-gpu")
+        vcpus = per_node * cpus if cpus else per_node if per_node > 1 else None
+        if per_gpu and has_gpus and vcpus is None:
+            vcpus = per_gpu * has_gpus
+        options |= {"vcpus": vcpus, "gpus": has_gpus, "nodes": nodes if nodes > 1 else None}
+        mib = self._memory(vcpus or 1, has_gpus or 0)
+        options["memory"] = f"{mib} MiB" if mib else None
+        variables["SLURM_NTASKS_PER_NODE"] = str(per_node)
+        variables["SLURM_CPUS_ON_NODE"] = str(vcpus or 1)
+        if mib:
+            variables["SLURM_MEM_PER_NODE"] = str(mib)
+        if cpus:
+            variables["SLURM_CPUS_PER_TASK"] = str(cpus)
+        if has_gpus:
+            variables["SLURM_GPUS"] = str(has_gpus * nodes)
+            variables["SLURM_GPUS_ON_NODE"] = str(has_gpus)
+        if "gpus-per-task" in self._given and has_gpus:
+            variables["SLURM_GPUS_PER_TASK"] = str(max(1, has_gpus // per_node))
+
+    def _nodes(self) -> int:
+        given = self._given.get("nodes")
+        if given is None:
+            return 1
+        least, dash, _ = given.value.partition("-")
+        found = _positive(least)
+        if found is None:
+            self._wrong(given.line, f"--nodes: found {given.value!r}. Write a number above 0.")
+            return 1
+        if dash and given.value.partition("-")[2] != least:
+            self._notify(given.line, f"--nodes={given.value}: a run has a fixed number, {found}.")
+        return found
+
+    def _tasks_per_node(self, nodes: int) -> int:
+        per_node, in_all = self._count("ntasks-per-node"), self._count("ntasks")
+        if per_node:
+            return per_node
+        if not in_all:
+            return 1
+        if in_all % nodes:
+            self._wrong(
+                self._line("ntasks"),
+                f"--ntasks={in_all}: each of {nodes} nodes has as many tasks as the others.",
+            )
+        return max(1, in_all // nodes)
+
+    def _gpus(self, nodes: int, per_node: int) -> int | None:
+        """The GPUs of a node, from the first of these options that is given."""
+        form = "a number, or TYPE:NUMBER of one type"
+        found: GpuRequest | None = self._value("gpus-per-node", parse_gpus, form)
+        in_all: GpuRequest | None = self._value("gpus", parse_gpus, form)
+        each: GpuRequest | None = self._value("gpus-per-task", parse_gpus, form)
+        if found is None and in_all is not None:
+            if in_all.count % nodes:
+                self._wrong(
+                    self._line("gpus"),
+                    f"--gpus={in_all.count}: each of {nodes} nodes has as many as the others.",
+                )
+            found = GpuRequest(in_all.count // nodes, in_all.kind)
+        if found is None and each is not None:
+            found = GpuRequest(each.count * per_node, each.kind)
+        given = self._given.get("gres")
+        if given is not None:
+            listed, others = parse_gres(given.value)
+            found = found or listed
+            if others:
+                self._notify(given.line, f"--gres: {', '.join(others)} is passed over: {_NO_GRES}.")
+        if found is not None and found.kind and found.count:
+            names = ("gpus-per-node", "gpus", "gpus-per-task", "gres")
+            self._notify(
+                self._line(*names),
+                f"the GPU type {found.kind} is passed over: the queue's compute environment "
+                "decides the type.",
+            )
+        return found.count if found is not None and found.count else None
+
+    def _memory(self, vcpus: int, has_gpus: int) -> int | None:
+        """The MiB of a node."""
+        form = "a size such as 16G; a bare number is MiB"
+        whole, factor, of = self._value("mem", parse_size, form), 1, "mem"
+        if whole == 0:
+            self._wrong(
+                self._line("mem"), "--mem=0: a run cannot have all memory of a host. Write a size."
+            )
+        for name, count in (("mem-per-cpu", vcpus), ("mem-per-gpu", has_gpus)):
+            if name in self._given and "mem" not in self._given:
+                whole, factor, of = self._value(name, parse_size, form), count, name
+        if of == "mem-per-gpu" and not has_gpus and whole:
+            self._wrong(self._line(of), "--mem-per-gpu: the script requests no GPUs.")
+        return max(1, ceil(whole * factor / _MIB)) if whole else None
+
+    # --- Other options ------------------------------------------------------------------------
+
+    def _time(self, options: dict[str, Any]) -> None:
+        form = "minutes, 90:30, 1:30:00, 2-12 (days-hours) or 2-12:30:00"
+        found: int | None = self._value("time", parse_time, form)
+        if found is None or found == UNLIMITED:
+            return
+        if not found:  # 0 means no limit in Slurm
+            return
+        options["timeout"] = f"{max(MIN_TIMEOUT, found)}s"
+        if found < MIN_TIMEOUT:
+            self._notify(
+                self._line("time"), f"{found} s become {MIN_TIMEOUT}, AWS Batch's minimum."
+            )
+
+    def _array(self, options: dict[str, Any], variables: dict[str, str]) -> None:
+        form = "ids such as 0-15, 1,3,5 or 0-15:4"
+        found: ArrayTasks | None = self._value("array", parse_array, form)
+        if found is None:
+            return
+        line, count = self._line("array"), len(found.ids)
+        if count > MAX_ARRAY:
+            self._wrong(line, f"--array: {count:,} tasks; AWS Batch allows {MAX_ARRAY:,}.")
+        if found.limit:
+            self._notify(
+                line,
+                f"%{found.limit} is passed over: as many tasks run at once as the queue has room "
+                "for.",
+            )
+        variables["BATCHML_SLURM_ARRAY"] = format_ids(found.ids)
+        if count > 1:
+            options["array"] = count
+
+    def _dependency(self, options: dict[str, Any]) -> None:
+        given = self._given.get("dependency")
+        if given is None:
+            return
+        options["after"], others = parse_dependencies(given.value)
+        if others:
+            self._wrong(
+                given.line,
+                f"--dependency={','.join(others)}: AWS Batch supports only afterok:RUN, several of "
+                "them with commas.",
+            )
+
+    def _texts(self, options: dict[str, Any], variables: dict[str, str]) -> None:
+        texts = {
+            name: self._given[name].value
+            for name in ("job-name", "account", "container-image", "partition")
+            if name in self._given
+        }
+        job_name = texts.get("job-name", "")
+        options["name"] = to_name(job_name) if job_name else None
+        options["image"] = texts.get("container-image", "").replace("#", "/") or None
+        queue, comma, _ = texts.get("partition", "").partition(",")
+        options["queue"] = queue or None
+        if comma:
+            self._notify(
+                self._line("partition"),
+                f"--partition={texts['partition']}: a run is in one queue, here {queue}.",
+            )
+        if texts.get("account"):
+            options["tags"] = {"account": texts["account"]}
+            variables["SLURM_JOB_ACCOUNT"] = texts["account"]
+        if "requeue" in self._given:
+            options["attempts"] = REQUEUED
+            self._notify(
+                self._line("requeue"),
+                f"--requeue: {REQUEUED} attempts, if a host is lost (#BATCHML --attempts N).",
+            )
+        elif "no-requeue" in self._given:
+            options["attempts"] = 1
+
+    def _export(self, options: dict[str, Any]) -> None:
+        given = self._given.get("export")
+        if given is None:
+            return
+        found: dict[str, str] = {}
+        for word in filter(None, given.value.split(",")):
+            name, equals, value = word.partition("=")
+            if word in ("ALL", "NIL"):
+                self._notify(
+                    given.line,
+                    f"--export={word}: a run does not get the variables of this shell. Name those "
+                    "that it needs: --export=NAME or #BATCHML --set-env NAME=VALUE.",
+                )
+            elif word != "NONE" and (equals or name in self._environ):
+                found[name] = value if equals else self._environ[name]
+            elif word != "NONE":
+                self._notify(given.line, f"--export={name}: it is not set here.")
+        options["set_env"] = found
+
+
+_NO_GRES = "a run requests only vCPUs, memory and GPUs"
+
+
+def _positive(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdecimal() and 0 < int(text) < 10**7 else None
+
+
+def _in_order(messages: list[tuple[int, str]]) -> tuple[str, ...]:
+    return tuple(sort_by_line(f"line {line}: {words}" for line, words in messages))

@@ -1,0 +1,253 @@
+"""What an attempt works with in its runner: the link to the server, its files, requests to stop.
+
+Standard library only, few imports: a first attempt waits for the runner to start.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from batchml import __version__
+from batchml.local.executors.runner.files import AttemptLog, RecordFile, until_it_works
+from batchml.runtime.processes import signal_file, signals_in
+
+VERSION = f"{__version__}/2"  # of the runner's code, and of the messages between it and the server
+INLINE = 32_768  # bytes of a message; a larger spec comes in an anonymous file beside it
+HOST_LOST = "Host EC2 (instance this-machine) terminated: "  # begins the reason, in AWS's words
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD)  # that a runner handles
+_FD_BYTES = socket.CMSG_SPACE(2 * 4)
+_RECEIVE_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)
+_SEND_FLAGS = int(socket.MSG_DONTWAIT)
+
+
+class AttemptWithdrawn(Exception):
+    """This runner must not start the program of an attempt.
+
+    The text names what this machine lacks for it; empty when the server has withdrawn the attempt.
+    """
+
+
+class AttemptKind(Protocol):
+    """A way to run attempts: as processes, or as containers.
+
+    `run` returns the exit record without `stopped_at` and `log`. It calls
+    `AttemptIo.wait_to_begin` before it starts the program, and raises AttemptWithdrawn.
+
+    `to_delete` is a folder that is deleted once the end has been reported.
+    """
+
+    to_delete: str
+
+    def run(self, spec: dict[str, Any], io: AttemptIo) -> dict[str, Any]: ...
+    def close(self) -> None: ...
+
+
+class ServerLink:
+    """Messages of the server and signals of the system. `wake` is readable when one has come."""
+
+    def __init__(self, server: socket.socket) -> None:
+        self.server: socket.socket | None = server
+        self._socket = server.fileno()
+        self._signals = signal_file(*SIGNALS)
+        self._epoll = select.epoll(2)
+        self._epoll.register(self._signals, select.EPOLLIN)
+        self._epoll.register(self._socket, select.EPOLLIN)
+        self.wake = self._epoll.fileno()
+        self.children = 0  # SIGCHLD signals so far
+        self.terminated = False
+        self.killed = False
+        self.begun: set[str] = set()
+        self.withdrawn: set[str] = set()
+        self.stops: set[str] = set()
+        self.kills: set[str] = set()
+        self.attempts: list[tuple[dict[str, Any], list[int]]] = []
+
+    def drain(self, timeout: float | None = 0) -> None:
+        """Receive everything that has come. `timeout` None: wait for something."""
+        for source, _ in self._epoll.poll(timeout):
+            if source == self._signals:
+                received = signals_in(self._signals)
+                self.children += signal.SIGCHLD in received
+                self.terminated |= signal.SIGTERM in received
+                self.killed |= signal.SIGUSR1 in received
+            else:
+                self._receive()
+
+    def _receive(self) -> None:
+        while self.server is not None:
+            try:
+                data, ancillary, _, _ = self.server.recvmsg(
+                    INLINE + 1024, _FD_BYTES, _RECEIVE_FLAGS
+                )
+            except BlockingIOError:
+                return
+            except ConnectionError:
+                data, ancillary = b"", []
+            if not data:
+                self._epoll.unregister(self._socket)
+                self.server.close()
+                self.server = None
+                return
+            message = json.loads(data)
+            if "folder" in message:
+                self.attempts.append((message, _descriptors(ancillary)))
+                return  # the next attempt comes only after the end of this one
+            if "begin" in message:
+                self.begun.add(message["begin"])
+            elif "withdraw" in message:
+                self.withdrawn.add(message["withdraw"])
+            elif "stop" in message:
+                self.stops.add(message["stop"])
+            elif "kill" in message:
+                self.kills.add(message["kill"])
+
+    def forget(self, task_id: str) -> None:
+        for tasks in (self.begun, self.withdrawn, self.stops, self.kills):
+            tasks.discard(task_id)
+
+    def send(self, message: dict[str, Any], *, wait: bool = False) -> None:
+        """Send a message, if the server lives. Without `wait` the message is dropped if the socket
+        is full.
+        """
+        if self.server is None:
+            return
+        try:
+            self.server.send(json.dumps(message).encode(), 0 if wait else _SEND_FLAGS)
+        except OSError:
+            pass  # the server has ended, or it is slow and reads the files
+
+
+def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    return [
+        int.from_bytes(data[at : at + 4], sys.byteorder)
+        for level, kind, data in ancillary
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS)
+        for at in range(0, len(data) // 4 * 4, 4)
+    ]
+
+
+class AttemptIo:
+    """The log, the record and the server of one attempt, and the request to stop it.
+
+    `stopping_since` is on the monotonic clock; minus infinity for a stop without a grace period.
+    `wake` is readable when a message or a signal has come; `drain` receives it. `children` grows
+    when children have ended. `while_waiting` is called while a write waits for space on a full
+    disk.
+
+    `is_quick`: the server counts the attempt as prepared already.
+    """
+
+    def __init__(
+        self,
+        link: ServerLink,
+        folder: str,
+        task_id: str,
+        record: RecordFile,
+        is_quick: bool = False,
+    ) -> None:
+        self._is_quick = is_quick
+        self.folder = folder
+        self.wake = link.wake
+        self.stopping_since: float | None = None
+        self.while_waiting: Callable[[], object] = lambda: None
+        self._link = link
+        self._task_id = task_id
+        self._record = record
+        self._log = AttemptLog(record.folder, self._wait)
+        self._note_stop()
+
+    @property
+    def children(self) -> int:
+        return self._link.children
+
+    def drain(self) -> None:
+        self._link.drain()
+        self._note_stop()
+
+    def wait_to_begin(self) -> None:
+        """Return once the program may start, or a stop is requested. Raises AttemptWithdrawn."""
+        link, task_id = self._link, self._task_id
+        if not self._is_quick and task_id not in link.begun:
+            link.send({"task_id": task_id, "prepared": True}, wait=True)
+        while task_id not in link.begun:
+            if link.server is None or task_id in link.withdrawn:
+                raise AttemptWithdrawn
+            if self.stopping_since is not None:
+                return
+            link.drain(None)
+            self._note_stop()
+        self._record.note_begun()
+
+    def write(self, lines: list[bytes]) -> None:
+        """Append lines to the log, waiting while the disk is full.
+
+        Once the log has reached the largest file size, the program is stopped, and further output
+        is lost.
+        """
+        if lines:
+            self._log.must_last = True
+            self._log.write(lines)
+        if self._log.full and self.stopping_since is None:
+            self.stopping_since = time.monotonic()
+
+    def write_preamble(self, text: str) -> None:
+        """Write the first line of the log, which comes from batchml, unless `text` is empty."""
+        if text and self._log.is_empty:
+            self._log.write([text.encode("utf-8", "replace")])
+
+    def report_progress(self, text: str) -> None:
+        """Report the current step of the preparation."""
+        try:
+            with open(os.path.join(self.folder, "progress"), "ab") as file:
+                file.write(text.encode("utf-8", "replace") + b"\n")
+        except OSError:
+            return  # disk full: progress is only for display
+        self._link.send({"task_id": self._task_id, "progress": text})
+
+    def report_started(self, at_ms: int, address: str = "") -> None:
+        """Report that the program runs, with the address of its own if it has one.
+
+        May be left out for a program that has ended already.
+        """
+        until_it_works(
+            lambda: self._record.add({"started_at": at_ms, "address": address}), self._wait
+        )
+        self._link.send({"task_id": self._task_id, "started": at_ms, "address": address})
+
+    def close(self) -> tuple[dict[str, Any], str]:
+        """Close the log. Returns its proof, and a reason if the log itself has stopped the
+        program.
+        """
+        if self.stopping_since == -math.inf:
+            self._note_rehearsal()
+        return self._log.close(), self._log.full
+
+    def _note_rehearsal(self) -> None:
+        """Name the rehearsed failure in the log, so that a reader does not take it for a real
+        one.
+        """
+        try:
+            with open(os.path.join(self.folder, "rehearsal"), "rb") as file:
+                self.write([file.read()])
+        except OSError:
+            pass
+
+    def _wait(self) -> None:
+        self.drain()
+        self.while_waiting()
+
+    def _note_stop(self) -> None:
+        link, task_id = self._link, self._task_id
+        if link.killed or task_id in link.kills or task_id in link.withdrawn:
+            self.stopping_since = -math.inf
+        elif self.stopping_since is None and (link.terminated or task_id in link.stops):
+            self.stopping_since = time.monotonic()

@@ -1,0 +1,43 @@
+"""The vCPUs, memory and GPUs that this machine has for jobs."""
+
+import os
+import subprocess
+
+from batchml.local.batch.state import MachineCapacity
+from batchml.local.executors.choice import read_choice
+from batchml.local.home import Home
+
+
+def read_machine(*, with_gpus: bool = True) -> MachineCapacity:
+    """The capacity as the server counts it. Without `with_gpus` no GPUs are searched."""
+    gpus = find_gpus() if with_gpus else ()
+    return MachineCapacity(vcpus=count_vcpus(), memory=memory_mib(), gpus=gpus)
+
+
+def server_vcpus(home: Home) -> int:
+    """The vCPUs that the server of this state folder gives out: `batchml local start --vcpus`."""
+    return read_choice(home).vcpus or count_vcpus()
+
+
+def count_vcpus() -> int:
+    """Those that this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not Linux
+        return os.cpu_count() or 1
+
+
+def memory_mib() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 1024**2
+
+
+def find_gpus() -> tuple[str, ...]:
+    """By UUID, where nvidia-smi names them. That takes its time."""
+    try:
+        listed = subprocess.run(
+            ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"],
+            capture_output=True, text=True, timeout=20, check=True,
+        ).stdout  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    return tuple(line.strip() for line in listed.splitlines() if line.strip())

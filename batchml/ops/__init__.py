@@ -1,1 +1,0 @@
-"""Verbs: functions that are given their collaborators. No printing, no environment."""

@@ -1,1 +1,0 @@
-"""What can be wrong with this machine and an account: facts are gathered, then judged."""

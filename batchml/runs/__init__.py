@@ -1,0 +1,1 @@
+"""Runs: submit, follow, find, cancel, rerun; their logs, metrics and outputs."""

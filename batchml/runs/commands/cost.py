@@ -1,0 +1,106 @@
+"""batchml cost: what a run will cost, costs now, or has cost; what many runs have cost."""
+
+from typing import Annotated
+
+import typer
+
+from batchml.cli.app import app
+from batchml.cli.options import Env, Json, open_context, read_seconds
+from batchml.cli.output import print_json, print_line, say
+from batchml.cli.render import job_title
+from batchml.context import Context
+from batchml.cost.bill import usual_duration
+from batchml.cost.render import (
+    FREE,
+    bill_json,
+    bill_lines,
+    quote_json,
+    quote_lines,
+    spending_json,
+    spending_lines,
+)
+from batchml.cost.service import list_spending, quote_of_job
+from batchml.errors import NotFound, UsageError
+from batchml.jobs.find import find_job, load_job
+from batchml.model.names import to_name
+from batchml.runs.find import select
+from batchml.runs.groups.members import gang_bill
+
+
+@app.command(epilog="Example: batchml cost @last")
+def cost(
+    run: Annotated[
+        str | None, typer.Argument(metavar="[RUN]", help="Job id, prefix, name or @last.")
+    ] = None,
+    quote: Annotated[
+        str | None, typer.Option(metavar="JOB", help="Show what a run of this job would cost.")
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(help='Without RUN: sum the runs of the last "24h", "30d"; default 7d.'),
+    ] = None,
+    queue: Annotated[
+        str | None, typer.Option(help="Sum only runs of this queue; with --quote, use this queue.")
+    ] = None,
+    env: Env = None,
+    json_: Json = False,
+) -> None:
+    """Show what a run costs so far or has cost; without RUN, the cost of the last runs."""
+    if run and (quote or since or queue):
+        raise UsageError("RUN cannot be combined with --quote, --since and --queue.")
+    if quote and since:
+        raise UsageError("--quote cannot be combined with --since.")
+    context = open_context(env)
+    if run:
+        _show_bill(context, run, json_)
+    elif quote:
+        _show_quote(context, quote, queue, json_)
+    else:
+        _show_spending(context, since or "7d", queue, json_)
+
+
+def _show_bill(context: Context, word: str, json_: bool) -> None:
+    try:
+        (job_id,) = select(context, [word])
+    except NotFound:
+        if not _is_job(context, word):
+            raise
+        say(f"No run is named {word}. A run of the job {word} would cost:")
+        _show_quote(context, word, None, json_)
+        return
+    found, bill = gang_bill(context, job_id)
+    if json_:
+        print_json(bill_json(found, bill))
+    else:
+        print_line(
+            "\n".join([f"{job_title(found)} {found.status.value}", *bill_lines(found, bill)])
+        )
+
+
+def _is_job(context: Context, word: str) -> bool:
+    try:
+        return bool(find_job(word, context.job_folders, context.here))
+    except NotFound:
+        return False
+
+
+def _show_quote(context: Context, job: str, queue: str | None, json_: bool) -> None:
+    spec = load_job(find_job(job, context.job_folders, context.here), context.image_folders)
+    found = quote_of_job(context, spec, queue)
+    before = usual_duration(context.history.recent(context.env), to_name(spec.name))
+    if json_:
+        print_json(quote_json(found, before))
+    else:
+        print_line("\n".join(quote_lines(found, before)))
+
+
+def _show_spending(context: Context, since: str, queue: str | None, json_: bool) -> None:
+    seconds = read_seconds(since, "--since") or 0
+    start = int(context.clock.now() * 1000) - seconds * 1000
+    spent, rates = list_spending(context, start, context.queue(queue) if queue else "")
+    if json_:
+        print_json(spending_json(spent, rates, start))
+    else:
+        print_line("\n".join(spending_lines(spent, rates, since)))
+        if context.settings.is_local and not context.settings.environment.usd_per_hour:
+            say(FREE)

@@ -1,0 +1,123 @@
+"""diff: compare two runs."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from batchml.cli.app import app
+from batchml.cli.options import Env, Json, open_context
+from batchml.cli.output import print_json, print_line, say
+from batchml.cli.render import cells as cells_of
+from batchml.cli.render import cut, printable, table
+from batchml.cli.terminal import screen
+from batchml.model.names import short_id
+from batchml.model.record import Record
+from batchml.runs.find import measure, recall, select, with_start
+from batchml.runs.metrics.compare import compare, what_matters
+
+if TYPE_CHECKING:
+    from batchml.context import Context
+    from batchml.runs.metrics.compare import RunDifference, Value
+    from batchml.runs.search import FoundRun
+
+Word = Annotated[str, typer.Argument(metavar="RUN", help="Job id, prefix, name or @last~1.")]
+LONGEST = 48  # characters of a value in the table
+LEAST = 12
+
+
+@app.command(epilog="Example: batchml diff @last~1 @last")
+def diff(
+    left: Word,
+    right: Word,
+    all_: Annotated[bool, typer.Option("--all", help="Also what is the same in both.")] = False,
+    env: Env = None,
+    json_: Json = False,
+) -> None:
+    """Compare two runs.
+
+    Parameters, code, image, resources, outcome, times, cost and metrics; what differs is shown.
+    """
+
+    context = open_context(env)
+    one, other = (
+        _measured(context, each) for each in recall(context, select(context, [left, right]))
+    )
+    found = compare(one, other, int(context.clock.now() * 1000))
+    shown = [each for each in found if all_ or not each.same]
+    if json_:
+        print_json(
+            {
+                "runs": [one.job_id, other.job_id],
+                "differences": [
+                    {"what": each.what, "left": each.left, "right": each.right} for each in shown
+                ],
+            }
+        )
+        return
+    shown = shown if all_ else [each for each in what_matters(shown) if not each.same]
+    if shown:
+        print_line(_table(one, other, shown))
+    if not any(not each.same for each in found):
+        say("The two do not differ in anything that is known of them.")
+    elif one.commit and other.commit and one.commit != other.commit:
+        say(f"The code: git diff {one.commit[:12]} {other.commit[:12]}")
+
+
+def _measured(context: "Context", found: "FoundRun") -> "FoundRun":
+    """The run with its metrics, from its log if the history has none."""
+    from msgspec.structs import replace
+
+    found = with_start(context, found)
+    record = found.record or Record()
+    if found.run is None or record.measured:
+        return found
+    last = measure(context, found.run, found.record).last
+    return replace(found, record=replace(record, metrics=last or record.metrics))
+
+
+def _table(one: "FoundRun", other: "FoundRun", shown: "list[RunDifference]") -> str:
+
+    # Both sides get the same width.
+    facts = max(cells_of(each.what) for each in shown)
+    width = screen().width
+    most = min(LONGEST, max(LEAST, (width - facts - len("CHANGE") - 10) // 2)) if width else LONGEST
+    rows = [["", *(_title(each, most) for each in (one, other)), "CHANGE"]]
+    for each in shown:
+        change = each.change
+        differs = change is not None and change != 0 and each.what != "exitCode"
+        cells = [
+            each.what,
+            *_pair(each.left, each.right, most),
+            f"{change:+.6g}" if differs else "",
+        ]
+        rows.append(cells)
+    return table([[printable(cell) for cell in row] for row in rows])
+
+
+def _title(found: "FoundRun", most: int) -> str:
+    """The name, shortened if necessary, and the whole id."""
+
+    word = short_id(found.job_id)
+    return f"{cut(found.name, max(1, most - len(word) - 1))} {word}"
+
+
+def _pair(left: "Value", right: "Value", most: int) -> list[str]:
+    """Two values; long ones are cut around their first difference."""
+    texts = [_text(left), _text(right)]
+    if max(map(len, texts)) <= most:
+        return texts
+    same = next((i for i, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), None)
+    start = max(0, (min(map(len, texts)) if same is None else same) - most // 3)
+    return [_cut(text, start, most) for text in texts]
+
+
+def _cut(text: str, start: int, most: int) -> str:
+    before = "..." if start and text else ""
+    rest, room = text[start:], most - len(before)
+    return before + (rest if len(rest) <= room else rest[: room - 3] + "...")
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:g}" if isinstance(value, float) else str(value)

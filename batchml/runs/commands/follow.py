@@ -1,0 +1,143 @@
+"""Follow a run to its end, or detach from it after Ctrl-C."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import typer
+
+from batchml.cli.output import print_json, say
+from batchml.cli.render import printable, run_json
+from batchml.model.run import JobStatus, classify
+from batchml.runs.commands.interrupt import detaching
+from batchml.runs.commands.live import TerminalView, WaitingText, open_view, show_live
+from batchml.runs.metrics.series import Metrics, metric_texts, unmatched
+from batchml.runs.watch import wait
+from batchml.runs.watch.events import CUT, DAMAGED, LogClosed, OutputLine
+
+if TYPE_CHECKING:
+    from batchml.context import Context
+    from batchml.model.record import Record
+    from batchml.model.run import Run
+    from batchml.runs.watch.events import OutputLine, RunEvent
+
+
+def follow(
+    context: "Context",
+    job_id: str,
+    *,
+    json_: bool,
+    from_start: bool,
+    cancel_on_interrupt: bool = False,
+    patterns: Mapping[str, str] | None = None,
+    known: "Run | None" = None,
+    pick: "Callable[[OutputLine], bool] | None" = None,
+) -> None:
+    """Show a run to its end and exit with its code.
+
+    `patterns` are those of metrics; without them the run's own, from the history. `known` is the
+    run if it has ended. `pick` selects the lines to show. The history keeps the outcome.
+    """
+
+    record = _record(context, job_id)
+    metrics = Metrics(patterns or (record.patterns if record else {}))
+    log = _Log(pick)
+    with (
+        detaching(context, [job_id], cancel=cancel_on_interrupt),
+        open_view(context.clock, metrics, to_stderr=json_) as view,
+    ):
+        see = (
+            None
+            if isinstance(view, TerminalView)
+            else WaitingText(context, [job_id], view.note).see
+        )
+        happenings = log.watch(metrics.watch(wait.follow(context, job_id, known=known, see=see)))
+        run = show_live(happenings, view, from_start=from_start)
+    values = metrics.values if log.is_read else None
+    if record is not None and not (record.has_ended and record.measured):
+        _keep(context, run, values)
+    _say_the_end(context, run, metrics.values, json_=json_, is_complete=log.is_complete)
+    is_other = record is not None and record.other
+    if log.is_read and run.status is JobStatus.SUCCEEDED and not (json_ or is_other):
+        words = unmatched(metrics.patterns, metrics.series)
+        if words:
+            say(printable(words))
+    raise typer.Exit(classify(run).exit_code)
+
+
+class _Log:
+    """Passes events on, without the lines that are not selected; notes whether the output is
+    complete.
+
+    `is_complete` is for the output of all attempts together: None where nobody knows.
+    """
+
+    def __init__(self, pick: "Callable[[OutputLine], bool] | None") -> None:
+        self._pick = pick
+        self.is_read = True
+        self._closed: set[bool | None] = set()
+
+    def watch(self, happenings: "Iterator[RunEvent]") -> "Iterator[RunEvent]":
+
+        for happening in happenings:
+            if isinstance(happening, OutputLine):
+                if self._pick is not None and not self._pick(happening):
+                    continue
+            elif isinstance(happening, LogClosed):
+                self.is_read = self.is_read and happening.proof not in (CUT, DAMAGED)
+                self._closed.add(happening.is_complete)
+            yield happening
+
+    @property
+    def is_complete(self) -> bool | None:
+        if False in self._closed:
+            return False
+        return True if self._closed == {True} else None
+
+
+def _record(context: "Context", job_id: str) -> "Record | None":
+    known = context.history.recent(context.env)
+    return next((record for record in known if record.job_id == job_id), None)
+
+
+def _keep(context: "Context", run: "Run", metrics: Mapping[str, float] | None) -> None:
+    """Keep the end in the history. A full disk must not hide the run's exit code."""
+    try:
+        context.history.add_end(run, metrics)
+    except OSError as error:
+        say(f"The end of this run could not be kept in the history: {error}")
+
+
+def _say_the_end(
+    context: "Context",
+    run: "Run",
+    metrics: Mapping[str, float],
+    *,
+    json_: bool,
+    is_complete: bool | None,
+) -> None:
+
+    outputs = context.outputs(run.job_id)
+    stored = _stored_outputs(run)
+    if json_:
+        found = str(outputs) if outputs else stored or None
+        about = {
+            "env": context.env,
+            "metrics": metrics,
+            "outputs": found,
+            "logComplete": is_complete,
+        }
+        print_json({**run_json(run), **about})
+        return
+    if metrics:
+        said = (f"{printable(name)} {value}" for name, value in metric_texts(metrics))
+        say("Metrics: " + ", ".join(said))
+    if outputs is not None and any(outputs.iterdir()):
+        say(f"Outputs: {outputs}")
+    elif stored:
+        say(f"Outputs, if it left any: batchml get {run.job_id}{context.option}")
+
+
+def _stored_outputs(run: "Run") -> str:
+    """The S3 folder of the run's outputs, for a run that has one."""
+    store = run.environment.get("BATCHML_STORE", "")
+    return f"{store}/output" if store.startswith("s3://") else ""

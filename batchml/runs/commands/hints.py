@@ -1,0 +1,166 @@
+"""Hints for command lines of `submit` that cannot be read."""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from typer.core import TyperCommand
+
+from batchml.cli.app import WrongLine
+from batchml.cli.render import printable
+from batchml.runs.options import option_rows
+
+_PAIR = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*=.*", re.DOTALL)
+_PROGRAM = re.compile(r".*\.(py|sh)|python[0-9.]*|bash|sh|torchrun", re.DOTALL)
+
+
+class SubmitCommand(TyperCommand):
+    """Adds `-- COMMAND` to the usage, and hints to errors of the command line."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "[-- COMMAND...]"]
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except WrongLine as error:
+            self._help(ctx, error, given)
+            raise
+
+    def _help(self, ctx: Any, error: Any, given: list[str]) -> None:
+        option = getattr(error, "option_name", "")
+        slurms = about_slurm(option, given) or about_ids(getattr(error, "param", None), given)
+        if slurms:
+            hint, error.possibilities = slurms, None
+        elif not option:
+            _, rest, _ = self.make_parser(ctx).parse_args(args=list(given))
+            hint = about_words(given, rest)
+        elif _is_near(option, getattr(error, "possibilities", ())):
+            return
+        else:
+            hint = about_option(given, option)
+            error.possibilities = None
+        if hint:
+            error.message = f"{error.message.rstrip('.')}. {hint}"
+
+
+def about_slurm(option: str, given: Sequence[str]) -> str:
+    """For an option of sbatch that batchml does not have: `--gres: here --gpus 1`; "" for any
+    other.
+    """
+
+    if not option:
+        return ""
+    place = next((i for i, word in enumerate(given) if word.startswith(option)), None)
+    if place is None or [word for word in given[:place] if _PROGRAM.fullmatch(word)]:
+        return ""  # after the program it belongs to the program
+    from batchml.jobs import slurm
+
+    name = option.lstrip("-")
+    name = name if option.startswith("--") else slurm.SHORT.get(name[:1], "")
+    if slurm.PASSED_OVER.get(name):
+        return f"{option} is an option of sbatch: {slurm.PASSED_OVER[name]}"
+    if name in slurm.REFUSED:
+        return f"{option} is an option of sbatch: {slurm.REFUSED[name]}"
+    if name not in slurm.READ | slurm.READ_BARE:
+        return ""
+    return _in_our_words(option, given[place : place + 2])
+
+
+def about_ids(param: Any, given: Sequence[str]) -> str:
+    """For `--array 0-3`, task ids as in sbatch, where batchml takes a number."""
+
+    if getattr(param, "name", "") != "array":
+        return ""
+    words = list(given)
+    place = next((i for i, word in enumerate(words) if word.partition("=")[0] == "--array"), None)
+    if place is None:
+        return ""
+    text = words[place].partition("=")[2] or (words[place + 1] if words[place + 1 :] else "")
+    from batchml.jobs.slurm import parse_array
+
+    found = parse_array(text)
+    if found is None:
+        return ""
+    count = len(found.ids)
+    if tuple(found.ids) == tuple(range(count)):
+        return f"--array {text}: here --array {count}, for 0 to {count - 1}"
+    return (
+        f"Other ids are for a script's own line, #SBATCH --array={text}; here --array 4 is 0 to 3"
+    )
+
+
+def _in_our_words(option: str, words: Sequence[str]) -> str:
+    """The flags that the same words in a script's line would set."""
+    from batchml.jobs.script import ScriptLine
+    from batchml.jobs.slurm import read_slurm
+
+    if option == "--time" and words[1:] and words[1][-1:] in ("h", "m", "s", "d"):
+        return f"{option}: here {_joined(['--timeout', words[1]])}"
+    asked = read_slurm([ScriptLine(1, tuple(words))], {})
+    if asked.mistakes:  # the next word is not its value, or cannot be read
+        asked = read_slurm([ScriptLine(1, tuple(words[:1]))], {})
+    if asked.mistakes or not asked.options:
+        return ""
+    flags = [part for name, value in asked.options.items() for part in _flag(name, value)]
+    return f"{option}: here {_joined(flags)}"
+
+
+def _flag(name: str, value: Any) -> list[str]:
+    flag = option_rows()[name].flag
+    if isinstance(value, dict):
+        return [part for key, each in value.items() for part in (flag, f"{key}={each}")]
+    values = value if isinstance(value, list | tuple) else [value]
+    return [part for each in values for part in (flag, str(each))]
+
+
+def _is_near(option: str, known: Iterable[str] | None) -> bool:
+    """Whether it is a misspelt option of batchml. Typer takes `--lr` for `--help`."""
+    from difflib import get_close_matches
+
+    return bool(get_close_matches(option.strip("-"), [each.strip("-") for each in known or ()]))
+
+
+def about_words(given: Sequence[str], rest: Sequence[str]) -> str:
+    """For words after the job: `lr=0.3`, or words of the program. `rest` are those; "" if none."""
+    if not rest:
+        return ""
+    if all(_PAIR.fullmatch(word) for word in rest):
+        return f"Parameters of the job: {_joined(part for word in rest for part in ('-p', word))}"
+    first = given.index(rest[0])
+    return _command(given[max(0, first - 1) :])
+
+
+def about_option(given: Sequence[str], option: str) -> str:
+    """For an unknown option: a parameter of the job, or an option of the program."""
+    place = next((i for i, word in enumerate(given) if word.partition("=")[0] == option), None)
+    if place is None:  # one of several letters: -xvf
+        return ""
+    before = [word for word in given[:place] if not word.startswith("-")]
+    if len(before) > 1 or (before and _PROGRAM.fullmatch(before[0])):
+        return _command(given[given.index(before[0]) :])
+    if not option.startswith("--"):
+        return ""
+    pair = given[place].strip("-")
+    if "=" not in pair:
+        pair += f"={given[place + 1] if place + 1 < len(given) else 'VALUE'}"
+    return f"A parameter of the job: {_joined(['-p', pair])}"
+
+
+def _command(words: Sequence[str]) -> str:
+    if words and words[0].endswith(".sh"):
+        return f"A script's arguments stand after --: batchml submit {_joined(_parted(words))}"
+    if words and words[0].endswith(".py"):
+        words = ["python", *words]
+    return f"A command stands after --: batchml submit -- {_joined(words)}"
+
+
+def _parted(words: Sequence[str]) -> list[str]:
+    return [words[0], "--", *words[1:]]
+
+
+def _joined(words: Iterable[str]) -> str:
+    from shlex import join
+
+    return printable(join(words))

@@ -1,0 +1,475 @@
+"""Show a run while it goes on: its output, and on a terminal a status line below it."""
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Self, TextIO, cast
+
+from msgspec.structs import replace
+
+from batchml.cli.app import why_it_waits
+from batchml.cli.output import say, say_lost
+from batchml.cli.render import RULE, duration, job_title, printable, timestamp, verdict
+from batchml.cli.status_line import HINT, StatusBoard, entered, status_line
+from batchml.cli.terminal import (
+    BottomLine,
+    PrintsAbove,
+    is_dumb,
+    kind_of,
+    paint,
+    screen,
+    window_width,
+)
+from batchml.clock import Clock
+from batchml.model.names import short_id
+from batchml.model.run import (
+    IN_QUEUE,
+    JobStatus,
+    Run,
+    array_size,
+    classify,
+    count_ended,
+    shown_state,
+    state_text,
+)
+from batchml.runs.names import bare_id
+from batchml.runs.watch.events import (
+    CUT,
+    SHORT,
+    HostAssigned,
+    LinesLost,
+    LogClosed,
+    LogOpened,
+    MetricsReported,
+    OutputLine,
+    RunEnded,
+    RunEvent,
+    StatusChanged,
+    UsageReported,
+    WaitingProgress,
+)
+from batchml.runs.watch.intervals import ReasonReporter
+from batchml.runs.watch.poller import Outages
+
+if TYPE_CHECKING:
+    from typing import TextIO
+
+    from batchml.cli.status_line import StatusBoard
+    from batchml.context import Context
+    from batchml.runs.metrics.series import Metrics
+
+_LONG = 10.0  # seconds in the queue after which people ask for the reason
+_LOST = 40.0  # seconds: longer than any pause between two attempts
+
+
+class LogView:
+    """Lines without colour or cursor movement: for a pipe, a file, a CI log.
+
+    They are buffered until `flush`, because many may come at once. `note` prints messages that are
+    not output.
+    """
+
+    def __init__(self, clock: Clock, stream: TextIO) -> None:
+        self._clock = clock
+        self._stream = stream
+        self._held: list[str] = []
+        self._outages = Outages(clock, say_lost)
+
+    def take(self, happening: RunEvent) -> None:
+        """Note an event that is not a line of output."""
+        if isinstance(happening, LinesLost):
+            self._outages.lost(happening.error)
+
+    def line(self, text: str, child: str = "") -> None:
+        self._held.append(f"{child} | {text}\n" if child else f"{text}\n")
+
+    def rule(self) -> None:
+        self.line(RULE)
+
+    def note(self, text: str, kind: str = "dim") -> None:
+        self.flush()
+        say(text)
+
+    def flush(self) -> None:
+        if self._held:
+            held, self._held = "".join(self._held), []
+            self._write(held)
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text)
+        self._stream.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.flush()
+
+
+class TerminalView(LogView):
+    """The same lines above a status line that stays at the bottom."""
+
+    def __init__(self, clock: Clock, metrics: "Metrics", stream: TextIO, *, colour: bool) -> None:
+        from batchml.cli.terminal import BottomLine
+
+        super().__init__(clock, stream)
+        self._colour = colour
+        self._seen = RunProgress(clock, metrics)
+        self._bottom = BottomLine(stream, self._status, lambda: window_width(stream))
+
+    def take(self, happening: RunEvent) -> None:
+        self._seen.take(happening)
+
+    def _status(self, width: int) -> str:
+        from batchml.cli.status_line import status_line
+
+        now = self._clock.monotonic()
+        status_line_below = status_line(self._seen.board(now), now, width)
+        return "  ".join(self._paint(part.text, part.kind) for part in status_line_below)
+
+    def _paint(self, text: str, kind: str) -> str:
+        return paint(text, kind) if self._colour else text
+
+    def line(self, text: str, child: str = "") -> None:
+        whose = self._paint(f"{child} | ", "dim") if child else ""
+        self._held.append(f"{whose}{printable(text)}\n")
+
+    def rule(self) -> None:
+        self.line(RULE[: window_width(self._stream)])
+
+    def note(self, text: str, kind: str = "dim") -> None:
+        self._held.append(self._paint(printable(text), kind) + "\n")
+
+    def _write(self, text: str) -> None:
+        self._bottom.print(text)
+
+    def __enter__(self) -> Self:
+        self._bottom.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self.flush()
+        finally:
+            self._bottom.stop()
+
+
+def open_view(clock: Clock, metrics: "Metrics", *, to_stderr: bool) -> LogView:
+    """The view for stdout, or with `to_stderr` for stderr: stdout is for a JSON document."""
+    if sys.stdout.isatty() and not to_stderr and not is_dumb():
+        return TerminalView(clock, metrics, sys.stdout, colour=screen().colour)
+    return LogView(clock, sys.stderr if to_stderr else sys.stdout)
+
+
+def waiting_words(run: Run, seconds: float) -> str:
+    """The reason why a run waits, if it has one; after a while, how to ask for it."""
+    if shown_state(run) not in IN_QUEUE:
+        return ""
+    if run.status is JobStatus.PENDING and run.depends_on and not run.children:
+        return "after " + ", ".join(map(short_id, run.depends_on))
+    return f"why: batchml explain {short_id(run.job_id)}" if seconds >= _LONG else ""
+
+
+class RunProgress:
+    """The state of a run that its status line shows. `metrics` reads the events first."""
+
+    def __init__(self, clock: Clock, metrics: "Metrics") -> None:
+        from batchml.runs.metrics.progress import ProgressTrend
+
+        self._clock = clock
+        self._metrics = metrics
+        self._course = ProgressTrend()
+        self._line_at = 0.0  # when the last line was written, by its own time
+        self._line_seen = 0.0  # and when it was seen, by this machine's clock
+        self._run: Run | None = None
+        self._states: tuple[tuple[str, float], ...] = ()
+        self._text = ""
+        self._lost = "", 0.0  # the error, and until when it is shown
+        self._usage: dict[str, float] = {}
+
+    def _see(self, run: Run) -> None:
+        from batchml.cli.status_line import entered
+
+        self._run = run
+        self._text = ""
+        self._states = entered(self._states, run, self._clock.now(), self._clock.monotonic())
+
+    def _words(self, now: float) -> str:
+        error, until = self._lost
+        if now < until:
+            return printable(f"no contact: {error}")
+        if self._run is None or self._text:
+            return printable(self._text)
+        return waiting_words(self._run, now - self._states[-1][1])
+
+    def take(self, happening: RunEvent) -> None:
+        """Note an event. No single child of many stands for the run."""
+        from batchml.runs.metrics.progress import ProgressTrend
+
+        match happening:
+            case OutputLine(at, text, child):
+                self._lost = "", 0.0
+                if not child:
+                    self._text = ""
+                    self._reached(at / 1000)
+                    self._course.feed(text, at / 1000)
+            case StatusChanged(run):
+                self._see(run)
+            case WaitingProgress(text=text):
+                self._text = text
+            case LinesLost(error):
+                # Every failed attempt yields an event: without one for a while there is contact.
+                self._lost = error, self._clock.monotonic() + _LOST
+            case LogOpened(number=number, child="") if number > 1:
+                self._course, self._usage = ProgressTrend(), {}
+            case MetricsReported(points=points, child=""):
+                for point in points:
+                    self._take_point(point)
+            case UsageReported(usage=usage, child=""):
+                self._usage = usage
+
+    def _take_point(self, point: dict[str, float]) -> None:
+        step, total, at = (point.get(name) for name in ("step", "total", "time"))
+        if step is not None and total and total > 0 and at is not None:
+            self._reached(at)
+            self._course.report(step, total, at)
+
+    def _reached(self, at: float) -> None:
+        self._line_at, self._line_seen = at, self._clock.monotonic()
+
+    def board(self, now: float) -> "StatusBoard":
+        """Everything that the status line shows at a moment of the clock."""
+        from batchml.cli.status_line import Curve, StatusBoard
+
+        run = self._run
+        if run is None:
+            return StatusBoard("submitted", text=self._words(now))
+        board = StatusBoard(
+            f"{run.name} {short_id(run.job_id)}",
+            states=self._states,
+            text=self._words(now),
+            children=state_text(run) if run.children else "",
+            usage=self._usage,
+        )
+        if run.children:
+            return replace(board, fraction=count_ended(run) / (array_size(run) or 1))
+        if run.status is JobStatus.RUNNING:
+            left = self._course.left(self._line_at + now - self._line_seen)
+            board = replace(board, fraction=self._course.fraction, left=left)
+        status_line_below = self._metrics.first()
+        return replace(board, curve=Curve(*status_line_below)) if status_line_below else board
+
+
+def show_live(happenings: Iterable[RunEvent], view: LogView, *, from_start: bool) -> Run:
+    """Show all events of a run and return it as it ended.
+
+    `from_start`: the run was submitted just now, so it is announced even if it ends before it is
+    seen running.
+    """
+    announced = not from_start
+    last: JobStatus | None = None
+    silent: dict[str, LogOpened] = {}  # children that have printed nothing yet
+    hosts: set[str] = set()  # reported hosts of nodes
+    for happening in happenings:
+        view.take(happening)
+        match happening:
+            case OutputLine(at, text, child):
+                if child in silent:
+                    _open(view, silent.pop(child))
+                view.line(f"[{timestamp(at)}] {text}", child)
+                continue
+            case MetricsReported() | UsageReported():
+                continue
+            case StatusChanged(run):
+                running = run.status is JobStatus.RUNNING
+                too_short = run.status.is_terminal and run.started_at and not announced
+                if run.status is not last and (running or too_short):
+                    announced = True
+                    view.line(f"{job_title(run)} is RUNNING.")
+                last = run.status
+            case WaitingProgress(text=text):
+                view.note(text)
+            case HostAssigned(how):
+                if (words := _host(how)) not in hosts:
+                    hosts.add(words)
+                    view.note(words)
+            case LogOpened(child=child) if child:
+                silent[child] = happening
+            case LogOpened():
+                _open(view, happening)
+            case LogClosed(child=child) if child in silent:
+                if not happening.is_complete:  # it may have printed something
+                    _open(view, silent.pop(child))
+                    view.note(_proof(happening))
+            case LogClosed():
+                if not happening.child:
+                    view.rule()
+                view.note(_proof(happening))
+            case RunEnded(run):
+                view.line(f"{job_title(run)} {run.status}")
+                if run.status is JobStatus.FAILED:
+                    view.note(verdict(run), kind_of(classify(run).outcome.value))
+                view.flush()
+                return run
+        view.flush()
+    raise AssertionError("unreachable: a run that is followed to its end has one")
+
+
+def _open(view: LogView, opened: LogOpened) -> None:
+    """Begin a block for a run's own output.
+
+    Lines of children are mixed, and each names its child. A child without output has no block.
+    """
+    stream, number, child = opened.stream, opened.number, opened.child
+    if child:
+        view.line(f"Output [{stream}]:", child)
+        return
+    if number > 1:
+        view.note(f"Attempt {number}:")
+    view.line(f"Output [{stream}]:")
+    view.rule()
+
+
+def _host(how: dict[str, str]) -> str:
+    if "environment" in how:
+        return f"Runs as a process of this machine, in the environment {how['environment']}."
+    image = how.get("image", "")
+    if how.get("executor") == "docker":
+        return f"Runs in a container of the image {image}."
+    return f"Runs as a process of this machine, with its own programs, not in the image {image}."
+
+
+def _proof(closed: LogClosed) -> str:
+    who = f"Log of {closed.child}" if closed.child else "Log"
+    count = f"{closed.lines} line{'' if closed.lines == 1 else 's'}"
+    if closed.is_complete:
+        return f"{who} complete: {count}."
+    if closed.check is not None and closed.proof != SHORT:
+        return closed.check.describe(closed.child)
+    if closed.proof == SHORT:
+        return f"{who} INCOMPLETE: {count} arrived, and the run counted another number."
+    if closed.proof == CUT:
+        return f"{who} INCOMPLETE: {count} arrived before it could be read no more."
+    return f"{who}: {count}; its end is not marked, so nothing proves that this is all."
+
+
+# --- Waiting for runs -----------------------------------------------------------------------------
+
+
+_WHY_AFTER = 30.0  # seconds in a queue before the first message with the reason;
+_WHY_MOST = 3600.0  # the longest pause between messages, in seconds
+
+
+class WaitingRuns:
+    """The states of runs that a command waits for. `hint` explains what Ctrl-C does."""
+
+    def __init__(self, clock: Clock, runs: Sequence[Run], hint: str = HINT) -> None:
+        self._hint = hint
+        self._clock = clock
+        self._since = clock.monotonic()
+        self._states: tuple[tuple[str, float], ...] = ()
+        self._runs: dict[str, Run] = {}
+        self.see({run.job_id: run for run in runs})
+
+    def see(self, told: Mapping[str, Run]) -> None:
+        """Note the states of these runs; others are unchanged."""
+        self._runs |= told
+        if len(self._runs) == 1:
+            (run,) = self._runs.values()
+            now = self._clock.now(), self._clock.monotonic()
+            self._states = entered(self._states, run, *now)
+
+    def board(self, now: float) -> StatusBoard:
+
+        runs = list(self._runs.values())
+        if len(runs) == 1:
+            (run,) = runs
+            return StatusBoard(
+                f"{run.name} {short_id(run.job_id)}",
+                states=self._states,
+                children=state_text(run) if run.children else "",
+                text=waiting_words(run, now - self._states[-1][1]),
+                hint=self._hint,
+            )
+        order = [str(each) for each in JobStatus]
+        counts = Counter(map(shown_state, runs))
+        states = sorted(counts.items(), key=lambda each: -order.index(each[0]))
+        return StatusBoard(
+            f"{len(runs)} runs",
+            states=(("waiting", self._since),),
+            children=", ".join(f"{count} {state}" for state, count in states),
+            hint=self._hint,
+        )
+
+
+def is_shown() -> bool:
+    """Whether stdout can show a status line."""
+    return sys.stdout.isatty() and not is_dumb()
+
+
+class WaitingText:
+    """Prints on stderr why queued runs wait: for logs, which have no status line.
+
+    First after half a minute, then less and less often.
+    """
+
+    def __init__(
+        self,
+        context: "Context",
+        asked: Iterable[str],
+        say: Callable[[str], None],
+        why: Callable[[str], str] | None = None,
+    ) -> None:
+        """`asked` are the ids of the runs. `why` returns the reason for one of them."""
+        self._why = why or (lambda job_id: why_it_waits(context, job_id))
+        self._clock = context.clock
+        self._asked = frozenset(asked)
+        self._runs: dict[str, Run] = {}
+        self._whys = ReasonReporter(
+            context.clock, say, self._words, first=_WHY_AFTER, most=_WHY_MOST, repeats=True
+        )
+
+    def see(self, told: Mapping[str, Run]) -> None:
+        """Note the states of these runs; children and nodes do not count."""
+        for job_id, run in told.items():
+            whole = bare_id(job_id)
+            if job_id in self._asked or job_id == whole:
+                # One that has moved to another queue is the same run.
+                self._runs[(run.key or whole) + job_id[len(whole) :]] = run
+        self._whys.see(bool(self._waiting()))
+
+    def _waiting(self) -> list[Run]:
+        return [run for run in self._runs.values() if shown_state(run) in IN_QUEUE]
+
+    def _words(self) -> str:
+        waiting = self._waiting()
+        run, many = waiting[0], len(self._runs)
+        after = self._clock.now() - (run.created_at or 0) / 1000
+        said = f" after {duration(after)}" if run.created_at else ""
+        why = self._why(run.job_id)
+        words = f"{run.name} {short_id(run.job_id)} is {run.status}{said}{why and ': '}{why}"
+        return printable(f"{len(waiting)} of {many} runs wait. {words}" if many > 1 else words)
+
+
+@contextmanager
+def status_line_below(waited: WaitingRuns, clock: Clock, is_wanted: bool) -> Iterator[None]:
+    """Keep the status line below other output; nothing without a terminal."""
+    if not is_wanted or not is_shown():
+        yield
+        return
+    stream, colour = sys.stdout, screen().colour
+
+    def draw(width: int) -> str:
+        now = clock.monotonic()
+        parts = status_line(waited.board(now), now, width)
+        return "  ".join(paint(each.text, each.kind) if colour else each.text for each in parts)
+
+    bottom = BottomLine(stream, draw, lambda: window_width(stream))
+    bottom.start()
+    sys.stdout = cast("TextIO", PrintsAbove(bottom, stream))
+    try:
+        yield
+    finally:
+        sys.stdout = stream
+        bottom.stop()

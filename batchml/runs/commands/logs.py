@@ -1,0 +1,175 @@
+"""logs: print the output of a run."""
+
+import re
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from batchml.cli.app import app
+from batchml.cli.options import Env, Json, OneRun, open_context, read_seconds
+from batchml.cli.output import print_json, say
+from batchml.cli.render import printable
+from batchml.errors import NotFound, UsageError
+from batchml.model.record import NOT_KNOWN_WORDS
+from batchml.model.run import JobStatus, shown_state
+from batchml.runs.commands import follow as following
+from batchml.runs.commands.next_commands import word_of
+from batchml.runs.find import recall, select
+from batchml.runs.rerun.numbering import numbering
+from batchml.runs.watch.logs import printed
+
+if TYPE_CHECKING:
+    from batchml.clock import Clock
+    from batchml.context import Context
+    from batchml.model.run import Run
+    from batchml.runs.watch.events import OutputLine
+    from batchml.runs.watch.logs import Printed
+
+
+@app.command(epilog="Example: batchml logs -f @last")
+def logs(
+    run: OneRun,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Until the run ends; exit with its code.")
+    ] = False,
+    attempt: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Only this try, the first is 1.")
+    ] = None,
+    tail: Annotated[
+        int | None, typer.Option("--tail", "-n", metavar="N", min=0, help="Only the last lines.")
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option(help='Not before: "10m" ago, or 2026-11-21T19:00Z.')
+    ] = None,
+    grep: Annotated[
+        str | None, typer.Option(metavar="PATTERN", help="Only lines in which this is found.")
+    ] = None,
+    group: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Of a gang: the workers of this group.")
+    ] = None,
+    env: Env = None,
+    json_: Json = False,
+) -> None:
+    """Print a run's output: every attempt, every child of an array (RUN:3 is one), every node."""
+
+    if follow and (attempt is not None or tail is not None):
+        raise UsageError("--follow shows every attempt from its start: leave out --attempt, --tail")
+    wanted = _wanted(grep)
+    context = open_context(env)
+    start = None if since is None else _moment(since, context.clock)
+    (job_id,) = select(context, [run])
+    (found,) = recall(context, [job_id])
+    if group is not None:
+        from batchml.runs.groups.members import part_id
+
+        job_id = part_id(context, found, group)
+        (found,) = recall(context, [job_id])
+    if found.run is None:
+        raise NotFound("Output of run", job_id, [], NOT_KNOWN_WORDS)
+    if follow:
+        known = found.run if found.run.status.is_terminal else None
+        pick = None if start is None and grep is None else _picking(start, wanted)
+        following.follow(context, job_id, json_=json_, from_start=False, known=known, pick=pick)
+    parts = printed(
+        context.describe, context.open_log, found.run, clock=context.clock, pace=context.pace,
+        attempt=attempt, since=start, last=tail,
+    )  # fmt: skip
+    entries: list[dict[str, Any]] = []
+    show = _printing()
+    is_empty, is_damaged = True, False
+    for part in numbering(context, job_id, found.run).printed(parts):
+        mine: list[dict[str, Any]] = []
+        for line in part.lines:
+            is_empty = False
+            if not wanted(line.message):
+                continue
+            if json_:
+                mine.append(_entry(part, line.timestamp, line.message))
+            else:
+                show(part, line.timestamp, line.message)
+        if part.note:
+            is_empty = False
+            sys.stdout.flush()
+            say(part.note)
+        is_damaged = is_damaged or part.is_damaged
+        entries += _with_check(part, mine)
+    if json_:
+        print_json(entries)
+    elif is_empty:
+        say(_nothing(context, found.run))
+    if is_damaged:
+        raise typer.Exit(1)
+
+
+def _nothing(context: "Context", run: "Run") -> str:
+    """Why there is no line: the run ended without output, it runs, or it waits."""
+
+    said = f"{printable(run.name)} has printed nothing"
+    if run.status.is_terminal:
+        return f"{said}."
+    state = JobStatus(shown_state(run))
+    why = f" Why: batchml explain {word_of(context, run.job_id)}"
+    return f"{said} yet: it is {state}.{'' if state.holds_resources else why}"
+
+
+def _wanted(pattern: str | None) -> Callable[[str], bool]:
+    """A function that selects lines. Raises UsageError."""
+    if pattern is None:
+        return lambda _: True
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise UsageError(f"--grep {pattern}: not a regular expression: {error}.") from error
+    return lambda message: compiled.search(message) is not None
+
+
+def _moment(text: str, clock: "Clock") -> int:
+    """`10m` ago or a time, in ms since the epoch. Raises UsageError."""
+    from datetime import datetime
+
+    if "-" not in text:
+        seconds = read_seconds(text, "--since") or 0
+        return max(0, int((clock.now() - seconds) * 1000))
+    try:
+        return int(datetime.fromisoformat(text).timestamp() * 1000)
+    except (ValueError, OverflowError) as error:
+        hint = 'write "10m", "2h", or a time such as 2026-11-21T19:00Z.'
+        raise UsageError(f"--since {text}: {hint}") from error
+
+
+def _picking(start: int | None, wanted: Callable[[str], bool]) -> "Callable[[OutputLine], bool]":
+    return lambda line: line.timestamp >= (start or 0) and wanted(line.text)
+
+
+def _with_check(part: "Printed", entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Entries that also say whether the log is complete. A damaged empty log has one, too."""
+    if part.is_damaged and not entries:
+        entries = [_entry(part, None, None)]
+    is_complete = part.check.is_complete if part.check is not None else None
+    return [{**entry, "logComplete": is_complete} for entry in entries]
+
+
+def _entry(part: "Printed", timestamp: int | None, message: str | None) -> dict[str, Any]:
+    entry: dict[str, Any] = {
+        "logStreamName": part.stream,
+        "timestamp": timestamp,
+        "message": message,
+        "attempt": part.number,
+    }
+    return {**entry, "child": part.child.partition("/")[0]} if part.child else entry
+
+
+def _printing() -> "Callable[[Printed, int, str], None]":
+    """Buffers stdout: without a flush for each line."""
+    from batchml.cli.render import printable, timestamp
+
+    write, is_screen = sys.stdout.write, sys.stdout.isatty()
+
+    def show(part: "Printed", at: int, message: str) -> None:
+        text = printable(message) if is_screen else message
+        who = f"{part.child} | " if part.child else ""
+        write(f"{who}[{timestamp(at)}] {text}\n")
+
+    return show

@@ -1,0 +1,118 @@
+"""reconcile: settle submissions whose answers were lost; attend: the watcher of `--fallback`."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from batchml.cli.app import app
+from batchml.cli.options import Env, Json, open_context
+from batchml.cli.output import print_json, print_line, say
+from batchml.cli.render import printable
+from batchml.clock import SystemClock
+from batchml.config.settings import load_settings
+from batchml.errors import NotFound
+from batchml.model.environment import LOCAL
+from batchml.runs.controllers import ControllerContext, context_in_aws
+from batchml.runs.reconcile import reconcile as settle
+
+if TYPE_CHECKING:
+    from batchml.context import Context
+    from batchml.runs.fallback.move import FallbackPlan
+    from batchml.runs.reconcile import Settled
+
+
+@app.command(epilog="Example: batchml reconcile")
+def reconcile(
+    key: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY]...", help="Only these; all unless given.")
+    ] = None,
+    env: Env = None,
+    json_: Json = False,
+) -> None:
+    """Find out what became of submissions that were interrupted.
+
+    Each is looked up by its key. If it has a run, the run is kept, and a second one is stopped; if
+    it never arrived, it can be submitted again. Nothing is submitted here, except for the workers
+    of a group run whose head exists. Exits with 74 when a submission is still open.
+    """
+
+    context = open_context(env)
+    waiting = {key for record in context.history.open(context.env) for key in record.keys}
+    unknown = [each for each in key or () if each not in waiting]
+    if unknown:
+        hint = "It is settled already, or was made elsewhere: batchml ls."
+        raise NotFound("Open submission", unknown[0], waiting, hint)
+    settled: list[Settled] = []
+    if waiting:
+        say("Looking for them; a run that is not listed yet is waited for, a minute at most.")
+        settled = settle(
+            context.batch, context.history, context.env, context.clock, keys=key, tell=say
+        )
+    if json_:
+        print_json([_as_json(one) for one in settled])
+    elif not settled:
+        say("Nothing is open: it is known of every submission what became of it.")
+    else:
+        for one in settled:
+            print_line(_sentence(one))
+    if any(one.is_open for one in settled):
+        raise typer.Exit(74)
+
+
+def _as_json(one: "Settled") -> dict[str, str | None]:
+    state = "open" if one.is_open else "submitted" if one.job_id else "never-submitted"
+    name = one.record.name
+    return {"key": one.record.key, "name": name, "state": state, "jobId": one.job_id or None}
+
+
+def _sentence(one: "Settled") -> str:
+
+    title = f"[{printable(one.record.name)} - {one.record.key}]"
+    if one.is_open:
+        return f"{title} is being submitted by another process; look again when it is done."
+    if one.job_id:
+        return f"{title} was submitted: job {one.job_id}."
+    return f"{title} was never submitted; it can be submitted again."
+
+
+# --- The watcher of a run that may move to another queue ------------------------------------------
+
+
+@app.command(hidden=True, epilog="Example: batchml attend KEY")
+def attend(
+    key: Annotated[str, typer.Argument(metavar="KEY", help="Of the run that may move.")],
+    env: Env = None,
+    region: Annotated[str, typer.Option(help="Where no batchml.toml says it.")] = "",
+    job: Annotated[str, typer.Option(help="The run's job id.")] = "",
+    plan: Annotated[str, typer.Option(help="Where the plan of its move is kept.")] = "",
+    digest: Annotated[str, typer.Option(help="Of that plan.")] = "",
+) -> None:
+    """Look after a run that may move, as `submit --fallback` has it done."""
+    from batchml.runs.fallback.watch import attend as look_after
+
+    context, found, job_id = _in_aws(env, region, plan, digest) if plan else _here(key)
+    if found is None or not (job or job_id):
+        return say("Nothing to look after: it has moved, or it was never submitted.")
+    now = look_after(context, found, job or job_id, say)
+    say(f"The run is the job {now}.")
+
+
+def _here(key: str) -> "tuple[Context, FallbackPlan | None, str]":
+    from batchml.runs.fallback.watch import job_of, plans_of
+
+    settings = load_settings(os.environ, Path.cwd(), LOCAL)
+    context = ControllerContext(settings, SystemClock(), Path.cwd(), say)
+    return context, plans_of(context).find(key), job_of(context, key)
+
+
+def _in_aws(
+    env: str | None, region: str, address: str, digest: str
+) -> "tuple[Context, FallbackPlan | None, str]":
+    from batchml.runs.fallback.watch import fetch_plan
+
+    home = Path.home() / ".batchml"
+    context = context_in_aws(env or "", region, home, SystemClock(), source="the plan")
+    context.home.prepare()
+    return context, fetch_plan(context, address, digest), ""

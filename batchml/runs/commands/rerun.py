@@ -1,0 +1,58 @@
+"""rerun: submit a run again, or let it go on from its checkpoint."""
+
+from typing import Annotated
+
+import typer
+
+from batchml.cli.app import app
+from batchml.cli.options import DryRun, Env, Json, OneRun, Wait, open_context
+from batchml.cli.output import print_json, say
+from batchml.runs.commands.options import takes_options
+from batchml.runs.commands.submit import send
+from batchml.runs.find import recall, select
+from batchml.runs.options import SubmitOptions, to_request
+from batchml.runs.rerun.resubmit import prepare_again
+
+_CHANGED = (
+    "params", "name", "queue", "vcpus", "memory", "gpus", "attempts", "retry_on", "timeout",
+    "max_cost", "tags",
+)  # fmt: skip
+
+
+@app.command(epilog="Example: batchml rerun @last -p lr=0.01 --wait")
+@takes_options(_CHANGED)
+def rerun(
+    *,
+    run: OneRun,
+    failed: Annotated[
+        bool, typer.Option("--failed", help="Only what failed: of an array, those children.")
+    ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from its checkpoint, or each child's.")
+    ] = False,
+    options: SubmitOptions,
+    wait: Wait = False,
+    dry_run: DryRun = False,
+    env: Env = None,
+    json_: Json = False,
+) -> None:
+    """Submit a run again: the same code, image and command.
+
+    The code is the code that was sent then, whatever the job's folder holds now. Options replace
+    values of the run; the rest stays. RUN:3 is one child of an array.
+
+    With --resume the new run gets a copy of the checkpoint folder of a run that has ended, before
+    its command starts.
+    """
+    context = open_context(env)
+    (found,) = recall(context, select(context, [run]))
+    prepared = prepare_again(
+        context, found, failed=failed, resume=resume, request=to_request(options=options),
+        dry_run=dry_run,
+    )  # fmt: skip
+    if prepared is None:
+        say(f"Nothing of {found.name} {found.job_id} has failed: nothing was submitted.")
+        if json_:
+            print_json(None)
+        return
+    send(context, prepared, dry_run=dry_run, wait=wait, json_=json_)

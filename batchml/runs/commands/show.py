@@ -1,0 +1,497 @@
+"""show: everything about one run, on one screen."""
+
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from batchml.aws.batch.jobs import list_child_indices
+from batchml.cli import render
+from batchml.cli.app import app
+from batchml.cli.options import Env, Json, OneRun, open_context
+from batchml.cli.output import print_json, print_line, say
+from batchml.cli.render import cut, duration, printable, timestamp
+from batchml.cli.terminal import screen
+from batchml.errors import BatchmlError, UsageError
+from batchml.model.group import ENDED_BY_HEAD, HELD_TAG
+from batchml.model.job import Resources
+from batchml.model.names import dollars, short_id
+from batchml.model.outcome import (
+    children_text,
+    describe_attempt,
+    describe_outcome,
+    on_host,
+    restarts_in_place,
+)
+from batchml.model.record import NOT_KNOWN, NOT_KNOWN_WORDS, RESUMES_TAG
+from batchml.model.run import JobStatus, array_size, has_begun, state_text
+from batchml.runs.commands.list import found_json
+from batchml.runs.commands.next_commands import outputs_of, ways_on
+from batchml.runs.commands.usage import node_lines, nodes_json
+from batchml.runs.find import RunMetrics, recall, select, with_start
+from batchml.runs.held import describe_notebook
+from batchml.runs.metrics.event_files import write_events
+from batchml.runs.metrics.nodes import measure_gang, nodes_of, restarts_of, uses_of
+from batchml.runs.metrics.plot import write_plot
+from batchml.runs.metrics.series import child_of, metric_lines, metric_texts, unmatched
+from batchml.runs.metrics.usage import NodeUsage, charts, restarts_json, restarts_text
+from batchml.runs.rerun.numbering import typed
+from batchml.runs.rerun.rules import first_numbers, plain_command, ranges
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from batchml.context import Context
+    from batchml.model.record import Record
+    from batchml.model.run import Run
+    from batchml.runs.find import RunMetrics
+    from batchml.runs.groups.members import GroupMember
+    from batchml.runs.metrics.usage import UsageSample
+    from batchml.runs.search import FoundRun
+
+# --- Other runs that it belongs to, and its parts -------------------------------------------------
+
+
+FAILED_SHOWN = 50  # children
+NAME = 32  # cells of the name of a run that is not the one shown
+
+
+def seat(context: "Context", found: "FoundRun") -> str:
+    """Of a notebook: the way back, or why it ended and what it cost."""
+
+    if found.run is None or HELD_TAG not in found.tags:
+        return ""
+
+    return describe_notebook(context, found.run)
+
+
+def moving(found: "FoundRun") -> "Mapping[str, str]":
+    """For a run with a fallback: where it may go, or from where it came."""
+    from batchml.model.fallback import FALLBACK_TAG, MOVED_TAG, describe_fallback, describe_move
+
+    may = found.tags.get(FALLBACK_TAG, "")
+    before = found.tags.get(MOVED_TAG, "")
+    if before:
+        return {"moved": describe_move(may, before)}
+    run = found.run
+    waits = may and run is not None and not (run.started_at or run.status.is_terminal)
+    return {"moves": describe_fallback(may)} if waits else {}
+
+
+def first_run(found: "FoundRun") -> str:
+    """For a partial rerun: the first array, and the numbers of the children in it."""
+
+    first = first_numbers(found.run, found.record)
+    if not first or ":" in found.job_id:
+        return ""
+    what = "child" if len(first) == 1 else "children"
+    return f"{what} {numbers(list(first))} of a larger array, by the numbers they have there"
+
+
+def resumed(context: "Context", found: "FoundRun") -> str:
+    """The run from whose checkpoints this one went on."""
+
+    before = found.tags.get(RESUMES_TAG, "")
+    if not before:
+        return ""
+    whole, colon, child = typed(context, before).partition(":")
+    known = context.history.remembered().get(whole)
+    name = f"{known.name} " if known else ""
+    return f"from the checkpoint of {name}{short_id(whole)}{colon}{child}"
+
+
+def needed(context: "Context", run: "Run") -> str:
+    """The dependencies of a run, as `prep 3f2a1b0c RUNNING`; with states while it waits."""
+
+    if not run.depends_on:
+        return ""
+    told: dict[str, Run] = {}
+    with suppress(BatchmlError):  # states are optional information: the ids are known
+        if run.status in (JobStatus.SUBMITTED, JobStatus.PENDING):
+            told = context.describe(run.depends_on)
+    kept = context.history.remembered()  # of every environment: a pipeline may have several
+    parts = []
+    for job_id in run.depends_on:
+        known = told.get(job_id) or kept.get(job_id)
+        name = f"{cut(known.name, NAME)} " if known else ""
+        state = f" {state_text(told[job_id])}" if job_id in told else ""
+        parts.append(f"{name}{short_id(job_id)}{state}")
+    return ", ".join(parts)
+
+
+def groups(parts: "Sequence[GroupMember]") -> str:
+    """The workers of a group run, one group after the other: `workers 3 RUNNING, 1/4 done
+    3f2a1b0c`.
+    """
+
+    said = []
+    for part in parts:
+        run = part.found.run if part.found else None
+        state = _of_workers(run) if run else NOT_KNOWN if part.job_id else "never submitted"
+        known = f" ({short_id(part.job_id)})" if part.job_id else ""
+        said.append(f"{part.group} {state}{known}")
+    return "; ".join(said)
+
+
+def _of_workers(run: "Run") -> str:
+    """Workers that their head has ended have not failed, although AWS Batch says FAILED."""
+
+    if not (run.status.is_terminal and run.is_terminated and run.status_reason == ENDED_BY_HEAD):
+        return state_text(run)
+    done = f", {run.children.get('SUCCEEDED', 0)} of {array_size(run)} done" if run.children else ""
+    return f"ended with the run{done}"
+
+
+def groups_json(parts: "Sequence[GroupMember]") -> dict[str, Any]:
+    """The groups for `--json`; nothing for a run without."""
+    found = []
+    for part in parts:
+        run = part.found.run if part.found else None
+        found.append(
+            {
+                "name": part.group,
+                "jobId": part.job_id or None,
+                "status": run.status.value if run else None,
+                "size": (run.array_size or 1) if run else part.size or None,
+                "children": run.children if run else {},
+            }
+        )
+    return {"groups": found} if found else {}
+
+
+def failed_children(context: "Context", found: "FoundRun", run: "Run") -> list[int] | None:
+    """The children of an array that failed: one call more. None if AWS does not return them."""
+
+    if not run.children.get("FAILED"):
+        return []
+    first = first_numbers(run, found.record)
+    try:
+        known = list_child_indices(context.connect(), run.job_id, JobStatus.FAILED)
+        return [first[index] if index < len(first) else index for index in known]
+    except BatchmlError:
+        return None
+
+
+def numbers(known: list[int]) -> str:
+
+    return ranges(known[:FAILED_SHOWN]) + (" ..." if len(known) > FAILED_SHOWN else "")
+
+
+# --- The command ----------------------------------------------------------------------------------
+
+
+LABEL = 11  # characters before a fact
+METRICS_SHOWN = 50
+PROSE = ("status", "reason", "after", "groups", "children", "asked for")
+NARROWEST = 40  # cells of a window in which words are folded
+
+
+@app.command(epilog="Example: batchml show @last --plot curves.html")
+def show(
+    run: OneRun,
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw the metrics into FILE.html or .png."),
+    ] = None,
+    tensorboard: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Write the metrics as TensorBoard events.")
+    ] = None,
+    env: Env = None,
+    json_: Json = False,
+) -> None:
+    """Show everything about a run."""
+    from batchml.runs.groups.members import parts_of
+
+    context = open_context(env)
+    (found,) = recall(context, select(context, [run]))
+    found = with_start(context, found)
+    known = found.run
+    parts = parts_of(context, found)
+    nodes = nodes_of(context, found, parts)
+    measured = measure_gang(context, known, nodes, found.record) if known else RunMetrics({}, False)
+    uses = uses_of(context, nodes, whole=plot is not None)
+    restarts = restarts_of(context, known, nodes)
+    if plot is not None:
+        _draw(plot, context, found, measured, uses)
+    if tensorboard is not None:
+        _write_events(tensorboard, found, measured)
+    if json_:
+        more = _more_json(context, found, measured)
+
+        more |= restarts_json(restarts[0])
+        print_json(found_json(context, found) | more | groups_json(parts) | nodes_json(uses))
+        return
+    now, again = int(context.clock.now() * 1000), restarts_text(*restarts)
+    print_line("\n".join(_text(context, found, parts, measured, uses, again, now)))
+
+
+def _draw(
+    plot: Path,
+    context: "Context",
+    found: "FoundRun",
+    measured: "RunMetrics",
+    uses: "Sequence[UsageSample]",
+) -> None:
+    """Draw the metrics and the usage of the nodes; for a run of one container its usage."""
+
+    if not uses and found.run is not None and found.run.attempts:
+        uses = uses_of(context, [NodeUsage(found.name, found.run)], whole=True)
+    write_plot(plot, measured.series, f"{found.name} {found.job_id}", charts(uses))
+    say(f"Drawn: {plot}")
+
+
+def _write_events(folder: Path, found: "FoundRun", measured: "RunMetrics") -> None:
+
+    if not measured.series:
+        raise UsageError(f"--tensorboard {folder}: this run has no metrics.")
+    written = write_events(folder, measured.series, found.job_id.replace(":", "-"))
+    say(f"Written: {written}. To see them: tensorboard --logdir {folder}")
+
+
+def _more_json(context: "Context", found: "FoundRun", measured: "RunMetrics") -> dict[str, Any]:
+
+    run, record = found.run, found.record
+    more: dict[str, Any] = {
+        "metrics": measured.last or found.metrics,
+        "outputs": outputs_of(context, run, found.job_id) or None,
+        "job": (record.job or None) if record else None,
+    }
+    if run is not None:
+        more |= {
+            "image": run.image,
+            "command": list(found.command),
+            "resources": {"vcpus": run.vcpus, "memory": run.memory_mib, "gpus": run.gpus},
+            "logStreams": [each.log_stream for each in run.attempts if each.log_stream],
+            "attemptDetails": [
+                {
+                    "startedAt": each.started_at,
+                    "stoppedAt": each.stopped_at,
+                    "exitCode": each.exit_code,
+                    "reason": each.reason or each.status_reason or None,
+                    "host": each.host or None,
+                    "logStreamName": each.log_stream or None,
+                }
+                for each in run.attempts
+            ],
+        }
+        if run.children:
+            more["children"] = run.children
+            more["failedChildren"] = failed_children(context, found, run)
+    return more
+
+
+def _text(
+    context: "Context",
+    found: "FoundRun",
+    parts: "Sequence[GroupMember]",
+    measured: "RunMetrics",
+    uses: "Sequence[UsageSample]",
+    restarted: str,
+    now_ms: int,
+) -> "Iterator[str]":
+    """A line for each fact that is known and matters."""
+    from batchml.runs.groups.members import head_of
+
+    run = found.run
+    facts = {**_identity(found), "workers of": head_of(found), "reruns": first_run(found)}
+    facts["resumes"] = resumed(context, found)
+    facts |= _state(run) if run else {"status": NOT_KNOWN_WORDS}
+    facts |= moving(found)
+    facts["notebook"] = seat(context, found)
+    facts["after"] = needed(context, run) if run else ""
+    facts["groups"] = groups(parts)
+    if run is not None:
+        facts["failed"] = numbers(failed_children(context, found, run) or [])
+    facts |= _asked_for(found)
+    facts |= _times(found, now_ms)
+    for name, value in facts.items():
+        if value:
+            line = f"{name:<10} {printable(value)}"
+            yield _folded(line, screen().width) if name in PROSE else line
+    if run is not None:
+        yield from _attempts(run, now_ms)
+    if restarted:
+        yield _folded(f"{'restarted':<10} {printable(restarted)}", screen().width)
+    yield from node_lines(uses, screen().width)
+    yield from _curves(found, measured)
+    known = [("cost", _cost(found)), ("outputs", outputs_of(context, run, found.job_id))]
+    for name, value in (*known, *ways_on(context, found)):
+        if value:
+            yield f"{name:<10} {printable(value)}"
+
+
+def _folded(line: str, width: int) -> str:
+    """A long line folded below its label; values that users copy are not folded."""
+    import textwrap
+
+    if width < NARROWEST or len(line) < width:
+        return line
+    return textwrap.fill(
+        line, width - 1, subsequent_indent=" " * LABEL, break_long_words=False,
+        break_on_hyphens=False, drop_whitespace=True, replace_whitespace=False,
+    )  # fmt: skip
+
+
+def _identity(found: "FoundRun") -> "Mapping[str, str]":
+    key = found.record.key if found.record else found.run.key if found.run else ""
+    return {"job": f"{found.name}  {found.job_id}", "key": key, "queue": found.queue}
+
+
+def _state(run: "Run") -> dict[str, str]:
+
+    ended = run.status.is_terminal
+    return {
+        "status": f"{run.status}  ({describe_outcome(run)})" if ended else state_text(run),
+        "reason": "" if ended else run.status_reason,
+        "children": children_text(run),
+    }
+
+
+def _asked_for(found: "FoundRun") -> dict[str, str]:
+
+    run, record = found.run, found.record
+    asked: Any = run or record
+    many = _many(run)
+    parts = [f"{many}{asked.vcpus} vCPU", f"{asked.memory_mib} MiB"]
+    if asked.gpus:
+        parts.append(f"{asked.gpus} GPU")
+    tags = {name: value for name, value in found.tags.items() if not name.startswith("batchml:")}
+    dirty = " and changes" if record and record.dirty else ""
+    return {
+        "image": asked.image,
+        "command": " ".join(plain_command(found.command)),
+        "folder": record.job if record else "",
+        "params": _pairs(found.params),
+        "tags": _pairs(tags),
+        "commit": found.commit + dirty if found.commit else "",
+        "resources": ", ".join(parts) if asked.vcpus else "",
+        "asked for": _cut_down(record),
+    }
+
+
+def _cut_down(record: "Record | None") -> str:
+    """Resources that the job asks for and this machine does not have: `2 GPU: more than this
+    machine has`.
+    """
+    from msgspec import ValidationError, convert
+
+    table = record.spec.get("resources") if record else None
+    if record is None or record.env != "local" or not table:
+        return ""
+    try:
+        asked = convert(table, Resources, strict=False)
+    except ValidationError:  # of another version
+        return ""
+    cuts = [
+        f"{wanted} {unit}"
+        for wanted, had, unit in (
+            (asked.vcpus, record.vcpus, "vCPU"),
+            (asked.memory_mib, record.memory_mib, "MiB"),
+            (asked.gpus, record.gpus, "GPU"),
+        )
+        if had < wanted
+    ]
+    return f"{', '.join(cuts)}: more than this machine has" if cuts else ""
+
+
+def _many(run: "Run | None") -> str:
+    """The parts of a run that each have the resources."""
+    if run is None or not (run.nodes or run.children):
+        return ""
+    return f"{run.nodes} nodes of " if run.nodes else f"{run.array_size} children of "
+
+
+def _pairs(table: "Mapping[str, object]") -> str:
+    return " ".join(f"{name}={value}" for name, value in table.items())
+
+
+def _times(found: "FoundRun", now_ms: int) -> dict[str, str]:
+
+    run = found.run
+    started, stopped = (run.started_at, run.stopped_at) if run else (None, None)
+    waited = (started or stopped or now_ms) - found.created_at if run else 0
+    # AWS may have forgotten when the first child of an array began.
+    is_array = bool(run and has_begun(run) and not started)
+    return {
+        "submitted": timestamp(found.created_at) if found.created_at else "",
+        "started": timestamp(started) if started else "",
+        "waited": duration(waited / 1000) if waited >= 1000 and not is_array else "",
+        "took": duration(waited / 1000) if is_array and stopped else "",
+        "ran": duration(((stopped or now_ms) - started) / 1000) if started else "",
+    }
+
+
+def _attempts(run: "Run", now_ms: int) -> "Iterator[str]":
+    """One line for each attempt: its outcome, host, duration and log stream."""
+
+    for number, attempt in enumerate(run.attempts, 1):
+        is_last = number == len(run.attempts)
+        if is_last and run.status is JobStatus.SUCCEEDED:
+            what = f"ended with code 0{on_host(attempt.host)}"
+        elif is_last and not run.status.is_terminal and attempt.stopped_at is None:
+            what = f"is running{on_host(attempt.host)}"
+        else:
+            what = describe_attempt(attempt, is_ours=bool(run.key), restarts=restarts_in_place(run))
+        ran = ""
+        if attempt.started_at:
+            end = attempt.stopped_at or run.stopped_at or now_ms
+            word = "after" if attempt.stopped_at else "for"
+            ran = f" {word} {duration((end - attempt.started_at) / 1000)}"
+        # ECS says this of every container that ends by itself.
+        why = "" if attempt.reason.startswith("Essential") else attempt.reason
+        label = "attempt" if len(run.attempts) == 1 else f"attempt {number}"
+        yield f"{label:<10} {printable(what + ran + (f': {why}' if why else ''))}"
+        if attempt.log_stream:
+            yield f"{'log':<10} {printable(attempt.log_stream)}"
+
+
+def _curves(found: "FoundRun", measured: "RunMetrics") -> "Iterator[str]":
+    """Each metric with its curve; with its last value, where its log is gone."""
+
+    room = (screen().width or 80) - LABEL
+    lines = metric_lines(measured.series, room)
+    if not measured.series:
+        texts = metric_texts(dict(_in_order(found.metrics)))
+        lines = [f"{render.printable(name)}  {value}" for name, value in texts[:METRICS_SHOWN]]
+        if len(texts) > len(lines):
+            lines.append(f"and {len(texts) - len(lines)} more, with --json")
+    for place, line in enumerate(lines):
+        yield f"{'' if place else 'metrics':<{LABEL}}{line}".rstrip()
+    words = _unmatched(found, measured)
+    if words:
+        yield f"{'' if lines else 'metrics':<{LABEL}}{render.printable(words)}"
+    if measured.is_damaged:
+        what = "(the log is not what the run wrote: batchml logs shows where it differs)"
+        yield f"{'' if lines or words else 'metrics':<{LABEL}}{what}"
+    elif measured.series and not measured.is_whole:
+        yield f"{'':<{LABEL}}(the log is long: these are of its beginning)"
+
+
+def _unmatched(found: "FoundRun", measured: "RunMetrics") -> str:
+    """Patterns without a value, for a run that has ended."""
+
+    run, record = found.run, found.record
+    if run is None or record is None or run.status is not JobStatus.SUCCEEDED:
+        return ""
+    if record.other or run.children or run.nodes or not measured.is_whole:  # not read here
+        return ""
+    return unmatched(record.patterns, [*measured.series, *found.metrics])
+
+
+def _in_order(metrics: "Mapping[str, float]") -> list[tuple[str, float]]:
+    """The metrics of children, such as `loss:3`, in the order of children, after the run's own."""
+
+    def place(item: tuple[str, float]) -> tuple[str, int]:
+        name, child = child_of(item[0])
+        return ("", 0) if child is None else (name, child)
+
+    return sorted(metrics.items(), key=place)
+
+
+def _cost(found: "FoundRun") -> str:
+    if found.cost is None:
+        return ""
+    from decimal import Decimal
+
+    return dollars(Decimal(str(found.cost)))

@@ -1,0 +1,93 @@
+"""submit: send a job, a script or a command to a job queue."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from batchml.cli.app import app
+from batchml.cli.options import DryRun, Env, Json, Wait, open_context
+from batchml.cli.output import print_json, print_line, say
+from batchml.runs.commands.hints import SubmitCommand
+from batchml.runs.commands.interrupt import detaching, say_how_to_go_on, submitting
+from batchml.runs.commands.options import takes_options
+from batchml.runs.options import SubmitOptions, to_request
+from batchml.runs.prepare import PreparedRun, prepare, to_requests
+from batchml.runs.submit import announcement, submit_run, submitted_json
+
+if TYPE_CHECKING:
+    from batchml.context import Context
+
+
+@app.command(cls=SubmitCommand, epilog="Example: batchml submit --wait lenet -p epochs=10")
+@takes_options()
+def submit(
+    *,
+    ctx: typer.Context,
+    job: Annotated[
+        str | None,
+        typer.Argument(metavar="[JOB]", help="A folder with a job.toml, its name, or a script."),
+    ] = None,
+    wait: Wait = False,
+    options: SubmitOptions,
+    dry_run: DryRun = False,
+    cancel_on_interrupt: Annotated[
+        bool, typer.Option("--cancel-on-interrupt", help="Ctrl-C cancels instead of detaching.")
+    ] = False,
+    env: Env = None,
+    json_: Json = False,
+) -> None:
+    """Submit a run: a job, a script, or the command after --, here or in AWS.
+
+    A script (- reads stdin) sets options in lines "#BATCHML --gpus 1"; common lines "#SBATCH" are
+    read, too. The words after -- are then its arguments.
+    """
+    context = open_context(env)
+    prepared = prepare(context, to_request(job, {**options, "command": ctx.obj}), dry_run=dry_run)
+    send(
+        context, prepared, dry_run=dry_run, wait=wait, json_=json_,
+        cancel_on_interrupt=cancel_on_interrupt,
+    )  # fmt: skip
+
+
+def send(
+    context: "Context",
+    prepared: "PreparedRun",
+    *,
+    dry_run: bool,
+    wait: bool,
+    json_: bool,
+    cancel_on_interrupt: bool = False,
+) -> None:
+    """Print the notices, submit, and print the next commands; with `wait` follow the run.
+
+    With `dry_run` the requests are printed instead. After Ctrl-C the run goes on, and a line says
+    so.
+    """
+    for notice in prepared.notices:
+        say(notice)
+    if dry_run:
+        print_json(to_requests(prepared))
+        return
+    sent: list[str] = []
+    with detaching(context, sent, cancel=cancel_on_interrupt):
+        with submitting(sent):
+            job_id = submit_run(context, prepared, say)
+            sent.append(job_id)
+            if not json_ or wait:
+                (say if json_ else print_line)(announcement(prepared, job_id))
+        # Still in the block: Ctrl-C is answered at every moment after the submission.
+        if wait:
+            from batchml.runs.commands.follow import follow
+
+            follow(
+                context,
+                job_id,
+                json_=json_,
+                from_start=True,
+                cancel_on_interrupt=cancel_on_interrupt,
+                patterns=prepared.spec.metrics,
+            )
+        elif json_:
+            print_json(submitted_json(context, prepared, job_id))
+        else:
+            say_how_to_go_on(context, job_id)

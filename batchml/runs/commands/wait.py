@@ -1,0 +1,169 @@
+"""wait: wait for runs to end. cancel: stop runs."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from batchml.cli.app import app
+from batchml.cli.options import Env, Json, Runs, open_context, read_seconds
+from batchml.cli.output import print_json, print_line, say, say_lost
+from batchml.cli.render import job_title, printable
+from batchml.errors import BatchmlError
+from batchml.model.outcome import describe_outcome
+from batchml.model.record import NOT_KNOWN_WORDS
+from batchml.model.run import EXIT_CODES, OutcomeClass, classify
+from batchml.runs.cancel import cancel as stop
+from batchml.runs.commands.interrupt import detaching
+from batchml.runs.commands.list import found_json
+from batchml.runs.commands.live import WaitingRuns, WaitingText, is_shown, status_line_below
+from batchml.runs.find import recall, select
+from batchml.runs.search import FoundRun, remember
+from batchml.runs.watch.wait import wait_and_keep
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from batchml.context import Context
+    from batchml.model.run import Run
+    from batchml.runs.cancel import CancelledRun
+    from batchml.runs.search import FoundRun
+
+
+@app.command(epilog="Example: batchml wait @last")
+def wait(
+    runs: Runs,
+    timeout: Annotated[
+        str | None, typer.Option(help='Give up after so long, such as "2h"; the runs go on.')
+    ] = None,
+    env: Env = None,
+    json_: Json = False,
+) -> None:
+    """Wait for runs to end; exit as the first that failed.
+
+    The exit code is the first that is not 0, in the order in which the runs are given.
+    """
+
+    context = open_context(env)
+    limit = read_seconds(timeout, "--timeout")
+    asked = select(context, runs)
+    known = {found.job_id: found for found in recall(context, asked)}
+    for found in known.values():
+        if not json_ and _is_over(found):
+            _tell(found)
+    going_on = [job_id for job_id, found in known.items() if not _is_over(found)]
+    left = list(going_on)
+    runs_known = [each.run for job_id in going_on if (each := known[job_id]).run]
+    has_line = bool(left) and not json_ and is_shown()
+    waited = WaitingRuns(context.clock, runs_known)
+    see = waited.see if has_line else WaitingText(context, going_on, say).see
+    with detaching(context, left), status_line_below(waited, context.clock, has_line):
+        try:
+            for run in wait_and_keep(context, going_on, limit, say_lost, see, say):
+                asked_as = _asked_as(known, run)
+                known[asked_as] = FoundRun(run, known[asked_as].record)
+                left.remove(asked_as)
+                if not json_:
+                    _tell(known[asked_as])
+        except TimeoutError as error:
+            raise BatchmlError(str(error)) from None
+    if json_:
+        print_json([found_json(context, known[job_id]) for job_id in asked])
+    unknown = EXIT_CODES[OutcomeClass.UNKNOWN]
+    ends = [known[job_id].run for job_id in asked]
+    codes = [classify(end).exit_code if end else unknown for end in ends]
+    raise typer.Exit(next((code for code in codes if code), 0))
+
+
+def _asked_as(known: "Mapping[str, FoundRun]", run: "Run") -> str:
+    """The id that the user gave for a run: the id before it moved to another queue."""
+    if run.job_id in known:
+        return run.job_id
+    return next(job_id for job_id, each in known.items() if each.run and each.run.key == run.key)
+
+
+def _is_over(found: "FoundRun") -> bool:
+    """False for a job that was left for another queue: waiting submits it there."""
+    from batchml.model.fallback import moved_to
+
+    return found.run is None or (found.run.status.is_terminal and not moved_to(found.run))
+
+
+def _tell(found: "FoundRun") -> None:
+
+    if found.run is None:
+        name = printable(found.name)
+        say(f"{name} {found.job_id}: {NOT_KNOWN_WORDS}")
+        return
+    print_line(f"{printable(job_title(found.run))} {found.run.status}")
+    say(printable(describe_outcome(found.run)))
+
+
+@app.command(epilog="Example: batchml cancel @last")
+def cancel(
+    runs: Runs,
+    reason: Annotated[str, typer.Option(help="Kept with the run.")] = "Cancelled by the user",
+    env: Env = None,
+    json_: Json = False,
+) -> None:
+    """Stop runs in any state.
+
+    RUN:3 is one child of an array; a group run ends with all its jobs. If something is left, the
+    command says so and fails.
+    """
+    from batchml.model.fallback import moved_to
+    from batchml.runs.groups.members import with_parts
+
+    context = open_context(env)
+    asked = with_parts(context, recall(context, select(context, runs)))
+    found = {each.job_id: each for each in asked}
+    before = {job_id: each.run for job_id, each in found.items() if each.run}
+    stopped = stop(context.batch, before, reason, context.clock)
+    if any(moved_to(each.run) for each in stopped.values()):
+        stopped |= _on_their_way(context, stopped, reason)
+    remember(
+        context.history,
+        [each.record for each in found.values() if each.record],
+        {job_id: each.run for job_id, each in stopped.items()},
+    )
+    told = {job_id: FoundRun(each.run, found[job_id].record) for job_id, each in stopped.items()}
+    left = {job_id: each.left for job_id, each in stopped.items() if each.left}
+    if json_:
+        seen = found | told
+        print_json(
+            [found_json(context, each) | {"left": left.get(each.job_id)} for each in seen.values()]
+        )
+    else:
+        for job_id, each in found.items():
+            print_line(_said(each, stopped.get(job_id)))
+    for job_id, why in left.items():
+        say(f"Left: {job_id}: {why}")
+    if left:
+        errors = (stopped[job_id].error for job_id in left)
+        raise typer.Exit(next((error.exit_code for error in errors if error), 1))
+
+
+def _on_their_way(
+    context: "Context", stopped: "Mapping[str, CancelledRun]", reason: str
+) -> "dict[str, CancelledRun]":
+    """The outcomes for runs that moved to another queue in the same second, by their old ids."""
+    from batchml.runs.fallback.watch import arrived
+
+    there = arrived(context, [each.run for each in stopped.values()])
+    ends = stop(context.batch, context.describe(list(there.values())), reason, context.clock)
+    return {before: ends[now] for before, now in there.items() if now in ends}
+
+
+def _said(found: "FoundRun", stopped: "CancelledRun | None") -> str:
+
+    if stopped is None:
+        return f"{printable(found.name)} {found.job_id}: {NOT_KNOWN_WORDS}"
+    run, title = stopped.run, printable(job_title(stopped.run))
+    if stopped.had_ended:
+        return f"{title} had ended already: {run.status}."
+    if stopped.left:
+        return f"{title} is {run.status} still."
+    if run.status.is_terminal:
+        return f"{title} is cancelled."
+    if not run.status.holds_resources and not run.children:
+        return f"{title} will not run; it ends with what it waits for."
+    return f"{title} is being stopped: it has its grace to save and end."

@@ -1,0 +1,158 @@
+"""`--after RUN`: the runs that a new one waits for, also in another environment.
+
+AWS Batch's dependencies are by job id, whatever the queue: two environments of one account and
+region can form one pipeline, for example CPU preparation and GPU training. In another account or
+region AWS Batch does not know the job, so a client has to wait. Source: AWS Batch API Reference,
+SubmitJob, dependsOn; that it is not bound to a queue is (U), docs/decisions/035-capacity.md.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from batchml.config.settings import Setting
+from batchml.errors import BatchmlError, OtherAccountOrRegion, UsageError, did_you_mean
+from batchml.model.environment import LOCAL
+from batchml.runs.find import select
+
+if TYPE_CHECKING:
+    from batchml.context import Context
+    from batchml.model.record import RunName
+
+_SURE = 8  # characters of an id that is searched for in the history of other environments
+
+
+def resolve(context: "Context", words: Sequence[str], notices: list[str]) -> tuple[str, ...]:
+    """The job ids of `--after`, in their order. A word is a run as everywhere, or `ENV:RUN`.
+
+    `notices` get messages about runs that may yet move to another queue. Raises NotFound, and
+    UsageError with all runs that AWS Batch cannot wait for here.
+    """
+    found, refused = [], []
+    for word in words:
+        unknown = unknown_env(context, word)
+        if unknown:
+            refused.append(unknown)
+            continue
+        env, rest = split(context, word)
+        try:
+            other = context if env == context.env else _other(context, env, word)
+            job_id = _select(other, rest)
+        except OtherAccountOrRegion as error:
+            refused.append(str(error))
+            continue
+        found.append(job_id)
+        notices += _may_move(other, job_id)
+    if refused:
+        raise UsageError("\n".join(refused))
+    return tuple(found)
+
+
+def unknown_env(context: "Context", word: str) -> str:
+    """The error for `ENV:RUN` without such an environment; "" for any other word.
+
+    No run has such a name: a number follows its colon.
+    """
+    env, _, run = word.partition(":")
+    known = context.settings.environments
+    if not run or run.isdigit() or word.startswith("arn:") or env in known:
+        return ""
+    return (
+        f"--after {word}: environment {env} does not exist in batchml.toml."
+        f"{did_you_mean(env, known)} Known: {', '.join(sorted(known))}."
+    )
+
+
+def split(context: "Context", word: str) -> tuple[str, str]:
+    """The environment and the run of a word: `cpu:prep`, `prep:3`, `3f2a1b0c`.
+
+    A word without an environment belongs to this one, unless only the history of another one knows
+    it.
+    """
+    first, colon, rest = word.partition(":")
+    if colon and rest and not rest.isdigit() and first in context.settings.environments:
+        return first, rest
+    whole = word.partition(":")[0].partition("#")[0]
+    if whole.startswith("@") or _is_known(context.history.names(context.env), whole):
+        return context.env, word
+    others = [
+        env
+        for env in context.settings.environments
+        if env != context.env and _is_known(context.history.names(env), whole)
+    ]
+    if len(others) > 1:
+        said = " or ".join(f"--after {env}:{word}" for env in others)
+        raise UsageError(f"--after {word}: several environments have such a run. Write {said}.")
+    return (others[0] if others else context.env), word
+
+
+def _is_known(names: "Sequence[RunName]", word: str) -> bool:
+    sure = len(word) >= _SURE
+    return any(
+        word in (name.key, name.name, name.job_name)
+        or (sure and word.lower() in (name.job_id[: len(word)], name.moved[: len(word)]))
+        for name in names
+        if name.job_id
+    )
+
+
+def _other(context: "Context", env: str, word: str) -> "Context":
+    """The other environment.
+
+    Raises OtherAccountOrRegion where jobs of this environment cannot wait for jobs of that one.
+    """
+
+    settings = context.settings
+    settings.check(env)
+    named = replace(settings, env=Setting(env, f"--after {word}"))
+    other = context.with_settings(named)
+    here, there = settings.environment, settings.environments[env]
+    why = ""
+    if LOCAL in (env, context.env) or here.region != there.region:
+        why = f"{_where(context.env, here.region)}, and {_where(env, there.region)}"
+    elif here.profile != there.profile:
+        from batchml.aws.session import get_caller_identity
+
+        accounts = [get_caller_identity(each.connect()).account for each in (context, other)]
+        if accounts[0] != accounts[1]:
+            why = f"{context.env} is in the account {accounts[0]}, and {env} in {accounts[1]}"
+    if why:
+        rest = word.removeprefix(f"{env}:")
+        raise OtherAccountOrRegion(
+            f"--after {word}: {why}: AWS Batch waits for jobs of one account and region. Let the "
+            f"shell wait: batchml wait --env {env} {rest} && batchml submit --env {context.env} ..."
+        )
+    return other
+
+
+def _where(env: str, region: str) -> str:
+    return f"{env} is this machine" if env == LOCAL else f"{env} is in {region}"
+
+
+def _select(context: "Context", word: str) -> str:
+
+    (job_id,) = select(context, [word])
+    return job_id
+
+
+def _may_move(context: "Context", job_id: str) -> list[str]:
+    """AWS Batch fails jobs that depend on a cancelled job, and a move cancels the job."""
+    from batchml.model.fallback import describe_fallback
+
+    waiting = {
+        name.job_id: name.fallback
+        for name in context.history.names(context.env)
+        if name.fallback and not name.moved
+    }
+    fallback = waiting.get(job_id, "")
+    try:
+        run = context.describe([job_id]).get(job_id) if fallback else None
+    except BatchmlError:
+        return []
+    if run is None or run.status.is_terminal or run.started_at:
+        return []
+    return [
+        f"--after {run.name}: it moves {describe_fallback(fallback)}, and AWS Batch then fails "
+        f"what waits for it where it is. To be sure: batchml wait {job_id} && batchml submit ..."
+    ]

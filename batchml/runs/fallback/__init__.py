@@ -1,0 +1,1 @@
+"""Move a run that finds no host to another queue, so that it stays one run."""

@@ -1,0 +1,282 @@
+"""Find runs, by filters and by words of a command line, in AWS Batch and in the history."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import cache
+from importlib import import_module
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from batchml.context import Context
+from batchml.errors import AccessError, BatchmlError, NotFound, ServiceError
+from batchml.model.fallback import MOVED_MARK
+from batchml.model.record import NOT_KNOWN, NOT_KNOWN_WORDS, RunName
+from batchml.model.run import first_child, first_start, has_begun
+from batchml.runs.metrics.series import gather, last_values
+from batchml.runs.names import bare_id, select_run
+from batchml.runs.rerun.rules import first_numbers, own_id, ranges
+from batchml.runs.search import FoundRun, RunFilter, remember, search, unlisted
+
+if TYPE_CHECKING:
+    from batchml.aws.batch.jobs import JobApi
+    from batchml.context import Context
+    from batchml.history import Remembered
+    from batchml.model.record import Record
+    from batchml.model.run import Run
+    from batchml.runs.metrics.series import Series
+
+READING_TIME = 5.0  # seconds that a log is read for its metrics before the rest is left unread
+
+
+class RunMetrics(NamedTuple):
+    """The metrics in a run's log.
+
+    `is_whole` is False where the log was too long to read it all, or `is_damaged`: not the log that
+    the run wrote.
+    """
+
+    series: "dict[str, Series]"
+    is_whole: bool
+    is_damaged: bool = False
+
+    @property
+    def last(self) -> dict[str, float]:
+        """The last value of each metric; without NaN and infinity, which JSON cannot hold."""
+
+        return last_values(self.series)
+
+
+class NewestRuns(NamedTuple):
+    """The result of a search. `sweeps`: the keys of sweeps whose runs were left out."""
+
+    runs: list[FoundRun]
+    has_more: bool
+    sweeps: frozenset[str]
+
+
+def find(context: "Context", wanted: RunFilter, limit: int) -> NewestRuns:
+    """The newest `limit` runs that match the filter."""
+    api = context.batch
+    queues = [wanted.queue] if wanted.queue else api.queues()
+
+    def metrics(run: "Run", record: "Record") -> dict[str, float]:
+        return measure(context, run, record).last
+
+    now = int(context.clock.now() * 1000)
+    sweeps: set[str] = set()
+    found = search(api, context.history, context.env, queues, wanted, metrics, now, sweeps)
+    try:
+        newest = list(islice(found, limit + 1))
+    except ServiceError as error:
+        if error.operation == "ListJobs":
+            check_queues(api, [wanted.queue] if wanted.queue else [])
+        raise
+    return NewestRuns(newest[:limit], len(newest) > limit, frozenset(sweeps))
+
+
+def check_queues(api: "JobApi", queues: "Iterable[str]") -> None:
+    """Raise NotFound for the first of these queues that does not exist: one call at most."""
+    asked = list(queues)
+    known = api.queues() if asked else []
+    for queue in asked:
+        if queue not in known:
+            hint = "Without --queue the runs of all are shown."
+            raise NotFound("Job queue", queue, known, hint)
+
+
+def recall(context: "Context", job_ids: Sequence[str]) -> list[FoundRun]:
+    """These runs, also those that AWS has forgotten; a hundred a call.
+
+    Raises NotFound for the first that neither AWS nor the history knows.
+    """
+    history, now = context.history, int(context.clock.now() * 1000)
+    records = history.remembered(context.env)
+    told = context.describe(list(dict.fromkeys(job_ids)))
+    remember(history, filter(None, map(records.get, told)), told)
+    found = []
+    for job_id in job_ids:
+        run, record = told.get(job_id), records.get(job_id)
+        if run is not None and record is not None and record.failures:
+            run = msgspec.structs.replace(run, failures=record.failures)
+        elif run is not None:
+            run = judged(context, run)
+        if record is not None:
+            run = run or unlisted(context.batch, record, now)
+        elif run is None:
+            raise unknown(context, job_id)
+        found.append(FoundRun(run, record or _of_child(records, job_id)))
+    return found
+
+
+def judged(context: "Context", run: "Run") -> "Run":
+    """The run; for an array that failed, with the outcomes of its children: one call."""
+    if not run.children or run.failures:
+        return run
+    from batchml.aws.batch import jobs
+
+    return jobs.with_child_failures(context.connect(), run)
+
+
+def with_start(context: "Context", found: FoundRun) -> FoundRun:
+    """For an array, the run with the time when its first child was started: one call."""
+
+    run = found.run
+    if run is None or run.started_at or not has_begun(run):
+        return found
+    child = first_child(run.job_id)
+    try:
+        start = first_start(context.describe([child]).get(child))
+    except BatchmlError:  # the start is optional information
+        return found
+    if start and run.status.is_terminal and found.record is not None:
+        with suppress(OSError):  # a full disk: the next call tries again
+            context.history.began({run.job_id: start})
+    return FoundRun(msgspec.structs.replace(run, started_at=start), found.record)
+
+
+def unknown(context: "Context", job_id: str) -> NotFound:
+    """The error for a job id that the server does not know."""
+    if context.history.remembered(context.env).get(bare_id(job_id)) is not None:
+        hint = NOT_KNOWN_WORDS
+    else:
+        hint = f"It is {NOT_KNOWN}, and was not submitted from here. `batchml ls` shows the runs."
+    return NotFound("Run", job_id, [], about_part(context, job_id) or hint)
+
+
+def about_part(context: "Context", job_id: str) -> str:
+    """For a child or node that does not exist: the parts that the run has."""
+    whole = bare_id(job_id)
+    run = context.describe([whole]).get(whole) if whole != job_id else None
+    if run is None:
+        return ""
+    size, what = (run.array_size, "children") if ":" in job_id else (run.nodes, "nodes")
+    if size:
+        return f"The {what} of {run.name} are 0 to {size - 1}."
+    return f"{run.name} has no {what}: leave out {job_id.removeprefix(whole)}."
+
+
+def _of_child(records: "Remembered", job_id: str) -> "Record | None":
+    """The record of one child or node: its request is that of the whole run."""
+    whole = records.get(bare_id(job_id))
+    if whole is None:
+        return None
+    return msgspec.structs.replace(
+        whole, job_id=job_id, status="", outcome="", metrics={}, measured=False, cost=None
+    )
+
+
+def measure(context: "Context", run: "Run", record: "Record | None") -> RunMetrics:
+    """The metrics in a run's log; those of an ended run are kept in the history.
+
+    A log that is gone, or that may not be read, has none.
+    """
+
+    end = context.clock.monotonic() + READING_TIME
+    late: list[bool] = []
+    damaged: list[bool] = []
+
+    def messages(stream: str) -> Iterator[tuple[int, str]]:
+        reader = context.open_log(run, stream)
+        for line in reader.read():
+            if context.clock.monotonic() > end:
+                late.append(True)
+                return
+            yield line.timestamp, line.message
+        if reader.check is not None and reader.check.is_damaged:
+            damaged.append(True)
+
+    streams = [attempt.log_stream for attempt in run.attempts if attempt.log_stream]
+    try:
+        series = gather((messages(stream) for stream in streams), record.patterns if record else {})
+    except (AccessError, ServiceError):
+        return RunMetrics({}, False)
+    found = RunMetrics(series, not (late or damaged), bool(damaged))
+    if record is not None and not record.measured and run.status.is_terminal and found.is_whole:
+        with suppress(OSError):  # a full disk does not keep them from being shown
+            context.history.add_end(run, found.last)
+    return found
+
+
+# --- Runs by the words of a command line ----------------------------------------------------------
+
+
+# Modules with a `suggest(context, word)`, for words that name something else than a run. They are
+# imported when a word has named no run.
+_OTHERS = ("batchml.sweeps.stores",)
+
+
+def select(context: Context, words: Sequence[str]) -> list[str]:
+    """The job ids that the words mean, in their order; the runs are listed once at most.
+
+    Raises NotFound, UsageError.
+    """
+    if not words:
+        return []
+
+    @cache
+    def listed() -> list[tuple[str, str]]:
+        runs = [run for queue in context.batch.queues() for run in context.batch.list_recent(queue)]
+        runs.sort(key=lambda run: run.created_at or 0, reverse=True)
+        return [(run.job_id, run.job_name or run.name) for run in runs]
+
+    history = context.history.names(context.env)
+    found = []
+    for word in words:
+        try:
+            job_id = _own_child(context, word, select_run(word, history, listed))
+            found.append(_now(context, history, job_id))
+        except NotFound as error:
+            others = (import_module(name).suggest(context, word) for name in _OTHERS)
+            raise next(filter(None, others), error) from None
+    return found
+
+
+def _now(context: Context, names: Sequence[RunName], job_id: str) -> str:
+    """The job that a run is now: another one, where the run has moved to another queue."""
+    if not any(name.fallback for name in names):
+        return job_id
+    from batchml.runs.fallback.watch import now_of
+
+    return now_of(context, names, job_id)
+
+
+def current(context: Context, job_id: str) -> str:
+    """The job that the run of a job id is now: another one, where it has moved to another queue."""
+    return _now(context, context.history.names(context.env), job_id)
+
+
+def _own_child(context: Context, word: str, job_id: str) -> str:
+    """AWS Batch's id of a child. A partial rerun of an array is named by the first array's numbers.
+
+    At most one call. Raises NotFound for a child that was not run again.
+    """
+    whole, colon, _ = job_id.partition(":")
+    if not colon:
+        return job_id
+    record = context.history.remembered(context.env).get(whole)
+    run = None if record else context.describe([whole]).get(whole)
+    first = first_numbers(run, record)
+    own = own_id(job_id, first)
+    if own is None:
+        hint = f"Of the first array, it runs again: {ranges(first[:200])}."
+        raise NotFound("Child", word, [], hint)
+    return own
+
+
+def described(context: Context, job_ids: Sequence[str]) -> "dict[str, Run]":
+    """The runs of these ids, in their order, a hundred a call.
+
+    Raises NotFound for the first that the environment does not know.
+    """
+    asked = list(dict.fromkeys(job_ids))
+    found = context.describe(asked)
+    if any(run.status_reason.startswith(MOVED_MARK) for run in found.values()):
+        from batchml.runs.fallback.watch import with_moves
+
+        found = with_moves(context, found)
+    for job_id in asked:
+        if job_id not in found:
+            raise unknown(context, job_id)
+    return {job_id: found[job_id] for job_id in asked}

@@ -1,0 +1,176 @@
+"""The jobs of a group run: which they are, and their states."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from batchml.errors import BatchmlError, NotFound
+from batchml.model.group import GANG_TAG, GROUP_TAG, is_worker
+from batchml.runs.find import about_part, recall
+from batchml.runs.search import FoundRun
+from batchml.runtime.protocol.launch import LaunchPlan
+
+if TYPE_CHECKING:
+    from batchml.context import Context
+    from batchml.cost.bill import Bill
+    from batchml.model.run import Run
+    from batchml.runs.search import FoundRun
+    from batchml.runtime.protocol.launch import LaunchPlan
+
+STOPPED_WITH = "The run that it belongs to was stopped"
+
+
+class GroupMember(Struct, frozen=True):
+    """The workers of one group.
+
+    `found` is None where they were never submitted, or are forgotten. `size` is 0 where only the
+    history of this machine knows the run.
+    """
+
+    group: str
+    size: int = 0
+    job_id: str = ""
+    found: "FoundRun | None" = None
+
+
+def part_ids(context: "Context", found: "FoundRun") -> dict[str, str]:
+    """Group -> job id of its workers, "" without one; empty for a run without groups.
+
+    The history of this machine knows them without a call; a run of another machine takes one
+    ListJobs for each group.
+    """
+    if GROUP_TAG not in found.tags or is_worker(found.tags):
+        return {}
+    if found.record is not None and found.record.groups:
+        groups = found.record.groups
+        wanted = set(groups.values())
+        known = {
+            each.key: each.job_id
+            for each in context.history.names(context.env)
+            if each.key in wanted
+        }
+        return {group: known.get(key, "") for group, key in groups.items()}
+    plan = plan_of(found.run)
+    return {
+        each.name: next(
+            (job.job_id for job in context.batch.find_by_name(each.queue, each.job_name)), ""
+        )
+        for each in (plan.groups if plan else ())
+    }
+
+
+def parts_of(context: "Context", found: "FoundRun") -> list[GroupMember]:
+    """The groups of workers as they are now, with those that AWS Batch has forgotten."""
+
+    ids = part_ids(context, found)
+    plan = plan_of(found.run)
+    sizes = {each.name: each.size for each in plan.groups} if plan else {}
+    told = {}
+    if any(ids.values()):
+        try:
+            known = recall(context, [job_id for job_id in ids.values() if job_id])
+        except NotFound:  # AWS Batch may have forgotten some jobs of a run of another machine
+            known = []
+        told = {each.job_id: each for each in known}
+    return [
+        GroupMember(group, sizes.get(group, 0), job_id, told.get(job_id))
+        for group, job_id in ids.items()
+    ]
+
+
+def with_parts(context: "Context", runs: Iterable["FoundRun"]) -> "list[FoundRun]":
+    """These runs, and after each head its workers, each once."""
+    seen: dict[str, FoundRun] = {}
+    for found in runs:
+        seen.setdefault(found.job_id, found)
+        for part in parts_of(context, found):
+            if part.found is not None:
+                seen.setdefault(part.job_id, part.found)
+    return list(seen.values())
+
+
+def part_id(context: "Context", found: "FoundRun", group: str) -> str:
+    """The job id of the workers of a group; for "head" or the head's group, the head's.
+
+    Raises NotFound for a run without such a group.
+    """
+    if group == found.tags.get(GROUP_TAG) and not is_worker(found.tags):
+        return found.job_id
+    ids = part_ids(context, found)
+    if ids.get(group):
+        return ids[group]
+    if group in ids:
+        hint = "Its workers were not submitted: batchml reconcile finds out why."
+        raise NotFound("Group", group, [], hint)
+    own = found.tags.get(GROUP_TAG, "")
+    known = [*([own] if own and not is_worker(found.tags) else ()), *ids]
+    hint = "" if known else f"{found.name} has no groups."
+    raise NotFound("Group", group, known, hint)
+
+
+def stop_all(context: "Context", job_ids: Sequence[str], reason: str) -> None:
+    """Terminate runs, with all jobs of group runs; a run of this machine needs no look-up.
+
+    Raises the first error of AWS Batch, after all were tried.
+    """
+
+    errors: list[BatchmlError] = []
+    for job_id in _with_ids(context, job_ids):
+        try:
+            context.batch.terminate(job_id, reason)
+        except BatchmlError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+
+
+def _with_ids(context: "Context", job_ids: Sequence[str]) -> Iterator[str]:
+
+    records = context.history.remembered(context.env)
+    for job_id in job_ids:
+        yield job_id
+        record = records.get(job_id)
+        run = None if record else context.describe([job_id]).get(job_id)
+        if record or run:
+            yield from filter(None, part_ids(context, FoundRun(run, record)).values())
+
+
+def gang_bill(context: "Context", job_id: str) -> "tuple[Run, Bill]":
+    """The cost of a run: of all its jobs, and of the job before it moved to another queue.
+
+    Raises NotFound as `bill_of` does.
+    """
+    from batchml.cost.bill import merge_bills
+    from batchml.cost.service import bill_of
+    from batchml.model.fallback import MOVED_TAG
+
+    try:
+        run, own = bill_of(context, job_id)
+    except NotFound:
+        hint = about_part(context, job_id)
+        if not hint:
+            raise
+        raise NotFound("Run", job_id, [], hint) from None
+    found = FoundRun(run, context.history.remembered(context.env).get(job_id))
+    bills = [own]
+    for part in (found.tags.get(MOVED_TAG, ""), *part_ids(context, found).values()):
+        try:
+            bills += [bill_of(context, part)[1]] if part else []
+        except NotFound:  # forgotten, and not submitted from here
+            continue
+    return (run, merge_bills(job_id, bills)) if len(bills) > 1 else (run, own)
+
+
+def head_of(found: "FoundRun") -> str:
+    """The key of the head's run, for workers; empty for any other run."""
+    return found.tags[GANG_TAG] if is_worker(found.tags) else ""
+
+
+def plan_of(run: "Run | None") -> "LaunchPlan | None":
+    """How the nodes of a run were started, from its environment variables."""
+
+    try:
+        return LaunchPlan.read(run.environment) if run is not None else None
+    except ValueError:  # somebody else's variable
+        return None

@@ -1,0 +1,342 @@
+"""Draw curves of metrics and resource usage into one HTML file without external files, or a PNG."""
+
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from batchml.errors import UsageError
+from batchml.runtime.storage.files import write_atomically
+
+if TYPE_CHECKING:
+    from batchml.runs.metrics.series import Series
+
+WIDTH, HEIGHT = 560, 260
+_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 14, 34
+MAX_DRAWN = 600  # points of one curve: more than one for each pixel cannot be seen
+
+MAX_NODES = 16  # curves in one picture
+
+Point = tuple[float, float]
+Charts = Mapping[str, Mapping[str, "Series"]]  # title -> node -> its curve, over time
+NO_CHARTS: Charts = {}
+
+# Colours for light and dark pages.
+_PAGE = """<!DOCTYPE html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<title>{title}</title>
+<style>
+:root {{ color-scheme: light dark; --back: #fff; --fore: #1b1f24; --dim: #59636e; --grid: #d8dee4;
+  --line: #0b62c4 }}
+@media (prefers-color-scheme: dark) {{
+  :root {{ --back: #0d1117; --fore: #e6edf3; --dim: #9198a1; --grid: #2a313c; --line: #58a6ff }} }}
+body {{ background: var(--back); color: var(--fore); font: 15px/1.4 system-ui, sans-serif;
+  margin: 2rem auto; max-width: 1180px; padding: 0 1rem }}
+h1 {{ font-size: 1.3rem; overflow-wrap: anywhere }}
+main {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 480px), 1fr));
+  gap: 1.5rem }}
+figure {{ margin: 0; min-width: 0 }}
+figcaption {{ font-weight: 600; overflow-wrap: anywhere }}
+figcaption span {{ color: var(--dim); font-weight: 400 }}
+svg {{ display: block; width: 100%; height: auto }}
+.grid {{ stroke: var(--grid) }}
+text {{ fill: var(--dim); font: 12px system-ui, sans-serif }}
+.curve {{ fill: none; stroke: var(--line); stroke-width: 1.8; stroke-linejoin: round }}
+.dot {{ fill: var(--line) }}
+{colours}
+</style>
+<h1>{title}</h1>
+<main>
+{figures}
+</main>
+</html>
+"""
+
+
+def write_plot(
+    path: Path, series: "Mapping[str, Series]", title: str, charts: Charts = NO_CHARTS
+) -> None:
+    """Draw every metric into a `.html` or `.png` file, and the usage of nodes, one curve for each
+    node.
+
+    Raises UsageError for another suffix, for PNG without matplotlib and if there is nothing to
+    draw; OSError when the file cannot be written.
+    """
+    kind = path.suffix.lower()
+    if kind not in (".html", ".htm", ".png"):
+        raise UsageError(f"--plot {path}: the name must end in .html or .png.")
+    if not series and not charts:
+        raise UsageError(
+            f"--plot {path}: this run has no metrics. A program prints them, and [metrics] in its "
+            "job.toml says how they are read, or it calls batchml.runtime.report(step=1, loss=0.5)."
+        )
+    draw = png if kind == ".png" else _html
+    content = draw(series, title, charts)
+
+    write_atomically(str(path), content, 0o644)
+
+
+def html(series: "Mapping[str, Series]", title: str, charts: Charts = NO_CHARTS) -> str:
+    figures = [_figure(each) for each in series.values()]
+    figures += [_chart(name, curves) for name, curves in charts.items()]
+    return _PAGE.format(title=_text(title), figures="\n".join(figures), colours=_colours())
+
+
+def _text(words: str) -> str:
+    """Text escaped for HTML."""
+    return escape(_shown(words))
+
+
+def _shown(words: str) -> str:
+    """Text without control characters and lone surrogates: a program chooses the names of its
+    metrics.
+    """
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in words)
+
+
+def _html(series: "Mapping[str, Series]", title: str, charts: Charts) -> bytes:
+    return html(series, title, charts).encode()
+
+
+def _colours() -> str:
+    """A colour for each node, evenly around the circle, readable on light and dark backgrounds."""
+    return "\n".join(
+        f".n{i} {{ stroke: hsl({(210 + i * 137) % 360} 65% 50%) }} "
+        f"text.n{i} {{ stroke: none; fill: hsl({(210 + i * 137) % 360} 65% 50%) }}"
+        for i in range(MAX_NODES)
+    )
+
+
+class PlotAxis(NamedTuple):
+    """The horizontal axis: steps, or minutes where steps are not known."""
+
+    label: str
+    places: list[float]
+
+
+def axis(series: "Series") -> PlotAxis:
+    """The axis of a metric."""
+    times = [sample.time for sample in series.samples]
+    if series.has_steps or times[0] == times[-1]:
+        return PlotAxis("step" if series.has_steps else "value", series.steps)
+    seconds = [time - times[0] for time in times]
+    for label, size in (("hours", 3600), ("minutes", 60)):
+        if seconds[-1] >= 3 * size:
+            return PlotAxis(label, [second / size for second in seconds])
+    return PlotAxis("seconds", seconds)
+
+
+def _figure(series: "Series") -> str:
+    label, places = axis(series)
+    points = list(zip(places, series.values, strict=True))
+    known = [y for _, y in points if _drawable(y)]
+    name = _text(series.name)
+    words = f"last {_number(series.last)}"
+    if known:
+        words += f", least {_number(min(known))}, greatest {_number(max(known))}"
+    caption = f"<figcaption>{name} <span>{words}</span></figcaption>"
+    svg = _svg(points, label) if known else ""
+    return f"<figure>{caption}\n{svg}</figure>"
+
+
+def _chart(title: str, curves: "Mapping[str, Series]") -> str:
+    """Usage of the nodes, on a common time axis and a common scale from 0."""
+    kept = dict(list(curves.items())[:MAX_NODES])
+    label, times = clock(kept)
+    points = [list(zip(times[name], each.values, strict=True)) for name, each in kept.items()]
+    left = f", and {len(curves) - len(kept)} more" if len(curves) > len(kept) else ""
+    words = f"{_text(', '.join(kept))}{left}"
+    caption = f"<figcaption>{_text(title)} <span>{words}</span></figcaption>"
+    return f"<figure>{caption}\n{_svg_of(points, label, list(kept))}</figure>"
+
+
+def clock(curves: "Mapping[str, Series]") -> tuple[str, dict[str, list[float]]]:
+    """A unit of time for all curves, and their points in it."""
+    times = {name: [sample.time for sample in each.samples] for name, each in curves.items()}
+    first = min(map(min, times.values()))
+    long = max(map(max, times.values())) - first
+    label, size = next(
+        (each for each in (("hours", 3600), ("minutes", 60)) if long >= 3 * each[1]), ("seconds", 1)
+    )
+    return label, {name: [(at - first) / size for at in each] for name, each in times.items()}
+
+
+def _svg(points: Sequence[Point], label: str) -> str:
+    ys = [y for _, y in points if _drawable(y)]
+    frame = _Frame(points, min(ys), max(ys))
+    place = frame.place
+    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">', *frame.grid(label)]
+    for piece in _pieces(drawn(points, MAX_DRAWN)):
+        if len(piece) > 1:
+            line = " ".join(",".join(place(*point)) for point in piece)
+            parts.append(f'<polyline class="curve" points="{line}"/>')
+        if len(piece) == 1 or len(points) <= 40:
+            for x, y in piece:
+                right, down = place(x, y)
+                words = f"{label} {_number(x)}: {_number(y)}"
+                parts.append(
+                    f'<circle class="dot" cx="{right}" cy="{down}" r="2.6">'
+                    f"<title>{words}</title></circle>"
+                )
+    return "\n".join([*parts, "</svg>"])
+
+
+def _svg_of(curves: "Sequence[Sequence[Point]]", label: str, names: Sequence[str]) -> str:
+    """Several curves with a colour each; the name appears under the pointer."""
+    points = [point for curve in curves for point in curve]
+    frame = _Frame(points, 0.0, max(y for _, y in points))
+    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">', *frame.grid(label)]
+    for i, (curve, name) in enumerate(zip(curves, names, strict=True)):
+        line = " ".join(",".join(frame.place(*point)) for point in drawn(curve, MAX_DRAWN))
+        if len(curve) == 1:  # a curve of one point would be invisible
+            line = f"{line} {line}"
+        parts.append(
+            f'<polyline class="curve n{i}" stroke-linecap="round" points="{line}">'
+            f"<title>{_text(name)}</title></polyline>"
+        )
+    return "\n".join([*parts, _legend(names), "</svg>"])
+
+
+def _legend(names: Sequence[str]) -> str:
+    """The first few names in their colours, as many as fit."""
+    shown = [
+        f'<text class="n{i}" x="{_LEFT + 6 + 120 * (i % 4)}" y="{_TOP + 10 + 14 * (i // 4)}">'
+        f"{_text(name[:18])}</text>"
+        for i, name in enumerate(names[:8])
+    ]
+    return "\n".join(shown)
+
+
+class _Frame:
+    """The axes of a picture: positions of points, and the grid."""
+
+    def __init__(self, points: Sequence[Point], low: float, high: float) -> None:
+        self.across = ticks(min(x for x, _ in points), max(x for x, _ in points))
+        self.upwards = ticks(low, high)
+        self._x0 = min(self.across[0], points[0][0])
+        self._x1 = max(self.across[-1], max(x for x, _ in points))
+        self._y0, self._y1 = self.upwards[0], self.upwards[-1]
+
+    def place(self, x: float, y: float) -> tuple[str, str]:
+        x0, x1, y0, y1 = self._x0, self._x1, self._y0, self._y1
+        right = _LEFT + (x - x0) / (x1 - x0) * (WIDTH - _LEFT - _RIGHT)
+        down = HEIGHT - _BOTTOM - (y - y0) / (y1 - y0) * (HEIGHT - _TOP - _BOTTOM)
+        return f"{right:.1f}", f"{down:.1f}"
+
+    def grid(self, label: str) -> list[str]:
+        parts = []
+        for y in self.upwards:
+            _, down = self.place(self._x0, y)
+            parts.append(
+                f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{down}" y2="{down}"/>'
+            )
+            parts.append(
+                f'<text x="{_LEFT - 6}" y="{down}" dy="4" text-anchor="end">{_number(y)}</text>'
+            )
+        for x in self.across:
+            right, _ = self.place(x, self._y0)
+            parts.append(
+                f'<text x="{right}" y="{HEIGHT - 16}" text-anchor="middle">{_number(x)}</text>'
+            )
+        end = WIDTH - _RIGHT
+        parts.append(f'<text x="{end}" y="{HEIGHT - 2}" text-anchor="end">{label}</text>')
+        return parts
+
+
+def _pieces(points: Sequence[Point]) -> list[list[Point]]:
+    """The parts of the curve between gaps: NaN and infinity cannot be drawn."""
+    pieces: list[list[Point]] = [[]]
+    for point in points:
+        if _drawable(point[1]):
+            pieces[-1].append(point)
+        elif pieces[-1]:
+            pieces.append([])
+    return [piece for piece in pieces if piece]
+
+
+def drawn(points: Sequence[Point], most: int) -> list[Point]:
+    """At most `most` points that look like all of them: the extremes of each interval are kept."""
+    if len(points) <= most:
+        return list(points)
+    found = []
+    stretches = most // 2
+    for number in range(stretches):
+        stretch = points[
+            number * len(points) // stretches : (number + 1) * len(points) // stretches
+        ]
+        known = [point for point in stretch if _drawable(point[1])]
+        if len(known) < len(stretch):
+            found.append((stretch[0][0], math.nan))
+        extremes = {min(known, key=_height), max(known, key=_height)} if known else set()
+        found += sorted(extremes)
+    return found
+
+
+def _drawable(value: float) -> bool:
+    """Whether a value can be drawn: not NaN, infinity, or so large that no scale is left."""
+    return abs(value) < 1e300
+
+
+def _height(point: Point) -> float:
+    return point[1]
+
+
+def ticks(low: float, high: float, about: int = 5) -> list[float]:
+    """Round numbers, evenly spaced, from at or below `low` to at or above `high`."""
+    size = max(abs(low), abs(high))
+    if high / about - low / about <= size * 1e-12:  # not the difference, which may be infinite
+        pad = size / 10 or 1.0
+        low, high = low - pad, high + pad
+    rough = high / about - low / about
+    size = 10.0 ** math.floor(math.log10(rough))
+    step = next(size * nice for nice in (1, 2, 2.5, 5, 10) if size * nice >= rough * 0.999)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [number * step for number in range(first, last + 1)]
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}"
+
+
+def png(series: "Mapping[str, Series]", title: str, charts: Charts = NO_CHARTS) -> bytes:
+    """Draw with matplotlib. Raises UsageError where it is not installed."""
+    from importlib import import_module
+    from io import BytesIO
+
+    try:
+        figure_of = import_module("matplotlib.figure").Figure  # without a screen or global state
+    except ImportError:
+        raise UsageError(
+            "PNG needs matplotlib, which is not installed beside batchml: pip install matplotlib. "
+            "Or name a file that ends in .html, which needs nothing."
+        ) from None
+    count = len(series) + len(charts)
+    rows, columns = -(-count // 2), min(2, count)
+    figure = figure_of(figsize=(6.5 * columns, 3.2 * rows + 0.4), layout="constrained")
+    figure.suptitle(_shown(title), parse_math=False)
+    plots = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for plot, each in zip(plots, series.values(), strict=False):
+        label, places = axis(each)
+        plot.plot(places, each.values, marker="." if len(places) <= 40 else "")
+        plot.set_title(_shown(each.name), fontsize=10, parse_math=False)
+        plot.set_xlabel(label)
+        plot.grid(alpha=0.3)
+    for plot, (name, curves) in zip(plots[len(series) :], charts.items(), strict=False):
+        kept = dict(list(curves.items())[:MAX_NODES])
+        label, times = clock(kept)
+        for node, each in kept.items():
+            plot.plot(times[node], each.values, label=_shown(node))
+        plot.set_title(_shown(name), fontsize=10, parse_math=False)
+        plot.set_xlabel(label)
+        plot.set_ylim(bottom=0)
+        plot.legend(fontsize=7)
+        plot.grid(alpha=0.3)
+    for empty in plots[count:]:
+        empty.set_visible(False)
+    content = BytesIO()
+    figure.savefig(content, format="png", dpi=120)
+    return content.getvalue()

@@ -1,0 +1,235 @@
+"""Resource usage of each node of a run, and slow ranks, from marks in the logs. Pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from statistics import median
+from typing import Any
+
+from msgspec import Struct
+
+from batchml.aws.batch.jobs import LogMark
+from batchml.model.run import Run
+from batchml.runs.metrics.series import Gathered, Sample, Series
+from batchml.runs.rerun.rules import ranges
+from batchml.runtime.protocol.launch import AGAIN
+from batchml.runtime.protocol.log_marks import parse_mark, read_ranks
+
+AGE = 120_000  # ms: an older mark is not current
+WAITED, CPU = "waited", "cpu"  # the evidence that a rank is slow
+LEAST_WAIT = 10.0  # percent of the time that the others wait: less does not matter
+_PART = 0.25  # the slow rank waits at most this part of what the others wait
+_LESS_CPU = 25.0  # the others compute at least this percentage less than the slow rank
+_BUSY = 0.2  # cores: a rank that computes less delays nobody
+
+
+class NodeUsage(Struct, frozen=True):
+    """One container of a run with several: a node, or the head or a worker of a group run."""
+
+    name: str  # "node 1", "head", "workers 3"
+    run: Run
+
+
+class UsageSample(Struct, frozen=True):
+    """The newest `usage` and `ranks` marks (runtime/protocol/log_marks.py); else empty."""
+
+    node: NodeUsage
+    usage: dict[str, float] = {}
+    ranks: dict[int, dict[str, float]] = {}
+    series: dict[str, Series] = {}  # of usage, over time
+
+
+class SlowRank(Struct, frozen=True):
+    """Ranks that all others wait for.
+
+    `others`: percent of the time that the others wait, or by which they compute less.
+    """
+
+    ranks: tuple[int, ...]
+    nodes: tuple[str, ...]
+    others: float
+    evidence: str
+
+
+def collect(nodes: Sequence[NodeUsage], marks: Iterable[LogMark], now: int) -> list[UsageSample]:
+    """The usage of each node, from its marks. For a node that runs, old marks do not count."""
+    owners = {each.log_stream: i for i, node in enumerate(nodes) for each in node.run.attempts}
+    usage: dict[int, dict[str, float]] = {}
+    ranks: dict[int, dict[int, dict[str, float]]] = {}
+    series: dict[int, dict[str, Gathered]] = {}
+    for mark in marks:
+        owner, said = owners.get(mark.stream), parse_mark(mark.message)
+        if owner is None or said is None:
+            continue
+        kind, words = said
+        run = nodes[owner].run
+        is_now = mark.stream == run.attempts[-1].log_stream and (
+            run.status.is_terminal or now - mark.at <= AGE
+        )
+        if kind == "usage":
+            used = {name: float(value) for name, value in words.items()}
+            for name, value in used.items():
+                one = series.setdefault(owner, {}).setdefault(name, Gathered())
+                one.add(Sample(value, mark.at / 1000, None))
+            if is_now:
+                usage[owner] = used
+        elif kind == "ranks" and is_now:
+            ranks[owner] = read_ranks(words)
+    return [
+        UsageSample(
+            node,
+            usage.get(i, {}),
+            ranks.get(i, {}),
+            {n: Series(n, tuple(g.samples())) for n, g in series.get(i, {}).items()},
+        )
+        for i, node in enumerate(nodes)
+    ]
+
+
+def slow_ranks(uses: Iterable[UsageSample]) -> SlowRank | None:
+    """The ranks that all others wait for, if that is clear.
+
+    At most a quarter of the ranks, or all ranks of one node, and at least as many others. The best
+    evidence is what programs report (`batchml.runtime.progress`): a slow rank waits least while the
+    others wait. Without reports it is CPU time: a rank that waits for a message computes less. Not
+    for ranks on GPUs, which use CPU time while they wait.
+    """
+    homes: dict[int, str] = {}
+    figures: dict[int, dict[str, float]] = {}
+    for use in uses:
+        for rank, told in use.ranks.items():
+            homes[rank], figures[rank] = use.node.name, told
+    waited = {rank: told[WAITED] for rank, told in figures.items() if WAITED in told}
+    if waited:
+        found = _by_wait(waited, homes) if len(waited) == len(figures) else None
+        evidence = WAITED
+    else:
+        is_gpu = any("gpu_memory" in told for told in figures.values())
+        cpu = {rank: told.get(CPU, 0.0) for rank, told in figures.items()}
+        found = None if is_gpu else _by_cpu(cpu, homes)
+        evidence = CPU
+    if found is None:
+        return None
+    ranks, others = found
+    nodes = tuple(dict.fromkeys(homes[rank] for rank in ranks))
+    return SlowRank(tuple(ranks), nodes, others, evidence)
+
+
+def _by_wait(
+    waited: Mapping[int, float], homes: Mapping[int, str]
+) -> tuple[list[int], float] | None:
+    usual = sorted(waited.values())[3 * len(waited) // 4]  # of those that do wait
+    slow = sorted(rank for rank, share in waited.items() if share <= usual * _PART)
+    if usual < LEAST_WAIT or not _are_few(slow, homes):
+        return None
+    return slow, median(share for rank, share in waited.items() if rank not in slow)
+
+
+def _by_cpu(cpu: Mapping[int, float], homes: Mapping[int, str]) -> tuple[list[int], float] | None:
+    most = max(cpu.values(), default=0.0)
+    slow = sorted(rank for rank, cores in cpu.items() if cores >= 0.9 * most)
+    if most < _BUSY or not _are_few(slow, homes):
+        return None
+    less = [100 * (1 - cores / most) for rank, cores in cpu.items() if rank not in slow]
+    return (slow, median(less)) if min(less) >= _LESS_CPU else None
+
+
+def _are_few(slow: Sequence[int], homes: Mapping[int, str]) -> bool:
+    """Whether there are enough others to say that these are slow, and not the others fast."""
+    if len({homes[rank] for rank in slow}) == 1:
+        is_node = len(slow) == sum(home == homes[slow[0]] for home in homes.values())
+        return len(slow) <= (len(homes) // 2 if is_node else max(1, len(homes) // 4))
+    return 0 < len(slow) <= len(homes) // 4
+
+
+def slow_text(slow: SlowRank) -> str:
+    """One sentence for the user, with the evidence."""
+    numbers = ranges(list(slow.ranks))
+    who = f"rank {numbers}" if len(slow.ranks) == 1 else f"ranks {numbers}"
+    one = "is the slow one" if len(slow.ranks) == 1 else "are the slow ones"
+    where = f"{who} on {', '.join(slow.nodes)}"
+    it = "it" if len(slow.ranks) == 1 else "them"
+    if slow.evidence == WAITED:
+        return f"{where} {one}: the others wait {slow.others:.0f} % of a step for {it}"
+    one = one.replace("is the", "may be the").replace("are the", "may be the")
+    return (
+        f"{where} {one}, by CPU time alone: the others compute {slow.others:.0f} % less. "
+        "batchml.runtime.progress(step, waited=seconds) would tell"
+    )
+
+
+# --- Curves ---------------------------------------------------------------------------------------
+
+CHARTS = {
+    "cpu": "CPU, cores",
+    "memory": "memory, MiB",
+    "gpu": "GPU, percent",
+    "gpu_memory": "GPU memory, MiB",
+    "net_in": "network in, MB/s",
+    "net_out": "network out, MB/s",
+}
+_MEGA = {"net_in": 1e6, "net_out": 1e6}
+
+
+def charts(uses: Sequence[UsageSample]) -> dict[str, dict[str, Series]]:
+    """Title -> node -> its curve, for all usage that any node reported."""
+    found: dict[str, dict[str, Series]] = {}
+    for name, title in CHARTS.items():
+        by = _MEGA.get(name, 1.0)
+        for use in uses:
+            series = use.series.get(name)
+            if series is not None and series.samples:
+                scaled = tuple(each._replace(value=each.value / by) for each in series.samples)
+                found.setdefault(title, {})[use.node.name] = Series(name, scaled)
+    return found
+
+
+# --- Restarts of ranks in place, from the main node's log -----------------------------------------
+
+
+PATTERN = f'"{AGAIN}"'  # of CloudWatch Logs
+SHOWN = 5  # the last ones
+_OURS = "batchml: "
+
+
+class Restart(Struct, frozen=True):
+    at: int  # ms since the epoch
+    why: str  # "node 1 does not answer any more"
+
+
+def restarts(marks: Iterable[LogMark]) -> list[Restart]:
+    """The restarts that the runtime reports in its marks; by time."""
+    found = []
+    for mark in marks:
+        text = mark.message.strip()
+        if text.startswith(_OURS) and text.endswith(AGAIN):
+            why = text.removeprefix(_OURS).removesuffix(AGAIN).strip().rstrip(".")
+            found.append(Restart(mark.at, why[:1].lower() + why[1:]))
+    return sorted(found, key=lambda each: each.at)
+
+
+def restarts_text(found: Sequence[Restart], is_whole: bool = True) -> str:
+    """`2 times in place: node 1 is gone, at 10:42; rank 3 on node 1 ended with 1, at 11:05 UTC`.
+
+    The date is given where there are several. Not `is_whole`: only a part of a long log was read.
+    """
+    if not found:
+        return ""
+    days = len({_time(each.at, "%F") for each in found}) > 1
+    form = "%m-%d %H:%M" if days else "%H:%M"
+    count = f"{'' if is_whole else 'at least '}{_times(len(found))}"
+    last = ", the last of them" if len(found) > SHOWN else ""
+    told = "; ".join(f"{each.why}, at {_time(each.at, form)}" for each in found[-SHOWN:])
+    return f"{count} in place{last}: {told} UTC"
+
+
+def restarts_json(found: Sequence[Restart]) -> dict[str, Any]:
+    """The restarts for `--json`; nothing for a run without."""
+    return {"restarts": [{"at": each.at, "why": each.why} for each in found]} if found else {}
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def _time(ms: int, form: str) -> str:
+    return datetime.fromtimestamp(ms / 1000, UTC).strftime(form)

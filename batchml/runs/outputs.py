@@ -1,0 +1,412 @@
+"""Find the outputs of a run, and copy them to a folder; unchanged files are not copied again.
+
+The run chooses the names of its files, and may be anybody's program: no name leads out of the
+folder, and links are neither followed nor made.
+"""
+
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from msgspec import Struct
+
+from batchml.context import open_cache
+from batchml.errors import NotFound
+from batchml.jobs.ignore import OWN_FILE
+from batchml.runs.names import bare_id
+from batchml.runs.rerun.rules import first_numbers
+from batchml.runtime.transfer.tree import Tree
+
+if TYPE_CHECKING:
+    from batchml.aws.s3 import BucketStore
+    from batchml.context import Context
+    from batchml.model.run import Run
+    from batchml.runs.search import FoundRun
+
+PART = ".batchml-part"  # the suffix of a file that is being copied
+MAX_LEFT_OUT = 20  # names in a message
+AT_ONCE = 8  # files
+ROUND = 64  # files
+MAX_PATH = 4095  # bytes; PATH_MAX of Linux, less the NUL at its end
+
+
+class OutputEntry(NamedTuple):
+    """One file of the outputs: its path below them, its size in bytes, and when it was written."""
+
+    name: str
+    size: int
+    at: int  # ns since the epoch
+
+
+class Unreadable(Exception):
+    """An output file that cannot be read, and why: the run may have deleted it meanwhile."""
+
+
+class OutputSource(Protocol):
+    """Outputs of a run, wherever they lie."""
+
+    def entries(self) -> Iterable[OutputEntry]:
+        """Every file."""
+
+    def fetch(self, entry: OutputEntry, path: Path) -> None:
+        """Write a file's content to `path`, which does not exist yet. Raises Unreadable."""
+
+
+class CopiedOutputs(Struct, frozen=True):
+    """The result of a copy. `left_out` maps names to reasons."""
+
+    files: int = 0
+    size: int = 0  # bytes of them
+    unchanged: int = 0
+    left_out: tuple[str, ...] = ()
+
+
+class FolderOutputs:
+    """Outputs on this machine. Links and devices are left out: they may lead anywhere.
+
+    Folders are opened name by name, because the run may replace one by a link at any moment.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._tree = Tree(str(root))
+        self.left_out: list[str] = []
+
+    def entries(self) -> Iterator[OutputEntry]:
+        left = [""]
+        with closing(_Last(self._tree)) as last:
+            while left:  # os.walk is recursive, and fails for folders deeper than the stack
+                folders = []
+                for below, found in self._inside(last, left.pop()):
+                    if stat.S_ISDIR(found.st_mode):
+                        folders.append(below)
+                    elif stat.S_ISREG(found.st_mode):
+                        yield OutputEntry(below, found.st_size, found.st_mtime_ns)
+                    else:
+                        self.left_out.append(f"{below}: not a file")
+                left += reversed(folders)
+
+    def _inside(self, last: "_Last", folder: str) -> Iterator[tuple[str, os.stat_result]]:
+        """The entries of a folder, by paths below the root, in the order of names."""
+        try:
+            at = last.open(folder)
+            for name in sorted(os.listdir(at)):
+                # The run goes on, and may have deleted it.
+                with suppress(FileNotFoundError):
+                    about = os.stat(name, dir_fd=at, follow_symlinks=False)
+                    yield os.path.join(folder, name), about
+        except OSError as error:
+            self.left_out.append(f"{folder or '.'}: {error.strerror}")
+
+    def fetch(self, entry: OutputEntry, path: Path) -> None:
+        try:
+            source = self._tree.open(entry.name)
+        except OSError as error:
+            raise Unreadable(error.strerror) from error
+        with os.fdopen(source, "rb") as reading:
+            if not stat.S_ISREG(os.fstat(source).st_mode):
+                raise Unreadable("not a file")
+            with open(path, "wb") as writing:
+                shutil.copyfileobj(reading, writing, 1024**2)
+
+
+class _Last:
+    """The folder that was opened last: the next file is mostly in it or one step away."""
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree, self._path, self._at = tree, "", -1
+
+    def open(self, folder: str) -> int:
+        above, _, name = folder.rpartition("/")
+        if self._at >= 0 and above == self._path:
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+            found = os.open(name, flags, dir_fd=self._at)
+        else:
+            with self._tree.folder(folder) as at:
+                found = os.dup(at)
+        self.close()
+        self._path, self._at = folder, found
+        return found
+
+    def close(self) -> None:
+        if self._at >= 0:
+            os.close(self._at)
+        self._at = -1
+
+
+class ChildrenOutputs:
+    """The outputs of several children or nodes, each below a folder; "" for the run's own."""
+
+    def __init__(self, sources: Mapping[str, OutputSource]) -> None:
+        self._sources = sources
+        self._shadowed: list[str] = []
+
+    @property
+    def left_out(self) -> list[str]:
+        return self._shadowed + [
+            _joined(folder, text)
+            for folder, source in self._sources.items()
+            for text in getattr(source, "left_out", [])
+        ]
+
+    def entries(self) -> Iterator[OutputEntry]:
+        for folder, source in self._sources.items():
+            for entry in source.entries():
+                if not folder and entry.name.partition("/")[0] in self._sources:
+                    self._shadowed.append(f"{entry.name}: another node's outputs go there")
+                else:
+                    yield entry._replace(name=_joined(folder, entry.name))
+
+    def fetch(self, entry: OutputEntry, path: Path) -> None:
+        folder, _, name = entry.name.partition("/")
+        if folder in self._sources:
+            self._sources[folder].fetch(entry._replace(name=name), path)
+        else:
+            self._sources[""].fetch(entry, path)
+
+
+def _joined(folder: str, name: str) -> str:
+    return f"{folder}/{name}" if folder else name
+
+
+def copy(source: OutputSource, dest: Path) -> Iterator[OutputEntry | CopiedOutputs]:
+    """Copy new and changed files; yield each copied file, and at the end the result.
+
+    A file appears under its name when it is complete: after an interruption the same call copies
+    the rest. Raises OSError for a folder that cannot be written.
+    """
+    files = size = unchanged = 0
+    left_out: list[str] = []
+    wanted: list[OutputEntry] = []
+    dest.mkdir(parents=True, exist_ok=True)
+    for entry in source.entries():
+        why = refusal(entry.name) or _in_the_way(dest, entry.name)
+        if why:
+            left_out.append(f"{entry.name}: {why}")
+        elif _is_there(dest / entry.name, entry):
+            unchanged += 1
+        else:
+            wanted.append(entry)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        # In rounds, so that a failure ends the copy soon.
+        for start in range(0, len(wanted), ROUND):
+            some = wanted[start : start + ROUND]
+            taken = pool.map(lambda entry: _take(source, dest, entry), some)
+            for entry, why in zip(some, taken, strict=True):
+                if why:
+                    left_out.append(f"{entry.name}: {why}")
+                    continue
+                files, size = files + 1, size + entry.size
+                yield entry
+    left_out += getattr(source, "left_out", [])
+    yield CopiedOutputs(files, size, unchanged, tuple(left_out))
+
+
+def _take(source: OutputSource, dest: Path, entry: OutputEntry) -> str:
+    """Copy one file; the reason if it could not be copied, or ""."""
+    path = dest / entry.name
+    part = path.with_name(path.name + PART)
+    try:
+        _make_folders(dest, entry.name)
+        part.unlink(missing_ok=True)  # of an interrupted call, or a link
+        source.fetch(entry, part)
+        os.utime(part, ns=(entry.at, entry.at))
+        os.replace(part, path)
+    except Unreadable as error:
+        return str(error)
+    except (FileExistsError, NotADirectoryError, IsADirectoryError):
+        return "another of the outputs has this name, one as a folder and one as a file"
+    return ""
+
+
+def _make_folders(dest: Path, name: str) -> None:
+    """Create the folders above a file, one by one: Path.mkdir is recursive, and fails for deep
+    paths.
+    """
+    if (dest / name).parent.is_dir():
+        return
+    at = dest
+    for part in name.split("/")[:-1]:
+        at = at / part
+        at.mkdir(exist_ok=True)
+
+
+def refusal(name: str) -> str:
+    """Why a name cannot be the name of a file; empty for a valid one."""
+    parts = name.split("/")
+    if name.startswith("/") or "\0" in name or any(part in ("", ".", "..") for part in parts):
+        return "no name of a file below a folder"
+    if name.endswith(PART):
+        return f"files on their way are called {PART}"
+    if any(len(part.encode("utf-8", "surrogateescape")) > 255 - len(PART) for part in parts):
+        return "the name is too long"
+    return ""
+
+
+def _in_the_way(dest: Path, name: str) -> str:
+    """The existing file or link where a folder, or the file itself, has to be."""
+    if len(os.fsencode(dest / name)) + len(PART) > MAX_PATH:
+        return "the path is too long"
+    *folders, last = name.split("/")
+    at = dest
+    for part in folders:
+        at = at / part
+        if at.is_symlink() or (at.exists() and not at.is_dir()):
+            return f"{at} is in the way"
+    return f"{at / last} is a folder" if (at / last).is_dir() else ""
+
+
+def _is_there(path: Path, entry: OutputEntry) -> bool:
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    same = (found.st_size, found.st_mtime_ns) == (entry.size, entry.at)
+    return stat.S_ISREG(found.st_mode) and same
+
+
+# --- Where outputs lie ----------------------------------------------------------------------------
+
+
+_STORE = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])/(.+)")
+
+
+class BucketOutputs:
+    """Outputs in a bucket, below a prefix that ends with a slash."""
+
+    def __init__(self, bucket: "BucketStore", prefix: str) -> None:
+        self._bucket = bucket
+        self._prefix = prefix
+
+    def entries(self) -> Iterator[OutputEntry]:
+        for item in self._bucket.list_objects(self._prefix):
+            name = item.key.removeprefix(self._prefix)
+            if name and not name.endswith(
+                "/"
+            ):  # the AWS console creates such an object for a folder
+                yield OutputEntry(name, item.size, round(item.modified * 1000) * 1_000_000)
+
+    def fetch(self, entry: OutputEntry, path: Path) -> None:
+        if not self._bucket.get_file(self._prefix + entry.name, str(path)):
+            raise Unreadable("it was there a moment ago")
+
+
+def outputs(
+    context: "Context", found: "FoundRun", dest: Path
+) -> Iterable[OutputEntry | CopiedOutputs]:
+    """Copy the outputs of a run to `dest`; yield each copied file, and then the result.
+
+    Each child of an array has a folder named by its number. A new folder is left out of the code of
+    later runs. Raises NotFound where there are none.
+    """
+    source = source_of(context, found)
+    return copy(source, dest) if os.path.lexists(dest) else _copy_anew(source, dest)
+
+
+def _copy_anew(source: OutputSource, dest: Path) -> Iterator[OutputEntry | CopiedOutputs]:
+    dest.mkdir(parents=True)
+    own = dest / OWN_FILE
+    own.write_text(f"# Outputs of a run: {OWN_FILE} keeps them out of the code of others.\n*\n")
+    for each in copy(source, dest):
+        yield each
+        if each == CopiedOutputs():  # no outputs: no folder, either
+            own.unlink()
+            dest.rmdir()
+
+
+def source_of(context: "Context", found: "FoundRun") -> OutputSource:
+    """The source of a run's outputs. Raises NotFound."""
+    source = _here(context, found) if context.settings.is_local else _there(context, found)
+    first = first_numbers(found.run, found.record)
+    is_child = bare_id(found.job_id) != found.job_id
+    if not first or is_child:
+        return source
+    return (
+        ChildrenOutputs({str(first[0]): source})
+        if len(first) == 1
+        else RenumberedOutputs(source, first)
+    )
+
+
+class RenumberedOutputs:
+    """The outputs of a partial rerun of an array, by the first numbers of its children."""
+
+    def __init__(self, source: OutputSource, first: Sequence[int]) -> None:
+        self._source = source
+        self._named = {str(index): str(number) for index, number in enumerate(first)}
+        self._own = {number: index for index, number in self._named.items()}
+
+    @property
+    def left_out(self) -> list[str]:
+        return [_moved(text, self._named) for text in getattr(self._source, "left_out", [])]
+
+    def entries(self) -> Iterator[OutputEntry]:
+        for entry in self._source.entries():
+            yield entry._replace(name=_moved(entry.name, self._named))
+
+    def fetch(self, entry: OutputEntry, path: Path) -> None:
+        self._source.fetch(entry._replace(name=_moved(entry.name, self._own)), path)
+
+
+def _moved(path: str, folders: Mapping[str, str]) -> str:
+    folder, slash, name = path.partition("/")
+    return f"{folders.get(folder, folder)}{slash}{name}"
+
+
+def _here(context: "Context", found: "FoundRun") -> OutputSource:
+    runs, job_id = context.home.runs, found.job_id
+    whole, is_node, _ = job_id.partition("#")
+    for name in (job_id, whole) if is_node else (job_id,):  # nodes share the whole run's
+        if (runs / name / "output").is_dir():
+            return FolderOutputs(runs / name / "output")
+    parts = {
+        _below(folder.name.removeprefix(job_id)): FolderOutputs(folder / "output")
+        for folder in runs.glob(f"{job_id}[:#]*")
+        if (folder / "output").is_dir()
+    }
+    if not parts:
+        raise NotFound("Outputs of run", job_id, [], _why_none(found.run))
+    return ChildrenOutputs(
+        {name: parts[name] for name in sorted(parts, key=lambda it: (len(it), it))}
+    )
+
+
+def _below(part: str) -> str:
+    """The folder of the outputs of a child `:3` or a node `#1`, below those of the whole run.
+
+    The main node writes to the run's own folder: it is often the only one to save.
+    """
+    kind, number = part[:1], part[1:]
+    if kind == ":":
+        return number
+    return f"node-{number}" if number and number != "0" else ""
+
+
+def _why_none(run: "Run | None") -> str:
+    if run is None or run.started_at or run.children:
+        return "Its folder is gone."
+    return "It never began." if run.status.is_terminal else "It has not begun yet."
+
+
+def _there(context: "Context", found: "FoundRun") -> OutputSource:
+    from batchml.aws.s3 import BucketStore
+
+    store = found.run.environment.get("BATCHML_STORE", "") if found.run else ""
+    if not store and found.record and found.record.key:
+        bucket = open_cache(context).outputs().get("BucketName", "")
+        store = f"s3://{bucket}/runs/{found.record.key}" if bucket else ""
+    parts = _STORE.fullmatch(store)
+    if parts is None:
+        raise NotFound(
+            "Outputs of run", found.job_id, [],
+            "Its image was not built by batchml, or its environment has no bucket: nothing kept "
+            "what it left in BATCHML_OUTPUT_DIR.",
+        )  # fmt: skip
+    below = _below(found.job_id[len(bare_id(found.job_id)) :])
+    prefix = "/".join(filter(None, (parts[2], "output", below)))
+    return BucketOutputs(BucketStore(context.connect(), parts[1]), f"{prefix}/")

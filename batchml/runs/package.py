@@ -1,0 +1,132 @@
+"""The code package of a run: the archive of its code, and where it and a long command lie."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from batchml.errors import ConfigError
+from batchml.jobs.code import CodeArchive, deliver, describe_sent, pack
+
+if TYPE_CHECKING:
+    from batchml.aws.batch.requests import CommandDocument
+    from batchml.context import Context, EnvironmentCache
+    from batchml.jobs.find import ImageSource
+    from batchml.runs.options import ResolvedJob, RunRequest
+    from batchml.runtime.storage.store import Store
+
+_CODE = "code"  # the folder of the bucket that jobs may read: cfn/roles.yaml
+
+# In the registry that `batchml image push` pushes to.
+_OURS = re.compile(r"\.dkr\.ecr\.[a-z0-9.-]+/batchml/[^/]+$")
+
+
+class PackageStore(Struct, frozen=True):
+    """Where code packages are stored: a folder of this machine, or a bucket.
+
+    `is_read` is False for a run whose image has no runtime that would fetch them.
+    """
+
+    codes: str  # archives and documents, by content; empty where there is no place for them
+    bucket: str = ""
+    is_read: bool = True
+
+    @property
+    def documents(self) -> str:
+        return self.codes if self.is_read else ""
+
+    def address(self, archive: CodeArchive | None) -> str:
+        """Where a run finds its code; empty without code."""
+        return f"{self.codes}/{archive.name}" if archive else ""
+
+    def store(self, key: str) -> str:
+        """The folder of the run's checkpoints and outputs in the bucket; empty on `local`, which
+        gives it folders.
+        """
+        return f"s3://{self.bucket}/runs/{key}" if self.bucket and self.is_read else ""
+
+
+def find_package_store(
+    context: "Context", known: "EnvironmentCache | None", image: str, source: "ImageSource | None"
+) -> PackageStore:
+    """The package store of an environment, for a run with this image."""
+    if known is None:
+        return PackageStore(str(context.home.code))
+    bucket = known.outputs().get("BucketName", "")
+    is_read = source is not None or _OURS.search(image) is not None
+    return PackageStore(f"s3://{bucket}/{_CODE}" if bucket else "", bucket, is_read)
+
+
+def code_folder(ordered: "ResolvedJob") -> Path | None:
+    """The folder that is sent as code; None for none."""
+    code = ordered.spec.code
+    return None if code is False else ordered.folder if code is True else ordered.folder / code
+
+
+def pack_code(
+    context: "Context",
+    order: "RunRequest",
+    ordered: "ResolvedJob",
+    depot: PackageStore,
+    notices: list[str],
+) -> CodeArchive | None:
+    """The archive of the job's code; None for a job without code. Raises ConfigError."""
+    spec, folder, source = ordered.spec, ordered.folder, code_folder(ordered)
+    if source is None:
+        return None
+    if not source.is_dir():
+        raise ConfigError(str(folder / "job.toml"), [f"code: {source} is not a folder."])
+    if not depot.is_read:
+        raise ConfigError(
+            spec.name,
+            [
+                f"code: {spec.image} is not an image that batchml built, so nothing in it would "
+                f"fetch and unpack the folder in {context.env}. Set code = false and put the code "
+                f"into the image, or name a folder below images/ whose Dockerfile builds on it."
+            ],
+        )
+    if not depot.codes:
+        raise ConfigError(
+            context.env,
+            [
+                f"code: the environment has no bucket for it. Make one with "
+                f"`batchml setup --env {context.env}`, or put the code into the image and set "
+                f"code = false."
+            ],
+        )
+    # The state folder holds keys, and all earlier archives.
+    archive = pack(source, context.home.root, order.include_secrets)
+    if archive.left_out:
+        names = ", ".join(archive.left_out[:5]) + (", ..." if len(archive.left_out) > 5 else "")
+        notices.append(f"Left behind, not being files of this folder: {names}.")
+    return archive
+
+
+def _open_store(context: "Context", depot: PackageStore) -> "Store":
+    if depot.bucket:
+        from batchml.aws.s3 import BucketStore
+
+        return BucketStore(context.connect(), depot.bucket, _CODE)
+    from batchml.runtime.storage.folder import FolderStore
+
+    return FolderStore(str(context.home.code), private=True)
+
+
+def put(
+    context: "Context",
+    depot: PackageStore,
+    archive: CodeArchive | None,
+    document: "CommandDocument | None",
+    tell: Callable[[str], None],
+) -> None:
+    """Store code and document where the run finds them, unless they exist; one look for each."""
+    store = _open_store(context, depot)
+    if document is not None:
+        data = document.data
+        deliver(store, document.name, lambda: data)
+    if archive is not None:
+        sent = deliver(store, archive.name, lambda: archive.data)
+        if archive.files and (sent or depot.bucket):
+            tell(describe_sent(archive, sent))

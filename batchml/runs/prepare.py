@@ -1,0 +1,325 @@
+"""Work out all requests of a run. Nothing is sent and nothing is kept: `submit` does that.
+
+`prepare` goes from a RunRequest (flags, arguments, lines of a script) to a PreparedRun: the AWS
+Batch requests, the archive of the code, the record for the history, and notices for the user.
+"""
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from batchml.aws.batch.requests import (
+    SubmissionContext,
+    SubmissionRequests,
+    make_submission,
+    params_variable,
+)
+from batchml.aws.naming import make_platform, owner_tags, qualified
+from batchml.context import Context, EnvironmentCache, open_cache
+from batchml.errors import NoQueue
+from batchml.jobs.code import CodeArchive, check_words
+from batchml.jobs.find import ImageSource, find_source
+from batchml.model.group import GROUP_TAG
+from batchml.model.job import JobSpec
+from batchml.model.names import new_key, new_token, to_name
+from batchml.model.record import Record
+from batchml.runs.job_images import image_reference, own_image_notices
+from batchml.runs.options import (
+    DEFAULT_QUEUE,
+    ResolvedJob,
+    RunRequest,
+    fit_to_machine,
+    resolve_job,
+)
+from batchml.runs.package import PackageStore, code_folder, find_package_store, pack_code
+from batchml.runs.scripts import from_script, true_sizes
+
+if TYPE_CHECKING:
+    from batchml.model.group import GroupJob
+    from batchml.runs.fallback.move import FallbackPlan
+    from batchml.runs.git_commit import CommitQuery, GitCommit
+    from batchml.runs.groups.submit import SubmitIntent
+
+
+class PreparedRun(Struct, frozen=True):
+    """The requests of a run, and what the user should know before they are sent."""
+
+    spec: JobSpec
+    requests: SubmissionRequests
+    record: Record
+    archive: CodeArchive | None
+    image_source: ImageSource | None
+    store: PackageStore
+    notices: tuple[str, ...] = ()
+    cache: EnvironmentCache | None = None  # of an environment in AWS
+    workers: "tuple[SubmitIntent, ...]" = ()  # the other jobs of a run with groups
+    plan: "FallbackPlan | None" = None  # of a run that may move to another queue
+    queue_at: str = ""  # the line of a script that names the queue
+
+    @property
+    def name(self) -> str:
+        """The name that people see."""
+        return to_name(self.spec.name)
+
+
+def prepare(
+    context: Context, request: RunRequest, *, dry_run: bool, images: Mapping[str, str] = {}
+) -> PreparedRun:
+    """Work out the requests of a run.
+
+    `images` maps names of groups to image references, where they differ from the job's.
+    Raises ConfigError, NotFound or UsageError, each with all the mistakes of its input.
+    """
+    notices: list[str] = []
+    request = from_script(context, request, notices)
+    job = resolve_job(context, request)
+    query = query_commit(job.folder)
+    cache = None
+    if context.settings.is_local:
+        job = replace(
+            job, spec=fit_to_machine(context, job.spec, request.strict_resources, notices)
+        )
+    else:
+        cache = open_cache(context)
+    job = replace(job, spec=true_sizes(job.spec))
+    spec = job.spec
+    if context.settings.is_local and spec.queue:  # AWS refuses an unknown queue by itself
+        check_queue(context, spec.queue, request.queue_at)
+    source = find_source(spec.image, context.image_folders, job.folder)
+    notices += own_image_notices(job)
+    store = find_package_store(context, cache, spec.image, source)
+    _check_nodes(context, spec, store, dry_run=dry_run)
+    archive = pack_code(context, request, job, store, notices)
+    notices += _attempts(spec)
+    commit = query.read() if query else None
+    submission = _travel(context, request, job, store, archive, commit, notices, dry_run=dry_run)
+    outputs = cache.outputs() if cache else {}
+    platform = make_platform(context.env, context.settings.environment, outputs)
+    workers: list[tuple[GroupJob, SubmissionContext]] = []
+    run = spec
+    if spec.groups:
+        from batchml.runs.groups.prepare import split
+
+        (head, submission), *workers = split(context, request, spec, submission, store, platform)
+        run = head.spec
+
+    def make(spec: JobSpec, submission: SubmissionContext) -> tuple[SubmissionRequests, str]:
+        image = images.get(submission.tags.get(GROUP_TAG, ""), "")
+        image = image or image_reference(context, spec, source, cache)
+        queue = context.queue(spec.queue or DEFAULT_QUEUE)
+        made = make_submission(
+            spec, image=image, queue=queue, submission=submission, platform=platform
+        )
+        return made, image
+
+    requests, image = make(run, submission)
+    if requests.document is not None:
+        variables = {name: str(each) for name, each in spec.env.items()}
+        check_words(spec.name, spec.argv(), {**params_variable(spec), **variables})
+    record = _record(context, request, job, run, requests, submission, image, commit)
+    intents: list[SubmitIntent] = []
+    if workers:
+        from batchml.runs.groups.prepare import with_workers
+
+        record, intents = with_workers(record, workers, make)
+    plan: FallbackPlan | None = None
+    if spec.fallback.queue:
+        from batchml.runs.fallback.watch import check_target, make_plan
+
+        if context.settings.is_local or not dry_run:
+            check_target(context, spec.fallback.queue)
+        budget = _budget(context, replace(spec, queue=spec.fallback.queue), request, [])
+        record, plan = make_plan(spec, submission, budget, record, make, notices)
+    return PreparedRun(
+        spec, requests, record, archive, source, store, tuple(notices), cache, tuple(intents), plan,
+        request.queue_at,
+    )  # fmt: skip
+
+
+def query_commit(folder: Path) -> "CommitQuery | None":
+    """The query for the folder's commit; None outside a git repository."""
+    if not any((above / ".git").exists() for above in (folder, *folder.parents)):
+        return None
+    from batchml.runs.git_commit import CommitQuery
+
+    return CommitQuery(folder)
+
+
+def _check_nodes(context: Context, spec: JobSpec, store: PackageStore, *, dry_run: bool) -> None:
+    if spec.nodes > 1 or spec.launch.kind != "plain":
+        from batchml.runs.groups.prepare import check_nodes
+
+        queue, asks = spec.queue or DEFAULT_QUEUE, not (dry_run or context.settings.is_local)
+        check_nodes(context, spec, queue, has_runtime=store.is_read, asks=asks)
+
+
+def _attempts(spec: JobSpec) -> list[str]:
+    if spec.retry.attempts > 1:
+        return [f"Up to {spec.retry.attempts} attempts, after: {', '.join(spec.retry.on)}."]
+    if spec.nodes > 1:
+        return ["One attempt: a lost node ends the run. [retry] attempts = 5 lets it go on."]
+    return []
+
+
+def _travel(
+    context: Context,
+    request: RunRequest,
+    job: ResolvedJob,
+    store: PackageStore,
+    archive: CodeArchive | None,
+    commit: "GitCommit | None",
+    notices: list[str],
+    *,
+    dry_run: bool,
+) -> SubmissionContext:
+    """The part of the requests that is this run's own, under a new key."""
+    spec, key = job.spec, new_key(os.urandom)
+    waits = request.after and not dry_run
+    submission = SubmissionContext(
+        key=key,
+        code=store.address(archive),
+        store=store.store(key),
+        documents=store.documents,
+        env=environment_variables(context) | _budget(context, spec, request, notices),
+        tags=_tags(context, request, job, key, commit.id if commit else ""),
+        share=request.share,
+        depends_on=_dependencies(context, request, notices) if waits else request.after,
+        array=request.array,
+        token=new_token(os.urandom),
+    )
+    if spec.fallback.queue:
+        from batchml.runs.fallback.watch import may_move
+
+        submission = may_move(context, request, spec, submission)
+    return submission
+
+
+def _dependencies(context: Context, request: RunRequest, notices: list[str]) -> tuple[str, ...]:
+    from batchml.runs.dependencies import resolve
+
+    return resolve(context, request.after, notices)
+
+
+def _budget(
+    context: Context, spec: JobSpec, request: RunRequest, notices: list[str]
+) -> dict[str, str]:
+    """The variables by which the run knows its `--max-cost`."""
+    if request.max_cost is None:
+        return {}
+    from batchml.cost.service import limit_cost
+
+    variables, words = limit_cost(context, spec, request.max_cost, request.array or 0)
+    notices.append(words)
+    return variables
+
+
+def environment_variables(context: Context) -> dict[str, str]:
+    data = context.settings.data_dir
+    return {"BATCHML_DATA_DIR": data.value} if data and context.settings.is_local else {}
+
+
+def _tags(
+    context: Context, request: RunRequest, job: ResolvedJob, key: str, commit: str
+) -> dict[str, str]:
+    """The user's tags, and batchml's own, by which a run is found and recognised."""
+    ours = {"batchml:key": key, "batchml:commit": commit, "batchml:job": job.job}
+    if not context.settings.is_local:
+        ours |= owner_tags(context.env)
+    ours |= request.own_tags
+    return {**request.tags, **{name: value for name, value in ours.items() if value}}
+
+
+def _record(
+    context: Context,
+    request: RunRequest,
+    job: ResolvedJob,
+    spec: JobSpec,
+    requests: SubmissionRequests,
+    submission: SubmissionContext,
+    image: str,
+    commit: "GitCommit | None",
+) -> Record:
+    """What the history of this machine keeps of the run, before it is sent."""
+    sent = requests.submit
+    return Record(
+        key=submission.key,
+        name=to_name(spec.name),
+        job_name=sent["jobName"],
+        env=context.env,
+        queue=sent["jobQueue"],
+        job=str(job.folder) if job.job else "",
+        folder=str(code_folder(job) or ""),
+        command=tuple(spec.argv()),
+        params=dict(spec.params),
+        tags=submission.tags,
+        commit=commit.id if commit else "",
+        dirty=commit.is_dirty if commit else None,
+        image=image,
+        vcpus=spec.resources.vcpus,
+        memory_mib=spec.resources.memory_mib,
+        gpus=spec.resources.gpus,
+        array_size=submission.array or 0,
+        patterns=spec.metrics,
+        max_cost=request.max_cost,
+        code=submission.code,
+        spec=msgspec.to_builtins(job.original),
+        other=job.has_other_command,
+    )
+
+
+def to_requests(prepared: PreparedRun) -> dict[str, Any]:
+    """What `--dry-run` prints: the requests, and the document that SubmitJob names, if any."""
+    requests = prepared.requests
+    found = {"RegisterJobDefinition": requests.register, "SubmitJob": requests.submit}
+    if requests.document is not None:
+        found["order"] = msgspec.json.decode(requests.document.data)
+    if prepared.plan is not None:
+        moved = prepared.plan
+        found["fallback"] = {
+            "after": moved.after,
+            "SubmitJob": moved.requests.submit,
+            "variablesOfTheFirstJob": list(moved.lent),
+        }
+    if prepared.workers:
+        found["groups"] = {
+            each.record.tags[GROUP_TAG]: {
+                "RegisterJobDefinition": each.requests.register,
+                "SubmitJob": each.requests.submit,
+            }
+            for each in prepared.workers
+        }
+    return found
+
+
+# --- Queues that do not exist ---------------------------------------------------------------------
+
+
+def check_queue(context: Context, given: str, where: str = "") -> None:
+    """Raise NoQueue for a queue that does not exist: one call.
+
+    `where` is the line of a script that names it.
+    """
+    existing = context.batch.queues()
+    if context.queue(given) not in existing:
+        raise no_queue(context, given, existing, where)
+
+
+def no_queue(context: Context, given: str, existing: Iterable[str], where: str = "") -> NoQueue:
+    """The error for a queue that is not among the existing ones, in the user's own names."""
+    names = [each.removeprefix(qualified(context.env, "")) for each in existing]
+    name = given.removeprefix(qualified(context.env, ""))
+    return NoQueue(name, names, _hint(context, name, names), where=where)
+
+
+def _hint(context: Context, name: str, names: list[str]) -> str:
+    if name in context.settings.environment.queues:
+        return f"batchml.toml describes it: batchml setup --env {context.env} makes it."
+    if not names:
+        return "Make one: batchml queue create."
+    best = DEFAULT_QUEUE if DEFAULT_QUEUE in names else names[0]
+    return f"--queue {best} runs it {'here' if context.settings.is_local else 'there'}."

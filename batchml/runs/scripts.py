@@ -1,0 +1,315 @@
+"""A script in place of a job: the request that its own lines make.
+
+Its lines `#BATCHML` win over its lines `#SBATCH`, and flags of the command line over both.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from msgspec.structs import replace
+
+from batchml.errors import ConfigError, ScriptNotFound, did_you_mean
+from batchml.jobs.script import (
+    OURS,
+    Script,
+    ScriptLine,
+    is_script_name,
+    looks_like_script,
+    read_script,
+    sort_by_line,
+)
+from batchml.model.names import to_name
+from batchml.runs.options import OptionRow, RunRequest, SubmitOptions, option_rows, to_request
+from batchml.runtime.protocol.variables import SLURM
+
+if TYPE_CHECKING:
+    from batchml.context import Context
+    from batchml.model.job import JobSpec
+
+STDIN = "-"
+MOST = 1024**2  # bytes of a script; a larger file is not taken for a script
+RUNNER = ("python3", "-m", "batchml.runtime.entry.script")
+
+_NAMED_STDIN = "stdin"
+
+# Flags of the command itself, which a script cannot give: they say what the command does.
+_COMMAND_FLAGS = {"--wait", "--detach", "--dry-run", "--env", "--json", "--cancel-on-interrupt"}
+
+
+def refuse_missing(context: "Context", job: str | None) -> None:
+    """Raises ScriptNotFound for a word that can only be a script's name, where no such file is."""
+
+    folders = (context.here, *context.job_folders)
+    if not job or any((folder / job).exists() for folder in folders):
+        return
+    if is_script_name(Path(job).name):
+        raise ScriptNotFound(f"There is no file {job} here.")
+
+
+def is_script(context: "Context", job: str | None) -> bool:
+    """Whether the JOB of a command line is a script: `-`, or a file that looks like one."""
+
+    if job is None or job == STDIN:
+        return job == STDIN
+    path = context.here / job
+    if path.name == "job.toml" or not path.is_file() or path.stat().st_size > MOST:
+        return False
+    try:
+        return looks_like_script(path.name, path.read_bytes().decode())
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def from_script(
+    context: "Context",
+    order: "RunRequest",
+    notices: list[str],
+    *,
+    read: Callable[[], bytes] = lambda: sys.stdin.buffer.read(MOST + 1),
+    environ: Mapping[str, str] = os.environ,
+) -> "RunRequest":
+    """The request with the options of the script that it names; any other request unchanged.
+
+    `notices` get messages about lines without effect. `read` reads the script of `-`, `environ` has
+    the variables that `#SBATCH --export=NAME` passes on.
+
+    Raises ConfigError with every mistake of the script's lines, ScriptNotFound for no such file.
+    """
+    from batchml.jobs.slurm import read_slurm
+    from batchml.runtime.entry.script import ARRAY, interpreter
+
+    if order.job is None or not is_script(context, order.job):
+        refuse_missing(context, order.job)
+        return order
+
+    path = None if order.job == STDIN else context.here / order.job
+    shown = order.job if path else "The script on stdin"
+    text = _text(shown, path.read_bytes() if path else read())
+    program = interpreter(text.encode().split(b"\n", 1)[0])
+    script = read_script(text, program)
+    ours, wrong = read_options(script.ours)
+    slurm = read_slurm(script.slurms, environ)
+    mistakes = sort_by_line([*script.mistakes, *wrong, *slurm.mistakes])
+    if mistakes:
+        raise ConfigError(shown, mistakes)
+    said = sort_by_line((*_login(program, script), *script.notices, *slurm.notices))
+    notices += [f"{shown}, {words}" for words in said]
+    folder = _folder(context, path, slurm.folder, shown)
+    command = _command(path, folder, text, order.command or ())
+    lower = _over(to_request(options=ours), to_request(options=cast(SubmitOptions, slurm.options)))
+    merged = _over(replace(order, job=None, command=command, folder=str(folder)), lower)
+    if merged.changes.get("queue") and not order.changes.get("queue"):
+        named = _queue_line(script, environ)
+        merged = replace(merged, queue_at=f"{path.name if path else shown}, line {named}")
+    facts = dict(slurm.variables)
+    if merged.array != slurm.options.get("array"):  # the numbers are not the script's own
+        facts.pop(ARRAY, None)
+    if not merged.changes.get("name"):
+        name = Path(order.job).stem if path else _NAMED_STDIN
+        merged = replace(merged, changes={**merged.changes, "name": _name(name)})
+    return _with_facts(merged, script, facts)
+
+
+def _login(program: list[str], script: "Script") -> list[str]:
+    from batchml.runtime.entry.script import without_login
+
+    if not script.has_slurm or without_login(program) == program:
+        return []
+    return [
+        f"line 1: {' '.join(program)} is run without {program[1]}: a profile would set PATH anew, "
+        "and hide the programs of the image."
+    ]
+
+
+def _text(shown: str, data: bytes) -> str:
+    if len(data) > MOST:
+        raise ConfigError(shown, [f"it is larger than {MOST // 1024} KiB."])
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise ConfigError(shown, ["it is not UTF-8 text."]) from None
+
+
+def _folder(context: "Context", path: Path | None, named: str, shown: str) -> Path:
+    """The folder that is sent as code: the one that `-D` names, else the current folder, as for
+    sbatch; the script's own where the script lies elsewhere.
+    """
+
+    if named:
+        folder = context.here / named
+        if not folder.is_dir():
+            raise ConfigError(shown, [f"--chdir: {folder} is not a folder."])
+        return folder
+    if path is None or path.resolve().is_relative_to(context.here.resolve()):
+        return context.here
+    return path.resolve().parent
+
+
+def _command(
+    path: Path | None, folder: Path, text: str, arguments: tuple[str, ...]
+) -> tuple[str, ...]:
+    """How the script is run: from the code that is sent, or else packed into the command."""
+    from batchml.runtime.entry.script import PACKED, pack
+
+    if path is not None and path.resolve().is_relative_to(folder.resolve()):
+        return (*RUNNER, path.resolve().relative_to(folder.resolve()).as_posix(), *arguments)
+    return (*RUNNER, PACKED, pack(text.encode()), path.name if path else _NAMED_STDIN, *arguments)
+
+
+def _name(text: str) -> str:
+
+    return to_name(text)
+
+
+def _over(upper: "RunRequest", lower: "RunRequest") -> "RunRequest":
+    """The values of `upper`, and for the rest those of `lower`."""
+    return replace(
+        upper,
+        changes=_merged(upper.changes, lower.changes),
+        params={**lower.params, **upper.params},
+        tags={**lower.tags, **upper.tags},
+        after=upper.after or lower.after,
+        share=upper.share or lower.share,
+        array=lower.array if upper.array is None else upper.array,
+        max_cost=lower.max_cost if upper.max_cost is None else upper.max_cost,
+        strict_resources=upper.strict_resources or lower.strict_resources,
+        include_secrets=upper.include_secrets or lower.include_secrets,
+    )
+
+
+def _merged(upper: Mapping[str, Any], lower: Mapping[str, Any]) -> dict[str, Any]:
+    found = dict(lower)
+    for name, value in upper.items():
+        if isinstance(value, Mapping) and isinstance(found.get(name), Mapping):
+            found[name] = _merged(value, found[name])
+        elif value is not None:
+            found[name] = value
+    return found
+
+
+def _queue_line(script: "Script", environ: Mapping[str, str]) -> int:
+    """The number of the line that names the queue: the last `#BATCHML` line, else `#SBATCH`."""
+    from batchml.jobs.slurm import read_slurm
+
+    ours = [line.number for line in script.ours if read_options([line])[0].get("queue")]
+    if ours:
+        return ours[-1]
+    return max(
+        (each.number for each in script.slurms if read_slurm([each], environ).options.get("queue")),
+        default=1,
+    )
+
+
+def true_sizes(spec: "JobSpec") -> "JobSpec":
+    """A job that speaks Slurm, with its real sizes in the Slurm variables: flags, and this machine,
+    may give other sizes than the script asks for. Any other job unchanged.
+    """
+    if not spec.env.get(SLURM):
+        return spec
+    from batchml.runtime.protocol.variables import number_of
+
+    has, env = spec.resources, dict(spec.env)
+    tasks = max(1, number_of(str(env.get("SLURM_NTASKS_PER_NODE", "")), 1))
+    env |= {"SLURM_CPUS_ON_NODE": str(has.vcpus), "SLURM_MEM_PER_NODE": str(has.memory_mib)}
+    for name in [name for name in env if name.startswith("SLURM_GPUS") and not has.gpus]:
+        del env[name]
+    if has.gpus:
+        env |= {"SLURM_GPUS": str(has.gpus * spec.nodes), "SLURM_GPUS_ON_NODE": str(has.gpus)}
+    for name, count in (("SLURM_CPUS_PER_TASK", has.vcpus), ("SLURM_GPUS_PER_TASK", has.gpus)):
+        if name in env:
+            most = max(1, count // tasks)
+            env[name] = str(min(number_of(str(env[name]), most), most))
+    return replace(spec, env=env)
+
+
+def _with_facts(order: "RunRequest", script: "Script", facts: Mapping[str, str]) -> "RunRequest":
+    """The request with the variables that Slurm would set; unchanged for a script that does not
+    speak Slurm, since programs that find the variables assume a cluster.
+    """
+
+    if not script.has_slurm:
+        return order
+    told = {SLURM: "1", "SLURM_JOB_NAME": order.changes["name"], **facts}
+    env = {**told, **(order.changes.get("env") or {})}
+    return replace(order, changes={**order.changes, "env": env})
+
+
+# --- Lines #BATCHML -------------------------------------------------------------------------------
+
+
+def read_options(lines: Sequence[ScriptLine]) -> tuple[SubmitOptions, list[str]]:
+    """The options that lines `#BATCHML` set, and every mistake in them.
+
+    Of a flag that is given twice the last counts, as on a command line.
+    """
+    found: dict[str, Any] = {}
+    mistakes: list[str] = []
+    for line in lines:
+        words = list(line.words)
+        while words:
+            wrong = _take_flag(words, found)
+            if wrong:
+                mistakes.append(f"line {line.number}: {wrong}")
+    return cast(SubmitOptions, found), mistakes
+
+
+@cache
+def _flags() -> dict[str, OptionRow]:
+    """Flag -> option, with the short flags."""
+    rows = option_rows().values()
+    return {row.flag: row for row in rows} | {
+        row.option.short: row for row in rows if row.option.short
+    }
+
+
+def _take_flag(words: list[str], found: dict[str, Any]) -> str:
+    """Move one flag with its value from the words into `found`; its mistake, or ""."""
+    word = words.pop(0)
+    flag, equals, value = word.partition("=")
+    short = word[:2]
+    if short in _flags() and len(word) > 2:  # -pNAME=VALUE
+        flag, equals, value = short, "=", word[2:]
+    if flag in _COMMAND_FLAGS:
+        return f"{flag} belongs on the command line: it says what the command does, not the run."
+    row = _flags().get(flag)
+    if row is None:
+        while words and not words[0].startswith("-"):  # its values
+            words.pop(0)
+        return f"{OURS} {word}: is no flag of batchml submit.{did_you_mean(flag, _flags())}"
+    if row.type is bool:
+        found[row.name] = True
+        return f"{flag}: takes no value." if equals else ""
+    if not equals:
+        if not words or (words[0].startswith("--") and words[0].partition("=")[0] in _flags()):
+            return f"{row.flag}: has no value."
+        value = words.pop(0)
+    return _set(row, value, found)
+
+
+def _set(row: OptionRow, value: str, found: dict[str, Any]) -> str:
+    if row.type in (int, float):
+        number = _number(value, row.type)
+        if number is None:
+            return f"{row.flag}: found {value!r}. Give a number."
+        found[row.name] = number
+    elif row.type is dict:
+        key, equals, text = value.partition("=")
+        if not equals or not key:
+            return f"{row.flag} {value}: write it as NAME=VALUE."
+        found.setdefault(row.name, {})[key] = text
+    elif row.type is list:
+        found.setdefault(row.name, []).append(value)
+    else:
+        found[row.name] = value
+    return ""
+
+
+def _number(text: str, kind: type) -> int | float | None:
+    try:
+        return kind(text) if text.isascii() and "_" not in text else None
+    except ValueError:
+        return None

@@ -1,0 +1,137 @@
+"""Print the output of a run so far: all lines or the last ones, with those of children or nodes."""
+
+from collections.abc import Iterator
+from itertools import islice
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from batchml.aws.logs import LogLine, StreamReader
+from batchml.clock import Clock
+from batchml.model.logcheck import LogCheck
+from batchml.model.polling import PollIntervals
+from batchml.model.run import Attempt, Run
+from batchml.runs.watch.intervals import Limiter
+from batchml.runs.watch.parts import Family, OpenLog, missing_text
+from batchml.runs.watch.poller import MAX_DESCRIBE, Describe
+from batchml.runtime.protocol.log_marks import parse_mark
+
+
+class Printed(Struct, frozen=True):
+    """The output of one attempt; `number` counts from 1, `child` as in the events of `follow`."""
+
+    run: Run
+    child: str
+    number: int
+    stream: str
+    lines: Iterator[LogLine]  # read while it is iterated
+    reader: StreamReader  # knows afterwards whether the log exists
+
+    @property
+    def note(self) -> str:
+        """The message about a missing or incomplete log; call it after the lines were read."""
+        if self.reader.missing:
+            over = self.run.status.is_terminal
+            return missing_text(self.run, self.stream, self.reader.missing, is_over=over)
+        return self.check.describe(self.child) if self.check is not None else ""
+
+    @property
+    def check(self) -> LogCheck | None:
+        """The embedded server's check of the log of an attempt that has ended."""
+        return self.reader.check
+
+    @property
+    def is_damaged(self) -> bool:
+        return self.check is not None and self.check.is_damaged
+
+
+def printed(
+    describe: Describe,
+    open_log: OpenLog,
+    run: Run,
+    *,
+    clock: Clock,
+    pace: PollIntervals,
+    attempt: int | None = None,
+    since: int | None = None,
+    last: int | None = None,
+) -> Iterator[Printed]:
+    """Yield the output of each attempt, of each child or node, in order; marks are left out.
+
+    `attempt` selects one by its number. `since` is in ms since the epoch. `last` is a number of
+    lines of each child.
+    """
+    limiter = Limiter(clock, pace.reads)
+    for child, part in _parts(describe, run):
+        found = [
+            _printed(open_log, part, child, number, each, since, limiter)
+            for number, each in enumerate(part.attempts, start=1)
+            if each.log_stream and attempt in (None, number)
+        ]
+        yield from found if last is None else _tails(found, last, limiter)
+
+
+def _printed(
+    open_log: OpenLog,
+    run: Run,
+    child: str,
+    number: int,
+    attempt: Attempt,
+    since: int | None,
+    limiter: Limiter,
+) -> Printed:
+    shown = f"{child}/{number}" if child and number > 1 else child
+    reader = open_log(run, attempt.log_stream).restarted(since)
+    return Printed(run, shown, number, attempt.log_stream, _lines(reader, limiter), reader)
+
+
+def _lines(reader: StreamReader, limiter: Limiter) -> Iterator[LogLine]:
+    """All lines so far. No further call is made after the end mark's count is reached."""
+    count, promised = 0, -1
+    while True:
+        limiter.take()
+        page = reader.page()
+        for line in page.lines:
+            mark = parse_mark(line.message)
+            if mark is None:
+                count += 1
+                yield line
+            elif mark[0] == "end":
+                promised = int(mark[1]["lines"])
+        if page.is_end(count == promised):
+            return
+
+
+def _last_lines(reader: StreamReader, last: int, limiter: Limiter) -> list[LogLine]:
+    limiter.take()
+    lines = (line for line in reader.backwards() if parse_mark(line.message) is None)
+    found = list(islice(lines, last))[::-1]
+    reader.finish_check()
+    return found
+
+
+def _parts(describe: Describe, run: Run) -> Iterator[tuple[str, Run]]:
+    """The run itself, or its children or nodes that have begun, in their order."""
+    if not (run.array_size or (run.nodes and run.node_index is None)):
+        yield "", run
+        return
+    family = Family(run)
+    for start in range(0, family.size, MAX_DESCRIBE):
+        numbers = range(start, min(start + MAX_DESCRIBE, family.size))
+        found = describe([family.job_id(number) for number in numbers])
+        for number in numbers:
+            part = found.get(family.job_id(number))
+            if part is not None:
+                yield str(number), part
+
+
+def _tails(attempts: list[Printed], last: int, limiter: Limiter) -> list[Printed]:
+    """The last lines of all attempts together, read from the end."""
+    found = []
+    for each in reversed(attempts):
+        lines = _last_lines(each.reader, last, limiter)
+        found.append(replace(each, lines=iter(lines)))
+        last -= len(lines)
+        if last <= 0:
+            break
+    return found[::-1]

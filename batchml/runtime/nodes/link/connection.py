@@ -1,0 +1,337 @@
+"""Authenticated messages between the nodes of a run: JSON lines over TCP, each with an HMAC.
+
+The token of the run is never sent. Each side proves that it has the token by HMAC-SHA256 over two
+random numbers. Each later line has an HMAC of its own, made with a key of the connection and the
+number of the line, so no line can be forged, repeated or left out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import select
+import selectors
+import socket
+import time
+from typing import Any, Callable, Dict, List, Optional
+
+MAX_LINE = 1 << 20  # bytes; the last lines of a rank travel in one message
+_MAX_GREETING = 16_384
+_READ = 1 << 18
+HELLO = "batchml-nodes-1"
+MEASURED = 8 << 20  # bytes that are sent and returned to measure a connection
+
+Message = Dict[str, Any]
+
+
+class LinkClosed(OSError):
+    """The other side has closed the connection, or does not belong to the run.
+
+    `final`: another try would fail the same way.
+    """
+
+    def __init__(self, text: str, final: bool = False) -> None:
+        super().__init__(text)
+        self.final = final
+
+
+def proof(token: str, *parts: str) -> str:
+    return hmac.new(token.encode(), "\n".join(parts).encode(), hashlib.sha256).hexdigest()
+
+
+def dump(message: Message) -> str:
+    return json.dumps(message, separators=(",", ":"), sort_keys=True)
+
+
+class NodeLink:
+    """A connection whose two sides have proved that they belong to the run. No method blocks.
+
+    Every method raises LinkClosed once the other side is gone.
+    """
+
+    def __init__(
+        self, connection: socket.socket, key: str, is_main: bool, rest: bytes = b""
+    ) -> None:
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket = connection
+        self._key = key
+        self._ours, self._theirs = ("main", "node") if is_main else ("node", "main")
+        self._sent = self._received = 0
+        self._in = bytearray(rest)
+        self._out = bytearray()
+        self._raw = 0  # bytes of the measurement that are still to come
+        self._echo = False
+        self._held: List[Message] = []
+
+    def send(self, message: Message) -> None:
+        if self._raw and self._echo:  # it would come in the middle of the returned bytes
+            self._held.append(message)
+            return
+        text = dump(message)
+        code = proof(self._key, self._ours, str(self._sent), text)[:32]
+        self._sent += 1
+        self._out += f"{code} {text}\n".encode()
+        self.flush()
+
+    def measure(self) -> None:
+        """Send a block that the other side returns; `{"do": "measured"}` is received after it."""
+        self.send({"do": "measure", "bytes": MEASURED})
+        self._out += bytes(MEASURED)
+        self.flush()
+
+    def flush(self) -> None:
+        try:
+            while self._out:
+                del self._out[: self.socket.send(memoryview(self._out)[:_READ].tobytes())]
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            raise LinkClosed(str(error)) from error
+
+    def messages(self) -> List[Message]:
+        """Read the messages that have come."""
+        try:
+            data = self.socket.recv(_READ)
+        except BlockingIOError:
+            return []
+        except OSError as error:
+            raise LinkClosed(str(error)) from error
+        if not data:
+            raise LinkClosed("the connection was closed")
+        self._in += data
+        return self._whole()
+
+    def waiting(self) -> List[Message]:
+        """Return the messages that came together with the greeting."""
+        return self._whole()
+
+    def _whole(self) -> List[Message]:
+        found: List[Message] = []
+        while True:
+            if self._raw:
+                taken = min(self._raw, len(self._in))
+                if self._echo:
+                    self._out += self._in[:taken]
+                del self._in[:taken]
+                self._raw -= taken
+                if self._echo:
+                    self.flush()
+                if self._raw:
+                    return found
+                if not self._echo:
+                    found.append({"do": "measured"})
+                held, self._held = self._held, []
+                for message in held:
+                    self.send(message)
+            end = self._in.find(b"\n")
+            if end < 0:
+                if len(self._in) > MAX_LINE:
+                    raise LinkClosed("a line without an end")
+                return found
+            line = bytes(self._in[:end])
+            del self._in[: end + 1]
+            message = self._read(line)
+            if message.get("do") in ("measure", "echo"):
+                if message["do"] == "measure":
+                    self.send({"do": "echo", "bytes": message["bytes"]})
+                self._raw, self._echo = int(message["bytes"]), message["do"] == "measure"
+            else:
+                found.append(message)
+
+    def _read(self, line: bytes) -> Message:
+        code, _, text = line.decode("utf-8", "replace").partition(" ")
+        expected = proof(self._key, self._theirs, str(self._received), text)[:32]
+        if not hmac.compare_digest(code, expected):
+            raise LinkClosed("a line that is not of this run")
+        self._received += 1
+        message: Message = json.loads(text)
+        return message
+
+    def watch(self, selector: selectors.BaseSelector, ready: Callable[[], None]) -> None:
+        """Have `ready` called when data comes, or when waiting data can be sent.
+
+        Call this after each `send` and `flush`.
+        """
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._out else 0)
+        known = selector.get_map().get(self.socket)
+        if known is None:
+            selector.register(self.socket, wanted, ready)
+        elif known.events != wanted:
+            selector.modify(self.socket, wanted, known.data)
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+# --- The main node's side of a new connection -----------------------------------------------------
+
+
+class Handshake:
+    """A connection whose other side has not proved yet that it belongs to the run. Never blocks."""
+
+    def __init__(self, connection: socket.socket, token: str) -> None:
+        connection.setblocking(False)
+        self.socket = connection
+        self._token = token
+        self._nonce = os.urandom(16).hex()
+        self._in = b""
+        self._theirs = ""
+        connection.send(dump({"hello": HELLO, "nonce": self._nonce}).encode() + b"\n")
+
+    def read(self) -> Optional[Message]:
+        """Return the description of the member once it is proved; None while data is missing.
+
+        Raises LinkClosed.
+        """
+        try:
+            data = self.socket.recv(_MAX_GREETING)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            raise LinkClosed(str(error)) from error
+        self._in += data
+        if not data or len(self._in) > _MAX_GREETING:
+            raise LinkClosed("no greeting")
+        if b"\n" not in self._in:
+            return None
+        line, _, self._in = self._in.partition(b"\n")
+        try:
+            found = json.loads(line)
+            code, nonce, member = found["proof"], str(found["nonce"]), dict(found["member"])
+        except (ValueError, TypeError, KeyError):
+            raise LinkClosed("no greeting of ours") from None
+        expected = proof(self._token, "member", self._nonce, nonce, dump(member))
+        if not hmac.compare_digest(str(code), expected):
+            raise LinkClosed("it does not have the token of this run")
+        self._theirs = nonce
+        return member
+
+    def refuse(self, why: str, final: bool) -> None:
+        self._answer({"refused": why, "final": final})
+        self.socket.close()
+
+    def welcome(self) -> NodeLink:
+        self._answer({"welcome": True})
+        key = proof(self._token, "session", self._nonce, self._theirs)
+        return NodeLink(self.socket, key, is_main=True, rest=self._in)
+
+    def _answer(self, answer: Message) -> None:
+        code = proof(self._token, "main", self._theirs, self._nonce, dump(answer))
+        try:
+            self.socket.send(dump({"proof": code, "answer": answer}).encode() + b"\n")
+        except OSError as error:
+            raise LinkClosed(str(error)) from error
+
+
+# --- The other nodes' side ------------------------------------------------------------------------
+
+
+_RETRY_FOR = 10.0  # seconds in which a program of the same node tries to reach the server
+
+
+def join_again(address: str, port: int, token: str, member: Message) -> NodeLink:
+    """Like `join`; a connection that is closed in the handshake is tried again for some seconds.
+
+    Nothing was requested before the handshake is complete, so nothing is done twice.
+    """
+    until = time.monotonic() + _RETRY_FOR
+    while True:
+        try:
+            return join(address, port, token, member)
+        except LinkClosed as closed:
+            if closed.final or time.monotonic() >= until:
+                raise
+            select.select([], [], [], 0.1)
+
+
+def join(
+    address: str, port: int, token: str, member: Message, source: str = "", limit: float = 2.0
+) -> NodeLink:
+    """Connect as `member`, and wait for the answer. Raises LinkClosed.
+
+    Each step may take `limit` seconds. `source`: the address of this node to connect from.
+    """
+    try:
+        connection = socket.create_connection(
+            (address, port), limit, source_address=(source, 0) if source else None
+        )
+    except OSError as error:
+        raise LinkClosed(str(error)) from error
+    return greet(connection, token, member, limit)
+
+
+def dial(address: str, port: int, source: str = "") -> socket.socket:
+    """Begin to connect, without waiting: a host that has vanished never answers.
+
+    Pass the socket to `greet` once it can be written to. Raises LinkClosed.
+    """
+    made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        made.setblocking(False)
+        if source:
+            made.bind((source, 0))
+        made.connect((address, port))
+    except BlockingIOError:
+        pass  # the connection is being made
+    except OSError as error:
+        made.close()
+        raise LinkClosed(str(error)) from error
+    return made
+
+
+def greet(connection: socket.socket, token: str, member: Message, limit: float = 2.0) -> NodeLink:
+    """Do the handshake on a new connection; close it before LinkClosed is raised."""
+    try:
+        error = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if error:
+            raise OSError(error, os.strerror(error))
+        connection.settimeout(limit)
+        until = time.monotonic() + limit
+        greeting = _line(connection, until)
+        if greeting.get("hello") != HELLO:
+            raise LinkClosed("something else answers there")
+        theirs, ours = str(greeting.get("nonce")), os.urandom(16).hex()
+        code = proof(token, "member", theirs, ours, dump(member))
+        reply = {"proof": code, "nonce": ours, "member": member}
+        connection.sendall(dump(reply).encode() + b"\n")
+        found = _line(connection, until)
+        answer: Message = dict(found.get("answer") or {})
+        expected = proof(token, "main", ours, theirs, dump(answer))
+        if not hmac.compare_digest(str(found.get("proof")), expected):
+            raise LinkClosed("the main node of another run answers there")
+        if answer.get("refused"):
+            raise LinkClosed(str(answer["refused"]), final=bool(answer.get("final")))
+        return NodeLink(connection, proof(token, "session", theirs, ours), is_main=False)
+    except LinkClosed:
+        connection.close()
+        raise
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        connection.close()
+        raise LinkClosed(str(error)) from error
+
+
+def _line(connection: socket.socket, until: float) -> Message:
+    """Read one line, and no byte after it: the rest belongs to the link."""
+    found = b""
+    while not found.endswith(b"\n"):
+        if len(found) > _MAX_GREETING or time.monotonic() > until:
+            raise LinkClosed("no answer")
+        data = connection.recv(1)
+        if not data:
+            raise LinkClosed("the connection was closed")
+        found += data
+    message: Message = json.loads(found)
+    return message
+
+
+def candidate_ports(key: str, count: int = 6) -> List[int]:
+    """The ports of a run's main node: it listens on the first of these that is free there.
+
+    They follow from the run's key, so two runs on one host do not meet. They lie below the ports
+    that Linux gives to outgoing connections (32768 and up, net.ipv4.ip_local_port_range).
+    """
+    digest = hashlib.sha256(key.encode()).digest()
+    return [15_000 + int.from_bytes(digest[2 * i : 2 * i + 2], "big") % 5_000 for i in range(count)]

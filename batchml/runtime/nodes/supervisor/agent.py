@@ -1,0 +1,375 @@
+"""The agent of one node: it starts and ends the ranks as ordered, and reports what they do."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from typing import Callable, List, NamedTuple, Optional, Tuple
+
+from batchml.runtime.entry.stopping import make_stop_file
+from batchml.runtime.nodes.link.connection import Message
+from batchml.runtime.nodes.supervisor.rank_env import RankLayout
+from batchml.runtime.nodes.supervisor.ranks import RankProcesses
+from batchml.runtime.protocol.exit_codes import CONFIGURATION_ERROR, TRY_ELSEWHERE
+from batchml.runtime.telemetry.host import mounted, pairs, read
+
+_STACKS = 1.0  # seconds that ranks have to write their stacks
+_LOOK = 1.0  # seconds between two checks for signs of life
+_LINES = 400  # of the stacks of a rank in the log; the file has all
+
+
+class AgentSettings(NamedTuple):
+    """The node, its run, and the command of its ranks."""
+
+    node: int  # 0: the main node
+    nodes: int
+    processes: int
+    address: str
+    command: Tuple[str, ...]
+    environ: Mapping[str, str]  # of the ranks
+    run: str
+    temporary: str  # a folder of the attempt
+    output: str
+    metrics: str
+    stop_file: str
+    cores: int
+    interface: str
+    fetch: Mapping[str, str] = {}  # environment of checkpoint_fetch.py, on nodes that need it
+    fetch_within: float = 600.0  # seconds
+
+
+class SupervisorExit(NamedTuple):
+    """How the supervisor ends, once its ranks are gone."""
+
+    code: int
+    why: str
+    by_runtime: bool
+    tail: Tuple[str, ...] = ()
+    is_untold: bool = False  # the main node does not know of it
+
+
+class NodeAgent:
+    """`tell` sends a message to the main node. `gate` returns why this host is unfit, or None."""
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        ranks: RankProcesses,
+        say: Callable[[str], None],
+        tell: Callable[[Message], None],
+        gate: Callable[[], Optional[str]],
+    ) -> None:
+        self._settings = settings
+        self._say = say
+        self._tell = tell
+        self._gate = gate
+        self._ranks = ranks
+        self._generation = 0
+        self._is_busy = False  # a generation runs here, and its end was not reported
+        self._is_ending = False
+        self._waiting: Optional[RankLayout] = None  # until all nodes have rank 0's checkpoints
+        self._checks = False  # the host is checked before the end is reported
+        self._term_at = self._kill_at = float("inf")
+        self._grace = 0.0
+        self._looked = 0.0
+        self._memory_kills = 0
+        self._pulse = time.monotonic()
+        self._observed: Tuple[object, ...] = ()
+        self._has_stop_file = False
+        self.stopping: Optional[SupervisorExit] = None  # a stop was ordered: the run ends
+        self.leaving: Optional[SupervisorExit] = None
+
+    # --- Orders -----------------------------------------------------------------------------------
+
+    def order(self, message: Message) -> None:
+        """Carry out an order of the main node."""
+        what, now = message["do"], time.monotonic()
+        if what == "begin":
+            self._begin(message)
+        elif what == "go" and self._waiting is not None:
+            layout, self._waiting = self._waiting, None
+            self._start(layout)
+        elif what == "end":
+            self.end(message["grace"], bool(message.get("stacks")), checks=True)
+        elif what == "stop":
+            self._stop(message, now)
+        elif what == "exit":
+            tail = tuple(message.get("tail", ()))
+            self.leave(
+                SupervisorExit(message["code"], message["why"], message["by_runtime"], tail),
+                message["grace"],
+            )
+        else:
+            self._ranks.hear(message)
+
+    def end(self, grace: float, stacks: bool = False, checks: bool = False) -> None:
+        """End the ranks, and report once no process of them is left."""
+        now = time.monotonic()
+        self._checks = checks
+        if self._is_ending:
+            self._kill_at = min(self._kill_at, now + grace)
+            return
+        self._is_ending = True
+        self._waiting = None
+        self._grace = grace
+        if not self._is_busy:
+            self._tell_ended()
+            return
+        self._term_at = now
+        if stacks and self._ranks.living():
+            self._ask_for_stacks()
+            self._term_at = now + _STACKS
+        self.tick(now)
+
+    def leave(self, leaving: SupervisorExit, grace: float) -> None:
+        """End the supervisor, after the ranks."""
+        if self.leaving is None:
+            self.leaving = leaving
+            if self._is_busy:
+                self.end(grace)
+
+    def _begin(self, message: Message) -> None:
+        members = message["nodes"]
+        layout = RankLayout(
+            node=self._settings.node,
+            nodes=len(members),
+            first=sum(count for index, count, _ in members if index < self._settings.node),
+            here=self._settings.processes,
+            world=sum(count for _, count, _ in members),
+            master=message["master"],
+            port=message["port"],
+            generation=message["generation"],
+            restarts=message["restarts"],
+            run=self._settings.run,
+            cores=self._settings.cores,
+            interface=self._settings.interface,
+            members=tuple((address, count) for _, count, address in members),
+            control_port=message["control"],
+        )
+        self._generation = layout.generation
+        self._is_ending = False
+        self._is_busy = True
+        self._pulse = time.monotonic()
+        if not message["waits"]:
+            self._start(layout)
+            return
+        self._waiting = layout
+        if self._settings.fetch:
+            self._fetch(message["saved"])
+
+    def _fetch(self, saved: Message) -> None:
+        """Fetch the checkpoints of rank 0 before any rank looks for them, or saves more."""
+        path = os.path.join(self._settings.temporary, "saved")
+        generation = self._generation
+
+        def on_exit(code: int) -> None:
+            if self._is_ending:
+                return
+            if code == 0:
+                self._tell({"do": "ready", "generation": generation})
+                return
+            why = f"checkpoint_fetch ended with {code}"
+            if code == TRY_ELSEWHERE:
+                with open(path, encoding="utf-8") as file:
+                    why = file.read()
+            self._not_begun(TRY_ELSEWHERE, why)
+
+        try:
+            with open(path, "w", encoding="utf-8") as file:
+                json.dump({**saved, "limit": self._settings.fetch_within}, file)
+            self._ranks.run_first(
+                [sys.executable, "-m", "batchml.runtime.nodes.supervisor.checkpoint_fetch", path],
+                self._settings.fetch,
+                on_exit,
+            )
+        except OSError as error:
+            self._not_begun(TRY_ELSEWHERE, str(error))
+
+    def _start(self, layout: RankLayout) -> None:
+        self._pulse = time.monotonic()
+        self._memory_kills = memory_kills()
+        try:
+            self._ranks.start(self._settings.command, self._settings.environ, layout)
+        except (OSError, ValueError) as error:
+            missing = isinstance(error, FileNotFoundError)
+            words = "no such command in this image" if missing else str(error)
+            why = f"cannot run {self._settings.command[0]!r}: {words}"
+            self._not_begun(127 if missing else 126, why)
+
+    def _not_begun(self, code: int, why: str) -> None:
+        self._is_busy, self._waiting = False, None
+        self._tell({"do": "not_begun", "code": code, "why": why})
+
+    def _stop(self, message: Message, now: float) -> None:
+        self.make_stop_file()
+        if message["softly"]:
+            return
+        self.stopping = SupervisorExit(message["code"], message["why"], True)
+        self.end(message["grace"])
+
+    def make_stop_file(self) -> None:
+        if not self._has_stop_file and self._settings.stop_file:
+            self._has_stop_file = True
+            make_stop_file(self._settings.stop_file)
+
+    # --- Events -----------------------------------------------------------------------------------
+
+    def children_ended(self) -> None:
+        """A child process has ended: a rank, or a process that a rank left behind."""
+        for end in self._ranks.reap():
+            killed = end.code == -signal.SIGKILL and not end.was_sent
+            is_memory = killed and memory_kills() > self._memory_kills
+            self._tell({
+                "do": "exited", "generation": self._generation, "rank": end.rank,
+                "code": end.code, "tail": list(end.tail) if end.code else [],
+                "stamp": end.stamp, "was_sent": end.was_sent, "is_memory": is_memory,
+            })  # fmt: skip
+        if self._is_ending:
+            self._finish()
+
+    def pass_on(self, number: int) -> None:
+        """Send the ranks a signal that requests no stop."""
+        self._ranks.signal(number)
+
+    def until_due(self, now: float) -> float:
+        """Seconds until `tick` has something to do."""
+        due = min(self._looked + _LOOK, self._term_at, self._kill_at)
+        return max(0.0, due - now)
+
+    def tick(self, now: float) -> None:
+        if now >= self._term_at:
+            self._term_at = float("inf")
+            self._kill_at = min(self._kill_at, now + self._grace)
+            self._show_stacks()
+            self._ranks.signal(signal.SIGTERM)
+        if now >= self._kill_at:
+            self._kill_at = now + 0.1  # again: a process may have forked meanwhile
+            self._ranks.signal(signal.SIGKILL)
+        if self._is_ending and self._is_busy:
+            self.children_ended()
+        if now - self._looked >= _LOOK:
+            self._looked = now
+            self._look(now)
+            self._ranks.tick(now)
+
+    def pulse_age(self, now: float) -> float:
+        """Seconds since the last sign of life of a rank here."""
+        if self._waiting is not None:
+            return 0.0
+        return max(0.0, now - max(self._pulse, self._ranks.last_output))
+
+    def is_stopped_by_file(self) -> bool:
+        """Whether somebody else made the stop file; true once."""
+        if self._has_stop_file or not self._settings.stop_file:
+            return False
+        self._has_stop_file = os.path.exists(self._settings.stop_file)
+        return self._has_stop_file
+
+    @property
+    def is_busy(self) -> bool:
+        return self._is_busy
+
+    def _look(self, now: float) -> None:
+        observed = tuple(map(_change_of, [self._settings.metrics, *self._ranks.progress_files()]))
+        if observed != self._observed:
+            self._observed = observed
+            self._pulse = now
+
+    def _finish(self) -> None:
+        if not self._is_busy or self._term_at != float("inf") or not self._ranks.clear():
+            return
+        self._is_busy = False
+        self._kill_at = float("inf")
+        self._tell_ended()
+
+    def _tell_ended(self) -> None:
+        unfit = None
+        if self._checks and self.leaving is None:
+            try:
+                unfit = self._gate()
+            except OSError as error:  # too many hosts were unfit: no other host will be tried
+                self._not_begun(CONFIGURATION_ERROR, str(error))
+                return
+        self._tell({"do": "ended", "generation": self._generation, "unfit": unfit or ""})
+
+    # --- Stacks of ranks that hang ----------------------------------------------------------------
+
+    def _ask_for_stacks(self) -> None:
+        living = self._ranks.living()
+        spy = shutil.which("py-spy", path=self._settings.environ.get("PATH"))
+        for rank, pid in living:
+            if spy:
+                self._spy(spy, rank, pid)
+            try:
+                os.kill(pid, signal.SIGUSR1)
+            except OSError:
+                continue
+
+    def _spy(self, spy: str, rank: int, pid: int) -> None:
+        """Best effort: it needs a capability that containers of AWS Batch do not have."""
+        try:
+            done = subprocess.run(
+                [spy, "dump", "--nonblocking", "--pid", str(pid)], timeout=3.0,
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+        except (OSError, subprocess.SubprocessError):
+            return
+        if done.returncode == 0 and done.stdout:
+            with open(self._ranks.stacks_file(rank), "ab") as file:
+                file.write(done.stdout)
+
+    def _show_stacks(self) -> None:
+        for rank, _ in self._ranks.living():
+            path = self._ranks.stacks_file(rank)
+            try:
+                with open(path, encoding="utf-8", errors="replace") as file:
+                    lines: List[str] = file.read().splitlines()
+            except OSError:
+                continue
+            if not lines:
+                continue
+            self._say(f"rank {rank} was here when it was ended:")
+            for line in lines[:_LINES]:
+                self._say(f"  [r{rank}] {line}")
+            if self._settings.output:
+                name = f"rank-{rank}.generation-{self._generation}.stacks"
+                try:
+                    shutil.copy(path, os.path.join(self._settings.output, "ranks", name))
+                except OSError:
+                    pass  # the log has them
+
+
+def memory_kills(proc: str = "/proc", root: str = "/sys/fs/cgroup") -> int:
+    """Processes of this control group that the kernel killed because memory was full; 0: unknown.
+
+    A container often sees only its own group; without a namespace the group lies further down.
+    Source: proc(5); cgroup-v2.rst, memory.events; cgroup-v1/memory.rst, memory.oom_control.
+    """
+    lines = (line.split(":", 2) for line in read(f"{proc}/self/cgroup").splitlines())
+    paths = {name: path for _, names, path in lines for name in names.split(",")}
+    own, folder, mounted_at, name = paths.get("", "/"), root, "/", "memory.events"
+    if "memory" in paths:
+        own, name = paths["memory"], "memory.oom_control"
+        mount = mounted(read(f"{proc}/self/mountinfo"), "memory", f"{root}/")
+        folder, mounted_at = mount or (f"{root}/memory", "/")
+    top = mounted_at.rstrip("/")
+    below = own[len(top) :] if f"{own}/".startswith(f"{top}/") else ""
+    for group in (folder + below, folder):
+        count = pairs(read(f"{group}/{name}")).get("oom_kill", "")
+        if count.isdigit():
+            return int(count)
+    return 0
+
+
+def _change_of(path: str) -> object:
+    try:
+        state = os.stat(path)
+    except OSError:
+        return None
+    return state.st_size, state.st_mtime_ns

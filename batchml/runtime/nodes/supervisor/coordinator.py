@@ -1,0 +1,364 @@
+"""The coordinator on the main node: it collects reports, applies the rules, and sends orders."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Callable, Deque, Dict, List, Optional, Set
+
+from batchml.runtime.nodes.link.address import RunIdentity, free_port_for
+from batchml.runtime.nodes.link.connection import MEASURED, Message, candidate_ports
+from batchml.runtime.nodes.link.peer import Heartbeats, Peer
+from batchml.runtime.nodes.link.remote_start import StartRelay
+from batchml.runtime.nodes.link.server import MemberServer, Refusal
+from batchml.runtime.nodes.supervisor.restarts import (
+    CheckpointWatch,
+    NewestCheckpoint,
+    RestartHistory,
+    close_last,
+)
+from batchml.runtime.nodes.supervisor.rules import (
+    Action,
+    BeginGeneration,
+    CheckpointSaved,
+    ClockTick,
+    EndRanks,
+    EndRun,
+    Event,
+    KeepRecord,
+    NodeJoined,
+    NodeLeft,
+    NodesState,
+    RankExited,
+    RankFailure,
+    RanksGone,
+    RunNode,
+    SayLine,
+    SignOfLife,
+    StartFailed,
+    StopAsked,
+    StopRanks,
+    SupervisorLimits,
+    SupervisorLost,
+    begin,
+    step,
+)
+from batchml.runtime.protocol.exit_codes import CONFIGURATION_ERROR
+
+_LOOK = 1.0  # seconds between two looks for a new checkpoint
+
+
+class _Node:
+    """Another node that is connected."""
+
+    def __init__(self, peer: Peer) -> None:
+        self.peer = peer
+        self.measured_at = 0.0  # when the measurement began; 0: it is not being measured
+        self.has_joined = False
+
+
+class Coordinator:
+    """`order` gives an order to the main node's own agent. `relay`: lets programs of the main node
+    start commands on other nodes, where the launch kind needs it.
+    """
+
+    def __init__(
+        self,
+        identity: RunIdentity,
+        own: Message,
+        limits: SupervisorLimits,
+        beats: Heartbeats,
+        bandwidth: float,
+        folder: str,
+        history: RestartHistory,
+        selector: selectors.BaseSelector,
+        order: Callable[[Message], None],
+        say: Callable[[str], None],
+        has_relay: bool = False,
+    ) -> None:
+        self._identity, self._own = identity, own
+        self._limits, self._beats, self._bandwidth = limits, beats, bandwidth
+        self._checkpoints, self._history = CheckpointWatch(folder), history
+        self._order, self._say = order, say
+        self._nodes: Dict[int, _Node] = {}
+        self._server = MemberServer(
+            identity.token, selector, beats, self._admit, self._connected, self._heard, self._lost
+        )
+        self._relay = StartRelay(self._send) if has_relay else None
+        self._looked = 0.0
+        self._newest = self._began_with = NewestCheckpoint()
+        self._state: Optional[NodesState] = None
+        self._events: Deque[Event] = deque()
+        self._fetching: Set[int] = set()  # nodes that still fetch the checkpoints of rank 0
+        self._is_at_work = False
+        self._has_warned = False  # that the record cannot be kept
+
+    def start(self, address: str, now: float) -> None:
+        """Listen, and begin with the record of earlier attempts. Raises OSError."""
+        past, began_with = self._history.read()
+        self._newest = self._began_with = self._checkpoints.newest()
+        past = close_last(past, self._newest.is_after(began_with))
+        self._state = begin(self._limits, now, past, bool(self._newest))
+        if self._limits.nodes > 1:
+            ports = candidate_ports(self._identity.key)
+            self._server.listen((place, port) for port in ports for place in (address, ""))
+        self._post(NodeJoined(now, _run_node(0, self._own), str(self._own.get("unfit", ""))))
+
+    # --- Reports -------------------------------------------------------------------------------
+
+    def hear(self, index: int, message: Message) -> None:
+        """Take the report of a node, which may be the main node itself."""
+        now, what = time.monotonic(), message["do"]
+        if what == "beat":
+            if "pulse" in message:
+                self._post(SignOfLife(now - float(message["pulse"])))
+        elif what == "exited":
+            self._post(RankExited(now, message["generation"], failure_of(index, message)))
+        elif what == "ended":
+            self._look(now)  # the checkpoint that was saved last counts
+            self._post(RanksGone(now, message["generation"], index, message["unfit"]))
+        elif what == "asked":
+            self._post(StopAsked(
+                now, index, message["code"], message["why"], message["softly"], message["grace"]
+            ))  # fmt: skip
+        elif what == "not_begun":
+            self._post(StartFailed(now, index, message["code"], message["why"]))
+        elif what == "measured":
+            self._measured(index, now)
+        elif what == "ready":
+            if self._state and message["generation"] == self._state.generation:
+                self._fetching.discard(index)
+                if not self._fetching:
+                    self._order_all({"do": "go"})
+        elif self._relay is not None:
+            self._relay.hear_node(index, message)
+
+    def until_due(self, now: float) -> float:
+        return max(0.0, min(self._server.until_due(now), self._looked + _LOOK - now))
+
+    def tick(self, now: float) -> None:
+        self._server.tick(now)
+        if now - self._looked >= _LOOK:
+            self._look(now)
+            self._post(ClockTick(now))
+
+    def is_alone(self) -> bool:
+        """Whether no other node is connected any more."""
+        return not self._nodes
+
+    def close(self) -> None:
+        self._server.close()
+
+    def _look(self, now: float) -> None:
+        self._looked = now
+        found = self._checkpoints.newest()
+        if found.is_after(self._newest):
+            self._newest = found
+            self._post(CheckpointSaved(now))
+
+    def _post(self, event: Event) -> None:
+        """Apply the rules. Events that an action causes, such as a lost node, come after it."""
+        self._events.append(event)
+        if self._is_at_work:
+            return
+        self._is_at_work = True
+        while self._events:
+            assert self._state is not None
+            self._state, actions = step(self._state, self._events.popleft())
+            for action in actions:
+                self._do(action)
+        self._is_at_work = False
+
+    # --- Actions -------------------------------------------------------------------------------
+
+    def _do(self, action: Action) -> None:
+        if isinstance(action, SayLine):
+            self._say(action.text)
+        elif isinstance(action, KeepRecord):
+            self._keep(action)
+        elif isinstance(action, BeginGeneration):
+            self._begin(action)
+        elif isinstance(action, EndRanks):
+            order = {"do": "end", "grace": action.grace, "stacks": action.stacks}
+            self._order_all(order)
+        elif isinstance(action, StopRanks):
+            self._order_all({"do": "stop", **action._asdict()})
+        elif isinstance(action, EndRun):
+            self._order_all({"do": "exit", **action._asdict(), "grace": self._limits.end_grace})
+
+    def _begin(self, action: BeginGeneration) -> None:
+        nodes, ranks = len(action.nodes), sum(node.processes for node in action.nodes)
+        self._say(
+            f"generation {action.generation}: {nodes} node{'s'[: nodes > 1]}, "
+            f"{ranks} rank{'s'[: ranks > 1]}{self._newest.describe()}."
+        )
+        fetching = {i for i, node in self._nodes.items() if node.peer.info.get("brings")}
+        self._fetching = fetching if action.restarts else set()
+        self._order_all({
+            "do": "begin",
+            "generation": action.generation,
+            "restarts": action.restarts,
+            "nodes": [[node.number, node.processes, node.address] for node in action.nodes],
+            "waits": bool(self._fetching),
+            "saved": self._checkpoints.to_message() if self._fetching else {},
+            "master": str(self._own["address"]),
+            "port": free_port_for(f"{self._identity.key}/{os.getpid()}/{action.generation}"),
+            "control": self._server.port,
+        })  # fmt: skip
+
+    def _keep(self, action: KeepRecord) -> None:
+        if action.past[-1].kind == "open":
+            self._began_with = self._newest
+        try:
+            self._history.write(action.past, self._began_with)
+        except OSError as error:
+            if not self._has_warned:
+                self._has_warned = True
+                self._say(f"later attempts will not know how generations ended: {error}")
+
+    def _order_all(self, order: Message) -> None:
+        for index in list(self._nodes):
+            if self._nodes[index].has_joined or order["do"] == "exit":
+                self._send(index, order)
+        self._order(order)
+
+    def _send(self, index: int, message: Message) -> bool:
+        """Send to a node, which may be this one. Whether it is there."""
+        if index == 0:
+            self._order(message)
+            return True
+        node = self._nodes.get(index)
+        if node is not None:
+            node.peer.send(message)
+        return node is not None
+
+    # --- Connections ---------------------------------------------------------------------------
+
+    def _admit(self, info: Message) -> Optional[Refusal]:
+        """Refuse a node with the token that is not of this attempt, or whose place is taken."""
+        if info.get("starts") and self._relay is not None:
+            return None
+        index = int(info["index"])
+        theirs, ours = (info["job"], info["attempt"]), self._identity[:2]
+        if theirs != ours:
+            words = "this is attempt {1} of job {0}, and that node is of attempt {3} of job {2}"
+            return Refusal(words.format(*ours, *theirs), final=True)
+        if not 0 < index < self._limits.nodes:
+            return Refusal(f"there is no node {index} of {self._limits.nodes}", final=True)
+        if "not_begun" in info or "lost" in info:
+            return None
+        node = self._nodes.get(index)
+        is_other = node is not None and node.peer.info["instance"] != info["instance"]
+        silence = time.monotonic() - node.peer.heard if node else 0.0
+        if is_other and silence < self._beats.silent:
+            return Refusal(f"another node {index} is here still", final=False)
+        _run_node(index, info), dict(info["versions"])  # raises for a node of another version
+        return None
+
+    def _connected(self, peer: Peer) -> None:
+        now, info = time.monotonic(), peer.info
+        if info.get("starts") and self._relay is not None:
+            self._relay.add(peer)
+            return
+        index = int(info["index"])
+        if "lost" in info:
+            self._server.drop(peer)
+            self._post(SupervisorLost(now, index, info["lost"]))
+            return
+        if "not_begun" in info:
+            self._server.drop(peer)
+            self._post(StartFailed(now, index, *info["not_begun"]))
+            return
+        before = self._nodes.get(index)
+        if before is not None:
+            self._server.drop(before.peer)
+        self._nodes[index] = _Node(peer)
+        unlike = _unlike(self._own, info)
+        if unlike:
+            self._post(StartFailed(now, index, CONFIGURATION_ERROR, unlike))
+        elif self._bandwidth and not info.get("unfit"):
+            self._measure_next(now)
+        else:
+            self._join(index, now, str(info.get("unfit", "")))
+
+    def _join(self, index: int, now: float, unfit: str = "") -> None:
+        node = self._nodes[index]
+        node.has_joined = True
+        self._post(NodeJoined(now, _run_node(index, node.peer.info), unfit))
+
+    def _heard(self, peer: Peer, message: Message) -> None:
+        if self._relay is not None and self._relay.has(peer):
+            self._relay.hear(peer, message)
+            return
+        index = int(peer.info["index"])
+        node = self._nodes.get(index)
+        if node is not None and node.peer is peer:
+            self.hear(index, message)
+
+    def _lost(self, peer: Peer, silent: bool) -> None:
+        if self._relay is not None and self._relay.has(peer):
+            self._relay.lose(peer)
+            return
+        index = int(peer.info["index"])
+        node = self._nodes.get(index)
+        if node is None or node.peer is not peer:
+            return
+        del self._nodes[index]
+        if self._relay is not None:
+            self._relay.lose_node(index, _run_node(index, peer.info).describe())
+        if node.has_joined:
+            self._post(NodeLeft(time.monotonic(), index, silent))
+        if self._bandwidth:
+            self._measure_next(time.monotonic())
+
+    # --- The network ---------------------------------------------------------------------------
+
+    def _measure_next(self, now: float) -> None:
+        """Measure one node at a time: together they would share the bandwidth."""
+        new = [(i, node) for i, node in self._nodes.items() if not node.has_joined]
+        if not new or any(node.measured_at for _, node in new):
+            return
+        _, node = min(new, key=lambda each: each[0])
+        node.measured_at = now
+        node.peer.measure()
+
+    def _measured(self, index: int, now: float) -> None:
+        node = self._nodes[index]
+        rate = 2 * MEASURED / max(1e-6, now - node.measured_at)
+        name = _run_node(index, node.peer.info).describe()
+        found = f"{rate / (1 << 20):.0f} MiB/s"
+        self._say(f"{found} between {name} and the main node")
+        node.measured_at = 0.0
+        unfit = ""
+        if rate < self._bandwidth:
+            floor = f"{self._bandwidth / (1 << 20):.0f} MiB/s"
+            unfit = f"this host is unfit: {found} to the main node, and {floor} were asked for"
+        self._join(index, now, unfit)
+        self._measure_next(now)
+
+
+def _run_node(index: int, info: Mapping[str, object]) -> RunNode:
+    return RunNode(
+        index, int(str(info["processes"])), str(info["address"]), str(info.get("host", ""))
+    )
+
+
+def failure_of(index: int, message: Message) -> RankFailure:
+    """The failure in a node's report of a rank that has ended."""
+    return RankFailure(
+        index, message["rank"], message["code"], tuple(message["tail"]), message["stamp"],
+        message["was_sent"], message["is_memory"],
+    )  # fmt: skip
+
+
+def _unlike(own: Message, info: Message) -> str:
+    """Describe versions that differ: ranks with different versions fail late, and strangely."""
+    found: List[str] = []
+    for name, version in own["versions"].items():
+        theirs = info["versions"].get(name)
+        if version and theirs and theirs != version:
+            found.append(f"{name} is {theirs}, and {version} on the main node")
+    return f"{'; '.join(found)}: give all nodes one image" if found else ""

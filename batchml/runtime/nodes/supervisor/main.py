@@ -1,0 +1,389 @@
+"""The supervisor of one node: it starts the ranks, obeys the main node, and ends with its code.
+
+The entry of the container starts it instead of the command, by the module of the launch kind
+(`nodes/torchrun.py`, `nodes/mpi.py`). On the main node it also has the coordinator, which leads all
+nodes. One loop, no threads. docs/multi-node.md
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import BinaryIO, Callable, NamedTuple, Optional
+
+from batchml.runtime.entry.stopping import STOPS, Signals
+from batchml.runtime.nodes.launcher import UNFIT, VERDICT
+from batchml.runtime.nodes.link.address import (
+    LOOPBACK,
+    OWN_ADDRESS,
+    NodePosition,
+    own_address,
+)
+from batchml.runtime.nodes.link.connection import Message
+from batchml.runtime.nodes.link.interfaces import interface_of
+from batchml.runtime.nodes.link.peer import Heartbeats, dispatch
+from batchml.runtime.nodes.link.uplink import ConnectLimits, Uplink
+from batchml.runtime.nodes.supervisor.agent import AgentSettings, NodeAgent, SupervisorExit
+from batchml.runtime.nodes.supervisor.checkpoint_fetch import needs_fetch
+from batchml.runtime.nodes.supervisor.coordinator import Coordinator
+from batchml.runtime.nodes.supervisor.rank_env import count_cores, count_processes
+from batchml.runtime.nodes.supervisor.ranks import RankProcesses
+from batchml.runtime.nodes.supervisor.restarts import RestartHistory
+from batchml.runtime.nodes.supervisor.rules import SupervisorLimits
+from batchml.runtime.nodes.supervisor.settings import (
+    StopOrder,
+    SupervisorTimes,
+    command_environment,
+    quick_checks,
+    ranks_grace,
+    read_stop,
+    report_limit,
+    versions,
+    write_verdict,
+)
+from batchml.runtime.processes import become_reaper, boot_id, die_with_parent
+from batchml.runtime.protocol.exit_codes import CONFIGURATION_ERROR, TRY_ELSEWHERE
+from batchml.runtime.protocol.launch import TOKEN, LaunchPlan
+from batchml.runtime.protocol.torchrun_command import RankCommand
+from batchml.runtime.protocol.variables import RuntimeEnv
+from batchml.runtime.storage.backends import open_store
+from batchml.runtime.storage.store import BRIEF
+
+_BEAT = 0.5  # seconds between two signs of life of the main node's own ranks
+_FAREWELL = 3.0  # seconds that the other nodes have to end before the main node does
+
+
+class RankContext(NamedTuple):
+    """What the processes of a node need: made by the supervisor for a launch kind."""
+
+    selector: selectors.BaseSelector
+    write: Callable[[Sequence[bytes]], None]  # takes lines for the log
+    tell: Callable[[Message], None]  # sends a message to the main node
+    temporary: str  # a folder of the attempt
+    output: str
+    logs: str
+    token: str
+
+
+class ProgramMissing(Exception):
+    """The image lacks a program that the launch kind needs; the text says how to install it."""
+
+
+class SupervisorKind(NamedTuple):
+    """What a launch kind does in its own way.
+
+    `read_command` reads the command for a number of nodes in an environment; it raises ValueError
+    and ProgramMissing.
+    `launcher`: the program that starts all ranks from the main node; empty: the supervisors do.
+    """
+
+    read_command: Callable[[Sequence[str], int, Mapping[str, str]], RankCommand]
+    make_ranks: Callable[[RankContext], RankProcesses]
+    launcher: str = ""
+
+
+class Supervisor:
+    """The supervisor of a node. `run` returns how the process ends."""
+
+    def __init__(
+        self,
+        kind: SupervisorKind,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        stream: BinaryIO,
+        temporary: str,
+    ) -> None:
+        self._kind = kind
+        self._stream = stream
+        self._environ = environ
+        self._env = RuntimeEnv.read(environ)
+        self._position = NodePosition.read(environ)
+        self._times = SupervisorTimes.read(environ)
+        plan = LaunchPlan.read(environ)
+        assert plan is not None
+        self._plan = plan
+        if self._position.nodes > 1 and not self._position.identity.token:
+            raise ValueError(f"{TOKEN} is missing, by which the nodes of a run know each other")
+        self._command = kind.read_command(command, self._position.nodes, environ)
+        is_alone = self._position.nodes == 1  # its ranks need no network
+        address = LOOPBACK if is_alone else own_address(environ)
+        if not address:
+            raise OSError(
+                "this host has no address that other nodes could reach: look at its network, or "
+                f"set {OWN_ADDRESS}"
+            )
+        devices = os.listdir("/dev") if os.path.isdir("/dev") else []
+        processes = count_processes(plan.processes or self._command.processes, environ, devices)
+        fetches = needs_fetch(environ, self._position.node)
+        self._selector = selectors.DefaultSelector()
+        self._signals = Signals()
+        settings = AgentSettings(
+            node=self._position.node,
+            nodes=self._position.nodes,
+            processes=processes,
+            address=address,
+            command=self._command.words,
+            environ=command_environment(environ),
+            run=self._position.identity.job or "run",
+            temporary=temporary,
+            output=self._env.output_dir,
+            metrics=self._env.metrics,
+            stop_file=self._env.stop_file,
+            cores=count_cores(environ),
+            interface=interface_of(address),
+            fetch=environ if fetches else {},
+            fetch_within=self._times.bring,
+        )
+        ranks = kind.make_ranks(
+            RankContext(
+                self._selector, self.write, self._tell, temporary, self._env.output_dir, plan.logs,
+                self._position.identity.token,
+            )
+        )  # fmt: skip
+        self._agent = NodeAgent(settings, ranks, self.say, self._tell, self._gate)
+        self._info: Message = {
+            "index": self._position.node,
+            "job": self._position.identity.job,
+            "attempt": self._position.identity.attempt,
+            "processes": processes,
+            "address": address,
+            "host": environ.get("BATCHML_HOST_ID", "") or address,
+            "instance": f"{boot_id()}/{os.getpid()}/{os.urandom(4).hex()}",
+            "versions": versions(),
+            "unfit": environ.get(UNFIT, ""),
+            "brings": fetches,
+        }
+        self._coordinator: Optional[Coordinator] = None
+        self._uplink: Optional[Uplink] = None
+        self._beat = 0.0
+        self._unreported: Optional[SupervisorExit] = None  # a stop that could not be reported
+        self._unreported_until = float("inf")
+        self._reports: "list[Message]" = []  # of the main node's own agent
+
+    def run(self) -> SupervisorExit:
+        become_reaper()
+        self._signals.listen()
+        self._selector.register(self._signals.wake, selectors.EVENT_READ, self._wake)
+        for flag in self._command.ignored:
+            self.say(f"torchrun's {flag} is ignored: batchml sets it")
+        is_other = self._command.processes not in (0, self._plan.processes)
+        if self._plan.processes and is_other and not self._kind.launcher:
+            self.say("torchrun's --nproc-per-node is ignored: processes_per_node is given")
+        try:
+            self._connect()
+            while not self._has_ended():
+                self._turn()
+            self._say_end()
+            self._part()
+        finally:
+            self._signals.ignore()
+        leaving = self._agent.leaving
+        assert leaving is not None
+        return leaving
+
+    def write(self, lines: Sequence[bytes]) -> None:
+        self._stream.write(b"".join(line + b"\n" for line in lines))
+        self._stream.flush()
+
+    def say(self, text: str) -> None:
+        """Write one line for people."""
+        self.write([f"batchml: {text}".encode("utf-8", "replace")])
+
+    # --- The loop ------------------------------------------------------------------------------
+
+    def _connect(self) -> None:
+        times, beats = self._times, Heartbeats(self._times.beat, self._times.silent)
+        if self._position.node:
+            limits = ConnectLimits(self._plan.start_within, times.regroup, times.gone)
+            self._uplink = Uplink(
+                self._position.main_node, self._info, self._environ.get(OWN_ADDRESS, ""), beats,
+                limits, self._selector, self._agent.order, self._lost_main, self.say,
+            )  # fmt: skip
+            return
+        env = self._env
+        store = open_store(env.store, self._environ, limits=BRIEF) if env.store else None
+        rules = SupervisorLimits(
+            nodes=self._position.nodes, attempt=env.attempt,
+            start_within=self._plan.start_within, regroup=times.regroup, gone=times.gone,
+            hang_after=self._plan.hang_after, grace=ranks_grace(env.grace),
+            end_grace=times.end_grace, launcher=self._kind.launcher,
+        )  # fmt: skip
+        self._coordinator = Coordinator(
+            self._position.identity, self._info, rules, beats, self._plan.bandwidth,
+            env.checkpoint_dir, RestartHistory(store, env.checkpoint_dir), self._selector,
+            self._agent.order, self.say, has_relay=bool(self._kind.launcher),
+        )  # fmt: skip
+        self._coordinator.start(str(self._info["address"]), time.monotonic())
+
+    def _turn(self) -> None:
+        now = time.monotonic()
+        pause = self._agent.until_due(now)
+        for each in (self._coordinator, self._uplink):
+            if each is not None:
+                pause = min(pause, each.until_due(now))
+        if self._reports:
+            pause = 0.0
+        if self._unreported is not None:
+            pause = min(pause, max(0.0, self._unreported_until - now))
+        dispatch(self._selector, pause)
+        self._take_signals()
+        self._agent.children_ended()
+        now = time.monotonic()
+        self._agent.tick(now)
+        if self._agent.is_stopped_by_file():
+            stop = StopOrder(0, "the stop file was made", ranks_grace(self._env.grace))
+            self._request_stop(stop, softly=True)
+        pulse = self._agent.pulse_age(now)
+        if self._coordinator is not None:
+            if now - self._beat >= _BEAT:
+                self._beat = now
+                self._tell({"do": "beat", "pulse": pulse})
+            while self._reports:
+                self._coordinator.hear(0, self._reports.pop(0))
+            self._coordinator.tick(now)
+        if self._uplink is not None:
+            self._uplink.tick(now, not self._agent.is_busy, {"pulse": pulse})
+            self._leave_unreported(now)
+            if self._uplink.given_up:
+                leaving = SupervisorExit(TRY_ELSEWHERE, self._uplink.given_up, True)
+                self._agent.leave(leaving, self._times.end_grace)
+
+    def _has_ended(self) -> bool:
+        return self._agent.leaving is not None and not self._agent.is_busy
+
+    def _wake(self) -> None:
+        try:
+            os.read(self._signals.wake, 65_536)
+        except BlockingIOError:
+            pass
+
+    def _take_signals(self) -> None:
+        for number in self._signals.take():
+            if number in STOPS:
+                self._request_stop(read_stop(self._environ, number, self._env.grace))
+            else:
+                self._agent.pass_on(number)
+
+    def _request_stop(self, stop: StopOrder, softly: bool = False) -> None:
+        """Stop all nodes; this one alone where the main node cannot be reached."""
+        report = {"do": "asked", **stop._asdict(), "softly": softly}
+        if self._uplink is None or self._uplink.is_up:
+            self._tell(report)
+            return
+        self._uplink.send_later(report)
+        self._uplink.hurry()
+        if not softly and self._unreported is None:
+            self._agent.make_stop_file()
+            self._unreported = SupervisorExit(stop.code, stop.why, True, is_untold=True)
+            self._unreported_until = time.monotonic() + report_limit(True, stop.grace)
+
+    def _leave_unreported(self, now: float) -> None:
+        """End after a stop that cannot be reported to the main node."""
+        if self._unreported is None or self._uplink is None or self._uplink.is_up:
+            return  # or it was reported by now, and orders follow
+        if not self._agent.is_busy:
+            limit = now + report_limit(False, self._env.grace)
+            self._unreported_until = min(self._unreported_until, limit)
+        if now >= self._unreported_until:
+            self._agent.leave(self._unreported, self._times.end_grace)
+
+    def _tell(self, message: Message) -> None:
+        if self._uplink is not None:
+            self._uplink.send(message)
+        else:
+            self._reports.append(message)
+
+    def _lost_main(self) -> None:
+        """End the ranks: they run without their peers, and may not save any more."""
+        stopping = self._agent.stopping
+        if stopping is not None:
+            self._agent.leave(stopping, ranks_grace(self._env.grace))
+        elif self._agent.leaving is None:
+            self.say("the main node does not answer any more: the ranks of this node are ended")
+            self._agent.end(self._times.end_grace)
+
+    def _gate(self) -> Optional[str]:
+        from batchml.runtime.health.gate import check_host
+
+        return check_host(
+            self._env, quick_checks(self._environ), lambda line: self.write([line.encode("utf-8")])
+        )
+
+    # --- The end -------------------------------------------------------------------------------
+
+    def _say_end(self) -> None:
+        leaving = self._agent.leaving
+        if leaving is None or not leaving.why:
+            return
+        if leaving.tail:
+            self.say("its last lines were:")
+            self.write([f"  {line}".encode("utf-8", "replace") for line in leaving.tail])
+        self.say(leaving.why)
+
+    def _part(self) -> None:
+        """Close the links. The main node ends last: AWS Batch ends all others when it has ended."""
+        if self._uplink is not None:
+            self._uplink.close()
+        coordinator = self._coordinator
+        if coordinator is None:
+            return
+        until = time.monotonic() + _FAREWELL
+        while not coordinator.is_alone() and time.monotonic() < until:
+            dispatch(self._selector, 0.2)
+        coordinator.close()
+
+
+def supervise(
+    kind: SupervisorKind, arguments: Sequence[str], environ: Mapping[str, str], stream: BinaryIO
+) -> int:
+    """Supervise a node. The exit code; the verdict file is written where the runtime chose it."""
+    command = list(arguments[1:] if arguments[:1] == ["--"] else arguments)
+    temporary = ""
+    try:
+        temporary = tempfile.mkdtemp(
+            prefix="nodes-", dir=os.path.dirname(environ.get(VERDICT, "")) or None
+        )
+        leaving = Supervisor(kind, command, environ, stream, temporary).run()
+    except ProgramMissing as error:
+        leaving = _refuse(stream, 127, str(error))
+    except ValueError as error:
+        leaving = _refuse(stream, CONFIGURATION_ERROR, str(error))
+    except OSError as error:
+        leaving = _refuse(stream, TRY_ELSEWHERE, f"the nodes cannot be led from here: {error}")
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    stream.flush()
+    if leaving.by_runtime:
+        write_verdict(environ, leaving.code, leaving.why, leaving.is_untold)
+    code = leaving.code
+    return 128 - code if code < 0 else code
+
+
+def _refuse(stream: BinaryIO, code: int, why: str) -> SupervisorExit:
+    stream.write(f"batchml: {why}\n".encode())
+    return SupervisorExit(code, why, True, is_untold=True)
+
+
+def main(kind: SupervisorKind) -> None:
+    """Run the process of a supervisor. Never returns: Python's own end would reset the signals."""
+    code = 70
+    die_with_parent(os.getppid())()
+    if sys.path[:1] in ([""], [os.getcwd()]):
+        del sys.path[0]
+    try:
+        code = supervise(kind, sys.argv[1:], os.environ, sys.stdout.buffer)
+    except BrokenPipeError:
+        code = TRY_ELSEWHERE
+    except BaseException as error:
+        traceback.print_exc()
+        why = f"a mistake of batchml's own: {type(error).__name__}: {error}"
+        write_verdict(os.environ, code, why, is_untold=True)
+    finally:
+        sys.stdout.flush()
+        os._exit(code)

@@ -1,0 +1,544 @@
+"""The rules by which the nodes of a run start, end and restart together: `step(state, event)`.
+
+Pure: `step` returns the next state and the actions to take. The main node's coordinator
+(`coordinator.py`) passes in what happens on any node, and takes the actions. The nodes gather, run
+a generation, end it everywhere, and begin the next one; a stop reaches every node, wherever it was
+requested. docs/multi-node.md describes it for users.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable
+from typing import FrozenSet, List, NamedTuple, Optional, Tuple, Union
+
+from batchml.runtime.nodes.supervisor.restarts import (
+    DONE,
+    EXIT,
+    HANG,
+    LOST,
+    OPEN,
+    SIGNAL,
+    RestartRecord,
+    decide_end,
+)
+from batchml.runtime.nodes.supervisor.restarts import STOPPED as WAS_STOPPED
+from batchml.runtime.protocol.exit_codes import STOPPED, TRY_ELSEWHERE
+from batchml.runtime.protocol.launch import AGAIN
+
+
+class SupervisorLimits(NamedTuple):
+    """The limits of one run. Times are seconds."""
+
+    nodes: int = 1
+    attempt: int = 1
+    start_within: float = 1200.0  # until all nodes are there
+    regroup: float = 60.0  # until a node that fell silent is back
+    gone: float = 10.0  # the same for a node whose supervisor has ended: nothing restarts it
+    hang_after: float = 0.0  # without a sign of life; 0: never
+    grace: float = 30.0  # from a stop to the kill
+    end_grace: float = 3.0  # the same for ranks whose peers are gone: they cannot save any more
+    confirm: float = 30.0  # after the kill, until a node reports that no process is left
+    launcher: str = ""  # such as mpirun: it starts all ranks, and its end is the end of the run
+
+
+class RunNode(NamedTuple):
+    number: int  # 0: the main node
+    processes: int
+    address: str = ""
+    host: str = ""  # its name for people
+
+    def describe(self) -> str:
+        where = self.host or self.address
+        return f"node {self.number} ({where})" if where else f"node {self.number}"
+
+
+class RankFailure(NamedTuple):
+    """A rank that did not end with 0."""
+
+    node: int
+    rank: int
+    code: int  # below 0: of a signal
+    tail: Tuple[str, ...] = ()  # the last lines that it printed
+    stamp: float = 0.0  # when it failed by its own account, in seconds since 1970; 0: unknown
+    was_sent: bool = False  # the supervisor had sent it the signal that ended it
+    is_memory: bool = False  # the kernel killed it because memory was full
+
+
+# --- Events: what has happened, and at what time of one clock (`at`) -----------------------------
+
+
+class ClockTick(NamedTuple):
+    at: float
+
+
+class NodeJoined(NamedTuple):
+    """A node is connected, and no process of an earlier generation runs on it."""
+
+    at: float
+    node: RunNode
+    unfit: str = ""  # why its host is unfit, as a line for people
+
+
+class NodeLeft(NamedTuple):
+    """A node is gone. `silent`: its connection is open, but it sends nothing."""
+
+    at: float
+    node: int
+    silent: bool = False
+
+
+class RankExited(NamedTuple):
+    at: float
+    generation: int
+    failure: RankFailure  # no failure where its code is 0
+
+
+class RanksGone(NamedTuple):
+    """No process of a generation is left on a node. `unfit`: why its host should run no other."""
+
+    at: float
+    generation: int
+    node: int
+    unfit: str = ""
+
+
+class CheckpointSaved(NamedTuple):
+    """A newer checkpoint exists."""
+
+    at: float
+
+
+class SignOfLife(NamedTuple):
+    """A rank gave a sign of life."""
+
+    at: float
+
+
+class StopAsked(NamedTuple):
+    """A stop was requested on a node. `softly`: by the stop file alone, without a signal.
+
+    `grace`: the seconds that this node has from the stop to the kill.
+    """
+
+    at: float
+    node: int
+    code: int = STOPPED
+    why: str = ""
+    softly: bool = False
+    grace: float = float("inf")
+
+
+class StartFailed(NamedTuple):
+    """A node could not start its command, and has ended."""
+
+    at: float
+    node: int
+    code: int
+    why: str
+
+
+class SupervisorLost(NamedTuple):
+    """The supervisor of a node has died, and nothing restarts it."""
+
+    at: float
+    node: int
+    why: str
+
+
+Event = Union[
+    ClockTick, NodeJoined, NodeLeft, RankExited, RanksGone, CheckpointSaved, SignOfLife, StopAsked,
+    StartFailed, SupervisorLost,
+]  # fmt: skip
+
+
+# --- Actions --------------------------------------------------------------------------------------
+
+
+class BeginGeneration(NamedTuple):
+    """Start the ranks of a generation on every node, numbered in the order of `nodes`."""
+
+    generation: int
+    restarts: int  # before it, in this attempt
+    nodes: Tuple[RunNode, ...]
+
+
+class EndRanks(NamedTuple):
+    """SIGTERM, `grace` and SIGKILL on every node. `stacks`: the ranks first write their stacks."""
+
+    generation: int
+    grace: float
+    stacks: bool = False
+
+
+class StopRanks(NamedTuple):
+    """As `EndRanks`, and the run ends: the stop file is made, and the ranks may save."""
+
+    code: int
+    why: str
+    grace: float
+    softly: bool = False  # only make the stop file
+
+
+class KeepRecord(NamedTuple):
+    """Write the record of the generations so far."""
+
+    past: Tuple[RestartRecord, ...]
+
+
+class SayLine(NamedTuple):
+    """A line for people, in the log of the main node."""
+
+    text: str
+
+
+class EndRun(NamedTuple):
+    """Every supervisor ends with this code; `by_runtime`: the runtime chose it."""
+
+    code: int
+    why: str
+    by_runtime: bool = True
+    tail: Tuple[str, ...] = ()
+
+
+Action = Union[BeginGeneration, EndRanks, StopRanks, KeepRecord, SayLine, EndRun]
+
+
+# --- Rules ----------------------------------------------------------------------------------------
+
+
+GATHERING, RUNNING, ENDING, STOPPING, OVER = "gathering", "running", "ending", "stopping", "over"
+_NOTICE_EVERY = 30.0  # seconds between two lines that name the missing nodes
+_MOST_NAMED = 8  # nodes that a line names
+
+
+class NodesState(NamedTuple):
+    limits: SupervisorLimits
+    phase: str = GATHERING
+    began: float = 0.0  # when the gathering, or the end, began
+    deadline: float = 0.0  # by which all nodes have to be there
+    noticed: float = 0.0  # when a line last named the missing nodes
+    nodes: Tuple[RunNode, ...] = ()  # connected, in order
+    generation: int = 0
+    restarts: int = -1
+    running: int = 0  # ranks that have not ended with 0
+    waiting: FrozenSet[int] = frozenset()  # nodes that have not confirmed the end
+    failures: Tuple[RankFailure, ...] = ()
+    lost: Tuple[str, ...] = ()  # nodes lost in this generation, as a line describes them
+    is_hung: bool = False
+    pulse: float = 0.0
+    progressed: bool = False
+    has_saved: bool = False
+    stops_softly: bool = False  # a stop without a signal was requested
+    stop: Optional[StopAsked] = None
+    past: Tuple[RestartRecord, ...] = ()
+
+
+StepResult = Tuple[NodesState, List[Action]]
+
+
+def begin(
+    limits: SupervisorLimits,
+    at: float,
+    past: Tuple[RestartRecord, ...] = (),
+    has_saved: bool = False,
+) -> NodesState:
+    """The state before any node is connected. `past` is the record of earlier attempts."""
+    last = past[-1].generation if past else 0
+    return NodesState(
+        limits, began=at, noticed=at, deadline=at + limits.start_within, generation=last,
+        past=past, has_saved=has_saved,
+    )  # fmt: skip
+
+
+def step(state: NodesState, event: Event) -> StepResult:
+    """The next state, and the actions to take. After `EndRun` no event has an effect."""
+    if state.phase == OVER:
+        return state, []
+    if isinstance(event, NodeJoined):
+        return _joined(state, event)
+    if isinstance(event, NodeLeft):
+        return _left(state, event)
+    if isinstance(event, RankExited):
+        return _exited(state, event)
+    if isinstance(event, RanksGone):
+        return _ended(state, event)
+    if isinstance(event, StopAsked):
+        return _asked(state, event)
+    if isinstance(event, StartFailed):
+        here = _named(state, event.node)
+        return _over(state, EndRun(event.code, f"{here} could not begin: {event.why}"))
+    if isinstance(event, SupervisorLost):
+        return _supervisor_lost(state, event)
+    if isinstance(event, CheckpointSaved):
+        return state._replace(progressed=True, has_saved=True, pulse=event.at), []
+    if isinstance(event, SignOfLife):
+        return state._replace(pulse=max(state.pulse, event.at)), []
+    return _ticked(state, event.at)
+
+
+# --- Nodes that come and go -----------------------------------------------------------------------
+
+
+def _joined(state: NodesState, event: NodeJoined) -> StepResult:
+    node = event.node
+    if event.unfit:
+        return _unfit(state, node.number, event.unfit)
+    others = [each for each in state.nodes if each.number != node.number]
+    state = state._replace(nodes=tuple(sorted([*others, node])))
+    if state.phase == RUNNING:  # a new supervisor, where the ranks of this node should be running
+        return _end(state._replace(lost=(*state.lost, node.describe())), event.at, node.number)
+    if state.phase in (ENDING, STOPPING):
+        return _confirmed(state, node.number, event.at)
+    return _begin_if_all(state, event.at)
+
+
+def _left(state: NodesState, event: NodeLeft) -> StepResult:
+    if event.node not in {node.number for node in state.nodes}:
+        return state, []
+    name = _named(state, event.node)
+    state = state._replace(nodes=tuple(n for n in state.nodes if n.number != event.node))
+    patience = state.limits.regroup if event.silent else state.limits.gone
+    how = "does not answer any more" if event.silent else "is gone"
+    says: List[Action] = [SayLine(f"{name} {how}")]
+    if state.phase == GATHERING:
+        if state.restarts >= 0:
+            state = state._replace(deadline=min(state.deadline, event.at + patience))
+        return state, says
+    state = state._replace(lost=(*state.lost, f"{name} {how}"), deadline=event.at + patience)
+    if state.phase == RUNNING:
+        state, actions = _end(state, event.at, event.node)
+    else:
+        state, actions = _confirmed(state, event.node, event.at)
+    return state, [*says, *actions]
+
+
+def _supervisor_lost(state: NodesState, event: SupervisorLost) -> StepResult:
+    """Nothing but a new attempt of AWS Batch starts it again."""
+    if state.stop is not None:
+        return state, []  # the run ends anyway, with the code of the stop
+    why = f"node {event.node}: {event.why}"
+    past = _closed(state, LOST, 0, f"{why}.")
+    return _over(state, EndRun(TRY_ELSEWHERE, why), past if past != state.past else ())
+
+
+def _unfit(state: NodesState, node: int, why: str) -> StepResult:
+    return _over(state, EndRun(TRY_ELSEWHERE, f"node {node}: {why}"))
+
+
+def _begin_if_all(state: NodesState, at: float) -> StepResult:
+    if len(state.nodes) < state.limits.nodes:
+        return state, []
+    generation, restarts = state.generation + 1, state.restarts + 1
+    past = (*state.past, RestartRecord(generation, state.limits.attempt))
+    state = state._replace(
+        phase=RUNNING, generation=generation, restarts=restarts, past=past, pulse=at,
+        running=1 if state.limits.launcher else sum(node.processes for node in state.nodes),
+        failures=(), lost=(), is_hung=False, progressed=False, deadline=0.0,
+    )  # fmt: skip
+    return state, [KeepRecord(past), BeginGeneration(generation, restarts, state.nodes)]
+
+
+# --- The end of a generation ----------------------------------------------------------------------
+
+
+def _exited(state: NodesState, event: RankExited) -> StepResult:
+    if event.generation != state.generation or state.phase == GATHERING:
+        return state, []
+    if event.failure.code == 0:
+        state = state._replace(running=state.running - 1)
+        if state.phase == RUNNING and state.running == 0:
+            return _over(state, EndRun(0, "", by_runtime=False), _closed(state, DONE, 0, ""))
+        return state, []
+    state = state._replace(failures=(*state.failures, event.failure))
+    return _end(state, event.at) if state.phase == RUNNING else (state, [])
+
+
+def _end(state: NodesState, at: float, gone: int = -1) -> StepResult:
+    """End the generation on every node except `gone`, which runs nothing of it any more."""
+    grace = state.limits.end_grace
+    waiting = frozenset(node.number for node in state.nodes) - {gone}
+    state = state._replace(phase=ENDING, waiting=waiting, began=at)
+    actions: List[Action] = [EndRanks(state.generation, grace, stacks=state.is_hung)]
+    if waiting:
+        return state, actions
+    state, more = _decide(state, at)
+    return state, [*actions, *more]
+
+
+def _ended(state: NodesState, event: RanksGone) -> StepResult:
+    if event.generation != state.generation or state.phase not in (ENDING, STOPPING):
+        return state, []
+    if event.unfit and state.stop is None:
+        return _unfit(state, event.node, event.unfit)
+    return _confirmed(state, event.node, event.at)
+
+
+def _confirmed(state: NodesState, index: int, at: float) -> StepResult:
+    state = state._replace(waiting=state.waiting - {index})
+    return (state, []) if state.waiting else _decide(state, at)
+
+
+def _decide(state: NodesState, at: float) -> StepResult:
+    """No process of the generation is left: end the run, or begin again."""
+    cause = cause_of(state)
+    stop = state.stop
+    if stop is not None:
+        past = _closed(state, WAS_STOPPED, stop.code, stop.why)
+        return _over(state, EndRun(stop.code, stop.why), past)
+    past = _closed(state, cause.kind, cause.code, cause.why)
+    state = state._replace(past=past)
+    tail = cause.tail
+    if state.stops_softly:
+        own = cause.kind == EXIT
+        end = EndRun(cause.code if own else STOPPED, cause.why, by_runtime=not own, tail=tail)
+        return _over(state, end, past)
+    if state.limits.launcher:
+        return _over(state, _launcher_end(cause), past)
+    given_up = decide_end(past, state.has_saved)
+    if given_up is not None:
+        return _over(state, EndRun(*given_up, tail=tail), past)
+    state = state._replace(
+        phase=GATHERING, began=at, noticed=at, deadline=max(state.deadline, at + state.limits.gone)
+    )
+    state, actions = _begin_if_all(state, at)
+    return state, [KeepRecord(past), SayLine(f"{cause.why} {AGAIN}"), *actions]
+
+
+def _launcher_end(cause: GenerationCause) -> EndRun:
+    """The end of a run whose ranks a launcher starts: it is not started again in place."""
+    if cause.kind in (EXIT, SIGNAL):
+        return EndRun(cause.code, cause.why, by_runtime=False)
+    return EndRun(TRY_ELSEWHERE, cause.why)
+
+
+class GenerationCause(NamedTuple):
+    kind: str
+    code: int
+    why: str
+    tail: Tuple[str, ...] = ()
+
+
+def cause_of(state: NodesState) -> GenerationCause:
+    """Why a generation ended, judged by all reports of its ranks and nodes.
+
+    A rank that dies closes the connections of its peers, which may fail and be reported before it.
+    So a lost node comes before any rank, a kill before any exit, and of exits the earliest by the
+    ranks' own account (TORCHELASTIC_ERROR_FILE), else the one reported first.
+    """
+    if state.lost:
+        return GenerationCause(LOST, 0, f"{' and '.join(state.lost[:3])}.")
+    if state.is_hung:
+        words = f"No rank gave a sign of life for {state.limits.hang_after:.0f} s."
+        return GenerationCause(HANG, 0, words)
+    own = [each for each in state.failures if not each.was_sent]
+    killed = [each for each in own if each.code < 0]
+    if killed:
+        first = killed[0]
+        name = _signal_name(-first.code)
+        full = ": its container's memory is full" if first.is_memory else ""
+        words = f"{_rank(state, first)} was ended by {name}{full}."
+        return GenerationCause(SIGNAL, first.code, words, first.tail)
+    if own:
+        first = min(own, key=lambda each: each.stamp or float("inf"))  # the first of equals
+        return GenerationCause(
+            EXIT, first.code, f"{_rank(state, first)} ended with {first.code}.", first.tail
+        )
+    return GenerationCause(LOST, 0, "It was ended.")
+
+
+def _closed(state: NodesState, kind: str, code: int, why: str) -> Tuple[RestartRecord, ...]:
+    if not state.past or state.past[-1].kind != OPEN:
+        return state.past
+    last = state.past[-1]._replace(kind=kind, code=code, why=why, progressed=state.progressed)
+    return (*state.past[:-1], last)
+
+
+# --- Stops and time -------------------------------------------------------------------------------
+
+
+def _asked(state: NodesState, event: StopAsked) -> StepResult:
+    if event.softly:
+        if state.stops_softly or state.stop is not None or state.phase == GATHERING:
+            return state._replace(stops_softly=True), []
+        ask = StopRanks(0, event.why, state.limits.grace, softly=True)
+        return state._replace(stops_softly=True), [ask]
+    if state.stop is not None:
+        return state, []
+    why = event.why or f"stopped on {_named(state, event.node)}"
+    event = event._replace(why=why, grace=min(event.grace, state.limits.grace))
+    state = state._replace(stop=event)
+    if state.phase == GATHERING:
+        return _over(state, EndRun(event.code, why))
+    if state.phase == ENDING:
+        return state, []  # the run ends when the generation has ended
+    waiting = frozenset(node.number for node in state.nodes)
+    state = state._replace(phase=STOPPING, waiting=waiting, began=event.at)
+    return state, [StopRanks(event.code, why, event.grace)]
+
+
+def _ticked(state: NodesState, at: float) -> StepResult:
+    if state.phase == GATHERING:
+        return _waited(state, at)
+    if state.phase == RUNNING:
+        hang = state.limits.hang_after
+        if not hang or at - state.pulse < hang:
+            return state, []
+        return _end(state._replace(is_hung=True), at)
+    grace = state.limits.end_grace
+    if state.phase == STOPPING and state.stop is not None:
+        grace = state.stop.grace
+    if at - state.began < grace + state.limits.confirm:
+        return state, []
+    names = _listed(_named(state, index) for index in sorted(state.waiting))
+    code = state.stop.code if state.stop else TRY_ELSEWHERE
+    return _over(state, EndRun(code, f"processes on {names} could not be ended"))
+
+
+def _waited(state: NodesState, at: float) -> StepResult:
+    here = {node.number for node in state.nodes}
+    missing = [index for index in range(state.limits.nodes) if index not in here]
+    if not missing:
+        return state, []
+    names = f"node{'s' if missing[1:] else ''} {_listed(map(str, missing))}"
+    if at >= state.deadline:
+        verb = "did not come" if state.restarts < 0 else "did not come back"
+        waited = f"within {at - state.began:.0f} s"
+        return _over(state, EndRun(TRY_ELSEWHERE, f"{names} {verb} {waited}"))
+    if at - state.noticed < _NOTICE_EVERY:
+        return state, []
+    words = f"waiting for {names}: {len(here)} of {state.limits.nodes} are here"
+    return state._replace(noticed=at), [SayLine(words)]
+
+
+# --- Texts ----------------------------------------------------------------------------------------
+
+
+def _over(state: NodesState, end: EndRun, past: Tuple[RestartRecord, ...] = ()) -> StepResult:
+    """`past`: the record to write first."""
+    actions: List[Action] = [KeepRecord(past)] if past else []
+    return state._replace(phase=OVER), [*actions, end]
+
+
+def _named(state: NodesState, index: int) -> str:
+    return next((node.describe() for node in state.nodes if node.number == index), f"node {index}")
+
+
+def _rank(state: NodesState, failure: RankFailure) -> str:
+    if state.limits.launcher:
+        return state.limits.launcher
+    where = _named(state, failure.node) if state.limits.nodes > 1 else f"node {failure.node}"
+    return f"Rank {failure.rank} on {where}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _listed(names: Iterable[str]) -> str:
+    found = list(names)
+    more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+    return ", ".join(found[:_MOST_NAMED]) + more

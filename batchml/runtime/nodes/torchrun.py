@@ -1,0 +1,27 @@
+"""The launch kind `torchrun`: a process for each rank, with the variables that `torchrun` sets.
+
+`python -m batchml.runtime.nodes.torchrun -- COMMAND ...` supervises the ranks of one node.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+
+from batchml.runtime.nodes.supervisor.main import RankContext, SupervisorKind, main
+from batchml.runtime.nodes.supervisor.ranks import RankProcesses
+from batchml.runtime.protocol.torchrun_command import RankCommand, rank_command
+
+
+def _read_command(words: Sequence[str], nodes: int, environ: Mapping[str, str]) -> RankCommand:
+    return rank_command(words, nodes, lambda name: shutil.which(name, path=environ.get("PATH")))
+
+
+def _make_ranks(context: RankContext) -> RankProcesses:
+    return RankProcesses(
+        context.selector, context.write, context.temporary, context.output, context.logs
+    )
+
+
+if __name__ == "__main__":
+    main(SupervisorKind(_read_command, _make_ranks))

@@ -1,0 +1,151 @@
+"""A store in a folder: the path of a value's file below the folder is its key."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from typing import BinaryIO, Callable, List, Optional, TypeVar
+
+from batchml.runtime.storage.files import sync_folder, write_atomically, write_new
+from batchml.runtime.storage.store import Store, StoreError, check_key
+from batchml.runtime.transfer.files import make_folder
+from batchml.runtime.transfer.tree import ABSENT, Tree
+
+T = TypeVar("T")
+
+
+class FolderStore(Store):
+    """The store in `folder`, which is made at the first write.
+
+    Programs of several runs may write to the folder, in containers, and its reader may be another
+    user. So a link that one of them puts in place of a folder or file is not followed.
+
+    `private`: only this user may read the values.
+    """
+
+    def __init__(self, folder: str, private: bool = False) -> None:
+        self._folder = folder
+        self._tree = Tree(folder)
+        self._private = private
+
+    def get(self, key: str) -> Optional[bytes]:
+        return self._read(key, lambda file: file.read())
+
+    def has(self, key: str) -> bool:
+        return bool(self._read(key, lambda file: True))
+
+    def put(self, key: str, data: bytes) -> None:
+        self._write("write", key, lambda path: write_atomically(path, data, self._mode, exact=True))
+
+    def create(self, key: str, data: bytes) -> bool:
+        made = []
+
+        def link(path: str) -> None:
+            temporary = f"{path}.{os.urandom(8).hex()}.tmp"
+            if os.path.lexists(path):
+                return
+            try:
+                write_new(temporary, data, self._mode, exact=True)
+                # `link` makes the whole file appear, or fails if the name is taken; also on NFS.
+                os.link(temporary, path)
+                made.append(path)
+            except FileExistsError:
+                return
+            finally:
+                if os.path.exists(temporary):
+                    os.unlink(temporary)
+            sync_folder(os.path.dirname(path))
+
+        self._write("create", key, link)
+        return bool(made)
+
+    def keys(self, prefix: str, limit: Optional[int] = None) -> List[str]:
+        found = []
+        within = prefix.rpartition("/")[0]  # other folders may hold many files
+        top = os.path.join(self._folder, check_key(within)) if within else self._folder
+        try:
+            for folder, _, names in os.walk(top):
+                below = os.path.relpath(folder, self._folder)
+                for name in names:
+                    key = name if below == "." else f"{below}/{name}"
+                    if key.startswith(prefix) and not name.endswith(".tmp"):
+                        found.append(key)
+        except OSError as error:
+            raise self._error("list", prefix, error) from error
+        return sorted(found)[:limit]
+
+    def delete(self, *keys: str) -> None:
+        for key in keys:
+            check_key(key)
+            try:
+                with self._tree.parent(key) as (at, name):
+                    os.unlink(name, dir_fd=at)
+            except IsADirectoryError:
+                continue
+            except OSError as error:
+                if error.errno not in ABSENT:
+                    raise self._error("remove", key, error) from error
+
+    def read(self, key: str, start: int, length: int) -> Optional[bytes]:
+        def part(file: BinaryIO) -> bytes:
+            file.seek(start)
+            return file.read(length)
+
+        return self._read(key, part)
+
+    def put_file(self, key: str, path: str) -> None:
+        def copy(target: str) -> None:
+            temporary = f"{target}.{os.urandom(8).hex()}.tmp"
+            try:
+                shutil.copyfile(path, temporary)
+                os.replace(temporary, target)
+            finally:
+                if os.path.exists(temporary):
+                    os.unlink(temporary)
+
+        self._write("write", key, copy)
+
+    def get_file(self, key: str, path: str) -> bool:
+        def copy(file: BinaryIO) -> bool:
+            with open(path, "wb") as target:
+                shutil.copyfileobj(file, target)
+            return True
+
+        return bool(self._read(key, copy))
+
+    @property
+    def _mode(self) -> int:
+        return 0o600 if self._private else 0o644
+
+    def _read(self, key: str, read: Callable[[BinaryIO], T]) -> Optional[T]:
+        """Return `read(file)`; None where there is no file."""
+        check_key(key)
+        try:
+            found = self._tree.open(key)
+            try:
+                if not stat.S_ISREG(os.fstat(found).st_mode):
+                    return None
+                with os.fdopen(found, "rb", closefd=False) as file:
+                    return read(file)
+            finally:
+                os.close(found)
+        except OSError as error:
+            if error.errno in ABSENT:
+                return None
+            raise self._error("read", key, error) from error
+
+    def _write(self, verb: str, key: str, write: Callable[[str], None]) -> None:
+        """Call `write` with the path of the key's file, through a descriptor of its folder."""
+        above, _, name = check_key(key).rpartition("/")
+        try:
+            if self._private:
+                os.makedirs(self._folder, 0o700, exist_ok=True)
+            make_folder(self._tree, above)
+            with self._tree.folder(above) as at:
+                write(f"/proc/self/fd/{at}/{name}")
+        except OSError as error:
+            raise self._error(verb, key, error) from error
+
+    def _error(self, verb: str, key: str, error: OSError) -> StoreError:
+        return StoreError(f"cannot {verb} {key!r} in {self._folder}: {error.strerror or error}")

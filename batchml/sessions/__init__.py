@@ -1,0 +1,1 @@
+"""Interactive work inside a run: shells, port forwarding, allocations, notebooks, TensorBoard."""

@@ -1,0 +1,214 @@
+"""The `alloc` command: hold resources, and work in a shell there."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from msgspec import Struct
+from msgspec.structs import replace
+
+from batchml.cli.app import app
+from batchml.cli.options import DryRun, Env, Json, open_context, read_seconds
+from batchml.cli.output import print_json, say
+from batchml.cli.render import job_title
+from batchml.errors import BatchmlError, NotRunning, UsageError
+from batchml.model.group import ALLOC
+from batchml.model.run import Run, classify
+from batchml.runs.commands.options import takes_options
+from batchml.runs.options import RunRequest, SubmitOptions, to_request
+from batchml.runs.submit import submitted_json
+from batchml.runtime.protocol.variables import SLURM
+from batchml.runtime.sessions.idle import format_seconds
+from batchml.sessions.commands.held import (
+    NEVER,
+    HeldKind,
+    code_after,
+    end_run,
+    prepare,
+    signals_interrupt,
+    start,
+    wait_for_run,
+)
+from batchml.sessions.exec.backends import run_inside
+from batchml.sessions.exec.target import find_target
+from batchml.sessions.held import check_plugin, wait_for_srun
+
+if TYPE_CHECKING:
+    from batchml.context import Context
+
+KIND = HeldKind(ALLOC, "run", "Given back.")
+
+
+@app.command(epilog="Example: batchml alloc --gpus 1 --time 2h")
+@takes_options(
+    ("gpus", "vcpus", "memory", "nodes", "queue", "image", "name", "max_cost", "set_env", "tags"),
+    texts={"image": "Image; python unless given."},
+    defaults={"name": "alloc"},
+)
+def alloc(
+    *,
+    ctx: typer.Context,
+    options: SubmitOptions,
+    time: Annotated[
+        str | None, typer.Option(metavar="DURATION", help='End after so long at most: "2h".')
+    ] = None,
+    idle: Annotated[
+        str, typer.Option(metavar="DURATION", help='Ends so long after the last shell, or "never".')
+    ] = "10m",
+    code: Annotated[
+        bool, typer.Option("--code/--no-code", help="Take the files of this folder along.")
+    ] = True,
+    shell: Annotated[
+        bool, typer.Option("--shell/--no-shell", help="Begin a shell, or only hold.")
+    ] = True,
+    dry_run: DryRun = False,
+    env: Env = None,
+    json_: Json = False,
+) -> None:
+    """Hold resources and start a shell there, or the command after --.
+
+    They are released when the shell ends, and when nobody has been in for --idle. Ctrl-C while
+    waiting cancels. The exit code is the shell's. --json only holds.
+    """
+    wishes = AllocOptions(
+        command=tuple(ctx.obj) if ctx.obj else (),
+        idle_s=None if idle == NEVER else read_seconds(idle, "--idle"),
+        shell=shell and not json_,
+        dry_run=dry_run,
+        json_=json_,
+    )
+    check_options(wishes, has_shell_flag=shell)
+    context = open_context(env)
+    request = _request(options, timeout=time, code=code)
+    raise typer.Exit(allocate(context, request, wishes))
+
+
+def _request(options: SubmitOptions, *, timeout: str | None, code: bool) -> RunRequest:
+    """Describe a run that only holds its resources."""
+    command = ("python3", "-m", "batchml.runtime.sessions.alloc")
+    request = to_request(options={**options, "command": command, "timeout": timeout})
+    changes = dict(request.changes)
+    if not code:
+        changes["code"] = False
+    if (options.get("nodes") or 1) > 1:  # the shell reaches the other nodes by srun
+        changes["env"] = {SLURM: "1", **changes.get("env", {})}
+    return replace(request, changes=changes)
+
+
+# --- The flow -------------------------------------------------------------------------------------
+
+
+class AllocOptions(Struct, frozen=True, kw_only=True):
+    """Options of the command. Without a `command` a shell is started. `idle_s` in seconds."""
+
+    command: tuple[str, ...] = ()
+    idle_s: int | None = None
+    shell: bool = True
+    dry_run: bool = False
+    json_: bool = False
+
+
+def check_options(wishes: AllocOptions, *, has_shell_flag: bool = True) -> None:
+    """Raise UsageError for options that contradict each other."""
+    if wishes.idle_s == 0:
+        raise UsageError('--idle 0s: the run would end at once. Give "10m", or "never".')
+    if wishes.command and not wishes.shell:
+        flag = "--json" if has_shell_flag else "--no-shell"
+        raise UsageError(
+            f"{flag} only holds the run, and the command after -- would not be run. Leave one out: "
+            "hold the run, then run commands in it with batchml shell RUN -- COMMAND."
+        )
+
+
+def allocate(context: "Context", request: RunRequest, wishes: AllocOptions) -> int:
+    """Hold the run, work in it, and end it; return the exit code of the shell."""
+    prepared = prepare(context, request, KIND, idle_s=wishes.idle_s, dry_run=wishes.dry_run)
+    if wishes.shell:
+        check_plugin(context)
+    with signals_interrupt():
+        job_id, run = start(
+            context,
+            prepared,
+            wait=lambda job_id: wait_for_run(context, job_id, "Ctrl-C cancels"),
+            on_error=lambda job_id: say(_describe_held(context, job_id, wishes)),
+        )
+        assert run is not None
+        try:
+            say(_describe_granted(run, wishes))
+            if wishes.shell and not wishes.command:
+                has_code = request.changes.get("code") is not False
+                say(_describe_lost_files(context, has_code=has_code))
+            if wishes.shell:
+                return _run_shell(context, run, wishes)
+            _print_held(context, run, submitted_json(context, prepared, job_id), wishes)
+            return 0
+        except KeyboardInterrupt as interrupt:
+            _end(context, job_id, wishes)
+            return code_after(interrupt)
+
+
+def _describe_granted(run: Run, wishes: AllocOptions) -> str:
+    gpus = f", {run.gpus} GPU{'s' if run.gpus > 1 else ''}" if run.gpus else ""
+    end = " `exit` gives it back." if wishes.shell and not wishes.command else ""
+    size = f"{run.vcpus} vCPU{'' if run.vcpus == 1 else 's'}{gpus}, {run.memory_mib} MiB"
+    each = f"{run.nodes} nodes, each of " if run.nodes else ""
+    return f"{job_title(run)} is granted {each}{size}.{end}"
+
+
+def _describe_lost_files(context: "Context", *, has_code: bool) -> str:
+    """Say which files are lost at the end, and where to keep them."""
+    settings = context.settings
+    has_workspace = settings.is_local or settings.environment.storage.workspace != "none"
+    kept = "$BATCHML_WORKSPACE" if has_workspace else "$BATCHML_OUTPUT_DIR"
+    if not has_code:
+        return f"Files of the working folder are lost at the end: keep them in {kept}."
+    return f"This is a copy of the folder: changes are lost at the end. Keep files in {kept}."
+
+
+def _run_shell(context: "Context", run: Run, wishes: AllocOptions) -> int:
+    """Run the shell or command; end the run after that, whatever happens."""
+    try:
+        target = find_target(context, run.job_id)
+        if run.nodes:
+            wait_for_srun(context, target)
+        code = run_inside(context, target, wishes.command)
+    except NotRunning as error:  # the run ended, and the shell with it
+        say(str(error))
+        code = error.exit_code
+    except Exception:
+        _end(context, run.job_id, wishes)
+        raise
+    ended = _end(context, run.job_id, wishes)
+    # A run that was ended by something else ended the shell, too: then its code counts.
+    return code if ended is None else classify(ended).exit_code or code
+
+
+def _end(context: "Context", job_id: str, wishes: AllocOptions) -> Run | None:
+    """End the run and report that; None if its end is not known."""
+    try:
+        ended = end_run(context, job_id, KIND)
+    except BatchmlError as error:
+        say(f"It could not be given back: {error}\n{_describe_held(context, job_id, wishes)}")
+        return None
+    if ended is not None and ended.status.value != "SUCCEEDED":
+        say(f"  batchml logs {job_id}{context.option}")
+    return ended
+
+
+def _describe_held(context: "Context", job_id: str, wishes: AllocOptions) -> str:
+    return f"{_describe_idle_end(wishes)} To end it: batchml cancel {job_id}{context.option}"
+
+
+def _describe_idle_end(wishes: AllocOptions) -> str:
+    if wishes.idle_s is None:
+        return "It is held until you end it."
+    return f"It ends itself when nobody has been in for {format_seconds(wishes.idle_s)}."
+
+
+def _print_held(
+    context: "Context", run: Run, submitted: dict[str, str], wishes: AllocOptions
+) -> None:
+    if wishes.json_:
+        print_json({**submitted, "status": run.status.value})
+    say(f"  shell:  batchml shell {run.job_id}{context.option}")
+    say(f"  end:    batchml cancel {run.job_id}{context.option}")
+    say(_describe_idle_end(wishes))

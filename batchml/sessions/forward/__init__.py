@@ -1,0 +1,1 @@
+"""Port forwarding: from a port of this machine to a port inside a run."""

@@ -1,0 +1,319 @@
+"""batchml compute list, create, update, score, delete and hosts."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+from msgspec.structs import replace
+
+from batchml.cli.app import command_group
+from batchml.cli.options import Env, Json, open_context
+from batchml.cli.output import print_json, print_line, say
+from batchml.cli.terminal import screen
+from batchml.cluster.service import HostPrices, open_poller
+from batchml.cluster.snapshot import ClusterSnapshot
+from batchml.cluster.tables import (
+    compute_json,
+    host_json,
+    host_lines,
+    missing_line,
+    total_json,
+    total_line,
+)
+from batchml.config.environments import read_compute
+from batchml.context import Context
+from batchml.errors import UsageError
+from batchml.model.environment import Compute
+from batchml.setup.commands.capacity import read_warm_columns, report_cost, show_scores, warm_hosts
+from batchml.setup.commands.shared import (
+    Enable,
+    Name,
+    Yes,
+    bare,
+    compute_api,
+    compute_order,
+    create_resources,
+    delete_resource,
+    described_environment,
+    drop_none,
+    find_resource,
+    print_table,
+    refuse_existing,
+    report_update,
+    to_table,
+)
+
+compute_app = command_group(
+    "compute",
+    "Manage compute environments: the hosts that jobs run on.",
+    "batchml compute list",
+)
+
+MinVcpus = Annotated[int | None, typer.Option(help="Keep these vCPUs without jobs; they cost.")]
+MaxVcpus = Annotated[int | None, typer.Option(help="Limit the vCPUs, and so the cost.")]
+Types = Annotated[
+    list[str] | None,
+    typer.Option("--instance-type", help="Use this type or family. May be repeated."),
+]
+ScaleDownDelay = Annotated[
+    str | None, typer.Option(help="Keep idle instances for this time: 20m to 7d, or 0.")
+]
+
+
+@compute_app.command("list", epilog="Example: batchml compute list --env dev")
+def compute_list(env: Env = None, json_: Json = False) -> None:
+    """List the compute environments with their limits and state."""
+    context = open_context(env)
+    found = compute_api(context).environments()
+    kept, here = read_warm_columns(context, found), _vcpus_here(context)
+    if json_:
+        return print_json([{**each, **kept.json(name)} for name, each in found.items()])
+    rows = [
+        ["NAME", "STATE", "STATUS", "KIND", "INSTANCES", "VCPUS MIN/NOW/MAX", *kept.heads, "REASON"]
+    ]
+    for name, detail in sorted(found.items()):
+        resources = detail.get("computeResources", {})
+        limits = [resources.get(key, 0) for key in ("minvCpus", "desiredvCpus", "maxvCpus")]
+        limits[1] = min(here or limits[1], limits[2])
+        rows.append(
+            [
+                bare(context, name),
+                detail["state"],
+                detail.get("status", ""),
+                resources.get("type", detail.get("type", "")),
+                ", ".join(resources.get("instanceTypes", ())),
+                "{}/{}/{}".format(*limits),
+                *kept.cells(name),
+                "" if detail.get("status") == "VALID" else detail.get("statusReason", ""),
+            ]
+        )
+    print_table(rows, "No compute environments. `batchml setup` makes them.")
+    for line in kept.lines():
+        say(line)
+
+
+def _vcpus_here(context: Context) -> int:
+    """The vCPUs of this machine on `local`, where all compute environments share it; else 0."""
+    if not context.settings.is_local:
+        return 0
+
+    return round(open_poller(context).poll(with_usage=False).total.room.vcpus)
+
+
+@compute_app.command("create", epilog="Example: batchml compute create gpu --max-vcpus 64")
+def compute_create(
+    name: Name,
+    instance_type: Types = None,
+    max_vcpus: MaxVcpus = None,
+    min_vcpus: MinVcpus = None,
+    spot: Annotated[bool | None, typer.Option("--spot", help="Use spot instances.")] = None,
+    allocation_strategy: Annotated[
+        str | None, typer.Option(help="AWS Batch's strategy; default: the recommended one.")
+    ] = None,
+    bid_percentage: Annotated[
+        int | None, typer.Option(help="Limit spot prices to this part of the on-demand price.")
+    ] = None,
+    ami: Annotated[
+        str | None, typer.Option(help="Start this AMI: build, ecs-gpu or ami-0123...")
+    ] = None,
+    disk: Annotated[
+        str | None, typer.Option(help='Give each instance this disk: "100 GiB".')
+    ] = None,
+    placement_group: Annotated[
+        str | None, typer.Option(help='Use this group; "cluster": create one.')
+    ] = None,
+    capacity_reservation: Annotated[
+        str | None, typer.Option(help="Use cr-0123..., a resource group's ARN, open or none.")
+    ] = None,
+    capacity_block: Annotated[
+        str | None, typer.Option(help="Use this capacity block: cr-0123...")
+    ] = None,
+    scale_down_delay: ScaleDownDelay = None,
+    stop_timeout: Annotated[
+        str | None, typer.Option(help="Wait from the stop signal to the kill: 30s to 120s.")
+    ] = None,
+    env: Env = None,
+    json_: Json = False,
+) -> None:
+    """Create a compute environment.
+
+    Without flags, creates the one that batchml.toml describes. `setup` does not delete it.
+    """
+    context = open_context(env)
+    table = drop_none(
+        instance_types=instance_type, max_vcpus=max_vcpus, min_vcpus=min_vcpus, spot=spot,
+        allocation_strategy=allocation_strategy, bid_percentage=bid_percentage, ami=ami, disk=disk,
+        placement_group=placement_group, capacity_reservation=capacity_reservation,
+        capacity_block=capacity_block,
+        scale_down_delay=scale_down_delay, stop_timeout=stop_timeout,
+    )  # fmt: skip
+    described = described_environment(context).compute.get(name)
+    if described is not None and not table:
+        compute = described
+    else:
+        table = {**(to_table(described) if described else {}), **table}
+        compute = read_compute(name, table, f"compute create {name}")
+    refuse_existing(context, "compute", name, compute_api(context).environments())
+    create_resources(context, {name: compute}, {}, json_)
+
+
+@compute_app.command("update", epilog="Example: batchml compute update gpu --max-vcpus 128")
+def compute_update(
+    name: Name,
+    instance_type: Types = None,
+    max_vcpus: MaxVcpus = None,
+    min_vcpus: MinVcpus = None,
+    warm: Annotated[
+        int | None,
+        typer.Option(metavar="HOSTS", help="Set --min-vcpus to these hosts of its first type."),
+    ] = None,
+    scale_down_delay: ScaleDownDelay = None,
+    enable: Enable = None,
+    env: Env = None,
+    json_: Json = False,
+) -> None:
+    """Change a compute environment now. If setup made it, the next setup changes it back.
+
+    Warm hosts cost money without jobs: the price, and the command that ends it, are printed.
+
+    New types replace its instances; other changes disturb no run. For other properties, such as the
+    disk, change batchml.toml and run setup.
+    """
+    context = open_context(env)
+    there, detail = find_resource(
+        context, name, "Compute environment", compute_api(context).environments()
+    )
+    if warm is not None:
+        min_vcpus = warm_hosts(context, warm, min_vcpus, detail)
+    table = drop_none(
+        instance_types=instance_type, max_vcpus=max_vcpus, min_vcpus=min_vcpus,
+        scale_down_delay=scale_down_delay,
+    )  # fmt: skip
+    if not table and enable is None:
+        raise UsageError("Nothing to change was given: see batchml compute update --help.")
+    checked = _checked(name, detail, table)
+    request: dict[str, Any] = {"computeEnvironment": there}
+    if enable is not None:
+        request["state"] = "ENABLED" if enable else "DISABLED"
+    if table:
+        request["computeResources"] = _resources(checked, table)
+    compute_api(context).update_environment(request)
+    report_update(context, "compute environment", request, json_)
+    if table:
+        report_cost(context, name, detail, checked, table)
+
+
+def _checked(name: str, detail: Mapping[str, Any], table: Mapping[str, Any]) -> Compute:
+    """The compute environment after the change. Raises ConfigError."""
+    resources = detail.get("computeResources", {})
+    known = {
+        "instance_types": list(resources.get("instanceTypes", ())) or ["g5"],
+        "max_vcpus": resources.get("maxvCpus", 0),
+        "min_vcpus": resources.get("minvCpus", 0),
+    }
+    return read_compute(name, {**known, **table}, f"compute update {name}")
+
+
+def _resources(checked: Compute, named: Iterable[str]) -> dict[str, Any]:
+    """`computeResources` of UpdateComputeEnvironment, with only the named options."""
+    values = {
+        "instance_types": ("instanceTypes", list(checked.instance_types)),
+        "max_vcpus": ("maxvCpus", checked.max_vcpus),
+        "min_vcpus": ("minvCpus", checked.min_vcpus),
+        "scale_down_delay": (
+            "scalingPolicy",
+            {"minScaleDownDelayMinutes": checked.scale_down_minutes},
+        ),
+    }
+    return dict(values[key] for key in named)
+
+
+@compute_app.command("score", epilog="Example: batchml compute score --instances 8")
+def compute_score(
+    instance_type: Types = None,
+    instances: Annotated[
+        int | None, typer.Option(metavar="N", help="Score this number of hosts.")
+    ] = None,
+    vcpus: Annotated[
+        int | None, typer.Option(metavar="N", help="Score this number of vCPUs instead.")
+    ] = None,
+    region: Annotated[
+        list[str] | None, typer.Option(help="Score only this region. May be repeated.")
+    ] = None,
+    single_az: Annotated[
+        bool, typer.Option("--single-az", help="Score zones: all hosts in one zone.")
+    ] = False,
+    env: Env = None,
+    json_: Json = False,
+) -> None:
+    """Score how likely each region has spot hosts now, 1 to 10, with their price.
+
+    Works without an environment. With one in batchml.toml it uses its types and profile.
+    """
+    wanted = (tuple(instance_type or ()), instances, vcpus, tuple(region or ()), single_az)
+    show_scores(open_context(env), *wanted, json_=json_)
+
+
+@compute_app.command("delete", epilog="Example: batchml compute delete gpu --yes")
+def compute_delete(name: Name, yes: Yes = False, env: Env = None, json_: Json = False) -> None:
+    """Delete a compute environment that no queue uses, with its launch template."""
+    context = open_context(env)
+    api = compute_api(context)
+    there, detail = find_resource(context, name, "Compute environment", api.environments())
+    users = [
+        queue for queue, each in api.queues().items()
+        if detail["computeEnvironmentArn"] in compute_order(each)
+    ]  # fmt: skip
+    if users:
+        names = ", ".join(bare(context, queue) for queue in users)
+        raise UsageError(
+            f"Compute environment {name} is used by: {names}. First give these queues another one "
+            f"(batchml queue update NAME --compute OTHER), or delete them."
+        )
+    delete_resource(context, "compute environment", there, yes, json_)
+
+
+# --- hosts ----------------------------------------------------------------------------------
+
+
+@compute_app.command("hosts", epilog="Example: batchml compute hosts gpu")
+def compute_hosts(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME]...", help="Compute environments; default: all."),
+    ] = None,
+    env: Env = None,
+    json_: Json = False,
+) -> None:
+    """List the hosts with their state, used resources, price and runs.
+
+    States are those of sinfo: allocated, mixed, idle, draining, starting, down. CPU and GPU are
+    reported by runs. Prices come from AWS, for spot hosts in the dearest zone.
+    """
+    context = open_context(env)
+    found = HostPrices(context).add_to(_select(context, open_poller(context).poll(), names or ()))
+    if json_:
+        return print_json(_json(found))
+    lines = host_lines(found, screen(), len(found.hosts or ()))
+    ends = [line for line in (total_line(found), missing_line(found)) if line]
+    print_line("\n".join([*lines, *([""] if lines and ends else []), *ends]))
+
+
+def _select(context: Context, found: ClusterSnapshot, names: Sequence[str]) -> ClusterSnapshot:
+    """The part of a snapshot with these compute environments. Raises NotFound."""
+    if not names:
+        return found
+    known: dict[str, dict[str, Any]] = {row.state.name: {} for row in found.computes}
+    wanted = {find_resource(context, name, "Compute environment", known)[0] for name in names}
+    hosts = found.hosts and tuple(row for row in found.hosts if wanted.intersection(row.computes))
+    computes = tuple(row for row in found.computes if row.state.name in wanted)
+    return replace(found, computes=computes, hosts=hosts)
+
+
+def _json(found: ClusterSnapshot) -> dict[str, Any]:
+    return {
+        "total": total_json(found),
+        "computeEnvironments": [compute_json(row) for row in found.computes],
+        "hosts": None if found.hosts is None else [host_json(row) for row in found.hosts],
+        "missing": list(found.missing),
+    }

@@ -1,0 +1,153 @@
+"""batchml doctor and init: check this machine and the account; write the first files."""
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from batchml.aws.session import Access, Session, home_region
+from batchml.cli.app import app
+from batchml.cli.options import Json
+from batchml.cli.output import print_json, print_line
+from batchml.cli.render import printable
+from batchml.clock import SystemClock
+from batchml.config.settings import Settings, load_settings
+from batchml.context import Context
+from batchml.errors import ConfigError, NotFound
+from batchml.local import control
+from batchml.local.control import describe_silence, is_answering
+from batchml.local.executors.choice import DOCKER, read_choice
+from batchml.local.home import Home
+from batchml.model.environment import LOCAL
+from batchml.setup.doctor import ConfigCheck, Finding, ask_account, check_account, exit_code
+from batchml.setup.init import FIRST_JOB, first_files, write_files
+from batchml.setup.machine import check_config, check_machine, check_plugin, examine_machine
+
+_INDENT = " " * 10
+
+
+@app.command(epilog="Example: batchml doctor --env dev")
+def doctor(
+    env: Annotated[
+        str | None, typer.Option("--env", metavar="NAME", help="Environment to check.")
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Check this machine and the account: a line for each check, and the fix below a problem.
+
+    Exit code 0 without problems, 77 for problems with credentials or permissions, else 1.
+    Nothing in AWS is changed.
+    """
+    settings, config = _read_settings(env)
+    findings = []
+    for finding in _examine(settings, config):
+        findings.append(finding)
+        if not json_:
+            for line in _lines(finding):
+                print_line(line)
+    code = exit_code(findings)
+    if json_:
+        print_json({"env": config.env, "ok": code == 0, "findings": [_plain(f) for f in findings]})
+    if code:
+        raise typer.Exit(code)
+
+
+def _read_settings(env: str | None) -> tuple[Settings, ConfigCheck]:
+    """The settings, or those of `local` if they have mistakes, with the configuration check."""
+    here = Path.cwd()
+    try:
+        settings = load_settings(os.environ, here, env)
+    except (ConfigError, NotFound) as error:
+        # Ignore the file, and check this machine only.
+        ours = ("BATCHML_CONFIG", "BATCHML_ENV")
+        environ = {name: text for name, text in os.environ.items() if name not in ours}
+        settings = load_settings(environ, Path(os.sep), LOCAL)
+        if isinstance(error, ConfigError):
+            return settings, ConfigCheck(error.where, error.mistakes, env or "")
+        return settings, ConfigCheck(None, (str(error),), env or "")
+    others = settings.described.mistakes_of(*settings.environments)
+    return settings, ConfigCheck(settings.config, tuple(others), settings.env.value)
+
+
+def _examine(settings: Settings, config: ConfigCheck) -> Iterator[Finding]:
+    yield from check_config(config)
+    machine = _examine_machine(settings)
+    yield from check_machine(machine)
+    if settings.is_local:
+        return
+    yield from check_plugin(machine)
+    yield from _examine_account(settings)
+
+
+def _examine_machine(settings: Settings) -> Any:
+    home = Home(Path(settings.home.value))
+
+    def check() -> None:
+        home.check_owner()
+        if home.root.is_dir() and any(home.root.iterdir()):
+            home.prepare()  # an empty folder needs no check
+
+    wants = settings.is_local and read_choice(home).executor == DOCKER
+    trouble = _server_trouble(settings, home) if settings.is_local else ""
+    return examine_machine(os.environ, home.root, check, wants_docker=wants, server_trouble=trouble)
+
+
+def _server_trouble(settings: Settings, home: Home) -> str:
+    """The fault of the embedded server, if it runs."""
+    found = control.find_server(home)
+    if found is None:
+        return ""
+    if not is_answering(found):
+        return describe_silence(home)
+    return found.read_only or Context(settings, SystemClock(), Path.cwd()).held_back()
+
+
+def _examine_account(settings: Settings) -> Iterator[Finding]:
+    environment = settings.environment
+    at_home = Session(Access(home_region(environment.region), environment.profile))
+    session = Session(Access(environment.region, environment.profile))
+    yield from check_account(
+        ask_account(at_home, session, settings.env.value, environment, SystemClock())
+    )
+
+
+def _lines(finding: Finding) -> Sequence[str]:
+    first = f"{finding.mark:<9} {printable(finding.text)}"
+    return [first, *(f"{_INDENT}{printable(line)}" for line in finding.fix)]
+
+
+def _plain(finding: Finding) -> dict[str, Any]:
+    return {
+        "check": finding.check,
+        "mark": finding.mark,
+        "text": finding.text,
+        "fix": list(finding.fix),
+    }
+
+
+@app.command(epilog="Example: batchml init --env dev --region eu-west-1")
+def init(
+    env: Annotated[
+        str, typer.Option("--env", metavar="NAME", help="Name of the first environment in AWS.")
+    ] = "dev",
+    region: Annotated[
+        str | None, typer.Option(help="Its region; AWS_REGION or us-east-1 unless given.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
+    json_: Json = False,
+) -> None:
+    """Write a commented batchml.toml and a first job here."""
+    environ = os.environ
+    chosen = region or environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION")
+    here = Path.cwd()
+    written = write_files(here, first_files(env, chosen or "us-east-1"), force=force)
+    names = [str(path.relative_to(here)) for path in written]
+    following = [f"batchml submit --wait {FIRST_JOB}", f"batchml setup --env {env} --plan"]
+    if json_:
+        print_json({"files": names, "next": following})
+        return
+    print_line(f"Wrote {', '.join(names)}.")
+    print_line(f"Run the job on this machine:      {following[0]}")
+    print_line(f"See what setup would make in AWS: {following[1]}")

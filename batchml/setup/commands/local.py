@@ -1,0 +1,363 @@
+"""batchml local start, stop, status, env, adopt and reset."""
+
+import os
+import sys
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+import typer
+
+from batchml.cli.app import command_group
+from batchml.cli.options import Json, open_context, read_seconds
+from batchml.cli.output import print_json
+from batchml.clock import SystemClock
+from batchml.context import LOCAL_REGION
+from batchml.errors import LocalServerError, UsageError
+from batchml.local import control
+from batchml.local.batch import fault_injection as chaos
+from batchml.local.control import describe_silence, describe_state, is_answering
+from batchml.local.executors.choice import keep_endpoints, kept_endpoints, read_choice
+from batchml.local.home import Home
+from batchml.local.server.auth import ENDPOINTS
+from batchml.local.store import adopt as adopting
+from batchml.local.store import identity
+from batchml.model.environment import endpoint_mistakes, endpoint_variables
+from batchml.runtime.processes import state_of
+
+local_app = command_group(
+    "local",
+    "Control the embedded AWS Batch of this machine.",
+    'eval "$(batchml local env)" && aws batch describe-job-queues',
+)
+
+
+def _context() -> Any:
+    return open_context("local")
+
+
+def _home() -> Any:
+    return _context().home
+
+
+@local_app.command(epilog="Example: batchml local start --port 8123")
+def start(
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; default: any free port.")] = 0,
+    idle: Annotated[
+        str | None, typer.Option(help="Stop after this time without jobs and requests: 10m.")
+    ] = None,
+    executor: Annotated[
+        str | None, typer.Option(help="Run jobs by process or docker. Kept for later starts.")
+    ] = None,
+    allow_path: Annotated[
+        list[str] | None,
+        typer.Option(help="Allow containers to mount this folder. Kept; may be repeated."),
+    ] = None,
+    allow_privileged: Annotated[
+        bool | None,
+        typer.Option(
+            "--allow-privileged/--no-allow-privileged",
+            help="Allow privileged containers. Kept.",
+        ),
+    ] = None,
+    vcpus: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=10_000,
+            help="Pretend to have this many vCPUs, for multi-node runs; 0: the real number. Kept.",
+        ),
+    ] = None,
+    endpoint: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SERVICE=URL",
+            help="Give jobs this endpoint of another service: s3=http://127.0.0.1:9000. Kept; may "
+            "be repeated; an empty URL removes it.",
+        ),
+    ] = None,
+    chaos: Annotated[
+        str | None,
+        typer.Option(help="Inject failures until it stops: host-lost@60s, throttle=20%."),
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Start the server unless it runs. `submit` starts it by itself."""
+    context = _context()
+    home = context.home
+    seconds = read_seconds(idle, "--idle")
+    endpoints = {**context.settings.environment.endpoints, **_read_endpoints(endpoint or ())}
+    options = _executor_options(executor, allow_path, allow_privileged) + _chaos_options(chaos)
+    options += [] if vcpus is None else ["--vcpus", str(vcpus)]
+    found = control.find_server(home)
+    if found is not None and (idle or options or port not in (0, found.port)):
+        raise LocalServerError(
+            f"The server already runs on port {found.port}. To start it with other options, stop "
+            f"it first: batchml local stop"
+        )
+    if endpoints:
+        keep_endpoints(home, endpoints)
+    if found is None:
+        control.start_server(home, SystemClock(), port, seconds, options)
+    _print_status(home, json_)
+
+
+def _read_endpoints(given: Iterable[str]) -> dict[str, str]:
+    """Service -> URL; an empty URL removes the service. Raises UsageError."""
+    found = {service: url for service, _, url in (text.partition("=") for text in given)}
+    mistakes = list(endpoint_mistakes({k: v for k, v in found.items() if v}))
+    mistakes += [f"{text}: expected SERVICE=URL." for text in given if "=" not in text]
+    if mistakes:
+        raise UsageError("\n".join(f"--endpoint {mistake}" for mistake in mistakes))
+    return found
+
+
+def _executor_options(
+    executor: str | None, paths: list[str] | None, privileged: bool | None
+) -> list[str]:
+    if executor not in (None, "process", "docker"):
+        raise UsageError(f"--executor {executor}: choose process or docker.")
+    options = [] if executor is None else ["--executor", executor]
+    for path in paths or ():
+        options += ["--allow-path", os.path.abspath(path)]
+    if privileged is not None:
+        options.append("--allow-privileged" if privileged else "--no-allow-privileged")
+    return options
+
+
+def _chaos_options(text: str | None) -> list[str]:
+    """The server's option for `--chaos`, checked before the server starts."""
+    if text is None:
+        return []
+    chaos.parse(text)
+    return [f"--chaos={text}"]
+
+
+@local_app.command(epilog="Example: batchml local stop")
+def stop(json_: Json = False) -> None:
+    """Stop the server. Running jobs continue, and the next start finds them."""
+    home = _home()
+    was_running = control.stop_server(home, SystemClock())
+    if not json_:
+        print("Stopped. Running jobs continue." if was_running else "No server was running.")
+    else:
+        _print_status(home, json_)
+
+
+@local_app.command(epilog="Example: batchml local status --json")
+def status(json_: Json = False) -> None:
+    """Show whether the server runs and answers, and where. Exit code 0 if it answers, else 1."""
+    home = _home()
+    if not _print_status(home, json_):
+        raise typer.Exit(1)
+
+
+@local_app.command(epilog='Example: eval "$(batchml local env)" && aws batch describe-job-queues')
+def env(json_: Json = False) -> None:
+    """Print the variables that point AWS clients at the server, and start it if needed."""
+    context = _context()
+    server = context.server()
+    home = context.home
+    keys = home.keys()
+    variables = {
+        **dict.fromkeys(ENDPOINTS, server.url),
+        **endpoint_variables(kept_endpoints(home)),
+        "AWS_ACCESS_KEY_ID": keys.access_key_id,
+        "AWS_SECRET_ACCESS_KEY": keys.secret_access_key,
+        "AWS_REGION": LOCAL_REGION,
+        "AWS_DEFAULT_REGION": LOCAL_REGION,
+    }
+    if json_:
+        print_json(variables)
+        return
+    for name, value in variables.items():
+        print(f"export {name}={value}")
+    # An AWS client would send these, or use them instead.
+    print("unset AWS_SESSION_TOKEN AWS_PROFILE AWS_DEFAULT_PROFILE")
+
+
+@local_app.command(epilog="Example: batchml local adopt --yes")
+def adopt(
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+    json_: Json = False,
+) -> None:
+    """Turn a copy or a restored backup of a state folder into an independent folder.
+
+    Runs that ran at the time of the copy end here as lost hosts. Waiting runs also start here. The
+    original folder and its runs do not change.
+    """
+    home = _home()
+    if not home.journal.exists():
+        raise LocalServerError(f"{home.root} holds no jobs yet, so there is nothing to adopt.")
+    control.stop_server(home, SystemClock())
+    lock = home.hold()
+    try:
+        copy = adopting.inspect_copy(home)
+        if copy is None:
+            raise LocalServerError(f"{home.root} is not a copy. There is nothing to adopt.")
+        if not yes:
+            _ask_to_adopt(home, copy)
+        adopting.adopt(home)
+    finally:
+        os.close(lock)
+    if json_:
+        print_json({"home": str(home.root), "lost": copy.running, "waiting": copy.waiting})
+        return
+    print(
+        f"{home.root} is adopted. When the next command starts its server, {_what_becomes(copy)}."
+    )
+    if copy.unknown:
+        folder = home.local / adopting.SET_ASIDE
+        print(f"Attempts that its journal does not know ({copy.unknown}) were moved to {folder}.")
+
+
+def _what_becomes(copy: Any) -> str:
+    """The effect of an adoption on the runs of a copy."""
+    lost, waiting = copy.running, copy.waiting
+    ends = f"{lost} running job{' ends as a lost host' if lost == 1 else 's end as lost hosts'}"
+    return f"{ends} and {waiting} waiting job{' starts' if waiting == 1 else 's start'}"
+
+
+def _ask_to_adopt(home: Any, copy: Any) -> None:
+    text = (
+        f"{home.root} {copy.why}. If you adopt it, {_what_becomes(copy)}. Jobs that the original "
+        f"folder still has also run there."
+    )
+    if not sys.stdin.isatty():
+        raise UsageError(f"{text} To adopt it without this question: --yes.")
+    typer.confirm(f"{text} Adopt it?", abort=True)
+
+
+@local_app.command(epilog="Example: batchml local reset --yes")
+def reset(
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+    delete_data: Annotated[
+        bool, typer.Option("--delete-data", help="Also delete workspace, data sets and volumes.")
+    ] = False,
+    archive: Annotated[
+        str,
+        typer.Option(metavar="PLACE", help="With --delete-data: use the archive at this location."),
+    ] = "",
+    allow_loss: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="Allow the loss of workspace, data or volumes. May be repeated."
+        ),
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Stop the server and its jobs, and delete all jobs, sweeps, logs, queues and outputs.
+
+    Virtual environments of images, data sets, volumes and the workspace stay. --delete-data also
+    deletes the last three, if `batchml workspace archive` has archived the whole workspace.
+    """
+    from batchml.local.reset import count_sweeps, forget
+    from batchml.runs.fallback.move import FallbackPlans
+
+    context = _context()
+    home = context.home
+    data = None
+    if delete_data:
+        from batchml.setup.local_data import LocalData
+
+        data = LocalData(context, archive, tuple(allow_loss or ()))
+        data.check("nothing was done", reads=True)
+    elif archive or allow_loss:
+        raise UsageError("--archive and --allow-loss need --delete-data.")
+    if not yes:
+        _confirm_reset(home, deletes_data=delete_data)
+    clock = SystemClock()
+    control.stop_server(home, clock)
+    lock = home.hold() if home.local.is_dir() else None
+    sweeps = count_sweeps(home)
+    killed = forget(home, clock)
+    FallbackPlans.beside(context.history, context.env).clear()
+    runs = len(context.history.names(context.env))
+    context.history.forget(context.env)  # the same file has the runs in AWS
+    if data is not None:
+        data.check("the jobs were deleted, the data stays")  # jobs may have written meanwhile
+        data.delete()
+    if lock is not None:
+        os.close(lock)
+    if json_:
+        _print_status(home, json_)
+        return
+    print(
+        f"Reset. {killed} running job{'' if killed == 1 else 's'} stopped, {runs} "
+        f"run{'' if runs == 1 else 's'} and {sweeps} sweep{'' if sweeps == 1 else 's'} deleted "
+        f"with logs and outputs."
+    )
+    if data is not None:
+        print(f"The workspace, the data sets and the volumes are empty. {data.restore_hint}")
+
+
+def _is_copy(home: Any) -> bool:
+    """Whether this folder is a copy of one from which a server has run."""
+    return (home.local / "identity.json").exists() and identity.read_identity(home) is None
+
+
+def _print_status(home: Any, json_: bool) -> bool:
+    found = control.find_server(home)
+    answering = found is not None and is_answering(found)
+    letter = state_of(found.pid) if found and not answering else ""
+    choice = read_choice(home)
+    executor, believed = choice.executor, {"vcpus": choice.vcpus} if choice.vcpus else {}
+    held = _context().held_back() if answering else ""
+    beside = {"endpoints": choice.endpoints} if choice.endpoints else {}
+    if json_:
+        rehearsed = {"chaos": found.chaos} if found and found.chaos else {}
+        print_json(
+            {
+                "state": "running" if answering else "not answering" if found else "stopped",
+                "pid": found.pid if found else None,
+                "endpoint": found.url if found else None,
+                "executor": executor,
+                "home": str(home.root),
+                **believed,
+                **beside,
+                **rehearsed,
+                **({"readOnly": found.read_only} if found and found.read_only else {}),
+                **({"heldBack": held} if held else {}),
+                **({"processState": letter} if letter else {}),
+            }
+        )
+    elif found:
+        running = "Running" if answering else f"Does not answer ({describe_state(letter)})"
+        print(
+            f"{running} on {found.url}, process {found.pid}, executor {executor}, "
+            f"state in {home.root}"
+        )
+        if believed:
+            count = f"{choice.vcpus} vCPU{'s'[: choice.vcpus > 1]}"
+            print(f"Pretends to have {count}; --vcpus 0 uses the real number.")
+        for service, url in choice.endpoints.items():
+            print(f"Endpoint of {service} for jobs: {url}")
+        if found.chaos:
+            print(f"Injects failures until it stops: {found.chaos}")
+        if not answering:
+            print(describe_silence(home))
+        for line in (found.read_only, held):
+            if line:
+                print(line)
+    else:
+        print(f"Not running. State in {home.root}")
+        if _is_copy(home):
+            print("It is a copy or a restored backup, and read-only until `batchml local adopt`.")
+    return answering
+
+
+def _confirm_reset(home: Home, *, deletes_data: bool) -> None:
+    """Ask the user to confirm. Raises UsageError without a terminal."""
+    if not sys.stdin.isatty():
+        more = ", workspace, data sets and volumes" if deletes_data else ""
+        raise UsageError(
+            f"This deletes every local job and sweep, and their outputs{more}. To confirm: --yes."
+        )
+    if not deletes_data:
+        typer.confirm(f"Delete every job, sweep, log and output in {home.root}?", abort=True)
+        return
+    print(
+        f"This deletes every job, sweep, log and output in {home.root}, its workspace, data sets "
+        f"and volumes."
+    )
+    if typer.prompt("Type delete to confirm", default="", show_default=False) != "delete":
+        raise UsageError("Nothing was done.")

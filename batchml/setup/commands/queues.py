@@ -1,0 +1,273 @@
+"""batchml queue list, show, create, update and delete."""
+
+from typing import Annotated, Any
+
+import typer
+
+from batchml.aws.batch.resources import queue_request
+from batchml.aws.naming import Site
+from batchml.cli.app import command_group
+from batchml.cli.options import Env, Json, open_context, read_pairs
+from batchml.cli.output import print_json, print_line, say
+from batchml.cli.render import narrow_columns, printable, run_json, table
+from batchml.cli.terminal import screen
+from batchml.cluster.service import open_poller, poll_queues
+from batchml.cluster.snapshot import ClusterSnapshot, RunRow
+from batchml.cluster.tables import (
+    age_text,
+    compute_json,
+    host_or_reason,
+    missing_line,
+    position_json,
+    queue_json,
+    queue_table,
+)
+from batchml.config.environments import read_queue
+from batchml.context import Context
+from batchml.errors import UsageError
+from batchml.model.environment import Queue
+from batchml.model.names import bare_name, short_id
+from batchml.model.run import state_text
+from batchml.runs.commands.usage import memory, number
+from batchml.setup.commands.shared import (
+    Enable,
+    Name,
+    Yes,
+    bare,
+    compute_api,
+    compute_order,
+    create_resources,
+    delete_resource,
+    described_environment,
+    drop_none,
+    find_resource,
+    print_table,
+    refuse_existing,
+    report_update,
+    to_table,
+)
+
+queue_app = command_group(
+    "queue",
+    "Manage job queues: which runs wait for which hosts, and in which order.",
+    "batchml queue list",
+)
+
+Priority = Annotated[
+    int | None, typer.Option(help="Priority, 0 to 1000; the highest is served first.")
+]
+Computes = Annotated[
+    list[str] | None,
+    typer.Option("--compute", help="Use this compute environment. Repeat it in order of use."),
+]
+TimeLimits = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--time-limit", metavar="WHY=TIME",
+        help="Cancel runs stuck for this time: no-capacity=6h, too-large-for-compute=30m, "
+        "too-large-for-instances=30m.",
+    ),
+]  # fmt: skip
+
+
+@queue_app.command("list", epilog="Example: batchml queue list --env dev")
+def queue_list(env: Env = None, json_: Json = False) -> None:
+    """List the job queues, the highest priority first, with their running and waiting runs.
+
+    VCPUS 12+40: held by running runs, and requested by waiting runs.
+    """
+    context = open_context(env)
+    found, refused = poll_queues(context)
+    if refused:
+        say(f"Runs are not counted: {refused}")
+    if json_:
+        known = {row.name: queue_json(row) for row in found.queues if row.counts}
+        details = compute_api(context).queues()
+        return print_json([each | known.get(name, {}) for name, each in details.items()])
+    rows = queue_table(found.queues, lambda name: bare(context, name))
+    gives_way = ("ORDER", "GPUS", "VCPUS", "COMPUTE", "REASON", "STATE")
+    print_table(
+        narrow_columns(rows, screen().width, gives_way),
+        "No job queues. `batchml setup` makes them.",
+    )
+
+
+@queue_app.command("create", epilog="Example: batchml queue create urgent --compute gpu")
+def queue_create(
+    name: Name,
+    priority: Priority = None,
+    compute: Computes = None,
+    share: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=WEIGHT", help="Add a fair share; twice the weight gets twice."),
+    ] = None,
+    time_limit: TimeLimits = None,
+    env: Env = None,
+    json_: Json = False,
+) -> None:
+    """Create a job queue. Without flags, creates the one that batchml.toml describes."""
+    context = open_context(env)
+    _refuse_lists(compute)
+    table = drop_none(priority=priority, compute=compute, **_queue_tables(share, time_limit))
+    described = described_environment(context).queues.get(name)
+    if described is not None and not table:
+        queue = described
+    else:
+        table = {**(to_table(described) if described else {}), **table}
+        queue = read_queue(name, table, f"queue create {name}")
+    refuse_existing(context, "queue", name, compute_api(context).queues())
+    create_resources(context, {}, {name: _on_known(context, queue)}, json_)
+
+
+@queue_app.command("update", epilog="Example: batchml queue update urgent --priority 500")
+def queue_update(
+    name: Name,
+    priority: Priority = None,
+    compute: Computes = None,
+    time_limit: TimeLimits = None,
+    enable: Enable = None,
+    env: Env = None,
+    json_: Json = False,
+) -> None:
+    """Change a job queue now. If setup made it, the next setup changes it back."""
+    context = open_context(env)
+    there, detail = find_resource(context, name, "Job queue", compute_api(context).queues())
+    _refuse_lists(compute)
+    table = drop_none(priority=priority, compute=compute, **_queue_tables(None, time_limit))
+    if not table and enable is None:
+        raise UsageError("Nothing to change was given: see batchml queue update --help.")
+    known = {
+        "priority": detail["priority"],
+        "compute": [bare(context, bare_name(arn)) for arn in compute_order(detail)],
+    }
+    queue = _on_known(context, read_queue(name, {**known, **table}, f"queue update {name}"))
+    full = queue_request(Site(env=context.env), name, queue)
+    members = {
+        "priority": "priority",
+        "compute": "computeEnvironmentOrder",
+        "time_limits": "jobStateTimeLimitActions",
+    }
+    request: dict[str, Any] = {"jobQueue": there}
+    if enable is not None:
+        request["state"] = "ENABLED" if enable else "DISABLED"
+    request |= {members[key]: full[members[key]] for key in table}
+    compute_api(context).update_queue(request)
+    report_update(context, "job queue", request, json_)
+
+
+@queue_app.command("delete", epilog="Example: batchml queue delete urgent --yes")
+def queue_delete(name: Name, yes: Yes = False, env: Env = None, json_: Json = False) -> None:
+    """Delete a job queue. AWS Batch terminates its runs: `JobQueue deleted`."""
+    context = open_context(env)
+    api = compute_api(context)
+    there, _ = find_resource(context, name, "Job queue", api.queues())
+    count = api.unfinished(there)
+    if count:
+        say(f"{count} run{'s' if count > 1 else ''} in it will be terminated.")
+    delete_resource(context, "job queue", there, yes, json_)
+
+
+def _refuse_lists(compute: list[str] | None) -> None:
+    for text in compute or ():
+        if "," in text:
+            flags = " ".join(f"--compute {name.strip()}" for name in text.split(","))
+            raise UsageError(f"--compute {text}: repeat the flag instead: {flags}.")
+
+
+def _queue_tables(share: list[str] | None, time_limit: list[str] | None) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if share:
+        pairs = read_pairs(share, "--share")
+        found["fair_share"] = {"shares": {name: _number(text) for name, text in pairs.items()}}
+    if time_limit:
+        found["time_limits"] = read_pairs(time_limit, "--time-limit")
+    return found
+
+
+def _number(text: str) -> float | str:
+    """A number, or the text, about which read_queue complains."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _on_known(context: Context, queue: Queue) -> Queue:
+    """Check that the queue's compute environments exist. Raises NotFound."""
+    known = compute_api(context).environments()
+    for each in queue.compute:
+        find_resource(context, each, "Compute environment", known)
+    return queue
+
+
+# --- queue show -----------------------------------------------------------------------------
+
+
+_GIVES_WAY = ("MEMORY", "GPUS", "VCPUS", "HOST (REASON)", "FOR")
+
+
+@queue_app.command("show", epilog="Example: batchml queue show default")
+def queue_show(name: Name, env: Env = None, json_: Json = False) -> None:
+    """Show a queue with its running runs, then its waiting runs in their order.
+
+    (#1) is next, with the reason why it waits. Positions count containers: behind an array of 100
+    a run is at #101.
+    """
+    context = open_context(env)
+    there, _ = find_resource(context, name, "Job queue", compute_api(context).queues())
+    found = open_poller(context).poll([there], with_usage=False)
+    if json_:
+        return print_json(_json(found))
+    print_line("\n".join(_lines(context, found)))
+
+
+def _lines(context: Context, found: ClusterSnapshot) -> list[str]:
+    on = screen()
+    rows = queue_table(found.queues, lambda name: bare(context, name))
+    lines = [table(narrow_columns(rows, on.width, ("ORDER", "COMPUTE", "REASON", "STATE")), on), ""]
+    if found.runs:
+        lines.append(table(narrow_columns(_run_rows(found), on.width, _GIVES_WAY), on))
+    else:
+        lines.append("Nothing runs and nothing waits.")
+    missing = missing_line(found)
+    return [*lines, *([missing] if missing else [])]
+
+
+def _run_rows(found: ClusterSnapshot) -> list[list[str]]:
+    rows = [["ID", "NAME", "STATUS", "FOR", "VCPUS", "MEMORY", "GPUS", "HOST (REASON)"]]
+    for row in found.runs:
+        run = row.run
+        rows.append(
+            [
+                short_id(run.job_id),
+                printable(run.name),
+                state_text(run),
+                age_text(run, found.at),
+                number(run.vcpus * max(1, run.nodes)),
+                memory(run.memory_mib * max(1, run.nodes)),
+                number(run.gpus * max(1, run.nodes)),
+                host_or_reason(row),
+            ]
+        )
+    return rows
+
+
+def _json(found: ClusterSnapshot) -> dict[str, Any]:
+    (queue,) = found.queues
+    state = queue.state
+    return {
+        "jobQueue": queue.name,
+        "priority": state.priority if state else None,
+        "state": ("ENABLED" if state.is_enabled else "DISABLED") if state else None,
+        "status": state.status if state else None,
+        **queue_json(queue),
+        "computeEnvironments": [compute_json(row) for row in found.computes],
+        "runs": [_run_json(row) for row in found.runs],
+        "missing": list(found.missing),
+    }
+
+
+def _run_json(row: RunRow) -> dict[str, Any]:
+    run = row.run
+    needs = {"vcpus": run.vcpus, "memory": run.memory_mib, "gpus": run.gpus}
+    return {**run_json(run), **position_json(row), "needs": needs if run.vcpus else None}

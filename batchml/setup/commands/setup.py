@@ -1,0 +1,307 @@
+"""batchml setup and teardown: make, update or delete an environment."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Annotated, Any
+
+import typer
+from msgspec.structs import replace
+
+from batchml.aws.quotas import needed_quotas, read_quotas
+from batchml.cli.app import app
+from batchml.cli.options import Env, Json, open_context
+from batchml.cli.output import confirm, print_json, print_line, say
+from batchml.cli.render import duration
+from batchml.context import Context, drop_cache
+from batchml.cost.estimate import estimate_environment, estimate_json, estimate_lines
+from batchml.errors import BatchmlError, UsageError
+from batchml.runs import job_images
+from batchml.setup import desired
+from batchml.setup.apply import BEGUN, apply_plan, discard_proposals, read_state_for_plan
+from batchml.setup.commands.shared import (
+    CommandProgress,
+    SetupSubject,
+    Yes,
+    explain_interrupt,
+    open_tools,
+    read_subject,
+)
+from batchml.setup.doctor import quota_findings
+from batchml.setup.plan import make_plan, refusals
+from batchml.setup.tools import SetupTools
+from batchml.setup.values import Action, CurrentState, PlanStep, WantedState
+from batchml.workspace.deletion_guard import check_archived
+
+WOULD_CHANGE = 2  # the exit code of `--plan` if it shows changes
+
+Plan = Annotated[bool, typer.Option("--plan", help="Show the plan and stop: 0 nothing, 2 changes.")]
+ContinueRollback = Annotated[
+    bool, typer.Option("--continue-rollback", help="Continue a stuck rollback of an update.")
+]
+SkipResource = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME", help="With --continue-rollback: skip this resource."),
+]
+
+
+@app.command(epilog="Example: batchml setup --env dev --plan")
+def setup(
+    plan: Plan = False,
+    yes: Yes = False,
+    allow_loss: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Allow a resource to lose data. May be repeated."),
+    ] = None,
+    continue_rollback: ContinueRollback = False,
+    skip_resource: SkipResource = None,
+    like: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Set up local like this environment.")
+    ] = None,
+    env: Env = None,
+    json_: Json = False,
+) -> None:
+    """Make or update an environment, as batchml.toml describes it.
+
+    Shows the plan, asks, and carries it out. A second setup changes nothing. After an interruption
+    it continues from there.
+    """
+    context = open_context(env)
+    subject = read_subject(context, like)
+    tools = open_tools(
+        context, "setup", continue_rollback=_resources_to_skip(continue_rollback, skip_resource)
+    )
+    with explain_interrupt(f"batchml setup --env {context.env}") as course:
+        _run(
+            context, subject, tools, course,
+            lambda facts: desired.wanted_state(subject.scheme, facts),
+            PlanOptions("setup", plan, yes, json_, tuple(allow_loss or ())),
+        )  # fmt: skip
+
+
+@app.command(epilog="Example: batchml teardown --env dev --plan")
+def teardown(
+    plan: Plan = False,
+    yes: Yes = False,
+    continue_rollback: ContinueRollback = False,
+    skip_resource: SkipResource = None,
+    delete_data: Annotated[
+        bool, typer.Option("--delete-data", help="Delete bucket, file system and logs for good.")
+    ] = False,
+    delete_file_system: Annotated[
+        bool,
+        typer.Option("--delete-file-system", help="Delete the file system if it is archived."),
+    ] = False,
+    allow_loss: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Delete this file system without an archive."),
+    ] = None,
+    env: Env = None,
+    json_: Json = False,
+) -> None:
+    """Delete an environment, in the order that AWS needs. Resources with data stay."""
+    context = open_context(env)
+    subject = read_subject(context)
+    check: Callable[[], object] = lambda: None  # noqa: E731
+    if delete_file_system and not delete_data:
+        check = partial(check_archived, context, allow_loss or ())
+        subject = replace(subject, notes=(*subject.notes, str(check())))
+    tools = open_tools(
+        context, "teardown", continue_rollback=_resources_to_skip(continue_rollback, skip_resource)
+    )
+    with explain_interrupt(f"batchml teardown --env {context.env}") as course:
+        _run(
+            context, subject, tools, course,
+            lambda facts: desired.state_after_teardown(
+                subject.scheme, facts, delete_data=delete_data, delete_files=delete_file_system
+            ),
+            PlanOptions(
+                "teardown", plan, yes, json_, (),
+                deletes_data=delete_data or delete_file_system, last_check=check,
+            ),
+        )  # fmt: skip
+
+
+def _resources_to_skip(
+    continue_rollback: bool, skip_resource: list[str] | None
+) -> tuple[str, ...] | None:
+    return tuple(skip_resource or ()) if continue_rollback or skip_resource else None
+
+
+class PlanOptions:
+    """The user's options for a plan."""
+
+    def __init__(
+        self, command: str, plan: bool, yes: bool, json_: bool, allow_loss: Sequence[str],
+        deletes_data: bool = False, last_check: Callable[[], object] = lambda: None,
+    ) -> None:  # fmt: skip
+        self.command, self.plan, self.yes, self.json = command, plan, yes, json_
+        self.allow_loss, self.deletes_data = allow_loss, deletes_data
+        self.last_check = last_check  # repeated after the confirmation, which may take hours
+
+
+def _run(
+    context: Context, subject: SetupSubject, tools: SetupTools, course: CommandProgress,
+    planner: Callable[[CurrentState], WantedState], options: PlanOptions,
+) -> None:  # fmt: skip
+    facts = read_state_for_plan(subject.scheme, tools, planner)
+    steps = make_plan(planner(facts), facts)
+    document = _document(context, subject, steps, options)
+    if not options.json:
+        for line in _plan_lines(context, subject, steps, document):
+            print_line(line)
+    changing = [step for step in steps if step.changes]
+    agreed: set[PlanStep] = set()
+    try:
+        _refuse(planner(facts), steps, facts)
+        if changing and not options.plan:
+            agreed = _confirm_steps(changing, options, context.env)
+    finally:
+        if not agreed:
+            discard_proposals(facts, tools)
+    if not agreed:
+        if options.json:
+            print_json({**document, "applied": False})
+        raise typer.Exit(WOULD_CHANGE if changing else 0)
+    options.last_check()
+    losing = frozenset(step.name for step in agreed if step.loses)
+    course.has_begun = True
+    _apply(context, subject, replace(tools, replacing=losing), planner, facts, agreed)
+    if options.json:
+        print_json({**document, "applied": True})
+    else:
+        print_line(_next(context, options))
+
+
+def _refuse(wanted: WantedState, steps: Sequence[PlanStep], facts: CurrentState) -> None:
+    """Raise UsageError for a plan that could not be carried out to its end."""
+    found = refusals(wanted, steps, facts)
+    if found:
+        raise UsageError("Nothing was changed.\n" + "\n".join(f"  - {each}" for each in found))
+
+
+def _confirm_steps(steps: Sequence[PlanStep], options: PlanOptions, env: str) -> set[PlanStep]:
+    """Ask the user to confirm the steps. Raises UsageError with the flag to add, typer.Exit."""
+    losing = [step for step in steps if step.loses]
+    for name in set(options.allow_loss) - {step.name for step in losing}:
+        say(f"--allow-loss {name}: no resource of that name would lose data.")
+    if options.command == "setup":
+        for step in losing:
+            if step.name not in options.allow_loss and not confirm(
+                f"{step.kind} {step.name} would lose {step.loses}. To agree, type its name:",
+                f"--allow-loss {step.name}", yes=False, expected=(step.name,),
+            ):  # fmt: skip
+                say("Nothing was changed.")
+                raise typer.Exit(1)
+    if options.deletes_data and not options.yes:
+        lost = ", ".join(step.loses for step in losing) or "its data"
+        question = f"This deletes {lost} for good. Type the environment's name, {env}, to confirm:"
+        agreed = confirm(question, "--yes", yes=False, expected=(env,))
+    else:
+        agreed = confirm("Carry out this plan? [y/N]", "--yes", yes=options.yes)
+    if not agreed:
+        say("Nothing was changed.")
+        raise typer.Exit(1)
+    return set(steps)
+
+
+def _apply(
+    context: Context, subject: SetupSubject, tools: SetupTools,
+    planner: Callable[[CurrentState], WantedState], facts: CurrentState, agreed: set[PlanStep],
+) -> None:  # fmt: skip
+    drop_cache(context)  # submissions must read the new state, even after a failure
+    for source in subject.image_sources:
+        job_images.publish(context, source)
+    began = context.clock.monotonic()
+    for progress in apply_plan(planner, facts, tools, agreed):
+        step = progress.step
+        if progress.text == BEGUN:
+            began = context.clock.monotonic()
+            say(f"{step.action.value} {step.kind.value} {step.name}")
+        elif progress.text:
+            say(f"    {progress.text}")
+        else:
+            say(f"    done in {duration(context.clock.monotonic() - began)}")
+
+
+def _document(
+    context: Context, subject: SetupSubject, steps: Sequence[PlanStep], options: PlanOptions
+) -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "env": context.env,
+        "region": context.settings.environment.region or None,
+        "steps": [
+            {
+                "action": step.action.value,
+                "kind": step.kind.value,
+                "name": step.name,
+                "reasons": list(step.reasons),
+                "loses": step.loses or None,
+            }
+            for step in steps
+        ],
+        "notes": list(subject.notes),
+    }
+    if options.command == "setup" and not context.settings.is_local:
+        found = estimate_environment(subject.scheme.environment, context.prices)
+        document["cost"] = estimate_json(found)
+        document["notes"] += [*estimate_lines(found), *_quota_notes(context, subject)]
+        if subject.scheme.environment.budget is not None:
+            document["notes"].append(
+                "The budget works once batchml:env is activated as a cost allocation tag (Billing "
+                "console), a day after the first cost."
+            )
+    return document
+
+
+def _quota_notes(context: Context, subject: SetupSubject) -> list[str]:
+    """Quotas that are too small: a new account has 0 vCPUs of GPU instances."""
+    needs = needed_quotas(subject.scheme.environment)
+    try:
+        quotas = read_quotas(context.connect()) if needs else {}
+    except BatchmlError as error:
+        return [f"Quotas were not checked: {str(error).splitlines()[0]}"]
+    found = [each for each in quota_findings(needs, quotas) if each.mark != "ok"]
+    return [line for each in found for line in (f"{each.mark}: {each.text}", *each.fix)]
+
+
+def _plan_lines(
+    context: Context, subject: SetupSubject, steps: Sequence[PlanStep], document: dict[str, Any]
+) -> list[str]:
+    """The plan as text."""
+    region = f" in {document['region']}" if document["region"] else " on this machine"
+    changing = [step for step in steps if step.changes]
+    width = max((len(f"{step.kind} {step.name}") for step in changing), default=0)
+    lines = [f"Environment {context.env}{region}:"]
+    for step in changing:
+        what = f"{step.kind} {step.name}".ljust(width)
+        first, *others = step.reasons or ("",)
+        lines.append(f"  {step.action.value:<8} {what}  {first}".rstrip())
+        lines += [f"  {'':<8} {'':<{width}}  {other}" for other in others]
+        if step.loses:
+            lines.append(f"  {'':<8} {'':<{width}}  LOSES {step.loses}")
+    kept = [step for step in steps if step.action is Action.KEEP]
+    lines += [
+        f"  {'keep':<8} {f'{step.kind} {step.name}'.ljust(width)}  {step.reasons[0]}"
+        for step in kept if step.reasons
+    ]  # fmt: skip
+    counts = Counter(step.action for step in steps)
+    words = {
+        Action.CREATE: "to create", Action.UPDATE: "to update", Action.REPLACE: "to replace",
+        Action.DELETE: "to delete",
+    }  # fmt: skip
+    parts = [f"{counts[action]} {text}" for action, text in words.items() if counts[action]]
+    if counts[Action.KEEP]:
+        parts.append(f"{counts[Action.KEEP]} as described")
+    lines.append(f"Plan: {', '.join(parts)}." if changing else "Nothing to do.")
+    return [*lines, *document["notes"]]
+
+
+def _next(context: Context, options: PlanOptions) -> str:
+    if options.command == "teardown":
+        return f"Environment {context.env} is torn down."
+    flag = "" if context.env == context.settings.default else f" --env {context.env}"
+    has_hello = (context.here / "jobs" / "hello" / "job.toml").is_file()
+    job = "hello" if has_hello else "lenet"
+    what = f"submit{flag} --wait {job}" if context.settings.is_local else f"queue list{flag}"
+    return f"Environment {context.env} is ready. Try: batchml {what}"

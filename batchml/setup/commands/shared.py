@@ -1,0 +1,286 @@
+"""Shared by `setup`, `compute` and `queue`: read an environment, change one resource."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from msgspec import Struct
+from msgspec.structs import replace
+
+from batchml.aws.batch.resources import ComputeApi
+from batchml.aws.cloudformation import Stacks
+from batchml.aws.ec2 import LaunchApi
+from batchml.aws.naming import Platform, qualified
+from batchml.aws.s3 import empty_bucket
+from batchml.cli.output import confirm, print_json, print_line, say
+from batchml.cli.render import table
+from batchml.context import Context
+from batchml.errors import INTERRUPTED, NotFound, UsageError
+from batchml.jobs.find import ImageSource
+from batchml.model.environment import LOCAL, Compute, Environment, Queue
+from batchml.resources import shipped
+from batchml.runs import job_images
+from batchml.setup import desired
+from batchml.setup.apply import apply_plan, read_state
+from batchml.setup.batch_steps import remove, settle
+from batchml.setup.desired import STACKS, SetupSpec, wanted_stacks
+from batchml.setup.tools import SetupTools
+from batchml.setup.values import ResourceKind
+
+
+class SetupSubject(Struct, frozen=True):
+    """An environment to set up or tear down. `notes`: messages for the user."""
+
+    scheme: SetupSpec
+    notes: tuple[str, ...] = ()
+    image_sources: tuple[ImageSource, ...] = ()
+
+
+def read_subject(context: Context, like: str | None = None) -> SetupSubject:
+    """The environment of a command. Raises ConfigError, NotFound."""
+    environment, notes = choose_description(context, like)
+    jobs, more = _jobs(context, environment)
+    sources = tuple(job.image_source for job in jobs if job.image_source is not None)
+
+    def definitions(platform: Platform) -> Mapping[str, dict[str, Any]]:
+        made = [job.request(platform) for job in jobs]
+        return {request["jobDefinitionName"]: request for request in made}
+
+    templates = {short: (shipped("cfn") / f"{short}.yaml").read_text("utf-8") for short in STACKS}
+    scheme = SetupSpec(context.env, environment, templates, definitions)
+    return SetupSubject(scheme, (*notes, *more), sources)
+
+
+def choose_description(context: Context, like: str | None) -> tuple[Environment, list[str]]:
+    """The description in `batchml.toml`; `local` without one uses that of another environment.
+
+    So one file describes the laptop and AWS.
+    """
+    known = context.settings.environments
+    if like is not None and like not in known:
+        raise NotFound("Environment", like, known, "It is the value of --like.")
+    own = context.settings.environment
+    if like is not None and (not context.settings.is_local or own.compute or own.queues):
+        what = "local" if context.settings.is_local else context.env
+        raise UsageError(f"--like is only for local without its own description, not for {what}.")
+    if not context.settings.is_local or own.compute or own.queues or own.jobs:
+        return own, []
+    others = sorted(name for name in known if name != LOCAL)
+    model = like or (context.settings.default if context.settings.default != LOCAL else None)
+    model = model or (others[0] if len(others) == 1 else None)
+    if model is None and others:
+        flags = " or ".join(f"--like {name}" for name in others)
+        raise UsageError(f"Choose the environment that local is like: {flags}.")
+    if model is None or model == LOCAL:
+        return own, []
+    context.settings.check(model)
+    there = known[model]
+    note = f"local uses the compute environments, queues and jobs of {model}."
+    return replace(own, compute=there.compute, queues=there.queues, jobs=there.jobs), [note]
+
+
+def _jobs(
+    context: Context, environment: Environment
+) -> tuple[list[job_images.JobWithImage], list[str]]:
+    """The jobs whose definitions setup registers, and why others cannot be registered yet."""
+    found, notes = [], []
+    for name in environment.jobs:
+        try:
+            found += job_images.resolve(context, [name])
+        except NotFound as missing:
+            if not missing.kind.startswith("Image"):
+                raise
+            notes.append(f"job definition of {name}: not yet. {missing}")
+    return found, notes
+
+
+def open_tools(context: Context, command: str = "setup", **more: Any) -> SetupTools:
+    """The tools of setup steps. `command`: the command to repeat. `more`: other fields."""
+    session = context.connect()
+    more["command"] = command
+    if context.settings.is_local:
+        return SetupTools(
+            Stacks(session), ComputeApi(session), context.batch, context.clock, **more
+        )
+
+    return SetupTools(
+        Stacks(session), ComputeApi(session), context.batch, context.clock,
+        launch=LaunchApi(session),
+        empty_bucket=lambda bucket: say(f"    {empty_bucket(session, bucket)} objects deleted"),
+        **more,
+    )  # fmt: skip
+
+
+class CommandProgress:
+    """The progress of a command. `has_begun`: AWS was asked for a change."""
+
+    has_begun = False
+
+
+@contextmanager
+def explain_interrupt(command: str) -> Iterator[CommandProgress]:
+    """On Ctrl-C say that AWS continues, and which command follows it."""
+    course = CommandProgress()
+    try:
+        yield course
+    except KeyboardInterrupt:
+        if course.has_begun:
+            say(f"\nInterrupted. AWS continues the changes; to follow them: {command}")
+        else:
+            say("\nNothing was changed.")
+        raise typer.Exit(INTERRUPTED) from None
+
+
+# --- one compute environment or queue -------------------------------------------------------
+
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name in batchml.toml, or a new name.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+Enable = Annotated[
+    bool | None, typer.Option("--enable/--disable", help="Accept new jobs, or refuse them.")
+]
+
+# The meaning of states: docs/behaviours.md, B7.
+_STATES = {
+    ("job queue", "DISABLED"): "disabled: it accepts no new runs; its runs continue",
+    ("job queue", "ENABLED"): "enabled: it accepts runs",
+    ("compute environment", "DISABLED"): "disabled: no new run starts there; its runs continue",
+    ("compute environment", "ENABLED"): "enabled: runs start there",
+}
+
+
+def compute_api(context: Context) -> Any:
+    return ComputeApi(context.connect())
+
+
+def described_environment(context: Context) -> Environment:
+    """The description of the environment; for `local` perhaps that of another environment."""
+    try:
+        return choose_description(context, None)[0]
+    except UsageError:  # several environments could describe it
+        return context.settings.environment
+
+
+def drop_none(**values: Any) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def to_table(struct: Compute | Queue) -> dict[str, Any]:
+    return dict(msgspec.to_builtins(struct))
+
+
+def bare(context: Context, name: str) -> str:
+    """The name in batchml.toml."""
+    return name.removeprefix(qualified(context.env, ""))
+
+
+def find_resource(
+    context: Context, name: str, kind: str, known: Mapping[str, dict[str, Any]]
+) -> tuple[str, dict[str, Any]]:
+    """Find a resource by its name in batchml.toml or in AWS. Raises NotFound."""
+    for each in (qualified(context.env, name), name):
+        if each in known:
+            return each, known[each]
+    names = [bare(context, each) for each in known]
+    raise NotFound(kind, name, names, f"To list them: batchml {_command(kind)} list")
+
+
+def _command(kind: str) -> str:
+    return "queue" if "queue" in kind else "compute"
+
+
+def refuse_existing(
+    context: Context, command: str, name: str, known: Mapping[str, dict[str, Any]]
+) -> None:
+    if qualified(context.env, name) in known:
+        raise UsageError(
+            f"{name} exists already. To change it: batchml {command} update {name}, or change "
+            "batchml.toml and run batchml setup."
+        )
+
+
+def print_table(rows: list[list[str]], empty: str) -> None:
+    if len(rows) == 1:
+        return say(empty)
+    print_line(table(rows))
+
+
+def create_resources(
+    context: Context, computes: dict[str, Compute], queues: dict[str, Queue], json_: bool
+) -> None:
+    """Create compute environments and queues by a plan for them alone."""
+    subject = read_subject(context)
+    narrowed = replace(subject.scheme.environment, compute=computes, queues=queues)
+    scheme = replace(subject.scheme, environment=narrowed)
+    tools = open_tools(context)
+    facts = read_state(scheme, tools)
+    _refuse_without_stacks(context, scheme, facts, computes)
+    made = []
+    with explain_interrupt(f"batchml compute list --env {context.env}") as course:
+        course.has_begun = True
+        for progress in apply_plan(
+            lambda now: desired.wanted_by_command(scheme, now), facts, tools, set()
+        ):
+            step = progress.step
+            if not progress.text:
+                made.append({"kind": step.kind.value, "name": step.name})
+                say(f"{step.kind.value} {step.name}: done")
+    if json_:
+        print_json(made)
+
+
+def _refuse_without_stacks(
+    context: Context, scheme: Any, facts: Any, computes: dict[str, Compute]
+) -> None:
+    """Raise UsageError if the stacks are missing that compute environments need."""
+    if context.settings.is_local or not computes:
+        return
+    missing = [
+        short
+        for short in wanted_stacks(scheme)
+        if short not in ("storage", "observability") and scheme.stack(short) not in facts.stacks
+    ]
+    if missing:
+        raise UsageError(
+            f"Environment {context.env} has no {' and no '.join(missing)} yet, which compute "
+            f"environments need. First: batchml setup --env {context.env}"
+        )
+
+
+def describe_change(kind: str, request: Mapping[str, Any]) -> str:
+    """The result of an update in words."""
+    return _STATES.get((kind, request.get("state", "")), "changed")
+
+
+def report_update(context: Context, kind: str, request: Mapping[str, Any], json_: bool) -> None:
+    """Wait until AWS has applied an update request, and report the result."""
+    tools = open_tools(context)
+    with explain_interrupt(f"batchml {_command(kind)} list --env {context.env}") as course:
+        course.has_begun = True
+        detail = settle(request, tools, lambda text: say(f"    {text}"))
+    if json_:
+        print_json(detail)
+    else:
+        name = request.get("jobQueue") or request["computeEnvironment"]
+        print_line(f"{kind} {name} is {describe_change(kind, request)}.")
+
+
+def delete_resource(context: Context, kind: str, name: str, yes: bool, json_: bool) -> None:
+    if not confirm(f"Delete {kind} {name}? [y/N]", "--yes", yes=yes):
+        say("Nothing was changed.")
+        raise typer.Exit(1)
+    tools = open_tools(context)
+    with explain_interrupt(f"batchml {_command(kind)} list --env {context.env}") as course:
+        course.has_begun = True
+        remove(ResourceKind(kind), name, tools, lambda text: say(f"    {text}"))
+    if json_:
+        print_json([{"kind": kind, "name": name}])
+    else:
+        print_line(f"{kind} {name} is deleted.")
+
+
+def compute_order(queue: Mapping[str, Any]) -> list[str]:
+    order = sorted(queue["computeEnvironmentOrder"], key=lambda entry: entry["order"])
+    return [entry["computeEnvironment"] for entry in order]

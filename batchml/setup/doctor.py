@@ -1,0 +1,535 @@
+"""Check an AWS account for `doctor`: about fifteen read-only calls, and a finding for each answer.
+
+A call that fails is an answer, too.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from batchml.aws import iam
+from batchml.aws import session as identity
+from batchml.aws.batch.resources import ComputeApi
+from batchml.aws.capacity import ENDED_STATES, ReservationTable, fetch_reservations
+from batchml.aws.credentials_help import allow_statements, clock_skew, explain_clock_skew
+from batchml.aws.errors import translate_errors
+from batchml.aws.iam import Command, PermissionCheck, needed_permissions
+from batchml.aws.quotas import Quota, QuotaNeed, find_quota, needed_quotas, read_quotas
+from batchml.aws.session import CallerIdentity, Session
+from batchml.clock import Clock
+from batchml.cost.capacity import describe_reservation
+from batchml.errors import AccessError, BatchmlError
+from batchml.model.environment import Environment
+
+# --- Findings -------------------------------------------------------------------------------------
+
+
+Mark = Literal["ok", "warning", "problem"]
+
+ALL_WELL, SOMETHING, ACCESS = 0, 1, 77  # exit codes of `doctor`
+
+
+class Finding(Struct, frozen=True):
+    """The result of a check: one line, and below it lines to type or to paste.
+
+    `check` is a word for scripts. `is_access`: credentials or permissions are the cause.
+    """
+
+    check: str
+    mark: Mark
+    text: str
+    fix: tuple[str, ...] = ()
+    is_access: bool = False
+
+
+def exit_code(findings: Iterable[Finding]) -> int:
+    """0 without problems, 77 for problems of credentials or permissions, 1 for others."""
+    problems = [finding for finding in findings if finding.mark == "problem"]
+    if any(finding.is_access for finding in problems):
+        return ACCESS
+    return SOMETHING if problems else ALL_WELL
+
+
+# --- answers --------------------------------------------------------------------------------
+
+
+class FailedQuestion(Struct, frozen=True):
+    """A call that failed, and why. `is_access`: because of credentials or permissions."""
+
+    text: str
+    is_access: bool = False
+
+
+class ConfigCheck(Struct, frozen=True):
+    """The configuration. `path`: None without a batchml.toml. `mistakes`: those in the file."""
+
+    path: str | None = None
+    mistakes: tuple[str, ...] = ()
+    env: str = ""
+
+
+class EngineCheck(Struct, frozen=True):
+    """The answer of a Docker engine. An empty `trouble` means that it answered."""
+
+    address: str
+    trouble: Literal["", "missing", "permission", "silent", "unchecked"] = ""
+    text: str = ""
+    version: str = ""
+    api: str = ""
+    group: str = ""  # the group that may use the socket
+    root: str = ""  # the folder of images, if it is on this machine
+
+
+class MachineCheck(Struct, frozen=True):
+    """This machine. Sizes are bytes."""
+
+    home: str
+    home_trouble: str = ""
+    home_free: int = 0
+    server_trouble: str = ""  # fault of the embedded server, if it runs
+    engine: EngineCheck | None = None
+    images_free: int | None = None  # None: unknown
+    wants_docker: bool = False  # the environment `local` runs containers
+    has_venv: bool = True
+    python: str = ""
+    has_plugin: bool = True  # session-manager-plugin
+
+
+class AccountCheck(Struct, frozen=True):
+    """The answers of AWS. None: not asked, because an earlier answer made the question needless.
+
+    `now`: this machine's time when `identity` was asked for, in seconds since the epoch.
+    """
+
+    env: str
+    environment: Environment
+    now: float = 0.0
+    identity: CallerIdentity | FailedQuestion | None = None
+    region: str | FailedQuestion | None = None  # AWS's opt-in status
+    verdicts: tuple[PermissionCheck, ...] | FailedQuestion | None = None
+    probes: Mapping[str, FailedQuestion | None] = {}
+    quotas: Mapping[str, Quota] | FailedQuestion | None = None
+    compute: Mapping[str, Mapping[str, Any]] | FailedQuestion | None = None
+    queues: Mapping[str, Mapping[str, Any]] | FailedQuestion | None = None
+    reservations: ReservationTable = ReservationTable()
+    vpcs: int | FailedQuestion | None = None
+    addresses: int | FailedQuestion | None = None
+    has_service_role: bool | FailedQuestion | None = None
+
+    @property
+    def is_set_up(self) -> bool:
+        """Whether the environment has a queue in AWS."""
+        if not isinstance(self.queues, Mapping):
+            return False
+        return any(name.startswith(f"batchml-{self.env}-") for name in self.queues)
+
+    @property
+    def flags(self) -> str:
+        """The flags with which the AWS CLI uses the same account and region."""
+        profile = f" --profile {self.environment.profile}" if self.environment.profile else ""
+        return f" --region {self.environment.region}{profile}"
+
+
+# --- questions ------------------------------------------------------------------------------
+
+
+T = TypeVar("T")
+
+
+def ask_account(
+    home: Session, session: Session, env: str, environment: Environment, clock: Clock
+) -> AccountCheck:
+    """Ask AWS about the account.
+
+    `home`: a session in a region that is always enabled; `session`: one in the environment's
+    region. Without credentials, or in a region that is not enabled, the other calls are left out.
+    """
+    who = _try(lambda: identity.get_caller_identity(home))
+    account = AccountCheck(env, environment, clock.now(), who)
+    if isinstance(who, FailedQuestion):
+        return account
+    region = _try(lambda: identity.region_status(home, environment.region))
+    account = msgspec.structs.replace(
+        account,
+        region=region,
+        has_service_role=_try(lambda: identity.has_service_role(home)),
+    )
+    verdicts = _permissions(home, account, who)
+    account = msgspec.structs.replace(account, verdicts=verdicts)
+    if region in ("", "not-opted-in"):
+        return account
+    return _ask_region(session, account)
+
+
+def _ask_region(session: Session, account: AccountCheck) -> AccountCheck:
+    api = ComputeApi(session)
+    account = msgspec.structs.replace(
+        account,
+        quotas=_try(lambda: read_quotas(session)) if account.environment.compute else None,
+        compute=_try(api.environments),
+        queues=_try(api.queues),
+        reservations=_reservations(session, account.environment),
+    )
+    if isinstance(account.verdicts, FailedQuestion):
+        probes = {action: _denied(session, action) for action in iam.PROBES}
+        account = msgspec.structs.replace(account, probes=probes)
+    network = account.environment.network
+    if network.is_given or account.is_set_up:
+        return account  # the network exists
+    nat = network.egress == "nat"
+    return msgspec.structs.replace(
+        account,
+        vpcs=_try(lambda: _count(session, "describe_vpcs", "Vpcs")),
+        addresses=_try(lambda: _count(session, "describe_addresses", "Addresses")) if nat else None,
+    )
+
+
+def _reservations(session: Session, environment: Environment) -> ReservationTable:
+    """The reservations that the environment names; no call without any."""
+    return fetch_reservations(session, [each.reservation for each in environment.compute.values()])
+
+
+def _permissions(
+    home: Session, account: AccountCheck, who: CallerIdentity
+) -> tuple[PermissionCheck, ...] | FailedQuestion | None:
+    """Simulate the needed permissions; none for the root user, who has no policies."""
+    if who.is_root:
+        return ()
+    environment = account.environment
+    needed = iam.needed_permissions(environment).values()
+    wanted: Iterable[iam.Permission] = {each for group in needed for each in group}
+    principal = _try(lambda: identity.principal_arn(home, who))
+    if isinstance(principal, FailedQuestion):
+        principal = who.role_arn  # right for a role without a path
+    if not principal:
+        return FailedQuestion(f"Policies of {who.arn} cannot be simulated.")
+    return _try(
+        lambda: iam.simulate(
+            home, principal, wanted, who, environment.region, account.env
+        )
+    )  # fmt: skip
+
+
+def _denied(session: Session, action: str) -> FailedQuestion | None:
+    answer = _try(lambda: iam.probe(session, action))
+    return answer if isinstance(answer, FailedQuestion) else None
+
+
+def _count(session: Session, method: str, member: str) -> int:
+    with translate_errors("".join(word.capitalize() for word in method.split("_"))):
+        return len(getattr(session.client("ec2"), method)()[member])
+
+
+def _try(question: Callable[[], T]) -> T | FailedQuestion:
+    try:
+        return question()
+    except BatchmlError as error:
+        return FailedQuestion(str(error), isinstance(error, AccessError))
+
+
+# --- findings -------------------------------------------------------------------------------
+# Pure functions from the answers to findings, each with its fix.
+
+
+SOON = 3 * 86_400  # seconds before the end of a reservation in which it is a warning
+MOST_SKEW = 240.0  # seconds; AWS refuses signatures from 300 on
+SKEW_TO_TELL = 60.0  # seconds
+
+# AWS Batch User Guide, "Service quotas"; VPC User Guide and EC2 User Guide, defaults.
+MOST_COMPUTE = MOST_QUEUES = 50
+MOST_VPCS = MOST_ADDRESSES = 5
+
+
+def check_account(account: AccountCheck) -> Iterator[Finding]:
+    """Every finding about AWS, in the order in which users have to fix problems."""
+    for check in CHECKS:
+        yield from check(account)
+
+
+def _failed(check: str, mark: Mark, failed: FailedQuestion, what: str = "") -> Finding:
+    """The finding of a failed call: the first line of its error, and the other lines as the fix."""
+    text, *fixes = f"{what}{failed.text}".splitlines()
+    return Finding(check, mark, text, tuple(line.strip() for line in fixes), failed.is_access)
+
+
+def check_identity(account: AccountCheck) -> Iterator[Finding]:
+    found = account.identity
+    if isinstance(found, FailedQuestion):
+        yield _failed("credentials", "problem", found)
+    elif found is not None:
+        text = f"{found.arn} in account {found.account}"
+        if found.is_root:
+            yield Finding(
+                "credentials", "warning", f"you are the root user: {text}. It has every right, and "
+                "AWS Batch needs no root rights", ("aws configure sso   # or an IAM user's keys",),
+            )  # fmt: skip
+        else:
+            yield Finding("credentials", "ok", text)
+
+
+def check_clock(account: AccountCheck) -> Iterator[Finding]:
+    found = account.identity
+    if not isinstance(found, CallerIdentity):
+        return
+    ahead = clock_skew(found.date, "", account.now)
+    if ahead is not None and abs(ahead) > SKEW_TO_TELL:
+        mark: Mark = "problem" if abs(ahead) > MOST_SKEW else "warning"
+        yield _failed("clock", mark, FailedQuestion(explain_clock_skew(ahead)))
+    elif ahead is not None:
+        yield Finding("clock", "ok", "the clock is correct")
+
+
+def check_region(account: AccountCheck) -> Iterator[Finding]:
+    region, status = account.environment.region, account.region
+    if isinstance(status, FailedQuestion):
+        yield _failed("region", "warning", status, f"is {region} enabled? ")
+    elif status == "":
+        yield Finding(
+            "region", "problem", f"there is no region {region!r}",
+            ("aws ec2 describe-regions --all-regions --query Regions[].RegionName --output text",),
+        )  # fmt: skip
+    elif status == "not-opted-in":
+        profile = account.environment.profile
+        flag = f" --profile {profile}" if profile else ""
+        yield Finding(
+            "region", "problem", f"the account has not enabled the region {region}",
+            (f"aws account enable-region --region-name {region}{flag}",),
+        )  # fmt: skip
+    elif status is not None:
+        yield Finding("region", "ok", f"{region} is enabled")
+
+
+# --- permissions ----------------------------------------------------------------------------
+
+_OWNERS = {
+    "denied": "an explicit deny in your policies forbids them, and no statement can undo that",
+    "organization": "a policy of the organization (SCP) forbids them: ask its administrator",
+    "boundary": "your permissions boundary excludes them: ask your administrator",
+}
+
+
+def check_permissions(account: AccountCheck) -> Iterator[Finding]:
+    if isinstance(account.verdicts, FailedQuestion):
+        yield from _check_probes(account, account.verdicts)
+    elif account.verdicts is not None:
+        if not account.verdicts:
+            yield Finding("permissions", "ok", "the root user has all permissions")
+            return
+        for command, needed in needed_permissions(account.environment).items():
+            wanted = [each for each in account.verdicts if each.permission in needed]
+            yield from _check_command(account, command, wanted)
+
+
+def _check_command(
+    account: AccountCheck, command: Command, verdicts: Sequence[PermissionCheck]
+) -> Iterator[Finding]:
+    name = f"permissions for {command}"
+    missing = [each for each in verdicts if each.result == "missing"]
+    if all(each.result in ("allowed", "conditional") for each in verdicts):
+        if any(each.result == "conditional" for each in verdicts):
+            some = _actions(each for each in verdicts if each.result == "conditional")
+            text = f"{name}: depends on conditions in your policies: {', '.join(some)}"
+            yield Finding("permissions", "warning", text)
+        else:
+            yield Finding("permissions", "ok", f"{name}: all {len(verdicts)}")
+        return
+    mark = _mark_of(account, command)
+    if missing:
+        actions = _actions(missing)
+        text = f"{name}: {len(actions)} missing. Add to one of your policies:"
+        fix = _statements(missing)
+        yield Finding("permissions", mark, text, fix, is_access=True)
+    for word, why in _OWNERS.items():
+        closed = _actions(each for each in verdicts if each.result == word)
+        if closed:
+            text = f"{name}: {', '.join(closed)}: {why}"
+            yield Finding("permissions", mark, text, is_access=True)
+
+
+def _mark_of(account: AccountCheck, command: Command) -> Mark:
+    """A user who only submits does not need the permissions of setup."""
+    is_vital = command in ("submit", "logs") or (command == "setup" and not account.is_set_up)
+    return "problem" if is_vital else "warning"
+
+
+def _actions(verdicts: Iterable[PermissionCheck]) -> list[str]:
+    return sorted({each.permission.action for each in verdicts})
+
+
+def _statements(missing: Sequence[PermissionCheck]) -> tuple[str, ...]:
+    pairs = [(each.permission.action, each.arn) for each in missing]
+    return tuple(json.dumps(each) for each in allow_statements(pairs))
+
+
+def _check_probes(account: AccountCheck, why: FailedQuestion) -> Iterator[Finding]:
+    """The findings if policies cannot be simulated: reading was tried, writing is unknown."""
+    probes = {
+        **account.probes,
+        "batch:DescribeComputeEnvironments": account.compute,
+        "batch:DescribeJobQueues": account.queues,
+    }
+    for answer in probes.values():
+        if isinstance(answer, FailedQuestion):
+            yield _failed("permissions", "problem" if answer.is_access else "warning", answer)
+    allowed = sorted(
+        action for action, answer in probes.items() if not isinstance(answer, FailedQuestion)
+    )
+    text = (
+        "write permissions could not be checked, only read permissions "
+        f"({', '.join(allowed) or 'none'} allowed). "
+    )
+    yield _failed("permissions", "warning", why, text)
+
+
+# --- quotas ---------------------------------------------------------------------------------
+
+
+def check_quotas(account: AccountCheck) -> Iterator[Finding]:
+    if isinstance(account.quotas, FailedQuestion):
+        yield _failed("quotas", "warning", account.quotas, "the quotas could not be read: ")
+    elif account.quotas is not None:
+        yield from quota_findings(
+            needed_quotas(account.environment), account.quotas, flags=account.flags
+        )
+
+
+def quota_findings(
+    needs: Iterable[QuotaNeed], quotas: Mapping[str, Quota], *, flags: str = ""
+) -> Iterator[Finding]:
+    """A finding for each need. `flags`: for the AWS CLI, to use the right region and account.
+
+    A problem if the quota is less than one instance of the smallest type, or less than min_vcpus; a
+    warning if `max_vcpus` cannot be reached.
+    """
+    for need in needs:
+        quota = find_quota(need, quotas)
+        where = ", ".join(f"compute.{name}" for name in need.compute)
+        if quota is None:
+            page = "https://console.aws.amazon.com/servicequotas/home/services/ec2/quotas"
+            text = f"no quota is named {need.quota!r}; {where} needs {need.most} vCPUs of it"
+            yield Finding("quotas", "warning", text, (f"see {page}",))
+            continue
+        text = f"{quota.name} ({quota.code}) is {quota.value:g} vCPUs"
+        fix = _increase(quota, need, flags)
+        if quota.value < max(need.smallest, need.least):
+            least = max(need.smallest, need.least)
+            why = "its smallest instance needs" if least == need.smallest else "min_vcpus is"
+            text += f": {where} cannot start, {why} {least}, and max_vcpus is {need.most}"
+            yield Finding("quotas", "problem", text, (fix,))
+        elif quota.value < need.most:
+            text += f": {where} cannot reach max_vcpus, {need.most}"
+            yield Finding("quotas", "warning", text, (fix,))
+        else:
+            yield Finding("quotas", "ok", f"{text}, {where} may use {need.most}")
+
+
+def _increase(quota: Quota, need: QuotaNeed, flags: str) -> str:
+    wanted = max(need.most, need.smallest)
+    return (
+        "aws service-quotas request-service-quota-increase --service-code ec2 "
+        f"--quota-code {quota.code} --desired-value {wanted}{flags}"
+    )
+
+
+# --- counts ---------------------------------------------------------------------------------
+
+
+def check_limits(account: AccountCheck) -> Iterator[Finding]:
+    env, environment = account.env, account.environment
+    ours = f"batchml-{env}-"
+    yield from _check_count(
+        "compute environments", account.compute, [ours + name for name in environment.compute],
+        MOST_COMPUTE, "aws batch describe-compute-environments" + account.flags,
+    )  # fmt: skip
+    yield from _check_count(
+        "job queues", account.queues, [ours + name for name in environment.queues],
+        MOST_QUEUES, "aws batch describe-job-queues" + account.flags,
+    )  # fmt: skip
+    if isinstance(account.vpcs, int) and account.vpcs >= MOST_VPCS:
+        text = f"the account has {account.vpcs} VPCs; the default quota is {MOST_VPCS}"
+        fix = _raise_vpc("L-F678F1CE", "vpc", account)
+        yield Finding("limits", "warning", text, (fix, "or name existing subnets in [network]"))
+    if isinstance(account.addresses, int) and account.addresses >= MOST_ADDRESSES:
+        text = f"the account has {account.addresses} Elastic IPs, and the NAT gateway needs one "
+        text += f"more; the default quota is {MOST_ADDRESSES}"
+        fix = _raise_vpc("L-0263D0A3", "ec2", account)
+        yield Finding("limits", "warning", text, (fix, 'or egress = "endpoints" in [network]'))
+
+
+def _raise_vpc(code: str, service: str, account: AccountCheck) -> str:
+    return (
+        f"aws service-quotas request-service-quota-increase --service-code {service} "
+        f"--quota-code {code} --desired-value 10{account.flags}"
+    )
+
+
+def _check_count(
+    what: str,
+    there: Mapping[str, Mapping[str, Any]] | FailedQuestion | None,
+    ours: Sequence[str],
+    most: int,
+    look: str,
+) -> Iterator[Finding]:
+    if isinstance(there, FailedQuestion):
+        if not there.is_access:  # else it is a finding on permissions
+            yield _failed("limits", "warning", there, f"the {what} could not be counted: ")
+    elif there is not None:
+        new = len(set(ours) - set(there))
+        if len(there) + new > most:
+            text = f"{len(there)} {what} exist, setup adds {new}, and the quota is {most}"
+            yield Finding("limits", "problem", text, (f"delete some: {look}",))
+        else:
+            text = f"{len(there)} of {most} {what}, setup adds {new}"
+            yield Finding("limits", "ok", text)
+        yield from _check_valid(what, there, ours)
+
+
+def _check_valid(
+    what: str, there: Mapping[str, Mapping[str, Any]], ours: Sequence[str]
+) -> Iterator[Finding]:
+    for name in ours:
+        detail = there.get(name, {})
+        if detail.get("status") == "INVALID":
+            text = f"{name} is INVALID: {detail.get('statusReason', '')}"
+            yield Finding("limits", "problem", text, ("batchml setup   # shows the fix",))
+
+
+def check_service_role(account: AccountCheck) -> Iterator[Finding]:
+    found = account.has_service_role
+    if found is True:
+        yield Finding("service-role", "ok", "AWSServiceRoleForBatch exists")
+    elif found is False:
+        text = "AWSServiceRoleForBatch does not exist yet: the first compute environment creates it"
+        yield Finding("service-role", "ok", text)
+
+
+def check_reservations(account: AccountCheck) -> Iterator[Finding]:
+    """Findings on the capacity reservations and blocks that batchml.toml names."""
+    known = account.reservations
+    named = {each.reservation: name for name, each in account.environment.compute.items()}
+    for each in known.found.values():
+        text = f"compute {named.get(each.id, '')}: {describe_reservation(each, account.now)}"
+        is_over = each.state in ("gone", *ENDED_STATES) or bool(
+            each.last and each.last <= account.now
+        )
+        ends_soon = bool(each.last) and each.last - account.now < SOON
+        mark: Mark = "problem" if is_over else "warning" if ends_soon else "ok"
+        fix = ("change or remove it in batchml.toml, and run batchml setup",) if is_over else ()
+        yield Finding("reservations", mark, text, fix)
+    if known.why:
+        yield Finding("reservations", "warning", f"unknown: {known.why}")
+
+
+CHECKS: tuple[Callable[[AccountCheck], Iterator[Finding]], ...] = (
+    check_identity,
+    check_clock,
+    check_region,
+    check_permissions,
+    check_quotas,
+    check_limits,
+    check_service_role,
+    check_reservations,
+)

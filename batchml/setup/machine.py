@@ -1,0 +1,240 @@
+"""Check this machine for `doctor`: state folder, Docker engine, disk, Python, plugin."""
+
+import http.client
+import importlib.util
+import json
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from batchml.errors import BatchmlError
+from batchml.setup.doctor import ConfigCheck, EngineCheck, Finding, MachineCheck
+
+GIB = 1024**3
+HOME_NEEDS, HOME_WANTS = 1 * GIB, 5 * GIB  # the journal and its reserve; virtual environments
+IMAGES_WANT = 20 * GIB  # PyTorch with CUDA, built once and pushed
+OLDEST_API = (1, 41)  # API of Docker 20.10, the oldest version that the executor is tested with
+_PATIENCE = 5.0  # seconds for the engine's answer
+_SOCKET = "unix:///var/run/docker.sock"
+_PLUGIN_PAGE = (
+    "https://docs.aws.amazon.com/systems-manager/latest/userguide/"
+    "session-manager-working-with-install-plugin.html"
+)
+
+
+# --- answers --------------------------------------------------------------------------------
+
+
+def examine_machine(
+    environ: Mapping[str, str],
+    home: Path,
+    check: Callable[[], object],
+    *,
+    wants_docker: bool,
+    server_trouble: str = "",
+) -> MachineCheck:
+    """Examine this machine. `check` raises BatchmlError if the state folder must not be used."""
+    engine = find_engine(environ.get("DOCKER_HOST") or _SOCKET)
+    return MachineCheck(
+        home=str(home),
+        home_trouble=_trouble_of(home, check),
+        home_free=_free(home) or 0,
+        server_trouble=server_trouble,
+        engine=engine,
+        images_free=_free(Path(engine.root)) if engine.root else None,
+        wants_docker=wants_docker,
+        has_venv=all(importlib.util.find_spec(name) for name in ("venv", "ensurepip")),
+        python=f"{sys.version_info.major}.{sys.version_info.minor}",
+        has_plugin=shutil.which("session-manager-plugin", path=environ.get("PATH")) is not None,
+    )
+
+
+def _trouble_of(home: Path, check: Callable[[], object]) -> str:
+    try:
+        check()
+    except (BatchmlError, OSError) as error:
+        return str(error)
+    there = _nearest(home)
+    return "" if os.access(there, os.W_OK | os.X_OK) else f"{there} is not writable"
+
+
+def _nearest(path: Path) -> Path:
+    return next(folder for folder in (path, *path.parents) if folder.exists())
+
+
+def _free(path: Path) -> int | None:
+    try:
+        return shutil.disk_usage(_nearest(path)).free
+    except OSError:
+        return None
+
+
+def find_engine(address: str) -> EngineCheck:
+    """Ask the engine at a DOCKER_HOST for its version and the folder of its images."""
+    parts = urlsplit(address)
+    if parts.scheme == "unix":
+        connection: http.client.HTTPConnection = _UnixConnection(parts.path)
+    elif parts.scheme in ("tcp", "http") and not os.environ.get("DOCKER_TLS_VERIFY"):
+        connection = http.client.HTTPConnection(parts.netloc, timeout=_PATIENCE)
+    else:
+        return EngineCheck(address, "unchecked")
+    try:
+        version, about = _get(connection, "/version"), _get(connection, "/info")
+    except (FileNotFoundError, ConnectionRefusedError) as error:
+        return EngineCheck(address, "missing", str(error))
+    except PermissionError as error:
+        return EngineCheck(address, "permission", str(error), group=_group_of(parts.path))
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        return EngineCheck(address, "silent", str(error))
+    finally:
+        connection.close()
+    root = str(about.get("DockerRootDir", ""))
+    is_here = parts.scheme == "unix" and Path(root).is_dir()
+    return EngineCheck(
+        address,
+        version=str(version.get("Version", "")),
+        api=str(version.get("ApiVersion", "")),
+        root=root if is_here else "",
+    )
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=_PATIENCE)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(_PATIENCE)
+        self.sock.connect(self._path)
+
+
+def _get(connection: http.client.HTTPConnection, path: str) -> dict[str, Any]:
+    connection.request("GET", path)
+    found = json.loads(connection.getresponse().read())
+    if not isinstance(found, dict):
+        raise ValueError("the answer is not that of a Docker engine")
+    return found
+
+
+def _group_of(path: str) -> str:
+    import grp
+
+    try:
+        return grp.getgrgid(os.stat(path).st_gid).gr_name
+    except (OSError, KeyError):
+        return "docker"
+
+
+# --- findings -------------------------------------------------------------------------------
+
+
+def check_config(config: ConfigCheck) -> Iterator[Finding]:
+    if config.mistakes:
+        count = len(config.mistakes)
+        words = "1 mistake" if count == 1 else f"{count} mistakes"
+        where = config.path or "batchml.toml"
+        yield Finding("config", "problem", f"{where}: {words}", config.mistakes)
+    elif config.path is None:
+        text = "no batchml.toml here or above: only the environment `local` exists"
+        yield Finding("config", "ok", text)
+    else:
+        yield Finding("config", "ok", f"{config.path}, environment {config.env}")
+
+
+def check_machine(machine: MachineCheck) -> Iterator[Finding]:
+    yield from _check_home(machine)
+    if machine.server_trouble:
+        yield Finding("server", "problem", machine.server_trouble, ("batchml local status",))
+    yield from _check_engine(machine)
+    yield from _check_python(machine)
+
+
+def _check_home(machine: MachineCheck) -> Iterator[Finding]:
+    if machine.home_trouble:
+        fix = f"export BATCHML_HOME={machine.home}-mine   # your own folder"
+        yield Finding("state", "problem", machine.home_trouble, (fix,))
+    else:
+        yield Finding("state", "ok", f"state folder {machine.home}")
+    free = _sized(machine.home_free)
+    fix = "batchml local reset   # deletes local jobs and their outputs; or free other space"
+    if machine.home_free < HOME_NEEDS:
+        text = f"{free} are free for the state folder; a full disk stops the queues"
+        yield Finding("disk", "problem", text, (fix,))
+    elif machine.home_free < HOME_WANTS:
+        text = f"{free} are free for the state folder; an image's environment takes a few GiB"
+        yield Finding("disk", "warning", text, (fix,))
+    else:
+        yield Finding("disk", "ok", f"{free} are free for the state folder")
+
+
+def _check_engine(machine: MachineCheck) -> Iterator[Finding]:
+    """Without an engine, `local` runs jobs as processes, and images cannot be built."""
+    engine = machine.engine
+    if engine is None:
+        return
+    bad: Any = "problem" if machine.wants_docker else "warning"
+    use = "local jobs run in containers" if machine.wants_docker else "for image build and push"
+    if engine.trouble == "missing":
+        text = f"no Docker engine answers at {engine.address} (needed: {use})"
+        yield Finding("docker", bad, text, ("sudo systemctl start docker   # install it first: "
+            "https://docs.docker.com/engine/install",))  # fmt: skip
+    elif engine.trouble == "permission":
+        text = f"you may not use the Docker engine at {engine.address} (needed: {use})"
+        fix = f"sudo usermod -aG {engine.group} $USER && newgrp {engine.group}"
+        yield Finding("docker", bad, text, (fix,))
+    elif engine.trouble == "silent":
+        text = f"the Docker engine at {engine.address} does not answer: {engine.text}"
+        yield Finding("docker", bad, text, ("sudo systemctl restart docker",))
+    elif engine.trouble == "unchecked":
+        text = f"DOCKER_HOST is {engine.address}, which doctor does not check"
+        yield Finding("docker", "warning", text, ("docker version",))
+    elif _numbers(engine.api) < OLDEST_API:
+        text = f"Docker {engine.version} is too old (API {engine.api}): 20.10 or newer is needed"
+        fix = "install a newer version: https://docs.docker.com/engine/install"
+        yield Finding("docker", bad, text, (fix,))
+    else:
+        yield Finding("docker", "ok", f"Docker {engine.version} at {engine.address}")
+        yield from _check_images(machine, engine)
+
+
+def _check_images(machine: MachineCheck, engine: EngineCheck) -> Iterator[Finding]:
+    if machine.images_free is None:
+        return
+    text = f"{_sized(machine.images_free)} are free for images, in {engine.root}"
+    if machine.images_free < IMAGES_WANT:
+        text += "; an image with CUDA and PyTorch takes up to 20 GiB during its build"
+        yield Finding("disk", "warning", text, ("docker system prune",))
+    else:
+        yield Finding("disk", "ok", text)
+
+
+def _check_python(machine: MachineCheck) -> Iterator[Finding]:
+    if machine.has_venv:
+        yield Finding("python", "ok", f"Python {machine.python} with venv")
+        return
+    text = f"Python {machine.python} cannot create virtual environments, which local jobs need"
+    fix = f"sudo apt-get install python{machine.python}-venv   # Debian and Ubuntu"
+    yield Finding("python", "problem", text, (fix,))
+
+
+def check_plugin(machine: MachineCheck) -> Iterator[Finding]:
+    if machine.has_plugin:
+        yield Finding("plugin", "ok", "session-manager-plugin is installed")
+    else:
+        text = "session-manager-plugin is not installed: shells into running jobs need it"
+        yield Finding("plugin", "warning", text, (f"install it: {_PLUGIN_PAGE}",))
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    parts = version.split(".")
+    return tuple(int(part) for part in parts if part.isdigit())
+
+
+def _sized(size: int) -> str:
+    return f"{size / GIB:.1f} GiB"

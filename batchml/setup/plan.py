@@ -1,0 +1,577 @@
+"""Plan the steps from the current state to the wanted state. Pure.
+
+The plan that users see, the choice of the next step and the check at the end are the same function,
+called with the state of that moment. So nothing is stored between two commands, and a command that
+was interrupted continues from the state of AWS.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from batchml.aws.cloudformation import Blueprint, ChangeSet, Stack
+from batchml.aws.ec2 import content_hash
+from batchml.model.names import bare_name
+from batchml.setup import sharing
+from batchml.setup.values import Action, CurrentState, PlanStep, ResourceKind, WantedState
+
+_NOT_DESCRIBED = "it is not described any more"
+
+# --- stacks ---------------------------------------------------------------------------------
+
+
+def decide_stack(blueprint: Blueprint, facts: CurrentState) -> PlanStep:
+    """The step for a wanted stack."""
+    stack = facts.stacks.get(blueprint.name)
+    if stack is None:
+        return PlanStep(Action.CREATE, ResourceKind.STACK, blueprint.name, ("it does not exist",))
+    if stack.is_busy:
+        return _busy(stack)
+    cause = facts.causes.get(stack.name) or stack.reason
+    because = f": {cause}" if cause else ""
+    match stack.status:
+        case "ROLLBACK_COMPLETE" | "ROLLBACK_FAILED" | "CREATE_FAILED" | "DELETE_FAILED":
+            return _failed(blueprint, stack, because)
+        case "REVIEW_IN_PROGRESS":
+            reason = "its creation was begun, and it is empty"
+            return PlanStep(
+                Action.REPLACE, ResourceKind.STACK, stack.name, (reason,), how="recreate"
+            )
+        case "UPDATE_ROLLBACK_FAILED":
+            reason = f"its last update failed, and the rollback is stuck{because}"
+            return PlanStep(
+                Action.UPDATE, ResourceKind.STACK, stack.name, (reason,), how="continue-rollback"
+            )
+    reasons = tuple(_stack_reasons(blueprint, stack, facts.proposals.get(stack.name)))
+    if not reasons:
+        return PlanStep(Action.KEEP, ResourceKind.STACK, stack.name)
+    reasons += tuple(
+        f"{drift.resource} was changed by hand ({', '.join(drift.properties) or 'deleted'})"
+        for drift in facts.drifts.get(stack.name, ())
+    )
+    # The other stacks hold no data of users.
+    loses = _loses(facts.proposals.get(stack.name)) if blueprint.is_protected else ""
+    return PlanStep(Action.UPDATE, ResourceKind.STACK, stack.name, reasons, loses)
+
+
+def _failed(blueprint: Blueprint, stack: Stack, because: str) -> PlanStep:
+    """The step for a stack that must be deleted and created anew."""
+    if stack.status != "DELETE_FAILED":
+        reason, loses = f"its creation failed earlier{because}; nothing in it is in use", ""
+    else:
+        reason = f"its deletion failed earlier{because}"
+        loses = "its remaining data" if blueprint.is_protected else ""
+    return PlanStep(
+        Action.REPLACE, ResourceKind.STACK, stack.name, (reason,), loses, how="recreate"
+    )
+
+
+def _busy(stack: Stack) -> PlanStep:
+    """The step that waits for an operation under way, whoever began it."""
+    actions = {"CREATE": Action.CREATE, "DELETE": Action.DELETE}
+    action = actions.get(stack.status.partition("_")[0], Action.UPDATE)
+    return PlanStep(
+        action, ResourceKind.STACK, stack.name, (f"{stack.status}: it is waited for",), how="wait"
+    )
+
+
+def _stack_reasons(blueprint: Blueprint, stack: Stack, proposal: ChangeSet | None) -> Iterator[str]:
+    if blueprint.is_protected and not stack.is_protected:
+        # An update or deletion that did not end has lifted it, and the stack policy too.
+        yield "its protection is off"
+    if proposal is not None and proposal.is_empty:
+        return
+    if blueprint.template.strip() != stack.template.strip():
+        yield "its template has changed"
+    for key, value in sorted(blueprint.parameters.items()):
+        there = stack.parameters.get(key)
+        if there != value and (there or value):  # a new empty parameter changes nothing
+            yield f"{key}: {there or 'none'} -> {value or 'none'}"
+    for key, value in sorted(blueprint.tags.items()):
+        if stack.tags.get(key) != value:
+            yield f"tag {key}: {stack.tags.get(key, 'none')} -> {value}"
+    for key in sorted(set(stack.tags) - set(blueprint.tags)):
+        if not key.startswith("aws:"):
+            yield f"tag {key}: {stack.tags[key]} -> none"
+    for change in proposal.changes if proposal is not None else ():
+        if change.replacement == "True":
+            yield f"AWS replaces {change.resource} ({change.type}): {', '.join(change.causes)}"
+        elif change.action == "Remove":
+            stays = "; it stays in the account, and is billed" if change.type in DATA_TYPES else ""
+            yield f"AWS removes {change.resource} ({change.type}) from the stack{stays}"
+
+
+# Resources with data, which are replaced or removed only with --allow-loss.
+DATA_TYPES = {
+    "AWS::EFS::FileSystem", "AWS::FSx::FileSystem", "AWS::KMS::Key", "AWS::Logs::LogGroup",
+    "AWS::S3::Bucket",
+}  # fmt: skip
+
+
+def _loses(proposal: ChangeSet | None) -> str:
+    """The resources with data that an update would remove from the stack."""
+    changes = proposal.changes if proposal is not None else ()
+    lost: list[str] = [
+        f"{change.resource} ({change.type})"
+        for change in changes
+        if change.type in DATA_TYPES
+        and (change.action == "Remove" or change.replacement in ("True", "Conditional"))
+    ]
+    return ", ".join(lost)
+
+
+def unwanted_stacks(wanted: WantedState, facts: CurrentState) -> Iterator[PlanStep]:
+    """The steps for stacks that are not wanted, in the reverse order of creation."""
+    kept = {blueprint.name for blueprint in wanted.stacks}
+    for name, stack in reversed(facts.stacks.items()):
+        if name in kept:
+            continue
+        if name in wanted.held:
+            yield PlanStep(Action.KEEP, ResourceKind.STACK, name, (wanted.held[name],))
+        elif name in wanted.data_stacks:
+            yield _data_stack(stack, wanted)
+        elif stack.is_busy and not stack.status.startswith("DELETE"):
+            yield _busy(stack)
+        else:
+            how = "wait" if stack.is_busy else ""
+            yield PlanStep(Action.DELETE, ResourceKind.STACK, name, (_NOT_DESCRIBED,), how=how)
+
+
+def _data_stack(stack: Stack, wanted: WantedState) -> PlanStep:
+    file_system = stack.outputs.get("FileSystemId", "")
+    if wanted.deletes_files and not wanted.deletes_data and file_system:
+        reasons = ("its file system is deleted; its bucket, with the archive, stays",)
+        how = "wait" if stack.is_busy else "without-files"
+        return PlanStep(Action.UPDATE, ResourceKind.STACK, stack.name, reasons, file_system, how)
+    if wanted.deletes_files and not wanted.deletes_data and stack.is_busy:
+        return _busy(stack)
+    if not wanted.deletes_data:
+        reason = "its data stays; --delete-data deletes it"
+        return PlanStep(Action.KEEP, ResourceKind.STACK, stack.name, (reason,))
+    what = [
+        stack.outputs[key]
+        for key in ("BucketName", "FileSystemId", "LogGroupName")
+        if stack.outputs.get(key)
+    ]
+    how = "wait" if stack.is_busy else "with-data"
+    reasons = ("its data is deleted too",)
+    return PlanStep(Action.DELETE, ResourceKind.STACK, stack.name, reasons, ", ".join(what), how)
+
+
+# --- differences between a request and a resource --------------------------------------------
+
+# Lists that AWS treats as sets, so that the order makes no difference.
+_SETS = {"subnets", "securityGroupIds", "instanceTypes", "shareDistribution"}
+
+# Members that AWS adds to a request: to an `ec2Configuration`, once instances have started from its
+# AMI. Source: AWS Batch API reference, Ec2Configuration, `batchImageStatus`.
+_ADDED = {"batchImageStatus"}
+
+
+class RequestDifference(tuple[str, Any, Any]):
+    """`(key, found, wanted)`; the key is a path such as `computeResources.maxvCpus`."""
+
+    __slots__ = ()
+
+    @property
+    def key(self) -> str:
+        return str(self[0])
+
+    def __str__(self) -> str:
+        key, found, wanted = self
+        return f"{key.rpartition('.')[2]}: {_value_text(found)} -> {_value_text(wanted)}"
+
+
+def differences(
+    wanted: Mapping[str, Any], found: Mapping[str, Any], path: str = ""
+) -> Iterator[RequestDifference]:
+    """Every key of `wanted` with another value in `found`. AWS chooses keys that are not wanted.
+
+    The name and the ARN of a resource are equal. A key that AWS does not return equals 0 or an
+    empty value: a `minScaleDownDelayMinutes` of 0 unsets it.
+    """
+    for key, value in wanted.items():
+        there = found.get(key)
+        place = f"{path}.{key}" if path else key
+        if isinstance(value, Mapping):
+            yield from differences(value, there if isinstance(there, Mapping) else {}, place)
+        elif there is None and not value:
+            continue
+        elif _comparable(key, value) != _comparable(key, there):
+            yield RequestDifference((place, there, value))
+
+
+def _comparable(key: str, value: Any) -> Any:
+    """A form of a value that is equal for values that mean the same to AWS."""
+    if isinstance(value, Mapping):
+        kept = {name: inner for name, inner in value.items() if name not in _ADDED}
+        return {name: _comparable(name, inner) for name, inner in kept.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        items = [_comparable("", each) for each in value]
+        return sorted(items, key=repr) if key in _SETS else items
+    if isinstance(value, str):
+        return bare_name(value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    return value
+
+
+def _value_text(value: Any) -> str:
+    if value is None or value == "":
+        return "none"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_value_text(inner)}" for key, inner in value.items())
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return f"[{', '.join(map(_value_text, value))}]"
+    return bare_name(value) if isinstance(value, str) else str(value)
+
+
+# --- compute environments, queues and their parts --------------------------------------------
+
+# Changes of these replace no instance, in any compute environment.
+# Source: AWS Batch User Guide, "Updating compute environments".
+_SCALING = {"state", "maxvCpus", "minvCpus", "desiredvCpus", "minScaleDownDelayMinutes"}
+Requests = Mapping[str, dict[str, Any]]
+
+
+def plan_requests(
+    kind: ResourceKind, wanted: Requests, found: Requests, decide: Any
+) -> Iterator[PlanStep]:
+    for name, request in wanted.items():
+        there = found.get(name)
+        if there is None:
+            yield PlanStep(Action.CREATE, kind, name, ("it does not exist",))
+        elif there.get("status") in _SETTLING:
+            yield _settling(kind, name, there)
+        else:
+            action, reasons, loses = decide(request, there)
+            yield PlanStep(action, kind, name, tuple(reasons), loses)
+
+
+# AWS Batch refuses changes of resources in these states, and queues that use them.
+_SETTLING = {"CREATING", "UPDATING"}
+
+
+def _settling(kind: ResourceKind, name: str, there: Mapping[str, Any]) -> PlanStep:
+    return PlanStep(
+        Action.UPDATE, kind, name, (f"{there['status']}: it is waited for",), how="wait"
+    )
+
+
+Decision = tuple[Action, list[str], str]
+
+
+def keep(request: dict[str, Any], found: dict[str, Any]) -> Decision:
+    return Action.KEEP, [], ""
+
+
+def decide_policy(request: dict[str, Any], found: dict[str, Any]) -> Decision:
+    asked = {key: request[key] for key in ("fairsharePolicy",) if key in request}
+    return _verdict([*differences(asked, found), *_tags(request, found)])
+
+
+def decide_environment(request: dict[str, Any], found: dict[str, Any]) -> Decision:
+    """The action for a compute environment. AWS Batch updates most properties in place."""
+    status = found.get("status", "VALID")
+    if status == "DELETING":
+        return Action.REPLACE, ["it is being deleted"], ""
+    asked: dict[str, Any] = {
+        "state": "ENABLED",
+        **{key: request[key] for key in ("state", "serviceRole") if key in request},
+        "computeResources": request.get("computeResources", {}),
+    }
+    changed = list(differences(asked, found))
+    group = found.get("computeResources", {}).get("placementGroup")
+    if group and not asked["computeResources"].get("placementGroup"):
+        # AWS documents no way to remove it.
+        return Action.REPLACE, [*map(str, changed), f"placementGroup: {group} -> none"], ""
+    cannot = _cannot_be_updated(changed, found)
+    if cannot:
+        return Action.REPLACE, [*map(str, changed), cannot], ""
+    action, reasons, loses = _verdict([*changed, *_tags(request, found)])
+    if status == "INVALID":
+        why = f"it is INVALID: {found.get('statusReason', '')}"
+        return Action.UPDATE, [why, *reasons], loses
+    on_instances = "instanceRole" in found.get("computeResources", {})  # none on `local`
+    if on_instances and any(
+        each.key.rpartition(".")[2] not in _SCALING | {"tags"} for each in changed
+    ):
+        reasons.append("its instances are replaced; their jobs get 30 minutes to end")
+    return action, reasons, loses
+
+
+def current_name(wanted: WantedState, facts: CurrentState, name: str) -> str:
+    """The name in AWS that a compute environment has or will have.
+
+    A name cannot be used again while a queue uses the old compute environment. So the replacement
+    of `gpu` is `gpu-r2`, which the queues use before `gpu` is deleted.
+    """
+    newest = _newest(facts.environments, name)
+    request = wanted.environments.get(name)
+    if not newest or request is None:
+        return newest or name
+    verdict = decide_environment(request, facts.environments[newest])
+    return _next(facts.environments, name) if verdict[0] is Action.REPLACE else newest
+
+
+def _newest(environments: Mapping[str, Any], name: str) -> str:
+    return max(_versions(environments, name), default=(0, ""))[1]
+
+
+def _next(environments: Mapping[str, Any], name: str) -> str:
+    return f"{name}-r{max(_versions(environments, name), default=(0, ''))[0] + 1}"
+
+
+def is_version_of(name: str, base: str) -> bool:
+    """Whether a name is the base or a replacement of it: `gpu` or `gpu-r2`, not `gpu-research`."""
+    return any(_versions([name], base))
+
+
+def _versions(environments: Iterable[str], name: str) -> Iterator[tuple[int, str]]:
+    for each in environments:
+        number = each.removeprefix(f"{name}-r")
+        if each == name:
+            yield 1, each
+        elif number != each and number.isdecimal():
+            yield int(number), each
+
+
+def queues_of(wanted: WantedState, facts: CurrentState) -> dict[str, dict[str, Any]]:
+    """The requests of the wanted queues, with the current names of their compute environments."""
+    return {
+        name: {
+            **request,
+            "computeEnvironmentOrder": [
+                {
+                    **entry,
+                    "computeEnvironment": current_name(wanted, facts, entry["computeEnvironment"]),
+                }
+                for entry in request["computeEnvironmentOrder"]
+            ],
+        }
+        for name, request in wanted.queues.items()
+    }
+
+
+def queues(wanted: WantedState, facts: CurrentState) -> Iterator[PlanStep]:
+    for step in plan_requests(
+        ResourceKind.QUEUE, queues_of(wanted, facts), facts.queues, decide_queue
+    ):
+        replaced = step.action is Action.REPLACE
+        yield msgspec.structs.replace(step, loses=_runs(step.name, facts)) if replaced else step
+
+
+def _runs(queue: str, facts: CurrentState) -> str:
+    count = facts.busy.get(queue, 0)
+    return f"{count} run{'s' if count > 1 else ''} in it" if count else ""
+
+
+def environments(wanted: WantedState, facts: CurrentState) -> Iterator[PlanStep]:
+    for name, request in wanted.environments.items():
+        there = _newest(facts.environments, name)
+        if not there:
+            yield PlanStep(Action.CREATE, ResourceKind.ENVIRONMENT, name, ("it does not exist",))
+            continue
+        if facts.environments[there].get("status") in _SETTLING:
+            yield _settling(ResourceKind.ENVIRONMENT, there, facts.environments[there])
+            continue
+        action, reasons, loses = decide_environment(request, facts.environments[there])
+        if action is Action.REPLACE:
+            reasons.append(f"it becomes {_next(facts.environments, name)}")
+        yield PlanStep(action, ResourceKind.ENVIRONMENT, there, tuple(reasons), loses)
+
+
+def unwanted_environments(wanted: WantedState, facts: CurrentState) -> Iterator[PlanStep]:
+    current = {current_name(wanted, facts, name) for name in wanted.environments}
+    for name in facts.environments:
+        if name in current:
+            continue
+        replaced = any(
+            name == each for base in wanted.environments
+            for _, each in _versions(facts.environments, base)
+        )  # fmt: skip
+        reason = "it was replaced" if replaced else _NOT_DESCRIBED
+        how = "drain" if replaced else ""
+        yield PlanStep(Action.DELETE, ResourceKind.ENVIRONMENT, name, (reason,), how=how)
+
+
+def _cannot_be_updated(changed: list[RequestDifference], found: Mapping[str, Any]) -> str:
+    """Source: AWS Batch API reference, UpdateComputeEnvironment, `allocationStrategy`."""
+    there = found.get("computeResources", {})
+    keys = {each.key.rpartition(".")[2] for each in changed}
+    if not keys - _SCALING - {"tags"}:
+        return ""
+    if there.get("allocationStrategy", "BEST_FIT") == "BEST_FIT":
+        return "a compute environment with BEST_FIT cannot be updated in place"
+    if "allocationStrategy" in keys and any(
+        each.key.endswith("allocationStrategy") and each[2] == "BEST_FIT" for each in changed
+    ):
+        return "AWS refuses to change an existing compute environment to BEST_FIT"
+    return ""
+
+
+def decide_queue(request: dict[str, Any], found: dict[str, Any]) -> Decision:
+    asked = {
+        "state": "ENABLED",
+        "priority": request["priority"],
+        "computeEnvironmentOrder": _ordered(request["computeEnvironmentOrder"]),
+        "time limits": _limits(request),
+    }
+    there = {
+        **found,
+        "computeEnvironmentOrder": _ordered(found.get("computeEnvironmentOrder", [])),
+        "time limits": _limits(found),
+    }
+    if found.get("status") == "DELETING":
+        return Action.REPLACE, ["it is being deleted"], ""
+    changed = list(differences(asked, there))
+    before, after = found.get("schedulingPolicyArn"), request.get("schedulingPolicyArn")
+    if bool(before) != bool(after):
+        # Source: AWS Batch API reference, UpdateJobQueue, `schedulingPolicyArn`.
+        what = "fair share cannot be given to a queue that exists, nor taken from it"
+        return Action.REPLACE, [*map(str, changed), what], ""
+    if after and before != after:
+        changed.append(RequestDifference(("schedulingPolicyArn", before, after)))
+    action, reasons, loses = _verdict([*changed, *_tags(request, found)])
+    if found.get("status") == "INVALID":
+        return Action.UPDATE, [f"it is INVALID: {found.get('statusReason', '')}", *reasons], loses
+    return action, reasons, loses
+
+
+def _ordered(order: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Names of compute environments in their order, whatever numbers AWS gives them."""
+    entries = sorted(order, key=lambda entry: entry["order"])
+    return [bare_name(entry["computeEnvironment"]) for entry in entries]
+
+
+def _limits(queue: Mapping[str, Any]) -> list[str]:
+    """The jobStateTimeLimitActions of a queue in words, sorted."""
+    return sorted(
+        f"{action['reason']} after {action['maxTimeSeconds']} s"
+        for action in queue.get("jobStateTimeLimitActions") or ()
+    )
+
+
+def _tags(request: Mapping[str, Any], found: Mapping[str, Any]) -> list[RequestDifference]:
+    there = found.get("tags") or {}
+    return [
+        RequestDifference((f"tags.tag {key}", there.get(key), value))
+        for key, value in request.get("tags", {}).items()
+        if there.get(key) != value
+    ]
+
+
+def _verdict(changed: list[RequestDifference]) -> Decision:
+    return (Action.UPDATE if changed else Action.KEEP), [str(each) for each in changed], ""
+
+
+def templates(wanted: WantedState, facts: CurrentState) -> Iterator[PlanStep]:
+    for name, request in wanted.templates.items():
+        there = facts.templates.get(name)
+        if there is None:
+            yield PlanStep(
+                Action.CREATE, ResourceKind.LAUNCH_TEMPLATE, name, ("it does not exist",)
+            )
+        elif there.content != content_hash(request):
+            reason = f"its content has changed: version {there.version + 1}"
+            yield PlanStep(Action.UPDATE, ResourceKind.LAUNCH_TEMPLATE, name, (reason,))
+        else:
+            yield PlanStep(Action.KEEP, ResourceKind.LAUNCH_TEMPLATE, name)
+
+
+def definitions(wanted: WantedState, facts: CurrentState) -> Iterator[PlanStep]:
+    for name in wanted.definitions:
+        if name in facts.definitions:
+            yield PlanStep(Action.KEEP, ResourceKind.DEFINITION, name)
+        else:
+            reasons = ("no definition has this content",)
+            yield PlanStep(Action.CREATE, ResourceKind.DEFINITION, name, reasons)
+
+
+def unwanted_queues(wanted: WantedState, facts: CurrentState) -> Iterator[PlanStep]:
+    for step in plan_deletions(ResourceKind.QUEUE, wanted.queues, facts.queues):
+        yield msgspec.structs.replace(step, loses=_runs(step.name, facts))
+
+
+def plan_deletions(
+    kind: ResourceKind, wanted: Mapping[str, Any], found: Mapping[str, Any]
+) -> Iterator[PlanStep]:
+    for name in found:
+        if name not in wanted:
+            yield PlanStep(Action.DELETE, kind, name, (_NOT_DESCRIBED,))
+
+
+# --- the whole plan -------------------------------------------------------------------------
+
+
+def make_plan(wanted: WantedState, facts: CurrentState) -> list[PlanStep]:
+    """A step for every resource, in the order of execution.
+
+    Dependencies come first. Resources that are not wanted come last, in the order that AWS needs:
+    a queue before its compute environments, and these before their roles.
+    """
+    stacks = [decide_stack(blueprint, facts) for blueprint in wanted.stacks]
+    return [
+        *([] if wanted.is_backwards else stacks),
+        *_creations(wanted, facts),
+        *(_deletions(wanted, facts) if wanted.is_all else ()),
+        *(stacks[::-1] if wanted.is_backwards else []),
+    ]
+
+
+def _creations(wanted: WantedState, facts: CurrentState) -> list[PlanStep]:
+    return [
+        *plan_requests(ResourceKind.PLACEMENT_GROUP, wanted.groups, facts.groups, keep),
+        *templates(wanted, facts),
+        *plan_requests(ResourceKind.POLICY, wanted.policies, facts.policies, decide_policy),
+        *environments(wanted, facts),
+        *queues(wanted, facts),
+        *definitions(wanted, facts),
+    ]
+
+
+def _deletions(wanted: WantedState, facts: CurrentState) -> list[PlanStep]:
+    return [
+        *unwanted_queues(wanted, facts),
+        *unwanted_environments(wanted, facts),
+        *plan_deletions(ResourceKind.POLICY, wanted.policies, facts.policies),
+        *plan_deletions(ResourceKind.LAUNCH_TEMPLATE, wanted.templates, facts.templates),
+        *plan_deletions(ResourceKind.PLACEMENT_GROUP, wanted.groups, facts.groups),
+        *unwanted_stacks(wanted, facts),
+    ]
+
+
+def refusals(wanted: WantedState, steps: Iterable[PlanStep], facts: CurrentState) -> list[str]:
+    """Reasons to refuse a plan that AWS would refuse halfway."""
+    steps = list(steps)
+    return [
+        *_used_by_others(steps, facts),
+        *_moved_networks(wanted, facts),
+        *sharing.sharing_refusals(wanted, steps, facts),
+    ]
+
+
+def _used_by_others(steps: Iterable[PlanStep], facts: CurrentState) -> Iterator[str]:
+    """AWS Batch does not delete a compute environment that a queue uses."""
+    for step in steps:
+        users = facts.users.get(step.name)
+        if step.kind is ResourceKind.ENVIRONMENT and step.action is Action.DELETE and users:
+            yield (
+                f"{step.kind} {step.name} is used by queues that setup did not make: "
+                f"{', '.join(users)}. First delete these queues (batchml queue delete NAME), or "
+                "give them another one (batchml queue update NAME --compute OTHER)."
+            )
+
+
+def _moved_networks(wanted: WantedState, facts: CurrentState) -> Iterator[str]:
+    """A new address range needs a new VPC, and the old one cannot be deleted while it is in use."""
+    for blueprint in wanted.stacks:
+        stack, key = facts.stacks.get(blueprint.name), "VpcCidr"
+        asked = blueprint.parameters.get(key)
+        there = stack.parameters.get(key) if stack is not None else None
+        if asked and there and asked != there and (facts.environments or facts.sharers):
+            yield (
+                f"stack {blueprint.name}: network.cidr cannot be changed from {there} while there "
+                "are compute environments in it: batchml teardown first, or keep the old value."
+            )

@@ -1,0 +1,1 @@
+"""Hyper-parameter search: the sweep file, samplers, the controller, the report."""

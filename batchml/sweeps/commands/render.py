@@ -1,0 +1,210 @@
+"""Sweeps and trials as text and as JSON."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from batchml.cli.render import duration, printable, table
+from batchml.model.sweep import Trial, TrialState
+from batchml.runtime.protocol.variables import format_value
+from batchml.sweeps.control.state import SweepState
+from batchml.sweeps.report.data import command_line
+from batchml.sweeps.results import ConfirmedTrial, failed_trials
+from batchml.sweeps.started import StartedSweep
+from batchml.sweeps.summary import SweepSnapshot, SweepSummary
+from batchml.sweeps.view import SweepRow
+
+CANCELLED = 143  # the exit code of a sweep that its user stopped
+_FRONT = 40  # trials of the Pareto front that are listed
+_FAILED = 20  # failed trials that are listed
+
+
+# --- The list of sweeps ---------------------------------------------------------------------------
+
+
+def sweeps_table(found: Sequence[SweepRow], now: float) -> str:
+    rows = [["SWEEP", "NAME", "STATUS", "METHOD", "TRIALS", "BEST", "AGE"]]
+    for each in found:
+        age = duration(now - each.listed.created_at)
+        rows.append([each.listed.key[:8], each.listed.name, *_row_cells(each), age])
+    return table([[printable(cell) for cell in row] for row in rows])
+
+
+def _row_cells(row: SweepRow) -> list[str]:
+    if row.sweep is None or row.state is None:
+        return [row.trouble or "Not started", "", "", ""]
+    spec, best = row.sweep.spec, row.best
+    stop = f"+{spec.early_stop.method}" if spec.early_stop.method != "none" else ""
+    over = sum(count for state, count in row.state.counts.items() if state.is_ended)
+    limits = row.state.limits or spec.limits
+    total = max(len(row.state.trials), limits.trials or 0)
+    value = f"{spec.goal.metric} {best.values[0]:.5g}" if best and best.values else ""
+    return [row.status, f"{spec.method}{stop}", f"{over}/{total}", value]
+
+
+def row_json(row: SweepRow) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "sweepId": row.listed.key,
+        "name": row.listed.name,
+        "createdAt": round(row.listed.created_at * 1000),
+    }
+    if row.sweep is None or row.state is None:
+        return found | {"status": None, "trouble": row.trouble or None}
+    return found | {
+        "status": row.status,
+        "method": row.sweep.spec.method,
+        "trials": len(row.state.trials),
+        "counts": {each.value: count for each, count in row.state.counts.items() if count},
+        "best": trial_json(row.sweep, row.best),
+    }
+
+
+# --- One sweep ------------------------------------------------------------------------------------
+
+
+def sweep_json(
+    sweep: StartedSweep,
+    state: SweepState,
+    snapshot: SweepSnapshot,
+    summary: SweepSummary,
+    holder: str,
+) -> dict[str, Any]:
+    return {
+        "sweepId": sweep.key,
+        "name": sweep.name,
+        "env": sweep.env,
+        "status": snapshot.status,
+        "why": snapshot.ended or snapshot.stopping or None,
+        "controller": holder or None,
+        "trials": snapshot.planned,
+        "wanted": snapshot.wanted,
+        "parallel": snapshot.parallel,
+        "counts": {each.value: count for each, count in snapshot.counts.items() if count},
+        "best": trial_json(sweep, snapshot.best),
+        **results_json(sweep, summary),
+        "hours": snapshot.hours,
+        "cost": snapshot.spent,
+        "committed": snapshot.committed,
+        "secondsLeft": snapshot.eta,
+        "steps": snapshot.steps,
+        "stepsSaved": snapshot.steps_saved,
+        "failed": [
+            {
+                "trial": each.number,
+                "why": each.why,
+                "exitCode": each.exit_code,
+                "jobId": each.job_id or None,
+            }
+            for each in failed_trials(state)[:_FAILED]
+        ],
+        "notices": list(snapshot.notices),
+        "jobIds": [state.jobs[wave] for wave in sorted(state.jobs)],
+    }
+
+
+def summary_json(sweep: StartedSweep, summary: SweepSummary) -> dict[str, Any]:
+    snapshot = summary.snapshot
+    return {
+        "sweepId": sweep.key,
+        "name": sweep.name,
+        "env": sweep.env,
+        "status": snapshot.status,
+        "ended": summary.by or None,
+        "why": summary.why,
+        "trials": snapshot.planned,
+        "counts": {str(state): count for state, count in snapshot.counts.items() if count},
+        "best": trial_json(sweep, snapshot.best),
+        **results_json(sweep, summary),
+        "hours": snapshot.hours,
+        "cost": snapshot.spent,
+        "steps": snapshot.steps,
+        "stepsSaved": snapshot.steps_saved,
+        "notices": list(snapshot.notices),
+        "exitCode": exit_code(summary),
+    }
+
+
+def results_json(sweep: StartedSweep, summary: SweepSummary) -> dict[str, Any]:
+    """The Pareto front and confirmed trials."""
+    return {
+        "pareto": [trial_json(sweep, trial) for trial in summary.pareto],
+        "confirmed": [
+            {"trial": each.trial.number, **(confirmed_json(each) or {})}
+            for each in summary.confirmed
+        ],
+    }
+
+
+def exit_code(summary: SweepSummary) -> int:
+    """0 if there is a best trial; for a sweep that failures stopped, that of the first failure."""
+    if summary.by == "user":
+        return CANCELLED
+    if summary.by != "failures" and summary.snapshot.best is not None:
+        return 0
+    first = summary.first_failure
+    return (first.exit_code or 1) if first else 1
+
+
+def end_lines(sweep: StartedSweep, summary: SweepSummary) -> list[str]:
+    """How a sweep ended, and the best trial with its parameters and its command."""
+    snapshot, first, best = summary.snapshot, summary.first_failure, summary.snapshot.best
+    counts = ", ".join(f"{count} {state}" for state, count in snapshot.counts.items() if count)
+    title = f"Sweep [{sweep.name} - {sweep.key}]"
+    found = [f"{title} has ended: {summary.why} ({counts or 'no trial'})"]
+    if best is not None:
+        found.append(f"Best: {describe_best(sweep, best)}")
+        found += [f"  {name} = {format_value(value)}" for name, value in best.params.items()]
+        found.append(f"  {command_line(sweep.job_spec, best)}")
+    elif first is not None:
+        found.append(f"No trial has a result. The first failed: {first.why}")
+    return [*found, *confirmed_lines(summary.confirmed), *front_lines(summary.pareto)]
+
+
+# --- Trials ---------------------------------------------------------------------------------------
+
+
+def trial_json(sweep: StartedSweep, trial: Trial | None) -> dict[str, Any] | None:
+    if trial is None:
+        return None
+    goals = zip(sweep.spec.goals, trial.values or (), strict=False)
+    return {
+        "trial": trial.number,
+        "params": trial.params,
+        "metrics": {**trial.metrics, **{goal.metric: value for goal, value in goals}},
+        "step": trial.step,
+        "state": trial.state.value,
+        "seed": trial.seed,
+        "jobId": trial.job_id,
+    }
+
+
+def describe_best(sweep: StartedSweep, best: Trial) -> str:
+    """`val_accuracy 0.9813, trial 17, epoch 27`"""
+    goals = zip(sweep.spec.goals, best.values or (), strict=False)
+    values = ", ".join(f"{printable(goal.metric)} {value:.6g}" for goal, value in goals)
+    step = f", {printable(sweep.spec.early_stop.step)} {best.step}" if best.step else ""
+    state = "" if best.state is TrialState.DONE else f", {best.state.value}"
+    return f"{values}, trial {best.number}{step}{state}"
+
+
+def confirmed_json(again: ConfirmedTrial | None) -> dict[str, Any] | None:
+    if again is None:
+        return None
+    return {"mean": again.mean, "deviation": again.deviation, "values": list(again.values)}
+
+
+def confirmed_lines(again: Sequence[ConfirmedTrial]) -> list[str]:
+    """The results of trials that were run again with other seeds."""
+    return [
+        f"Confirmed: trial {each.trial.number} has {each.mean:.6g} ± {each.deviation:.2g} "
+        f"over {len(each.values)} runs."
+        for each in again
+    ]
+
+
+def front_lines(front: Sequence[Trial]) -> list[str]:
+    """With several goals: the trials of the Pareto front."""
+    if len(front) < 2:
+        return []
+    shown = ", ".join(str(trial.number) for trial in front[:_FRONT])
+    more = f", and {len(front) - _FRONT} more" if len(front) > _FRONT else ""
+    return [f"Pareto front: no other trial beats these in every goal: {shown}{more}."]

@@ -1,0 +1,1 @@
+"""The controller of a sweep: its ledger, lease, decisions, limits, and observations of jobs."""

@@ -1,0 +1,489 @@
+"""The controller of a sweep: plans its trials, reads their messages, and ends the sweep.
+
+Each round reads the messages in the inbox, observes jobs, decides (`decide.py`), and acts. What
+happened, and what is intended, is in the ledger before anything is done. So the controller can be
+killed at any point: the next one finds the intentions in the ledger and does what is missing. A job
+is submitted exactly once by its name; to write a manifest or a stop signal again changes nothing.
+"""
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from os import urandom
+
+from msgspec.structs import replace
+
+from batchml.clock import Clock
+from batchml.errors import (
+    AccessError,
+    BatchmlError,
+    ConfigError,
+    ControllerReplaced,
+    ServiceError,
+    ServiceUnreachable,
+    SweepStoreError,
+)
+from batchml.model.names import new_key
+from batchml.model.sweep import SweepLimits, SweepSpec
+from batchml.runtime.protocol import manifest
+from batchml.runtime.protocol.rungs import Cutoffs
+from batchml.runtime.protocol.sweep_store import (
+    CONTRACT,
+    CUTOFFS,
+    BadTrialContract,
+    TrialContract,
+    batch_key,
+)
+from batchml.runtime.storage.store import Store, StoreError
+from batchml.sweeps.control import budgets, decide, notices, plan, requests, store
+from batchml.sweeps.control.decide import (
+    BeginTrials,
+    ConfirmBest,
+    DecisionInputs,
+    EndSweep,
+    PlanRungs,
+    PromoteTrials,
+    ReopenSweep,
+    SignalStop,
+    StopSweep,
+    TerminateJobs,
+)
+from batchml.sweeps.control.events import (
+    BatchSubmitted,
+    Event,
+    MessageReceived,
+    NoticeGiven,
+    SweepEnded,
+    SweepStopping,
+    TrialBatch,
+)
+from batchml.sweeps.control.intervals import ControllerIntervals
+from batchml.sweeps.control.lease import Lease, LeaseHeld, LeaseOwner
+from batchml.sweeps.control.ledger import SweepLedger
+from batchml.sweeps.control.plan import SubmitMode, count_trials
+from batchml.sweeps.control.requests import events_of_request
+from batchml.sweeps.control.totals import SweepTotals, trials_of_event
+from batchml.sweeps.control.watch import JobWatch, SweepJobs
+from batchml.sweeps.summary import SweepSnapshot, SweepSummary, make_snapshot, make_summary
+
+# --- Fault tolerance ------------------------------------------------------------------------------
+
+
+_TOO_MANY = 429  # the HTTP status of a call that was throttled
+
+
+@contextmanager
+def store_errors_translated() -> Iterator[None]:
+    """Raise ServiceUnreachable in place of the errors of the sweep's store."""
+    try:
+        yield
+    except (StoreError, SweepStoreError) as error:
+        raise store_unreachable(error) from error
+
+
+def store_unreachable(error: Exception) -> ServiceUnreachable:
+    return ServiceUnreachable(f"The sweep's store cannot be reached: {error}")
+
+
+class FaultTolerance:
+    """Tolerates temporary errors without a success between them for `patience` seconds."""
+
+    def __init__(self, clock: Clock, patience: float) -> None:
+        self._clock = clock
+        self._patience = patience
+        self._since: float | None = None
+        self._has_succeeded = False
+
+    def succeeded(self) -> None:
+        self._since, self._has_succeeded = None, True
+
+    def failed(self, error: BatchmlError | StoreError) -> bool:
+        """Tolerate an error, or raise it as a BatchmlError. True for the first after a success."""
+        now = self._clock.monotonic()
+        is_first = self._since is None
+        self._since = now if self._since is None else self._since
+        if not self._is_temporary(error) or now - self._since >= self._patience:
+            if isinstance(error, BatchmlError):
+                raise error
+            raise store_unreachable(error) from error
+        return is_first
+
+    def _is_temporary(self, error: BatchmlError | StoreError) -> bool:
+        """Whether the same call may succeed later. Credentials that worked once can be renewed."""
+        match error:
+            case StoreError() | SweepStoreError():
+                return error.temporary
+            case ServiceError():
+                return error.status >= 500 or error.status == _TOO_MANY
+            case AccessError():
+                return self._has_succeeded
+        return isinstance(error, ServiceUnreachable)
+
+
+# --- The controller -------------------------------------------------------------------------------
+
+
+_READS = 10  # of the inbox in one round
+_GRACE = 30.0  # seconds after a trial's own grace until its job is terminated
+
+
+def draw_key() -> str:
+    return new_key(urandom)
+
+
+class Controller:
+    """The one controller of a sweep. `tell` is called with notices for people; `lost`, if given, is
+    called instead with errors of a service that cannot be reached.
+
+    `rounds` raises ControllerReplaced, which names the other controller, if another one has the
+    sweep; ConfigError if the store has no trial contract; otherwise the BatchmlError that ends it.
+    Then the ledger tells how far it came, and running trials continue.
+    """
+
+    def __init__(
+        self,
+        spec: SweepSpec,
+        store: Store,
+        jobs: SweepJobs,
+        clock: Clock,
+        intervals: ControllerIntervals,
+        owner: LeaseOwner,
+        tell: Callable[[str], None] = lambda _: None,
+        draw: Callable[[], str] = draw_key,
+        lost: Callable[[str], None] | None = None,
+    ) -> None:
+        self._spec, self._store, self._jobs = spec, store, jobs
+        self._clock, self._intervals, self._tell, self._draw = clock, intervals, tell, draw
+        self._lost = lost or tell
+        self._lease = Lease(store, clock, owner, intervals.lease)
+        self._ledger = SweepLedger(store, owner.description)
+        self._faults = FaultTolerance(clock, intervals.patience)
+        self._unwritten: list[Event] = []
+        self._is_exhausted = False
+        self._terminated: dict[int, float] = {}
+        self._deadline: float | None = None  # as last published
+        self._over_since: float | None = None  # when nothing was left to do
+        self._running_limit: int | None = None  # trials at once, as last set by this controller
+        self._counted_trials: tuple[SweepLimits | None, int | None] = None, None
+
+    def rounds(self) -> Generator[SweepSnapshot, None, None]:
+        """A snapshot after each round. Sleeps between rounds, on the clock that it was given.
+
+        Closing the generator releases the lease: the next controller may take it at once.
+        """
+        self._take_lease()
+        try:
+            self._load()
+            while True:
+                self._try_round()
+                yield self._snapshot()
+                if self._is_over:
+                    return
+                self._clock.sleep(self._pause())
+        finally:
+            self._release_lease()
+
+    @property
+    def summary(self) -> SweepSummary:
+        """The result of the sweep, or its present state."""
+        return make_summary(self._totals, self._snapshot())
+
+    # -- one round --------------------------------------------------------------------------------
+
+    def _take_lease(self) -> None:
+        with store_errors_translated():
+            held = self._lease.take()
+        if isinstance(held, LeaseHeld):
+            raise ControllerReplaced(held.holder.description)
+
+    def _load(self) -> None:
+        with store_errors_translated():
+            self._read()
+
+    def _read(self) -> None:
+        data = self._store.get(CONTRACT)
+        try:
+            self._contract = TrialContract.from_json(data or b"{}")
+        except BadTrialContract as error:
+            raise ConfigError("The sweep's store", [str(error)]) from error
+        self._mode = SubmitMode(self._contract.shape)
+        self._version = Cutoffs.from_json(self._store.get(CUTOFFS)).version
+        self._watch = JobWatch(self._jobs, self._intervals, self._mode)
+        self._totals = SweepTotals(self._spec, self._ledger.take_over())
+        self._totals.rungs.is_changed = True
+        self._is_over = False
+
+    def _try_round(self) -> None:
+        """One round. What fails with a temporary error is repeated in the next round."""
+        try:
+            self._lease.renew()
+            self._run_round(self._clock.now())
+        except (StoreError, BatchmlError) as error:
+            if isinstance(error, ControllerReplaced | ConfigError):
+                raise
+            if self._faults.failed(error):
+                self._lost(str(error))
+        else:
+            self._faults.succeeded()
+
+    def _run_round(self, now: float) -> None:
+        totals = self._totals
+        # Jobs are observed before messages are read: then all messages that trials sent before an
+        # observed end of their job are read in this round.
+        self._watch.observe(totals, now)
+        read, is_all = self._read_messages()
+        done = self._carry_out(requests.pending_requests(self._store), now)
+        if is_all:
+            for observed in self._watch.observe_silent(totals, now):
+                self._apply(observed)
+        inputs = self._inputs(now, self._watch.over if is_all else frozenset())
+        actions = decide.decide(totals, inputs)
+        for action in actions:
+            self._record(action, now)
+        for notice in notices.due(totals, now, self._intervals.patience, self._watch.is_starting):
+            self._give_notice(notice)
+        self._write()
+        if read:
+            store.delete_messages(self._store, read)
+        if done:
+            self._store.delete(*done)
+        for action in actions:
+            self._act(action, now)
+        self._limit_running()
+        self._publish_deadline(now)
+        self._submit()
+        self._publish_cutoffs()
+        self._is_over = totals.state.ended is not None and not self._has_other_requests(done)
+
+    def _read_messages(self) -> tuple[list[str], bool]:
+        """Apply the messages in the inbox. The keys to delete once the ledger has them, and whether
+        the inbox was read to its end."""
+        for _ in range(_READS):
+            inbox = store.read_inbox(self._store)
+            for message in inbox.messages:
+                self._apply(MessageReceived(message))
+            if len(inbox.keys) < store.MAX_MESSAGES:
+                return inbox.keys, True
+            self._write()
+            store.delete_messages(self._store, inbox.keys)
+            self._lease.renew()
+        return [], False
+
+    def _inputs(self, now: float, over: frozenset[int]) -> DecisionInputs:
+        return DecisionInputs(
+            now=now,
+            mode=self._mode,
+            wanted=self._wanted,
+            money=self._money(now),
+            between_batches=self._intervals.between_batches,
+            grace=self._contract.grace + _GRACE,
+            stop_signal=None if self._totals.state.ended else store.read_stop_signal(self._store),
+            is_exhausted=self._is_exhausted,
+            over=over,
+        )
+
+    @property
+    def _wanted(self) -> int | None:
+        """The number of trials in the end, by the present limits."""
+        limits = budgets.limits_now(self._totals.state, self._spec)
+        if limits is not self._counted_trials[0]:  # counting the points of a grid takes time
+            self._counted_trials = limits, count_trials(replace(self._spec, limits=limits))
+        return self._counted_trials[1]
+
+    def _money(self, now: float) -> budgets.Money | None:
+        tally, jobs = self._totals.tally, self._jobs
+        return budgets.estimate_money(tally, self._totals.state, jobs.hourly, jobs.timeout, now)
+
+    def _apply(self, event: Event) -> None:
+        """Apply an event to the state now; it is written to the ledger before anything is done."""
+        self._totals.apply(event)
+        self._unwritten.append(event)
+
+    def _write(self) -> None:
+        if self._unwritten:
+            self._ledger.append(self._unwritten)
+            self._unwritten = []
+
+    def _give_notice(self, notice: NoticeGiven) -> None:
+        self._apply(notice)
+        for line in notice.words.splitlines():
+            self._tell(line)
+
+    # -- decisions: first their events ------------------------------------------------------------
+
+    def _record(self, action: decide.Action, now: float) -> None:
+        totals = self._totals
+        match action:
+            case BeginTrials(count):
+                batches = plan.plan_new(totals, self._mode, count, now, self._draw)
+                self._is_exhausted = sum(len(batch.trials) for batch in batches) < count
+                self._apply_all(batches)
+            case PlanRungs(count):
+                self._apply_all(plan.plan_rungs(totals, count, now, self._draw))
+                self._is_exhausted = not totals.state.batches
+            case PromoteTrials(trials):
+                self._apply_all(plan.plan_promotions(totals, trials, now, self._draw))
+            case ConfirmBest(trials):
+                self._apply_all(plan.plan_confirmations(totals, trials, now, self._draw))
+            case StopSweep(by, why):
+                self._stop(by, why, now)
+            case ReopenSweep(why):
+                store.clear_stop_signal(self._store)
+                # For confirming runs: earlier failures that no longer counted still do not.
+                self._apply(replace(totals.state.last_reopening, why=why, at=now, paused=0.0))
+            case EndSweep(by, why):
+                # Before the end event: no controller comes back to a sweep that has ended.
+                if not self._is_limit_removed(now):
+                    return
+                for notice in notices.of_confirming(totals, now):
+                    self._give_notice(notice)
+                if totals.state.stopping is None and by != decide.DONE:
+                    self._apply(SweepStopping(by, why, now))
+                self._apply(SweepEnded(why, now))
+
+    def _is_limit_removed(self, now: float) -> bool:
+        """Whether the consumable resource is deleted, or no longer waited for.
+
+        Jobs end a moment after their trials have reported their ends.
+        """
+        self._over_since = now if self._over_since is None else self._over_since
+        is_patient = now - self._over_since < self._intervals.silence
+        return self._jobs.remove_limit(is_patient=is_patient) or not is_patient
+
+    def _apply_all(self, batches: list[TrialBatch]) -> None:
+        for batch in batches:
+            self._apply(batch)
+
+    def _stop(self, by: str, why: str, now: float) -> None:
+        self._apply(SweepStopping(by, why, now))
+        failed = self._totals.tally.first_failure
+        if by == decide.FAILURES and failed is not None:
+            again = len(self._totals.state.reopened)  # a notice of its own after each reopening
+            kind = f"failures-{again}" if again else "failures"
+            self._give_notice(NoticeGiven(kind, notices.last_lines(failed), now, failed.number))
+
+    # -- then actions -----------------------------------------------------------------------------
+
+    def _act(self, action: decide.Action, now: float) -> None:
+        match action:
+            case StopSweep(by, why) if by != decide.USER:
+                store.signal_stop(self._store, why)
+            case SignalStop(why):
+                store.signal_stop(self._store, why)
+            case TerminateJobs(waves, why):
+                self._terminate(waves, why, now)
+
+    def _terminate(self, waves: tuple[int, ...], why: str, now: float) -> None:
+        """Terminate jobs, and again if they have not ended after a while."""
+        jobs = self._totals.state.jobs
+        due = [
+            wave
+            for wave in waves
+            if wave in jobs
+            and wave not in self._watch.over
+            and now - self._terminated.get(wave, float("-inf")) >= self._intervals.silence
+        ]
+        if due:
+            self._terminated.update(dict.fromkeys(due, now))
+            self._jobs.terminate([jobs[wave] for wave in due], why)
+
+    def _limit_running(self) -> None:
+        """Where more trials wait than may run at once, have AWS Batch limit them."""
+        state, spec = self._totals.state, self._spec
+        parallel = budgets.limits_now(state, spec).parallel
+        before = parallel if self._mode is SubmitMode.BATCHES else spec.limits.parallel
+        # Batches of rungs name no trials, so their children are counted.
+        unsent = (plan.count_children(batch, state, spec) for batch in state.open_batches)
+        most = max(budgets.count_in_flight(state), *unsent, 0)
+        limit = self._running_limit
+        if limit != parallel and most > min(parallel, before, limit or parallel):
+            self._jobs.limit_running(parallel)
+            self._running_limit = parallel
+
+    def _publish_deadline(self, now: float) -> None:
+        """Trials end at the deadline by themselves, also without a controller."""
+        end = budgets.deadline(self._totals.state, self._spec, now)
+        if end is not None and end != self._deadline and self._totals.state.batches:
+            store.publish_deadline(self._store, end)
+            self._deadline = end
+
+    def _submit(self) -> None:
+        """Submit the batches without a known job id; each at most once, by its name."""
+        state = self._totals.state
+        for batch in state.open_batches:
+            if self._is_too_wide(batch):
+                continue
+            after = state.jobs[batch.after] if batch.after else ""
+            size = plan.count_children(batch, state, self._spec)
+            width = self._write_manifest(batch)
+            job_id = self._jobs.submit(batch, size, width, after)
+            self._apply(BatchSubmitted(batch.number, job_id, self._clock.now()))
+            self._write()
+
+    def _is_too_wide(self, batch: TrialBatch) -> bool:
+        """Whether a batch must wait because others run and too few trials may begin.
+
+        AWS Batch limits the trials of one batch only. Many failed trials that are run again at once
+        can exceed that.
+        """
+        state, busy = self._totals.state, self._totals.tally.in_flight
+        sent = sum(count for number, count in busy.items() if number in state.jobs)
+        free = budgets.limits_now(state, self._spec).parallel - sent
+        return self._mode is SubmitMode.BATCHES and sent > 0 and free < len(batch.trials)
+
+    def _write_manifest(self, batch: TrialBatch) -> int:
+        """Write a batch's manifest; the width of a line. Deeper rungs read the first rung's."""
+        if batch.rung:
+            batch = self._totals.state.batches[batch.number - batch.rung]
+        lines = plan.manifest_entries(batch)
+        data, width = manifest.encode(self._contract.key, batch.number, lines)
+        self._store.put(batch_key(batch.number), data)
+        return width
+
+    def _publish_cutoffs(self) -> None:
+        """Publish the cut-offs by which running trials decide whether to stop early."""
+        stop, rungs = self._spec.early_stop, self._totals.rungs
+        if not rungs.is_changed or stop.resume or stop.method not in ("asha", "median"):
+            return
+        self._store.put(CUTOFFS, rungs.cutoffs(self._version + 1).to_json())
+        self._version += 1
+        rungs.is_changed = False
+
+    # -- requests of people -----------------------------------------------------------------------
+
+    def _carry_out(self, pending: list[requests.SweepRequest], now: float) -> list[str]:
+        """Carry out requests; the keys of those carried out. A stopping sweep ends first."""
+        state = self._totals.state
+        if not pending or (state.stopping is not None and state.ended is None):
+            return []
+        events: list[Event] = []
+        for each in pending:
+            events = events_of_request(self._totals, self._mode, each, now, self._draw)
+            again = [trial for event in events for trial in trials_of_event(event, state)]
+            if events:
+                store.clear_stop_signal(self._store, again)
+            for event in events:
+                self._apply(event)
+        self._is_exhausted, self._over_since = False, None
+        return requests.request_keys(pending)
+
+    def _has_other_requests(self, done: list[str]) -> bool:
+        """Whether a request came while the sweep ended."""
+        pending = requests.request_keys(requests.pending_requests(self._store))
+        return any(key not in done for key in pending)
+
+    # -- the rest ---------------------------------------------------------------------------------
+
+    def _snapshot(self) -> SweepSnapshot:
+        now = self._clock.now()
+        return make_snapshot(self._totals, self._wanted, self._money(now), now)
+
+    def _pause(self) -> float:
+        begun = budgets.began_at(self._totals.state)
+        is_young = begun is None or self._clock.now() - begun < self._intervals.first_period
+        return self._intervals.poll_at_first if is_young else self._intervals.poll
+
+    def _release_lease(self) -> None:
+        try:
+            self._lease.release()
+        except (StoreError, SweepStoreError):
+            pass  # it expires by itself

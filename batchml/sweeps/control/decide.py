@@ -1,0 +1,261 @@
+"""Decide what a sweep does next, from its ledger and from observations. Pure.
+
+The controller writes what follows from a decision to the ledger first, and then acts.
+"""
+
+from msgspec import Struct
+
+from batchml.model.sweep import TrialState
+from batchml.sweeps.control import budgets
+from batchml.sweeps.control.budgets import Money
+from batchml.sweeps.control.plan import SubmitMode, choose_for_confirmation, find_unfinished_rung
+from batchml.sweeps.control.totals import SweepTotals
+
+# What ends a sweep.
+USER, LIMIT, TARGET, FAILURES, DONE = "user", "limit", "target", "failures", "done"
+
+
+class DecisionInputs(Struct, frozen=True):
+    """What a decision depends on beside the ledger."""
+
+    now: float
+    mode: SubmitMode
+    wanted: int | None  # the number of trials in the end; None: unknown
+    money: Money | None = None
+    between_batches: float = 0.0  # seconds
+    grace: float = 0.0  # seconds from the stop signal until jobs are terminated
+    stop_signal: str | None = None  # why somebody stopped the sweep
+    is_exhausted: bool = False  # the sampler has no more parameters
+    over: frozenset[int] = frozenset()  # numbers of the batches whose job is known to have ended
+
+
+class BeginTrials(Struct, frozen=True):
+    """Begin new trials."""
+
+    count: int
+
+
+class PlanRungs(Struct, frozen=True):
+    """`halving`: begin the trials of all rungs."""
+
+    count: int
+
+
+class PromoteTrials(Struct, frozen=True):
+    """Let trials continue to another rung: (trial, the step it runs to)."""
+
+    trials: tuple[tuple[int, int], ...]
+
+
+class ConfirmBest(Struct, frozen=True):
+    """Run the best trials again with other seeds: (trial, number of runs)."""
+
+    trials: tuple[tuple[int, int], ...]
+
+
+class StopSweep(Struct, frozen=True):
+    """Begin no trial from now on, and let running trials save and end."""
+
+    by: str
+    why: str
+
+
+class SignalStop(Struct, frozen=True):
+    """Write the stop signal to the sweep's store."""
+
+    why: str
+
+
+class ReopenSweep(Struct, frozen=True):
+    """Continue a sweep that was stopping: something is left to do."""
+
+    why: str
+
+
+class TerminateJobs(Struct, frozen=True):
+    """Terminate the jobs of the batches of these numbers."""
+
+    waves: tuple[int, ...]
+    why: str
+
+
+class EndSweep(Struct, frozen=True):
+    """End the sweep."""
+
+    by: str
+    why: str
+
+
+Action = (
+    BeginTrials
+    | PlanRungs
+    | PromoteTrials
+    | ConfirmBest
+    | StopSweep
+    | SignalStop
+    | ReopenSweep
+    | TerminateJobs
+    | EndSweep
+)
+
+
+def decide(totals: SweepTotals, inputs: DecisionInputs) -> list[Action]:
+    """The next actions; none while everything runs as planned."""
+    state, spec = totals.state, totals.spec
+    if state.ended is not None:
+        return []
+    if state.stopping is not None:
+        return _stop_running(totals, inputs)
+    if inputs.stop_signal is not None:
+        return [StopSweep(USER, inputs.stop_signal)]
+    limit = budgets.find_exceeded_limit(state, spec, totals.tally, inputs.money, inputs.now)
+    if limit is not None:
+        return [StopSweep(*limit)]
+    if budgets.is_target_reached(totals.state, spec, totals.tally):
+        if is_going_on(totals, inputs) and not _has_confirming_runs(totals):
+            return [StopSweep(TARGET, _describe_target(totals))]
+    elif begun := _begin(totals, inputs):
+        return begun
+    if is_going_on(totals, inputs):
+        return []
+    return _confirm(totals, inputs) or [EndSweep(*_end(totals, inputs))]
+
+
+def is_going_on(totals: SweepTotals, inputs: DecisionInputs) -> bool:
+    """Whether a trial waits or runs, or may still begin by itself."""
+    return budgets.count_in_flight(totals.state) > 0 or bool(_unfinished_jobs(totals, inputs))
+
+
+def _unfinished_jobs(totals: SweepTotals, inputs: DecisionInputs) -> list[int]:
+    """The numbers of the batches whose job has not ended.
+
+    Which trials a rung of `halving` has is known only when it runs, and the consumable resource of
+    an array must be there as long as the array's job.
+    """
+    if inputs.mode is SubmitMode.BATCHES:
+        return []
+    return [number for number in totals.state.batches if number not in inputs.over]
+
+
+def _stop_running(totals: SweepTotals, inputs: DecisionInputs) -> list[Action]:
+    """Signal running trials to end; after the grace terminate them, and those that wait."""
+    state, stopping = totals.state, totals.state.stopping
+    assert stopping is not None
+    if not is_going_on(totals, inputs):
+        by_user = inputs.stop_signal not in (None, stopping.why)  # meanwhile
+        if stopping.by == TARGET and not by_user and _confirm(totals, inputs):
+            return [ReopenSweep("the best are run again")]
+        return [EndSweep(stopping.by, stopping.why)]
+    actions: list[Action] = [] if inputs.stop_signal is not None else [SignalStop(stopping.why)]
+    if inputs.now - stopping.at >= inputs.grace or not state.counts[TrialState.RUNNING]:
+        batches = sorted({*totals.tally.in_flight, *_unfinished_jobs(totals, inputs)})
+        actions.append(TerminateJobs(tuple(batches), stopping.why))
+    return actions
+
+
+def _begin(totals: SweepTotals, inputs: DecisionInputs) -> list[Action]:
+    left = _left(totals, inputs)
+    match inputs.mode:
+        case SubmitMode.ARRAY:
+            cost = budgets.limits_now(totals.state, totals.spec).cost
+            count = min(left or 0, budgets.count_affordable(cost, inputs.money))
+            return [BeginTrials(count)] if count > 0 else []
+        case SubmitMode.RUNGS:
+            return _rungs(totals, inputs, left)
+        case SubmitMode.BATCHES:
+            return _next_batch(totals, inputs, left)
+
+
+def _left(totals: SweepTotals, inputs: DecisionInputs) -> int | None:
+    """How many new trials are still to begin; None: unknown."""
+    if inputs.is_exhausted:
+        return 0
+    return None if inputs.wanted is None else max(0, inputs.wanted - totals.tally.planned)
+
+
+def _rungs(totals: SweepTotals, inputs: DecisionInputs, left: int | None) -> list[Action]:
+    if not totals.state.batches:
+        return (
+            [PlanRungs(totals.spec.limits.parallel if left is None else left)] if left != 0 else []
+        )
+    if is_going_on(totals, inputs):
+        return []
+    rest = find_unfinished_rung(totals.state, totals.spec)  # of jobs whose dependency failed
+    return [PromoteTrials(tuple(rest))] if rest else []
+
+
+def _next_batch(totals: SweepTotals, inputs: DecisionInputs, left: int | None) -> list[Action]:
+    state, spec = totals.state, totals.spec
+    busy = budgets.count_in_flight(state)
+    newest = next(reversed(state.batches.values()), None)
+    if busy and newest is not None and inputs.now - newest.at < inputs.between_batches:
+        return []
+    chosen: list[tuple[int, int]] = []
+    if spec.early_stop.resume:
+        chosen = totals.rungs.promotable(budgets.limits_now(state, spec).parallel)
+    ahead = None if left is None else left + len(chosen)
+    if ahead == 0 and not busy:
+        chosen = _last_promotion(totals)
+        ahead = len(chosen)
+    count = budgets.count_startable(state, spec, ahead, inputs.money)
+    chosen = chosen[:count]
+    actions: list[Action] = [PromoteTrials(tuple(chosen))] if chosen else []
+    count -= len(chosen)
+    if left is not None:
+        count = min(count, left)
+    return [*actions, BeginTrials(count)] if count > 0 else actions
+
+
+def _last_promotion(totals: SweepTotals) -> list[tuple[int, int]]:
+    """With too few trials left to fill the last rungs, train the best one in full anyway."""
+    if not totals.spec.early_stop.resume or totals.state.counts[TrialState.DONE]:
+        return []
+    number = totals.rungs.best_paused()
+    return [] if number is None else [(number, totals.spec.early_stop.max)]
+
+
+def _has_confirming_runs(totals: SweepTotals) -> bool:
+    """Whether the best trials are being run again, or were."""
+    return len(totals.state.trials) > totals.tally.planned
+
+
+def _confirm(totals: SweepTotals, inputs: DecisionInputs) -> list[Action]:
+    """Run the best again, once, if the file asks for it and the cost limit allows all of them."""
+    confirm = totals.spec.confirm
+    if confirm is None or _has_confirming_runs(totals):
+        return []
+    chosen = choose_for_confirmation(totals, confirm.top, confirm.seeds)
+    cost = budgets.limits_now(totals.state, totals.spec).cost
+    count = sum(seeds for _, seeds in chosen)
+    if not chosen or count > budgets.count_affordable(cost, inputs.money):
+        return []
+    return [ConfirmBest(tuple(chosen))]
+
+
+def _describe_target(totals: SweepTotals) -> str:
+    target = budgets.limits_now(totals.state, totals.spec).target
+    return f"{totals.spec.goal.metric} reached {target:g}"
+
+
+def _end(totals: SweepTotals, inputs: DecisionInputs) -> tuple[str, str]:
+    state = totals.state
+    planned, allowed = totals.tally.planned, budgets.limits_now(state, totals.spec)
+    if budgets.is_target_reached(state, totals.spec, totals.tally):
+        return TARGET, _describe_target(totals)
+    left = _left(totals, inputs)
+    if left != 0 and budgets.count_affordable(allowed.cost, inputs.money) < 1:
+        return LIMIT, f"the rest of its {allowed.cost:g} USD is less than a trial costs"
+    if inputs.is_exhausted and (inputs.wanted is None or planned < inputs.wanted):
+        return DONE, f"every point was tried: {planned}"
+    return DONE, _describe_end(totals)
+
+
+def _describe_end(totals: SweepTotals) -> str:
+    """Runs that confirm the best are counted apart from trials."""
+    planned = totals.tally.planned
+    again = len(totals.state.trials) - planned
+    what = f"all {planned} trials" if planned != 1 else "its only trial"
+    if again:
+        what += f" and {again} confirming {'run' if again == 1 else 'runs'}"
+    none = ", and none has a result" if planned and totals.best.trial is None else ""
+    return f"{what} {'is' if planned == 1 and not again else 'are'} over{none}"

@@ -1,0 +1,198 @@
+"""The lease: which controller a sweep has. Each one that takes it over takes the next number.
+
+A lease expires some time after its owner has renewed it last. The clocks of two machines differ, so
+two controllers may both believe for a moment that they have it: then the numbers of the ledger's
+segments shut out the earlier one. The lease only makes that rare.
+"""
+
+import os
+import re
+from collections.abc import Callable
+from contextlib import suppress
+
+import msgspec
+from msgspec import Struct
+
+from batchml.clock import Clock
+from batchml.errors import ControllerReplaced, SweepHasController, SweepStoreError
+from batchml.runtime.storage.store import Store, StoreError
+
+AWS_LIFE, LOCAL_LIFE = 90.0, 15.0  # seconds after the last renewal
+_PREFIX = "lease/"
+_LEASE_FILE = re.compile(r"(\d{6})\.json")
+
+
+class LeaseOwner(Struct, frozen=True, omit_defaults=True):
+    """A controller: a process of a machine, or a run in AWS Batch."""
+
+    user: str = ""
+    host: str = ""
+    pid: int = 0
+    began: str = ""  # when the process began: tells processes of one number apart
+    job: str = ""  # the id of the run, whose attempts follow one another
+
+    @property
+    def description(self) -> str:
+        """For people, as the subject of a sentence."""
+        if self.job:
+            return f"the run {self.job}"
+        return f"process {self.pid} on {self.host}" + (f", of {self.user}" if self.user else "")
+
+
+class LeaseTaken(Struct, frozen=True):
+    """The lease is ours."""
+
+    number: int
+
+
+class LeaseHeld(Struct, frozen=True):
+    """Another controller has the lease, `until` (seconds since the epoch) unless it renews it."""
+
+    holder: LeaseOwner
+    until: float
+
+
+class _Content(Struct, frozen=True):
+    owner: LeaseOwner
+    until: float
+    nonce: str  # of the Lease object: one process may have several
+    released: bool = False
+
+
+class Lease:
+    """The lease in a sweep's store, as one owner sees it.
+
+    `is_gone` tells whether another owner has certainly ended. Methods raise StoreError.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        owner: LeaseOwner,
+        life: float = AWS_LIFE,
+        is_gone: Callable[[LeaseOwner, LeaseOwner], bool] | None = None,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._owner = owner
+        self._life = life
+        self._is_gone = is_gone or has_ended
+        self._nonce = os.urandom(8).hex()
+        self._number = 0
+        self._renewed = 0.0
+
+    def take(self) -> LeaseTaken | LeaseHeld:
+        """Take the lease, unless another controller has it."""
+        while True:
+            number = max(self._numbers(), default=0)
+            found = self._read(number) if number else None
+            if found is not None and self._is_live(found):
+                if found.nonce != self._nonce:
+                    return LeaseHeld(found.owner, found.until)
+                return self._have(number)  # an earlier attempt succeeded, and its answer was lost
+            if self._store.create(_key(number + 1), self._content()):
+                return self._have(number + 1)
+
+    def renew(self) -> None:
+        """Renew the lease, if a third of its life has passed. Raises ControllerReplaced."""
+        if self._clock.now() - self._renewed < self._life / 3:
+            return
+        self._check()
+        now = self._clock.now()
+        self._store.put(_key(self._number), self._content())
+        self._renewed = now
+
+    def release(self) -> None:
+        """Let the next controller take it at once. Does nothing if another one has it."""
+        if self._number:
+            with suppress(ControllerReplaced):
+                self._check()
+                self._store.put(_key(self._number), self._content(released=True))
+        self._number = 0
+
+    def holder(self) -> LeaseHeld | None:
+        """The present owner; None where there is none."""
+        number = max(self._numbers(), default=0)
+        found = self._read(number) if number else None
+        return LeaseHeld(found.owner, found.until) if found and self._is_live(found) else None
+
+    def _have(self, number: int) -> LeaseTaken:
+        self._number, self._renewed = number, self._clock.now()
+        with suppress(StoreError, SweepStoreError):  # old files do no harm
+            self._store.delete(*(_key(each) for each in self._numbers() if each < number))
+        return LeaseTaken(number)
+
+    def _check(self) -> None:
+        newest = max(self._numbers(), default=0)
+        if newest != self._number:
+            found = self._read(newest)
+            raise ControllerReplaced(found.owner.description if found else "")
+
+    def _is_live(self, found: _Content) -> bool:
+        if found.released or found.until <= self._clock.now():
+            return False
+        return not self._is_gone(found.owner, self._owner)
+
+    def _content(self, released: bool = False) -> bytes:
+        until = self._clock.now() + self._life
+        return msgspec.json.encode(_Content(self._owner, until, self._nonce, released))
+
+    def _read(self, number: int) -> _Content | None:
+        """The content of a lease; None for a missing or unreadable one, which is ignored."""
+        data = self._store.get(_key(number))
+        try:
+            return msgspec.json.decode(data, type=_Content) if data else None
+        except msgspec.DecodeError:
+            return None
+
+    def _numbers(self) -> list[int]:
+        names = (key.removeprefix(_PREFIX) for key in self._store.keys(_PREFIX))
+        return [int(match[1]) for name in names if (match := _LEASE_FILE.fullmatch(name))]
+
+
+def this_process(user: str = "", job: str = "") -> LeaseOwner:
+    """This process as an owner."""
+    import socket
+
+    pid = os.getpid()
+    return LeaseOwner(user, socket.gethostname(), pid, _began(pid) or "", job)
+
+
+def has_ended(other: LeaseOwner, ours: LeaseOwner) -> bool:
+    """Whether an owner has certainly ended: a process of this machine that is gone, or an earlier
+    attempt of our own run."""
+    if other.job or ours.job:
+        return other.job == ours.job
+    if other.host != ours.host or not other.began:
+        return False
+    return _began(other.pid) != other.began
+
+
+def _began(pid: int) -> str | None:
+    """When a process began, in clock ticks since boot; None for one that has ended.
+
+    Empty where the system does not tell. Source: proc_pid_stat(5), fields 3 and 22.
+    """
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return None if os.path.isdir("/proc/self") else ""
+    return None if fields[0] == "Z" else fields[19]
+
+
+def _key(number: int) -> str:
+    return f"{_PREFIX}{number:06d}.json"
+
+
+def find_holder(store: Store, clock: Clock) -> LeaseHeld | None:
+    """The controller that a sweep has; None where there is none. Raises StoreError."""
+    return Lease(store, clock, this_process()).holder()
+
+
+def refuse_second_controller(store: Store, clock: Clock, key: str) -> None:
+    """Raise SweepHasController, which names it, where the sweep `key` has a controller."""
+    found = find_holder(store, clock)
+    if found is not None:
+        raise SweepHasController(found.holder.description, key)

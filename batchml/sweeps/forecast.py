@@ -1,0 +1,227 @@
+"""Forecast the trials, steps, hours and cost of a sweep before it starts: `sweep check`. Pure."""
+
+import math
+from collections.abc import Iterator, Sequence
+
+from msgspec import Struct, field
+
+from batchml.model.job import JobSpec
+from batchml.model.names import join_shell, long_duration
+from batchml.model.sweep import Params, SweepSpec, count_points
+from batchml.sweeps.control.plan import rung_size
+from batchml.sweeps.control.pruning import rung_ends
+from batchml.sweeps.report.data import command_words
+from batchml.sweeps.samplers.choose import suggest_trials
+from batchml.sweeps.spec.rules import notices
+
+SAMPLES = 3  # commands of first trials
+_SHORT = 27  # steps of a full training; up to here the default of `early_stop.min` is 1
+
+
+class RungForecast(Struct, frozen=True):
+    """The trials that run to one rung, and the steps that they run from the rung before."""
+
+    until: int  # the step of the rung
+    trials: int  # the expected number
+    at_worst: int  # the greatest number
+    steps: int
+    steps_at_worst: int
+
+
+class Forecast(Struct, frozen=True):
+    """None: unknown."""
+
+    points: int | None  # of a finite space, without the conditions of `where`
+    trials: int | None
+    parallel: int
+    confirming: int  # runs that confirm the best
+    rungs: tuple[RungForecast, ...] = field(name="legs")  # none where `max` is unknown
+    steps: int | None
+    steps_at_worst: int | None
+    steps_in_full: int | None  # if every trial were trained fully
+    trainings: float | None  # the longest duration, in full trainings one after the other
+    trial_hours: float | None  # at worst, by the job's timeout or the limit of hours
+    cost: float | None  # USD at worst
+    commands: tuple[str, ...]
+    notices: tuple[str, ...]
+    spec: SweepSpec
+
+
+def make_forecast(
+    spec: SweepSpec,
+    job: JobSpec | None = None,
+    *,
+    hourly: float | None = None,
+    samples: Sequence[Params] | None = None,
+) -> Forecast:
+    """`hourly`: USD for an hour of one trial. `samples`: parameters for the commands; by default
+    those of the first trials."""
+    trials = spec.limits.trials
+    rungs = tuple(_rungs(spec, trials)) if trials and spec.early_stop.max else ()
+    confirming = (
+        min(spec.confirm.top, trials or spec.confirm.top) * spec.confirm.seeds
+        if spec.confirm
+        else 0
+    )
+    more = confirming * spec.early_stop.max
+    hours = _trial_hours(spec, job, trials, confirming)
+    if samples is None and job is not None:
+        samples = [params for params, _ in suggest_trials(spec, [], range(SAMPLES))]
+    return Forecast(
+        points=count_points(spec.space),
+        trials=trials,
+        parallel=spec.limits.parallel,
+        confirming=confirming,
+        rungs=rungs,
+        steps=sum(rung.steps for rung in rungs) + more if rungs else None,
+        steps_at_worst=sum(rung.steps_at_worst for rung in rungs) + more if rungs else None,
+        steps_in_full=(trials or 0) * spec.early_stop.max + more if rungs else None,
+        trainings=_trainings(spec, rungs, trials, confirming),
+        trial_hours=hours,
+        cost=_cost(spec, hours, hourly),
+        commands=tuple(_commands(job, samples or ())),
+        notices=tuple(notices(spec, job)),
+        spec=spec,
+    )
+
+
+def describe(forecast: Forecast) -> list[str]:
+    """The forecast as lines of text."""
+    return [
+        *_describe_size(forecast),
+        *_describe_rungs(forecast),
+        *_describe_bounds(forecast),
+        *_describe_commands(forecast),
+        *forecast.notices,
+    ]
+
+
+def _rungs(spec: SweepSpec, trials: int) -> Iterator[RungForecast]:
+    """At worst asha stops no trial, because each one is better than those before it. `halving` and
+    promotions let a fixed share continue."""
+    stop = spec.early_stop
+    has_rungs = stop.method in ("asha", "halving")
+    before = 0
+    for rung, step in enumerate(rung_ends(spec) if has_rungs else (stop.max,)):
+        expected = rung_size(trials, rung, stop.eta)
+        is_fixed = stop.method == "halving" or stop.resume
+        worst = expected if is_fixed else trials
+        length = step - before
+        yield RungForecast(step, expected, worst, expected * length, worst * length)
+        before = step
+
+
+def _trainings(
+    spec: SweepSpec, rungs: Sequence[RungForecast], trials: int | None, confirming: int
+) -> float | None:
+    """Rounds of `parallel` trials, the last one not full; with `halving` for each rung."""
+    if trials is None:
+        return None
+    width = spec.limits.parallel
+    more = math.ceil(confirming / width)
+    if spec.early_stop.method == "halving" or spec.early_stop.resume:
+        full, before, rounds = spec.early_stop.max, 0, 0.0
+        for rung in rungs:
+            rounds += math.ceil(rung.at_worst / width) * (rung.until - before) / full
+            before = rung.until
+        return round(rounds + more, 2)
+    return float(math.ceil(trials / width) + more)
+
+
+def _trial_hours(
+    spec: SweepSpec, job: JobSpec | None, trials: int | None, confirming: int
+) -> float | None:
+    """The hours of all containers: each may run into its timeout, and be retried."""
+    bounds = []
+    timeout = job.timeout_seconds if job else None
+    if job is not None and timeout is not None and trials is not None:
+        ends_at_rungs = spec.early_stop.method == "halving" or spec.early_stop.resume
+        starts = trials
+        if ends_at_rungs:
+            starts = sum(rung.at_worst for rung in _rungs(spec, trials))
+        bounds.append((starts + confirming) * job.retry.attempts * timeout / 3600)
+    if spec.limits.hours is not None:
+        bounds.append(spec.limits.hours * spec.limits.parallel)
+    return min(bounds, default=None)
+
+
+def _cost(spec: SweepSpec, hours: float | None, hourly: float | None) -> float | None:
+    bounds = [hours * hourly] if hours is not None and hourly is not None else []
+    if spec.limits.cost is not None:
+        bounds.append(spec.limits.cost)
+    return min(bounds, default=None)
+
+
+def _commands(job: JobSpec | None, samples: Sequence[Params]) -> Iterator[str]:
+    if job is not None:
+        for params in samples[:SAMPLES]:
+            yield join_shell(command_words(job, params))
+
+
+def _describe_size(forecast: Forecast) -> Iterator[str]:
+    spec = forecast.spec
+    points = "infinitely many" if forecast.points is None else f"{forecast.points:,}"
+    seed = f"method {spec.method}, seed {spec.seed}"
+    condition = ", before `where`" if spec.where and forecast.points is not None else ""
+    named = "1 parameter" if len(spec.space) == 1 else f"{len(spec.space)} parameters"
+    counted = "1 point" if forecast.points == 1 else f"{points} points"
+    yield f"Space: {named}, {counted}{condition}; {seed}."
+    trials = "as many as the limits allow" if forecast.trials is None else f"{forecast.trials:,}"
+    more = f", then {forecast.confirming} more to confirm the best" if forecast.confirming else ""
+    at_once = min(forecast.parallel, forecast.trials or forecast.parallel)
+    yield f"Trials: {trials}, {at_once:,} at once{more}."
+
+
+def _describe_rungs(forecast: Forecast) -> Iterator[str]:
+    stop = forecast.spec.early_stop
+    if not forecast.rungs or forecast.steps is None or forecast.steps_in_full is None:
+        return
+    if len(forecast.rungs) > 1:
+        yield f"Rungs: {stop.method}, eta {stop.eta}, counted in {stop.step}."
+        yield f"  {'until':>8} {'trials':>8} {'at worst':>9} {'steps':>10}"
+        for rung in forecast.rungs:
+            yield f"  {rung.until:>8,} {rung.trials:>8,} {rung.at_worst:>9,} {rung.steps:>10,}"
+        if stop.method == "asha" and stop.min == 1 and stop.max <= _SHORT:
+            yield f"  Compared after 1 {stop.step}: raise early_stop.min if that is too early."
+    if forecast.steps_at_worst != forecast.steps or forecast.steps != forecast.steps_in_full:
+        share = 100 * forecast.steps / forecast.steps_in_full
+        worst = (
+            f", {forecast.steps_at_worst:,} at worst"
+            if forecast.steps_at_worst != forecast.steps
+            else ""
+        )
+        full = f"{share:.0f} % of {forecast.steps_in_full:,} without early stopping"
+        yield f"Steps: about {forecast.steps:,}{worst}: {full}."
+    else:
+        yield f"Steps: {forecast.steps:,}."
+
+
+def _describe_bounds(forecast: Forecast) -> Iterator[str]:
+    limits = forecast.spec.limits
+    if forecast.trainings is not None:
+        yield f"At longest: {forecast.trainings:g} full trainings one after the other."
+    if forecast.trial_hours is not None:
+        yield f"Time of all containers: {long_duration(3600 * forecast.trial_hours)} at worst."
+    if forecast.cost:
+        yield f"Cost: {forecast.cost:,.2f} USD at worst."
+    elif forecast.cost is None and forecast.trial_hours is None:
+        yield "Cost: not bounded; a timeout in job.toml, limits.hours or limits.cost bounds it."
+    ends = [
+        *([long_duration(3600 * limits.hours)] if limits.hours is not None else []),
+        *([f"{limits.cost:,.2f} USD"] if limits.cost is not None else []),
+        *([f"{forecast.spec.goal.metric} {limits.target:g}"] if limits.target is not None else []),
+        *([f"more than {limits.failed_count} failed"] if limits.failed_count is not None else []),
+        *(
+            [f"more than {limits.failed_share:.0%} failed"]
+            if limits.failed_share is not None
+            else []
+        ),
+    ]
+    if ends:
+        yield f"Ends early at: {', '.join(ends)}."
+
+
+def _describe_commands(forecast: Forecast) -> Iterator[str]:
+    if forecast.commands:
+        yield "The first trials:"
+        yield from (f"  {command}" for command in forecast.commands)

@@ -1,0 +1,180 @@
+"""SweepHandle: a sweep in the Python API."""
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+
+from batchml.context import Context, Notify
+from batchml.errors import NotFound
+from batchml.model.sweep import Trial
+from batchml.sweeps.code_update import check_code, describe_old_code, send_code
+from batchml.sweeps.control.requests import SweepRequest, put_request
+from batchml.sweeps.control.state import SweepState
+from batchml.sweeps.manage import make_confirm, make_rerun, make_resume, make_top_up, stop_sweep
+from batchml.sweeps.report.page import write_report
+from batchml.sweeps.results import best_trial
+from batchml.sweeps.run import control_sweep, detach_sweep
+from batchml.sweeps.started import StartedSweep, read_started
+from batchml.sweeps.stores import SweepStore, open_sweep_store
+from batchml.sweeps.summary import SweepSnapshot, SweepSummary
+from batchml.sweeps.view import SweepView
+
+
+class SweepHandle:
+    """One sweep. It keeps the sweep's key only and reads the sweep anew for each call.
+
+    Every method may raise AccessError, ServiceError, ServiceUnreachable, and SweepStoreError.
+    """
+
+    def __init__(self, context: Context, key: str, tell: Notify | None = None) -> None:
+        self._context = context
+        self.key = key
+        self._tell = tell or (lambda _words: None)
+        self._store: SweepStore | None = None
+        self._sweep: StartedSweep | None = None
+
+    def __repr__(self) -> str:
+        return f"SweepHandle({self.key!r}, env={self._context.env!r})"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SweepHandle):
+            return NotImplemented
+        return (self.key, self._context.env) == (other.key, other._context.env)
+
+    def __hash__(self) -> int:
+        return hash((self.key, self._context.env))
+
+    # --- State ------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """The name of the sweep."""
+        return self._started().name
+
+    def best(self) -> Trial | None:
+        """The best trial so far; None without a result."""
+        return best_trial(self._state(), self._started().spec)
+
+    def trials(self) -> list[Trial]:
+        """All trials so far, by their number."""
+        found = self._state().trials
+        return [found[number] for number in sorted(found)]
+
+    # --- Actions ----------------------------------------------------------------------------
+
+    def wait(
+        self,
+        see: Callable[[SweepSnapshot], None] | None = None,
+        timeout: float | None = None,
+    ) -> SweepSummary:
+        """Wait until the sweep has ended; its result. If it has no controller, this process is one.
+
+        `see` is called with a snapshot each round. Raises TimeoutError after `timeout` seconds;
+        submitted trials continue then, and another `wait` continues the sweep.
+        """
+        context = self._context
+        end = None if timeout is None else context.clock.monotonic() + timeout
+        view = SweepView(context, self._started(), self._open())
+        controlled = control_sweep(context, self._started(), self._open(), self._tell)
+        source = view if view.holder() else controlled
+        with closing(source.snapshots()) as snapshots:
+            for snapshot in snapshots:
+                if see is not None:
+                    see(snapshot)
+                if end is not None and context.clock.monotonic() >= end and not snapshot.ended:
+                    raise TimeoutError(f"Not ended after {timeout:g} seconds. Its trials continue.")
+        return source.summary
+
+    def detach(self) -> None:
+        """Let the sweep run without this process: by itself, or with a controller that is a run."""
+        detach_sweep(self._context, self._started(), self._open(), self._tell)
+
+    def stop(self, *, now: bool = False) -> None:
+        """Have every trial save and end, and begin no other; with `now`, without the grace period.
+
+        Returns when the controller has noticed it, or, without a controller, when the sweep has
+        ended.
+        """
+        stop_sweep(self._context, self._started(), self._open(), now=now, tell=self._tell)
+
+    def resume(self) -> None:
+        """Take back a stop. The sweep continues with the next `wait` or `detach`.
+
+        Raises UsageError for a sweep that has ended by itself.
+        """
+        self._request(make_resume(self._open()))
+
+    def top_up(
+        self,
+        *,
+        trials: int | None = None,
+        hours: float | None = None,
+        cost: float | None = None,
+        parallel: int | None = None,
+    ) -> None:
+        """Set other limits, as totals. The sweep continues with the next `wait` or `detach`.
+
+        Raises UsageError with every mistake in them.
+        """
+        self._request(
+            make_top_up(
+                self._started(),
+                self._open(),
+                trials=trials,
+                hours=hours,
+                cost=cost,
+                parallel=parallel,
+            )
+        )
+
+    def rerun(self, trials: Sequence[int] = (), *, code: bool = False) -> bool:
+        """Run these trials, or all failed ones, again from their beginning. False if none failed.
+
+        With `code` they and all later trials run the present code. Raises UsageError for trials
+        that do not exist or have not ended, and for code that cannot be sent.
+        """
+        request = make_rerun(self._open(), tuple(trials))
+        if request is None:
+            return False
+        if code:
+            send_code(self._context, self._started(), self._open(), tell=self._tell)
+        elif words := describe_old_code(self._context, self._started(), self._open()):
+            self._tell(words)
+        self._request(request)
+        return True
+
+    def confirm(self, top: int | None = None, seeds: int | None = None) -> None:
+        """Run the `top` best trials again, each with `seeds` other seeds. Defaults: the file's.
+
+        Raises UsageError if no trial has a result.
+        """
+        self._request(make_confirm(self._started(), self._open(), top, seeds))
+
+    def report(self, path: str | os.PathLike[str]) -> Path:
+        """Write the report: one HTML file that needs no network, with CSV and JSON beside it."""
+        write_report(self._started(), self._state(), Path(path), self._context.clock)
+        return Path(path)
+
+    # --- Internals --------------------------------------------------------------------------
+
+    def _request(self, request: SweepRequest | None) -> None:
+        """Write a request for the controller. Raises NotFound if the sweep's code is gone."""
+        check_code(self._context, self._started(), self._open())
+        if request is not None:
+            put_request(self._open(), request)
+
+    def _open(self) -> SweepStore:
+        if self._store is None:
+            self._store = open_sweep_store(self._context, self.key)
+        return self._store
+
+    def _started(self) -> StartedSweep:
+        if self._sweep is None:
+            self._sweep = read_started(self._open())
+            if self._sweep is None:
+                raise NotFound("Sweep", self.key, [], "`batchml sweeps ls` shows them.")
+        return self._sweep
+
+    def _state(self) -> SweepState:
+        return SweepView(self._context, self._started(), self._open()).state

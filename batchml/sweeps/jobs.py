@@ -1,0 +1,268 @@
+"""The jobs of a sweep in AWS Batch: `control.watch.SweepJobs` by the calls that `submit` uses."""
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
+
+from batchml.aws.batch.jobs import list_failed_children
+from batchml.aws.batch.requests import SubmissionContext, SubmissionRequests, make_submission
+from batchml.aws.batch.resources import ConsumableApi
+from batchml.context import Notify
+from batchml.errors import BatchmlError, ServiceError
+from batchml.model.names import to_name
+from batchml.model.record import Record
+from batchml.model.run import Run
+from batchml.runs.in_flight import RateBucket
+from batchml.runs.package import PackageStore, put
+from batchml.runs.send import adopt, lag, look_up, own_share
+from batchml.runs.submit import submit
+from batchml.sweeps.code_update import with_current_code
+from batchml.sweeps.control.events import TrialBatch
+from batchml.sweeps.control.watch import FailedChild, JobObservation
+from batchml.sweeps.started import StartedSweep
+
+if TYPE_CHECKING:
+    from batchml.context import Context
+    from batchml.runtime.storage.store import Store
+
+# --- From a batch of trials to the requests of its job. Pure --------------------------------------
+
+
+RESOURCE_PREFIX = "batchml-"  # of the consumable resource that limits trials at once
+
+# The command of the job if the template of the trials' command is long. The runtime reads the
+# template from the store in any case.
+BY_TRIAL = "batchml-trial"
+_LONGEST = 1024  # characters of a template
+
+
+def consumable_name(key: str) -> str:
+    return f"{RESOURCE_PREFIX}{key}"
+
+
+def requests_of_batch(
+    sweep: StartedSweep,
+    batch: TrialBatch,
+    size: int,
+    width: int,
+    *,
+    after: str = "",
+    is_limited: bool = False,
+) -> SubmissionRequests:
+    """The requests of the job of a batch: of an array, unless `size` is 1.
+
+    `width`: bytes of a line of the manifest. `after`: the job that must succeed first.
+    `is_limited`: each child requires one unit of the sweep's consumable resource. Raises
+    ConfigError for a job whose variables are too long.
+    """
+    job = sweep.job_spec
+    variables = {
+        "BATCHML_SWEEP": sweep.store,
+        "BATCHML_WAVE": str(batch.number),
+        "BATCHML_WAVE_WIDTH": str(width),
+    }
+    if batch.rung is not None:
+        variables["BATCHML_RUNG"] = str(batch.rung)
+    submission = SubmissionContext(
+        key=batch.key,
+        name=batch_name(sweep, batch),
+        code=sweep.code,
+        store=f"{sweep.runs}/{batch.key}" if sweep.runs else "",
+        documents=sweep.documents,
+        env={**sweep.environ, **variables},
+        tags={**sweep.tags, "batchml:key": batch.key},
+        depends_on=(after,) if after else (),
+        array=size if size > 1 else None,
+        consumables={consumable_name(sweep.key): 1} if is_limited else {},
+        command=_command(job.command),
+    )
+    return make_submission(
+        job, image=sweep.image, queue=sweep.queue, submission=submission, platform=sweep.platform
+    )
+
+
+def batch_name(sweep: StartedSweep, batch: TrialBatch) -> str:
+    """The name in `ls`: `lenet-w1`."""
+    return to_name(f"{sweep.name}-w{batch.number}")
+
+
+def batch_record(
+    sweep: StartedSweep, batch: TrialBatch, size: int, requests: SubmissionRequests
+) -> Record:
+    """The record of a batch's job, for the history of the machine that submits it."""
+    job = sweep.job_spec
+    return Record(
+        key=batch.key,
+        name=batch_name(sweep, batch),
+        job_name=requests.submit["jobName"],
+        env=sweep.env,
+        queue=requests.submit["jobQueue"],
+        folder=sweep.folder,
+        command=job.command,
+        tags=requests.submit["tags"],
+        commit=sweep.commit,
+        image=sweep.image,
+        vcpus=job.resources.vcpus,
+        memory_mib=job.resources.memory_mib,
+        gpus=job.resources.gpus,
+        array_size=size if size > 1 else 0,
+        patterns=job.metrics,
+        code=sweep.code,
+    )
+
+
+def first_requests(sweep: StartedSweep, size: int) -> dict[str, Any]:
+    """The requests of the first batch, to be shown. Nothing is sent."""
+    batch = TrialBatch(number=1, at=sweep.created_at, key=sweep.key, trials=())
+    requests = requests_of_batch(
+        sweep, batch, size, 0, is_limited=size > sweep.spec.limits.parallel
+    )
+    return {"RegisterJobDefinition": requests.register, "SubmitJob": requests.submit}
+
+
+def _command(template: tuple[str, ...]) -> tuple[str, ...]:
+    """The command for people to see; the runtime of each trial fills in the template."""
+    return template if sum(map(len, template)) <= _LONGEST else (BY_TRIAL,)
+
+
+# --- The calls to AWS Batch -----------------------------------------------------------------------
+
+
+LIMITED = "held"  # in the store from before the consumable resource is made until it is deleted
+_REASON = 1024  # characters of a reason that AWS Batch accepts
+
+
+class BatchJobs:
+    """The jobs of one sweep. The store keeps which batches may have been submitted."""
+
+    def __init__(
+        self, context: "Context", sweep: StartedSweep, store: "Store", tell: Notify = lambda _: None
+    ) -> None:
+        self._context = context
+        self._sweep = sweep
+        self._store = store
+        self._tell = tell
+        self._limit = 0
+        self.hourly = sweep.hourly
+        self.timeout = float(seconds) if (seconds := sweep.job_spec.timeout_seconds) else None
+
+    def submit(self, batch: TrialBatch, size: int, width: int, after: str = "") -> str:
+        sweep = with_current_code(self._sweep, self._store)
+        requests = requests_of_batch(
+            sweep, batch, size, width, after=after, is_limited=self._limit > 0
+        )
+        record = batch_record(sweep, batch, size, requests)
+        if not self._is_first(batch):
+            job_id = self._find_sent(record, batch)
+            if job_id:
+                return job_id
+        return self._send(requests, record)
+
+    def _is_first(self, batch: TrialBatch) -> bool:
+        """Whether nobody can have submitted this batch: a mark is written before the submission."""
+        token = os.urandom(16).hex().encode()
+        return self._store.create(f"waves/{batch.number:06}.sent", token)
+
+    def _find_sent(self, record: "Record", batch: TrialBatch) -> str:
+        """The job of a batch that was submitted before; "" where there is none.
+
+        Its sender was killed or did not get the answer. It is searched for until AWS Batch would
+        certainly list it.
+        """
+        api, clock = self._context.batch, self._context.clock
+        age = max(0.0, clock.now() - batch.at)
+        found = look_up(api, record, clock, max(0.0, lag(api) - age))
+        return adopt(api, found, self._tell) if found else ""
+
+    def _send(self, requests: "SubmissionRequests", record: "Record") -> str:
+        context = self._context
+        if requests.document is not None:
+            bucket = self._sweep.runs.removeprefix("s3://").partition("/")[0]
+            put(
+                context,
+                PackageStore(self._sweep.documents, bucket),
+                None,
+                requests.document,
+                self._tell,
+            )
+        return submit(
+            context.batch,
+            requests,
+            context.history,
+            replace(record, at=int(context.clock.now() * 1000)),
+            clock=context.clock,
+            bucket=self._rate(),
+            share=own_share(),
+            tell=self._tell,
+        )
+
+    def _rate(self) -> "RateBucket | None":
+        if self._context.settings.is_local:
+            return None
+        self._context.home.prepare()
+        return RateBucket(self._context.home.root / "submits")
+
+    def observe(self, job_ids: Sequence[str]) -> dict[str, JobObservation]:
+        return {job_id: _observe(run) for job_id, run in self._context.describe(job_ids).items()}
+
+    def failed_children(self, job_id: str) -> list[FailedChild]:
+        return [
+            FailedChild(
+                run.array_index or 0, run.job_id, run.exit_code, run.reason or run.status_reason,
+                _seconds(run.started_at), _seconds(run.stopped_at),
+            )
+            for run in list_failed_children(self._context.connect(), job_id)
+        ]  # fmt: skip
+
+    def terminate(self, job_ids: Sequence[str], why: str) -> None:
+        """Raises the first error after trying all jobs."""
+        first: BatchmlError | None = None
+        for job_id in job_ids:
+            try:
+                self._context.batch.terminate(job_id, why[:_REASON])
+            except BatchmlError as error:
+                first = first or error
+        if first is not None:
+            raise first
+
+    def limit_running(self, quantity: int) -> None:
+        if quantity == self._limit:
+            return
+        consumables = ConsumableApi(self._context.connect())
+        self._store.put(LIMITED, str(quantity).encode())
+        consumables.hold(consumable_name(self._sweep.key), quantity, _resource_tags(self._sweep))
+        self._limit = quantity
+
+    def remove_limit(self, *, is_patient: bool = False) -> bool:
+        if self._store.get(LIMITED) is None:
+            return True
+        try:
+            ConsumableApi(self._context.connect()).release(consumable_name(self._sweep.key))
+        except ServiceError as error:
+            if not is_patient:
+                self._tell(f"A consumable resource could not be deleted: {error}")
+            return False
+        self._store.delete(LIMITED)
+        self._limit = 0
+        return True
+
+
+def _resource_tags(sweep: StartedSweep) -> dict[str, str]:
+    return {name: value for name, value in sweep.tags.items() if name != "batchml:job"}
+
+
+def _observe(run: Run) -> JobObservation:
+    return JobObservation(
+        status=run.status,
+        children=run.children,
+        started_at=_seconds(run.started_at),
+        stopped_at=_seconds(run.stopped_at),
+        exit_code=run.exit_code,
+        reason=run.reason or run.status_reason,
+    )
+
+
+def _seconds(ms: int | None) -> float | None:
+    return None if ms is None else ms / 1000

@@ -1,0 +1,188 @@
+"""Points of the methods that need no results: random, Sobol, grid and list, by index from 0."""
+
+import math
+from collections.abc import Container, Hashable, Iterable
+from typing import Protocol
+
+import msgspec
+
+from batchml.model.sweep import (
+    Params,
+    Space,
+    SweepSpec,
+    count_levels,
+    count_points,
+    every_point,
+    is_discrete,
+    level,
+    satisfies,
+)
+from batchml.sweeps.samplers import sobol
+from batchml.sweeps.samplers.points import (
+    build_point,
+    from_unit,
+    point_key,
+    probability,
+    seeded_random,
+)
+
+# --- Random: each point by its own index, so a restart repeats none -------------------------------
+
+
+def draw_random(spec: SweepSpec, index: int, again: int = 0) -> Params:
+    """Point number `index`; `again` counts its replacements, for points that are not allowed."""
+    numbers = seeded_random(spec.seed, index, again)
+    return build_point(spec.space, lambda name, dimension: from_unit(dimension, numbers.random()))
+
+
+# --- Grid: all points of a discrete space, in an order that the seed decides ----------------------
+# So any part of the grid that runs is a fair sample. The order is a draw without replacement by
+# the keys of Efraimidis and Spirakis ("Weighted random sampling with a reservoir", 2006).
+
+
+LISTED = 100_000  # points, more than trials of a sweep; from a larger space they are drawn
+
+
+def list_points(space: Space, seed: int, *, weighted: bool) -> list[Params] | None:
+    """Every point once; if `weighted`, likely ones come earlier. None: too many points."""
+    count = count_points(space)
+    if count is None or count > LISTED:
+        return None
+    return _shuffled(space, every_point(space), seed, weighted)
+
+
+def _shuffled(space: Space, points: Iterable[Params], seed: int, weighted: bool) -> list[Params]:
+    numbers = seeded_random(seed, "order")
+    keyed: list[tuple[float, int, Params]] = []
+    for params in points:
+        weight = _weight(space, params) if weighted else 1.0
+        keyed.append((math.log(1 - numbers.random()) / weight, len(keyed), params))
+    return [params for _, _, params in sorted(keyed, reverse=True)]
+
+
+def _weight(space: Space, params: Params) -> float:
+    return math.prod(probability(space[name], value) for name, value in params.items())
+
+
+# --- Sequences ------------------------------------------------------------------------------------
+
+
+TRIES = 1000  # draws in a row that `where` refuses, or that are known, until it gives up
+_KEPT = 8  # sequences
+
+
+class PointSequence(Protocol):
+    def at(self, index: int) -> Params | None:
+        """Point number `index`; None if there are fewer points."""
+        ...
+
+
+class ListedPoints:
+    """Points from a list."""
+
+    def __init__(self, points: list[Params]) -> None:
+        self._points = points
+
+    def at(self, index: int) -> Params | None:
+        return self._points[index] if index < len(self._points) else None
+
+
+class RandomPoints:
+    """Random points of an infinite space."""
+
+    def __init__(self, spec: SweepSpec) -> None:
+        self._spec = spec
+
+    def at(self, index: int) -> Params | None:
+        drawn = (draw_random(self._spec, index, again) for again in range(TRIES))
+        return next((params for params in drawn if is_allowed(self._spec, params)), None)
+
+
+class FilteredPoints:
+    """Drawn points in their order, without points that `where` refuses and without repetitions."""
+
+    def __init__(self, spec: SweepSpec, draw: "DrawPoint") -> None:
+        self._spec = spec
+        self._draw = draw
+        self._found: list[Params] = []
+        self._next = 0
+        self._known: set[Hashable] | None = None
+        if is_discrete(spec.space):
+            self._known = {point_key(params) for params in spec.points}
+
+    def at(self, index: int) -> Params | None:
+        last = self._next + TRIES
+        while len(self._found) <= index and self._next < last:
+            params = self._draw(self._spec, self._next)
+            self._next += 1
+            if self._is_new(params):
+                self._found.append(params)
+                last = self._next + TRIES
+        return self._found[index] if index < len(self._found) else None
+
+    def _is_new(self, params: Params) -> bool:
+        if not is_allowed(self._spec, params):
+            return False
+        if self._known is None:
+            return True
+        before = len(self._known)
+        self._known.add(point_key(params))
+        return len(self._known) > before
+
+
+class DrawPoint(Protocol):
+    def __call__(self, spec: SweepSpec, index: int, /) -> Params: ...
+
+
+def is_allowed(spec: SweepSpec, params: Params) -> bool:
+    """Whether `where` allows a point."""
+    return not spec.where or satisfies(spec.where, params)
+
+
+def find_unused(spec: SweepSpec, known: Container[Hashable], index: int) -> Params | None:
+    """Random point number `index`, or the next one that is not in `known`; None: none is left."""
+    points = find_sequence(spec, "random")
+    for positions in (range(index, index + LISTED), range(index)):
+        for position in positions:
+            params = points.at(position)
+            if params is None:
+                break
+            if point_key(params) not in known:
+                return params
+    return None
+
+
+def find_sequence(spec: SweepSpec, kind: str) -> PointSequence:
+    """The sequence of `kind` for a space and seed. The last few are kept, as one may take long."""
+    sort = msgspec.json.encode((kind, spec.space, spec.seed, spec.where, spec.points))
+    if sort not in _kept_sequences:
+        while len(_kept_sequences) >= _KEPT:
+            del _kept_sequences[next(iter(_kept_sequences))]
+        _kept_sequences[sort] = _make(spec, kind)
+    return _kept_sequences[sort]
+
+
+_kept_sequences: dict[bytes, PointSequence] = {}
+
+
+def _make(spec: SweepSpec, kind: str) -> PointSequence:
+    if kind == "list":
+        return ListedPoints(list(spec.points))
+    if kind == "sobol":
+        return FilteredPoints(spec, sobol.draw_sobol)
+    if not is_discrete(spec.space):
+        return RandomPoints(spec)
+    points = list_points(spec.space, spec.seed, weighted=kind != "grid")
+    if points is None:
+        return FilteredPoints(spec, _draw_of_grid if kind == "grid" else draw_random)
+    begun = {point_key(params) for params in spec.points}
+    return ListedPoints([p for p in points if is_allowed(spec, p) and point_key(p) not in begun])
+
+
+def _draw_of_grid(spec: SweepSpec, index: int) -> Params:
+    """A point of a grid that is too large to be listed."""
+    numbers = seeded_random(spec.seed, index)
+    return build_point(
+        spec.space,
+        lambda _, dimension: level(dimension, numbers.randrange(count_levels(dimension) or 1)),
+    )

@@ -1,0 +1,406 @@
+"""Read a sweep file into a SweepSpec, with every mistake of the file at once. Pure."""
+
+import copy
+import hashlib
+import json
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, get_args
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from batchml.errors import ConfigError, did_you_mean
+from batchml.model.names import is_valid_name, to_name
+from batchml.model.sweep import (
+    ConditionError,
+    Goal,
+    Method,
+    Params,
+    Space,
+    SweepSpec,
+    as_identifier,
+    check_condition,
+    condition_names,
+)
+from batchml.model.tables import is_text, read_struct
+from batchml.sweeps.spec.rules import bound_trials, method_mistakes
+from batchml.sweeps.spec.sections import (
+    KINDS,
+    NEEDED,
+    ConfirmTable,
+    EarlyStopTable,
+    LimitsTable,
+    add_listed_parameters,
+    read_early_stop,
+    read_limits,
+    read_points,
+    read_space,
+)
+
+# --- Changes: `--set space.lr.log=[1e-5,1e-1]` ----------------------------------------------------
+
+
+_BARE_WORD = re.compile(r"(?<=[\[,])\s*([A-Za-z_][^,\[\]\"']*?)\s*(?=[,\]])")
+
+
+def apply_changes(
+    table: Mapping[str, Any], changes: Sequence[str]
+) -> tuple[dict[str, Any], list[str]]:
+    """Apply changes to a table, one after the other; the new table and the mistakes."""
+    found = copy.deepcopy(dict(table))
+    mistakes = []
+    for change in changes:
+        if not is_text(change):
+            mistakes.append(f"--set {change!r}: not UTF-8.")
+            continue
+        path, equals, text = change.partition("=")
+        keys = [key.strip() for key in path.split(".")]
+        if not equals or not all(keys):
+            mistakes.append(f"--set {change}: write KEY=VALUE, for example limits.trials=8.")
+            continue
+        wrong = _set(found, keys, parse_value(text))
+        if wrong:
+            mistakes.append(f"--set {change}: {wrong}")
+    return found, mistakes
+
+
+def parse_value(text: str) -> Any:
+    """Parse a value as TOML; words need no quotes: `sgd`, `[sgd,adamw]`."""
+    for attempt in (text, _BARE_WORD.sub(_quoted, text)):
+        try:
+            table = tomllib.loads(f"value = {attempt}")
+        except (tomllib.TOMLDecodeError, RecursionError):
+            continue
+        if list(table) == ["value"]:
+            return table["value"]
+    return text.strip()
+
+
+def _quoted(match: re.Match[str]) -> str:
+    word = match[1]
+    return word if word in ("true", "false", "inf", "nan") else f'"{word}"'
+
+
+def _set(table: dict[str, Any], keys: list[str], value: Any) -> str:
+    """Make one change; the mistake in it, or the empty string."""
+    if keys[0] == "space" and len(keys) > 1:
+        return _set_parameter(table.setdefault("space", {}), keys[1:], value)
+    if keys[0] == "goal" and len(keys) == 2:
+        goal = table.get("goal")
+        is_there = isinstance(goal, dict) and keys[1] in goal
+        table["goal"] = {**goal, keys[1]: value} if is_there and goal else {keys[1]: value}
+        return ""
+    *above, last = keys
+    inner: Any = table
+    for key in above:
+        inner = inner.setdefault(key, {})
+        if not isinstance(inner, dict):
+            return f"{key} is not a table."
+    inner[last] = value
+    return ""
+
+
+def _set_parameter(space: Any, keys: list[str], value: Any) -> str:
+    if not isinstance(space, dict):
+        return "space is not a table."
+    name, rest = _split_name(space, keys)
+    if name not in space:
+        meant = did_you_mean(name, space)
+        if meant:
+            return f"the file has no parameter {name}.{meant}"
+    if not rest:
+        space[name] = value
+        return ""
+    if len(rest) > 1 and rest[0] != "when":
+        return f"{'.'.join(rest)} is no part of a parameter."
+    old = space.get(name)
+    parts = dict(old) if isinstance(old, dict) else {}
+    if rest[0] in KINDS and not (rest[0] == "log" and isinstance(value, bool)):
+        # A new kind replaces the old one; `when` stays.
+        parts = {key: part for key, part in parts.items() if key == "when" or key in rest}
+        if rest[0] in ("float", "int") and isinstance(old, dict):
+            parts |= {key: old[key] for key in ("step", "log") if _is_option(old, key)}
+    if rest[0] == "when" and len(rest) > 1:
+        parts["when"] = {**parts.get("when", {}), ".".join(rest[1:]): value}
+    else:
+        parts[rest[0]] = value
+    space[name] = parts
+    return ""
+
+
+def _is_option(old: Mapping[str, Any], key: str) -> bool:
+    return key in old and not isinstance(old[key], list)
+
+
+def _split_name(space: Mapping[str, Any], keys: list[str]) -> tuple[str, list[str]]:
+    """The longest name of a parameter that the keys begin with, and the rest of the keys."""
+    for count in range(len(keys), 0, -1):
+        name = ".".join(keys[:count])
+        if name in space:
+            return name, keys[count:]
+    return keys[0], keys[1:]
+
+
+# --- The file -------------------------------------------------------------------------------------
+
+
+MAX_NAME = 48  # characters of a sweep's name; names of jobs are longer
+MAX_METRIC = 100  # characters, as in runtime/protocol/log_marks.py
+
+_MOVED_KEYS = {
+    "parameters": "in [space]", "params": "in [space]", "search_space": "in [space]",
+    "metric": 'in goal = { max = "val_accuracy" }',
+    "objective": 'in goal = { max = "val_accuracy" }',
+    "direction": 'in goal = { max = "val_accuracy" }',
+    "budget": "in [limits]", "seeds": "under [confirm]",
+}  # fmt: skip
+_GOAL = 'goal = { max = "val_accuracy" } or goal = { min = "loss" }'
+
+
+class _File(Struct, frozen=True, forbid_unknown_fields=True):
+    """The whole file. Fields of type Any are read by hand, for better messages."""
+
+    job: str = ""
+    goal: Any = None
+    method: Method = "tpe"
+    space: dict[str, Any] = {}
+    early_stop: EarlyStopTable = EarlyStopTable()
+    limits: LimitsTable = LimitsTable()
+    confirm: ConfirmTable | UnsetType = UNSET
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | UnsetType = UNSET
+    where: Any = ()
+    points: tuple[dict[str, Any], ...] = ()
+    name: str = ""
+
+
+def read_sweep(
+    table: Mapping[str, Any], where: str, *, text: str = "", changes: Sequence[str] = ()
+) -> SweepSpec:
+    """The sweep of a parsed file. `text` is the file's text, `changes` are those of `--set`.
+
+    Raises ConfigError with every mistake. The default of the seed follows from the name and the
+    text: so the same file gives the same suggestions.
+    """
+    unreadable = list(_invalid_texts("", table))
+    if unreadable:
+        raise ConfigError(where, unreadable)
+    table_now, mistakes = apply_changes(table, changes)
+    spec, found = _read(table_now, text or json.dumps(table, sort_keys=True, default=str))
+    mistakes += found
+    if mistakes:
+        raise ConfigError(where, mistakes)
+    return spec
+
+
+def _invalid_texts(index: str, value: Any) -> Iterator[str]:
+    """Mistakes that only a table of a program can have: keys and texts that are not UTF-8."""
+    if isinstance(value, str):
+        if not is_text(value):
+            yield f"{index}: {value[:80]!r} is not UTF-8."
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            if isinstance(key, str) and is_text(key):
+                yield from _invalid_texts(f"{index}.{key}".removeprefix("."), each)
+            else:
+                yield f"{index or 'the table'}: the key {key!r} is not a text."
+    elif isinstance(value, list | tuple):
+        for number, each in enumerate(value):
+            yield from _invalid_texts(f"{index}[{number}]", each)
+
+
+def _read(table: Mapping[str, Any], text: str) -> tuple[SweepSpec, list[str]]:
+    """The sweep, with defaults where the table has mistakes, and the mistakes."""
+    file, mistakes = read_struct(table, _File, homes=_MOVED_KEYS)
+    goals, wrong_goals = _goals(table.get("goal"))
+    is_list = file.method == "list"
+    described = add_listed_parameters(file.space, file.points) if is_list else file.space
+    strays = find_misplaced_keys(table)
+    parameters = {name: value for name, value in described.items() if name not in strays}
+    space, wrong_space = read_space(parameters)
+    where, wrong_where = _where(file.where, set(described))
+    mistakes += [*_name_mistakes(file, table), *wrong_goals, *strays.values()]
+    mistakes += [*wrong_space, *wrong_where]
+    is_whole = not wrong_space and not wrong_where and _is_table(table, "space")
+    points: tuple[Params, ...] = ()
+    if is_whole:
+        points, wrong_points = read_points(file.points, space, where)
+        mistakes += [*wrong_points, *_empty_space(file, space)]
+        is_whole = not wrong_points
+    stop, wrong_stop = read_early_stop(file.early_stop, len(goals), _keys(table, "early_stop"))
+    limits, wrong_limits = read_limits(file.limits)
+    name = file.name or to_name(file.job.rstrip("/").rpartition("/")[2])[:MAX_NAME]
+    spec = SweepSpec(
+        name=name,
+        job=file.job,
+        goals=goals,
+        space=space,
+        method=file.method,
+        early_stop=stop,
+        limits=limits,
+        confirm=None if file.confirm is UNSET else file.confirm.to_settings(),
+        seed=_seed(name, text) if file.seed is UNSET else file.seed,
+        where=where,
+        points=points,
+    )
+    mistakes += [*wrong_stop, *wrong_limits, *_missing_limit(file, table)]
+    if is_whole:
+        spec, found = bound_trials(spec)
+        mistakes += found
+    return spec, [*mistakes, *method_mistakes(spec)]
+
+
+def _is_table(table: Mapping[str, Any], key: str) -> bool:
+    return isinstance(table.get(key, {}), Mapping)
+
+
+def _empty_space(file: _File, space: Space) -> Iterator[str]:
+    if file.method != "list" and all(each.kind == "constant" for each in space.values()):
+        yield "space: nothing to search; give a parameter a range or a list of values."
+
+
+def _missing_limit(file: _File, table: Mapping[str, Any]) -> Iterator[str]:
+    """A missing limit; a grid and a list need none, because they end by themselves."""
+    is_endless = file.method not in ("grid", "list") and _is_table(table, "limits")
+    if is_endless and not _keys(table, "limits") & set(NEEDED):
+        yield "limits: give at least one of trials, hours, cost; for example trials = 64."
+
+
+def _keys(table: Mapping[str, Any], key: str) -> frozenset[str]:
+    inner = table.get(key)
+    return frozenset(inner) if isinstance(inner, Mapping) else frozenset()
+
+
+def _seed(name: str, text: str) -> int:
+    """A seed of 31 bits, which every random generator accepts."""
+    digest = hashlib.sha256(f"{name}\0{text}".encode(errors="replace")).digest()
+    return int.from_bytes(digest[:4], "big") >> 1
+
+
+def _name_mistakes(file: _File, table: Mapping[str, Any]) -> Iterator[str]:
+    """Mistakes of `job` and `name`. Values of a wrong type are reported elsewhere."""
+    if not file.job.strip() and table.get("job", "") == file.job:
+        yield 'job: missing. A job\'s folder or name, as `submit` finds it: job = "lenet".'
+    is_named = is_valid_name(file.name) and len(file.name) <= MAX_NAME
+    if table.get("name") == file.name and not is_named:
+        yield (
+            f"name: found {file.name!r}. Allowed: 1-{MAX_NAME} letters, digits, - and _, "
+            f"starting with a letter or digit."
+        )
+
+
+def _goals(given: Any) -> tuple[tuple[Goal, ...], list[str]]:
+    if given is None:
+        return (), [f"goal: missing. Say {_GOAL}; there is no default."]
+    if isinstance(given, str):
+        both = f'goal = {{ max = "{given}" }} or goal = {{ min = "{given}" }}'
+        return (), [f"goal: found {given!r}. Say {both}; there is no default."]
+    if not isinstance(given, Mapping) or not given:
+        return (), [f"goal: found {given!r}. Say {_GOAL}."]
+    goals: list[Goal] = []
+    mistakes = []
+    for direction, value in given.items():
+        if direction not in ("max", "min"):
+            meant = did_you_mean(str(direction), ("max", "min"))
+            mistakes.append(f"goal.{direction}: unknown key.{meant or ' Known: max, min.'}")
+            continue
+        for metric in value if isinstance(value, list | tuple) else [value]:
+            if not isinstance(metric, str) or not 0 < len(metric.strip()) <= MAX_METRIC:
+                mistakes.append(f"goal.{direction}: found {metric!r}. Expected a metric's name.")
+            elif any(goal.metric == metric for goal in goals):
+                mistakes.append(f"goal.{direction}: {metric} is there twice.")
+            else:
+                goals.append(Goal(metric, direction))
+    if not goals and not mistakes:
+        mistakes.append(f"goal: names no metric. Say {_GOAL}.")
+    return tuple(goals), mistakes
+
+
+def _where(given: Any, known: set[str]) -> tuple[tuple[str, ...], list[str]]:
+    texts = [given] if isinstance(given, str) else given
+    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+        example = 'where = ["width <= 4 * batch_size"]'
+        return (), [f"where: found {given!r}. Expected a list of conditions: {example}."]
+    mistakes = []
+    spellings = {*known, *map(as_identifier, known)}
+    for index, text in enumerate(texts):
+        try:
+            check_condition(text)
+        except ConditionError as error:
+            mistakes.append(f"where[{index}]: {text[:80]!r}: {error}.")
+            continue
+        for name in condition_names(text):
+            if name not in spellings:
+                meant = did_you_mean(name, known) or f" Texts have quotes: '{name}'."
+                mistakes.append(f"where[{index}]: there is no parameter {name}.{meant}")
+    return tuple(texts), mistakes
+
+
+# --- Keys of the sweep that are written below [space] ---------------------------------------------
+# In TOML a key belongs to the table above it: what is written after `[space]` is a parameter.
+
+
+_COMPARISON = re.compile(r"[<>]|[=!]=")
+
+
+def find_misplaced_keys(table: Mapping[str, Any]) -> dict[str, str]:
+    """Keys of the sweep that are written below `[space]`, with the mistake of each.
+
+    A job may have a parameter `seed`: a key below `[space]` is a parameter if the sweep has the
+    same key above, or if the parameter is written as a table.
+    """
+    space = table.get("space")
+    if not isinstance(space, Mapping):
+        return {}
+    return {
+        key: f"space.{key}: is below [space]; write it above. {_parameter_hint(key)}"
+        for key, is_meant in _SWEEP_KEYS.items()
+        if key in space and key not in table and is_meant(space[key])
+    }
+
+
+def _parameter_hint(key: str) -> str:
+    kind = "choice = [...]" if key == "where" else "constant = ..."
+    return f"For a parameter of that name: {key} = {{ {kind} }}."
+
+
+def _is_condition(value: Any) -> bool:
+    texts = [value] if isinstance(value, str) else value
+    return (
+        isinstance(texts, list | tuple)
+        and bool(texts)
+        and all(isinstance(text, str) and _COMPARISON.search(text) for text in texts)
+    )
+
+
+def _is_method(value: Any) -> bool:
+    return isinstance(value, str) and value in get_args(Method)
+
+
+def _is_goal(value: Any) -> bool:
+    """Whether it is `{ max = "val_accuracy" }`, and not a range in the words of another tool."""
+    if not isinstance(value, Mapping) or not value or not set(value) <= {"max", "min"}:
+        return False
+    return all(
+        isinstance(name, str)
+        for names in value.values()
+        for name in (names if isinstance(names, list | tuple) else [names])
+    )
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+_SWEEP_KEYS: Mapping[str, Callable[[Any], bool]] = {
+    "job": _is_text,
+    "goal": _is_goal,
+    "method": _is_method,
+    "seed": _is_whole,
+    "where": _is_condition,
+    "name": _is_text,
+}

@@ -1,0 +1,248 @@
+"""The stores of sweeps: folders of this machine, or prefixes of the environment's bucket."""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from batchml.aws.errors import ErrorClass, classify_error
+from batchml.aws.s3 import BucketStore
+from batchml.context import Context, open_cache
+from batchml.errors import BatchmlError, ConfigError, NotFound, SweepStoreError, UsageError
+from batchml.model.names import is_key, to_name
+from batchml.runtime.storage.folder import FolderStore
+from batchml.runtime.storage.store import Store, StoreError, check_key
+from batchml.sweeps.started import SPEC
+
+MIN_PREFIX = 4  # characters of a key
+# Beside the stores in a bucket: an empty object for each sweep, whose key has its time, key and
+# name, so that one call lists all sweeps. No run's key has this form.
+_LIST = "sweeps"
+_LIST_KEY = re.compile(r"(\d{13})-([2-7][a-z2-7]{16})-(.+)")
+_LAST = re.compile(r"@last(?:~(\d{1,6}))?")
+
+
+class SweepStore(Store):
+    """The store of one sweep. All its errors are SweepStoreErrors.
+
+    `where` is its address: a folder, or `s3://BUCKET/PREFIX`.
+    """
+
+    def __init__(self, key: str, where: str, store: Store, list_: Store | None = None) -> None:
+        self.key = key
+        self.where = where
+        self._store = store
+        self._list = list_
+
+    def get(self, key: str) -> bytes | None:
+        with _errors_translated():
+            return self._store.get(check_key(key))
+
+    def get_many(self, keys: Sequence[str]) -> list[bytes | None]:
+        with _errors_translated():
+            return self._store.get_many([check_key(key) for key in keys])
+
+    def has(self, key: str) -> bool:
+        with _errors_translated():
+            return self._store.has(check_key(key))
+
+    def put(self, key: str, data: bytes) -> None:
+        with _errors_translated():
+            self._store.put(check_key(key), data)
+
+    def create(self, key: str, data: bytes) -> bool:
+        with _errors_translated():
+            if key == SPEC and self._list is not None:
+                # First, because a sweep that is not listed is not found from another machine.
+                self._list.put(_list_key(self.key, data), b"")
+            return self._store.create(check_key(key), data)
+
+    def keys(self, prefix: str, limit: int | None = None) -> list[str]:
+        with _errors_translated():
+            return self._store.keys(prefix, limit)
+
+    def delete(self, *keys: str) -> None:
+        with _errors_translated():
+            self._store.delete(*map(check_key, keys))
+
+    def read(self, key: str, start: int, length: int) -> bytes | None:
+        with _errors_translated():
+            return self._store.read(check_key(key), start, length)
+
+    def put_file(self, key: str, path: str) -> None:
+        with _errors_translated():
+            self._store.put_file(check_key(key), path)
+
+    def get_file(self, key: str, path: str) -> bool:
+        with _errors_translated():
+            return self._store.get_file(check_key(key), path)
+
+
+class ListedSweep(Struct, frozen=True):
+    """A sweep of the list, started by any user of the environment."""
+
+    key: str
+    name: str
+    created_at: float  # seconds since the epoch
+
+
+def open_sweep_store(context: Context, key: str) -> SweepStore:
+    """The store of a sweep, which may be empty. Nothing is created.
+
+    Raises ConfigError for an environment without a bucket.
+    """
+    if not is_key(key):
+        raise NotFound("Sweep", key, [], "`batchml sweeps ls` shows them.")
+    if context.settings.is_local:
+        folder = str(context.home.root / "sweeps" / key)
+        return SweepStore(key, folder, FolderStore(folder))
+    bucket = _bucket(context)
+    return SweepStore(
+        key, f"s3://{bucket}/runs/{key}",
+        _in_bucket(context, bucket, f"runs/{key}"), _in_bucket(context, bucket, f"runs/{_LIST}"),
+    )  # fmt: skip
+
+
+def sweep_store_at(context: Context, where: str) -> SweepStore:
+    """The store at an address, for controllers that may not read the stacks. Raises StoreError."""
+    key = where.rstrip("/").rpartition("/")[2]
+    if not where.startswith("s3://"):
+        return SweepStore(key, where, FolderStore(where))
+    bucket, _, prefix = where[len("s3://") :].partition("/")
+    if not bucket or not prefix:
+        raise StoreError(
+            f"{where!r} is not the address of a sweep's store, which is s3://BUCKET/PREFIX"
+        )
+    return SweepStore(key, where, _in_bucket(context, bucket, prefix))
+
+
+def list_sweeps(context: Context) -> list[ListedSweep]:
+    """The sweeps of an environment, newest first; in AWS one call for each 1,000.
+
+    Raises ConfigError for an environment without a bucket, SweepStoreError.
+    """
+    if context.settings.is_local:
+        found = list(_in_folders(context))
+    else:
+        list_store = _in_bucket(context, _bucket(context), f"runs/{_LIST}")
+        with _errors_translated():
+            names = list_store.keys("")
+        matches = (_LIST_KEY.fullmatch(name) for name in names)
+        found = [ListedSweep(each[2], each[3], int(each[1]) / 1000) for each in matches if each]
+    return sorted(found, key=lambda each: (each.created_at, each.key), reverse=True)
+
+
+def find_sweep_store(context: Context, word: str) -> SweepStore:
+    """The store of the sweep that a word names: its key, a prefix of it, its name (then the newest
+    of that name), `@last`, or `@last~2` for two before the last. Raises NotFound, UsageError."""
+    if is_key(word):
+        store = open_sweep_store(context, word)
+        if store.get(SPEC) is not None:
+            return store
+    return open_sweep_store(context, choose_sweep(word, list_sweeps(context)).key)
+
+
+def suggest(context: Context, word: str) -> NotFound | None:
+    """The error for a word that names no run but a sweep of this machine; None for any other."""
+    if not context.settings.is_local or not (context.home.root / "sweeps").is_dir():
+        return None
+    try:
+        key = choose_sweep(word, [] if word.startswith("@") else list_sweeps(context)).key
+    except BatchmlError:
+        return None
+    return NotFound("Run", word, [], f"It is a sweep: batchml sweeps show {key}")
+
+
+def choose_sweep(word: str, sweeps: Sequence[ListedSweep]) -> ListedSweep:
+    """The sweep that a word names, of these, newest first. Raises NotFound, UsageError."""
+    last = _LAST.fullmatch(word)
+    if last and int(last[1] or 0) < len(sweeps):
+        return sweeps[int(last[1] or 0)]
+    named = [each for each in sweeps if word and word in (each.name, each.key)]
+    if named:
+        return named[0]
+    matching = [each for each in sweeps if len(word) >= MIN_PREFIX and each.key.startswith(word)]
+    if len(matching) == 1:
+        return matching[0]
+    if matching:
+        keys = ", ".join(each.key for each in matching)
+        raise UsageError(f"{word!r} is a prefix of several sweeps: {keys}. Give more letters.")
+    if not sweeps:
+        hint = "None was started in this environment yet: batchml sweep sweep.toml"
+    elif last:
+        hint = f"Only {len(sweeps)} were started in this environment."
+    else:
+        hint = "`batchml sweeps ls` shows them."
+    names = [] if last else [each.name for each in sweeps[:20] if each.name]
+    raise NotFound("Sweep", word, names, hint)
+
+
+class _SpecHead(Struct):
+    """The fields of `spec.json` that the list needs."""
+
+    name: str
+    created_at: float = 0.0
+
+
+def _in_folders(context: Context) -> Iterator[ListedSweep]:
+    for path in (context.home.root / "sweeps").glob(f"*/{SPEC}"):
+        key = path.parent.name
+        if not is_key(key):
+            continue
+        try:
+            yield _read_listed(key, path)
+        except OSError:  # removed just now
+            continue
+
+
+def _read_listed(key: str, path: Path) -> ListedSweep:
+    """The list's entry of a sweep; the name is empty if `spec.json` is damaged. Raises OSError."""
+    try:
+        head = msgspec.json.decode(path.read_bytes(), type=_SpecHead)
+    except msgspec.DecodeError:
+        return ListedSweep(key, "", min(each.stat().st_mtime for each in path.parent.iterdir()))
+    return ListedSweep(key, head.name, head.created_at)
+
+
+def _list_key(key: str, spec: bytes) -> str:
+    head = msgspec.json.decode(spec, type=_SpecHead)
+    return f"{round(head.created_at * 1000):013d}-{key}-{to_name(head.name)}"
+
+
+def _bucket(context: Context) -> str:
+    bucket = open_cache(context).outputs().get("BucketName", "")
+    if not bucket:
+        raise ConfigError(
+            f"Environment {context.env}",
+            ["it has no bucket, in which a sweep keeps its ledger. Make one with batchml setup."],
+        )
+    return bucket
+
+
+def _in_bucket(context: Context, bucket: str, prefix: str) -> Store:
+    return BucketStore(context.connect(), bucket, prefix)
+
+
+@contextmanager
+def _errors_translated() -> Iterator[None]:
+    try:
+        yield
+    except SweepStoreError:
+        raise
+    except (BatchmlError, StoreError) as error:
+        raise SweepStoreError(
+            str(error),
+            temporary=_is_temporary(error),
+            code=getattr(error, "code", ""),
+            exit_code=getattr(error, "exit_code", BatchmlError.exit_code),
+        ) from error
+
+
+def _is_temporary(error: BatchmlError | StoreError) -> bool:
+    """Whether the same call may succeed later."""
+    if isinstance(error, StoreError):
+        return error.temporary
+    return classify_error(error) is not ErrorClass.REFUSED

@@ -1,0 +1,177 @@
+"""The state of a sweep for people: a snapshot in each round, and a summary at the end."""
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from batchml.model.sweep import Trial, TrialState
+from batchml.sweeps.control import budgets
+from batchml.sweeps.control.budgets import Money, idle_seconds
+from batchml.sweeps.control.decide import DONE
+from batchml.sweeps.control.totals import SweepTotals
+from batchml.sweeps.results import ConfirmedTrial, confirmed_trials, pareto_front
+
+
+def status_word(*, is_ended: bool, is_paused: bool, is_stopping: bool) -> str:
+    """The status of a sweep in one word, the same in all commands."""
+    if is_ended or is_paused:
+        return "ended" if is_ended else "paused"
+    return "stopping" if is_stopping else "running"
+
+
+class SweepSnapshot(Struct, frozen=True):
+    """A sweep at one moment. `best` is an object of the state, which changes it later."""
+
+    at: float  # seconds since the epoch
+    counts: Mapping[TrialState, int]  # trials by state; a state without any may be missing
+    planned: int  # trials so far, without confirming runs
+    wanted: int | None  # the number of trials in the end; None: unknown
+    parallel: int  # trials at once
+    best: Trial | None
+    began_at: float | None  # when the first batch was planned
+    hours: float  # since then
+    hours_limit: float | None
+    spent: float | None  # USD so far; None where it is free or unknown
+    committed: float | None  # USD, the expected rest of running trials
+    cost_limit: float | None
+    eta: float | None  # seconds until the end; None: unknown
+    steps: int  # of training that were run
+    steps_saved: int  # steps that were not run, compared with the same trials in full
+    notices: tuple[str, ...]  # lines, the oldest first
+    stopping: str  # why no trial begins any more; empty: it does not stop
+    ended: str  # why it has ended; empty: it has not
+    is_paused: bool = False  # it needs a controller to continue, and has none
+
+    @property
+    def status(self) -> str:
+        return status_word(
+            is_ended=bool(self.ended), is_paused=self.is_paused, is_stopping=bool(self.stopping)
+        )
+
+    def __str__(self) -> str:
+        """`12 of 64 trials: 8 done, 4 pruned, 3 running; best 0.98 (trial 17)`"""
+        counts = ", ".join(f"{many} {state.lower()}" for state, many in self.counts.items() if many)
+        of = "" if self.wanted is None else f" of {self.wanted}"
+        best = ""
+        if self.best is not None and self.best.values:
+            values = ", ".join(f"{value:.6g}" for value in self.best.values)
+            best = f"; best {values} (trial {self.best.number})"
+        end = f"; {self.ended or self.stopping}" if self.ended or self.stopping else ""
+        return f"{self.over}{of} trials: {counts or 'none yet'}{best}{end}"
+
+    def count(self, *states: TrialState) -> int:
+        return sum(self.counts.get(state, 0) for state in states)
+
+    @property
+    def confirming(self) -> int:
+        """Confirming runs. They are in `counts`, and not in `planned`."""
+        return max(0, sum(self.counts.values()) - self.planned)
+
+    @property
+    def in_flight(self) -> int:
+        """Trials that are queued or running."""
+        return self.count(TrialState.WAITING, TrialState.RUNNING)
+
+    @property
+    def over(self) -> int:
+        """Trials that have ended; paused ones have not."""
+        return sum(many for state, many in self.counts.items() if state.is_ended)
+
+
+class SweepSummary(Struct, frozen=True):
+    """The result of a sweep, or its state when its controller ends before it.
+
+    `by`: what ended the sweep: "done" (all trials have ended), "limit", "target", "user",
+    "failures"; empty if it has not ended.
+    """
+
+    snapshot: SweepSnapshot
+    by: str
+    why: str  # for people
+    first_failure: Trial | None = None  # the first trial that failed, if any did
+    pareto: tuple[Trial, ...] = ()  # with several goals: trials that no other beats in all
+    confirmed: tuple[ConfirmedTrial, ...] = ()  # trials with confirming runs, the best mean first
+
+    @property
+    def is_over(self) -> bool:
+        return bool(self.by)
+
+
+# --- Making them. Pure ----------------------------------------------------------------------------
+
+
+def make_snapshot(
+    totals: SweepTotals, wanted: int | None, money: Money | None, now: float
+) -> SweepSnapshot:
+    """A snapshot. `wanted`: the number of trials in the end, where it is known."""
+    state, spec = totals.state, totals.spec
+    limits, begun = budgets.limits_now(state, spec), budgets.began_at(state)
+    until = state.ended.at if state.ended else now
+    hours = max(0.0, until - begun - state.paused) / 3600 if begun is not None else 0.0
+    return SweepSnapshot(
+        now,
+        dict(state.counts),
+        totals.tally.planned,
+        wanted,
+        limits.parallel,
+        totals.best.trial,
+        begun,
+        hours,
+        limits.hours,
+        money.spent if money else None,
+        money.committed if money else None,
+        limits.cost,
+        _eta(totals, wanted, hours, until),
+        totals.tally.steps,
+        totals.tally.saved,
+        tuple(line for notice in state.notices.values() for line in notice.words.splitlines()),
+        state.stopping.why if state.stopping else "",
+        state.ended.why if state.ended else "",
+    )
+
+
+def _eta(totals: SweepTotals, wanted: int | None, hours: float, now: float) -> float | None:
+    """Seconds to the end at the rate so far, or until its hours are over. None while nothing runs:
+    it may be paused."""
+    state = totals.state
+    if state.ended is not None:
+        return 0.0
+    if not budgets.count_in_flight(state):
+        return None
+    over, limit = budgets.count_ended(state), budgets.limits_now(state, totals.spec).hours
+    all_of_them = len(state.trials)
+    if wanted is not None and state.stopping is None:
+        all_of_them += max(0, wanted - totals.tally.planned)
+    known = []
+    if over and not _ends_at_rungs(totals) and (wanted is not None or state.stopping is not None):
+        known.append(_busy_seconds(totals, now) * max(0, all_of_them - over) / over)
+    if limit is not None:
+        known.append(max(0.0, limit - hours) * 3600)
+    return min(known, default=None)
+
+
+def _busy_seconds(totals: SweepTotals, now: float) -> float:
+    """Seconds in which trials were in flight, without the time between an end and a reopening."""
+    state, begun = totals.state, budgets.began_at(totals.state)
+    if begun is None:
+        return 0.0
+    still = max(state.paused, idle_seconds(state.trials.values(), begun, now))
+    return max(0.0, now - begun - still)
+
+
+def _ends_at_rungs(totals: SweepTotals) -> bool:
+    """Whether trials end at rungs and continue later: then the first ones do not give the rate."""
+    stop = totals.spec.early_stop
+    return stop.method == "halving" or stop.resume
+
+
+def make_summary(totals: SweepTotals, snapshot: SweepSnapshot) -> SweepSummary:
+    """The result of the sweep, or its present state."""
+    state = totals.state
+    by = "" if state.ended is None else state.stopping.by if state.stopping else DONE
+    front: tuple[Trial, ...] = ()
+    if len(totals.spec.goals) > 1:
+        front = tuple(pareto_front(state, totals.spec))
+    why = state.ended.why if state.ended else state.stopping.why if state.stopping else ""
+    again = tuple(confirmed_trials(state, totals.spec))
+    return SweepSummary(snapshot, by, why, totals.tally.first_failure, front, again)

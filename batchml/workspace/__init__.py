@@ -1,0 +1,1 @@
+"""The folder that all runs of an environment share: list, copy, archive, restore."""

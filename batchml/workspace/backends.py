@@ -1,0 +1,134 @@
+"""The backends of the workspace, by the kind of storage: folder, EFS, FSx for Lustre."""
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from batchml.aws.batch.resources import ComputeApi
+from batchml.aws.naming import queue_name
+from batchml.config.settings import Setting
+from batchml.context import Context, open_cache
+from batchml.errors import NotFound
+from batchml.model.environment import sharers
+
+if TYPE_CHECKING:
+    from batchml.workspace.base import WorkspaceBackend
+    from batchml.workspace.remote import RemoteStorage
+
+Notify = Callable[[str], None]
+
+
+def open_workspace(context: Context, notify: Notify = lambda words: None) -> "WorkspaceBackend":
+    """Open the workspace of an environment, which may belong to another environment.
+
+    `notify` gets messages about transfer runs. Raises NotFound if there is no workspace, and the
+    errors of reading the stacks.
+    """
+    if context.settings.is_local:
+        return _open_folder(context)
+    context = owning_context(context)
+    outputs = open_cache(context).outputs()
+    if not outputs.get("BucketName") or not outputs.get("FileSystemId"):
+        raise NotFound("Workspace", context.env, [], _describe_absence(context))
+    kind = "lustre" if outputs.get("LustreMountName") else "efs"
+    return _REMOTE[kind](context, outputs["BucketName"], outputs["FileSystemId"], notify)
+
+
+def _open_folder(context: Context) -> "WorkspaceBackend":
+    from batchml.local.deletion_guard import count_running
+    from batchml.workspace.local import LocalWorkspace
+
+    home = context.home
+    home.prepare()
+    return LocalWorkspace(home.root, context.here, lambda: count_running(home))
+
+
+def _open_efs(
+    context: Context, bucket: str, file_system: str, notify: Notify
+) -> "WorkspaceBackend":
+    from batchml.workspace.remote import RemoteWorkspace, list_in_running_run
+
+    storage = _remote_storage(context, bucket, file_system, notify)
+    return RemoteWorkspace(storage, lambda path: list_in_running_run(context, path))
+
+
+def _open_lustre(
+    context: Context, bucket: str, file_system: str, notify: Notify
+) -> "WorkspaceBackend":
+    from batchml.aws.fsx import FsxApi
+    from batchml.aws.s3 import BucketStore
+    from batchml.model.names import new_token
+    from batchml.runtime.transfer.backends import PosixArchive
+    from batchml.workspace.lustre import LustreLink, LustreWorkspace
+    from batchml.workspace.remote import ARCHIVE_PREFIX
+
+    session = context.connect()
+    api = FsxApi(session)
+    link = LustreLink(api, file_system, context.clock, lambda: new_token(os.urandom))
+    url = f"s3://{bucket}/{ARCHIVE_PREFIX}"
+    return LustreWorkspace(
+        _remote_storage(context, bucket, file_system, notify),
+        link,
+        PosixArchive.open(url, session.variables(os.environ)),
+        BucketStore(session, bucket),
+    )
+
+
+_REMOTE = {"efs": _open_efs, "lustre": _open_lustre}
+
+
+def _remote_storage(
+    context: Context, bucket: str, file_system: str, notify: Notify
+) -> "RemoteStorage":
+    from batchml.aws.s3 import BucketStore
+    from batchml.runtime.transfer.backends import ArchiveStore, open_archive
+    from batchml.workspace.remote import RemoteStorage
+    from batchml.workspace.transfer_runs import TransferRuns
+
+    session = context.connect()
+    environ = session.variables(os.environ)
+
+    def open_store(url: str) -> ArchiveStore:
+        return open_archive(url, environ)
+
+    return RemoteStorage(
+        context,
+        bucket,
+        file_system,
+        TransferRuns(context, BucketStore(session, bucket), notify),
+        open_store,
+        lambda: count_unfinished(context),
+    )
+
+
+def count_unfinished(context: Context) -> int:
+    """Count runs that have not ended, at least, in all environments that share the workspace.
+
+    A queue that does not exist yet has none.
+    """
+    api, environments = ComputeApi(context.connect()), context.settings.environments
+    existing = api.queues()
+    names = {
+        queue_name(env, environments[env], queue)
+        for env in (context.env, *sharers(context.env, environments))
+        for queue in environments[env].queues
+    }
+    return sum(api.unfinished(name) for name in sorted(names & set(existing)))
+
+
+def owning_context(context: Context) -> Context:
+    """Return the context of the environment that owns the workspace."""
+    owner = context.settings.environment.storage.shared_with
+    if not owner:
+        return context
+    env = Setting(owner, f"env.{context.env}.storage.shared_with")
+    context.settings.check(owner)
+    return context.with_settings(replace(context.settings, env=env))
+
+
+def _describe_absence(context: Context) -> str:
+    if context.settings.environment.storage.workspace == "none":
+        return f'The environment has none: env.{context.env}.storage.workspace = "none".'
+    return f"To make it: batchml setup --env {context.env}."

@@ -1,0 +1,375 @@
+"""The `workspace` commands: list, push, pull, archive, restore and delete files of the shared
+folder.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
+
+import typer
+
+from batchml.cli.app import command_group
+from batchml.cli.options import Env, Json, open_context
+from batchml.cli.output import confirm, print_json, print_line, say
+from batchml.cli.render import cut, duration, printable, table, timestamp
+from batchml.cli.terminal import BottomLine, is_dumb, window_width
+from batchml.clock import Clock
+from batchml.errors import UsageError
+from batchml.model.workspace import (
+    OnProgress,
+    TransferReport,
+    TransferStatus,
+    WorkspaceEntry,
+    relative_path,
+)
+from batchml.runtime.entry.folders import size_text
+from batchml.workspace.backends import open_workspace
+
+if TYPE_CHECKING:
+    from batchml.context import Context
+    from batchml.workspace.base import WorkspaceBackend
+
+_MOST_NAMED = 20  # files that are left out or missing
+
+workspace_app = command_group(
+    "workspace",
+    "The folder that all runs of an environment share: /workspace in containers.",
+    "batchml workspace push data/",
+)
+
+Checksum = Annotated[
+    bool, typer.Option("--checksum", help="Also compare contents of files of equal size and time.")
+]
+
+
+def _open(env: str | None) -> "tuple[Context, WorkspaceBackend]":
+    context = open_context(env)
+    return context, open_workspace(context, say)
+
+
+@workspace_app.command("ls", epilog="Example: batchml workspace ls data/ --deep")
+def ls(
+    path: Annotated[
+        str,
+        typer.Argument(metavar="[PATH]", help="A folder or file; default: the whole workspace."),
+    ] = "",
+    deep: Annotated[bool, typer.Option("--deep", "-R", help="Also list subfolders.")] = False,
+    env: Env = None,
+    json_: Json = False,
+) -> None:
+    """List files and folders of the workspace."""
+
+    _, workspace = _open(env)
+    entries = workspace.ls(path, deep=deep)
+    if json_:
+        print_json([_entry_json(entry) for entry in entries])
+    elif not entries:
+        say(f"{printable(workspace.location)}{f', {path},' if path else ''} is empty.")
+    else:
+        print_line(table([["SIZE", "CHANGED", "NAME"], *map(_row, entries)]))
+
+
+def _row(entry: WorkspaceEntry) -> list[str]:
+    name = {"folder": f"{entry.path}/", "link": f"{entry.path} -> {entry.target}"}
+    return [
+        size_text(entry.size) if entry.kind == "file" else "",
+        timestamp(entry.mtime_ns // 1_000_000)[:19] + "Z" if entry.mtime_ns else "",
+        printable(name.get(entry.kind, entry.path)),
+    ]
+
+
+def _entry_json(entry: WorkspaceEntry) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "path": _text(entry.path), "kind": entry.kind, "mode": f"{entry.mode:04o}",
+        "size": entry.size, "mtime": entry.mtime_ns / 1e9,
+    }  # fmt: skip
+    found.update({"target": _text(entry.target)} if entry.kind == "link" else {})
+    return found | ({"sha256": entry.sha256} if entry.sha256 else {})
+
+
+@workspace_app.command(epilog="Example: batchml workspace push data/ sets/mnist")
+def push(
+    paths: Annotated[
+        list[str],
+        typer.Argument(metavar="SRC... [DEST]", help="Files and folders here; their new name."),
+    ],
+    to: Annotated[
+        str | None, typer.Option("--to", metavar="DEST", help="Give DEST if it also exists here.")
+    ] = None,
+    checksum: Checksum = False,
+    env: Env = None,
+    json_: Json = False,
+) -> None:
+    """Copy files and folders of this machine into the workspace.
+
+    SRC becomes DEST, or goes into DEST if that ends with a slash or there are several. Without
+    DEST, SRC keeps its name. Files that the workspace has with the same size and time are not
+    copied again: after an interruption the same command continues.
+    """
+    context, workspace = _open(env)
+    sources, dest = (paths, to) if to is not None else _split(paths, context.here)
+    files = [Path(each) for each in sources]
+    with show_progress(context.clock) as on_progress:
+        report = workspace.push(files, dest, on_progress, checksum=checksum)
+    _print_report(report, json_, f"in {workspace.location}")
+
+
+def _split(paths: Sequence[str], here: Path) -> tuple[list[str], str]:
+    """Take the last of several paths as DEST. Raises UsageError if it may have been meant as a
+    source.
+    """
+    *sources, dest = paths
+    if not sources:
+        return [dest], ""
+    is_here = (here / dest).exists() and not dest.endswith(("/", "."))
+    if is_here and dest not in sources and Path(dest).name not in (Path(s).name for s in sources):
+        raise UsageError(
+            f"{dest} also exists here. To push it with the others, add a dot: push "
+            f"{' '.join(paths)} . To push the others to {dest}: push {' '.join(sources)} "
+            f"--to {dest}"
+        )
+    return sources, dest
+
+
+@workspace_app.command(epilog="Example: batchml workspace pull results/ here/")
+def pull(
+    path: Annotated[str, typer.Argument(metavar="PATH", help="A file or folder; `.` for all.")],
+    dest: Annotated[
+        str | None, typer.Argument(metavar="[DEST]", help="Its new path; default: its name.")
+    ] = None,
+    checksum: Checksum = False,
+    env: Env = None,
+    json_: Json = False,
+) -> None:
+    """Copy a file or folder of the workspace to this machine.
+
+    Files that exist here with the same size and time are not copied again: after an interruption
+    the same command continues.
+    """
+    context, workspace = _open(env)
+    with show_progress(context.clock) as on_progress:
+        report = workspace.pull(path, _dest(dest, path), on_progress, checksum=checksum)
+    _print_report(report, json_, f"in {report.location}")
+
+
+def _dest(dest: str | None, path: str) -> Path | None:
+    """Return the path to pull to: `there/` is a folder, in which the file keeps its name."""
+    if dest is None:
+        return None
+    name = path.rstrip("/").rpartition("/")[2]
+    return Path(dest) / name if dest.endswith("/") and name not in ("", ".") else Path(dest)
+
+
+@workspace_app.command(epilog="Example: batchml workspace archive --to /mnt/backup/lab")
+def archive(
+    to: Annotated[str, typer.Option(metavar="PLACE", help="A folder, or s3://BUCKET/PREFIX.")] = "",
+    delete: Annotated[
+        bool, typer.Option("--delete", help="Then delete archived files from the workspace.")
+    ] = False,
+    checksum: Annotated[
+        bool, typer.Option("--checksum", help="Also read back files that were archived before.")
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace freed files whose names are used again.")
+    ] = False,
+    env: Env = None,
+    json_: Json = False,
+) -> None:
+    """Copy the workspace to an archive: plain files, and a list with their checksums.
+
+    Only new and changed files are sent, and all are read back. The archive is complete if this says
+    so, with exit code 0. After an interruption the same command continues.
+    """
+    context, workspace = _open(env)
+    with show_progress(context.clock) as on_progress:
+        report = workspace.archive(
+            to, on_progress, delete=delete, checksum=checksum, overwrite=overwrite
+        )
+    _print_report(report, json_, f"in {report.location}")
+
+
+@workspace_app.command(epilog="Example: batchml workspace restore --from /mnt/backup/lab")
+def restore(
+    from_: Annotated[
+        str,
+        typer.Option(
+            "--from", metavar="PLACE", help="A folder, or s3://BUCKET/PREFIX; default: its own."
+        ),
+    ] = "",
+    partial: Annotated[
+        bool, typer.Option("--partial", help="Also restore from an incomplete archive.")
+    ] = False,
+    checksum: Checksum = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Also replace files that differ from the archive.")
+    ] = False,
+    env: Env = None,
+    json_: Json = False,
+) -> None:
+    """Copy files that the workspace lacks back from an archive.
+
+    Each file is checked by its checksum. Nothing is removed. A file that differs from the archive
+    stays and is reported, unless --overwrite.
+    """
+    context, workspace = _open(env)
+    with show_progress(context.clock) as on_progress:
+        report = workspace.restore(
+            from_, on_progress, partial=partial, checksum=checksum, overwrite=overwrite
+        )
+    _print_report(report, json_, f"in {workspace.location}")
+
+
+@workspace_app.command(epilog="Example: batchml workspace rm sets/old --yes")
+def rm(
+    paths: Annotated[
+        list[str], typer.Argument(metavar="PATH...", help="Files, and folders with their contents.")
+    ],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    env: Env = None,
+    json_: Json = False,
+) -> None:
+    """Delete files of the workspace for good.
+
+    Runs may still use them: that is not checked. An archive keeps its copy, but `restore` no longer
+    brings it back once another archive was made.
+    """
+    if not all(map(relative_path, paths)):
+        raise UsageError("That is the whole workspace: name files or folders of it.")
+    context, workspace = _open(env)
+    names = ", ".join(printable(_text(each)) for each in paths)
+    question = f"This deletes {names} in {printable(workspace.location)}. Type delete to do it:"
+    if not confirm(question, "--yes", yes=yes, expected=("delete",)):
+        raise UsageError("Nothing was deleted.")
+    with show_progress(context.clock) as on_progress:
+        report = workspace.remove(paths, on_progress)
+    _print_report(report, json_, f"in {workspace.location}")
+
+
+def _print_report(report: TransferReport, json_: bool, where: str) -> None:
+    """Print what was done. Exit with 1 if files are missing."""
+    for title, names in (("Left out", report.left_out), ("MISSING", report.missing)):
+        for text in names[:_MOST_NAMED]:
+            say(f"{title}: {printable(_text(text))}")
+        if len(names) > _MOST_NAMED:
+            say(f"{title}: {len(names) - _MOST_NAMED} more.")
+    for note in report.notes:
+        say(printable(note))
+    if json_:
+        print_json(_report_json(report))
+    else:
+        for line in _describe(report, printable(where)):
+            print_line(line)
+    if not report.is_complete:
+        raise typer.Exit(1)
+
+
+def _describe(report: TransferReport, where: str) -> list[str]:
+    new = f"{_files(report.files)}, {size_text(report.size)}" if report.files else "Nothing new"
+    were = "was" if report.unchanged == 1 else "were"
+    unchanged = f"; {_files(report.unchanged)} {were} there already" if report.unchanged else ""
+    if report.verb == "rm":
+        return [f"{_files(report.removed)} deleted, {where}."]
+    lines = [f"{new}, {where}{unchanged}."]
+    if report.verb == "archive":
+        lines += ["The archive is complete." if report.is_complete else
+                  "The archive is NOT complete: fix that and run the command again."]  # fmt: skip
+    if report.removed:
+        lines.append(f"{_files(report.removed)} freed. To restore: batchml workspace restore")
+    return lines
+
+
+def _report_json(report: TransferReport) -> dict[str, Any]:
+    return {
+        "place": report.location, "complete": report.is_complete, "files": report.files,
+        "bytes": report.size, "unchanged": report.unchanged, "removed": report.removed,
+        "leftOut": list(map(_text, report.left_out)), "missing": list(map(_text, report.missing)),
+        "notes": list(report.notes),
+    }  # fmt: skip
+
+
+def _files(count: int) -> str:
+    return "1 file" if count == 1 else f"{count} files"
+
+
+def _text(name: str) -> str:
+    """Return a file name as text; bytes that are not text are escaped."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+# --- Progress of a transfer -----------------------------------------------------------------------
+# On a terminal one line at the bottom; else a line every ten seconds.
+
+
+EVERY = 10.0  # seconds between two lines without a terminal
+_RATE_AFTER = 2.0  # seconds until the rate is meaningful
+
+
+def progress_line(now: TransferStatus, seconds: float, width: int = 80) -> str:
+    """`pushing 12/40 files  1.2 GiB of 4.0 GiB  30%  85.1 MiB/s  ~0:33 left  sets/a.bin`"""
+    words = [f"{now.doing} {now.files}/{now.of_files} files"]
+    if now.of_size:
+        share = 100 if now.size >= now.of_size else int(100 * now.size / now.of_size)
+        words += [f"{size_text(now.size)} of {size_text(now.of_size)}", f"{share}%"]
+    if seconds >= _RATE_AFTER and now.moved:
+        words.append(f"{size_text(int(now.moved / seconds))}/s")
+    if seconds >= _RATE_AFTER and 0 < now.size < now.of_size:
+        words.append(f"~{duration(seconds * (now.of_size - now.size) / now.size)} left")
+    line = "  ".join(words)
+    room = width - len(line) - 2
+    return f"{line}  {cut(printable(now.path), room)}" if now.path and room >= 12 else line
+
+
+class TransferDisplay:
+    """The latest state of a transfer, as a line of text."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.now = TransferStatus()
+        self._doing, self._since, self._last = "", clock.monotonic(), clock.monotonic()
+
+    def see(self, now: TransferStatus) -> None:
+        if now.doing != self._doing:
+            self._doing, self._since = now.doing, self._clock.monotonic()
+        self.now = now
+
+    def line(self, width: int) -> str:
+        if not self.now.of_files:
+            return self.now.doing or "starting ..."
+        return progress_line(self.now, self._clock.monotonic() - self._since, width)
+
+    def print_sometimes(self, now: TransferStatus) -> None:
+        self.see(now)
+        if self._clock.monotonic() - self._last >= EVERY and now.of_files:
+            self._last = self._clock.monotonic()
+            say(self.line(200))
+
+
+@contextmanager
+def show_progress(clock: Clock, stream: TextIO | None = None) -> Iterator[OnProgress]:
+    """Yield a callback whose progress is shown on stderr."""
+    stream = stream or sys.stderr
+    display = TransferDisplay(clock)
+    if not stream.isatty() or is_dumb():
+        with _explain_interrupt():
+            yield display.print_sometimes
+        return
+    out: TextIO = stream
+    bottom = BottomLine(out, display.line, lambda: window_width(out))
+    with _explain_interrupt():
+        bottom.start()
+        try:
+            yield display.see
+        finally:
+            bottom.stop()
+
+
+@contextmanager
+def _explain_interrupt() -> Iterator[None]:
+    """On Ctrl-C say how to continue."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        say("\nInterrupted. Files that have arrived are complete. The same command continues.")
+        raise

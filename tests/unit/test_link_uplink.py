@@ -1,0 +1,156 @@
+"""A child node that looks for its main node: it goes on listening meanwhile, and says so."""
+
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from batchml.runtime.nodes.launcher import SupervisorWatch
+from batchml.runtime.nodes.link.connection import LinkClosed, candidate_ports, dial
+from batchml.runtime.nodes.link.peer import Heartbeats
+from batchml.runtime.nodes.link.uplink import ConnectLimits, MainNode, Uplink
+from batchml.runtime.nodes.supervisor.agent import memory_kills
+from batchml.runtime.nodes.supervisor.settings import report_limit
+
+ALL = candidate_ports("key")
+
+
+class Away:
+    """A main node's host that answers nothing, or refuses; the clock is told."""
+
+    def __init__(self, refuses: bool = False) -> None:
+        self.refuses = refuses
+        self.called: list[int] = []
+        self.said: list[str] = []
+        self.made: list[socket.socket] = []
+        self.selector = selectors.DefaultSelector()
+        self.uplink = Uplink(
+            MainNode("10.0.0.9", ALL, "token"), {}, "", Heartbeats(),
+            ConnectLimits(100.0, 60.0, 10.0), self.selector, lambda _: None, lambda: None,
+            self.said.append, self.dial,
+        )  # fmt: skip
+        self.begin = time.monotonic()
+
+    def dial(self, _address: str, port: int, _source: str) -> socket.socket:
+        self.called.append(port)
+        if self.refuses:
+            raise LinkClosed("[Errno 111] Connection refused")
+        self.made.append(socket.socket())
+        return self.made[-1]
+
+    def tick(self, after: float, may_join: bool = True) -> None:
+        self.uplink.tick(self.begin + after, may_join)
+
+
+@pytest.fixture
+def away() -> Iterator[Away]:
+    made = Away()
+    yield made
+    made.uplink.close()
+    assert not made.selector.get_map() and all(each.fileno() < 0 for each in made.made)
+    made.selector.close()
+
+
+def test_a_host_that_answers_nothing_is_called_port_by_port_without_waiting(away: Away) -> None:
+    away.tick(0.0)
+    away.tick(1.0)
+    assert away.called == ALL[:1], "the loop turns while the call is out"
+    assert 0 < away.uplink.until_due(away.begin + 1.0) <= 1.0
+    away.tick(2.0)
+    assert away.called == ALL[:2]
+    for turn in range(2, 60):
+        away.tick(2.0 * turn)
+    assert away.called[:7] == [*ALL, ALL[0]]
+    assert away.uplink.given_up == (
+        "the main node (10.0.0.9) is not reached within 100 s: timed out"
+    )
+
+
+def test_who_waits_for_the_main_node_says_so_each_half_minute(away: Away) -> None:
+    for second in range(100):
+        away.tick(float(second))
+    assert away.said == ["waiting for the main node at 10.0.0.9: timed out"] * 3
+
+
+def test_a_host_that_refuses_is_asked_at_all_ports_and_then_left_alone(away: Away) -> None:
+    away.refuses = True
+    away.tick(0.0)
+    away.tick(0.4)
+    assert away.called == ALL
+    away.uplink.hurry()
+    away.tick(0.45)
+    assert away.called == ALL * 2, "there is something to tell"
+    away.tick(40.0, may_join=False)
+    assert away.called == ALL * 2
+    assert away.said == ["waiting for the main node at 10.0.0.9: nothing answers there"]
+    assert away.uplink.until_due(away.begin + 40.0) > 0, "its own ranks are still being ended"
+    assert not away.uplink.given_up
+
+
+def test_a_call_does_not_wait_for_an_answer() -> None:
+    """A listener whose queue is full lets Linux drop what comes, as a host does that is gone."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
+        made = [dial("127.0.0.1", full.getsockname()[1], "127.0.0.1") for _ in range(3)]
+        for each in made:
+            assert not each.getblocking()
+            each.close()
+    with pytest.raises(LinkClosed):
+        dial("127.0.0.1", 1, "203.0.113.1")  # not an address of this machine
+
+
+def test_a_stop_that_cannot_be_told_waits_only_where_something_runs() -> None:
+    assert report_limit(True, 27.0) == 5.0
+    assert report_limit(True, 2.0) == 2.0
+    assert report_limit(False, 27.0) < 1.0
+
+
+def test_a_stopped_supervisor_is_woken_once_and_then_ended() -> None:
+    said: list[str] = []
+    sent: list[tuple[int, int]] = []
+    states = iter("S" * 20 + "T" * 16 + "t" * 20 + "S" + "T" * 16 + "" + "T" * 20)
+    watch = SupervisorWatch(7, said.append, lambda _: next(states), lambda *what: sent.append(what))
+    for second in range(73):
+        watch.tick(float(second))
+    assert sent == [], "no stop has taken more than 15 s yet"
+    for second in range(73, 93):
+        watch.tick(float(second))
+    assert sent[:2] == [(7, signal.SIGCONT), (7, signal.SIGKILL)]
+    assert said[0] == "batchml: the supervisor of the ranks was stopped for 15 s: woken"
+
+
+V1 = "{n} 30 0:{n} {seen} {root}/{name} rw - cgroup cgroup rw,{name}\n"
+
+
+@pytest.mark.parametrize(
+    ("groups", "seen", "file"),
+    [
+        ("0::/\n", "", "memory.events"),
+        ("0::/jobs/a\n", "", "jobs/a/memory.events"),
+        ("0::/../b\n", "", "memory.events"),
+        ("4:memory:/\n0::/\n", "/", "memory/memory.oom_control"),
+        ("4:memory:/jobs/a\n0::/\n", "/", "memory/jobs/a/memory.oom_control"),
+        ("4:memory:/docker/ab\n", "/docker/ab", "memory/memory.oom_control"),
+        ("4:memory:/docker/ab/c\n", "/docker/ab", "memory/c/memory.oom_control"),
+        ("4:memory:/docker/ab\n", "/docker/a", "memory/memory.oom_control"),
+        ("", "", "memory.events"),
+    ],
+)
+def test_kills_for_want_of_memory_are_those_of_our_own_group(
+    tmp_path: Path, groups: str, seen: str, file: str
+) -> None:
+    own, root = tmp_path / "proc" / "self", tmp_path / "sys"
+    own.mkdir(parents=True)
+    (own / "cgroup").write_text(groups)
+    (own / "mountinfo").write_text(V1.format(n=4, seen=seen, root=root, name="memory"))
+    assert memory_kills(str(tmp_path / "proc"), str(root)) == 0
+    for place, count in (("", 7), ("memory/", 8)):  # of the whole machine
+        (root / place).mkdir(exist_ok=True)
+        name = "memory.oom_control" if place else "memory.events"
+        (root / place / name).write_text(f"oom_kill {count}\n")
+    (root / file).parent.mkdir(parents=True, exist_ok=True)
+    (root / file).write_text("oom 5\noom_kill 3\n")
+    assert memory_kills(str(tmp_path / "proc"), str(root)) == 3
