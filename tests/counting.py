@@ -17,7 +17,7 @@ from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
-from batchml.local.server.auth import AccessKeys
+from batchml.local.home import AccessKeys
 from tests.s3 import BUCKET
 
 STACKS = {

@@ -41,7 +41,7 @@ MAY_SLEEP = {
     "local/home.py",  # a lock held for a moment
     "runtime/processes.py",  # processes that are dying
     "runtime/nodes/ray/head.py",  # Ray, which tells nobody that it is up
-    "runtime/nodes/slurm/srun.py",  # tasks, some of them on other nodes
+    "runtime/nodes/slurm/server.py",  # a process that is about to end
 }
 
 

@@ -27,10 +27,16 @@ from batchml.errors import (
     StateFolderGone,
     StateFolderUnsafe,
 )
-from batchml.local.server.auth import AccessKeys
 from batchml.runtime.storage.files import is_locked, write_json
 
 T = TypeVar("T")
+
+
+class AccessKeys(msgspec.Struct, frozen=True):
+    """The keys of this state folder's server, with which its callers sign requests."""
+
+    access_key_id: str
+    secret_access_key: str
 
 
 class ServerEndpoint(msgspec.Struct, frozen=True, omit_defaults=True):

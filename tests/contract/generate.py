@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct
 
-from batchml.local.server.auth import AccessKeys
+from batchml.local.home import AccessKeys
 from batchml.local.server.protocol import HttpRequest, service_model
 from tests.contract.rig import KEYS, URL, sign
 

@@ -23,9 +23,9 @@ from batchml.local.batch.core import Core
 from batchml.local.batch.engine import restore
 from batchml.local.batch.events import AttemptEnded, AttemptExit, AttemptStarted, Event
 from batchml.local.batch.state import Job, JobAttempt, MachineCapacity
+from batchml.local.home import AccessKeys
 from batchml.local.logs.api import LogReads
 from batchml.local.server.app import BatchServer
-from batchml.local.server.auth import AccessKeys
 from batchml.local.server.protocol import HttpRequest, HttpResponse
 from batchml.local.server.validation import problems
 from batchml.local.store.journal import Journal

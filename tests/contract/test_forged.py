@@ -19,9 +19,9 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 from msgspec.structs import replace
 
-from batchml.local.home import Home, ServerEndpoint
+from batchml.local.home import AccessKeys, Home, ServerEndpoint
 from batchml.local.server import protocol
-from batchml.local.server.auth import FRESH, MAX_SKEW, AccessKeys, claimed_service
+from batchml.local.server.auth import FRESH, MAX_SKEW, claimed_service
 from batchml.local.server.protocol import HttpRequest
 from tests.contract.generate import TORTURE
 from tests.contract.rig import KEYS, PORT, URL, Rig, error_of, furnish, read, sign, sign_logs

@@ -10,8 +10,7 @@ from botocore.exceptions import ClientError
 
 from batchml.clock import SystemClock
 from batchml.local import control
-from batchml.local.home import Home
-from batchml.local.server.auth import AccessKeys
+from batchml.local.home import AccessKeys, Home
 from tests.conftest import client_for, define, wait_for, wait_for_job
 from tests.e2e.test_secrets import printed
 

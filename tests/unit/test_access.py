@@ -2,8 +2,8 @@
 
 import pytest
 
+from batchml.local.home import AccessKeys
 from batchml.local.server import auth
-from batchml.local.server.auth import AccessKeys
 from batchml.local.server.protocol import ApiError
 
 SERVER = AccessKeys("BMLLOCALTEST", "a secret")

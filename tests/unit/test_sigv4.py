@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from batchml.local.server.auth import MAX_SKEW, AccessKeys, claimed_service, verify
+from batchml.local.home import AccessKeys
+from batchml.local.server.auth import MAX_SKEW, claimed_service, verify
 from batchml.local.server.protocol import ApiError, HttpRequest
 
 KEYS = AccessKeys("BMLLOCALTEST", "a secret/with+signs=")

@@ -15,10 +15,9 @@ from batchml.local.batch.state import Job, JobAttempt
 from batchml.local.environments import is_whole
 from batchml.local.executors.choice import kept_endpoints
 from batchml.local.executors.record import mark_of
-from batchml.local.home import Home
+from batchml.local.home import AccessKeys, Home
 from batchml.local.images import LocalImage, conda_tool, find
 from batchml.local.server import auth
-from batchml.local.server.auth import AccessKeys
 from batchml.model.environment import LOCAL, endpoint_variables
 from batchml.model.names import is_key
 from batchml.runtime.protocol.log_marks import MARK

@@ -20,10 +20,10 @@ from batchml.local.batch.events import CallReceived
 from batchml.local.batch.fault_injection import is_throttled
 from batchml.local.batch.operations import HANDLERS
 from batchml.local.batch.reads import READS, ReadView
+from batchml.local.home import AccessKeys
 from batchml.local.logs.api import LOG_OPERATIONS, LogReads
 from batchml.local.server import auth, protocol
 from batchml.local.server.auth import (
-    AccessKeys,
     ReplayGuard,
     SignedCaller,
     claimed_key,

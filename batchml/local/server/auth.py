@@ -18,6 +18,7 @@ from urllib.parse import quote
 from msgspec import Struct
 
 from batchml.local.batch.state import ACCOUNT, REGION
+from batchml.local.home import AccessKeys
 from batchml.local.server.protocol import ApiError, HttpRequest
 
 MAX_SKEW = 300  # seconds between the signer's clock and ours
@@ -26,11 +27,6 @@ _AUTHORIZATION = re.compile(
     r"AWS4-HMAC-SHA256 Credential=([^/, ]+)/(\d{8})/([a-z0-9-]+)/([a-z0-9-]+)/aws4_request, ?"
     r"SignedHeaders=([a-z0-9;-]+), ?Signature=([0-9a-f]{64})"
 )
-
-
-class AccessKeys(Struct, frozen=True):
-    access_key_id: str
-    secret_access_key: str
 
 
 class SignedCaller(Struct, frozen=True):

@@ -11,7 +11,6 @@ import hashlib
 import hmac
 import json
 import os
-import select
 import selectors
 import socket
 import time
@@ -227,24 +226,6 @@ class Handshake:
 
 
 # --- The other nodes' side ------------------------------------------------------------------------
-
-
-_RETRY_FOR = 10.0  # seconds in which a program of the same node tries to reach the server
-
-
-def join_again(address: str, port: int, token: str, member: Message) -> NodeLink:
-    """Like `join`; a connection that is closed in the handshake is tried again for some seconds.
-
-    Nothing was requested before the handshake is complete, so nothing is done twice.
-    """
-    until = time.monotonic() + _RETRY_FOR
-    while True:
-        try:
-            return join(address, port, token, member)
-        except LinkClosed as closed:
-            if closed.final or time.monotonic() >= until:
-                raise
-            select.select([], [], [], 0.1)
 
 
 def join(

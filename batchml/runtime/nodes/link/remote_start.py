@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
-from batchml.runtime.nodes.link.connection import LinkClosed, Message, join_again
+from batchml.runtime.nodes.link.connection import LinkClosed, Message, join
 from batchml.runtime.nodes.link.peer import Peer
 from batchml.runtime.processes import die_with_parent
 from batchml.runtime.protocol.exit_codes import TRY_ELSEWHERE
@@ -363,7 +363,7 @@ class RemoteCommand:
     """A command on another node. What it prints is printed here. Raises LinkClosed at its start."""
 
     def __init__(self, control: ControlAddress, node: int, order: Message) -> None:
-        self._link = join_again(control.address, control.port, control.token, {"starts": True})
+        self._link = join(control.address, control.port, control.token, {"starts": True})
         self._link.send({"do": "start", "node": node, "order": order})
         self._codes: Optional[List[int]] = None
         self._signals: List[int] = []  # to be sent

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Dict, List, Optional
 
 from batchml.runtime.nodes.link.address import LOOPBACK, own_address
-from batchml.runtime.nodes.link.connection import LinkClosed, Message, join_again
+from batchml.runtime.nodes.link.connection import LinkClosed, Message, join
 from batchml.runtime.nodes.link.peer import Heartbeats, Peer, dispatch
 from batchml.runtime.nodes.link.remote_start import ControlAddress, StartRelay
 from batchml.runtime.nodes.link.rendezvous import Rendezvous
@@ -28,6 +28,7 @@ from batchml.runtime.protocol.variables import RuntimeEnv
 from batchml.runtime.storage.backends import open_store
 
 _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)  # the script decides
+_FIRST_LOOK = 0.005  # seconds between looks at whether the process that was waited for has ended
 _NOTICE_AFTER = 60.0  # seconds of waiting for the other nodes
 _PROGRAM = """
 import sys
@@ -56,7 +57,7 @@ def gather(environ: Mapping[str, str], tools: str) -> List[str]:
     if count < 2:
         return [LOOPBACK]
     control = ControlAddress.read(control_file(tools))
-    link = join_again(control.address, control.port, control.token, {"asks": True})
+    link = join(control.address, control.port, control.token, {"asks": True})
     notice_at: Optional[float] = time.monotonic() + _NOTICE_AFTER
     known: Dict[str, str] = {}
     try:
@@ -152,11 +153,13 @@ def serve(environ: Mapping[str, str], tools: str) -> None:
     env = RuntimeEnv.read(environ)
     documents = Rendezvous(open_store(env.store, environ))
     documents.write(server_document(env.attempt), control._asdict())
-    until_exit, held = os.pipe()
+    starter = os.getpid()
     if os.fork():
         return
-    os.close(held)
-    os.read(until_exit, 1)  # the end of the process that was waited for
+    # `_loop` watches the process that adopts this one. A process that ends closes its files, and
+    # would so be noticed, before its children have a new parent.
+    while os.getppid() == starter:
+        time.sleep(_FIRST_LOOK)
     os.setsid()
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
