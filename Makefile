@@ -27,11 +27,9 @@ slow: .venv/installed-dev .venv-scan/installed
 again: .venv/installed-dev  ## the tests that failed, one at a time
 	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none
 
-TORTURES := e2e/test_kill9_rounds.py e2e/test_system_calls.py e2e/test_power_cuts.py \
-  unit/test_damage.py unit/test_large_journal.py contract/test_malformed.py contract/test_forged.py \
-  e2e/test_killed_client.py e2e/test_runtime_stops.py unit/test_submit.py unit/test_ignore.py \
-  unit/test_watch_world.py unit/test_checkpoint_kills.py e2e/test_resume.py e2e/test_ddp.py e2e/test_torchrun.py \
-  e2e/test_nodes_killed.py e2e/test_fault_model.py
+TORTURES := torture server/test_malformed.py server/test_forged.py jobs/test_ignore.py \
+  runs/test_submit.py runs/test_watch_world.py runtime/test_transfer.py process/test_torchrun.py \
+  e2e/test_resume.py e2e/test_ddp.py e2e/test_nodes_killed.py e2e/test_sweep_detached.py
 
 torture: .venv/installed-dev  ## hours: ten thousand kills, every system call, every bad request
 	BATCHML_TORTURE=$${BATCHML_TORTURE:-20} $(BIN)/python -m pytest -s $(addprefix tests/,$(TORTURES))

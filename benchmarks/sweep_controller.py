@@ -1,7 +1,8 @@
 """What it costs to control a sweep: processor time for each trial, calls, memory.
 
-The trials are scripted and the time is simulated (tests/sweep_world.py), so that 10,000 trials take
-seconds; the controller, its ledger, sampler and messages are the real ones, on a store in memory.
+The trials are scripted and the time is simulated (tests/support/sweep_world.py), so that 10,000
+trials take seconds; the controller, its ledger, sampler and messages are the real ones, on a store
+in memory.
 The processor time of the scripted world is taken out. Each size runs in a process of its own.
 """
 
@@ -14,7 +15,7 @@ import tracemalloc
 from batchml.model.sweep import Dimension, SweepSpec
 from batchml.sweeps.control.intervals import AWS
 from batchml.sweeps.control.totals import SweepTotals
-from tests.sweep_world import World, spec_of
+from tests.support.sweep_world import World, spec_of
 
 SIZES = (100, 1_000, 10_000)
 STEPS, PARALLEL, AT_ONCE = 27, 64, 10_000

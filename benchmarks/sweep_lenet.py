@@ -2,10 +2,10 @@
 
 Random search trains each of its trials to the end. TPE + ASHA is given as many trials, and then so
 many that it uses about as many epochs. All of it is real: the job that ships with batchml, on few
-digits (tests/few_digits.py), the embedded AWS Batch, the controller. What is best is the highest
-validation accuracy that any trial printed so far; *match* is the share of random search's epochs
-after which a search is as good as random search ever gets. The starts of programs are no epochs,
-so the minutes are told too; they are of this machine, which may be busy.
+digits (tests/support/few_digits.py), the embedded AWS Batch, the controller. What is best is the
+highest validation accuracy that any trial printed so far; *match* is the share of random search's
+epochs after which a search is as good as random search ever gets. The starts of programs are no
+epochs, so the minutes are told too; they are of this machine, which may be busy.
 
 A minute or two, which show that it works; `BATCHML_BENCH_LONG=1` takes ten to fifteen minutes on
 two cores that do nothing else. `BATCHML_BENCH_SEEDS` says how many searches of each there are, with
@@ -25,7 +25,7 @@ from batchml.local import control
 from batchml.local.home import Home
 from batchml.model.sweep import Trial
 from benchmarks.lenet import interpreter
-from tests.few_digits import few_digits
+from tests.support.few_digits import few_digits
 
 SEEDS = int(os.environ.get("BATCHML_BENCH_SEEDS", "1"))
 PARTS = (0.125, 0.25, 0.5, 0.75, 1.0)  # of random search's epochs

@@ -1,11 +1,8 @@
 """Fixtures: a state folder, a real server in a process of its own, and clients for it."""
 
-import json
 import os
 import signal
-import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,15 +10,15 @@ from typing import Any
 import pytest
 from botocore.loaders import JSONFileLoader, Loader
 from hypothesis import settings
-from msgspec.structs import replace
 
 from batchml.clock import SystemClock
 from batchml.local import control
 from batchml.local.executors import cgroup
-from batchml.local.executors.record import find_processes, mark_of
 from batchml.local.home import Home, ServerEndpoint
-from batchml.local.store.identity import observe
-from batchml.local.store.journal import read_identity, write_identity
+from tests.support.cli import Cli
+from tests.support.executor_rig import Rig, need_engine
+from tests.support.local_server import client_for
+from tests.support.worlds import Worlds, make_pytorch, open_worlds
 
 # A busy machine is no mistake. CI tries the same examples each time, people's runs new ones.
 settings.register_profile("suite", deadline=None, derandomize=bool(os.environ.get("CI")))
@@ -48,6 +45,11 @@ JSONFileLoader.load_file = _load
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What a newcomer types goes first, where nothing is made yet; others share what it makes."""
+    items.sort(key=lambda item: "test_the_readmes_two_commands" not in item.name)
+
+
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Home]:
     """A fresh state folder; whatever server holds it at the end is killed."""
@@ -59,47 +61,10 @@ def home(tmp_path: Path) -> Iterator[Home]:
         os.kill(pid, signal.SIGKILL)
 
 
-def identity_of(home: Home) -> str:
-    """The identity of a state folder, as its last server wrote it down; empty before the first."""
-    if not (home.local / "identity.json").exists():
-        return ""
-    return str(json.loads((home.local / "identity.json").read_text())["id"])
-
-
-def reboot(home: Home) -> None:
-    """Let it seem that the machine has started again since the last server of a state folder."""
-    with closing(sqlite3.connect(home.journal)) as db:
-        kept = read_identity(db)
-        assert kept is not None
-        write_identity(db, replace(observe(home, kept.id), boot="another boot of this machine"))
-        db.commit()
-
-
-def processes_of(home: Home, task_id: str) -> list[int]:
-    """What runs of an attempt."""
-    return find_processes(mark_of(identity_of(home), task_id))
-
-
 @pytest.fixture
 def server(home: Home) -> ServerEndpoint:
     """A running embedded AWS Batch."""
     return control.ensure_server(home, SystemClock())
-
-
-def client_for(home: Home, endpoint: ServerEndpoint, service: str) -> Any:
-    """A plain boto3 client that knows nothing of batchml."""
-    import boto3
-    from botocore.config import Config
-
-    keys = home.keys()
-    return boto3.client(
-        service,
-        region_name="us-east-1",
-        endpoint_url=endpoint.url,
-        aws_access_key_id=keys.access_key_id,
-        aws_secret_access_key=keys.secret_access_key,
-        config=Config(retries={"total_max_attempts": 1, "mode": "standard"}),
-    )
 
 
 @pytest.fixture
@@ -118,6 +83,50 @@ def logs(client: Callable[[str], Any]) -> Any:
 
 
 @pytest.fixture
+def cli(tmp_path: Path, home: Home) -> Iterator[Cli]:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    yield Cli(folder, home)
+
+
+@pytest.fixture(scope="session")
+def environments(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The environments of jobs, for tests that may share them: each is made once in a session.
+
+    Or once for all sessions, in the folder that BATCHML_TEST_ENVS names. A state folder of a test
+    has them as its own by a link: `home.envs.symlink_to(environments)`.
+    """
+    kept = os.environ.get("BATCHML_TEST_ENVS")
+    return Path(kept) if kept else tmp_path_factory.mktemp("envs")
+
+
+@pytest.fixture(scope="session")
+def pytorch(environments: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Python that has PyTorch, as jobs have it."""
+    home = Home(tmp_path_factory.mktemp("home"))
+    home.prepare()
+    home.envs.symlink_to(environments)
+    return make_pytorch(home)
+
+
+@pytest.fixture(scope="session")
+def worlds(pytorch: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
+    """Programs of many ranks, without a launcher: it imports the framework once in a session."""
+    with open_worlds(pytorch, tmp_path_factory.mktemp("worlds")) as opened:
+        yield opened
+
+
+@pytest.fixture
+def rig(home: Home) -> Iterator[Rig]:
+    """Attempts in containers of this machine's Docker engine, in which nothing may be left."""
+    need_engine()
+    made = Rig("docker", home)
+    yield made
+    made.close()
+    assert made.containers() == [], "nothing is left in the engine"
+
+
+@pytest.fixture
 def groups(tmp_path: Path) -> Iterator[cgroup.Groups]:
     """Control groups of a folder of the test's own; skipped where none may be made."""
     found = cgroup.find(tmp_path.name)
@@ -126,43 +135,3 @@ def groups(tmp_path: Path) -> Iterator[cgroup.Groups]:
     yield found
     cgroup.kill(list(found.values()))
     assert cgroup.remove(list(found.values()), 10)
-
-
-def define(batch: Any, command: list[str], name: str = "d", **more: Any) -> str:
-    """Register a job definition of one vCPU that runs on this machine; its name and revision."""
-    container = {
-        "image": "any",
-        "command": command,
-        "resourceRequirements": [
-            {"type": "VCPU", "value": "1"},
-            {"type": "MEMORY", "value": "64"},
-        ],
-        **more.pop("container", {}),
-    }
-    made = batch.register_job_definition(
-        jobDefinitionName=name, type="container", containerProperties=container, **more
-    )
-    return f"{made['jobDefinitionName']}:{made['revision']}"
-
-
-def wait_for(condition: Callable[[], Any], what: str, limit: float = 30.0) -> Any:
-    """Poll until the condition gives something true; fail with `what` after `limit` seconds."""
-    clock = SystemClock()
-    end = clock.monotonic() + limit
-    while clock.monotonic() < end:
-        found = condition()
-        if found:
-            return found
-        clock.sleep(0.02)
-    raise AssertionError(f"not within {limit} s: {what}")
-
-
-def wait_for_job(batch: Any, job_id: str, *statuses: str, limit: float = 30.0) -> dict[str, Any]:
-    """The job's detail once it is in one of `statuses` (SUCCEEDED or FAILED unless given)."""
-    wanted = statuses or ("SUCCEEDED", "FAILED")
-
-    def look() -> Any:
-        found = batch.describe_jobs(jobs=[job_id])["jobs"]
-        return found[0] if found and found[0]["status"] in wanted else None
-
-    return dict(wait_for(look, f"{job_id} {wanted}", limit))

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import house
-from tests.house import PACKAGE, ROOT, imports, paths, place
+from tests.support import house
+from tests.support.house import PACKAGE, ROOT, imports, paths, place
 
 # Imports of ours stand at the top of a module, except for optional features and registries.
 LIMITS = {"imports of ours in functions": 250}

@@ -1,7 +1,7 @@
 """Clients of AWS Batch from PyPI, unmodified, against the embedded server: `make clients`.
 
 Each has a virtual environment of its own, `.venv-clients/NAME`. The AWS CLI, which is a dependency
-of the tests, has tests of its own: tests/e2e/test_aws_cli.py and test_aws_cli_everything.py.
+of the tests, has tests of its own: tests/server/test_aws_cli.py and test_aws_cli_everything.py.
 """
 
 import json
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from batchml.local.home import Home
-from tests.conftest import define
+from tests.support.local_server import define
 
 HERE = Path(__file__).parent
 ENVIRONMENTS = HERE.parents[1] / ".venv-clients"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from batchml.local.home import Home
-from tests.e2e.conftest import Cli
+from tests.support.cli import Cli
 
 LIMIT = 60  # seconds for anything here
 

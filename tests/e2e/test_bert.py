@@ -11,9 +11,9 @@ from urllib.error import URLError
 
 import pytest
 
-from tests.e2e.conftest import Cli, read_rest, read_until
 from tests.e2e.test_translate import TWO_NODES, part_of
-from tests.e2e.worlds import ROOT, kill_a_rank
+from tests.support.cli import Cli, read_rest, read_until
+from tests.support.worlds import ROOT, kill_a_rank
 
 JOB = ROOT / "jobs" / "bert"
 LIMIT = 1200.0  # seconds: the first run downloads and installs a framework

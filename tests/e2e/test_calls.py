@@ -14,8 +14,8 @@ from batchml.context import Context
 from batchml.local.home import Home, ServerEndpoint
 from batchml.model.run import JobStatus, Run
 from batchml.runs.watch.wait import wait
-from tests.counting import Counted, counting
-from tests.fakes import FakeClock
+from tests.support.counting import Counted, counting
+from tests.support.fakes import FakeClock
 
 CONFIG = """
 default = "dev"

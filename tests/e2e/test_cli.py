@@ -13,8 +13,8 @@ import pytest
 
 from batchml.local import control
 from batchml.local.home import Home
-from tests.conftest import client_for, wait_for
-from tests.e2e.conftest import Cli, read_rest, read_until, write_job
+from tests.support.cli import Cli, read_rest, read_until, write_job
+from tests.support.local_server import client_for, wait_for
 
 SHELL = ("--", "sh", "-c")
 RULE = "=" * 80

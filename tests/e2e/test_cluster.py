@@ -7,9 +7,9 @@ import pytest
 
 from batchml.local.home import Home
 from batchml.local.machine import count_vcpus
-from tests.conftest import wait_for
-from tests.e2e.conftest import Cli
 from tests.e2e.test_everyday import Inside
+from tests.support.cli import Cli
+from tests.support.local_server import wait_for
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import sys
 
 from batchml.local.machine import read_machine
-from tests.e2e.conftest import Cli
+from tests.support.cli import Cli
 
 # Two attempts: one that fails after a second, and one that saves when it is asked to.
 PROGRAM = """

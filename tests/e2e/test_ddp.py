@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import Cli, read_rest, read_until, write_job
-from tests.e2e.worlds import ROOT, Worlds, kill_a_rank
+from tests.support.cli import Cli, read_rest, read_until, write_job
+from tests.support.worlds import ROOT, Worlds, kill_a_rank
 
 TORTURE = bool(os.environ.get("BATCHML_TORTURE"))
 PER_NODE = 4 if TORTURE else 1

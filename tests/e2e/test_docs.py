@@ -24,11 +24,11 @@ from batchml.model.environment import (
     Storage,
 )
 from batchml.runtime.checkpoint import newest_step
-from tests.aws_http import served
-from tests.aws_world import Account
-from tests.e2e.worlds import Worlds
-from tests.fakes import FastClock
-from tests.s3 import moto_s3
+from tests.support.aws_http import served
+from tests.support.aws_world import Account
+from tests.support.fakes import FastClock
+from tests.support.s3 import moto_s3
+from tests.support.worlds import Worlds
 
 DOCS = Path(__file__).parents[2] / "docs"
 SEARCH = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))

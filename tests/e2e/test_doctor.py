@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import Cli, Shown, write_job
+from tests.support.cli import Cli, Shown, write_job
 
 START = "https://corp.awsapps.com/start"
 AWS_CONFIG = f"""

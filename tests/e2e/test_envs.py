@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from batchml.config.environments import with_default
-from tests.e2e.conftest import Cli
+from tests.support.cli import Cli
 
 FILE = """# Ours.
 default = "dev"   # the usual one

@@ -9,8 +9,8 @@ import pytest
 
 from batchml.cli.app import run
 from batchml.local.home import Home
-from tests.conftest import wait_for
-from tests.e2e.conftest import Cli, Shown, write_job
+from tests.support.cli import Cli, Shown, write_job
+from tests.support.local_server import wait_for
 
 JOB = """
 image = "python"

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from batchml.local import control
-from tests.conftest import client_for, define
-from tests.contract.executor_rig import IMAGE as ENGINE_IMAGE
-from tests.contract.executor_rig import need_engine
-from tests.e2e.conftest import Cli
-from tests.fakes import FastClock
+from tests.support.cli import Cli
+from tests.support.executor_rig import IMAGE as ENGINE_IMAGE
+from tests.support.executor_rig import need_engine
+from tests.support.fakes import FastClock
+from tests.support.local_server import client_for, define
 
 IMAGE = ("--image", "docker.io/library/alpine:3")  # runs with this machine's programs
 CPUS = str(os.cpu_count() or 1)

@@ -9,9 +9,9 @@ from batchml.client import Client
 from batchml.history import History
 from batchml.local.home import Home
 from batchml.runs.fallback.move import FallbackPlans
-from tests.conftest import wait_for, wait_for_job
-from tests.contract.executor_rig import IMAGE
-from tests.models import ec2
+from tests.support.executor_rig import IMAGE
+from tests.support.local_server import wait_for, wait_for_job
+from tests.support.models import ec2
 
 SAYS = "import os; print('follows', os.environ['BATCHML_MOVED'])"
 

@@ -10,8 +10,8 @@ import pytest
 
 from batchml.client import Client
 from batchml.errors import LogDamaged
-from tests.conftest import client_for
-from tests.e2e.conftest import Cli, read_until
+from tests.support.cli import Cli, read_until
+from tests.support.local_server import client_for
 
 SHELL = ("--", "sh", "-c")
 CHILD = (

@@ -18,7 +18,7 @@ from batchml.model.explanation import Explanation
 from batchml.runs.find import recall, select
 from batchml.runs.groups.members import part_id, parts_of
 from batchml.runs.rerun.resubmit import prepare_again
-from tests.e2e.conftest import Cli, write_job
+from tests.support.cli import Cli, write_job
 
 JOB = """
 image = "python"

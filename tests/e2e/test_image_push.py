@@ -16,10 +16,10 @@ from batchml.errors import AccessError, ImageError, NotFound, ServiceUnreachable
 from batchml.jobs.images import ImageRow, PushTarget, build, pinned, push, read_recipe
 from batchml.local.home import Home
 from batchml.local.images import publish
-from tests.contract.executor_rig import IMAGE, docker, need_engine
-from tests.contract.registry_rig import TOKEN, Answer, Registry, need_registry
-from tests.e2e.conftest import Cli, write_job
-from tests.fakes import FakeClock
+from tests.support.cli import Cli, write_job
+from tests.support.executor_rig import IMAGE, docker, need_engine
+from tests.support.fakes import FakeClock
+from tests.support.registry_rig import TOKEN, Answer, Registry, need_registry
 
 SMALL = (
     "FROM scratch\nCOPY requirements.txt /one\nCOPY batchml /opt/batchml/batchml\n"

@@ -14,10 +14,10 @@ import pytest
 from batchml.jobs.images import read_recipe
 from batchml.local.images import reference
 from batchml.runtime.protocol.log_marks import parse_mark
-from tests.contract.executor_rig import IMAGE as BASE
-from tests.contract.executor_rig import docker, need_engine
-from tests.e2e.conftest import Cli
 from tests.e2e.test_training import LIMIT, check_training, real_mnist
+from tests.support.cli import Cli
+from tests.support.executor_rig import IMAGE as BASE
+from tests.support.executor_rig import docker, need_engine
 
 ROOT = Path(__file__).parent.parent.parent
 TAG = "batchml-test/python"

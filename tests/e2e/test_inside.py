@@ -26,10 +26,10 @@ from batchml.local.home import Home, ServerEndpoint
 from batchml.sessions.exec.backends import capture_output, open_port_forward
 from batchml.sessions.exec.target import find_target
 from batchml.sessions.forward.local import connect_by_exec
-from tests.conftest import client_for, define, wait_for, wait_for_job
-from tests.contract.executor_rig import IMAGE, need_engine
-from tests.e2e.conftest import Cli
-from tests.unit.test_forward import talk_to
+from tests.sessions.test_forward import talk_to
+from tests.support.cli import Cli
+from tests.support.executor_rig import IMAGE, need_engine
+from tests.support.local_server import client_for, define, wait_for, wait_for_job
 
 LIMIT = 30.0
 SERVE = "cd /tmp && exec python3 -m http.server {port} --bind 127.0.0.1"

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from tests.conftest import wait_for_job
-from tests.e2e.conftest import Cli, write_job
+from tests.support.cli import Cli, write_job
+from tests.support.local_server import wait_for_job
 
 JOB = 'image = "python"\ncommand = ["python", "-c", "print(1)"]\n'
 

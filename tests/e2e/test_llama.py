@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.e2e.conftest import Cli, read_rest, read_until
-from tests.e2e.worlds import ROOT, Worlds, kill_a_rank
+from tests.support.cli import Cli, read_rest, read_until
+from tests.support.worlds import ROOT, Worlds, kill_a_rank
 
 STEPS = 12
 MISTAKES = (

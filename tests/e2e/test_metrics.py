@@ -1,6 +1,6 @@
 """Metrics that a program reports, all the way: its file, the log, a client, curves and files."""
 
-from tests.e2e.conftest import Cli, write_job
+from tests.support.cli import Cli, write_job
 
 PROGRAM = """
 from batchml.runtime import report

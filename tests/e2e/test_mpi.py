@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import wait_for
-from tests.contract.executor_rig import IMAGE, docker, need_engine
-from tests.e2e.conftest import Cli, write_job
-from tests.e2e.test_multinode import KINDS
-from tests.needs import unavailable
+from tests.process.test_multinode import KINDS
+from tests.support.cli import Cli, write_job
+from tests.support.executor_rig import IMAGE, docker, need_engine
+from tests.support.local_server import wait_for
+from tests.support.needs import unavailable
 
 JOB = """
 image = "{image}"

@@ -2,7 +2,7 @@
 
 import os
 
-from tests.e2e.conftest import Cli, write_job
+from tests.support.cli import Cli, write_job
 
 JOB = """
 image = "docker.io/library/python:3.12"

@@ -20,10 +20,10 @@ import pytest
 
 from batchml.local.home import Home
 from batchml.runtime.checkpoint import newest_step
-from tests.conftest import identity_of, wait_for
-from tests.contract.executor_rig import IMAGE, docker, need_engine
-from tests.e2e.conftest import Cli, write_job
-from tests.e2e.test_multinode import NAMESPACES, namespaces
+from tests.process.test_multinode import NAMESPACES, namespaces
+from tests.support.cli import Cli, write_job
+from tests.support.executor_rig import IMAGE, docker, need_engine
+from tests.support.local_server import identity_of, wait_for
 
 ROUNDS = int(os.environ.get("BATCHML_TORTURE") or 0)
 SEED = int(os.environ.get("BATCHML_SEED") or random.randrange(10**6))

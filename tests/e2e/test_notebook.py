@@ -16,9 +16,9 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from tests.browser import Browser, browser
-from tests.e2e.conftest import Cli
-from tests.jupyter import LIMIT, run_cell, shown_until, until
+from tests.support.browser import Browser, browser
+from tests.support.cli import Cli
+from tests.support.jupyter import LIMIT, run_cell, shown_until, until
 
 WHERE = ("python", "-m", "batchml.runtime.sessions.notebook", "where")
 

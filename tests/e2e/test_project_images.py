@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from batchml.local.home import Home
-from tests.contract.executor_rig import IMAGE, docker, need_engine
-from tests.e2e.conftest import Cli, write_job
 from tests.e2e.test_secrets import VALUE, digest, keep, places_of
+from tests.support.cli import Cli, write_job
+from tests.support.executor_rig import IMAGE, docker, need_engine
 
 # As conda's tools are called: CREATE --prefix FOLDER --file FILE. Each call is a line of its log.
 CONDA = """\

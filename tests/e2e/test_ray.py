@@ -10,9 +10,9 @@ import pytest
 
 from batchml.local.home import Home
 from batchml.runtime.processes import descendants, send
-from tests.conftest import wait_for
-from tests.e2e.conftest import Cli, read_rest, read_until, write_job
-from tests.e2e.worlds import ROOT
+from tests.support.cli import Cli, read_rest, read_until, write_job
+from tests.support.local_server import wait_for
+from tests.support.worlds import ROOT
 
 LIMIT = 1500.0  # seconds: the first run downloads and installs Ray
 JOB = ROOT / "jobs" / "vit-ray"

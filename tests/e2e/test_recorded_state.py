@@ -17,7 +17,7 @@ import pytest
 from batchml.clock import SystemClock
 from batchml.local import control
 from batchml.local.home import Home
-from tests.e2e.conftest import Cli
+from tests.support.cli import Cli
 
 RECORDED = Path(__file__).parent.parent / "recorded"
 SHOWN = {

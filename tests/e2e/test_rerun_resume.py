@@ -6,7 +6,7 @@ import pytest
 
 from batchml.client import Client
 from batchml.errors import NotFound
-from tests.e2e.conftest import Cli, write_job
+from tests.support.cli import Cli, write_job
 
 JOB = """
 image = "python"

@@ -19,10 +19,10 @@ import pytest
 
 from batchml.local.home import Home
 from batchml.runtime.storage.files import write_atomically
-from tests.conftest import define, wait_for, wait_for_job
-from tests.contract.generate import TORTURE
-from tests.e2e.worlds import Worlds
-from tests.unit.test_notice import Metadata
+from tests.process.test_notice import Metadata
+from tests.support.generate import TORTURE
+from tests.support.local_server import define, wait_for, wait_for_job
+from tests.support.worlds import Worlds
 
 ROOT = Path(__file__).parents[2]
 STEPS, EVERY = 600, 7

@@ -13,10 +13,10 @@ import pytest
 from batchml.clock import SystemClock
 from batchml.local import control
 from batchml.local.home import Home
-from tests.conftest import client_for, define, wait_for_job
-from tests.contract.executor_rig import IMAGE, need_engine
-from tests.e2e.conftest import Cli
-from tests.e2e.test_kill9 import kill_server
+from tests.process.test_kill9 import kill_server
+from tests.support.cli import Cli
+from tests.support.executor_rig import IMAGE, need_engine
+from tests.support.local_server import client_for, define, wait_for_job
 
 VALUE = "correct-horse-battery-staple-7f3a"
 REGION = "eu-west-1"

@@ -1,8 +1,8 @@
 """An environment in AWS, by the real commands over HTTP: CloudFormation, EC2 and the rest by the
 script of `aws_world.py`, AWS Batch and its logs by the embedded server.
 
-What a command says and does in a person's terminal is seen here; `tests/unit/test_setup.py` has
-every failure and interruption.
+What a command says and does in a person's terminal is seen here; `tests/setup/test_setup_plan.py`
+has every failure and interruption.
 """
 
 from collections.abc import Iterator
@@ -12,11 +12,11 @@ import pytest
 
 from batchml.local import control
 from batchml.local.home import Home, ServerEndpoint
-from tests.aws_http import served
-from tests.aws_world import Account, Trouble
-from tests.conftest import client_for
-from tests.e2e.conftest import Cli
-from tests.fakes import FastClock
+from tests.support.aws_http import served
+from tests.support.aws_world import Account, Trouble
+from tests.support.cli import Cli
+from tests.support.fakes import FastClock
+from tests.support.local_server import client_for
 
 CONFIG = """
 default = "dev"

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import wait_for
-from tests.e2e.conftest import Cli, write_job
+from tests.support.cli import Cli, write_job
+from tests.support.local_server import wait_for
 
 CONFIG = """
 default = "dev"

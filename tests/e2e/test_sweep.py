@@ -13,8 +13,8 @@ from batchml.client import Client
 from batchml.local.home import Home
 from batchml.model.sweep import TrialState
 from batchml.sweeps.summary import SweepSnapshot
-from tests.conftest import wait_for
-from tests.e2e.conftest import Cli, read_rest, read_until, write_job
+from tests.support.cli import Cli, read_rest, read_until, write_job
+from tests.support.local_server import wait_for
 
 JOB = """
 image = "docker.io/library/python:3.12"

@@ -14,10 +14,10 @@ from batchml.model.sweep import TrialState
 from batchml.sweeps.run import control_sweep
 from batchml.sweeps.start import SweepOptions, prepare_sweep, start_sweep
 from batchml.sweeps.stores import open_sweep_store
-from tests.conftest import client_for
-from tests.counting import Counted, counting
-from tests.fakes import FakeClock
-from tests.s3 import BUCKET, KEYS, moto_s3
+from tests.support.counting import Counted, counting
+from tests.support.fakes import FakeClock
+from tests.support.local_server import client_for
+from tests.support.s3 import BUCKET, KEYS, moto_s3
 
 CONFIG = """
 default = "dev"

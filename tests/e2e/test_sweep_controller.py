@@ -16,11 +16,11 @@ from batchml.sweeps.control.lease import Lease, LeaseOwner
 from batchml.sweeps.detached import ControllerArguments, open_sweep, submit_controller
 from batchml.sweeps.run import control_sweep
 from batchml.sweeps.start import SweepOptions, prepare_sweep, start_sweep
-from tests.conftest import client_for
-from tests.counting import Counted
 from tests.e2e.test_sweep_calls import Hurried
 from tests.e2e.test_sweep_calls import account as account
 from tests.security.cloudformation import load, policies, statements, texts
+from tests.support.counting import Counted
+from tests.support.local_server import client_for
 
 PINNED = "123456789012.dkr.ecr.us-east-1.amazonaws.com/batchml/controller@sha256:" + "0" * 64
 TABLE = {

@@ -19,9 +19,9 @@ from batchml.runtime.storage.folder import FolderStore
 from batchml.sweeps.control.ledger import SweepLedger
 from batchml.sweeps.control.state import SweepState
 from batchml.sweeps.stores import SweepStore
-from tests.contract.executor_rig import IMAGE, need_engine
-from tests.contract.generate import TORTURE
-from tests.e2e.conftest import Cli, Shown, read_rest, read_until, write_job
+from tests.support.cli import Cli, Shown, read_rest, read_until, write_job
+from tests.support.executor_rig import IMAGE, need_engine
+from tests.support.generate import TORTURE
 
 # Not an image of ours: as a process it needs no environment that has to be made first.
 JOB = f"""

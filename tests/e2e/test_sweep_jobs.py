@@ -18,7 +18,7 @@ from batchml.sweeps.control.events import TrialBatch
 from batchml.sweeps.control.watch import JobObservation
 from batchml.sweeps.jobs import LIMITED, BatchJobs
 from batchml.sweeps.started import StartedSweep
-from tests.conftest import wait_for
+from tests.support.local_server import wait_for
 
 KEY = "2aaaaaaaaaaaaaaaa"
 

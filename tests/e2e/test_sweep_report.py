@@ -11,9 +11,9 @@ import pytest
 
 from batchml.sweeps.control.state import SweepState
 from batchml.sweeps.report.page import write_report
-from tests.browser import Browser, Page, browser
-from tests.fakes import FakeClock
-from tests.sweep_story import BEGAN, PARETO, SPEC, started, told
+from tests.support.browser import Browser, Page, browser
+from tests.support.fakes import FakeClock
+from tests.support.sweep_story import BEGAN, PARETO, SPEC, started, told
 
 PLOTS = (
     "history", "curves", "rungs", "parallel", "importances", "slices", "timeline", "failures",

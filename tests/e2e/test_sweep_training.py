@@ -7,9 +7,9 @@ import pytest
 from batchml.client import Client
 from batchml.local.home import Home
 from batchml.model.sweep import Trial, TrialState
-from tests.e2e.conftest import Cli
 from tests.e2e.test_training import LIMIT, real_mnist
-from tests.few_digits import few_digits
+from tests.support.cli import Cli
+from tests.support.few_digits import few_digits
 
 JOBS = ("lenet", "lenet-mxnet")
 GOOD = ((0.05, 32), (0.03, 32), (0.08, 32), (0.04, 64))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from batchml.local.home import Home
-from tests.e2e.conftest import Cli, Shown
+from tests.support.cli import Cli, Shown
 
 ROOT = Path(__file__).parent.parent.parent
 LIMIT = 1200.0  # seconds: the first run downloads and installs a framework

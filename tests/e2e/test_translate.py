@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from batchml.jobs.find import find_source
 from batchml.local.home import Home
-from tests.e2e.conftest import Cli, read_rest, read_until
-from tests.e2e.worlds import ROOT, Worlds, kill_a_rank, make_python, open_worlds
+from tests.support.cli import Cli, read_rest, read_until
+from tests.support.worlds import ROOT, Worlds, kill_a_rank, make_python, open_worlds
 
 JOB = ROOT / "jobs" / "translate"
 PER_NODE = 2 if os.environ.get("BATCHML_TORTURE") else 1

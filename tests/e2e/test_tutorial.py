@@ -16,9 +16,9 @@ from typing import NamedTuple
 import pytest
 
 from batchml.local.home import Home
-from tests.browser import Browser, Page, browser
 from tests.e2e.test_docs import DOCS, matches
-from tests.jupyter import LIMIT, run_cell, shown_until, until
+from tests.support.browser import Browser, Page, browser
+from tests.support.jupyter import LIMIT, run_cell, shown_until, until
 
 FILES = "document.querySelector('.jp-DirListing-content')?.innerText || ''"
 _ADDRESS = r"(http://127\.0\.0\.1:\d+/\S*)\s"

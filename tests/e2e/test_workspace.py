@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from batchml.local.home import Home
-from tests.conftest import wait_for
-from tests.e2e.conftest import Cli, read_rest
 from tests.e2e.test_everyday import Inside
-from tests.trees import file, make, seen
+from tests.support.cli import Cli, read_rest
+from tests.support.local_server import wait_for
+from tests.support.trees import file, make, seen
 
 DOCS = Path(__file__).parents[2] / "docs"
 

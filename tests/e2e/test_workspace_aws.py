@@ -1,5 +1,5 @@
 """`batchml workspace` in AWS, by the real commands: stacks by the script of `aws_world.py`, and a
-bucket that moto keeps. What carriers do, and FSx's own part, is in tests/unit/test_workspace_*.py.
+bucket that moto keeps. What carriers do, and FSx's own part, is in tests/workspace.
 """
 
 import json
@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from batchml.resources import shipped
-from tests.aws_http import served
-from tests.aws_world import Account
-from tests.e2e.conftest import Cli
-from tests.fakes import FastClock
-from tests.s3 import BUCKET, client, moto_s3
+from tests.support.aws_http import served
+from tests.support.aws_world import Account
+from tests.support.cli import Cli
+from tests.support.fakes import FastClock
+from tests.support.s3 import BUCKET, client, moto_s3
 
 CONFIG = """
 default = "dev"

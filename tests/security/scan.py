@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.needs import unavailable
 from tests.security.cloudformation import ROOT, Template
 from tests.security.guard import RULES
+from tests.support.needs import unavailable
 
 SCANNERS = ROOT / ".venv-scan"
 

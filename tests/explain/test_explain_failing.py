@@ -1,0 +1,652 @@
+"""Why a run failed: each cause by the texts that Docker, ECS, the loader and Python write."""
+
+import re
+import shlex
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+import batchml.explain
+from batchml.errors import NotFound
+from batchml.explain import clues
+from batchml.explain.clues import lines_of_first_rank
+from batchml.explain.failing import EndedRun, why_ended
+from batchml.explain.suggest import CommandWriter, describe_memory, describe_time, own_image
+from batchml.model.record import Record
+from batchml.model.run import Attempt, JobStatus, Run
+from batchml.runtime.protocol.exit_codes import LOG_TOO_LARGE
+from tests.support.explain_world import DEV, ID, NOW, OTHER, Aws, World, ago, job, log
+
+EXITED = "Essential container in task exited"
+OOM = "OutOfMemoryError: Container killed due to memory usage"
+LOST = "Host EC2 (instance i-0abc) terminated."
+TIMED_OUT = "Job attempt duration exceeded timeout"
+
+
+@pytest.fixture(scope="module")
+def aws() -> Iterator[Aws]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ACCESS_KEY_ID", "AKIAEXAMPLE")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        yield Aws()
+
+
+def ended(code: int | None = 1, *lines: str, **more: Any) -> EndedRun:
+    run = Run(
+        ID, "lenet", "q", JobStatus.FAILED, exit_code=code, image="batchml/pytorch:0123456789ab",
+        command=("python", "train.py"), memory_mib=1024, vcpus=1,
+        attempts=(Attempt(exit_code=code, log_stream="s"),),
+        **{"status_reason": EXITED, **more},
+    )  # fmt: skip
+    return EndedRun(run, DEV, lines=lines)
+
+
+LOGS: list[tuple[str, int, str, str, str]] = [  # cause, exit code, line, in the verdict, command
+    ("missing-module", 1, "ModuleNotFoundError: No module named 'einops'", "einops", "image build"),
+    ("missing-module", 1, "ImportError: No module named einops.layers", "einops.layers",
+     "image build"),
+    ("missing-module", 1, "/usr/bin/python3: No module named torch.distributed.run", "torch",
+     "image build"),
+    ("missing-module", 1, "ImportError: cannot import name 'x' from 'torch.utils'", "torch.utils",
+     "image build"),
+    ("missing-library", 127, "/app/train: error while loading shared libraries: libgomp.so.1: "
+     "cannot open shared object file: No such file or directory", "libgomp.so.1", "image build"),
+    ("missing-library", 1, "ImportError: libGL.so.1: cannot open shared object file: No such file",
+     "libGL.so.1", "image build"),
+    ("missing-library", 1, "OSError: libcudart.so.11.0: cannot open shared object file: No such",
+     "libcudart.so.11.0", "image build"),
+    ("missing-library", 1, "./train: /lib/libm.so.6: version `GLIBC_2.34' not found (required by "
+     "./train)", "GLIBC_2.34", "image build"),
+    ("cuda-mismatch", 1, "RuntimeError: CUDA error: CUDA driver version is insufficient for CUDA "
+     "runtime version", "newer than the host's", "image build"),
+    ("cuda-mismatch", 1, "The NVIDIA driver on your system is too old (found version 11040).",
+     "newer than the host's", "image build"),
+    ("cuda-mismatch", 1, "RuntimeError: CUDA error: no kernel image is available for execution on "
+     "the device", "model of GPU", "image build"),
+    ("no-gpu", 1, "RuntimeError: Found no NVIDIA driver on your system.", "GPU", "rerun"),
+    ("no-gpu", 1, "AssertionError: Torch not compiled with CUDA enabled", "GPU", "--gpus 1"),
+    ("no-gpu", 1, "ImportError: libcuda.so.1: cannot open shared object file", "GPU", "--gpus 1"),
+    ("gpu-memory", 1, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB",
+     "GPU's memory", "logs"),
+    ("disk-full", 1, "OSError: [Errno 28] No space left on device: '/tmp/x'", "disk", "logs"),
+    ("shared-memory", 1, "RuntimeError: DataLoader worker (pid 9) is killed by signal: Bus error. "
+     "It is possible that dataloader's workers are out of shared memory.", "shared", "submit"),
+    ("missing-command", 127, "sh: 1: tarin: not found", "tarin", "submit"),
+    ("missing-command", 127, "bash: line 1: tarin: command not found", "tarin", "submit"),
+    ("missing-command", 127, "/job/run.sh: line 3: tarin: command not found", "tarin", "submit"),
+    ("missing-command", 127, "batchml: cannot run 'tarin': no such command in this image.", "tarin",
+     "submit"),
+    ("missing-command", 127, "something else", "127", "submit"),
+    ("missing-file", 2, "python: can't open file '/job/tarin.py': [Errno 2] No such file",
+     "/job/tarin.py", "submit"),
+    ("permission", 1, "PermissionError: [Errno 13] Permission denied: '/data'", "/data", "logs"),
+    ("permission", 126, "sh: 1: ./train.sh: Permission denied", "train.sh", "logs"),
+    ("permission", 126, "something else", "126", "submit"),
+    ("aws-permission", 1, "botocore.exceptions.ClientError: An error occurred (AccessDenied) when "
+     "calling the PutObject operation: Access Denied", "PutObject", "logs"),
+    ("credentials", 1, "botocore.exceptions.NoCredentialsError: Unable to locate credentials",
+     "credentials", "setup"),
+    ("exec-format", 126, "batchml: cannot run './train': Exec format error", "processor", "submit"),
+    ("port-in-use", 1, "OSError: [Errno 98] Address already in use", "port", "logs"),
+    ("network", 1, "curl: (6) Could not resolve host: example.org", "network", "doctor"),
+    ("python-memory", 1, "MemoryError", "memory", "--memory '2 GiB'"),
+    ("python-memory", 1, "numpy.core._exceptions.MemoryError: Unable to allocate 9 GiB", "memory",
+     "--memory"),
+    ("signal", 139, "epoch 3", "SIGSEGV", "logs"),
+    ("signal", 134, "terminate called", "SIGABRT", "logs"),
+    ("signal", 137, "epoch 3", "SIGKILL", "--memory '2 GiB'"),
+    ("exception", 1, "torch.distributed.DistBackendError: NCCL timed out", "NCCL", "logs"),
+    ("exception", 1, "ValueError: lr must be positive", "lr must be positive", "logs"),
+    ("exit-code", 3, "no luck today", "code 3", "logs"),
+    ("budget", 143, "batchml: the budget of --max-cost is spent: 60 of 60 seconds.", "budget",
+     "rerun"),
+    ("duplicate", 77, "batchml: this is a second run of one submission; 0abc goes on. Nothing was "
+     "run.", "0abc goes on", "show 0abc"),
+    ("not-prepared", 78, "batchml: the code archive c.tar.gz cannot be unpacked: no", "never run",
+     "submit"),
+    ("store-unreachable", 75, "batchml: s3://b/code: no answer", "never run", "rerun"),
+    ("crash-loop", 76, "batchml: a crash loop: the last 3 starts (generations 1, 2, 3) made no new "
+     "checkpoint. The last of them: Rank 3 on node 1 ended with 1.", "Rank 3 on node 1", "logs"),
+    ("unfit-hosts", 78, "batchml: 4 hosts were unfit: i-0a: GPU 2 has ECC errors", "i-0a", "logs"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("cause", "code", "line", "said", "command"), LOGS)
+def test_the_last_page_of_the_log_tells_why_a_program_failed(
+    cause: str, code: int, line: str, said: str, command: str
+) -> None:
+    found = why_ended(ended(code, "epoch 0 loss 2.3", "Traceback (most recent call last):", line))
+    assert found.cause == cause
+    assert said in found.verdict
+    assert command in found.command
+    assert any(line.startswith(each.removesuffix("...")) for each in found.evidence)
+    assert shlex.split(found.command)[-2:] == ["--env", "dev"]
+
+
+GAVE_UP = [
+    ("unfit-host", "this host (i-0abc) is unfit: GPU 2 has 3 uncorrected errors", "i-0abc"),
+    ("node-lost", "node 1 (ip-10-0-0-2) does not answer any more. It did not come back", "node 1"),
+    ("nodes-missing", "nodes 2, 3 did not come within 1200 s", "2, 3"),
+    ("hung", "No rank gave a sign of life for 600 s.", "600 s"),
+    ("spot", "spot notice: the host goes at 12:00:00", "12:00:00"),
+    ("not-ended", "processes on node 3 could not be ended", "node 3"),
+    ("gave-up", "something that is not in any table", "any table"),
+]
+
+
+@pytest.mark.parametrize(("cause", "line", "said"), GAVE_UP)
+def test_a_run_that_another_host_may_do_says_what_was_wrong_with_this_one(
+    cause: str, line: str, said: str
+) -> None:
+    found = why_ended(ended(75, "step 7", f"batchml: {line}", key="k" * 17, max_attempts=2,
+                            environment={"BATCHML_LAUNCH": "{}"}))  # fmt: skip
+    assert found.cause == cause
+    assert said in found.verdict
+    assert found.evidence[0].startswith("host-lost: attempt 1 of 2 gave up with code 75")
+    assert "rerun" in found.command
+    assert "--attempts 4" in found.command
+
+
+def test_of_many_ranks_the_one_that_failed_first_is_read() -> None:
+    printed = [
+        "[r1] Traceback (most recent call last):", "[r3] Traceback (most recent call last):",
+        "[r1] RuntimeError: Connection closed by peer", "[r3] KeyError: 'loss'",
+        "batchml: its last lines were:", "  Traceback (most recent call last):",
+        '    File "/job/train.py", line 4, in main', "  KeyError: 'loss'",
+        "batchml: Rank 3 on node 1 (10.0.0.7) ended with 1. The start before it ended so, too",
+    ]  # fmt: skip
+    found = why_ended(ended(1, *lines_of_first_rank(printed)))
+    assert found.cause == "exception"
+    assert "KeyError: 'loss'" in found.verdict
+    assert found.evidence[1].startswith("Rank 3 on node 1 (10.0.0.7) ended with 1.")
+    assert lines_of_first_rank(printed[:4])[2] == "RuntimeError: Connection closed by peer"
+
+
+STARTS = [
+    ("image-access", "CannotPullContainerError: Error response from daemon: pull access denied for "
+     "lenet, repository does not exist or may require 'docker login'", "image push pytorch"),
+    ("image-missing", "CannotPullContainerError: manifest for img:v9 not found: manifest unknown",
+     "image push pytorch"),
+    ("image-rate-limit", "CannotPullContainerError: toomanyrequests: You have reached your pull "
+     "rate limit", "image push pytorch"),
+    ("image-network", "CannotPullContainerError: Get https://registry/v2/: net/http: request "
+     "canceled while waiting for connection", "setup"),
+    ("image-network", "CannotPullContainerError: dial tcp 10.0.0.1:443: i/o timeout", "setup"),
+    ("image-architecture", "CannotPullContainerError: no matching manifest for linux/arm64/v8",
+     "image build pytorch"),
+    ("package-missing", "CannotPullContainerError: ERROR: No matching distribution found for "
+     "torhc==2", "submit jobs/lenet"),
+    ("package-missing", "CannotPullContainerError: Could not find a version that satisfies the "
+     "requirement torhc==2 (from versions: none)", "submit jobs/lenet"),
+    ("disk-full", "CannotPullContainerError: write /var/lib/docker/tmp/x: no space left on device",
+     "setup"),
+    ("disk-full", "CannotCreateContainerError: mkdir /var: no space left on device", "setup"),
+    ("missing-command", 'CannotStartContainerError: OCI runtime create failed: exec: "tarin": '
+     "executable file not found in $PATH: unknown", "submit"),
+    ("missing-command", 'CannotStartContainerError: exec: "/app/x": stat /app/x: no such file or '
+     "directory: unknown", "submit"),
+    ("permission", 'CannotStartContainerError: exec: "./run.sh": permission denied: unknown',
+     "submit"),
+    ("exec-format", "CannotStartContainerError: exec /app/train: exec format error", "image build"),
+    ("cuda-mismatch", "CannotStartContainerError: nvidia-container-cli: requirement error: "
+     "unsatisfied condition: cuda>=12.4, please update your driver", "image build"),
+    ("no-gpu-driver", "CannotStartContainerError: nvidia-container-cli: initialization error: nvml "
+     "error: driver not loaded", "compute list"),
+    ("secret", "ResourceInitializationError: unable to pull secrets or registry auth: execution "
+     "resource retrieval failed", "setup"),
+    ("not-started", "DockerTimeoutError: Could not transition to created; timed out after waiting "
+     "4m0s", "show"),
+    ("not-started", "CannotCreateContainerError: something new", "show"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("cause", "reason", "command"), STARTS)
+def test_the_containers_reason_tells_why_it_was_not_started(
+    cause: str, reason: str, command: str
+) -> None:
+    found = why_ended(ended(None, status_reason="Task failed to start", reason=reason))
+    assert found.cause == cause
+    assert command in found.command
+    if cause == "package-missing":  # AWS's text looks like a failure of Docker
+        assert found.verdict == "pip cannot find torhc==2 (requirements.txt)."
+        pip = reason.removeprefix("CannotPullContainerError: ").removeprefix("ERROR: ")
+        assert found.evidence == (f"pip says: {pip}",)
+        return
+    assert len([each for each in found.evidence if reason[:60] in each]) == 1
+
+
+def test_what_a_table_of_clues_means_is_in_words_for_people() -> None:
+    for clue in (*clues.DISK, *clues.START, *clues.PULL, *clues.LOG):
+        assert clue.verdict.endswith(".") and clue.fix.endswith("."), clue
+        assert clue.verdict.count("{") <= clue.pattern.groups, clue
+
+
+def test_the_page_about_explain_names_every_cause() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "explain.md").read_text("utf-8")
+    sources = (Path(batchml.explain.__file__).parent).glob("*.py")
+    text = "\n".join(path.read_text("utf-8") for path in sources)
+    named = re.findall(r'(?:Explanation\(|_clue\()\s*"([a-z0-9-]+)"', text)
+    assert len(set(named)) > 50
+    assert [cause for cause in sorted(set(named)) if f"`{cause}`" not in page] == []
+
+
+def test_what_stands_far_up_is_no_cause_when_an_exception_stands_at_the_end() -> None:
+    early = "cp: cannot create '/data/x': Permission denied"
+    lines = [early, *["epoch"] * 50, "ValueError: lr"]
+    assert why_ended(ended(1, *lines)).cause == "exception"
+    assert why_ended(ended(1, early, *["epoch"] * 50)).cause == "permission"
+
+
+@pytest.mark.parametrize("word", ["lib", "A", "A.", "version 'GLIBC_", "exec: ", " "])
+def test_a_very_long_line_takes_no_longer_than_others(word: str) -> None:
+    """CloudWatch Logs takes 1 MiB in one event."""
+    line = word * (2**20 // len(word))
+    began = time.process_time()
+    assert clues.match_log([line]) is None
+    assert clues.match_reason(line) is None
+    assert clues.last_exception([line]) == ""
+    assert time.process_time() - began < 5
+    found = clues.match_log([line + "\rImportError: No module named 'torch'"])
+    assert found is not None and "torch" in found.verdict
+
+
+def test_a_child_says_which_of_how_many_it_is() -> None:
+    array = Run("a", "lenet", "q", JobStatus.FAILED, array_size=10, children={"FAILED": 1})
+    run = Run(f"{ID}:3", "lenet", "q", JobStatus.FAILED, exit_code=2, array_index=3)
+    assert why_ended(EndedRun(run, DEV, array=array)).evidence[0] == "child 3 of 10"
+
+
+def test_what_needs_more_is_run_again_with_all_that_it_was() -> None:
+    """`rerun` keeps tags, variables, parameters and the array; of one, what failed is enough."""
+    run = ended(137, reason=OOM, params={"lr": 0.1}).run
+    assert (
+        why_ended(EndedRun(run, CommandWriter(job="x"))).command
+        == f"batchml rerun {ID} --memory '2 GiB'"
+    )
+    for children, words in (({"FAILED": 2}, ""), ({"FAILED": 1, "SUCCEEDED": 1}, " --failed")):
+        array = Run("whole", "lenet", "q", JobStatus.FAILED, array_size=2, children=children)
+        found = why_ended(EndedRun(replace(run, array_index=0), CommandWriter(), array=array))
+        assert found.command == f"batchml rerun whole{words} --memory '2 GiB'"
+
+
+def test_a_run_whose_budget_was_spent_is_given_twice_of_it() -> None:
+    line = "batchml: the budget of --max-cost is spent: 60 of 60 seconds."
+    end = replace(ended(143, line), max_cost=0.25)
+    assert why_ended(end).command == f"batchml rerun {ID} --max-cost 0.5 --env dev"
+
+
+def test_without_the_jobs_folder_the_run_itself_is_repeated() -> None:
+    line = "batchml: the code archive c.tar.gz cannot be unpacked: no"
+    found = why_ended(EndedRun(ended(78).run, CommandWriter(), lines=(line,)))
+    assert found.command == "batchml submit --name lenet --image pytorch -- python train.py"
+    child = replace(ended(78).run, array_index=1)
+    array = Run("whole", "lenet", "q", JobStatus.FAILED, array_size=2)
+    found = why_ended(EndedRun(child, CommandWriter(), array, lines=(line,)))
+    assert "--array 2 -- python train.py" in found.command
+
+
+def test_with_the_jobs_folder_its_parameters_are_given_again() -> None:
+    run = ended(78, params={"lr": 0.1, "name": "a b"}).run
+    line = "batchml: the code archive c.tar.gz cannot be unpacked: no"
+    assert why_ended(EndedRun(run, CommandWriter(job="jobs/lenet"), lines=(line,))).command == (
+        "batchml submit jobs/lenet -p lr=0.1 -p 'name=a b'"
+    )
+
+
+_LINE = st.text(max_size=60) | st.sampled_from([line for _, _, line, *_ in LOGS])
+
+
+@given(
+    st.none() | st.integers(-3, 300),
+    st.sampled_from([EXITED, OOM, LOST, TIMED_OUT, "", "x", "Task failed to start",
+                     "Dependent Job failed", "Array Child Job failed", "JobQueue deleted"]),
+    st.sampled_from(["", OOM, *(reason for _, reason, _ in STARTS)]) | st.text(max_size=30),
+    st.lists(_LINE, max_size=5), st.booleans(),
+)  # fmt: skip
+def test_every_end_has_one_verdict_and_one_command_whatever_was_printed(
+    code: int | None, because: str, reason: str, lines: list[str], ended_by_user: bool
+) -> None:
+    found = why_ended(
+        ended(code, *lines, status_reason=because, reason=reason, is_terminated=ended_by_user)
+    )
+    assert found.verdict and found.cause and shlex.split(found.command)
+    assert found.evidence
+    assert max(map(len, found.evidence)) <= 303
+
+
+# --- commands -----------------------------------------------------------------------------------
+
+
+def commands() -> Iterator[str]:
+    """Every command that the tables here and there name."""
+    for _, code, line, *_ in LOGS:
+        yield why_ended(ended(code, line)).command
+        yield why_ended(EndedRun(ended(code, line).run, CommandWriter(), lines=(line,))).command
+    for _, reason, _ in STARTS:
+        yield why_ended(ended(None, status_reason="Task failed to start", reason=reason)).command
+    for because in (LOST, TIMED_OUT, "JobQueue deleted", "Dependent Job failed", "CAPACITY:", ""):
+        yield why_ended(ended(None, status_reason=because)).command
+
+
+def test_every_command_that_is_named_is_one_that_we_have() -> None:
+    for command in sorted({*commands(), *WAITING_COMMANDS}):
+        assert takes(command), command
+
+
+WAITING_COMMANDS = {
+    f"batchml {words} --env dev"
+    for words in (
+        "ls --queue default", "ls --queue default --status RUNNING", "explain @last",
+        "compute list", "compute update gpu --max-vcpus 128", "compute update gpu --enable",
+        "setup --plan",
+        "queue update default --enable", "queue list", "doctor", "cancel @last", "wait @last",
+        "logs -f @last", "show @last",
+    )
+} | {"batchml local status"}  # fmt: skip
+
+
+def takes(command: str) -> bool:
+    """True when the command line reads it without a complaint; nothing is carried out."""
+    from batchml.cli.app import whole
+
+    words = shlex.split(command)[1:]
+    words = words[: words.index("--")] if "--" in words else words
+    found = whole()
+    context = found.make_context("batchml", words)
+    while hasattr(found, "resolve_command"):
+        name, found, words = found.resolve_command(
+            context, [*context._protected_args, *context.args]
+        )
+        context = found.make_context(name, words, parent=context)
+    return not context.args
+
+
+# --- with AWS -----------------------------------------------------------------------------------
+
+
+def failed(because: str = EXITED, **more: Any) -> dict[str, Any]:
+    tried = {"container": {"logStreamName": "s", "exitCode": 1}, "statusReason": because}
+    container = {"exitCode": 1, "logStreamName": "s", **more.pop("container", {})}
+    return job("FAILED", text=because, container=container, **{"attempts": [tried], **more})
+
+
+def test_a_failed_program_takes_two_calls_and_one_page_of_its_log(aws: Aws) -> None:
+    world = World(failed(), GetLogEvents=log(
+        "::batchml host vcpus=2", "ModuleNotFoundError: No module named 'x'",
+        "::batchml end code=1 lines=1"))  # fmt: skip
+    told, calls = aws.explain(world)
+    assert calls == ["DescribeJobs", "GetLogEvents"]
+    asked = aws.session.asked("GetLogEvents")[0]
+    assert (asked["logStreamName"], asked["limit"]) == ("s", 200)
+    assert "nextToken" not in asked and not asked.get("startFromHead")
+    assert told.explanation.cause == "missing-module"
+    assert not any("::batchml" in each for each in told.explanation.evidence)
+
+
+def test_a_log_that_is_gone_leaves_the_exit_code(aws: Aws) -> None:
+    told, _ = aws.explain(World(failed(), GetLogEvents="ResourceNotFoundException: no"))
+    assert told.explanation.cause == "exit-code"
+    assert told.unasked == ("logs:GetLogEvents (ResourceNotFoundException)",)
+
+
+def test_of_an_array_one_failed_child_is_explained_by_four_calls(aws: Aws) -> None:
+    array = failed("Array Child Job failed", container={}, attempts=[], arrayProperties={
+        "size": 10, "statusSummary": {"FAILED": 2, "SUCCEEDED": 8}})  # fmt: skip
+    child = {**failed(), "jobId": f"{ID}:3", "arrayProperties": {"index": 3}}
+    listed = {"jobId": f"{ID}:3", "jobName": "lenet", "status": "FAILED"}
+    world = World(None, DescribeJobs=[{"jobs": [array]}, {"jobs": [child]}],
+                  ListJobs={"jobSummaryList": [listed]},
+                  GetLogEvents=log("MemoryError"))  # fmt: skip
+    told, calls = aws.explain(world)
+    assert calls == ["DescribeJobs", "ListJobs", "DescribeJobs", "GetLogEvents"]
+    assert told.explanation.evidence[0] == "child 3 of 10"
+    assert told.explanation.cause == "python-memory"
+
+
+def test_children_that_failed_are_told_together_by_six_calls_at_most(aws: Aws) -> None:
+    """One page lists them all; those that ended differently are looked at first."""
+    array = failed("Array Child Job failed", container={}, attempts=[], arrayProperties={
+        "size": 10, "statusSummary": {"FAILED": 5, "SUCCEEDED": 5}})  # fmt: skip
+    ends = {1: {"exitCode": 1}, 2: {"exitCode": 1}, 3: {"exitCode": 1}, 4: {"exitCode": 1},
+            7: {"exitCode": 137, "reason": OOM}}  # fmt: skip
+    listed = [
+        {"jobId": f"{ID}:{n}", "jobName": "lenet", "status": "FAILED", "statusReason": EXITED,
+         "container": end, "arrayProperties": {"index": n}} for n, end in ends.items()
+    ]  # fmt: skip
+    children = [
+        {**failed(container=ends[n]), "jobId": f"{ID}:{n}", "arrayProperties": {"index": n}}
+        for n in (1, 2, 7)
+    ]
+    world = World(None, DescribeJobs=[{"jobs": [array]}, {"jobs": children}],
+                  ListJobs={"jobSummaryList": listed},
+                  GetLogEvents=log("ValueError: lr"))  # fmt: skip
+    told, calls = aws.explain(world)
+    assert calls == ["DescribeJobs", "ListJobs", "DescribeJobs", *["GetLogEvents"] * 3]
+    assert aws.session.asked("DescribeJobs")[1]["jobs"] == [f"{ID}:{n}" for n in (1, 2, 7)]
+    found = told.explanation
+    assert found.verdict == (
+        "5 of its 10 children failed. Children 1 and 2: The program raised ValueError: lr"
+    )
+    assert found.evidence[:3] == (
+        "failed: 1, 2, 3, 4 and 7; 1, 2 and 7 examined",
+        "children: 5 FAILED (4 app-error, 1 out-of-memory), 5 SUCCEEDED of 10",
+        "Child 7: It needed more memory than the 15 GiB that it had.",
+    )
+    assert found.cause == "exception"
+
+
+def test_a_multi_node_run_is_explained_by_its_main_nodes_log(aws: Aws) -> None:
+    nodes = {"numNodes": 2, "mainNode": 0, "nodeRangeProperties": []}
+    whole = {**job("FAILED", text=EXITED, attempts=[{"container": {"exitCode": 1}}]),
+             "container": {}, "nodeProperties": nodes}  # fmt: skip
+    main = {**failed(), "jobId": f"{ID}#0"}
+    world = World(None, DescribeJobs=[{"jobs": [whole]}, {"jobs": [main]}],
+                  GetLogEvents=log("ValueError: lr"))  # fmt: skip
+    told, calls = aws.explain(world)
+    assert calls == ["DescribeJobs", "DescribeJobs", "GetLogEvents"]
+    assert told.explanation.cause == "exception"
+
+
+def test_what_cannot_be_submitted_from_here_is_not_named_as_the_way_out() -> None:
+    for more in ({"nodes": 2}, {"node_index": 1}):
+        for end in (
+            ended(143, is_terminated=True, status_reason="by hand", **more),
+            ended(137, reason=OOM, **more),
+        ):
+            assert why_ended(end).command == f"batchml show {ID} --env dev"
+
+
+def test_a_run_of_several_nodes_is_repeated_on_as_many() -> None:
+    run = ended(78, key="k" * 17, nodes=3).run
+    line = "batchml: the code archive c.tar.gz cannot be unpacked: no"
+    again = why_ended(EndedRun(run, CommandWriter(job="jobs/ddp"), lines=(line,))).command
+    assert again == "batchml submit jobs/ddp --nodes 3"
+    lost = why_ended(
+        EndedRun(replace(run, exit_code=75), CommandWriter(), lines=("batchml: node 1 is gone",))
+    )
+    assert lost.cause == "node-lost"
+    assert lost.command == f"batchml rerun {ID} --attempts 2"
+
+
+@pytest.mark.parametrize(("lifecycle", "cause"), [("spot", "spot"), (None, "host-lost")])
+def test_a_lost_host_was_a_spot_instance_or_was_not(
+    aws: Aws, lifecycle: str | None, cause: str
+) -> None:
+    one = {"InstanceId": "i-0abc", "State": {"Name": "terminated"},
+           "StateReason": {"Message": "Server.SpotInstanceTermination"},
+           **({"InstanceLifecycle": lifecycle} if lifecycle else {})}  # fmt: skip
+    world = World(failed(LOST, retryStrategy={"attempts": 2}),
+                  DescribeInstances={"Reservations": [{"Instances": [one]}]})  # fmt: skip
+    told, calls = aws.explain(world)
+    assert calls == ["DescribeJobs", "DescribeInstances"]
+    assert told.explanation.cause == cause
+    assert "--attempts 4" in told.explanation.command
+
+
+def test_ec2_may_have_forgotten_the_host(aws: Aws) -> None:
+    told, _ = aws.explain(World(failed(LOST), DescribeInstances="InvalidInstanceID.NotFound: gone"))
+    assert told.explanation.cause == "host-lost"
+    assert told.unasked == ("ec2:DescribeInstances (InvalidInstanceID.NotFound)",)
+
+
+def test_a_run_whose_dependency_failed_leads_to_that_one(aws: Aws) -> None:
+    world = World(None, DescribeJobs=[
+        {"jobs": [failed("Dependent Job failed", dependsOn=[{"jobId": OTHER}], attempts=[])]},
+        {"jobs": [{**failed(), "jobId": OTHER}]}])  # fmt: skip
+    told, calls = aws.explain(world)
+    assert len(calls) == 2
+    assert told.explanation.command == f"batchml explain {OTHER} --env dev"
+
+
+@pytest.mark.parametrize(
+    ("detail", "cause", "command"),
+    [
+        (failed(container={"reason": OOM, "exitCode": 137}), "out-of-memory", "'30 GiB'"),
+        (failed(TIMED_OUT, timeout={"attemptDurationSeconds": 600}), "timed-out",
+         "--timeout 1200s"),
+        (failed("enough", isTerminated=True), "cancelled", "rerun"),
+        (failed("JobQueue deleted", attempts=[]), "cancelled", "rerun"),
+        (failed("Container Overrides length must be at most 8192", attempts=[]),
+         "overrides-too-long", "--dry-run"),
+        (failed("Canceled by JobStateTimeLimit action due to reason: "
+                "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY", isCancelled=True), "unschedulable",
+         "compute list"),
+        (failed("something new", container={"exitCode": None}), "unknown", "show"),
+        ({**failed(), "status": "SUCCEEDED"}, "succeeded", "show"),
+    ],
+)  # fmt: skip
+def test_each_other_end_has_its_verdict(
+    aws: Aws, detail: dict[str, Any], cause: str, command: str
+) -> None:
+    container = {k: v for k, v in detail["container"].items() if v is not None}
+    told, calls = aws.explain(World({**detail, "container": container}))
+    assert told.explanation.cause == cause
+    assert command in told.explanation.command
+    assert len(calls) <= 2
+
+
+# --- what AWS Batch has forgotten ---------------------------------------------------------------
+
+RECORD = Record(
+    job_id=ID, name="lenet", env="dev", queue="q", at=ago(20 * 24 * 60), job="jobs/lenet",
+    command=("python", "train.py"), memory_mib=512, status="FAILED", outcome="app-error",
+    exit_code=1, reason=EXITED, attempts=(Attempt(exit_code=1, log_stream="s", host="i-0abc"),),
+    log_group="/batchml/dev",
+)  # fmt: skip
+
+
+def test_what_aws_batch_has_forgotten_is_explained_from_here_and_its_log(aws: Aws) -> None:
+    world = World(None, GetLogEvents=log("ValueError: lr"))
+    told, calls = aws.explain(world, record=RECORD)
+    assert calls == ["DescribeJobs", "GetLogEvents"]
+    assert told.is_forgotten
+    assert told.explanation.evidence[0] == "app-error: the program ended with code 1 on i-0abc"
+    assert aws.session.asked("GetLogEvents")[0]["logGroupName"] == "/batchml/dev"
+
+
+def test_a_log_that_could_grow_no_more_is_the_cause_and_not_the_signal() -> None:
+    reason = f"{LOG_TOO_LARGE}: the log of this attempt has reached the largest file size"
+    found = why_ended(ended(143, "x", reason=reason))
+    assert (found.cause, found.verdict) == (
+        "log-too-large", "It was stopped because its log reached the limit of the file size."
+    )  # fmt: skip
+    assert found.evidence[0].endswith(f"with code 143, signal SIGTERM: {reason}")
+
+
+def test_without_a_log_what_is_kept_here_is_enough(aws: Aws) -> None:
+    record = Record(job_id=ID, name="lenet", at=ago(20_000), status="FAILED", reason=EXITED,
+                    container_reason=OOM, exit_code=137, memory_mib=512)  # fmt: skip
+    told, _ = aws.explain(World(None), record=record)
+    assert (told.explanation.cause, told.is_forgotten) == ("out-of-memory", True)
+
+
+def test_an_end_that_nobody_saw_is_not_made_up(aws: Aws) -> None:
+    told, _ = aws.explain(World(None), record=Record(job_id=ID, name="lenet", at=ago(20_000)))
+    assert told.explanation.cause == "forgotten"
+    told, _ = aws.explain(World(None), record=Record(job_id=ID, name="lenet", at=ago(0.1)))
+    assert told.explanation.cause == "submitted"
+
+
+def test_what_nobody_knows_is_not_found(aws: Aws) -> None:
+    with pytest.raises(NotFound, match="not known to the server"):
+        aws.explain(World(None))
+
+
+# --- words --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("reference", "name"),
+    [
+        ("pytorch", "pytorch"), ("batchml/pytorch:0123456789ab", "pytorch"),
+        ("123456789012.dkr.ecr.us-east-1.amazonaws.com/batchml/pytorch@sha256:0", "pytorch"),
+        ("docker.io/library/python:3.12", ""), ("ghcr.io/notbatchml/x:1", ""), ("", ""),
+    ],
+)  # fmt: skip
+def test_the_folder_of_an_image_of_ours_is_known(reference: str, name: str) -> None:
+    assert own_image(reference) == name
+
+
+def test_times_and_sizes_are_short() -> None:
+    assert [describe_time(s * 1000) for s in (5, 150, 7200, 3 * 86_400)] == [
+        "5 s", "2 min", "2 h", "3 days",
+    ]  # fmt: skip
+    assert (describe_memory(512), describe_memory(2048), describe_memory(1536)) == (
+        "512 MiB",
+        "2 GiB",
+        "1536 MiB",
+    )
+    assert NOW > 0
+
+
+LOOP = (
+    "batchml: a crash loop: the last 3 starts (generations 1, 2, 3) made no new checkpoint. The "
+    "last of them: Rank 0 on node 0 was ended by SIGKILL."
+)
+
+
+@pytest.mark.parametrize(
+    ("begun", "why", "says", "not_said"),
+    [
+        ("", LOOP, "see MEMORY in batchml show", "saves nothing"),
+        (", from step 20", LOOP, "mostly the kernel", "saves nothing"),
+        (".", LOOP, "each start began anew", "Correct the program"),
+        (
+            ".",
+            LOOP.replace("was ended by SIGKILL", "ended"),
+            "Correct the program",
+            "MEMORY",
+        ),
+    ],
+)
+def test_a_crash_loop_is_advised_on_by_how_it_ended_and_by_what_it_saved(
+    begun: str, why: str, says: str, not_said: str
+) -> None:
+    start = f"batchml: generation 3: 1 node, 2 ranks{begun.rstrip('.')}."
+    lines = (*((start,) if begun else ()), "[r0] epoch 1", "batchml: its last lines were:", why)
+    fix = why_ended(
+        EndedRun(ended(76, key="k").run, CommandWriter(), lines=lines_of_first_rank(lines))
+    ).fix
+    assert says in fix and not_said not in fix
+
+
+def test_an_unfit_host_is_the_only_one_on_this_machine() -> None:
+    line = "batchml: this host (a) is unfit: no space; another one is tried (1 of 3)"
+    gave_up = EndedRun(ended(75, key="k").run, CommandWriter(), lines=(line,))
+    assert "only host" in why_ended(gave_up).fix
+    assert "another host may be fit" in why_ended(replace(gave_up, words=CommandWriter("dev"))).fix
+    final = EndedRun(
+        ended(78, key="k").run, CommandWriter(), lines=("batchml: 3 hosts were unfit: a: full",)
+    )
+    assert why_ended(final).verdict.startswith("This machine is not fit")
+
+
+def test_a_rerun_is_not_said_to_go_on() -> None:
+    lost = EndedRun(ended(75, key="k").run, CommandWriter(), lines=("batchml: node 1 is gone",))
+    assert why_ended(lost).fix.endswith("With --resume this rerun does too.")

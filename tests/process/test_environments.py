@@ -1,0 +1,391 @@
+"""Environments of real pip and real venv, from packages that the tests make. No network."""
+
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from batchml import local
+from batchml.clock import SystemClock
+from batchml.local import control, environments
+from batchml.local.home import Home
+from batchml.local.images import find, publish
+from batchml.runtime.processes import descendants, send
+from tests.process.test_processes import is_alive
+from tests.support.local_server import client_for, processes_of, wait_for, wait_for_job
+
+CLOCK = SystemClock()
+MAKE = str(Path(str(local.__file__)).with_name("environments.py"))
+
+
+def wheel(folder: Path, name: str, text: str) -> None:
+    """A package of one module, as the smallest wheel that pip installs."""
+    info = f"{name}-1.0.dist-info"
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n"
+    kind = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    files = {f"{name}.py": text, f"{info}/METADATA": metadata, f"{info}/WHEEL": kind}
+    record = "".join(f"{path},,\n" for path in (*files, f"{info}/RECORD"))
+    with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as archive:
+        for path, content in {**files, f"{info}/RECORD": record}.items():
+            archive.writestr(path, content)
+
+
+# A source package brings its own build backend, which waits until a file appears.
+_BACKEND = """
+import os, shutil, time
+def build_wheel(folder, config_settings=None, metadata_directory=None):
+    open({marker!r}, "a").write("building\\n")
+    while not os.path.exists({go!r}):
+        time.sleep(0.02)
+    shutil.copy({wheel!r}, folder)
+    return os.path.basename({wheel!r})
+"""
+
+
+class Index:
+    """The folder in which pip looks, instead of an index; and the gate of its slow package."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "index"
+        self.hidden = folder / "hidden"
+        self.marker = folder / "building"
+        self.go = folder / "go"
+        self.folder.mkdir()
+        self.hidden.mkdir()
+        wheel(self.folder, "quick", "answer = 42\n")
+        self._slow()
+
+    def _slow(self) -> None:
+        wheel(self.hidden, "slow", "answer = 43\n")
+        source = self.hidden / "slow-1.0"
+        source.mkdir()
+        (source / "pyproject.toml").write_text(
+            '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+            '[project]\nname = "slow"\nversion = "1.0"\n'
+        )
+        (source / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: slow\nVersion: 1.0\n")
+        (source / "backend.py").write_text(
+            _BACKEND.format(
+                marker=str(self.marker),
+                go=str(self.go),
+                wheel=str(self.hidden / "slow-1.0-py3-none-any.whl"),
+            )
+        )
+        with tarfile.open(self.folder / "slow-1.0.tar.gz", "w:gz") as archive:
+            archive.add(source, "slow-1.0")
+
+    def builds(self) -> int:
+        return len(self.marker.read_text().splitlines()) if self.marker.exists() else 0
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
+    made = Index(tmp_path)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(made.folder))
+    monkeypatch.setenv("PIP_CACHE_DIR", str(tmp_path / "pip-cache"))
+    return made
+
+
+# --- the maker alone --------------------------------------------------------------------------
+
+
+class Maker:
+    """Makes one environment, as often as it is asked to."""
+
+    def __init__(self, folder: Path, requirement: str) -> None:
+        self.target = folder / "envs" / "e"
+        self.requirements = folder / "requirements.txt"
+        self.requirements.write_text(f"# a comment\n\n{requirement}\n")
+        self.processes: list[subprocess.Popen[str]] = []
+
+    def start(self) -> subprocess.Popen[str]:
+        command = [sys.executable, "-I", MAKE, str(self.requirements), str(self.target)]
+        process = subprocess.Popen(
+            [*command, sys.executable], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        self.processes.append(process)
+        return process
+
+    def make(self) -> list[str]:
+        """Make it and return what was said; it must succeed."""
+        process = self.start()
+        said, _ = process.communicate(timeout=60)
+        assert process.returncode == 0, said
+        return said.splitlines()
+
+    def python(self, script: str) -> str:
+        python = self.target / "bin" / "python"
+        return subprocess.run(
+            [python, "-I", "-c", script], capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+
+@pytest.fixture
+def makers() -> Iterator[list[Maker]]:
+    """Whatever of them still runs at the end is killed."""
+    made: list[Maker] = []
+    yield made
+    for process in (process for maker in made for process in maker.processes):
+        if process.poll() is None:
+            send([*descendants(process.pid), process.pid], signal.SIGKILL)
+        process.communicate(timeout=10)
+
+
+@pytest.fixture
+def quick(index: Index, tmp_path: Path, makers: list[Maker]) -> Maker:
+    makers.append(Maker(tmp_path, "quick==1.0"))
+    return makers[-1]
+
+
+@pytest.fixture
+def slow(index: Index, tmp_path: Path, makers: list[Maker]) -> Maker:
+    makers.append(Maker(tmp_path, "slow"))
+    return makers[-1]
+
+
+def test_an_environment_is_made_once_and_is_there_at_once_the_next_time(quick: Maker) -> None:
+    said = quick.make()
+    assert said[0] == "creating it (once for these requirements)"
+    assert "installing 1 package" in said
+    assert quick.python("import quick; print(quick.answer)") == "42"
+    before = (quick.target / "pyvenv.cfg").stat().st_mtime_ns
+    assert quick.make() == []
+    assert (quick.target / "pyvenv.cfg").stat().st_mtime_ns == before
+
+
+def test_an_environment_that_was_moved_is_made_anew_where_it_is(quick: Maker) -> None:
+    """Its scripts name the path at which it was made."""
+    quick.make()
+    target = quick.target.with_name("elsewhere")
+    quick.target.rename(target)
+    assert not environments.is_whole(str(target))
+    quick.target = target
+    assert quick.make()[0] == "creating it (once for these requirements)"
+    first = (target / "bin" / "pip").read_text().partition("\n")[0]
+    assert first.startswith(f"#!{target}/bin/python")
+    assert quick.make() == []
+
+
+def test_an_environment_without_requirements_needs_no_pip(tmp_path: Path, makers: Any) -> None:
+    maker = Maker(tmp_path, "")
+    makers.append(maker)
+    maker.make()
+    assert maker.python("print(1)") == "1"
+    assert not (maker.target / "bin" / "pip").exists()
+
+
+def test_two_at_once_are_one_run_of_pip(index: Index, slow: Maker) -> None:
+    first = slow.start()
+    wait_for(index.builds, "pip builds")
+    second = slow.start()
+    assert second.stdout is not None
+    assert second.stdout.readline().startswith("waiting for another run")
+    index.go.touch()
+    for process in (first, second):
+        process.communicate(timeout=60)
+        assert process.returncode == 0
+    assert index.builds() == 1
+    assert slow.python("import slow; print(slow.answer)") == "43"
+
+
+def test_one_that_was_killed_halfway_is_made_afresh_but_not_beside_an_orphaned_pip(
+    index: Index, slow: Maker
+) -> None:
+    victim = slow.start()
+    wait_for(index.builds, "pip builds")
+    orphans = descendants(victim.pid)
+    victim.kill()
+    victim.wait(10)
+    try:
+        second = slow.start()
+        assert second.stdout is not None
+        assert second.stdout.readline().startswith("waiting for another run")
+        assert all(is_alive(pid) for pid in orphans)
+        (slow.target / "half-made").touch()
+    finally:
+        send(orphans, signal.SIGKILL)
+    index.go.touch()
+    rest, _ = second.communicate(timeout=60)
+    assert second.returncode == 0, rest
+    assert rest.startswith("creating it")
+    assert slow.python("import slow; print(slow.answer)") == "43"
+    assert not (slow.target / "half-made").exists()
+
+
+def test_a_requirement_that_fails_is_one_clear_line(
+    index: Index, tmp_path: Path, makers: list[Maker]
+) -> None:
+    maker = Maker(tmp_path, "quick==2.0")
+    makers.append(maker)
+    process = maker.start()
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert said.splitlines()[-1] == (
+        "Could not find a version that satisfies the requirement quick==2.0 (from versions: 1.0)"
+    )
+    assert not (maker.target / ".complete").exists()
+
+
+# --- through the server -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def batch(index: Index, home: Home) -> Iterator[Any]:
+    """The server starts after `index`, and so pip knows where to look."""
+    endpoint = control.ensure_server(home, CLOCK)
+    yield client_for(home, endpoint, "batch")
+    index.go.touch()
+    control.stop_server(home, CLOCK)
+    for attempt in home.attempts.iterdir():
+        while left := processes_of(home, attempt.name):
+            send(left, signal.SIGKILL)
+
+
+def submit(batch: Any, home: Home, requirement: str, *command: str) -> str:
+    source = home.root.parent / "picture"
+    source.mkdir(exist_ok=True)
+    (source / "requirements.txt").write_text(requirement + "\n")
+    batch.register_job_definition(
+        jobDefinitionName="d",
+        type="container",
+        containerProperties={
+            "image": publish(home.images, source),
+            "command": list(command),
+            "resourceRequirements": [
+                {"type": "VCPU", "value": "1"},
+                {"type": "MEMORY", "value": "64"},
+            ],
+        },
+    )
+    made = batch.submit_job(jobName="j", jobQueue="default", jobDefinition="d")
+    return str(made["jobId"])
+
+
+def test_an_environment_that_cannot_be_made_is_an_image_that_cannot_be_pulled(
+    batch: Any, home: Home
+) -> None:
+    job = wait_for_job(batch, submit(batch, home, "no-such-package", "true"))
+    assert (job["status"], job["statusReason"]) == ("FAILED", "Task failed to start")
+    assert job["container"]["reason"].startswith(
+        "CannotPullContainerError: Could not find a version that satisfies the requirement "
+        "no-such-package"
+    )
+    assert "exitCode" not in job["container"]
+    assert len(job["attempts"]) == 1
+
+
+def test_a_job_runs_in_its_environment_and_shows_how_far_that_is_meanwhile(
+    batch: Any, home: Home, index: Index
+) -> None:
+    script = "import slow, sys; sys.exit(slow.answer)"
+    job_id = submit(batch, home, "slow", "python", "-c", script)
+
+    def shown() -> str:
+        found = batch.describe_jobs(jobs=[job_id])["jobs"][0]
+        assert found["status"] in ("RUNNABLE", "STARTING")
+        return str(found.get("statusReason", ""))
+
+    wait_for(lambda: "fetching slow" in shown() or "finding slow" in shown(), "progress is seen")
+    wait_for(index.builds, "pip builds")
+    assert shown().startswith("Making the environment picture-")
+    index.go.touch()
+    job = wait_for_job(batch, job_id)
+    assert (job["status"], job["container"]["exitCode"]) == ("FAILED", 43)
+    assert job["statusReason"] == "Essential container in task exited"
+
+
+def test_a_job_can_be_terminated_while_its_environment_is_made(
+    batch: Any, home: Home, index: Index
+) -> None:
+    job_id = submit(batch, home, "slow", "true")
+    wait_for(index.builds, "pip builds")
+    (attempt,) = home.attempts.iterdir()
+    assert processes_of(home, attempt.name)
+    batch.terminate_job(jobId=job_id, reason="changed my mind")
+    job = wait_for_job(batch, job_id, limit=15)
+    assert (job["status"], job["statusReason"]) == ("FAILED", "changed my mind")
+    assert processes_of(home, attempt.name) == []
+    assert not list(home.envs.glob("*/.complete"))
+
+
+def test_a_server_killed_while_an_environment_is_made_goes_on_with_it(
+    batch: Any, home: Home, index: Index
+) -> None:
+    job_id = submit(batch, home, "slow", "python", "-c", "import slow")
+    wait_for(index.builds, "pip builds")
+    pid = home.holder()
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not home.is_held(), "the killed server is gone")
+    batch = client_for(home, control.ensure_server(home, CLOCK), "batch")
+
+    def reason() -> str:
+        return str(batch.describe_jobs(jobs=[job_id])["jobs"][0].get("statusReason", ""))
+
+    wait_for(lambda: reason().startswith("Making the environment picture-"), "it is made")
+    index.go.touch()
+    assert wait_for_job(batch, job_id)["status"] == "SUCCEEDED"
+    assert index.builds() == 1
+
+
+# --- images -----------------------------------------------------------------------------------
+
+
+def test_the_tag_of_an_image_changes_with_what_decides_its_environment(tmp_path: Path) -> None:
+    images = tmp_path / "home" / "images"
+    source = tmp_path / "picture"
+    source.mkdir()
+    (source / "requirements.txt").write_text("quick==1.0\n")
+    first = publish(images, source)
+    (source / "notes.txt").write_text("for nobody\n")
+    assert publish(images, source) == first
+    (source / "Dockerfile").write_text("FROM scratch\n")
+    assert publish(images, source) != first, "what is built from it is another image"
+    (source / "Dockerfile").unlink()
+    (source / "requirements.txt").write_text("quick==1.1\n")
+    second = publish(images, source)
+    (source / ".python-version").write_text("3.99\n")
+    third = publish(images, source)
+    assert len({first, second, third}) == 3
+    found = find(images, first)
+    assert found is not None
+    assert found.requirements.read_text() == "quick==1.0\n"
+    assert found.python() == sys.executable
+    wanting = find(images, third)
+    assert wanting is not None and wanting.python() is None
+    assert find(images, first[:-1] + "x") is None
+    assert find(images, "python:3.11") is None
+    assert find(images, "batchml/../../etc:0123456789ab") is None
+
+
+def test_publishing_makes_a_private_folder_and_leaves_nothing_else(tmp_path: Path) -> None:
+    """It may be what makes the state folder, before any server has."""
+    home = Home(tmp_path / "home")
+    source = tmp_path / "picture"
+    source.mkdir()
+    reference = publish(home.images, source)  # an image that needs nothing
+    assert publish(home.images, source) == reference
+    assert [entry.name for entry in home.images.iterdir()] == [
+        reference.removeprefix("batchml/").replace(":", "-")
+    ]
+    assert home.root.stat().st_mode & 0o077 == 0
+    home.prepare()
+
+
+def test_an_image_for_a_python_that_is_not_here_fails_and_says_so(batch: Any, home: Home) -> None:
+    source = home.root.parent / "picture"
+    source.mkdir()
+    (source / ".python-version").write_text("3.99\n")
+    job = wait_for_job(batch, submit(batch, home, "quick", "true"))
+    assert job["status"] == "FAILED"
+    assert job["container"]["reason"].startswith(
+        "CannotPullContainerError: the image picture needs Python 3.99, and no python3.99"
+    )

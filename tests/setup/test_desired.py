@@ -1,0 +1,112 @@
+"""What batchml.toml wants of AWS: the stacks' parameters, and what follows from an update."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from batchml.aws.cloudformation import Stack
+from batchml.config.environments import read_environments
+from batchml.model.environment import Environment
+from batchml.resources import shipped
+from batchml.setup.desired import STACKS, SetupSpec, content_version, wanted_stacks, wanted_state
+from batchml.setup.values import UNKNOWN, CurrentState
+from tests.support.aws_world import parsed
+
+TEMPLATES = {short: (shipped("cfn") / f"{short}.yaml").read_text("utf-8") for short in STACKS}
+
+
+def described(**table: Any) -> Environment:
+    usual = {
+        "region": "us-east-1",
+        "compute": {"gpu": {"instance_types": ["g5"], "max_vcpus": 8}},
+        "queues": {"default": {"compute": ["gpu"]}},
+    }
+    return read_environments({"env": {"dev": {**usual, **table}}}, "here")[1]["dev"]
+
+
+def scheme(**table: Any) -> SetupSpec:
+    return SetupSpec("dev", described(**table), TEMPLATES, lambda platform: {})
+
+
+def deployed(made: SetupSpec, **outputs: dict[str, str]) -> CurrentState:
+    """As though everything of the scheme were there, with these outputs of its stacks."""
+    facts = CurrentState()
+    for short in wanted_stacks(made):
+        blueprint = next(b for b in wanted_state(made, facts).stacks if b.name == made.stack(short))
+        stack = Stack(
+            blueprint.name, blueprint.name, "CREATE_COMPLETE", "", outputs.get(short, {}),
+            blueprint.parameters, blueprint.tags, template=blueprint.template,
+        )  # fmt: skip
+        facts = replace(facts, stacks={**facts.stacks, stack.name: stack})
+    return facts
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {},
+        {"ami": "build", "storage": {"workspace": "fsx-lustre"}},
+        {"network": {"egress": "endpoints", "zones": 3, "cidr": "10.0.0.0/20"}},
+        {"budget": {"usd": 5, "email": "a@b.c"}, "storage": {"workspace": "none"}},
+        {"secrets": ["arn:aws:ssm:us-east-1:123456789012:parameter/team/wandb"]},
+    ],
+    ids=["usual", "built", "endpoints", "budget", "secrets"],
+)
+def test_stacks_are_given_the_parameters_that_they_have_and_no_others(table: Any) -> None:
+    for blueprint in wanted_state(scheme(**table), CurrentState()).stacks:
+        known = parsed(blueprint.template)["Parameters"]
+        assert set(blueprint.parameters) <= set(known), blueprint.name
+        needed = {name for name, body in known.items() if "Default" not in body}
+        assert needed <= set(blueprint.parameters), blueprint.name
+        for name, value in blueprint.parameters.items():
+            allowed = known[name].get("AllowedValues")
+            assert not allowed or value in map(str, allowed), f"{name}={value}"
+
+
+def test_an_image_is_built_anew_when_its_template_has_changed() -> None:
+    text = TEMPLATES["ami"]
+    stacks = {b.name: b for b in wanted_state(scheme(ami="build"), CurrentState()).stacks}
+    assert stacks["batchml-dev-ami"].parameters["ContentVersion"] == content_version(text)
+    assert content_version(text) != content_version(text.replace("nvidia", "Nvidia", 1))
+    assert content_version(text) == content_version(text + "\n")
+    major, *parts = content_version(text).split(".")
+    assert (major, len(parts)) == ("1", 2)
+    assert all(0 <= int(part) < 2**30 for part in parts)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "what"),
+    [
+        ({"storage": {"workspace": "efs"}}, {"storage": {"workspace": "fsx-lustre"}}, "templates"),
+        ({"network": {"zones": 2}}, {"network": {"zones": 3}}, "environments"),
+    ],
+    ids=["file system", "subnets"],
+)
+def test_what_follows_from_an_update_of_a_stack_is_in_the_plan(
+    before: Any, after: Any, what: str
+) -> None:
+    facts = deployed(
+        scheme(**before),
+        network={"SubnetIds": "subnet-1,subnet-2", "VpcId": "vpc-1", "SecurityGroupId": "sg-1"},
+        storage={"FileSystemId": "fs-1", "FileSystemDns": "fs-1.efs"},
+    )
+    same = getattr(wanted_state(scheme(**before), facts), what)
+    other = getattr(wanted_state(scheme(**after), facts), what)
+    assert same != other
+    if what == "environments":
+        subnets = other["batchml-dev-gpu"]["computeResources"]["subnets"]
+        assert all(UNKNOWN in subnet for subnet in subnets)
+
+
+def test_a_changed_template_alone_leaves_the_outputs_of_its_stack() -> None:
+    made = scheme()
+    facts = deployed(made, network={"SubnetIds": "subnet-1", "SecurityGroupId": "sg-1"})
+    changed = replace(made, templates={**TEMPLATES, "network": TEMPLATES["network"] + "# new\n"})
+    environments = wanted_state(changed, facts).environments
+    assert environments["batchml-dev-gpu"]["computeResources"]["subnets"] == ["subnet-1"]
+
+
+def test_the_templates_are_those_that_ship(tmp_path: Path) -> None:
+    assert {path.stem for path in shipped("cfn").glob("*.yaml")} == set(STACKS)

@@ -1,0 +1,166 @@
+"""A driver's library that is not one: libnvidia-ml.so.1 with two GPUs that do as they are told.
+
+Built by the machine's compiler, so that what is proved is the calls themselves: names, arguments,
+layouts. It follows nvml.h.
+"""
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from batchml.runtime.telemetry.gpus import Nvml
+from tests.support.needs import unavailable
+
+SOURCE = r"""
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+typedef unsigned long long u64;
+struct gpu { u64 lost, action, errors, uncorrected, pending, failed, slow; };
+static struct gpu gpus[2];
+static u64 count = 2, init, old, events[8][3];
+static int waiting, watched, opened;
+static const char *ids[2] = {"GPU-aaaa", "GPU-bbbb"};
+
+void fake_reset(void) {
+    memset(gpus, 0, sizeof gpus);
+    count = 2; init = old = 0; waiting = watched = opened = 0;
+}
+int fake_opened(void) { return opened; }
+void fake_set(const char *what, int gpu, u64 value) {
+    struct gpu *g = &gpus[gpu];
+    if (!strcmp(what, "count")) count = value;
+    if (!strcmp(what, "init")) init = value;
+    if (!strcmp(what, "old")) old = value;
+    if (!strcmp(what, "lost")) g->lost = value;
+    if (!strcmp(what, "action")) g->action = value;
+    if (!strcmp(what, "errors")) g->errors = value;
+    if (!strcmp(what, "uncorrected")) g->uncorrected = value;
+    if (!strcmp(what, "pending")) g->pending = value;
+    if (!strcmp(what, "failed")) g->failed = value;
+    if (!strcmp(what, "slow")) g->slow = value;
+}
+void fake_event(int gpu, u64 kind, u64 data) {
+    u64 each[3] = {gpu, kind, data};
+    memcpy(events[waiting++], each, sizeof each);
+}
+
+int nvmlInit_v2(void) { if (init) return (int)init; opened++; return 0; }
+int nvmlShutdown(void) { opened--; return 0; }
+const char *nvmlErrorString(int code) {
+    return code == 15 ? "GPU is lost" : code == 9 ? "Driver Not Loaded" : "Unknown Error";
+}
+int nvmlDeviceGetCount_v2(unsigned *found) { *found = (unsigned)count; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, struct gpu **handle) {
+    if (index >= count) return 2;
+    *handle = &gpus[index];
+    return gpus[index].lost == 28 ? 28 : 0;
+}
+int nvmlDeviceGetHandleByUUID(const char *id, struct gpu **handle) {
+    for (unsigned i = 0; i < count; i++)
+        if (!strcmp(id, ids[i])) return nvmlDeviceGetHandleByIndex_v2(i, handle);
+    return 6;
+}
+int nvmlDeviceGetMemoryInfo(struct gpu *g, u64 *memory) {
+    memory[0] = 16ull << 30; memory[1] = 15ull << 30; memory[2] = 1ull << 30;
+    return (int)g->lost;
+}
+int nvmlDeviceGetUtilizationRates(struct gpu *g, unsigned *rates) {
+    rates[0] = g == gpus ? 40 : 80; rates[1] = 1;
+    return 0;
+}
+/* Process 4 computes on both, 5 on the second alone. */
+struct process { unsigned pid; u64 held; unsigned instance, compute; };
+int nvmlDeviceGetComputeRunningProcesses_v3(struct gpu *g, unsigned *count, struct process *all) {
+    unsigned there = g == gpus ? 1 : 2;
+    if (old) return 3;
+    if (*count < there) return 7;
+    all[0].pid = 4; all[0].held = 300ull << 20;
+    if (there == 2) { all[1].pid = 5; all[1].held = ~0ull; }
+    *count = there;
+    return 0;
+}
+struct value { unsigned field, scope; long long at, took; unsigned kind; int failed; u64 value; };
+int nvmlDeviceGetFieldValues(struct gpu *g, int number, struct value *v) {
+    if (number != 1 || v->field != 230) return 2;
+    v->failed = old ? 3 : 0; v->kind = 1;
+    v->value = 0xdead00000000ull | g->action;  /* of a union only the first half is written */
+    return 0;
+}
+int nvmlDeviceGetTotalEccErrors(struct gpu *g, int kind, int counter, u64 *found) {
+    if (kind != 1 || counter != 0) return 2;
+    *found = g->errors;
+    return 0;
+}
+int nvmlDeviceGetRemappedRows(struct gpu *g, unsigned *corrected, unsigned *uncorrected,
+                              unsigned *pending, unsigned *failed) {
+    if (old) return 3;
+    *corrected = 0; *uncorrected = (unsigned)g->uncorrected;
+    *pending = (unsigned)g->pending; *failed = (unsigned)g->failed;
+    return 0;
+}
+/* As older drivers have it: the newer name is not there. */
+int nvmlDeviceGetCurrentClocksThrottleReasons(struct gpu *g, u64 *found) {
+    *found = g->slow | 1;  /* and that it is idle, which is no trouble */
+    return 0;
+}
+int nvmlEventSetCreate(void **set) { *set = events; return 0; }
+int nvmlEventSetFree(void *set) { return set == events ? 0 : 2; }
+int nvmlDeviceRegisterEvents(struct gpu *g, u64 kinds, void *set) {
+    if (set != events || (old && kinds != 8)) return 3;
+    watched++;
+    return 0;
+}
+struct event { struct gpu *gpu; u64 kind, data; unsigned instance, compute; };
+int nvmlEventSetWait_v2(void *set, struct event *found, unsigned wait) {
+    const char *breaks = getenv("FAKE_XID_79");  /* a file: the first GPU breaks, once */
+    if (set != events || wait != 0) return 2;
+    if (breaks && !unlink(breaks)) fake_event(0, 8, 79);
+    if (!waiting) return 10;
+    found->gpu = &gpus[events[0][0]]; found->kind = events[0][1]; found->data = events[0][2];
+    memmove(events[0], events[1], sizeof events - sizeof events[0]);
+    waiting--;
+    return 0;
+}
+"""
+
+
+class FakeDriver:
+    """The library, and what it is told to say."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = str(path)
+        self._library = ctypes.CDLL(self._path)
+        self._library.fake_reset()
+
+    def open(self) -> Nvml:
+        """What the runtime opens instead of the machine's own."""
+        return Nvml(lambda name: ctypes.CDLL(self._path))
+
+    def set(self, what: str, value: int, gpu: int = 0) -> None:
+        self._library.fake_set(what.encode(), gpu, ctypes.c_ulonglong(value))
+
+    def happen(self, kind: int, data: int, gpu: int = 0) -> None:
+        """An event, which waits until it is asked for."""
+        self._library.fake_event(gpu, ctypes.c_ulonglong(kind), ctypes.c_ulonglong(data))
+
+    @property
+    def users(self) -> int:
+        """How many have opened it and not closed it."""
+        found: Any = self._library.fake_opened()
+        return int(found)
+
+
+def build(folder: Path) -> Path:
+    """The library in this folder; the test is skipped where nothing can build it."""
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        unavailable("needs a C compiler")
+    source, library = folder / "nvml.c", folder / "libnvidia-ml.so.1"
+    source.write_text(SOURCE)
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-o", str(library), str(source)], check=True, timeout=60
+    )
+    return library
