@@ -10,36 +10,37 @@ endif
 # Else every session of pytest would make all tests ready anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test fast slow again torture clients check lint types bench help-texts picture wheel clean
+.PHONY: demo test full slow torture clients check lint types bench help-texts picture wheel clean
 
 demo: .venv/installed  ## LeNet learns handwritten digits, through the embedded AWS Batch
 	$(BIN)/batchml submit --wait lenet
 
-test: fast slow  ## every test
+PYTEST := $(BIN)/python -m pytest
+PARALLEL := -n 3 --dist worksteal
 
-fast: .venv/installed-dev .venv-scan/installed
-	$(BIN)/python -m pytest -n 3 --dist worksteal -m 'not slow and not clients'
+test: .venv/installed-dev .venv-scan/installed  ## five minutes: every rule, the server, and one of each journey
+	$(PYTEST) $(PARALLEL) -m 'not full and not slow and not clients'
+
+full: .venv/installed-dev .venv-scan/installed
+	$(PYTEST) $(PARALLEL) -m 'not slow and not clients'
 
 # Training has the machine to itself: beside other work its threads wait for each other.
 slow: .venv/installed-dev .venv-scan/installed
-	$(BIN)/python -m pytest -m slow
-
-again: .venv/installed-dev  ## the tests that failed, one at a time
-	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none
+	$(PYTEST) -m slow
 
 TORTURES := torture server/test_malformed.py server/test_forged.py jobs/test_ignore.py \
   runs/test_submit.py runs/test_watch_world.py runtime/test_transfer.py process/test_torchrun.py \
   e2e/test_resume.py e2e/test_ddp.py e2e/test_nodes_killed.py e2e/test_sweep_detached.py
 
 torture: .venv/installed-dev  ## hours: ten thousand kills, every system call, every bad request
-	BATCHML_TORTURE=$${BATCHML_TORTURE:-20} $(BIN)/python -m pytest -s $(addprefix tests/,$(TORTURES))
+	BATCHML_TORTURE=$${BATCHML_TORTURE:-20} $(PYTEST) -s $(addprefix tests/,$(TORTURES))
 
 CLIENTS := airflow miniwdl torchx
 
 clients: .venv/installed-dev $(CLIENTS:%=.venv-clients/%/installed)  ## AWS Batch clients from PyPI, unmodified
-	BATCHML_REQUIRE_CLIENTS=1 $(BIN)/python -m pytest tests/clients
+	BATCHML_REQUIRE_CLIENTS=1 $(PYTEST) tests/clients
 
-check: lint types test clients  ## what CI runs
+check: lint types full slow clients  ## what CI runs: every test
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .

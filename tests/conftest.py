@@ -45,8 +45,18 @@ JSONFileLoader.load_file = _load
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# Folders of which `make test` runs only the tests that are marked as journeys.
+_FULL = ("e2e", "process", "torture")
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What a newcomer types goes first, where nothing is made yet; others share what it makes."""
+    """Mark what only `make check` runs. The README's commands come first, where nothing is made
+    yet; other tests share what they make.
+    """
+    for item in items:
+        if item.path.parent.name in _FULL and item.get_closest_marker("journey") is None:
+            item.add_marker("full")
     items.sort(key=lambda item: "test_the_readmes_two_commands" not in item.name)
 
 

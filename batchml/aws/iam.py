@@ -43,7 +43,7 @@ _ARNS = {
     "bucket": "s3:::batchml-{env}-{account}-{region}*",
     "object": "s3:::batchml-{env}-{account}-{region}/code/*",
     "bucket itself": "s3:::batchml-{env}-{account}-{region}",
-    "board": "s3:::batchml-{env}-{account}-{region}/runs/*",
+    "results": "s3:::batchml-{env}-{account}-{region}/runs/*",
     "archive": "s3:::batchml-{env}-{account}-{region}/workspace/*",
     "half sent": "s3:::batchml-{env}-{account}-{region}/workspace/.batchml/archive/uploads/*",
     "file system": "fsx:{region}:{account}:file-system/*",
@@ -108,7 +108,7 @@ _COMMON: Mapping[Command, Mapping[str, str]] = {
         "consumable": "CreateConsumableResource UpdateConsumableResource "
         "DeleteConsumableResource TagResource",
         "job": "TerminateJob",
-        "board": "s3:GetObject s3:PutObject s3:DeleteObject",
+        "results": "s3:GetObject s3:PutObject s3:DeleteObject",
         "bucket itself": "s3:ListBucket",
     },
     "logs": {
@@ -140,7 +140,7 @@ _COMMON: Mapping[Command, Mapping[str, str]] = {
     # In addition to `submit`: files in transfer to and from a file system, and the archive.
     "workspace": {
         ANY: "batch:DescribeJobs batch:ListJobs",
-        "board": "s3:GetObject s3:PutObject s3:DeleteObject",
+        "results": "s3:GetObject s3:PutObject s3:DeleteObject",
         "archive": "s3:GetObject s3:PutObject",
         "bucket itself": "s3:ListBucket",
     },

@@ -49,7 +49,7 @@ ORDER = tuple(name for names in GROUPS.values() for name in names)
 _MODULES = {
     "init": ("setup.commands.doctor",), "doctor": ("setup.commands.doctor",),
     "submit": ("runs.commands.submit",), "alloc": ("sessions.commands.alloc",),
-    "sweep": ("sweeps.commands.sweep",),
+    "sweep": ("sweeps.commands.sweeps",),
     "sweeps": ("sweeps.commands.sweeps", "sweeps.commands.manage"),
     "ls": ("runs.commands.list",), "show": ("runs.commands.show",), "logs": ("runs.commands.logs",),
     "shell": ("sessions.commands.shell",), "forward": ("sessions.commands.shell",),

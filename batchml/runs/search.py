@@ -33,7 +33,7 @@ from batchml.model.run import (
 
 COMMIT_TAG = "batchml:commit"
 SWEEP_TAG = "batchml:sweep"  # tag of the runs of a sweep: its key
-_BOARD = (
+_STORE_VARIABLE = (
     "BATCHML_SWEEP"  # variable of its trials: the address of its store, which ends with the key
 )
 FORGETTING = 8 * 24 * 3_600_000  # ms after its submission: then an unknown run is lost
@@ -149,8 +149,8 @@ class FoundRun(Struct, frozen=True):
     @property
     def sweep(self) -> str:
         """The key of the sweep that submitted it, as a trial or its controller; empty for none."""
-        board = self.run.environment.get(_BOARD, "") if self.run else ""
-        key = self.tags.get(SWEEP_TAG, "") or board.rstrip("/").rpartition("/")[2]
+        store = self.run.environment.get(_STORE_VARIABLE, "") if self.run else ""
+        key = self.tags.get(SWEEP_TAG, "") or store.rstrip("/").rpartition("/")[2]
         return key if is_key(key) else ""
 
     @property

@@ -10,9 +10,9 @@ from batchml.model.names import join_shell, long_duration
 from batchml.model.sweep import Params, SweepSpec, count_points
 from batchml.sweeps.control.plan import rung_size
 from batchml.sweeps.control.pruning import rung_ends
-from batchml.sweeps.report.data import command_words
 from batchml.sweeps.samplers.choose import suggest_trials
 from batchml.sweeps.spec.rules import notices
+from batchml.sweeps.started import command_words
 
 SAMPLES = 3  # commands of first trials
 _SHORT = 27  # steps of a full training; up to here the default of `early_stop.min` is 1

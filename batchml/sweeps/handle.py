@@ -8,9 +8,9 @@ from pathlib import Path
 from batchml.context import Context, Notify
 from batchml.errors import NotFound
 from batchml.model.sweep import Trial
-from batchml.sweeps.code_update import check_code, describe_old_code, send_code
-from batchml.sweeps.control.requests import SweepRequest, put_request
+from batchml.sweeps.control.inbox import SweepRequest, put_request
 from batchml.sweeps.control.state import SweepState
+from batchml.sweeps.jobs import check_code, describe_old_code, send_code
 from batchml.sweeps.manage import make_confirm, make_rerun, make_resume, make_top_up, stop_sweep
 from batchml.sweeps.report.page import write_report
 from batchml.sweeps.results import best_trial

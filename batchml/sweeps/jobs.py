@@ -1,16 +1,22 @@
-"""The jobs of a sweep in AWS Batch: `control.watch.SweepJobs` by the calls that `submit` uses."""
+"""The jobs of a sweep in AWS Batch, by the calls that `submit` uses, and the code that they run."""
 
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
 
+import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
 from batchml.aws.batch.jobs import list_failed_children
 from batchml.aws.batch.requests import SubmissionContext, SubmissionRequests, make_submission
 from batchml.aws.batch.resources import ConsumableApi
-from batchml.context import Notify
-from batchml.errors import BatchmlError, ServiceError
+from batchml.aws.s3 import BucketStore
+from batchml.context import Context, Notify
+from batchml.errors import BatchmlError, NotFound, ServiceError, UsageError
+from batchml.jobs.code import CodeArchive, pack
 from batchml.model.names import to_name
 from batchml.model.record import Record
 from batchml.model.run import Run
@@ -18,14 +24,114 @@ from batchml.runs.in_flight import RateBucket
 from batchml.runs.package import PackageStore, put
 from batchml.runs.send import adopt, lag, look_up, own_share
 from batchml.runs.submit import submit
-from batchml.sweeps.code_update import with_current_code
+from batchml.runtime.storage.store import Store
 from batchml.sweeps.control.events import TrialBatch
 from batchml.sweeps.control.watch import FailedChild, JobObservation
 from batchml.sweeps.started import StartedSweep
 
-if TYPE_CHECKING:
-    from batchml.context import Context
-    from batchml.runtime.storage.store import Store
+# --- The code of the next batches: the user may send other code -----------------------------------
+
+
+CODE = "code.json"  # in the sweep's store, once other code was sent
+
+
+class CodeUpdate(Struct, frozen=True):
+    """The code of the next batches. Only a name: all archives of the sweep are in one place."""
+
+    name: str  # of the archive
+    at: float  # when it was sent, in seconds since the epoch
+
+
+def current_code(sweep: StartedSweep, store: Store) -> CodeUpdate:
+    """The code that the next batch runs. Raises StoreError."""
+    data = store.get(CODE)
+    try:
+        found = msgspec.json.decode(data, type=CodeUpdate) if data else None
+    except msgspec.DecodeError:
+        found = None
+    if found is None or "/" in found.name:
+        return CodeUpdate(sweep.code.rpartition("/")[2], sweep.created_at)
+    return found
+
+
+def with_current_code(sweep: StartedSweep, store: Store) -> StartedSweep:
+    """The sweep with the code that was sent last, for the next batch. Raises StoreError."""
+    if not sweep.code:
+        return sweep
+    codes = sweep.code.rpartition("/")[0]
+    return replace(sweep, code=f"{codes}/{current_code(sweep, store).name}")
+
+
+def check_code(context: Context, sweep: StartedSweep, store: Store) -> None:
+    """Raise NotFound if the code that the next trials would run is gone. One call in AWS."""
+    code = with_current_code(sweep, store).code
+    if not code or _exists(context, code):
+        return
+    raise NotFound(
+        "Code of the sweep", sweep.name, [],
+        f"Its trials would run {code}, which is gone, so nothing was requested. Send the present "
+        f"code with --code of `batchml sweeps resume {sweep.key}` or `batchml sweeps rerun "
+        f"{sweep.key} --trial N`, or start a new sweep: batchml sweep FILE",
+    )  # fmt: skip
+
+
+def _exists(context: Context, code: str) -> bool:
+    if not code.startswith("s3://"):
+        return Path(code).is_file()
+    bucket, _, key = code.removeprefix("s3://").partition("/")
+    return BucketStore(context.connect(), bucket).has(key)
+
+
+def send_code(
+    context: Context,
+    sweep: StartedSweep,
+    store: Store,
+    *,
+    include_secrets: bool = False,
+    tell: Notify = lambda _: None,
+) -> bool:
+    """Send the present code, which trials run from the next batch on. Whether it is other code.
+
+    Raises UsageError for a job without code of its own or whose folder is gone, ConfigError for
+    code that cannot be packed, and what sending it raises.
+    """
+    if not sweep.code:
+        raise UsageError("--code: its job has `code = false`, so the code is in the image.")
+    if not Path(sweep.folder).is_dir():
+        raise UsageError(f"--code: {sweep.folder}, the folder of the code, does not exist.")
+    archive = _archive(context, sweep, include_secrets)
+    bucket = sweep.runs.removeprefix("s3://").partition("/")[0]
+    if not context.settings.is_local:
+        context.home.prepare()
+    put(context, PackageStore(sweep.code.rpartition("/")[0], bucket), archive, None, tell)
+    if archive.name == current_code(sweep, store).name:
+        tell("The code is the same as before.")
+        return False
+    store.put(CODE, msgspec.json.encode(CodeUpdate(archive.name, context.clock.now())))
+    return True
+
+
+def describe_old_code(context: Context, sweep: StartedSweep, store: Store) -> str:
+    """One line for trials that will run other code than the folder has now; otherwise "".
+
+    Also "" where the two cannot be compared. Raises StoreError.
+    """
+    if not sweep.code or not Path(sweep.folder).is_dir():
+        return ""
+    known = current_code(sweep, store)
+    try:
+        if _archive(context, sweep, include_secrets=True).name == known.name:
+            return ""
+    except BatchmlError:
+        return ""
+    sent = datetime.fromtimestamp(known.at).astimezone()
+    day = "" if context.clock.now() - known.at < 12 * 3600 else f"{sent:%Y-%m-%d} "
+    return f"Runs the code of {day}{sent:%H:%M}; {sweep.folder} has changed since: --code sends it."
+
+
+def _archive(context: Context, sweep: StartedSweep, include_secrets: bool) -> CodeArchive:
+    return pack(Path(sweep.folder), context.home.root, include_secrets)
+
 
 # --- From a batch of trials to the requests of its job. Pure --------------------------------------
 
@@ -138,7 +244,7 @@ class BatchJobs:
     """The jobs of one sweep. The store keeps which batches may have been submitted."""
 
     def __init__(
-        self, context: "Context", sweep: StartedSweep, store: "Store", tell: Notify = lambda _: None
+        self, context: Context, sweep: StartedSweep, store: Store, tell: Notify = lambda _: None
     ) -> None:
         self._context = context
         self._sweep = sweep
@@ -165,7 +271,7 @@ class BatchJobs:
         token = os.urandom(16).hex().encode()
         return self._store.create(f"waves/{batch.number:06}.sent", token)
 
-    def _find_sent(self, record: "Record", batch: TrialBatch) -> str:
+    def _find_sent(self, record: Record, batch: TrialBatch) -> str:
         """The job of a batch that was submitted before; "" where there is none.
 
         Its sender was killed or did not get the answer. It is searched for until AWS Batch would
@@ -176,7 +282,7 @@ class BatchJobs:
         found = look_up(api, record, clock, max(0.0, lag(api) - age))
         return adopt(api, found, self._tell) if found else ""
 
-    def _send(self, requests: "SubmissionRequests", record: "Record") -> str:
+    def _send(self, requests: SubmissionRequests, record: Record) -> str:
         context = self._context
         if requests.document is not None:
             bucket = self._sweep.runs.removeprefix("s3://").partition("/")[0]
@@ -198,7 +304,7 @@ class BatchJobs:
             tell=self._tell,
         )
 
-    def _rate(self) -> "RateBucket | None":
+    def _rate(self) -> RateBucket | None:
         if self._context.settings.is_local:
             return None
         self._context.home.prepare()
@@ -217,15 +323,7 @@ class BatchJobs:
         ]  # fmt: skip
 
     def terminate(self, job_ids: Sequence[str], why: str) -> None:
-        """Raises the first error after trying all jobs."""
-        first: BatchmlError | None = None
-        for job_id in job_ids:
-            try:
-                self._context.batch.terminate(job_id, why[:_REASON])
-            except BatchmlError as error:
-                first = first or error
-        if first is not None:
-            raise first
+        terminate_all(self._context, job_ids, why)
 
     def limit_running(self, quantity: int) -> None:
         if quantity == self._limit:
@@ -247,6 +345,18 @@ class BatchJobs:
         self._store.delete(LIMITED)
         self._limit = 0
         return True
+
+
+def terminate_all(context: Context, job_ids: Iterable[str], why: str) -> None:
+    """Terminate jobs. Raises the first error after it has tried all of them."""
+    first: BatchmlError | None = None
+    for job_id in job_ids:
+        try:
+            context.batch.terminate(job_id, why[:_REASON])
+        except BatchmlError as error:
+            first = first or error
+    if first is not None:
+        raise first
 
 
 def _resource_tags(sweep: StartedSweep) -> dict[str, str]:

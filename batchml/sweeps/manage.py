@@ -11,30 +11,30 @@ from contextlib import closing
 from msgspec.structs import replace
 
 from batchml.context import Context, Notify
-from batchml.errors import BatchmlError, UsageError
+from batchml.errors import UsageError
 from batchml.model.names import new_key
 from batchml.model.sweep import ConfirmSettings
 from batchml.runtime.storage.store import Store
-from batchml.sweeps.control import requests
-from batchml.sweeps.control.intervals import AWS, LOCAL
-from batchml.sweeps.control.lease import LeaseHeld, find_holder
-from batchml.sweeps.control.ledger import SweepLedger
-from batchml.sweeps.control.requests import (
+from batchml.sweeps.control import inbox
+from batchml.sweeps.control.inbox import (
     ConfirmRequest,
     RerunRequest,
     ResumeRequest,
     SweepRequest,
     TopUpRequest,
+    read_stop_signal,
+    signal_stop,
 )
-from batchml.sweeps.control.state import SweepState
-from batchml.sweeps.control.store import read_stop_signal, signal_stop
+from batchml.sweeps.control.lease import IN_AWS, ON_LOCAL, LeaseHeld, find_holder
+from batchml.sweeps.control.ledger import SweepLedger
+from batchml.sweeps.control.state import RESUMABLE, SweepState
+from batchml.sweeps.jobs import terminate_all
 from batchml.sweeps.results import failed_trials, rank_trials
 from batchml.sweeps.run import control_sweep
 from batchml.sweeps.started import StartedSweep
 from batchml.sweeps.stores import SweepStore
 from batchml.sweeps.summary import SweepSnapshot, SweepSummary
 
-_RESUMABLE = ("user", "failures")  # what stopped a sweep that can be resumed as it is
 _POLLS = 4  # of a controller, in which it notices a request
 
 
@@ -48,13 +48,13 @@ def make_resume(store: SweepStore) -> ResumeRequest | None:
     """
     state = SweepLedger(store).load()
     by = state.stopping.by if state.stopping else ""
-    if state.ended is not None and by not in _RESUMABLE:
+    if state.ended is not None and by not in RESUMABLE:
         raise UsageError(
             f"This sweep has ended: {state.ended.why}. For more trials: batchml sweeps top-up "
             f"{store.key} --trials N. To run failed trials again: batchml sweeps rerun "
             f"{store.key} --failed."
         )
-    is_stopped = bool(by in _RESUMABLE or read_stop_signal(store))
+    is_stopped = bool(by in RESUMABLE or read_stop_signal(store))
     return ResumeRequest(_key()) if is_stopped else None
 
 
@@ -78,7 +78,7 @@ def make_top_up(
         for name, value in given.items()
         if value is not None and value <= 0
     ]
-    planned = _planned(state)
+    planned = _count_planned(state)
     if trials is not None and 0 < trials <= planned:
         mistakes.append(
             f"--trials {trials}: there are {planned} trials already. The limit counts all trials, "
@@ -116,8 +116,8 @@ def make_rerun(store: Store, numbers: tuple[int, ...] = ()) -> RerunRequest | No
     if unknown or going_on:
         raise UsageError(
             "rerun:"
-            + (f" no such trial: {_listed(unknown)}." if unknown else "")
-            + (f" not ended yet: {_listed(going_on)}." if going_on else "")
+            + (f" no such trial: {_join_numbers(unknown)}." if unknown else "")
+            + (f" not ended yet: {_join_numbers(going_on)}." if going_on else "")
         )
     return RerunRequest(_key(), numbers)
 
@@ -135,11 +135,11 @@ def make_confirm(
     return ConfirmRequest(_key(), top=top, seeds=seeds)
 
 
-def _planned(state: SweepState) -> int:
+def _count_planned(state: SweepState) -> int:
     return sum(1 for trial in state.trials.values() if trial.confirms is None)
 
 
-def _listed(numbers: list[int]) -> str:
+def _join_numbers(numbers: list[int]) -> str:
     return ", ".join(map(str, numbers[:20])) + (", ..." if len(numbers) > 20 else "")
 
 
@@ -147,7 +147,7 @@ def _key() -> str:
     return new_key(os.urandom)
 
 
-# --- Handing them over ----------------------------------------------------------------------------
+# --- Giving them to the controller ----------------------------------------------------------------
 
 
 def hand_over(context: Context, store: Store, request: SweepRequest) -> LeaseHeld | None:
@@ -155,8 +155,8 @@ def hand_over(context: Context, store: Store, request: SweepRequest) -> LeaseHel
 
     Raises StoreError.
     """
-    requests.put_request(store, request)
-    (key,) = requests.request_keys([request])
+    inbox.put_request(store, request)
+    (key,) = inbox.request_keys([request])
     return wait_for_controller(context, store, lambda: store.get(key) is None)
 
 
@@ -167,7 +167,7 @@ def wait_for_controller(
 
     After a few polls it returns also for a slow controller, which will do it later.
     """
-    intervals = LOCAL if context.settings.is_local else AWS
+    intervals = ON_LOCAL if context.settings.is_local else IN_AWS
     end = context.clock.monotonic() + _POLLS * intervals.poll
     while (found := find_holder(store, context.clock)) is not None:
         if is_done() or context.clock.monotonic() >= end:
@@ -224,7 +224,7 @@ class SweepStop:
             return True
         signal_stop(self._store, why)
         if now:
-            self._terminate(state, why)
+            terminate_all(self._context, running_jobs(state), why)
         found = wait_for_controller(self._context, self._store, self._is_stopping)
         if found is None:
             return False
@@ -243,17 +243,6 @@ class SweepStop:
     def _is_stopping(self) -> bool:
         state = SweepLedger(self._store).load()
         return state.stopping is not None or state.ended is not None
-
-    def _terminate(self, state: SweepState, why: str) -> None:
-        """Terminate the jobs of all unfinished batches."""
-        first: BatchmlError | None = None
-        for job_id in running_jobs(state):
-            try:
-                self._context.batch.terminate(job_id, why)
-            except BatchmlError as error:
-                first = first or error
-        if first is not None:
-            raise first
 
 
 def running_jobs(state: SweepState) -> list[str]:

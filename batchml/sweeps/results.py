@@ -13,7 +13,7 @@ from batchml.model.sweep import Dimension, Goal, Params, Space, SweepSpec, Trial
 if TYPE_CHECKING:
     from batchml.sweeps.control.state import SweepState
 
-_OUT = frozenset((TrialState.FAILED, TrialState.LOST, TrialState.DIVERGED))
+_UNRANKED = frozenset((TrialState.FAILED, TrialState.LOST, TrialState.DIVERGED))
 
 Rank = tuple[bool, int, float, int]
 
@@ -31,7 +31,7 @@ def rank_key(trial: Trial, spec: SweepSpec) -> Rank | None:
     DONE trials come first, then those with the deepest step, then by the first goal. Failed trials
     are not ranked, because they have no model, and confirming runs are not candidates.
     """
-    if trial.state in _OUT or trial.confirms is not None:
+    if trial.state in _UNRANKED or trial.confirms is not None:
         return None
     found = losses(trial, spec)
     if not found:
@@ -61,13 +61,14 @@ def failed_trials(state: "SweepState") -> list[Trial]:
 class BestTrial:
     """The best trial, kept up to date by the trials that change."""
 
-    def __init__(self, spec: SweepSpec) -> None:
+    def __init__(self, spec: SweepSpec, trials: Iterable[Trial] = ()) -> None:
         self._spec = spec
         self._key: Rank | None = None
         self.trial: Trial | None = None
+        self.restart(trials)
 
     def note(self, trial: Trial) -> bool:
-        """A trial has changed. False when the best got worse: then all trials must be compared."""
+        """Compare a trial that has changed. False if the best got worse, so `restart` is needed."""
         key = rank_key(trial, self._spec)
         if self.trial is not None and trial.number == self.trial.number:
             if key is None or (self._key is not None and key > self._key):
@@ -103,12 +104,12 @@ def pareto_front(state: "SweepState", spec: SweepSpec) -> list[Trial]:
     points.sort(key=lambda point: (point[0], point[1].number))
     front: list[tuple[tuple[float, ...], Trial]] = []
     for point, trial in points:  # sorted by the first goal: only an earlier point can be better
-        if not any(_covers(other, point) for other, _ in front):
+        if not any(_dominates(other, point) for other, _ in front):
             front.append((point, trial))
     return [trial for _, trial in front]
 
 
-def _covers(one: Sequence[float], other: Sequence[float]) -> bool:
+def _dominates(one: Sequence[float], other: Sequence[float]) -> bool:
     """Whether `one` is at least as good in every goal."""
     return all(a <= b for a, b in zip(one, other, strict=False))
 

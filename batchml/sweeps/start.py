@@ -104,8 +104,8 @@ def resolve_sweep(context: Context, options: SweepOptions) -> ResolvedSweep:
     if options.job is not None:
         given = options.job
         table["job"] = given if isinstance(given, str) else given.name or name_of(given.command)
-    beside = path.parent if path else context.here
-    _name_after_folder(table, beside)
+    file_folder = path.parent if path else context.here
+    _name_after_folder(table, file_folder)
     mistakes: list[str] = []
     spec, job = None, None
     try:
@@ -115,7 +115,9 @@ def resolve_sweep(context: Context, options: SweepOptions) -> ResolvedSweep:
     named = spec.job if spec is not None else table.get("job")
     if isinstance(named, str) and named:
         try:
-            job = _resolve_job(context, options, named, beside, _set_by_every_trial(spec, table))
+            job = _resolve_job(
+                context, options, named, file_folder, _set_by_every_trial(spec, table)
+            )
         except ConfigError as error:
             mistakes += [f"{error.where}: {mistake}" for mistake in error.mistakes]
         except NotFound as error:
@@ -130,11 +132,11 @@ def resolve_sweep(context: Context, options: SweepOptions) -> ResolvedSweep:
     return ResolvedSweep(where, text, spec, job)
 
 
-def _name_after_folder(table: dict[str, Any], beside: Path) -> None:
+def _name_after_folder(table: dict[str, Any], file_folder: Path) -> None:
     """A path such as `job = "."` has no name in it: the folder's name becomes the sweep's."""
     job = table.get("job")
     if isinstance(job, str) and job and "name" not in table and not job.strip("./"):
-        name = to_name((beside / job).resolve().name)[:MAX_NAME]
+        name = to_name((file_folder / job).resolve().name)[:MAX_NAME]
         if is_valid_name(name):
             table["name"] = name
 
@@ -189,14 +191,14 @@ def _parse(where: str, text: str) -> dict[str, Any]:
 
 
 def _resolve_job(
-    context: Context, options: SweepOptions, name: str, beside: Path, lent: frozenset[str]
+    context: Context, options: SweepOptions, name: str, file_folder: Path, lent: frozenset[str]
 ) -> ResolvedJob:
     """The job; it is looked for beside the sweep file first."""
     if isinstance(options.job, JobSpec):
         request = RunRequest(spec=options.job, include_secrets=options.include_secrets, lent=lent)
         job = resolve_job(context, request)
         return _with_retries(job) if options.job.retry == Retry() else job
-    folder = _find_job(name, context.job_folders, (beside, context.here))
+    folder = _find_job(name, context.job_folders, (file_folder, context.here))
     request = RunRequest(job=str(folder), include_secrets=options.include_secrets, lent=lent)
     job = resolve_job(context, request)
     has_own = "retry" in _parse(str(folder), (folder / "job.toml").read_text("utf-8"))

@@ -1,5 +1,6 @@
 """A sweep as it was started: `spec.json` in its store, the same for all who control or view it."""
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ from batchml.aws.naming import Platform
 from batchml.errors import SweepDamaged
 from batchml.model.environment import LOCAL
 from batchml.model.job import JobSpec
-from batchml.model.sweep import SweepSpec
+from batchml.model.names import to_one_line
+from batchml.model.sweep import Params, SweepSpec, Trial
+from batchml.runtime.protocol.variables import fill_command
 from batchml.runtime.storage.store import Store
 from batchml.sweeps.control.plan import ChosenMode, SubmitMode, choose_mode
 
@@ -92,3 +95,19 @@ def _with_present_paths(sweep: StartedSweep, where: str) -> StartedSweep:
 def write_started(store: Store, sweep: StartedSweep) -> bool:
     """Write it, unless the store has one. Whether this call wrote it. Raises StoreError."""
     return store.create(SPEC, msgspec.json.encode(sweep))
+
+
+# --- The commands of trials -----------------------------------------------------------------------
+
+
+SEED = "BATCHML_SEED"
+
+
+def command_words(job: JobSpec, params: Params) -> list[str]:
+    """The command of a trial. Its parameters replace those of the job."""
+    return fill_command(job.command, {**job.params, **params})
+
+
+def command_line(job: JobSpec, trial: Trial) -> str:
+    """The shell command, in one line, that runs a trial again on this machine, with its seed."""
+    return to_one_line(f"{SEED}={trial.seed} {shlex.join(command_words(job, trial.params))}")

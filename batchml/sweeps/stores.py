@@ -28,14 +28,15 @@ _LAST = re.compile(r"@last(?:~(\d{1,6}))?")
 class SweepStore(Store):
     """The store of one sweep. All its errors are SweepStoreErrors.
 
-    `where` is its address: a folder, or `s3://BUCKET/PREFIX`.
+    `where` is its address: a folder, or `s3://BUCKET/PREFIX`. `sweep_list` is the store of the list
+    of all sweeps, if the environment has such a list.
     """
 
-    def __init__(self, key: str, where: str, store: Store, list_: Store | None = None) -> None:
+    def __init__(self, key: str, where: str, store: Store, sweep_list: Store | None = None) -> None:
         self.key = key
         self.where = where
         self._store = store
-        self._list = list_
+        self._sweep_list = sweep_list
 
     def get(self, key: str) -> bytes | None:
         with _errors_translated():
@@ -55,9 +56,9 @@ class SweepStore(Store):
 
     def create(self, key: str, data: bytes) -> bool:
         with _errors_translated():
-            if key == SPEC and self._list is not None:
+            if key == SPEC and self._sweep_list is not None:
                 # First, because a sweep that is not listed is not found from another machine.
-                self._list.put(_list_key(self.key, data), b"")
+                self._sweep_list.put(_list_key(self.key, data), b"")
             return self._store.create(check_key(key), data)
 
     def keys(self, prefix: str, limit: int | None = None) -> list[str]:

@@ -5,10 +5,16 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from batchml.model.sweep import Trial, TrialState
-from batchml.sweeps.control import budgets
-from batchml.sweeps.control.budgets import Money, idle_seconds
 from batchml.sweeps.control.decide import DONE
-from batchml.sweeps.control.totals import SweepTotals
+from batchml.sweeps.control.totals import (
+    Money,
+    SweepTotals,
+    began_at,
+    count_ended,
+    count_in_flight,
+    idle_seconds,
+    limits_now,
+)
 from batchml.sweeps.results import ConfirmedTrial, confirmed_trials, pareto_front
 
 
@@ -92,10 +98,6 @@ class SweepSummary(Struct, frozen=True):
     pareto: tuple[Trial, ...] = ()  # with several goals: trials that no other beats in all
     confirmed: tuple[ConfirmedTrial, ...] = ()  # trials with confirming runs, the best mean first
 
-    @property
-    def is_over(self) -> bool:
-        return bool(self.by)
-
 
 # --- Making them. Pure ----------------------------------------------------------------------------
 
@@ -105,7 +107,7 @@ def make_snapshot(
 ) -> SweepSnapshot:
     """A snapshot. `wanted`: the number of trials in the end, where it is known."""
     state, spec = totals.state, totals.spec
-    limits, begun = budgets.limits_now(state, spec), budgets.began_at(state)
+    limits, begun = limits_now(state, spec), began_at(state)
     until = state.ended.at if state.ended else now
     hours = max(0.0, until - begun - state.paused) / 3600 if begun is not None else 0.0
     return SweepSnapshot(
@@ -136,9 +138,9 @@ def _eta(totals: SweepTotals, wanted: int | None, hours: float, now: float) -> f
     state = totals.state
     if state.ended is not None:
         return 0.0
-    if not budgets.count_in_flight(state):
+    if not count_in_flight(state):
         return None
-    over, limit = budgets.count_ended(state), budgets.limits_now(state, totals.spec).hours
+    over, limit = count_ended(state), limits_now(state, totals.spec).hours
     all_of_them = len(state.trials)
     if wanted is not None and state.stopping is None:
         all_of_them += max(0, wanted - totals.tally.planned)
@@ -152,7 +154,7 @@ def _eta(totals: SweepTotals, wanted: int | None, hours: float, now: float) -> f
 
 def _busy_seconds(totals: SweepTotals, now: float) -> float:
     """Seconds in which trials were in flight, without the time between an end and a reopening."""
-    state, begun = totals.state, budgets.began_at(totals.state)
+    state, begun = totals.state, began_at(totals.state)
     if begun is None:
         return 0.0
     still = max(state.paused, idle_seconds(state.trials.values(), begun, now))

@@ -15,14 +15,12 @@ from batchml.errors import BatchmlError
 from batchml.model.sweep import Trial, TrialState
 from batchml.runtime.protocol.messages import decode_message
 from batchml.runtime.protocol.sweep_store import INBOX
-from batchml.sweeps.control import budgets
 from batchml.sweeps.control.events import MessageReceived
-from batchml.sweeps.control.intervals import AWS, LOCAL
-from batchml.sweeps.control.lease import find_holder
+from batchml.sweeps.control.lease import IN_AWS, ON_LOCAL, find_holder
 from batchml.sweeps.control.ledger import SweepLedger
 from batchml.sweeps.control.plan import SubmitMode, count_trials
 from batchml.sweeps.control.state import SweepState
-from batchml.sweeps.control.totals import SweepTotals
+from batchml.sweeps.control.totals import SweepTotals, estimate_money, limits_now
 from batchml.sweeps.results import best_trial
 from batchml.sweeps.run import control_sweep
 from batchml.sweeps.started import StartedSweep, read_started
@@ -135,7 +133,7 @@ class SweepView:
 
     def snapshots(self) -> Generator[SweepSnapshot, None, None]:
         """A snapshot after each round, until the sweep has ended."""
-        intervals = LOCAL if self._context.settings.is_local else AWS
+        intervals = ON_LOCAL if self._context.settings.is_local else IN_AWS
         while True:
             if self._needs_no_controller():
                 yield from self._control()
@@ -160,9 +158,7 @@ class SweepView:
         try:
             yield from control_sweep(self._context, self._sweep, self._store).snapshots()
         except BatchmlError:
-            if (
-                not self.holder()
-            ):  # otherwise another controller was faster, and this is only a view
+            if not self.holder():  # with a holder, another controller was faster: only view then
                 raise
 
     def _apply_messages(self, state: SweepState) -> None:
@@ -183,6 +179,6 @@ def snapshot_of(sweep: StartedSweep, state: SweepState, now: float) -> SweepSnap
     spec, totals = sweep.spec, SweepTotals(sweep.spec, state)
     timeout = sweep.job_spec.timeout_seconds
     until = state.ended.at if state.ended else now
-    money = budgets.estimate_money(totals.tally, state, sweep.hourly, timeout, until)
-    wanted = count_trials(replace(spec, limits=budgets.limits_now(state, spec)))
+    money = estimate_money(totals.tally, state, sweep.hourly, timeout, until)
+    wanted = count_trials(replace(spec, limits=limits_now(state, spec)))
     return make_snapshot(totals, wanted, money, now)

@@ -48,10 +48,10 @@ def world(tmp_path: Path) -> CompletionSources:
     home = tmp_path / "home"
     home.mkdir()
     for age, key, name in ((9, "2bcdefgh2345abcde", "tiny"), (5, "3bcdefgh2345abcde", "lenet")):
-        board = home / "sweeps" / key
-        board.mkdir(parents=True)
-        (board / "spec.json").write_text(f'{{"key":"{key}","name":"{name}","env":"local"}}')
-        os.utime(board / "spec.json", (1e9 - age, 1e9 - age))
+        store = home / "sweeps" / key
+        store.mkdir(parents=True)
+        (store / "spec.json").write_text(f'{{"key":"{key}","name":"{name}","env":"local"}}')
+        os.utime(store / "spec.json", (1e9 - age, 1e9 - age))
     (home / "sweeps" / "4bcdefgh2345abcde").mkdir()  # removed, or not written yet
     text = "\n".join(map(json.dumps, lines)) + '\n{"torn'
     (home / "history.jsonl").write_text(text)

@@ -68,6 +68,7 @@ def job_id(text: str) -> str:
     return found[1]
 
 
+@pytest.mark.journey
 def test_a_command_runs_on_all_that_is_held_and_then_it_is_given_back(people: Cli) -> None:
     program = "srun --label cat words.txt; echo $BATCHML_RUN; exit 3"
     shown = people("alloc", "--nodes", "2", "--", "sh", "-c", program)
@@ -145,6 +146,7 @@ def _until(leader: int, text: bytes) -> bytes:
     return seen
 
 
+@pytest.mark.journey
 def test_a_script_of_slurm_runs_as_it_is(people: Cli) -> None:
     (people.folder / "train.sh").write_text(SCRIPT)
     shown = people("submit", "--wait", "train.sh", "--", "an argument")
@@ -166,6 +168,7 @@ def test_a_script_of_slurm_runs_as_it_is(people: Cli) -> None:
         ]
 
 
+@pytest.mark.journey
 def test_a_script_for_several_nodes_runs_on_the_first_and_its_steps_on_all(people: Cli) -> None:
     (people.folder / "nodes.sh").write_text(NODES)
     shown = people("submit", "--wait", "nodes.sh")

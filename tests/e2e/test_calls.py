@@ -82,6 +82,7 @@ def only(found: Counter[str], **most: int) -> bool:
     return all(number <= most.get(name, 0) for name, number in found.items())
 
 
+@pytest.mark.journey
 def test_a_submission_is_one_call_of_batch_and_one_look_for_its_code(
     count: Count, account: Counted
 ) -> None:
@@ -107,6 +108,7 @@ def test_a_refused_submission_makes_the_next_one_ask_again(count: Count) -> None
     assert count("submit", "still") == {"submitjob": 1}
 
 
+@pytest.mark.journey
 def test_looking_at_a_run_costs_a_call_or_two(count: Count, home: Home) -> None:
     count("submit", "quick")
     (run,) = Client("local", environ={"BATCHML_HOME": str(home.root)}).runs()

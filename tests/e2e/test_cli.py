@@ -20,6 +20,7 @@ SHELL = ("--", "sh", "-c")
 RULE = "=" * 80
 
 
+@pytest.mark.journey
 def test_submit_wait_prints_the_classic_text_and_exits_with_the_jobs_code(cli: Cli) -> None:
     shown = cli("submit", "--wait", "--name", "hello", *SHELL, "echo one; echo; echo two; exit 3")
     assert shown.code == 3
@@ -48,18 +49,21 @@ def test_submit_wait_prints_the_classic_text_and_exits_with_the_jobs_code(cli: C
         ("kill -KILL $$", 137, "SIGKILL"),
     ],
 )
+@pytest.mark.journey
 def test_the_exit_code_tells_the_truth(cli: Cli, script: str, code: int, said: str) -> None:
     shown = cli("submit", "--wait", *SHELL, script)
     assert shown.code == code
     assert said in shown.err
 
 
+@pytest.mark.journey
 def test_a_command_that_does_not_exist_is_127_and_says_so(cli: Cli) -> None:
     shown = cli("submit", "--wait", "--", "no-such-program", "--flag")
     assert shown.code == 127
     assert "cannot run 'no-such-program'" in shown.out
 
 
+@pytest.mark.journey
 def test_arguments_arrive_as_they_were_given(cli: Cli) -> None:
     words = ["a b", "$HOME", "`id`", '"quoted"', "--wait", "-p", "x=y", "*", "ünïcode"]
     program = "import json,sys; print(json.dumps(sys.argv[1:]))"
@@ -68,6 +72,7 @@ def test_arguments_arrive_as_they_were_given(cli: Cli) -> None:
     assert json.loads(line.split("] ", 1)[1]) == words
 
 
+@pytest.mark.journey
 def test_json_is_one_document_and_the_log_goes_to_stderr(cli: Cli) -> None:
     shown = cli("submit", "--wait", "--json", *SHELL, "echo line; exit 5")
     assert shown.code == 5
@@ -79,6 +84,7 @@ def test_json_is_one_document_and_the_log_goes_to_stderr(cli: Cli) -> None:
     assert "] line" in shown.err
 
 
+@pytest.mark.journey
 def test_detached_submission_is_followed_by_other_commands(cli: Cli) -> None:
     submitted = cli("submit", "--json", *SHELL, "echo begun; sleep 0.3; echo done; exit 4").json
     assert set(submitted) == {"jobId", "jobName", "jobQueue", "env"}
@@ -105,6 +111,7 @@ def test_waiting_for_several_gives_the_first_code_that_is_not_0(cli: Cli) -> Non
     assert cli("wait", ids[0]).code == 0
 
 
+@pytest.mark.journey
 def test_cancel_stops_a_running_job_and_its_exit_code_is_143(cli: Cli) -> None:
     job_id = cli("submit", "--json", *SHELL, "echo begun; sleep 600").json["jobId"]
     wait_for(lambda: "begun" in cli("logs", job_id).out, "the job runs")
@@ -122,6 +129,7 @@ def test_a_run_after_a_failed_one_does_not_run(cli: Cli) -> None:
     assert "never" not in shown.out.replace(shown.out.splitlines()[0], "")
 
 
+@pytest.mark.journey
 def test_a_job_runs_with_its_code_parameters_and_outputs(cli: Cli) -> None:
     program = (
         "import json, os, sys, pathlib, helper\n"
@@ -149,6 +157,7 @@ def test_a_job_runs_with_its_code_parameters_and_outputs(cli: Cli) -> None:
     assert "Metrics: accuracy 0.75" in cli("submit", "--wait", "mine").err
 
 
+@pytest.mark.journey
 def test_dry_run_prints_the_requests_and_starts_nothing(cli: Cli) -> None:
     shown = cli("submit", "--dry-run", "--name", "x", "--", "echo", "hi")
     assert shown.code == 0
@@ -158,6 +167,7 @@ def test_dry_run_prints_the_requests_and_starts_nothing(cli: Cli) -> None:
     assert not cli.home.code.exists()
 
 
+@pytest.mark.journey
 def test_every_mistake_of_a_job_file_is_reported_at_once(cli: Cli) -> None:
     write_job(
         cli.folder,
@@ -180,6 +190,7 @@ def test_every_mistake_of_a_job_file_is_reported_at_once(cli: Cli) -> None:
     assert not cli.home.is_held()
 
 
+@pytest.mark.journey
 def test_unknown_names_are_errors_with_a_hint(cli: Cli) -> None:
     job = cli("submit", "lenett")
     assert (job.code, "Did you mean 'lenet'?" in job.err) == (1, True)
@@ -209,6 +220,7 @@ def test_a_job_larger_than_the_machine_is_fitted_and_said(cli: Cli) -> None:
     assert "3 mistakes" in refused.err
 
 
+@pytest.mark.journey
 def test_a_retried_attempt_is_shown_with_both_outputs(cli: Cli) -> None:
     script = 'if [ "$AWS_BATCH_JOB_ATTEMPT" = 1 ]; then echo first; exit 9; fi; echo second'
     write_job(
@@ -223,6 +235,7 @@ def test_a_retried_attempt_is_shown_with_both_outputs(cli: Cli) -> None:
     assert shown.out.index("] first") < shown.out.index("] second")
 
 
+@pytest.mark.journey
 def test_ctrl_c_detaches_and_the_job_goes_on(cli: Cli) -> None:
     watching = cli.watch("submit", "--wait", *SHELL, "echo begun; sleep 1; exit 6")
     read_until(watching, "] begun")
@@ -246,6 +259,7 @@ def test_cancel_on_interrupt_cancels(cli: Cli) -> None:
     assert cli("wait", "@last").code == 143
 
 
+@pytest.mark.journey
 def test_the_server_may_die_while_someone_watches(cli: Cli) -> None:
     """The watcher starts another; the job never noticed; no line is lost or doubled."""
     count = "for i in $(seq 20); do echo n$i; sleep 0.1; done"
@@ -270,6 +284,7 @@ def test_a_closed_pipe_is_no_error(cli: Cli) -> None:
     assert piped.stderr == ""
 
 
+@pytest.mark.journey
 def test_on_a_terminal_there_is_a_status_line_and_control_characters_do_nothing(cli: Cli) -> None:
     leader, follower = pty.openpty()
     script = r"printf 'evil \033]0;title\007 \033[2J end\n'; sleep 1; echo bye"
@@ -320,6 +335,7 @@ def test_reset_stops_jobs_and_forgets_them(cli: Cli) -> None:
     assert cli("ls", "--json").json == []
 
 
+@pytest.mark.journey
 def test_a_state_folder_that_others_can_read_is_refused(cli: Cli, home: Home) -> None:
     home.root.chmod(0o755)
     shown = cli("submit", "--", "true")
@@ -337,6 +353,7 @@ def test_a_program_cannot_forge_the_end_of_its_log(cli: Cli, image: str) -> None
     assert "evil" not in shown.err
 
 
+@pytest.mark.journey
 def test_code_travels_with_any_image(cli: Cli) -> None:
     (cli.folder / "here.txt").write_text("I came along")
     shown = cli("submit", "--wait", "--image", "ubuntu:22.04", "--", "cat", "here.txt")

@@ -23,6 +23,7 @@ def cli(
     return Inside(tmp_path, home, capsys)
 
 
+@pytest.mark.journey
 def test_who_runs_who_waits_and_why_is_told_alike_everywhere(cli: Cli) -> None:
     """In `queue list`, `queue show`, `compute hosts` and `top`."""
     vcpus = count_vcpus()

@@ -2,6 +2,8 @@
 
 import sys
 
+import pytest
+
 from batchml.local.machine import read_machine
 from tests.support.cli import Cli
 
@@ -20,6 +22,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.journey
 def test_a_run_saves_and_stops_before_it_costs_more(cli: Cli) -> None:
     vcpus = read_machine(with_gpus=False).vcpus
     # Of this machine's vCPUs, the run takes one: $1 an hour, and 6 seconds of it.

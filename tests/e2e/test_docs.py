@@ -50,6 +50,7 @@ def run(words: list[str], environ: dict[str, str], folder: Path) -> str:
     ).stdout
 
 
+@pytest.mark.journey
 def test_the_boto3_program_of_clients_md(environ: dict[str, str], tmp_path: Path) -> None:
     program, *_ = blocks("clients.md", "python")
     told = json.loads(run(["batchml", "local", "env", "--json"], environ, tmp_path))
@@ -228,6 +229,7 @@ def documented() -> dict[str, dict[str, str]]:
 
 
 @pytest.mark.parametrize("section", _SECTIONS)
+@pytest.mark.journey
 def test_every_key_of_batchml_toml_is_in_setup_md(section: str) -> None:
     kind, rows = _SECTIONS[section], documented()[section]
     # A field that is a table of its own has a section of its own.
@@ -244,6 +246,7 @@ def plain_value(value: object) -> object:
     return list(value) if isinstance(value, tuple) else value
 
 
+@pytest.mark.journey
 def test_the_files_of_setup_md_can_be_read() -> None:
     first, job, network = blocks("setup.md", "toml")
     assert read_environments(tomllib.loads(first), "setup.md")[1]["dev"].compute["gpu"].has_gpus

@@ -222,6 +222,7 @@ def test_a_line_says_its_mark_and_the_fix_stands_below(user: User) -> None:
     assert shown.err == ""
 
 
+@pytest.mark.journey
 def test_every_mistake_of_batchml_toml_is_a_line_and_the_machine_is_still_checked(
     user: User,
 ) -> None:
@@ -256,6 +257,7 @@ def test_a_state_folder_that_others_can_write_is_found(user: User) -> None:
 # --- init ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.journey
 def test_init_and_then_the_first_job_for_real(cli: Cli) -> None:
     shown = cli("init", "--region", "eu-west-1")
     assert shown.code == 0

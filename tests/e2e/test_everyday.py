@@ -67,6 +67,7 @@ def ids(cli: Cli, *words: str) -> list[str]:
     return [run["jobId"] for run in cli("ls", "--json", *words).json]
 
 
+@pytest.mark.journey
 def test_runs_are_found_by_what_was_asked_for_and_what_came_of_it(cli: Cli) -> None:
     write_job(cli.folder, "t", JOB, train__sh=TRAIN)
     one = submitted(cli, "t", "--tag", "team=vision")
@@ -127,6 +128,7 @@ def test_what_the_service_has_forgotten_is_still_known_here(cli: Cli) -> None:
     assert cli("ls", "--json").json == []
 
 
+@pytest.mark.journey
 def test_a_run_again_has_the_code_and_the_variables_it_had(cli: Cli) -> None:
     job = write_job(cli.folder, "t", JOB, train__sh=TRAIN)
     submitted(cli, "t", "--set-env", "X=hush", "--tag", "team=vision")
@@ -156,6 +158,7 @@ def test_a_run_again_has_the_code_and_the_variables_it_had(cli: Cli) -> None:
     assert cli("rerun", "@last", "--memory", "some", "--dry-run").code == 78
 
 
+@pytest.mark.journey
 def test_only_the_children_that_failed_run_again_under_their_own_numbers(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,6 +34,7 @@ def submit(cli: Cli, name: str, *flags: str, command: tuple[str, ...] = ("true",
     cli("submit", *IMAGE, "--name", name, *flags, "--", *command)
 
 
+@pytest.mark.journey
 def test_who_waits_is_told_for_whom_and_who_runs_that_it_runs(cli: Cli) -> None:
     submit(cli, "hog", "--vcpus", CPUS, command=("sh", "-c", "echo up; sleep 600"))
     hog = cli.watch("logs", "-f", "hog")
@@ -103,6 +104,7 @@ FAILING: list[tuple[tuple[str, ...], str, str]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.journey
 def test_why_a_program_failed_is_read_from_what_it_really_prints(cli: Cli) -> None:
     names = [f"bad{number}" for number in range(len(FAILING))]
     for name, (command, _, _) in zip(names, FAILING, strict=True):

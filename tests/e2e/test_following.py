@@ -26,6 +26,7 @@ def lines(text: str) -> list[str]:
     return [STAMP.sub("", line) for line in text.splitlines() if STAMP.search(line)]
 
 
+@pytest.mark.journey
 def test_an_array_is_followed_child_by_child_and_attempt_by_attempt(cli: Cli) -> None:
     shown = cli("submit", "--wait", "--array", "3", "--attempts", "2", "--retry-on", "app-error",
                 *SHELL, CHILD)  # fmt: skip
@@ -47,6 +48,7 @@ def test_an_array_is_followed_child_by_child_and_attempt_by_attempt(cli: Cli) ->
     assert shown.err.count("The log of 1/2 is not complete: it is gone.") == 1
 
 
+@pytest.mark.journey
 def test_nodes_are_followed_side_by_side(cli: Cli) -> None:
     assert cli("local", "start").code == 0
     endpoint = cli.home.endpoint()

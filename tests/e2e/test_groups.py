@@ -43,6 +43,7 @@ def user(cli: Cli) -> Client:
     return Client("local", cli.folder, environ=cli.environ)
 
 
+@pytest.mark.journey
 def test_a_gang_is_one_run(cli: Cli, user: Client, home: Home) -> None:
     sleeper = user.submit(command=["sleep", "600"], vcpus=1, memory="64 MiB")
     waiting = cli("submit", "gang", "--after", sleeper.job_id, "--json").json["jobId"]

@@ -173,7 +173,7 @@ def test_the_image_of_controllers_has_what_a_controller_imports(tmp_path: Path) 
         ran = docker(
             "run", "--rm", "--network", "none", "-e", "AWS_ACCESS_KEY_ID=a",
             "-e", "AWS_SECRET_ACCESS_KEY=b", tag, "python", "-m", "batchml", "sweeps", "attend",
-            key, "--env", "dev", "--board", f"s3://bucket/runs/{key}", "--region", "us-east-1",
+            key, "--env", "dev", "--store", f"s3://bucket/runs/{key}", "--region", "us-east-1",
         )  # fmt: skip
     finally:
         docker("image", "rm", "-f", tag)

@@ -168,6 +168,7 @@ def test_a_run_that_ends_ends_the_shell_and_leaves_the_terminal_as_it_was(
     assert " icanon" in rest and " echo " in rest
 
 
+@pytest.mark.journey
 def test_input_output_and_code_pass_and_a_killed_client_leaves_nothing(
     cli: Cli, start: Callable[..., str], context: Context
 ) -> None:

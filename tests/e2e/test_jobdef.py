@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from tests.support.cli import Cli, write_job
 from tests.support.local_server import wait_for_job
 
@@ -12,6 +14,7 @@ def names(cli: Cli, *flags: str) -> list[str]:
     return [each["jobDefinitionName"] for each in cli("jobdef", "list", "--json", *flags).json]
 
 
+@pytest.mark.journey
 def test_a_definition_is_registered_once_and_submit_takes_it(cli: Cli) -> None:
     write_job(cli.folder, "hello", JOB)
     shown = cli("jobdef", "register", "hello", "--json")

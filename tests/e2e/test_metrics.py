@@ -1,8 +1,12 @@
 """Metrics that a program reports, all the way: its file, the log, a client, curves and files."""
 
+import pytest
+
 from tests.support.cli import Cli, write_job
 
 PROGRAM = """
+import pytest
+
 from batchml.runtime import report
 for step in range(1, 5):
     report(step=step, total=4, loss=1 / step)
@@ -12,6 +16,7 @@ print('::batchml metrics [{"step": 9, "loss": 0}]')
 """
 
 
+@pytest.mark.journey
 def test_what_a_program_reports_is_seen_and_drawn(cli: Cli) -> None:
     write_job(
         cli.folder,

@@ -2,6 +2,8 @@
 
 import os
 
+import pytest
+
 from tests.support.cli import Cli, write_job
 
 JOB = """
@@ -25,6 +27,7 @@ echo $(ls "$BATCHML_CHECKPOINT_DIR") > "$BATCHML_OUTPUT_DIR/found"
 """
 
 
+@pytest.mark.journey
 def test_nodes_share_their_folders_over_attempts_on_a_machine_believed_larger(cli: Cli) -> None:
     """(B237, B239)"""
     write_job(cli.folder, "two", JOB, train__sh=TRAIN)

@@ -53,6 +53,7 @@ def cli(cli: Cli, tmp_path: Path) -> Iterator[Cli]:
     control.stop_server(home, SystemClock())
 
 
+@pytest.mark.journey
 def test_a_recorded_folder_is_shown_in_the_same_words(cli: Cli) -> None:
     differ = []
     for name, words in SHOWN.items():
@@ -107,6 +108,7 @@ def test_runs_go_on_in_a_recorded_folder_and_are_written_as_before(cli: Cli) -> 
     assert again.code == 0, again.err
 
 
+@pytest.mark.journey
 def test_a_recorded_archive_is_restored(cli: Cli) -> None:
     assert cli("local", "adopt", "--yes").code == 0
     assert cli("workspace", "rm", "notes.txt", "--yes").code == 0

@@ -76,6 +76,7 @@ def stopped(home: Home) -> Iterator[Home]:
     kill_attempts(home, identity_of(home), CLOCK)
 
 
+@pytest.mark.journey
 def test_a_job_that_loses_its_host_goes_on_elsewhere(stopped: Home) -> None:
     """B200, B202: with the rules for spot that AWS recommends."""
     endpoint = start(stopped, "host-lost@1s")
@@ -165,6 +166,7 @@ def test_batchml_survives_throttling(stopped: Home, cli: Cli) -> None:
     assert done.out.endswith("SUCCEEDED\n")
 
 
+@pytest.mark.journey
 def test_without_capacity_jobs_wait_and_say_why(stopped: Home) -> None:
     """B210."""
     batch = client_for(stopped, start(stopped, "no-capacity=3s"), "batch")

@@ -38,6 +38,7 @@ def shared(cli: Cli, environments: Path) -> Cli:
     return cli
 
 
+@pytest.mark.journey
 def test_what_failed_goes_on_where_it_was(shared: Cli) -> None:
     first = shared("submit", "train", "--wait", "--json")
     assert first.code == 3, first.err

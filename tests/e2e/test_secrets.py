@@ -84,6 +84,7 @@ def in_command_lines(value: str) -> bool:
     return False
 
 
+@pytest.mark.journey
 def test_a_secret_of_the_users_file_reaches_the_program_and_no_other_place(home: Home) -> None:
     """(B220, B224)"""
     keep(home, "secrets.toml", f'wandb = "{VALUE}"\n"/team/db" = "second-{VALUE}"\n')

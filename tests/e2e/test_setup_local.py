@@ -75,6 +75,7 @@ def steps(document: Any) -> set[tuple[str, str, str]]:
     }  # fmt: skip
 
 
+@pytest.mark.journey
 def test_setup_plans_asks_makes_and_has_nothing_to_do_then(place: Cli) -> None:
     planned = place("setup", *LOCAL, "--plan")
     assert planned.code == 2
@@ -122,6 +123,7 @@ def definitions(cli: Cli) -> list[str]:
     return [each["jobDefinitionName"] for each in cli("jobdef", "list", *LOCAL, "--json").json]
 
 
+@pytest.mark.journey
 def test_submit_uses_the_queues_and_the_definition_that_setup_made(ready: Cli) -> None:
     made = definitions(ready)
     assert [name.partition("-")[0] for name in made] == ["greet"]

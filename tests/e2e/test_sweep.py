@@ -80,6 +80,7 @@ def sweeps(tmp_path: Path, home: Home) -> Iterator[Sweeps]:
     yield Sweeps(folder, home)
 
 
+@pytest.mark.journey
 def test_one_short_file_and_one_command_give_the_best_trial_and_its_command(
     sweeps: Sweeps,
 ) -> None:
@@ -153,6 +154,7 @@ def test_promoted_trials_go_on_from_their_checkpoints(sweeps: Sweeps) -> None:
     assert len(ran) == len(set(ran))
 
 
+@pytest.mark.journey
 def test_a_sweep_whose_trials_all_fail_stops_early_with_the_programs_code(
     sweeps: Sweeps,
 ) -> None:

@@ -1,31 +1,20 @@
 """A sweep in AWS, as its calls: AWS Batch is the embedded server behind a counter, S3 is moto's."""
 
-import os
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
 
 from batchml.client import Client
-from batchml.clock import SystemClock
 from batchml.local.home import Home, ServerEndpoint
 from batchml.model.sweep import TrialState
 from batchml.sweeps.run import control_sweep
 from batchml.sweeps.start import SweepOptions, prepare_sweep, start_sweep
 from batchml.sweeps.stores import open_sweep_store
-from tests.support.counting import Counted, counting
+from tests.support.counting import Counted
 from tests.support.fakes import FakeClock
 from tests.support.local_server import client_for
-from tests.support.s3 import BUCKET, KEYS, moto_s3
+from tests.support.s3 import BUCKET
+from tests.support.sweep_account import Hurried
+from tests.support.sweep_account import account as account
 
-CONFIG = """
-default = "dev"
-[env.dev]
-region = "us-east-1"
-[env.dev.storage]
-workspace = "none"
-"""
 SWEEP = """
 job = "hello"
 goal = { min = "loss" }
@@ -34,54 +23,6 @@ method = "random"
 x = { float = [0.0, 1.0] }
 [limits]
 """
-
-
-@pytest.fixture
-def account(
-    home: Home, server: ServerEndpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Counted]:
-    """A project whose environment `dev` is in the account, from whose folder all is done."""
-    project, keys = tmp_path / "project", home.keys()
-    (project / "jobs" / "hello").mkdir(parents=True)
-    (project / "batchml.toml").write_text(CONFIG)
-    for name in list(os.environ):
-        if name.startswith(("AWS_", "BATCHML_")):
-            monkeypatch.delenv(name)
-    with moto_s3() as s3, counting(server.url, keys) as (counted, url):
-        trial = {**KEYS, "AWS_ENDPOINT_URL_S3": s3, "AWS_REGION": "eu-west-1"}
-        lines = "".join(f'{name} = "{value}"\n' for name, value in trial.items())
-        (project / "jobs" / "hello" / "job.toml").write_text(
-            'image = "123456789012.dkr.ecr.us-east-1.amazonaws.com/batchml/python:1"\n'
-            """command = ["python", "-c", "print('loss={x}')"]\n[params]\nx = 0\n[env]\n""" + lines
-        )
-        for name, value in {
-            "BATCHML_HOME": str(tmp_path / "state"),
-            "AWS_ENDPOINT_URL": url,
-            "AWS_ENDPOINT_URL_S3": s3,
-            "AWS_ACCESS_KEY_ID": keys.access_key_id,
-            "AWS_SECRET_ACCESS_KEY": keys.secret_access_key,
-            "AWS_EC2_METADATA_DISABLED": "true",
-        }.items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.chdir(project)
-        yield counted
-
-
-class Hurried(SystemClock):
-    """The pace is made for AWS, where trials take longer than here: each nap is cut short, and
-    taken for a whole one."""
-
-    ahead = 0.0
-
-    def now(self) -> float:
-        return super().now() + self.ahead
-
-    def monotonic(self) -> float:
-        return super().monotonic() + self.ahead
-
-    def sleep(self, seconds: float) -> None:
-        super().sleep(min(seconds, 0.2))
-        self.ahead += max(0.0, seconds - 0.2)
 
 
 def of_batch(calls: Counter[str]) -> Counter[str]:
@@ -120,7 +61,7 @@ def test_ten_thousand_trials_are_one_submission_and_watching_them_a_call_a_round
     context.batch.terminate(run.job_id, "enough")
 
 
-def test_a_sweep_whose_board_is_in_s3_from_start_to_end(account: Counted) -> None:
+def test_a_sweep_whose_store_is_in_s3_from_start_to_end(account: Counted) -> None:
     client = Client("dev", clock=Hurried())
     handle = client.sweep(_table("trials = 3"))
     store = open_sweep_store(client._context, handle.key)

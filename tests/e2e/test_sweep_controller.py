@@ -13,14 +13,13 @@ from batchml.local.home import Home, ServerEndpoint
 from batchml.resources import shipped
 from batchml.runs.controllers import context_in_aws
 from batchml.sweeps.control.lease import Lease, LeaseOwner
-from batchml.sweeps.detached import ControllerArguments, open_sweep, submit_controller
-from batchml.sweeps.run import control_sweep
+from batchml.sweeps.run import ControllerArguments, control_sweep, open_sweep, submit_controller
 from batchml.sweeps.start import SweepOptions, prepare_sweep, start_sweep
-from tests.e2e.test_sweep_calls import Hurried
-from tests.e2e.test_sweep_calls import account as account
 from tests.security.cloudformation import load, policies, statements, texts
 from tests.support.counting import Counted
 from tests.support.local_server import client_for
+from tests.support.sweep_account import Hurried
+from tests.support.sweep_account import account as account
 
 PINNED = "123456789012.dkr.ecr.us-east-1.amazonaws.com/batchml/controller@sha256:" + "0" * 64
 TABLE = {
@@ -69,7 +68,7 @@ def test_a_detached_sweep_in_aws_is_finished_by_what_its_role_allows(
     assert command[:5] == ["python", "-m", "batchml", "sweeps", "attend"]
     options = dict(zip(command[6::2], command[7::2], strict=True))
     where = ControllerArguments(
-        command[5], options["--env"], options["--board"], options["--region"], options["--digest"]
+        command[5], options["--env"], options["--store"], options["--region"], options["--digest"]
     )
     inside = context_in_aws(
         where.env, where.region, tmp_path / "inside", Hurried(), source="the sweep"

@@ -27,7 +27,7 @@ class World:
     def __init__(self, home: Home, folder: Path) -> None:
         settings = load_settings({"BATCHML_HOME": str(home.root)}, folder, "local")
         self.place = Context(settings, SystemClock(), folder)
-        self.store = FolderStore(str(folder / "board"))
+        self.store = FolderStore(str(folder / "store"))
         self.told: list[str] = []
 
     def jobs(self, *command: str) -> BatchJobs:

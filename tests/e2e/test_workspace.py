@@ -42,6 +42,7 @@ def commands() -> list[list[str]]:
     return [shlex.split(line) for line in lines]
 
 
+@pytest.mark.journey
 def test_the_page_as_it_is_written(cli: Cli, home: Home) -> None:
     push, listing, submit, pull, archive, restore, *over = commands()
     assert over == [archive, ["local", "reset", "--delete-data"], restore]

@@ -97,19 +97,19 @@ def test_nothing_else_runs_there(host: ExecutorHost, command: list[str]) -> None
         told(host, command)
 
 
-# --- the board of a sweep, in a container -------------------------------------------------------
+# --- the store of a sweep, in a container -------------------------------------------------------
 
 
-def contained(host: ExecutorHost, board: str) -> dict[str, Any]:
-    job = job_of(["true"], env={"BATCHML_SWEEP": board})
+def contained(host: ExecutorHost, store: str) -> dict[str, Any]:
+    job = job_of(["true"], env={"BATCHML_SWEEP": store})
     return container_spec(host, Permits(), job, JobAttempt(1, "t" * 32, "this-machine", ()))
 
 
 def test_a_trial_in_a_container_sees_the_board_of_its_sweep(host: ExecutorHost) -> None:
-    board = f"{host.home.sweeps}/{KEY}"
-    spec = contained(host, board)
+    store = f"{host.home.sweeps}/{KEY}"
+    spec = contained(host, store)
     assert "BATCHML_SWEEP=/batchml/sweep" in spec["config"]["Env"]
-    mounts = {each["target"]: each for each in spec["sources"] if each["path"].startswith(board)}
+    mounts = {each["target"]: each for each in spec["sources"] if each["path"].startswith(store)}
     assert mounts["/batchml/sweep"]["read_only"], "its ledger is not the trials' to write"
     written = {target for target, each in mounts.items() if not each["read_only"]}
     assert written == {
@@ -117,9 +117,9 @@ def test_a_trial_in_a_container_sees_the_board_of_its_sweep(host: ExecutorHost) 
     }
 
 
-@pytest.mark.parametrize("board", ["", "/etc", "{sweeps}", "{sweeps}/../local", "{sweeps}/a/b"])
-def test_no_other_folder_comes_in_as_a_board(host: ExecutorHost, board: str) -> None:
-    spec = contained(host, board.replace("{sweeps}", str(host.home.sweeps)))
+@pytest.mark.parametrize("store", ["", "/etc", "{sweeps}", "{sweeps}/../local", "{sweeps}/a/b"])
+def test_no_other_folder_comes_in_as_a_store(host: ExecutorHost, store: str) -> None:
+    spec = contained(host, store.replace("{sweeps}", str(host.home.sweeps)))
     assert not [each for each in spec["sources"] if each["target"].startswith("/batchml/sweep")]
 
 

@@ -8,7 +8,7 @@ import pytest
 from batchml.model.job import JobSpec
 from batchml.model.names import join_shell
 from batchml.model.sweep import Trial
-from batchml.sweeps.report.data import command_line
+from batchml.sweeps.started import command_line
 
 VALUES = (
     "plain", "", " ", "two words", "-x", "--lr=1", "it's", '"quoted"', "$HOME `id` $(id)", "a\\nb",

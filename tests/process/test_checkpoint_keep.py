@@ -205,7 +205,7 @@ def test_only_checkpoints_that_would_go_with_the_attempt_are_kept(tmp_path: Path
     try:
         assert is_kept_in_store(make_folders(given, temporary))
         assert not is_kept_in_store(make_folders(given._replace(store=""), temporary))
-        assert not is_kept_in_store(make_folders(given._replace(sweep="board"), temporary))
+        assert not is_kept_in_store(make_folders(given._replace(sweep="store"), temporary))
         assert not is_kept_in_store(
             make_folders(given._replace(workspace=str(tmp_path)), temporary)
         )

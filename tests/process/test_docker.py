@@ -659,6 +659,7 @@ def docker_server(home: Home) -> ServerEndpoint:
     return control.start_server(home, SystemClock(), options=["--executor", "docker"])
 
 
+@pytest.mark.journey
 def test_a_job_by_boto3_runs_in_a_container_of_its_image(
     home: Home, docker_server: ServerEndpoint
 ) -> None:
@@ -734,6 +735,7 @@ def test_what_docker_left_behind_is_swept_when_it_is_not_chosen_any_more(
     assert read_choice(home) == ExecutorChoice("process", had_docker=True)
 
 
+@pytest.mark.journey
 def test_an_image_that_is_missing_is_the_jobs_reason(
     home: Home, docker_server: ServerEndpoint
 ) -> None:

@@ -91,6 +91,7 @@ def output(logs: Any, job: dict[str, Any], stream: str = "") -> list[str]:
 
 
 @pytest.mark.parametrize("end", ["killed", "stopped"])
+@pytest.mark.journey
 def test_a_running_job_does_not_notice_the_end_of_its_server(
     home: Home, started: Path, end: str
 ) -> None:
@@ -117,6 +118,7 @@ def test_a_running_job_does_not_notice_the_end_of_its_server(
     assert len(lines) == int(_text(started / "lines"))
 
 
+@pytest.mark.journey
 def test_a_job_that_ended_while_no_server_lived_is_recorded_at_the_next_start(
     home: Home, started: Path
 ) -> None:
@@ -153,6 +155,7 @@ def test_a_job_that_nothing_is_left_of_is_lost_and_not_started_again(
 
 
 @pytest.mark.parametrize("server_dies_too", [False, True])
+@pytest.mark.journey
 def test_a_killed_runner_takes_its_tree_along_and_the_job_fails_as_if_its_host_had(
     home: Home, started: Path, tmp_path: Path, server_dies_too: bool
 ) -> None:

@@ -88,6 +88,7 @@ def ranks(lines: list[str]) -> list[str]:
     return sorted(line for line in lines if line.startswith("rank"))
 
 
+@pytest.mark.journey
 def test_ranks_of_all_nodes_talk_and_have_their_nodes_environment(mpi: MpiNodes) -> None:
     mpi.begin(
         "say('rank', rank, 'of', world, 'on', node, 'local', os.environ['LOCAL_RANK'], "

@@ -239,6 +239,7 @@ def check(cluster: Cluster, job_id: str, count: int) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.journey
 def test_two_jobs_at_once_bind_the_same_port_and_do_not_meet(kind: str, start: Start) -> None:
     """In namespaces the wildcard address, on the loopback each its own. (B230, B231, B232)"""
     cluster = start(kind)

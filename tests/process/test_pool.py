@@ -74,6 +74,7 @@ def runners(home: Home) -> list[int]:
     return found
 
 
+@pytest.mark.journey
 def test_jobs_one_after_the_other_share_one_runner(batch: Any, home: Home) -> None:
     definition = define(batch, ["true"])
     for _ in range(5):

@@ -172,6 +172,7 @@ def gang(tmp_path: Path) -> Iterator[Gang]:
     batch.close()
 
 
+@pytest.mark.journey
 def test_a_gang_comes_together_and_ends_together(gang: Gang) -> None:
     """One worker before the head, and one of three that is still in the queue at the end; two that
     do not belong are turned away, each with one line on both sides.

@@ -187,6 +187,7 @@ def attempt(bench: Bench) -> Attempt:
         (["sh", "-c", "kill -SEGV $$"], 139, signal.SIGSEGV),
     ],
 )
+@pytest.mark.journey
 def test_the_record_has_the_programs_own_code(
     attempt: Attempt, command: list[str], code: int, by: int
 ) -> None:
@@ -248,6 +249,7 @@ def test_a_program_starts_with_no_signal_blocked_or_ignored(attempt: Attempt) ->
     assert found == [0, 0]
 
 
+@pytest.mark.journey
 def test_a_tree_that_ignores_a_stop_is_killed_after_the_grace(attempt: Attempt) -> None:
     script = """trap "" TERM
         setsid sh -c 'echo $$ >> ../pids; while :; do sleep 0.1; done' &

@@ -46,7 +46,7 @@ class Sweep:
 
     def __init__(self, folder: Path, url: str = "", **environ: str) -> None:
         self.folder = folder
-        self.url = url or str(folder / "board")
+        self.url = url or str(folder / "store")
         self.environ = environ
         self.store: Store = open_store(self.url, environ)
         self.width = 0
@@ -322,7 +322,7 @@ def test_a_child_of_a_rung_takes_up_the_one_in_its_place(sweep: Sweep) -> None:
 # --- S3 -----------------------------------------------------------------------------------------
 
 
-def test_all_of_it_works_in_s3_with_checkpoints_on_the_board(moto: str, tmp_path: Path) -> None:
+def test_all_of_it_works_in_s3_with_checkpoints_on_the_store(moto: str, tmp_path: Path) -> None:
     url = f"s3://{BUCKET}/runs/{tmp_path.name}"
     sweep = Sweep(tmp_path, url, AWS_ENDPOINT_URL_S3=moto, **KEYS)
     sweep.begins(SAVES, [TrialEntry(0, {"lr": 5}, 1, target=1)], resume=True, max=27)
@@ -336,7 +336,7 @@ def test_all_of_it_works_in_s3_with_checkpoints_on_the_board(moto: str, tmp_path
     assert sweep.run(0, wave=3, job="other")[0] == 77
 
 
-def test_a_board_that_is_not_there_ends_it_before_any_work(tmp_path: Path) -> None:
+def test_a_store_that_is_not_there_ends_it_before_any_work(tmp_path: Path) -> None:
     sweep = Sweep(tmp_path)
     sweep.begins(PRINTS)
     code, output = sweep.run(0, BATCHML_SWEEP=str(tmp_path / "elsewhere"))

@@ -155,6 +155,7 @@ def test_a_killed_rank_begins_again_in_place_where_it_was(gang: Start) -> None:
     assert said[-1].startswith("::batchml end code=0 lines=")
 
 
+@pytest.mark.journey
 def test_a_lost_node_is_made_good_by_the_next_attempt(gang: Start) -> None:
     """The child's supervisor is killed in the first attempt, the main node's in the second.
     (A2, A3, A8)"""

@@ -53,8 +53,8 @@ def test_each_state_has_its_commands(run: Run, commands: list[str], tmp_path: Pa
 
 def test_of_a_sweeps_run_the_sweep_is_named_and_it_is_not_run_again_alone(tmp_path: Path) -> None:
     key = "2bcdefgh2345abcde"
-    board = {"BATCHML_SWEEP": f"s3://b/runs/{key}"}  # of one that was submitted elsewhere
-    for more in ({"tags": {"batchml:sweep": key}}, {"environment": board}):
+    store = {"BATCHML_SWEEP": f"s3://b/runs/{key}"}  # of one that was submitted elsewhere
+    for more in ({"tags": {"batchml:sweep": key}}, {"environment": store}):
         found = [
             text for _, text in ways_on(place(tmp_path), FoundRun(run("FAILED", **more), None))
         ]

@@ -73,16 +73,16 @@ def test_an_address_that_is_none_is_refused() -> None:
 
 
 def test_links_that_a_program_puts_into_a_folder_lead_nowhere(tmp_path: Path) -> None:
-    board, outside = tmp_path / "board", tmp_path / "outside"
+    root, outside = tmp_path / "store", tmp_path / "outside"
     outside.mkdir()
     (outside / "a").write_text("of the host")
-    store = open_store(str(board), {})
+    store = open_store(str(root), {})
     store.put("inbox/in/a", b"message")
     (key,) = store.keys("inbox/")
-    (board / "inbox" / "in").rename(board / "inbox" / "was")
-    (board / "inbox" / "in").symlink_to(outside)
-    (board / "inbox" / "file").symlink_to(outside / "a")
-    os.mkfifo(board / "inbox" / "pipe")
+    (root / "inbox" / "in").rename(root / "inbox" / "was")
+    (root / "inbox" / "in").symlink_to(outside)
+    (root / "inbox" / "file").symlink_to(outside / "a")
+    os.mkfifo(root / "inbox" / "pipe")
     store.delete(key)
     assert [store.get(f"inbox/{name}") for name in ("in/a", "file", "pipe")] == [None] * 3
     assert store.read("inbox/file", 0, 3) is None

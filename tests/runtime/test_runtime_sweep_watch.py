@@ -16,7 +16,7 @@ def trial(tmp_path: Path) -> Make:
     def make(
         after: int = 0, entry: dict[str, Any] | None = None, wave: int = 2, **contract: Any
     ) -> TrialWorld:
-        store = str(tmp_path / "board")
+        store = str(tmp_path / "store")
         return TrialWorld(store, a_contract(**contract), after, wave, **(entry or {}))
 
     return make
@@ -338,7 +338,7 @@ def test_whoever_asks_it_to_stop_is_heard_in_time(trial: Make, key: str) -> None
     assert world.end["why"] == "the sweep has spent its money"
 
 
-def test_the_sweeps_time_ends_it_also_when_the_board_is_away(trial: Make) -> None:
+def test_the_sweeps_time_ends_it_also_when_the_store_is_away(trial: Make) -> None:
     world = trial()
     world.store.put(deadline_key(AT + 100), b"")
     world.runs(20)
@@ -395,7 +395,7 @@ def test_one_that_was_done_when_the_signal_came_is_done(trial: Make) -> None:
 # --- a store that is away -----------------------------------------------------------------------
 
 
-def test_while_the_board_is_away_the_trial_goes_on_and_nothing_is_lost(trial: Make) -> None:
+def test_while_the_store_is_away_the_trial_goes_on_and_nothing_is_lost(trial: Make) -> None:
     world = trial()
     world.publish(Cutoffs(4, {0: (3, 0.1)}, {}))
     world.prints(*epochs(1, 1))

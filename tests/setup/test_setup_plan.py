@@ -1,9 +1,10 @@
 """setup and teardown against an AWS account in this process: what fails, what is interrupted."""
 
+import random
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import boto3
 import pytest
@@ -41,6 +42,9 @@ from batchml.setup.tools import SetupTools
 from batchml.setup.values import CurrentState, PlanStep, WantedState
 from tests.support.aws_world import Account, Interrupted, Trouble, parsed, reduced
 from tests.support.fakes import FakeClock
+from tests.support.generate import TORTURE
+
+Point = TypeVar("Point")
 
 DEFINITION = {
     "jobDefinitionName": "lenet-0123456789abcdef",
@@ -229,6 +233,14 @@ def moments(world: World, command: Callable[[], Any]) -> list[tuple[str, dict[st
     return found
 
 
+def kill_points(points: Sequence[Point], seed: str) -> Sequence[Point]:
+    """One point in four, chosen by `seed`, in their order; all if BATCHML_TORTURE is above 1."""
+    if TORTURE > 1:
+        return points
+    chosen = random.Random(seed).sample(range(len(points)), -(-len(points) // 4))
+    return [points[index] for index in sorted(chosen)]
+
+
 STORAGE = "batchml-dev-storage"
 NETWORK = "batchml-dev-network"
 LOSING: dict[str, Any] = {**SMALL, "storage": {"workspace": "none"}}
@@ -266,7 +278,7 @@ def test_a_command_that_was_killed_at_any_moment_goes_on_when_it_is_typed_again(
     end = world.account.snapshot()
     assert end["change sets"] == []
     assert len(before) > 8, "so many moments differ"
-    for moment, held in before:
+    for moment, held in kill_points(before, name):
         world.account.restore(held)
         command(world)
         assert world.account.snapshot() == end, moment
@@ -279,7 +291,7 @@ def test_a_killed_command_leaves_the_account_as_its_calls_did(
     """The walk above restores what AWS held; here the command itself is cut off."""
     world.setup()
     end, calls = world.account.snapshot(), len(world.account.calls)
-    for place in range(1, calls, 13):
+    for place in kill_points(range(1, calls, 13), when):
         world.account.restore(new)
         world.account.interrupt_at = (place, when)
         with pytest.raises(Interrupted):
@@ -445,7 +457,8 @@ def test_continuing_a_rollback_survives_every_interruption(stuck: World) -> None
     stuck.account.restore(held)
     command()
     end = stuck.account.snapshot()
-    for moment, held in before[:20]:  # what follows is an update like any other
+    # After the first 20 points, the command is an update like any other.
+    for moment, held in kill_points(before[:20], "rollback"):
         stuck.account.restore(held)
         command()
         assert stuck.account.snapshot() == end, moment
@@ -714,7 +727,7 @@ def test_replacing_survives_every_interruption(ready: World) -> None:
     ready.table = SMALL
     before = moments(ready, ready.setup)
     end = ready.account.snapshot()
-    for moment, held in before:
+    for moment, held in kill_points(before, "replace"):
         ready.account.restore(held)
         ready.setup()
         assert ready.account.snapshot() == end, moment

@@ -1,46 +1,53 @@
 """Stores for scripted sweeps: in memory, counted, away for a while, and of users who are killed."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from batchml.runtime.storage.store import Store, StoreError
 
 
 class MemoryStore(Store):
-    """A store without a disk; a list costs what is listed, as in a folder or a bucket."""
+    """A store of nothing but a dictionary. `writes` counts what changed it."""
 
     def __init__(self) -> None:
-        self._folders: dict[str, dict[str, bytes]] = defaultdict(dict)
+        self.values: dict[str, bytes] = {}
+        self.writes = 0
 
     def get(self, key: str) -> bytes | None:
-        return self._folder(key).get(key)
+        return self.values.get(key)
 
     def put(self, key: str, data: bytes) -> None:
-        self._folder(key)[key] = data
+        self.writes += 1
+        self.values[key] = data
 
     def create(self, key: str, data: bytes) -> bool:
-        return self._folder(key).setdefault(key, data) is data
+        self.writes += 1
+        return self.values.setdefault(key, data) is data
 
     def keys(self, prefix: str, limit: int | None = None) -> list[str]:
-        return sorted(key for key in self._folder(prefix) if key.startswith(prefix))[:limit]
+        return sorted(key for key in self.values if key.startswith(prefix))[:limit]
 
     def delete(self, *keys: str) -> None:
         for key in keys:
-            self._folder(key).pop(key, None)
+            self.writes += 1
+            self.values.pop(key, None)
 
     def read(self, key: str, start: int, length: int) -> bytes | None:
-        found = self._folder(key).get(key)
-        return None if found is None else found[start : start + length]
+        data = self.values.get(key)
+        return None if data is None else data[start : start + length]
 
     def put_file(self, key: str, path: str) -> None:
-        raise NotImplementedError
+        with open(path, "rb") as file:
+            self.put(key, file.read())
 
     def get_file(self, key: str, path: str) -> bool:
-        raise NotImplementedError
-
-    def _folder(self, key: str) -> dict[str, bytes]:
-        return self._folders[key.partition("/")[0]]
+        data = self.values.get(key)
+        if data is not None:
+            with open(path, "wb") as file:
+                file.write(data)
+        return data is not None
 
 
 class Killed(BaseException):
@@ -55,9 +62,13 @@ class KillingStore:
         self.left = dies_at
 
     def __getattr__(self, name: str) -> Any:
-        if name not in ("put", "create", "delete"):
+        if name not in ("put", "create"):
             return getattr(self._store, name)
         return lambda *args: self.mortal(lambda: getattr(self._store, name)(*args))
+
+    def delete(self, *keys: str) -> None:
+        for key in keys:
+            self.mortal(partial(self._store.delete, key))
 
     def mortal(self, act: Callable[[], Any]) -> Any:
         self.left -= 1
@@ -101,3 +112,45 @@ class CountingStore:
             return found(*args)
 
         return call
+
+
+class LossyStore(MemoryStore):
+    """Every call fails once in a while, by `fails`: before it was carried out, or after."""
+
+    def __init__(self, fails: Callable[[], str]) -> None:
+        super().__init__()
+        self._fails = fails
+
+    def put(self, key: str, data: bytes) -> None:
+        how = self._way()
+        super().put(key, data)
+        self._lose(how)
+
+    def create(self, key: str, data: bytes) -> bool:
+        how = self._way()
+        done = super().create(key, data)
+        self._lose(how)
+        return done
+
+    def get(self, key: str) -> bytes | None:
+        self._way()
+        return super().get(key)
+
+    def keys(self, prefix: str, limit: int | None = None) -> list[str]:
+        self._way()
+        return super().keys(prefix, limit)
+
+    def delete(self, *keys: str) -> None:
+        how = self._way()
+        super().delete(*keys)
+        self._lose(how)
+
+    def _way(self) -> str:
+        how = self._fails()
+        if how == "before":
+            raise StoreError("the network is away", temporary=True)
+        return how
+
+    def _lose(self, how: str) -> None:
+        if how == "after":
+            raise StoreError("the answer was lost", temporary=True)

@@ -2,12 +2,31 @@
 
 import math
 from bisect import insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from random import Random
 from typing import Any
 
-from batchml.model.sweep import Dimension, EarlyStop, Goal, Params, SweepLimits, SweepSpec
-from batchml.runtime.protocol.messages import END, MessageSender, add_end, make_message
+import pytest
+
+from batchml.config.settings import load_settings
+from batchml.context import Context
+from batchml.local.home import Home
+from batchml.model.sweep import (
+    Dimension,
+    EarlyStop,
+    Goal,
+    Params,
+    SweepLimits,
+    SweepSpec,
+    Trial,
+)
+from batchml.runtime.protocol.messages import (
+    END,
+    MessageSender,
+    add_end,
+    make_message,
+)
 from batchml.sweeps.control.events import (
     BatchSubmitted,
     Event,
@@ -17,8 +36,12 @@ from batchml.sweeps.control.events import (
     SweepEnded,
     TrialBatch,
 )
+from batchml.sweeps.control.ledger import SweepLedger
 from batchml.sweeps.control.state import SweepState
-from batchml.sweeps.started import StartedSweep
+from batchml.sweeps.samplers.choose import Suggestion, suggest_trials
+from batchml.sweeps.started import StartedSweep, write_started
+from batchml.sweeps.stores import SweepStore, open_sweep_store
+from tests.support.fakes import FakeClock
 
 BEGAN = 1_790_000_000.0
 JOB = "6b0e2f6c-0000-0000-0000-000000000000"
@@ -189,3 +212,27 @@ def _reached(params: Params, step: int, random: Random) -> float:
     top -= 0.05 * float(params.get("dropout", 0.2)) ** 2
     value = top * (1 - 0.55 * math.exp(-step / 4)) + random.gauss(0, 0.004)
     return min(0.9993, max(0.05, value))
+
+
+@pytest.fixture
+def context(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
+    monkeypatch.setenv("BATCHML_HOME", str(home.root))
+    monkeypatch.chdir(tmp_path)
+    environ = {"BATCHML_HOME": str(home.root)}
+    return Context(load_settings(environ, tmp_path, None), FakeClock(BEGAN + 1e6), tmp_path)
+
+
+def fill(context: Context, sweep: StartedSweep, events: Iterable[Event]) -> SweepStore:
+    store = open_sweep_store(context, sweep.key)
+    assert write_started(store, sweep)
+    SweepLedger(store).append(list(events))
+    return store
+
+
+def unfinished(count: int) -> Sequence[Event]:
+    return [event for event in story(count) if not isinstance(event, SweepEnded)][: count * 2]
+
+
+def suggest(spec: SweepSpec, trials: Sequence[Trial], number: int) -> Suggestion | None:
+    """The parameters of one trial; None: nothing is left to try."""
+    return next(iter(suggest_trials(spec, trials, [number])), None)

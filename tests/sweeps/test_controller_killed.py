@@ -5,8 +5,8 @@ from collections import Counter
 import pytest
 
 from batchml.model.sweep import ConfirmSettings, TrialState
-from batchml.sweeps.control import requests
-from batchml.sweeps.control.lease import LOCAL_LIFE
+from batchml.sweeps.control import inbox
+from batchml.sweeps.control.lease import ON_LOCAL
 from tests.support.sweep_stores import Killed, KillingStore, MemoryStore
 from tests.support.sweep_world import Fault, World, spec_of
 
@@ -52,7 +52,7 @@ def test_killed_at_a_write_and_resumed_it_comes_to_the_same_end(story: str) -> N
             store = KillingStore(world.store, dies_at, before)
             with pytest.raises(Killed):
                 world.run(store)
-            world.clock.sleep(LOCAL_LIFE + 1)  # its lease ends, while its trials go on
+            world.clock.sleep(ON_LOCAL.lease + 1)  # its lease ends, while its trials go on
             world.run(who="second")
             check(world, whole, story)
 
@@ -85,33 +85,33 @@ def test_killed_again_and_again_it_still_comes_to_an_end() -> None:
             world.run(store, who=f"number-{life}")
             break
         except Killed:
-            world.clock.sleep(LOCAL_LIFE + 1)
+            world.clock.sleep(ON_LOCAL.lease + 1)
     assert world.state().ended is not None
     assert max(Counter(world.runs).values()) == 1
 
 
 def test_an_ask_is_done_once_wherever_its_controller_is_killed() -> None:
-    asks: list[tuple[requests.SweepRequest, int]] = [
-        (requests.RerunRequest("2rerunrerunrerunr"), 0),
-        (requests.TopUpRequest("2topuptopuptopupt", trials=7), 3),
-        (requests.ConfirmRequest("2confirmconfirmco", top=1, seeds=2), 2),
+    asks: list[tuple[inbox.SweepRequest, int]] = [
+        (inbox.RerunRequest("2rerunrerunrerunr"), 0),
+        (inbox.TopUpRequest("2topuptopuptopupt", trials=7), 3),
+        (inbox.ConfirmRequest("2confirmconfirmco", top=1, seeds=2), 2),
     ]
     for ask, more in asks:
         for dies_at in range(1, 30):
             world = World(spec_of(trials=4), faults={1: Fault("fails", 1)})
             world.run()
-            requests.put_request(world.store, ask)
+            inbox.put_request(world.store, ask)
             world.faults.clear()
             try:
                 world.run(KillingStore(world.store, dies_at, before=bool(dies_at % 2)))
             except Killed:
-                world.clock.sleep(LOCAL_LIFE + 1)
+                world.clock.sleep(ON_LOCAL.lease + 1)
                 world.run(who="second")
             state = world.state()
             assert len(state.trials) == 4 + more
             assert state.counts[TrialState.FAILED] == (
-                0 if isinstance(ask, requests.RerunRequest) else 1
+                0 if isinstance(ask, inbox.RerunRequest) else 1
             )
             assert max(Counter(world.runs).values()) == 1
             assert state.ended is not None
-            assert not requests.pending_requests(world.store)
+            assert not inbox.pending_requests(world.store)

@@ -1,10 +1,10 @@
-"""Cut-offs: what is published, who is promoted."""
+"""Results at rungs: the published cut-offs, and the trials that are promoted."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchml.model.sweep import EarlyStop, Goal, SweepSpec, Trial, TrialReport, TrialState
-from batchml.sweeps.control.pruning import RungResults, collect_results, rung_ends
+from batchml.sweeps.control.pruning import RungResults, rung_ends
 
 
 def spec_of(
@@ -31,7 +31,7 @@ def test_the_best_third_goes_on_and_the_best_one_always(
     values: list[float], eta: int, maximises: bool
 ) -> None:
     spec = spec_of("max" if maximises else "min", eta=eta)
-    rungs = collect_results(spec, [trial_of(number, value) for number, value in enumerate(values)])
+    rungs = RungResults(spec, [trial_of(number, value) for number, value in enumerate(values)])
     found = rungs.cutoffs(1).rungs
     if len(values) < eta:
         assert 0 not in found  # too few to judge by
@@ -48,14 +48,14 @@ def test_what_a_trial_had_before_it_began_anew_does_not_count() -> None:
     for method in ("asha", "median"):
         spec = spec_of(method=method, most=27)
         trials = [trial_of(number, *[0.5 + number] * 9) for number in range(6)]
-        rungs = collect_results(spec, trials)
+        rungs = RungResults(spec, trials)
         trials[0].reports = []
         rungs.note(trials[0])
-        assert rungs.cutoffs(1) == collect_results(spec, trials).cutoffs(1)
+        assert rungs.cutoffs(1) == RungResults(spec, trials).cutoffs(1)
         trials[0].reports = [TrialReport(1, (9.0,))]
         trials[0].state = TrialState.PAUSED
         rungs.note(trials[0])
-        anew = collect_results(spec, trials)
+        anew = RungResults(spec, trials)
         assert (rungs.results, rungs.best_paused()) == (anew.results, anew.best_paused())
         assert rungs.cutoffs(1) == anew.cutoffs(1)
 
@@ -70,19 +70,19 @@ def test_trial_by_trial_comes_to_the_same_as_all_at_once(reports: list[tuple[int
         if trial.step < 9:
             trial.reports.append(TrialReport(trial.step + 1, (value,)))
         rungs.note(trial)
-    assert rungs.results == collect_results(spec, trials.values()).results
+    assert rungs.results == RungResults(spec, trials.values()).results
 
 
 def test_a_trial_that_passes_over_rungs_counts_at_the_deepest_once() -> None:
     trial = trial_of(0)
     trial.reports = [TrialReport(4, (0.5,)), TrialReport(8, (0.4,)), TrialReport(12, (0.3,))]
-    assert collect_results(spec_of(), [trial]).results == [[], [(0.5, 0)], [(0.3, 0)]]
+    assert RungResults(spec_of(), [trial]).results == [[], [(0.5, 0)], [(0.3, 0)]]
 
 
 def test_values_that_are_no_numbers_and_confirming_trials_do_not_count() -> None:
     again = trial_of(1, 0.5)
     again.confirms = 0
-    assert collect_results(spec_of(), [trial_of(0, float("nan")), again]).results == [[], [], []]
+    assert RungResults(spec_of(), [trial_of(0, float("nan")), again]).results == [[], [], []]
 
 
 def test_one_that_begins_anew_counts_once() -> None:
@@ -96,21 +96,19 @@ def test_one_that_begins_anew_counts_once() -> None:
 def test_medians_are_told_from_a_seventh_of_the_training_on_of_five_trials() -> None:
     spec = spec_of(method="median")
     trials = [trial_of(number, *(number / 10,) * 6) for number in range(5)]
-    assert collect_results(spec, trials[:4]).cutoffs(1).medians == {}
-    found = collect_results(spec, trials).cutoffs(2)
+    assert RungResults(spec, trials[:4]).cutoffs(1).medians == {}
+    found = RungResults(spec, trials).cutoffs(2)
     assert found.medians == {4: (5, 0.2), 5: (5, 0.2), 6: (5, 0.2)} and found.rungs == {}
 
 
 def test_the_medians_of_a_long_training_stay_few() -> None:
     trials = [trial_of(number, *(0.5,) * 10_000) for number in range(5)]
-    assert (
-        len(collect_results(spec_of(method="median", most=10_000), trials).cutoffs(1).medians) <= 64
-    )
+    assert len(RungResults(spec_of(method="median", most=10_000), trials).cutoffs(1).medians) <= 64
 
 
 def test_promoted_are_those_of_the_best_third_that_wait_the_deepest_first() -> None:
     paused = [trial_of(number, number / 10, state=TrialState.PAUSED) for number in range(9)]
-    rungs = collect_results(spec_of(), paused)
+    rungs = RungResults(spec_of(), paused)
     assert rungs.promotable(9) == [(0, 3), (1, 3), (2, 3)]
     assert rungs.promotable(1) == [(0, 3)]
     paused[0].state = TrialState.RUNNING
@@ -125,8 +123,6 @@ def test_promoted_are_those_of_the_best_third_that_wait_the_deepest_first() -> N
 
 
 def test_nobody_is_promoted_while_there_are_too_few() -> None:
-    rungs = collect_results(
-        spec_of(), [trial_of(0, 0.1, state=TrialState.PAUSED), trial_of(1, 0.2)]
-    )
+    rungs = RungResults(spec_of(), [trial_of(0, 0.1, state=TrialState.PAUSED), trial_of(1, 0.2)])
     assert rungs.promotable(9) == []
     assert rungs.best_paused() == 0

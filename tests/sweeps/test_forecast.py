@@ -1,4 +1,4 @@
-"""`batchml.sweeps.forecast`: what `sweep check` says that a sweep comes to."""
+"""`batchml.sweeps.forecast`: the size, time and cost that `sweep check` prints."""
 
 import shlex
 from typing import Any

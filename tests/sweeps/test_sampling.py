@@ -24,9 +24,10 @@ from batchml.model.sweep import (
     count_points,
     is_active,
 )
-from batchml.sweeps.samplers.choose import suggest, suggest_trials
+from batchml.sweeps.samplers.choose import suggest_trials
 from batchml.sweeps.samplers.optuna import missing_packages
 from batchml.sweeps.samplers.points import point_key
+from tests.support.sweep_story import suggest
 
 FREE: Space = {
     "lr": Dimension("float", 1e-5, 0.1, log=True),

@@ -6,7 +6,7 @@ import zlib
 import pytest
 
 from batchml.model.sweep import Dimension, Goal, Params, SweepSpec
-from batchml.sweeps.samplers import sobol
+from batchml.sweeps.samplers import sequences
 from batchml.sweeps.samplers.choose import suggest_trials
 
 # In units of 1/16: points 0 to 7 of the first five dimensions, as SciPy's qmc.Sobol has them too.
@@ -25,29 +25,33 @@ ALL = 1745831215
 
 
 def test_the_first_points_are_those_of_the_paper() -> None:
-    found = [tuple(bits >> (sobol.BITS - 4) for bits in sobol.sobol_point(n, 5)) for n in range(8)]
+    found = [
+        tuple(bits >> (sequences.BITS - 4) for bits in sequences.sobol_point(n, 5))
+        for n in range(8)
+    ]
     assert found == FIRST
 
 
 def test_no_direction_number_is_mistyped() -> None:
-    points = [sobol.sobol_point(n, sobol.DIMENSIONS) for n in range(64)]
+    points = [sequences.sobol_point(n, sequences.DIMENSIONS) for n in range(64)]
     assert zlib.crc32(str(points).encode()) == ALL
 
 
-@pytest.mark.parametrize("place", range(sobol.DIMENSIONS))
+@pytest.mark.parametrize("place", range(sequences.DIMENSIONS))
 def test_each_dimension_has_one_point_in_every_interval(place: int) -> None:
     """The first 2**k points of a dimension fill 2**k intervals: what makes it a Sobol sequence."""
     for power in (3, 6, 9):
         found = {
-            sobol.sobol_point(n, place + 1)[place] >> (sobol.BITS - power) for n in range(2**power)
+            sequences.sobol_point(n, place + 1)[place] >> (sequences.BITS - power)
+            for n in range(2**power)
         }
         assert len(found) == 2**power
 
 
 def test_a_shift_keeps_the_intervals_filled_and_differs_by_seed() -> None:
-    points = [sobol.shifted_point(3, n, 2) for n in range(64)]
+    points = [sequences.shifted_point(3, n, 2) for n in range(64)]
     assert {int(point[1] * 64) for point in points} == set(range(64))
-    assert sobol.shifted_point(3, 5, 2) != sobol.shifted_point(4, 5, 2)
+    assert sequences.shifted_point(3, 5, 2) != sequences.shifted_point(4, 5, 2)
 
 
 def test_a_sweep_of_sobol_points_is_spread_over_a_logarithmic_range() -> None:
@@ -59,7 +63,7 @@ def test_a_sweep_of_sobol_points_is_spread_over_a_logarithmic_range() -> None:
 
 
 def test_more_parameters_than_there_are_directions_for() -> None:
-    space = {f"x{n}": Dimension("float", 0, 1) for n in range(sobol.DIMENSIONS + 3)}
+    space = {f"x{n}": Dimension("float", 0, 1) for n in range(sequences.DIMENSIONS + 3)}
     spec = SweepSpec("s", "j", (Goal("loss", "min"),), space, "sobol")
     one, other = suggest_trials(spec, [], range(2))
     assert one.params.keys() == space.keys()

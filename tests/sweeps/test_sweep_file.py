@@ -1,9 +1,6 @@
 """`batchml.sweeps.spec.file`: what a sweep file says, and every mistake of it at once."""
 
-import copy
-import re
 import tomllib
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchml.errors import ConfigError
-from batchml.model.job import JobSpec, read_job
 from batchml.model.sweep import (
     ConfirmSettings,
     Dimension,
@@ -27,60 +23,7 @@ from batchml.model.sweep import (
     satisfies,
 )
 from batchml.sweeps.spec.file import read_sweep
-from batchml.sweeps.spec.rules import check_with_job, notices
-
-ROOT = Path(__file__).parent.parent.parent
-JOBS, DOCS = ROOT / "jobs", ROOT / "docs"
-
-EXAMPLE = """
-job = "lenet"
-goal = { max = "val_accuracy" }
-
-[space]
-lr = { log = [1e-4, 1e-1] }
-momentum = { float = [0.8, 0.99], when = { optimizer = "sgd" } }
-layers = { int = [1, 4] }
-width = { int = [16, 256], log = true }
-batch_size = [64, 128, 256]
-optimizer = ["sgd", "adamw"]
-epochs = 27
-
-[early_stop]
-max = 27
-
-[limits]
-trials = 64
-hours = 12
-cost = "50 USD"
-target = 0.995
-
-[confirm]
-"""
-
-SMALLEST: dict[str, Any] = {
-    "job": "lenet",
-    "goal": {"max": "acc"},
-    "space": {"lr": {"log": [1e-4, 0.1]}, "opt": ["sgd", "adamw"], "layers": {"int": [1, 4]}},
-    "limits": {"trials": 8},
-}
-
-
-def read(changes: tuple[str, ...] = (), **table: Any) -> SweepSpec:
-    """The smallest sweep with `table` added; None takes a key out."""
-    merged = {**SMALLEST, **table}
-    given = {key: value for key, value in merged.items() if value is not None}
-    return read_sweep(given, "sweep.toml", changes=changes)
-
-
-def mistakes(changes: tuple[str, ...] = (), **table: Any) -> list[str]:
-    with pytest.raises(ConfigError) as refused:
-        read(changes, **table)
-    assert refused.value.exit_code == 78
-    return list(refused.value.mistakes)
-
-
-def in_space(**space: Any) -> list[str]:
-    return mistakes(space={**SMALLEST["space"], **space})
+from tests.support.sweep_files import EXAMPLE, SMALLEST, in_space, mistakes, read
 
 
 def test_the_documented_file_is_read() -> None:
@@ -100,7 +43,7 @@ def test_the_documented_file_is_read() -> None:
     assert spec.early_stop == EarlyStop("asha", "epoch", max=27, min=1, eta=3)
     assert spec.limits == SweepLimits(trials=64, hours=12.0, cost=50.0, target=0.995)
     assert spec.confirm == ConfirmSettings(top=3, seeds=3)
-    # What is frozen is read back as it was.
+    # What is started is read back as it was.
     assert msgspec.json.decode(msgspec.json.encode(spec), type=SweepSpec) == spec
 
 
@@ -422,177 +365,6 @@ def test_points_that_are_outside_the_space_are_named(point: dict[str, Any], says
     space = {**SMALLEST["space"], "m": {"int": [1, 2], "when": {"opt": "adamw"}}}
     (found,) = mistakes(points=[first, point], space=space, where=["layers < 4"])
     assert says in found
-
-
-def test_the_same_file_has_the_same_seed_whatever_is_set() -> None:
-    table = tomllib.loads(EXAMPLE)
-
-    def seed(**more: Any) -> int:
-        return read_sweep({**table, **more}, "f", text=EXAMPLE).seed
-
-    assert seed() == read_sweep(table, "f", text=EXAMPLE, changes=["limits.trials=8"]).seed
-    assert seed() != seed(name="other")
-    assert seed() != read_sweep(table, "f", text=EXAMPLE + "\n").seed
-    assert seed(seed=7) == 7
-    assert 0 <= seed() < 2**31
-
-
-@pytest.mark.parametrize(
-    ("change", "path", "expected"),
-    [
-        ("space.lr.log=[1e-5,1e-1]", "space.lr", {"log": [1e-5, 0.1]}),
-        ("space.momentum.log=[0.5,0.9]", "space.momentum",
-         {"log": [0.5, 0.9], "when": {"optimizer": "sgd"}}),
-        ("space.width.int=[1,8]", "space.width", {"int": [1, 8], "log": True}),
-        ("space.width.log=false", "space.width", {"int": [16, 256], "log": False}),
-        ("space.optimizer=[sgd, lion]", "space.optimizer", ["sgd", "lion"]),
-        ("space.optimizer=sgd", "space.optimizer", "sgd"),
-        ("space.epochs=3", "space.epochs", 3),
-        ("space.momentum.when.optimizer=adamw", "space.momentum",
-         {"float": [0.8, 0.99], "when": {"optimizer": "adamw"}}),
-        ("space.nesterov=[true,false]", "space.nesterov", [True, False]),
-        ("limits.trials=8", "limits", {"trials": 8}),
-        ("limits.cost=5 USD", "limits", {"cost": "5 USD"}),
-        ("goal.min=loss", "goal", {"min": "loss"}),
-        ("goal.max=acc", "goal", {"max": "acc"}),
-        ("method=random", "method", "random"),
-        ('where=["lr < 1"]', "where", ["lr < 1"]),
-    ],
-)  # fmt: skip
-def test_a_change_is_as_if_the_file_said_so(change: str, path: str, expected: Any) -> None:
-    """The sweep is the same, or so are its mistakes."""
-    table = tomllib.loads(EXAMPLE) | {"limits": {"trials": 9}}
-    said = copy.deepcopy(table)
-    *above, last = path.split(".")
-    inner = said
-    for key in above:
-        inner = inner[key]
-    inner[last] = {**inner[last], **expected} if last == "limits" else expected
-    assert outcome(table, change) == outcome(said)
-
-
-def outcome(table: dict[str, Any], *changes: str) -> SweepSpec | tuple[str, ...]:
-    try:
-        return read_sweep(table, "f", text="the same", changes=changes)
-    except ConfigError as error:
-        return error.mistakes
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ("trials", "write KEY=VALUE"),
-        ("=3", "write KEY=VALUE"),
-        ("limits..trials=3", "write KEY=VALUE"),
-        ("space.lrr.log=[1,2]", "the file has no parameter lrr. Did you mean 'lr'?"),
-        ("space.lr.log.x=3", "log.x is no part of a parameter"),
-        ("goal.max.x=3", "max is not a table"),
-        ("limits.trails=3", "limits.trails: unknown key. Did you mean 'trials'?"),
-        ("limits.trials=many", "limits.trials: found 'many'. Expected a whole number."),
-        ("space.lr.log=[0,1]", "space.lr.log: log range needs"),
-        ("name=\udcff", "not UTF-8"),
-    ],
-)
-def test_a_wrong_change_is_a_mistake_like_one_of_the_file(change: str, says: str) -> None:
-    found = mistakes((change,))
-    assert any(says in each for each in found), found
-
-
-def test_parameters_whose_names_have_dots_can_be_changed() -> None:
-    space = {**SMALLEST["space"], "model.lr": {"float": [0, 1]}}
-    assert read(("space.model.lr.float=[0,2]",), space=space).space["model.lr"].high == 2.0
-
-
-def job(*words: str, **table: Any) -> JobSpec:
-    params = {"lr": 0.1, "opt": "sgd", "layers": 1, "x": 1}
-    return read_job({"image": "i", "command": ["run", *words], "params": params, **table}, "job")
-
-
-def test_each_parameter_must_reach_the_command() -> None:
-    spec = read()
-    assert check_with_job(spec, job("{params}")) == []
-    assert check_with_job(spec, job("{lr}", "{opt}", "--n={layers}")) == []
-    assert check_with_job(spec, job("{lr}", "$BATCHML_PARAM_OPT", "{params:json}")) == []
-    (found,) = check_with_job(spec, job("{lr}", "{opt}"))
-    assert found == (
-        "space.layers: the job's command never uses {layers}; add it, or {params} for all of them."
-    )
-
-
-def test_a_command_without_any_parameter_must_read_the_variables() -> None:
-    spec = read()
-    assert check_with_job(spec, job()) == []
-    assert any("BATCHML_PARAMS" in notice for notice in notices(spec, job()))
-    assert not any("BATCHML_PARAMS" in notice for notice in notices(spec, job("{params}")))
-
-
-def test_a_trial_is_one_container() -> None:
-    assert check_with_job(read(), job("{params}", launch={"kind": "torchrun"})) == []
-    (found,) = check_with_job(read(), job("{params}", nodes=2))
-    assert "nodes = 2: a trial is one container" in found
-    gang = {"launch": {"kind": "ray"}, "groups": [{"name": "head"}]}
-    (found,) = check_with_job(read(), job("{params}", **gang))
-    assert "groups: a trial is one container" in found
-
-
-def test_a_job_does_not_say_what_each_trial_has_for_itself() -> None:
-    (found,) = check_with_job(read(), job("{params}", env={"BATCHML_CHECKPOINT_DIR": "/x"}))
-    assert (
-        found == "lenet: env.BATCHML_CHECKPOINT_DIR: batchml sets it for each trial; "
-        "remove it from the job."
-    )
-
-
-def about(said: str, spec: SweepSpec, beside: JobSpec | None = None) -> bool:
-    return any(said in notice for notice in notices(spec, beside))
-
-
-def test_what_people_should_know() -> None:
-    wide = read(limits={"trials": 100, "parallel": 64})
-    assert about("tpe learns nothing when 64 of 100 trials start at once", wide)
-    assert not about("learns nothing", read(limits={"trials": 100, "parallel": 25}))
-    stopping = read(limits={"trials": 100, "parallel": 64}, early_stop={"max": 27})
-    assert not about("learns nothing", stopping)
-    assert about("so tpe draws at random", read(early_stop={"max": 27, "method": "halving"}))
-    assert about("must save to", read(early_stop={"max": 27, "resume": True}), job("{params}"))
-    small = {"a": [1, 2], "b": [1, 2]}
-    assert about("only 4 points", read(space=small))
-    assert about("grid has 4 points; limits.trials allows 3", read(
-        space=small, method="grid", limits={"trials": 3}
-    ))  # fmt: skip
-    metrics = {"val_accuracy": "acc=([0-9.]+)"}
-    spec = read(goal={"max": "val_acuracy"})
-    assert about("Did you mean 'val_accuracy'?", spec, job("{params}", metrics=metrics))
-    assert about("needs a pattern", read(goal={"max": "val accuracy"}), job("{params}"))
-    assert not about("pattern", read(goal={"max": "val/accuracy"}), job("{params}"))
-
-
-@pytest.mark.parametrize("name", ["lenet", "lenet-mxnet"])
-def test_the_sweeps_that_ship_with_batchml_fit_their_jobs(name: str) -> None:
-    text = (JOBS / name / "sweep.toml").read_text("utf-8")
-    spec = read_sweep(tomllib.loads(text), name, text=text)
-    beside = read_job(tomllib.loads((JOBS / name / "job.toml").read_text("utf-8")), name)
-    assert check_with_job(spec, beside) == []
-    assert notices(spec, beside) == []
-    assert (spec.job, spec.early_stop.method, spec.space["epochs"].values) == (name, "asha", (3,))
-
-
-def test_the_files_in_the_documentation_are_read() -> None:
-    text = (DOCS / "sweep-file.md").read_text("utf-8")
-    whole, where, points = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
-    table = tomllib.loads(whole)
-    assert read_sweep(table, "docs", text=whole).early_stop.method == "asha"
-    assert read_sweep({**table, **tomllib.loads(where)}, "docs").where
-    listed = {**table, "method": "list", "space": {}, **tomllib.loads(points)}
-    assert read_sweep(listed, "docs").limits.trials == 1
-
-
-@pytest.mark.parametrize(
-    "written", re.findall(r"^\| (`x = .*?) \|", (DOCS / "sweep-file.md").read_text("utf-8"), re.M)
-)
-def test_the_parameters_in_the_documentation_are_read(written: str) -> None:
-    for each in re.findall(r"`(x = [^`]*)`", written):
-        assert read(space={**SMALLEST["space"], **tomllib.loads(each)}).space["x"]
 
 
 _JSON = st.recursive(

@@ -9,21 +9,20 @@ from batchml.client import Client
 from batchml.context import Context
 from batchml.errors import UsageError
 from batchml.model.sweep import Trial, TrialState
-from batchml.sweeps.commands.next_commands import describe_next
-from batchml.sweeps.control.budgets import idle_seconds
-from batchml.sweeps.control.requests import (
+from batchml.sweeps.commands.render import describe_next_commands
+from batchml.sweeps.control.inbox import (
     ConfirmRequest,
     RerunRequest,
     SweepRequest,
     TopUpRequest,
     pending_requests,
 )
+from batchml.sweeps.control.totals import idle_seconds
 from batchml.sweeps.handle import SweepHandle
 from batchml.sweeps.stores import SweepStore
 from batchml.sweeps.view import SweepView
-from tests.support.sweep_story import started, story
-from tests.sweeps.test_sweeps import context as context
-from tests.sweeps.test_sweeps import fill, unfinished
+from tests.support.sweep_story import context as context
+from tests.support.sweep_story import fill, started, story, unfinished
 
 
 @pytest.fixture
@@ -109,7 +108,7 @@ def test_time_in_which_no_trial_was_under_way_is_idle(trials: list[Trial], secon
 def test_that_the_local_server_is_down_is_said_and_what_brings_it_back(context: Context) -> None:
     store = fill(context, started(), unfinished(40))
     view = SweepView(context, started(), store)
-    words = describe_next(context, started(), view.state, view.snapshot(), "")
+    words = describe_next_commands(context, started(), view.state, view.snapshot(), "")
     assert "The local server is not running" in words and "batchml local start" in words
     ended = replace(view.snapshot(), ended="all are over")
-    assert "local start" not in describe_next(context, started(), view.state, ended, "")
+    assert "local start" not in describe_next_commands(context, started(), view.state, ended, "")

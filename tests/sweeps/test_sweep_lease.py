@@ -17,7 +17,7 @@ from batchml.sweeps.control.lease import (
     this_process,
 )
 from tests.support.fakes import FakeClock
-from tests.support.memory_stores import MemoryStore
+from tests.support.sweep_stores import MemoryStore
 
 ONE = LeaseOwner("ann", "laptop", 11, "100")
 TWO = LeaseOwner("ben", "desk", 22, "200")

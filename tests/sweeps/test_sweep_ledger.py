@@ -1,10 +1,11 @@
-"""The ledger in its store: nothing is lost and one writes at a time, whoever is killed when."""
+"""The ledger in its store: nothing is lost and one controller writes, whichever is killed when."""
 
 import random
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -15,8 +16,8 @@ from batchml.model.sweep import SweepLimits
 from batchml.runtime.protocol import messages
 from batchml.runtime.protocol.messages import MessageSender, message_key
 from batchml.runtime.storage.folder import FolderStore
-from batchml.runtime.storage.store import Store, StoreError
-from batchml.sweeps.control import store as inbox
+from batchml.runtime.storage.store import StoreError
+from batchml.sweeps.control import inbox
 from batchml.sweeps.control.events import (
     BatchSubmitted,
     Event,
@@ -32,7 +33,7 @@ from batchml.sweeps.control.events import (
 )
 from batchml.sweeps.control.ledger import PACK_AFTER, SweepLedger
 from batchml.sweeps.control.state import SweepState
-from tests.support.memory_stores import Killed, LossyStore, MemoryStore, MortalStore
+from tests.support.sweep_stores import Killed, KillingStore, LossyStore, MemoryStore
 
 
 def message(trial: int, seq: int, kind: str = "report", step: int = 1) -> dict[str, object]:
@@ -69,7 +70,7 @@ def fold(events: Sequence[Event]) -> SweepState:
 
 
 def test_what_is_appended_is_loaded(tmp_path: Path) -> None:
-    store = FolderStore(str(tmp_path / "board"))
+    store = FolderStore(str(tmp_path / "store"))
     ledger = SweepLedger(store)
     assert ledger.load() == SweepState()
     ledger.append(ALL[:4])
@@ -180,16 +181,16 @@ def test_a_torn_tail_is_cut_at_every_byte() -> None:
     SweepLedger(store).append(ALL[5:])
     last = store.values["log/000000002.jsonl"]
     for cut in range(len(last)):
-        torn_board = MemoryStore()
-        torn_board.values = {**store.values, "log/000000002.jsonl": last[:cut]}
+        torn_store = MemoryStore()
+        torn_store.values = {**store.values, "log/000000002.jsonl": last[:cut]}
         expected = fold(ALL[: 5 + torn(last, cut)])
-        ledger = SweepLedger(torn_board)
+        ledger = SweepLedger(torn_store)
         assert ledger.load() == expected, cut
         if cut % 97 == 0:  # it goes on from there, and the next readers agree
             ledger.append([NoticeGiven("on", "", 9.0)])
             ledger.pack()
             expected.apply(NoticeGiven("on", "", 9.0))
-            assert SweepLedger(torn_board).load() == expected
+            assert SweepLedger(torn_store).load() == expected
 
 
 @pytest.mark.parametrize(
@@ -309,7 +310,7 @@ SENT = [
 ]
 
 
-def control(store: Store, rounds: int = 12) -> SweepState:
+def control(store: Any, rounds: int = 12) -> SweepState:
     """A controller in little: what it intends, then what trials say, a few packs in between."""
     ledger = SweepLedger(store)
     state = ledger.take_over()
@@ -349,16 +350,13 @@ def test_killed_at_any_write_and_started_again_it_comes_to_the_same(after: bool)
     assert whole.keys("inbox/") == []
     assert {each.state for each in expected.trials.values()} == {"DONE"}
     for nth in range(1, whole.writes + 1):
-        values: dict[str, bytes] = {}
-        store = MortalStore(values, nth, after=after)
+        store = MemoryStore()
         put_messages(store)
         with pytest.raises(Killed):
-            control(store)
-        again = MemoryStore()
-        again.values = values
-        assert control(again) == expected, nth
-        assert SweepLedger(again).load() == expected
-        assert again.keys("inbox/") == []
+            control(KillingStore(store, nth, before=not after))
+        assert control(store) == expected, nth
+        assert SweepLedger(store).load() == expected
+        assert store.keys("inbox/") == []
 
 
 @settings(max_examples=40)

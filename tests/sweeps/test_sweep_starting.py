@@ -1,4 +1,4 @@
-"""From a file to what is frozen, and from a wave to the request of its job."""
+"""Prepare and start a sweep, make the requests of its batches, and send it other code."""
 
 from pathlib import Path
 
@@ -10,12 +10,21 @@ from msgspec.structs import replace
 from batchml.aws.naming import Platform
 from batchml.config.settings import load_settings
 from batchml.context import Context
-from batchml.errors import ConfigError, NotFound
+from batchml.errors import ConfigError, NotFound, UsageError
 from batchml.local.server.protocol import service_model
 from batchml.model.job import JobSpec, Retry
 from batchml.runtime.storage.folder import FolderStore
 from batchml.sweeps.control.events import TrialBatch
-from batchml.sweeps.jobs import BY_TRIAL, batch_record, requests_of_batch
+from batchml.sweeps.jobs import (
+    BY_TRIAL,
+    CODE,
+    batch_record,
+    check_code,
+    describe_old_code,
+    requests_of_batch,
+    send_code,
+    with_current_code,
+)
 from batchml.sweeps.run import gains_from_controller, needs_controller
 from batchml.sweeps.samplers import optuna
 from batchml.sweeps.start import (
@@ -58,7 +67,7 @@ def context(tmp_path: Path) -> Context:
     return Context(settings, FakeClock(), tmp_path)
 
 
-def frozen_of(context: Context, *changes: str) -> StartedSweep:
+def prepared_sweep(context: Context, *changes: str) -> StartedSweep:
     return prepare_sweep(context, SweepOptions(file="sweep.toml", changes=changes)).sweep
 
 
@@ -83,7 +92,7 @@ def environment(request: dict[str, object]) -> dict[str, str]:
 
 
 def test_what_is_frozen_is_read_back_as_it_was(context: Context, tmp_path: Path) -> None:
-    started, store = frozen_of(context), FolderStore(str(tmp_path / "board"))
+    started, store = prepared_sweep(context), FolderStore(str(tmp_path / "store"))
     assert read_started(store) is None
     assert write_started(store, started)
     assert not write_started(store, replace(started, name="other"))
@@ -94,7 +103,7 @@ def test_what_is_frozen_is_read_back_as_it_was(context: Context, tmp_path: Path)
     assert not context.home.root.exists()  # nothing is kept before it is started
 
 
-def test_a_board_of_a_later_version_is_refused_in_words(tmp_path: Path) -> None:
+def test_a_store_of_a_later_version_is_refused_in_words(tmp_path: Path) -> None:
     store = FolderStore(str(tmp_path))
     store.put("spec.json", b'{"key": 3}')
     with pytest.raises(ConfigError, match="cannot be read"):
@@ -102,7 +111,7 @@ def test_a_board_of_a_later_version_is_refused_in_words(tmp_path: Path) -> None:
 
 
 def test_a_waves_request_is_one_that_aws_takes(context: Context) -> None:
-    started = in_aws(frozen_of(context))
+    started = in_aws(prepared_sweep(context))
     made = requests_of_batch(started, WAVE, 300, 120, after="a-job", is_limited=True)
     request = made.submit
     model = service_model("batch").operation_model("SubmitJob").input_shape
@@ -123,7 +132,7 @@ def test_a_waves_request_is_one_that_aws_takes(context: Context) -> None:
 
 
 def test_a_wave_of_one_is_a_plain_job_and_all_waves_share_one_definition(context: Context) -> None:
-    started = frozen_of(context)
+    started = prepared_sweep(context)
     one = requests_of_batch(started, WAVE, 1, 120)
     other = requests_of_batch(started, replace(WAVE, number=7, rung=2), 9, 120)
     assert "arrayProperties" not in one.submit
@@ -134,8 +143,8 @@ def test_a_wave_of_one_is_a_plain_job_and_all_waves_share_one_definition(context
     assert (record.key, record.array_size, record.name) == (WAVE.key, 0, "tiny-w2")
 
 
-def test_a_long_template_stays_on_the_board(context: Context) -> None:
-    started = frozen_of(context)
+def test_a_long_template_stays_on_the_store(context: Context) -> None:
+    started = prepared_sweep(context)
     job = JobSpec(image="python", command=("sh", "-c", "x" * 9000), name="tiny")
     made = requests_of_batch(replace(started, job=msgspec.to_builtins(job)), WAVE, 2, 1)
     assert made.submit["containerOverrides"]["command"] == [BY_TRIAL]
@@ -145,12 +154,12 @@ def test_a_long_template_stays_on_the_board(context: Context) -> None:
 def test_a_trial_is_tried_again_after_a_lost_host_unless_the_job_says_otherwise(
     context: Context,
 ) -> None:
-    assert frozen_of(context).job_spec.retry == Retry(3, ("host-lost", "image-error"))
+    assert prepared_sweep(context).job_spec.retry == Retry(3, ("host-lost", "image-error"))
     path = context.here / "jobs" / "tiny" / "job.toml"
     path.write_text(JOB + "[retry]\nattempts = 1\n")
-    assert frozen_of(context).job_spec.retry == Retry(1)
+    assert prepared_sweep(context).job_spec.retry == Retry(1)
     # A store that cannot be reached may be reachable from another host.
-    rules = requests_of_batch(frozen_of(context), WAVE, 2, 1).submit["retryStrategy"][
+    rules = requests_of_batch(prepared_sweep(context), WAVE, 2, 1).submit["retryStrategy"][
         "evaluateOnExit"
     ]
     assert {"onExitCode": "75", "action": "RETRY"} in rules
@@ -210,7 +219,7 @@ def test_a_job_in_the_program_stands_for_the_one_in_the_file(context: Context) -
 def test_who_needs_a_controller(
     context: Context, changes: tuple[str, ...], needed: bool, shape: str
 ) -> None:
-    started = frozen_of(context, *changes)
+    started = prepared_sweep(context, *changes)
     assert needs_controller(started) is needed
     contract = make_contract(started, is_local=True)
     assert contract.shape == shape
@@ -225,14 +234,14 @@ def test_a_method_whose_package_is_not_there_is_refused_with_the_command(
     """By `sweep check`, too: nothing was sent by then."""
     monkeypatch.setattr(optuna, "find_spec", lambda name: None)
     with pytest.raises(ConfigError) as refused:
-        frozen_of(context, f"method={method}", "job=tniy")
+        prepared_sweep(context, f"method={method}", "job=tniy")
     first, second = sorted(refused.value.mistakes, key=lambda each: "pip" in each)
     assert "pip install 'batchml[optuna]'" in second and method in second
     assert "Did you mean 'tiny'" in first  # and what else is wrong
 
 
 def test_on_this_machine_it_is_free_unless_it_has_a_price(context: Context) -> None:
-    started = frozen_of(context)
+    started = prepared_sweep(context)
     assert started.is_free
     shown = check_sweep(started)
     assert not any("not bounded" in line for line in shown.lines)
@@ -240,22 +249,22 @@ def test_on_this_machine_it_is_free_unless_it_has_a_price(context: Context) -> N
     assert shown.to_json()["forecast"]["cost"] == 0
     (context.here / "batchml.toml").write_text("[env.local]\nusd_per_hour = 2.0\n")
     settings = load_settings({"BATCHML_HOME": str(context.home.root)}, context.here, "local")
-    priced = frozen_of(Context(settings, FakeClock(), context.here))
+    priced = prepared_sweep(Context(settings, FakeClock(), context.here))
     assert not priced.is_free and not in_aws(started).is_free
     assert any("not bounded" in line for line in check_sweep(priced).lines)
 
 
 def test_an_array_whose_trials_wait_for_others_is_better_watched(context: Context) -> None:
-    parallel = frozen_of(context).spec.limits.parallel
-    assert gains_from_controller(frozen_of(context, f"limits.trials={parallel + 1}"))
-    assert not gains_from_controller(frozen_of(context, f"limits.trials={parallel}"))
+    parallel = prepared_sweep(context).spec.limits.parallel
+    assert gains_from_controller(prepared_sweep(context, f"limits.trials={parallel + 1}"))
+    assert not gains_from_controller(prepared_sweep(context, f"limits.trials={parallel}"))
 
 
 def test_a_cost_limit_needs_a_known_price(context: Context) -> None:
     (context.here / "batchml.toml").write_text("[env.local]\nusd_per_hour = 2.0\n")
     settings = load_settings({"BATCHML_HOME": str(context.home.root)}, context.here, "local")
     priced = Context(settings, FakeClock(), context.here)
-    started = frozen_of(priced, "limits.cost='5 USD'")
+    started = prepared_sweep(priced, "limits.cost='5 USD'")
     assert started.hourly is not None and 0 < started.hourly <= 2.0
     assert started.spec.limits.cost == 5.0
 
@@ -296,7 +305,7 @@ def test_a_table_takes_a_job_by_its_name(context: Context) -> None:
 
 
 def test_wide_sweeps_speak_less_often_and_know_their_attempts(context: Context) -> None:
-    started = frozen_of(context, "limits.parallel=1")
+    started = prepared_sweep(context, "limits.parallel=1")
     contract = make_contract(started, is_local=False)
     assert (contract.every, contract.look) == (60, 15)
     assert (contract.attempts, contract.retries) == (3, ("host-lost", "image-error"))
@@ -307,14 +316,14 @@ def test_wide_sweeps_speak_less_often_and_know_their_attempts(context: Context) 
 
 
 def test_what_is_checked_ends_with_what_it_comes_to(context: Context) -> None:
-    lines = check_sweep(frozen_of(context)).lines
+    lines = check_sweep(prepared_sweep(context)).lines
     assert lines[0] == "RegisterJobDefinition:"
     assert lines[-1].startswith("How it runs: ")
-    assert "terminal" in check_sweep(frozen_of(context, "method=tpe")).lines[-1]
+    assert "terminal" in check_sweep(prepared_sweep(context, "method=tpe")).lines[-1]
 
 
 def test_rungs_under_a_limit_of_the_cost_need_somebody_who_keeps_it(context: Context) -> None:
-    halving = frozen_of(context, "early_stop.max=9", "early_stop.method=halving")
+    halving = prepared_sweep(context, "early_stop.max=9", "early_stop.method=halving")
     assert not needs_controller(halving)
     limits = replace(halving.spec.limits, cost=1.0)
     dear = replace(halving, hourly=1.0, spec=replace(halving.spec, limits=limits))
@@ -322,9 +331,83 @@ def test_rungs_under_a_limit_of_the_cost_need_somebody_who_keeps_it(context: Con
 
 
 def test_the_worst_case_counts_each_attempt(context: Context) -> None:
-    started = frozen_of(context)
+    started = prepared_sweep(context)
     job = {**started.job, "timeout": "1h"}  # 4 trials, each up to 3 times
     for cost, shape in ((12.0, "array"), (11.9, "waves")):
         limits = replace(started.spec.limits, cost=cost)
         spec = replace(started.spec, limits=limits)
         assert replace(started, job=job, hourly=1.0, spec=spec).chosen_mode.mode == shape
+
+
+# --- Other code for a started sweep ---------------------------------------------------------------
+
+
+@pytest.fixture
+def started(context: Context) -> StartedSweep:
+    return prepare_sweep(context, SweepOptions(file="sweep.toml")).sweep
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FolderStore:
+    return FolderStore(str(tmp_path / "store"))
+
+
+def mend(started: StartedSweep) -> None:
+    (Path(started.folder) / "train.py").write_text("print('acc=2')\n")
+
+
+def test_unchanged_code_is_run_and_nothing_is_said(
+    context: Context, started: StartedSweep, store: FolderStore
+) -> None:
+    assert with_current_code(started, store).code == started.code
+    assert describe_old_code(context, started, store) == ""
+    assert not send_code(context, started, store)
+
+
+def test_other_code_is_run_once_it_was_sent(
+    context: Context, started: StartedSweep, store: FolderStore
+) -> None:
+    mend(started)
+    assert "has changed since: --code sends it." in describe_old_code(context, started, store)
+    assert with_current_code(started, store).code == started.code, "not before somebody says so"
+    assert send_code(context, started, store)
+    code = with_current_code(started, store).code
+    assert code != started.code and Path(code).is_file()
+    assert describe_old_code(context, started, store) == ""
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b'{"name": "../../etc/passwd", "at": 1}'])
+def test_what_is_no_word_of_ours_changes_nothing(
+    started: StartedSweep, store: FolderStore, data: bytes
+) -> None:
+    store.put(CODE, data)
+    assert with_current_code(started, store).code == started.code
+
+
+def test_code_that_cannot_be_sent_is_refused(
+    context: Context, started: StartedSweep, store: FolderStore
+) -> None:
+    with pytest.raises(UsageError, match="in the image"):
+        send_code(context, replace(started, code=""), store)
+    with pytest.raises(UsageError, match="does not exist"):
+        send_code(context, replace(started, folder="/nowhere"), store)
+    (Path(started.folder) / "id_rsa").write_text("secret")
+    with pytest.raises(ConfigError):
+        send_code(context, started, store)
+    assert send_code(context, started, store, include_secrets=True)
+
+
+def test_a_sweep_whose_code_is_gone_can_begin_no_trial(
+    context: Context, started: StartedSweep, store: FolderStore
+) -> None:
+    assert not send_code(context, started, store)  # which puts it where it was, if it is gone
+    check_code(context, started, store)
+    Path(started.code).unlink()
+    with pytest.raises(
+        NotFound, match=f"run {started.code}, which is gone, so nothing was requested"
+    ):
+        check_code(context, started, store)
+    check_code(context, replace(started, code=""), store)  # it is in the image
+    mend(started)
+    assert send_code(context, started, store)
+    check_code(context, started, store)

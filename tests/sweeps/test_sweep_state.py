@@ -1,4 +1,4 @@
-"""The fold: what a ledger says of a sweep, whatever order its trials' messages came in."""
+"""The state of a sweep by its events, whatever the order of the messages of its trials."""
 
 import random
 from collections import Counter

@@ -14,7 +14,7 @@ from batchml.runtime.protocol.messages import MessageSender, message_key
 from batchml.runtime.storage.backends import open_store
 from batchml.runtime.storage.folder import FolderStore
 from batchml.runtime.storage.store import Store
-from batchml.sweeps.control import store as inbox
+from batchml.sweeps.control import inbox
 from batchml.sweeps.control.events import MessageReceived, NoticeGiven, PlannedTrial, TrialBatch
 from batchml.sweeps.control.lease import Lease, LeaseHeld, LeaseOwner, LeaseTaken
 from batchml.sweeps.control.ledger import PACK_AFTER, SweepLedger
@@ -33,7 +33,7 @@ def moto() -> Iterator[str]:
 
 def made(kind: str, address: str, tmp_path: Path) -> Store:
     if kind == "folder":
-        return FolderStore(str(tmp_path / "board"))
+        return FolderStore(str(tmp_path / "store"))
     prefix = f"runs/{tmp_path.name}"
     if kind == "runtime":
         environ = {**KEYS, "AWS_ENDPOINT_URL_S3": address}

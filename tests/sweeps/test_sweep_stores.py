@@ -1,4 +1,4 @@
-"""Which sweep a word means, and where its board is: in the state folder, or in the bucket."""
+"""Which sweep a word names, and where its store is: in the state folder, or in the bucket."""
 
 import os
 from collections.abc import Iterator
@@ -135,7 +135,7 @@ def test_what_is_no_key_opens_nothing(tmp_path: Path, word: str) -> None:
         open_sweep_store(place(tmp_path), word)
 
 
-def test_an_address_that_is_no_boards_is_refused(tmp_path: Path) -> None:
+def test_an_address_that_is_no_stores_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError):
         sweep_store_at(place(tmp_path), "s3://bucket")
 

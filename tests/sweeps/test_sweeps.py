@@ -7,7 +7,7 @@ import json
 import re
 import shlex
 import tomllib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from batchml.cli.app import run, whole
-from batchml.config.settings import load_settings
 from batchml.context import Context
-from batchml.local.home import Home
 from batchml.model.job import JobSpec
 from batchml.model.sweep import EarlyStop, SweepLimits, TrialState
 from batchml.runtime.protocol.messages import (
@@ -32,34 +30,24 @@ from batchml.runtime.protocol.messages import (
     message_key,
 )
 from batchml.runtime.protocol.sweep_store import INBOX, checkpoint_prefix
-from batchml.sweeps.artifacts import _code_address, job_file, to_toml
-from batchml.sweeps.code_update import CODE, CodeUpdate
+from batchml.sweeps.commands.best import _code_address, job_file, to_toml
 from batchml.sweeps.commands.render import end_lines
 from batchml.sweeps.control.events import (
-    Event,
     MessageReceived,
     PlannedTrial,
     SweepEnded,
     TrialBatch,
 )
 from batchml.sweeps.control.ledger import SweepLedger
+from batchml.sweeps.jobs import CODE, CodeUpdate
 from batchml.sweeps.results import rank_trials
 from batchml.sweeps.spec.file import read_sweep
-from batchml.sweeps.started import StartedSweep, write_started
-from batchml.sweeps.stores import SweepStore, list_sweeps, open_sweep_store, suggest
+from batchml.sweeps.stores import list_sweeps, open_sweep_store, suggest
 from batchml.sweeps.view import SweepView, make_row
-from tests.support.fakes import FakeClock
-from tests.support.sweep_story import BEGAN, JOB, PARETO, SPEC, started, story
+from tests.support.sweep_story import BEGAN, JOB, PARETO, SPEC, fill, started, story, unfinished
+from tests.support.sweep_story import context as context
 
 Command = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def context(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
-    monkeypatch.setenv("BATCHML_HOME", str(home.root))
-    monkeypatch.chdir(tmp_path)
-    environ = {"BATCHML_HOME": str(home.root)}
-    return Context(load_settings(environ, tmp_path, None), FakeClock(BEGAN + 1e6), tmp_path)
 
 
 @pytest.fixture
@@ -69,13 +57,6 @@ def command(context: Context, capsys: pytest.CaptureFixture[str]) -> Command:
         return code, *capsys.readouterr()
 
     return called
-
-
-def fill(context: Context, sweep: StartedSweep, events: Iterable[Event]) -> SweepStore:
-    store = open_sweep_store(context, sweep.key)
-    assert write_started(store, sweep)
-    SweepLedger(store).append(list(events))
-    return store
 
 
 def numbers(text: str) -> dict[str, Any]:
@@ -161,10 +142,6 @@ def test_a_sweep_that_nobody_attends_to_says_so(context: Context, command: Comma
     assert json.loads(command("ls", "--json")[1])[0]["status"] == "paused"
     assert numbers(command("show", "2bcd", "--json")[1])["status"] == "paused"
     assert "It has no controller" in err and "batchml sweeps resume 2bcdefgh" in err
-
-
-def unfinished(count: int) -> Sequence[Event]:
-    return [event for event in story(count) if not isinstance(event, SweepEnded)][: count * 2]
 
 
 def test_an_array_whose_jobs_go_on_runs_and_one_without_jobs_is_paused(context: Context) -> None:

@@ -22,9 +22,10 @@ from batchml.model.sweep import (
     TrialReport,
     TrialState,
 )
-from batchml.sweeps.samplers.choose import suggest, suggest_trials
+from batchml.sweeps.samplers.choose import suggest_trials
 from batchml.sweeps.samplers.kernels import Coordinates, Kernel, Mixture, locate, make_axes
-from batchml.sweeps.samplers.observations import TrialObservations, results_by_depth
+from batchml.sweeps.samplers.tpe import TrialObservations, results_by_depth
+from tests.support.sweep_story import suggest
 
 PLANE: Space = {"x": Dimension("float", 0, 1), "y": Dimension("float", 0, 1)}
 ASHA = EarlyStop("asha", max=27)

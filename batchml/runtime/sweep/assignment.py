@@ -1,4 +1,4 @@
-"""Find and claim the trial of this container; its command and its variables."""
+"""Find and claim the trial that this container runs, and work out its command and variables."""
 
 from __future__ import annotations
 
@@ -61,6 +61,13 @@ class StopRequest(NamedTuple):
         return self.why or late
 
 
+class TrialProgress(NamedTuple):
+    """The last step of a trial, and the difference between its steps and the numbers it prints."""
+
+    step: int
+    shift: Optional[int]  # None: it prints no step numbers
+
+
 class TrialAssignment(NamedTuple):
     """What this container runs."""
 
@@ -78,7 +85,7 @@ class TrialAssignment(NamedTuple):
         return self.entry.target or self.contract.max
 
     @property
-    def is_part(self) -> bool:
+    def may_continue(self) -> bool:
         """Whether the trial may continue in a later batch."""
         return 0 < self.entry.target < self.contract.max
 
@@ -106,7 +113,7 @@ class TrialAssignment(NamedTuple):
             found["BATCHML_RESUME"] = "1"
         if contract.rungs:
             found["BATCHML_RUNGS"] = ",".join(map(str, contract.rungs))
-        if self.may_be_pruned or self.is_part:
+        if self.may_be_pruned or self.may_continue:
             found["BATCHML_GOAL"] = contract.goals[0][0]  # `report` of it waits for the decision
         return found
 

@@ -70,9 +70,8 @@ class Readings:
         self.shift = shift  # 1 for a program that counts from 0; None: unknown
         self._pattern_step: Optional[float] = None  # the last step that a pattern of the job found
         self._parts: Dict[int, Dict[str, float]] = {}  # steps without all goals yet
-        self._is_reported = (
-            False  # goals are in the metrics file, so printed values without a step are ignored
-        )
+        # Once goals are in the metrics file, printed values without a step are ignored.
+        self._is_reported = False
         self._last = 0
         self._never = set(self._goals)
 

@@ -1,26 +1,26 @@
-"""One attempt at a trial in its container: before, while, and after its command runs."""
+"""One attempt at a trial in its container: before, while, and after its command runs.
+
+All batches of a trial share its checkpoints. Its progress is stored beside them, because a program
+that continues may print no step numbers.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from typing import Callable, Dict, List, Optional
 
 from batchml.runtime.entry.attempt import RunningAttempt
 from batchml.runtime.processes import changes_of
+from batchml.runtime.protocol.sweep_store import checkpoint_prefix
 from batchml.runtime.protocol.variables import RuntimeEnv
 from batchml.runtime.storage.backends import open_store
-from batchml.runtime.storage.store import BRIEF, no_check
-from batchml.runtime.sweep.assignment import claim_trial
-from batchml.runtime.sweep.checkpoints import (
-    TrialProgress,
-    fetch_checkpoints,
-    has_checkpoints,
-    load_progress,
-    save_progress,
-    shared_checkpoint_folder,
-)
+from batchml.runtime.storage.files import read_json
+from batchml.runtime.storage.store import BRIEF, Store, no_check
+from batchml.runtime.sweep.assignment import TrialAssignment, TrialProgress, claim_trial
 from batchml.runtime.sweep.watch import TrialWatch
 
 TYPE_CHECKING = False
@@ -39,48 +39,51 @@ class TrialAttempt:
         check: Callable[[], None] = no_check,
     ) -> None:
         self._environ, self._url, self._attempt, self._say = environ, env.sweep, env.attempt, say
-        self._work = claim_trial(open_store(env.sweep, environ, check), env, environ)
-        self._folder = shared_checkpoint_folder(env, self._work)
-        self.env = env._replace(checkpoint_dir=self._folder, grace=self._work.contract.grace)
+        self._assignment = claim_trial(open_store(env.sweep, environ, check), env, environ)
+        self._folder = shared_checkpoint_folder(env, self._assignment)
+        self.env = env._replace(checkpoint_dir=self._folder, grace=self._assignment.contract.grace)
         self._progress = TrialProgress(0, None)
-        self._sender: Optional[CheckpointSender] = (
-            None  # sends checkpoints to the store, where no folder is shared
-        )
+        # It sends checkpoints to the store, where no folder is shared.
+        self._sender: Optional[CheckpointSender] = None
         self._watch: Optional[TrialWatch] = None
         self.changes = -1  # a descriptor that is readable when the program has reported
 
     def command(self) -> List[str]:
-        return self._work.command()
+        return self._assignment.command()
 
     def variables(self) -> Dict[str, str]:
         """The variables of the program beside those of any run."""
-        return self._work.variables()
+        return self._assignment.variables()
 
     def fetch_checkpoints(self, folder: str) -> None:
         """Fetch checkpoints if no folder is shared. Raises StoreError, OSError."""
-        if not self._folder and self._work.is_main:
+        if not self._folder and self._assignment.is_main:
             store = open_store(self._url, self._environ)
-            self._sender = fetch_checkpoints(store, self._work, self._attempt, folder, self._say)
+            self._sender = open_checkpoint_sender(
+                store, self._assignment, self._attempt, folder, self._say
+            )
         self._folder = folder
         self._continue_from_checkpoint()
 
     def _continue_from_checkpoint(self) -> None:
         """Continue at the step of the checkpoints, if there are any."""
-        work, progress = self._work, load_progress(self._folder)
+        assignment, progress = self._assignment, load_progress(self._folder)
         if not has_checkpoints(self._folder):
-            if work.after:
+            if assignment.after:
                 self._say("batchml notice: this trial has no checkpoint, so it begins anew")
-            self._work = work._replace(after=0)
-        elif progress is not None and (not work.limit or progress.step < work.limit):
-            self._work = work._replace(after=progress.step, shift=progress.shift)
+            self._assignment = assignment._replace(after=0)
+        elif progress is not None and (not assignment.limit or progress.step < assignment.limit):
+            self._assignment = assignment._replace(after=progress.step, shift=progress.shift)
 
     def start(self, running: RunningAttempt) -> None:
         """To be called when the command is about to start."""
         if self._sender is not None:
             self._sender.start()
-        if self._work.is_main:
+        if self._assignment.is_main:
             store = open_store(self._url, self._environ, limits=BRIEF)
-            self._watch = TrialWatch(self._work, store, running, running.env.metrics, self._say)
+            self._watch = TrialWatch(
+                self._assignment, store, running, running.env.metrics, self._say
+            )
             self._watch_metrics_file(running.env.metrics)
 
     def _watch_metrics_file(self, metrics: str) -> None:
@@ -88,7 +91,7 @@ class TrialAttempt:
 
         Not always, because to close such a descriptor takes the kernel 15 ms at the end.
         """
-        if self._work.may_be_pruned or self._work.is_part:
+        if self._assignment.may_be_pruned or self._assignment.may_continue:
             try:
                 self.changes = changes_of(metrics)
             except OSError:
@@ -119,17 +122,17 @@ class TrialAttempt:
             save_progress(self._folder, progress)
 
     def finish(self) -> None:
-        """Part of the plug-in interface; the work is done in `end`."""
+        """Part of the plug-in interface; the assignment is done in `end`."""
 
     def end(self, code: int, was_signalled: bool, why: str = "") -> int:
         """Report the end of the trial; the exit code of the container.
 
         `why`: the reason why the command did not start.
         """
-        if not self._work.is_main:
+        if not self._assignment.is_main:
             return code
         store = open_store(self._url, self._environ)
-        watch = self._watch or TrialWatch(self._work, store, _NotStarted(), "", self._say)
+        watch = self._watch or TrialWatch(self._assignment, store, _NotStarted(), "", self._say)
         ending = watch.ending(code, was_signalled, why)
         self._save_progress(watch.progress)
         trouble = self._sender.finish() if self._sender is not None else []
@@ -146,3 +149,84 @@ class _NotStarted:
 
     def request_stop(self) -> None:
         pass
+
+
+# --- The checkpoints of a trial -------------------------------------------------------------------
+
+
+_PROGRESS_FILE = ".batchml-step"
+_OTHER_PREFIXES = (".batchml-", ".saving-", ".removing-")  # of names that are not checkpoints
+
+
+def shared_checkpoint_folder(env: RuntimeEnv, assignment: TrialAssignment) -> str:
+    """The folder of the trial's checkpoints; "" where no folder is shared.
+
+    It is emptied for a trial that begins anew.
+    """
+    if "://" not in env.sweep:
+        path = os.path.join(env.sweep, *checkpoint_prefix(assignment.entry.trial).split("/")[:-1])
+    elif env.workspace:
+        parts = (
+            ".batchml",
+            "sweeps",
+            assignment.contract.key,
+            str(assignment.entry.trial),
+            "checkpoint",
+        )
+        path = os.path.join(env.workspace, *parts)
+    else:
+        return ""
+    if assignment.is_main and not assignment.entry.resumes and env.attempt == 1:
+        shutil.rmtree(path, ignore_errors=True)
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError:
+        return ""
+    return path
+
+
+def open_checkpoint_sender(
+    store: Store, assignment: TrialAssignment, attempt: int, folder: str, say: Callable[[str], None]
+) -> CheckpointSender:
+    """Fetch the checkpoints of earlier batches and attempts; the object that stores new ones.
+
+    Raises StoreError and OSError.
+    """
+    from batchml.runtime.checkpoint.remote import CheckpointSender, fetch_newest
+
+    prefix = checkpoint_prefix(assignment.entry.trial)
+    if not assignment.entry.resumes and attempt == 1:
+        store.delete(*store.keys(prefix))  # it begins anew
+    else:
+        fetch_newest(store, prefix, folder, say)
+    return CheckpointSender(folder, store, prefix)
+
+
+def has_checkpoints(folder: str) -> bool:
+    return bool(_names(folder))
+
+
+def save_progress(folder: str, progress: TrialProgress) -> None:
+    """Store the trial's progress beside its checkpoints, if there are any."""
+    if has_checkpoints(folder):
+        try:
+            with open(os.path.join(folder, _PROGRESS_FILE), "w", encoding="ascii") as file:
+                json.dump(progress, file)
+        except OSError:
+            pass  # a full disk, which the program itself will report
+
+
+def load_progress(folder: str) -> Optional[TrialProgress]:
+    """The progress of an earlier attempt or batch; None: unknown."""
+    try:
+        step, shift = read_json(os.path.join(folder, _PROGRESS_FILE))
+        return TrialProgress(int(step), None if shift is None else int(shift))
+    except (OSError, TypeError, ValueError):
+        return None
+
+
+def _names(folder: str) -> List[str]:
+    try:
+        return [name for name in os.listdir(folder) if not name.startswith(_OTHER_PREFIXES)]
+    except OSError:
+        return []

@@ -21,11 +21,11 @@ from batchml.runtime.storage.store import Store, StoreError
 from batchml.runtime.sweep.assignment import (
     StopRequest,
     TrialAssignment,
+    TrialProgress,
     exit_code_when_stopped,
     may_be_retried,
     read_stop_request,
 )
-from batchml.runtime.sweep.checkpoints import TrialProgress
 from batchml.runtime.sweep.pending_decision import note_decided
 from batchml.runtime.sweep.readings import Point, Readings, list_likely_names
 from batchml.runtime.telemetry.metrics import MetricsFile
@@ -40,10 +40,10 @@ _TimedPoint = Tuple[int, Tuple[float, ...], float]  # step, values, at
 
 
 class MessageOutbox:
-    """The messages of one attempt at a trial. News is collected until a message is made of it.
+    """The messages of one attempt at a trial. Steps are collected until a message is made of them.
 
-    A message that was tried does not change, because it may have arrived: later news goes into the
-    next one.
+    A message that was sent does not change, because it may have arrived even after an error: later
+    steps go into the next message.
     """
 
     def __init__(self, sender: messages.MessageSender, clock: Callable[[], float]) -> None:
@@ -59,11 +59,11 @@ class MessageOutbox:
     def has_news(self) -> bool:
         return bool(self._points or self._decisions or self._waiting)
 
-    def add(self, point: Point, decision: Optional[PrunerDecision], must: bool) -> None:
-        """Add a step. One that `must` be sent is not thinned out."""
+    def add(self, point: Point, decision: Optional[PrunerDecision], must_send: bool) -> None:
+        """Add a step. With `must_send` it is not thinned out."""
         timed = (point.step, point.values, round(self._clock(), 3))
         if (
-            must
+            must_send
             or decision is not None
             or (point.step - self._last_kept) * DENSE >= self._last_kept
         ):
@@ -75,7 +75,7 @@ class MessageOutbox:
             self._decisions.append(decision)
 
     def close(self, metrics: Dict[str, float]) -> None:
-        """Make a message of the news, unless one waits."""
+        """Make a message of the collected steps, unless one waits."""
         if not self._waiting:
             kind = messages.REPORT if self.has_news else messages.START
             self._seal(messages.make_message(*self._next(kind), metrics))
@@ -87,13 +87,13 @@ class MessageOutbox:
         why: str,
         tail: Sequence[str],
         metrics: Dict[str, float],
-        again: bool = False,
+        may_be_retried: bool = False,
     ) -> None:
         """Make the last message, with the last step."""
         if self._skipped is not None:
             self._points.append(self._skipped)
         message = messages.make_message(*self._next(messages.END), metrics)
-        self._seal(messages.add_end(message, state, code, why, tail, again))
+        self._seal(messages.add_end(message, state, code, why, tail, may_be_retried))
 
     def deliver(self, store: Store) -> None:
         """Send the waiting messages in order. Raises StoreError; then the rest keeps waiting."""
@@ -150,7 +150,7 @@ class TrialWatch:
 
     def __init__(
         self,
-        work: TrialAssignment,
+        assignment: TrialAssignment,
         store: Store,
         program: WatchedProgram,
         metrics_file: str,
@@ -158,29 +158,29 @@ class TrialWatch:
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        contract = work.contract
-        self._work, self._contract, self._store = work, contract, store
+        contract = assignment.contract
+        self._assignment, self._contract, self._store = assignment, contract, store
         self._program, self._say = program, say
         self._clock, self._monotonic = clock, monotonic
         self._readings = Readings(
             [name for name, _ in contract.goals],
             contract.patterns,
             contract.step,
-            work.after,
-            work.shift,
-            {**contract.params, **work.entry.params},
+            assignment.after,
+            assignment.shift,
+            {**contract.params, **assignment.entry.params},
         )
         self._metrics_file, self._file = metrics_file, MetricsFile(metrics_file)
         self._tail: Deque[bytes] = deque(maxlen=messages.TAIL)
-        self._step = work.after
+        self._step = assignment.after
         self._value: Optional[float] = None  # of the first goal, at `_step`
         self._best: Optional[float] = None
         self._bad: list[Point] = []  # the last reports, if they are not finite
         self._cutoffs = Cutoffs(0, {}, {})
         self._ending_decided: Optional[TrialEnding] = None
-        self._stop = StopRequest("", work.deadline)
+        self._stop = StopRequest("", assignment.deadline)
         self._end_by = math.inf  # when a program at its last step should have ended
-        self._outbox = MessageOutbox(work.sender, clock)
+        self._outbox = MessageOutbox(assignment.sender, clock)
         now = monotonic()
         self._next_poll, self._next_message = now + contract.look, now + 1.0
         self._next_cutoffs = 0.0
@@ -240,7 +240,7 @@ class TrialWatch:
         """The trial has come to a step."""
         if self._ending_decided is not None:
             return  # steps of a stopping program do not count
-        is_last = 0 < self._work.limit <= point.step
+        is_last = 0 < self._assignment.limit <= point.step
         if not all(map(math.isfinite, point.values)):
             # If this is a rung, the next report decides there.
             self._bad.append(point)
@@ -252,7 +252,7 @@ class TrialWatch:
         self._best = rungs.best_of(self._contract, self._best, self._value)
         rung = rung_passed(self._contract.rungs, before, point.step)
         decision = self._decide(point.step, rung)
-        self._outbox.add(point, decision, must=rung is not None or is_last)
+        self._outbox.add(point, decision, must_send=rung is not None or is_last)
         if decision is not None and not decision.goes_on:
             self._prune(decision)
         elif is_last:
@@ -261,20 +261,24 @@ class TrialWatch:
             self._send(self._monotonic())
 
     def _decide(self, step: int, rung: Optional[int]) -> Optional[PrunerDecision]:
-        if self._best is None or self._value is None or not self._work.may_be_pruned:
+        if self._best is None or self._value is None or not self._assignment.may_be_pruned:
             return None
         if rungs.needs_cutoffs(self._contract, step, rung):
             self._refresh_cutoffs(at_once=rung is not None)
         return rungs.decide(self._contract, self._cutoffs, step, self._value, self._best, rung)
 
     def _reach_the_end(self, step: int) -> None:
-        work = self._work
-        if step > work.limit and (work.is_part or work.contract.method != NONE):
-            self._end_part(f"it continued after {work.contract.step} {work.limit}, its last one")
-        elif work.is_part and self._end_by == math.inf:
+        assignment = self._assignment
+        if step > assignment.limit and (
+            assignment.may_continue or assignment.contract.method != NONE
+        ):
+            self._end_part(
+                f"it continued after {assignment.contract.step} {assignment.limit}, its last one"
+            )
+        elif assignment.may_continue and self._end_by == math.inf:
             # Not by a signal, which could come before the program has saved.
             self._program.request_stop()
-            self._end_by = self._monotonic() + work.contract.grace
+            self._end_by = self._monotonic() + assignment.contract.grace
 
     # --- Its end ------------------------------------------------------------------------------
 
@@ -299,13 +303,15 @@ class TrialWatch:
 
     def _end_part(self, why: str) -> None:
         self._finish_with(
-            TrialEnding(PAUSED if self._work.is_part else DONE, 0, why), "it is stopped"
+            TrialEnding(PAUSED if self._assignment.may_continue else DONE, 0, why), "it is stopped"
         )
 
     def _poll_stop_request(self, now: float) -> None:
         if now >= max(self._next_poll, self._paused_until):
             self._next_poll = now + self._contract.look
-            found = self._try_store(lambda: read_stop_request(self._store, self._work.entry.trial))
+            found = self._try_store(
+                lambda: read_stop_request(self._store, self._assignment.entry.trial)
+            )
             self._stop = found or self._stop
         why = self._stop.at(self._clock())
         if why:
@@ -329,7 +335,7 @@ class TrialWatch:
         """Send the end, and return the exit code. `patient`: the store with long time limits."""
         tail = [line.decode("utf-8", "replace") for line in self._tail] if ending.has_tail else []
         again = may_be_retried(
-            self._contract, self._work.sender.attempt, ending.code, ending.was_signalled
+            self._contract, self._assignment.sender.attempt, ending.code, ending.was_signalled
         )
         self._outbox.end(ending.state, ending.code, ending.why, tail, self._readings.seen, again)
         for pause in (*_END_PAUSES, None):
@@ -347,7 +353,7 @@ class TrialWatch:
     def _find_ending(self, code: int, was_signalled: bool, not_started: str) -> TrialEnding:
         if self._ending_decided is not None:
             return self._ending_decided
-        is_complete = 0 < self._work.limit <= self._step and not self._readings.missing
+        is_complete = 0 < self._assignment.limit <= self._step and not self._readings.missing
         ended_well = code == 0 or (is_complete and code == STOPPED and self._end_by < math.inf)
         if (was_signalled or code == STOPPED) and not (is_complete and ended_well):
             why = "a signal stopped it: it was cancelled, its time was over, or its host is lost"
@@ -362,15 +368,16 @@ class TrialWatch:
             return TrialEnding(DONE, 0, f"it had no {self._contract.step} left: {_BEYOND}")
         if self._readings.missing:
             return self._failure(1, self._never_printed())
-        return TrialEnding(PAUSED if self._work.is_part else DONE, 0)
+        return TrialEnding(PAUSED if self._assignment.may_continue else DONE, 0)
 
     def _was_already_complete(self) -> bool:
         """Whether it continued from a rung and ended well without a report: then the checkpoint was
         of its last step already, and its earlier reports are the result."""
         promotes = self._contract.resume or self._contract.shape == RUNGS
-        return promotes and self._work.after > 0 and not self._readings.printed
+        return promotes and self._assignment.after > 0 and not self._readings.printed
 
     def _failure(self, code: int, why: str) -> TrialEnding:
+        # A failed job would end the jobs of later rungs, which depend on it.
         shown = 0 if self._contract.shape == RUNGS else code
         return TrialEnding(FAILED, shown, why, has_tail=True)
 
@@ -391,7 +398,7 @@ class TrialWatch:
         Only trials of the first run of the rungs are marked: all children of a rung, which start
         one by one, must find the same marks.
         """
-        contract, entry, wave = self._contract, self._work.entry, self._work.sender.wave
+        contract, entry, wave = self._contract, self._assignment.entry, self._assignment.sender.wave
         if contract.shape != RUNGS or ending.state != PAUSED or self._value is None:
             return
         if wave <= len(contract.rungs) and entry.target == contract.target_of(wave - 1):

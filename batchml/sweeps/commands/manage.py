@@ -11,18 +11,16 @@ from batchml.cli.output import print_json, print_line, say, say_lost
 from batchml.cli.render import printable
 from batchml.errors import UsageError
 from batchml.runs.commands.interrupt import detaching
-from batchml.sweeps.commands.sweeps import OneSweep, find, sweeps_app
+from batchml.sweeps.commands.sweeps import OneSweep, find_sweep, sweeps_app
 
 if TYPE_CHECKING:
     from batchml.context import Context
-    from batchml.sweeps.control.requests import SweepRequest
-    from batchml.sweeps.detached import ControllerArguments
+    from batchml.sweeps.control.inbox import SweepRequest
+    from batchml.sweeps.run import ControllerArguments
     from batchml.sweeps.started import StartedSweep
     from batchml.sweeps.stores import SweepStore
 
-Code = Annotated[
-    bool, typer.Option("--code", help="Send the present code first.")
-]  # fmt: skip
+Code = Annotated[bool, typer.Option("--code", help="Send the present code first.")]
 Secrets = Annotated[
     bool,
     typer.Option("--include-secrets", help="With --code: also send files that look like secrets."),
@@ -73,6 +71,7 @@ def stop(
     `sweeps resume` continues from there.
     """
     from batchml.sweeps.commands import running
+    from batchml.sweeps.commands.render import identity_json
     from batchml.sweeps.manage import SweepStop
 
     context, sweep, store = _find(env, word)
@@ -82,7 +81,7 @@ def stop(
             running.show_snapshots(stopping.snapshots(), sweep, to_stderr=True)
         say(f"Sweep [{sweep.name} - {sweep.key}] has stopped.")
     if json_:
-        print_json({"sweepId": sweep.key, "name": sweep.name, "env": context.env})
+        print_json(identity_json(sweep))
     elif not stopping.had_ended:
         say(f"  resume:  batchml sweeps resume {_word(context, sweep)}")
 
@@ -101,7 +100,7 @@ def top_up(
         float | None, typer.Option(metavar="USD", help="Set the cost limit of the whole sweep.")
     ] = None,
     parallel: Annotated[
-        int | None, typer.Option(metavar="N", help="Set the trials at once.")
+        int | None, typer.Option(metavar="N", help="Set the number of trials at once.")
     ] = None,
     wait: Wait = True,
     env: Env = None,
@@ -109,7 +108,8 @@ def top_up(
 ) -> None:
     """Change the limits of a sweep, which then continues.
 
-    Also after its end. `sweeps resume` continues a sweep that was stopped.
+    A sweep that has ended by itself continues too. `sweeps resume` continues a
+    sweep that was stopped.
     """
     from batchml.sweeps import manage
 
@@ -181,7 +181,7 @@ def _send(
     include_secrets: bool,
 ) -> None:
     """Send the present code, or tell the user that trials run older code."""
-    from batchml.sweeps.code_update import describe_old_code, send_code
+    from batchml.sweeps.jobs import describe_old_code, send_code
 
     if code:
         send_code(context, sweep, store, include_secrets=include_secrets, tell=say)
@@ -199,8 +199,9 @@ def _hand_over(
     json_: bool,
 ) -> None:
     """Give a request to the running controller; without one, control the sweep by a run or here."""
-    from batchml.sweeps.code_update import check_code
     from batchml.sweeps.commands import running
+    from batchml.sweeps.commands.render import identity_json
+    from batchml.sweeps.jobs import check_code
     from batchml.sweeps.manage import hand_over
 
     check_code(context, sweep, store)
@@ -208,7 +209,7 @@ def _hand_over(
     if found is not None:
         say(f"Requested. The controller is {found.holder.description}.")
         if json_:
-            print_json({"sweepId": sweep.key, "name": sweep.name, "env": context.env})
+            print_json(identity_json(sweep))
         else:
             say(f"  follow:  batchml sweeps show --follow {_word(context, sweep)}")
     elif wait:
@@ -218,9 +219,8 @@ def _hand_over(
 
 
 def _find(env: str | None, word: str) -> "tuple[Context, StartedSweep, SweepStore]":
-
     context = open_context(env)
-    return context, *find(context, word)
+    return context, *find_sweep(context, word)
 
 
 def _word(context: "Context", sweep: "StartedSweep") -> str:
@@ -234,13 +234,13 @@ def _word(context: "Context", sweep: "StartedSweep") -> str:
 def attend(
     key: Annotated[str, typer.Argument(metavar="KEY", help="Key of the sweep.")],
     env: Env = None,
-    store: Annotated[str, typer.Option("--board", help="Address of the sweep's store.")] = "",
-    region: Annotated[str, typer.Option(help="Region, with --board.")] = "",
+    store: Annotated[str, typer.Option("--store", help="Address of the sweep's store.")] = "",
+    region: Annotated[str, typer.Option(help="AWS Region of the environment, with --store.")] = "",
     digest: Annotated[str, typer.Option(help="Digest of spec.json.")] = "",
 ) -> None:
     """Control a sweep in a run that --detach has submitted."""
     from batchml.model.environment import LOCAL
-    from batchml.sweeps.detached import ControllerArguments
+    from batchml.sweeps.run import ControllerArguments
 
     # Trials in containers read files of this process as another user.
     os.umask(0o022)
@@ -268,8 +268,7 @@ def _control(arguments: "ControllerArguments") -> None:
     from batchml.sweeps.commands import running
     from batchml.sweeps.commands.render import end_lines
     from batchml.sweeps.control.lease import this_process
-    from batchml.sweeps.detached import open_sweep
-    from batchml.sweeps.run import control_sweep
+    from batchml.sweeps.run import control_sweep, open_sweep
 
     context = _context(arguments)
     store, sweep = open_sweep(context, arguments)

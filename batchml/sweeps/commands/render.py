@@ -1,15 +1,20 @@
-"""Sweeps and trials as text and as JSON."""
+"""Sweeps and trials as text and as JSON, and the commands that are useful next."""
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
-from batchml.cli.render import duration, printable, table
+from batchml.cli.render import duration, pad, printable, table
+from batchml.context import Context
+from batchml.local import control
 from batchml.model.sweep import Trial, TrialState
 from batchml.runtime.protocol.variables import format_value
-from batchml.sweeps.control.state import SweepState
-from batchml.sweeps.report.data import command_line
+from batchml.sweeps.control.plan import SubmitMode
+from batchml.sweeps.control.state import RESUMABLE, SweepState
+from batchml.sweeps.control.totals import count_ended
 from batchml.sweeps.results import ConfirmedTrial, failed_trials
-from batchml.sweeps.started import StartedSweep
+from batchml.sweeps.run import gains_from_controller, needs_controller
+from batchml.sweeps.started import StartedSweep, command_line
 from batchml.sweeps.summary import SweepSnapshot, SweepSummary
 from batchml.sweeps.view import SweepRow
 
@@ -34,11 +39,10 @@ def _row_cells(row: SweepRow) -> list[str]:
         return [row.trouble or "Not started", "", "", ""]
     spec, best = row.sweep.spec, row.best
     stop = f"+{spec.early_stop.method}" if spec.early_stop.method != "none" else ""
-    over = sum(count for state, count in row.state.counts.items() if state.is_ended)
     limits = row.state.limits or spec.limits
     total = max(len(row.state.trials), limits.trials or 0)
     value = f"{spec.goal.metric} {best.values[0]:.5g}" if best and best.values else ""
-    return [row.status, f"{spec.method}{stop}", f"{over}/{total}", value]
+    return [row.status, f"{spec.method}{stop}", f"{count_ended(row.state)}/{total}", value]
 
 
 def row_json(row: SweepRow) -> dict[str, Any]:
@@ -61,6 +65,10 @@ def row_json(row: SweepRow) -> dict[str, Any]:
 # --- One sweep ------------------------------------------------------------------------------------
 
 
+def identity_json(sweep: StartedSweep) -> dict[str, Any]:
+    return {"sweepId": sweep.key, "name": sweep.name, "env": sweep.env}
+
+
 def sweep_json(
     sweep: StartedSweep,
     state: SweepState,
@@ -69,9 +77,7 @@ def sweep_json(
     holder: str,
 ) -> dict[str, Any]:
     return {
-        "sweepId": sweep.key,
-        "name": sweep.name,
-        "env": sweep.env,
+        **identity_json(sweep),
         "status": snapshot.status,
         "why": snapshot.ended or snapshot.stopping or None,
         "controller": holder or None,
@@ -104,9 +110,7 @@ def sweep_json(
 def summary_json(sweep: StartedSweep, summary: SweepSummary) -> dict[str, Any]:
     snapshot = summary.snapshot
     return {
-        "sweepId": sweep.key,
-        "name": sweep.name,
-        "env": sweep.env,
+        **identity_json(sweep),
         "status": snapshot.status,
         "ended": summary.by or None,
         "why": summary.why,
@@ -208,3 +212,61 @@ def front_lines(front: Sequence[Trial]) -> list[str]:
     shown = ", ".join(str(trial.number) for trial in front[:_FRONT])
     more = f", and {len(front) - _FRONT} more" if len(front) > _FRONT else ""
     return [f"Pareto front: no other trial beats these in every goal: {shown}{more}."]
+
+
+# --- The commands that are useful next ------------------------------------------------------------
+
+
+_FAILED_NAMED = 3  # failed trials whose logs are named
+
+
+def log_of(context: Context, trial: Trial) -> str:
+    """The command that prints the log of a trial's last container; "" without a container."""
+    return f"batchml logs {trial.job_id}{context.option}" if trial.job_id else ""
+
+
+def is_server_down(context: Context) -> bool:
+    """Whether the embedded server is not running; on `local` it runs trials and controllers."""
+    return context.settings.is_local and control.find_server(context.home) is None
+
+
+def describe_next_commands(
+    context: Context,
+    sweep: StartedSweep,
+    state: SweepState,
+    snapshot: SweepSnapshot,
+    holder: str,
+) -> str:
+    """The controller of a sweep, and the next commands."""
+    lines, word = [], f"{sweep.key}{context.option}"
+    failed = failed_trials(state)[:_FAILED_NAMED]
+    commands = [(f"trial {each.number} failed", log_of(context, each)) for each in failed]
+    if failed:
+        commands.append(("run again", f"batchml sweeps rerun {word} --failed"))
+    if snapshot.ended:
+        if state.stopping is not None and state.stopping.by in RESUMABLE:
+            commands.append(("resume", f"batchml sweeps resume {word}"))
+    elif holder:
+        lines.append(f"Its controller: {holder}.")
+    elif needs_controller(sweep) or gains_from_controller(sweep):
+        is_idle = sweep.mode is SubmitMode.BATCHES
+        lines.append(
+            "It has no controller: submitted trials continue, and no other begins."
+            if is_idle
+            else "It has no controller: its trials continue without limits and early stopping."
+        )
+        commands.append(("resume", f"batchml sweeps resume {word}"))
+    if not snapshot.ended and is_server_down(context):
+        lines.append(
+            "The local server is not running: running trials continue, and no other begins."
+        )
+        commands.append(("start it", "batchml local start"))
+    if not snapshot.ended and sys.stdout.isatty():
+        commands.append(("follow", f"batchml sweeps show --follow {word}"))
+    if snapshot.best is not None:
+        commands.append(("the best", f"batchml sweeps best {word}"))
+        commands.append(("its log", log_of(context, snapshot.best)))
+    commands.append(("report", f"batchml sweeps report {word}"))
+    commands = [(f"{name}:", command) for name, command in commands if command]
+    width = max(len(name) for name, _ in commands)
+    return "\n".join([*lines, *(f"  {pad(name, width)}  {command}" for name, command in commands)])

@@ -12,8 +12,14 @@ from batchml.cli.render import printable
 from batchml.context import Context
 from batchml.errors import INTERRUPTED, BatchmlError
 from batchml.runs.commands.interrupt import detaching
-from batchml.sweeps.commands.next_commands import log_of
-from batchml.sweeps.commands.render import end_lines, exit_code, summary_json, trial_json
+from batchml.sweeps.commands.render import (
+    end_lines,
+    exit_code,
+    identity_json,
+    log_of,
+    summary_json,
+    trial_json,
+)
 from batchml.sweeps.commands.table import open_view
 from batchml.sweeps.control.plan import SubmitMode
 from batchml.sweeps.run import (
@@ -174,7 +180,7 @@ def detach_here(context: Context, sweep: StartedSweep, store: SweepStore, *, jso
     with SweepInterrupt(context, sweep, json_=json_).reported():
         detach_sweep(context, sweep, store, say)
     if json_:
-        print_json({"sweepId": sweep.key, "name": sweep.name, "env": context.env})
+        print_json(identity_json(sweep))
     else:
         say_next_commands(context, sweep)
 

@@ -1,22 +1,147 @@
-"""The commands `sweeps ls, show, best, report`."""
+"""The commands `sweep` and `sweeps ls, show, best, report`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from batchml.cli.app import command_group
+from batchml.cli.app import app, command_group
 from batchml.cli.options import Env, Json, open_context
 from batchml.cli.output import print_json, print_line, say
 from batchml.cli.render import printable
-from batchml.errors import NotFound, UsageError
+from batchml.errors import NotFound, UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from batchml.context import Context
     from batchml.sweeps.control.state import SweepState
+    from batchml.sweeps.start import PreparedSweep
     from batchml.sweeps.started import StartedSweep
     from batchml.sweeps.stores import SweepStore
     from batchml.sweeps.view import SweepView
+
+
+# --- `sweep` --------------------------------------------------------------------------------------
+
+
+CHECK = "check"  # the word before FILE for a check only
+
+
+@app.command(epilog="Example: batchml sweep sweep.toml --trials 20")
+def sweep(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[check] FILE",
+            help="Sweep file, or job with a sweep.toml. `check` only prints the forecast.",
+        ),
+    ] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Stay until the sweep has ended (the default).")
+    ] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Return, and let the sweep run.")
+    ] = False,
+    trials: Annotated[
+        int | None, typer.Option(metavar="N", help="Set limits.trials: all trials.")
+    ] = None,
+    parallel: Annotated[
+        int | None, typer.Option(metavar="N", help="Set limits.parallel: trials at once.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Change a key of the file: space.lr.log=[1e-5,1]."
+        ),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Name the sweep.")] = None,
+    strict_resources: Annotated[
+        bool, typer.Option("--strict-resources", help="Fail if the job does not fit this machine.")
+    ] = False,
+    include_secrets: Annotated[
+        bool, typer.Option("--include-secrets", help="Also send files that look like secrets.")
+    ] = False,
+    env: Env = None,
+    json_: Json = False,
+) -> None:
+    """Search for the best parameters of a job.
+
+    `sweep check FILE` prints the number of points and steps, the cost at
+    worst, three commands and the requests; nothing is sent.
+    """
+    from batchml.sweeps.start import SweepOptions, limit_changes, prepare_sweep
+
+    is_check, file = parse_arguments(words or [])
+    if wait and detach:
+        raise UsageError("--wait and --detach exclude each other.")
+    context = open_context(env)
+    changes = (*(set_ or ()), *limit_changes(trials, parallel))
+    prepared = prepare_sweep(
+        context,
+        SweepOptions(
+            file=file, changes=changes, name=name or "",
+            strict=strict_resources, include_secrets=include_secrets,
+        ),
+    )  # fmt: skip
+    for notice in prepared.notices:
+        say(notice)
+    if is_check:
+        _check(prepared, json_=json_)
+        return
+    _start(context, prepared, is_detached=detach, json_=json_)
+
+
+def parse_arguments(words: list[str]) -> tuple[bool, str]:
+    """Whether to check only, and the file. Raises UsageError."""
+    example = "batchml sweep sweep.toml, or batchml sweep check sweep.toml"
+    match words:
+        case [] | ["check"]:
+            raise UsageError(f"sweep needs a file: {example}.")
+        case [file]:
+            return False, file
+        case ["check", file]:
+            return True, file
+        case [first, _]:
+            meant = did_you_mean(first, [CHECK])
+            raise UsageError(f"sweep takes one file, found {first} before it.{meant} {example}.")
+    raise UsageError(f"sweep takes one file at a time, found {len(words)} words: {example}.")
+
+
+def _check(prepared: "PreparedSweep", *, json_: bool) -> None:
+    from batchml.cli.render import printable
+    from batchml.sweeps.start import check_sweep
+
+    checked = check_sweep(prepared.sweep)
+    if json_:
+        print_json(checked.to_json())
+        return
+    for line in checked.lines:
+        print_line(printable(line))
+
+
+def _start(
+    context: "Context", prepared: "PreparedSweep", *, is_detached: bool, json_: bool
+) -> None:
+    from batchml.sweeps.commands import running
+    from batchml.sweeps.commands.running import SweepInterrupt
+    from batchml.sweeps.spec.rules import notices
+    from batchml.sweeps.start import start_sweep
+
+    sweep = prepared.sweep
+    for notice in notices(sweep.spec, sweep.job_spec):
+        say(notice)
+    interrupt = SweepInterrupt(context, sweep, json_=json_, is_started=False)
+    with interrupt.reported():
+        store = start_sweep(context, prepared, say, interrupt.before_spec)
+        interrupt.is_started = True
+        (say if json_ else print_line)(running.announcement(context, sweep))
+        if is_detached:
+            running.detach_here(context, sweep, store, json_=json_)
+        else:
+            running.control_here(context, sweep, store, json_=json_)
+
+
+# --- `sweeps ls, show, best, report` --------------------------------------------------------------
+
 
 sweeps_app = command_group(
     "sweeps",
@@ -69,13 +194,12 @@ def show(
     It begins no trials: `sweeps resume` continues a sweep that needs a
     controller.
     """
-    from batchml.sweeps.commands.next_commands import describe_next
-    from batchml.sweeps.commands.render import sweep_json
+    from batchml.sweeps.commands.render import describe_next_commands, sweep_json
     from batchml.sweeps.commands.table import draw, open_view
     from batchml.sweeps.view import SweepView
 
     context = open_context(env)
-    sweep, store = find(context, word)
+    sweep, store = find_sweep(context, word)
     view = SweepView(context, sweep, store)
     if trial is not None:
         if follow:
@@ -91,7 +215,7 @@ def show(
 
         snapshot = view.snapshot()
         print_line("\n".join([draw(snapshot, sweep, screen()), *_results(view)]))
-        return say(describe_next(context, sweep, view.state, snapshot, view.holder()))
+        return say(describe_next_commands(context, sweep, view.state, snapshot, view.holder()))
     with open_view(sweep, to_stderr=False) as display:
         try:
             for snapshot in view.snapshots():
@@ -100,7 +224,7 @@ def show(
             return
     for line in _results(view):
         print_line(line)
-    say(describe_next(context, sweep, view.state, view.snapshot(), ""))
+    say(describe_next_commands(context, sweep, view.state, view.snapshot(), ""))
 
 
 def _results(view: "SweepView") -> list[str]:
@@ -148,7 +272,7 @@ def best(
     if sum((command, job, get is not None)) > 1:
         raise UsageError("--command, --job and --get exclude each other.")
     context = open_context(env)
-    sweep, store = find(context, word)
+    sweep, store = find_sweep(context, word)
     state = SweepView(context, sweep, store).state
     trials = sweep_best.best_first(sweep, state)[:count]
     if not trials:
@@ -156,7 +280,7 @@ def best(
     if json_ and get is None:
         return print_json(sweep_best.best_json(sweep, trials, state))
     if command:
-        from batchml.sweeps.report.data import command_line
+        from batchml.sweeps.started import command_line
 
         return print_line("\n".join(command_line(sweep.job_spec, each) for each in trials))
     if job:
@@ -187,7 +311,7 @@ def report(
     from batchml.sweeps.view import SweepView
 
     context = open_context(env)
-    sweep, store = find(context, word)
+    sweep, store = find_sweep(context, word)
     path = output or Path(f"{sweep.name}-{sweep.key[:8]}.html")
     if path.suffix.lower() not in (".html", ".htm"):
         raise UsageError(f"-o {path}: the name must end in .html.")
@@ -213,7 +337,7 @@ def _check_folder(given: str, path: Path) -> None:
         raise UsageError(f"{given}: the folder {path.parent} does not exist. Make it first.")
 
 
-def find(context: "Context", word: str) -> "tuple[StartedSweep, SweepStore]":
+def find_sweep(context: "Context", word: str) -> "tuple[StartedSweep, SweepStore]":
     """The sweep that a word names. Raises NotFound."""
     from batchml.sweeps.started import read_started
     from batchml.sweeps.stores import find_sweep_store

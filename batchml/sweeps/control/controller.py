@@ -34,7 +34,7 @@ from batchml.runtime.protocol.sweep_store import (
     batch_key,
 )
 from batchml.runtime.storage.store import Store, StoreError
-from batchml.sweeps.control import budgets, decide, notices, plan, requests, store
+from batchml.sweeps.control import decide, inbox, plan
 from batchml.sweeps.control.decide import (
     BeginTrials,
     ConfirmBest,
@@ -56,12 +56,20 @@ from batchml.sweeps.control.events import (
     SweepStopping,
     TrialBatch,
 )
-from batchml.sweeps.control.intervals import ControllerIntervals
-from batchml.sweeps.control.lease import Lease, LeaseHeld, LeaseOwner
+from batchml.sweeps.control.inbox import events_of_request
+from batchml.sweeps.control.lease import ControllerIntervals, Lease, LeaseHeld, LeaseOwner
 from batchml.sweeps.control.ledger import SweepLedger
 from batchml.sweeps.control.plan import SubmitMode, count_trials
-from batchml.sweeps.control.requests import events_of_request
-from batchml.sweeps.control.totals import SweepTotals, trials_of_event
+from batchml.sweeps.control.totals import (
+    Money,
+    SweepTotals,
+    began_at,
+    count_in_flight,
+    estimate_money,
+    find_deadline,
+    limits_now,
+    trials_of_event,
+)
 from batchml.sweeps.control.watch import JobWatch, SweepJobs
 from batchml.sweeps.summary import SweepSnapshot, SweepSummary, make_snapshot, make_summary
 
@@ -126,17 +134,19 @@ _READS = 10  # of the inbox in one round
 _GRACE = 30.0  # seconds after a trial's own grace until its job is terminated
 
 
-def draw_key() -> str:
+def make_batch_key() -> str:
     return new_key(urandom)
 
 
 class Controller:
-    """The one controller of a sweep. `tell` is called with notices for people; `lost`, if given, is
-    called instead with errors of a service that cannot be reached.
+    """The one controller of a sweep.
+
+    `tell` is called with notices for people, and `lost` (by default `tell` too) with errors of a
+    service that cannot be reached.
 
     `rounds` raises ControllerReplaced, which names the other controller, if another one has the
-    sweep; ConfigError if the store has no trial contract; otherwise the BatchmlError that ends it.
-    Then the ledger tells how far it came, and running trials continue.
+    sweep; ConfigError if the store has no trial contract; otherwise the BatchmlError that ends the
+    controller. Running trials continue then, and the next controller continues from the ledger.
     """
 
     def __init__(
@@ -148,11 +158,11 @@ class Controller:
         intervals: ControllerIntervals,
         owner: LeaseOwner,
         tell: Callable[[str], None] = lambda _: None,
-        draw: Callable[[], str] = draw_key,
+        make_key: Callable[[], str] = make_batch_key,
         lost: Callable[[str], None] | None = None,
     ) -> None:
         self._spec, self._store, self._jobs = spec, store, jobs
-        self._clock, self._intervals, self._tell, self._draw = clock, intervals, tell, draw
+        self._clock, self._intervals, self._tell, self._make_key = clock, intervals, tell, make_key
         self._lost = lost or tell
         self._lease = Lease(store, clock, owner, intervals.lease)
         self._ledger = SweepLedger(store, owner.description)
@@ -187,7 +197,7 @@ class Controller:
         """The result of the sweep, or its present state."""
         return make_summary(self._totals, self._snapshot())
 
-    # -- one round --------------------------------------------------------------------------------
+    # --- One round --------------------------------------------------------------------------------
 
     def _take_lease(self) -> None:
         with store_errors_translated():
@@ -231,19 +241,21 @@ class Controller:
         # observed end of their job are read in this round.
         self._watch.observe(totals, now)
         read, is_all = self._read_messages()
-        done = self._carry_out(requests.pending_requests(self._store), now)
+        done = self._carry_out(inbox.pending_requests(self._store), now)
         if is_all:
             for observed in self._watch.observe_silent(totals, now):
                 self._apply(observed)
-        inputs = self._inputs(now, self._watch.over if is_all else frozenset())
+        inputs = self._inputs(now, self._watch.ended_batches if is_all else frozenset())
         actions = decide.decide(totals, inputs)
         for action in actions:
             self._record(action, now)
-        for notice in notices.due(totals, now, self._intervals.patience, self._watch.is_starting):
+        for notice in decide.due_notices(
+            totals, now, self._intervals.patience, self._watch.is_starting
+        ):
             self._give_notice(notice)
         self._write()
         if read:
-            store.delete_messages(self._store, read)
+            inbox.delete_messages(self._store, read)
         if done:
             self._store.delete(*done)
         for action in actions:
@@ -258,17 +270,17 @@ class Controller:
         """Apply the messages in the inbox. The keys to delete once the ledger has them, and whether
         the inbox was read to its end."""
         for _ in range(_READS):
-            inbox = store.read_inbox(self._store)
-            for message in inbox.messages:
+            found = inbox.read_inbox(self._store)
+            for message in found.messages:
                 self._apply(MessageReceived(message))
-            if len(inbox.keys) < store.MAX_MESSAGES:
-                return inbox.keys, True
+            if len(found.keys) < inbox.MAX_MESSAGES:
+                return found.keys, True
             self._write()
-            store.delete_messages(self._store, inbox.keys)
+            inbox.delete_messages(self._store, found.keys)
             self._lease.renew()
         return [], False
 
-    def _inputs(self, now: float, over: frozenset[int]) -> DecisionInputs:
+    def _inputs(self, now: float, ended_batches: frozenset[int]) -> DecisionInputs:
         return DecisionInputs(
             now=now,
             mode=self._mode,
@@ -276,22 +288,22 @@ class Controller:
             money=self._money(now),
             between_batches=self._intervals.between_batches,
             grace=self._contract.grace + _GRACE,
-            stop_signal=None if self._totals.state.ended else store.read_stop_signal(self._store),
+            stop_signal=None if self._totals.state.ended else inbox.read_stop_signal(self._store),
             is_exhausted=self._is_exhausted,
-            over=over,
+            ended_batches=ended_batches,
         )
 
     @property
     def _wanted(self) -> int | None:
         """The number of trials in the end, by the present limits."""
-        limits = budgets.limits_now(self._totals.state, self._spec)
+        limits = limits_now(self._totals.state, self._spec)
         if limits is not self._counted_trials[0]:  # counting the points of a grid takes time
             self._counted_trials = limits, count_trials(replace(self._spec, limits=limits))
         return self._counted_trials[1]
 
-    def _money(self, now: float) -> budgets.Money | None:
+    def _money(self, now: float) -> Money | None:
         tally, jobs = self._totals.tally, self._jobs
-        return budgets.estimate_money(tally, self._totals.state, jobs.hourly, jobs.timeout, now)
+        return estimate_money(tally, self._totals.state, jobs.hourly, jobs.timeout, now)
 
     def _apply(self, event: Event) -> None:
         """Apply an event to the state now; it is written to the ledger before anything is done."""
@@ -308,33 +320,33 @@ class Controller:
         for line in notice.words.splitlines():
             self._tell(line)
 
-    # -- decisions: first their events ------------------------------------------------------------
+    # --- Decisions: first their events are recorded -----------------------------------------------
 
     def _record(self, action: decide.Action, now: float) -> None:
         totals = self._totals
         match action:
             case BeginTrials(count):
-                batches = plan.plan_new(totals, self._mode, count, now, self._draw)
+                batches = plan.plan_new(totals, self._mode, count, now, self._make_key)
                 self._is_exhausted = sum(len(batch.trials) for batch in batches) < count
                 self._apply_all(batches)
             case PlanRungs(count):
-                self._apply_all(plan.plan_rungs(totals, count, now, self._draw))
+                self._apply_all(plan.plan_rungs(totals, count, now, self._make_key))
                 self._is_exhausted = not totals.state.batches
             case PromoteTrials(trials):
-                self._apply_all(plan.plan_promotions(totals, trials, now, self._draw))
+                self._apply_all(plan.plan_promotions(totals, trials, now, self._make_key))
             case ConfirmBest(trials):
-                self._apply_all(plan.plan_confirmations(totals, trials, now, self._draw))
+                self._apply_all(plan.plan_confirmations(totals, trials, now, self._make_key))
             case StopSweep(by, why):
                 self._stop(by, why, now)
             case ReopenSweep(why):
-                store.clear_stop_signal(self._store)
+                inbox.clear_stop_signal(self._store)
                 # For confirming runs: earlier failures that no longer counted still do not.
                 self._apply(replace(totals.state.last_reopening, why=why, at=now, paused=0.0))
             case EndSweep(by, why):
                 # Before the end event: no controller comes back to a sweep that has ended.
                 if not self._is_limit_removed(now):
                     return
-                for notice in notices.of_confirming(totals, now):
+                for notice in decide.confirmation_notices(totals, now):
                     self._give_notice(notice)
                 if totals.state.stopping is None and by != decide.DONE:
                     self._apply(SweepStopping(by, why, now))
@@ -359,16 +371,18 @@ class Controller:
         if by == decide.FAILURES and failed is not None:
             again = len(self._totals.state.reopened)  # a notice of its own after each reopening
             kind = f"failures-{again}" if again else "failures"
-            self._give_notice(NoticeGiven(kind, notices.last_lines(failed), now, failed.number))
+            self._give_notice(
+                NoticeGiven(kind, decide.describe_failure(failed), now, failed.number)
+            )
 
-    # -- then actions -----------------------------------------------------------------------------
+    # --- Then the actions -------------------------------------------------------------------------
 
     def _act(self, action: decide.Action, now: float) -> None:
         match action:
             case StopSweep(by, why) if by != decide.USER:
-                store.signal_stop(self._store, why)
+                inbox.signal_stop(self._store, why)
             case SignalStop(why):
-                store.signal_stop(self._store, why)
+                inbox.signal_stop(self._store, why)
             case TerminateJobs(waves, why):
                 self._terminate(waves, why, now)
 
@@ -379,7 +393,7 @@ class Controller:
             wave
             for wave in waves
             if wave in jobs
-            and wave not in self._watch.over
+            and wave not in self._watch.ended_batches
             and now - self._terminated.get(wave, float("-inf")) >= self._intervals.silence
         ]
         if due:
@@ -389,11 +403,11 @@ class Controller:
     def _limit_running(self) -> None:
         """Where more trials wait than may run at once, have AWS Batch limit them."""
         state, spec = self._totals.state, self._spec
-        parallel = budgets.limits_now(state, spec).parallel
+        parallel = limits_now(state, spec).parallel
         before = parallel if self._mode is SubmitMode.BATCHES else spec.limits.parallel
         # Batches of rungs name no trials, so their children are counted.
         unsent = (plan.count_children(batch, state, spec) for batch in state.open_batches)
-        most = max(budgets.count_in_flight(state), *unsent, 0)
+        most = max(count_in_flight(state), *unsent, 0)
         limit = self._running_limit
         if limit != parallel and most > min(parallel, before, limit or parallel):
             self._jobs.limit_running(parallel)
@@ -401,9 +415,9 @@ class Controller:
 
     def _publish_deadline(self, now: float) -> None:
         """Trials end at the deadline by themselves, also without a controller."""
-        end = budgets.deadline(self._totals.state, self._spec, now)
+        end = find_deadline(self._totals.state, self._spec, now)
         if end is not None and end != self._deadline and self._totals.state.batches:
-            store.publish_deadline(self._store, end)
+            inbox.publish_deadline(self._store, end)
             self._deadline = end
 
     def _submit(self) -> None:
@@ -427,7 +441,7 @@ class Controller:
         """
         state, busy = self._totals.state, self._totals.tally.in_flight
         sent = sum(count for number, count in busy.items() if number in state.jobs)
-        free = budgets.limits_now(state, self._spec).parallel - sent
+        free = limits_now(state, self._spec).parallel - sent
         return self._mode is SubmitMode.BATCHES and sent > 0 and free < len(batch.trials)
 
     def _write_manifest(self, batch: TrialBatch) -> int:
@@ -448,37 +462,37 @@ class Controller:
         self._version += 1
         rungs.is_changed = False
 
-    # -- requests of people -----------------------------------------------------------------------
+    # --- Requests of users ------------------------------------------------------------------------
 
-    def _carry_out(self, pending: list[requests.SweepRequest], now: float) -> list[str]:
+    def _carry_out(self, pending: list[inbox.SweepRequest], now: float) -> list[str]:
         """Carry out requests; the keys of those carried out. A stopping sweep ends first."""
         state = self._totals.state
         if not pending or (state.stopping is not None and state.ended is None):
             return []
         events: list[Event] = []
         for each in pending:
-            events = events_of_request(self._totals, self._mode, each, now, self._draw)
+            events = events_of_request(self._totals, self._mode, each, now, self._make_key)
             again = [trial for event in events for trial in trials_of_event(event, state)]
             if events:
-                store.clear_stop_signal(self._store, again)
+                inbox.clear_stop_signal(self._store, again)
             for event in events:
                 self._apply(event)
         self._is_exhausted, self._over_since = False, None
-        return requests.request_keys(pending)
+        return inbox.request_keys(pending)
 
     def _has_other_requests(self, done: list[str]) -> bool:
         """Whether a request came while the sweep ended."""
-        pending = requests.request_keys(requests.pending_requests(self._store))
+        pending = inbox.request_keys(inbox.pending_requests(self._store))
         return any(key not in done for key in pending)
 
-    # -- the rest ---------------------------------------------------------------------------------
+    # --- The snapshot and the pause between rounds ------------------------------------------------
 
     def _snapshot(self) -> SweepSnapshot:
         now = self._clock.now()
         return make_snapshot(self._totals, self._wanted, self._money(now), now)
 
     def _pause(self) -> float:
-        begun = budgets.began_at(self._totals.state)
+        begun = began_at(self._totals.state)
         is_young = begun is None or self._clock.now() - begun < self._intervals.first_period
         return self._intervals.poll_at_first if is_young else self._intervals.poll
 

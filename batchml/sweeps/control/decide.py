@@ -1,22 +1,36 @@
-"""Decide what a sweep does next, from its ledger and from observations. Pure.
+"""Decide what a sweep does next, and which notices it gives. Pure.
 
-The controller writes what follows from a decision to the ledger first, and then acts.
+Decisions follow from the ledger and from observations of jobs. The controller writes the events of
+a decision to the ledger first, and then acts.
 """
+
+from collections.abc import Iterator
 
 from msgspec import Struct
 
-from batchml.model.sweep import TrialState
-from batchml.sweeps.control import budgets
-from batchml.sweeps.control.budgets import Money
+from batchml.model.sweep import Trial, TrialState
+from batchml.sweeps.control.events import NoticeGiven
 from batchml.sweeps.control.plan import SubmitMode, choose_for_confirmation, find_unfinished_rung
-from batchml.sweeps.control.totals import SweepTotals
+from batchml.sweeps.control.state import CONFIRM, WAITING
+from batchml.sweeps.control.totals import (
+    Money,
+    SweepTotals,
+    began_at,
+    count_affordable,
+    count_ended,
+    count_in_flight,
+    count_startable,
+    find_exceeded_limit,
+    is_target_reached,
+    limits_now,
+)
 
-# What ends a sweep.
+# The causes of a sweep's end.
 USER, LIMIT, TARGET, FAILURES, DONE = "user", "limit", "target", "failures", "done"
 
 
 class DecisionInputs(Struct, frozen=True):
-    """What a decision depends on beside the ledger."""
+    """The facts that a decision depends on, beside the ledger."""
 
     now: float
     mode: SubmitMode
@@ -26,7 +40,7 @@ class DecisionInputs(Struct, frozen=True):
     grace: float = 0.0  # seconds from the stop signal until jobs are terminated
     stop_signal: str | None = None  # why somebody stopped the sweep
     is_exhausted: bool = False  # the sampler has no more parameters
-    over: frozenset[int] = frozenset()  # numbers of the batches whose job is known to have ended
+    ended_batches: frozenset[int] = frozenset()  # numbers of those whose job has ended
 
 
 class BeginTrials(Struct, frozen=True):
@@ -100,7 +114,7 @@ Action = (
 
 
 def decide(totals: SweepTotals, inputs: DecisionInputs) -> list[Action]:
-    """The next actions; none while everything runs as planned."""
+    """The next actions, in order; none while everything runs as planned."""
     state, spec = totals.state, totals.spec
     if state.ended is not None:
         return []
@@ -108,10 +122,10 @@ def decide(totals: SweepTotals, inputs: DecisionInputs) -> list[Action]:
         return _stop_running(totals, inputs)
     if inputs.stop_signal is not None:
         return [StopSweep(USER, inputs.stop_signal)]
-    limit = budgets.find_exceeded_limit(state, spec, totals.tally, inputs.money, inputs.now)
+    limit = find_exceeded_limit(state, spec, totals.tally, inputs.money, inputs.now)
     if limit is not None:
         return [StopSweep(*limit)]
-    if budgets.is_target_reached(totals.state, spec, totals.tally):
+    if is_target_reached(totals.state, spec, totals.tally):
         if is_going_on(totals, inputs) and not _has_confirming_runs(totals):
             return [StopSweep(TARGET, _describe_target(totals))]
     elif begun := _begin(totals, inputs):
@@ -123,7 +137,7 @@ def decide(totals: SweepTotals, inputs: DecisionInputs) -> list[Action]:
 
 def is_going_on(totals: SweepTotals, inputs: DecisionInputs) -> bool:
     """Whether a trial waits or runs, or may still begin by itself."""
-    return budgets.count_in_flight(totals.state) > 0 or bool(_unfinished_jobs(totals, inputs))
+    return count_in_flight(totals.state) > 0 or bool(_unfinished_jobs(totals, inputs))
 
 
 def _unfinished_jobs(totals: SweepTotals, inputs: DecisionInputs) -> list[int]:
@@ -134,7 +148,7 @@ def _unfinished_jobs(totals: SweepTotals, inputs: DecisionInputs) -> list[int]:
     """
     if inputs.mode is SubmitMode.BATCHES:
         return []
-    return [number for number in totals.state.batches if number not in inputs.over]
+    return [number for number in totals.state.batches if number not in inputs.ended_batches]
 
 
 def _stop_running(totals: SweepTotals, inputs: DecisionInputs) -> list[Action]:
@@ -154,11 +168,11 @@ def _stop_running(totals: SweepTotals, inputs: DecisionInputs) -> list[Action]:
 
 
 def _begin(totals: SweepTotals, inputs: DecisionInputs) -> list[Action]:
-    left = _left(totals, inputs)
+    left = _trials_left(totals, inputs)
     match inputs.mode:
         case SubmitMode.ARRAY:
-            cost = budgets.limits_now(totals.state, totals.spec).cost
-            count = min(left or 0, budgets.count_affordable(cost, inputs.money))
+            cost = limits_now(totals.state, totals.spec).cost
+            count = min(left or 0, count_affordable(cost, inputs.money))
             return [BeginTrials(count)] if count > 0 else []
         case SubmitMode.RUNGS:
             return _rungs(totals, inputs, left)
@@ -166,7 +180,7 @@ def _begin(totals: SweepTotals, inputs: DecisionInputs) -> list[Action]:
             return _next_batch(totals, inputs, left)
 
 
-def _left(totals: SweepTotals, inputs: DecisionInputs) -> int | None:
+def _trials_left(totals: SweepTotals, inputs: DecisionInputs) -> int | None:
     """How many new trials are still to begin; None: unknown."""
     if inputs.is_exhausted:
         return 0
@@ -186,18 +200,18 @@ def _rungs(totals: SweepTotals, inputs: DecisionInputs, left: int | None) -> lis
 
 def _next_batch(totals: SweepTotals, inputs: DecisionInputs, left: int | None) -> list[Action]:
     state, spec = totals.state, totals.spec
-    busy = budgets.count_in_flight(state)
+    busy = count_in_flight(state)
     newest = next(reversed(state.batches.values()), None)
     if busy and newest is not None and inputs.now - newest.at < inputs.between_batches:
         return []
     chosen: list[tuple[int, int]] = []
     if spec.early_stop.resume:
-        chosen = totals.rungs.promotable(budgets.limits_now(state, spec).parallel)
-    ahead = None if left is None else left + len(chosen)
-    if ahead == 0 and not busy:
+        chosen = totals.rungs.promotable(limits_now(state, spec).parallel)
+    startable = None if left is None else left + len(chosen)
+    if startable == 0 and not busy:
         chosen = _last_promotion(totals)
-        ahead = len(chosen)
-    count = budgets.count_startable(state, spec, ahead, inputs.money)
+        startable = len(chosen)
+    count = count_startable(state, spec, startable, inputs.money)
     chosen = chosen[:count]
     actions: list[Action] = [PromoteTrials(tuple(chosen))] if chosen else []
     count -= len(chosen)
@@ -225,25 +239,25 @@ def _confirm(totals: SweepTotals, inputs: DecisionInputs) -> list[Action]:
     if confirm is None or _has_confirming_runs(totals):
         return []
     chosen = choose_for_confirmation(totals, confirm.top, confirm.seeds)
-    cost = budgets.limits_now(totals.state, totals.spec).cost
+    cost = limits_now(totals.state, totals.spec).cost
     count = sum(seeds for _, seeds in chosen)
-    if not chosen or count > budgets.count_affordable(cost, inputs.money):
+    if not chosen or count > count_affordable(cost, inputs.money):
         return []
     return [ConfirmBest(tuple(chosen))]
 
 
 def _describe_target(totals: SweepTotals) -> str:
-    target = budgets.limits_now(totals.state, totals.spec).target
+    target = limits_now(totals.state, totals.spec).target
     return f"{totals.spec.goal.metric} reached {target:g}"
 
 
 def _end(totals: SweepTotals, inputs: DecisionInputs) -> tuple[str, str]:
     state = totals.state
-    planned, allowed = totals.tally.planned, budgets.limits_now(state, totals.spec)
-    if budgets.is_target_reached(state, totals.spec, totals.tally):
+    planned, allowed = totals.tally.planned, limits_now(state, totals.spec)
+    if is_target_reached(state, totals.spec, totals.tally):
         return TARGET, _describe_target(totals)
-    left = _left(totals, inputs)
-    if left != 0 and budgets.count_affordable(allowed.cost, inputs.money) < 1:
+    left = _trials_left(totals, inputs)
+    if left != 0 and count_affordable(allowed.cost, inputs.money) < 1:
         return LIMIT, f"the rest of its {allowed.cost:g} USD is less than a trial costs"
     if inputs.is_exhausted and (inputs.wanted is None or planned < inputs.wanted):
         return DONE, f"every point was tried: {planned}"
@@ -259,3 +273,84 @@ def _describe_end(totals: SweepTotals) -> str:
         what += f" and {again} confirming {'run' if again == 1 else 'runs'}"
     none = ", and none has a result" if planned and totals.best.trial is None else ""
     return f"{what} {'is' if planned == 1 and not again else 'are'} over{none}"
+
+
+# --- Notices about a running sweep ----------------------------------------------------------------
+
+
+NEVER_PRINTED = "never printed"  # in the reason of a trial without its metric
+_LINES = 20  # of the output of a trial that failed
+_ENOUGH = 3  # diverged trials for a notice
+
+_Notice = tuple[str, str, int | None]  # kind, text, the trial that it is about
+
+
+def due_notices(
+    totals: SweepTotals, now: float, patience: float, is_starting: bool = False
+) -> list[NoticeGiven]:
+    """The notices that are due and were not given yet.
+
+    `patience`: seconds in which a first trial should begin. `is_starting`: a container is being
+    made, which takes long for a large image.
+    """
+    found = (*_of_trials(totals), *(() if is_starting else _of_waiting(totals, now, patience)))
+    return [
+        NoticeGiven(kind, words, now, trial)
+        for kind, words, trial in found
+        if kind not in totals.state.notices
+    ]
+
+
+def _of_trials(totals: SweepTotals) -> Iterator[_Notice]:
+    state, failed = totals.state, totals.tally.first_failure
+    if failed is not None and NEVER_PRINTED in failed.why:
+        yield "metric", f"Trial {failed.number}: {failed.why}", failed.number
+    if state.counts[TrialState.LOST] and "lost" not in state.notices:
+        lost = next(each for each in state.trials.values() if each.state is TrialState.LOST)
+        yield "lost", f"Trial {lost.number} was lost: {lost.why}", lost.number
+    bad, over = state.counts[TrialState.DIVERGED], count_ended(state)
+    if bad >= _ENOUGH and bad * 2 > over:
+        yield (
+            "diverged",
+            f"{bad} of the first {over} trials diverged: {totals.spec.goal.metric} was not a "
+            "finite number. The space may reach too far.",
+            None,
+        )
+
+
+def _of_waiting(totals: SweepTotals, now: float, patience: float) -> Iterator[_Notice]:
+    state, begun = totals.state, began_at(totals.state)
+    nothing = not totals.tally.has_begun and state.counts[TrialState.WAITING] > 0
+    if begun is not None and nothing and now - begun >= patience and state.jobs:
+        job = state.jobs[min(state.jobs)]
+        yield (
+            WAITING,
+            f"No trial has begun for {patience:.0f} seconds. Why: batchml explain {job}",
+            None,
+        )
+
+
+def confirmation_notices(totals: SweepTotals, now: float) -> list[NoticeGiven]:
+    """At the end of a sweep: the best were not run again, for cost or because it was stopped."""
+    confirm = totals.spec.confirm
+    if confirm is None or CONFIRM in totals.state.notices:
+        return []
+    if len(totals.state.trials) > totals.tally.planned or not choose_for_confirmation(totals, 1, 1):
+        return []
+    return [
+        NoticeGiven(
+            CONFIRM, "The best were not run again: a limit or a stop ended the sweep before.", now
+        )
+    ]
+
+
+def describe_failure(trial: Trial) -> str:
+    """Why a trial failed, with the last lines of its output."""
+    code, why = f"exit code {trial.exit_code}", trial.why or "the reason is unknown"
+    # A trial that never printed its metric may have ended with exit code 0.
+    known = trial.exit_code is None or code in why or NEVER_PRINTED in why
+    head = f"Trial {trial.number} failed: {why}" + ("" if known else f" ({code})")
+    tail = trial.tail[-_LINES:]
+    return "\n".join(
+        [f"{head}. Its last lines:" if tail else head, *(f"  {each}" for each in tail)]
+    )

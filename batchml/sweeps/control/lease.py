@@ -1,8 +1,9 @@
-"""The lease: which controller a sweep has. Each one that takes it over takes the next number.
+"""How often controllers of sweeps act, and the lease: which controller a sweep has.
 
-A lease expires some time after its owner has renewed it last. The clocks of two machines differ, so
-two controllers may both believe for a moment that they have it: then the numbers of the ledger's
-segments shut out the earlier one. The lease only makes that rare.
+Each controller that takes the lease over takes the next number. The lease expires some time after
+its owner has renewed it last. The clocks of two machines differ, so two controllers may both
+believe for a moment that they have it: then the numbers of the ledger's segments shut out the
+earlier one. The lease only makes that rare.
 """
 
 import os
@@ -17,7 +18,32 @@ from batchml.clock import Clock
 from batchml.errors import ControllerReplaced, SweepHasController, SweepStoreError
 from batchml.runtime.storage.store import Store, StoreError
 
-AWS_LIFE, LOCAL_LIFE = 90.0, 15.0  # seconds after the last renewal
+
+class ControllerIntervals(Struct, frozen=True):
+    poll: float  # between two rounds
+    poll_at_first: float  # the same, during the first `first_period` of a sweep
+    first_period: float
+    between_batches: float
+    observe: float  # between two calls that ask for the states of jobs
+    observe_failures: float  # between two calls that ask which children of an array failed
+    silence: float  # from the end of a job until its missing messages are no longer waited for
+    patience: float  # during which errors of an unreachable service are tolerated
+    lease: float  # during which nobody else may take over from a controller that is silent
+
+
+ON_LOCAL = ControllerIntervals(
+    poll=0.3, poll_at_first=0.3, first_period=0.0, between_batches=0.0,
+    observe=1.0, observe_failures=2.0, silence=5.0, patience=60.0, lease=15.0,
+)  # fmt: skip
+IN_AWS = ControllerIntervals(
+    poll=15.0, poll_at_first=5.0, first_period=120.0, between_batches=20.0,
+    observe=15.0, observe_failures=60.0, silence=300.0, patience=900.0, lease=90.0,
+)  # fmt: skip
+
+
+# --- The lease ------------------------------------------------------------------------------------
+
+
 _PREFIX = "lease/"
 _LEASE_FILE = re.compile(r"(\d{6})\.json")
 
@@ -70,7 +96,7 @@ class Lease:
         store: Store,
         clock: Clock,
         owner: LeaseOwner,
-        life: float = AWS_LIFE,
+        life: float = IN_AWS.lease,
         is_gone: Callable[[LeaseOwner, LeaseOwner], bool] | None = None,
     ) -> None:
         self._store = store
@@ -90,9 +116,11 @@ class Lease:
             if found is not None and self._is_live(found):
                 if found.nonce != self._nonce:
                     return LeaseHeld(found.owner, found.until)
-                return self._have(number)  # an earlier attempt succeeded, and its answer was lost
+                return self._note_taken(
+                    number
+                )  # an earlier attempt succeeded, and its answer was lost
             if self._store.create(_key(number + 1), self._content()):
-                return self._have(number + 1)
+                return self._note_taken(number + 1)
 
     def renew(self) -> None:
         """Renew the lease, if a third of its life has passed. Raises ControllerReplaced."""
@@ -117,7 +145,7 @@ class Lease:
         found = self._read(number) if number else None
         return LeaseHeld(found.owner, found.until) if found and self._is_live(found) else None
 
-    def _have(self, number: int) -> LeaseTaken:
+    def _note_taken(self, number: int) -> LeaseTaken:
         self._number, self._renewed = number, self._clock.now()
         with suppress(StoreError, SweepStoreError):  # old files do no harm
             self._store.delete(*(_key(each) for each in self._numbers() if each < number))

@@ -80,7 +80,7 @@ def fits_cost_limit(
 # --- Batches of trials ----------------------------------------------------------------------------
 
 
-DrawKey = Callable[[], str]  # makes the key of a new batch
+MakeKey = Callable[[], str]  # makes the key of a new batch
 
 
 def first_target(spec: SweepSpec, mode: SubmitMode) -> int:
@@ -98,7 +98,7 @@ def seed_of(spec: SweepSpec, number: int) -> int:
 
 
 def plan_new(
-    totals: SweepTotals, mode: SubmitMode, count: int, at: float, draw: DrawKey
+    totals: SweepTotals, mode: SubmitMode, count: int, at: float, make_key: MakeKey
 ) -> list[TrialBatch]:
     """Up to `count` new trials, as many as the sampler has; a batch for each 10,000."""
     state, spec = totals.state, totals.spec
@@ -108,27 +108,29 @@ def plan_new(
         PlannedTrial(number, params, seed_of(spec, number), origin)
         for number, (params, origin) in enumerate(suggested, first)
     ]
-    return _batches(totals, trials, first_target(spec, mode), at, draw)
+    return _batches(totals, trials, first_target(spec, mode), at, make_key)
 
 
-def plan_rungs(totals: SweepTotals, count: int, at: float, draw: DrawKey) -> list[TrialBatch]:
+def plan_rungs(totals: SweepTotals, count: int, at: float, make_key: MakeKey) -> list[TrialBatch]:
     """`halving`: an array for each rung, each after the one before. Only the first names trials:
     which trials the others have is known when they start."""
-    batches = plan_new(totals, SubmitMode.RUNGS, min(count, MAX_ARRAY), at, draw)
+    batches = plan_new(totals, SubmitMode.RUNGS, min(count, MAX_ARRAY), at, make_key)
     if not batches:
         return []
     first = TrialBatch(
         batches[0].number, at, batches[0].key, batches[0].trials, batches[0].target, rung=0
     )
     rest = [
-        TrialBatch(first.number + rung, at, draw(), (), target, rung, after=first.number + rung - 1)
+        TrialBatch(
+            first.number + rung, at, make_key(), (), target, rung, after=first.number + rung - 1
+        )
         for rung, target in enumerate(rung_ends(totals.spec)[1:], 1)
     ]
     return [first, *rest]
 
 
 def plan_promotions(
-    totals: SweepTotals, chosen: Iterable[tuple[int, int]], at: float, draw: DrawKey
+    totals: SweepTotals, chosen: Iterable[tuple[int, int]], at: float, make_key: MakeKey
 ) -> list[TrialBatch]:
     """Trials that continue from checkpoints: (trial, step to run to). A batch for each step."""
     state = totals.state
@@ -137,11 +139,11 @@ def plan_promotions(
         trial = state.trials[number]
         planned = PlannedTrial(number, trial.params, trial.seed, trial.origin, resumes=True)
         by_step.setdefault(step, []).append(planned)
-    return _batches_by_target(totals, by_step, at, draw)
+    return _batches_by_target(totals, by_step, at, make_key)
 
 
 def plan_reruns(
-    totals: SweepTotals, mode: SubmitMode, numbers: Sequence[int], at: float, draw: DrawKey
+    totals: SweepTotals, mode: SubmitMode, numbers: Sequence[int], at: float, make_key: MakeKey
 ) -> list[TrialBatch]:
     """Trials that are run again from their beginning; without numbers, all failed ones."""
     state = totals.state
@@ -156,10 +158,10 @@ def plan_reruns(
         target = first_target(totals.spec, mode) if each.confirms is None else full
         planned = PlannedTrial(each.number, each.params, each.seed, each.origin, each.confirms)
         by_target.setdefault(target, []).append(planned)
-    return _batches_by_target(totals, by_target, at, draw)
+    return _batches_by_target(totals, by_target, at, make_key)
 
 
-def plan_continuations(totals: SweepTotals, at: float, draw: DrawKey) -> list[TrialBatch]:
+def plan_continuations(totals: SweepTotals, at: float, make_key: MakeKey) -> list[TrialBatch]:
     """Continuations of trials that a stop has ended, from their checkpoints if they left any."""
     by_target: dict[int, list[PlannedTrial]] = {}
     for trial in totals.state.trials.values():
@@ -168,7 +170,7 @@ def plan_continuations(totals: SweepTotals, at: float, draw: DrawKey) -> list[Tr
                 trial.number, trial.params, trial.seed, trial.origin, trial.confirms, resumes=True
             )
             by_target.setdefault(trial.target, []).append(planned)
-    return _batches_by_target(totals, by_target, at, draw)
+    return _batches_by_target(totals, by_target, at, make_key)
 
 
 def choose_for_confirmation(totals: SweepTotals, top: int, seeds: int) -> list[tuple[int, int]]:
@@ -177,7 +179,7 @@ def choose_for_confirmation(totals: SweepTotals, top: int, seeds: int) -> list[t
 
 
 def plan_confirmations(
-    totals: SweepTotals, chosen: Iterable[tuple[int, int]], at: float, draw: DrawKey
+    totals: SweepTotals, chosen: Iterable[tuple[int, int]], at: float, make_key: MakeKey
 ) -> list[TrialBatch]:
     """Runs of trials with new seeds, to their full end. `chosen`: (trial, number of runs)."""
     state, spec = totals.state, totals.spec
@@ -188,7 +190,7 @@ def plan_confirmations(
         for _ in range(seeds):
             trials.append(PlannedTrial(number, params, seed_of(spec, number), "confirm", original))
             number += 1
-    return _batches(totals, trials, spec.early_stop.max, at, draw)
+    return _batches(totals, trials, spec.early_stop.max, at, make_key)
 
 
 def find_unfinished_rung(state: SweepState, spec: SweepSpec) -> list[tuple[int, int]]:
@@ -252,13 +254,13 @@ def trials_in(batch: TrialBatch, state: SweepState) -> list[Trial]:
 
 
 def _batches(
-    totals: SweepTotals, trials: Sequence[PlannedTrial], target: int, at: float, draw: DrawKey
+    totals: SweepTotals, trials: Sequence[PlannedTrial], target: int, at: float, make_key: MakeKey
 ) -> list[TrialBatch]:
-    return _batches_by_target(totals, {target: trials}, at, draw)
+    return _batches_by_target(totals, {target: trials}, at, make_key)
 
 
 def _batches_by_target(
-    totals: SweepTotals, trials: Mapping[int, Sequence[PlannedTrial]], at: float, draw: DrawKey
+    totals: SweepTotals, trials: Mapping[int, Sequence[PlannedTrial]], at: float, make_key: MakeKey
 ) -> list[TrialBatch]:
     """As few batches as the size of arrays allows, each of trials with one target."""
     parts = [
@@ -268,6 +270,6 @@ def _batches_by_target(
     ]
     first = next_number(totals.state)
     return [
-        TrialBatch(first + index, at, draw(), tuple(part), target)
+        TrialBatch(first + index, at, make_key(), tuple(part), target)
         for index, (target, part) in enumerate(parts)
     ]

@@ -9,7 +9,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable
 from math import isfinite
 
-from batchml.model.sweep import SweepSpec, Trial, TrialState
+from batchml.model.sweep import SweepSpec, Trial, TrialReport, TrialState
 from batchml.runtime.protocol.rungs import (
     MEDIAN_AFTER,
     MEDIAN_OTHERS,
@@ -32,7 +32,7 @@ def rung_ends(spec: SweepSpec) -> tuple[int, ...]:
 class RungResults:
     """The results at each rung, sorted best first and kept up to date by the trials that change."""
 
-    def __init__(self, spec: SweepSpec) -> None:
+    def __init__(self, spec: SweepSpec, trials: Iterable[Trial] = ()) -> None:
         self._goal, self._stop = spec.goal, spec.early_stop
         self.steps = rung_ends(spec)[:-1] if self._stop.max else ()
         self.results: list[list[Result]] = [[] for _ in self.steps]
@@ -42,9 +42,11 @@ class RungResults:
         self._read: dict[int, int] = {}  # trial -> the last step whose report was read
         self._medians: dict[int, list[Result]] = {}
         self.is_changed = False  # reset by the controller when it publishes the cut-offs
+        for trial in trials:
+            self.note(trial)
 
     def note(self, trial: Trial) -> None:
-        """A trial has changed."""
+        """Read the new results of a trial that has changed."""
         if not self._stop.max or trial.confirms is not None:
             return
         before = self._read.get(trial.number, 0)
@@ -79,7 +81,7 @@ class RungResults:
         return found[max(1, len(found) // self._stop.eta) - 1][0]
 
     def promotable(self, limit: int) -> list[tuple[int, int]]:
-        """The trials that may be promoted, the deepest and best first: (trial, step to run to).
+        """At most `limit` trials to promote, the deepest and best first: (trial, step to run to).
 
         A rung promotes trials that are paused there and are among the best 1/eta of its results.
         """
@@ -140,17 +142,8 @@ class RungResults:
                 return
 
 
-def collect_results(spec: SweepSpec, trials: Iterable[Trial]) -> RungResults:
-    """The results of all trials of a ledger."""
-    rungs = RungResults(spec)
-    for trial in trials:
-        rungs.note(trial)
-    return rungs
-
-
-def _step_of(report: object) -> int:
-    step: int = report.step  # type: ignore[attr-defined]
-    return step
+def _step_of(report: TrialReport) -> int:
+    return report.step
 
 
 def _remove(found: list[Result], result: Result) -> None:

@@ -9,6 +9,9 @@ two messages may contradict there is a rule that does not depend on which came f
   that may be followed by another counts only when AWS Batch reports that the job has ended;
 - a batch in which a trial begins anew replaces all that the trial reported before.
 
+So each rule takes the greater of two by an order of its own: a join semilattice (Shapiro et al.
+2011, "Conflict-free Replicated Data Types", section 2.3).
+
 A notice is kept while it is true: about a failure until the trial is run again or has reported a
 better end; about waiting trials until one begins; about the best that were not run again until the
 sweep continues.
@@ -17,10 +20,13 @@ A trial that is paused at a rung when the sweep ends by itself counts as PRUNED;
 if the sweep is reopened.
 """
 
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from batchml.model.sweep import SweepLimits, Trial, TrialState
+from msgspec import Struct
+
+from batchml.model.sweep import RecordedDecision, SweepLimits, Trial, TrialReport, TrialState
 from batchml.sweeps.control.events import (
     BatchSubmitted,
     Event,
@@ -33,21 +39,272 @@ from batchml.sweeps.control.events import (
     TrialBatch,
     TrialObserved,
 )
-from batchml.sweeps.control.reduce import (
-    TrialHistory,
-    apply_batch,
-    apply_message,
-    apply_observation,
-    mark_left_behind,
-    name_jobs,
-    restore_paused,
-)
 
-WAITING, CONFIRM = (
-    "waiting",
-    "confirm",
-)  # kinds of notices: no trial begins; the best were not run again
-_RESUMABLE = ("user", "failures")  # what stopped a sweep that can be resumed as it is
+# --- One event and one trial ----------------------------------------------------------------------
+
+
+Message = Mapping[str, Any]
+Rank = tuple[int, int, int]  # number of the batch, attempt, number of the message
+Attempt = tuple[int, int]  # number of the batch, attempt
+
+# Ends after which AWS Batch makes no other attempt: messages of later attempts do not count.
+_GOOD = frozenset(("DONE", "PRUNED", "DIVERGED", "PAUSED"))
+_NOTHING = (0, 0, 0)
+
+
+class AttemptSpan(Struct, gc=False):
+    """When an attempt ran, as far as its messages tell."""
+
+    start: float
+    last: float  # the time of its newest message, or its end
+    is_over: bool = False
+
+
+class TrialHistory(Struct):
+    """What is remembered of a trial to decide which later events change it."""
+
+    since: int = 0  # number of the batch in which it last began anew
+    order: tuple[int, ...] = ()  # of `message`: see `_message_order`
+    message: dict[str, Any] = {}  # the one of the last batch that decides its state
+    observations: dict[int, TrialObserved] = {}  # by number of the batch
+    spans: dict[Attempt, AttemptSpan] = {}
+    current: Attempt = (0, 0)  # the running attempt
+    running: AttemptSpan | None = None
+    metrics: dict[str, Rank] = {}  # by name
+    decisions: dict[int, Rank] = {}  # by step
+
+
+def apply_batch(trial: Trial, history: TrialHistory, batch: TrialBatch, index: int) -> None:
+    """Put the trial into a batch, unless it is in a later one."""
+    if batch.number < trial.wave:
+        return
+    if batch.number > trial.wave:
+        _enter_batch(trial, history, batch.number)
+    trial.index, trial.target = index, batch.target
+    planned = batch.trials[index]
+    trial.seed = planned.seed
+    if not planned.resumes:
+        history.since = batch.number
+        trial.reports, trial.decisions, trial.metrics = [], [], {}
+        history.metrics, history.decisions = {}, {}
+    _update_state(trial, history)
+
+
+def name_jobs(trials: Mapping[int, Trial], batch: TrialBatch | None, job_id: str) -> None:
+    """Set the job ids of a batch's trials. The job of a batch of one trial is no array."""
+    planned = batch.trials if batch else ()
+    for index, each in enumerate(planned):
+        trial = trials[each.number]
+        if batch is not None and trial.wave == batch.number:
+            trial.job_id = f"{job_id}:{index}" if len(planned) > 1 else job_id
+
+
+def apply_message(
+    trial: Trial, history: TrialHistory, message: Message, batches: Mapping[int, TrialBatch]
+) -> None:
+    """Apply a message of the trial."""
+    wave, attempt, kind = message["wave"], message["attempt"], message["kind"]
+    running = history.running
+    if running is not None and kind == "report" and history.current == (wave, attempt):
+        # Nearly all messages of a large sweep: the running attempt reports more.
+        if message["at"] > running.last:
+            running.last = message["at"]
+        _take_values(trial, history, message)
+        return
+    _note_span(history, (wave, attempt), message)
+    if wave > trial.wave:  # a rung of `halving`: its trials become known by their messages
+        _join_batch(trial, history, wave, message["index"], batches)
+    if wave >= history.since:
+        _take_values(trial, history, message)
+    if wave == trial.wave and (order := _message_order(message)) > history.order:
+        history.order, history.message = order, dict(message)
+    _update_state(trial, history)
+
+
+def apply_observation(
+    trial: Trial, history: TrialHistory, observed: TrialObserved, batches: Mapping[int, TrialBatch]
+) -> None:
+    """Apply an observation of AWS Batch."""
+    if observed.wave > trial.wave:
+        index = observed.job_id.rpartition(":")[2] if ":" in observed.job_id else "0"
+        _join_batch(trial, history, observed.wave, int(index), batches)
+    before = history.observations.get(observed.wave)
+    if before is None or _observation_order(observed) > _observation_order(before):
+        history.observations[observed.wave] = observed
+    _update_state(trial, history)
+
+
+def mark_left_behind(trial: Trial) -> None:
+    """The sweep has ended while the trial was paused at a rung."""
+    trial.state = TrialState.PRUNED
+    trial.why = trial.why or "others did better at its rung, and the sweep has ended"
+
+
+def restore_paused(trial: Trial, history: TrialHistory) -> bool:
+    """The sweep was reopened: pause the trial again. Whether it had been paused."""
+    if history.message.get("state") != TrialState.PAUSED:
+        return False
+    _update_state(trial, history)
+    return True
+
+
+def _take_values(trial: Trial, history: TrialHistory, message: Message) -> None:
+    """Take the values, decisions and metrics of a message."""
+    if "points" in message:
+        _report(trial.reports, message["points"])
+    decisions, metrics = message.get("decisions"), message.get("metrics")
+    if decisions or metrics:
+        rank: Rank = (message["wave"], message["attempt"], message["seq"])
+        for name, value in (metrics or {}).items():
+            if rank > history.metrics.get(name, _NOTHING):
+                history.metrics[name] = rank
+                trial.metrics[name] = value
+        for step, value, cutoff, version, goes_on in decisions or ():
+            if rank > history.decisions.get(step, _NOTHING):
+                history.decisions[step] = rank
+                _decide(trial.decisions, RecordedDecision(step, value, cutoff, version, goes_on))
+
+
+def _report(reports: list[TrialReport], points: Sequence[Any]) -> None:
+    for step, values, at in points:
+        new = TrialReport(step, tuple(values), at)
+        if not reports or step > reports[-1].step:
+            reports.append(new)
+            continue
+        index = bisect_left(reports, step, key=_step)
+        if reports[index].step != step:
+            reports.insert(index, new)
+        elif (new.at, new.values) < (reports[index].at, reports[index].values):
+            reports[index] = new
+
+
+def _decide(decisions: list[RecordedDecision], new: RecordedDecision) -> None:
+    index = bisect_left(decisions, new.step, key=_step)
+    if index < len(decisions) and decisions[index].step == new.step:
+        decisions[index] = new
+    else:
+        decisions.insert(index, new)
+
+
+def _step(each: TrialReport | RecordedDecision) -> int:
+    return each.step
+
+
+def _note_span(history: TrialHistory, attempt: Attempt, message: Message) -> None:
+    """Note when an attempt ran."""
+    at, began, is_end = message["at"], message["began"], message["kind"] == "end"
+    span = history.spans.get(attempt)
+    if span is None:
+        history.spans[attempt] = AttemptSpan(began, at, is_end)
+        return
+    if is_end:  # of two ends the first counts
+        span.last = min(span.last, at) if span.is_over else at
+        span.is_over = True
+    elif not span.is_over and at > span.last:
+        span.last = at
+    span.start = min(span.start, began)
+
+
+def _newest(history: TrialHistory) -> Attempt:
+    return max(history.spans, default=(0, 0))
+
+
+def _message_order(message: Message) -> tuple[int, ...]:
+    """Of two messages about one batch, the greater decides the state of the trial."""
+    attempt, is_end = message["attempt"], message["kind"] == "end"
+    if is_end and message["state"] in _GOOD:
+        return (2, -attempt, -message["seq"])
+    return (1, attempt, int(is_end), -message["seq"])
+
+
+def _observation_order(observed: TrialObserved) -> tuple[bool, float, str]:
+    return (TrialState(observed.state).is_ended, observed.at, observed.state)
+
+
+def _enter_batch(trial: Trial, history: TrialHistory, wave: int) -> None:
+    """Begin another batch, in which nothing is known of the trial yet."""
+    trial.wave = wave
+    trial.job_id = ""
+    trial.index = trial.target = trial.attempt = 0
+    history.order, history.message = (), {}
+
+
+def _join_batch(
+    trial: Trial, history: TrialHistory, wave: int, index: int, batches: Mapping[int, TrialBatch]
+) -> None:
+    """Put the trial into a batch that did not name it."""
+    _enter_batch(trial, history, wave)
+    trial.index = index
+    trial.target = batches[wave].target if wave in batches else 0
+
+
+def _update_state(trial: Trial, history: TrialHistory) -> None:
+    """Set the state, and what depends on it, by the messages and observations of the last batch."""
+    message, observed = history.message, history.observations.get(trial.wave)
+    trial.exit_code, trial.why, trial.tail, trial.stopped_at = None, "", (), None
+    if message:
+        trial.attempt, trial.index = message["attempt"], message["index"]
+        trial.job_id = message.get("job") or trial.job_id
+    if message and message["kind"] == "end" and (not message.get("again") or _is_over(observed)):
+        trial.state = TrialState(message["state"])
+        trial.exit_code, trial.why = message.get("code"), message.get("why", "")
+        trial.tail, trial.stopped_at = tuple(message.get("tail") or ()), message["at"]
+    elif observed and (not message or _is_over(observed)):
+        trial.state, trial.job_id = TrialState(observed.state), observed.job_id or trial.job_id
+        trial.exit_code, trial.why = observed.exit_code, observed.why
+        if trial.state.is_ended:
+            trial.stopped_at = (
+                observed.stopped_at if observed.stopped_at is not None else observed.at
+            )
+    else:
+        is_between = message and message["kind"] == "end"  # between two attempts
+        trial.state = TrialState.RUNNING if message and not is_between else TrialState.WAITING
+    _update_times(trial, history)
+
+
+def _is_over(observed: TrialObserved | None) -> bool:
+    return observed is not None and TrialState(observed.state).is_ended
+
+
+def _update_times(trial: Trial, history: TrialHistory) -> None:
+    """Set how long its containers ran. A lost container ran until its last message."""
+    newest, starts, seconds = _newest(history), [], 0.0
+    attempts = sorted(history.spans)
+    last = {wave: (wave, attempt) for wave, attempt in attempts}
+    first = {wave: (wave, attempt) for wave, attempt in reversed(attempts)}
+    trial.resumed_at = history.running = None
+    for (wave, attempt), span in history.spans.items():
+        observed = history.observations.get(wave) if (wave, attempt) == last[wave] else None
+        start, end = span.start, span.last
+        is_over = span.is_over or (wave, attempt) != newest or trial.wave > wave
+        if observed is not None:
+            # AWS Batch tells when a job started, not when its last attempt did.
+            if observed.started_at is not None and (wave, attempt) == first[wave]:
+                start = min(start, observed.started_at)
+            if not span.is_over and _is_over(observed):
+                end, is_over = max(end, observed.stopped_at or end), True
+        starts.append(start)
+        if is_over:
+            seconds += max(0.0, end - start)
+        else:
+            trial.resumed_at = start
+            history.current, history.running = (wave, attempt), span
+    for wave, observed in history.observations.items():
+        if wave not in last and observed.started_at is not None:
+            starts.append(observed.started_at)
+            if observed.stopped_at is not None:
+                seconds += max(0.0, observed.stopped_at - observed.started_at)
+            elif wave == trial.wave and not _is_over(observed):
+                trial.resumed_at = observed.started_at
+    trial.seconds, trial.started_at = seconds, min(starts, default=None)
+
+
+# --- All events and all trials --------------------------------------------------------------------
+
+
+# Kinds of notices: no trial begins; the best were not run again.
+WAITING, CONFIRM = "waiting", "confirm"
+RESUMABLE = ("user", "failures")  # the causes of a stop after which a sweep can be resumed
 
 _NEVER = SweepReopened("", 0.0)
 
@@ -188,7 +445,7 @@ class SweepState:
     def _has_ended_by_itself(self) -> bool:
         """Whether no paused trial will continue, unless somebody requests more of the sweep."""
         by = self.stopping.by if self.stopping else ""
-        return self.ended is not None and by not in _RESUMABLE
+        return self.ended is not None and by not in RESUMABLE
 
     def _prune_paused(self) -> None:
         if self._has_ended_by_itself and self.counts[TrialState.PAUSED]:

@@ -1,12 +1,18 @@
-"""Sums over the trials of a sweep, kept up to date by events: no round reads all trials."""
+"""Sums over the trials of a sweep, and how much of its limits they use. Pure.
+
+The sums are kept up to date by events, so no round of the controller reads all trials. Cost and
+hours are checked before trials begin: the cost so far, the expected rest of the running trials, and
+the new trials together must be within the limit. So only trials that run already can exceed it.
+"""
 
 from collections.abc import Iterable, Mapping
-from math import inf, isfinite
+from math import ceil, inf, isfinite
 from typing import Any
 
 from msgspec import Struct
 
-from batchml.model.sweep import SweepSpec, Trial, TrialState
+from batchml.model.names import long_duration
+from batchml.model.sweep import SweepLimits, SweepSpec, Trial, TrialState
 from batchml.sweeps.control.events import (
     Event,
     MessageReceived,
@@ -56,7 +62,7 @@ class Tally:
             self.note(trial)
 
     def note(self, trial: Trial) -> None:
-        """A trial has changed."""
+        """Update the sums for a trial that has changed."""
         old, new = self._shares.get(trial.number, _NOTHING), self._share(trial)
         self._shares[trial.number] = new
         self._seconds += new.seconds - old.seconds
@@ -138,11 +144,8 @@ class SweepTotals:
         self.spec = spec
         self.state = state
         self.tally = Tally(spec, state.trials.values())
-        self.rungs = RungResults(spec)
-        self.best = BestTrial(spec)
-        for trial in state.trials.values():
-            self.rungs.note(trial)
-            self.best.note(trial)
+        self.rungs = RungResults(spec, state.trials.values())
+        self.best = BestTrial(spec, state.trials.values())
 
     def apply(self, event: Event) -> None:
         """Apply an event to the state, and its changes to the rest."""
@@ -181,3 +184,162 @@ def _sender_of(message: Mapping[str, Any], state: SweepState) -> int:
     if number >= 0 or wave is None or not 0 <= index < len(wave.trials):
         return number
     return int(wave.trials[index].number)
+
+
+# --- Limits ---------------------------------------------------------------------------------------
+
+
+_FREE_SHARE = 10  # another batch begins when a tenth of `limits.parallel` is free
+# Failures stop a sweep if its first 3 trials all fail, or if their share is above the limit
+# (`failed = "20%"`) once 10 trials have ended. A tenth of the planned trials replaces both numbers
+# if it is more.
+_FIRST_FAILURES, _SHARE_AFTER, _PLANNED_SHARE = 3, 10, 10
+
+
+class Money(Struct, frozen=True):
+    """The cost of a sweep, in USD."""
+
+    spent: float
+    committed: float  # the expected rest of running and waiting trials
+    each: float  # the expected cost of one more trial; 0: unknown yet
+
+
+def estimate_money(
+    tally: Tally, state: SweepState, hourly: float | None, timeout: float | None, now: float
+) -> Money | None:
+    """The cost of the sweep; None where it is free or unknown."""
+    if hourly is None:
+        return None
+    rate, waiting = hourly / 3600, state.counts[TrialState.WAITING]
+    return Money(
+        tally.ran(now) * rate,
+        tally.committed(now, waiting, timeout) * rate,
+        tally.expected(now, timeout) * rate,
+    )
+
+
+def limits_now(state: SweepState, spec: SweepSpec) -> SweepLimits:
+    """The present limits: those of the last top-up, or of the file."""
+    return state.limits or spec.limits
+
+
+def began_at(state: SweepState) -> float | None:
+    """When the first batch was planned: the hours are counted from there."""
+    first = state.batches.get(1)
+    return first.at if first else None
+
+
+def find_deadline(state: SweepState, spec: SweepSpec, now: float) -> float | None:
+    """When its hours are over, in seconds since the epoch; None: never.
+
+    A sweep that has not begun begins `now`. The time between an end and a reopening does not count.
+    """
+    hours = limits_now(state, spec).hours
+    begun = began_at(state)
+    if hours is None:
+        return None
+    return (now if begun is None else begun) + hours * 3600 + state.paused
+
+
+def count_in_flight(state: SweepState) -> int:
+    return sum(state.counts[each] for each in _IN_FLIGHT)
+
+
+def count_startable(
+    state: SweepState, spec: SweepSpec, left: int | None, money: Money | None
+) -> int:
+    """The number of trials that may begin now.
+
+    `left`: the trials that are still to begin; None: unknown. The number is 0 until a tenth of
+    `limits.parallel` is free: a job for each trial would take too many calls.
+    """
+    allowed = limits_now(state, spec)
+    free = allowed.parallel - count_in_flight(state)
+    if (left is not None and left <= 0) or free < _least_free(allowed.parallel, left):
+        return 0
+    most = free if left is None else min(free, left)
+    return min(most, count_affordable(allowed.cost, money))
+
+
+def count_affordable(cap: float | None, money: Money | None) -> int:
+    """The number of trials that the rest of the cost limit `cap` allows."""
+    unlimited = 10**9
+    if cap is None or money is None:
+        return unlimited
+    rest = cap - money.spent - money.committed
+    if rest <= 0:
+        return 0
+    return unlimited if money.each <= 0 else int(rest / money.each)
+
+
+def _least_free(parallel: int, left: int | None) -> int:
+    worth = max(1, ceil(parallel / _FREE_SHARE))
+    return worth if left is None else min(worth, left)
+
+
+def count_failures(state: SweepState) -> int:
+    return sum(many for each, many in state.counts.items() if each.is_failure)
+
+
+def count_ended(state: SweepState) -> int:
+    return sum(many for each, many in state.counts.items() if each.is_ended)
+
+
+def find_exceeded_limit(
+    state: SweepState, spec: SweepSpec, tally: Tally, money: Money | None, now: float
+) -> tuple[str, str] | None:
+    """What stops the sweep, "failures" or "limit", and why; None while it may continue."""
+    allowed = limits_now(state, spec)
+    if (why := _failure_limit(state, allowed, tally)) is not None:
+        return "failures", why
+    end = find_deadline(state, spec, now)
+    if end is not None and now >= end:
+        return "limit", f"its time is over: {long_duration(3600 * (allowed.hours or 0))}"
+    if allowed.cost is not None and money is not None and money.spent >= allowed.cost:
+        return "limit", f"its {allowed.cost:g} USD are spent"
+    return None
+
+
+def is_target_reached(state: SweepState, spec: SweepSpec, tally: Tally) -> bool:
+    """Whether a trial was as good as the target, at any step."""
+    target = limits_now(state, spec).target
+    if target is None or tally.best_loss is None:
+        return False
+    return tally.best_loss <= spec.goal.loss(target)
+
+
+def _failure_limit(state: SweepState, allowed: SweepLimits, tally: Tally) -> str | None:
+    forgiven = state.last_reopening
+    bad, over = (
+        max(0, count_failures(state) - forgiven.failed),
+        max(0, count_ended(state) - forgiven.over),
+    )
+    wanted = inf if allowed.trials is None else allowed.trials
+    part = ceil((allowed.trials or tally.planned) / _PLANNED_SHARE)
+    if bad and bad == over and bad >= min(wanted, max(_FIRST_FAILURES, part)):
+        return f"the first {bad} trials all failed" if bad > 1 else "the only trial failed"
+    if allowed.failed_count is not None:
+        return f"{bad} trials failed" if bad > allowed.failed_count else None
+    share = allowed.failed_share
+    if share is not None and over >= min(wanted, max(_SHARE_AFTER, part)) and bad > share * over:
+        return f"{bad} of the {over} trials that ended failed, more than {share:.0%}"
+    return None
+
+
+# --- Idle time ------------------------------------------------------------------------------------
+
+
+def idle_seconds(trials: Iterable[Trial], begun: float, until: float) -> float:
+    """Seconds between `begun` and `until` in which no trial waited or ran."""
+    spans = sorted((each.planned_at, _end(each, until)) for each in trials)
+    found, seen = 0.0, begun
+    for start, end in (*spans, (until, until)):
+        found += max(0.0, min(start, until) - seen)
+        seen = max(seen, end)
+    return found
+
+
+def _end(trial: Trial, until: float) -> float:
+    if trial.state in _IN_FLIGHT:
+        return until
+    return trial.planned_at if trial.stopped_at is None else trial.stopped_at

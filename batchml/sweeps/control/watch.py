@@ -13,7 +13,7 @@ from batchml.model.run import JobStatus
 from batchml.model.sweep import Trial, TrialState
 from batchml.runtime.protocol.exit_codes import DUPLICATE
 from batchml.sweeps.control.events import TrialBatch, TrialObserved
-from batchml.sweeps.control.intervals import ControllerIntervals
+from batchml.sweeps.control.lease import ControllerIntervals
 from batchml.sweeps.control.plan import SubmitMode, trials_in
 from batchml.sweeps.control.totals import SweepTotals
 
@@ -117,17 +117,15 @@ class JobWatch:
         self._observed_at: dict[int, float] = {}  # by number of the batch
         self._last_observed = float("-inf")
         self._last_failures = float("-inf")
-        self._missing: dict[int, float] = {}  # batches that AWS Batch does not know, since when
-        self._ended: dict[
-            int, tuple[float, JobObservation]
-        ] = {}  # the time when the end was observed
-        self._failed: dict[
-            int, int
-        ] = {}  # number of a batch -> failed children, when last asked for
+        self._missing: dict[int, float] = {}  # since when AWS Batch does not know a batch's job
+        # By number of the batch: its end and when that was observed; its failed children, when they
+        # were last asked for.
+        self._ended: dict[int, tuple[float, JobObservation]] = {}
+        self._failed: dict[int, int] = {}
         self._silent: dict[int, _Silent] = {}  # by trial
 
     @property
-    def over(self) -> frozenset[int]:
+    def ended_batches(self) -> frozenset[int]:
         """The numbers of the batches whose job has ended."""
         return frozenset(self._ended)
 

@@ -2,13 +2,11 @@
 
 import math
 import re
-import shlex
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from batchml.model.job import JobSpec, Scalar
-from batchml.model.names import to_one_line
+from batchml.model.job import Scalar
 from batchml.model.sweep import (
     Dimension,
     EarlyStop,
@@ -21,7 +19,6 @@ from batchml.model.sweep import (
     TrialState,
 )
 from batchml.runtime.protocol.rungs import rung_steps
-from batchml.runtime.protocol.variables import fill_command
 from batchml.sweeps.control.state import SweepState
 from batchml.sweeps.report.timeline import (
     AxisFrame,
@@ -31,29 +28,7 @@ from batchml.sweeps.report.timeline import (
     thin_out,
 )
 from batchml.sweeps.results import confirmed_trials, importances, pareto_front, rank_trials
-from batchml.sweeps.started import StartedSweep
-
-# --- Commands -------------------------------------------------------------------------------------
-
-
-SEED = "BATCHML_SEED"
-
-
-def all_params(job: JobSpec, params: Params) -> Params:
-    """All parameters of a trial: the job's own, replaced by those of the sweep."""
-    return {**job.params, **params}
-
-
-def command_words(job: JobSpec, params: Mapping[str, str | int | float | bool]) -> list[str]:
-    """The command of a trial with these parameters."""
-    return fill_command(job.command, all_params(job, dict(params)))
-
-
-def command_line(job: JobSpec, trial: Trial) -> str:
-    """A shell command in one line that runs a trial again, with its seed: a program that reads it
-    gets the same result."""
-    return to_one_line(f"{SEED}={trial.seed} {shlex.join(command_words(job, trial.params))}")
-
+from batchml.sweeps.started import StartedSweep, command_line
 
 # --- Axes: one for each parameter -----------------------------------------------------------------
 
@@ -214,16 +189,16 @@ def in_order_of_end(trials: Sequence[Trial], began: float) -> list[EndedTrial]:
     return found
 
 
-def incumbents(came: Sequence[EndedTrial], goal: Goal) -> list[list[Any]]:
+def incumbents(ended_trials: Sequence[EndedTrial], goal: Goal) -> list[list[Any]]:
     """`[order, seconds, steps, value, trial]` of trained trials that were better than all before.
 
     Only completed trials count: the value of a trial that was stopped early may be better or worse
     than its value at the end would be. If no trial is complete, all count.
     """
-    done = [each for each in came if each.trial.state is TrialState.DONE]
+    done = [each for each in ended_trials if each.trial.state is TrialState.DONE]
     best: float | None = None
     found: list[list[Any]] = []
-    for each in done or came:
+    for each in done or ended_trials:
         value = each.trial.values[0] if each.trial.values else None
         if value is None or round_off(value) is None:
             continue
@@ -368,9 +343,9 @@ def make_document(
     began = min((trial.planned_at for trial in trials), default=sweep.created_at)
     end = state.ended.at if state.ended else now
     best_first = rank_trials(state, spec)
-    came = in_order_of_end(candidates, began)
-    across = axes(spec.space, [trial.params for trial in candidates])
-    shown = _choose_trials(candidates, best_first, most, len(across))
+    ended_trials = in_order_of_end(candidates, began)
+    parameter_axes = axes(spec.space, [trial.params for trial in candidates])
+    shown = _choose_trials(candidates, best_first, most, len(parameter_axes))
     saved, in_full = saved_steps(candidates, spec.early_stop)
     done = [trial for trial in best_first if trial.state is TrialState.DONE]
     return {
@@ -381,12 +356,12 @@ def make_document(
             limits, trials, max(0.0, end - began - state.paused) / 3600, end, sweep.hourly
         ),
         "best": _best(sweep, best_first, state),
-        "axes": across,
-        "shown": _columns(shown, came, across, best_first, spec),
+        "axes": parameter_axes,
+        "shown": _columns(shown, ended_trials, parameter_axes, best_first, spec),
         "frame": _frame(best_first, spec),
         "best_frame": _frame(best_first[:BEST], spec),
         "trained": _frame(done, spec) if _ENOUGH <= len(done) < len(best_first) else None,
-        "incumbents": incumbents(came, spec.goal),
+        "incumbents": incumbents(ended_trials, spec.goal),
         "curves": curves(best_first, candidates),
         "curve_frame": _ends(_curve_frame(best_first, candidates, spec)),
         "step": spec.early_stop.step,
@@ -501,13 +476,13 @@ def _choose_trials(
 
 def _columns(
     shown: Sequence[Trial],
-    came: Sequence[EndedTrial],
-    across: Sequence[dict[str, Any]],
+    ended_trials: Sequence[EndedTrial],
+    parameter_axes: Sequence[dict[str, Any]],
     best_first: Sequence[Trial],
     spec: SweepSpec,
 ) -> dict[str, Any]:
     """The columns that are drawn. `order` 0: the trial has not ended."""
-    ends = {each.trial.number: each for each in came}
+    ends = {each.trial.number: each for each in ended_trials}
     ranks = {trial.number: rank for rank, trial in enumerate(best_first)}
     states = [state.value for state in TrialState]
     found = [ends.get(trial.number) for trial in shown]
@@ -529,7 +504,7 @@ def _columns(
         "order": [each.order if each else 0 for each in found],
         "seconds": [round_off(each.seconds, 5) if each else 0 for each in found],
         "steps": [each.steps if each else 0 for each in found],
-        "params": [positions(axis, params) for axis in across],
+        "params": [positions(axis, params) for axis in parameter_axes],
         "best": best,
         "rest": thin_out(rest, SAMPLED),
     }

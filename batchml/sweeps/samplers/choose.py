@@ -13,27 +13,19 @@ class Suggestion(NamedTuple):
     origin: str  # which sampler: "tpe", "random", "sobol", "grid", "list", "gp", ...
 
 
-def suggest(spec: SweepSpec, trials: Sequence[Trial], number: int) -> Suggestion | None:
-    """The parameters of trial `number`; None: nothing is left to try, or `where` allows nothing.
-
-    `trials` are those of the ledger. The same arguments give the same result after a restart.
-    """
-    found = suggest_trials(spec, trials, [number])
-    return found[0] if found else None
-
-
 def suggest_trials(
     spec: SweepSpec, trials: Sequence[Trial], numbers: Sequence[int]
 ) -> list[Suggestion]:
-    """The parameters of several trials that start together; each accounts for those before it.
+    """The parameters of trials that start together; each accounts for those before it.
 
-    Fewer than `numbers` if no other points are left.
+    `trials` are those of the ledger; the same arguments give the same result after a restart. Fewer
+    than `numbers` are returned if no other points are left, or `where` allows none.
     """
     indices = [number - _confirming(trials, number) for number in numbers]
-    return list(_found(spec, trials, indices))
+    return list(_suggestions(spec, trials, indices))
 
 
-def _found(
+def _suggestions(
     spec: SweepSpec, trials: Sequence[Trial], indices: Sequence[int]
 ) -> Iterator[Suggestion]:
     begun = sum(1 for index in indices if index < len(spec.points))

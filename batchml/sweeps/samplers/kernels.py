@@ -28,9 +28,8 @@ class KernelAxis(NamedTuple):
     values: int
 
 
-Coordinates = tuple[
-    float | None, ...
-]  # by axis: position of a number, index of a choice; None: inactive
+# By axis: the position of a number, the index of a choice; None: inactive.
+Coordinates = tuple[float | None, ...]
 
 
 def make_axes(space: Space) -> tuple[KernelAxis, ...]:

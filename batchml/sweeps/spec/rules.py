@@ -25,7 +25,7 @@ from batchml.runtime.protocol.variables import placeholders, takes
 from batchml.sweeps.spec.sections import MAX_TRIALS
 
 MAX_GP = 500  # trials; with more, one suggestion of a Gaussian process takes seconds
-MAX_SOBOL = 40  # parameters for which sweeps/samplers/sobol.py has direction numbers
+MAX_SOBOL = 40  # parameters for which sweeps/samplers/sequences.py has direction numbers
 SAMPLES = 1000  # points on which conditions are tested
 ACCEPTED = SAMPLES // 100  # that must pass, or drawing points again would take for ever
 

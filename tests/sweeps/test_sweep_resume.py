@@ -1,13 +1,13 @@
-"""A sweep that was stopped goes on where its trials were."""
+"""A sweep that was stopped continues where its trials were."""
 
 import pytest
 
 from batchml.model.names import KEY_LENGTH
 from batchml.model.sweep import TrialState
-from batchml.sweeps.control import requests, store
+from batchml.sweeps.control import inbox
 from tests.support.sweep_world import Fault, World, spec_of
 
-GO_ON = requests.ResumeRequest("2" + "g" * (KEY_LENGTH - 1))
+GO_ON = inbox.ResumeRequest("2" + "g" * (KEY_LENGTH - 1))
 
 
 @pytest.mark.parametrize(
@@ -19,11 +19,11 @@ def test_what_a_stop_has_ended_is_taken_up_again_and_nothing_twice(
     world = World(spec_of(method, stopping, trials=8, parallel=2))
     for number, _ in enumerate(world.controller().rounds()):
         if number == 6:
-            store.signal_stop(world.store, "enough")
+            inbox.signal_stop(world.store, "enough")
     before = world.state()
     assert before.counts[TrialState.KILLED]
     done = {n: trial.wave for n, trial in before.trials.items() if trial.state.name != "KILLED"}
-    requests.put_request(world.store, GO_ON)
+    inbox.put_request(world.store, GO_ON)
     snapshot = world.run(who="second")
     state = world.state()
     assert snapshot.planned == 8 and not snapshot.counts[TrialState.KILLED]
@@ -39,7 +39,7 @@ def test_what_a_stop_has_ended_is_taken_up_again_and_nothing_twice(
 def _stopped_after(world: World, rounds: int, who: str) -> None:
     for number, _ in enumerate(world.snapshots(who)):
         if number == rounds:
-            store.signal_stop(world.store, "enough")
+            inbox.signal_stop(world.store, "enough")
 
 
 @pytest.mark.parametrize(("said", "asked"), [(None, 6), (8, 4)])
@@ -47,12 +47,10 @@ def test_the_trials_that_a_top_up_asked_for_stand_after_a_stop(
     said: int | None, asked: int
 ) -> None:
     world = World(spec_of("tpe", trials=said, parallel=2, hours=0.05))
-    requests.put_request(
-        world.store, requests.TopUpRequest("2" + "t" * (KEY_LENGTH - 1), trials=asked)
-    )
+    inbox.put_request(world.store, inbox.TopUpRequest("2" + "t" * (KEY_LENGTH - 1), trials=asked))
     _stopped_after(world, 1, "first")
     assert world.state().stopping is not None
-    requests.put_request(world.store, GO_ON)
+    inbox.put_request(world.store, GO_ON)
     snapshot = world.run(who="second")
     assert (snapshot.planned, snapshot.wanted) == (asked, asked)
 
@@ -62,15 +60,11 @@ def test_a_rerun_of_a_stopped_sweep_and_other_hours_begin_nothing_and_a_resume_d
     _stopped_after(world, 12, "first")
     many = len(world.state().trials)
     world.faults.clear()
-    requests.put_request(world.store, requests.RerunRequest("2" + "r" * (KEY_LENGTH - 1)))
-    requests.put_request(
-        world.store, requests.TopUpRequest("2" + "t" * (KEY_LENGTH - 1), hours=5.0)
-    )
+    inbox.put_request(world.store, inbox.RerunRequest("2" + "r" * (KEY_LENGTH - 1)))
+    inbox.put_request(world.store, inbox.TopUpRequest("2" + "t" * (KEY_LENGTH - 1), hours=5.0))
     assert world.run(who="second").planned == many < 10
-    store.signal_stop(world.store, "enough")
-    requests.put_request(
-        world.store, requests.TopUpRequest("2" + "u" * (KEY_LENGTH - 1), trials=10)
-    )
+    inbox.signal_stop(world.store, "enough")
+    inbox.put_request(world.store, inbox.TopUpRequest("2" + "u" * (KEY_LENGTH - 1), trials=10))
     snapshot = world.run(who="third")
     assert (snapshot.planned, snapshot.hours_limit) == (10, 5.0)
 
@@ -79,11 +73,11 @@ def test_a_controller_that_dies_while_it_goes_on_does_it_once() -> None:
     world = World(spec_of("random", trials=8, parallel=2))
     for number, _ in enumerate(world.controller().rounds()):
         if number == 4:
-            store.signal_stop(world.store, "enough")
-    requests.put_request(world.store, GO_ON)
+            inbox.signal_stop(world.store, "enough")
+    inbox.put_request(world.store, GO_ON)
     rounds = world.snapshots()
     next(rounds)
     rounds.close()
-    requests.put_request(world.store, GO_ON)  # as if it had died before it was taken from the store
+    inbox.put_request(world.store, GO_ON)  # as if it had died before it was taken from the store
     assert world.run(who="third").planned == 8
     assert len([wave for wave in world.state().batches.values() if wave.key == GO_ON.key]) == 1

@@ -1,4 +1,4 @@
-"""A sweep's controller as a run of its own: what is asked for, and what it looks at first."""
+"""A controller that is a run: the requests that submit it, and the checks that it makes first."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from batchml.runs.controllers import (
     controller_requests,
 )
 from batchml.runtime.storage.folder import FolderStore
-from batchml.sweeps.detached import (
+from batchml.sweeps.run import (
     ATTEND,
     ControllerArguments,
     check_method,
@@ -39,7 +39,7 @@ SPEC = SweepSpec(
     space={"lr": Dimension("float", 0.0, 1.0)}, limits=SweepLimits(trials=8, parallel=2),
 )  # fmt: skip
 JOB = JobSpec(name="lenet", image="python", command=("true", "{lr}"), code=False)
-FROZEN = StartedSweep(
+STARTED = StartedSweep(
     key=KEY, name="lenet", env="dev", spec=SPEC, job=msgspec.to_builtins(JOB),
     queue="batchml-dev-default", store=f"s3://bucket/runs/{KEY}", runs="s3://bucket/runs",
     tags={"batchml:sweep": KEY, "batchml:env": "dev", "batchml:job": "/home/me/lenet"},
@@ -53,10 +53,12 @@ PINNED = "123456789012.dkr.ecr.us-east-1.amazonaws.com/batchml/controller@sha256
 
 
 def in_aws() -> tuple[dict[str, object], dict[str, object]]:
-    where = ControllerArguments(KEY, "dev", FROZEN.store, "us-east-1", "f" * 64)
+    where = ControllerArguments(KEY, "dev", STARTED.store, "us-east-1", "f" * 64)
     command = ("python", "-m", "batchml", *ATTEND, *where.options)
     platform = controller_platform(PLATFORM, {"ControllerRoleArn": ROLE}, "dev")
-    made = controller_requests(controller_run(FROZEN, command, PINNED, FROZEN.queue, platform), RUN)
+    made = controller_requests(
+        controller_run(STARTED, command, PINNED, STARTED.queue, platform), RUN
+    )
     assert made.document is None
     return made.register, made.submit
 
@@ -86,7 +88,7 @@ def test_what_it_is_told_is_what_it_reads() -> None:
     assert isinstance(overrides, dict)
     assert overrides["command"] == [
         "python", "-m", "batchml", "sweeps", "attend", KEY, "--env", "dev",
-        "--board", FROZEN.store, "--region", "us-east-1", "--digest", "f" * 64,
+        "--store", STARTED.store, "--region", "us-east-1", "--digest", "f" * 64,
     ]  # fmt: skip
 
 
@@ -96,11 +98,11 @@ def test_the_embedded_server_knows_the_same_command() -> None:
 
 def test_the_history_keeps_a_controller_as_a_run_of_its_own() -> None:
     run = controller_run(
-        replace(FROZEN, runs=""), (*ATTEND, KEY), "batchml/controller", "controllers", Platform()
+        replace(STARTED, runs=""), (*ATTEND, KEY), "batchml/controller", "controllers", Platform()
     )
     requests = controller_requests(run, RUN)
     assert requests.submit["jobName"] == f"lenet-controller-{RUN}"
-    record = controller_record(FROZEN, RUN, requests)
+    record = controller_record(STARTED, RUN, requests)
     assert (record.key, record.name, record.queue) == (RUN, "lenet-controller", "controllers")
     assert record.tags["batchml:sweep"] == KEY and record.command == (*ATTEND, KEY)
 
@@ -113,8 +115,8 @@ def test_stacks_without_the_role_are_to_be_updated() -> None:
 def test_a_method_that_needs_optuna_needs_an_image_with_it() -> None:
     mine = (shipped("images") / IMAGE / "requirements.txt").read_text("utf-8")
     packages = "\n".join(line for line in mine.splitlines() if not line.startswith("#"))
-    check_method(FROZEN, packages)
-    gp = replace(FROZEN, spec=replace(SPEC, method="gp"))
+    check_method(STARTED, packages)
+    gp = replace(STARTED, spec=replace(SPEC, method="gp"))
     with pytest.raises(ConfigError, match="method gp needs Optuna"):
         check_method(gp, mine)
     check_method(gp, f"{packages}\noptuna==5.0.0\ntorch==2.5.0\n")
@@ -123,7 +125,7 @@ def test_a_method_that_needs_optuna_needs_an_image_with_it() -> None:
 def test_another_sweep_than_was_meant_is_not_controlled(tmp_path: Path) -> None:
     """A program in a job can write below runs/, and so change what its sweep would submit."""
     store = FolderStore(str(tmp_path / KEY))
-    write_started(store, FROZEN)
+    write_started(store, STARTED)
     where = ControllerArguments(KEY, "dev", str(tmp_path / KEY), "us-east-1")
     place = context_in_aws("dev", "us-east-1", tmp_path, FakeClock(), "the sweep")
     assert (place.env, place.settings.environment.region) == ("dev", "us-east-1")
@@ -131,7 +133,7 @@ def test_another_sweep_than_was_meant_is_not_controlled(tmp_path: Path) -> None:
     assert (started.key, started.spec) == (KEY, SPEC)
     meant = ControllerArguments(KEY, "dev", where.store, digest=digest_of(found))
     assert open_sweep(place, meant)[1] == started
-    evil = msgspec.json.encode(replace(FROZEN, job={"command": ["evil"]}))
+    evil = msgspec.json.encode(replace(STARTED, job={"command": ["evil"]}))
     store.put("spec.json", evil)
     with pytest.raises(ConfigError, match="has changed since"):
         open_sweep(place, meant)

@@ -1,11 +1,10 @@
-"""What a sweep does next, as a function of its ledger and of what was seen."""
+"""What a sweep does next, as a function of its ledger and of observations."""
 
 import msgspec
 from msgspec.structs import replace
 
 from batchml.model.sweep import ConfirmSettings as Wanted
 from batchml.model.sweep import SweepSpec
-from batchml.sweeps.control.budgets import Money
 from batchml.sweeps.control.decide import (
     BeginTrials,
     ConfirmBest,
@@ -30,7 +29,7 @@ from batchml.sweeps.control.events import (
 )
 from batchml.sweeps.control.plan import SubmitMode
 from batchml.sweeps.control.state import SweepState
-from batchml.sweeps.control.totals import SweepTotals
+from batchml.sweeps.control.totals import Money, SweepTotals
 from tests.support.sweep_world import spec_of
 
 FACTS = DecisionInputs(now=100.0, mode=SubmitMode.BATCHES, wanted=8, grace=30.0)
@@ -80,7 +79,7 @@ def test_an_array_is_over_when_its_job_is() -> None:
     facts = replace(FACTS, mode=SubmitMode.ARRAY, wanted=1)
     done = book_of(spec_of("random", trials=1), wave(1, 0), BatchSubmitted(1, "j", 0.0), end(0))
     assert decide(done, facts) == []
-    over = replace(facts, over=frozenset([1]))
+    over = replace(facts, ended_batches=frozenset([1]))
     assert decide(done, over) == [EndSweep("done", "its only trial is over")]
 
 
@@ -126,7 +125,7 @@ def test_when_all_is_over_the_best_are_confirmed_and_then_it_ends() -> None:
     assert decide(confirmed, facts) == [EndSweep("done", words)]
 
 
-def test_who_calls_it_off_is_heard_and_the_board_says_it_already() -> None:
+def test_who_calls_it_off_is_heard_and_the_store_says_it_already() -> None:
     totals = book_of(spec_of("tpe", trials=8), wave(1, 0))
     assert decide(totals, replace(FACTS, stop_signal="enough")) == [StopSweep("user", "enough")]
 
@@ -189,5 +188,5 @@ def test_a_broken_chain_is_taken_up_at_the_first_rung_that_is_not_full() -> None
     totals = book_of(spec, first, *rest, *paused, end(8, "FAILED", None))
     facts = replace(FACTS, mode=SubmitMode.RUNGS, wanted=9)
     assert decide(totals, facts) == []
-    over = replace(facts, over=frozenset([1, 2, 3]))
+    over = replace(facts, ended_batches=frozenset([1, 2, 3]))
     assert decide(totals, over) == [PromoteTrials(((0, 3), (1, 3), (2, 3)))]

@@ -1,4 +1,4 @@
-"""What is done with a sweep that exists, up to what its controller then does."""
+"""Resume, top up, rerun, confirm and stop a sweep, up to what its controller then does."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +14,7 @@ from batchml.model.job import JobSpec
 from batchml.model.sweep import ConfirmSettings, Dimension, EarlyStop, Goal, SweepLimits, SweepSpec
 from batchml.runtime.protocol import messages
 from batchml.sweeps import manage
-from batchml.sweeps.control import requests
+from batchml.sweeps.control import inbox
 from batchml.sweeps.control.events import (
     BatchSubmitted,
     Event,
@@ -25,9 +25,9 @@ from batchml.sweeps.control.events import (
     SweepStopping,
     TrialBatch,
 )
+from batchml.sweeps.control.inbox import read_stop_signal, signal_stop
 from batchml.sweeps.control.lease import Lease, LeaseOwner, find_holder, refuse_second_controller
 from batchml.sweeps.control.ledger import SweepLedger
-from batchml.sweeps.control.store import read_stop_signal, signal_stop
 from batchml.sweeps.manage import SweepStop, running_jobs
 from batchml.sweeps.started import StartedSweep
 from batchml.sweeps.stores import SweepStore, open_sweep_store
@@ -38,7 +38,7 @@ SPEC = SweepSpec(
     name="s", job="j", goals=(Goal("acc", "max"),), space={"lr": Dimension("float", 0.0, 1.0)},
     limits=SweepLimits(trials=4, parallel=2),
 )  # fmt: skip
-FROZEN = StartedSweep(
+STARTED = StartedSweep(
     key=KEY, name="s", env="local", spec=SPEC,
     job=msgspec.to_builtins(JobSpec(name="j", image="i", command=("true",), code=False)),
 )  # fmt: skip
@@ -119,13 +119,13 @@ def test_one_that_was_stopped_goes_on(scene: Scene, by: str) -> None:
     scene.happened(
         *trials("DONE", "KILLED"), SweepStopping(by, "enough", 4.0), SweepEnded("enough", 5.0)
     )
-    assert isinstance(manage.make_resume(scene.store), requests.ResumeRequest)
+    assert isinstance(manage.make_resume(scene.store), inbox.ResumeRequest)
 
 
 def test_one_that_is_asked_to_stop_and_knows_it_not_yet_goes_on(scene: Scene) -> None:
     scene.happened(*trials("DONE", ""))
     signal_stop(scene.store, "stop")
-    assert isinstance(manage.make_resume(scene.store), requests.ResumeRequest)
+    assert isinstance(manage.make_resume(scene.store), inbox.ResumeRequest)
 
 
 def test_one_that_is_over_says_what_can_be_done(scene: Scene) -> None:
@@ -141,24 +141,24 @@ def test_one_that_is_over_says_what_can_be_done(scene: Scene) -> None:
 
 def test_limits_are_said_in_full_and_all_mistakes_at_once(scene: Scene) -> None:
     scene.happened(*trials("DONE", "DONE", "DONE"))
-    asked = manage.make_top_up(FROZEN, scene.store, trials=8, hours=2.0)
+    asked = manage.make_top_up(STARTED, scene.store, trials=8, hours=2.0)
     assert (asked.trials, asked.hours, asked.cost) == (8, 2.0, None)
     with pytest.raises(UsageError, match="at least one"):
-        manage.make_top_up(FROZEN, scene.store)
+        manage.make_top_up(STARTED, scene.store)
     with pytest.raises(UsageError) as failed:
-        manage.make_top_up(FROZEN, scene.store, trials=3, hours=-1, cost=5.0)
+        manage.make_top_up(STARTED, scene.store, trials=3, hours=-1, cost=5.0)
     for part in ("3 trials already", "--hours -1", "unknown when the sweep was started"):
         assert part in str(failed.value)
     with pytest.raises(UsageError, match="limits already"):
-        manage.make_top_up(FROZEN, scene.store, trials=4)
-    priced = replace(FROZEN, hourly=1.0)
+        manage.make_top_up(STARTED, scene.store, trials=4)
+    priced = replace(STARTED, hourly=1.0)
     assert manage.make_top_up(priced, scene.store, cost=5.0).cost == 5.0
 
 
 def test_halving_takes_no_more_trials_and_says_what_to_do(scene: Scene) -> None:
     scene.happened(*trials("DONE", "PAUSED", "PAUSED"))
     stop = EarlyStop("halving", max=9)
-    halving = replace(FROZEN, spec=replace(FROZEN.spec, early_stop=stop))
+    halving = replace(STARTED, spec=replace(STARTED.spec, early_stop=stop))
     with pytest.raises(UsageError, match=r"batchml sweep FILE --trials 18"):
         manage.make_top_up(halving, scene.store, trials=18)
     assert manage.make_top_up(halving, scene.store, hours=2.0).hours == 2.0
@@ -169,7 +169,7 @@ def test_confirmations_are_no_trials_that_count(scene: Scene) -> None:
         2, 5.0, "4bcdefghijklmnopq", (PlannedTrial(4, {"lr": 0.1}, 9, "confirm", 0),)
     )
     scene.happened(*trials("DONE", "DONE", "DONE", "DONE"), again)
-    assert manage.make_top_up(FROZEN, scene.store, trials=5).trials == 5
+    assert manage.make_top_up(STARTED, scene.store, trials=5).trials == 5
 
 
 def test_what_failed_runs_again_and_only_that(scene: Scene) -> None:
@@ -190,30 +190,30 @@ def test_named_trials_run_again_once_they_have_ended(scene: Scene) -> None:
 
 def test_the_best_are_confirmed_once_there_are_some(scene: Scene) -> None:
     with pytest.raises(UsageError, match="no trial of this sweep has a result"):
-        manage.make_confirm(FROZEN, scene.store)
+        manage.make_confirm(STARTED, scene.store)
     scene.happened(*trials("DONE", "DONE"))
-    assert manage.make_confirm(FROZEN, scene.store).top == ConfirmSettings().top
-    usual = replace(FROZEN, spec=replace(SPEC, confirm=ConfirmSettings(1, 5)))
+    assert manage.make_confirm(STARTED, scene.store).top == ConfirmSettings().top
+    usual = replace(STARTED, spec=replace(SPEC, confirm=ConfirmSettings(1, 5)))
     asked = manage.make_confirm(usual, scene.store, seeds=2)
     assert (asked.top, asked.seeds) == (1, 2)
     with pytest.raises(UsageError, match="above 0"):
-        manage.make_confirm(FROZEN, scene.store, top=0)
+        manage.make_confirm(STARTED, scene.store, top=0)
 
 
 # --- who does it --------------------------------------------------------------------------------
 
 
 def test_what_is_asked_waits_for_a_controller_where_none_is(scene: Scene) -> None:
-    asked = requests.ResumeRequest("5bcdefghijklmnopq")
+    asked = inbox.ResumeRequest("5bcdefghijklmnopq")
     assert manage.hand_over(scene.place, scene.store, asked) is None
     assert scene.clock.naps == []
-    assert requests.pending_requests(scene.store) == [asked]
+    assert inbox.pending_requests(scene.store) == [asked]
 
 
 def test_the_controller_that_there_is_takes_it_up(scene: Scene) -> None:
-    asked = requests.ResumeRequest("5bcdefghijklmnopq")
+    asked = inbox.ResumeRequest("5bcdefghijklmnopq")
     scene.controlled()
-    scene.clock.happens = lambda: scene.store.delete(*requests.request_keys([asked]))
+    scene.clock.happens = lambda: scene.store.delete(*inbox.request_keys([asked]))
     found = manage.hand_over(scene.place, scene.store, asked)
     assert found is not None and found.holder == OTHER
     assert len(scene.clock.naps) == 1
@@ -221,26 +221,26 @@ def test_the_controller_that_there_is_takes_it_up(scene: Scene) -> None:
 
 def test_a_controller_that_is_slow_is_believed(scene: Scene) -> None:
     scene.controlled()
-    found = manage.hand_over(scene.place, scene.store, requests.ResumeRequest("5bcdefghijklmnopq"))
+    found = manage.hand_over(scene.place, scene.store, inbox.ResumeRequest("5bcdefghijklmnopq"))
     assert found is not None and sum(scene.clock.naps) < 5
 
 
 def test_one_that_ends_meanwhile_leaves_it_to_whoever_asked(scene: Scene) -> None:
     lease = scene.controlled()
     scene.clock.happens = lease.release
-    asked = requests.ResumeRequest("5bcdefghijklmnopq")
+    asked = inbox.ResumeRequest("5bcdefghijklmnopq")
     assert manage.hand_over(scene.place, scene.store, asked) is None
-    assert requests.pending_requests(scene.store) == [asked], "it is not lost"
+    assert inbox.pending_requests(scene.store) == [asked], "it is not lost"
 
 
 # --- stop ---------------------------------------------------------------------------------------
 
 
-def test_a_stop_is_on_the_board_and_a_controller_sees_to_it(scene: Scene) -> None:
+def test_a_stop_is_on_the_store_and_a_controller_sees_to_it(scene: Scene) -> None:
     scene.happened(*trials("DONE", ""))
     scene.controlled()
     scene.clock.happens = lambda: scene.happened(SweepStopping("user", "enough", 4.0))
-    stop = SweepStop(scene.place, FROZEN, scene.store, scene.said.append)
+    stop = SweepStop(scene.place, STARTED, scene.store, scene.said.append)
     assert stop.begin("enough")
     assert read_stop_signal(scene.store) == "enough"
     assert scene.said == [
@@ -251,14 +251,14 @@ def test_a_stop_is_on_the_board_and_a_controller_sees_to_it(scene: Scene) -> Non
 
 def test_without_a_controller_whoever_asked_sees_to_it(scene: Scene) -> None:
     scene.happened(*trials("DONE", ""))
-    assert not SweepStop(scene.place, FROZEN, scene.store).begin("enough")
+    assert not SweepStop(scene.place, STARTED, scene.store).begin("enough")
     assert read_stop_signal(scene.store) == "enough"
 
 
 def test_one_that_has_ended_is_not_called_off(scene: Scene) -> None:
     """Else `top-up` would find all its trials stopped."""
     scene.happened(*trials("DONE"), SweepEnded("all trials are over", 5.0))
-    assert SweepStop(scene.place, FROZEN, scene.store, scene.said.append).begin("enough")
+    assert SweepStop(scene.place, STARTED, scene.store, scene.said.append).begin("enough")
     assert read_stop_signal(scene.store) is None
     assert scene.said == ["The sweep had ended already: all trials are over."]
 

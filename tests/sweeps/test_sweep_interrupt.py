@@ -1,4 +1,4 @@
-"""What Ctrl-C says of a sweep, at each point at which it may come."""
+"""What Ctrl-C prints for a sweep, at each point at which it may come."""
 
 import json
 import os

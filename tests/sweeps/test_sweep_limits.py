@@ -1,4 +1,4 @@
-"""What a sweep may use: sums, rooms, limits."""
+"""The limits of a sweep: sums over trials, and the number of trials that may begin."""
 
 from random import Random
 
@@ -7,14 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchml.model.sweep import SweepLimits, Trial, TrialReport, TrialState
-from batchml.sweeps.control.budgets import (
+from batchml.sweeps.control.state import SweepState
+from batchml.sweeps.control.totals import (
     Money,
+    Tally,
     count_affordable,
     count_startable,
     find_exceeded_limit,
 )
-from batchml.sweeps.control.state import SweepState
-from batchml.sweeps.control.totals import Tally
 from tests.support.sweep_world import World, spec_of
 
 

@@ -1,10 +1,14 @@
-"""What people request of a started sweep: other limits, trials again, the best again, to continue.
+"""What a sweep's store has for its controller: messages of trials, stop signals, requests of users.
 
-Only a controller writes the ledger. So a request is an object in the sweep's store, and the
-controller that runs, or the next one, carries it out and deletes it. To carry it out twice changes
-nothing: new limits are given in full, and the key of a request is the key of the first batch of
-trials that it leads to.
+Only a controller writes the ledger. It reads an object of the store, appends what follows from it
+to the ledger, and then deletes the object. After a crash between these steps the next controller
+reads the object again, which does no harm: a message that was applied changes nothing, a request
+gives new limits in full, and the key of a request is the key of the first batch of trials that it
+leads to.
 """
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -12,14 +16,101 @@ from msgspec.structs import replace
 
 from batchml.model.names import is_key
 from batchml.model.sweep import SweepLimits
+from batchml.runtime.protocol.messages import decode_message
+from batchml.runtime.protocol.sweep_store import DEADLINE, INBOX, STOP_ALL, deadline_key, stop_key
 from batchml.runtime.storage.store import Store
-from batchml.sweeps.control import budgets, plan
+from batchml.sweeps.control import plan
 from batchml.sweeps.control.decide import USER
 from batchml.sweeps.control.events import Event, LimitsChanged, SweepReopened, TrialBatch
-from batchml.sweeps.control.plan import DrawKey, SubmitMode
-from batchml.sweeps.control.totals import SweepTotals
+from batchml.sweeps.control.plan import MakeKey, SubmitMode
+from batchml.sweeps.control.totals import SweepTotals, is_target_reached, limits_now
 
-_FOLDER = "asks/"
+# --- The stop signal and the deadline -------------------------------------------------------------
+
+
+def signal_stop(store: Store, why: str) -> None:
+    """Signal all trials, and the controller, to end. Raises StoreError."""
+    store.put(STOP_ALL, why.encode())
+
+
+def read_stop_signal(store: Store) -> str | None:
+    """Why the sweep was stopped; None if it was not. Raises StoreError."""
+    found = store.get(STOP_ALL)
+    return None if found is None else found.decode("utf-8", "replace") or "it was stopped"
+
+
+def clear_stop_signal(store: Store, trials: Iterable[int] = ()) -> None:
+    """Let trials begin again, and these also if they were stopped one by one. Raises StoreError."""
+    store.delete(STOP_ALL, *map(stop_key, trials))
+
+
+def publish_deadline(store: Store, at: float) -> None:
+    """Publish when all trials must end, in seconds since the epoch. It replaces an earlier one.
+
+    Raises StoreError.
+    """
+    key = deadline_key(at)
+    store.put(key, b"the sweep's time is over")
+    store.delete(*(old for old in store.keys(DEADLINE) if old != key))
+
+
+# --- The inbox ------------------------------------------------------------------------------------
+
+
+MAX_MESSAGES = 1000  # that are read at once
+
+_FIELDS = (
+    "wave", "trial", "attempt", "seq", "index", "job", "began", "at", "kind", "points", "decisions",
+    "metrics", "state", "code", "why", "tail", "again",
+)  # fmt: skip
+
+
+class InboxMessages(NamedTuple):
+    messages: list[dict[str, Any]]
+    keys: list[str]  # of the messages, and of unreadable objects
+
+
+def read_inbox(store: Store, limit: int = MAX_MESSAGES) -> InboxMessages:
+    """The first messages in the inbox. Raises StoreError."""
+    keys = store.keys(INBOX, limit)
+    found = store.get_many(keys)
+    messages = [message for data in found if data and (message := decode_message(data)) is not None]
+    return InboxMessages([_known_fields(message) for message in messages], keys)
+
+
+def delete_messages(store: Store, keys: Sequence[str]) -> None:
+    """Delete messages that are in the ledger. Raises StoreError."""
+    store.delete(*keys)
+
+
+def _known_fields(message: Mapping[str, Any]) -> dict[str, Any]:
+    """The known fields of a message, with text that UTF-8 can encode.
+
+    A name that a program printed as JSON may have half of a surrogate pair. Such a message must not
+    stop a controller, and then each of its successors.
+    """
+    kept = {name: message[name] for name in _FIELDS if name in message}
+    try:
+        msgspec.json.encode(kept)
+    except UnicodeEncodeError:
+        return {name: _encodable(value) for name, value in kept.items()}
+    return kept
+
+
+def _encodable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, list):
+        return [_encodable(each) for each in value]
+    if isinstance(value, dict):
+        return {_encodable(name): _encodable(each) for name, each in value.items()}
+    return value
+
+
+# --- Requests of users ----------------------------------------------------------------------------
+
+
+_REQUESTS = "asks/"
 
 
 class TopUpRequest(Struct, frozen=True, tag="top-up", omit_defaults=True):
@@ -66,7 +157,7 @@ def put_request(store: Store, request: SweepRequest) -> None:
 def pending_requests(store: Store) -> list[SweepRequest]:
     """The requests that were not carried out yet, without unreadable ones. Raises StoreError."""
     found: list[SweepRequest] = []
-    for key in store.keys(_FOLDER):
+    for key in store.keys(_REQUESTS):
         data = store.get(key)
         try:
             request = _DECODER.decode(data or b"")
@@ -83,14 +174,14 @@ def request_keys(requests: list[SweepRequest]) -> list[str]:
 
 
 def _request_key(request: SweepRequest) -> str:
-    return f"{_FOLDER}{request.key}.json"
+    return f"{_REQUESTS}{request.key}.json"
 
 
 # --- From a request to events of the ledger -------------------------------------------------------
 
 
 def events_of_request(
-    totals: SweepTotals, mode: SubmitMode, request: SweepRequest, at: float, draw: DrawKey
+    totals: SweepTotals, mode: SubmitMode, request: SweepRequest, at: float, make_key: MakeKey
 ) -> list[Event]:
     """The events that carry out a request; none if that was done before.
 
@@ -106,14 +197,14 @@ def events_of_request(
         case ResumeRequest(key):
             found.append(LimitsChanged(_requested_limits(totals), at))
             if totals.state.stopping is not None:
-                found += _with_key(plan.plan_continuations(totals, at, draw), key)
+                found += _with_key(plan.plan_continuations(totals, at, make_key), key)
         case RerunRequest(key, numbers):
             found += _keep_trials_stopped(totals, at)
-            found += _with_key(plan.plan_reruns(totals, mode, numbers, at, draw), key)
+            found += _with_key(plan.plan_reruns(totals, mode, numbers, at, make_key), key)
         case ConfirmRequest(key, top, seeds):
             chosen = plan.choose_for_confirmation(totals, top, seeds)
             found += _keep_trials_stopped(totals, at)
-            found += _with_key(plan.plan_confirmations(totals, chosen, at, draw), key)
+            found += _with_key(plan.plan_confirmations(totals, chosen, at, make_key), key)
     return [*_reopening_events(totals, found, at), *found]
 
 
@@ -138,21 +229,21 @@ def _reopening_events(totals: SweepTotals, found: list[Event], at: float) -> lis
 
 
 def _top_up_events(totals: SweepTotals, request: TopUpRequest, at: float) -> list[Event]:
-    """The limits with the requested changes. A target that was reached is dropped."""
-    limits, held = _requested_limits(totals), budgets.limits_now(totals.state, totals.spec)
+    """The events of a top-up. A target that was reached no longer counts."""
+    limits, present = _requested_limits(totals), limits_now(totals.state, totals.spec)
     changes = {name: getattr(request, name) for name in ("trials", "hours", "cost", "parallel")}
     changes = {name: value for name, value in changes.items() if value is not None}
-    if budgets.is_target_reached(totals.state, totals.spec, totals.tally):
+    if is_target_reached(totals.state, totals.spec, totals.tally):
         changes["target"] = None
     found: list[Event] = [LimitsChanged(replace(limits, **changes), at)]
-    if held != limits and request.trials is None:  # trials that were stopped stay so
-        found.append(LimitsChanged(replace(held, **changes), at, for_now=True))
+    if present != limits and request.trials is None:  # trials that were stopped stay so
+        found.append(LimitsChanged(replace(present, **changes), at, for_now=True))
     return found
 
 
 def _keep_trials_stopped(totals: SweepTotals, at: float) -> list[Event]:
     """For a sweep that its user stopped: allow no other trials than there are."""
-    stopping, limits = totals.state.stopping, budgets.limits_now(totals.state, totals.spec)
+    stopping, limits = totals.state.stopping, limits_now(totals.state, totals.spec)
     if totals.state.ended is None or stopping is None or stopping.by != USER:
         return []
     return [LimitsChanged(replace(limits, trials=totals.tally.planned), at, for_now=True)]

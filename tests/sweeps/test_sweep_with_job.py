@@ -1,0 +1,111 @@
+"""A sweep and its job: mistakes and notices, also of the jobs and documents that ship."""
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from batchml.model.job import JobSpec, read_job
+from batchml.model.sweep import (
+    SweepSpec,
+)
+from batchml.sweeps.spec.file import read_sweep
+from batchml.sweeps.spec.rules import check_with_job, notices
+from tests.support.sweep_files import SMALLEST, read
+
+ROOT = Path(__file__).parent.parent.parent
+JOBS, DOCS = ROOT / "jobs", ROOT / "docs"
+
+
+def job(*words: str, **table: Any) -> JobSpec:
+    params = {"lr": 0.1, "opt": "sgd", "layers": 1, "x": 1}
+    return read_job({"image": "i", "command": ["run", *words], "params": params, **table}, "job")
+
+
+def test_each_parameter_must_reach_the_command() -> None:
+    spec = read()
+    assert check_with_job(spec, job("{params}")) == []
+    assert check_with_job(spec, job("{lr}", "{opt}", "--n={layers}")) == []
+    assert check_with_job(spec, job("{lr}", "$BATCHML_PARAM_OPT", "{params:json}")) == []
+    (found,) = check_with_job(spec, job("{lr}", "{opt}"))
+    assert found == (
+        "space.layers: the job's command never uses {layers}; add it, or {params} for all of them."
+    )
+
+
+def test_a_command_without_any_parameter_must_read_the_variables() -> None:
+    spec = read()
+    assert check_with_job(spec, job()) == []
+    assert any("BATCHML_PARAMS" in notice for notice in notices(spec, job()))
+    assert not any("BATCHML_PARAMS" in notice for notice in notices(spec, job("{params}")))
+
+
+def test_a_trial_is_one_container() -> None:
+    assert check_with_job(read(), job("{params}", launch={"kind": "torchrun"})) == []
+    (found,) = check_with_job(read(), job("{params}", nodes=2))
+    assert "nodes = 2: a trial is one container" in found
+    gang = {"launch": {"kind": "ray"}, "groups": [{"name": "head"}]}
+    (found,) = check_with_job(read(), job("{params}", **gang))
+    assert "groups: a trial is one container" in found
+
+
+def test_a_job_does_not_say_what_each_trial_has_for_itself() -> None:
+    (found,) = check_with_job(read(), job("{params}", env={"BATCHML_CHECKPOINT_DIR": "/x"}))
+    assert (
+        found == "lenet: env.BATCHML_CHECKPOINT_DIR: batchml sets it for each trial; "
+        "remove it from the job."
+    )
+
+
+def about(said: str, spec: SweepSpec, beside: JobSpec | None = None) -> bool:
+    return any(said in notice for notice in notices(spec, beside))
+
+
+def test_what_people_should_know() -> None:
+    wide = read(limits={"trials": 100, "parallel": 64})
+    assert about("tpe learns nothing when 64 of 100 trials start at once", wide)
+    assert not about("learns nothing", read(limits={"trials": 100, "parallel": 25}))
+    stopping = read(limits={"trials": 100, "parallel": 64}, early_stop={"max": 27})
+    assert not about("learns nothing", stopping)
+    assert about("so tpe draws at random", read(early_stop={"max": 27, "method": "halving"}))
+    assert about("must save to", read(early_stop={"max": 27, "resume": True}), job("{params}"))
+    small = {"a": [1, 2], "b": [1, 2]}
+    assert about("only 4 points", read(space=small))
+    assert about("grid has 4 points; limits.trials allows 3", read(
+        space=small, method="grid", limits={"trials": 3}
+    ))  # fmt: skip
+    metrics = {"val_accuracy": "acc=([0-9.]+)"}
+    spec = read(goal={"max": "val_acuracy"})
+    assert about("Did you mean 'val_accuracy'?", spec, job("{params}", metrics=metrics))
+    assert about("needs a pattern", read(goal={"max": "val accuracy"}), job("{params}"))
+    assert not about("pattern", read(goal={"max": "val/accuracy"}), job("{params}"))
+
+
+@pytest.mark.parametrize("name", ["lenet", "lenet-mxnet"])
+def test_the_sweeps_that_ship_with_batchml_fit_their_jobs(name: str) -> None:
+    text = (JOBS / name / "sweep.toml").read_text("utf-8")
+    spec = read_sweep(tomllib.loads(text), name, text=text)
+    beside = read_job(tomllib.loads((JOBS / name / "job.toml").read_text("utf-8")), name)
+    assert check_with_job(spec, beside) == []
+    assert notices(spec, beside) == []
+    assert (spec.job, spec.early_stop.method, spec.space["epochs"].values) == (name, "asha", (3,))
+
+
+def test_the_files_in_the_documentation_are_read() -> None:
+    text = (DOCS / "sweep-file.md").read_text("utf-8")
+    whole, where, points = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    table = tomllib.loads(whole)
+    assert read_sweep(table, "docs", text=whole).early_stop.method == "asha"
+    assert read_sweep({**table, **tomllib.loads(where)}, "docs").where
+    listed = {**table, "method": "list", "space": {}, **tomllib.loads(points)}
+    assert read_sweep(listed, "docs").limits.trials == 1
+
+
+@pytest.mark.parametrize(
+    "written", re.findall(r"^\| (`x = .*?) \|", (DOCS / "sweep-file.md").read_text("utf-8"), re.M)
+)
+def test_the_parameters_in_the_documentation_are_read(written: str) -> None:
+    for each in re.findall(r"`(x = [^`]*)`", written):
+        assert read(space={**SMALLEST["space"], **tomllib.loads(each)}).space["x"]
