@@ -123,7 +123,7 @@ def test_the_tests_that_documents_name_exist() -> None:
         (name, function)
         for page in (ROOT / "docs").glob("*.md")
         for name, function in re.findall(
-            r"`([a-z0-9]+/test_\w+\.py)(?:::(test_\w+))?`", page.read_text("utf-8")
+            r"`tests/([a-z0-9]+/test_\w+\.py)(?:::(test_\w+))?`", page.read_text("utf-8")
         )
     }
     assert len(named) > 40
