@@ -5,8 +5,6 @@ import pytest
 from tests.support.cli import Cli, write_job
 
 PROGRAM = """
-import pytest
-
 from batchml.runtime import report
 for step in range(1, 5):
     report(step=step, total=4, loss=1 / step)

@@ -74,7 +74,7 @@ def test_a_burner_on_two_nodes_is_seen_as_it_sees_itself(cli: Cli) -> None:
         (found,) = recall(context, [run.job_id])
         uses = uses_of(context, nodes_of(context, found, []), whole=True)
         series = [each.series["cpu"] for each in uses if "cpu" in each.series]
-        enough = len(series) == 2 and all(len(each.samples) > 2 for each in series)
+        enough = len(series) == 2 and all(len(each.samples) > 8 for each in series)
         return series if enough else []
 
     series = wait_for(told, "both nodes have told what they use", 60)
@@ -87,7 +87,8 @@ def test_a_burner_on_two_nodes_is_seen_as_it_sees_itself(cli: Cli) -> None:
     for rank, each in enumerate(series):
         start, end, cores = mean(each)
         text = (cli.home.runs / run.job_id / "output" / f"burn-{rank}").read_text()
-        assert abs(cores - own_share(text, start, end)) < 0.05
+        # a turn of the burner is 0.046 s; when the machine is busy, its turns are unequal
+        assert abs(cores - own_share(text, start, end)) < 0.1
     assert "node 0  RUNNING" in shown.out
     assert "node 1  RUNNING" in shown.out
     assert "rank 1 on node 1 is the slow one: the others wait 40 % of a step for it" in shown.out
