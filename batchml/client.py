@@ -12,7 +12,7 @@ from batchml.clock import Clock, SystemClock
 from batchml.config.settings import load_settings
 from batchml.context import Context, Notify
 from batchml.errors import LogDamaged, UsageError
-from batchml.explain.service import explain_run
+from batchml.explain.ask import explain_run
 from batchml.model.job import JobSpec, Scalar
 from batchml.model.run import Run, classify
 from batchml.runs.cancel import refuse_nodes
@@ -20,8 +20,8 @@ from batchml.runs.find import RunMetrics, current, described, find, measure, rec
 from batchml.runs.options import SubmitOptions, to_request
 from batchml.runs.outputs import outputs
 from batchml.runs.prepare import prepare, to_requests
-from batchml.runs.rerun.numbering import numbering
 from batchml.runs.rerun.resubmit import prepare_again
+from batchml.runs.rerun.rules import numbering
 from batchml.runs.search import RunFilter, read_commit, read_condition, read_states
 from batchml.runs.submit import submit_run
 from batchml.runs.watch.events import DAMAGED, LogClosed, OutputLine

@@ -229,7 +229,7 @@ def _register(name: str) -> None:
 
 def why_it_waits(context: Any, job_id: str) -> str:
     """Why a run waits, in the words of `explain`: a higher room, so it is called by name."""
-    return str(import_module("batchml.explain.service").waiting_reason(context, job_id))
+    return str(import_module("batchml.explain.ask").waiting_reason(context, job_id))
 
 
 def about_command(word: str) -> str:

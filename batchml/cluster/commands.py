@@ -13,8 +13,7 @@ from batchml.cli.options import Env, Json, open_context
 from batchml.cli.output import print_json, print_line
 from batchml.cli.render import cells, cut, narrow_columns, printable, run_json, table, timestamp
 from batchml.cli.terminal import Rest, Screen, reading_keys, screen
-from batchml.cluster.poller import poll_pause
-from batchml.cluster.service import HostPrices, open_poller
+from batchml.cluster.service import HostPrices, open_poller, poll_pause
 from batchml.cluster.snapshot import ClusterSnapshot, RunRow
 from batchml.cluster.tables import (
     age_text,

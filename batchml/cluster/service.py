@@ -1,18 +1,283 @@
 """The pollers of an environment, and the prices of its hosts."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 
 from msgspec.structs import replace
 
 from batchml.aws.batch.cluster import ClusterApi
-from batchml.aws.batch.jobs import LiveApi
+from batchml.aws.batch.jobs import LIVE, JobApi, LiveApi
 from batchml.aws.pricing.prices import describe_failure
-from batchml.cluster.poller import ClusterPoller, ComputePoller
-from batchml.cluster.rows import price_item, with_prices
-from batchml.cluster.snapshot import ClusterSnapshot, QueueRow
+from batchml.cluster.rows import ClusterState, belongs_to, price_item, room_of, with_prices
+from batchml.cluster.snapshot import (
+    NO_CLUSTER,
+    ClusterSnapshot,
+    QueueRow,
+    count_placed,
+    count_runnable,
+    make_snapshot,
+)
 from batchml.context import Context
 from batchml.errors import AccessError
+from batchml.model.explanation import ComputeState, QueueState
+from batchml.model.hosts import ClusterHost, HostState
+from batchml.model.run import JobStatus, Run, first_child, first_start
+from batchml.runs.metrics.usage import AGE
+from batchml.runtime.protocol.log_marks import parse_mark
+
+# --- poller ---------------------------------------------------------------------------------------
+# Poll AWS for queues, compute environments, hosts, runs and the usage of runs.
+
+
+USAGE_EVERY = 15.0  # seconds between two polls; our runtime reports usage twice a minute
+PACE = 0.5  # seconds of pause for each call, so that a poll makes at most two calls a second
+MOST = 100  # runs of one DescribeJobs
+MOST_NODES = 16  # nodes of one run that are polled
+COMPUTE_EVERY = 15.0  # seconds between two polls; hosts take minutes to come and go
+
+
+class ComputePoller:
+    """Polls queues, compute environments and hosts at most every 15 seconds."""
+
+    def __init__(
+        self, api: ClusterApi, now: Callable[[], float], *, is_local: bool = False
+    ) -> None:
+        self._api = api
+        self._now = now
+        self._is_local = is_local
+        self._at: float | None = None
+        self._hosts_at: float | None = None
+        self._queues: dict[str, QueueState] = {}
+        self._computes: dict[str, ComputeState] | None = None
+        self._hosts: tuple[ClusterHost, ...] | None = None
+        self._fronts: dict[str, tuple[str, ...]] = {}
+        self._asked: dict[str, float] = {}  # queue -> when its front was asked for
+
+    @property
+    def calls(self) -> int:
+        return self._api.calls
+
+    def queues(self) -> list[str]:
+        """The names of all queues, which a poll asks for first.
+
+        Raises AccessError, ServiceError, ServiceUnreachable.
+        """
+        now = self._now()
+        if self._at is None or now - self._at >= COMPUTE_EVERY:
+            self._api.missing.clear()
+            self._queues = self._api.queues()
+            self._computes = self._api.computes()
+            self._at = now
+        return list(self._queues)
+
+    def poll(
+        self, queues: Sequence[str], waiting: Iterable[str], *, with_hosts: bool = True
+    ) -> ClusterState:
+        """The state of queues. `waiting`: the queues with waiting runs, whose order is asked for.
+
+        Without `with_hosts`, hosts are asked for only if a run waits.
+        """
+        self.queues()
+        waiting = list(waiting)
+        for queue in waiting:
+            if self._asked.get(queue, -COMPUTE_EVERY) + COMPUTE_EVERY <= self._now():
+                self._fronts[queue] = self._api.front(queue) or ()
+                self._asked[queue] = self._now()
+        known = ClusterState(self._queues, self._computes)
+        wanted = {
+            each.name: each for name in queues or self._queues for each in known.of_queue(name)
+        }
+        if not queues:  # also compute environments that no queue uses
+            wanted = dict(self._computes or {})
+        if self._hosts_at != self._at and (with_hosts or waiting):
+            self._hosts_at, self._hosts = self._at, self._poll_hosts(wanted)
+        return ClusterState(
+            self._queues,
+            self._computes,
+            self._hosts,
+            {queue: self._fronts[queue] for queue in waiting if self._fronts.get(queue)},
+            tuple(dict.fromkeys(self._api.missing.values())),
+            self._is_local,
+        )
+
+    def _poll_hosts(self, computes: Mapping[str, ComputeState]) -> tuple[ClusterHost, ...] | None:
+        if self._computes is None:
+            return None
+        joined = self._api.hosts(each.cluster for each in computes.values())
+        if joined is None:
+            return None
+        short = [each for each in computes.values() if _is_short(each, joined)]
+        if self._is_local or not short:
+            return joined
+        there = {host.instance for host in joined}
+        coming = self._api.launched(each.name for each in short)
+        return (*joined, *(host for host in coming if host.instance not in there))
+
+
+def _is_short(compute: ComputeState, joined: Sequence[ClusterHost]) -> bool:
+    """Whether desiredvCpus is more than the hosts that joined have."""
+    own = [host for host in joined if belongs_to(host, compute)]
+    coming = any(host.state is HostState.STARTING for host in own)
+    return coming or compute.desired_vcpus > room_of(own).vcpus
+
+
+def poll_pause(calls: int, wanted: float) -> float:
+    """Seconds until the next poll: as wanted, or longer if a poll takes many calls."""
+    return max(wanted, calls * PACE)
+
+
+class ClusterPoller:
+    """Polls everything. Values of a run that do not change are asked for once.
+
+    Without a `cluster` poller, snapshots have runs and queues only.
+    """
+
+    def __init__(
+        self,
+        batch: JobApi,
+        live: LiveApi,
+        now: Callable[[], float],
+        cluster: ComputePoller | None = None,
+    ) -> None:
+        self._batch = batch
+        self._live = live
+        self._now = now
+        self._cluster = cluster
+        self._details: dict[str, Run] = {}
+        self._begun: set[str] = set()  # runs that were described when they held a host
+        self._usage: dict[str, dict[str, float]] = {}
+        self._nodes: dict[str, dict[str, Run]] = {}  # run -> node -> how it was last
+        self._usage_at = 0.0
+        self._queues: list[str] = []
+
+    def poll(
+        self, queues: Sequence[str] = (), *, with_hosts: bool = True, with_usage: bool = True
+    ) -> ClusterSnapshot:
+        """Take a snapshot of these queues, or of all. Raises ServiceError, AccessError."""
+        before = self._count_calls()
+        calls = 0
+        if self._cluster is not None:
+            self._queues = self._cluster.queues()
+        elif not queues and not self._queues:
+            self._queues, calls = self._batch.queues(), 1
+        names = list(queues) or self._queues
+        # In the order of statuses: a run that moves on meanwhile is listed twice, never missed.
+        met = [run for queue in names for status in LIVE for run in self._live.runs(queue, status)]
+        runs = {run.job_id: run for run in met}
+        self._forget(runs)
+        calls += self._describe(list(runs.values()))
+        whole = [self._with_details(run) for run in runs.values()]
+        running = [run for run in whole if run.status is JobStatus.RUNNING]
+        calls += self._poll_usage(running) if with_usage else 0
+        nodes = {job_id: list(each.values()) for job_id, each in self._nodes.items()}
+        cluster = NO_CLUSTER
+        if self._cluster is not None:
+            waiting = dict.fromkeys(run.queue for run in whole if count_runnable(run))
+            cluster = self._cluster.poll(queues, waiting, with_hosts=with_hosts)
+        at = int(self._now() * 1000)
+        found = make_snapshot(names, whole, self._usage, at, nodes, cluster, queues)
+        return replace(found, calls=calls + self._count_calls() - before)
+
+    def _count_calls(self) -> int:
+        return self._live.calls + (self._cluster.calls if self._cluster is not None else 0)
+
+    def _describe(self, runs: Sequence[Run]) -> int:
+        """Describe runs that hold a host and are new or have a new attempt.
+
+        Then, as far as one call goes, waiting runs, whose request does not change.
+        """
+        asked = [run.job_id for run in runs if count_placed(run) and not self._is_known(run)][:MOST]
+        self._begun.update(asked)
+        firsts = [first_child(run.job_id) for run in runs if run.children and run.job_id in asked]
+        oldest = sorted(runs, key=lambda run: run.created_at or 0)
+        later = [run.job_id for run in oldest if not count_placed(run) and not self._is_known(run)]
+        ids = [*asked, *firsts]
+        ids += later[: -len(ids) % MOST if ids else MOST]
+        if not ids:
+            return 0
+        described = self._batch.describe(ids)
+        starts = {each: first_start(described.pop(each, None)) for each in firsts}
+        for job_id, run in described.items():
+            start = run.started_at or starts.get(first_child(job_id))
+            self._details[job_id] = replace(run, started_at=start)
+        return -(-len(ids) // MOST)
+
+    def _is_known(self, run: Run) -> bool:
+        """Whether the details of a run are up to date.
+
+        A run that holds a host is described again if it was described before that.
+        """
+        known = self._details.get(run.job_id)
+        if known is None or not count_placed(run):
+            return known is not None
+        return run.job_id in self._begun and known.status is not JobStatus.STARTING
+
+    def _with_details(self, run: Run) -> Run:
+        known = self._details.get(run.job_id)
+        if known is None:
+            return run
+        return replace(
+            known,
+            status=run.status,
+            status_reason=run.status_reason,
+            started_at=run.started_at or known.started_at,
+            children=run.children,
+        )
+
+    def _poll_usage(self, running: Sequence[Run]) -> int:
+        """Read the usage of runs from their logs; return the number of calls to AWS Batch."""
+        now = self._now()
+        if now - self._usage_at < USAGE_EVERY:
+            return 0
+        self._usage_at = now
+        calls = self._poll_nodes([run for run in running if run.nodes])
+        nodes = [node for each in self._nodes.values() for node in each.values()]
+        # The last attempt of each is the current one.
+        streams = {run.attempts[-1].log_stream: run for run in (*running, *nodes) if run.attempts}
+        since = int(now * 1000) - AGE
+        for group in sorted({run.log_group for run in streams.values()}):
+            own = sorted(name for name, run in streams.items() if name and run.log_group == group)
+            try:
+                for stream, _, message in self._live.read_marks(group, own, since):
+                    mark = parse_mark(message)
+                    if mark is not None and mark[0] == "usage":
+                        used = {name: float(value) for name, value in mark[1].items()}
+                        self._usage[streams[stream].job_id] = used
+            except AccessError:
+                break  # without permission to read logs, all but the usage is shown
+        return calls
+
+    def _poll_nodes(self, running: Sequence[Run]) -> int:
+        """Describe the nodes that had not begun before, in at most one call."""
+        asked: dict[str, str] = {}  # node -> run
+        for run in running:
+            known = self._nodes.get(run.job_id, {})
+            ids = [f"{run.job_id}#{index}" for index in range(min(run.nodes, MOST_NODES))]
+            asked |= {each: run.job_id for each in ids if not _has_begun(known.get(each))}
+        ids = list(asked)[:MOST]
+        for job_id, node in (self._batch.describe(ids) if ids else {}).items():
+            self._nodes.setdefault(asked[job_id], {})[job_id] = node
+        return int(bool(ids))
+
+    def _forget(self, runs: Mapping[str, Run]) -> None:
+        """Drop runs that have ended; describe those again that lost their host."""
+        gone = {job_id for job_id in self._details if job_id not in runs}
+        gone |= {
+            each for each, run in runs.items() if each in self._begun and not count_placed(run)
+        }
+        gone |= {job_id for job_id in self._nodes if job_id not in runs}
+        self._begun -= gone
+        for job_id in gone:
+            self._details.pop(job_id, None)
+            for each in (job_id, *self._nodes.pop(job_id, ())):
+                self._usage.pop(each, None)
+
+
+def _has_begun(node: Run | None) -> bool:
+    return node is not None and bool(node.attempts) and node.status is not JobStatus.STARTING
+
+
+# --- service --------------------------------------------------------------------------------------
 
 
 def open_poller(context: Context) -> ClusterPoller:

@@ -1,5 +1,6 @@
 """A snapshot of queues, runs, compute environments and hosts as table rows. Pure."""
 
+import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -7,7 +8,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from batchml.aws.batch.jobs import LIVE
-from batchml.cluster.queueing import describe_move, positions, short_reason
 from batchml.cluster.rows import (
     ClusterState,
     ComputeRow,
@@ -16,12 +16,224 @@ from batchml.cluster.rows import (
     compute_rows,
     host_rows,
     names_of_hosts,
+    room_of,
     sum_hosts,
 )
-from batchml.model.explanation import QueueState
+from batchml.model.explanation import ComputeState, QueueState
+from batchml.model.fallback import FALLBACK_TAG
 from batchml.model.group import GANG_TAG
+from batchml.model.hosts import ClusterHost, HostResources, HostState
+from batchml.model.names import short_duration, short_id
 from batchml.model.run import JobStatus, Run, shown_state
 from batchml.runtime.protocol.launch import RAY, LaunchPlan
+
+# --- queueing -------------------------------------------------------------------------------------
+# Positions of runs in a queue, and short reasons why a run waits, like squeue's REASON. Pure.
+#
+# `batchml explain` gives long reasons. Sources: AWS Batch User Guide, "Job scheduling" (first in,
+# first out by the time of submission, unless the queue has a scheduling policy; the head of a
+# queue blocks the runs behind it) and "Jobs stuck in RUNNABLE" (AWS Batch's status reasons).
+
+
+_SHORT_REASONS = {
+    "INSUFFICIENT_INSTANCE_CAPACITY": "no capacity",
+    "COMPUTE_ENVIRONMENT_MAX_RESOURCE": "too large for its compute",
+    "JOB_RESOURCE_REQUIREMENT": "too large for any host",
+    "SERVICE_ROLE_PERMISSIONS": "service role may not start hosts",
+    "EC2_INSTANCE_CONFIGURATION_UNSUPPORTED": "hosts cannot start with this configuration",
+}
+
+
+def count_runnable(run: Run) -> int:
+    """The number of a run's containers that are RUNNABLE, so that they wait for a host."""
+    if run.children:
+        return run.children.get(JobStatus.RUNNABLE.value, 0)
+    return int(run.status is JobStatus.RUNNABLE)
+
+
+def positions(
+    runs: Sequence[Run], front: Sequence[str] | None, *, is_fair: bool = False
+) -> dict[str, int]:
+    """Job id -> its position among the RUNNABLE containers of a queue, from 1.
+
+    `front` is AWS Batch's own order, which includes retries; other runs follow by age. With a
+    scheduling policy (`is_fair`) age does not count, and runs that are not in `front` have no
+    position.
+    """
+    waiting = {run.job_id: run for run in runs if count_runnable(run)}
+    found: dict[str, int] = {}
+    place = 0
+    for each in front or ():
+        owner = each.partition(":")[0].partition("#")[0]
+        if owner in waiting:  # other runs have started since
+            place += 1
+            found.setdefault(owner, place)
+    if is_fair:
+        return found
+    rest = [run for job_id, run in waiting.items() if job_id not in found]
+    for run in sorted(rest, key=lambda run: (run.created_at or 0, run.job_id)):
+        found[run.job_id] = place + 1
+        place += count_runnable(run)
+    return found
+
+
+def short_reason(run: Run, place: int | None, cluster: ClusterState) -> str:
+    """Why a run waits, in a few words; empty if it does not wait or the reason is unknown."""
+    if run.status.is_terminal or run.status.holds_resources:
+        return ""
+    if not count_runnable(run):
+        return _not_runnable(run)
+    if run.status_reason and not run.children:
+        return shorten_reason(run.status_reason)
+    if place is None:
+        return "waits for its share's turn" if _is_fair(run.queue, cluster) else ""
+    if place > 1:
+        return f"{place - 1} before it"
+    return _of_queue(run.queue, cluster) or _of_hosts(run, cluster)
+
+
+def describe_move(run: Run, now: float) -> str:
+    """Where and when a waiting run with `--fallback` moves: `moves to gpu in 17 s`. `now` in ms.
+
+    Empty for other runs, and for a run with dependencies: the time since which it finds no host is
+    unknown.
+    """
+    queue, _, after = run.tags.get(FALLBACK_TAG, "").rpartition(":")
+    if run.status is not JobStatus.RUNNABLE or queue in ("", run.queue) or not after.isdecimal():
+        return ""
+    ends = [each.stopped_at or 0 for each in run.attempts]
+    since = max(ends, default=0) or (0 if run.depends_on else run.created_at or 0)
+    if not since:
+        return ""
+    left = int(after) - (now - since) / 1000
+    return (
+        f"moves to {queue} in {short_duration(math.ceil(left))}"
+        if left > 0
+        else f"moves to {queue}"
+    )
+
+
+def shorten_reason(status_reason: str) -> str:
+    """AWS Batch's status reason of a run that cannot be placed, in a few words."""
+    code = status_reason.partition(" - ")[0].rpartition(":")[2].strip()
+    if code in _SHORT_REASONS:
+        return _SHORT_REASONS[code]
+    is_code = code.replace("_", "").isalnum() and code == code.upper()
+    return code.replace("_", " ").lower() if is_code else status_reason
+
+
+def _not_runnable(run: Run) -> str:
+    if run.status is JobStatus.SUBMITTED:
+        return "just submitted"
+    if run.children:  # its children run, or will soon
+        return ""
+    if not run.depends_on:
+        return "waits for other runs"
+    more = len(run.depends_on) - 1
+    return f"after {short_id(run.depends_on[0])}{f' and {more} more' if more else ''}"
+
+
+def _is_fair(queue: str, cluster: ClusterState) -> bool:
+    known = cluster.queues.get(queue)
+    return known is not None and bool(known.policy)
+
+
+def _of_queue(name: str, cluster: ClusterState) -> str:
+    """The fault of the queue, or of all its compute environments."""
+    queue = cluster.queues.get(name)
+    if queue is None:
+        return ""
+    if queue.status not in ("VALID", "UPDATING"):
+        return f"queue is {queue.status}"
+    if not queue.is_enabled:
+        return "queue is DISABLED"
+    if not queue.environments:
+        return "queue has no compute"
+    computes = cluster.of_queue(name)
+    if not computes or any(_is_usable(each) for each in computes):
+        return ""
+    bad = computes[0]
+    return f"compute is {bad.status if bad.is_enabled else 'DISABLED'}"
+
+
+def _is_usable(compute: ComputeState) -> bool:
+    return compute.is_enabled and compute.status in ("VALID", "UPDATING")
+
+
+def _of_hosts(run: Run, cluster: ClusterState) -> str:
+    """Why the head of a queue without faults waits."""
+    computes = [each for each in cluster.of_queue(run.queue) if _is_usable(each)]
+    if not computes or not run.vcpus:
+        return ""
+    asked = run.vcpus * max(1, run.nodes)
+    most = max(each.max_vcpus for each in computes)
+    if asked > most and all(each.max_vcpus for each in computes):
+        return f"needs {asked} vCPUs, compute has {most} at most"
+    if cluster.hosts is None:
+        return ""
+    hosts = _hosts_of(computes, cluster)
+    fit = [
+        host for host in hosts
+        if host.takes_runs and host.room.holds(run.vcpus, run.memory_mib, run.gpus)
+    ]  # fmt: skip
+    if len(fit) >= max(1, run.nodes):
+        return _of_maximum(asked, computes, cluster) or "next to start"
+    if any(host.state is HostState.STARTING for host in hosts) or _grows(computes, cluster):
+        return "hosts are starting"
+    if hosts and (cluster.is_local or not any(each.is_managed for each in computes)):
+        return _lacking(run, hosts)
+    used = room_of(hosts).used_vcpus
+    if all(_used(each, cluster) + asked > each.max_vcpus for each in computes):
+        return f"compute is full: {used:g} of {sum(each.max_vcpus for each in computes)} vCPUs"
+    return "waits for a host"
+
+
+def _of_maximum(asked: int, computes: Sequence[ComputeState], cluster: ClusterState) -> str:
+    """Whether a `local` compute environment is at its maximum, though the machine has room.
+
+    In AWS the maximum bounds only the start of new hosts.
+    """
+    total, held = sum(each.max_vcpus for each in computes), cluster.held_of(computes)
+    if not cluster.is_local or not total or held + asked <= total:
+        return ""
+    return f"compute is full: {held:g} of {total} vCPUs"
+
+
+def _hosts_of(computes: Iterable[ComputeState], cluster: ClusterState) -> list[ClusterHost]:
+    """Each host once: compute environments of `local` share the machine."""
+    return list({host.id: host for each in computes for host in cluster.hosts_of(each)}.values())
+
+
+def _grows(computes: Iterable[ComputeState], cluster: ClusterState) -> bool:
+    """Whether desiredvCpus is more than the hosts have."""
+    return any(each.desired_vcpus > room_of(cluster.hosts_of(each)).vcpus for each in computes)
+
+
+def _used(compute: ComputeState, cluster: ClusterState) -> float:
+    return room_of(cluster.hosts_of(compute)).used_vcpus
+
+
+def _lacking(run: Run, hosts: Iterable[ClusterHost]) -> str:
+    """The resource that is too scarce for the run: GPUs first, memory last."""
+    if run.nodes > 1:
+        return f"needs {run.nodes} times {run.vcpus} vCPUs at once"
+    rooms: list[HostResources] = [host.room for host in hosts if host.takes_runs]
+    asked: dict[str, tuple[int, list[float]]] = {
+        "GPU": (run.gpus, [room.gpus - room.used_gpus for room in rooms]),
+        "vCPU": (run.vcpus, [room.vcpus - room.used_vcpus for room in rooms]),
+        "MiB": (run.memory_mib, [room.memory_mib - room.used_memory_mib for room in rooms]),
+    }
+    for unit, (wanted, free) in asked.items():
+        most = max(free, default=0)
+        if wanted > most:
+            return (
+                f"needs {wanted} {unit}{'s' if wanted > 1 and unit != 'MiB' else ''}, {most:g} free"
+            )
+    return "no host has room for it"
+
+
+# --- snapshot -------------------------------------------------------------------------------------
+
 
 NO_CLUSTER = ClusterState()
 

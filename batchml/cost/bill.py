@@ -13,14 +13,12 @@ from statistics import median
 from msgspec import Struct
 from msgspec.structs import replace
 
-from batchml.aws.batch.hosts import RunHost
-from batchml.aws.pricing.instances import InstanceType
-from batchml.aws.pricing.prices import Price, PriceTable
+from batchml.aws.batch.cluster import RunHost
+from batchml.aws.pricing.prices import InstanceType, Price, PriceTable
 from batchml.aws.pricing.spot import MAX_AGE, SpotHistory
 from batchml.cost.estimate import reason_unknown
 from batchml.cost.quote import HOUR, OWN_PRICE, Candidate, ContainerNeed, Usd, disk_hour
-from batchml.model.record import Record
-from batchml.model.run import Attempt, OutcomeClass, Run, classify, ran_seconds
+from batchml.model.run import Attempt, OutcomeClass, Record, Run, classify, ran_seconds
 
 # --- rates ----------------------------------------------------------------------------------
 

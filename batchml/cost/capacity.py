@@ -20,7 +20,7 @@ from batchml.aws.capacity import (
     score_requests,
 )
 from batchml.aws.pricing.cache import Prices
-from batchml.aws.pricing.instances import InstanceTypes
+from batchml.aws.pricing.prices import InstanceTypes
 from batchml.aws.session import Access, Session
 from batchml.cost.estimate import (
     ComputeEstimate,

@@ -10,9 +10,8 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from batchml.aws.pricing.instances import InstanceType, InstanceTypes
 from batchml.aws.pricing.price_list import find_charge
-from batchml.aws.pricing.prices import Price, PriceTable
+from batchml.aws.pricing.prices import InstanceType, InstanceTypes, Price, PriceTable
 from batchml.model.environment import Compute, Environment
 
 MONTH = 730  # hours

@@ -7,10 +7,15 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from batchml.aws.batch.hosts import HostPool, RunHost, fetch_host_pools, find_hosts
+from batchml.aws.batch.cluster import HostPool, RunHost, fetch_host_pools, find_hosts
 from batchml.aws.naming import qualified, queue_name
-from batchml.aws.pricing.instances import InstanceType, InstanceTypes
-from batchml.aws.pricing.prices import Price, PriceTable, describe_failure
+from batchml.aws.pricing.prices import (
+    InstanceType,
+    InstanceTypes,
+    Price,
+    PriceTable,
+    describe_failure,
+)
 from batchml.aws.pricing.spot import MAX_AGE, SpotHistory, fetch_spot_history
 from batchml.cost.bill import (
     Bill,
@@ -44,8 +49,7 @@ from batchml.cost.quote import (
 from batchml.errors import BatchmlError, NotFound
 from batchml.model.job import JobSpec
 from batchml.model.names import dollars, duration
-from batchml.model.record import NOT_KNOWN, Record, run_from_record
-from batchml.model.run import JobStatus, Run
+from batchml.model.run import NOT_KNOWN, JobStatus, Record, Run, run_from_record
 
 if TYPE_CHECKING:
     from batchml.context import Context

@@ -9,11 +9,9 @@ from batchml.cli.app import app
 from batchml.cli.options import Env, Json, OneRun, open_context
 from batchml.cli.output import print_json, print_line, say
 from batchml.cli.render import job_title, printable, run_json
-from batchml.explain.ask import ExplainedRun
-from batchml.explain.service import explain_run
+from batchml.explain.ask import ExplainedRun, explain_run
 from batchml.explain.suggest import describe_time
-from batchml.model.record import NOT_KNOWN
-from batchml.model.run import shown_state
+from batchml.model.run import NOT_KNOWN, shown_state
 
 _NARROWEST = 20  # columns of a terminal below which lines are not folded
 

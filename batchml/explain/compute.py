@@ -6,7 +6,7 @@ some time: a host takes minutes to boot, and meanwhile AWS Batch reports problem
 
 import re
 
-from batchml.explain.observations import BOOT, AwsQuestion, RunObservations, is_usable
+from batchml.explain.clues import BOOT, AwsQuestion, RunObservations, is_usable
 from batchml.explain.suggest import (
     CommandWriter,
     count,

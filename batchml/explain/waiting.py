@@ -9,9 +9,9 @@ from itertools import groupby
 
 from msgspec.structs import replace
 
-from batchml.cluster.queueing import describe_move
+from batchml.cluster.snapshot import describe_move
 from batchml.explain import compute
-from batchml.explain.observations import SOON, AwsQuestion, RunObservations
+from batchml.explain.clues import SOON, AwsQuestion, RunObservations
 from batchml.explain.suggest import CommandWriter, count, describe_time, join_numbers, name_and_id
 from batchml.model.explanation import Explanation
 from batchml.model.fallback import FALLBACK_TAG

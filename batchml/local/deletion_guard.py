@@ -16,8 +16,7 @@ from batchml.runtime.transfer.archive import mark_freed
 from batchml.runtime.transfer.backends import ArchiveStore
 from batchml.runtime.transfer.manifest import ArchiveManifest, read_manifest
 from batchml.runtime.transfer.parallel import TransferProgress
-from batchml.runtime.transfer.remove import remove
-from batchml.runtime.transfer.restore import find_unarchived, missing_files, verify
+from batchml.runtime.transfer.restore import find_unarchived, missing_files, remove, verify
 from batchml.runtime.transfer.tree import LeftOut, TransferError, Tree, TreeEntry
 
 WORKSPACE, DATA, VOLUMES = "workspace", "data", "volumes"

@@ -31,9 +31,7 @@ if TYPE_CHECKING:
 IMAGE = "controller"  # below images/
 ROLE = "ControllerRoleArn"  # an output of the stack `roles`
 
-QUEUE = (
-    "controllers"  # on `local`, also the name of its compute environment: local/batch/records.py
-)
+QUEUE = "controllers"  # on `local`, also the name of its compute environment: local/batch/state.py
 AT_ONCE = 64  # controllers of one machine
 
 # AWS Batch starts a new attempt after a lost, killed or failed controller, as often as it allows.

@@ -18,7 +18,7 @@ from batchml.runs.find import select
 
 if TYPE_CHECKING:
     from batchml.context import Context
-    from batchml.model.record import RunName
+    from batchml.model.run import RunName
 
 _SURE = 8  # characters of an id that is searched for in the history of other environments
 

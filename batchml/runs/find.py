@@ -12,8 +12,14 @@ import msgspec
 from batchml.context import Context
 from batchml.errors import AccessError, BatchmlError, NotFound, ServiceError
 from batchml.model.fallback import MOVED_MARK
-from batchml.model.record import NOT_KNOWN, NOT_KNOWN_WORDS, RunName
-from batchml.model.run import first_child, first_start, has_begun
+from batchml.model.run import (
+    NOT_KNOWN,
+    NOT_KNOWN_WORDS,
+    RunName,
+    first_child,
+    first_start,
+    has_begun,
+)
 from batchml.runs.metrics.series import gather, last_values
 from batchml.runs.names import bare_id, select_run
 from batchml.runs.rerun.rules import first_numbers, own_id, ranges
@@ -23,8 +29,7 @@ if TYPE_CHECKING:
     from batchml.aws.batch.jobs import JobApi
     from batchml.context import Context
     from batchml.history import Remembered
-    from batchml.model.record import Record
-    from batchml.model.run import Run
+    from batchml.model.run import Record, Run
     from batchml.runs.metrics.series import Series
 
 READING_TIME = 5.0  # seconds that a log is read for its metrics before the rest is left unread

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, NoReturn
 
 from batchml.errors import NotFound, UsageError
 from batchml.model.names import bare_name, is_key, short_id, split_key
-from batchml.model.record import RunName
+from batchml.model.run import RunName
 
 if TYPE_CHECKING:
-    from batchml.model.record import RunName
+    from batchml.model.run import RunName
 
 _JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _LAST = re.compile(r"@last(?:~(\d{1,6}))?")

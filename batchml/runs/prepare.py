@@ -27,7 +27,7 @@ from batchml.jobs.find import ImageSource, find_source
 from batchml.model.group import GROUP_TAG
 from batchml.model.job import JobSpec
 from batchml.model.names import new_key, new_token, to_name
-from batchml.model.record import Record
+from batchml.model.run import Record
 from batchml.runs.job_images import image_reference, own_image_notices
 from batchml.runs.options import (
     DEFAULT_QUEUE,
@@ -42,8 +42,8 @@ from batchml.runs.scripts import from_script, true_sizes
 if TYPE_CHECKING:
     from batchml.model.group import GroupJob
     from batchml.runs.fallback.move import FallbackPlan
-    from batchml.runs.git_commit import CommitQuery, GitCommit
     from batchml.runs.groups.submit import SubmitIntent
+    from batchml.runs.package import CommitQuery, GitCommit
 
 
 class PreparedRun(Struct, frozen=True):
@@ -103,7 +103,7 @@ def prepare(
     workers: list[tuple[GroupJob, SubmissionContext]] = []
     run = spec
     if spec.groups:
-        from batchml.runs.groups.prepare import split
+        from batchml.runs.groups.submit import split
 
         (head, submission), *workers = split(context, request, spec, submission, store, platform)
         run = head.spec
@@ -124,7 +124,7 @@ def prepare(
     record = _record(context, request, job, run, requests, submission, image, commit)
     intents: list[SubmitIntent] = []
     if workers:
-        from batchml.runs.groups.prepare import with_workers
+        from batchml.runs.groups.submit import with_workers
 
         record, intents = with_workers(record, workers, make)
     plan: FallbackPlan | None = None
@@ -145,14 +145,14 @@ def query_commit(folder: Path) -> "CommitQuery | None":
     """The query for the folder's commit; None outside a git repository."""
     if not any((above / ".git").exists() for above in (folder, *folder.parents)):
         return None
-    from batchml.runs.git_commit import CommitQuery
+    from batchml.runs.package import CommitQuery
 
     return CommitQuery(folder)
 
 
 def _check_nodes(context: Context, spec: JobSpec, store: PackageStore, *, dry_run: bool) -> None:
     if spec.nodes > 1 or spec.launch.kind != "plain":
-        from batchml.runs.groups.prepare import check_nodes
+        from batchml.runs.groups.submit import check_nodes
 
         queue, asks = spec.queue or DEFAULT_QUEUE, not (dry_run or context.settings.is_local)
         check_nodes(context, spec, queue, has_runtime=store.is_read, asks=asks)

@@ -8,7 +8,7 @@ from batchml.aws.batch.jobs import JobApi
 from batchml.clock import Clock
 from batchml.errors import BatchmlError, ServiceError
 from batchml.history import History
-from batchml.model.record import Record
+from batchml.model.run import Record
 from batchml.runs.in_flight import InFlight, Unsent
 from batchml.runs.send import adopt, lag, look_up
 

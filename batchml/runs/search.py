@@ -19,15 +19,16 @@ from batchml.history import History, Remembered
 from batchml.model.fallback import WATCHES_TAG, moved_to
 from batchml.model.group import GANG_TAG, GROUP_TAG, is_worker
 from batchml.model.names import is_key, split_key
-from batchml.model.record import Record, run_from_record
 from batchml.model.run import (
     JobStatus,
     OutcomeClass,
+    Record,
     Run,
     classify,
     first_child,
     first_start,
     has_begun,
+    run_from_record,
     shown_state,
 )
 

@@ -22,8 +22,7 @@ from batchml.errors import (
 )
 from batchml.history import History
 from batchml.model.names import bare_name
-from batchml.model.record import Record
-from batchml.model.run import JobStatus
+from batchml.model.run import JobStatus, Record
 from batchml.runs.in_flight import InFlight, RateBucket
 
 # --- Finding the job of a submission by its name -------------------------------------------------

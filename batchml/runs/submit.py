@@ -10,7 +10,7 @@ from batchml.clock import Clock
 from batchml.context import Context, Notify, drop_cache
 from batchml.errors import BatchmlError, NoQueue, SubmissionUnknown
 from batchml.history import History
-from batchml.model.record import Record
+from batchml.model.run import Record
 from batchml.runs.in_flight import InFlight, RateBucket
 from batchml.runs.job_images import publish
 from batchml.runs.options import DEFAULT_QUEUE
@@ -58,7 +58,7 @@ def submit_run(context: Context, prepared: PreparedRun, tell: Notify = lambda _:
 def _send(context: Context, prepared: PreparedRun, bucket: RateBucket | None, tell: Notify) -> str:
     record = replace(prepared.record, at=int(context.clock.now() * 1000))
     if prepared.workers:
-        from batchml.runs.groups.prepare import send_group_run
+        from batchml.runs.groups.submit import send_group_run
 
         for each in prepared.workers:
             if each.requests.document is not None:

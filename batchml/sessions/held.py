@@ -1,6 +1,6 @@
 """A run that is held for a person, an allocation or a notebook: prepare it, wait for it, end it.
 
-The run ends itself when it is idle (`runtime/sessions/idle.py`). So a killed client or a closed
+The run ends itself when it is idle (`runtime/sessions/alloc.py`). So a killed client or a closed
 laptop costs no more than the idle time.
 """
 
@@ -13,7 +13,7 @@ import msgspec
 
 from batchml.cost.service import bill_of, quote_of_job
 from batchml.errors import BatchmlError, HeldRunEnded
-from batchml.explain.service import waiting_reason
+from batchml.explain.ask import waiting_reason
 from batchml.model.group import HELD_TAG
 from batchml.model.names import dollar_range
 from batchml.model.outcome import describe_outcome
@@ -23,11 +23,10 @@ from batchml.runs.groups.members import stop_all
 from batchml.runs.options import RunRequest, resolve_job
 from batchml.runs.prepare import PreparedRun, prepare
 from batchml.runs.watch.events import LinesLost
-from batchml.runs.watch.intervals import ReasonReporter
-from batchml.runs.watch.poller import Outages, RunPoller
+from batchml.runs.watch.poller import Outages, ReasonReporter, RunPoller
 from batchml.runs.watch.wait import wait_and_keep
 from batchml.runtime.exec.presence import HELD_FOR
-from batchml.runtime.sessions.idle import LIMIT, RATE, format_seconds
+from batchml.runtime.sessions.alloc import LIMIT, RATE, format_seconds
 from batchml.sessions.exec.backends import capture_output
 from batchml.sessions.exec.session_manager import find_plugin
 from batchml.sessions.exec.target import ExecTarget, find_target

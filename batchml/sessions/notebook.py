@@ -4,7 +4,10 @@ The token is made in the run (`runtime/sessions/notebook.py`) and fetched by a c
 request, log, history or argument contains it.
 """
 
+import html
+import json
 import os
+import webbrowser
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct
 
+from batchml.cli.output import say
 from batchml.errors import (
     BatchmlError,
     ExecUnavailable,
@@ -23,12 +27,12 @@ from batchml.errors import (
 from batchml.jobs.find import find_image
 from batchml.model.group import HELD_TAG, NOTEBOOK
 from batchml.model.job import JobSpec, Resources
-from batchml.model.record import Record
-from batchml.model.run import Run, classify
+from batchml.model.run import Record, Run, classify
 from batchml.model.tables import parse_size
 from batchml.runs.find import described, select
 from batchml.runs.held import last_message
 from batchml.runs.options import SubmitOptions
+from batchml.runtime.storage.folder import write_atomically
 from batchml.sessions.exec.backends import capture_output, open_port_forward
 from batchml.sessions.exec.session_manager import find_plugin
 from batchml.sessions.exec.target import ExecTarget, describe_end
@@ -355,3 +359,23 @@ def _reopen(
         except (ServiceUnreachable, NotRunning):
             context.renew()
             context.clock.sleep(next(pauses, _PAUSES[-1]))
+
+
+# --- browser --------------------------------------------------------------------------------------
+# Open a URL with a token in the user's browser.
+
+
+def open_browser(context: "Context", url: str, title: str) -> None:
+    """Open a local page that leads to `url`: every user can read the browser's arguments."""
+    path = context.home.root / f"{title.lower()}.html"
+    write_atomically(str(path), redirect_page(url, title))
+    if not webbrowser.open(path.as_uri()):
+        say("No browser was found on this machine. Open the URL by hand.")
+
+
+def redirect_page(url: str, title: str) -> bytes:
+    return (
+        f'<!DOCTYPE html><meta charset="utf-8"><title>{title}</title>'
+        f"<script>location.replace({json.dumps(url)})</script>"
+        f'<a href="{html.escape(url)}">{title}</a>\n'
+    ).encode()

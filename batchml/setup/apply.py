@@ -16,11 +16,11 @@ from batchml.aws.cloudformation import Stack
 from batchml.aws.naming import qualified
 from batchml.errors import BatchmlError, NotConverging, WouldLoseData
 from batchml.model.names import bare_name
-from batchml.setup import batch_steps, sharing, stack_steps
+from batchml.setup import batch_steps, sharing
+from batchml.setup import batch_steps as stack_steps
 from batchml.setup.desired import SetupSpec
 from batchml.setup.plan import make_plan
-from batchml.setup.tools import SetupTools, Steps
-from batchml.setup.values import (
+from batchml.setup.sharing import (
     TAG_ENV,
     TAG_SOURCE,
     Action,
@@ -30,6 +30,7 @@ from batchml.setup.values import (
     WantedState,
     is_known,
 )
+from batchml.setup.tools import SetupTools, Steps
 
 # --- one step -------------------------------------------------------------------------------
 # Each function takes a step, waits until AWS has finished, and returns the state after it. While it

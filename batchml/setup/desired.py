@@ -20,7 +20,7 @@ from batchml.aws.naming import Platform, Site, make_platform, make_site, stack_n
 from batchml.model.environment import LOCAL, Compute, Environment
 from batchml.setup import sharing
 from batchml.setup.plan import DATA_TYPES
-from batchml.setup.values import TAG_SOURCE, UNKNOWN, CurrentState, WantedState
+from batchml.setup.sharing import TAG_SOURCE, UNKNOWN, CurrentState, WantedState
 
 # In the order of creation; teardown reverses it.
 STACKS = ("network", "roles", "storage", "observability", "ami")

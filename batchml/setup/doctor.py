@@ -13,11 +13,19 @@ from msgspec import Struct
 from batchml.aws import iam
 from batchml.aws import session as identity
 from batchml.aws.batch.resources import ComputeApi
-from batchml.aws.capacity import ENDED_STATES, ReservationTable, fetch_reservations
+from batchml.aws.capacity import (
+    ENDED_STATES,
+    Quota,
+    QuotaNeed,
+    ReservationTable,
+    fetch_reservations,
+    find_quota,
+    needed_quotas,
+    read_quotas,
+)
 from batchml.aws.credentials_help import allow_statements, clock_skew, explain_clock_skew
 from batchml.aws.errors import translate_errors
 from batchml.aws.iam import Command, PermissionCheck, needed_permissions
-from batchml.aws.quotas import Quota, QuotaNeed, find_quota, needed_quotas, read_quotas
 from batchml.aws.session import CallerIdentity, Session
 from batchml.clock import Clock
 from batchml.cost.capacity import describe_reservation

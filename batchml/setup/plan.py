@@ -14,7 +14,7 @@ from batchml.aws.cloudformation import Blueprint, ChangeSet, Stack
 from batchml.aws.ec2 import content_hash
 from batchml.model.names import bare_name
 from batchml.setup import sharing
-from batchml.setup.values import Action, CurrentState, PlanStep, ResourceKind, WantedState
+from batchml.setup.sharing import Action, CurrentState, PlanStep, ResourceKind, WantedState
 
 _NOT_DESCRIBED = "it is not described any more"
 

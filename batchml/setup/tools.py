@@ -14,7 +14,7 @@ from batchml.aws.ec2 import LaunchApi
 from batchml.clock import Clock
 from batchml.errors import AccessError, BatchmlError, ServiceError, SetupFailed
 from batchml.model.polling import PollIntervals, backoff
-from batchml.setup.values import CurrentState, ResourceKind, is_known
+from batchml.setup.sharing import CurrentState, ResourceKind, is_known
 
 # --- causes and fixes -----------------------------------------------------------------------
 # A failed stack reports every resource that AWS then cancelled. Users have to fix the first

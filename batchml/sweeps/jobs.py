@@ -18,8 +18,7 @@ from batchml.context import Context, Notify
 from batchml.errors import BatchmlError, NotFound, ServiceError, UsageError
 from batchml.jobs.code import CodeArchive, pack
 from batchml.model.names import to_name
-from batchml.model.record import Record
-from batchml.model.run import Run
+from batchml.model.run import Record, Run
 from batchml.runs.in_flight import RateBucket
 from batchml.runs.package import PackageStore, put
 from batchml.runs.send import adopt, lag, look_up, own_share

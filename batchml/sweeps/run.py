@@ -15,7 +15,7 @@ from batchml.context import Context, Notify, open_cache
 from batchml.errors import BatchmlError, ConfigError, NotFound, SweepHasController
 from batchml.jobs.images import pinned, read_recipe
 from batchml.model.names import new_key, to_name
-from batchml.model.record import Record
+from batchml.model.run import Record
 from batchml.runs.controllers import (
     IMAGE,
     ControllerRun,

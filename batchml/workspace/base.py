@@ -8,7 +8,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from batchml.errors import UsageError
-from batchml.model.workspace import OnProgress, TransferReport, WorkspaceEntry
+from batchml.model.environment import OnProgress, TransferReport, WorkspaceEntry
 from batchml.runtime.transfer.tree import Tree
 from batchml.runtime.transfer.worker import SingleFileTree
 

@@ -17,7 +17,7 @@ from batchml.cli.render import cut, duration, printable, table, timestamp
 from batchml.cli.terminal import BottomLine, is_dumb, window_width
 from batchml.clock import Clock
 from batchml.errors import UsageError
-from batchml.model.workspace import (
+from batchml.model.environment import (
     OnProgress,
     TransferReport,
     TransferStatus,

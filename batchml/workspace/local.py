@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from batchml.errors import NotFound, TransferFailed, UsageError
-from batchml.model.workspace import (
+from batchml.model.environment import (
     OnProgress,
     TransferReport,
     TransferStatus,
@@ -19,8 +19,7 @@ from batchml.runtime.transfer.backends import ArchiveStore, open_archive
 from batchml.runtime.transfer.main import list_folder
 from batchml.runtime.transfer.parallel import TransferProgress
 from batchml.runtime.transfer.receive import FolderSource, TransferResult, combine, receive
-from batchml.runtime.transfer.remove import remove
-from batchml.runtime.transfer.restore import ArchiveIncomplete, restore
+from batchml.runtime.transfer.restore import ArchiveIncomplete, remove, restore
 from batchml.runtime.transfer.tree import FOLDER, LeftOut, TransferError, Tree, TreeEntry, join_path
 from batchml.workspace.base import PlannedCopy, plan_copies, pull_target
 

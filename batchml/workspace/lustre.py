@@ -24,14 +24,14 @@ from batchml.aws.fsx import (
 )
 from batchml.clock import Clock
 from batchml.errors import FsxTaskFailed, NotFound, TransferFailed
-from batchml.model.polling import PollIntervals, backoff
-from batchml.model.workspace import (
+from batchml.model.environment import (
     OnProgress,
     TransferReport,
     TransferStatus,
     WorkspaceEntry,
     relative_path,
 )
+from batchml.model.polling import PollIntervals, backoff
 from batchml.runtime.transfer.backends import PosixArchive
 from batchml.runtime.transfer.receive import TransferResult, combine, receive
 from batchml.workspace.base import plan_copies, pull_target

@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from batchml.errors import BatchmlError, NotFound, TransferFailed, UsageError
-from batchml.model.workspace import (
+from batchml.model.environment import (
     MOUNT,
     OnProgress,
     TransferReport,

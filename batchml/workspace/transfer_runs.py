@@ -14,11 +14,10 @@ import msgspec
 
 from batchml.cost.service import quote_of_job
 from batchml.errors import BatchmlError, NotFound, TransferWorkerFailed
-from batchml.model.environment import Environment
+from batchml.model.environment import Environment, OnProgress, TransferStatus
 from batchml.model.job import JobSpec, Resources, Retry
 from batchml.model.names import dollars
 from batchml.model.outcome import describe_outcome
-from batchml.model.workspace import OnProgress, TransferStatus
 from batchml.runs.groups.members import stop_all
 from batchml.runs.options import RunRequest
 from batchml.runs.prepare import prepare

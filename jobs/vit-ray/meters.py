@@ -12,7 +12,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from batchml.runtime.processes import descendants
 from batchml.runtime.telemetry.gpus import GpuMonitor, gpu_totals
-from batchml.runtime.telemetry.host import cpu_seconds
+from batchml.runtime.telemetry.usage import cpu_seconds
 
 EVERY = 1.0  # seconds between two samples
 _FETCH_EVERY = 3.0  # seconds between two looks at all nodes: what a lost one had told stays

@@ -18,10 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchml.aws.pricing.cache import FRESH, Prices
-from batchml.aws.pricing.instances import InstanceType
 from batchml.aws.pricing.price_list import CHARGES, Charge, find_price, plan_queries
+from batchml.aws.pricing.prices import InstanceType
 from batchml.aws.session import Access, Session
-from batchml.local.server.validation import problems
+from batchml.local.server.protocol import problems
 from tests.support.fakes import FakeClock
 
 NOW = 1_795_276_800.0  # 2026-11-21T16:00:00Z

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchml.aws.quotas import (
+from batchml.aws.capacity import (
     Quota,
     QuotaNeed,
     find_quota,

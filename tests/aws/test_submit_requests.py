@@ -21,8 +21,7 @@ from batchml.aws.batch.responses import to_run, to_summary
 from batchml.aws.naming import Platform, make_platform, queue_name
 from batchml.errors import ConfigError
 from batchml.local.batch.lifecycle import wants_retry
-from batchml.local.server.protocol import service_model
-from batchml.local.server.validation import problems
+from batchml.local.server.protocol import problems, service_model
 from batchml.model.environment import Compute, Environment, Queue, Storage
 from batchml.model.job import Health, JobSpec, Launch, Resources, Retry
 from batchml.model.names import split_key
@@ -314,7 +313,7 @@ def test_runs_of_any_number_of_nodes_share_a_definition_that_no_single_container
 
 
 def test_a_group_s_own_variables_win_over_what_its_spec_would_say() -> None:
-    """What `runs/groups/prepare.py` says of a Ray gang's jobs."""
+    """What `runs/groups/submit.py` says of a Ray gang's jobs."""
     spec = msgspec.structs.replace(SPEC, launch=Launch(kind="ray"))
     assert "BATCHML_LAUNCH" not in variables_of(made(spec, token=TOKEN)[1])
     env = {"BATCHML_LAUNCH": LaunchPlan("ray", role="worker").to_json()}

@@ -12,9 +12,14 @@ from msgspec.structs import replace
 from batchml.aws.batch.cluster import ClusterApi, to_host, to_launched
 from batchml.aws.batch.jobs import JobApi, LiveApi
 from batchml.aws.pricing.prices import Price, PriceTable
-from batchml.cluster.poller import COMPUTE_EVERY, ClusterPoller, ComputePoller
 from batchml.cluster.rows import ClusterState, host_rows
-from batchml.cluster.service import HostPrices, poll_queues
+from batchml.cluster.service import (
+    COMPUTE_EVERY,
+    ClusterPoller,
+    ComputePoller,
+    HostPrices,
+    poll_queues,
+)
 from batchml.cluster.snapshot import ClusterSnapshot
 from batchml.local.batch.reads import (
     ReadView,

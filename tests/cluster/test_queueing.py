@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from batchml.cluster.queueing import (
+from batchml.cluster.rows import ClusterState
+from batchml.cluster.snapshot import (
     count_runnable,
     describe_move,
     positions,
     short_reason,
     shorten_reason,
 )
-from batchml.cluster.rows import ClusterState
 from batchml.model.explanation import ComputeState, QueueState
 from batchml.model.fallback import FALLBACK_TAG
 from batchml.model.hosts import ClusterHost, HostResources

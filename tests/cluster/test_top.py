@@ -8,7 +8,7 @@ from batchml.aws.batch.jobs import LIVE, JobApi, LiveApi
 from batchml.cli.render import narrow_columns
 from batchml.cli.terminal import Screen
 from batchml.cluster.commands import _json, _view
-from batchml.cluster.poller import MOST_NODES, USAGE_EVERY, ClusterPoller, poll_pause
+from batchml.cluster.service import MOST_NODES, USAGE_EVERY, ClusterPoller, poll_pause
 from batchml.cluster.snapshot import ClusterSnapshot, QueueRow, make_snapshot
 from batchml.model.run import JobStatus, Run
 from batchml.runtime.protocol.launch import RAY, LaunchPlan, WorkerGroup

@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from batchml.aws.batch.hosts import RunHost
-from batchml.aws.pricing.instances import InstanceType
-from batchml.aws.pricing.prices import Price, PriceTable
+from batchml.aws.batch.cluster import RunHost
+from batchml.aws.pricing.prices import InstanceType, Price, PriceTable
 from batchml.aws.pricing.spot import SpotHistory, mean_price
 from batchml.cost.bill import (
     Bill,
@@ -37,8 +36,7 @@ from batchml.cost.render import (
     spending_json,
     spending_lines,
 )
-from batchml.model.record import Record
-from batchml.model.run import Attempt, JobStatus, Run
+from batchml.model.run import Attempt, JobStatus, Record, Run
 
 HOUR = 3_600_000
 T0 = 1_795_276_800_000  # 2026-11-21T16:00:00Z

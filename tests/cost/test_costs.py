@@ -10,7 +10,7 @@ import pytest
 from botocore.session import Session as Model
 from msgspec.structs import replace
 
-from batchml.aws.batch.hosts import HostPool, RunHost, fetch_host_pools, find_hosts
+from batchml.aws.batch.cluster import HostPool, RunHost, fetch_host_pools, find_hosts
 from batchml.aws.session import Session
 from batchml.config.settings import load_settings
 from batchml.context import Context
@@ -19,10 +19,9 @@ from batchml.cost.quote import ContainerNeed
 from batchml.cost.service import bill_of, limit_cost, list_spending, make_bills, quote_of
 from batchml.errors import NotFound, UsageError
 from batchml.local.machine import read_machine
-from batchml.local.server.validation import problems
+from batchml.local.server.protocol import problems
 from batchml.model.job import JobSpec, Resources, Retry
-from batchml.model.record import Record
-from batchml.model.run import Attempt, JobStatus, Run
+from batchml.model.run import Attempt, JobStatus, Record, Run
 from tests.support.fakes import FakeClock
 from tests.support.scripted import ScriptedSession
 

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from batchml.aws.pricing.instances import InstanceType, InstanceTypes
-from batchml.aws.pricing.prices import Price, PriceTable
+from batchml.aws.pricing.prices import InstanceType, InstanceTypes, Price, PriceTable
 from batchml.cost.estimate import (
     ENDPOINTS,
     KEYS,

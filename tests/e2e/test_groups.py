@@ -10,8 +10,7 @@ import pytest
 
 from batchml import Client
 from batchml.errors import NotFound
-from batchml.explain.ask import ExplainedRun
-from batchml.explain.service import add_workers
+from batchml.explain.ask import ExplainedRun, add_workers
 from batchml.explain.suggest import CommandWriter
 from batchml.local.home import Home
 from batchml.model.explanation import Explanation

@@ -4,8 +4,8 @@ from itertools import pairwise
 
 from batchml import Client
 from batchml.runs.find import recall
-from batchml.runs.metrics.nodes import nodes_of, uses_of
 from batchml.runs.metrics.series import Series
+from batchml.runs.metrics.usage import nodes_of, uses_of
 from tests.support.cli import Cli, write_job
 from tests.support.local_server import wait_for
 

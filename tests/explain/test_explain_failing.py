@@ -18,8 +18,7 @@ from batchml.explain import clues
 from batchml.explain.clues import lines_of_first_rank
 from batchml.explain.failing import EndedRun, why_ended
 from batchml.explain.suggest import CommandWriter, describe_memory, describe_time, own_image
-from batchml.model.record import Record
-from batchml.model.run import Attempt, JobStatus, Run
+from batchml.model.run import Attempt, JobStatus, Record, Run
 from batchml.runtime.protocol.exit_codes import LOG_TOO_LARGE
 from tests.support.explain_world import DEV, ID, NOW, OTHER, Aws, World, ago, job, log
 

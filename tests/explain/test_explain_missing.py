@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from batchml.explain import clues
+from batchml.explain.ask import refused_submission
 from batchml.explain.failing import EndedRun, item_to_search, why_ended
 from batchml.explain.missing import (
     FileState,
@@ -15,11 +16,9 @@ from batchml.explain.missing import (
     images_with,
     search_folder,
 )
-from batchml.explain.service import refused_submission
 from batchml.explain.suggest import CommandWriter
 from batchml.history import History
-from batchml.model.record import Record
-from batchml.model.run import Attempt, JobStatus, Run
+from batchml.model.run import Attempt, JobStatus, Record, Run
 
 WORK = "/home/me/.batchml/local/attempts/0123456789abcdef0123456789abcdef/work"
 NO_MODULE = "ModuleNotFoundError: No module named '{}'"

@@ -11,12 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from batchml.explain.service import own_held_runs
+from batchml.explain.ask import own_held_runs
 from batchml.explain.suggest import CommandWriter
 from batchml.explain.waiting import add_waiting_workers
 from batchml.model.explanation import Explanation
-from batchml.model.record import Record
-from batchml.model.run import JobStatus, Run
+from batchml.model.run import JobStatus, Record, Run
 from tests.support.explain_world import (
     CE,
     ID,

@@ -18,8 +18,7 @@ from batchml.local.secrets import (
     parse,
     resolve,
 )
-from batchml.local.server.protocol import service_model
-from batchml.local.server.validation import problems
+from batchml.local.server.protocol import problems, service_model
 from batchml.model.job import JobSpec, SecretSource, find_secret_arn, parse_secret, read_job
 
 HERE = "us-east-1:123456789012"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from batchml.local.executors.runner.files import cut_torn_line
-from batchml.local.executors.runner.streams import (
+from batchml.local.executors.runner.link import (
     FrameDecoder,
     RecordedFrameDecoder,
     UnloggedLines,

@@ -1,4 +1,4 @@
-"""`batchml.local.server.validation`: values against botocore's shapes."""
+"""`batchml.local.server.protocol`: values against botocore's shapes."""
 
 from typing import Any
 
@@ -7,8 +7,7 @@ from botocore.model import DenormalizedStructureBuilder
 
 from batchml.local.batch.operations import HANDLERS
 from batchml.local.batch.reads import READS
-from batchml.local.server.protocol import service_model
-from batchml.local.server.validation import _compile, clean, problems
+from batchml.local.server.protocol import _compile, clean, problems, service_model
 
 
 def shape(**members: dict[str, Any]) -> Any:

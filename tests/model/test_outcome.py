@@ -9,14 +9,15 @@ from msgspec.structs import replace
 
 from batchml.aws.batch.responses import to_run
 from batchml.model.outcome import describe_attempt, describe_outcome, signal_name
-from batchml.model.record import Record, run_from_record
 from batchml.model.run import (
     Attempt,
     JobStatus,
     OutcomeClass,
+    Record,
     Run,
     class_of,
     classify,
+    run_from_record,
     with_failures,
 )
 from batchml.runtime.protocol.launch import LaunchPlan

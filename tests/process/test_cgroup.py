@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from batchml.local.executors import cgroup
-from batchml.local.executors.cgroup_slot import SlotV2, make_slot
+from batchml.local.executors.cgroup import SlotV2, make_slot
 from batchml.runtime.processes import start_time
 from tests.process.test_processes import is_alive
 from tests.support.local_server import wait_for

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from batchml.runtime import checkpoint
-from batchml.runtime.checkpoint.fence import FenceTerm
+from batchml.runtime.checkpoint.layout import FenceTerm
 from batchml.runtime.checkpoint.remote import LATEST, CheckpointSender, fetch_newest
 from batchml.runtime.checkpoint.resume import VARIABLE, ResumeSource, resume
 from batchml.runtime.entry.folders import TemporaryFolder, is_kept_in_store, make_folders

@@ -18,8 +18,7 @@ from batchml.aws.ecr import (
 from batchml.aws.session import Access, Session
 from batchml.errors import AccessError, ServiceError, ServiceUnreachable
 from batchml.jobs.images import list_images
-from batchml.local.server.protocol import service_model
-from batchml.local.server.validation import problems
+from batchml.local.server.protocol import problems, service_model
 from tests.support.registry_rig import Refused, Registry, need_registry
 
 KEY = "arn:aws:kms:us-east-1:123456789012:key/00000000-0000-0000-0000-000000000000"

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from batchml.runtime.nodes.ray.rendezvous import HeadRecord, HeadRendezvous
+from batchml.runtime.nodes.ray.rules import HeadRecord, HeadRendezvous
 from tests.support.local_server import wait_for
 
 RAY = f"""#!{sys.executable} -IS

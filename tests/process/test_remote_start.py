@@ -13,8 +13,15 @@ from pathlib import Path
 import pytest
 
 from batchml.runtime.nodes.link import remote_start
-from batchml.runtime.nodes.link.connection import LinkClosed, Message, NodeLink, join
-from batchml.runtime.nodes.link.peer import Heartbeats, Peer, dispatch
+from batchml.runtime.nodes.link.connection import (
+    Heartbeats,
+    LinkClosed,
+    Message,
+    NodeLink,
+    Peer,
+    dispatch,
+    join,
+)
 from batchml.runtime.nodes.link.remote_start import (
     ControlAddress,
     PreparedTasks,

@@ -29,7 +29,7 @@ from batchml.errors import (
     StateFolderUnsafe,
 )
 from batchml.local import control
-from batchml.local.batch import engine
+from batchml.local.batch import core as engine
 from batchml.local.batch.core import Core
 from batchml.local.batch.events import CallReceived
 from batchml.local.batch.state import Job, JobAttempt, MachineCapacity, Needs, SubmittedSpec, empty
@@ -37,7 +37,7 @@ from batchml.local.home import Home, ServerEndpoint
 from batchml.local.server.protocol import ApiError
 from batchml.local.store.journal import Journal
 from batchml.model.run import JobStatus
-from batchml.runtime.storage.files import read_json, write_json
+from batchml.runtime.storage.folder import read_json, write_json
 from tests.process.test_processes import is_alive
 from tests.support.local_server import client_for, define, wait_for, wait_for_job
 

@@ -10,11 +10,10 @@ from msgspec.structs import replace
 from batchml.config.settings import load_settings
 from batchml.context import Context
 from batchml.errors import UsageError
-from batchml.explain.observations import AwsQuestion, RunObservations
+from batchml.explain.clues import AwsQuestion, RunObservations
 from batchml.explain.suggest import CommandWriter
 from batchml.explain.waiting import explain_pending
-from batchml.model.record import Record
-from batchml.model.run import JobStatus, Run
+from batchml.model.run import JobStatus, Record, Run
 from batchml.runs.dependencies import resolve, split, unknown_env
 from batchml.runs.options import RunRequest
 from batchml.runs.prepare import prepare

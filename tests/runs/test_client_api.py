@@ -17,8 +17,7 @@ from batchml.errors import ConfigError, NotFound, UsageError
 from batchml.local.batch.fault_injection import TAG
 from batchml.model.explanation import Explanation
 from batchml.model.job import JobSpec, Resources, Retry, Scalar
-from batchml.model.record import Record
-from batchml.model.run import JobStatus, Run
+from batchml.model.run import JobStatus, Record, Run
 from batchml.runs.commands.submit import submit as submit_command
 from batchml.runs.options import RunRequest, SubmitOptions, resolve_job, to_request
 from batchml.runs.prepare import prepare, to_requests

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from batchml.runs.git_commit import CommitQuery, GitCommit, find_commit
+from batchml.runs.package import CommitQuery, GitCommit, find_commit
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not here")
 

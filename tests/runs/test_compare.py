@@ -1,7 +1,6 @@
 """Two runs side by side."""
 
-from batchml.model.record import Record
-from batchml.model.run import JobStatus, Run
+from batchml.model.run import JobStatus, Record, Run
 from batchml.runs.metrics.compare import RunDifference, compare, what_matters
 from batchml.runs.search import FoundRun
 

@@ -28,8 +28,7 @@ from batchml.model.fallback import (
     parse_fallback_flag,
 )
 from batchml.model.names import short_duration
-from batchml.model.record import Record
-from batchml.model.run import Attempt, JobStatus, Run
+from batchml.model.run import Attempt, JobStatus, Record, Run
 from batchml.runs.fallback.move import (
     FallbackPlan,
     FallbackPlans,

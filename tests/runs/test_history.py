@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from batchml.errors import StateDamaged
 from batchml.history import TAIL, History
-from batchml.model.record import Record, run_from_record
-from batchml.model.run import Attempt, JobStatus, Run
+from batchml.model.run import Attempt, JobStatus, Record, Run, run_from_record
 
 ID = "6b0e0000-0000-4000-8000-{:012d}"
 

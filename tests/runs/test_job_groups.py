@@ -24,8 +24,7 @@ from batchml.model.group import (
 )
 from batchml.model.job import Group, Health, JobSpec, Launch, Resources, Retry
 from batchml.model.names import keyed_name, new_key
-from batchml.model.record import Record, RunName
-from batchml.model.run import JobStatus, Run
+from batchml.model.run import JobStatus, Record, Run, RunName
 from batchml.runs.commands.show import groups as shown_groups
 from batchml.runs.fit import Capacity, fit_groups
 from batchml.runs.groups.members import GroupMember

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from batchml.errors import UsageError
 from batchml.history import History
-from batchml.model.record import Record
-from batchml.model.run import JobStatus, Run
+from batchml.model.run import JobStatus, Record, Run
 from batchml.runs.find import RunMetrics
 from batchml.runs.metrics.event_files import crc32c, write_events
 from batchml.runs.metrics.plot import axis, drawn, html, ticks, write_plot

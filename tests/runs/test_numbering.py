@@ -8,13 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchml.model.explanation import Explanation
-from batchml.model.record import Record
-from batchml.model.run import JobStatus, Run
+from batchml.model.run import JobStatus, Record, Run
 from batchml.runs import outputs
 from batchml.runs.outputs import OutputEntry
-from batchml.runs.rerun.numbering import Numbering
 from batchml.runs.rerun.resubmit import RenumberedDiagnosis
-from batchml.runs.rerun.rules import MAP, first_id, first_numbers, own_id, ranges
+from batchml.runs.rerun.rules import MAP, Numbering, first_id, first_numbers, own_id, ranges
 from batchml.runs.watch.events import LinesLost, OutputLine, RunEnded, WaitingProgress
 
 NUMBERS = st.sets(st.integers(0, 9_999), min_size=1, max_size=9).map(lambda it: tuple(sorted(it)))

@@ -10,7 +10,7 @@ import pytest
 from batchml.config.settings import load_settings
 from batchml.context import Context
 from batchml.errors import ConfigError, NotFound
-from batchml.explain.service import _recipe
+from batchml.explain.ask import _recipe
 from batchml.jobs.find import find_source
 from batchml.runs.job_images import publish, read_platform, resolve
 from batchml.runs.options import RunRequest

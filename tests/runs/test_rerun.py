@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from batchml.errors import UsageError
 from batchml.model.group import launch_plan
 from batchml.model.job import JobSpec, Launch, Resources
-from batchml.model.record import Record
-from batchml.model.run import JobStatus, Run
+from batchml.model.run import JobStatus, Record, Run
 from batchml.runs.rerun.rules import MAP, MAPPING, SIZE, again, numbers, only, ranges, remembered
 from batchml.runtime.protocol.launch import LaunchPlan
 

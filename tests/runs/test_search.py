@@ -11,8 +11,7 @@ from msgspec.structs import replace
 from batchml.aws.batch.jobs import JobApi
 from batchml.errors import UsageError
 from batchml.history import History, ending
-from batchml.model.record import Record
-from batchml.model.run import Attempt, JobStatus, Run
+from batchml.model.run import Attempt, JobStatus, Record, Run
 from batchml.runs.search import (
     COMMIT_TAG,
     FORGETTING,

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 import pytest
 
 from batchml.errors import NotFound, UsageError
-from batchml.model.record import Record
+from batchml.model.run import Record
 from batchml.runs.names import select_run
 
 IDS = ["6b0e0000-0000-4000-8000-000000000001", "6b0f0000-0000-4000-8000-000000000002"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from batchml.model.record import Record
+from batchml.model.run import Record
 from batchml.runs.commands.show import _cut_down, _folded
 
 

@@ -24,8 +24,7 @@ from batchml.errors import (
 )
 from batchml.history import History
 from batchml.model.names import keyed_name, new_key
-from batchml.model.record import Record
-from batchml.model.run import JobStatus
+from batchml.model.run import JobStatus, Record
 from batchml.runs.in_flight import InFlight
 from batchml.runs.reconcile import NEVER_ARRIVED, reconcile
 from batchml.runs.send import AWS_LAG, PATIENCE, RESENDS, TRIES, Interrupted

@@ -19,8 +19,14 @@ from batchml.cli.terminal import ERASE, BottomLine, PrintsAbove, Screen, screen
 from batchml.errors import ConfigError
 from batchml.model.run import JobStatus, Run
 from batchml.runs.commands.live import LogView, RunProgress, TerminalView, show_live
-from batchml.runs.metrics.progress import ProgressTrend, read_progress
-from batchml.runs.metrics.series import Metrics, Sample, Series, metric_lines
+from batchml.runs.metrics.series import (
+    Metrics,
+    ProgressTrend,
+    Sample,
+    Series,
+    metric_lines,
+    read_progress,
+)
 from batchml.runs.watch.events import (
     CUT,
     MARKED,

@@ -14,18 +14,21 @@ from batchml.model.outcome import restarts_in_place
 from batchml.model.run import Attempt, JobStatus, Run
 from batchml.runs.commands.usage import cells_of, node_lines, nodes_json
 from batchml.runs.groups.members import GroupMember
-from batchml.runs.metrics.nodes import MOST, measure_gang, nodes_of, uses_of
 from batchml.runs.metrics.plot import html, png, write_plot
 from batchml.runs.metrics.series import Metrics, Sample, Series
 from batchml.runs.metrics.usage import (
     AGE,
+    MOST,
     NodeUsage,
     SlowRank,
     UsageSample,
     charts,
     collect,
+    measure_gang,
+    nodes_of,
     slow_ranks,
     slow_text,
+    uses_of,
 )
 from batchml.runs.search import FoundRun
 from batchml.runs.watch.events import (

@@ -14,8 +14,7 @@ from batchml.aws.logs import LogLine, StreamReader
 from batchml.aws.session import Session
 from batchml.errors import AccessError, ServiceError, ServiceUnreachable
 from batchml.model.polling import LOCAL_INTERVALS, PollIntervals
-from batchml.model.record import Record
-from batchml.model.run import Attempt, JobStatus, Run
+from batchml.model.run import Attempt, JobStatus, Record, Run
 from batchml.runs.watch.events import (
     CUT,
     MARKED,
@@ -29,10 +28,9 @@ from batchml.runs.watch.events import (
     WaitingProgress,
 )
 from batchml.runs.watch.follow import follow
-from batchml.runs.watch.intervals import Limiter
 from batchml.runs.watch.logs import printed
 from batchml.runs.watch.parts import Family
-from batchml.runs.watch.poller import recalling, wait
+from batchml.runs.watch.poller import Limiter, recalling, wait
 from batchml.runtime.protocol.log_marks import end_mark
 from tests.support.fakes import FakeClock
 from tests.support.watch_world import CALM, Job, Trouble, World, attempt

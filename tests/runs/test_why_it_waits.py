@@ -12,7 +12,7 @@ from batchml.context import Context
 from batchml.model.run import JobStatus, Run
 from batchml.runs.commands.follow import follow
 from batchml.runs.commands.live import WaitingText
-from batchml.runs.watch.intervals import ReasonReporter
+from batchml.runs.watch.poller import ReasonReporter
 from tests.runs.test_submission import place_in
 from tests.support.fakes import FakeClock
 

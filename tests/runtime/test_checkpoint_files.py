@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchml.runtime import checkpoint
-from batchml.runtime.checkpoint.fence import FENCE, FenceTerm, claim_folder
 from batchml.runtime.checkpoint.layout import (
+    FENCE,
     CheckpointName,
+    FenceTerm,
+    claim_folder,
     find_damage,
     list_checkpoints,
     select_old,

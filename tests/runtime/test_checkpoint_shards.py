@@ -10,7 +10,7 @@ from threading import Barrier, Event
 import pytest
 
 from batchml.runtime import checkpoint
-from batchml.runtime.checkpoint.fence import FenceTerm, claim_folder
+from batchml.runtime.checkpoint.layout import FenceTerm, claim_folder
 from batchml.runtime.checkpoint.sharded import KEPT_APART, ShardedSave, are_apart, launch_of
 from tests.support.fakes import FakeClock
 

@@ -9,14 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchml.runtime.exec.presence import prompt_variables
-from batchml.runtime.sessions.alloc import describe_new_files, hold, remember_folder
-from batchml.runtime.sessions.idle import (
+from batchml.runtime.sessions.alloc import (
     IdleTimer,
     Lifetime,
     describe_cost,
     describe_idle_end,
+    describe_new_files,
     format_seconds,
+    hold,
     read_limit,
+    remember_folder,
 )
 from tests.support.fakes import FakeClock
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from batchml.runtime.nodes.launcher import SupervisorWatch
-from batchml.runtime.nodes.link.connection import LinkClosed, candidate_ports, dial
-from batchml.runtime.nodes.link.peer import Heartbeats
+from batchml.runtime.nodes.link.connection import Heartbeats, LinkClosed, candidate_ports, dial
 from batchml.runtime.nodes.link.uplink import ConnectLimits, MainNode, Uplink
 from batchml.runtime.nodes.supervisor.agent import memory_kills
 from batchml.runtime.nodes.supervisor.settings import report_limit

@@ -3,9 +3,9 @@
 from typing import Any
 
 from batchml.runtime.nodes.link.address import free_port, own_address
-from batchml.runtime.nodes.link.rendezvous import Rendezvous
-from batchml.runtime.nodes.ray.node import count_vcpus, make_folder, unlike, variables
-from batchml.runtime.nodes.ray.rendezvous import HeadRecord, HeadRendezvous
+from batchml.runtime.nodes.link.server import Rendezvous
+from batchml.runtime.nodes.ray.rules import HeadRecord, HeadRendezvous
+from batchml.runtime.nodes.ray.worker import count_vcpus, make_folder, unlike, variables
 from batchml.runtime.storage.folder import FolderStore
 from batchml.runtime.storage.store import StoreError
 

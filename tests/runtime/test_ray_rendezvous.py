@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from batchml.runtime.nodes.ray.rendezvous import HeadRecord, HeadRendezvous
+from batchml.runtime.nodes.ray.rules import HeadRecord, HeadRendezvous
 from batchml.runtime.storage.store import StoreError
 
 CARD = HeadRecord("job-1", 1, "10.0.0.1", 6379, 7000, "2.60.0", "3.11.7", 0.0)

@@ -3,7 +3,6 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchml.runtime.nodes.ray.rendezvous import HeadRecord
 from batchml.runtime.nodes.ray.rules import (
     HEAD_GRACE,
     LAST_GRACE,
@@ -16,6 +15,7 @@ from batchml.runtime.nodes.ray.rules import (
     HeadEnded,
     HeadEvent,
     HeadLost,
+    HeadRecord,
     HeadRefused,
     HeadState,
     HeadTick,

@@ -7,8 +7,8 @@ from contextlib import closing
 import pytest
 
 from batchml.runtime.nodes.link.connection import NodeLink, join
+from batchml.runtime.nodes.ray.head import WorkerServer
 from batchml.runtime.nodes.ray.rules import SILENT, HeadEvent, WorkerId, WorkerJoined, WorkerLeft
-from batchml.runtime.nodes.ray.server import WorkerServer
 from batchml.runtime.protocol.launch import WorkerGroup
 from tests.support.local_server import wait_for
 

@@ -21,10 +21,8 @@ from batchml.local.executors.container_spec import container_spec
 from batchml.local.executors.spec import ExecutorHost
 from batchml.local.home import Home
 from batchml.model.job import JobSpec
-from batchml.model.record import RESUMES_TAG, Record
-from batchml.model.run import JobStatus, Run
-from batchml.runs.rerun.resubmit import prepare_again
-from batchml.runs.rerun.resume import resuming
+from batchml.model.run import RESUMES_TAG, JobStatus, Record, Run
+from batchml.runs.rerun.resubmit import prepare_again, resuming
 from batchml.runs.rerun.rules import MAP, RerunSpec, again, ranges
 from batchml.runs.search import FoundRun
 from batchml.runtime import checkpoint

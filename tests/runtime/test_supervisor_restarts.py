@@ -8,8 +8,14 @@ import pytest
 
 from batchml.aws.batch.jobs import LogMark
 from batchml.model.run import Attempt, JobStatus, Run
-from batchml.runs.metrics.nodes import restarts_of
-from batchml.runs.metrics.usage import NodeUsage, Restart, restarts, restarts_json, restarts_text
+from batchml.runs.metrics.usage import (
+    NodeUsage,
+    Restart,
+    restarts,
+    restarts_json,
+    restarts_of,
+    restarts_text,
+)
 from batchml.runtime.nodes.supervisor.rules import (
     NodeJoined,
     NodeLeft,

@@ -2,15 +2,14 @@
 
 import pytest
 
-from batchml.runtime.nodes.link.address import is_reachable, own_address
-from batchml.runtime.nodes.link.interfaces import interface_of
-from batchml.runtime.nodes.supervisor.rank_env import (
+from batchml.runtime.nodes.link.address import interface_of, is_reachable, own_address
+from batchml.runtime.nodes.supervisor.settings import (
     RankLayout,
     count_cores,
     count_processes,
     rank_environment,
 )
-from batchml.runtime.protocol.torchrun_command import BadCommand, RankCommand, rank_command
+from batchml.runtime.protocol.launch import BadCommand, RankCommand, rank_command
 
 
 def command(*words: str, nodes: int = 2) -> RankCommand:

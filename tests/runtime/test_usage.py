@@ -16,21 +16,19 @@ from batchml.runtime.protocol.log_marks import MARK, ranks_mark, read_ranks, usa
 from batchml.runtime.protocol.log_marks import parse_mark as parse
 from batchml.runtime.telemetry.heartbeat import EVERY as WRITES
 from batchml.runtime.telemetry.heartbeat import ProgressFile, RankProgress, waited_share
-from batchml.runtime.telemetry.host import (
-    cpu_of,
-    cpu_seconds,
-    is_entry,
-    memory_mib,
-    mounted,
-    own_cgroup,
-)
 from batchml.runtime.telemetry.usage import (
     FIRST,
     Counters,
     RankMeter,
     UsageReporter,
     counters,
+    cpu_of,
+    cpu_seconds,
     interfaces,
+    is_entry,
+    memory_mib,
+    mounted,
+    own_cgroup,
     ranks_of,
     rates,
     traffic_of,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from batchml.local.server.validation import problems
+from batchml.local.server.protocol import problems
 from tests.security import samples
 from tests.security.cloudformation import FILES, Template, load
 from tests.security.rules import request_violations, template_violations

@@ -19,7 +19,7 @@ from batchml.aws.session import Access, Session
 from batchml.history import History
 from batchml.local.home import Home, ServerEndpoint
 from batchml.model.names import keyed_name, new_key
-from batchml.model.record import Record
+from batchml.model.run import Record
 from batchml.runs.send import AWS_LAG
 from batchml.runs.submit import submit
 from tests.server.test_lost_answers import HARMS, Harm, Relay, _message

@@ -17,8 +17,13 @@ from typing import Any
 import pytest
 
 from batchml.local.home import Home, ServerEndpoint
-from batchml.local.server.protocol import MAX_HEADERS, HttpRequest, HttpResponse, service_model
-from batchml.local.server.validation import problems
+from batchml.local.server.protocol import (
+    MAX_HEADERS,
+    HttpRequest,
+    HttpResponse,
+    problems,
+    service_model,
+)
 from tests.support.generate import OPERATIONS, TORTURE, Made, Target, malformed
 from tests.support.server_rig import Rig, error_of, furnish
 

@@ -16,8 +16,7 @@ from batchml.client import Client
 from batchml.jobs.find import load_job
 from batchml.local.executors.choice import choose
 from batchml.local.home import Home
-from batchml.local.server.protocol import service_model
-from batchml.local.server.validation import problems
+from batchml.local.server.protocol import problems, service_model
 from batchml.model.group import launch_plan
 from batchml.model.job import Launch
 from batchml.model.run import Run

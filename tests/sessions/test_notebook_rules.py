@@ -24,12 +24,10 @@ from batchml.errors import (
 )
 from batchml.model.group import HELD_TAG
 from batchml.model.job import Resources
-from batchml.model.record import Record
-from batchml.model.run import JobStatus, Run
+from batchml.model.run import JobStatus, Record, Run
 from batchml.runs.options import SubmitOptions
 from batchml.runtime.sessions import notebook
 from batchml.runtime.sessions.notebook import JupyterState, NotebookActivity, shows_use
-from batchml.sessions.browser import redirect_page
 from batchml.sessions.exec.target import ExecResult, ExecTarget
 from batchml.sessions.forward.listener import PortForward
 from batchml.sessions.notebook import (
@@ -48,6 +46,7 @@ from batchml.sessions.notebook import (
     notebook_records,
     notebook_resources,
     parse_address,
+    redirect_page,
     sole_notebook,
     unfinished_notebooks,
 )

@@ -25,7 +25,7 @@ from batchml.context import Context
 from batchml.cost.capacity import ScoreQuestion, ask_scores, describe_reservation
 from batchml.cost.estimate import make_estimate
 from batchml.errors import BatchmlError, ConfigError, UsageError
-from batchml.local.server.validation import problems
+from batchml.local.server.protocol import problems
 from batchml.model.environment import Compute
 from batchml.setup.commands.capacity import (
     explain_scores,
@@ -261,8 +261,7 @@ def test_all_mistakes_of_a_block_are_said() -> None:
 
 
 def test_an_estimate_leaves_the_block_to_its_own_bill(context: Context) -> None:
-    from batchml.aws.pricing.instances import InstanceTypes
-    from batchml.aws.pricing.prices import PriceTable
+    from batchml.aws.pricing.prices import InstanceTypes, PriceTable
 
     made = replace(context.settings.environment, compute={
         "block": context.settings.environment.compute["block"]

@@ -18,7 +18,14 @@ from batchml.setup.plan import (
     queues_of,
     refusals,
 )
-from batchml.setup.values import Action, CurrentState, PlanStep, ResourceKind, WantedState, is_known
+from batchml.setup.sharing import (
+    Action,
+    CurrentState,
+    PlanStep,
+    ResourceKind,
+    WantedState,
+    is_known,
+)
 
 STORAGE = Blueprint("s-storage", "text", {"A": "1"}, {"t": "v"}, is_protected=True)
 THERE = Stack(

@@ -11,7 +11,7 @@ from batchml.config.environments import read_environments
 from batchml.model.environment import Environment
 from batchml.resources import shipped
 from batchml.setup.desired import STACKS, SetupSpec, content_version, wanted_stacks, wanted_state
-from batchml.setup.values import UNKNOWN, CurrentState
+from batchml.setup.sharing import UNKNOWN, CurrentState
 from tests.support.aws_world import parsed
 
 TEMPLATES = {short: (shipped("cfn") / f"{short}.yaml").read_text("utf-8") for short in STACKS}

@@ -38,8 +38,8 @@ from batchml.setup.desired import (
     with_deletable_files,
 )
 from batchml.setup.plan import make_plan
+from batchml.setup.sharing import CurrentState, PlanStep, WantedState
 from batchml.setup.tools import SetupTools
-from batchml.setup.values import CurrentState, PlanStep, WantedState
 from tests.support.aws_world import Account, Interrupted, Trouble, parsed, reduced
 from tests.support.fakes import FakeClock
 from tests.support.generate import TORTURE

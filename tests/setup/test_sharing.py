@@ -17,7 +17,7 @@ from batchml.model.environment import Environment
 from batchml.setup import apply
 from batchml.setup.desired import SetupSpec, state_after_teardown, wanted_state
 from batchml.setup.plan import make_plan, refusals
-from batchml.setup.values import CurrentState, PlanStep, WantedState
+from batchml.setup.sharing import CurrentState, PlanStep, WantedState
 from tests.setup.test_setup_plan import World
 
 FILE = """

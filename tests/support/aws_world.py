@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 from msgspec import Struct
 
-from batchml.local.server.validation import problems
+from batchml.local.server.protocol import problems
 from batchml.model.names import bare_name
 from tests.security.cloudformation import parse
 from tests.support.fakes import FakeClock

@@ -11,7 +11,7 @@ from typing import Any
 from batchml.aws.diagnosis import MOST_CALLS, Diagnosis
 from batchml.explain.ask import ExplainedRun, explain_from_aws
 from batchml.explain.suggest import CommandWriter
-from batchml.model.record import Record
+from batchml.model.run import Record
 from tests.support.fakes import FakeClock
 from tests.support.scripted import ScriptedSession
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from batchml.clock import SystemClock
-from batchml.local.batch import engine
+from batchml.local.batch import core as engine
 from batchml.local.batch.core import Core
 from batchml.local.batch.events import CallReceived, ClockTicked
 from batchml.local.batch.state import Job, JobAttempt, MachineCapacity
@@ -34,7 +34,7 @@ from batchml.local.home import Home, ServerEndpoint
 from batchml.local.server import daemon
 from batchml.local.store import adopt, identity
 from batchml.local.store.journal import Journal, read_identity, write_identity
-from batchml.runtime.storage.files import read_json, write_json
+from batchml.runtime.storage.folder import read_json, write_json
 
 CLOCK = SystemClock()
 SLOTS = 4  # vCPUs: as many jobs run at once

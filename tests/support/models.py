@@ -3,7 +3,7 @@
 from functools import cache
 from typing import Any
 
-from batchml.local.server.validation import problems
+from batchml.local.server.protocol import problems
 
 
 @cache

@@ -23,8 +23,7 @@ import boto3
 from botocore.config import Config
 
 from batchml.aws.session import Access, Session
-from batchml.local.server.protocol import service_model
-from batchml.local.server.validation import problems
+from batchml.local.server.protocol import problems, service_model
 from tests.support.local_server import wait_for
 from tests.support.needs import unavailable
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from batchml.cli.render import cells
 from batchml.cli.terminal import Screen
 from batchml.model.sweep import TrialState
-from batchml.sweeps.commands.table import draw, open_view, plain_lines
+from batchml.sweeps.commands.running import draw, open_view, plain_lines
 from batchml.sweeps.control.events import NoticeGiven
 from batchml.sweeps.control.state import SweepState
 from batchml.sweeps.summary import SweepSnapshot

@@ -23,8 +23,15 @@ from batchml.model.sweep import (
     TrialState,
 )
 from batchml.sweeps.samplers.choose import suggest_trials
-from batchml.sweeps.samplers.kernels import Coordinates, Kernel, Mixture, locate, make_axes
-from batchml.sweeps.samplers.tpe import TrialObservations, results_by_depth
+from batchml.sweeps.samplers.tpe import (
+    Coordinates,
+    Kernel,
+    Mixture,
+    TrialObservations,
+    locate,
+    make_axes,
+    results_by_depth,
+)
 from tests.support.sweep_story import suggest
 
 PLANE: Space = {"x": Dimension("float", 0, 1), "y": Dimension("float", 0, 1)}

@@ -19,7 +19,7 @@ from batchml.clock import SystemClock
 from batchml.history import History
 from batchml.local import control
 from batchml.local.home import Home
-from batchml.model.record import Record
+from batchml.model.run import Record
 from batchml.runs.reconcile import Settled, reconcile
 from tests.process.test_kill9 import kill_server
 from tests.support.cli import Cli
@@ -217,7 +217,7 @@ def test_the_name_of_a_new_history_is_on_the_disk_before_its_first_line(tmp_path
     """Whoever finds a line there need not make the name survive a power cut again."""
     path, trace = tmp_path / "history.jsonl", tmp_path / "trace"
     program = (
-        "import sys; from pathlib import Path; from batchml.model.record import Record; "
+        "import sys; from pathlib import Path; from batchml.model.run import Record; "
         "from batchml.history import History; kept = History(Path(sys.argv[1])); "
         "kept.add(Record(key='2a', env='local')); kept.intend(Record(key='2b', env='local'))"
     )

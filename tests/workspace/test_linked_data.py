@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from batchml.aws.fsx import EVENTS, FsxApi, association_request, parse_report, task_request
 from batchml.aws.s3 import BucketStore
 from batchml.errors import FsxTaskFailed, NotFound, TransferFailed, UsageError
-from batchml.local.server.validation import problems
-from batchml.model.workspace import TransferStatus, ignore_progress
+from batchml.local.server.protocol import problems
+from batchml.model.environment import TransferStatus, ignore_progress
 from batchml.runtime.transfer.backends import (
     PosixArchive,
     from_metadata,

@@ -12,8 +12,8 @@ from batchml.aws.session import Access, Session
 from batchml.config.settings import load_settings
 from batchml.context import Context
 from batchml.errors import NotFound, TransferWorkerFailed, UsageError
+from batchml.model.environment import TransferStatus
 from batchml.model.run import JobStatus, Run
-from batchml.model.workspace import TransferStatus
 from batchml.runtime.transfer.manifest import COMPLETE
 from batchml.runtime.transfer.worker import PROGRESS_KEY, REPORT_KEY, REQUEST_VARIABLE
 from batchml.workspace.backends import count_unfinished, open_workspace, owning_context

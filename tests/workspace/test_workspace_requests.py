@@ -12,8 +12,13 @@ from batchml.config.environments import read_environments
 from batchml.config.settings import load_settings
 from batchml.context import Context
 from batchml.errors import NotFound, TransferFailed, UsageError
-from batchml.model.environment import Environment
-from batchml.model.workspace import OnProgress, TransferStatus, WorkspaceEntry, ignore_progress
+from batchml.model.environment import (
+    Environment,
+    OnProgress,
+    TransferStatus,
+    WorkspaceEntry,
+    ignore_progress,
+)
 from batchml.runtime.transfer import main, worker
 from batchml.runtime.transfer.backends import ArchiveStore, open_archive, open_posix_archive
 from batchml.workspace.remote import (

@@ -9,14 +9,17 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from batchml.aws.pricing.instances import (
+from batchml.aws.pricing.price_list import fetch_list_prices
+from batchml.aws.pricing.prices import (
     CHOSEN_BY_BATCH,
+    ClientFactory,
     InstanceType,
     InstanceTypes,
+    Price,
+    PriceTable,
+    describe_failure,
     fetch_instance_types,
 )
-from batchml.aws.pricing.price_list import fetch_list_prices
-from batchml.aws.pricing.prices import ClientFactory, Price, PriceTable, describe_failure
 from batchml.aws.pricing.spot import fetch_spot_prices
 from batchml.clock import Clock
 from batchml.errors import BatchmlError

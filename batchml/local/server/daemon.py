@@ -35,7 +35,8 @@ from batchml.errors import (
     StateDamaged,
     StateFolderGone,
 )
-from batchml.local.batch import engine, faults
+from batchml.local.batch import core as engine
+from batchml.local.batch import faults
 from batchml.local.batch.core import Core
 from batchml.local.batch.events import (
     AttemptEnded,
@@ -48,8 +49,8 @@ from batchml.local.batch.fault_injection import Chaos, parse
 from batchml.local.batch.state import BatchState
 from batchml.local.executors.choice import EXECUTORS, choose
 from batchml.local.executors.container_spec import spec_maker
+from batchml.local.executors.docker import SpecPrefetch
 from batchml.local.executors.network import AUTO, LOOPBACK, NAMESPACES, NodeNetwork
-from batchml.local.executors.prefetch import SpecPrefetch
 from batchml.local.executors.spec import ExecutorHost
 from batchml.local.executors.supervisor import AttemptSupervisor
 from batchml.local.executors.sweeper import sweep

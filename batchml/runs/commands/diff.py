@@ -11,7 +11,7 @@ from batchml.cli.render import cells as cells_of
 from batchml.cli.render import cut, printable, table
 from batchml.cli.terminal import screen
 from batchml.model.names import short_id
-from batchml.model.record import Record
+from batchml.model.run import Record
 from batchml.runs.find import measure, recall, select, with_start
 from batchml.runs.metrics.compare import compare, what_matters
 

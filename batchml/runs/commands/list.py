@@ -11,9 +11,8 @@ from batchml.cli.output import print_json, print_line, say
 from batchml.cli.render import duration, run_json
 from batchml.errors import did_you_mean
 from batchml.model.names import short_id
-from batchml.model.record import NOT_KNOWN
-from batchml.model.run import CANNOT_START, JobStatus
-from batchml.runs.commands.next_commands import word_of
+from batchml.model.run import CANNOT_START, NOT_KNOWN, JobStatus
+from batchml.runs.commands.hints import word_of
 from batchml.runs.find import find
 from batchml.runs.search import RunFilter, as_submitted, read_commit, read_condition, read_states
 

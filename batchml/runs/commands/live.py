@@ -49,8 +49,7 @@ from batchml.runs.watch.events import (
     UsageReported,
     WaitingProgress,
 )
-from batchml.runs.watch.intervals import ReasonReporter
-from batchml.runs.watch.poller import Outages
+from batchml.runs.watch.poller import Outages, ReasonReporter
 
 if TYPE_CHECKING:
     from typing import TextIO
@@ -175,7 +174,7 @@ class RunProgress:
     """The state of a run that its status line shows. `metrics` reads the events first."""
 
     def __init__(self, clock: Clock, metrics: "Metrics") -> None:
-        from batchml.runs.metrics.progress import ProgressTrend
+        from batchml.runs.metrics.series import ProgressTrend
 
         self._clock = clock
         self._metrics = metrics
@@ -205,7 +204,7 @@ class RunProgress:
 
     def take(self, happening: RunEvent) -> None:
         """Note an event. No single child of many stands for the run."""
-        from batchml.runs.metrics.progress import ProgressTrend
+        from batchml.runs.metrics.series import ProgressTrend
 
         match happening:
             case OutputLine(at, text, child):

@@ -12,12 +12,11 @@ from batchml.cli.options import Env, Json, OneRun, open_context, read_seconds
 from batchml.cli.output import print_json, say
 from batchml.cli.render import printable
 from batchml.errors import NotFound, UsageError
-from batchml.model.record import NOT_KNOWN_WORDS
-from batchml.model.run import JobStatus, shown_state
+from batchml.model.run import NOT_KNOWN_WORDS, JobStatus, shown_state
 from batchml.runs.commands import follow as following
-from batchml.runs.commands.next_commands import word_of
+from batchml.runs.commands.hints import word_of
 from batchml.runs.find import recall, select
-from batchml.runs.rerun.numbering import numbering
+from batchml.runs.rerun.rules import numbering
 from batchml.runs.watch.logs import printed
 
 if TYPE_CHECKING:

@@ -24,27 +24,40 @@ from batchml.model.outcome import (
     on_host,
     restarts_in_place,
 )
-from batchml.model.record import NOT_KNOWN, NOT_KNOWN_WORDS, RESUMES_TAG
-from batchml.model.run import JobStatus, array_size, has_begun, state_text
+from batchml.model.run import (
+    NOT_KNOWN,
+    NOT_KNOWN_WORDS,
+    RESUMES_TAG,
+    JobStatus,
+    array_size,
+    has_begun,
+    state_text,
+)
+from batchml.runs.commands.hints import outputs_of, ways_on
 from batchml.runs.commands.list import found_json
-from batchml.runs.commands.next_commands import outputs_of, ways_on
 from batchml.runs.commands.usage import node_lines, nodes_json
 from batchml.runs.find import RunMetrics, recall, select, with_start
 from batchml.runs.held import describe_notebook
 from batchml.runs.metrics.event_files import write_events
-from batchml.runs.metrics.nodes import measure_gang, nodes_of, restarts_of, uses_of
 from batchml.runs.metrics.plot import write_plot
 from batchml.runs.metrics.series import child_of, metric_lines, metric_texts, unmatched
-from batchml.runs.metrics.usage import NodeUsage, charts, restarts_json, restarts_text
-from batchml.runs.rerun.numbering import typed
-from batchml.runs.rerun.rules import first_numbers, plain_command, ranges
+from batchml.runs.metrics.usage import (
+    NodeUsage,
+    charts,
+    measure_gang,
+    nodes_of,
+    restarts_json,
+    restarts_of,
+    restarts_text,
+    uses_of,
+)
+from batchml.runs.rerun.rules import first_numbers, plain_command, ranges, typed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from batchml.context import Context
-    from batchml.model.record import Record
-    from batchml.model.run import Run
+    from batchml.model.run import Record, Run
     from batchml.runs.find import RunMetrics
     from batchml.runs.groups.members import GroupMember
     from batchml.runs.metrics.usage import UsageSample

@@ -35,8 +35,7 @@ from batchml.jobs.images import pinned, read_recipe
 from batchml.model.fallback import FALLBACK_TAG, WATCHES_TAG, describe_move_done, moved_to
 from batchml.model.job import JobSpec, Resources
 from batchml.model.names import new_key, short_duration, to_name
-from batchml.model.record import Record
-from batchml.model.run import JobStatus
+from batchml.model.run import JobStatus, Record
 from batchml.runs.controllers import IMAGE, controller_platform, make_queue
 from batchml.runs.fallback.move import (
     OVERDUE,
@@ -61,8 +60,7 @@ if TYPE_CHECKING:
     from batchml.aws.batch.requests import SubmissionContext, SubmissionRequests
     from batchml.context import Context
     from batchml.model.job import JobSpec
-    from batchml.model.record import Record, RunName
-    from batchml.model.run import Run
+    from batchml.model.run import Record, Run, RunName
     from batchml.runs.options import RunRequest
     from batchml.runs.watch.events import RunEvent
 

@@ -18,10 +18,11 @@ from batchml.runs.watch.events import (
     StatusChanged,
     WaitingProgress,
 )
-from batchml.runs.watch.intervals import Limiter, PollCadence
 from batchml.runs.watch.parts import Family, OpenLog, WatchedJob
 from batchml.runs.watch.poller import (
     Describe,
+    Limiter,
+    PollCadence,
     Recall,
     RetryGate,
     RunPoller,

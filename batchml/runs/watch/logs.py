@@ -11,9 +11,8 @@ from batchml.clock import Clock
 from batchml.model.logcheck import LogCheck
 from batchml.model.polling import PollIntervals
 from batchml.model.run import Attempt, Run
-from batchml.runs.watch.intervals import Limiter
 from batchml.runs.watch.parts import Family, OpenLog, missing_text
-from batchml.runs.watch.poller import MAX_DESCRIBE, Describe
+from batchml.runs.watch.poller import MAX_DESCRIBE, Describe, Limiter
 from batchml.runtime.protocol.log_marks import parse_mark
 
 

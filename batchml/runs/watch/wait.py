@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from batchml.clock import Clock
 from batchml.runs.find import judged
-from batchml.runs.rerun.numbering import numbering
+from batchml.runs.rerun.rules import numbering
 from batchml.runs.watch.follow import follow as follow_run
 from batchml.runs.watch.poller import recalling
 from batchml.runs.watch.poller import wait as wait_for_runs

@@ -23,10 +23,11 @@ import operator
 import os
 from typing import Optional
 
-from batchml.runtime.checkpoint.fence import FenceTerm, claim_folder
 from batchml.runtime.checkpoint.layout import (
     SAVING,
     Checkpoint,
+    FenceTerm,
+    claim_folder,
     find_damage,
     list_checkpoints,
     remove,
@@ -43,7 +44,7 @@ from batchml.runtime.checkpoint.saving import (
     say,
 )
 from batchml.runtime.checkpoint.sharded import ShardedSave, are_apart, launch_of
-from batchml.runtime.entry.stopping import should_stop
+from batchml.runtime.entry.attempt import should_stop
 
 __all__ = ["Checkpoint", "newest", "newest_step", "save", "save_shards", "should_stop"]
 

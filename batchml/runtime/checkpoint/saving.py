@@ -6,11 +6,12 @@ import os
 import sys
 from typing import Callable, List, Optional, Set
 
-from batchml.runtime.checkpoint.fence import FenceTerm, claim_folder
 from batchml.runtime.checkpoint.layout import (
     MANIFEST,
     REMOVING,
     SAVING,
+    FenceTerm,
+    claim_folder,
     commit,
     describe_files,
     list_checkpoints,

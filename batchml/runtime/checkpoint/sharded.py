@@ -15,11 +15,12 @@ import zlib
 from collections.abc import Mapping
 from typing import Any, Callable, List, Set
 
-from batchml.runtime.checkpoint.fence import FenceTerm, claim_folder
 from batchml.runtime.checkpoint.layout import (
     SAVING,
+    FenceTerm,
     Files,
     all_files,
+    claim_folder,
     commit,
     describe_files,
     list_checkpoints,
@@ -27,7 +28,7 @@ from batchml.runtime.checkpoint.layout import (
     read_manifest,
 )
 from batchml.runtime.checkpoint.saving import Writer, active_saves, remove_leftovers, remove_old
-from batchml.runtime.storage.files import write_atomically
+from batchml.runtime.storage.folder import write_atomically
 
 KEPT_APART = ".batchml-kept"  # a file in folders that the nodes do not share: remote.py
 _SIGN = ".rank-"

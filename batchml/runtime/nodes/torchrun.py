@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from batchml.runtime.nodes.supervisor.main import RankContext, SupervisorKind, main
 from batchml.runtime.nodes.supervisor.ranks import RankProcesses
-from batchml.runtime.protocol.torchrun_command import RankCommand, rank_command
+from batchml.runtime.protocol.launch import RankCommand, rank_command
 
 
 def _read_command(words: Sequence[str], nodes: int, environ: Mapping[str, str]) -> RankCommand:

@@ -27,7 +27,7 @@ from typing import IO, Any, Dict, List, NamedTuple, Optional
 
 from batchml.runtime.exec import presence
 from batchml.runtime.protocol.exit_codes import CONFIGURATION_ERROR, STOPPED
-from batchml.runtime.sessions.idle import (
+from batchml.runtime.sessions.alloc import (
     IdleTimer,
     Lifetime,
     describe_cost,
@@ -35,7 +35,7 @@ from batchml.runtime.sessions.idle import (
     format_seconds,
     read_limit,
 )
-from batchml.runtime.storage.files import read_json, write_atomically
+from batchml.runtime.storage.folder import read_json, write_atomically
 
 # --- Activity -------------------------------------------------------------------------------------
 # A computing kernel counts as use, and so do output of a terminal, an executed cell, a saved file

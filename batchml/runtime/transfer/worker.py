@@ -25,8 +25,7 @@ from batchml.runtime.transfer.main import describe_progress, list_folder, to_jso
 from batchml.runtime.transfer.manifest import read_manifest
 from batchml.runtime.transfer.parallel import ProgressState, TransferProgress
 from batchml.runtime.transfer.receive import TransferResult, combine, receive
-from batchml.runtime.transfer.remove import remove
-from batchml.runtime.transfer.restore import ArchiveSource, restore, stored_entries, verify
+from batchml.runtime.transfer.restore import ArchiveSource, remove, restore, stored_entries, verify
 from batchml.runtime.transfer.tree import LeftOut, TransferError, Tree, TreeEntry, to_line
 
 REQUEST_VARIABLE = "BATCHML_CARRY"

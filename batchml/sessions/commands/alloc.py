@@ -17,7 +17,7 @@ from batchml.runs.commands.options import takes_options
 from batchml.runs.options import RunRequest, SubmitOptions, to_request
 from batchml.runs.submit import submitted_json
 from batchml.runtime.protocol.variables import SLURM
-from batchml.runtime.sessions.idle import format_seconds
+from batchml.runtime.sessions.alloc import format_seconds
 from batchml.sessions.commands.held import (
     NEVER,
     HeldKind,

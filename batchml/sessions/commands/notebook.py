@@ -21,7 +21,6 @@ from batchml.runs.options import RunRequest, SubmitOptions, option_rows, to_requ
 from batchml.runs.submit import submitted_json
 from batchml.runs.watch.wait import wait_and_keep
 from batchml.runtime.sessions.notebook import PORT
-from batchml.sessions.browser import open_browser
 from batchml.sessions.commands.held import (
     NEVER,
     HeldKind,
@@ -50,6 +49,7 @@ from batchml.sessions.notebook import (
     match_notebook,
     notebook_job,
     notebook_resources,
+    open_browser,
     raise_if_ended,
     sole_notebook,
     unfinished_notebooks,

@@ -15,7 +15,7 @@ from batchml.cli.options import Env, Json, open_context
 from batchml.cli.output import print_json, print_line, say
 from batchml.errors import UsageError
 from batchml.runs.find import recall, select
-from batchml.sessions.browser import open_browser
+from batchml.sessions.notebook import open_browser
 from batchml.sessions.tensorboard.data import ShownRun, scratch_folder, show_folder
 from batchml.sessions.tensorboard.server import (
     PORT,

@@ -6,11 +6,10 @@ from msgspec import Struct
 
 from batchml.aws.batch.responses import to_run
 from batchml.errors import ExecUnavailable, NotFound, NotRunning, UsageError
-from batchml.model.record import NOT_KNOWN_WORDS
-from batchml.model.run import JobStatus, Run, classify
+from batchml.model.run import NOT_KNOWN_WORDS, JobStatus, Run, classify
 from batchml.runs.find import described, recall, select
 from batchml.runs.groups.members import parts_of
-from batchml.runs.metrics.nodes import nodes_of
+from batchml.runs.metrics.usage import nodes_of
 
 if TYPE_CHECKING:
     from batchml.context import Context

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from msgspec.structs import replace
 
-from batchml.aws.quotas import needed_quotas, read_quotas
+from batchml.aws.capacity import needed_quotas, read_quotas
 from batchml.cli.app import app
 from batchml.cli.options import Env, Json, open_context
 from batchml.cli.output import confirm, print_json, print_line, say
@@ -29,8 +29,8 @@ from batchml.setup.commands.shared import (
 )
 from batchml.setup.doctor import quota_findings
 from batchml.setup.plan import make_plan, refusals
+from batchml.setup.sharing import Action, CurrentState, PlanStep, WantedState
 from batchml.setup.tools import SetupTools
-from batchml.setup.values import Action, CurrentState, PlanStep, WantedState
 from batchml.workspace.deletion_guard import check_archived
 
 WOULD_CHANGE = 2  # the exit code of `--plan` if it shows changes

@@ -26,8 +26,8 @@ from batchml.setup import desired
 from batchml.setup.apply import apply_plan, read_state
 from batchml.setup.batch_steps import remove, settle
 from batchml.setup.desired import STACKS, SetupSpec, wanted_stacks
+from batchml.setup.sharing import ResourceKind
 from batchml.setup.tools import SetupTools
-from batchml.setup.values import ResourceKind
 
 
 class SetupSubject(Struct, frozen=True):

@@ -195,7 +195,7 @@ def show(
     controller.
     """
     from batchml.sweeps.commands.render import describe_next_commands, sweep_json
-    from batchml.sweeps.commands.table import draw, open_view
+    from batchml.sweeps.commands.running import draw, open_view
     from batchml.sweeps.view import SweepView
 
     context = open_context(env)

@@ -14,9 +14,9 @@ from typing import Any
 
 from batchml.errors import ConfigError
 from batchml.model.sweep import Params, SweepSpec, Trial, TrialState, is_active, is_discrete
-from batchml.sweeps.samplers.kernels import Coordinates, KernelAxis, locate, make_axes
 from batchml.sweeps.samplers.points import build_point, from_unit, point_key, seeded_random
 from batchml.sweeps.samplers.sequences import find_unused, is_allowed
+from batchml.sweeps.samplers.tpe import Coordinates, KernelAxis, locate, make_axes
 
 NEEDS = {
     "gp": ("optuna", "scipy", "torch"),

@@ -135,7 +135,9 @@ def _load() -> None:
 
         from batchml.runtime import run  # noqa: F401
         from batchml.runtime.sweep import trial  # noqa: F401
-        from batchml.runtime.telemetry import budget, metrics, usage  # noqa: F401
+        from batchml.runtime.telemetry import (
+            usage,  # noqa: F401
+        )
 
         _loaded = True
 

@@ -27,8 +27,7 @@ import socket
 import sys
 from typing import Any
 
-from batchml.local.executors.cgroup import Groups, slot_name
-from batchml.local.executors.cgroup_slot import Slot, make_slot
+from batchml.local.executors.cgroup import Groups, Slot, make_slot, slot_name
 from batchml.local.executors.runner.files import RecordFile, folder_of, leave_reason, now_ms
 from batchml.local.executors.runner.link import (
     SIGNALS,

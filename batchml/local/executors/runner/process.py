@@ -14,8 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from batchml.local.executors.cgroup import max_pids
-from batchml.local.executors.cgroup_slot import Slot
+from batchml.local.executors.cgroup import Slot, max_pids
 from batchml.local.executors.runner.files import now_ms, until_it_works
 from batchml.local.executors.runner.fork_server import ForkServer
 from batchml.local.executors.runner.link import AttemptIo, AttemptWithdrawn

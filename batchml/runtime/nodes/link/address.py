@@ -11,15 +11,65 @@ import os
 import random
 import socket
 from collections.abc import Mapping
-from typing import Any, Callable, Dict, NamedTuple, Optional
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 from urllib.parse import urlsplit
 
 from batchml.runtime.nodes.link.connection import candidate_ports
-from batchml.runtime.nodes.link.interfaces import interfaces
 from batchml.runtime.nodes.link.uplink import MainNode
 from batchml.runtime.protocol.launch import TOKEN
 from batchml.runtime.protocol.variables import RuntimeEnv
 from batchml.runtime.storage.credentials import fetch_url
+
+# --- interfaces -----------------------------------------------------------------------------------
+# The network interfaces of this machine. Imports nothing heavy: every run counts their traffic.
+#
+# Source: netdevice(7).
+
+
+_SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B  # linux/sockios.h
+
+
+def interface_of(address: str) -> str:
+    """The network interface that has an address; empty where none is found.
+
+    Without its name gloo takes the address of the host name, which in containers is often
+    127.0.0.1.
+    """
+    try:
+        import socket
+
+        wanted, near = socket.inet_aton(address), ""
+        for name, own, mask in interfaces():
+            if own == wanted:
+                return name
+            if all((a ^ b) & m == 0 for a, b, m in zip(own, wanted, mask)):  # noqa: B905
+                near = name  # a second address of it, as all of 127.0.0.0/8 are
+        return near
+    except (ImportError, OSError):
+        return ""
+
+
+def interfaces() -> List[Tuple[str, bytes, bytes]]:
+    """Name, address and mask of each interface with an address. Raises ImportError, OSError."""
+    import fcntl
+    import socket
+    import struct
+
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            try:
+                own = fcntl.ioctl(asker.fileno(), _SIOCGIFADDR, request)[20:24]
+                mask = fcntl.ioctl(asker.fileno(), _SIOCGIFNETMASK, request)[20:24]
+            except OSError:
+                continue  # it has no such address
+            found.append((name, own, mask))
+    return found
+
+
+# --- address --------------------------------------------------------------------------------------
+
 
 LOOPBACK = "127.0.0.1"
 OWN_ADDRESS = "BATCHML_NODE_ADDRESS"

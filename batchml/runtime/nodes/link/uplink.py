@@ -7,8 +7,15 @@ import socket
 import time
 from typing import Callable, List, Mapping, NamedTuple, Optional, Sequence
 
-from batchml.runtime.nodes.link.connection import LinkClosed, Message, dial, greet, join
-from batchml.runtime.nodes.link.peer import Heartbeats, Peer
+from batchml.runtime.nodes.link.connection import (
+    Heartbeats,
+    LinkClosed,
+    Message,
+    Peer,
+    dial,
+    greet,
+    join,
+)
 
 _EVERY = 0.5  # seconds between two rounds of tries
 _CALL = 2.0  # seconds that one port has to answer

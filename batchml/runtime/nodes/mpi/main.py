@@ -36,13 +36,12 @@ from batchml.runtime.nodes.supervisor.main import (
     SupervisorKind,
     main,
 )
-from batchml.runtime.nodes.supervisor.rank_env import RankLayout, node_environment
 from batchml.runtime.nodes.supervisor.ranks import RankEnd, RankProcesses
+from batchml.runtime.nodes.supervisor.settings import RankLayout, node_environment
 from batchml.runtime.package import package_root
 from batchml.runtime.processes import descendants
-from batchml.runtime.protocol.launch import ALL
-from batchml.runtime.protocol.torchrun_command import RankCommand, with_python
-from batchml.runtime.storage.files import write_atomically
+from batchml.runtime.protocol.launch import ALL, RankCommand, with_python
+from batchml.runtime.storage.folder import write_atomically
 
 _LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "mpirun.openmpi", "mpirun.mpich", "orterun")
 _FOLDERS = (  # where Amazon Linux, the EFA installer and Intel put it, not on the PATH

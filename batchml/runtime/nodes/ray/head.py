@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import json
 import os
+import selectors
 import shutil
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from typing import Callable, List, Optional, Tuple
+from typing import Callable, Dict, List, Optional, Set, Tuple
 
-from batchml.runtime.entry.stopping import STOPS, Signals
+from batchml.runtime.entry.attempt import STOPS, Signals
 from batchml.runtime.nodes.launcher import ASKED, VERDICT
 from batchml.runtime.nodes.link.address import LOOPBACK, own_address
+from batchml.runtime.nodes.link.connection import Heartbeats, Message, Peer, dispatch
+from batchml.runtime.nodes.link.server import MemberServer, Refusal
 from batchml.runtime.nodes.ray.batch_api import BatchApi, attempts_of, is_last, unfinished
-from batchml.runtime.nodes.ray.node import RayInstall, RayMissing, RayNode, find_ray, variables
-from batchml.runtime.nodes.ray.rendezvous import HeadRecord, HeadRendezvous
 from batchml.runtime.nodes.ray.rules import (
+    BEAT,
     MOST_STARTS,
+    SILENT,
     Announce,
     HeadAction,
     HeadEvent,
+    HeadRecord,
+    HeadRendezvous,
     HeadState,
     HeadTick,
     LeaveCluster,
@@ -30,15 +35,117 @@ from batchml.runtime.nodes.ray.rules import (
     RayEnded,
     StartProgram,
     StopSignal,
+    WorkerId,
+    WorkerJoined,
+    WorkerLeft,
     begin_head,
     head_step,
     is_short,
 )
-from batchml.runtime.nodes.ray.server import WorkerServer
+from batchml.runtime.nodes.ray.worker import (
+    RayInstall,
+    RayMissing,
+    RayNode,
+    find_ray,
+    unlike,
+    variables,
+)
 from batchml.runtime.processes import descendants, send
 from batchml.runtime.protocol.exit_codes import CONFIGURATION_ERROR, STOPPED, TRY_ELSEWHERE
 from batchml.runtime.protocol.launch import LaunchPlan, WorkerGroup
 from batchml.runtime.storage.store import StoreError
+
+# --- server ---------------------------------------------------------------------------------------
+# The server of a Ray head: the supervisors of its workers connect to it.
+
+
+class WorkerServer:
+    """The workers that are connected. What they report becomes events."""
+
+    def __init__(
+        self,
+        address: str,
+        token: str,
+        versions: Sequence[str],
+        groups: Sequence[WorkerGroup],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._server = MemberServer(
+            token, self._selector, Heartbeats(BEAT, SILENT), self._admit, self._connected,
+            self._hear, self._lost, self._refused, clock,
+        )  # fmt: skip
+        self._server.listen([(address, 0)])
+        self.port = self._server.port
+        self._versions = versions
+        self._groups = groups
+        self._workers: Dict[Peer, WorkerId] = {}
+        self._joined: Set[Peer] = set()
+        self._events: List[HeadEvent] = []
+        self.refusals: List[str] = []  # lines for people
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._workers
+
+    def wake_on(self, file: int, drain: Callable[[], None]) -> None:
+        """Let `look` return early, after `drain`, when this descriptor can be read."""
+        self._selector.register(file, selectors.EVENT_READ, drain)
+
+    def look(self, now: float, wait: float = 0.0) -> List[HeadEvent]:
+        """The events since the last look; wait for one for at most `wait` seconds."""
+        dispatch(self._selector, wait)
+        self._server.tick(now)
+        events, self._events = self._events, []
+        return events
+
+    def send_all(self, message: Message) -> None:
+        for peer in self._server.peers:
+            peer.send(message)
+
+    def close(self) -> None:
+        self._server.close()
+        self._selector.close()
+
+    def _admit(self, info: Message) -> Optional[Refusal]:
+        why = unlike(self._versions, (str(info.get("ray")), str(info.get("python"))))
+        if not why:
+            return None
+        self.refusals.append(f"worker {self._worker(info)} cannot join: {why}")
+        return Refusal(why, final=True)
+
+    def _connected(self, peer: Peer) -> None:
+        self._workers[peer] = self._worker(peer.info)
+
+    def _worker(self, info: Message) -> WorkerId:
+        """The group follows from the key of its submission, which is part of its job's name."""
+        key = str(info.get("key"))
+        groups = [each.name for each in self._groups if key and each.job_name.endswith(key)]
+        name = groups[0] if groups else "workers"
+        return WorkerId(name, int(info.get("index", 0)), str(info.get("address")))
+
+    def _hear(self, peer: Peer, message: Message) -> None:
+        if message.get("do") == "joined" and peer not in self._joined:
+            self._joined.add(peer)
+            self._events.append(WorkerJoined(self._workers[peer]))
+
+    def _lost(self, peer: Peer, silent: bool) -> None:
+        worker = self._workers.pop(peer)
+        had_joined = peer in self._joined
+        self._joined.discard(peer)
+        if had_joined and not self._has_joined(worker):
+            self._events.append(WorkerLeft(worker))
+
+    def _has_joined(self, worker: WorkerId) -> bool:
+        """Whether a later attempt of the worker has joined before the earlier one was missed."""
+        return any(self._workers[each].place == worker.place for each in self._joined)
+
+    def _refused(self, why: str) -> None:
+        self.refusals.append(f"a connection was refused: {why}")
+
+
+# --- head -----------------------------------------------------------------------------------------
+
 
 START_LIMIT = 120.0  # seconds that Ray may take to start
 FAREWELL = 10.0  # seconds that workers have to end before their jobs are terminated

@@ -13,16 +13,15 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from batchml.runtime.entry.stopping import Signals
+from batchml.runtime.entry.attempt import Signals
 from batchml.runtime.nodes.launcher import VERDICT
 from batchml.runtime.nodes.ray.head import lead
-from batchml.runtime.nodes.ray.node import RayMissing
 from batchml.runtime.nodes.ray.rules import LeaveCluster
-from batchml.runtime.nodes.ray.worker import work
+from batchml.runtime.nodes.ray.worker import RayMissing, work
 from batchml.runtime.processes import become_reaper
 from batchml.runtime.protocol.exit_codes import CONFIGURATION_ERROR, TRY_ELSEWHERE
 from batchml.runtime.protocol.launch import TOKEN, WORKER, LaunchPlan
-from batchml.runtime.storage.files import write_atomically
+from batchml.runtime.storage.folder import write_atomically
 from batchml.runtime.storage.store import StoreError
 
 

@@ -6,11 +6,76 @@ is lost may start again on another host: then the worker joins the new one.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import FrozenSet, List, NamedTuple, Optional, Tuple, Union
 
-from batchml.runtime.nodes.ray.rendezvous import HeadRecord
+from batchml.runtime.nodes.link.server import Rendezvous
 from batchml.runtime.protocol.exit_codes import STOPPED, TRY_ELSEWHERE
 from batchml.runtime.protocol.launch import WorkerGroup
+from batchml.runtime.storage.store import StoreError
+
+# --- rendezvous -----------------------------------------------------------------------------------
+# Where the head and the workers of a Ray cluster meet: two documents in the bucket or workspace.
+#
+# `gang/head.json` says where the head is, `gang/ended.json` that it has ended for good.
+
+
+_HEAD = "gang/head.json"
+_ENDED = "gang/ended.json"
+
+
+class HeadRecord(NamedTuple):
+    """Where a head is, and which versions a worker needs to join it."""
+
+    run: str  # the id of its job
+    attempt: int
+    address: str
+    gcs_port: int
+    control_port: int
+    ray: str
+    python: str
+    at: float  # seconds since the epoch
+
+    @property
+    def gcs(self) -> str:
+        return f"{self.address}:{self.gcs_port}"
+
+
+class HeadRendezvous:
+    """Every method raises StoreError when the documents cannot be read or written."""
+
+    def __init__(self, documents: Rendezvous) -> None:
+        self._documents = documents
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> HeadRendezvous:
+        return cls(Rendezvous.of_group(environ))
+
+    def head(self) -> Optional[HeadRecord]:
+        found = self._documents.read(_HEAD)
+        if found is None:
+            return None
+        try:
+            return HeadRecord(**found)
+        except TypeError as error:
+            raise StoreError(f"{_HEAD} is of another batchml: {error}") from error
+
+    def publish(self, head: HeadRecord) -> None:
+        """A head begins, or begins again after its host was lost."""
+        self._documents.delete(_ENDED)
+        self._documents.write(_HEAD, head._asdict())
+
+    def end_code(self) -> Optional[int]:
+        """The exit code of the program, once there is nothing left to do for workers."""
+        found = self._documents.read(_ENDED)
+        return None if found is None else int(found.get("code", 0))
+
+    def end(self, code: int, at: float) -> None:
+        self._documents.write(_ENDED, {"code": code, "at": at})
+
+
+# --- rules ----------------------------------------------------------------------------------------
+
 
 NOTICE_EVERY = 30.0  # seconds between two lines about missing workers
 HEAD_GRACE = 600.0  # seconds that workers wait for a lost head to start again

@@ -17,11 +17,16 @@ from collections.abc import Mapping
 from typing import Dict, List, Optional
 
 from batchml.runtime.nodes.link.address import LOOPBACK, own_address
-from batchml.runtime.nodes.link.connection import LinkClosed, Message, join
-from batchml.runtime.nodes.link.peer import Heartbeats, Peer, dispatch
+from batchml.runtime.nodes.link.connection import (
+    Heartbeats,
+    LinkClosed,
+    Message,
+    Peer,
+    dispatch,
+    join,
+)
 from batchml.runtime.nodes.link.remote_start import ControlAddress, StartRelay
-from batchml.runtime.nodes.link.rendezvous import Rendezvous
-from batchml.runtime.nodes.link.server import MemberServer, Refusal
+from batchml.runtime.nodes.link.server import MemberServer, Refusal, Rendezvous
 from batchml.runtime.nodes.slurm.steps import control_file, count_nodes, server_document
 from batchml.runtime.package import package_root
 from batchml.runtime.protocol.variables import RuntimeEnv

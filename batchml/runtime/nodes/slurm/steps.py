@@ -18,11 +18,9 @@ import time
 from collections.abc import Mapping
 from typing import Any, Callable, Dict, List, NamedTuple, NoReturn, Optional, Tuple
 
-from batchml.runtime.entry.stopping import STOPS, Signals
-from batchml.runtime.nodes.link.address import OWN_ADDRESS, own_address
-from batchml.runtime.nodes.link.connection import Message
-from batchml.runtime.nodes.link.interfaces import interface_of
-from batchml.runtime.nodes.link.peer import Heartbeats, dispatch
+from batchml.runtime.entry.attempt import STOPS, Signals
+from batchml.runtime.nodes.link.address import OWN_ADDRESS, interface_of, own_address
+from batchml.runtime.nodes.link.connection import Heartbeats, Message, dispatch
 from batchml.runtime.nodes.link.remote_start import (
     READING,
     ControlAddress,
@@ -32,7 +30,7 @@ from batchml.runtime.nodes.link.remote_start import (
     TaskCommand,
     write_output,
 )
-from batchml.runtime.nodes.link.rendezvous import Rendezvous
+from batchml.runtime.nodes.link.server import Rendezvous
 from batchml.runtime.nodes.link.uplink import ConnectLimits, MainNode, Uplink
 from batchml.runtime.protocol.variables import RuntimeEnv, number_of
 from batchml.runtime.storage.backends import open_store

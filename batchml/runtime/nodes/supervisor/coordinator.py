@@ -10,8 +10,13 @@ from collections.abc import Mapping
 from typing import Callable, Deque, Dict, List, Optional, Set
 
 from batchml.runtime.nodes.link.address import RunIdentity, free_port_for
-from batchml.runtime.nodes.link.connection import MEASURED, Message, candidate_ports
-from batchml.runtime.nodes.link.peer import Heartbeats, Peer
+from batchml.runtime.nodes.link.connection import (
+    MEASURED,
+    Heartbeats,
+    Message,
+    Peer,
+    candidate_ports,
+)
 from batchml.runtime.nodes.link.remote_start import StartRelay
 from batchml.runtime.nodes.link.server import MemberServer, Refusal
 from batchml.runtime.nodes.supervisor.restarts import (

@@ -17,22 +17,24 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import BinaryIO, Callable, NamedTuple, Optional
 
-from batchml.runtime.entry.stopping import STOPS, Signals
+from batchml.runtime.entry.attempt import STOPS, Signals
 from batchml.runtime.nodes.launcher import UNFIT, VERDICT
 from batchml.runtime.nodes.link.address import (
     LOOPBACK,
     OWN_ADDRESS,
     NodePosition,
+    interface_of,
     own_address,
 )
-from batchml.runtime.nodes.link.connection import Message
-from batchml.runtime.nodes.link.interfaces import interface_of
-from batchml.runtime.nodes.link.peer import Heartbeats, dispatch
+from batchml.runtime.nodes.link.connection import Heartbeats, Message, dispatch
 from batchml.runtime.nodes.link.uplink import ConnectLimits, Uplink
-from batchml.runtime.nodes.supervisor.agent import AgentSettings, NodeAgent, SupervisorExit
-from batchml.runtime.nodes.supervisor.checkpoint_fetch import needs_fetch
+from batchml.runtime.nodes.supervisor.agent import (
+    AgentSettings,
+    NodeAgent,
+    SupervisorExit,
+    needs_fetch,
+)
 from batchml.runtime.nodes.supervisor.coordinator import Coordinator
-from batchml.runtime.nodes.supervisor.rank_env import count_cores, count_processes
 from batchml.runtime.nodes.supervisor.ranks import RankProcesses
 from batchml.runtime.nodes.supervisor.restarts import RestartHistory
 from batchml.runtime.nodes.supervisor.rules import SupervisorLimits
@@ -40,6 +42,8 @@ from batchml.runtime.nodes.supervisor.settings import (
     StopOrder,
     SupervisorTimes,
     command_environment,
+    count_cores,
+    count_processes,
     quick_checks,
     ranks_grace,
     read_stop,
@@ -49,8 +53,7 @@ from batchml.runtime.nodes.supervisor.settings import (
 )
 from batchml.runtime.processes import become_reaper, boot_id, die_with_parent
 from batchml.runtime.protocol.exit_codes import CONFIGURATION_ERROR, TRY_ELSEWHERE
-from batchml.runtime.protocol.launch import TOKEN, LaunchPlan
-from batchml.runtime.protocol.torchrun_command import RankCommand
+from batchml.runtime.protocol.launch import TOKEN, LaunchPlan, RankCommand
 from batchml.runtime.protocol.variables import RuntimeEnv
 from batchml.runtime.storage.backends import open_store
 from batchml.runtime.storage.store import BRIEF
