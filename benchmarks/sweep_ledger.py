@@ -12,8 +12,8 @@ import tempfile
 import time
 from collections.abc import Callable
 
-from batchml.runtime.protocol import messages
-from batchml.runtime.protocol.messages import MessageSender
+from batchml.runtime.protocol import sweep as messages
+from batchml.runtime.protocol.sweep import MessageSender
 from batchml.runtime.storage.folder import FolderStore
 from batchml.sweeps.control.events import MessageReceived, PlannedTrial, TrialBatch
 from batchml.sweeps.control.ledger import SweepLedger

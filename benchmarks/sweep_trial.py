@@ -9,8 +9,14 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from batchml.runtime.protocol.manifest import TrialEntry, encode
-from batchml.runtime.protocol.sweep_store import ASHA, CONTRACT, TrialContract, batch_key
+from batchml.runtime.protocol.sweep import (
+    ASHA,
+    CONTRACT,
+    TrialContract,
+    TrialEntry,
+    batch_key,
+    encode,
+)
 from batchml.runtime.storage.folder import FolderStore
 from benchmarks.pairs import Compared, row, sample
 

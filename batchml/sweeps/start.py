@@ -41,8 +41,7 @@ from batchml.runs.package import PackageStore, code_folder, find_package_store, 
 from batchml.runs.prepare import environment_variables, query_commit
 from batchml.runs.search import SWEEP_TAG
 from batchml.runs.send import user_name
-from batchml.runtime.protocol.rungs import rung_steps
-from batchml.runtime.protocol.sweep_store import CONTRACT, EVERY, LOOK, TrialContract
+from batchml.runtime.protocol.sweep import CONTRACT, EVERY, LOOK, TrialContract, rung_steps
 from batchml.sweeps.control.plan import ChosenMode, SubmitMode, count_trials
 from batchml.sweeps.forecast import Forecast, describe, make_forecast
 from batchml.sweeps.jobs import first_requests

@@ -13,8 +13,7 @@ from msgspec.structs import replace
 from batchml.context import Context
 from batchml.errors import BatchmlError
 from batchml.model.sweep import Trial, TrialState
-from batchml.runtime.protocol.messages import decode_message
-from batchml.runtime.protocol.sweep_store import INBOX
+from batchml.runtime.protocol.sweep import INBOX, decode_message
 from batchml.sweeps.control.events import MessageReceived
 from batchml.sweeps.control.lease import IN_AWS, ON_LOCAL, find_holder
 from batchml.sweeps.control.ledger import SweepLedger

@@ -27,7 +27,7 @@ from batchml.model.job import Health, JobSpec, Launch, Resources, Retry
 from batchml.model.names import split_key
 from batchml.model.run import JobStatus
 from batchml.runtime.protocol.launch import LaunchPlan
-from batchml.runtime.protocol.sweep_store import TrialContract
+from batchml.runtime.protocol.sweep import TrialContract
 from batchml.runtime.sweep.assignment import may_be_retried
 
 SPEC = JobSpec(

@@ -12,16 +12,18 @@ from typing import Any
 import pytest
 
 from batchml.runtime.processes import changes_of
-from batchml.runtime.protocol import messages
-from batchml.runtime.protocol.manifest import TrialEntry, encode
-from batchml.runtime.protocol.rungs import Cutoffs, mark_key
-from batchml.runtime.protocol.sweep_store import (
+from batchml.runtime.protocol import sweep as messages
+from batchml.runtime.protocol.sweep import (
     CONTRACT,
     CUTOFFS,
     INBOX,
+    Cutoffs,
     TrialContract,
+    TrialEntry,
     batch_key,
     deadline_key,
+    encode,
+    mark_key,
 )
 from batchml.runtime.storage.backends import open_store
 from batchml.runtime.storage.folder import FolderStore

@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchml.runtime.protocol.rungs import (
+from batchml.runtime.protocol.sweep import (
     Cutoffs,
     PrunerDecision,
+    TrialContract,
     best_of,
     decide,
     default_min,
@@ -16,7 +17,6 @@ from batchml.runtime.protocol.rungs import (
     rung_passed,
     rung_steps,
 )
-from batchml.runtime.protocol.sweep_store import TrialContract
 
 
 def course(direction: str = "max", method: str = "asha", resume: bool = False) -> TrialContract:

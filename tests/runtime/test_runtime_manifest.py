@@ -8,15 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchml.runtime.protocol import manifest, messages
-from batchml.runtime.protocol.manifest import BadManifest, TrialEntry, encode
-from batchml.runtime.protocol.messages import MessageSender
-from batchml.runtime.protocol.rungs import Cutoffs
-from batchml.runtime.protocol.sweep_store import (
+from batchml.runtime.protocol import sweep as manifest
+from batchml.runtime.protocol import sweep as messages
+from batchml.runtime.protocol.sweep import (
+    BadManifest,
     BadTrialContract,
+    Cutoffs,
+    MessageSender,
     TrialContract,
+    TrialEntry,
     batch_key,
     claim_key,
+    encode,
 )
 from batchml.runtime.storage.folder import FolderStore
 

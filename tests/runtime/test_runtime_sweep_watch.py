@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from batchml.runtime.protocol.rungs import Cutoffs, ranked
-from batchml.runtime.protocol.sweep_store import deadline_key
+from batchml.runtime.protocol.sweep import Cutoffs, deadline_key, ranked
 from batchml.runtime.telemetry.metrics import append_point
 from tests.support.trial_world import AT, Make, TrialWorld, a_contract
 

@@ -21,12 +21,7 @@ from batchml.model.sweep import (
     SweepSpec,
     Trial,
 )
-from batchml.runtime.protocol.messages import (
-    END,
-    MessageSender,
-    add_end,
-    make_message,
-)
+from batchml.runtime.protocol.sweep import END, MessageSender, add_end, make_message
 from batchml.sweeps.control.events import (
     BatchSubmitted,
     Event,

@@ -15,10 +15,12 @@ from msgspec import Struct
 
 from batchml.model.run import JobStatus
 from batchml.model.sweep import Dimension, EarlyStop, Goal, Params, SweepLimits, SweepSpec
-from batchml.runtime.protocol import manifest, messages, rungs
-from batchml.runtime.protocol import rungs as judge
+from batchml.runtime.protocol import sweep as judge
+from batchml.runtime.protocol import sweep as manifest
+from batchml.runtime.protocol import sweep as messages
+from batchml.runtime.protocol import sweep as rungs
 from batchml.runtime.protocol.exit_codes import DUPLICATE
-from batchml.runtime.protocol.sweep_store import (
+from batchml.runtime.protocol.sweep import (
     CONTRACT,
     CUTOFFS,
     RUNGS,

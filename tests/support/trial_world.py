@@ -3,11 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from batchml.runtime.protocol import messages
-from batchml.runtime.protocol.manifest import TrialEntry
-from batchml.runtime.protocol.messages import MessageSender
-from batchml.runtime.protocol.rungs import Cutoffs
-from batchml.runtime.protocol.sweep_store import INBOX, TrialContract
+from batchml.runtime.protocol import sweep as messages
+from batchml.runtime.protocol.sweep import INBOX, Cutoffs, MessageSender, TrialContract, TrialEntry
 from batchml.runtime.storage.folder import FolderStore
 from batchml.runtime.storage.store import StoreError
 from batchml.runtime.sweep.assignment import TrialAssignment

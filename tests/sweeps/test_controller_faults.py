@@ -8,8 +8,8 @@ import pytest
 from batchml.errors import ConfigError, ControllerReplaced, ServiceError, ServiceUnreachable
 from batchml.model.run import JobStatus
 from batchml.model.sweep import TrialState
-from batchml.runtime.protocol import messages
-from batchml.runtime.protocol.sweep_store import CONTRACT
+from batchml.runtime.protocol import sweep as messages
+from batchml.runtime.protocol.sweep import CONTRACT
 from batchml.sweeps.control import inbox
 from batchml.sweeps.control.watch import JobObservation
 from tests.support.sweep_stores import Killed, UnreachableStore

@@ -5,7 +5,7 @@ import pytest
 from batchml.errors import ServiceError
 from batchml.model.names import KEY_LENGTH
 from batchml.model.sweep import ConfirmSettings, Dimension, TrialState
-from batchml.runtime.protocol.sweep_store import deadline_in
+from batchml.runtime.protocol.sweep import deadline_in
 from batchml.sweeps.control import inbox
 from batchml.sweeps.results import confirmed_trials
 from tests.support.sweep_world import DAY, KEY, Fault, World, spec_of

@@ -5,8 +5,7 @@ from itertools import pairwise
 import pytest
 
 from batchml.model.sweep import Dimension, TrialState
-from batchml.runtime.protocol.rungs import Cutoffs
-from batchml.runtime.protocol.sweep_store import CUTOFFS
+from batchml.runtime.protocol.sweep import CUTOFFS, Cutoffs
 from batchml.sweeps.control.lease import IN_AWS
 from batchml.sweeps.control.plan import SubmitMode, choose_mode, count_trials
 from tests.support.sweep_world import Fault, World, spec_of

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from batchml.errors import ControllerReplaced, LedgerDamaged
 from batchml.model.sweep import SweepLimits
-from batchml.runtime.protocol import messages
-from batchml.runtime.protocol.messages import MessageSender, message_key
+from batchml.runtime.protocol import sweep as messages
+from batchml.runtime.protocol.sweep import MessageSender, message_key
 from batchml.runtime.storage.folder import FolderStore
 from batchml.runtime.storage.store import StoreError
 from batchml.sweeps.control import inbox

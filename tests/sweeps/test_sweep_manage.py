@@ -12,7 +12,7 @@ from batchml.context import Context
 from batchml.errors import SweepHasController, UsageError
 from batchml.model.job import JobSpec
 from batchml.model.sweep import ConfirmSettings, Dimension, EarlyStop, Goal, SweepLimits, SweepSpec
-from batchml.runtime.protocol import messages
+from batchml.runtime.protocol import sweep as messages
 from batchml.sweeps import manage
 from batchml.sweeps.control import inbox
 from batchml.sweeps.control.events import (

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchml.model.sweep import RecordedDecision, SweepLimits, TrialReport, TrialState
-from batchml.runtime.protocol import messages
-from batchml.runtime.protocol.messages import MessageSender
+from batchml.runtime.protocol import sweep as messages
+from batchml.runtime.protocol.sweep import MessageSender
 from batchml.sweeps.control.events import (
     BatchSubmitted,
     Event,

@@ -9,8 +9,8 @@ from batchml.aws.s3 import BucketStore
 from batchml.aws.session import Access, Session
 from batchml.errors import ControllerReplaced, SweepStoreError
 from batchml.model.sweep import TrialState
-from batchml.runtime.protocol import messages
-from batchml.runtime.protocol.messages import MessageSender, message_key
+from batchml.runtime.protocol import sweep as messages
+from batchml.runtime.protocol.sweep import MessageSender, message_key
 from batchml.runtime.storage.backends import open_store
 from batchml.runtime.storage.folder import FolderStore
 from batchml.runtime.storage.store import Store

@@ -5,7 +5,7 @@ from typing import Any
 
 from batchml.model.run import JobStatus
 from batchml.model.sweep import TrialState
-from batchml.runtime.protocol import messages
+from batchml.runtime.protocol import sweep as messages
 from batchml.runtime.protocol.exit_codes import DUPLICATE
 from batchml.sweeps.control import inbox
 from batchml.sweeps.control.events import PlannedTrial, TrialBatch

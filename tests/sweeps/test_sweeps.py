@@ -21,15 +21,16 @@ from batchml.cli.app import run, whole
 from batchml.context import Context
 from batchml.model.job import JobSpec
 from batchml.model.sweep import EarlyStop, SweepLimits, TrialState
-from batchml.runtime.protocol.messages import (
+from batchml.runtime.protocol.sweep import (
     END,
+    INBOX,
     MessageSender,
     add_end,
+    checkpoint_prefix,
     encode_message,
     make_message,
     message_key,
 )
-from batchml.runtime.protocol.sweep_store import INBOX, checkpoint_prefix
 from batchml.sweeps.commands.best import _code_address, job_file, to_toml
 from batchml.sweeps.commands.render import end_lines
 from batchml.sweeps.control.events import (

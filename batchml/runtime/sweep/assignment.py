@@ -7,30 +7,33 @@ from collections.abc import Mapping
 from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from batchml.runtime.entry.fetch import claim, describe_duplicate
-from batchml.runtime.protocol import manifest, messages
+from batchml.runtime.protocol import sweep as manifest
+from batchml.runtime.protocol import sweep as messages
 from batchml.runtime.protocol.exit_codes import (
     CONFIGURATION_ERROR,
     DUPLICATE,
     STOPPED,
     TRY_ELSEWHERE,
 )
-from batchml.runtime.protocol.messages import FAILED, KILLED, MessageSender
-from batchml.runtime.protocol.rungs import ranked
-from batchml.runtime.protocol.sweep_store import (
+from batchml.runtime.protocol.sweep import (
     APP_ERROR,
     ASHA,
     CONTRACT,
+    FAILED,
     HOST_LOST,
+    KILLED,
     MEDIAN,
     OUT_OF_MEMORY,
     RUNGS,
     STOP,
     STOP_ALL,
     BadTrialContract,
+    MessageSender,
     Scalar,
     TrialContract,
     claim_key,
     deadline_in,
+    ranked,
     rung_prefix,
     stop_key,
 )

@@ -15,7 +15,7 @@ from typing import Callable, Dict, List, Optional
 
 from batchml.runtime.entry.attempt import RunningAttempt
 from batchml.runtime.processes import changes_of
-from batchml.runtime.protocol.sweep_store import checkpoint_prefix
+from batchml.runtime.protocol.sweep import checkpoint_prefix
 from batchml.runtime.protocol.variables import RuntimeEnv
 from batchml.runtime.storage.backends import open_store
 from batchml.runtime.storage.folder import read_json

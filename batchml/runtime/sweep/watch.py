@@ -12,11 +12,25 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Protocol, Tuple
 
-from batchml.runtime.protocol import messages, rungs
+from batchml.runtime.protocol import sweep as messages
+from batchml.runtime.protocol import sweep as rungs
 from batchml.runtime.protocol.exit_codes import STOPPED, TRY_ELSEWHERE
-from batchml.runtime.protocol.messages import DIVERGED, DONE, FAILED, KILLED, PAUSED, PRUNED
-from batchml.runtime.protocol.rungs import Cutoffs, PrunerDecision, mark_key, rung_passed
-from batchml.runtime.protocol.sweep_store import CUTOFFS, MAX, NONE, RUNGS
+from batchml.runtime.protocol.sweep import (
+    CUTOFFS,
+    DIVERGED,
+    DONE,
+    FAILED,
+    KILLED,
+    MAX,
+    NONE,
+    PAUSED,
+    PRUNED,
+    RUNGS,
+    Cutoffs,
+    PrunerDecision,
+    mark_key,
+    rung_passed,
+)
 from batchml.runtime.storage.store import Store, StoreError
 from batchml.runtime.sweep.assignment import (
     StopRequest,

@@ -24,7 +24,7 @@ from batchml.runs.find import recall
 from batchml.runs.outputs import CopiedOutputs, outputs
 from batchml.runs.rerun.resubmit import unpacked
 from batchml.runs.search import FoundRun
-from batchml.runtime.protocol.sweep_store import checkpoint_prefix
+from batchml.runtime.protocol.sweep import checkpoint_prefix
 from batchml.runtime.protocol.variables import format_value
 from batchml.sweeps.commands.render import (
     confirmed_json,

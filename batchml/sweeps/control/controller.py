@@ -24,12 +24,12 @@ from batchml.errors import (
 )
 from batchml.model.names import new_key
 from batchml.model.sweep import SweepLimits, SweepSpec
-from batchml.runtime.protocol import manifest
-from batchml.runtime.protocol.rungs import Cutoffs
-from batchml.runtime.protocol.sweep_store import (
+from batchml.runtime.protocol import sweep as manifest
+from batchml.runtime.protocol.sweep import (
     CONTRACT,
     CUTOFFS,
     BadTrialContract,
+    Cutoffs,
     TrialContract,
     batch_key,
 )

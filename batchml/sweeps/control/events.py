@@ -41,7 +41,7 @@ class BatchSubmitted(Struct, frozen=True, tag="submitted"):
 
 
 class MessageReceived(Struct, frozen=True, tag="told"):
-    """A message of a trial about itself (`runtime/protocol/messages.py`), as it came."""
+    """A message of a trial about itself (`runtime/protocol/sweep.py`), as it came."""
 
     message: dict[str, Any]
 

@@ -16,8 +16,14 @@ from msgspec.structs import replace
 
 from batchml.model.names import is_key
 from batchml.model.sweep import SweepLimits
-from batchml.runtime.protocol.messages import decode_message
-from batchml.runtime.protocol.sweep_store import DEADLINE, INBOX, STOP_ALL, deadline_key, stop_key
+from batchml.runtime.protocol.sweep import (
+    DEADLINE,
+    INBOX,
+    STOP_ALL,
+    deadline_key,
+    decode_message,
+    stop_key,
+)
 from batchml.runtime.storage.store import Store
 from batchml.sweeps.control import plan
 from batchml.sweeps.control.decide import USER

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from batchml.model.run import MAX_ARRAY
 from batchml.model.sweep import MODELS, SweepSpec, Trial, TrialState, count_points
-from batchml.runtime.protocol.manifest import TrialEntry
+from batchml.runtime.protocol.sweep import TrialEntry
 from batchml.sweeps.control.events import PlannedTrial, TrialBatch
 from batchml.sweeps.control.pruning import rung_ends
 from batchml.sweeps.control.state import SweepState

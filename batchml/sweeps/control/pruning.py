@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from math import isfinite
 
 from batchml.model.sweep import SweepSpec, Trial, TrialReport, TrialState
-from batchml.runtime.protocol.rungs import (
+from batchml.runtime.protocol.sweep import (
     MEDIAN_AFTER,
     MEDIAN_OTHERS,
     Cutoffs,

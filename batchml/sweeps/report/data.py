@@ -18,7 +18,7 @@ from batchml.model.sweep import (
     Trial,
     TrialState,
 )
-from batchml.runtime.protocol.rungs import rung_steps
+from batchml.runtime.protocol.sweep import rung_steps
 from batchml.sweeps.control.state import SweepState
 from batchml.sweeps.report.timeline import (
     AxisFrame,

@@ -29,7 +29,7 @@ from batchml.model.sweep import (
     is_active,
     is_discrete,
 )
-from batchml.runtime.protocol.rungs import rung_steps
+from batchml.runtime.protocol.sweep import rung_steps
 from batchml.sweeps.samplers.points import from_unit, index_of, point_key, seeded_random, to_unit
 from batchml.sweeps.samplers.sequences import find_unused, is_allowed
 
