@@ -8,7 +8,7 @@ find checkpoints.
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from batchml.runtime.entry.attempt import should_stop
+    from batchml.runtime.entry.stopping import should_stop
     from batchml.runtime.telemetry.heartbeat import progress
     from batchml.runtime.telemetry.metrics import report
 
@@ -25,7 +25,7 @@ def __getattr__(name: str) -> object:
 
         return progress
     if name == "should_stop":
-        from batchml.runtime.entry.attempt import should_stop
+        from batchml.runtime.entry.stopping import should_stop
 
         return should_stop
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

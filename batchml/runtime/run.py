@@ -17,13 +17,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import BinaryIO, Optional
 
-from batchml.runtime.entry.attempt import (
-    AttemptPlugins,
-    RunningAttempt,
-    Signals,
-    StopRequested,
-    signals_blocked,
-)
+from batchml.runtime.entry.attempt import AttemptPlugins, RunningAttempt
 from batchml.runtime.entry.fetch import (
     IN_FILE,
     BadArchive,
@@ -44,7 +38,9 @@ from batchml.runtime.entry.folders import (
     make_folders,
     watch_working_folder,
 )
-from batchml.runtime.entry.output import Output, OutputSender, output_prefix
+from batchml.runtime.entry.output import Output
+from batchml.runtime.entry.outputs import OutputSender, output_prefix
+from batchml.runtime.entry.stopping import Signals, StopRequested, signals_blocked
 from batchml.runtime.processes import become_reaper, kill_descendants
 from batchml.runtime.protocol.exit_codes import (
     CONFIGURATION_ERROR,

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from batchml.runtime.entry.attempt import EVERY, AttemptPlugins
-from batchml.runtime.entry.output import OutputSender, files_of, output_prefix
+from batchml.runtime.entry.outputs import OutputSender, files_of, output_prefix
 from batchml.runtime.storage.folder import FolderStore
 from batchml.runtime.storage.store import StoreError
 

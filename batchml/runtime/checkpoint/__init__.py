@@ -44,7 +44,7 @@ from batchml.runtime.checkpoint.saving import (
     say,
 )
 from batchml.runtime.checkpoint.sharded import ShardedSave, are_apart, launch_of
-from batchml.runtime.entry.attempt import should_stop
+from batchml.runtime.entry.stopping import should_stop
 
 __all__ = ["Checkpoint", "newest", "newest_step", "save", "save_shards", "should_stop"]
 

@@ -31,7 +31,7 @@ from batchml.runtime.checkpoint.layout import (
 from batchml.runtime.checkpoint.sharded import KEPT_APART
 from batchml.runtime.entry.attempt import AttemptHandle
 from batchml.runtime.entry.folders import is_kept_in_store
-from batchml.runtime.entry.output import OutputSender, StorePoller, files_of
+from batchml.runtime.entry.outputs import OutputSender, StorePoller, files_of
 from batchml.runtime.protocol.variables import RuntimeEnv
 from batchml.runtime.storage.backends import open_store
 from batchml.runtime.storage.store import Store

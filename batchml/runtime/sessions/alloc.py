@@ -20,9 +20,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Callable, List, Optional
 
-from batchml.runtime.entry.attempt import should_stop
 from batchml.runtime.entry.folders import WorkingFolder
 from batchml.runtime.entry.script import attempt_folder, slurm_environment
+from batchml.runtime.entry.stopping import should_stop
 from batchml.runtime.exec.presence import count
 from batchml.runtime.nodes.slurm.steps import FOLDER
 from batchml.runtime.processes import process_age

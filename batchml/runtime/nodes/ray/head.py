@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import Callable, Dict, List, Optional, Set, Tuple
 
-from batchml.runtime.entry.attempt import STOPS, Signals
+from batchml.runtime.entry.stopping import STOPS, Signals
 from batchml.runtime.nodes.launcher import ASKED, VERDICT
 from batchml.runtime.nodes.link.address import LOOPBACK, own_address
 from batchml.runtime.nodes.link.connection import Heartbeats, Message, Peer, dispatch

@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from batchml.runtime.entry.attempt import Signals
+from batchml.runtime.entry.stopping import Signals
 from batchml.runtime.nodes.launcher import VERDICT
 from batchml.runtime.nodes.ray.head import lead
 from batchml.runtime.nodes.ray.rules import LeaveCluster

@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Callable, Dict, List, NamedTuple, Optional
 
-from batchml.runtime.entry.attempt import STOPS, Signals
+from batchml.runtime.entry.stopping import STOPS, Signals
 from batchml.runtime.nodes.launcher import OWN_PYTHONPATH, VERDICT
 from batchml.runtime.nodes.link.address import (
     LOOPBACK,

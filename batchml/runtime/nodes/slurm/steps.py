@@ -18,7 +18,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Callable, Dict, List, NamedTuple, NoReturn, Optional, Tuple
 
-from batchml.runtime.entry.attempt import STOPS, Signals
+from batchml.runtime.entry.stopping import STOPS, Signals
 from batchml.runtime.nodes.link.address import OWN_ADDRESS, interface_of, own_address
 from batchml.runtime.nodes.link.connection import Heartbeats, Message, dispatch
 from batchml.runtime.nodes.link.remote_start import (

@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import BinaryIO, Callable, NamedTuple, Optional
 
-from batchml.runtime.entry.attempt import STOPS, Signals
+from batchml.runtime.entry.stopping import STOPS, Signals
 from batchml.runtime.nodes.launcher import UNFIT, VERDICT
 from batchml.runtime.nodes.link.address import (
     LOOPBACK,
@@ -28,12 +28,8 @@ from batchml.runtime.nodes.link.address import (
 )
 from batchml.runtime.nodes.link.connection import Heartbeats, Message, dispatch
 from batchml.runtime.nodes.link.uplink import ConnectLimits, Uplink
-from batchml.runtime.nodes.supervisor.agent import (
-    AgentSettings,
-    NodeAgent,
-    SupervisorExit,
-    needs_fetch,
-)
+from batchml.runtime.nodes.supervisor.agent import AgentSettings, NodeAgent, SupervisorExit
+from batchml.runtime.nodes.supervisor.checkpoint_fetch import needs_fetch
 from batchml.runtime.nodes.supervisor.coordinator import Coordinator
 from batchml.runtime.nodes.supervisor.ranks import RankProcesses
 from batchml.runtime.nodes.supervisor.restarts import RestartHistory

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import BinaryIO, Callable, Deque, Dict, List, NamedTuple, Optional, Tuple
 
 from batchml.runtime.nodes.link.connection import Message
-from batchml.runtime.nodes.supervisor import settings as rank_site
+from batchml.runtime.nodes.supervisor import rank_site
 from batchml.runtime.nodes.supervisor.settings import RankLayout, prepend_path, rank_environment
 from batchml.runtime.processes import descendants, die_with_parent, kill_descendants, send
 from batchml.runtime.protocol.launch import MAIN

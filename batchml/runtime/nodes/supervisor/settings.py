@@ -6,7 +6,6 @@ import json
 import os
 import platform
 import signal
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Dict, List, NamedTuple, Tuple
 
@@ -239,42 +238,3 @@ def _numbers(path: str) -> List[float]:
             return [float(word) for word in file.read().split() if word != "max"]
     except (OSError, ValueError):
         return []
-
-
-# --- rank site ------------------------------------------------------------------------------------
-# The `sitecustomize` of Python ranks: SIGUSR1 makes a rank write the stacks of all its threads.
-#
-# The supervisor copies this file into a folder that comes first on the PYTHONPATH of the ranks
-# (`ranks.py`), so a program that hangs needs no change. Another `sitecustomize` runs as before.
-
-
-def _listen() -> None:
-    path = os.environ.get("BATCHML_STACKS")
-    if not path:
-        return
-    try:
-        import faulthandler
-        import signal
-
-        # The file stays open while the process lives; forks of it write to the same file.
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        faulthandler.register(signal.SIGUSR1, file=file, all_threads=True, chain=False)
-    except Exception:
-        pass  # the program may run without its stacks
-
-
-def _run_next() -> None:
-    """Run the `sitecustomize` that this one hides, if there is one."""
-    here = os.path.dirname(os.path.abspath(__file__))
-    sys.path[:] = [path for path in sys.path if os.path.abspath(path or ".") != here]
-    ours = sys.modules.pop("sitecustomize", None)
-    try:
-        __import__("sitecustomize")
-    except ImportError:
-        if ours is not None:
-            sys.modules["sitecustomize"] = ours
-
-
-if __name__ == "sitecustomize":
-    _listen()
-    _run_next()
