@@ -11,8 +11,8 @@ import typer
 
 from batchml.model.run import JobStatus, Run
 from batchml.runs.commands.follow import _Log
+from batchml.runs.commands.interrupt import detaching
 from batchml.runs.commands.live import LogView, show_live
-from batchml.runs.commands.wait import detaching
 from batchml.runs.watch.events import (
     CUT,
     DAMAGED,

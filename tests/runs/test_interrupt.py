@@ -10,8 +10,8 @@ import pytest
 import typer
 
 from batchml.runs.commands import submit as submit_module
+from batchml.runs.commands.interrupt import submitting
 from batchml.runs.commands.submit import send
-from batchml.runs.commands.wait import submitting
 from batchml.runs.send import Interrupted
 from tests.runs.test_submit import Client
 

@@ -8,7 +8,7 @@ import pytest
 from batchml.config.settings import load_settings
 from batchml.context import Context
 from batchml.model.run import JobStatus, Record, Run
-from batchml.runs.commands.hints import outputs_of, ways_on, word_of
+from batchml.runs.commands.next_commands import outputs_of, ways_on, word_of
 from batchml.runs.search import FoundRun
 from tests.support.fakes import FakeClock
 

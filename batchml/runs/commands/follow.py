@@ -8,8 +8,8 @@ import typer
 from batchml.cli.output import print_json, say
 from batchml.cli.render import printable, run_json
 from batchml.model.run import JobStatus, classify
+from batchml.runs.commands.interrupt import detaching
 from batchml.runs.commands.live import TerminalView, WaitingText, open_view, show_live
-from batchml.runs.commands.wait import detaching
 from batchml.runs.metrics.series import Metrics, metric_texts, unmatched
 from batchml.runs.watch import wait
 from batchml.runs.watch.events import CUT, DAMAGED, LogClosed, OutputLine

@@ -12,7 +12,7 @@ from batchml.cli.render import duration, run_json
 from batchml.errors import did_you_mean
 from batchml.model.names import short_id
 from batchml.model.run import CANNOT_START, NOT_KNOWN, JobStatus
-from batchml.runs.commands.hints import word_of
+from batchml.runs.commands.next_commands import word_of
 from batchml.runs.find import find
 from batchml.runs.search import RunFilter, as_submitted, read_commit, read_condition, read_states
 

@@ -14,7 +14,7 @@ from batchml.cli.render import printable
 from batchml.errors import NotFound, UsageError
 from batchml.model.run import NOT_KNOWN_WORDS, JobStatus, shown_state
 from batchml.runs.commands import follow as following
-from batchml.runs.commands.hints import word_of
+from batchml.runs.commands.next_commands import word_of
 from batchml.runs.find import recall, select
 from batchml.runs.rerun.rules import numbering
 from batchml.runs.watch.logs import printed

@@ -33,8 +33,8 @@ from batchml.model.run import (
     has_begun,
     state_text,
 )
-from batchml.runs.commands.hints import outputs_of, ways_on
 from batchml.runs.commands.list import found_json
+from batchml.runs.commands.next_commands import outputs_of, ways_on
 from batchml.runs.commands.usage import node_lines, nodes_json
 from batchml.runs.find import RunMetrics, recall, select, with_start
 from batchml.runs.held import describe_notebook

@@ -8,8 +8,8 @@ from batchml.cli.app import app
 from batchml.cli.options import DryRun, Env, Json, Wait, open_context
 from batchml.cli.output import print_json, print_line, say
 from batchml.runs.commands.hints import SubmitCommand
+from batchml.runs.commands.interrupt import detaching, say_how_to_go_on, submitting
 from batchml.runs.commands.options import takes_options
-from batchml.runs.commands.wait import detaching, say_how_to_go_on, submitting
 from batchml.runs.options import SubmitOptions, to_request
 from batchml.runs.prepare import PreparedRun, prepare, to_requests
 from batchml.runs.submit import announcement, submit_run, submitted_json

@@ -17,8 +17,8 @@ from batchml.cli.render import printable
 from batchml.errors import BatchmlError, HeldRunEnded
 from batchml.model.outcome import describe_outcome
 from batchml.model.run import Run
+from batchml.runs.commands.interrupt import submitting
 from batchml.runs.commands.live import WaitingRuns, status_line_below
-from batchml.runs.commands.wait import submitting
 from batchml.runs.groups.members import stop_all
 from batchml.runs.options import RunRequest
 from batchml.runs.prepare import PreparedRun, to_requests

@@ -10,7 +10,7 @@ from batchml.cli.options import Env, Json, open_context
 from batchml.cli.output import print_json, print_line, say, say_lost
 from batchml.cli.render import printable
 from batchml.errors import UsageError
-from batchml.runs.commands.wait import detaching
+from batchml.runs.commands.interrupt import detaching
 from batchml.sweeps.commands.sweeps import OneSweep, find_sweep, sweeps_app
 
 if TYPE_CHECKING:

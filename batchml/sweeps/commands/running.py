@@ -17,7 +17,7 @@ from batchml.context import Context
 from batchml.errors import INTERRUPTED, BatchmlError
 from batchml.model.names import dollars, duration
 from batchml.model.sweep import TrialState
-from batchml.runs.commands.wait import detaching
+from batchml.runs.commands.interrupt import detaching
 from batchml.sweeps.commands.render import (
     describe_best,
     end_lines,

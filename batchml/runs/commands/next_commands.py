@@ -1,0 +1,91 @@
+"""The next commands for a run, as the user types them."""
+
+from typing import TYPE_CHECKING
+
+from batchml.model.names import short_id
+from batchml.model.run import JobStatus
+from batchml.runs.names import bare_id
+from batchml.runs.rerun.rules import first_id, first_numbers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from batchml.context import Context
+    from batchml.model.run import Run
+    from batchml.runs.search import FoundRun
+
+
+def word_of(context: "Context", job_id: str) -> str:
+    """The shortest word that names a run on the command line, with `--env` where necessary."""
+    whole = bare_id(job_id)
+    return short_id(whole) + job_id[len(whole) :] + context.option
+
+
+def ways_on(context: "Context", found: "FoundRun") -> "Iterator[tuple[str, str]]":
+    """Next steps for a run, each with its command."""
+
+    run = found.run
+    job_id = first_id(found.job_id, first_numbers(run, found.record))
+    word = word_of(context, job_id)
+    if found.cost is None and not context.settings.is_local:
+        yield "cost", f"batchml cost {word}"
+    if found.sweep:
+        yield "sweep", f"batchml sweeps show {found.sweep}{context.option}"
+    if run is None:
+        if found.record is not None and not found.sweep and not found.is_worker:
+            yield "again", f"batchml rerun {word}"
+        return
+    has_begun = _has_begun(run)
+    if has_begun and (context.settings.is_local or outputs_of(context, run)):
+        yield "copy", f"batchml get {word}"
+    if run.status.is_terminal:
+        is_again = not (found.sweep or found.is_worker)
+        yield from _after_the_end(run, word, has_begun, is_again=is_again)
+        if is_again and _has_saved(context, run):
+            yield "go on", f"batchml rerun --resume {word}"
+        return
+    if has_begun:
+        yield "follow", f"batchml logs -f {word}"
+    else:
+        yield "why", f"batchml explain {word}"
+    yield "end", f"batchml cancel {word_of(context, job_id.partition('#')[0])}"
+
+
+def _after_the_end(
+    run: "Run", word: str, has_begun: bool, *, is_again: bool
+) -> "Iterator[tuple[str, str]]":
+    if has_begun:
+        yield "printed", f"batchml logs {word}"
+    if run.status is JobStatus.FAILED:
+        yield "why", f"batchml explain {word}"
+    if is_again and run.node_index is None:
+        failed = " --failed" if run.children.get("FAILED") else ""
+        yield "again", f"batchml rerun {word}{failed}"
+
+
+def _has_saved(context: "Context", run: "Run") -> bool:
+    """Whether a failed run left a checkpoint; False in AWS, and for arrays, without a look."""
+    if run.status is not JobStatus.FAILED or not context.settings.is_local or run.children:
+        return False
+
+    from batchml.runs.rerun.resubmit import saved_here
+
+    return bool(saved_here(context, run.job_id))
+
+
+def _has_begun(run: "Run") -> bool:
+    waiting = {status.value for status in JobStatus if status.order < JobStatus.STARTING.order}
+    return bool(run.attempts or run.started_at or run.children.keys() - waiting)
+
+
+def outputs_of(context: "Context", run: "Run | None", job_id: str = "") -> str:
+    """Where a run's outputs lie: a folder of this machine with files, or an s3:// URL; "" for
+    neither.
+
+    Whether the s3:// URL has objects is not checked.
+    """
+    folder = context.outputs(run.job_id if run else job_id)
+    if folder is not None:
+        return str(folder) if any(folder.iterdir()) else ""
+    store = run.environment.get("BATCHML_STORE", "") if run else ""
+    return f"{store}/output" if store.startswith("s3://") else ""
