@@ -188,6 +188,26 @@ class PrintsAbove:
         return getattr(self._stream, name)
 
 
+@contextmanager
+def live_line(stream: TextIO, draw: Callable[[int], str]) -> Iterator[None]:
+    """Show the text of `draw(width)` below other output on stderr, four times a second.
+
+    `stream` is a terminal. The line is gone at the end. It costs too much beside a streaming log,
+    where `BottomLine` is drawn (docs/decisions/040-live-output.md).
+    """
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    console = Console(file=stream, markup=False, highlight=False, emoji=False, soft_wrap=True)
+
+    def line() -> Text:
+        return Text(draw(console.width - 1), no_wrap=True, overflow="ellipsis")
+
+    with Live(get_renderable=line, console=console, transient=True, redirect_stdout=False):
+        yield
+
+
 # --- Single keys ----------------------------------------------------------------------------------
 
 

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -264,30 +264,20 @@ def _table(rows: "Sequence[ImageRow]") -> str:
 def _progress() -> "Iterator[NotifyBuild]":
     """Show progress on stderr: a live line on a terminal, else a line for each step."""
     from batchml.cli.render import printable
+    from batchml.cli.terminal import is_dumb, live_line
 
-    live = sys.stderr.isatty()
+    latest = ""
 
     def notify(text: str, is_step: bool) -> None:
-        text = printable(text)
-        if not live:
-            if is_step:
-                say(text)
-            return
-        width = _width()
-        sys.stderr.write(f"\r\033[K{text[: width - 1]}" + ("\n" if is_step else ""))
-        sys.stderr.flush()
+        nonlocal latest
+        latest = "" if is_step else printable(text)
+        if is_step:
+            say(printable(text))
 
+    live = sys.stderr.isatty() and not is_dumb()
     try:
-        yield notify
+        with live_line(sys.stderr, lambda width: latest) if live else nullcontext():
+            yield notify
     except KeyboardInterrupt:
         say("\nInterrupted. Repeat the command to continue.")
         raise typer.Exit(INTERRUPTED) from None
-    finally:
-        if live:
-            sys.stderr.write("\r\033[K")
-
-
-def _width() -> int:
-    import shutil
-
-    return max(20, shutil.get_terminal_size().columns)

@@ -14,7 +14,7 @@ from batchml.cli.app import command_group
 from batchml.cli.options import Env, Json, open_context
 from batchml.cli.output import confirm, print_json, print_line, say
 from batchml.cli.render import cut, duration, printable, table, timestamp
-from batchml.cli.terminal import BottomLine, is_dumb, window_width
+from batchml.cli.terminal import is_dumb, live_line
 from batchml.clock import Clock
 from batchml.errors import UsageError
 from batchml.model.environment import (
@@ -355,14 +355,8 @@ def show_progress(clock: Clock, stream: TextIO | None = None) -> Iterator[OnProg
         with _explain_interrupt():
             yield display.print_sometimes
         return
-    out: TextIO = stream
-    bottom = BottomLine(out, display.line, lambda: window_width(out))
-    with _explain_interrupt():
-        bottom.start()
-        try:
-            yield display.see
-        finally:
-            bottom.stop()
+    with _explain_interrupt(), live_line(stream, display.line):
+        yield display.see
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from batchml.cli.output import say_error
 from batchml.cli.render import cells, cut, sparkline, table
 from batchml.cli.status_line import HINT, Curve, StatusBoard, entered, status_line
-from batchml.cli.terminal import ERASE, BottomLine, PrintsAbove, Screen, screen
+from batchml.cli.terminal import ERASE, BottomLine, PrintsAbove, Screen, live_line, screen
 from batchml.errors import ConfigError
 from batchml.model.run import JobStatus, Run
 from batchml.runs.commands.live import LogView, RunProgress, TerminalView, show_live
@@ -547,3 +547,22 @@ def test_what_nodes_run_in_is_told_once(capsys: pytest.CaptureFixture[str]) -> N
     shown(HostAssigned({**own, "address": "a"}), HostAssigned({**own, "address": "b"}),
           HostAssigned({"image": "i"}), RunEnded(done))  # fmt: skip
     assert len(capsys.readouterr().err.splitlines()) == 2
+
+
+def test_a_live_line_is_cut_to_the_window_and_gone_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("TERM", "xterm")
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    stream = Terminal()
+    with live_line(stream, lambda width: f"for {width} " + "x" * 100):
+        pass
+    drawn = stream.getvalue()
+    first, *_ = [line for line in drawn.replace("\x1b[?25l", "").splitlines() if "for" in line]
+    assert first.startswith("for 39 x") and len(first) <= 41
+    assert drawn.endswith("\x1b[2K")  # the line is erased
