@@ -16,8 +16,9 @@ from batchml.aws.cloudformation import Stack
 from batchml.aws.naming import qualified
 from batchml.errors import BatchmlError, NotConverging, WouldLoseData
 from batchml.model.names import bare_name
-from batchml.setup import batch_steps, sharing
-from batchml.setup import batch_steps as stack_steps
+from batchml.setup import sharing
+from batchml.setup import steps as batch_steps
+from batchml.setup import steps as stack_steps
 from batchml.setup.desired import SetupSpec
 from batchml.setup.plan import make_plan
 from batchml.setup.sharing import (

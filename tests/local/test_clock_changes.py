@@ -9,7 +9,7 @@ from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 import pytest
 
-from batchml.local.batch import core as engine
+from batchml.local.batch import engine
 from batchml.local.batch.core import Core
 from batchml.local.batch.events import AttemptProgressed, AttemptStarted, CallReceived
 from batchml.local.batch.reads import READS, ReadView

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from batchml.local.batch import persistent_heap, scheduling
-from batchml.local.batch.core import next_deadline, restore
+from batchml.local.batch.engine import next_deadline, restore
 from batchml.local.batch.events import AttemptEnded, AttemptExit, AttemptProgressed, AttemptStarted
 from batchml.local.batch.state import MachineCapacity
 from batchml.model.run import JobStatus

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from batchml.local.batch import scheduling
-from batchml.local.batch.core import tasks_to_stop
+from batchml.local.batch.engine import tasks_to_stop
 from batchml.local.batch.events import AttemptEnded, AttemptExit, PrepareAttempt
 from batchml.local.batch.state import Job, Needs
 from batchml.local.batch.transaction import Transaction

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from batchml.local.batch.core import restore, tasks_to_stop
+from batchml.local.batch.engine import restore, tasks_to_stop
 from batchml.local.batch.events import AttemptExit, SaveSpec
 from batchml.model.run import JobStatus
 from tests.support.engine_world import (

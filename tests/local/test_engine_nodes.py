@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from batchml.local.batch.core import next_deadline, restore, tasks_to_stop
+from batchml.local.batch.engine import next_deadline, restore, tasks_to_stop
 from batchml.local.batch.events import AttemptEnded, AttemptExit, AttemptStarted
 from batchml.model.run import JobStatus
 from tests.support.engine_world import (

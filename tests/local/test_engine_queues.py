@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from batchml.local.batch.core import next_deadline
+from batchml.local.batch.engine import next_deadline
 from batchml.local.server.protocol import ApiError
 from tests.support.engine_world import World, consuming, world
 

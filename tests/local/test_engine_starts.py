@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from batchml.local.batch import core as engine
+from batchml.local.batch import engine
 from batchml.local.batch.events import (
     AttemptNeverBegan,
     AttemptPrepared,

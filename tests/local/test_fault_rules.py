@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from batchml.errors import UsageError
 from batchml.local.batch import fault_injection, faults
-from batchml.local.batch.core import next_deadline
+from batchml.local.batch.engine import next_deadline
 from batchml.local.batch.events import (
     AttemptEnded,
     AttemptExit,

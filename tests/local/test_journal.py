@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from batchml.errors import DiskFull, JournalBusy, LocalServerError, StateDamaged
-from batchml.local.batch.core import next_deadline, restore, step
+from batchml.local.batch.engine import next_deadline, restore, step
 from batchml.local.batch.events import (
     NO_PROOF,
     AttemptEnded,

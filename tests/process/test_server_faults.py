@@ -29,7 +29,7 @@ from batchml.errors import (
     StateFolderUnsafe,
 )
 from batchml.local import control
-from batchml.local.batch import core as engine
+from batchml.local.batch import engine
 from batchml.local.batch.core import Core
 from batchml.local.batch.events import CallReceived
 from batchml.local.batch.state import Job, JobAttempt, MachineCapacity, Needs, SubmittedSpec, empty

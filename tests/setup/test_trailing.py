@@ -6,8 +6,8 @@ import pytest
 
 from batchml.errors import ServiceError, SetupFailed
 from batchml.setup.apply import perform
-from batchml.setup.batch_steps import settle
 from batchml.setup.sharing import Action, CurrentState, PlanStep, ResourceKind, WantedState
+from batchml.setup.steps import settle
 from batchml.setup.tools import SetupTools
 from tests.support.fakes import FakeClock
 

@@ -7,7 +7,7 @@ from typing import Any
 from immutables import Map
 from msgspec.structs import replace
 
-from batchml.local.batch.core import restore, step
+from batchml.local.batch.engine import restore, step
 from batchml.local.batch.events import (
     AnswerCall,
     AttemptEnded,

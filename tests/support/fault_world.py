@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from batchml.clock import SystemClock
-from batchml.local.batch import core as engine
+from batchml.local.batch import engine
 from batchml.local.batch.core import Core
 from batchml.local.batch.events import CallReceived, ClockTicked
 from batchml.local.batch.state import Job, JobAttempt, MachineCapacity

@@ -19,7 +19,8 @@ from botocore.config import Config
 from botocore.credentials import Credentials
 
 from batchml.clock import SystemClock
-from batchml.local.batch.core import Core, restore
+from batchml.local.batch.core import Core
+from batchml.local.batch.engine import restore
 from batchml.local.batch.events import AttemptEnded, AttemptExit, AttemptStarted, Event
 from batchml.local.batch.state import Job, JobAttempt, MachineCapacity
 from batchml.local.home import AccessKeys

@@ -35,8 +35,7 @@ from batchml.errors import (
     StateDamaged,
     StateFolderGone,
 )
-from batchml.local.batch import core as engine
-from batchml.local.batch import faults
+from batchml.local.batch import engine, faults
 from batchml.local.batch.core import Core
 from batchml.local.batch.events import (
     AttemptEnded,

@@ -1,12 +1,4 @@
-"""Messages of a trial to its sweep's controller: small JSON objects in the sweep store's inbox.
-
-Each message has the start time of its attempt, and everything new since the message before. A
-trial that ends within a second sends only its end. `points` are `[step, [a value for each goal],
-at]`, `decisions` are `[step, value, cutoff or null, version, goes on]`; times are in seconds since
-the epoch. All numbers are finite. An end has a state, an exit code, the reason, and after a failure
-the last lines of output. It has `again` if AWS Batch may make another attempt; then it counts only
-after the job has ended.
-"""
+"""The formats between a sweep's trials and its controller: keys, messages, manifest, decisions."""
 
 from __future__ import annotations
 
@@ -154,6 +146,14 @@ def _is_valid(contract: TrialContract) -> bool:
 
 
 # --- messages -------------------------------------------------------------------------------------
+# Messages of a trial to its sweep's controller: small JSON objects in the sweep store's inbox.
+#
+# Each message has the start time of its attempt, and everything new since the message before. A
+# trial that ends within a second sends only its end. `points` are `[step, [a value for each goal],
+# at]`, `decisions` are `[step, value, cutoff or null, version, goes on]`; times are in seconds since
+# the epoch. All numbers are finite. An end has a state, an exit code, the reason, and after a failure
+# the last lines of output. It has `again` if AWS Batch may make another attempt; then it counts only
+# after the job has ended.
 
 
 START, REPORT, END = "start", "report", "end"

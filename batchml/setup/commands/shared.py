@@ -24,9 +24,9 @@ from batchml.resources import shipped
 from batchml.runs import job_images
 from batchml.setup import desired
 from batchml.setup.apply import apply_plan, read_state
-from batchml.setup.batch_steps import remove, settle
 from batchml.setup.desired import STACKS, SetupSpec, wanted_stacks
 from batchml.setup.sharing import ResourceKind
+from batchml.setup.steps import remove, settle
 from batchml.setup.tools import SetupTools
 
 

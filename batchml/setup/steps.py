@@ -1,4 +1,4 @@
-"""Steps that change compute environments, queues, job definitions and their parts."""
+"""The steps of `setup` and `teardown`: AWS Batch things, their parts, and CloudFormation stacks."""
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, TypeVar
