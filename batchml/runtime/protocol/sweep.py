@@ -150,10 +150,10 @@ def _is_valid(contract: TrialContract) -> bool:
 #
 # Each message has the start time of its attempt, and everything new since the message before. A
 # trial that ends within a second sends only its end. `points` are `[step, [a value for each goal],
-# at]`, `decisions` are `[step, value, cutoff or null, version, goes on]`; times are in seconds since
-# the epoch. All numbers are finite. An end has a state, an exit code, the reason, and after a failure
-# the last lines of output. It has `again` if AWS Batch may make another attempt; then it counts only
-# after the job has ended.
+# at]`, `decisions` are `[step, value, cutoff or null, version, goes on]`; times are in seconds
+# since the epoch. All numbers are finite. An end has a state, an exit code, the reason, and after
+# a failure the last lines of output. It has `again` if AWS Batch may make another attempt; then it
+# counts only after the job has ended.
 
 
 START, REPORT, END = "start", "report", "end"
