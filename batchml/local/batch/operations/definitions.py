@@ -1,96 +1,22 @@
 """Job definitions: register, deregister and find them, and check the parts that jobs override."""
 
 import re
-from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
-from batchml.local.batch import fault_injection
 from batchml.local.batch.events import CallReceived
-from batchml.local.batch.state import JobDefinition, Needs, Nodes, ResourceRecord, arn
+from batchml.local.batch.operations.checks import (
+    check_between,
+    check_name,
+    check_served,
+    check_tags,
+    request_error,
+)
+from batchml.local.batch.state import JobDefinition, Needs, Nodes, arn
 from batchml.local.batch.transaction import Transaction
-from batchml.local.server.protocol import ApiError, client_error
-from batchml.model.names import bare_name, is_valid_name
-
-# --- checks ---------------------------------------------------------------------------------------
-# Checks and errors that the calls which change something share.
-
-
-R = TypeVar("R", bound=ResourceRecord)
-
-MAX_TAGS = 50
-MAX_KEY, MAX_VALUE = 128, 256  # characters of a tag
-
-# Members of requests that AWS has and this server does not serve. They are refused, not ignored.
-_NOT_SERVED = (
-    "eksProperties", "eksPropertiesOverride", "ecsProperties", "ecsPropertiesOverride",
-    "serviceEnvironmentOrder", "eksConfiguration", "quotaSharePolicy",
-)  # fmt: skip
-
-
-def request_error(text: str, request: CallReceived) -> ApiError:
-    """The error for a request, in the words of AWS Batch."""
-    return client_error(
-        f"Error executing request, Exception : {text}, RequestId: {request.request_id}"
-    )
-
-
-def check_served(given: Mapping[str, Any], request: CallReceived) -> None:
-    """Refuse members, of a request or of its container, that would otherwise be ignored."""
-    asked = [name for name in _NOT_SERVED if given.get(name)]
-    if asked:
-        raise request_error(f"{', '.join(asked)}: not served by the embedded AWS Batch", request)
-
-
-def find_record(tx: Transaction, kind: type[R], name_or_arn: str, request: CallReceived) -> R:
-    """The resource with a name or an ARN. Raises ApiError."""
-    record: R | None = getattr(tx.state, kind.field).get(bare_name(name_or_arn))
-    if record is None:
-        raise request_error(f"{kind.__name__} {name_or_arn} not found", request)
-    return record
-
-
-def check_name(name: str, what: str, request: CallReceived) -> None:
-    if not is_valid_name(name):
-        raise request_error(
-            f"{what} should match valid pattern: 1-128 letters, digits, hyphens and underscores",
-            request,
-        )
-
-
-def check_tags(request: CallReceived) -> None:
-    given: dict[str, str] = request.params.get("tags", {})
-    if len(given) > MAX_TAGS:
-        raise request_error(f"Tags limit exceeded: at most {MAX_TAGS}", request)
-    for key, value in given.items():
-        if not 1 <= len(key) <= MAX_KEY or len(value) > MAX_VALUE or key.startswith("aws:"):
-            raise request_error(
-                f"Tag keys have 1-{MAX_KEY} characters and do not start with aws:, "
-                f"values at most {MAX_VALUE}",
-                request,
-            )
-
-
-def check_chaos(tags: Mapping[str, str], request: CallReceived) -> None:
-    """Refuse a rehearsal that would silently not take place."""
-    mistakes = (
-        fault_injection.read_tag(tags[fault_injection.TAG])[1]
-        if fault_injection.TAG in tags
-        else []
-    )
-    if mistakes:
-        raise request_error(f"Tag {fault_injection.TAG}: {' '.join(mistakes)}", request)
-
-
-def check_between(value: float, low: float, high: float, what: str, request: CallReceived) -> None:
-    if not low <= value <= high:
-        raise request_error(f"{what} must be between {low} and {high}", request)
-
-
-# --- definitions ----------------------------------------------------------------------------------
-
+from batchml.model.names import bare_name
 
 MAX_DEFINITION = 24 * 1024  # bytes of a job definition
 MAX_NODES = 1000

@@ -10,25 +10,27 @@ from msgspec.structs import replace
 
 from batchml.local.batch import lifecycle
 from batchml.local.batch.events import CallReceived
-from batchml.local.batch.operations.definitions import (
+from batchml.local.batch.operations.checks import (
     MAX_TAGS,
-    NodeRange,
     check_between,
     check_chaos,
-    check_command,
     check_name,
-    check_retry,
     check_served,
     check_tags,
+    find_record,
+    request_error,
+)
+from batchml.local.batch.operations.definitions import (
+    NodeRange,
+    check_command,
+    check_retry,
     check_timeout,
     definition_of,
-    find_record,
     narrowest_range,
     needs_of,
     node_layout,
     node_range,
     normalize_actions,
-    request_error,
     variables,
 )
 from batchml.local.batch.operations.resources import check_share_name

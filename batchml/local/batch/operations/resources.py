@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from batchml.local.batch import lifecycle
 from batchml.local.batch.events import CallReceived
-from batchml.local.batch.operations.definitions import (
+from batchml.local.batch.operations.checks import (
     MAX_TAGS,
     check_between,
     check_chaos,
