@@ -22,7 +22,7 @@ from batchml.history import History
 from batchml.model.polling import LOCAL_INTERVALS, PollIntervals
 from batchml.model.run import CANNOT_START, Run
 from batchml.resources import shipped
-from batchml.runtime.storage.folder import is_read_only, write_atomically
+from batchml.runtime.storage.files import is_read_only, write_atomically
 
 if TYPE_CHECKING:
     from batchml.aws.logs import StreamReader

@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from batchml.errors import StateDamaged
 from batchml.model.run import Record, Run, RunName, classify
-from batchml.runtime.storage.folder import sync_folder
+from batchml.runtime.storage.files import sync_folder
 
 TAIL = 512 * 1024  # bytes: some hundreds of the newest runs
 

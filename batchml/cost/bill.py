@@ -13,7 +13,7 @@ from statistics import median
 from msgspec import Struct
 from msgspec.structs import replace
 
-from batchml.aws.batch.cluster import RunHost
+from batchml.aws.batch.hosts import RunHost
 from batchml.aws.pricing.prices import InstanceType, Price, PriceTable
 from batchml.aws.pricing.spot import MAX_AGE, SpotHistory
 from batchml.cost.estimate import reason_unknown

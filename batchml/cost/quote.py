@@ -10,7 +10,7 @@ from decimal import Decimal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from batchml.aws.batch.cluster import HostPool
+from batchml.aws.batch.hosts import HostPool
 from batchml.aws.pricing.prices import InstanceType, InstanceTypes, Price, PriceTable
 from batchml.cost.estimate import MONTH, host_item, reason_unknown
 from batchml.errors import UsageError

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from batchml.aws.batch.cluster import HostPool, RunHost, fetch_host_pools, find_hosts
+from batchml.aws.batch.hosts import HostPool, RunHost, fetch_host_pools, find_hosts
 from batchml.aws.naming import qualified, queue_name
 from batchml.aws.pricing.prices import (
     InstanceType,

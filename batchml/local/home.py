@@ -27,7 +27,7 @@ from batchml.errors import (
     StateFolderGone,
     StateFolderUnsafe,
 )
-from batchml.runtime.storage.folder import is_locked, write_json
+from batchml.runtime.storage.files import is_locked, write_json
 
 T = TypeVar("T")
 

@@ -21,7 +21,7 @@ from batchml.aws.batch.requests import SubmissionRequests
 from batchml.clock import Clock
 from batchml.history import History
 from batchml.runtime.processes import boot_id
-from batchml.runtime.storage.folder import is_locked, write_atomically
+from batchml.runtime.storage.files import is_locked, write_atomically
 
 # Seconds. The process of a younger file may not have locked it yet.
 YOUNG = 1.0

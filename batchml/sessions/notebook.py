@@ -32,7 +32,7 @@ from batchml.model.tables import parse_size
 from batchml.runs.find import described, select
 from batchml.runs.held import last_message
 from batchml.runs.options import SubmitOptions
-from batchml.runtime.storage.folder import write_atomically
+from batchml.runtime.storage.files import write_atomically
 from batchml.sessions.exec.backends import capture_output, open_port_forward
 from batchml.sessions.exec.session_manager import find_plugin
 from batchml.sessions.exec.target import ExecTarget, describe_end

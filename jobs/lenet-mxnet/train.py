@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from batchml.runtime import mnist, report
-from batchml.runtime.storage.folder import write_json
+from batchml.runtime.storage.files import write_json
 
 try:
     import mxnet as mx

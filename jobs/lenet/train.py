@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from batchml.runtime import mnist, report
-from batchml.runtime.storage.folder import write_atomically
+from batchml.runtime.storage.files import write_atomically
 
 LINE_EVERY = 100  # batches
 

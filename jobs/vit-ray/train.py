@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from batchml.runtime import checkpoint, report
-from batchml.runtime.storage.folder import write_atomically
+from batchml.runtime.storage.files import write_atomically
 
 LINE_EVERY = 100  # steps, or a tenth of all
 STOPPED = 128 + signal.SIGTERM

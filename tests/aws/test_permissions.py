@@ -406,7 +406,7 @@ def test_explain_and_cost_ask_for_the_calls_that_they_make() -> None:
     made: dict[Command, tuple[str, ...]] = {
         "explain": ("diagnosis",),
         "cost": (
-            "batch/hosts", "pricing/instances", "pricing/price_list", "pricing/spot",
+            "batch/hosts", "pricing/prices", "pricing/price_list", "pricing/spot",
             "batch/resources",
         ),
     }  # fmt: skip

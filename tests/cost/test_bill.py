@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from batchml.aws.batch.cluster import RunHost
+from batchml.aws.batch.hosts import RunHost
 from batchml.aws.pricing.prices import InstanceType, Price, PriceTable
 from batchml.aws.pricing.spot import SpotHistory, mean_price
 from batchml.cost.bill import (

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from batchml.aws.batch.cluster import HostPool
+from batchml.aws.batch.hosts import HostPool
 from batchml.aws.pricing.prices import InstanceType, InstanceTypes, Price, PriceTable
 from batchml.config.environments import read_config
 from batchml.cost.bill import UsualDuration

@@ -10,7 +10,7 @@ import pytest
 from botocore.session import Session as Model
 from msgspec.structs import replace
 
-from batchml.aws.batch.cluster import HostPool, RunHost, fetch_host_pools, find_hosts
+from batchml.aws.batch.hosts import HostPool, RunHost, fetch_host_pools, find_hosts
 from batchml.aws.session import Session
 from batchml.config.settings import load_settings
 from batchml.context import Context

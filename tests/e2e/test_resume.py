@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from batchml.local.home import Home
-from batchml.runtime.storage.folder import write_atomically
+from batchml.runtime.storage.files import write_atomically
 from tests.process.test_notice import Metadata
 from tests.support.generate import TORTURE
 from tests.support.local_server import define, wait_for, wait_for_job

@@ -17,7 +17,7 @@ from batchml.local.home import Home
 from batchml.local.store import adopt, identity
 from batchml.local.store.journal import Journal
 from batchml.model.run import JobStatus
-from batchml.runtime.storage.folder import write_json
+from batchml.runtime.storage.files import write_json
 from tests.support.executor_rig import attempt_of, job_of
 
 COPIES = "is a copy of"

@@ -15,7 +15,7 @@ from batchml.local import control
 from batchml.local.executors.supervisor import NO_EVIDENCE, RUNNER_LOST
 from batchml.local.home import Home
 from batchml.runtime.processes import send
-from batchml.runtime.storage.folder import read_json
+from batchml.runtime.storage.files import read_json
 from tests.process.test_processes import is_alive
 from tests.support.local_server import client_for, define, processes_of, wait_for, wait_for_job
 

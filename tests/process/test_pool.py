@@ -16,7 +16,7 @@ from batchml.local.executors.supervisor import NO_EVIDENCE, RUNNER_LOST
 from batchml.local.home import Home, ServerEndpoint
 from batchml.local.reset import forget
 from batchml.runtime.processes import send, start_time
-from batchml.runtime.storage.folder import read_json
+from batchml.runtime.storage.files import read_json
 from tests.process.test_processes import is_alive
 from tests.support.local_server import (
     client_for,

@@ -37,7 +37,7 @@ from batchml.local.home import Home, ServerEndpoint
 from batchml.local.server.protocol import ApiError
 from batchml.local.store.journal import Journal
 from batchml.model.run import JobStatus
-from batchml.runtime.storage.folder import read_json, write_json
+from batchml.runtime.storage.files import read_json, write_json
 from tests.process.test_processes import is_alive
 from tests.support.local_server import client_for, define, wait_for, wait_for_job
 

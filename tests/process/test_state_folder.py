@@ -17,7 +17,7 @@ from batchml.local.executors.supervisor import COPIED
 from batchml.local.home import Home
 from batchml.local.reset import forget
 from batchml.runtime.processes import send
-from batchml.runtime.storage.folder import read_json
+from batchml.runtime.storage.files import read_json
 from tests.process.test_processes import is_alive
 from tests.support.cli import Cli
 from tests.support.local_server import client_for, define, processes_of, wait_for, wait_for_job

@@ -24,7 +24,6 @@ from batchml.runtime.exec.command import (
     RUN_ENDED,
     ExecFailed,
     ExecRequest,
-    find_run_process,
     resolve_command,
 )
 from batchml.runtime.exec.relay import (
@@ -38,6 +37,7 @@ from batchml.runtime.exec.relay import (
     LineCodec,
     frame,
 )
+from batchml.runtime.exec.run_process import find_run_process
 from batchml.runtime.processes import descendants
 from batchml.sessions.exec.target import ExecTarget, find_target, not_running
 from tests.sessions.test_forward import echo_server

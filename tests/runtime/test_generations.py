@@ -21,7 +21,8 @@ from batchml.runtime.nodes.supervisor.restarts import (
     decide_end,
 )
 from batchml.runtime.protocol.exit_codes import CRASH_LOOP
-from batchml.runtime.storage.folder import FolderStore, write_atomically
+from batchml.runtime.storage.files import write_atomically
+from batchml.runtime.storage.folder import FolderStore
 
 
 def past(*kinds: str, code: int = 1) -> list[RestartRecord]:

@@ -34,7 +34,7 @@ from batchml.local.home import Home, ServerEndpoint
 from batchml.local.server import daemon
 from batchml.local.store import adopt, identity
 from batchml.local.store.journal import Journal, read_identity, write_identity
-from batchml.runtime.storage.folder import read_json, write_json
+from batchml.runtime.storage.files import read_json, write_json
 
 CLOCK = SystemClock()
 SLOTS = 4  # vCPUs: as many jobs run at once

@@ -25,7 +25,7 @@ from batchml.local.home import Home
 from batchml.local.machine import read_machine
 from batchml.local.store.journal import Journal
 from batchml.runtime.processes import boot_id, send
-from batchml.runtime.storage.folder import read_json
+from batchml.runtime.storage.files import read_json
 from tests.process.test_kill9 import kill_server, started
 from tests.process.test_processes import is_alive
 from tests.support.generate import TORTURE

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from batchml.errors import LocalServerError
 from batchml.local.executors.record import CONTAINER, PROCESS
 from batchml.local.home import Home, read_record
-from batchml.runtime.storage.folder import write_json
+from batchml.runtime.storage.files import write_json
 
 DOCKER = "docker"
 EXECUTORS = (PROCESS, DOCKER)

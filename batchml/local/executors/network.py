@@ -32,7 +32,7 @@ import msgspec
 from msgspec import Struct, field
 
 from batchml.local.home import read_record
-from batchml.runtime.storage.folder import write_json
+from batchml.runtime.storage.files import write_json
 
 log = logging.getLogger("batchml.local")
 

@@ -47,7 +47,7 @@ from batchml.local.logs.files import (
 from batchml.local.server.protocol import ApiError
 from batchml.local.store.journal import Journal, LogStream
 from batchml.model.logcheck import HEADER, LogCheck, LogState
-from batchml.runtime.storage.folder import open_regular
+from batchml.runtime.storage.files import open_regular
 
 # --- Merged streams -------------------------------------------------------------------------------
 # FilterLogEvents merges thousands of log streams by time.

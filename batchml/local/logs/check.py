@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from batchml.local.batch.events import LogEnd, LogProof
 from batchml.local.executors.runner.files import CHECKPOINT, count_marks, line_end
 from batchml.model.logcheck import LogCheck, LogState
-from batchml.runtime.storage.folder import open_regular
+from batchml.runtime.storage.files import open_regular
 
 _BLOCK = 1_048_576
 _SMALL = _BLOCK  # bytes: checking such a file takes a millisecond

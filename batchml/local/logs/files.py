@@ -18,7 +18,7 @@ import msgspec
 
 from batchml.local.batch.events import LogEnd
 from batchml.local.store.journal import LogStream, open_reader
-from batchml.runtime.storage.folder import open_regular
+from batchml.runtime.storage.files import open_regular
 
 MAX_EVENTS = 10_000  # of one page; CloudWatch Logs, GetLogEvents
 MAX_BYTES = 1_048_576  # of one page

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from batchml.local.executors.record import RunnerRecord, find_running_tasks
 from batchml.local.home import Home, read_record
 from batchml.runtime.processes import boot_id
-from batchml.runtime.storage.folder import write_json
+from batchml.runtime.storage.files import write_json
 
 ADOPT = "batchml local adopt"
 

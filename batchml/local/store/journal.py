@@ -32,7 +32,7 @@ from batchml.local.batch.state import RECORDS, BatchState, Job, MachineCapacity,
 from batchml.local.batch.state import empty as empty_state
 from batchml.local.store import write_log
 from batchml.local.store.identity import FolderIdentity, JournalFacts, JournalPosition
-from batchml.runtime.storage.folder import is_read_only
+from batchml.runtime.storage.files import is_read_only
 
 SCHEMA = 3
 

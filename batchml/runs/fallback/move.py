@@ -32,7 +32,7 @@ from batchml.model.fallback import MOVED, MOVED_TAG, describe_move_done, move_re
 from batchml.model.run import JobStatus, Record, Run
 from batchml.runs.in_flight import InFlight
 from batchml.runs.send import Interrupted, adopt, lag, look_up, send_intent
-from batchml.runtime.storage.folder import write_atomically
+from batchml.runtime.storage.files import write_atomically
 
 PATIENCE = 30.0  # seconds in which AWS Batch ends a waiting job after CancelJob
 LOOK = 1.0  # seconds between two polls meanwhile

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from batchml.aws.batch.cluster import fetch_host_pools
+from batchml.aws.batch.hosts import fetch_host_pools
 from batchml.aws.batch.jobs import JobApi
 from batchml.aws.batch.requests import SubmissionContext, SubmissionRequests
 from batchml.clock import Clock

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from batchml.runtime.storage.folder import write_atomically
+from batchml.runtime.storage.files import write_atomically
 
 if TYPE_CHECKING:
     from batchml.runs.metrics.series import Series

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from batchml.runtime.processes import process_age
-from batchml.runtime.storage.folder import read_json, sync_folder, write_json, write_new
+from batchml.runtime.storage.files import read_json, sync_folder, write_json, write_new
 
 # --- fence ----------------------------------------------------------------------------------------
 # The fence: of two generations of a run that live at once, only the later one may save.

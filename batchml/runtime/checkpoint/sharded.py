@@ -28,7 +28,7 @@ from batchml.runtime.checkpoint.layout import (
     read_manifest,
 )
 from batchml.runtime.checkpoint.saving import Writer, active_saves, remove_leftovers, remove_old
-from batchml.runtime.storage.folder import write_atomically
+from batchml.runtime.storage.files import write_atomically
 
 KEPT_APART = ".batchml-kept"  # a file in folders that the nodes do not share: remote.py
 _SIGN = ".rank-"

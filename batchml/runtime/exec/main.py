@@ -22,12 +22,7 @@ from batchml.runtime.exec.command import (
     RUN_ENDED,
     ExecFailed,
     ExecRequest,
-    RunProcess,
-    become,
-    enter_groups,
-    enter_network,
     exit_code,
-    find_run_process,
     kill_children,
     open_signal_pipe,
     resolve_command,
@@ -35,6 +30,13 @@ from batchml.runtime.exec.command import (
 )
 from batchml.runtime.exec.presence import hold_presence, prompt_variables
 from batchml.runtime.exec.relay import refuse, serve
+from batchml.runtime.exec.run_process import (
+    RunProcess,
+    become,
+    enter_groups,
+    enter_network,
+    find_run_process,
+)
 from batchml.runtime.processes import become_reaper, send
 
 _PATIENCE = 5.0  # seconds to wait for a program that is starting

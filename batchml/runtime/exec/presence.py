@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Dict, Optional
 
-from batchml.runtime.storage.folder import is_locked
+from batchml.runtime.storage.files import is_locked
 
 HELD_FOR = "BATCHML_SEAT"  # why the run is held: "alloc", "notebook"
 

@@ -35,7 +35,7 @@ from batchml.runtime.sessions.alloc import (
     format_seconds,
     read_limit,
 )
-from batchml.runtime.storage.folder import read_json, write_atomically
+from batchml.runtime.storage.files import read_json, write_atomically
 
 # --- Activity -------------------------------------------------------------------------------------
 # A computing kernel counts as use, and so do output of a terminal, an executed cell, a saved file

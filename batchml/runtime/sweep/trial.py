@@ -18,7 +18,7 @@ from batchml.runtime.processes import changes_of
 from batchml.runtime.protocol.sweep import checkpoint_prefix
 from batchml.runtime.protocol.variables import RuntimeEnv
 from batchml.runtime.storage.backends import open_store
-from batchml.runtime.storage.folder import read_json
+from batchml.runtime.storage.files import read_json
 from batchml.runtime.storage.store import BRIEF, Store, no_check
 from batchml.runtime.sweep.assignment import TrialAssignment, TrialProgress, claim_trial
 from batchml.runtime.sweep.watch import TrialWatch

@@ -8,8 +8,8 @@ from contextlib import suppress
 from batchml.errors import ExecUnavailable
 from batchml.local import exec as engine
 from batchml.local.exec import ContainerExec, ExecRefused, LocalAttempt, RelayFrames
-from batchml.runtime.exec.command import find_run_process, join_network
 from batchml.runtime.exec.relay import EXIT, INPUT, OUTPUT, OVER, READY, REFUSED, Frame, frame
+from batchml.runtime.exec.run_process import find_run_process, join_network
 from batchml.sessions.forward.listener import Connect
 
 _LOOPBACK = "127.0.0.1"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from batchml.errors import BatchmlError
 from batchml.jobs.find import find_image
 from batchml.local import environments, images
-from batchml.runtime.storage.folder import write_atomically
+from batchml.runtime.storage.files import write_atomically
 from batchml.sessions.forward.listener import open_listener
 from batchml.sessions.tensorboard import token_server
 

@@ -20,7 +20,7 @@ import msgspec
 
 from batchml.clock import Clock, SystemClock
 from batchml.model.sweep import Trial
-from batchml.runtime.storage.folder import write_atomically
+from batchml.runtime.storage.files import write_atomically
 from batchml.sweeps.control.state import SweepState
 from batchml.sweeps.report.data import SHOWN, make_document
 from batchml.sweeps.results import rank_trials

@@ -32,7 +32,7 @@ from batchml.local.executors.runner.link import (
     read_now,
 )
 from batchml.runtime.processes import send, start_time
-from batchml.runtime.storage.folder import read_json, write_json
+from batchml.runtime.storage.files import read_json, write_json
 
 # --- container setup ------------------------------------------------------------------------------
 # The setup of a container: its image, its folders, its network, and the container itself.

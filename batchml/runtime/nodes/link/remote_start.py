@@ -22,7 +22,7 @@ from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 from batchml.runtime.nodes.link.connection import LinkClosed, Message, Peer, join
 from batchml.runtime.processes import die_with_parent
 from batchml.runtime.protocol.exit_codes import TRY_ELSEWHERE
-from batchml.runtime.storage.folder import write_atomically
+from batchml.runtime.storage.files import write_atomically
 
 WINDOW = 1 << 20  # bytes of output that may be on their way to the program
 READING = 2.0  # seconds for the rest of the output of tasks that have ended

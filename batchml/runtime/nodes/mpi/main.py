@@ -41,7 +41,7 @@ from batchml.runtime.nodes.supervisor.settings import RankLayout, node_environme
 from batchml.runtime.package import package_root
 from batchml.runtime.processes import descendants
 from batchml.runtime.protocol.launch import ALL, RankCommand, with_python
-from batchml.runtime.storage.folder import write_atomically
+from batchml.runtime.storage.files import write_atomically
 
 _LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "mpirun.openmpi", "mpirun.mpich", "orterun")
 _FOLDERS = (  # where Amazon Linux, the EFA installer and Intel put it, not on the PATH

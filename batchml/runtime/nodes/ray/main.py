@@ -21,7 +21,7 @@ from batchml.runtime.nodes.ray.worker import RayMissing, work
 from batchml.runtime.processes import become_reaper
 from batchml.runtime.protocol.exit_codes import CONFIGURATION_ERROR, TRY_ELSEWHERE
 from batchml.runtime.protocol.launch import TOKEN, WORKER, LaunchPlan
-from batchml.runtime.storage.folder import write_atomically
+from batchml.runtime.storage.files import write_atomically
 from batchml.runtime.storage.store import StoreError
 
 

@@ -14,7 +14,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 from batchml.runtime.checkpoint import newest_step
 from batchml.runtime.checkpoint.layout import REMOVING, SAVING
 from batchml.runtime.protocol.exit_codes import CRASH_LOOP, CRASH_LOOP_STARTS
-from batchml.runtime.storage.folder import write_atomically
+from batchml.runtime.storage.files import write_atomically
 from batchml.runtime.storage.store import Store, StoreError
 
 # How a generation ended. OPEN: no end was recorded, because the main node was lost.
