@@ -271,9 +271,16 @@ def test_each_node_is_reached_by_its_number(
             continue
         with open_port_forward(context, target, 8123) as tunnel:
             assert not tunnel.is_direct
-            assert talk_to(tunnel.local_port, b"GET /index HTTP/1.0\r\n\r\n").endswith(
-                b"%d\n" % node
-            )
+            said = wait_for(lambda port=tunnel.local_port: fetched(port, "index"), "it serves")
+            assert said.endswith(b"%d\n" % node)
+
+
+def fetched(port: int, name: str) -> bytes:
+    """Nothing until the program listens: the forward resets a connection that it cannot make."""
+    try:
+        return talk_to(port, b"GET /%s HTTP/1.0\r\n\r\n" % name.encode())
+    except ConnectionResetError:
+        return b""
 
 
 def is_in_namespace(home: Home) -> bool:
