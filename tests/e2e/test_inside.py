@@ -12,6 +12,7 @@ import termios
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -271,7 +272,7 @@ def test_each_node_is_reached_by_its_number(
             continue
         with open_port_forward(context, target, 8123) as tunnel:
             assert not tunnel.is_direct
-            said = wait_for(lambda port=tunnel.local_port: fetched(port, "index"), "it serves")
+            said = wait_for(partial(fetched, tunnel.local_port, "index"), "it serves")
             assert said.endswith(b"%d\n" % node)
 
 
