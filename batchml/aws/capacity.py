@@ -1,4 +1,4 @@
-"""EC2 capacity: capacity reservations and blocks, and spot placement scores.
+"""EC2 capacity: reservations and blocks, spot placement scores, and the quotas of an account.
 
 A score from 1 to 10 tells how likely spot hosts are available in a region or zone now; it does not
 tell how long they stay.

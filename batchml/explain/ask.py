@@ -1,4 +1,4 @@
-"""Explain one run by questions to AWS, each chosen from the answers before. All I/O is here."""
+"""Explain one run by calls of AWS, each chosen from the answers before. All I/O is here."""
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile

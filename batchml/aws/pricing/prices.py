@@ -1,4 +1,4 @@
-"""The types that all sources of prices share, and helpers for their calls."""
+"""The types that all sources of prices share, and the sizes of instance types."""
 
 import time
 from collections.abc import Iterable, Mapping

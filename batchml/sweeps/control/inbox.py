@@ -1,4 +1,4 @@
-"""What a sweep's store has for its controller: messages of trials, stop signals, requests of users.
+"""The inbox of a sweep's controller: messages of trials, stop signals, requests of users.
 
 Only a controller writes the ledger. It reads an object of the store, appends what follows from it
 to the ledger, and then deletes the object. After a crash between these steps the next controller

@@ -1,4 +1,4 @@
-"""Points of a space: to build, compare and draw them, the same again after a restart."""
+"""Points of a space: build, compare and draw them, with the same draws after a restart."""
 
 import math
 from collections.abc import Callable, Hashable

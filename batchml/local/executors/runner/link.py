@@ -1,4 +1,4 @@
-"""What an attempt works with in its runner: the link to the server, its files, requests to stop.
+"""An attempt in its runner: the link to the server, its output streams, and requests to stop.
 
 Standard library only, few imports: a first attempt waits for the runner to start.
 """
