@@ -1,1 +1,3 @@
-"""The embedded AWS Batch: AWS's JSON seen from the server."""
+"""The embedded AWS Batch: a local server that answers AWS Batch requests and runs the jobs on this
+machine.
+"""

@@ -48,9 +48,11 @@ def ensure_server(
 
 
 def _find_serving(home: Home) -> ServerEndpoint | None:
-    """The endpoint of a live server that accepts connections: a server that stops does not.
+    """The endpoint of a live server that accepts connections: a server that is stopping does not
+    accept them.
 
-    A server that is stuck counts, too: a request to it shows that it does not answer.
+    A server whose connection times out is returned, too: the caller's next request then shows that
+    it does not answer.
     """
     endpoint = find_server(home)
     if endpoint is None:

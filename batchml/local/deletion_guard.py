@@ -47,7 +47,8 @@ def count_running(home: Home) -> int:
 def find_losses(
     home: Home, archive: ArchiveStore, progress: TransferProgress | None = None
 ) -> list[DataLoss]:
-    """The files that deleting the data now would lose. `archive` has those of the workspace.
+    """The files that would be lost if the data were deleted now. `archive` is the archive of the
+    workspace.
 
     With `progress`, the whole archive is read and verified first, which may take long.
     """

@@ -1,4 +1,5 @@
-"""Virtual environments for process jobs: one for each content of a `requirements.txt`.
+"""Virtual environments for process jobs: one for each different `requirements.txt` (or
+environment.yml).
 
 The first run that needs an environment makes it. A lock protects it against a second maker. pip
 holds the lock, too, so nobody builds beside an orphaned pip; the kernel releases it when the last
@@ -19,7 +20,9 @@ import subprocess
 import sys
 
 COMPLETE = ".complete"
-_FULL = 4 * 1024**2  # bytes free; a large file may have failed although these are left
+# bytes; with fewer free, a failed build is reported as a full disk (a large file may fail to be
+# written although a little space is left)
+_FULL = 4 * 1024**2
 
 
 def make(wanted: str, target: str, maker: str) -> None:
@@ -70,11 +73,12 @@ def _by_pip(requirements: str, target: str, python: str, lock: int) -> None:
 
 
 def _by_conda(wanted: str, target: str, tool: str, lock: int) -> None:
-    # By variables, which all versions of all three programs know: nobody can answer a question.
+    # Answer yes to every question, as nobody is there to answer. Variables, not options, because
+    # all versions of all three programs know these.
     os.environ.update(dict.fromkeys(("CONDA_ALWAYS_YES", "MAMBA_ALWAYS_YES"), "true"))
     create = ["create"] if os.path.basename(tool) == "micromamba" else ["env", "create"]
     _run([tool, *create, "--prefix", target, "--file", wanted], lock)
-    if not is_python(target):
+    if not has_python(target):
         raise RuntimeError(f"{os.path.basename(tool)} made an environment without a python")
 
 
@@ -82,12 +86,12 @@ def is_whole(target: str) -> bool:
     """True when it was completed at this path, and its Python still exists."""
     try:
         with open(os.path.join(target, COMPLETE), encoding="utf-8") as mark:
-            return mark.read() == f"{os.path.realpath(target)}\n" and is_python(target)
+            return mark.read() == f"{os.path.realpath(target)}\n" and has_python(target)
     except (OSError, UnicodeDecodeError):
         return False
 
 
-def is_python(target: str) -> bool:
+def has_python(target: str) -> bool:
     return os.access(os.path.join(target, "bin", "python"), os.X_OK)
 
 

@@ -24,7 +24,7 @@ class LocalAttempt(Struct, frozen=True):
     mark: str  # that its processes have in their environment
     runner: int  # the runner's process id
     groups: tuple[str, ...]  # control groups
-    record: str  # a file that is removed with the attempt
+    record: str  # the path of the attempt's runner.json, which is removed with the attempt
     container: str = ""
 
     def request(self, command: Sequence[str], **more: object) -> ExecRequest:
@@ -60,9 +60,9 @@ def find_attempt(home: Home, task_id: str) -> LocalAttempt | None:
 # The sources of the program are sent with the exec itself: they always have this version, and the
 # image needs only a Python. An image without Python gets the engine's plain exec.
 
-_HEAD = 8  # of the engine's frames: stream, three zeros, length
+_HEAD = 8  # bytes in the header of one frame of the engine: stream number, three zeros, length
 _BLOCK = 65_536
-_ERRORS = 2
+_STDERR = 2
 _PARTS = (
     "processes", "storage.files", "exec.presence", "exec.run_process", "exec.command",
     "exec.relay", "exec.main",
@@ -117,7 +117,7 @@ class ContainerExec(Struct):
 
 def has_python(container: str) -> bool:
     """Whether batchml's program can run in a container. Raises ExecRefused."""
-    return _run_for_code(container, ["python3", "-c", "import fcntl, pty"]) == 0
+    return _run_for_exit_code(container, ["python3", "-c", "import fcntl, pty"]) == 0
 
 
 def start_program(container: str, request: ExecRequest) -> ContainerExec:
@@ -158,7 +158,7 @@ def process_of(container: str) -> int:
 
 
 def address_of(container: str) -> str:
-    """The container's address for this machine; empty where it has none."""
+    """The IP address at which this machine reaches the container; "" if it has none."""
     networks = _ask(lambda api: api.inspect_container(container))["NetworkSettings"]["Networks"]
     return next((each["IPAddress"] for each in networks.values() if each.get("IPAddress")), "")
 
@@ -175,7 +175,7 @@ class EngineFrames:
             end = _HEAD + int.from_bytes(self._rest[4:_HEAD], "big")
             if len(self._rest) < end:
                 return
-            content, is_error = bytes(self._rest[_HEAD:end]), self._rest[0] == _ERRORS
+            content, is_error = bytes(self._rest[_HEAD:end]), self._rest[0] == _STDERR
             del self._rest[:end]
             yield is_error, content
 
@@ -222,7 +222,7 @@ def _start(
     return started
 
 
-def _run_for_code(container: str, words: Sequence[str]) -> int:
+def _run_for_exit_code(container: str, words: Sequence[str]) -> int:
     def ask(api: Any) -> int:
         made = api.exec_create(container, list(words))["Id"]
         api.exec_start(made)

@@ -1,11 +1,11 @@
 """The state folder: its subfolders, its permissions, its keys, and the lock of its server.
 
 local/            the embedded AWS Batch: journal, keys, attempts, its lock and its address
-code/ images/     code packages and images of jobs, by content
-runtime/ envs/    batchml's runtime and virtual environments for processes, by content
+code/ images/     code packages and images of jobs, each named by a hash of its content
+runtime/ envs/    batchml's runtime and virtual environments, each named by a hash of its content
 runs/             outputs and checkpoints of runs
 data/ workspace/  data sets; the folder that all jobs share
-volumes/          file systems of EFS, as containers mount them, by id
+volumes/          one folder for each EFS file system that jobs mount, named by its id
 archive/          the workspace's archive, unless another folder or bucket was named
 sweeps/           messages between a sweep's controller and its trials, by the sweep's key
 """
@@ -44,7 +44,7 @@ class ServerEndpoint(msgspec.Struct, frozen=True, omit_defaults=True):
 
     pid: int
     port: int
-    chaos: str = ""  # the failures that are rehearsed there
+    chaos: str = ""  # the faults that are injected there; empty for none
     read_only: str = ""  # the reason, if the folder is a copy that must not be changed
 
     @property
@@ -201,7 +201,7 @@ class Home:
         write_json(str(self.local / "endpoint.json"), msgspec.to_builtins(endpoint))
 
     def attempt(self, task_id: str) -> Path:
-        """The folder of an attempt. The server makes task ids, never a user."""
+        """The folder of an attempt. Task ids are made by the server, never by a user."""
         return self.attempts / task_id
 
 

@@ -2,7 +2,7 @@
 
 A client publishes an image here as it would push a built one to a registry, and names it
 `batchml/NAME:TAG` in the job definition. The whole build context is stored: an image built from it
-is the same that `batchml image build` makes.
+is the same as the one that `batchml image build` makes.
 """
 
 import os

@@ -9,7 +9,7 @@ from batchml.local.home import Home
 
 
 def read_machine(*, with_gpus: bool = True) -> MachineCapacity:
-    """The capacity as the server counts it. Without `with_gpus` no GPUs are searched."""
+    """The capacity as the server counts it. Without `with_gpus`, it does not look for GPUs."""
     gpus = find_gpus() if with_gpus else ()
     return MachineCapacity(vcpus=count_vcpus(), memory=memory_mib(), gpus=gpus)
 
@@ -20,7 +20,7 @@ def server_vcpus(home: Home) -> int:
 
 
 def count_vcpus() -> int:
-    """Those that this process may use."""
+    """The number of vCPUs that this process may use."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # not Linux
@@ -32,7 +32,7 @@ def memory_mib() -> int:
 
 
 def find_gpus() -> tuple[str, ...]:
-    """By UUID, where nvidia-smi names them. That takes its time."""
+    """The UUIDs of the GPUs that nvidia-smi lists; empty if it fails. The call can be slow."""
     try:
         listed = subprocess.run(
             ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"],

@@ -1,4 +1,4 @@
-"""Remove virtual environments of processes that are not needed any more.
+"""Remove virtual environments (made for process jobs) that are no longer needed.
 
 The next run that needs a removed environment makes it again from the image's files, which are small
 and stay. An environment that a process runs in, or that is being made, stays.
@@ -81,7 +81,9 @@ def _in_use(envs: Path) -> set[Path]:
 
 
 def _size(folder: Path) -> int:
-    """Bytes of its files, each file counted once: environments of one tool may share files."""
+    """Bytes of its files, each file counted once: environments made by conda may share files
+    through hard links.
+    """
     seen: dict[tuple[int, int], int] = {}
     for place, _, names in os.walk(folder):
         for name in names:

@@ -39,8 +39,8 @@ def count_sweeps(home: Home) -> int:
 
 
 def kill_attempts(home: Home, own: str, clock: Clock) -> int:
-    """Kill the runners and processes of all attempts of a state folder, by its identity `own`.
-    Returns the number of attempts that were alive.
+    """Kill the runners and processes of all attempts of a state folder; `own` is the folder's
+    identity. Returns the number of attempts that were alive.
     """
     killed = 0
     for folder in home.attempts.iterdir() if home.attempts.is_dir() else ():

@@ -88,7 +88,7 @@ def resolve(
         name, value_from = entry["name"], entry["valueFrom"]
         try:
             if own is None:
-                own = read_own(root)
+                own = read_secrets_file(root)
             value = _own_value(value_from, own)
             if value is None:
                 fetch = fetch or _Aws().value
@@ -101,8 +101,9 @@ def resolve(
 
 
 def _own_value(value_from: str, own: Mapping[str, str]) -> str | None:
-    """The value from the user's own file: by the whole text, by the name, or by the secret of a
-    key.
+    """The value from the user's own file: looked up by the whole `valueFrom`, by `valueFrom`
+    without `ssm:`, or, for `secretsmanager:NAME#KEY`, as member KEY of the entry
+    `secretsmanager:NAME`.
     """
     for name in (value_from, value_from.removeprefix(_SSM)):
         if name in own:
@@ -138,7 +139,7 @@ def _check(value: str) -> None:
 # --- the user's own file ------------------------------------------------------------------------
 
 
-def read_own(root: Path) -> dict[str, str]:
+def read_secrets_file(root: Path) -> dict[str, str]:
     """The content of the file in the state folder, by `valueFrom`. Raises SecretError."""
     found: dict[str, str] = {}
     for path, read in ((root / "secrets.json", _json), (root / "secrets.toml", _toml)):
@@ -195,8 +196,8 @@ def _toml(text: str) -> dict[str, Any]:
 
 
 class _Aws:
-    """Requests to AWS for one attempt. Each has a session of its own, as the user's credentials may
-    change.
+    """Makes the AWS requests for one attempt. Every attempt gets a new botocore session, because
+    the user's credentials may have changed.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
 """Handwritten digits for the example jobs: MNIST, or scikit-learn's digits without a network.
 
-`load()` searches the four MNIST files below `$BATCHML_DATA_DIR`, downloads the missing or damaged
-ones, and keeps them there. Without a network it prints one line and uses the 1,797 digits that ship
-with scikit-learn, so that an example job runs anywhere.
+`load()` searches for the four MNIST files below `$BATCHML_DATA_DIR`, downloads the missing or
+damaged ones, and keeps them there. Without a network it prints one line and uses the 1,797 digits
+that ship with scikit-learn, so that an example job runs anywhere.
 
 Contents are verified by SHA-256 *after* decompression, because MNIST is distributed in differently
 compressed files.
@@ -324,9 +324,9 @@ def load(
 ) -> Digits:
     """Return the digits to train on: MNIST (60,000 and 10,000), else scikit-learn's.
 
-    The files are searched in `data_dir`/mnist, in `data_dir`, and in the user's cache; `data_dir`
-    is `$BATCHML_DATA_DIR` unless given. Missing or damaged files are downloaded, and kept in the
-    first of these folders that can be written. `log` gets one line for each event.
+    The files are searched for in `data_dir`/mnist, in `data_dir`, and in the user's cache;
+    `data_dir` is `$BATCHML_DATA_DIR` unless given. Missing or damaged files are downloaded, and
+    kept in the first of these folders that can be written. `log` gets one line for each event.
 
     Raises NoDigits if there is neither MNIST nor scikit-learn, and IdxError if files with the right
     digests do not match (only possible with `digests` of the caller).

@@ -11,8 +11,10 @@ TASK = "0123456789abcdef0123456789abcdef"
 MINE = auth.job_keys(SERVER, TASK)
 
 
-def told(*given: str, has_role: bool = False, has_others: bool = False) -> dict[str, str]:
-    return auth.access_variables("http://x", MINE, given, has_role=has_role, has_others=has_others)
+def told(*given: str, has_role: bool = False, has_user_credentials: bool = False) -> dict[str, str]:
+    return auth.access_variables(
+        "http://x", MINE, given, has_role=has_role, has_user_credentials=has_user_credentials
+    )
 
 
 def test_each_attempt_has_keys_of_its_own_that_follow_from_the_server_s() -> None:
@@ -46,7 +48,7 @@ def test_whose_credentials_a_job_has(
     given: tuple[str, ...], role: bool, others: bool, by_aws_names: bool
 ) -> None:
     """(B245, B246)"""
-    found = told(*given, has_role=role, has_others=others)
+    found = told(*given, has_role=role, has_user_credentials=others)
     assert found["BATCHML_ACCESS_KEY_ID"] == MINE.access_key_id
     assert ("AWS_ACCESS_KEY_ID" in found) is by_aws_names
     assert ("AWS_ENDPOINT_URL_BATCH" in found) is by_aws_names

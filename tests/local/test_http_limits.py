@@ -255,7 +255,7 @@ def test_a_peer_that_takes_no_answer_makes_room_at_once(serve: Serve) -> None:
     serving = serve(known=1)
     peer = serving.connect()
     peer.sendall(b"GET /large HTTP/1.1\r\nhost: x\r\n\r\n")
-    wait_for(lambda: any(not each.is_answered for each in serving.gate._known), "it is stuck")
+    wait_for(lambda: any(not each.is_being_answered for each in serving.gate._known), "it is stuck")
     newcomer = serving.connect()
     assert get(newcomer, "/known").startswith(OK)
     assert serving.connected() == 1

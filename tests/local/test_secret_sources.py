@@ -15,7 +15,7 @@ from batchml.local.secrets import (
     SsmParameter,
     member,
     parse,
-    read_own,
+    read_secrets_file,
     resolve,
 )
 
@@ -114,21 +114,21 @@ def test_the_users_own_file_comes_first_and_toml_before_json(tmp_path: Path) -> 
 
 
 def test_without_a_file_there_is_nothing_of_the_users(tmp_path: Path) -> None:
-    assert read_own(tmp_path) == {}
+    assert read_secrets_file(tmp_path) == {}
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644, 0o777])
 def test_a_file_that_others_can_read_is_refused(mode: int, tmp_path: Path) -> None:
     path = keep(tmp_path, "secrets.toml", 'a = "hunter2"', mode)
     with pytest.raises(SecretError, match=f"chmod 600 {path}"):
-        read_own(tmp_path)
+        read_secrets_file(tmp_path)
 
 
 def test_a_link_in_place_of_the_file_is_refused(tmp_path: Path) -> None:
     other = keep(tmp_path, "elsewhere.toml", 'a = "hunter2"')
     os.symlink(other, tmp_path / "secrets.toml")
     with pytest.raises(SecretError, match="cannot be read"):
-        read_own(tmp_path)
+        read_secrets_file(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_a_link_in_place_of_the_file_is_refused(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_read_is_not_quoted(name: str, text: str, tmp_path: Path) -> None:
     keep(tmp_path, name, text)
     with pytest.raises(SecretError) as told:
-        read_own(tmp_path)
+        read_secrets_file(tmp_path)
     assert "hunter2" not in str(told.value) and name in str(told.value)
 
 

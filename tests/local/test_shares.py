@@ -65,11 +65,11 @@ def test_a_share_that_is_not_listed_weighs_one_and_a_star_stands_for_any_end(
 def test_what_was_used_fades_with_the_decay_of_the_policy() -> None:
     """B157: to 1/e within shareDecaySeconds, of which 0 is 600."""
     used = ShareUsage(1000.0, 0, 0)
-    assert fair_share.fade(used, 600_000, {}).faded == pytest.approx(367.88, abs=0.01)
-    assert fair_share.fade(used, 60_000, {"shareDecaySeconds": 60}).faded == pytest.approx(
+    assert fair_share.decay(used, 600_000, {}).faded == pytest.approx(367.88, abs=0.01)
+    assert fair_share.decay(used, 60_000, {"shareDecaySeconds": 60}).faded == pytest.approx(
         367.88, 1e-4
     )
-    assert fair_share.fade(used, -5, {}).faded == 1000.0  # a clock that went back
+    assert fair_share.decay(used, -5, {}).faded == 1000.0  # a clock that went back
 
 
 @given(
@@ -83,9 +83,9 @@ def test_it_does_not_matter_how_often_the_usage_is_looked_at(
     vcpus: int, before: float, first: int, second: int, decay: int
 ) -> None:
     rules = {"shareDecaySeconds": decay}
-    at_once = fair_share.fade(ShareUsage(before, 0, vcpus), first + second, rules)
-    twice = fair_share.fade(
-        fair_share.fade(ShareUsage(before, 0, vcpus), first, rules), first + second, rules
+    at_once = fair_share.decay(ShareUsage(before, 0, vcpus), first + second, rules)
+    twice = fair_share.decay(
+        fair_share.decay(ShareUsage(before, 0, vcpus), first, rules), first + second, rules
     )
     assert twice.faded == pytest.approx(at_once.faded, rel=1e-6, abs=1e-3)
 

@@ -37,7 +37,7 @@ from batchml.runtime.nodes.ray.rules import (
     WorkerState,
     begin_head,
     head_step,
-    is_short,
+    is_incomplete,
     worker_step,
 )
 from batchml.runtime.protocol.launch import WorkerGroup
@@ -77,7 +77,7 @@ def test_the_program_starts_once_enough_workers_are_there() -> None:
     head, done = head_after(one, two, HeadTick(1), HeadTick(2))
     assert done.count("StartProgram()") == 1
     assert done[-2:] == told(Announce("2 of 3 cpu; the program starts"), StartProgram())
-    assert is_short(head, CPU)
+    assert is_incomplete(head, CPU)
 
 
 def test_a_group_that_may_be_empty_is_not_waited_for() -> None:
@@ -253,4 +253,4 @@ def test_the_count_is_that_of_who_is_there(moves: list[tuple[bool, int]]) -> Non
         (there.add if comes else there.discard)(number)
     head, actions = head_step(head, HeadTick(1.0))
     assert ("StartProgram()" in told(*actions)) == (len(there) >= 2)
-    assert is_short(head, CPU) == (len(there) < 3)
+    assert is_incomplete(head, CPU) == (len(there) < 3)

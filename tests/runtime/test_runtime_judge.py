@@ -10,7 +10,7 @@ from batchml.runtime.protocol.sweep import (
     TrialContract,
     best_of,
     decide,
-    default_min,
+    default_first_rung,
     mark_key,
     rank,
     ranked,
@@ -44,7 +44,7 @@ def test_rungs_are_below_the_end(least: int, most: int, eta: int, steps: tuple[i
 
 
 def test_the_first_rung_is_a_27th_of_all() -> None:
-    assert [default_min(most) for most in (1, 26, 27, 28, 100)] == [1, 1, 1, 2, 4]
+    assert [default_first_rung(most) for most in (1, 26, 27, 28, 100)] == [1, 1, 1, 2, 4]
 
 
 def test_a_trial_is_judged_once_at_the_deepest_rung_that_it_passed() -> None:

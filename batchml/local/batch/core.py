@@ -88,7 +88,7 @@ class Core:
         self._writer = ThreadPoolExecutor(1, "journal")
         self._in_flight: dict[str, tuple[str, asyncio.Future[dict[str, Any]]]] = {}
         self._no_tick_before = 0.0  # on the monotonic clock
-        self._set_by = clock.now() - clock.monotonic()  # wall clock minus monotonic clock
+        self._clock_offset = clock.now() - clock.monotonic()  # wall clock minus monotonic clock
         self._forget_at = 0  # ms; when old answers are deleted next
         self._closing = False
         self._read_only = read_only
@@ -275,7 +275,7 @@ class Core:
     def _follow_clock(self) -> None:
         """Shift all deadlines when the clock was set: a minute that has begun stays one minute."""
         set_by = self._clock.now() - self._clock.monotonic()
-        jump, self._set_by = set_by - self._set_by, set_by
+        jump, self._clock_offset = set_by - self._clock_offset, set_by
         if abs(jump) > _JUMP:
             log.warning("the clock was set by %+.0f s, or the machine slept", jump)
             self.state = _shift_times(self.state, int(jump * 1000))

@@ -169,7 +169,7 @@ class BeginAttempt(Struct, frozen=True):
 
 
 class StopAttempt(Struct, frozen=True):
-    """Send TERM to every process of the attempt, and KILL after the grace period."""
+    """Send TERM to the attempt's first process, and KILL after the grace period."""
 
     task_id: str
 

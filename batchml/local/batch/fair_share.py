@@ -34,7 +34,7 @@ def weight_of(weights: Mapping[str, float], share: str) -> float:
     return next((weights[start] for start in starts if start in weights), DEFAULT_WEIGHT)
 
 
-def fade(usage: ShareUsage, now: int, policy: Mapping[str, Any]) -> ShareUsage:
+def decay(usage: ShareUsage, now: int, policy: Mapping[str, Any]) -> ShareUsage:
     """The usage as of `now`: past usage has decayed, and running vCPUs are added."""
     window = _window(policy)
     kept = exp(-max(0, now - usage.as_of) / window)
@@ -43,7 +43,7 @@ def fade(usage: ShareUsage, now: int, policy: Mapping[str, Any]) -> ShareUsage:
 
 def matters(usage: ShareUsage, now: int, policy: Mapping[str, Any]) -> bool:
     """False once a share's past usage is negligible: less than 1 vCPU for 1 ms."""
-    return usage.vcpus > 0 or fade(usage, now, policy).faded >= 1
+    return usage.vcpus > 0 or decay(usage, now, policy).faded >= 1
 
 
 def score(usage: ShareUsage, now: int, policy: Mapping[str, Any], weight: float) -> float:
@@ -53,7 +53,7 @@ def score(usage: ShareUsage, now: int, policy: Mapping[str, Any], weight: float)
     would get all capacity.
     """
     soon = now + AHEAD
-    return fade(usage, soon, policy).faded / _window(policy) * weight
+    return decay(usage, soon, policy).faded / _window(policy) * weight
 
 
 def _window(policy: Mapping[str, Any]) -> float:

@@ -3,13 +3,13 @@
     host-lost@60s     60 s into an attempt its host is lost: no TERM, no exit code
     node-lost@60s     after 60 s the host of a random node other than the main node is lost
     spot@60s          after 60 s TERM, and the host is lost when the grace period is over
-    oom@60s           after 60 s the attempt is killed for memory
+    oom@60s           after 60 s the attempt is killed as if it had run out of memory
     throttle=20%      20% of the requests are refused, as AWS refuses requests above its rate limit
     no-capacity=5m    for 5 minutes after the server's start no job is placed
     seed=7            makes the random choices repeatable
 
 The first of `host-lost`, `node-lost`, `spot` and `oom` applies to a job's first attempt, the second
-to its second, and so on: a list of two rehearses that a job survives both. Without a time they
+to its second, and so on: a list of two tests whether a job survives both. Without a time they
 strike as soon as the program runs. `host-lost@60s=20%` strikes one job in five.
 
 A job's tag `batchml:chaos` has the same syntax with spaces as separators (AWS's tags allow neither

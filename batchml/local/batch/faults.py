@@ -1,4 +1,4 @@
-"""Rehearsed failures in the rules: lost hosts, exceeded memory, and a fleet without capacity.
+"""Injected faults: lost hosts, exceeded memory, and a fleet without capacity.
 
 `fault_injection.py` parses the requested failures. Functions that change something take a
 transaction.
@@ -52,7 +52,9 @@ def arm(tx: Transaction, job: Job) -> None:
 def _is_struck(
     chaos: Chaos | None, whole: Job, job: Job, attempt: JobAttempt, fault: Fault
 ) -> bool:
-    """Whether a job's rehearsed failure is for this container of it."""
+    """Whether the fault chosen for a job is injected here: `job` is the job itself, or one node of
+    a multi-node job.
+    """
     nodes = job.spec.nodes
     if job.node is None or nodes is None:
         return fault.kind != fault_injection.NODE_LOST

@@ -330,7 +330,7 @@ def _filters(params: dict[str, Any], *known: str) -> dict[str, list[str]]:
     for entry in params.get("filters", ()):
         name = entry.get("name")
         if name not in known or name in found:
-            raise client_error(f"The filters here, each once, are {', '.join(known)}")
+            raise client_error(f"The allowed filters, each at most once, are {', '.join(known)}")
         found[name] = [value.lower() for value in entry.get("values", ())]
     return found
 

@@ -248,7 +248,8 @@ class JobAttempt(Struct, frozen=True, omit_defaults=True):
     started_at: int | None = None
     address: str = ""  # its address for the other nodes of its job
     main_address: str = ""  # the main node's address
-    # The failure that is rehearsed on it, in the syntax of `fault_injection.py`.
+    # The fault that is injected into this attempt, in the syntax of `fault_injection.py`; empty for
+    # none.
     doom: str = ""
     may_have_begun: bool = True  # the default is the careful one: absence is not evidence
     task: int = 1  # the number of the task id within this attempt
@@ -397,8 +398,8 @@ class BlockedHead(Struct, frozen=True):
 
 
 class QueueLine(NamedTuple):
-    """RUNNABLE jobs of one queue that wait for the same thing: for their share's turn, or first for
-    a quantity of a consumable resource.
+    """RUNNABLE jobs of one queue that wait for the same thing: for their share's turn or, before
+    that, for a quantity of a consumable resource.
     """
 
     share: str

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from batchml.local.batch import persistent_heap
 from batchml.local.batch.events import DropRecord, Effect, SaveJob, SaveRecord
-from batchml.local.batch.fair_share import fade, matters
+from batchml.local.batch.fair_share import decay, matters
 from batchml.local.batch.state import (
     BatchState,
     Job,
@@ -173,7 +173,7 @@ class Transaction:
             if share not in of_queue:  # else shares that are used once would be kept forever
                 of_queue = Map((name, use) for name, use in of_queue.items()
                                if matters(use, self.now, policy))  # fmt: skip
-            usage = fade(of_queue.get(share, ShareUsage()), self.now, policy)
+            usage = decay(of_queue.get(share, ShareUsage()), self.now, policy)
             of_queue = of_queue.set(share, replace(usage, vcpus=usage.vcpus + vcpus))
             self._set(usage=self.state.usage.set(job.queue, of_queue))
             if job.queue not in self.state.queues:

@@ -1,6 +1,6 @@
 """Control groups: where they can be made, which processes are in them, and how they are emptied.
 
-Each runner has a group of its own (`cgroup_slot.py`). Both versions of the kernel's interface are
+Each runner has a group of its own (`Slot`, below). Both versions of the kernel's interface are
 supported. Where neither can be written, resources are counted but not enforced.
 
 Standard library only: runners import it.
@@ -71,14 +71,16 @@ def own_groups(text: str) -> dict[str, str]:
 
 
 def mounts_in(text: str) -> dict[str, str]:
-    """Parse /proc/self/mountinfo: controller -> where its tree is mounted from the root on."""
+    """Parse /proc/self/mountinfo: controller -> the mount point of its tree. Trees whose mount does
+    not begin at their root are left out.
+    """
     found: dict[str, str] = {}
     for line in text.splitlines():
         before, _, after = line.partition(" - ")
         kind, _, options = after.split(" ", 2)
         fields = before.split(" ")
-        # A tree that is mounted from another group on, as in a container, has other paths than
-        # /proc/self/cgroup, unless a namespace makes both `/`.
+        # If the root of the mount is a group below the tree's root, as in a container, its paths
+        # differ from those in /proc/self/cgroup, unless a namespace makes both `/`.
         if fields[3] != "/":
             continue
         if kind == "cgroup2":
@@ -92,7 +94,8 @@ def mounts_in(text: str) -> dict[str, str]:
 def find_v2(mount: str, path: str, name: str) -> Groups:
     """The nearest group, from `path` upwards, whose children can have limits.
 
-    A group that contains processes cannot give its children limits, so it is seldom the own one.
+    A group that contains processes cannot give its children limits, so it is seldom this process's
+    own group.
     """
     while True:
         parent = mount + path
@@ -303,7 +306,7 @@ class Slot:
         self._oom_kills = 0
         self._limits: Limits | None = None
         for folder in self.folders.values():
-            _cgroup_slot_make(folder)
+            _make_slot_folder(folder)
         home = home or current_groups()
         self._moves = [
             (self._open_members(self.folders[c]), self._open_members(home[c])) for c in groups
@@ -410,7 +413,7 @@ class SlotV2(Slot):
         must_write(f"{self.folders['all']}/memory.max", text)
 
 
-def _cgroup_slot_make(folder: str) -> None:
+def _make_slot_folder(folder: str) -> None:
     """Make a folder, in a folder that another runner may be removing at its end."""
     for _ in range(10):
         try:

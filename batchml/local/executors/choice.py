@@ -32,7 +32,7 @@ class ExecutorChoice(Struct, frozen=True):
     executor: str = PROCESS
     permits: Permits = Permits()
     had_docker: bool = False  # now or before: there may be containers
-    vcpus: int = 0  # that the machine counts as; 0: as many as it has
+    vcpus: int = 0  # the number of vCPUs that this machine counts as having; 0: the real number
     endpoints: dict[str, str] = {}  # service -> URL, of services other than the server's
 
     @property

@@ -1,8 +1,8 @@
 """The runner's spec of a container attempt, made from its job.
 
-Pure but for reading published images. The spec contains the engine's own JSON (`config`), so that a
-test can check a job's rights, and the preparations of the runner: folders to mount, an image to
-fetch or build.
+Changes nothing. It reads published images, kept endpoints, and whether paths exist. The spec
+contains the engine's own JSON (`config`), so that a test can check a job's rights, and the
+preparations of the runner: folders to mount, an image to fetch or build.
 """
 
 import os

@@ -151,7 +151,9 @@ def build(api: Any, name: str, folder: str, runtime: str, call: BackgroundCall) 
 
 
 def _for_all(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """Make a file readable: the state folder is private, but users of an image are others."""
+    """Make a file of the build context readable for all: in the state folder only its owner may
+    read it, but a container may run as another user.
+    """
     if "__pycache__" in member.name:
         return None
     member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
@@ -170,7 +172,7 @@ def has_program(api: Any, container: str, name: str, search: str) -> bool:
 
 
 def read_output(api: Any, container: str, follow: bool, call: BackgroundCall) -> None:
-    """The engine's record of the output from its start, in frames."""
+    """Pass the engine's record of a container's output, from its start and in frames, to `call`."""
     url = f"{api.base_url}/v{api.api_version}/containers/{container}/logs"
     params = {"stdout": 1, "stderr": 1, "follow": int(follow), "timestamps": 1}
     with api.get(url, params=params, stream=True, timeout=None) as response:
@@ -235,7 +237,9 @@ _NETWORK = "ResourceInitializationError: unable to set up the network of this no
 
 
 class SpecPrefetch:
-    """Called with an attempt: the coroutine that makes its spec if that takes time, else None."""
+    """Calling it with an attempt returns a coroutine that makes the attempt's spec, if that takes
+    time, else None.
+    """
 
     def __init__(self, root: Path, make_spec: SpecMaker, network: NodeNetwork) -> None:
         self._root = root

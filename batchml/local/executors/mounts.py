@@ -1,4 +1,5 @@
-"""Folders of this machine that a container mounts: found by descriptors, made, opened to its user.
+"""Folders of this machine that a container mounts: find them through descriptors, make missing
+ones, and give the container's user access.
 
 A program in a container can rename entries of a folder that it may write, and create links there,
 at any moment. So a path below such a folder is only a proposal: it is walked from the folder down,

@@ -1,9 +1,10 @@
 """Network addresses for the nodes of multi-node jobs that run as processes of this machine.
 
-With the rights for it (root, or the capabilities, and iproute2) each node gets a network namespace:
-all ports are its own, and two jobs never conflict, whatever they bind. The namespaces of a server
-are connected by a bridge inside one more namespace, the switch. So nothing of the machine's own
-network, such as its firewall, lies between two nodes, and a single interface leads outside.
+With the rights to make namespaces (root, or CAP_SYS_ADMIN and CAP_NET_ADMIN) and iproute2 each node
+gets a network namespace: all ports are its own, and two jobs never conflict, whatever they bind.
+The namespaces of a server are connected by a bridge inside one more namespace, the switch. So
+nothing of the machine's own network, such as its firewall, lies between two nodes, and a single
+interface leads outside.
 
     node -- eth0 -- [v2, v3, ... br0, up0: the switch] -- bml<home> -- the machine, NAT
 
@@ -250,7 +251,9 @@ class NodeNetwork:
         return node
 
     def _wants_namespaces(self) -> bool:
-        """Decided once, by making the network that all nodes share."""
+        """Whether nodes get namespaces. In doubt, this is decided once, by trying to make the
+        switch.
+        """
         if self._namespaces is None:
             if self._ledger.indexes:  # nodes of an earlier server continue with its kind
                 self._namespaces = bool(self._ledger.subnet)
@@ -304,7 +307,7 @@ class NodeNetwork:
         _run(*_masquerade("up0", self._switch))
         if Path("/proc/sys/net/ipv4/ip_forward").read_text("ascii").strip() != "1":
             raise NodeNetworkError("net.ipv4.ip_forward is 0 on this machine")
-        # Each rule contains the own interface, by which it is found again.
+        # Each rule names this server's uplink, by which `_remove_rules` finds it again.
         up = self._uplink
         back = ["-m", "conntrack", "--ctstate", "RELATED,ESTABLISHED"]
         for table, rule in (

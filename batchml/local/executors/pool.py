@@ -150,7 +150,7 @@ class RunnerPool:
         self._notify_exit = on_exit
         self._all: dict[int, RunnerHandle] = {}  # by pid
         self._idle: dict[str, list[RunnerHandle]] = {}  # by kind; the last runner is used next
-        self._most_idle = (os.cpu_count() or 1) + _SPARE
+        self._max_idle = (os.cpu_count() or 1) + _SPARE
         self._timer: asyncio.TimerHandle | None = None
 
     def take(self, kind: str) -> RunnerHandle:
@@ -176,7 +176,7 @@ class RunnerPool:
         runner.idle_since = self._loop.time()
         idle = self._idle.setdefault(runner.kind, [])
         idle.append(runner)
-        if len(idle) > self._most_idle:
+        if len(idle) > self._max_idle:
             self._dismiss(idle.pop(0))
         if self._timer is None:
             self._timer = self._loop.call_later(_LOOK_EVERY, self._end_idle)
@@ -193,7 +193,9 @@ class RunnerPool:
         self._idle.clear()
 
     def _end_idle(self) -> None:
-        """End all idle runners but the last used one of each kind."""
+        """End the runners that have been idle for `IDLE_LIMIT`, except the last used one of each
+        kind.
+        """
         self._timer = None
         before = self._loop.time() - IDLE_LIMIT
         for idle in self._idle.values():
@@ -373,9 +375,10 @@ class AdoptedRunners:
 
 
 # --- Folders made in advance ----------------------------------------------------------------------
-# Creating a file waits for the journal of the file system, which each commit keeps busy: a folder
-# with a file takes 0.4 ms then, and 0.1 ms otherwise. Moving a folder does not wait. So a thread
-# makes folders in advance, and the start of an attempt only moves one.
+# Creating a file waits for the file system's journal, which is busy during each commit of the
+# server's own journal: a folder with a file takes 0.4 ms then, and 0.1 ms otherwise. Moving a
+# folder does not wait. So a thread makes folders in advance, and the start of an attempt only moves
+# one.
 
 
 _LEAST = 32  # folders in stock; with fewer, more are made

@@ -1,7 +1,7 @@
 """An attempt's record as the server reads it, and the processes that a lost runner left behind.
 
-A missing entry is not evidence. An attempt that the journal has started, but of which no record can
-be read, may have begun; only a record that says so proves that it did not.
+A missing entry is not evidence. An attempt whose start is in the journal, but whose record cannot
+be read, may have begun. Only a record with `never_began` proves that its program did not.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ class RunnerRecord(Struct, frozen=True):
 
 
 def read(folder: Path) -> RunnerRecord | None:
-    """The record in an attempt's folder, until its end; None while it is empty or unreadable."""
+    """The record in an attempt's folder. None once the attempt has ended (it is renamed to
+    exit.json then), and while the record is empty or unreadable.
+    """
     try:
         return read_record(folder / "runner.json", RunnerRecord)
     except OSError:

@@ -1,6 +1,7 @@
 """The runner's spec of a process attempt, made from its job.
 
-Pure but for reading published images.
+Changes nothing. It reads published images, complete environments, kept endpoints, and whether paths
+exist.
 """
 
 import os
@@ -33,7 +34,7 @@ _PASSED_ON = (
 
 # Variables of tasks that only batchml's runtime performs: fetch code, start ranks, check the host,
 # resume.
-_NEEDING = (
+_NEEDING_RUNTIME = (
     "BATCHML_CODE", "BATCHML_ORDER", "BATCHML_LAUNCH", "BATCHML_HEALTH", "BATCHML_RESUME",
 )  # fmt: skip
 
@@ -90,15 +91,15 @@ def runner_spec(host: ExecutorHost, job: Job, attempt: JobAttempt) -> dict[str, 
     }
     if image is not None:
         return spec | _in_environment(host, image, spec)
-    # The image itself is not available here. A run of batchml still gets the runtime, also if it
-    # does not need it: its code, its metrics, its stop file, the end mark.
+    # The image itself is not available here. A run of batchml is still started by the runtime, even
+    # if no variable requires it, for its metrics, its stop file and its end mark.
     is_wrapped = needs_runtime(env) or "BATCHML_KEY" in env
     return spec | _through_runtime(host, sys.executable, spec) if is_wrapped else spec
 
 
 def needs_runtime(env: Mapping[str, str]) -> bool:
     """True when batchml's runtime must prepare or start the command."""
-    return not env.keys().isdisjoint(_NEEDING)
+    return not env.keys().isdisjoint(_NEEDING_RUNTIME)
 
 
 def has_init(container: Mapping[str, Any]) -> bool:
@@ -172,7 +173,7 @@ def _in_environment(host: ExecutorHost, image: LocalImage, spec: dict[str, Any])
     return {
         **_through_runtime(host, str(target / "bin" / "python"), spec),
         "prepare": [plan.python, "-I", str(script), str(plan.file), str(target), plan.maker],
-        "made": str(target),  # if it is complete, nothing must be prepared
+        "made": str(target),  # if it is complete, nothing needs to be prepared
         "prepare_env": {**_maker_environment(host.environ), "BATCHML_TASK": env["BATCHML_TASK"]},
         "preamble": spec["preamble"] and f"{MARK}host executor=process environment={target.name}",
         "label": target.name,
@@ -245,7 +246,7 @@ def _with_access(
         auth.job_keys(host.keys, attempt.task_id),
         given,
         has_role=bool(job.container.get("jobRoleArn")),
-        has_others=_has_credentials(env.get("HOME", "")),
+        has_user_credentials=_has_credentials(env.get("HOME", "")),
     )
     return {**access, **env, **auth.proxy_exceptions(env, given)}
 
@@ -361,7 +362,9 @@ def controller_spec(host: ExecutorHost, job: Job, attempt: JobAttempt) -> dict[s
 
 
 def _variables(host: ExecutorHost, job: Job, attempt: JobAttempt) -> Mapping[str, str]:
-    """The server's state folder, and this installation, wherever it was imported from."""
+    """The variables of a controller: Batch's, the server's state folder, and the folder that this
+    installation was imported from.
+    """
     return {
         **batch_variables(host, job, attempt),
         "BATCHML_HOME": str(host.home.root),

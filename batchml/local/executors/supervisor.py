@@ -269,7 +269,7 @@ class AttemptSupervisor:
         if live is None:
             return
         try:
-            line = f"batchml: rehearsal: {why}"
+            line = f"batchml: injected fault: {why}"
             (self._home.attempt(task_id) / "rehearsal").write_text(line, "utf-8")
         except OSError:
             pass  # full disk: the loss is rehearsed without a note
@@ -568,7 +568,7 @@ class AttemptSupervisor:
 
 
 def _is_quick(live: _LiveAttempt, spec: Mapping[str, Any]) -> bool:
-    """Whether nothing must be prepared that takes time or may fail for a while."""
+    """Whether the attempt needs no preparation that takes time or may fail temporarily."""
     has_environment = not spec.get("prepare") or is_whole(spec["made"])
     return live.kind == record.PROCESS and has_environment
 

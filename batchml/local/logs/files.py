@@ -56,8 +56,8 @@ def read_forward(
 ) -> LogFilePage:
     """Up to `limit` events from `offset` on, with `since <= timestamp < until`, at most 1 MiB.
 
-    The page may end early, even empty, when many bytes lie between: `end` shows whether it
-    advanced.
+    A page ends after `MAX_SCAN` bytes, even if it has fewer events or none then; `end` shows how
+    far it has read.
     """
     events: list[LogEvent] = []
     size = 0
@@ -307,7 +307,7 @@ def _read_at(file: BinaryIO, offset: int, size: int) -> bytes:
 
 # --- The index of log streams ---------------------------------------------------------------------
 
-_FIELDS = "SELECT log_group, stream, task_id, created_at FROM streams WHERE log_group = ?"
+_SELECT_STREAMS = "SELECT log_group, stream, task_id, created_at FROM streams WHERE log_group = ?"
 _LAST = "\U0010ffff"
 _LOG_END = msgspec.json.Decoder(LogEnd)
 
@@ -324,7 +324,7 @@ class StreamIndex:
         self._db.close()
 
     def one(self, group: str, name: str) -> LogStream | None:
-        row = self._db.execute(f"{_FIELDS} AND stream = ?", (group, name)).fetchone()
+        row = self._db.execute(f"{_SELECT_STREAMS} AND stream = ?", (group, name)).fetchone()
         return None if row is None else LogStream(*row)
 
     def log_end(self, task_id: str) -> LogEnd | None:
@@ -335,7 +335,7 @@ class StreamIndex:
     def all(self, group: str, prefix: str = "") -> list[LogStream]:
         """The streams whose names start with `prefix`."""
         rows = self._db.execute(
-            f"{_FIELDS} AND stream BETWEEN ? AND ? ORDER BY stream",
+            f"{_SELECT_STREAMS} AND stream BETWEEN ? AND ? ORDER BY stream",
             (group, prefix, prefix + _LAST),
         )
         return [LogStream(*row) for row in rows]
@@ -347,7 +347,7 @@ class StreamIndex:
         low, high = prefix, prefix + _LAST
         beyond = f"AND stream {'<' if descending else '>'} ?" if after is not None else ""
         rows = self._db.execute(
-            f"{_FIELDS} AND stream BETWEEN ? AND ? {beyond}"
+            f"{_SELECT_STREAMS} AND stream BETWEEN ? AND ? {beyond}"
             f" ORDER BY stream {'DESC' if descending else ''} LIMIT ?",
             (group, low, high, *([after] if after is not None else []), limit),
         )

@@ -39,7 +39,8 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 _LONGEST_ID = 128
-# Bytes of a body that is too large which are read, so that its sender gets the error.
+# How many bytes of an oversized body are read before the server answers, so that the sender gets
+# the error.
 _DRAIN = 16 * protocol.MAX_BODY
 
 
@@ -50,11 +51,13 @@ _TOO_MANY = {
 }
 
 
-def _nobody(_key: str) -> None: ...
+def _ignore_key(_key: str) -> None: ...
 
 
 class BatchServer:
-    """`handle` answers one request; called as an ASGI application it speaks HTTP."""
+    """The ASGI application of the server. `handle` answers one request and needs no HTTP
+    connection.
+    """
 
     def __init__(
         self,
@@ -84,7 +87,7 @@ class BatchServer:
         request = await _read_request(scope, receive)
         if request is None:
             return
-        response = await self.handle(request, scope.get("state", {}).get("trust", _nobody))
+        response = await self.handle(request, scope.get("state", {}).get("trust", _ignore_key))
         is_unread = len(request.body) > protocol.MAX_BODY
         closing = [(b"connection", b"close")] if is_unread else []
         await send(
@@ -101,7 +104,7 @@ class BatchServer:
         await send({"type": "http.response.body", "body": response.body})
 
     async def handle(
-        self, request: HttpRequest, trust: Callable[[str], None] = _nobody
+        self, request: HttpRequest, trust: Callable[[str], None] = _ignore_key
     ) -> HttpResponse:
         """Check, route and answer one request. Never raises.
 
@@ -164,7 +167,9 @@ class BatchServer:
         return auth.job_keys(self._keys, task_id) if alive else self._keys
 
     def _throttle(self, request: HttpRequest, caller: SignedCaller) -> None:
-        """Refuse the requested fraction of calls, but no call that was applied before."""
+        """Refuse the fraction of calls that fault injection asks for, but no repetition of a call
+        that has been applied.
+        """
         if caller.service not in _TOO_MANY:
             return
         self._requests += 1
@@ -173,7 +178,9 @@ class BatchServer:
             raise ApiError(*_TOO_MANY[caller.service])
 
     def _identity(self, request: HttpRequest, caller: SignedCaller) -> str:
-        """The identity of a call, however often it arrives. Raises ApiError."""
+        """The identity of a call, which is the same each time the call arrives. Raises ApiError for
+        a replayed signature.
+        """
         identity = _identity(request, caller)
         if self._journal.remembered_call(identity) is None:
             self._replays.check(caller.signature, caller.signed_at, self._clock.now())
@@ -233,13 +240,14 @@ async def wait_until_idle(
 
 # --- Limits of connections ------------------------------------------------------------------------
 # Any program of this machine can connect, and the server must keep serving its user meanwhile. A
-# peer is a stranger until one of its requests was signed correctly. Strangers are few, have short
-# time limits, and are closed for newcomers, the oldest first. So a peer that opens thousands of
-# connections and sends nothing delays only itself.
+# peer is a stranger until one of its requests was signed correctly. The number of strangers is
+# limited, they have short time limits, and the oldest are closed to make room for new connections.
+# So a peer that opens thousands of connections and sends nothing delays only itself.
 #
-# Peers that have signed are closed for each other: the key with the most connections loses the one
-# with the oldest signed request, unless that is being answered. So the owner of a key, such as a
-# job, cannot exclude others with connections that are idle, slow, or do not receive.
+# When there are too many peers that have signed, one of them is closed: the key with the most
+# connections loses the one with the oldest signed request, unless that is being answered. So the
+# owner of a key, such as a job, cannot exclude others with connections that are idle, slow, or do
+# not receive.
 
 
 class ConnectionLimits(Struct, frozen=True):
@@ -299,7 +307,7 @@ class ConnectionGate:
         """The least recently used connection of the key with the most connections; None if all are
         being answered.
         """
-        waiting = {peer: key for peer, key in self._known.items() if not peer.is_answered}
+        waiting = {peer: key for peer, key in self._known.items() if not peer.is_being_answered}
         held = Counter(self._known.values())
         return max(waiting, key=lambda peer: held[waiting[peer]], default=None)
 
@@ -323,7 +331,7 @@ class _LimitedProtocol(H11Protocol):
         self.timeout_keep_alive = self._gate.limits.idle
 
     @property
-    def is_answered(self) -> bool:
+    def is_being_answered(self) -> bool:
         """Whether the server is working on its request, and does not wait for the peer."""
         cycle = self.cycle
         is_over = cycle is None or cycle.response_complete

@@ -143,8 +143,8 @@ def _normalize_path(path: str) -> str:
             del kept[-1:]
         elif part not in ("", "."):
             kept.append(part)
-    ends_open = "/" if path.endswith("/") and kept else ""
-    return f"/{'/'.join(kept)}{ends_open}"
+    trailing_slash = "/" if path.endswith("/") and kept else ""
+    return f"/{'/'.join(kept)}{trailing_slash}"
 
 
 def _sort_query(query: str) -> str:
@@ -177,7 +177,8 @@ _HOST = "127.0.0.1"
 _PREFIX = "BMLJOB"
 _OURS = (_PREFIX, "BMLLOCAL")
 
-# The services of the server. Without the plain AWS_ENDPOINT_URL: S3 stays S3.
+# The services of the server. The plain AWS_ENDPOINT_URL is not among them, so that S3 clients of a
+# job still call AWS's S3.
 ENDPOINTS = (
     "AWS_ENDPOINT_URL_BATCH", "AWS_ENDPOINT_URL_CLOUDWATCH_LOGS", "AWS_ENDPOINT_URL_ECS",
     "AWS_ENDPOINT_URL_STS",
@@ -210,20 +211,25 @@ def task_of(access_key_id: str) -> str:
 
 
 def access_variables(
-    endpoint: str, keys: AccessKeys, given: Collection[str], *, has_role: bool, has_others: bool
+    endpoint: str,
+    keys: AccessKeys,
+    given: Collection[str],
+    *,
+    has_role: bool,
+    has_user_credentials: bool,
 ) -> dict[str, str]:
     """The variables by which an attempt reaches the server. `given` are names that the job sets
     itself.
 
-    `has_others`: programs find credentials of the user in files, which these variables would hide.
-    Only a job with a role gets them then, as in AWS.
+    `has_user_credentials`: programs find credentials of the user in files, which these variables
+    would hide. Only a job with a role gets the variables then, as in AWS.
     """
     variables = {
         "BATCHML_ENDPOINT_URL": endpoint,
         "BATCHML_ACCESS_KEY_ID": keys.access_key_id,
         "BATCHML_SECRET_ACCESS_KEY": keys.secret_access_key,
     }
-    if not _CREDENTIALS.isdisjoint(given) or (has_others and not has_role):
+    if not _CREDENTIALS.isdisjoint(given) or (has_user_credentials and not has_role):
         return variables
     variables |= dict.fromkeys(ENDPOINTS, endpoint)
     variables |= {_KEYS[0]: keys.access_key_id, _KEYS[1]: keys.secret_access_key}
@@ -249,7 +255,7 @@ def check_permitted(access_key_id: str, service: str, operation: str) -> None:
         raise ApiError(
             "AccessDeniedException",
             f"User: {who} is not authorized to perform: {service}:{operation}. "
-            f"The credentials of a job allow only to submit, describe and cancel.",
+            f"A job's credentials do not allow Create, Update and Delete operations.",
             403,
         )
 
@@ -280,8 +286,9 @@ def proxy_exceptions(env: Mapping[str, str], given: Collection[str]) -> dict[str
 # that were signed before this server's start.
 
 FRESH = 2.0  # seconds; the time of a signature is in whole seconds
-_LIFE = 600.0  # seconds; longer than any signature is valid, from 300 before to 300 after
-_MOST = 500_000
+# seconds; no signature is valid for longer: MAX_SKEW before its time to MAX_SKEW after
+_LIFE = 600.0
+_MAX_SIGNATURES = 500_000
 
 
 class ReplayGuard:
@@ -303,7 +310,7 @@ class ReplayGuard:
             signed_at < int(self._since) or mark in self._known or mark in self._known_before
         ):
             raise _sign_again("This signature has been used, or is older than the server.")
-        if len(self._known) >= _MOST:
+        if len(self._known) >= _MAX_SIGNATURES:
             raise _sign_again("Too many requests.")
         self._known.add(mark)
 

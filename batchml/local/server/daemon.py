@@ -232,7 +232,9 @@ def _close(journal: Journal, guard: Callable[[], None]) -> None:
 
 
 def claim(home: Home, journal: Journal) -> FolderIdentity:
-    """The identity of this folder, which is recorded in its journal."""
+    """Return the identity of this folder, after recording it in the journal and in its identity
+    file.
+    """
     kept = journal.identity()
     now = identity.observe(home, kept.id if kept is not None else "")
     if now != kept:
@@ -330,7 +332,7 @@ def check_not_emptied(home: Home) -> None:
     if has_served(home) and not (home.journal.exists() and home.journal.stat().st_size):
         raise StateDamaged(
             f"The journal {home.journal} is gone or empty, though a server has served from here. "
-            f"Nothing was changed. Put back a copy, or `batchml local reset` to start afresh."
+            f"Nothing was changed. Put back a copy, or run `batchml local reset` to start afresh."
         )
 
 
@@ -376,7 +378,9 @@ async def _resize_environment(core: Core, clock: SystemClock) -> None:
 
 
 async def first_start(core: Core, clock: SystemClock) -> None:
-    """Give an empty state one environment, the whole machine, and the queue `default`."""
+    """Give an empty state one compute environment, which covers the whole machine, and the queue
+    `default`.
+    """
     if core.state.environments or core.state.queues:
         return
     now = int(clock.now() * 1000)

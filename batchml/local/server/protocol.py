@@ -1,4 +1,5 @@
-"""The HTTP protocol of AWS: a request to an operation with checked input, an answer to a response.
+"""The HTTP protocol of AWS: turn an HTTP request into an operation with checked input, and an
+operation's output into an HTTP response.
 
 Pure. Four services share one port, distinguished by the service name in the signature: Batch
 (rest-json), CloudWatch Logs and the part of ECS that describes hosts (JSON 1.1), and STS (query).
@@ -19,9 +20,10 @@ from msgspec import Struct
 # --- validation -----------------------------------------------------------------------------------
 # Check a value against a botocore shape: types, members, enums, lengths, ranges, patterns.
 #
-# botocore itself checks required members, types and minima, and only in the client. Which further
-# checks apply to requests, and their evidence, is in docs/behaviours.md ("Checks that are stricter
-# than botocore's"). In the tests the same function checks the server's answers, strictly.
+# botocore itself checks required members, types and minima, and only in the client.
+# docs/behaviours.md lists the further checks that apply to requests, with the evidence for each
+# ("Checks that are stricter than botocore's"). In the tests the same function checks the server's
+# answers, strictly.
 
 
 _MAX_DEPTH = 32
@@ -231,8 +233,8 @@ _SERVICES = ("batch", "ecs", "logs", "sts")
 _TARGETS = {"ecs": "AmazonEC2ContainerServiceV20141113", "logs": "Logs_20140328"}
 _TAGS = "/v1/tags/"
 
-# The last one: SDKs prefix the host for StartLiveTail. If it resolves, the call gets the error that
-# it is not served.
+# `streaming-localhost` is listed because SDKs put `streaming-` before the host for StartLiveTail.
+# Where that name resolves, the call then gets the error that StartLiveTail is not served.
 _HOSTS = ("127.0.0.1", "localhost", "[::1]", "streaming-localhost")
 
 
@@ -342,7 +344,8 @@ def _read_batch(request: HttpRequest) -> tuple[str, Any]:
 def _read_tags(request: HttpRequest) -> tuple[str, Any]:
     """The three operations that name their resource in the path, escaped or not."""
     try:
-        # After routing: an escaped slash is part of the name.
+        # The ARN is unescaped only after routing, because an escaped slash is part of the
+        # resource's name.
         arn = unquote(request.path.removeprefix(_TAGS), errors="strict")
         keys = [
             value
@@ -404,7 +407,8 @@ def _json_object(request: HttpRequest) -> dict[str, Any]:
             raise ApiError("SerializationException", "Content-Type must be JSON.", 415)
         return {}
     try:
-        # As text: json.loads would accept bytes in UTF-16, and with halves of surrogate pairs.
+        # Decode the body as UTF-8 first: given bytes, json.loads would also accept UTF-16 and lone
+        # surrogates.
         found = json.loads(
             request.body.decode() or "{}",
             parse_constant=_no_constant, parse_int=_whole_number, parse_float=_number,

@@ -52,7 +52,7 @@ def adopt(home: Home) -> None:
     """Make a folder independent. Its lock is held, and no server runs.
 
     The new identity is committed last: if this is interrupted, the folder is still a copy.
-    `position`, which proves that a journal was restored in target, is deleted after that.
+    `position`, which proves that a journal was restored in place, is deleted after that.
     """
     journal = Journal(home.journal)
     try:

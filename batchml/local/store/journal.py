@@ -437,7 +437,8 @@ def _check(path: Path, may_be_new: bool, why_read_only: WhyReadOnly) -> str:
     returns. Changes nothing.
 
     The check uses a read-only connection: the last writing connection moves the log into the main
-    file as it closes, and deletes it. Any connection rebuilds the index, which is then restored.
+    file as it closes, and deletes it. Any connection rebuilds the index; if the check fails, the
+    previous index is put back.
     """
     log, index = (path.with_name(path.name + suffix) for suffix in ("-wal", "-shm"))
     logged, indexed = (file.read_bytes() if file.exists() else None for file in (log, index))

@@ -62,8 +62,8 @@ def _salts(log: bytes) -> bytes:
         return b""
     magic, first, second = struct.unpack(">I20xII", log[:_HEADER])
     order = "big" if magic & 1 else "little"
-    is_one = magic & ~1 == _MAGIC and _checksum(log[:24], order) == (first, second)
-    return log[16:24] if is_one else b""
+    is_valid = magic & ~1 == _MAGIC and _checksum(log[:24], order) == (first, second)
+    return log[16:24] if is_valid else b""
 
 
 def _commits(log: bytes, after: int, salts: bytes) -> int:

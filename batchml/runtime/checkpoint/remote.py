@@ -39,7 +39,7 @@ from batchml.runtime.telemetry.budget import is_main_node
 
 LATEST = "LATEST.json"  # the newest checkpoint in the store and the attempt that sent it
 EVERY = 5.0  # seconds between two polls
-VARIABLE = "BATCHML_KEEP_EVERY"  # the variable with other seconds
+VARIABLE = "BATCHML_KEEP_EVERY"  # the variable that sets another interval, in seconds
 _State = Tuple[int, int]  # of a file: size, time of the last change
 RESUMED = ".batchml-resumed.json"  # the checkpoint of another run was copied: resume.py
 _OURS = (FENCE, KEPT_APART, LATEST, RESUMED)  # files that are not sent

@@ -69,7 +69,7 @@ def run_save(folder: str, step: int, save: Callable[[], str]) -> bool:
     if not why:
         if folder in _failing:
             _failing.discard(folder)
-            say(f"checkpoints are saved again, with step {step}")
+            say(f"saving works again: the checkpoint of step {step} was saved")
         return True
     if folder not in _failing:
         _failing.add(folder)

@@ -1,6 +1,6 @@
 """A checkpoint to which every rank contributes files. Rank 0 commits it once all have written.
 
-The ranks communicate by small sign files in the temporary folder, because machines may share
+The ranks communicate by small marker files in the temporary folder, because machines may share
 nothing but that folder. After its own files are durable, each rank lists the files that it sees;
 rank 0 merges the lists; each rank hashes every world-th file of the merged list, so that hashing
 takes the time of one rank's share; rank 0 writes the manifest and renames the folder.

@@ -25,7 +25,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM, signal
 
 
 class ExecRequest(NamedTuple):
-    """What to run and where. Encoded it is one word, which needs no quotes on a command line."""
+    """What to run and where. Its encoded form is one word, which needs no quotes in a shell."""
 
     command: Sequence[str] = ()  # empty: a shell
     root: int = 1  # the run's program is a descendant of this process

@@ -161,6 +161,7 @@ if __name__ == "__main__":
     # `-m` puts the working folder first on the path, where the job may have a `queue.py`.
     if sys.path[:1] in ([""], [os.getcwd()]):
         del sys.path[0]
-    from batchml.runtime.exec.main import main as begin  # not from __main__: each class once
+    # imported, not taken from __main__: otherwise each class would exist twice
+    from batchml.runtime.exec.main import main as begin
 
     begin()

@@ -22,7 +22,8 @@ LEAST_MEMORY = 32 << 20  # bytes available
 LEAST_DISK = 64 << 20  # bytes free; less is reported, but does not refuse the host
 LEAST_SHARED = 128 << 20  # bytes of /dev/shm: a loader with worker processes needs more than 64 MiB
 LEAST_FILES = 1024
-EARLIEST = 1_767_225_600.0  # 2026-01-01: this code is not older
+# 2026-01-01: this code was written later, so a clock before that is wrong
+EARLIEST = 1_767_225_600.0
 SKEW = 300.0  # seconds: AWS refuses requests with a larger clock error (SigV4)
 PROBE = 65_536  # bytes that are written and read back
 

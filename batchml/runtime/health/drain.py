@@ -57,7 +57,7 @@ def drain(
         target = ecs.find_target()
         counts = store or _environment_store(env, environ)
         hosts = ecs.count_hosts(target)
-        if not _is_allowed(counts, target, host, allowed(hosts), now):
+        if not _reserve_drain(counts, target, host, allowed(hosts), now):
             of = f"of {hosts} " if hosts else ""
             return f"{host} is not taken out of service: {allowed(hosts)} {of}were in the last hour"
         ecs.drain(target)
@@ -82,7 +82,7 @@ def _environment_store(env: RuntimeEnv, environ: Mapping[str, str]) -> Store:
     return open_store(above, environ, limits=BRIEF)
 
 
-def _is_allowed(store: Store, target: DrainTarget, host: str, most: int, now: float) -> bool:
+def _reserve_drain(store: Store, target: DrainTarget, host: str, most: int, now: float) -> bool:
     """Create one of the numbered records of this hour, if any is left.
 
     A record is never overwritten, so that of two hosts at once only one gets it.

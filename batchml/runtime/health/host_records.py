@@ -38,7 +38,7 @@ def host_id(environ: Mapping[str, str], fetch: Optional[FetchUrl] = None) -> str
         return given
     name = os.uname().nodename
     if environ.get(METADATA):
-        # The name of a container ends with it, but the boot id is the host's.
+        # A container's host name is lost with the container, but the boot id is the host's.
         return _instance_id(environ, fetch) or _boot_name() or name
     return _boot_name() or name if _CONTAINER_NAME.fullmatch(name) else name
 

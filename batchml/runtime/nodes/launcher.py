@@ -1,4 +1,6 @@
-"""How the entry of a container starts the supervisor of its node, and what it learns at its end."""
+"""How the entry of a container starts the supervisor of its node, and how it reads that
+supervisor's result.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from batchml.runtime.processes import state_of
 from batchml.runtime.protocol.exit_codes import TRY_ELSEWHERE
 from batchml.runtime.protocol.launch import KINDS, LaunchPlan
 
-VERDICT = "BATCHML_VERDICT"  # the file in which it records that the runtime chose the exit code
+# the file in which the supervisor records that the runtime chose the exit code
+VERDICT = "BATCHML_VERDICT"
 ASKED = ".asked"  # suffix of the file in which the entry records the exit code of a stop
 UNFIT = "BATCHML_UNFIT"  # why this host should run no command
 OWN_PYTHONPATH = "BATCHML_OWN_PYTHONPATH"  # the command's PYTHONPATH; the supervisor's is another
@@ -27,7 +30,8 @@ class SupervisorVerdict(NamedTuple):
 
     code: int
     why: str
-    news: Optional[Dict[str, Any]] = None  # for the main node, where it does not know of it
+    # what the main node must be told, if it does not know of this end yet
+    news: Optional[Dict[str, Any]] = None
     is_said: bool = True  # the log has a line about it
 
 

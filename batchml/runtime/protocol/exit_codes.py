@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-TRY_ELSEWHERE = 75  # unfit host, lost or hung node, spot notice, no store: another host may do
+TRY_ELSEWHERE = 75  # unfit host, lost or hung node, spot notice, no store: another host may succeed
 CRASH_LOOP = 76  # three generations without a new checkpoint: more tries would end the same way
 DUPLICATE = 77  # another job has claimed this run
 CONFIGURATION_ERROR = 78  # an error that would also happen on other hosts

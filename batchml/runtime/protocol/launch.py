@@ -29,7 +29,9 @@ class LaunchKind(NamedTuple):
 
     module: str  # of its supervisor, which runs on each node instead of the command
     is_supervised: bool  # the nodes of one job obey the supervisor of the main node
-    restarts: bool  # ranks begin again in place, and three vain starts end with 76
+    # failed ranks are restarted within the attempt; after three starts in a row without a new
+    # checkpoint the run ends with exit code 76
+    restarts: bool
     settings: FrozenSet[str]  # keys of [launch] that it understands
 
 

@@ -414,13 +414,13 @@ def _checksum(key: str, wave: int, index: int, content: str) -> str:
 # Parallel Hyperparameter Tuning" (ASHA), MLSys 2020.
 
 
-LEAST = 27  # by default the first rung is at 1/27 of a full training
+FIRST_RUNG_DIVISOR = 27  # by default the first rung is at 1/27 of a full training
 _SIGN = 1 << 63
 
 
-def default_min(most: int) -> int:
+def default_first_rung(most: int) -> int:
     """The default first rung of a full training of `most` steps."""
-    return max(1, -(-most // LEAST))
+    return max(1, -(-most // FIRST_RUNG_DIVISOR))
 
 
 def rung_steps(least: int, most: int, eta: int) -> Tuple[int, ...]:
@@ -485,8 +485,9 @@ def ranked(keys: Iterable[str]) -> List[int]:
 # are recorded with the values on which they are based.
 
 
-# The median rule begins after this part of a training, if so many other results are known.
-# Source: Golovin et al., "Google Vizier", KDD 2017; the part is ours (the first rungs of three).
+# The median rule begins after this part of a training, if so many other results are known. Source:
+# Golovin et al., "Google Vizier", KDD 2017; the fraction is our own choice: the first two rungs at
+# eta 3, 1/27 + 3/27.
 MEDIAN_AFTER = 4 / 27
 MEDIAN_OTHERS = 5
 

@@ -34,7 +34,9 @@ class RuntimeEnv(NamedTuple):
     sweep: str = ""  # the sweep store, if this is a trial: a folder or an s3:// prefix
     wave: int = 0  # the batch of trials, from 1
     wave_width: int = 0  # bytes of a line of the batch's manifest
-    rung: int = 0  # from 0; above 0 the trial is found by rank, not by index
+    # the rung, from 0; above 0 a child finds its trial by its place in the ranking of the rung
+    # below, not by its index in the array
+    rung: int = 0
     moved: str = ""  # the job that this job replaces, which was cancelled in another queue
 
     @classmethod

@@ -1,1 +1,1 @@
-"""Programs that hold a run for a person: an allocation, a notebook."""
+"""Programs that keep a run open for a person: an allocation, a notebook."""

@@ -134,8 +134,8 @@ def hold(
     run = environ.get("BATCHML_RUN", "RUN")
     end = ""
     if timer.limit < math.inf:
-        end = f"; it ends itself when nobody has been in for {format_seconds(timer.limit)}"
-    log(f"held for a shell: batchml shell {run}{end}")
+        end = f"; it ends by itself when nobody has been inside for {format_seconds(timer.limit)}"
+    log(f"allocated; open a shell in it with: batchml shell {run}{end}")
     while not is_over():
         if not timer.seconds_left(count_users() > 0, monotonic()):
             log(describe_idle_end("the allocation", timer.limit, lifetime.seconds(), environ))

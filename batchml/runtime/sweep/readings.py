@@ -86,7 +86,7 @@ class Readings:
         return [*(name for name in self._goals if name not in self._never), *self.seen]
 
     def read_line(self, line: bytes) -> List[Point]:
-        """Read a line of output. The point that it completes, if any."""
+        """Read a line of output. Return the points that it completes, often none."""
         if not self._patterns and not (b"=" in line or b":" in line):
             return []
         text = line[-LONGEST:].decode("utf-8", "replace")

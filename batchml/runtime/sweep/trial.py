@@ -122,7 +122,7 @@ class TrialAttempt:
             save_progress(self._folder, progress)
 
     def finish(self) -> None:
-        """Part of the plug-in interface; the assignment is done in `end`."""
+        """Required by the plug-in interface. Does nothing: `end` reports the end of the trial."""
 
     def end(self, code: int, was_signalled: bool, why: str = "") -> int:
         """Report the end of the trial; the exit code of the container.

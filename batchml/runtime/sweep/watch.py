@@ -455,5 +455,5 @@ class TrialWatch:
 
 def _describe_code(code: int) -> str:
     if code == 137:
-        return "exit code 137: it was killed, most often for memory"
+        return "exit code 137: it was killed, most often because memory ran out"
     return f"exit code {code}"

@@ -94,8 +94,8 @@ class BudgetGuard:
 def stop_at(limit: float, grace: float) -> float:
     """The second at which a run is stopped, so that its grace ends within the limit.
 
-    Of a limit that is short compared to the grace, at least three quarters stay. Then saving may
-    take longer than the limit.
+    A run is never stopped before three quarters of its limit, however long the grace. With a limit
+    that is short compared to the grace, the run may therefore end after the limit.
     """
     return limit - min(grace, limit / 4)
 

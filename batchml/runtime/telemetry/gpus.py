@@ -1,5 +1,5 @@
-"""GPUs by NVML, NVIDIA's management library, which comes with the driver: the library by ctypes,
-and the use of the GPUs of an attempt.
+"""Read GPUs through NVML, NVIDIA's management library, which comes with the driver: calls of the
+library through ctypes, and the use of an attempt's GPUs.
 
 A value that a driver, a card or a virtual machine does not report is None, and no error.
 Source: NVML API Reference; numbers and layouts are from nvml.h.

@@ -45,7 +45,7 @@ class RankProgress(NamedTuple):
 
 
 def waited_share(before: Optional[RankProgress], now: RankProgress) -> Optional[float]:
-    """The part of the time between two reports that was waited, 0 to 1.
+    """The part of the time between two reports that the process spent waiting, 0 to 1.
 
     Without `before`, of the time since the start. None if the program reports no waits, or has
     reported nothing new.

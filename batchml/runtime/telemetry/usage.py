@@ -54,8 +54,8 @@ class Cgroup(NamedTuple):
         return int(words[0]) / int(words[1])
 
     def memory_bytes(self) -> Optional[int]:
-        """Without pages of files that were not used lately, which the kernel frees before it kills
-        a process.
+        """The memory in use, without file pages that were not used lately: the kernel frees those
+        before it kills a process.
         """
         name = "memory.current" if self.is_v2 else "memory.usage_in_bytes"
         held = read(f"{self.memory}/{name}").strip()  # empty in the machine's root group
@@ -115,7 +115,8 @@ def cpu_of(stat: str) -> float:
     fields = stat.rpartition(")")[2].split()
     if len(fields) < 15:  # the process has ended
         return 0.0
-    # utime, stime, and the same of children: fields 14 to 17, counted with the two up to ")"
+    # utime, stime, and the same of children: proc(5)'s fields 14 to 17; `fields` begins with
+    # field 3
     return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
@@ -309,7 +310,8 @@ class RankMeter:
 FIRST = 5.0  # seconds from the start to the first mark
 EARLY, EARLY_UNTIL = 10.0, 120.0  # seconds between two marks, until so long after the start
 EVERY = 30.0  # seconds between two marks after that
-INTERVAL = "BATCHML_USAGE_EVERY"  # the variable with other seconds between two marks
+# the variable that sets another interval between two marks, in seconds
+INTERVAL = "BATCHML_USAGE_EVERY"
 
 
 class Counters(NamedTuple):

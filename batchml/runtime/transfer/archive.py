@@ -69,11 +69,11 @@ def plan_archive(
     known: TreeEntries,
     sizes: Dict[str, int],
     checksum: bool = False,
-    comes_back: bool = False,
+    is_restoring: bool = False,
 ) -> ArchivePlan:
     """Decide from the tree, the manifest's entries and the sizes in the store. Pure.
 
-    `comes_back`: missing files of the tree are being restored.
+    `is_restoring`: missing files of the tree are being restored.
     """
     kept: List[TreeEntry] = []
     compared: List[TreeEntry] = []
@@ -89,8 +89,8 @@ def plan_archive(
             (kept if is_sure else compared).append(same)
     paths = {entry.path: entry for entry in now}
     # A tree without files is a new or emptied disk: nobody deleted these files one by one.
-    is_work = any(entry.is_file for entry in now) and not comes_back
-    reason = DELETED if is_work else FREED
+    were_deleted = any(entry.is_file for entry in now) and not is_restoring
+    reason = DELETED if were_deleted else FREED
     away = [_mark_away(entry, reason) for path, entry in known.items() if path not in paths]
     return ArchivePlan(tuple(kept), tuple(compared), tuple(sent), tuple(_unreplaced(away, paths)))
 
@@ -184,7 +184,8 @@ class _Archiver:
         self._fresh: Dict[str, int] = {}  # sizes of sent files, by path
         self._at = 0.0  # when the tree was last scanned
         self._has_begun = False
-        self._passes = 1 if store.verifies else 2  # over each file: there and back
+        # how often the bytes of each file count as progress: once sent, once read back
+        self._passes = 1 if store.verifies else 2
 
     def begin(self) -> None:
         self._sizes = self._store.sizes()
@@ -307,8 +308,8 @@ class _Archiver:
                 self._sizes.pop(key, None)
 
     def _bring(self, entry: TreeEntry) -> Tuple[Optional[TreeEntry], str, bool]:
-        """Have one file in the archive: return its entry, or why that failed; and whether it was
-        sent.
+        """Make sure that the archive holds one file: return its entry, or why that failed; and
+        whether it was sent.
         """
         why = ""
         for _ in range(_TRIES):

@@ -55,12 +55,17 @@ class ArchiveStore(Store, Protocol):
         """Return the bytes of all archived files, by key, without the archive's own files."""
 
     def send(
-        self, key: str, entry: TreeEntry, read: ReadAt, moved: OnBytes, settled: Callable[[], bool]
+        self,
+        key: str,
+        entry: TreeEntry,
+        read: ReadAt,
+        moved: OnBytes,
+        is_unchanged: Callable[[], bool],
     ) -> str:
         """Store what `read(start, length)` gives; return the SHA-256 of what was written.
 
-        Raises OSError, and SourceChanged if the content ends early or is not `settled` afterwards:
-        then the earlier content is still there.
+        Raises OSError, and SourceChanged if the content ends early or `is_unchanged` is false
+        afterwards: then the earlier content is still there.
         """
 
     def lock(self) -> ContextManager[None]:
@@ -110,12 +115,17 @@ class FolderArchive(FolderStore):
         return found
 
     def send(
-        self, key: str, entry: TreeEntry, read: ReadAt, moved: OnBytes, settled: Callable[[], bool]
+        self,
+        key: str,
+        entry: TreeEntry,
+        read: ReadAt,
+        moved: OnBytes,
+        is_unchanged: Callable[[], bool],
     ) -> str:
         make_folder(self._tree, key.rpartition("/")[0])
         # The archive's owner must be able to replace it; the digest follows from what is sent.
         there = entry._replace(path=key, mode=entry.mode | 0o600, sha256="")
-        return write_file(self._tree, there, read, moved, settled)
+        return write_file(self._tree, there, read, moved, is_unchanged)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -204,14 +214,19 @@ class S3Archive(S3Store):
         return found
 
     def send(
-        self, key: str, entry: TreeEntry, read: ReadAt, moved: OnBytes, settled: Callable[[], bool]
+        self,
+        key: str,
+        entry: TreeEntry,
+        read: ReadAt,
+        moved: OnBytes,
+        is_unchanged: Callable[[], bool],
     ) -> str:
         if entry.size > PART:
-            return _Upload(self, key, entry).run(read, moved, settled)
+            return _Upload(self, key, entry).run(read, moved, is_unchanged)
         body = read(0, entry.size)
         if len(body) < entry.size:
             raise SourceChanged(f"it ends after {len(body)} of {entry.size} bytes")
-        if not settled():
+        if not is_unchanged():
             raise SourceChanged(CHANGED_WHILE_READ)
         self.put(key, body)
         moved(len(body), False)
@@ -249,7 +264,7 @@ class _Upload:
         )
         self._upload, self._parts = self._read_record()
 
-    def run(self, read: ReadAt, moved: OnBytes, settled: Callable[[], bool]) -> str:
+    def run(self, read: ReadAt, moved: OnBytes, is_unchanged: Callable[[], bool]) -> str:
         whole = hashlib.sha256()
         for number, start in enumerate(range(0, self._size, self._step), 1):
             wanted = min(self._step, self._size - start)
@@ -258,7 +273,7 @@ class _Upload:
                 raise SourceChanged(f"it ends after {start + len(body)} of {self._size} bytes")
             whole.update(body)
             moved(wanted, self._part(number, body))
-        if not settled():
+        if not is_unchanged():
             raise SourceChanged(CHANGED_WHILE_READ)
         if not self._store.end(self._key, self._upload, [tag for tag, _ in self._parts]):
             self._forget()
@@ -350,11 +365,16 @@ class PosixArchive(S3Archive):
         self._meta: Dict[str, Dict[str, str]] = {}  # of objects that are being sent, by key
 
     def send(
-        self, key: str, entry: TreeEntry, read: ReadAt, moved: OnBytes, settled: Callable[[], bool]
+        self,
+        key: str,
+        entry: TreeEntry,
+        read: ReadAt,
+        moved: OnBytes,
+        is_unchanged: Callable[[], bool],
     ) -> str:
         self._meta[key] = posix_headers(entry)
         try:
-            return super().send(key, entry, read, moved, settled)
+            return super().send(key, entry, read, moved, is_unchanged)
         finally:
             del self._meta[key]
 

@@ -59,20 +59,20 @@ def write_file(
     entry: TreeEntry,
     read: ReadAt,
     moved: OnBytes,
-    settled: Callable[[], bool],
+    is_unchanged: Callable[[], bool],
     keeps: bool = False,
 ) -> str:
     """Write a file below `tree`; return its SHA-256.
 
     If `entry.sha256` is known, the content must have it. Otherwise the content is what `read`
-    gives, and `settled` must confirm afterwards that the source did not change. `keeps`: fail if
-    the target exists by then. Raises SourceChanged, ContentDamaged and OSError. The part file
+    gives, and `is_unchanged` must confirm afterwards that the source did not change. `keeps`: fail
+    if the target exists by then. Raises SourceChanged, ContentDamaged and OSError. The part file
     stays, unless its content is known to be wrong.
     """
     above = entry.path.rpartition("/")[0]
     with tree.folder(above) as folder, _open_part(tree, entry) as (parts, name, fd):
         digest = _fill(fd, entry, read, moved)
-        if not settled():
+        if not is_unchanged():
             raise SourceChanged(CHANGED_WHILE_READ)
         if entry.sha256 and digest != entry.sha256:
             os.ftruncate(fd, 0)

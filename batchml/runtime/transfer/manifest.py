@@ -167,7 +167,9 @@ class ManifestWriter:
             self._count += 1
 
     def confirm(self, at: float) -> None:
-        """Record that the archive, which was complete before, is so at another time."""
+        """Record a later time at which the archive, which was complete before, still holds
+        everything.
+        """
         document = json.loads(self._store.get(COMPLETE) or b"{}")
         if document:
             self._store.put(COMPLETE, json.dumps({**document, "at": round(at, 3)}).encode())

@@ -54,7 +54,7 @@ class OpenedFile(NamedTuple):
 
     entry: TreeEntry  # as it is now
     read: ReadAt
-    settled: Callable[[], bool]
+    is_unchanged: Callable[[], bool]  # whether the source has not changed since it was opened
 
 
 class TreeSource(Protocol):
@@ -271,7 +271,7 @@ class _Receiver:
             try:
                 with self._source.open(entry) as found:
                     write_file(self._tree, found.entry._replace(path=path), found.read, moved,
-                          found.settled, self._keeps)  # fmt: skip
+                          found.is_unchanged, self._keeps)  # fmt: skip
                 return ""
             except TransferStopped:
                 raise

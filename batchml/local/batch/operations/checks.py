@@ -66,7 +66,9 @@ def check_tags(request: CallReceived) -> None:
 
 
 def check_chaos(tags: Mapping[str, str], request: CallReceived) -> None:
-    """Refuse a rehearsal that would silently not take place."""
+    """Refuse a `batchml:chaos` tag with mistakes, because its faults would silently not be
+    injected.
+    """
     mistakes = (
         fault_injection.read_tag(tags[fault_injection.TAG])[1]
         if fault_injection.TAG in tags

@@ -281,7 +281,8 @@ class JobDependencies(Struct, frozen=True):
     jobs: tuple[str, ...] = ()  # have not finished yet
     failed: bool = False  # one of them has failed
     in_sequence: bool = False  # each child waits for the child before it
-    pairs: tuple[str, ...] = ()  # each child waits for the child with its index of these arrays
+    # ids of arrays: each child waits for the child with the same index in each of them
+    pairs: tuple[str, ...] = ()
 
 
 def submit_job(tx: Transaction, request: CallReceived) -> dict[str, Any]:

@@ -93,7 +93,9 @@ def _merge_members(record: R, request: CallReceived, *keys: str) -> dict[str, An
 
 
 def _get(tx: Transaction, kind: type[R], name_or_arn: str) -> R | None:
-    """The resource to delete, if it exists: deleting another is no error in AWS."""
+    """The resource to delete, if it exists: in AWS it is no error to delete a resource that does
+    not exist.
+    """
     found: R | None = getattr(tx.state, kind.field).get(bare_name(name_or_arn))
     return found
 
@@ -273,7 +275,7 @@ def _environment_order(tx: Transaction, request: CallReceived) -> list[dict[str,
         named = parse_arn(entry["computeEnvironment"])
         if named is not None and named.account != ACCOUNT:
             raise request_error(
-                f"ComputeEnvironment {named} not found: it belongs to another account than "
+                f"ComputeEnvironment {named} not found: it belongs to an account other than "
                 f"{ACCOUNT}, that of the embedded AWS Batch",
                 request,
             )

@@ -335,7 +335,7 @@ class _ContainerAttempt:
         state = found.get("State") or {}
         pid = int(state.get("Pid", 0))
         self._process = (pid, start_time(pid) if pid else None)
-        self._io.while_waiting = self._until_kill
+        self._io.while_waiting = self._send_due_signals
         # From now on a silent engine does not end the attempt soon.
         self._started_at = at = _ms(state["StartedAt"]) if state else _now()
         self._engine.patience = float(self._spec.get("gone", GONE_AFTER))
@@ -402,7 +402,7 @@ class _ContainerAttempt:
         is_cut = False  # the end of the output is missing
         while output.fd in sources or waiter.pipe in sources:
             over = waiter.pipe not in sources
-            ready, _, _ = select.select(sources, [], [], 1.0 if over else self._until_kill())
+            ready, _, _ = select.select(sources, [], [], 1.0 if over else self._send_due_signals())
             if self._io.wake in ready:
                 self._io.drain()
             if waiter.pipe in ready:
@@ -434,7 +434,7 @@ class _ContainerAttempt:
             self._read_rest(demux.recorded())
         return code
 
-    def _until_kill(self) -> float | None:
+    def _send_due_signals(self) -> float | None:
         """Send TERM once a stop is requested, KILL after the grace period; seconds until the next
         call.
         """
@@ -472,7 +472,8 @@ class _ContainerAttempt:
         if code == _NO_COMMAND and (why := self._lacks_python(found or {})):
             return {"code": None, "start_failure": f"CannotStartContainerError: {why}"}
         if code == 0 and self._was_started_again(state):
-            # The engine's answer is of the new start, which has no exit code: 0.
+            # The engine's answer is about the new start, which has not ended, so its exit code is
+            # 0.
             return {"code": None, "lost": _BY_HAND, "started_at": self._started_at}
         ours = self._io.stopping_since is not None
         oom = bool(state.get("OOMKilled"))

@@ -128,7 +128,7 @@ class AttemptLog:
         self._last = 0
         self.full = ""
         self._digest = LogDigest()
-        self.must_last = False  # it contains output of the program
+        self.must_persist = False  # it contains output of the program
         self._is_lost = False  # the folder was deleted: lines go to /dev/null
         if os.path.exists(self._path):  # another runner was killed during this attempt
             self._resume()
@@ -183,7 +183,7 @@ class AttemptLog:
             self._digest = LogDigest()
             self._resume()
         if self._file >= 0:
-            if self.must_last and not self._is_lost:
+            if self.must_persist and not self._is_lost:
                 until_it_works(lambda: os.fsync(self._file), self._while_waiting)
             os.close(self._file)
         return self._digest.proof()
@@ -242,8 +242,9 @@ class RecordFile:
     def finish(self, ended: dict[str, Any]) -> None:
         """Record the end of the attempt.
 
-        Not synced: the server's journal is, and before it contains the end, a power cut counts as
-        the end of the attempt (docs/durability.md).
+        The record is not synced to disk, because the server's journal is. If the power fails before
+        the journal contains the end, the attempt counts as ended by the power failure
+        (docs/durability.md).
         """
         until_it_works(lambda: self.add(ended))
         until_it_works(self._rename)
@@ -312,4 +313,4 @@ def leave_reason(folder: str, error: BaseException) -> None:
         with open(os.path.join(folder, FAILURE), "w", encoding="utf-8", errors="replace") as file:
             file.write(f"{type(error).__name__}: {error}")
     except OSError as unwritten:
-        print(f"no reason could be left: {unwritten}", file=sys.stderr)
+        print(f"the reason why this runner ends could not be written: {unwritten}", file=sys.stderr)

@@ -1,8 +1,8 @@
 """Start attempts with batchml's runtime by a fork of the runner, without a new interpreter.
 
 An interpreter that starts and imports the runtime takes 50 ms of CPU, a fork 3 ms. The runtime uses
-the standard library only, so the runner's Python runs it for every image. The runtime searches the
-program on the attempt's PATH and starts it with `exec`, so the program inherits nothing of the
+the standard library only, so the runner's Python runs it for every image. The runtime searches for
+the program on the attempt's PATH and starts it with `exec`, so the program inherits nothing of the
 runner.
 
 The child sets up what a new interpreter would get: its own session, `/dev/null` and the pipe, none
@@ -127,7 +127,8 @@ def _load() -> None:
     """Import the modules of an attempt once, before the first fork, also those imported in
     functions.
 
-    Not at the runner's start, for which a first attempt waits, maybe one of another kind.
+    Not done when the runner starts: the first attempt waits for that start, and its command may not
+    use the runtime.
     """
     global _loaded
     if not _loaded:

@@ -197,7 +197,7 @@ class AttemptIo:
         is lost.
         """
         if lines:
-            self._log.must_last = True
+            self._log.must_persist = True
             self._log.write(lines)
         if self._log.full and self.stopping_since is None:
             self.stopping_since = time.monotonic()
@@ -219,7 +219,7 @@ class AttemptIo:
     def report_started(self, at_ms: int, address: str = "") -> None:
         """Report that the program runs, with the address of its own if it has one.
 
-        May be left out for a program that has ended already.
+        A caller may omit this for a program that has ended already.
         """
         until_it_works(
             lambda: self._record.add({"started_at": at_ms, "address": address}), self._wait
@@ -235,9 +235,7 @@ class AttemptIo:
         return self._log.close(), self._log.full
 
     def _note_rehearsal(self) -> None:
-        """Name the rehearsed failure in the log, so that a reader does not take it for a real
-        one.
-        """
+        """Name the injected fault in the log, so that a reader does not take it for a real one."""
         try:
             with open(os.path.join(self.folder, "rehearsal"), "rb") as file:
                 self.write([file.read()])

@@ -98,7 +98,7 @@ class Runner:
         ended["log"], reason = io.close()
         if reason:
             ended["reason"] = reason
-        # Now that no process of the attempt runs any more.
+        # The end is recorded only here, when no process of the attempt runs any more.
         if task_id in self._link.withdrawn:
             report["withdrawn"] = ""
         elif "withdrawn" not in report:

@@ -140,7 +140,7 @@ class _ProcessAttempt:
         self._child: int | None = None
         self._has_term = False
         self._killed = False
-        io.while_waiting = self._until_kill
+        io.while_waiting = self._send_due_signals
 
     def run(self) -> dict[str, Any]:
         try:
@@ -304,7 +304,7 @@ class _ProcessAttempt:
             if report_at is not None and time.monotonic() >= report_at and started_at is not None:
                 report_at = None
                 io.report_started(started_at, self._spec.get("address", ""))
-            for source, _ in wait.poll(_milliseconds(self._until_kill(), report_at)):
+            for source, _ in wait.poll(_milliseconds(self._send_due_signals(), report_at)):
                 if source == io.wake:
                     io.drain()
                     continue
@@ -330,7 +330,7 @@ class _ProcessAttempt:
             self._programs.slot.kill()
         kill_descendants()
 
-    def _until_kill(self) -> float | None:
+    def _send_due_signals(self) -> float | None:
         """Send TERM once a stop is requested, KILL after the grace period; seconds until the next
         call.
 
@@ -366,7 +366,7 @@ def _start_with_retries(start: Callable[[], int], name: str) -> int:
 
 
 def _spawn(command: list[str], env: dict[str, str], output: int) -> int:
-    """Start a program, which is searched on its own PATH; its pid.
+    """Start a program, which is searched for on the PATH in `env`. Returns its pid.
 
     No signal is blocked or ignored, as in a container. Raises OSError and ValueError.
     """
@@ -399,7 +399,7 @@ def _milliseconds(kill_in: float | None, report_at: float | None) -> float | Non
 
 
 def _is_made(environment: str) -> bool:
-    """Whether the environment is complete, so that nothing must be prepared."""
+    """Whether the environment is complete, so that nothing needs to be prepared."""
     if not environment:
         return False
     from batchml.local.environments import is_whole

@@ -132,8 +132,8 @@ def own_address(environ: Mapping[str, str], get: Optional[Get] = None) -> str:
     an address of the loopback network on this machine, or the one that ECS tells; the one that
     packets to the main node, or out of this host, would leave from; that of any interface.
 
-    Programs on one machine have an address of the loopback network each: so nothing listens to
-    other machines, and two nodes are two for Ray.
+    Each job on one machine gets its own loopback address, so that it cannot be reached from other
+    machines, and so that Ray counts two of them as two nodes.
     """
     given = environ.get(OWN_ADDRESS, "")
     if given:
@@ -185,7 +185,9 @@ def _routed_address(main: str) -> str:
 
 
 def _loopback(environ: Mapping[str, str]) -> str:
-    """An address that follows from the attempt: two attempts have one in sixteen million times."""
+    """An address derived from the attempt's id. The chance that two attempts get the same one is
+    about one in sixteen million.
+    """
     attempt = environ.get("BATCHML_TASK") or environ.get("AWS_BATCH_JOB_ID", str(os.getpid()))
     digest = hashlib.sha256(attempt.encode()).digest()
     return f"127.{1 + digest[0] % 254}.{digest[1]}.{1 + digest[2] % 254}"

@@ -201,7 +201,7 @@ class Handshake:
             found = json.loads(line)
             code, nonce, member = found["proof"], str(found["nonce"]), dict(found["member"])
         except (ValueError, TypeError, KeyError):
-            raise LinkClosed("no greeting of ours") from None
+            raise LinkClosed("not a greeting of a batchml node") from None
         expected = proof(self._token, "member", self._nonce, nonce, dump(member))
         if not hmac.compare_digest(str(code), expected):
             raise LinkClosed("it does not have the token of this run")

@@ -274,7 +274,9 @@ class _TaskGroup:
         return not self._pipes or now >= self._until
 
     def exit_codes(self) -> List[int]:
-        """As a shell has them."""
+        """The exit codes of the processes in order, as a shell reports them: 128 + N after signal
+        N.
+        """
         codes = [code for _, code in sorted(self._codes.items())]
         return [128 - code if code < 0 else code for code in codes]
 

@@ -205,7 +205,9 @@ class MpiProcesses(RankProcesses):
         self._tasks.tick(now)
 
     def living(self) -> List[Tuple[int, int]]:
-        return []  # a rank that hangs is a process of mpirun's daemon, and any program
+        # No rank can write its stacks: mpirun's daemon started it, and it may be any program, not
+        # only Python
+        return []
 
     def signal(self, number: int) -> None:
         """Signal the ranks. The daemons stay, because without them mpirun kills all ranks."""

@@ -40,7 +40,7 @@ from batchml.runtime.nodes.ray.rules import (
     WorkerLeft,
     begin_head,
     head_step,
-    is_short,
+    is_incomplete,
 )
 from batchml.runtime.nodes.ray.worker import (
     RayInstall,
@@ -149,7 +149,8 @@ class WorkerServer:
 
 START_LIMIT = 120.0  # seconds that Ray may take to start
 FAREWELL = 10.0  # seconds that workers have to end before their jobs are terminated
-REASON = "The head of its gang has ended"  # of terminated jobs; the client looks for it
+# of terminated jobs; the client looks for it
+REASON = "The head of its gang has ended"
 
 Say = Callable[[str], None]  # writes a line for people
 
@@ -371,7 +372,7 @@ class HeadEnd:
         while not server.is_empty and time.monotonic() < until:
             server.look(time.monotonic(), 0.2)
         stay = not server.is_empty
-        self._end_jobs([each for each in self._groups if stay or is_short(loop.state, each)])
+        self._end_jobs([each for each in self._groups if stay or is_incomplete(loop.state, each)])
 
     def _code(self, leave: LeaveCluster) -> int:
         """The exit code of the run: the entry may have chosen one for a stop."""

@@ -211,7 +211,7 @@ def _head_tick(head: HeadState, now: float) -> Tuple[HeadState, List[HeadAction]
     ]
 
 
-def is_short(head: HeadState, group: WorkerGroup) -> bool:
+def is_incomplete(head: HeadState, group: WorkerGroup) -> bool:
     """Whether a group is not complete: some of its workers may still wait in the queue."""
     return _here(head, group) < group.size
 
@@ -249,7 +249,7 @@ class WorkerState(NamedTuple):
     attempts: int = 0  # that the head has at most; 0: unknown
 
     @property
-    def had_last(self) -> bool:
+    def head_had_last_attempt(self) -> bool:
         """Whether its head was in its last attempt."""
         return self.head is not None and 0 < self.attempts <= self.head.attempt
 
@@ -331,8 +331,8 @@ def worker_step(
     if isinstance(event, HeadRefused):
         return worker, [LeaveCluster(event.code, event.why)]
     if isinstance(event, HeadLost):
-        limit = min(grace, LAST_GRACE) if worker.had_last else grace
-        word = f"the head does not answer; waiting up to {limit:.0f} s for it to come again"
+        limit = min(grace, LAST_GRACE) if worker.head_had_last_attempt else grace
+        word = f"the head does not answer; waiting up to {limit:.0f} s for it to start again"
         return worker._replace(is_linked=False, until=event.now + limit), [Announce(word)]
     if isinstance(event, RayUp):
         return worker._replace(is_up=True), [ReportJoined()] if worker.is_linked else []
@@ -353,7 +353,7 @@ def _rendezvous_read(
     if event.head_is_over:
         return worker, [Announce("the job of the head has ended"), LeaveCluster(0)]
     if event.now >= worker.until:
-        if worker.had_last:
+        if worker.head_had_last_attempt:
             return worker, [
                 Announce("the head has not come again, and it has no attempt left"),
                 LeaveCluster(0),

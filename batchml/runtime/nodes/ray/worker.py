@@ -312,7 +312,7 @@ class _WorkerLoop:
         self._batch: Optional[BatchApi] = None
         self._next_look = 0.0
         self._pause = _FIRST_LOOK
-        self._next_ask = _about(_ASK_EVERY)
+        self._next_ask = _with_jitter(_ASK_EVERY)
         self._trouble = ""
         self._queue: List[WorkerEvent] = []
 
@@ -338,14 +338,16 @@ class _WorkerLoop:
     # --- Events ---------------------------------------------------------------------------------
 
     def _events(self) -> List[WorkerEvent]:
-        """New events, but those of the link, which come into the queue themselves."""
+        """New events, except those of the link, whose callbacks put them into the queue."""
         now = time.monotonic()
         if self._head is not None:
             self._head.tick(now)
         events = self._ray_events(now)
         stops = [number for number in self._signals.take() if number in STOPS]
         if stops or now >= self._next_look:
-            events.append(self._look(now))  # first: whoever ends a run also ends its jobs
+            # before the stop signals: whoever ends a run also stops the worker jobs, and then the
+            # documents of the head give the reason
+            events.append(self._look(now))
         return [*events, *map(StopSignal, stops)]
 
     def _hear(self, _head: Peer, message: Message) -> None:
@@ -358,7 +360,7 @@ class _WorkerLoop:
     def _lost(self) -> None:
         now = time.monotonic()
         self._head, self._pause, self._next_look = None, _FIRST_LOOK, now
-        self._next_ask = _about(_ASK_FIRST)
+        self._next_ask = _with_jitter(_ASK_FIRST)
         self._queue.append(HeadLost(now))
 
     def _ray_events(self, now: float) -> List[WorkerEvent]:
@@ -387,7 +389,7 @@ class _WorkerLoop:
         """Whether the job of a missing head has ended. AWS Batch is asked seldom."""
         if self._head is not None or now < self._next_ask:
             return False
-        self._next_ask = _about(_ASK_EVERY)
+        self._next_ask = _with_jitter(_ASK_EVERY)
         try:
             self._batch = self._batch or BatchApi(self._environ)
             return is_head_over(self._batch, self._environ, head.run if head else "")
@@ -454,7 +456,7 @@ class _WorkerLoop:
             self._node = None
 
 
-def _about(seconds: float) -> float:
+def _with_jitter(seconds: float) -> float:
     """The time about so many seconds from now: thousands of workers do not call at once."""
     return time.monotonic() + seconds * random.uniform(0.8, 1.6)
 

@@ -33,7 +33,8 @@ from batchml.runtime.protocol.variables import RuntimeEnv
 from batchml.runtime.storage.backends import open_store
 
 _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)  # the script decides
-_FIRST_LOOK = 0.005  # seconds between looks at whether the process that was waited for has ended
+# seconds between two checks whether the process that started this one has ended
+_FIRST_LOOK = 0.005
 _NOTICE_AFTER = 60.0  # seconds of waiting for the other nodes
 _PROGRAM = """
 import sys

@@ -195,7 +195,7 @@ def scontrol(words: Sequence[str], environ: Mapping[str, str]) -> int:
         found = [f"{name}={environ.get(f'SLURM_{ours}', '')}" for name, ours in fields.items()]
         print(" ".join(found), flush=True)
         return 0
-    return elsewhere("scontrol")
+    return refuse("scontrol")
 
 
 def conda(name: str, words: Sequence[str]) -> int:
@@ -223,7 +223,7 @@ def hostname(words: Sequence[str], environ: Mapping[str, str]) -> int:
     return 0
 
 
-def elsewhere(name: str) -> int:
+def refuse(name: str) -> int:
     ours = {"sbatch": "submit", "squeue": "ls", "scancel": "cancel", "sacct": "show"}
     hint = f": use batchml {ours[name]}, outside of the run" if name in ours else ""
     print(f"{name}: batchml: there is no Slurm in a run{hint}", file=sys.stderr, flush=True)
@@ -256,7 +256,7 @@ def main(words: Sequence[str]) -> int:
     if name in ("module", "ml"):
         print(f"{name}: batchml: {_IN_IMAGE}", file=sys.stderr)
         return 0
-    return conda(name, rest) if name in _UNLESS_THERE else elsewhere(name)
+    return conda(name, rest) if name in _UNLESS_THERE else refuse(name)
 
 
 if __name__ == "__main__":

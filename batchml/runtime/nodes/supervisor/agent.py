@@ -334,7 +334,7 @@ class NodeAgent:
                 continue
             if not lines:
                 continue
-            self._say(f"rank {rank} was here when it was ended:")
+            self._say(f"rank {rank} was at this place in its code when it was ended:")
             for line in lines[:_LINES]:
                 self._say(f"  [r{rank}] {line}")
             if self._settings.output:

@@ -66,8 +66,8 @@ class _Node:
 
 
 class Coordinator:
-    """`order` gives an order to the main node's own agent. `relay`: lets programs of the main node
-    start commands on other nodes, where the launch kind needs it.
+    """`order` gives an order to the main node's own agent. `has_relay`: programs of the main node
+    may start commands on other nodes, as the launch kind needs it.
     """
 
     def __init__(
@@ -243,7 +243,9 @@ class Coordinator:
     # --- Connections ---------------------------------------------------------------------------
 
     def _admit(self, info: Message) -> Optional[Refusal]:
-        """Refuse a node with the token that is not of this attempt, or whose place is taken."""
+        """Refuse a node that has the token, but belongs to another attempt, or whose place is
+        taken.
+        """
         if info.get("starts") and self._relay is not None:
             return None
         index = int(info["index"])
@@ -259,7 +261,7 @@ class Coordinator:
         is_other = node is not None and node.peer.info["instance"] != info["instance"]
         silence = time.monotonic() - node.peer.heard if node else 0.0
         if is_other and silence < self._beats.silent:
-            return Refusal(f"another node {index} is here still", final=False)
+            return Refusal(f"another node {index} is still connected", final=False)
         _run_node(index, info), dict(info["versions"])  # raises for a node of another version
         return None
 

@@ -1,4 +1,5 @@
-"""The supervisor of one node: it starts the ranks, obeys the main node, and ends with its code.
+"""The supervisor of one node: it starts the ranks, obeys the main node, and ends with the exit code
+that the main node sends.
 
 The entry of the container starts it instead of the command, by the module of the launch kind
 (`nodes/torchrun.py`, `nodes/mpi.py`). On the main node it also has the coordinator, which leads all
@@ -137,7 +138,7 @@ class Supervisor:
             cores=count_cores(environ),
             interface=interface_of(address),
             fetch=environ if fetches else {},
-            fetch_within=self._times.bring,
+            fetch_within=self._times.fetch_within,
         )
         ranks = kind.make_ranks(
             RankContext(
@@ -179,7 +180,7 @@ class Supervisor:
             while not self._has_ended():
                 self._turn()
             self._say_end()
-            self._part()
+            self._close_links()
         finally:
             self._signals.ignore()
         leaving = self._agent.leaving
@@ -299,7 +300,7 @@ class Supervisor:
             self._reports.append(message)
 
     def _lost_main(self) -> None:
-        """End the ranks: they run without their peers, and may not save any more."""
+        """End the ranks: without their peers they cannot save any more."""
         stopping = self._agent.stopping
         if stopping is not None:
             self._agent.leave(stopping, ranks_grace(self._env.grace))
@@ -325,7 +326,7 @@ class Supervisor:
             self.write([f"  {line}".encode("utf-8", "replace") for line in leaving.tail])
         self.say(leaving.why)
 
-    def _part(self) -> None:
+    def _close_links(self) -> None:
         """Close the links. The main node ends last: AWS Batch ends all others when it has ended."""
         if self._uplink is not None:
             self._uplink.close()

@@ -93,7 +93,9 @@ class RankProcesses:
         self._others[process.pid] = process, on_exit
 
     def hear(self, message: Message) -> None:
-        """Take a message of the main node that the agent does not know: none for ranks."""
+        """Take a message of the main node that the agent does not know. Plain ranks get none, so
+        this does nothing.
+        """
 
     def tick(self, now: float) -> None:
         """Do what is due; called about once a second."""
@@ -237,7 +239,7 @@ class _Rank:
         self.label = label
         self.tail: Deque[str] = deque(maxlen=TAIL)
         self.error_file = error_file
-        self._is_apart = is_apart
+        self._has_stderr_pipe = is_apart
         self._log = log
 
     def start(
@@ -248,19 +250,20 @@ class _Rank:
             env=dict(environ),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE if self._is_apart else subprocess.STDOUT,
+            stderr=subprocess.PIPE if self._has_stderr_pipe else subprocess.STDOUT,
             start_new_session=True,
             preexec_fn=die,
         )
         self.pid = self.process.pid
-        files = [self.process.stdout, *([self.process.stderr] if self._is_apart else [])]
+        files = [self.process.stdout, *([self.process.stderr] if self._has_stderr_pipe else [])]
         self.pipes = [file.fileno() for file in files if file is not None]
         for pipe in self.pipes:
             os.set_blocking(pipe, False)
         self.splitters = {pipe: LineSplitter() for pipe in self.pipes}
-        # With two pipes, the first is the output of another rank than 0: it is in its file alone.
+        # With two pipes, the first is the standard output of a rank other than 0, which only that
+        # rank's file gets.
         self.is_shown = {
-            pipe: not self._is_apart or place == 1 for place, pipe in enumerate(self.pipes)
+            pipe: not self._has_stderr_pipe or place == 1 for place, pipe in enumerate(self.pipes)
         }
 
     def keep(self, lines: Sequence[bytes]) -> None:

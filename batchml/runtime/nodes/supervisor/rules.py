@@ -34,7 +34,7 @@ class SupervisorLimits(NamedTuple):
     attempt: int = 1
     start_within: float = 1200.0  # until all nodes are there
     regroup: float = 60.0  # until a node that fell silent is back
-    gone: float = 10.0  # the same for a node whose supervisor has ended: nothing restarts it
+    gone: float = 10.0  # the same for a node whose connection was closed
     hang_after: float = 0.0  # without a sign of life; 0: never
     grace: float = 30.0  # from a stop to the kill
     end_grace: float = 3.0  # the same for ranks whose peers are gone: they cannot save any more
@@ -58,7 +58,7 @@ class RankFailure(NamedTuple):
 
     node: int
     rank: int
-    code: int  # below 0: of a signal
+    code: int  # the exit code; minus the signal's number, if a signal ended the rank
     tail: Tuple[str, ...] = ()  # the last lines that it printed
     stamp: float = 0.0  # when it failed by its own account, in seconds since 1970; 0: unknown
     was_sent: bool = False  # the supervisor had sent it the signal that ended it
@@ -164,7 +164,9 @@ class BeginGeneration(NamedTuple):
 
 
 class EndRanks(NamedTuple):
-    """SIGTERM, `grace` and SIGKILL on every node. `stacks`: the ranks first write their stacks."""
+    """Send SIGTERM to the ranks on every node, and SIGKILL after `grace` seconds. `stacks`: the
+    ranks first write their stacks.
+    """
 
     generation: int
     grace: float
@@ -267,7 +269,7 @@ def step(state: NodesState, event: Event) -> StepResult:
         return _asked(state, event)
     if isinstance(event, StartFailed):
         here = _named(state, event.node)
-        return _over(state, EndRun(event.code, f"{here} could not begin: {event.why}"))
+        return _over(state, EndRun(event.code, f"{here} could not start its command: {event.why}"))
     if isinstance(event, SupervisorLost):
         return _supervisor_lost(state, event)
     if isinstance(event, CheckpointSaved):
@@ -502,7 +504,7 @@ def _waited(state: NodesState, at: float) -> StepResult:
         return state, []
     names = f"node{'s' if missing[1:] else ''} {_listed(map(str, missing))}"
     if at >= state.deadline:
-        verb = "did not come" if state.restarts < 0 else "did not come back"
+        verb = "did not connect" if state.restarts < 0 else "did not connect again"
         waited = f"within {at - state.began:.0f} s"
         return _over(state, EndRun(TRY_ELSEWHERE, f"{names} {verb} {waited}"))
     if at - state.noticed < _NOTICE_EVERY:

@@ -27,7 +27,7 @@ class SupervisorTimes(NamedTuple):
     regroup: float = 60.0  # until a node that fell silent is back
     gone: float = 10.0  # until a node whose connection was closed is back
     end_grace: float = 3.0  # from SIGTERM to SIGKILL for ranks that cannot save any more
-    bring: float = 600.0  # until the checkpoints of rank 0 are fetched
+    fetch_within: float = 600.0  # until the checkpoints of rank 0 are fetched
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> SupervisorTimes:
@@ -130,7 +130,7 @@ class RankLayout(NamedTuple):
 
     node: int
     nodes: int
-    first: int  # rank of the node
+    first: int  # the lowest rank on the node
     here: int  # ranks on this node
     world: int
     master: str
@@ -149,7 +149,7 @@ def rank_environment(
 ) -> Dict[str, str]:
     """The environment of the node's rank number `local`. `files`: variables of this rank alone.
 
-    For settings that are a matter of taste the value of the user wins.
+    Variables that are only defaults keep the user's value.
     """
     rank = layout.first + local
     facts = {
