@@ -14,7 +14,7 @@ from batchml.errors import UsageError, did_you_mean
 def completion(
     shell: Annotated[str, typer.Argument(metavar="SHELL", help="bash, zsh or fish.")],
 ) -> None:
-    """Print the script that completes commands and names in a shell."""
+    """Print the script that completes commands, options and names in a shell."""
 
     if shell not in SCRIPTS:
         raise UsageError(

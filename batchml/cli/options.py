@@ -13,10 +13,10 @@ from batchml.context import Context
 from batchml.errors import UsageError
 from batchml.model.tables import parse_duration
 
-Env = Annotated[str | None, typer.Option("--env", metavar="NAME", help="Environment to work in.")]
+Env = Annotated[str | None, typer.Option("--env", metavar="NAME", help="Use this environment.")]
 Runs = Annotated[list[str], typer.Argument(metavar="RUN...", help="Job id, prefix, name or @last.")]
 OneRun = Annotated[str, typer.Argument(metavar="RUN", help="Job id, prefix, name or @last.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 
 # Of a run that is submitted, or submitted again.
 Param = Annotated[

@@ -10,8 +10,8 @@ from batchml.cli.terminal import Screen, kind_of, paint, screen
 from batchml.cli.terminal import sparkline as sparkline
 from batchml.model.names import duration as duration
 from batchml.model.names import short_id
-from batchml.model.outcome import children_text, describe_outcome
-from batchml.model.run import Run, classify, state_text
+from batchml.model.outcome import describe_children, describe_outcome
+from batchml.model.run import Run, classify, describe_state
 
 RULE = "=" * 80
 
@@ -68,7 +68,7 @@ def run_rows(runs: Sequence[Run], now_ms: int) -> list[list[str]]:
         outcome = classify(run) if run.status.is_terminal else None
         end = [outcome.outcome.value, str(outcome.exit_code)] if outcome else ["", ""]
         age = duration((now_ms - run.created_at) / 1000) if run.created_at else ""
-        first = [short_id(run.job_id), run.name, run.queue, state_text(run)]
+        first = [short_id(run.job_id), run.name, run.queue, describe_state(run)]
         rows.append([*first, *end, age, _ran(run, now_ms)])
     return rows
 
@@ -203,7 +203,7 @@ def cut(text: str, width: int) -> str:
 
 def children(run: Run) -> str:
     """`2 FAILED, 40 SUCCEEDED, 958 RUNNABLE of 1000` for an array; empty for any other run."""
-    return children_text(run)
+    return describe_children(run)
 
 
 def verdict(run: Run) -> str:

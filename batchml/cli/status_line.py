@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from batchml.cli.render import cells, cut, duration
 from batchml.cli.terminal import kind_of, sparkline
-from batchml.model.run import JobStatus, Run, shown_state
+from batchml.model.run import JobStatus, Run, effective_state
 
 HINT = "Ctrl-C detaches"
 _BAR, _REST = "\u2501", "\u2500"  # heavy and light: distinct without colour
@@ -51,7 +51,7 @@ def entered(states: tuple[tuple[str, float], ...], run: Run, now: float, clock: 
     submitted and started; the two clocks may differ, so no state begins in the future or before the
     state before it.
     """
-    status = shown_state(run)
+    status = effective_state(run)
     if states and states[-1][0] == status:
         return states
     known = run.started_at if status == JobStatus.RUNNING else None

@@ -31,7 +31,7 @@ from batchml.cluster.tables import (
 )
 from batchml.errors import ServiceError, ServiceUnreachable
 from batchml.model.names import short_id
-from batchml.model.run import state_text
+from batchml.model.run import describe_state
 from batchml.runs.commands.usage import USED, cells_of, memory, number
 from batchml.runs.find import check_queues
 
@@ -76,12 +76,15 @@ class TopView(NamedTuple):
 @app.command(epilog="Example: batchml top --queue gpu")
 def top(
     queue: Annotated[
-        list[str] | None, typer.Option(help="Show only this queue; may be repeated.")
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Show only this queue. May be repeated."),
     ] = None,
     hosts: Annotated[
         bool, typer.Option("--hosts", help="Show compute environments and hosts, not runs.")
     ] = False,
-    every: Annotated[float, typer.Option(min=1, help="Seconds between two polls.")] = 3.0,
+    every: Annotated[
+        float, typer.Option(min=1, metavar="SECONDS", help="Update at this interval.")
+    ] = 3.0,
     once: Annotated[bool, typer.Option("--once", help="Print the tables once and exit.")] = False,
     env: Env = None,
     json_: Json = False,
@@ -264,7 +267,7 @@ def _run_rows(runs: Iterable[RunRow], found: ClusterSnapshot) -> list[list[str]]
                 short_id(run.job_id),
                 ("  " if row.head else "") + printable(run.name)[:LONGEST],
                 printable(run.queue)[:LONGEST],
-                state_text(run),
+                describe_state(run),
                 age_text(run, found.at),
                 *cells_of(run, row.usage),
                 "" if is_one and row.hosts else host_or_reason(row),
@@ -274,7 +277,7 @@ def _run_rows(runs: Iterable[RunRow], found: ClusterSnapshot) -> list[list[str]]
             name = f"  node {node.run.node_index}"
             where = "" if is_one else host_or_reason(node)
             use = cells_of(run, node.usage)
-            rows.append(["", name, "", state_text(node.run), "", *use, where])
+            rows.append(["", name, "", describe_state(node.run), "", *use, where])
         left = run.nodes - min(len(row.nodes), NODES)
         if row.nodes and left:
             rows.append(["", f"  and {left} more nodes", *[""] * (len(rows[0]) - 2)])

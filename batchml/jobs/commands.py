@@ -1,4 +1,4 @@
-"""The commands `image build`, `push`, `list` and `prune`."""
+"""`batchml image`: build, push, list and prune images."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -28,21 +28,19 @@ if TYPE_CHECKING:
 
 image_app = command_group(
     "image",
-    "Images by content: build, push to ECR, list.",
+    "Build images, push them to ECR, and list them.",
     "batchml image push pytorch",
 )
 
 Names = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[NAME]...", help="Folders below images/, or jobs; all of images/ unless given."
+        metavar="[NAME]...", help="Folders below images/, or jobs; default: all of images/."
     ),
 ]
 Flavor = Annotated[
     str | None,
-    typer.Option(
-        metavar="cpu|cuda", help="Build this flavor; those for the environment unless given."
-    ),
+    typer.Option(metavar="cpu|cuda", help="Build this flavor; default: those of the environment."),
 ]
 Base = Annotated[str, typer.Option(metavar="IMAGE", help="Build on this Debian or Ubuntu image.")]
 BuildArg = Annotated[
@@ -60,7 +58,7 @@ def build(
     env: Env = None,
     json_: Json = False,
 ) -> None:
-    """Build images from images/ or a job's own files, unless the Docker engine has them."""
+    """Build images that the Docker engine lacks, from images/ or the files of jobs."""
     from batchml.aws.ecr import ImageEngine
     from batchml.jobs import images
 
@@ -86,7 +84,7 @@ def push(
     env: Env = None,
     json_: Json = False,
 ) -> None:
-    """Push images to ECR, unless they are there; build those that the Docker engine lacks."""
+    """Push images that ECR lacks; first build those that the Docker engine lacks."""
 
     context = open_context(env)
     wanted = _recipes(context, names, flavor, base, build_arg)
@@ -99,7 +97,7 @@ def push(
 
 @image_app.command("list", epilog="Example: batchml image list --json")
 def list_(names: Names = None, env: Env = None, json_: Json = False) -> None:
-    """List the images of the folders, of the Docker engine and of ECR."""
+    """List the images of images/ and of jobs, of the Docker engine, and of ECR."""
     from batchml.aws.ecr import Ecr, ImageEngine
     from batchml.jobs import images
 
@@ -129,10 +127,10 @@ def list_(names: Names = None, env: Env = None, json_: Json = False) -> None:
 @image_app.command(epilog="Example: batchml image prune --older 7d")
 def prune(
     older: Annotated[
-        str, typer.Option(metavar="DURATION", help="Remove those that are older than this.")
+        str, typer.Option(metavar="DURATION", help="Remove environments that are older than this.")
     ] = "30d",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only list what would be removed.")
+        bool, typer.Option("--dry-run", help="List the environments and change nothing.")
     ] = False,
     env: Env = None,
     json_: Json = False,
@@ -211,7 +209,7 @@ def _sources(context: "Context", names: list[str] | None) -> "list[ImageSource]"
         return [ImageSource(folder) for folder in folders][::-1]
     found = []
     for name in names:
-        source = named_source(name, context.image_folders, context.job_folders, context.here)
+        source = named_source(name, context.image_folders, context.job_folders, context.folder)
         if source is None:
             raise UsageError(
                 f"{name}: give the name of a folder below images/, such as pytorch, or the folder "
@@ -226,7 +224,7 @@ def _with_jobs(context: "Context", sources: "list[ImageSource]") -> "list[ImageS
     from batchml.jobs.find import find_source, list_job_images
 
     found = list(sources)
-    for folder, image in list_job_images(context.job_folders[:1], context.here):
+    for folder, image in list_job_images(context.job_folders[:1], context.folder):
         try:
             source = find_source(image, context.image_folders, folder)
             if source is not None and source.file and source.recipe():

@@ -72,36 +72,55 @@ class SubmitOptions(TypedDict, total=False):
         Mapping[str, Scalar] | None,
         Option("Set a parameter.", flag="--param", short="-p", metavar="K=V"),
     ]
-    name: Annotated[str | None, Option("Name of the run.", key="name")]
-    queue: Annotated[str | None, Option("Job queue.", key="queue")]
-    image: Annotated[str | None, Option("Image, instead of the job's.", key="image")]
-    vcpus: Annotated[int | None, Option("Number of vCPUs.", key="resources.vcpus")]
-    memory: Annotated[str | None, Option('Memory, such as "8 GiB".', key="resources.memory")]
-    gpus: Annotated[int | None, Option("Number of GPUs.", key="resources.gpus")]
-    nodes: Annotated[
-        int | None, Option("Number of nodes of a multi-node run.", metavar="N", key="nodes")
+    name: Annotated[str | None, Option("Name the run.", metavar="NAME", key="name")]
+    queue: Annotated[str | None, Option("Use this job queue.", metavar="NAME", key="queue")]
+    image: Annotated[
+        str | None, Option("Use this image, not the job's.", metavar="IMAGE", key="image")
     ]
-    array: Annotated[int | None, Option("Number of children of an array.", metavar="N")]
+    vcpus: Annotated[
+        int | None, Option("Request this number of vCPUs.", metavar="N", key="resources.vcpus")
+    ]
+    memory: Annotated[
+        str | None, Option('Request this memory: "8 GiB".', metavar="SIZE", key="resources.memory")
+    ]
+    gpus: Annotated[
+        int | None, Option("Request this number of GPUs.", metavar="N", key="resources.gpus")
+    ]
+    nodes: Annotated[int | None, Option("Run on this number of nodes.", metavar="N", key="nodes")]
+    array: Annotated[
+        int | None, Option("Submit an array with this number of children.", metavar="N")
+    ]
     after: Annotated[
-        Sequence[str | HasJobId] | None, Option("Start after this run succeeded.", metavar="RUN")
+        Sequence[str | HasJobId] | None,
+        Option("Start when this run has succeeded. May be repeated.", metavar="RUN"),
     ]
-    attempts: Annotated[int | None, Option("Most attempts in all.", key="retry.attempts")]
+    attempts: Annotated[
+        int | None,
+        Option("Make at most this number of attempts.", metavar="N", key="retry.attempts"),
+    ]
     retry_on: Annotated[
         Sequence[str] | None,
-        Option("Try again after this outcome (host-lost).", metavar="CLASS", key="retry.on"),
+        Option(
+            "Retry after this outcome: host-lost. May be repeated.", metavar="CLASS", key="retry.on"
+        ),
     ]
     timeout: Annotated[
-        str | int | None, Option('Time limit of an attempt, such as "4h".', key="timeout")
+        str | int | None,
+        Option('Limit the time of an attempt: "4h".', metavar="DURATION", key="timeout"),
     ]
-    max_cost: Annotated[float | None, Option("Save and stop before it costs more.", metavar="USD")]
+    max_cost: Annotated[
+        float | None, Option("Save and stop before the run costs more.", metavar="USD")
+    ]
     set_env: Annotated[
         Mapping[str, str] | None, Option("Set an environment variable.", metavar="K=V", key="env")
     ]
     tags: Annotated[Mapping[str, str] | None, Option("Tag the run.", flag="--tag", metavar="K=V")]
-    share: Annotated[str | None, Option("Share identifier; your user name unless given.")]
+    share: Annotated[
+        str | None, Option("Use this share identifier; default: your user name.", metavar="NAME")
+    ]
     fallback: Annotated[
         str | None,
-        Option("Move there if it finds no host in time.", metavar="QUEUE[:30m]", key="fallback"),
+        Option("Move to QUEUE if no host is found in time.", metavar="QUEUE[:30m]", key="fallback"),
     ]
     strict_resources: Annotated[bool, Option("Fail if the job does not fit this machine.")]
     include_secrets: Annotated[bool, Option("Also send files that look like secrets.")]
@@ -145,7 +164,7 @@ class RunRequest(Struct, frozen=True, kw_only=True):
     """What the user asked for. `changes` are fields of the job that are replaced, as in job.toml.
 
     `spec` stands for a job that is in no file; `array` is a number of children, `max_cost` in USD.
-    `lent` names parameters that each of its runs gets later, and that need no default.
+    `provided_params` names parameters that each of its runs gets later, and that need no default.
     `own_tags` are batchml's own: not for users to give. `folder` is the one whose files are sent
     with a command; the current one unless given. `queue_at` is the line of a script that names the
     queue.
@@ -165,7 +184,7 @@ class RunRequest(Struct, frozen=True, kw_only=True):
     max_cost: float | None = None
     strict_resources: bool = False
     include_secrets: bool = False
-    lent: frozenset[str] = frozenset()
+    provided_params: frozenset[str] = frozenset()
     queue_at: str = ""
 
 
@@ -281,21 +300,21 @@ def _find(context: Context, request: RunRequest) -> tuple[JobSpec, Path, str]:
     """The job as its file has it, its folder, and the folder's name."""
     if request.spec is not None:
         # Flags, files and programs obey the same rules.
-        spec = read_job(msgspec.to_builtins(request.spec), "The job", lent=request.lent)
+        spec = read_job(msgspec.to_builtins(request.spec), "The job", provided_params=request.provided_params)
         name = spec.name or name_of(spec.command)
-        return msgspec.structs.replace(spec, name=name), context.here, ""
+        return msgspec.structs.replace(spec, name=name), context.folder, ""
     job = request.job
-    if job is None and not request.command and (context.here / "job.toml").is_file():
+    if job is None and not request.command and (context.folder / "job.toml").is_file():
         job = "."
     if job is not None:
-        folder = find_job(job, context.job_folders, context.here)
+        folder = find_job(job, context.job_folders, context.folder)
         images = None if request.changes.get("image") else context.image_folders
-        return load_job(folder, images, request.lent), folder, to_name(folder.resolve().name)
+        return load_job(folder, images, request.provided_params), folder, to_name(folder.resolve().name)
     if not request.command:
         raise UsageError("Name a job (`batchml submit lenet`) or give a command after --.")
     name = name_of(request.command)
     table = {"image": DEFAULT_IMAGE, "command": ["-"], "name": name, "params": request.params}
-    return read_job(table, WHERE), Path(request.folder or context.here), ""
+    return read_job(table, WHERE), Path(request.folder or context.folder), ""
 
 
 def _check_texts(where: str, checked: Struct) -> None:

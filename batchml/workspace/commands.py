@@ -1,6 +1,4 @@
-"""The `workspace` commands: list, push, pull, archive, restore and delete files of the shared
-folder.
-"""
+"""`batchml workspace`: list, push, pull, archive, restore and delete files of the shared folder."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -35,7 +33,7 @@ _MOST_NAMED = 20  # files that are left out or missing
 
 workspace_app = command_group(
     "workspace",
-    "The folder that all runs of an environment share: /workspace in containers.",
+    "Copy, archive and delete files of the folder that all runs share: /workspace.",
     "batchml workspace push data/",
 )
 
@@ -93,10 +91,15 @@ def _entry_json(entry: WorkspaceEntry) -> dict[str, Any]:
 def push(
     paths: Annotated[
         list[str],
-        typer.Argument(metavar="SRC... [DEST]", help="Files and folders here; their new name."),
+        typer.Argument(
+            metavar="SRC... [DEST]", help="Files and folders of this machine; their new name."
+        ),
     ],
     to: Annotated[
-        str | None, typer.Option("--to", metavar="DEST", help="Give DEST if it also exists here.")
+        str | None,
+        typer.Option(
+            "--to", metavar="DEST", help="Name DEST, for a DEST that exists on this machine, too."
+        ),
     ] = None,
     checksum: Checksum = False,
     env: Env = None,
@@ -109,7 +112,7 @@ def push(
     copied again: after an interruption the same command continues.
     """
     context, workspace = _open(env)
-    sources, dest = (paths, to) if to is not None else _split(paths, context.here)
+    sources, dest = (paths, to) if to is not None else _split(paths, context.folder)
     files = [Path(each) for each in sources]
     with show_progress(context.clock) as on_progress:
         report = workspace.push(files, dest, on_progress, checksum=checksum)
@@ -135,9 +138,10 @@ def _split(paths: Sequence[str], here: Path) -> tuple[list[str], str]:
 
 @workspace_app.command(epilog="Example: batchml workspace pull results/ here/")
 def pull(
-    path: Annotated[str, typer.Argument(metavar="PATH", help="A file or folder; `.` for all.")],
+    path: Annotated[str, typer.Argument(metavar="PATH", help="A file or folder; `.`: everything.")],
     dest: Annotated[
-        str | None, typer.Argument(metavar="[DEST]", help="Its new path; default: its name.")
+        str | None,
+        typer.Argument(metavar="[DEST]", help="New path on this machine; default: its name."),
     ] = None,
     checksum: Checksum = False,
     env: Env = None,
@@ -164,9 +168,11 @@ def _dest(dest: str | None, path: str) -> Path | None:
 
 @workspace_app.command(epilog="Example: batchml workspace archive --to /mnt/backup/lab")
 def archive(
-    to: Annotated[str, typer.Option(metavar="PLACE", help="A folder, or s3://BUCKET/PREFIX.")] = "",
+    to: Annotated[
+        str, typer.Option(metavar="LOCATION", help="Archive to this folder, or s3://BUCKET/PREFIX.")
+    ] = "",
     delete: Annotated[
-        bool, typer.Option("--delete", help="Then delete archived files from the workspace.")
+        bool, typer.Option("--delete", help="Delete the archived files from the workspace.")
     ] = False,
     checksum: Annotated[
         bool, typer.Option("--checksum", help="Also read back files that were archived before.")
@@ -179,8 +185,9 @@ def archive(
 ) -> None:
     """Copy the workspace to an archive: plain files, and a list with their checksums.
 
-    Only new and changed files are sent, and all are read back. The archive is complete if this says
-    so, with exit code 0. After an interruption the same command continues.
+    Only new and changed files are sent, and all are read back. Exit code 0: the archive is
+    complete. After an interruption the same command continues. Without --to, the archive is in the
+    environment's bucket, or in the state folder of `local`.
     """
     context, workspace = _open(env)
     with show_progress(context.clock) as on_progress:
@@ -195,7 +202,7 @@ def restore(
     from_: Annotated[
         str,
         typer.Option(
-            "--from", metavar="PLACE", help="A folder, or s3://BUCKET/PREFIX; default: its own."
+            "--from", metavar="LOCATION", help="Restore from this folder, or s3://BUCKET/PREFIX."
         ),
     ] = "",
     partial: Annotated[
@@ -210,8 +217,8 @@ def restore(
 ) -> None:
     """Copy files that the workspace lacks back from an archive.
 
-    Each file is checked by its checksum. Nothing is removed. A file that differs from the archive
-    stays and is reported, unless --overwrite.
+    Each file is checked by its checksum. Nothing is removed. Without --overwrite, a file that
+    differs from the archive stays and is reported.
     """
     context, workspace = _open(env)
     with show_progress(context.clock) as on_progress:
@@ -226,14 +233,14 @@ def rm(
     paths: Annotated[
         list[str], typer.Argument(metavar="PATH...", help="Files, and folders with their contents.")
     ],
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     env: Env = None,
     json_: Json = False,
 ) -> None:
     """Delete files of the workspace for good.
 
-    Runs may still use them: that is not checked. An archive keeps its copy, but `restore` no longer
-    brings it back once another archive was made.
+    The command does not check whether runs use the files. An archive keeps its copy of a file, and
+    `restore` brings it back until the next `archive`.
     """
     if not all(map(relative_path, paths)):
         raise UsageError("That is the whole workspace: name files or folders of it.")

@@ -37,10 +37,16 @@ def cost(
     ] = None,
     since: Annotated[
         str | None,
-        typer.Option(help='Without RUN: sum the runs of the last "24h", "30d"; default 7d.'),
+        typer.Option(
+            metavar="DURATION",
+            help='Without RUN: sum the runs of the last "24h", "30d"; default: 7d.',
+        ),
     ] = None,
     queue: Annotated[
-        str | None, typer.Option(help="Sum only runs of this queue; with --quote, use this queue.")
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Sum only runs of this queue; with --quote: use this queue."
+        ),
     ] = None,
     env: Env = None,
     json_: Json = False,
@@ -79,13 +85,13 @@ def _show_bill(context: Context, word: str, json_: bool) -> None:
 
 def _is_job(context: Context, word: str) -> bool:
     try:
-        return bool(find_job(word, context.job_folders, context.here))
+        return bool(find_job(word, context.job_folders, context.folder))
     except NotFound:
         return False
 
 
 def _show_quote(context: Context, job: str, queue: str | None, json_: bool) -> None:
-    spec = load_job(find_job(job, context.job_folders, context.here), context.image_folders)
+    spec = load_job(find_job(job, context.job_folders, context.folder), context.image_folders)
     found = quote_of_job(context, spec, queue)
     before = usual_duration(context.history.recent(context.env), to_name(spec.name))
     if json_:

@@ -13,11 +13,10 @@ from batchml.cli.terminal import screen
 from batchml.model.names import short_id
 from batchml.model.run import Record
 from batchml.runs.find import measure, recall, select, with_start
-from batchml.runs.metrics.compare import compare, what_matters
+from batchml.runs.metrics.compare import RunDifference, Value, compare, what_matters
 
 if TYPE_CHECKING:
     from batchml.context import Context
-    from batchml.runs.metrics.compare import RunDifference, Value
     from batchml.runs.search import FoundRun
 
 Word = Annotated[str, typer.Argument(metavar="RUN", help="Job id, prefix, name or @last~1.")]
@@ -29,15 +28,15 @@ LEAST = 12
 def diff(
     left: Word,
     right: Word,
-    all_: Annotated[bool, typer.Option("--all", help="Also what is the same in both.")] = False,
+    all_: Annotated[bool, typer.Option("--all", help="Also show equal values.")] = False,
     env: Env = None,
     json_: Json = False,
 ) -> None:
     """Compare two runs.
 
-    Parameters, code, image, resources, outcome, times, cost and metrics; what differs is shown.
+    Compares parameters, code, image, resources, outcome, times, cost and metrics, and shows what
+    differs.
     """
-
     context = open_context(env)
     one, other = (
         _measured(context, each) for each in recall(context, select(context, [left, right]))
@@ -75,7 +74,7 @@ def _measured(context: "Context", found: "FoundRun") -> "FoundRun":
     return replace(found, record=replace(record, metrics=last or record.metrics))
 
 
-def _table(one: "FoundRun", other: "FoundRun", shown: "list[RunDifference]") -> str:
+def _table(one: "FoundRun", other: "FoundRun", shown: list[RunDifference]) -> str:
 
     # Both sides get the same width.
     facts = max(cells_of(each.what) for each in shown)
@@ -96,12 +95,11 @@ def _table(one: "FoundRun", other: "FoundRun", shown: "list[RunDifference]") -> 
 
 def _title(found: "FoundRun", most: int) -> str:
     """The name, shortened if necessary, and the whole id."""
-
     word = short_id(found.job_id)
     return f"{cut(found.name, max(1, most - len(word) - 1))} {word}"
 
 
-def _pair(left: "Value", right: "Value", most: int) -> list[str]:
+def _pair(left: Value, right: Value, most: int) -> list[str]:
     """Two values; long ones are cut around their first difference."""
     texts = [_text(left), _text(right)]
     if max(map(len, texts)) <= most:

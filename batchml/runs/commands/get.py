@@ -23,7 +23,7 @@ def get(
     run: OneRun,
     dest: Annotated[
         Path | None,
-        typer.Argument(metavar="[DEST]", help="A folder; NAME-ID here unless given."),
+        typer.Argument(metavar="[DEST]", help="Folder; default: NAME-ID in this folder."),
     ] = None,
     env: Env = None,
     json_: Json = False,
@@ -33,7 +33,6 @@ def get(
     Unchanged files are not copied again: after an interruption the same command goes on, and later
     it copies new files.
     """
-
     context = open_context(env)
     (found,) = recall(context, select(context, [run]))
     folder = dest or Path(to_name(f"{found.name}-{short_id(found.job_id)}"))

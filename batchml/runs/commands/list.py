@@ -14,51 +14,68 @@ from batchml.model.names import short_id
 from batchml.model.run import CANNOT_START, NOT_KNOWN, JobStatus
 from batchml.runs.commands.next_commands import word_of
 from batchml.runs.find import find
-from batchml.runs.search import RunFilter, as_submitted, read_commit, read_condition, read_states
+from batchml.runs.search import (
+    FoundRun,
+    RunFilter,
+    as_submitted,
+    read_commit,
+    read_condition,
+    read_states,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from batchml.context import Context
-    from batchml.runs.search import FoundRun, RunFilter
 
 
 @app.command(epilog="Example: batchml ls --status RUNNING --tag team=vision")
 def ls(
     status: Annotated[
         list[str] | None,
-        typer.Option(help="Only runs in this state or of this class; may be repeated."),
+        typer.Option(
+            metavar="STATE", help="List only runs of this state or class. May be repeated."
+        ),
     ] = None,
-    queue: Annotated[str | None, typer.Option(help="Only runs of this queue.")] = None,
-    job: Annotated[str | None, typer.Option(help="Only runs of this name.")] = None,
+    queue: Annotated[
+        str | None, typer.Option(metavar="NAME", help="List only runs of this queue.")
+    ] = None,
+    job: Annotated[
+        str | None, typer.Option(metavar="NAME", help="List only runs of this name.")
+    ] = None,
     tag: Annotated[
-        list[str] | None, typer.Option(metavar="K=V", help="Only runs with this tag.")
+        list[str] | None, typer.Option(metavar="K=V", help="List only runs with this tag.")
     ] = None,
     param: Annotated[
         list[str] | None,
-        typer.Option("--param", "-p", metavar="K=V", help="Only runs with this parameter."),
+        typer.Option("--param", "-p", metavar="K=V", help="List only runs with this parameter."),
     ] = None,
     metric: Annotated[
         list[str] | None,
-        typer.Option(metavar="CONDITION", help="Only runs of which 'val_accuracy>0.98' holds."),
+        typer.Option(
+            metavar="CONDITION", help="List only runs with such a metric: 'val_accuracy>0.98'."
+        ),
     ] = None,
     commit: Annotated[
-        str | None, typer.Option(metavar="ID", help="Only runs of this git commit.")
+        str | None, typer.Option(metavar="ID", help="List only runs of this git commit.")
     ] = None,
-    since: Annotated[str | None, typer.Option(help='Only runs of the last "2h", "7d".')] = None,
+    since: Annotated[
+        str | None, typer.Option(metavar="DURATION", help='List only runs of the last "2h", "7d".')
+    ] = None,
     all_: Annotated[
-        bool, typer.Option("--all", help="The workers of gangs, too, which their heads stand for.")
+        bool, typer.Option("--all", help="Also list the workers of group runs.")
     ] = False,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many, the newest.")] = 30,
+    limit: Annotated[
+        int, typer.Option(min=1, metavar="N", help="List at most this many, the newest.")
+    ] = 30,
     env: Env = None,
     json_: Json = False,
 ) -> None:
     """List runs, newest first.
 
-    Those that were submitted from here are remembered longer than AWS Batch remembers any.
-    Runs of sweeps come with --tag batchml:sweep=KEY or --job NAME only.
+    Runs that were submitted from this machine are listed longer than AWS Batch keeps them. Runs of
+    sweeps are listed only with --tag batchml:sweep=KEY or --job NAME.
     """
-
     context = open_context(env)
     now = int(context.clock.now() * 1000)
     seconds = read_seconds(since, "--since")
@@ -100,14 +117,13 @@ def _about_sweeps(context: "Context", sweeps: "Collection[str]") -> str:
     whose = "1 sweep" if len(sweeps) == 1 else f"{len(sweeps)} sweeps"
     key = next(iter(sweeps)) if len(sweeps) == 1 else "KEY"
     return (
-        f"Runs of {whose} are left out: batchml sweeps ls{context.option} lists sweeps, and "
-        f"batchml ls --tag batchml:sweep={key}{context.option} the runs of one."
+        f"Runs of {whose} are left out: batchml sweeps ls{context.env_option} lists sweeps, and "
+        f"batchml ls --tag batchml:sweep={key}{context.env_option} the runs of one."
     )
 
 
-def _unknown_metrics(context: "Context", wanted: "RunFilter") -> str:
+def _unknown_metrics(context: "Context", wanted: RunFilter) -> str:
     """Metrics of the filter that no run has: probably misspelt."""
-
     records = context.history.newest_first(context.env) if wanted.metrics else ()
     known = {name.rpartition(":")[0] or name for record in records for name in record.metrics}
     names = dict.fromkeys(condition.name for condition in wanted.metrics)
@@ -120,7 +136,6 @@ def _unknown_metrics(context: "Context", wanted: "RunFilter") -> str:
 
 def _say_ways_on(context: "Context", found: "Sequence[FoundRun]") -> None:
     """Print the next commands for a run of the table: a failed one, if there is one."""
-
     failed = [each for each in found if each.run and each.run.status is JobStatus.FAILED]
     word = word_of(context, (failed or found)[0].job_id)
     say(f"  more of one:  batchml show {word}")
@@ -131,9 +146,8 @@ def _say_ways_on(context: "Context", found: "Sequence[FoundRun]") -> None:
     )
 
 
-def found_json(context: "Context", found: "FoundRun") -> dict[str, Any]:
+def found_json(context: "Context", found: FoundRun) -> dict[str, Any]:
     """A run in AWS's names, with the history's record; `status` is null for a forgotten one."""
-
     record, run = found.record, found.run
     if run is not None:
         table = run_json(run)
@@ -150,7 +164,7 @@ def found_json(context: "Context", found: "FoundRun") -> dict[str, Any]:
     }
 
 
-def _table(found: "Sequence[FoundRun]", wanted: "RunFilter", now_ms: int) -> str:
+def _table(found: "Sequence[FoundRun]", wanted: RunFilter, now_ms: int) -> str:
     """The table, with a column for each metric and parameter of the filter."""
     from batchml.cli.render import printable, run_rows, table
 
@@ -170,7 +184,7 @@ def _table(found: "Sequence[FoundRun]", wanted: "RunFilter", now_ms: int) -> str
     return table([[printable(cell) for cell in row] for row in rows])
 
 
-def _forgotten(head: "Sequence[str]", found: "FoundRun", now_ms: int) -> list[str]:
+def _forgotten(head: "Sequence[str]", found: FoundRun, now_ms: int) -> list[str]:
 
     cells = {
         "ID": short_id(found.job_id),
@@ -192,7 +206,7 @@ def _say_held_back(found: "Sequence[FoundRun]") -> None:
 
 def _say_open(context: "Context") -> None:
     """Print how many submissions have an unknown outcome: they are not runs yet."""
-    count = len(context.history.open(context.env))
+    count = len(context.history.unconfirmed(context.env))
     if count:
         what = "submission" if count == 1 else "submissions"
         say(f"{count} {what} without an answer: `batchml reconcile` finds out what came of it.")

@@ -12,47 +12,59 @@ from batchml.cli.options import Env, Json, OneRun, open_context, read_seconds
 from batchml.cli.output import print_json, say
 from batchml.cli.render import printable
 from batchml.errors import NotFound, UsageError
-from batchml.model.run import NOT_KNOWN_WORDS, JobStatus, shown_state
+from batchml.model.run import NOT_KNOWN_WORDS, JobStatus, Run, effective_state
 from batchml.runs.commands import follow as following
 from batchml.runs.commands.next_commands import word_of
 from batchml.runs.find import recall, select
 from batchml.runs.rerun.rules import numbering
-from batchml.runs.watch.logs import printed
+from batchml.runs.watch.logs import Printed, printed
 
 if TYPE_CHECKING:
     from batchml.clock import Clock
     from batchml.context import Context
-    from batchml.model.run import Run
     from batchml.runs.watch.events import OutputLine
-    from batchml.runs.watch.logs import Printed
 
 
 @app.command(epilog="Example: batchml logs -f @last")
 def logs(
     run: OneRun,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Until the run ends; exit with its code.")
+        bool,
+        typer.Option(
+            "--follow", "-f", help="Print new lines until the run ends; exit with its code."
+        ),
     ] = False,
     attempt: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Only this try, the first is 1.")
+        int | None,
+        typer.Option(metavar="N", min=1, help="Print only this attempt; the first is 1."),
     ] = None,
     tail: Annotated[
-        int | None, typer.Option("--tail", "-n", metavar="N", min=0, help="Only the last lines.")
+        int | None,
+        typer.Option("--tail", "-n", metavar="N", min=0, help="Print only the last N lines."),
     ] = None,
     since: Annotated[
-        str | None, typer.Option(help='Not before: "10m" ago, or 2026-11-21T19:00Z.')
+        str | None,
+        typer.Option(
+            metavar="TIME", help='Print only lines since "10m" ago, or since 2026-11-21T19:00Z.'
+        ),
     ] = None,
     grep: Annotated[
-        str | None, typer.Option(metavar="PATTERN", help="Only lines in which this is found.")
+        str | None,
+        typer.Option(
+            metavar="PATTERN", help="Print only lines that match this regular expression."
+        ),
     ] = None,
     group: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Of a gang: the workers of this group.")
+        str | None,
+        typer.Option(metavar="NAME", help="Print only the workers of this group of a group run."),
     ] = None,
     env: Env = None,
     json_: Json = False,
 ) -> None:
-    """Print a run's output: every attempt, every child of an array (RUN:3 is one), every node."""
+    """Print a run's output: every attempt, every node and every child of an array.
 
+    RUN:3 is one child of an array.
+    """
     if follow and (attempt is not None or tail is not None):
         raise UsageError("--follow shows every attempt from its start: leave out --attempt, --tail")
     wanted = _wanted(grep)
@@ -102,13 +114,12 @@ def logs(
         raise typer.Exit(1)
 
 
-def _nothing(context: "Context", run: "Run") -> str:
+def _nothing(context: "Context", run: Run) -> str:
     """Why there is no line: the run ended without output, it runs, or it waits."""
-
     said = f"{printable(run.name)} has printed nothing"
     if run.status.is_terminal:
         return f"{said}."
-    state = JobStatus(shown_state(run))
+    state = JobStatus(effective_state(run))
     why = f" Why: batchml explain {word_of(context, run.job_id)}"
     return f"{said} yet: it is {state}.{'' if state.holds_resources else why}"
 
@@ -142,7 +153,7 @@ def _picking(start: int | None, wanted: Callable[[str], bool]) -> "Callable[[Out
     return lambda line: line.timestamp >= (start or 0) and wanted(line.text)
 
 
-def _with_check(part: "Printed", entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _with_check(part: Printed, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Entries that also say whether the log is complete. A damaged empty log has one, too."""
     if part.is_damaged and not entries:
         entries = [_entry(part, None, None)]
@@ -150,7 +161,7 @@ def _with_check(part: "Printed", entries: list[dict[str, Any]]) -> list[dict[str
     return [{**entry, "logComplete": is_complete} for entry in entries]
 
 
-def _entry(part: "Printed", timestamp: int | None, message: str | None) -> dict[str, Any]:
+def _entry(part: Printed, timestamp: int | None, message: str | None) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "logStreamName": part.stream,
         "timestamp": timestamp,
@@ -160,13 +171,13 @@ def _entry(part: "Printed", timestamp: int | None, message: str | None) -> dict[
     return {**entry, "child": part.child.partition("/")[0]} if part.child else entry
 
 
-def _printing() -> "Callable[[Printed, int, str], None]":
+def _printing() -> Callable[[Printed, int, str], None]:
     """Buffers stdout: without a flush for each line."""
-    from batchml.cli.render import printable, timestamp
+    from batchml.cli.render import timestamp
 
     write, is_screen = sys.stdout.write, sys.stdout.isatty()
 
-    def show(part: "Printed", at: int, message: str) -> None:
+    def show(part: Printed, at: int, message: str) -> None:
         text = printable(message) if is_screen else message
         who = f"{part.child} | " if part.child else ""
         write(f"{who}[{timestamp(at)}] {text}\n")

@@ -15,31 +15,32 @@ from batchml.config.settings import load_settings
 from batchml.errors import NotFound
 from batchml.model.environment import LOCAL
 from batchml.runs.controllers import ControllerContext, context_in_aws
+from batchml.runs.reconcile import Settled
 from batchml.runs.reconcile import reconcile as settle
 
 if TYPE_CHECKING:
     from batchml.context import Context
     from batchml.runs.fallback.move import FallbackPlan
-    from batchml.runs.reconcile import Settled
 
 
 @app.command(epilog="Example: batchml reconcile")
 def reconcile(
     key: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY]...", help="Only these; all unless given.")
+        list[str] | None,
+        typer.Argument(metavar="[KEY]...", help="Keys of submissions; default: all."),
     ] = None,
     env: Env = None,
     json_: Json = False,
 ) -> None:
     """Find out what became of submissions that were interrupted.
 
-    Each is looked up by its key. If it has a run, the run is kept, and a second one is stopped; if
-    it never arrived, it can be submitted again. Nothing is submitted here, except for the workers
-    of a group run whose head exists. Exits with 74 when a submission is still open.
+    Each submission is looked up by its key. If AWS Batch has its run, the run is kept, and a second
+    run with the same key is stopped. If AWS Batch has no run, you can submit it again. This command
+    submits nothing, except the missing workers of a group run whose head exists. Exit code 74: a
+    submission is still in progress.
     """
-
     context = open_context(env)
-    waiting = {key for record in context.history.open(context.env) for key in record.keys}
+    waiting = {key for record in context.history.unconfirmed(context.env) for key in record.keys}
     unknown = [each for each in key or () if each not in waiting]
     if unknown:
         hint = "It is settled already, or was made elsewhere: batchml ls."
@@ -61,13 +62,13 @@ def reconcile(
         raise typer.Exit(74)
 
 
-def _as_json(one: "Settled") -> dict[str, str | None]:
+def _as_json(one: Settled) -> dict[str, str | None]:
     state = "open" if one.is_open else "submitted" if one.job_id else "never-submitted"
     name = one.record.name
     return {"key": one.record.key, "name": name, "state": state, "jobId": one.job_id or None}
 
 
-def _sentence(one: "Settled") -> str:
+def _sentence(one: Settled) -> str:
 
     title = f"[{printable(one.record.name)} - {one.record.key}]"
     if one.is_open:
@@ -82,12 +83,12 @@ def _sentence(one: "Settled") -> str:
 
 @app.command(hidden=True, epilog="Example: batchml attend KEY")
 def attend(
-    key: Annotated[str, typer.Argument(metavar="KEY", help="Of the run that may move.")],
+    key: Annotated[str, typer.Argument(metavar="KEY", help="Key of the run that may move.")],
     env: Env = None,
-    region: Annotated[str, typer.Option(help="Where no batchml.toml says it.")] = "",
-    job: Annotated[str, typer.Option(help="The run's job id.")] = "",
-    plan: Annotated[str, typer.Option(help="Where the plan of its move is kept.")] = "",
-    digest: Annotated[str, typer.Option(help="Of that plan.")] = "",
+    region: Annotated[str, typer.Option(help="Use this AWS Region, without a batchml.toml.")] = "",
+    job: Annotated[str, typer.Option(help="Use this job id of the run.")] = "",
+    plan: Annotated[str, typer.Option(help="Read the plan of the move from this address.")] = "",
+    digest: Annotated[str, typer.Option(help="Expect this digest of the plan.")] = "",
 ) -> None:
     """Look after a run that may move, as `submit --fallback` has it done."""
     from batchml.runs.fallback.watch import attend as look_after

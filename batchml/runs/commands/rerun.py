@@ -25,10 +25,11 @@ def rerun(
     *,
     run: OneRun,
     failed: Annotated[
-        bool, typer.Option("--failed", help="Only what failed: of an array, those children.")
+        bool, typer.Option("--failed", help="Submit only the children of an array that failed.")
     ] = False,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from its checkpoint, or each child's.")
+        bool,
+        typer.Option("--resume", help="Continue from the checkpoint of the run, or of each child."),
     ] = False,
     options: SubmitOptions,
     wait: Wait = False,

@@ -31,12 +31,12 @@ def submit(
     options: SubmitOptions,
     dry_run: DryRun = False,
     cancel_on_interrupt: Annotated[
-        bool, typer.Option("--cancel-on-interrupt", help="Ctrl-C cancels instead of detaching.")
+        bool, typer.Option("--cancel-on-interrupt", help="Cancel the run at Ctrl-C, do not detach.")
     ] = False,
     env: Env = None,
     json_: Json = False,
 ) -> None:
-    """Submit a run: a job, a script, or the command after --, here or in AWS.
+    """Submit a run: a job, a script, or the command after --.
 
     A script (- reads stdin) sets options in lines "#BATCHML --gpus 1"; common lines "#SBATCH" are
     read, too. The words after -- are then its arguments.
@@ -51,7 +51,7 @@ def submit(
 
 def send(
     context: "Context",
-    prepared: "PreparedRun",
+    prepared: PreparedRun,
     *,
     dry_run: bool,
     wait: bool,

@@ -10,7 +10,8 @@ from batchml.cli.output import print_json, print_line, say, say_lost
 from batchml.cli.render import job_title, printable
 from batchml.errors import BatchmlError
 from batchml.model.outcome import describe_outcome
-from batchml.model.run import EXIT_CODES, NOT_KNOWN_WORDS, OutcomeClass, classify
+from batchml.model.run import EXIT_CODES, NOT_KNOWN_WORDS, OutcomeClass, Run, classify
+from batchml.runs.cancel import CancelledRun
 from batchml.runs.cancel import cancel as stop
 from batchml.runs.commands.interrupt import detaching
 from batchml.runs.commands.list import found_json
@@ -23,25 +24,25 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from batchml.context import Context
-    from batchml.model.run import Run
-    from batchml.runs.cancel import CancelledRun
-    from batchml.runs.search import FoundRun
 
 
 @app.command(epilog="Example: batchml wait @last")
 def wait(
     runs: Runs,
     timeout: Annotated[
-        str | None, typer.Option(help='Give up after so long, such as "2h"; the runs go on.')
+        str | None,
+        typer.Option(
+            metavar="DURATION", help='Stop waiting after this time: "2h". The runs continue.'
+        ),
     ] = None,
     env: Env = None,
     json_: Json = False,
 ) -> None:
-    """Wait for runs to end; exit as the first that failed.
+    """Wait for runs to end, and exit with the code of the first failed run.
 
-    The exit code is the first that is not 0, in the order in which the runs are given.
+    Of several failed runs, the first on the command line counts. The exit code is 0 if all
+    succeeded.
     """
-
     context = open_context(env)
     limit = read_seconds(timeout, "--timeout")
     asked = select(context, runs)
@@ -73,21 +74,21 @@ def wait(
     raise typer.Exit(next((code for code in codes if code), 0))
 
 
-def _asked_as(known: "Mapping[str, FoundRun]", run: "Run") -> str:
+def _asked_as(known: "Mapping[str, FoundRun]", run: Run) -> str:
     """The id that the user gave for a run: the id before it moved to another queue."""
     if run.job_id in known:
         return run.job_id
     return next(job_id for job_id, each in known.items() if each.run and each.run.key == run.key)
 
 
-def _is_over(found: "FoundRun") -> bool:
+def _is_over(found: FoundRun) -> bool:
     """False for a job that was left for another queue: waiting submits it there."""
     from batchml.model.fallback import moved_to
 
     return found.run is None or (found.run.status.is_terminal and not moved_to(found.run))
 
 
-def _tell(found: "FoundRun") -> None:
+def _tell(found: FoundRun) -> None:
 
     if found.run is None:
         name = printable(found.name)
@@ -100,14 +101,16 @@ def _tell(found: "FoundRun") -> None:
 @app.command(epilog="Example: batchml cancel @last")
 def cancel(
     runs: Runs,
-    reason: Annotated[str, typer.Option(help="Kept with the run.")] = "Cancelled by the user",
+    reason: Annotated[
+        str, typer.Option(metavar="TEXT", help="Record this reason with the run.")
+    ] = "Cancelled by the user",
     env: Env = None,
     json_: Json = False,
 ) -> None:
     """Stop runs in any state.
 
-    RUN:3 is one child of an array; a group run ends with all its jobs. If something is left, the
-    command says so and fails.
+    RUN:3 is one child of an array. A group run ends with all its jobs. The command fails, and names
+    the runs, if it could not stop all of them.
     """
     from batchml.model.fallback import moved_to
     from batchml.runs.groups.members import with_parts
@@ -143,7 +146,7 @@ def cancel(
 
 def _on_their_way(
     context: "Context", stopped: "Mapping[str, CancelledRun]", reason: str
-) -> "dict[str, CancelledRun]":
+) -> dict[str, CancelledRun]:
     """The outcomes for runs that moved to another queue in the same second, by their old ids."""
     from batchml.runs.fallback.watch import arrived
 
@@ -152,7 +155,7 @@ def _on_their_way(
     return {before: ends[now] for before, now in there.items() if now in ends}
 
 
-def _said(found: "FoundRun", stopped: "CancelledRun | None") -> str:
+def _said(found: FoundRun, stopped: CancelledRun | None) -> str:
 
     if stopped is None:
         return f"{printable(found.name)} {found.job_id}: {NOT_KNOWN_WORDS}"

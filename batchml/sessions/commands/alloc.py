@@ -1,4 +1,4 @@
-"""The `alloc` command: hold resources, and work in a shell there."""
+"""`batchml alloc`: allocate resources, as Slurm's salloc does, and work on them in a shell."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -41,7 +41,7 @@ KIND = HeldKind(ALLOC, "run", "Given back.")
 @app.command(epilog="Example: batchml alloc --gpus 1 --time 2h")
 @takes_options(
     ("gpus", "vcpus", "memory", "nodes", "queue", "image", "name", "max_cost", "set_env", "tags"),
-    texts={"image": "Image; python unless given."},
+    texts={"image": "Use this image; default: python."},
     defaults={"name": "alloc"},
 )
 def alloc(
@@ -49,25 +49,29 @@ def alloc(
     ctx: typer.Context,
     options: SubmitOptions,
     time: Annotated[
-        str | None, typer.Option(metavar="DURATION", help='End after so long at most: "2h".')
+        str | None, typer.Option(metavar="DURATION", help='End after at most this time: "2h".')
     ] = None,
     idle: Annotated[
-        str, typer.Option(metavar="DURATION", help='Ends so long after the last shell, or "never".')
+        str,
+        typer.Option(
+            metavar="DURATION", help='End this time after the last shell: "30m", "never".'
+        ),
     ] = "10m",
     code: Annotated[
-        bool, typer.Option("--code/--no-code", help="Take the files of this folder along.")
+        bool, typer.Option("--code/--no-code", help="Send the files of this folder, or do not.")
     ] = True,
     shell: Annotated[
-        bool, typer.Option("--shell/--no-shell", help="Begin a shell, or only hold.")
+        bool, typer.Option("--shell/--no-shell", help="Start a shell, or only hold the resources.")
     ] = True,
     dry_run: DryRun = False,
     env: Env = None,
     json_: Json = False,
 ) -> None:
-    """Hold resources and start a shell there, or the command after --.
+    """Allocate resources, and run a shell or the command after -- on them.
 
-    They are released when the shell ends, and when nobody has been in for --idle. Ctrl-C while
-    waiting cancels. The exit code is the shell's. --json only holds.
+    The resources are released when the shell ends, or when no shell was open for the time of
+    --idle. Ctrl-C before the shell starts cancels the run. The exit code is the shell's. With
+    --json no shell is started: the resources are only held.
     """
     wishes = AllocOptions(
         command=tuple(ctx.obj) if ctx.obj else (),
@@ -190,12 +194,12 @@ def _end(context: "Context", job_id: str, wishes: AllocOptions) -> Run | None:
         say(f"It could not be given back: {error}\n{_describe_held(context, job_id, wishes)}")
         return None
     if ended is not None and ended.status.value != "SUCCEEDED":
-        say(f"  batchml logs {job_id}{context.option}")
+        say(f"  batchml logs {job_id}{context.env_option}")
     return ended
 
 
 def _describe_held(context: "Context", job_id: str, wishes: AllocOptions) -> str:
-    return f"{_describe_idle_end(wishes)} To end it: batchml cancel {job_id}{context.option}"
+    return f"{_describe_idle_end(wishes)} To end it: batchml cancel {job_id}{context.env_option}"
 
 
 def _describe_idle_end(wishes: AllocOptions) -> str:
@@ -209,6 +213,6 @@ def _print_held(
 ) -> None:
     if wishes.json_:
         print_json({**submitted, "status": run.status.value})
-    say(f"  shell:  batchml shell {run.job_id}{context.option}")
-    say(f"  end:    batchml cancel {run.job_id}{context.option}")
+    say(f"  shell:  batchml shell {run.job_id}{context.env_option}")
+    say(f"  end:    batchml cancel {run.job_id}{context.env_option}")
     say(_describe_idle_end(wishes))

@@ -1,4 +1,4 @@
-"""The `notebook` command: JupyterLab in a run, used from the browser on this machine."""
+"""`batchml notebook`: JupyterLab in a run, used from the browser on this machine."""
 
 import signal
 import sys
@@ -65,32 +65,36 @@ _IN_SPEC = ("gpus", "vcpus", "memory", "image")  # options that the notebook's o
 @app.command(epilog="Example: batchml notebook --gpus 1 --idle 30m")
 @takes_options(
     ("gpus", "vcpus", "memory", "queue", "image", "name", "set_env", "tags", "max_cost"),
-    texts={"image": "Image with JupyterLab in it; notebook unless given."},
+    texts={"image": "Use this image, which has JupyterLab; default: notebook."},
 )
 def notebook(
     *,
     run: Annotated[
-        str | None, typer.Argument(metavar="[RUN]", help="Notebook that runs, to come back to.")
+        str | None, typer.Argument(metavar="[RUN]", help="Running notebook to return to.")
     ] = None,
     options: SubmitOptions,
     idle: Annotated[
         str | None,
-        typer.Option(metavar="DURATION", help='End after this idle time: "30m"; 1h, or "never".'),
+        typer.Option(
+            metavar="DURATION", help='End after this time without use: "30m", "never"; default: 1h.'
+        ),
     ] = None,
     time: Annotated[
-        str | None, typer.Option(metavar="DURATION", help='Time limit, such as "12h".')
+        str | None, typer.Option(metavar="DURATION", help='End after at most this time: "12h".')
     ] = None,
     port: Annotated[
         int | None,
-        typer.Option("--port", "--local-port", metavar="N", help="Port of this machine."),
+        typer.Option("--port", "--local-port", metavar="N", help="Use this port of this machine."),
     ] = None,
     open_: Annotated[bool, typer.Option("--open", help="Open the browser.")] = False,
     end: Annotated[
-        bool, typer.Option("--end", help="End RUN, or the one that runs; with --new: at Ctrl-C.")
+        bool, typer.Option("--end", help="End RUN, or the only running one; with --new: at Ctrl-C.")
     ] = False,
-    new: Annotated[bool, typer.Option("--new", help="Begin another, although one runs.")] = False,
+    new: Annotated[
+        bool, typer.Option("--new", help="Start another notebook, even if one runs.")
+    ] = False,
     detach: Annotated[
-        bool, typer.Option("--detach", help="Start it, and do not wait for it.")
+        bool, typer.Option("--detach", help="Start the notebook, and do not wait for it.")
     ] = False,
     dry_run: DryRun = False,
     env: Env = None,
@@ -98,8 +102,8 @@ def notebook(
 ) -> None:
     """Run JupyterLab in a run, and print its URL for the browser on this machine.
 
-    JupyterLab shows the workspace. Ctrl-C leaves it running: `batchml notebook` returns to it. When
-    it is idle for --idle, it ends itself and logs its cost.
+    JupyterLab shows the workspace. Ctrl-C leaves the notebook running: `batchml notebook` returns to
+    it. After the time of --idle without use it ends itself and logs its cost.
     """
     wishes = NotebookOptions(
         port=port, open_=open_, end=end, detach=detach, dry_run=dry_run, json_=json_
@@ -311,7 +315,7 @@ def _print_url(
         command = " ".join((*PROGRAM, "where"))
         say(
             "The token is shown only on a terminal. A program gets it by: "
-            f"batchml shell {target.run.job_id}{context.option} -- {command}"
+            f"batchml shell {target.run.job_id}{context.env_option} -- {command}"
         )
     if wishes.open_:
         open_browser(context, f"{url}?token={address.token}", "JupyterLab")
@@ -327,8 +331,8 @@ def _print_url(
 
 
 def _print_commands(context: "Context", job_id: str) -> None:
-    say(f"  return to it:  batchml notebook {job_id}{context.option}")
-    say(f"  end it:        batchml notebook {job_id}{context.option} --end")
+    say(f"  return to it:  batchml notebook {job_id}{context.env_option}")
+    say(f"  end it:        batchml notebook {job_id}{context.env_option} --end")
 
 
 # --- The end --------------------------------------------------------------------------------------
@@ -368,5 +372,5 @@ def _report_end(context: "Context", job_id: str) -> int:
     if message:
         say(f"Its last message: {printable(message)}")
     cost = describe_run_cost(context, job_id)
-    say(f"{cost} Full log: batchml logs {job_id}{context.option}".strip())
+    say(f"{cost} Full log: batchml logs {job_id}{context.env_option}".strip())
     return classify(run).exit_code

@@ -1,4 +1,4 @@
-"""The `shell` and `forward` commands: work inside a run that is RUNNING, and reach its ports."""
+"""`batchml shell` and `forward`: run commands inside a RUNNING run, and reach its ports."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Node = Annotated[
     int | None,
-    typer.Option(metavar="N", min=0, help="Number of the node; 0 is the main node."),
+    typer.Option(metavar="N", min=0, help="Enter this node; 0 is the main node."),
 ]
 Wait = Annotated[bool, typer.Option("--wait", help="Wait until the run is RUNNING.")]
 
@@ -31,10 +31,10 @@ def shell(
     env: Env = None,
     json_: Json = False,
 ) -> None:
-    """Open a shell inside a run that is RUNNING, or run one command there: -- COMMAND.
+    """Open a shell inside a RUNNING run, or run the command after -- in it.
 
-    It has the run's variables, working folder and limits, and ends with the run. The exit code is
-    the command's.
+    The shell has the run's variables, working folder and limits, and ends with the run. The exit
+    code is the command's.
     """
     command = tuple(ctx.obj or ())
     if ctx.obj is not None and not command:
@@ -64,7 +64,7 @@ def wait_for_target(context: "Context", word: str, node: int | None, wait: bool)
             if state != last:
                 say(f"{state}: waiting for it.")
                 last = state
-            context.clock.sleep(context.pace.most)
+            context.clock.sleep(context.pace.longest)
 
 
 # --- Port forwarding ------------------------------------------------------------------------------
@@ -82,7 +82,7 @@ def forward(
             metavar="N",
             min=1,
             max=65535,
-            help="Port of this machine; default: PORT or any.",
+            help="Use this port of this machine; default: PORT, or any.",
         ),
     ] = None,
     node: Node = None,
@@ -92,7 +92,7 @@ def forward(
 ) -> None:
     """Forward a port of this machine, on 127.0.0.1, to a port inside a run, until Ctrl-C.
 
-    The run's program may open its port later. The forward ends with the run.
+    The run's program may open its port later. Forwarding ends with the run.
     """
     context = open_context(env)
     target = wait_for_target(context, run, node, wait)

@@ -1,4 +1,4 @@
-"""The `tensorboard` command: curves of runs in TensorBoard, in the browser on this machine."""
+"""`batchml tensorboard`: curves of runs in TensorBoard, in the browser on this machine."""
 
 import signal
 import sys
@@ -41,11 +41,15 @@ def tensorboard(
     ] = None,
     workspace: Annotated[
         list[Path] | None,
-        typer.Option("--workspace", metavar="PATH", help="Show event files of a folder (`local`)."),
+        typer.Option(
+            "--workspace",
+            metavar="PATH",
+            help="Show event files of this folder, too (only `local`).",
+        ),
     ] = None,
     port: Annotated[
         int | None,
-        typer.Option("--port", "--local-port", metavar="N", help="Port of this machine."),
+        typer.Option("--port", "--local-port", metavar="N", help="Use this port of this machine."),
     ] = None,
     open_: Annotated[bool, typer.Option("--open", help="Open the browser.")] = False,
     env: Env = None,

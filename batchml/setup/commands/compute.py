@@ -49,14 +49,22 @@ compute_app = command_group(
     "batchml compute list",
 )
 
-MinVcpus = Annotated[int | None, typer.Option(help="Keep these vCPUs without jobs; they cost.")]
-MaxVcpus = Annotated[int | None, typer.Option(help="Limit the vCPUs, and so the cost.")]
+MinVcpus = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Keep, and pay, this number of vCPUs even without jobs."),
+]
+MaxVcpus = Annotated[
+    int | None, typer.Option(metavar="N", help="Limit the vCPUs, and so the cost.")
+]
 Types = Annotated[
     list[str] | None,
-    typer.Option("--instance-type", help="Use this type or family. May be repeated."),
+    typer.Option(
+        "--instance-type", metavar="TYPE", help="Use this type or family. May be repeated."
+    ),
 ]
 ScaleDownDelay = Annotated[
-    str | None, typer.Option(help="Keep idle instances for this time: 20m to 7d, or 0.")
+    str | None,
+    typer.Option(metavar="DURATION", help="Keep idle instances for this time: 20m to 7d, or 0."),
 ]
 
 
@@ -108,36 +116,52 @@ def compute_create(
     min_vcpus: MinVcpus = None,
     spot: Annotated[bool | None, typer.Option("--spot", help="Use spot instances.")] = None,
     allocation_strategy: Annotated[
-        str | None, typer.Option(help="AWS Batch's strategy; default: the recommended one.")
+        str | None,
+        typer.Option(
+            metavar="STRATEGY", help="Use this strategy of AWS Batch; default: the recommended one."
+        ),
     ] = None,
     bid_percentage: Annotated[
-        int | None, typer.Option(help="Limit spot prices to this part of the on-demand price.")
+        int | None,
+        typer.Option(
+            metavar="PERCENT", help="Limit spot prices to this part of the on-demand price."
+        ),
     ] = None,
     ami: Annotated[
-        str | None, typer.Option(help="Start this AMI: build, ecs-gpu or ami-0123...")
+        str | None,
+        typer.Option(
+            metavar="AMI", help="Start this AMI: build, ecs-gpu or ami-0123456789abcdef0."
+        ),
     ] = None,
     disk: Annotated[
-        str | None, typer.Option(help='Give each instance this disk: "100 GiB".')
+        str | None, typer.Option(metavar="SIZE", help='Give each instance this disk: "100 GiB".')
     ] = None,
     placement_group: Annotated[
-        str | None, typer.Option(help='Use this group; "cluster": create one.')
+        str | None, typer.Option(metavar="GROUP", help='Use this group; "cluster": create one.')
     ] = None,
     capacity_reservation: Annotated[
-        str | None, typer.Option(help="Use cr-0123..., a resource group's ARN, open or none.")
+        str | None,
+        typer.Option(
+            metavar="ID", help="Use this reservation: its id, a resource group's ARN, open or none."
+        ),
     ] = None,
     capacity_block: Annotated[
-        str | None, typer.Option(help="Use this capacity block: cr-0123...")
+        str | None,
+        typer.Option(metavar="ID", help="Use this capacity block: cr-0123456789abcdef0."),
     ] = None,
     scale_down_delay: ScaleDownDelay = None,
     stop_timeout: Annotated[
-        str | None, typer.Option(help="Wait from the stop signal to the kill: 30s to 120s.")
+        str | None,
+        typer.Option(
+            metavar="DURATION", help="Wait this time from the stop signal to the kill: 30s to 120s."
+        ),
     ] = None,
     env: Env = None,
     json_: Json = False,
 ) -> None:
     """Create a compute environment.
 
-    Without flags, creates the one that batchml.toml describes. `setup` does not delete it.
+    Without flags, create it as batchml.toml describes it. `setup` does not delete it.
     """
     context = open_context(env)
     table = drop_none(
@@ -165,7 +189,7 @@ def compute_update(
     min_vcpus: MinVcpus = None,
     warm: Annotated[
         int | None,
-        typer.Option(metavar="HOSTS", help="Set --min-vcpus to these hosts of its first type."),
+        typer.Option(metavar="HOSTS", help="Set --min-vcpus to the vCPUs of this number of hosts."),
     ] = None,
     scale_down_delay: ScaleDownDelay = None,
     enable: Enable = None,
@@ -174,9 +198,10 @@ def compute_update(
 ) -> None:
     """Change a compute environment now. If setup made it, the next setup changes it back.
 
-    Warm hosts cost money without jobs: the price, and the command that ends it, are printed.
+    Hosts that --warm keeps cost money without jobs: their price is printed, and the command that
+    ends them.
 
-    New types replace its instances; other changes disturb no run. For other properties, such as the
+    New types replace the instances; other changes disturb no run. For other properties, such as the
     disk, change batchml.toml and run setup.
     """
     context = open_context(env)
@@ -238,7 +263,8 @@ def compute_score(
         int | None, typer.Option(metavar="N", help="Score this number of vCPUs instead.")
     ] = None,
     region: Annotated[
-        list[str] | None, typer.Option(help="Score only this region. May be repeated.")
+        list[str] | None,
+        typer.Option(metavar="REGION", help="Score only this region. May be repeated."),
     ] = None,
     single_az: Annotated[
         bool, typer.Option("--single-az", help="Score zones: all hosts in one zone.")

@@ -25,10 +25,12 @@ jobdef_app = command_group(
 
 @jobdef_app.command("list", epilog="Example: batchml jobdef list --job lenet")
 def list_(
-    job: Annotated[str | None, typer.Option(help="List only definitions of this job.")] = None,
+    job: Annotated[
+        str | None, typer.Option(metavar="JOB", help="List only definitions of this job.")
+    ] = None,
     all_: Annotated[
         bool,
-        typer.Option("--all", help="List also definitions of other programs and environments."),
+        typer.Option("--all", help="Also list definitions of other programs and environments."),
     ] = False,
     env: Env = None,
     json_: Json = False,
@@ -80,7 +82,8 @@ def register(
 @jobdef_app.command(epilog="Example: batchml jobdef delete lenet-0123456789:1")
 def delete(
     names: Annotated[
-        list[str], typer.Argument(metavar="NAME[:REV]...", help="As `jobdef list` shows.")
+        list[str],
+        typer.Argument(metavar="NAME[:REV]...", help="Definitions, as `jobdef list` shows them."),
     ],
     env: Env = None,
     json_: Json = False,
@@ -98,7 +101,10 @@ def delete(
 @jobdef_app.command(epilog="Example: batchml jobdef gc --older-than 30d --dry-run")
 def gc(
     older_than: Annotated[
-        str, typer.Option(help="Choose definitions neither registered nor used for this time.")
+        str,
+        typer.Option(
+            metavar="DURATION", help="Choose definitions neither registered nor used for this time."
+        ),
     ] = "30d",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="List the definitions and change nothing.")
@@ -135,9 +141,9 @@ def _jobs_here(context: Context) -> set[str]:
 
     Raises ConfigError for a job.toml with mistakes, because its definition would be deregistered.
     """
-    folders = [path.parent for path in sorted((context.here / "jobs").glob("*/job.toml"))]
-    if (context.here / "job.toml").is_file():
-        folders.append(context.here)
+    folders = [path.parent for path in sorted((context.folder / "jobs").glob("*/job.toml"))]
+    if (context.folder / "job.toml").is_file():
+        folders.append(context.folder)
     return {load_job(folder).name for folder in folders}
 
 

@@ -31,7 +31,7 @@ _INDENT = " " * 10
 @app.command(epilog="Example: batchml doctor --env dev")
 def doctor(
     env: Annotated[
-        str | None, typer.Option("--env", metavar="NAME", help="Environment to check.")
+        str | None, typer.Option("--env", metavar="NAME", help="Check this environment.")
     ] = None,
     json_: Json = False,
 ) -> None:
@@ -101,7 +101,7 @@ def _server_trouble(settings: Settings, home: Home) -> str:
         return ""
     if not is_answering(found):
         return describe_silence(home)
-    return found.read_only or Context(settings, SystemClock(), Path.cwd()).held_back()
+    return found.read_only or Context(settings, SystemClock(), Path.cwd()).find_start_obstacle()
 
 
 def _examine_account(settings: Settings) -> Iterator[Finding]:
@@ -130,10 +130,14 @@ def _plain(finding: Finding) -> dict[str, Any]:
 @app.command(epilog="Example: batchml init --env dev --region eu-west-1")
 def init(
     env: Annotated[
-        str, typer.Option("--env", metavar="NAME", help="Name of the first environment in AWS.")
+        str,
+        typer.Option(
+            "--env", metavar="NAME", help="Give this name to the first environment in AWS."
+        ),
     ] = "dev",
     region: Annotated[
-        str | None, typer.Option(help="Its region; AWS_REGION or us-east-1 unless given.")
+        str | None,
+        typer.Option(metavar="REGION", help="Set its region; default: AWS_REGION, or us-east-1."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
     json_: Json = False,

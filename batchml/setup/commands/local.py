@@ -44,22 +44,33 @@ def _home() -> Any:
 
 @local_app.command(epilog="Example: batchml local start --port 8123")
 def start(
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; default: any free port.")] = 0,
+    port: Annotated[
+        int,
+        typer.Option(min=0, max=65535, metavar="N", help="Listen on this port; 0: any free port."),
+    ] = 0,
     idle: Annotated[
-        str | None, typer.Option(help="Stop after this time without jobs and requests: 10m.")
+        str | None,
+        typer.Option(
+            metavar="DURATION", help="Stop after this time without jobs and requests: 10m."
+        ),
     ] = None,
     executor: Annotated[
-        str | None, typer.Option(help="Run jobs by process or docker. Kept for later starts.")
+        str | None,
+        typer.Option(
+            metavar="process|docker", help="Run jobs as processes or Docker containers (kept)."
+        ),
     ] = None,
     allow_path: Annotated[
         list[str] | None,
-        typer.Option(help="Allow containers to mount this folder. Kept; may be repeated."),
+        typer.Option(
+            metavar="FOLDER", help="Allow containers to mount this folder (kept). May be repeated."
+        ),
     ] = None,
     allow_privileged: Annotated[
         bool | None,
         typer.Option(
             "--allow-privileged/--no-allow-privileged",
-            help="Allow privileged containers. Kept.",
+            help="Allow privileged containers (kept).",
         ),
     ] = None,
     vcpus: Annotated[
@@ -67,24 +78,31 @@ def start(
         typer.Option(
             min=0,
             max=10_000,
-            help="Pretend to have this many vCPUs, for multi-node runs; 0: the real number. Kept.",
+            metavar="N",
+            help="Place jobs as if this machine had N vCPUs; 0: as many as it has (kept).",
         ),
     ] = None,
     endpoint: Annotated[
         list[str] | None,
         typer.Option(
             metavar="SERVICE=URL",
-            help="Give jobs this endpoint of another service: s3=http://127.0.0.1:9000. Kept; may "
-            "be repeated; an empty URL removes it.",
+            help="Give jobs this endpoint of another AWS service: s3=http://127.0.0.1:9000 (kept). An "
+            "empty URL removes it. May be repeated.",
         ),
     ] = None,
     chaos: Annotated[
         str | None,
-        typer.Option(help="Inject failures until it stops: host-lost@60s, throttle=20%."),
+        typer.Option(
+            metavar="FAULTS",
+            help="Inject faults until the server stops: throttle=20%,oom@60s.",
+        ),
     ] = None,
     json_: Json = False,
 ) -> None:
-    """Start the server unless it runs. `submit` starts it by itself."""
+    """Start the server unless it runs.
+
+    `submit` starts it by itself. Later starts keep the values of options that are marked (kept).
+    """
     context = _context()
     home = context.home
     seconds = read_seconds(idle, "--idle")
@@ -238,7 +256,9 @@ def reset(
     ] = False,
     archive: Annotated[
         str,
-        typer.Option(metavar="PLACE", help="With --delete-data: use the archive at this location."),
+        typer.Option(
+            metavar="LOCATION", help="With --delete-data: use the archive at this location."
+        ),
     ] = "",
     allow_loss: Annotated[
         list[str] | None,
@@ -302,7 +322,7 @@ def _print_status(home: Any, json_: bool) -> bool:
     letter = state_of(found.pid) if found and not answering else ""
     choice = read_choice(home)
     executor, believed = choice.executor, {"vcpus": choice.vcpus} if choice.vcpus else {}
-    held = _context().held_back() if answering else ""
+    held = _context().find_start_obstacle() if answering else ""
     beside = {"endpoints": choice.endpoints} if choice.endpoints else {}
     if json_:
         rehearsed = {"chaos": found.chaos} if found and found.chaos else {}
@@ -378,7 +398,7 @@ class LocalData:
             raise UsageError(f"--allow-loss {unknown[0]}: choose {' or '.join(NAMES)}.")
         self._home, self._allowed, self._given = context.home, allowed, archive
         self._clock = context.clock
-        _, self._store = LocalWorkspace(self._home.root, context.here).open_archive(archive)
+        _, self._store = LocalWorkspace(self._home.root, context.folder).open_archive(archive)
 
     def check(self, so_far: str, reads: bool = False) -> None:
         """Raise TransferFailed if data would be lost. `so_far`: what was done until now.

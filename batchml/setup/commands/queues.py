@@ -27,7 +27,7 @@ from batchml.context import Context
 from batchml.errors import UsageError
 from batchml.model.environment import Queue
 from batchml.model.names import bare_name, short_id
-from batchml.model.run import state_text
+from batchml.model.run import describe_state
 from batchml.runs.commands.usage import memory, number
 from batchml.setup.commands.shared import (
     Enable,
@@ -54,11 +54,18 @@ queue_app = command_group(
 )
 
 Priority = Annotated[
-    int | None, typer.Option(help="Priority, 0 to 1000; the highest is served first.")
+    int | None,
+    typer.Option(
+        metavar="N", help="Set the priority, 0 to 1000; the highest queue is served first."
+    ),
 ]
 Computes = Annotated[
     list[str] | None,
-    typer.Option("--compute", help="Use this compute environment. Repeat it in order of use."),
+    typer.Option(
+        "--compute",
+        metavar="COMPUTE",
+        help="Use this compute environment. Repeat it in order of use.",
+    ),
 ]
 TimeLimits = Annotated[
     list[str] | None,
@@ -99,13 +106,15 @@ def queue_create(
     compute: Computes = None,
     share: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=WEIGHT", help="Add a fair share; twice the weight gets twice."),
+        typer.Option(
+            metavar="NAME=WEIGHT", help="Add a fair share. Twice the weight gets twice the vCPUs."
+        ),
     ] = None,
     time_limit: TimeLimits = None,
     env: Env = None,
     json_: Json = False,
 ) -> None:
-    """Create a job queue. Without flags, creates the one that batchml.toml describes."""
+    """Create a job queue, without flags as batchml.toml describes it."""
     context = open_context(env)
     _refuse_lists(compute)
     table = drop_none(priority=priority, compute=compute, **_queue_tables(share, time_limit))
@@ -241,7 +250,7 @@ def _run_rows(found: ClusterSnapshot) -> list[list[str]]:
             [
                 short_id(run.job_id),
                 printable(run.name),
-                state_text(run),
+                describe_state(run),
                 age_text(run, found.at),
                 number(run.vcpus * max(1, run.nodes)),
                 memory(run.memory_mib * max(1, run.nodes)),

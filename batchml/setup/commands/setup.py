@@ -35,7 +35,9 @@ from batchml.workspace.deletion_guard import check_archived
 
 WOULD_CHANGE = 2  # the exit code of `--plan` if it shows changes
 
-Plan = Annotated[bool, typer.Option("--plan", help="Show the plan and stop: 0 nothing, 2 changes.")]
+Plan = Annotated[
+    bool, typer.Option("--plan", help="Show the plan and stop; exit with 2 if it has changes.")
+]
 ContinueRollback = Annotated[
     bool, typer.Option("--continue-rollback", help="Continue a stuck rollback of an update.")
 ]
@@ -301,7 +303,7 @@ def _next(context: Context, options: PlanOptions) -> str:
     if options.command == "teardown":
         return f"Environment {context.env} is torn down."
     flag = "" if context.env == context.settings.default else f" --env {context.env}"
-    has_hello = (context.here / "jobs" / "hello" / "job.toml").is_file()
+    has_hello = (context.folder / "jobs" / "hello" / "job.toml").is_file()
     job = "hello" if has_hello else "lenet"
     what = f"submit{flag} --wait {job}" if context.settings.is_local else f"queue list{flag}"
     return f"Environment {context.env} is ready. Try: batchml {what}"

@@ -20,7 +20,7 @@ from batchml.context import Context
 from batchml.errors import INTERRUPTED, NotFound, UsageError
 from batchml.jobs.find import ImageSource
 from batchml.model.environment import LOCAL, Compute, Environment, Queue
-from batchml.resources import shipped
+from batchml.resources import shipped_folder
 from batchml.runs import job_images
 from batchml.setup import desired
 from batchml.setup.apply import apply_plan, read_state
@@ -48,7 +48,9 @@ def read_subject(context: Context, like: str | None = None) -> SetupSubject:
         made = [job.request(platform) for job in jobs]
         return {request["jobDefinitionName"]: request for request in made}
 
-    templates = {short: (shipped("cfn") / f"{short}.yaml").read_text("utf-8") for short in STACKS}
+    templates = {
+        short: (shipped_folder("cfn") / f"{short}.yaml").read_text("utf-8") for short in STACKS
+    }
     scheme = SetupSpec(context.env, environment, templates, definitions)
     return SetupSubject(scheme, (*notes, *more), sources)
 

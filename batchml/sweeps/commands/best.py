@@ -137,7 +137,7 @@ def fetch_as_job(
         say("It has written no outputs to BATCHML_OUTPUT_DIR and no checkpoint.")
     if not sweep.code or found.code:
         command = join_shell(["batchml", "submit", str(dest)])
-        say(f"  run it:  {command}{context.option}")
+        say(f"  run it:  {command}{context.env_option}")
 
 
 def _describe_count(count: int) -> str:
@@ -200,9 +200,9 @@ def _next_commands(
 ) -> Iterator[tuple[str, str]]:
     yield "log", log_of(context, trial)
     if trial.state.is_failure and trial.job_id:
-        yield "explain", f"batchml explain {trial.job_id}{context.option}"
+        yield "explain", f"batchml explain {trial.job_id}{context.env_option}"
     if trial.state.is_ended:
-        again = f"batchml sweeps rerun {sweep.key} --trial {trial.number}{context.option}"
+        again = f"batchml sweeps rerun {sweep.key} --trial {trial.number}{context.env_option}"
         yield "run again", again
 
 

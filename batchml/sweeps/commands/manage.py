@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from batchml.sweeps.started import StartedSweep
     from batchml.sweeps.stores import SweepStore
 
-Code = Annotated[bool, typer.Option("--code", help="Send the present code first.")]
+Code = Annotated[bool, typer.Option("--code", help="First send the job's code as it is now.")]
 Secrets = Annotated[
     bool,
     typer.Option("--include-secrets", help="With --code: also send files that look like secrets."),
@@ -62,7 +62,9 @@ def resume(
 def stop(
     word: OneSweep,
     now: Annotated[bool, typer.Option("--now", help="Stop trials without time to save.")] = False,
-    reason: Annotated[str, typer.Option(help="Record why.")] = "stopped by the user",
+    reason: Annotated[
+        str, typer.Option(metavar="TEXT", help="Record this reason.")
+    ] = "stopped by the user",
     env: Env = None,
     json_: Json = False,
 ) -> None:
@@ -125,7 +127,8 @@ def rerun(
     word: OneSweep,
     failed: Annotated[bool, typer.Option("--failed", help="Run all failed trials.")] = False,
     trial: Annotated[
-        list[int] | None, typer.Option("--trial", metavar="N", help="Run this trial. Repeatable.")
+        list[int] | None,
+        typer.Option("--trial", metavar="N", help="Run this trial. May be repeated."),
     ] = None,
     code: Code = False,
     include_secrets: Secrets = False,
@@ -156,9 +159,11 @@ def rerun(
 @sweeps_app.command(epilog="Example: batchml sweeps confirm @last --top 3 --seeds 3")
 def confirm(
     word: OneSweep,
-    top: Annotated[int | None, typer.Option(metavar="N", help="Number of best trials.")] = None,
+    top: Annotated[
+        int | None, typer.Option(metavar="N", help="Run this number of the best trials.")
+    ] = None,
     seeds: Annotated[
-        int | None, typer.Option(metavar="N", help="Number of seeds for each trial.")
+        int | None, typer.Option(metavar="N", help="Run each trial with this number of seeds.")
     ] = None,
     wait: Wait = True,
     env: Env = None,
@@ -224,7 +229,7 @@ def _find(env: str | None, word: str) -> "tuple[Context, StartedSweep, SweepStor
 
 
 def _word(context: "Context", sweep: "StartedSweep") -> str:
-    return f"{sweep.key}{context.option}"
+    return f"{sweep.key}{context.env_option}"
 
 
 # --- The controller as a run: `sweeps attend`, which `--detach` submits ---------------------------

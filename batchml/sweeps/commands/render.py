@@ -222,7 +222,7 @@ _FAILED_NAMED = 3  # failed trials whose logs are named
 
 def log_of(context: Context, trial: Trial) -> str:
     """The command that prints the log of a trial's last container; "" without a container."""
-    return f"batchml logs {trial.job_id}{context.option}" if trial.job_id else ""
+    return f"batchml logs {trial.job_id}{context.env_option}" if trial.job_id else ""
 
 
 def is_server_down(context: Context) -> bool:
@@ -238,7 +238,7 @@ def describe_next_commands(
     holder: str,
 ) -> str:
     """The controller of a sweep, and the next commands."""
-    lines, word = [], f"{sweep.key}{context.option}"
+    lines, word = [], f"{sweep.key}{context.env_option}"
     failed = failed_trials(state)[:_FAILED_NAMED]
     commands = [(f"trial {each.number} failed", log_of(context, each)) for each in failed]
     if failed:

@@ -313,7 +313,7 @@ class SweepInterrupt:
         if is_started is None:
             is_started = self._exists()
         if is_started is None:
-            word = f"{self._sweep.key}{self._context.option}"
+            word = f"{self._sweep.key}{self._context.env_option}"
             say(f"\nIt is unknown whether the sweep was started: batchml sweeps show {word}")
         elif is_started:
             say(describe_what_continues(self._context, self._sweep, self._snapshot))
@@ -365,7 +365,7 @@ def describe_what_continues(
     context: Context, sweep: StartedSweep, snapshot: SweepSnapshot | None
 ) -> str:
     """What continues without this command, and how to resume. `snapshot`: the last one, if any."""
-    word = f"{sweep.key}{context.option}"
+    word = f"{sweep.key}{context.env_option}"
     if snapshot is None:
         words = "\nPaused: the sweep was started, but not all of its trials were submitted."
     elif sweep.mode is SubmitMode.BATCHES:
@@ -431,7 +431,7 @@ def without_final_best(snapshots: Iterator[SweepSnapshot]) -> Iterator[SweepSnap
 
 
 def say_next_commands(context: Context, sweep: StartedSweep) -> None:
-    say(follow_and_stop_lines(f"{sweep.key}{context.option}"))
+    say(follow_and_stop_lines(f"{sweep.key}{context.env_option}"))
 
 
 # --- The end --------------------------------------------------------------------------------------
@@ -449,8 +449,8 @@ def exit_with_result(
         failed = summary.first_failure
         if failed is not None and (log := log_of(context, failed)):
             say(f"  trial {failed.number} failed:  {log}")
-            word = f"{sweep.key}{context.option}"
+            word = f"{sweep.key}{context.env_option}"
             code = "--code " if sweep.code else ""
             say(f"  rerun after a fix:  batchml sweeps rerun --failed {code}{word}")
-        say(f"  report:  batchml sweeps report {sweep.key}{context.option}")
+        say(f"  report:  batchml sweeps report {sweep.key}{context.env_option}")
     raise typer.Exit(exit_code(summary))

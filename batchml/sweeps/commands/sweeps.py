@@ -53,7 +53,7 @@ def sweep(
             "--set", metavar="KEY=VALUE", help="Change a key of the file: space.lr.log=[1e-5,1]."
         ),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Name the sweep.")] = None,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="Name the sweep.")] = None,
     strict_resources: Annotated[
         bool, typer.Option("--strict-resources", help="Fail if the job does not fit this machine.")
     ] = False,
@@ -156,7 +156,9 @@ OneSweep = Annotated[
 
 @sweeps_app.command("ls", epilog="Example: batchml sweeps ls")
 def list_(
-    limit: Annotated[int, typer.Option(min=1, help="List at most this many, the newest.")] = 20,
+    limit: Annotated[
+        int, typer.Option(min=1, metavar="N", help="List at most this many, the newest.")
+    ] = 20,
     env: Env = None,
     json_: Json = False,
 ) -> None:
@@ -249,7 +251,9 @@ def _show_trial(
 @sweeps_app.command("best", epilog="Example: batchml sweeps best @last --command")
 def best(
     word: OneSweep,
-    count: Annotated[int, typer.Option("-n", min=1, metavar="K", help="Number of trials.")] = 1,
+    count: Annotated[
+        int, typer.Option("-n", min=1, metavar="K", help="Show this number of trials.")
+    ] = 1,
     command: Annotated[
         bool, typer.Option("--command", help="Print only the shell command that runs it.")
     ] = False,
