@@ -292,7 +292,7 @@ def test_resources_are_described_and_listed(tmp_path: Path) -> None:
     assert names() == ["Token", "fuel", "seat"]
     wanted = {"name": "CONSUMABLE_RESOURCE_NAME", "values": ["TOK*", "seat"]}
     assert names(filters=[wanted]) == ["Token", "seat"]
-    with pytest.raises(ApiError, match="filters here"):
+    with pytest.raises(ApiError, match="The allowed filters, each at most once, are CONSUMABLE_RESOURCE_NAME"):
         names(filters=[{"name": "OTHER", "values": []}])
     first = w.read("ListConsumableResources", maxResults=2)
     token = first["nextToken"]

@@ -136,7 +136,7 @@ def test_a_queue_has_environments_of_its_own_account() -> None:
     asked = {"jobQueueName": "n", "priority": 1}
     order = [{"order": 1, "computeEnvironment": theirs}]
     text = w.refusal("CreateJobQueue", **asked, computeEnvironmentOrder=order)
-    assert "another account" in text
+    assert "belongs to an account other than 000000000000" in text
     w.queue("n", 1, arn("compute-environment", "ce"))
 
 
