@@ -102,7 +102,6 @@ def _other(context: "Context", env: str, word: str) -> "Context":
 
     Raises OtherAccountOrRegion where jobs of this environment cannot wait for jobs of that one.
     """
-
     settings = context.settings
     settings.check(env)
     named = replace(settings, env=Setting(env, f"--after {word}"))

@@ -15,22 +15,21 @@ from batchml.model.fallback import MOVED_MARK
 from batchml.model.run import (
     NOT_KNOWN,
     NOT_KNOWN_WORDS,
+    Record,
+    Run,
     RunName,
-    first_child,
+    first_child_id,
     first_start,
     has_begun,
 )
-from batchml.runs.metrics.series import gather, last_values
+from batchml.runs.metrics.series import Series, gather, last_values
 from batchml.runs.names import bare_id, select_run
 from batchml.runs.rerun.rules import first_numbers, own_id, ranges
 from batchml.runs.search import FoundRun, RunFilter, remember, search, unlisted
 
 if TYPE_CHECKING:
     from batchml.aws.batch.jobs import JobApi
-    from batchml.context import Context
-    from batchml.history import Remembered
-    from batchml.model.run import Record, Run
-    from batchml.runs.metrics.series import Series
+    from batchml.history import HistoryRecords
 
 READING_TIME = 5.0  # seconds that a log is read for its metrics before the rest is left unread
 
@@ -42,14 +41,13 @@ class RunMetrics(NamedTuple):
     the run wrote.
     """
 
-    series: "dict[str, Series]"
+    series: dict[str, Series]
     is_whole: bool
     is_damaged: bool = False
 
     @property
     def last(self) -> dict[str, float]:
         """The last value of each metric; without NaN and infinity, which JSON cannot hold."""
-
         return last_values(self.series)
 
 
@@ -61,12 +59,12 @@ class NewestRuns(NamedTuple):
     sweeps: frozenset[str]
 
 
-def find(context: "Context", wanted: RunFilter, limit: int) -> NewestRuns:
+def find(context: Context, wanted: RunFilter, limit: int) -> NewestRuns:
     """The newest `limit` runs that match the filter."""
     api = context.batch
     queues = [wanted.queue] if wanted.queue else api.queues()
 
-    def metrics(run: "Run", record: "Record") -> dict[str, float]:
+    def metrics(run: Run, record: Record) -> dict[str, float]:
         return measure(context, run, record).last
 
     now = int(context.clock.now() * 1000)
@@ -81,7 +79,7 @@ def find(context: "Context", wanted: RunFilter, limit: int) -> NewestRuns:
     return NewestRuns(newest[:limit], len(newest) > limit, frozenset(sweeps))
 
 
-def check_queues(api: "JobApi", queues: "Iterable[str]") -> None:
+def check_queues(api: "JobApi", queues: Iterable[str]) -> None:
     """Raise NotFound for the first of these queues that does not exist: one call at most."""
     asked = list(queues)
     known = api.queues() if asked else []
@@ -91,13 +89,13 @@ def check_queues(api: "JobApi", queues: "Iterable[str]") -> None:
             raise NotFound("Job queue", queue, known, hint)
 
 
-def recall(context: "Context", job_ids: Sequence[str]) -> list[FoundRun]:
+def recall(context: Context, job_ids: Sequence[str]) -> list[FoundRun]:
     """These runs, also those that AWS has forgotten; a hundred a call.
 
     Raises NotFound for the first that neither AWS nor the history knows.
     """
     history, now = context.history, int(context.clock.now() * 1000)
-    records = history.remembered(context.env)
+    records = history.records(context.env)
     told = context.describe(list(dict.fromkeys(job_ids)))
     remember(history, filter(None, map(records.get, told)), told)
     found = []
@@ -115,7 +113,7 @@ def recall(context: "Context", job_ids: Sequence[str]) -> list[FoundRun]:
     return found
 
 
-def judged(context: "Context", run: "Run") -> "Run":
+def judged(context: Context, run: Run) -> Run:
     """The run; for an array that failed, with the outcomes of its children: one call."""
     if not run.children or run.failures:
         return run
@@ -124,33 +122,32 @@ def judged(context: "Context", run: "Run") -> "Run":
     return jobs.with_child_failures(context.connect(), run)
 
 
-def with_start(context: "Context", found: FoundRun) -> FoundRun:
+def with_start(context: Context, found: FoundRun) -> FoundRun:
     """For an array, the run with the time when its first child was started: one call."""
-
     run = found.run
     if run is None or run.started_at or not has_begun(run):
         return found
-    child = first_child(run.job_id)
+    child = first_child_id(run.job_id)
     try:
         start = first_start(context.describe([child]).get(child))
     except BatchmlError:  # the start is optional information
         return found
     if start and run.status.is_terminal and found.record is not None:
         with suppress(OSError):  # a full disk: the next call tries again
-            context.history.began({run.job_id: start})
+            context.history.add_starts({run.job_id: start})
     return FoundRun(msgspec.structs.replace(run, started_at=start), found.record)
 
 
-def unknown(context: "Context", job_id: str) -> NotFound:
+def unknown(context: Context, job_id: str) -> NotFound:
     """The error for a job id that the server does not know."""
-    if context.history.remembered(context.env).get(bare_id(job_id)) is not None:
+    if context.history.records(context.env).get(bare_id(job_id)) is not None:
         hint = NOT_KNOWN_WORDS
     else:
         hint = f"It is {NOT_KNOWN}, and was not submitted from here. `batchml ls` shows the runs."
     return NotFound("Run", job_id, [], about_part(context, job_id) or hint)
 
 
-def about_part(context: "Context", job_id: str) -> str:
+def about_part(context: Context, job_id: str) -> str:
     """For a child or node that does not exist: the parts that the run has."""
     whole = bare_id(job_id)
     run = context.describe([whole]).get(whole) if whole != job_id else None
@@ -162,7 +159,7 @@ def about_part(context: "Context", job_id: str) -> str:
     return f"{run.name} has no {what}: leave out {job_id.removeprefix(whole)}."
 
 
-def _of_child(records: "Remembered", job_id: str) -> "Record | None":
+def _of_child(records: "HistoryRecords", job_id: str) -> Record | None:
     """The record of one child or node: its request is that of the whole run."""
     whole = records.get(bare_id(job_id))
     if whole is None:
@@ -172,12 +169,11 @@ def _of_child(records: "Remembered", job_id: str) -> "Record | None":
     )
 
 
-def measure(context: "Context", run: "Run", record: "Record | None") -> RunMetrics:
+def measure(context: Context, run: Run, record: Record | None) -> RunMetrics:
     """The metrics in a run's log; those of an ended run are kept in the history.
 
     A log that is gone, or that may not be read, has none.
     """
-
     end = context.clock.monotonic() + READING_TIME
     late: list[bool] = []
     damaged: list[bool] = []
@@ -260,7 +256,7 @@ def _own_child(context: Context, word: str, job_id: str) -> str:
     whole, colon, _ = job_id.partition(":")
     if not colon:
         return job_id
-    record = context.history.remembered(context.env).get(whole)
+    record = context.history.records(context.env).get(whole)
     run = None if record else context.describe([whole]).get(whole)
     first = first_numbers(run, record)
     own = own_id(job_id, first)
@@ -270,7 +266,7 @@ def _own_child(context: Context, word: str, job_id: str) -> str:
     return own
 
 
-def described(context: Context, job_ids: Sequence[str]) -> "dict[str, Run]":
+def described(context: Context, job_ids: Sequence[str]) -> dict[str, Run]:
     """The runs of these ids, in their order, a hundred a call.
 
     Raises NotFound for the first that the environment does not know.

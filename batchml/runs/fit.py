@@ -4,7 +4,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from batchml.errors import ConfigError
-from batchml.model.group import least, resources_of
+from batchml.model.group import min_workers, resources_of
 from batchml.model.job import JobSpec, Resources
 
 
@@ -33,7 +33,7 @@ def fit(spec: JobSpec, capacity: Capacity) -> Fitted:
             spec.name,
             [
                 f"nodes: {spec.nodes} at once, and this machine has "
-                f"{_count(capacity.vcpus, 'vCPU')}: each node takes one at least. Ask for fewer, "
+                f"{_count(capacity.vcpus, 'vCPU')}: each node takes at least one. Ask for fewer, "
                 f"or let them share: batchml local stop, then batchml local start "
                 f"--vcpus {spec.nodes}."
             ],
@@ -71,7 +71,7 @@ def fit_groups(spec: JobSpec, capacity: Capacity) -> Fitted:
     fit, as many as possible run at once; the others follow. Raises ConfigError where the head and
     its `min` workers do not fit.
     """
-    needed = 1 + sum(least(group) for group in spec.groups[1:])
+    needed = 1 + sum(min_workers(group) for group in spec.groups[1:])
     if needed > capacity.vcpus:
         raise ConfigError(
             spec.name,

@@ -21,14 +21,16 @@ def describe_notebook(context: "Context", run: "Run") -> str:
         return ""
     if run.status.is_terminal:
         return last_message(context, run)
-    return f"batchml notebook {run.job_id}{context.option}"
+    return f"batchml notebook {run.job_id}{context.env_option}"
 
 
 def last_message(context: "Context", run: "Run") -> str:
     """Return the last message of the notebook's program in the log; "" if there is none."""
     try:
         reader = context.open_log(run, run.attempts[-1].log_stream)
-        lines = (line.message for line in reader.backwards() if line.message.startswith(_PREFIX))
+        lines = (
+            line.message for line in reader.read_backwards() if line.message.startswith(_PREFIX)
+        )
         return next(lines, "").removeprefix(_PREFIX)
     except (BatchmlError, IndexError):
         return ""

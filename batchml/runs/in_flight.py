@@ -222,7 +222,6 @@ class Unsent:
 
         Raises OSError; then nothing may be sent.
         """
-
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomically(str(self._folder / gang), msgspec.json.encode(requests))
 

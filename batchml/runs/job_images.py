@@ -1,13 +1,13 @@
 """The image of a job and the platform of its environment: what a job definition is made from."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import Struct
 
 from batchml.aws.batch.requests import definition_request
 from batchml.aws.naming import Platform, make_platform
-from batchml.context import Context, read_stack_outputs
+from batchml.context import Context, EnvironmentCache, read_stack_outputs
 from batchml.errors import ConfigError
 from batchml.jobs.find import (
     ImageSource,
@@ -21,9 +21,6 @@ from batchml.jobs.images import pinned_recipe
 from batchml.model.image import flavor_for
 from batchml.model.job import JobSpec
 from batchml.runs.options import DEFAULT_IMAGE, ResolvedJob
-
-if TYPE_CHECKING:
-    from batchml.context import EnvironmentCache
 
 
 class JobWithImage(Struct, frozen=True):
@@ -44,7 +41,7 @@ def resolve(context: Context, names: Sequence[str]) -> list[JobWithImage]:
     Raises ConfigError for a job.toml that is wrong, NotFound for a job, or for an image that was
     not pushed.
     """
-    jobs = [find_job(name, context.job_folders, context.here) for name in names]
+    jobs = [find_job(name, context.job_folders, context.folder) for name in names]
     specs = [load_job(folder, context.image_folders) for folder in jobs]
     sources = [
         find_source(spec.image, context.image_folders, folder)
@@ -60,7 +57,7 @@ def image_reference(
     context: Context,
     spec: JobSpec,
     source: ImageSource | None,
-    known: "EnvironmentCache | None" = None,
+    known: EnvironmentCache | None = None,
 ) -> str:
     """The reference of a job's image. Raises ConfigError for what it is made from, and NotFound,
     with the command that pushes it, for one that is not in the registry."""
@@ -70,7 +67,7 @@ def image_reference(
         return source.recipe().reference
 
     wanted = source.recipe(flavor_for(spec.resources.gpus))
-    said = source.push_argument(context.here)
+    said = source.push_argument(context.folder)
     if known is None:
         return pinned_recipe(context.connect(), wanted, said)
     return known.image(wanted.reference, lambda: pinned_recipe(context.connect(), wanted, said))

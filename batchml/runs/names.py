@@ -6,14 +6,11 @@ A word is a job id, the unique start of one, a run's name, its name in AWS, its 
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from batchml.errors import NotFound, UsageError
 from batchml.model.names import bare_name, is_key, short_id, split_key
 from batchml.model.run import RunName
-
-if TYPE_CHECKING:
-    from batchml.model.run import RunName
 
 _JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _LAST = re.compile(r"@last(?:~(\d{1,6}))?")

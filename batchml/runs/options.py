@@ -300,7 +300,9 @@ def _find(context: Context, request: RunRequest) -> tuple[JobSpec, Path, str]:
     """The job as its file has it, its folder, and the folder's name."""
     if request.spec is not None:
         # Flags, files and programs obey the same rules.
-        spec = read_job(msgspec.to_builtins(request.spec), "The job", provided_params=request.provided_params)
+        spec = read_job(
+            msgspec.to_builtins(request.spec), "The job", provided_params=request.provided_params
+        )
         name = spec.name or name_of(spec.command)
         return msgspec.structs.replace(spec, name=name), context.folder, ""
     job = request.job
@@ -309,7 +311,11 @@ def _find(context: Context, request: RunRequest) -> tuple[JobSpec, Path, str]:
     if job is not None:
         folder = find_job(job, context.job_folders, context.folder)
         images = None if request.changes.get("image") else context.image_folders
-        return load_job(folder, images, request.provided_params), folder, to_name(folder.resolve().name)
+        return (
+            load_job(folder, images, request.provided_params),
+            folder,
+            to_name(folder.resolve().name),
+        )
     if not request.command:
         raise UsageError("Name a job (`batchml submit lenet`) or give a command after --.")
     name = name_of(request.command)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from msgspec import Struct
 
-from batchml.context import open_cache
+from batchml.context import Context, open_cache
 from batchml.errors import NotFound
 from batchml.jobs.ignore import OWN_FILE
 from batchml.runs.names import bare_id
@@ -25,7 +25,6 @@ from batchml.runtime.transfer.tree import Tree
 
 if TYPE_CHECKING:
     from batchml.aws.s3 import BucketStore
-    from batchml.context import Context
     from batchml.model.run import Run
     from batchml.runs.search import FoundRun
 
@@ -297,7 +296,7 @@ class BucketOutputs:
 
 
 def outputs(
-    context: "Context", found: "FoundRun", dest: Path
+    context: Context, found: "FoundRun", dest: Path
 ) -> Iterable[OutputEntry | CopiedOutputs]:
     """Copy the outputs of a run to `dest`; yield each copied file, and then the result.
 
@@ -319,7 +318,7 @@ def _copy_anew(source: OutputSource, dest: Path) -> Iterator[OutputEntry | Copie
             dest.rmdir()
 
 
-def source_of(context: "Context", found: "FoundRun") -> OutputSource:
+def source_of(context: Context, found: "FoundRun") -> OutputSource:
     """The source of a run's outputs. Raises NotFound."""
     source = _here(context, found) if context.settings.is_local else _there(context, found)
     first = first_numbers(found.run, found.record)
@@ -358,7 +357,7 @@ def _moved(path: str, folders: Mapping[str, str]) -> str:
     return f"{folders.get(folder, folder)}{slash}{name}"
 
 
-def _here(context: "Context", found: "FoundRun") -> OutputSource:
+def _here(context: Context, found: "FoundRun") -> OutputSource:
     runs, job_id = context.home.runs, found.job_id
     whole, is_node, _ = job_id.partition("#")
     for name in (job_id, whole) if is_node else (job_id,):  # nodes share the whole run's
@@ -393,7 +392,7 @@ def _why_none(run: "Run | None") -> str:
     return "It never began." if run.status.is_terminal else "It has not begun yet."
 
 
-def _there(context: "Context", found: "FoundRun") -> OutputSource:
+def _there(context: Context, found: "FoundRun") -> OutputSource:
     from batchml.aws.s3 import BucketStore
 
     store = found.run.environment.get("BATCHML_STORE", "") if found.run else ""

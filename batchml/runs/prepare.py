@@ -24,7 +24,7 @@ from batchml.context import Context, EnvironmentCache, open_cache
 from batchml.errors import NoQueue
 from batchml.jobs.code import CodeArchive, check_words
 from batchml.jobs.find import ImageSource, find_source
-from batchml.model.group import GROUP_TAG
+from batchml.model.group import GROUP_TAG, GroupJob
 from batchml.model.job import JobSpec
 from batchml.model.names import new_key, new_token, to_name
 from batchml.model.run import Record
@@ -36,14 +36,19 @@ from batchml.runs.options import (
     fit_to_machine,
     resolve_job,
 )
-from batchml.runs.package import PackageStore, code_folder, find_package_store, pack_code
+from batchml.runs.package import (
+    CommitQuery,
+    GitCommit,
+    PackageStore,
+    code_folder,
+    find_package_store,
+    pack_code,
+)
 from batchml.runs.scripts import from_script, true_sizes
 
 if TYPE_CHECKING:
-    from batchml.model.group import GroupJob
     from batchml.runs.fallback.move import FallbackPlan
     from batchml.runs.groups.submit import SubmitIntent
-    from batchml.runs.package import CommitQuery, GitCommit
 
 
 class PreparedRun(Struct, frozen=True):
@@ -141,11 +146,10 @@ def prepare(
     )  # fmt: skip
 
 
-def query_commit(folder: Path) -> "CommitQuery | None":
+def query_commit(folder: Path) -> CommitQuery | None:
     """The query for the folder's commit; None outside a git repository."""
     if not any((above / ".git").exists() for above in (folder, *folder.parents)):
         return None
-    from batchml.runs.package import CommitQuery
 
     return CommitQuery(folder)
 
@@ -172,7 +176,7 @@ def _travel(
     job: ResolvedJob,
     store: PackageStore,
     archive: CodeArchive | None,
-    commit: "GitCommit | None",
+    commit: GitCommit | None,
     notices: list[str],
     *,
     dry_run: bool,
@@ -242,7 +246,7 @@ def _record(
     requests: SubmissionRequests,
     submission: SubmissionContext,
     image: str,
-    commit: "GitCommit | None",
+    commit: GitCommit | None,
 ) -> Record:
     """What the history of this machine keeps of the run, before it is sent."""
     sent = requests.submit

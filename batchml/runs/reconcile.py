@@ -44,7 +44,7 @@ def reconcile(
     flights = InFlight.beside(history, env)
     settled: list[Settled] = []
     left: set[str] = set()  # keys of heads whose submission is still open
-    for record in _chosen(history.open(env), None if keys is None else set(keys)):
+    for record in _chosen(history.unconfirmed(env), None if keys is None else set(keys)):
         if record.gang in left:
             settled.append(Settled(record, is_open=True))
             continue
@@ -59,7 +59,9 @@ def reconcile(
             flights.remove(record.key)
     _forget_requests(history, env, flights)
     if keys is None:  # files of clients that were killed before they kept an intent
-        for key in set(flights.abandoned(clock.now())) - {each.key for each in history.open(env)}:
+        for key in set(flights.abandoned(clock.now())) - {
+            each.key for each in history.unconfirmed(env)
+        }:
             flights.remove(key)
     return settled
 
@@ -76,7 +78,7 @@ def _forget_requests(history: History, env: str, flights: InFlight) -> None:
     """Delete kept requests of group runs that are complete, or never will be."""
     unsent = Unsent.beside(history, env)
     kept = unsent.gangs()
-    known = {record.gang for record in history.open(env)} if kept else set()
+    known = {record.gang for record in history.unconfirmed(env)} if kept else set()
     for gang in kept:
         if gang not in known and not flights.is_flying(gang):
             unsent.drop(gang)
@@ -100,7 +102,7 @@ def _settle(
         found = []  # its queue was deleted, and with it its jobs
     if found:
         job_id = adopt(api, found, tell)
-        history.submitted(record.key, job_id)
+        history.add_job_id(record.key, job_id)
         if record.gang:
             from batchml.runs.groups.submit import end_left_over
 
@@ -112,7 +114,7 @@ def _settle(
         from batchml.runs.groups.submit import finish
 
         return Settled(record, finish(api, history, record, clock, tell))
-    history.refused(record.key, NEVER_ARRIVED)
+    history.add_refusal(record.key, NEVER_ARRIVED)
     return Settled(record)
 
 

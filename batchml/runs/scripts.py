@@ -42,8 +42,7 @@ _COMMAND_FLAGS = {"--wait", "--detach", "--dry-run", "--env", "--json", "--cance
 
 def refuse_missing(context: "Context", job: str | None) -> None:
     """Raises ScriptNotFound for a word that can only be a script's name, where no such file is."""
-
-    folders = (context.here, *context.job_folders)
+    folders = (context.folder, *context.job_folders)
     if not job or any((folder / job).exists() for folder in folders):
         return
     if is_script_name(Path(job).name):
@@ -52,10 +51,9 @@ def refuse_missing(context: "Context", job: str | None) -> None:
 
 def is_script(context: "Context", job: str | None) -> bool:
     """Whether the JOB of a command line is a script: `-`, or a file that looks like one."""
-
     if job is None or job == STDIN:
         return job == STDIN
-    path = context.here / job
+    path = context.folder / job
     if path.name == "job.toml" or not path.is_file() or path.stat().st_size > MOST:
         return False
     try:
@@ -66,12 +64,12 @@ def is_script(context: "Context", job: str | None) -> bool:
 
 def from_script(
     context: "Context",
-    order: "RunRequest",
+    order: RunRequest,
     notices: list[str],
     *,
     read: Callable[[], bytes] = lambda: sys.stdin.buffer.read(MOST + 1),
     environ: Mapping[str, str] = os.environ,
-) -> "RunRequest":
+) -> RunRequest:
     """The request with the options of the script that it names; any other request unchanged.
 
     `notices` get messages about lines without effect. `read` reads the script of `-`, `environ` has
@@ -86,7 +84,7 @@ def from_script(
         refuse_missing(context, order.job)
         return order
 
-    path = None if order.job == STDIN else context.here / order.job
+    path = None if order.job == STDIN else context.folder / order.job
     shown = order.job if path else "The script on stdin"
     text = _text(shown, path.read_bytes() if path else read())
     program = interpreter(text.encode().split(b"\n", 1)[0])
@@ -114,7 +112,7 @@ def from_script(
     return _with_facts(merged, script, facts)
 
 
-def _login(program: list[str], script: "Script") -> list[str]:
+def _login(program: list[str], script: Script) -> list[str]:
     from batchml.runtime.entry.script import without_login
 
     if not script.has_slurm or without_login(program) == program:
@@ -138,14 +136,13 @@ def _folder(context: "Context", path: Path | None, named: str, shown: str) -> Pa
     """The folder that is sent as code: the one that `-D` names, else the current folder, as for
     sbatch; the script's own where the script lies elsewhere.
     """
-
     if named:
-        folder = context.here / named
+        folder = context.folder / named
         if not folder.is_dir():
             raise ConfigError(shown, [f"--chdir: {folder} is not a folder."])
         return folder
-    if path is None or path.resolve().is_relative_to(context.here.resolve()):
-        return context.here
+    if path is None or path.resolve().is_relative_to(context.folder.resolve()):
+        return context.folder
     return path.resolve().parent
 
 
@@ -165,7 +162,7 @@ def _name(text: str) -> str:
     return to_name(text)
 
 
-def _over(upper: "RunRequest", lower: "RunRequest") -> "RunRequest":
+def _over(upper: RunRequest, lower: RunRequest) -> RunRequest:
     """The values of `upper`, and for the rest those of `lower`."""
     return replace(
         upper,
@@ -191,7 +188,7 @@ def _merged(upper: Mapping[str, Any], lower: Mapping[str, Any]) -> dict[str, Any
     return found
 
 
-def _queue_line(script: "Script", environ: Mapping[str, str]) -> int:
+def _queue_line(script: Script, environ: Mapping[str, str]) -> int:
     """The number of the line that names the queue: the last `#BATCHML` line, else `#SBATCH`."""
     from batchml.jobs.slurm import read_slurm
 
@@ -226,11 +223,10 @@ def true_sizes(spec: "JobSpec") -> "JobSpec":
     return replace(spec, env=env)
 
 
-def _with_facts(order: "RunRequest", script: "Script", facts: Mapping[str, str]) -> "RunRequest":
+def _with_facts(order: RunRequest, script: Script, facts: Mapping[str, str]) -> RunRequest:
     """The request with the variables that Slurm would set; unchanged for a script that does not
     speak Slurm, since programs that find the variables assume a cluster.
     """
-
     if not script.has_slurm:
         return order
     told = {SLURM: "1", "SLURM_JOB_NAME": order.changes["name"], **facts}

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from batchml.aws.batch.jobs import MAX_DESCRIBE, JobApi
 from batchml.errors import UsageError, did_you_mean
-from batchml.history import History, Remembered
+from batchml.history import History, HistoryRecords
 from batchml.model.fallback import WATCHES_TAG, moved_to
 from batchml.model.group import GANG_TAG, GROUP_TAG, is_worker
 from batchml.model.names import is_key, split_key
@@ -25,11 +25,11 @@ from batchml.model.run import (
     Record,
     Run,
     classify,
-    first_child,
+    effective_state,
+    first_child_id,
     first_start,
     has_begun,
     run_from_record,
-    shown_state,
 )
 
 COMMIT_TAG = "batchml:commit"
@@ -170,7 +170,7 @@ class FoundRun(Struct, frozen=True):
         if self.run is None:
             return set()
         status = self.run.status
-        return {status.value, shown_state(self.run)} | (
+        return {status.value, effective_state(self.run)} | (
             {classify(self.run).outcome.value} if status.is_terminal else set()
         )
 
@@ -270,7 +270,7 @@ def search(
     run's log; it is called where they matter and were not read before. `now` is in milliseconds
     since the epoch. `left_out` gets the keys of the sweeps whose runs were left out.
     """
-    records = history.remembered(env)
+    records = history.records(env)
     newest: dict[str, str] = {}  # key -> its newest job, which stands for a run that has moved
 
     def noted(found: FoundRun) -> FoundRun:
@@ -317,7 +317,7 @@ def _is_worth_a_look(found: FoundRun, wanted: RunFilter) -> bool:
 
 
 def _candidates(
-    api: JobApi, records: Remembered, queues: Iterable[str], wanted: RunFilter
+    api: JobApi, records: HistoryRecords, queues: Iterable[str], wanted: RunFilter
 ) -> Iterator[FoundRun]:
     """Every run once, newest first, as far as it is known without another call."""
     # A name in AWS ends with the key of its submission: the asterisk is ListJobs' own.
@@ -343,15 +343,17 @@ def whole(api: JobApi, history: History, candidates: list[FoundRun], now: int) -
     """
     ask = [found.job_id for found in candidates if not _is_final(found)]
     arrays = [found.job_id for found in candidates if _lacks_its_start(found, now)]
-    asked = [*ask, *map(first_child, arrays)]
+    asked = [*ask, *map(first_child_id, arrays)]
     told = api.describe(asked) if asked else {}
-    starts = {each: at for each in arrays if (at := first_start(told.pop(first_child(each), None)))}
+    starts = {
+        each: at for each in arrays if (at := first_start(told.pop(first_child_id(each), None)))
+    }
     told = {each: _started(run, starts) for each, run in told.items()}
     with suppress(OSError):  # as in `remember`
-        history.began({each: at for each, at in starts.items() if each not in ask})
+        history.add_starts({each: at for each, at in starts.items() if each not in ask})
     remember(history, [found.record for found in candidates if found.record], told)
     with suppress(OSError):  # as in `remember`
-        history.lost(
+        history.add_lost(
             found.job_id
             for found in candidates
             if found.job_id in ask and found.job_id not in told and found.run is None

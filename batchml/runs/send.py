@@ -150,9 +150,9 @@ def _settle(
     """Write down the outcome. A full disk must not hide the job's id from the user."""
     try:
         if job_id:
-            history.submitted(key, job_id)
+            history.add_job_id(key, job_id)
         else:
-            history.refused(key, why)
+            history.add_refusal(key, why)
     except OSError as error:
         tell(f"This could not be kept on disk ({error.strerror}): `batchml reconcile` will.")
     else:
@@ -209,7 +209,7 @@ class _Sender:
         if self._job_id or not self._is_open:
             return Interrupted(self._record.key, self._job_id)
         try:
-            found = self._api.find_by_name(self._record.queue, self._record.job_name, hurry=True)
+            found = self._api.find_by_name(self._record.queue, self._record.job_name, once=True)
         except (BatchmlError, KeyboardInterrupt):
             found = []
         job_id = found[0].job_id if found else ""

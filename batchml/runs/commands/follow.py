@@ -7,17 +7,15 @@ import typer
 
 from batchml.cli.output import print_json, say
 from batchml.cli.render import printable, run_json
-from batchml.model.run import JobStatus, classify
+from batchml.model.run import JobStatus, Record, Run, classify
 from batchml.runs.commands.interrupt import detaching
 from batchml.runs.commands.live import TerminalView, WaitingText, open_view, show_live
 from batchml.runs.metrics.series import Metrics, metric_texts, unmatched
 from batchml.runs.watch import wait
-from batchml.runs.watch.events import CUT, DAMAGED, LogClosed, OutputLine
+from batchml.runs.watch.events import CUT, DAMAGED, LogClosed, OutputLine, RunEvent
 
 if TYPE_CHECKING:
     from batchml.context import Context
-    from batchml.model.run import Record, Run
-    from batchml.runs.watch.events import OutputLine, RunEvent
 
 
 def follow(
@@ -28,15 +26,14 @@ def follow(
     from_start: bool,
     cancel_on_interrupt: bool = False,
     patterns: Mapping[str, str] | None = None,
-    known: "Run | None" = None,
-    pick: "Callable[[OutputLine], bool] | None" = None,
+    known: Run | None = None,
+    pick: Callable[[OutputLine], bool] | None = None,
 ) -> None:
     """Show a run to its end and exit with its code.
 
     `patterns` are those of metrics; without them the run's own, from the history. `known` is the
     run if it has ended. `pick` selects the lines to show. The history keeps the outcome.
     """
-
     record = _record(context, job_id)
     metrics = Metrics(patterns or (record.patterns if record else {}))
     log = _Log(pick)
@@ -70,12 +67,12 @@ class _Log:
     `is_complete` is for the output of all attempts together: None where nobody knows.
     """
 
-    def __init__(self, pick: "Callable[[OutputLine], bool] | None") -> None:
+    def __init__(self, pick: Callable[[OutputLine], bool] | None) -> None:
         self._pick = pick
         self.is_read = True
         self._closed: set[bool | None] = set()
 
-    def watch(self, happenings: "Iterator[RunEvent]") -> "Iterator[RunEvent]":
+    def watch(self, happenings: Iterator[RunEvent]) -> Iterator[RunEvent]:
 
         for happening in happenings:
             if isinstance(happening, OutputLine):
@@ -93,12 +90,12 @@ class _Log:
         return True if self._closed == {True} else None
 
 
-def _record(context: "Context", job_id: str) -> "Record | None":
+def _record(context: "Context", job_id: str) -> Record | None:
     known = context.history.recent(context.env)
     return next((record for record in known if record.job_id == job_id), None)
 
 
-def _keep(context: "Context", run: "Run", metrics: Mapping[str, float] | None) -> None:
+def _keep(context: "Context", run: Run, metrics: Mapping[str, float] | None) -> None:
     """Keep the end in the history. A full disk must not hide the run's exit code."""
     try:
         context.history.add_end(run, metrics)
@@ -108,7 +105,7 @@ def _keep(context: "Context", run: "Run", metrics: Mapping[str, float] | None) -
 
 def _say_the_end(
     context: "Context",
-    run: "Run",
+    run: Run,
     metrics: Mapping[str, float],
     *,
     json_: bool,
@@ -133,10 +130,10 @@ def _say_the_end(
     if outputs is not None and any(outputs.iterdir()):
         say(f"Outputs: {outputs}")
     elif stored:
-        say(f"Outputs, if it left any: batchml get {run.job_id}{context.option}")
+        say(f"Outputs, if it left any: batchml get {run.job_id}{context.env_option}")
 
 
-def _stored_outputs(run: "Run") -> str:
+def _stored_outputs(run: Run) -> str:
     """The S3 folder of the run's outputs, for a run that has one."""
     store = run.environment.get("BATCHML_STORE", "")
     return f"{store}/output" if store.startswith("s3://") else ""

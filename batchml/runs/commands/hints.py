@@ -6,7 +6,7 @@ from typing import Any
 
 from typer.core import TyperCommand
 
-from batchml.cli.app import WrongLine
+from batchml.cli.app import ClickUsageError
 from batchml.cli.render import printable
 from batchml.runs.options import option_rows
 
@@ -24,7 +24,7 @@ class SubmitCommand(TyperCommand):
         given = list(args)
         try:
             return super().parse_args(ctx, args)
-        except WrongLine as error:
+        except ClickUsageError as error:
             self._help(ctx, error, given)
             raise
 
@@ -49,7 +49,6 @@ def about_slurm(option: str, given: Sequence[str]) -> str:
     """For an option of sbatch that batchml does not have: `--gres: here --gpus 1`; "" for any
     other.
     """
-
     if not option:
         return ""
     place = next((i for i, word in enumerate(given) if word.startswith(option)), None)
@@ -70,7 +69,6 @@ def about_slurm(option: str, given: Sequence[str]) -> str:
 
 def about_ids(param: Any, given: Sequence[str]) -> str:
     """For `--array 0-3`, task ids as in sbatch, where batchml takes a number."""
-
     if getattr(param, "name", "") != "array":
         return ""
     words = list(given)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from batchml.cli.exit import Detached
+from batchml.cli.app import Detached
 from batchml.cli.output import say
 from batchml.errors import INTERRUPTED
 from batchml.model.run import EXIT_CODES, OutcomeClass
@@ -40,7 +40,7 @@ def detaching(context: "Context", job_ids: list[str], *, cancel: bool = False) -
         if job_ids and not cancel:
             say(f"\nDetached: the {'job goes' if len(job_ids) == 1 else 'jobs go'} on.")
         if not cancel and len(job_ids) > _MANY:
-            say(f"  {len(job_ids)} of them:  batchml ls{context.option}")
+            say(f"  {len(job_ids)} of them:  batchml ls{context.env_option}")
             job_ids = []
         for job_id in job_ids:
             if cancel:
@@ -70,7 +70,6 @@ def submitting(
     `sent` gets the id of a run that was found after Ctrl-C. Where the outcome is unknown, a message
     says how to find out. Ctrl-C is raised at the end in any case, as KeyboardInterrupt.
     """
-
     interrupted = False
 
     def hold(_number: int, _frame: object) -> None:
@@ -112,5 +111,5 @@ def say_how_to_go_on(context: "Context", job_id: str) -> None:
         from batchml.runs.rerun.rules import typed
 
         job_id = typed(context, job_id)
-    say(f"  follow:  batchml logs -f {job_id}{context.option}")
-    say(f"  cancel:  batchml cancel {job_id}{context.option}")
+    say(f"  follow:  batchml logs -f {job_id}{context.env_option}")
+    say(f"  cancel:  batchml cancel {job_id}{context.env_option}")

@@ -30,8 +30,8 @@ from batchml.model.run import (
     array_size,
     classify,
     count_ended,
-    shown_state,
-    state_text,
+    describe_state,
+    effective_state,
 )
 from batchml.runs.names import bare_id
 from batchml.runs.watch.events import (
@@ -52,9 +52,6 @@ from batchml.runs.watch.events import (
 from batchml.runs.watch.poller import Outages, ReasonReporter
 
 if TYPE_CHECKING:
-    from typing import TextIO
-
-    from batchml.cli.status_line import StatusBoard
     from batchml.context import Context
     from batchml.runs.metrics.series import Metrics
 
@@ -110,7 +107,6 @@ class TerminalView(LogView):
     """The same lines above a status line that stays at the bottom."""
 
     def __init__(self, clock: Clock, metrics: "Metrics", stream: TextIO, *, colour: bool) -> None:
-        from batchml.cli.terminal import BottomLine
 
         super().__init__(clock, stream)
         self._colour = colour
@@ -121,7 +117,6 @@ class TerminalView(LogView):
         self._seen.take(happening)
 
     def _status(self, width: int) -> str:
-        from batchml.cli.status_line import status_line
 
         now = self._clock.monotonic()
         status_line_below = status_line(self._seen.board(now), now, width)
@@ -163,7 +158,7 @@ def open_view(clock: Clock, metrics: "Metrics", *, to_stderr: bool) -> LogView:
 
 def waiting_words(run: Run, seconds: float) -> str:
     """The reason why a run waits, if it has one; after a while, how to ask for it."""
-    if shown_state(run) not in IN_QUEUE:
+    if effective_state(run) not in IN_QUEUE:
         return ""
     if run.status is JobStatus.PENDING and run.depends_on and not run.children:
         return "after " + ", ".join(map(short_id, run.depends_on))
@@ -188,7 +183,6 @@ class RunProgress:
         self._usage: dict[str, float] = {}
 
     def _see(self, run: Run) -> None:
-        from batchml.cli.status_line import entered
 
         self._run = run
         self._text = ""
@@ -237,9 +231,9 @@ class RunProgress:
     def _reached(self, at: float) -> None:
         self._line_at, self._line_seen = at, self._clock.monotonic()
 
-    def board(self, now: float) -> "StatusBoard":
+    def board(self, now: float) -> StatusBoard:
         """Everything that the status line shows at a moment of the clock."""
-        from batchml.cli.status_line import Curve, StatusBoard
+        from batchml.cli.status_line import Curve
 
         run = self._run
         if run is None:
@@ -248,7 +242,7 @@ class RunProgress:
             f"{run.name} {short_id(run.job_id)}",
             states=self._states,
             text=self._words(now),
-            children=state_text(run) if run.children else "",
+            children=describe_state(run) if run.children else "",
             usage=self._usage,
         )
         if run.children:
@@ -387,12 +381,12 @@ class WaitingRuns:
             return StatusBoard(
                 f"{run.name} {short_id(run.job_id)}",
                 states=self._states,
-                children=state_text(run) if run.children else "",
+                children=describe_state(run) if run.children else "",
                 text=waiting_words(run, now - self._states[-1][1]),
                 hint=self._hint,
             )
         order = [str(each) for each in JobStatus]
-        counts = Counter(map(shown_state, runs))
+        counts = Counter(map(effective_state, runs))
         states = sorted(counts.items(), key=lambda each: -order.index(each[0]))
         return StatusBoard(
             f"{len(runs)} runs",
@@ -439,7 +433,7 @@ class WaitingText:
         self._whys.see(bool(self._waiting()))
 
     def _waiting(self) -> list[Run]:
-        return [run for run in self._runs.values() if shown_state(run) in IN_QUEUE]
+        return [run for run in self._runs.values() if effective_state(run) in IN_QUEUE]
 
     def _words(self) -> str:
         waiting = self._waiting()

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from batchml.model.names import short_id
-from batchml.model.run import JobStatus
+from batchml.model.run import JobStatus, Run
 from batchml.runs.names import bare_id
 from batchml.runs.rerun.rules import first_id, first_numbers
 
@@ -11,26 +11,24 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from batchml.context import Context
-    from batchml.model.run import Run
     from batchml.runs.search import FoundRun
 
 
 def word_of(context: "Context", job_id: str) -> str:
     """The shortest word that names a run on the command line, with `--env` where necessary."""
     whole = bare_id(job_id)
-    return short_id(whole) + job_id[len(whole) :] + context.option
+    return short_id(whole) + job_id[len(whole) :] + context.env_option
 
 
 def ways_on(context: "Context", found: "FoundRun") -> "Iterator[tuple[str, str]]":
     """Next steps for a run, each with its command."""
-
     run = found.run
     job_id = first_id(found.job_id, first_numbers(run, found.record))
     word = word_of(context, job_id)
     if found.cost is None and not context.settings.is_local:
         yield "cost", f"batchml cost {word}"
     if found.sweep:
-        yield "sweep", f"batchml sweeps show {found.sweep}{context.option}"
+        yield "sweep", f"batchml sweeps show {found.sweep}{context.env_option}"
     if run is None:
         if found.record is not None and not found.sweep and not found.is_worker:
             yield "again", f"batchml rerun {word}"
@@ -52,7 +50,7 @@ def ways_on(context: "Context", found: "FoundRun") -> "Iterator[tuple[str, str]]
 
 
 def _after_the_end(
-    run: "Run", word: str, has_begun: bool, *, is_again: bool
+    run: Run, word: str, has_begun: bool, *, is_again: bool
 ) -> "Iterator[tuple[str, str]]":
     if has_begun:
         yield "printed", f"batchml logs {word}"
@@ -63,7 +61,7 @@ def _after_the_end(
         yield "again", f"batchml rerun {word}{failed}"
 
 
-def _has_saved(context: "Context", run: "Run") -> bool:
+def _has_saved(context: "Context", run: Run) -> bool:
     """Whether a failed run left a checkpoint; False in AWS, and for arrays, without a look."""
     if run.status is not JobStatus.FAILED or not context.settings.is_local or run.children:
         return False
@@ -73,12 +71,12 @@ def _has_saved(context: "Context", run: "Run") -> bool:
     return bool(saved_here(context, run.job_id))
 
 
-def _has_begun(run: "Run") -> bool:
+def _has_begun(run: Run) -> bool:
     waiting = {status.value for status in JobStatus if status.order < JobStatus.STARTING.order}
     return bool(run.attempts or run.started_at or run.children.keys() - waiting)
 
 
-def outputs_of(context: "Context", run: "Run | None", job_id: str = "") -> str:
+def outputs_of(context: "Context", run: Run | None, job_id: str = "") -> str:
     """Where a run's outputs lie: a folder of this machine with files, or an s3:// URL; "" for
     neither.
 

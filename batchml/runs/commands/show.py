@@ -18,8 +18,8 @@ from batchml.model.group import ENDED_BY_HEAD, HELD_TAG
 from batchml.model.job import Resources
 from batchml.model.names import dollars, short_id
 from batchml.model.outcome import (
-    children_text,
     describe_attempt,
+    describe_children,
     describe_outcome,
     on_host,
     restarts_in_place,
@@ -29,9 +29,11 @@ from batchml.model.run import (
     NOT_KNOWN_WORDS,
     RESUMES_TAG,
     JobStatus,
+    Record,
+    Run,
     array_size,
+    describe_state,
     has_begun,
-    state_text,
 )
 from batchml.runs.commands.list import found_json
 from batchml.runs.commands.next_commands import outputs_of, ways_on
@@ -43,6 +45,7 @@ from batchml.runs.metrics.plot import write_plot
 from batchml.runs.metrics.series import child_of, metric_lines, metric_texts, unmatched
 from batchml.runs.metrics.usage import (
     NodeUsage,
+    UsageSample,
     charts,
     measure_gang,
     nodes_of,
@@ -57,10 +60,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from batchml.context import Context
-    from batchml.model.run import Record, Run
-    from batchml.runs.find import RunMetrics
     from batchml.runs.groups.members import GroupMember
-    from batchml.runs.metrics.usage import UsageSample
     from batchml.runs.search import FoundRun
 
 # --- Other runs that it belongs to, and its parts -------------------------------------------------
@@ -72,7 +72,6 @@ NAME = 32  # cells of the name of a run that is not the one shown
 
 def seat(context: "Context", found: "FoundRun") -> str:
     """Of a notebook: the way back, or why it ended and what it cost."""
-
     if found.run is None or HELD_TAG not in found.tags:
         return ""
 
@@ -94,7 +93,6 @@ def moving(found: "FoundRun") -> "Mapping[str, str]":
 
 def first_run(found: "FoundRun") -> str:
     """For a partial rerun: the first array, and the numbers of the children in it."""
-
     first = first_numbers(found.run, found.record)
     if not first or ":" in found.job_id:
         return ""
@@ -104,31 +102,29 @@ def first_run(found: "FoundRun") -> str:
 
 def resumed(context: "Context", found: "FoundRun") -> str:
     """The run from whose checkpoints this one went on."""
-
     before = found.tags.get(RESUMES_TAG, "")
     if not before:
         return ""
     whole, colon, child = typed(context, before).partition(":")
-    known = context.history.remembered().get(whole)
+    known = context.history.records().get(whole)
     name = f"{known.name} " if known else ""
     return f"from the checkpoint of {name}{short_id(whole)}{colon}{child}"
 
 
-def needed(context: "Context", run: "Run") -> str:
+def needed(context: "Context", run: Run) -> str:
     """The dependencies of a run, as `prep 3f2a1b0c RUNNING`; with states while it waits."""
-
     if not run.depends_on:
         return ""
     told: dict[str, Run] = {}
     with suppress(BatchmlError):  # states are optional information: the ids are known
         if run.status in (JobStatus.SUBMITTED, JobStatus.PENDING):
             told = context.describe(run.depends_on)
-    kept = context.history.remembered()  # of every environment: a pipeline may have several
+    kept = context.history.records()  # of every environment: a pipeline may have several
     parts = []
     for job_id in run.depends_on:
         known = told.get(job_id) or kept.get(job_id)
         name = f"{cut(known.name, NAME)} " if known else ""
-        state = f" {state_text(told[job_id])}" if job_id in told else ""
+        state = f" {describe_state(told[job_id])}" if job_id in told else ""
         parts.append(f"{name}{short_id(job_id)}{state}")
     return ", ".join(parts)
 
@@ -137,7 +133,6 @@ def groups(parts: "Sequence[GroupMember]") -> str:
     """The workers of a group run, one group after the other: `workers 3 RUNNING, 1/4 done
     3f2a1b0c`.
     """
-
     said = []
     for part in parts:
         run = part.found.run if part.found else None
@@ -147,11 +142,10 @@ def groups(parts: "Sequence[GroupMember]") -> str:
     return "; ".join(said)
 
 
-def _of_workers(run: "Run") -> str:
+def _of_workers(run: Run) -> str:
     """Workers that their head has ended have not failed, although AWS Batch says FAILED."""
-
     if not (run.status.is_terminal and run.is_terminated and run.status_reason == ENDED_BY_HEAD):
-        return state_text(run)
+        return describe_state(run)
     done = f", {run.children.get('SUCCEEDED', 0)} of {array_size(run)} done" if run.children else ""
     return f"ended with the run{done}"
 
@@ -173,9 +167,8 @@ def groups_json(parts: "Sequence[GroupMember]") -> dict[str, Any]:
     return {"groups": found} if found else {}
 
 
-def failed_children(context: "Context", found: "FoundRun", run: "Run") -> list[int] | None:
+def failed_children(context: "Context", found: "FoundRun", run: Run) -> list[int] | None:
     """The children of an array that failed: one call more. None if AWS does not return them."""
-
     if not run.children.get("FAILED"):
         return []
     first = first_numbers(run, found.record)
@@ -243,18 +236,17 @@ def _draw(
     plot: Path,
     context: "Context",
     found: "FoundRun",
-    measured: "RunMetrics",
+    measured: RunMetrics,
     uses: "Sequence[UsageSample]",
 ) -> None:
     """Draw the metrics and the usage of the nodes; for a run of one container its usage."""
-
     if not uses and found.run is not None and found.run.attempts:
         uses = uses_of(context, [NodeUsage(found.name, found.run)], whole=True)
     write_plot(plot, measured.series, f"{found.name} {found.job_id}", charts(uses))
     say(f"Drawn: {plot}")
 
 
-def _write_events(folder: Path, found: "FoundRun", measured: "RunMetrics") -> None:
+def _write_events(folder: Path, found: "FoundRun", measured: RunMetrics) -> None:
 
     if not measured.series:
         raise UsageError(f"--tensorboard {folder}: this run has no metrics.")
@@ -262,7 +254,7 @@ def _write_events(folder: Path, found: "FoundRun", measured: "RunMetrics") -> No
     say(f"Written: {written}. To see them: tensorboard --logdir {folder}")
 
 
-def _more_json(context: "Context", found: "FoundRun", measured: "RunMetrics") -> dict[str, Any]:
+def _more_json(context: "Context", found: "FoundRun", measured: RunMetrics) -> dict[str, Any]:
 
     run, record = found.run, found.record
     more: dict[str, Any] = {
@@ -298,7 +290,7 @@ def _text(
     context: "Context",
     found: "FoundRun",
     parts: "Sequence[GroupMember]",
-    measured: "RunMetrics",
+    measured: RunMetrics,
     uses: "Sequence[UsageSample]",
     restarted: str,
     now_ms: int,
@@ -351,13 +343,13 @@ def _identity(found: "FoundRun") -> "Mapping[str, str]":
     return {"job": f"{found.name}  {found.job_id}", "key": key, "queue": found.queue}
 
 
-def _state(run: "Run") -> dict[str, str]:
+def _state(run: Run) -> dict[str, str]:
 
     ended = run.status.is_terminal
     return {
-        "status": f"{run.status}  ({describe_outcome(run)})" if ended else state_text(run),
+        "status": f"{run.status}  ({describe_outcome(run)})" if ended else describe_state(run),
         "reason": "" if ended else run.status_reason,
-        "children": children_text(run),
+        "children": describe_children(run),
     }
 
 
@@ -383,7 +375,7 @@ def _asked_for(found: "FoundRun") -> dict[str, str]:
     }
 
 
-def _cut_down(record: "Record | None") -> str:
+def _cut_down(record: Record | None) -> str:
     """Resources that the job asks for and this machine does not have: `2 GPU: more than this
     machine has`.
     """
@@ -408,7 +400,7 @@ def _cut_down(record: "Record | None") -> str:
     return f"{', '.join(cuts)}: more than this machine has" if cuts else ""
 
 
-def _many(run: "Run | None") -> str:
+def _many(run: Run | None) -> str:
     """The parts of a run that each have the resources."""
     if run is None or not (run.nodes or run.children):
         return ""
@@ -435,9 +427,8 @@ def _times(found: "FoundRun", now_ms: int) -> dict[str, str]:
     }
 
 
-def _attempts(run: "Run", now_ms: int) -> "Iterator[str]":
+def _attempts(run: Run, now_ms: int) -> "Iterator[str]":
     """One line for each attempt: its outcome, host, duration and log stream."""
-
     for number, attempt in enumerate(run.attempts, 1):
         is_last = number == len(run.attempts)
         if is_last and run.status is JobStatus.SUCCEEDED:
@@ -459,9 +450,8 @@ def _attempts(run: "Run", now_ms: int) -> "Iterator[str]":
             yield f"{'log':<10} {printable(attempt.log_stream)}"
 
 
-def _curves(found: "FoundRun", measured: "RunMetrics") -> "Iterator[str]":
+def _curves(found: "FoundRun", measured: RunMetrics) -> "Iterator[str]":
     """Each metric with its curve; with its last value, where its log is gone."""
-
     room = (screen().width or 80) - LABEL
     lines = metric_lines(measured.series, room)
     if not measured.series:
@@ -481,9 +471,8 @@ def _curves(found: "FoundRun", measured: "RunMetrics") -> "Iterator[str]":
         yield f"{'':<{LABEL}}(the log is long: these are of its beginning)"
 
 
-def _unmatched(found: "FoundRun", measured: "RunMetrics") -> str:
+def _unmatched(found: "FoundRun", measured: RunMetrics) -> str:
     """Patterns without a value, for a run that has ended."""
-
     run, record = found.run, found.record
     if run is None or record is None or run.status is not JobStatus.SUCCEEDED:
         return ""

@@ -27,7 +27,7 @@ def cells_of(run: "Run", use: Mapping[str, float]) -> list[str]:
     ]
 
 
-def node_lines(uses: "Sequence[UsageSample]", width: int) -> "Iterator[str]":
+def node_lines(uses: "Sequence[UsageSample]", width: int) -> Iterator[str]:
     """A table with a row for each node, and a line about slow ranks; nothing for a run without
     nodes.
     """

@@ -307,7 +307,7 @@ class Mover:
         if found:
             job_id = adopt(api, found, self._tell)
             self._keep(record)
-            self._history.submitted(record.key, job_id)
+            self._history.add_job_id(record.key, job_id)
             self._tell(describe_move_done(self.plan.queue, job_id))
             return job_id
         requests = next_requests(self.plan.requests, before, self._lent(run))
@@ -337,7 +337,7 @@ class Mover:
             return job_id
         kept = adopt(self._api(), found, self._tell) if len(found) > 1 else job_id
         if kept != job_id:
-            self._history.submitted(record.key, kept)
+            self._history.add_job_id(record.key, kept)
         return kept
 
     def _keep(self, record: Record) -> None:
@@ -361,7 +361,6 @@ class FallbackPlans:
 
     def keep(self, plan: FallbackPlan) -> None:
         """Write the plan to disk. Raises OSError; then nothing may be sent."""
-
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._forget_old()
         write_atomically(str(self._folder / plan.key), encode(plan))

@@ -8,7 +8,6 @@ installation, in AWS a container of images/controller.
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -20,7 +19,7 @@ from batchml.aws.batch.requests import (
 )
 from batchml.aws.errors import ErrorClass, classify_error
 from batchml.aws.naming import Platform, qualified
-from batchml.context import open_cache
+from batchml.context import Context, open_cache
 from batchml.errors import (
     AccessError,
     BatchmlError,
@@ -35,7 +34,7 @@ from batchml.jobs.images import pinned, read_recipe
 from batchml.model.fallback import FALLBACK_TAG, WATCHES_TAG, describe_move_done, moved_to
 from batchml.model.job import JobSpec, Resources
 from batchml.model.names import new_key, short_duration, to_name
-from batchml.model.run import JobStatus, Record
+from batchml.model.run import JobStatus, Record, Run, RunName
 from batchml.runs.controllers import IMAGE, controller_platform, make_queue
 from batchml.runs.fallback.move import (
     OVERDUE,
@@ -52,17 +51,9 @@ from batchml.runs.fallback.move import (
 )
 from batchml.runs.job_images import read_platform
 from batchml.runs.names import bare_id
-from batchml.runs.options import DEFAULT_QUEUE
+from batchml.runs.options import DEFAULT_QUEUE, RunRequest
 from batchml.runs.send import adopt, lag, look_up, own_share
-from batchml.runs.watch.events import RunEnded, StatusChanged, WaitingProgress
-
-if TYPE_CHECKING:
-    from batchml.aws.batch.requests import SubmissionContext, SubmissionRequests
-    from batchml.context import Context
-    from batchml.model.job import JobSpec
-    from batchml.model.run import Record, Run, RunName
-    from batchml.runs.options import RunRequest
-    from batchml.runs.watch.events import RunEvent
+from batchml.runs.watch.events import RunEnded, RunEvent, StatusChanged, WaitingProgress
 
 Make = Callable[["JobSpec", "SubmissionContext"], "tuple[SubmissionRequests, str]"]
 Tell = Callable[[str], None]
@@ -77,8 +68,8 @@ _LOST = 3600.0  # seconds without an answer after which AWS Batch may start anot
 
 
 def may_move(
-    context: "Context", order: "RunRequest", spec: "JobSpec", submission: "SubmissionContext"
-) -> "SubmissionContext":
+    context: Context, order: RunRequest, spec: JobSpec, submission: SubmissionContext
+) -> SubmissionContext:
     """The requests' own part for a run that may move: with a tag. Raises ConfigError."""
     if order.array is not None:
         raise ConfigError(
@@ -98,13 +89,13 @@ def may_move(
 
 
 def make_plan(
-    spec: "JobSpec",
-    submission: "SubmissionContext",
+    spec: JobSpec,
+    submission: SubmissionContext,
     budget: Mapping[str, str],
-    record: "Record",
+    record: Record,
     make: Make,
     notices: list[str],
-) -> tuple["Record", FallbackPlan]:
+) -> tuple[Record, FallbackPlan]:
     """The record of a run that may move, and the plan of its move.
 
     `budget` are the variables of `--max-cost` at the prices of the other queue.
@@ -125,7 +116,7 @@ def make_plan(
     return record, plan.about(record)
 
 
-def check_target(context: "Context", given: str) -> None:
+def check_target(context: Context, given: str) -> None:
     """Check the other queue before anything is sent, so that a typing error is found early."""
     if context.batch.takes_jobs(context.queue(given)):
         return
@@ -136,12 +127,11 @@ def check_target(context: "Context", given: str) -> None:
     raise NoQueue(given, known, hint)
 
 
-def look_after(context: "Context", plan: FallbackPlan, job_id: str, tell: Tell) -> None:
+def look_after(context: Context, plan: FallbackPlan, job_id: str, tell: Tell) -> None:
     """Start the run that watches `job_id` while no command waits.
 
     A failure is a message: then only a command that waits moves the run.
     """
-
     try:
         watcher = start_watcher(context, plan, job_id)
     except BatchmlError as error:
@@ -153,14 +143,14 @@ def look_after(context: "Context", plan: FallbackPlan, job_id: str, tell: Tell) 
     plans_of(context).watched(plan.key, watcher)
 
 
-def plans_of(context: "Context") -> FallbackPlans:
+def plans_of(context: Context) -> FallbackPlans:
     return FallbackPlans.beside(context.history, context.env)
 
 
 # --- Watching -------------------------------------------------------------------------------------
 
 
-def attend(context: "Context", plan: FallbackPlan, job_id: str, tell: Tell) -> str:
+def attend(context: Context, plan: FallbackPlan, job_id: str, tell: Tell) -> str:
     """Watch a run until it has moved, or can move no more; the id of the final job.
 
     Raises the errors of the calls; the next watcher completes a move that has begun.
@@ -192,14 +182,14 @@ class QueueMoves:
     machine that no other process watches is moved on the way.
     """
 
-    def __init__(self, context: "Context", describe: Describe) -> None:
+    def __init__(self, context: Context, describe: Describe) -> None:
         self._context = context
         self._describe = describe
         self._now: dict[str, str] = {}  # asked for -> the job that goes on
         self._movers: dict[str, Mover | None] = {}
         self.news: list[str] = []
 
-    def __call__(self, job_ids: Sequence[str]) -> "dict[str, Run]":
+    def __call__(self, job_ids: Sequence[str]) -> dict[str, Run]:
         told = self._describe([self._own(each) for each in job_ids])
         found = {}
         for asked in job_ids:
@@ -209,7 +199,7 @@ class QueueMoves:
                 found[asked] = self._seen(asked, run) if whole else run
         return found
 
-    def true(self, run: "Run") -> "Run":
+    def true(self, run: Run) -> Run:
         now = self._now.get(run.job_id)
         return replace(run, job_id=now) if now else run
 
@@ -217,7 +207,7 @@ class QueueMoves:
         whole = bare_id(asked)
         return self._now.get(whole, whole) + asked.removeprefix(whole)
 
-    def _seen(self, asked: str, run: "Run") -> "Run":
+    def _seen(self, asked: str, run: Run) -> Run:
 
         goal = moved_to(run)
         mover = self._mover(run) if goal or not run.status.is_terminal else None
@@ -241,7 +231,7 @@ class QueueMoves:
             plans_of(self._context).drop(run.key)
         return replace(run, job_id=asked)
 
-    def _moved(self, mover: Mover, run: "Run") -> str:
+    def _moved(self, mover: Mover, run: Run) -> str:
         """The job that the run is now. A move that AWS refuses is a message, and not tried again:
         the run is waited for where it is.
         """
@@ -257,7 +247,7 @@ class QueueMoves:
         self.news.append(f"It is not moved: {refused}")
         return run.job_id
 
-    def _follow(self, asked: str, run: "Run", now: str) -> "Run":
+    def _follow(self, asked: str, run: Run, now: str) -> Run:
 
         self._now[asked] = now
         learn(self._context, run, now)
@@ -265,7 +255,7 @@ class QueueMoves:
         waiting = replace(run, status=JobStatus.SUBMITTED, status_reason="", stopped_at=None)
         return replace(told or waiting, job_id=asked)
 
-    def _mover(self, run: "Run") -> Mover | None:
+    def _mover(self, run: Run) -> Mover | None:
         if run.key not in self._movers:
             plan, context = plans_of(self._context).find(run.key), self._context
             self._movers[run.key] = None
@@ -281,9 +271,8 @@ class QueueMoves:
         return OVERDUE if plans_of(self._context).watcher(key) else 0
 
 
-def following(moves: QueueMoves, happenings: "Iterable[RunEvent]") -> "Iterator[RunEvent]":
+def following(moves: QueueMoves, happenings: Iterable[RunEvent]) -> Iterator[RunEvent]:
     """The events of a run, wherever it goes on, with its own job id there."""
-
     last: Run | None = None
     for happening in happenings:
         if isinstance(happening, RunEnded | StatusChanged | WaitingProgress):
@@ -297,22 +286,22 @@ def following(moves: QueueMoves, happenings: "Iterable[RunEvent]") -> "Iterator[
 # --- Finding the job that a run is now ------------------------------------------------------------
 
 
-def learn(context: "Context", run: "Run", now: str) -> None:
+def learn(context: Context, run: Run, now: str) -> None:
     """Keep in the history where a run of this machine has gone on. A full disk does not stop
     following it.
     """
     history = context.history
     plans_of(context).drop(run.key)
-    known = history.remembered(context.env).get(run.job_id)
+    known = history.records(context.env).get(run.job_id)
     if known is None:
         return
     with suppress(OSError):
         if known.moved != run.job_id:
             history.intend(followed(known, run.job_id, moved_to(run) or known.queue))
-        history.submitted(known.key, now)
+        history.add_job_id(known.key, now)
 
 
-def now_of(context: "Context", names: "Sequence[RunName]", job_id: str) -> str:
+def now_of(context: Context, names: Sequence[RunName], job_id: str) -> str:
     """The job that a run is now: another one, where it has moved.
 
     AWS is asked only about runs that may move and whose move is not known.
@@ -332,13 +321,12 @@ def now_of(context: "Context", names: "Sequence[RunName]", job_id: str) -> str:
     return job_id
 
 
-def arrived(context: "Context", runs: "Iterable[Run]") -> dict[str, str]:
+def arrived(context: Context, runs: Iterable[Run]) -> dict[str, str]:
     """For jobs that left for another queue: the jobs that go on there.
 
     They are looked for as long as AWS Batch may hide a new submission. A caller that stops a run
     has to stop these; none is submitted.
     """
-
     found = {}
     for run in runs:
         queue = moved_to(run)
@@ -355,7 +343,7 @@ def arrived(context: "Context", runs: "Iterable[Run]") -> dict[str, str]:
     return found
 
 
-def with_moves(context: "Context", told: "dict[str, Run]") -> "dict[str, Run]":
+def with_moves(context: Context, told: dict[str, Run]) -> dict[str, Run]:
     """The same runs; a run that has moved is replaced by the job that it is now."""
     for asked, run in told.items():
         if moved_to(run):
@@ -382,7 +370,7 @@ _RETRY = {
 }
 
 
-def start_watcher(context: "Context", plan: FallbackPlan, job_id: str) -> str:
+def start_watcher(context: Context, plan: FallbackPlan, job_id: str) -> str:
     """Submit the watcher; its id. It is not in the history, and a second watcher does no harm.
 
     Raises ConfigError where the environment has no queue or no role for it, and the errors of the
@@ -424,7 +412,7 @@ def watcher_requests(
     return replace(made, submit={**made.submit, "retryStrategy": _RETRY})
 
 
-def _here(context: "Context", plan: FallbackPlan) -> SubmissionRequests:
+def _here(context: Context, plan: FallbackPlan) -> SubmissionRequests:
     # The image is a name: the server runs its own Python there.
     return watcher_requests(
         plan, new_key(os.urandom), (ATTEND, plan.key), f"batchml/{IMAGE}", make_queue(context),
@@ -432,7 +420,7 @@ def _here(context: "Context", plan: FallbackPlan) -> SubmissionRequests:
     )  # fmt: skip
 
 
-def _in_aws(context: "Context", plan: FallbackPlan, job_id: str) -> SubmissionRequests:
+def _in_aws(context: Context, plan: FallbackPlan, job_id: str) -> SubmissionRequests:
     from batchml.aws.s3 import BucketStore
 
     environment, known = context.settings.environment, open_cache(context)
@@ -470,7 +458,7 @@ def _in_aws(context: "Context", plan: FallbackPlan, job_id: str) -> SubmissionRe
     return watcher_requests(plan, new_key(os.urandom), command, image, queue, platform)
 
 
-def fetch_plan(context: "Context", address: str, digest: str) -> FallbackPlan:
+def fetch_plan(context: Context, address: str, digest: str) -> FallbackPlan:
     """The plan that a watcher in AWS was submitted for. Raises ConfigError for another one."""
     from batchml.aws.s3 import BucketStore
 
@@ -481,7 +469,7 @@ def fetch_plan(context: "Context", address: str, digest: str) -> FallbackPlan:
     return read(data)
 
 
-def job_of(context: "Context", key: str) -> str:
+def job_of(context: Context, key: str) -> str:
     """The job that a run of this machine is now; "" where it was never submitted."""
     names = context.history.names(context.env)
     return next((name.job_id for name in names if name.key == key), "")

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from batchml.context import Context
     from batchml.cost.bill import Bill
     from batchml.model.run import Run
-    from batchml.runs.search import FoundRun
-    from batchml.runtime.protocol.launch import LaunchPlan
 
 STOPPED_WITH = "The run that it belongs to was stopped"
 
@@ -31,10 +29,10 @@ class GroupMember(Struct, frozen=True):
     group: str
     size: int = 0
     job_id: str = ""
-    found: "FoundRun | None" = None
+    found: FoundRun | None = None
 
 
-def part_ids(context: "Context", found: "FoundRun") -> dict[str, str]:
+def part_ids(context: "Context", found: FoundRun) -> dict[str, str]:
     """Group -> job id of its workers, "" without one; empty for a run without groups.
 
     The history of this machine knows them without a call; a run of another machine takes one
@@ -60,9 +58,8 @@ def part_ids(context: "Context", found: "FoundRun") -> dict[str, str]:
     }
 
 
-def parts_of(context: "Context", found: "FoundRun") -> list[GroupMember]:
+def parts_of(context: "Context", found: FoundRun) -> list[GroupMember]:
     """The groups of workers as they are now, with those that AWS Batch has forgotten."""
-
     ids = part_ids(context, found)
     plan = plan_of(found.run)
     sizes = {each.name: each.size for each in plan.groups} if plan else {}
@@ -79,7 +76,7 @@ def parts_of(context: "Context", found: "FoundRun") -> list[GroupMember]:
     ]
 
 
-def with_parts(context: "Context", runs: Iterable["FoundRun"]) -> "list[FoundRun]":
+def with_parts(context: "Context", runs: Iterable[FoundRun]) -> list[FoundRun]:
     """These runs, and after each head its workers, each once."""
     seen: dict[str, FoundRun] = {}
     for found in runs:
@@ -90,7 +87,7 @@ def with_parts(context: "Context", runs: Iterable["FoundRun"]) -> "list[FoundRun
     return list(seen.values())
 
 
-def part_id(context: "Context", found: "FoundRun", group: str) -> str:
+def part_id(context: "Context", found: FoundRun, group: str) -> str:
     """The job id of the workers of a group; for "head" or the head's group, the head's.
 
     Raises NotFound for a run without such a group.
@@ -114,7 +111,6 @@ def stop_all(context: "Context", job_ids: Sequence[str], reason: str) -> None:
 
     Raises the first error of AWS Batch, after all were tried.
     """
-
     errors: list[BatchmlError] = []
     for job_id in _with_ids(context, job_ids):
         try:
@@ -127,7 +123,7 @@ def stop_all(context: "Context", job_ids: Sequence[str], reason: str) -> None:
 
 def _with_ids(context: "Context", job_ids: Sequence[str]) -> Iterator[str]:
 
-    records = context.history.remembered(context.env)
+    records = context.history.records(context.env)
     for job_id in job_ids:
         yield job_id
         record = records.get(job_id)
@@ -152,7 +148,7 @@ def gang_bill(context: "Context", job_id: str) -> "tuple[Run, Bill]":
         if not hint:
             raise
         raise NotFound("Run", job_id, [], hint) from None
-    found = FoundRun(run, context.history.remembered(context.env).get(job_id))
+    found = FoundRun(run, context.history.records(context.env).get(job_id))
     bills = [own]
     for part in (found.tags.get(MOVED_TAG, ""), *part_ids(context, found).values()):
         try:
@@ -162,14 +158,13 @@ def gang_bill(context: "Context", job_id: str) -> "tuple[Run, Bill]":
     return (run, merge_bills(job_id, bills)) if len(bills) > 1 else (run, own)
 
 
-def head_of(found: "FoundRun") -> str:
+def head_of(found: FoundRun) -> str:
     """The key of the head's run, for workers; empty for any other run."""
     return found.tags[GANG_TAG] if is_worker(found.tags) else ""
 
 
-def plan_of(run: "Run | None") -> "LaunchPlan | None":
+def plan_of(run: "Run | None") -> LaunchPlan | None:
     """How the nodes of a run were started, from its environment variables."""
-
     try:
         return LaunchPlan.read(run.environment) if run is not None else None
     except ValueError:  # somebody else's variable

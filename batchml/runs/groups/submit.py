@@ -24,18 +24,14 @@ from batchml.model.names import new_key, to_name
 from batchml.model.run import Record, Run, RunName
 from batchml.runs.cancel import is_stopping
 from batchml.runs.in_flight import InFlight, RateBucket, Unsent
-from batchml.runs.options import DEFAULT_QUEUE
+from batchml.runs.options import DEFAULT_QUEUE, RunRequest
 from batchml.runs.send import Interrupted, own_share, send_intent
 from batchml.runtime.protocol.launch import TORCHRUN, BadCommand, rank_command
 
 if TYPE_CHECKING:
-    from batchml.aws.batch.requests import SubmissionRequests
     from batchml.aws.naming import Platform
     from batchml.context import Context, Notify
     from batchml.model.job import JobSpec
-    from batchml.model.run import Record
-    from batchml.runs.in_flight import RateBucket
-    from batchml.runs.options import RunRequest
     from batchml.runs.package import PackageStore
 
 NO_HEAD = "the head of its gang was not submitted"
@@ -143,7 +139,7 @@ class _Sending:
         """Delete the kept requests once nobody will send them any more."""
         record = self._head.record
         with suppress(OSError):
-            if not any(each.gang == record.key for each in self._history.open(record.env)):
+            if not any(each.gang == record.key for each in self._history.unconfirmed(record.env)):
                 self.unsent.drop(record.key)
 
     def _send(self, each: SubmitIntent) -> str:
@@ -157,7 +153,7 @@ class _Sending:
         flights = InFlight.beside(self._history, record.env)
         with suppress(OSError):  # a full disk: they stay open, and `reconcile` says the same
             for each in left:
-                self._history.refused(each.record.key, why)
+                self._history.add_refusal(each.record.key, why)
                 flights.remove(each.record.key)
             self.unsent.drop(record.key)
 
@@ -177,10 +173,10 @@ def finish(api: JobApi, history: History, record: Record, clock: Clock, tell: Te
         head = _head(api, history, record)
         requests = unsent.find(record.gang, record.key)
         if head is None or is_stopping(head):
-            history.refused(record.key, OVER if head else NO_HEAD)
+            history.add_refusal(record.key, OVER if head else NO_HEAD)
             return ""
         if requests is None:
-            history.refused(record.key, INCOMPLETE)
+            history.add_refusal(record.key, INCOMPLETE)
             _end_gang(api, history, record, tell)
             return ""
         try:
@@ -239,7 +235,7 @@ Request = Callable[
 
 def split(
     context: "Context",
-    order: "RunRequest",
+    order: RunRequest,
     spec: "JobSpec",
     submission: SubmissionContext,
     depot: "PackageStore",
@@ -286,8 +282,8 @@ def _travel(
 
 
 def with_workers(
-    head: "Record", workers: "list[tuple[GroupJob, SubmissionContext]]", make: Request
-) -> "tuple[Record, list[SubmitIntent]]":
+    head: Record, workers: list[tuple[GroupJob, SubmissionContext]], make: Request
+) -> tuple[Record, list[SubmitIntent]]:
     """The head's record, which knows the other jobs, and the intents of these."""
     groups = {member.group: member.key for member, _ in workers}
     intents = [_intent(head, member, submission, make) for member, submission in workers]
@@ -295,8 +291,8 @@ def with_workers(
 
 
 def _intent(
-    head: "Record", member: GroupJob, submission: SubmissionContext, make: Request
-) -> "SubmitIntent":
+    head: Record, member: GroupJob, submission: SubmissionContext, make: Request
+) -> SubmitIntent:
     requests, image = make(member.spec, submission)
     resources = member.spec.resources
     record = replace(
@@ -321,10 +317,10 @@ def _intent(
 
 def send_group_run(
     context: "Context",
-    requests: "SubmissionRequests",
-    record: "Record",
-    workers: "Sequence[SubmitIntent]",
-    bucket: "RateBucket | None",
+    requests: SubmissionRequests,
+    record: Record,
+    workers: Sequence[SubmitIntent],
+    bucket: RateBucket | None,
     tell: "Notify",
 ) -> str:
     """Submit the jobs of a run with groups; the head's id.
@@ -372,7 +368,6 @@ def check_nodes(
 
 def _bad_command(spec: "JobSpec") -> list[str]:
     """Mistakes in a torchrun command, which the ranks' supervisor would refuse on every node."""
-
     try:
         rank_command(spec.argv(), spec.nodes, lambda name: name)
     except BadCommand as error:

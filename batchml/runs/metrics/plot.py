@@ -185,7 +185,7 @@ def _svg(points: Sequence[Point], label: str) -> str:
     return "\n".join([*parts, "</svg>"])
 
 
-def _svg_of(curves: "Sequence[Sequence[Point]]", label: str, names: Sequence[str]) -> str:
+def _svg_of(curves: Sequence[Sequence[Point]], label: str, names: Sequence[str]) -> str:
     """Several curves with a colour each; the name appears under the pointer."""
     points = [point for curve in curves for point in curve]
     frame = _Frame(points, 0.0, max(y for _, y in points))

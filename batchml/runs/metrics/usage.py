@@ -10,8 +10,8 @@ from msgspec import Struct
 from batchml.aws.batch.jobs import RANKS, USAGE, LiveApi, LogMark
 from batchml.errors import BatchmlError
 from batchml.model.outcome import is_supervised, restarts_in_place
-from batchml.model.run import Run
-from batchml.runs.find import measure
+from batchml.model.run import Record, Run
+from batchml.runs.find import RunMetrics, measure
 from batchml.runs.metrics.series import Gathered, Sample, Series
 from batchml.runs.rerun.rules import ranges
 from batchml.runtime.protocol.launch import AGAIN
@@ -19,8 +19,6 @@ from batchml.runtime.protocol.log_marks import parse_mark, read_ranks
 
 if TYPE_CHECKING:
     from batchml.context import Context
-    from batchml.model.run import Record, Run
-    from batchml.runs.find import RunMetrics
     from batchml.runs.groups.members import GroupMember
     from batchml.runs.search import FoundRun
 
@@ -321,8 +319,8 @@ def uses_of(
 
 
 def measure_gang(
-    context: "Context", run: "Run", nodes: Sequence[NodeUsage], record: "Record | None"
-) -> "RunMetrics":
+    context: "Context", run: Run, nodes: Sequence[NodeUsage], record: Record | None
+) -> RunMetrics:
     """The metrics of any run, like `measure`; for ranks that train together those of the main node,
     which has rank 0.
     """
@@ -338,14 +336,13 @@ def measure_gang(
 
 
 def restarts_of(
-    context: "Context", run: "Run | None", nodes: "Sequence[NodeUsage]"
+    context: "Context", run: Run | None, nodes: Sequence[NodeUsage]
 ) -> tuple[list[Restart], bool]:
     """The restarts of all attempts, and whether the whole log was searched.
 
     One call, more for a long log; none for a run without ranks. A user without access to logs gets
     none.
     """
-
     if run is None or run.node_index is not None or not restarts_in_place(run):
         return [], True
     main = next((each.run for each in nodes if each.run.node_index == 0), None)

@@ -13,10 +13,10 @@ from msgspec.structs import replace
 from batchml.aws.batch.jobs import list_child_indices
 from batchml.aws.diagnosis import Diagnosis
 from batchml.aws.naming import make_platform
-from batchml.context import open_cache
+from batchml.context import Context, open_cache
 from batchml.errors import NotFound, UsageError
 from batchml.model.group import GROUP_TAG
-from batchml.model.run import RESUMES_TAG, JobStatus
+from batchml.model.run import RESUMES_TAG, JobStatus, Record, Run
 from batchml.runs.find import recall
 from batchml.runs.names import bare_id
 from batchml.runs.options import RunRequest
@@ -41,10 +41,8 @@ from batchml.runtime.entry.fetch import BadArchive, unpack
 if TYPE_CHECKING:
     from batchml.aws.batch.requests import SubmissionRequests
     from batchml.aws.session import Session
-    from batchml.context import Context
     from batchml.model.explanation import Explanation
     from batchml.model.job import Group
-    from batchml.model.run import Record, Run
     from batchml.runs.search import FoundRun
 
 # --- resume ---------------------------------------------------------------------------------------
@@ -69,7 +67,7 @@ class SavedCheckpoints(Struct, frozen=True):
 
 
 def resuming(
-    context: "Context",
+    context: Context,
     found: "FoundRun",
     whole: "FoundRun",
     wanted: RerunSpec,
@@ -133,7 +131,7 @@ def _key(found: "FoundRun") -> str:
     return known or (found.record.key if found.record else "")
 
 
-def _store(context: "Context", found: "FoundRun") -> str:
+def _store(context: Context, found: "FoundRun") -> str:
     """The bucket folder of a run in AWS; empty where it has none."""
     if context.settings.is_local:
         return ""
@@ -149,7 +147,7 @@ def _store(context: "Context", found: "FoundRun") -> str:
 
 
 def _look(
-    context: "Context", told: ResumeSource, numbers: Sequence[int | None]
+    context: Context, told: ResumeSource, numbers: Sequence[int | None]
 ) -> Mapping[int | None, SavedCheckpoints] | None:
     """The checkpoints of each child; None where this machine cannot look.
 
@@ -169,7 +167,7 @@ def _look(
     return dict(_sorted(names, f"{stored[2]}/", numbers))
 
 
-def saved_here(context: "Context", job_id: str) -> SavedCheckpoints:
+def saved_here(context: Context, job_id: str) -> SavedCheckpoints:
     """The checkpoints of a run of this machine, or of a child."""
     whole, _, child = job_id.partition(":")
     return _here(
@@ -217,7 +215,7 @@ def _is_ours(name: str) -> bool:
     return name.startswith((".batchml", ".saving-", ".removing-"))
 
 
-def _has_workspace(context: "Context") -> bool:
+def _has_workspace(context: Context) -> bool:
 
     outputs = open_cache(context).outputs()
     return bool(make_platform(context.env, context.settings.environment, outputs).workspace)
@@ -248,12 +246,12 @@ def _unseen(who: str) -> str:
     )
 
 
-def _nothing(context: "Context", found: "FoundRun", who: str) -> NotFound:
+def _nothing(context: Context, found: "FoundRun", who: str) -> NotFound:
 
     before = found.tags.get(RESUMES_TAG, "")
-    hint = f"From the beginning: batchml rerun {typed(context, found.job_id)}{context.option}"
+    hint = f"From the beginning: batchml rerun {typed(context, found.job_id)}{context.env_option}"
     if before:
-        again = f"batchml rerun --resume {typed(context, before)}{context.option}"
+        again = f"batchml rerun --resume {typed(context, before)}{context.env_option}"
         hint = f"It was to go on from another: {again}"
     return NotFound("Checkpoints of run", who, [], hint)
 
@@ -266,7 +264,7 @@ _S3 = re.compile(r"s3://([^/]+)/(.+)")
 
 
 def prepare_again(
-    context: "Context",
+    context: Context,
     found: "FoundRun",
     *,
     failed: bool = False,
@@ -309,7 +307,7 @@ def prepare_again(
         return _prepared(context, found, wanted, code, request, dry_run, images)
 
 
-def _gang(context: "Context", found: "FoundRun") -> "tuple[tuple[Group, ...], dict[str, str]]":
+def _gang(context: Context, found: "FoundRun") -> "tuple[tuple[Group, ...], dict[str, str]]":
     """The groups of a group run that are not in the history, and the image of each group."""
     from batchml.runs.groups.members import parts_of
 
@@ -326,7 +324,7 @@ def _gang(context: "Context", found: "FoundRun") -> "tuple[tuple[Group, ...], di
 
 
 def _prepared(
-    context: "Context",
+    context: Context,
     found: "FoundRun",
     wanted: RerunSpec,
     code: str,
@@ -365,7 +363,7 @@ def _prepared(
     return replace(made, record=kept, workers=tuple(workers), notices=notices)
 
 
-def _as_before(requests: "SubmissionRequests", new: "Record", found: "FoundRun") -> "Record":
+def _as_before(requests: "SubmissionRequests", new: Record, found: "FoundRun") -> Record:
     """The record, and the tags of its request, with the job and the commit of the first run."""
     record = found.record
     tags = {**requests.submit.get("tags", {})}
@@ -383,7 +381,7 @@ def _as_before(requests: "SubmissionRequests", new: "Record", found: "FoundRun")
     )
 
 
-def _is_whole(run: "Run | None") -> bool:
+def _is_whole(run: Run | None) -> bool:
     """True for a single run, or child, that did not fail."""
     return run is not None and not run.children and run.status is not JobStatus.FAILED
 
@@ -399,7 +397,7 @@ def _said(wanted: RerunSpec) -> Iterator[str]:
         )
 
 
-def _failed(context: "Context", found: "FoundRun") -> list[int]:
+def _failed(context: Context, found: "FoundRun") -> list[int]:
 
     known = list_child_indices(context.connect(), found.job_id, JobStatus.FAILED)
     if not known and (found.run is None or found.run.children.get("FAILED")):
@@ -411,7 +409,7 @@ def _failed(context: "Context", found: "FoundRun") -> list[int]:
 
 
 @contextmanager
-def unpacked(context: "Context", address: str) -> Iterator[str]:
+def unpacked(context: Context, address: str) -> Iterator[str]:
     """A temporary folder with the code of a run; an empty string for none.
 
     Raises NotFound for code that was deleted.
@@ -431,7 +429,7 @@ def unpacked(context: "Context", address: str) -> Iterator[str]:
         yield str(code)
 
 
-def _archive(context: "Context", where: str, folder: Path) -> Path:
+def _archive(context: Context, where: str, folder: Path) -> Path:
     stored = _S3.fullmatch(where)
     if stored is None:
         return context.home.code / Path(where).name  # the state folder may have been moved since
@@ -450,19 +448,19 @@ def _archive(context: "Context", where: str, folder: Path) -> Path:
 class RenumberedDiagnosis(Diagnosis):
     """A Diagnosis that names children of `whole` by their first numbers; ids are those of AWS."""
 
-    def __init__(self, session: "Session", whole: str, record: "Record | None") -> None:
+    def __init__(self, session: "Session", whole: str, record: Record | None) -> None:
         super().__init__(session)
         self._whole = whole
         self._first = first_numbers(None, record)
 
-    def runs(self, job_ids: Sequence[str]) -> "tuple[Run, ...]":
+    def runs(self, job_ids: Sequence[str]) -> tuple[Run, ...]:
         found = super().runs(job_ids)
         for run in found:
             if bare_id(run.job_id) == self._whole:
                 self._first = self._first or first_numbers(run, None)
         return tuple(map(self._numbered, found))
 
-    def children(self, array: "Run", status: str) -> "tuple[Run, ...]":
+    def children(self, array: Run, status: str) -> tuple[Run, ...]:
         return tuple(map(self._numbered, super().children(array, status)))
 
     def named(self, found: "Explanation") -> "Explanation":
@@ -484,7 +482,7 @@ class RenumberedDiagnosis(Diagnosis):
         # "child 4 of 2" would be one of neither array
         return re.sub(r"^(child \d+) of \d+(?=$| stands)", r"\1", text)
 
-    def _numbered(self, run: "Run") -> "Run":
+    def _numbered(self, run: Run) -> Run:
         index = run.array_index
         if bare_id(run.job_id) != self._whole or index is None or index >= len(self._first):
             return run

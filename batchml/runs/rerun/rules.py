@@ -4,7 +4,7 @@ Pure.
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,10 +22,7 @@ from batchml.runs.watch.logs import Printed
 from batchml.runtime.protocol.launch import LaunchPlan
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from batchml.context import Context
-    from batchml.model.run import Run
 
 # --- Runs of several nodes, and group runs --------------------------------------------------------
 
@@ -359,10 +356,10 @@ _NAMED = re.compile(r"^(Child |\[)(\d+)\b")  # how a message about a child begin
 class Numbering:
     """The numbers of one run's children, from the history or from what AWS Batch returns."""
 
-    def __init__(self, first: "Sequence[int]" = ()) -> None:
+    def __init__(self, first: Sequence[int] = ()) -> None:
         self._first = tuple(first)
 
-    def learn(self, run: "Run | None") -> None:
+    def learn(self, run: Run | None) -> None:
         if run is not None and not self._first:
             self._first = first_numbers(run, None)
 
@@ -371,7 +368,7 @@ class Numbering:
         index, slash, attempt = child.partition("/")
         return f"{self._number(index)}{slash}{attempt}" if index else ""
 
-    def renumber(self, happenings: "Iterable[RunEvent]") -> Iterator[RunEvent]:
+    def renumber(self, happenings: Iterable[RunEvent]) -> Iterator[RunEvent]:
         """The same events, each child under its first number."""
         for each in happenings:
             if not self._first:
@@ -382,7 +379,7 @@ class Numbering:
             else:
                 yield self._renamed(each)
 
-    def printed(self, parts: "Iterable[Printed]") -> Iterator[Printed]:
+    def printed(self, parts: Iterable[Printed]) -> Iterator[Printed]:
         """The same output, each child under its first number."""
         for part in parts:
             yield self._renamed(part) if self._first else part
@@ -396,7 +393,7 @@ class Numbering:
         return str(self._first[at]) if at < len(self._first) else index
 
 
-def numbering(context: "Context", job_id: str, run: "Run | None" = None) -> Numbering:
+def numbering(context: "Context", job_id: str, run: Run | None = None) -> Numbering:
     """The numbering of a run of this machine, or of `run`; for others AWS Batch is asked."""
     known = context.history.recent(context.env)
     record = next((each for each in known if each.job_id == job_id), None)
@@ -405,5 +402,5 @@ def numbering(context: "Context", job_id: str, run: "Run | None" = None) -> Numb
 
 def typed(context: "Context", job_id: str) -> str:
     """The id of a child as `select` takes it: with its first number, if it has one."""
-    record = context.history.remembered(context.env).get(job_id.partition(":")[0])
+    record = context.history.records(context.env).get(job_id.partition(":")[0])
     return first_id(job_id, first_numbers(None, record))

@@ -90,10 +90,10 @@ class _Watch:
         self._pace = pace
         self._poller = RunPoller(describe, clock, pace, recall=recall, renew=renew)
         self._gate = RetryGate(
-            Limiter(clock, pace.reads), ServiceContact(clock, pace, renew, is_known=True)
+            Limiter(clock, pace.log_rate), ServiceContact(clock, pace, renew, is_known=True)
         )
-        self._looks = PollCadence(pace.first, pace.most)
-        self._reads = PollCadence(pace.first, pace.most_log)
+        self._looks = PollCadence(pace.shortest, pace.longest)
+        self._reads = PollCadence(pace.shortest, pace.longest_log)
         self._family: Family | None = None
         self._parts: dict[int, WatchedJob] = {}  # the run itself is part 0 when it has no others
         self._hosts: list[dict[str, str]] = []
@@ -111,7 +111,7 @@ class _Watch:
         if any(part.has_ended and not part.is_done for part in self._parts.values()):
             return False
         # Parts that do not end although their run has ended: waited for, for a limited time.
-        is_still = self._clock.monotonic() - self._moved_at >= self._pace.patience
+        is_still = self._clock.monotonic() - self._moved_at >= self._pace.startup_limit
         return is_still or self._family is None or self._family.all_ended
 
     def rest(self) -> None:
@@ -142,7 +142,7 @@ class _Watch:
 
     def _rest_after(self, seconds: float) -> float:
         """Seconds without polls after calls that took `seconds`."""
-        return min(_SHARE * seconds, _MOST_REST) if self._pace.looks is None else 0.0
+        return min(_SHARE * seconds, _MOST_REST) if self._pace.describe_rate is None else 0.0
 
     def _part_ids(self) -> list[str]:
         """The ids of children or nodes to ask about now."""

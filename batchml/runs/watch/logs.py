@@ -60,7 +60,7 @@ def printed(
     `attempt` selects one by its number. `since` is in ms since the epoch. `last` is a number of
     lines of each child.
     """
-    limiter = Limiter(clock, pace.reads)
+    limiter = Limiter(clock, pace.log_rate)
     for child, part in _parts(describe, run):
         found = [
             _printed(open_log, part, child, number, each, since, limiter)
@@ -80,7 +80,7 @@ def _printed(
     limiter: Limiter,
 ) -> Printed:
     shown = f"{child}/{number}" if child and number > 1 else child
-    reader = open_log(run, attempt.log_stream).restarted(since)
+    reader = open_log(run, attempt.log_stream).restart(since)
     return Printed(run, shown, number, attempt.log_stream, _lines(reader, limiter), reader)
 
 
@@ -89,7 +89,7 @@ def _lines(reader: StreamReader, limiter: Limiter) -> Iterator[LogLine]:
     count, promised = 0, -1
     while True:
         limiter.take()
-        page = reader.page()
+        page = reader.read_page()
         for line in page.lines:
             mark = parse_mark(line.message)
             if mark is None:
@@ -103,7 +103,7 @@ def _lines(reader: StreamReader, limiter: Limiter) -> Iterator[LogLine]:
 
 def _last_lines(reader: StreamReader, last: int, limiter: Limiter) -> list[LogLine]:
     limiter.take()
-    lines = (line for line in reader.backwards() if parse_mark(line.message) is None)
+    lines = (line for line in reader.read_backwards() if parse_mark(line.message) is None)
     found = list(islice(lines, last))[::-1]
     reader.finish_check()
     return found

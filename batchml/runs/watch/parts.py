@@ -84,7 +84,7 @@ class Tail:
     def is_overdue(self) -> bool:
         """True when the stream does not exist, long after the attempt has begun."""
         waited = self._clock.monotonic() - self._began
-        return bool(self.missing) and waited >= self._pace.no_stream
+        return bool(self.missing) and waited >= self._pace.stream_report_after
 
     def step(self) -> list[RunEvent]:
         """The events of one page."""
@@ -168,7 +168,7 @@ class Tail:
             if not self.caught_up or not self._is_quiet(now, stopped_at):
                 return []
             if self._promised is not None and self._lines < self._promised:
-                is_late = self._since_stop(now, stopped_at) >= self._pace.late
+                is_late = self._since_stop(now, stopped_at) >= self._pace.end_mark_wait
                 if not self._was_read_again or (is_late and not self._was_read_late):
                     self._was_read_again, self._was_read_late = True, is_late
                     self._start_over()
@@ -198,7 +198,7 @@ class Tail:
 
     def _start_over(self) -> None:
         """Read everything again, for lines that arrived late with earlier timestamps."""
-        self._reader = self._reader.restarted()
+        self._reader = self._reader.restart()
         self._known = Counter(self._seen)
         self._quiet_since = None
         self.caught_up = False

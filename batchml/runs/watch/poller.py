@@ -181,13 +181,13 @@ class ServiceContact:
         now = self._clock.monotonic()
         if isinstance(error, AccessError):
             self._unreached = _Spell()  # the service answers
-            if not self._was_made or self._signed_out.is_over(now, self._pace.absence):
+            if not self._was_made or self._signed_out.is_over(now, self._pace.outage_limit):
                 raise error
             if self._renew is not None:
                 self._renew()
             return
-        limit = self._pace.absence if self._was_made else self._pace.patience
-        limit = self._pace.no_log if self._is_known else limit
+        limit = self._pace.outage_limit if self._was_made else self._pace.startup_limit
+        limit = self._pace.log_outage_limit if self._is_known else limit
         if not is_passing(error):
             raise error
         if self._unreached.is_over(now, limit):
@@ -241,7 +241,7 @@ class RetryGate:
     def page(self, reader: StreamReader) -> LogPage:
         """The next page of a stream, when the rate limit allows it."""
         self._limiter.take()
-        page = reader.page()
+        page = reader.read_page()
         self._limiter.went_well()
         self._contact.made()
         return page
@@ -270,11 +270,11 @@ class Invisible:
     def is_over(self, job_id: str) -> bool:
         """Call it each time that the job is missing: True when it was missing for too long."""
         now = self._clock.monotonic()
-        return now - self._since.setdefault(job_id, now) >= self._pace.patience
+        return now - self._since.setdefault(job_id, now) >= self._pace.startup_limit
 
     def given_up(self, job_id: str) -> ServiceUnreachable:
         return given_up(
-            f"{unknown(job_id)}: it forgets a run some days after its end", self._pace.patience
+            f"{unknown(job_id)}: it forgets a run some days after its end", self._pace.startup_limit
         )
 
 
@@ -311,7 +311,7 @@ class RunPoller:
     ) -> None:
         self._describe = describe
         self._recall = recall
-        self._limiter = Limiter(clock, pace.looks)
+        self._limiter = Limiter(clock, pace.describe_rate)
         self._contact = ServiceContact(clock, pace, renew)
         self._invisible = Invisible(clock, pace)
 
