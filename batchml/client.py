@@ -16,9 +16,17 @@ from batchml.explain.ask import explain_run
 from batchml.model.job import JobSpec, Scalar
 from batchml.model.run import Run, classify
 from batchml.runs.cancel import refuse_nodes
-from batchml.runs.find import RunMetrics, current, described, find, measure, recall, select
+from batchml.runs.find import (
+    RunMetrics,
+    current_job_id,
+    describe_runs,
+    find,
+    load_runs,
+    read_metrics,
+    select,
+)
 from batchml.runs.options import SubmitOptions, to_request
-from batchml.runs.outputs import outputs
+from batchml.runs.outputs import copy_outputs
 from batchml.runs.prepare import prepare, to_requests
 from batchml.runs.rerun.resubmit import prepare_again
 from batchml.runs.rerun.rules import numbering
@@ -89,7 +97,7 @@ class RunHandle:
     def describe(self) -> "Run":
         """The run as it is now: one call."""
 
-        return self._told(described(self._context, [self.job_id])[self.job_id])
+        return self._told(describe_runs(self._context, [self.job_id])[self.job_id])
 
     def _told(self, run: "Run") -> "Run":
         self._name, self._status = run.name, run.status.value
@@ -98,7 +106,7 @@ class RunHandle:
     def _current(self) -> str:
         """The job that the run is now: it may have moved to another queue."""
 
-        return current(self._context, self.job_id)
+        return current_job_id(self._context, self.job_id)
 
     @property
     def name(self) -> str:
@@ -181,10 +189,10 @@ class RunHandle:
 
     def _measure(self) -> "tuple[FoundRun, RunMetrics]":
 
-        (found,) = recall(self._context, [self._current()])
+        (found,) = load_runs(self._context, [self._current()])
         if found.run is None:  # AWS has forgotten it; the last values may be in the history
             return found, RunMetrics({}, False)
-        return found, measure(self._context, found.run, found.record)
+        return found, read_metrics(self._context, found.run, found.record)
 
     def outputs(self, dest: str | os.PathLike[str]) -> Path:
         """Copy the files of BATCHML_OUTPUT_DIR into the folder `dest`, which is returned.
@@ -193,8 +201,8 @@ class RunHandle:
         kept.
         """
 
-        (found,) = recall(self._context, [self._current()])
-        for _ in outputs(self._context, found, Path(dest)):
+        (found,) = load_runs(self._context, [self._current()])
+        for _ in copy_outputs(self._context, found, Path(dest)):
             pass
         return Path(dest)
 
@@ -240,7 +248,7 @@ class RunHandle:
         NotFound when the code of the run is gone, or where it has no checkpoint.
         """
 
-        (found,) = recall(self._context, [self._current()])
+        (found,) = load_runs(self._context, [self._current()])
         request = to_request(options=SubmitOptions(params=params))
         prepared = prepare_again(
             self._context, found, failed=failed, resume=resume, request=request
@@ -295,7 +303,7 @@ class Client:
         self._context = Context(settings, clock or SystemClock(), here, self._tell)
 
     def __repr__(self) -> str:
-        return f"Client(env={self.env!r}, folder={str(self._context.here)!r})"
+        return f"Client(env={self.env!r}, folder={str(self._context.folder)!r})"
 
     @property
     def env(self) -> str:
@@ -446,7 +454,7 @@ class Client:
         given = list(runs)
         found = iter(select(self._context, [each for each in given if isinstance(each, str)]))
         job_ids = [next(found) if isinstance(each, str) else each.job_id for each in given]
-        known = described(self._context, job_ids)
+        known = describe_runs(self._context, job_ids)
         return [known[job_id] for job_id in job_ids]
 
     def wait(self, runs: Iterable[Words], *, timeout: float | None = None) -> Iterator[Run]:

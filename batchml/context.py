@@ -21,7 +21,7 @@ from batchml.config.settings import Settings
 from batchml.history import History
 from batchml.model.polling import LOCAL_INTERVALS, PollIntervals
 from batchml.model.run import CANNOT_START, Run
-from batchml.resources import shipped
+from batchml.resources import shipped_folder
 from batchml.runtime.storage.files import is_read_only, write_atomically
 
 if TYPE_CHECKING:
@@ -41,19 +41,19 @@ class Context:
         self,
         settings: Settings,
         clock: Clock,
-        here: Path,
+        folder: Path,
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.settings = settings
         self.clock = clock
-        self.here = here
+        self.folder = folder
         self.tell = tell
         self._has_reported_copy = False  # whether the user was told that the state folder is a copy
         self._session: Session | None = None
 
     def with_settings(self, settings: Settings) -> "Context":
         """Another context with these settings and a session of its own."""
-        return Context(settings, self.clock, self.here, self.tell)
+        return Context(settings, self.clock, self.folder, self.tell)
 
     @property
     def home(self) -> "Home":
@@ -68,7 +68,7 @@ class Context:
         return self.settings.env.value
 
     @property
-    def option(self) -> str:
+    def env_option(self) -> str:
         """The `--env` option for a command that is shown to the user; begins with a space."""
         return "" if self.settings.is_local else f" --env {self.env}"
 
@@ -82,11 +82,11 @@ class Context:
 
     @property
     def job_folders(self) -> list[Path]:
-        return [self.here / "jobs", shipped("jobs")]
+        return [self.folder / "jobs", shipped_folder("jobs")]
 
     @property
     def image_folders(self) -> list[Path]:
-        return [self.here / "images", shipped("images")]
+        return [self.folder / "images", shipped_folder("images")]
 
     def connect(self) -> Session:
         """The session, made at first use; on `local` the server is started if none runs."""
@@ -126,8 +126,8 @@ class Context:
             access_key_id=keys.access_key_id,
             secret_access_key=keys.secret_access_key,
             # The server may be killed between two calls; its jobs and the command go on.
-            revive=lambda: self.server().url,
-            unanswered=lambda: describe_silence(home),
+            restart=lambda: self.server().url,
+            describe_silence=lambda: describe_silence(home),
             tell=self.tell,
         )
 
@@ -146,7 +146,7 @@ class Context:
             self.tell(endpoint.read_only)
         return endpoint
 
-    def held_back(self) -> str:
+    def find_start_obstacle(self) -> str:
         """Why the embedded server cannot start programs now; empty while it can. It must run."""
 
         from batchml.aws.batch.resources import ComputeApi

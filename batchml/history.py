@@ -40,10 +40,10 @@ class History:
         """Keep a run that was submitted."""
         self._append([_line(record)])
 
-    def submitted(self, key: str, job_id: str) -> None:
+    def add_job_id(self, key: str, job_id: str) -> None:
         self._add(key=key, job_id=job_id)
 
-    def refused(self, key: str, why: str) -> None:
+    def add_refusal(self, key: str, why: str) -> None:
         """Keep that the submission has left no run."""
         self._add(key=key, refused=why or "refused")
 
@@ -54,17 +54,17 @@ class History:
 
         `metrics` are the last value of each, from the whole log; None where the log was not read.
         """
-        self._keep_ends([ending(run, metrics, cost)] if _is_kept(run) else [])
+        self._keep_ends([end_record(run, metrics, cost)] if _is_kept(run) else [])
 
     def add_ends(self, runs: Iterable[Run]) -> None:
         """`add_end` for several whose logs were not read."""
-        self._keep_ends([ending(run) for run in runs if _is_kept(run)])
+        self._keep_ends([end_record(run) for run in runs if _is_kept(run)])
 
-    def lost(self, job_ids: Iterable[str]) -> None:
+    def add_lost(self, job_ids: Iterable[str]) -> None:
         """Keep that AWS Batch does not know these jobs any more."""
         self._keep_ends([Record(job_id=job_id, lost=True) for job_id in job_ids])
 
-    def began(self, starts: Mapping[str, int]) -> None:
+    def add_starts(self, starts: Mapping[str, int]) -> None:
         """Keep the start times of arrays, which AWS Batch returns for children only; in ms."""
         self._keep_ends([Record(job_id=each, started_at=at) for each, at in starts.items()])
 
@@ -73,7 +73,7 @@ class History:
         if self.path.exists():
             self._add(forgotten=env)
 
-    def open(self, env: str) -> list[Record]:
+    def unconfirmed(self, env: str) -> list[Record]:
         """Submissions whose outcome is unknown; the oldest first."""
         return [
             record
@@ -96,9 +96,9 @@ class History:
         """
         return [run.name() for run in reversed(_runs(self._lines())) if run.env == env]
 
-    def remembered(self, env: str | None = None) -> "Remembered":
+    def records(self, env: str | None = None) -> "HistoryRecords":
         """The runs of `newest_first` that have a job id; each is decoded when it is used."""
-        return Remembered(run for run in _runs(self._lines()) if env is None or run.env == env)
+        return HistoryRecords(run for run in _runs(self._lines()) if env is None or run.env == env)
 
     def _keep_ends(self, ends: list[Record]) -> None:
         if ends and self.path.parent.is_dir():  # reading creates no state folder
@@ -241,7 +241,7 @@ def _of(env: str | None, lines: Iterable[bytes]) -> list[Record]:
     return [record for run in reversed(chosen) if (record := run.read())]
 
 
-class Remembered:
+class HistoryRecords:
     """Runs by their job ids, the newest first. A run is decoded when it is used, and once."""
 
     def __init__(self, runs: Iterable[_Lines]) -> None:
@@ -265,7 +265,7 @@ def _is_kept(run: Run) -> bool:
     return run.status.is_terminal and ":" not in run.job_id and "#" not in run.job_id
 
 
-def ending(
+def end_record(
     run: Run, metrics: Mapping[str, float] | None = None, cost: float | None = None
 ) -> Record:
     """The fields of a record that describe a run's end."""

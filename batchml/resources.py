@@ -3,7 +3,7 @@
 from pathlib import Path
 
 
-def shipped(folder: str) -> Path:
+def shipped_folder(folder: str) -> Path:
     """Return the folder `images`, `jobs` or `cfn` of this batchml.
 
     A wheel has them under `batchml/share/`; a source checkout has them at its root.

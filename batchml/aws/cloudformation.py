@@ -228,7 +228,7 @@ class Stacks:
             )
             return str(made["StackId"])
 
-    def propose(self, blueprint: Blueprint, stack: Stack) -> str:
+    def create_change_set(self, blueprint: Blueprint, stack: Stack) -> str:
         """Begin to create a change set for an update. Return its id."""
         token = blueprint.token("update", stack.changed_at)
         try:
@@ -248,7 +248,7 @@ class Stacks:
             found = self._client.describe_change_set(ChangeSetName=token, StackName=blueprint.name)
             return str(found["ChangeSetId"])
 
-    def proposal(self, change_set_id: str) -> ChangeSet:
+    def read_change_set(self, change_set_id: str) -> ChangeSet:
         changes: list[StackChange] = []
         with translate_errors("DescribeChangeSet"):
             # botocore's paginator for this operation returns the changes alone.
@@ -327,7 +327,7 @@ class Stacks:
         with translate_errors("DetectStackDrift"):
             return str(self._client.detect_stack_drift(StackName=name)["StackDriftDetectionId"])
 
-    def drift_is_known(self, detection_id: str) -> bool:
+    def has_drift_result(self, detection_id: str) -> bool:
         """Whether a detection has ended."""
         with translate_errors("DescribeStackDriftDetectionStatus"):
             found = self._client.describe_stack_drift_detection_status(

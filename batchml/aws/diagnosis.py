@@ -1,7 +1,7 @@
 """Ask AWS why a run waits or failed, in at most six calls.
 
-A call that fails or is not allowed is recorded in `unasked`, and returns None: the explanation is
-then less certain, and says so.
+A call that fails or is not allowed is recorded in `failed_calls` and returns None: the explanation
+is then less certain, and says so.
 
 Sources: AWS Batch User Guide, "Jobs stuck in RUNNABLE"; API References of AWS Batch, ECS, EC2 Auto
 Scaling and EC2.
@@ -37,13 +37,13 @@ T = TypeVar("T")
 
 
 class Diagnosis:
-    """`calls` counts the calls; `unasked` has the failed calls, each with the reason."""
+    """`calls` counts the calls; `failed_calls` has the failed calls, each with the reason."""
 
     def __init__(self, session: Session, most: int = MOST_CALLS) -> None:
         self._session = session
         self._most = most
         self.calls = 0
-        self.unasked: list[str] = []
+        self.failed_calls: list[str] = []
 
     @property
     def left(self) -> int:
@@ -112,7 +112,7 @@ class Diagnosis:
 
         return self._try("batch:GetJobQueueSnapshot", ask)
 
-    def stock(self, name: str) -> ConsumableState | None:
+    def consumable(self, name: str) -> ConsumableState | None:
         def ask() -> ConsumableState:
             found = self._session.client("batch").describe_consumable_resource(
                 consumableResource=name
@@ -173,7 +173,7 @@ class Diagnosis:
 
         return self._try("ec2:DescribeImages", ask)
 
-    def machine(self, instance_id: str) -> InstanceState | None:
+    def instance(self, instance_id: str) -> InstanceState | None:
         def ask() -> InstanceState | None:
             found = self._client("ec2").describe_instances(InstanceIds=[instance_id])
             each = [one for group in found["Reservations"] for one in group["Instances"]]
@@ -205,7 +205,7 @@ class Diagnosis:
             with translate_errors(action.partition(":")[2]):
                 return ask()
         except BatchmlError as error:
-            self.unasked.append(f"{action} ({_why(error)})")
+            self.failed_calls.append(f"{action} ({_why(error)})")
         return None
 
 

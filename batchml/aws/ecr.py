@@ -253,7 +253,7 @@ class Ecr:
             return answer
 
 
-def not_pushed(reference: str, command: str) -> NotFound:
+def image_not_pushed(reference: str, command: str) -> NotFound:
     return NotFound("Image", reference, (), f"It is not in ECR. Put it there: {command}")
 
 

@@ -138,7 +138,7 @@ class FsxApi:
     def __init__(self, session: Session) -> None:
         self._session = session
 
-    def link(self, file_system: str) -> DataRepositoryAssociation:
+    def association(self, file_system: str) -> DataRepositoryAssociation:
         """The association of a file system with its bucket. Raises NotFound."""
         filters = [{"Name": "file-system-id", "Values": [file_system]}]
         for each in self._pages("describe_data_repository_associations", Filters=filters):

@@ -23,11 +23,11 @@ class LogPage(NamedTuple):
     missing: str = ""  # what does not exist: "", "group" or "stream"
     check: LogCheck | None = None  # from the embedded server alone, after the attempt's end
 
-    def is_end(self, is_promised: bool) -> bool:
-        """Whether to stop reading. `is_promised`: the log's end mark was read."""
+    def is_end(self, has_end_mark: bool) -> bool:
+        """Whether to stop reading. `has_end_mark`: the log's end mark was read."""
         if self.check is not None:
             return self.check.is_final
-        return self.caught_up or is_promised
+        return self.caught_up or has_end_mark
 
 
 class StreamReader:
@@ -57,7 +57,7 @@ class StreamReader:
         self._at_last: Counter[str] = Counter()  # messages with that timestamp
         self._to_skip: Counter[str] = Counter()
 
-    def restarted(self, since: int | None = None) -> "StreamReader":
+    def restart(self, since: int | None = None) -> "StreamReader":
         """A new reader of the same stream, from `since` or from this reader's start."""
         start = self._since if since is None else since
         return StreamReader(self._session, self.group, self.stream, start)
@@ -69,12 +69,12 @@ class StreamReader:
         up. A stream that does not exist yet has no lines.
         """
         while True:
-            page = self.page()
+            page = self.read_page()
             yield from page.lines
             if page.caught_up:
                 return
 
-    def page(self) -> LogPage:
+    def read_page(self) -> LogPage:
         """Read the next lines in one call."""
         try:
             found = self._call()
@@ -100,7 +100,7 @@ class StreamReader:
         while self._is_unchecked:
             self._ask(limit=1)
 
-    def backwards(self) -> Iterator[LogLine]:
+    def read_backwards(self) -> Iterator[LogLine]:
         """Yield the present lines, the newest first; `read` continues at its own position."""
         token: str | None = None
         while True:

@@ -45,10 +45,11 @@ def is_truncated(operation: Any, http: Any, parsed: Mapping[str, Any]) -> bool:
 class Access(Struct, frozen=True):
     """How to reach AWS, or the embedded AWS Batch of this machine at `endpoint`.
 
-    The fields after the keys are used with an endpoint alone. `revive` is called when a connection
-    fails, before the call is sent again; it returns the endpoint that serves now. `unanswered`
-    says which process does not answer, and why: after `notice` seconds without an answer `tell` is
-    called with that text, and after `limit` seconds the call fails with it.
+    The fields after the keys are used only with an endpoint. `restart` is called when a connection
+    fails, before the call is sent again: it starts the server if none runs, and returns its
+    endpoint. `describe_silence` returns a message that names the process that does not answer, and
+    the reason. After `notice` seconds without an answer `tell` is called with this message, and
+    after `limit` seconds the call fails with it.
     """
 
     region: str
@@ -56,8 +57,8 @@ class Access(Struct, frozen=True):
     endpoint: str = ""
     access_key_id: str = ""
     secret_access_key: str = ""
-    revive: Callable[[], str] | None = None
-    unanswered: Callable[[], str] = str
+    restart: Callable[[], str] | None = None
+    describe_silence: Callable[[], str] = str
     tell: Callable[[str], None] = lambda _: None
     notice: float = 5.0
     limit: float = 15.0
@@ -185,11 +186,11 @@ class Session:
         if type(caught_exception).__name__ in _TIMEOUTS:
             raise ServiceUnreachable(
                 f"{operation.name}: no answer within {self._access.limit:g} s. "
-                f"{self._access.unanswered()}"
+                f"{self._access.describe_silence()}"
             ) from caught_exception
-        if caught_exception is not None and self._access.revive is not None:
+        if caught_exception is not None and self._access.restart is not None:
             path = urlsplit(request_dict["url"])._replace(scheme="", netloc="").geturl()
-            request_dict["url"] = self._access.revive() + path
+            request_dict["url"] = self._access.restart() + path
         if attempts < _TRIES and response is not None and is_truncated(operation, *response):
             return 0.1
         return None
@@ -290,7 +291,7 @@ class _Silence:
     def _tell(self) -> None:
         if not self._has_reported:
             self._has_reported = True
-            self._access.tell(self._access.unanswered())
+            self._access.tell(self._access.describe_silence())
 
     def _failed(self, context: dict[str, Any], **_: Any) -> None:
         timer = context.pop("batchml_timer", None)

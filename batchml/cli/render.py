@@ -1,4 +1,4 @@
-"""Runs as text and JSON, tables, and text that is safe for a terminal."""
+"""Render runs as text and JSON, tables that fit a window, and text that is safe to print."""
 
 import sys
 from collections.abc import Sequence
@@ -7,24 +7,22 @@ from functools import lru_cache
 from typing import Any
 
 from batchml.cli.terminal import Screen, kind_of, paint, screen
-from batchml.cli.terminal import sparkline as sparkline
 from batchml.model.names import duration as duration
 from batchml.model.names import short_id
-from batchml.model.outcome import describe_children, describe_outcome
 from batchml.model.run import Run, classify, describe_state
 
-RULE = "=" * 80
+RULE = "=" * 80  # a horizontal rule
 
 
 def timestamp(ms: int) -> str:
     """`2026-11-21T19:02:57.076Z`"""
-    whole, rest = divmod(ms, 1000)
-    return f"{_second(whole)}.{rest:03d}Z"
+    seconds, rest = divmod(ms, 1000)
+    return f"{_format_second(seconds)}.{rest:03d}Z"
 
 
 @lru_cache(maxsize=16)  # cached: thousands of lines may have the same second
-def _second(whole: int) -> str:
-    return datetime.fromtimestamp(whole, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+def _format_second(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def job_title(run: Run) -> str:
@@ -32,18 +30,18 @@ def job_title(run: Run) -> str:
 
 
 def printable(text: str) -> str:
-    """Text that cannot move a terminal's cursor, change its title or reorder what is read."""
-    # Carriage returns of a progress bar: a terminal would show the last text.
+    """Remove what could move a terminal's cursor, change its title or reorder its text."""
     if text.isprintable():
         return text
+    # Carriage returns of a progress bar: keep what a terminal would show, the text after the last.
     text = text.rstrip("\r").rpartition("\r")[2]
     return "".join(char if char == "\t" or char.isprintable() else "\N{REPLACEMENT CHARACTER}"
                    for char in text)  # fmt: skip
 
 
 def run_json(run: Run) -> dict[str, Any]:
-    """A run as JSON: AWS's names for AWS's fields, our own for the rest."""
-    found: dict[str, Any] = {
+    """Return a run for --json: AWS's fields have AWS's names."""
+    fields: dict[str, Any] = {
         "jobId": run.job_id,
         "jobName": run.job_name or run.name,
         "name": run.name,
@@ -57,12 +55,12 @@ def run_json(run: Run) -> dict[str, Any]:
         "attempts": len(run.attempts),
     }
     if run.status.is_terminal:
-        found["class"] = classify(run).outcome.value
-    return found
+        fields["class"] = classify(run).outcome.value
+    return fields
 
 
 def run_rows(runs: Sequence[Run], now_ms: int) -> list[list[str]]:
-    """Table rows of `ls`, with a heading."""
+    """Return the table of `ls`: the heading, then a row for each run."""
     rows = [["ID", "NAME", "QUEUE", "STATUS", "CLASS", "CODE", "AGE", "RAN"]]
     for run in runs:
         outcome = classify(run) if run.status.is_terminal else None
@@ -79,88 +77,87 @@ def _ran(run: Run, now_ms: int) -> str:
     return duration(((run.stopped_at or now_ms) - run.started_at) / 1000)
 
 
-# Columns that a narrow window leaves out, in this order.
-_LESS = (
+# Columns that a narrow window leaves out, the least important first.
+_OPTIONAL = (
     "LIMITS", "PRIORITY", "TAGS", "PARAMS", "COMMIT", "JOB", "CODE", "RAN", "QUEUE", "CLASS", "AGE",
 )  # fmt: skip
-_LEAST = 8  # cells of a column that is cut
-_NAME = 12  # cells of a name that is cut
+_MIN_WIDTH = 8  # cells to which a column may be cut
+_MIN_NAME_WIDTH = 12  # cells to which a name may be cut
 
 
-def table(rows: Sequence[Sequence[str]], on: Screen | None = None) -> str:
-    """The rows with aligned columns; the first row is the heading.
+def table(rows: Sequence[Sequence[str]], target: Screen | None = None) -> str:
+    """Align the columns of the rows; the first row is the heading.
 
-    `on` is stdout unless given. In a window some columns are left out and long cells cut, so that
-    no line wraps; words such as FAILED have colours there.
+    `target` is by default stdout. In a window, columns are left out and long cells are cut so that
+    no line wraps, and words such as FAILED have colours.
     """
-    width, colour = on or screen()
+    width, colour = target or screen()
     columns = [list(column) for column in zip(*rows, strict=True)]
     if width:
-        columns = _fitted(columns, width)
+        columns = _fit(columns, width)
     padded = [[pad(cell, _column_width(column)) for cell in column] for column in columns]
     heading, *others = zip(*padded, strict=True)
-    lines = ["  ".join(map(_painted, row) if colour else row).rstrip() for row in others]
+    lines = ["  ".join(map(_paint_state, row) if colour else row).rstrip() for row in others]
     top = "  ".join(heading).rstrip()
     return "\n".join([paint(top, "strong") if colour else top, *lines])
 
 
-def _fitted(columns: list[list[str]], width: int) -> list[list[str]]:
-    """The columns with shorter names, then without the least important columns, then with shorter
-    cells.
+def _fit(columns: list[list[str]], width: int) -> list[list[str]]:
+    """Fit the columns into a window.
 
-    Empty columns go first, then those of `_LESS`, then the last ones. Long cells are cut together,
-    so that neighbours keep equal widths.
+    These steps are taken until they fit: leave out empty columns, cut long names, leave out the
+    columns of `_OPTIONAL`, then the last ones, and cut all long cells to one width.
     """
     empty = [column[0] for column in columns if not any(column[1:])]
-    for name in (*empty, "", *_LESS):
+    for name in (*empty, "", *_OPTIONAL):
         if _row_width(columns) <= width:
             return columns
         if not name:
-            columns = shorter_names(columns, width)
+            columns = cut_names(columns, width)
         columns = [column for column in columns if column[0] != name or not name] or columns
-    while len(columns) > 1 and _row_width(columns, _LEAST) > width:
+    while len(columns) > 1 and _row_width(columns, _MIN_WIDTH) > width:
         columns = columns[:-1]
-    most = max(map(_column_width, columns))
-    while most > _LEAST and _row_width(columns, most) > width:
-        most -= 1
-    return [[cut(cell, most) for cell in column] for column in columns]
+    limit = max(map(_column_width, columns))
+    while limit > _MIN_WIDTH and _row_width(columns, limit) > width:
+        limit -= 1
+    return [[cut(cell, limit) for cell in column] for column in columns]
 
 
-def shorter_names(columns: list[list[str]], width: int) -> list[list[str]]:
-    """Cut long names of runs first: one would cost all others a column.
+def cut_names(columns: list[list[str]], width: int) -> list[list[str]]:
+    """Cut the names of runs, so that one long name does not cost all runs a column.
 
-    A name in the first column identifies its row, and stays.
+    Names in the first column identify their rows, and stay.
     """
-    over = _row_width(columns) - width
+    excess = _row_width(columns) - width
     return [
-        [cut(cell, max(_NAME, _column_width(column) - over)) for cell in column]
-        if place and column[0] == "NAME" and over > 0
+        [cut(cell, max(_MIN_NAME_WIDTH, _column_width(column) - excess)) for cell in column]
+        if number and column[0] == "NAME" and excess > 0
         else column
-        for place, column in enumerate(columns)
+        for number, column in enumerate(columns)
     ]
 
 
 def narrow_columns(
     rows: Sequence[Sequence[str]], width: int, gives_way: Sequence[str]
 ) -> list[list[str]]:
-    """Leave out empty columns, and columns for which a window of `width` has no room.
+    """Leave out empty columns after the first two, and columns that a window has no room for.
 
-    `gives_way`: the columns that may be left out, the least important first.
+    `gives_way` names the columns that may be left out for room, the least important first.
     """
     kept = [i for i, name in enumerate(rows[0]) if i < 2 or any(row[i] for row in rows[1:])]
     for name in ("", *gives_way):
         kept = [i for i in kept if rows[0][i] != name]
         columns = [[row[i] for row in rows] for i in kept]
-        columns = shorter_names(columns, width) if width else columns
-        found = [list(row) for row in zip(*columns, strict=True)]
-        if not width or max(map(cells, table(found, Screen()).splitlines())) <= width:
+        columns = cut_names(columns, width) if width else columns
+        narrowed = [list(row) for row in zip(*columns, strict=True)]
+        if not width or max(map(cells, table(narrowed, Screen()).splitlines())) <= width:
             break
-    return found
+    return narrowed
 
 
-def _painted(cell: str) -> str:
+def _paint_state(cell: str) -> str:
+    """Colour a cell that is a state, or the state of an array: `2 RUNNING, 4/6 done`."""
     word = cell.rstrip()
-    # Of an array's state its word: `2 RUNNING, 4/6 done`; of what cannot be cut, all of it.
     kind = kind_of(word) or kind_of(word.partition(",")[0].rpartition(" ")[2])
     return paint(word, kind) + cell[len(word) :]
 
@@ -169,13 +166,13 @@ def _column_width(column: Sequence[str]) -> int:
     return max(map(cells, column))
 
 
-def _row_width(columns: Sequence[Sequence[str]], most: int = sys.maxsize) -> int:
-    """The width of a row where no column is wider than `most`."""
-    return sum(min(most, _column_width(column)) for column in columns) + 2 * (len(columns) - 1)
+def _row_width(columns: Sequence[Sequence[str]], limit: int = sys.maxsize) -> int:
+    """Return the width of a row if each column is cut to `limit` cells."""
+    return sum(min(limit, _column_width(column)) for column in columns) + 2 * (len(columns) - 1)
 
 
 def cells(text: str) -> int:
-    """The number of terminal cells of a text."""
+    """Count the terminal cells of a text."""
     if text.isascii():
         return len(text)
     from unicodedata import combining, east_asian_width
@@ -190,7 +187,7 @@ def pad(text: str, width: int) -> str:
 
 
 def cut(text: str, width: int) -> str:
-    """The start of a text, and an ellipsis."""
+    """Shorten a text to `width` cells; the last of them is an ellipsis."""
     if cells(text) <= width:
         return text
     if width < 1:
@@ -199,13 +196,3 @@ def cut(text: str, width: int) -> str:
     while cells(kept) > width - 1:
         kept = kept[:-1]
     return kept.rstrip() + "\u2026"
-
-
-def children(run: Run) -> str:
-    """`2 FAILED, 40 SUCCEEDED, 958 RUNNABLE of 1000` for an array; empty for any other run."""
-    return describe_children(run)
-
-
-def verdict(run: Run) -> str:
-    """One sentence about the outcome of a run, without control characters."""
-    return printable(describe_outcome(run))

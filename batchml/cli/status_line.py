@@ -1,6 +1,6 @@
-"""The status line at the bottom of a terminal while a run goes on: its data and its text."""
+"""The status line of a run in progress, at the bottom of the terminal: its data and its text."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -10,25 +10,26 @@ from batchml.cli.terminal import kind_of, sparkline
 from batchml.model.run import JobStatus, Run, effective_state
 
 HINT = "Ctrl-C detaches"
-_BAR, _REST = "\u2501", "\u2500"  # heavy and light: distinct without colour
-_SPARK = 16
-_GAP = 2
+_DONE, _TO_DO = "\u2501", "\u2500"  # of the bar: heavy and light, distinct without colours
+_SPARKLINE_WIDTH = 16  # cells
+_GAP = 2  # cells between two parts
+_MIN_TEXT_WIDTH = 12  # cells of a text that is cut
 
 
 class Curve(NamedTuple):
-    """The metric of the status line, by its name in job.toml."""
+    """The metric that the status line shows; `name` is its name in job.toml."""
 
     name: str
     values: Sequence[float]
 
 
 class StatusBoard(Struct, frozen=True):
-    """The data of the status line. Times are seconds of one clock."""
+    """The data of the status line. Times are in seconds, of one monotonic clock."""
 
     title: str
-    states: tuple[tuple[str, float], ...] = ()  # each state and when it began, in their order
-    text: str = ""  # why it waits, that there is no contact
-    fraction: float | None = None  # the part of the run that is done, from 0 to 1
+    states: tuple[tuple[str, float], ...] = ()  # (state, time of its begin), the oldest first
+    text: str = ""  # why the run waits, or that contact is lost
+    fraction: float | None = None  # of the run that is done, from 0 to 1
     left: float | None = None  # estimated seconds to the end
     children: str = ""
     curve: Curve | None = None
@@ -38,35 +39,35 @@ class StatusBoard(Struct, frozen=True):
 
 class StatusPart(NamedTuple):
     text: str
-    kind: str  # of colour.paint
-    rank: int  # in a narrow window the part with the highest number is left out first
+    kind: str  # of `terminal.paint`
+    rank: int  # a narrow window leaves out the parts with the highest ranks
 
 
 def entered(states: tuple[tuple[str, float], ...], run: Run, now: float, clock: float) -> tuple[
     tuple[str, float], ...
 ]:  # fmt: skip
-    """`states` after `run` was seen.
+    """Add the state of `run` to `states`, if it is a new one.
 
-    `now` is the time of day, `clock` that of the states. The run's own times say when it was
-    submitted and started; the two clocks may differ, so no state begins in the future or before the
-    state before it.
+    `now` is the time of day in seconds, `clock` the time of the clock of `states`. AWS says when
+    the run was submitted and started. Its clock may differ from ours, so no state may begin in the
+    future, or before the preceding state.
     """
     status = effective_state(run)
     if states and states[-1][0] == status:
         return states
-    known = run.started_at if status == JobStatus.RUNNING else None
-    began = clock if known is None else clock - max(0.0, now - known / 1000)
+    started = run.started_at if status == JobStatus.RUNNING else None
+    began = clock if started is None else clock - max(0.0, now - started / 1000)
     if not states and run.created_at:
         submitted = clock - max(0.0, now - run.created_at / 1000)
         if status in (JobStatus.RUNNING, JobStatus.STARTING):
-            states = (("waited", submitted),)  # its states in between were not seen
+            states = (("waited", submitted),)  # the states in between are unknown
         else:
             began = submitted
     return (*states, (status, max(began, states[-1][1]) if states else began))
 
 
 def parts(board: StatusBoard, now: float) -> list[StatusPart]:
-    """The parts of the line, from left to right."""
+    """Return the parts of the line, from left to right."""
     found = [StatusPart(board.title, "strong", 2)]
     if board.states:
         ends = [began for _, began in board.states[1:]]
@@ -92,7 +93,7 @@ def parts(board: StatusBoard, now: float) -> list[StatusPart]:
         name, values = board.curve
         found.append(StatusPart(f"{name} {values[-1]:.4g}", "", 4))
         if len(values) > 1:
-            found.append(StatusPart(sparkline(values[-200:], _SPARK), "busy", 7))
+            found.append(StatusPart(sparkline(values[-200:], _SPARKLINE_WIDTH), "busy", 7))
     if board.usage:
         found.append(StatusPart(usage_text(board.usage), "dim", 9))
     found.append(StatusPart(board.hint, "dim", 8))
@@ -100,10 +101,7 @@ def parts(board: StatusBoard, now: float) -> list[StatusPart]:
 
 
 def fit(found: Sequence[StatusPart], width: int) -> list[StatusPart]:
-    """As many parts as have room, the most important ones; the last of them cut if necessary.
-
-    A part about a problem is cut before it is left out.
-    """
+    """Leave out parts by their ranks until the rest fits; a last part is cut."""
     kept = list(found)
     while _width(kept) > width and len(kept) > 1:
         kept.remove(max(kept, key=lambda part: part.rank))
@@ -113,13 +111,15 @@ def fit(found: Sequence[StatusPart], width: int) -> list[StatusPart]:
 
 
 def status_line(board: StatusBoard, now: float, width: int) -> list[StatusPart]:
-    """The line for a window of `width` cells."""
+    """Return the line for a window of `width` cells. A text about a problem is rather cut than left
+    out.
+    """
     found = parts(board, now)
     kept = fit(found, width)
-    texts = [part for part in found if board.text and part.text == board.text]
     room = width - _width(kept) - _GAP
-    if texts and texts[0] not in kept and room >= 12:
-        kept.append(texts[0]._replace(text=cut(texts[0].text, room)))
+    for part in found:
+        if part.text and part.text == board.text and part not in kept and room >= _MIN_TEXT_WIDTH:
+            kept.append(part._replace(text=cut(part.text, room)))
     return kept
 
 
@@ -129,22 +129,21 @@ def _width(kept: Sequence[StatusPart]) -> int:
 
 def bar(fraction: float, width: int) -> str:
     full = min(width, max(0, int(fraction * width)))
-    return _BAR * full + _REST * (width - full)
+    return _DONE * full + _TO_DO * (width - full)
 
 
 def usage_text(usage: Mapping[str, float]) -> str:
     """`1.9 cores, 812 MiB, GPU 45 %, 2.9 GiB`"""
-    shown = []
-    if "cpu" in usage:
-        shown.append(f"{usage['cpu']:.1f} cores")
-    if "memory" in usage:
-        shown.append(_size(usage["memory"]))
-    if "gpu" in usage:
-        shown.append(f"GPU {usage['gpu']:.0f} %")
-    if "gpu_memory" in usage:
-        shown.append(_size(usage["gpu_memory"]))
-    return ", ".join(shown)
+    return ", ".join(text(usage[name]) for name, text in _USAGE.items() if name in usage)
 
 
-def _size(mib: float) -> str:
+def _size_text(mib: float) -> str:
     return f"{mib / 1024:.1f} GiB" if mib >= 1024 else f"{mib:.0f} MiB"
+
+
+_USAGE: dict[str, Callable[[float], str]] = {
+    "cpu": "{:.1f} cores".format,
+    "memory": _size_text,
+    "gpu": "GPU {:.0f} %".format,
+    "gpu_memory": _size_text,
+}

@@ -21,7 +21,7 @@ from batchml.context import Context
 from batchml.errors import AccessError
 from batchml.model.explanation import ComputeState, QueueState
 from batchml.model.hosts import ClusterHost, HostState
-from batchml.model.run import JobStatus, Run, first_child, first_start
+from batchml.model.run import JobStatus, Run, first_child_id, first_start
 from batchml.runs.metrics.usage import AGE
 from batchml.runtime.protocol.log_marks import parse_mark
 
@@ -188,7 +188,9 @@ class ClusterPoller:
         """
         asked = [run.job_id for run in runs if count_placed(run) and not self._is_known(run)][:MOST]
         self._begun.update(asked)
-        firsts = [first_child(run.job_id) for run in runs if run.children and run.job_id in asked]
+        firsts = [
+            first_child_id(run.job_id) for run in runs if run.children and run.job_id in asked
+        ]
         oldest = sorted(runs, key=lambda run: run.created_at or 0)
         later = [run.job_id for run in oldest if not count_placed(run) and not self._is_known(run)]
         ids = [*asked, *firsts]
@@ -198,7 +200,7 @@ class ClusterPoller:
         described = self._batch.describe(ids)
         starts = {each: first_start(described.pop(each, None)) for each in firsts}
         for job_id, run in described.items():
-            start = run.started_at or starts.get(first_child(job_id))
+            start = run.started_at or starts.get(first_child_id(job_id))
             self._details[job_id] = replace(run, started_at=start)
         return -(-len(ids) // MOST)
 

@@ -24,7 +24,7 @@ from batchml.model.fallback import FALLBACK_TAG
 from batchml.model.group import GANG_TAG
 from batchml.model.hosts import ClusterHost, HostResources, HostState
 from batchml.model.names import short_duration, short_id
-from batchml.model.run import JobStatus, Run, shown_state
+from batchml.model.run import JobStatus, Run, effective_state
 from batchml.runtime.protocol.launch import RAY, LaunchPlan
 
 # --- queueing -------------------------------------------------------------------------------------
@@ -344,7 +344,7 @@ def make_snapshot(
         )
 
     def order(run: Run) -> tuple[float, ...]:
-        state = JobStatus(shown_state(run))
+        state = JobStatus(effective_state(run))
         place = 0 if state.holds_resources else places.get(run.job_id, sys.maxsize)
         return (-state.order, place, -(run.created_at or 0))
 

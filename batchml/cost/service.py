@@ -345,7 +345,7 @@ def bill_of(context: "Context", job_id: str) -> tuple[Run, Bill]:
 
     Raises NotFound if neither AWS Batch nor the history knows the run or its times.
     """
-    record = context.history.remembered(context.env).get(job_id)
+    record = context.history.records(context.env).get(job_id)
     run = context.describe([job_id]).get(job_id)
     if run is None:
         run = run_from_record(record)

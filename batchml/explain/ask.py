@@ -41,7 +41,7 @@ from batchml.model.run import (
     run_from_record,
     with_failures,
 )
-from batchml.resources import shipped
+from batchml.resources import shipped_folder
 from batchml.runs.find import select
 from batchml.runs.groups.members import parts_of
 from batchml.runs.names import bare_id
@@ -115,7 +115,7 @@ def explain_from_aws(
         )
     else:
         explanation = _explain_unlisted(run, words, now)
-    unasked = tuple(diagnosis.unasked)
+    unasked = tuple(diagnosis.failed_calls)
     return ExplainedRun(run, explanation, diagnosis.calls, unasked, is_forgotten=not found)
 
 
@@ -162,7 +162,7 @@ def _explain_ended(diagnosis: Diagnosis, ended: EndedRun, search: SearchHere) ->
     gave_up = outcome is OutcomeClass.HOST_LOST and ended.run.exit_code == TRY_ELSEWHERE
     is_lost = outcome is OutcomeClass.HOST_LOST and not gave_up
     if is_lost and ended.run.host.startswith("i-") and not local:
-        return why_ended(replace(ended, machine=diagnosis.machine(ended.run.host)))
+        return why_ended(replace(ended, machine=diagnosis.instance(ended.run.host)))
     if outcome in _READS_LOG or gave_up:
         ended = replace(ended, lines=_last_lines(diagnosis, ended.run))
         missed = item_to_search(ended)
@@ -302,7 +302,9 @@ _ASK: dict[AwsQuestion, Callable[[Diagnosis, RunObservations], dict[str, Any]]] 
     AwsQuestion.ENVIRONMENTS: lambda ask, seen: {
         "environments": ask.environments(seen.queue.environments if seen.queue else ()) or ()
     },
-    AwsQuestion.STOCK: lambda ask, seen: {"stock": ask.stock(next(iter(seen.run.consumables)))},
+    AwsQuestion.STOCK: lambda ask, seen: {
+        "stock": ask.consumable(next(iter(seen.run.consumables)))
+    },
     AwsQuestion.SNAPSHOT: lambda ask, seen: {"snapshot": ask.snapshot(seen.run.queue)},
     AwsQuestion.HEAD: _head,
     AwsQuestion.TYPES: _types,
@@ -330,7 +332,7 @@ def explain_run(context: Context, word: str) -> ExplainedRun:
     Raises NotFound, UsageError, and AWS's error if it refuses to describe the run.
     """
     (job_id,) = select(context, [word])
-    records = context.history.remembered()
+    records = context.history.records()
     record = records.get(job_id)
     whole = record or records.get(bare_id(job_id))
     words = CommandWriter(context.env, whole.job if whole is not None else "")
@@ -386,8 +388,8 @@ def _search(
     if not missed.is_module:
         return here
     image = own_image(run.image)
-    own = context.here / "images" / image / "requirements.txt"
-    is_own = bool(image) and own.is_file() and own.parent != shipped("images") / image
+    own = context.folder / "images" / image / "requirements.txt"
+    is_own = bool(image) and own.is_file() and own.parent != shipped_folder("images") / image
     return replace(
         here,
         images=images_with(context.image_folders, missed.name),
@@ -406,7 +408,7 @@ def _recipe(context: Context, record: Record | None, image: str) -> str:
         return ""
     if source is None or not source.file or source.name != image:
         return ""
-    here = context.here.resolve()
+    here = context.folder.resolve()
     below = folder.relative_to(here) if folder.is_relative_to(here) else folder
     return str(below / source.file)
 

@@ -11,7 +11,7 @@ from batchml.cli.output import print_json, print_line, say
 from batchml.cli.render import job_title, printable, run_json
 from batchml.explain.ask import ExplainedRun, explain_run
 from batchml.explain.suggest import describe_time
-from batchml.model.run import NOT_KNOWN, shown_state
+from batchml.model.run import NOT_KNOWN, effective_state
 
 _NARROWEST = 20  # columns of a terminal below which lines are not folded
 
@@ -60,7 +60,7 @@ def to_text(explained: ExplainedRun, width: int = 0, now: float = 0.0) -> str:
     state = (
         "unknown"
         if explained.is_forgotten and not explained.run.status.is_terminal
-        else shown_state(explained.run)
+        else effective_state(explained.run)
     )
     lines = [f"{job_title(explained.run)} {state}{forgotten if explained.is_forgotten else ''}"]
     if now and explained.run.created_at:

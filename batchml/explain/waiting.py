@@ -17,7 +17,7 @@ from batchml.model.explanation import Explanation
 from batchml.model.fallback import FALLBACK_TAG
 from batchml.model.group import HELD_TAG
 from batchml.model.names import short_id
-from batchml.model.outcome import children_text
+from batchml.model.outcome import describe_children
 from batchml.model.run import CANNOT_START, JobStatus, Run, class_of, with_failures
 
 # --- workers of a group run -----------------------------------------------------------------
@@ -149,7 +149,7 @@ def explain_children(
         verdict=f"{number} of its {array.array_size} children failed.{which} {found.verdict}",
         evidence=(
             f"failed: {numbers}{more}{seen}",
-            f"children: {children_text(array)}",
+            f"children: {describe_children(array)}",
             *others,
             *found.evidence,
         ),
@@ -158,7 +158,7 @@ def explain_children(
 
 def add_children(array: Run, failed: Sequence[Run], found: Explanation) -> Explanation:
     """Add the progress of an array to an explanation of it."""
-    how = children_text(with_failures(array, failed))
+    how = describe_children(with_failures(array, failed))
     numbers = join_numbers([_index(child) for child in failed])
     more = (f"failed so far: {numbers}; `explain {failed[0].job_id}` says why",) if failed else ()
     first, *others = found.evidence or ("",)

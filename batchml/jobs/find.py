@@ -67,12 +67,12 @@ def _command_of(program: Path) -> list[str]:
 
 
 def load_job(
-    folder: Path, image_folders: Sequence[Path] | None = None, lent: Collection[str] = ()
+    folder: Path, image_folders: Sequence[Path] | None = None, provided_params: Collection[str] = ()
 ) -> JobSpec:
     """Read `job.toml`. The job's name is the folder's unless the file has one.
 
     Raises ConfigError with every mistake of the file. The image is only looked for in
-    `image_folders`. `lent` is that of `read_job`.
+    `image_folders`. `provided_params` is that of `read_job`.
     """
     path = folder / "job.toml"
     try:
@@ -87,7 +87,7 @@ def load_job(
         if image_folders is not None and spec.image:
             yield from _image_mistakes(spec.image, image_folders, folder)
 
-    spec = read_job(table, str(path), check, lent)
+    spec = read_job(table, str(path), check, provided_params)
     return spec if spec.name else msgspec.structs.replace(spec, name=to_name(folder.name))
 
 

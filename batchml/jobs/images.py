@@ -6,7 +6,7 @@ from shlex import quote
 
 from msgspec import Struct
 
-from batchml.aws.ecr import Ecr, ImageEngine, NotifyBuild, PushedImage, Repository, not_pushed
+from batchml.aws.ecr import Ecr, ImageEngine, NotifyBuild, PushedImage, Repository, image_not_pushed
 from batchml.aws.session import Session
 from batchml.clock import Clock
 from batchml.errors import ConfigError, ServiceUnreachable, TagTaken
@@ -177,7 +177,7 @@ def pinned_recipe(session: Session, wanted: Recipe, push_argument: str, options:
     if pushed is None or repository is None:
         flavor = f" --flavor {wanted.flavor}" if wanted.has_flavors else ""
         command = f"batchml image push {quote(push_argument)}{flavor}{options}"
-        raise not_pushed(wanted.reference, command)
+        raise image_not_pushed(wanted.reference, command)
     return pin(repository, pushed.digest)
 
 

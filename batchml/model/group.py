@@ -133,7 +133,7 @@ def group_jobs(
         WorkerGroup(
             name=group.name,
             size=group.count,
-            least=least(group),
+            least=min_workers(group),
             job_name=keyed_name(to_name(job.name), key),
             queue=queue(job.queue),
         )
@@ -165,7 +165,7 @@ def group_jobs(
     ]
 
 
-def least(group: Group) -> int:
+def min_workers(group: Group) -> int:
     """The workers of a group that have to join before the program starts."""
     return group.count if group.min is None else min(group.min, group.count)
 

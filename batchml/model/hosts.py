@@ -55,7 +55,7 @@ class ClusterHost(Struct, frozen=True):
     type: str = ""
     zone: str = ""
     status: str = "ACTIVE"  # of ECS
-    is_heard: bool = True  # its agent answers
+    is_connected: bool = True  # its agent answers
     tasks: int = 0
     since: int = 0  # ms: the time at which it joined, or EC2 started it
     room: HostResources = HostResources()
@@ -72,7 +72,7 @@ class ClusterHost(Struct, frozen=True):
             return HostState.STARTING
         if self.status in ("DRAINING", "DEREGISTERING"):
             return HostState.DRAINING
-        if self.status != "ACTIVE" or not self.is_heard:
+        if self.status != "ACTIVE" or not self.is_connected:
             return HostState.DOWN
         if not self.tasks and not room.used_vcpus and not room.used_gpus:
             return HostState.IDLE

@@ -385,16 +385,16 @@ def read_job(
     table: Mapping[str, Any],
     where: str,
     check: Callable[[JobSpec], Iterable[str]] = lambda _: (),
-    lent: Collection[str] = (),
+    provided_params: Collection[str] = (),
 ) -> JobSpec:
     """Read the job of a parsed `job.toml`. Raises ConfigError with every mistake at once.
 
-    `check` finds mistakes that depend on other files. `lent` are parameters that need no default,
-    because the caller sets them.
+    `check` finds mistakes that depend on other files. `provided_params` names parameters that need
+    no default, because the caller sets them.
     """
     spec, mistakes = read_struct(table, JobSpec)
     mistakes = [_with_example(mistake) for mistake in mistakes]
-    mistakes += _mistakes(spec, table, lent)
+    mistakes += _mistakes(spec, table, provided_params)
     mistakes += check(spec)
     if mistakes:
         raise ConfigError(where, mistakes)
@@ -463,7 +463,9 @@ def _like(default: Scalar, text: str) -> Scalar | None:
     return None
 
 
-def _mistakes(spec: JobSpec, table: Mapping[str, Any], lent: Collection[str]) -> Iterator[str]:
+def _mistakes(
+    spec: JobSpec, table: Mapping[str, Any], provided_params: Collection[str]
+) -> Iterator[str]:
     """The mistakes that types cannot find. A key that was refused already is not reported again."""
     if not spec.image and "image" not in table:
         yield (
@@ -479,7 +481,7 @@ def _mistakes(spec: JobSpec, table: Mapping[str, Any], lent: Collection[str]) ->
     for place, part in enumerate(spec.command):
         if not part:
             yield f"command[{place}]: is an empty text, which AWS Batch refuses."
-    known = {**dict.fromkeys(lent, ""), **spec.params}
+    known = {**dict.fromkeys(provided_params, ""), **spec.params}
     for name in sorted({n for part in spec.command for n in placeholders(part, known)}):
         if name not in known:
             yield f"command: {{{name}}} has no default under [params]."

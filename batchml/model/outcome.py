@@ -112,7 +112,7 @@ def signal_name(code: int | None) -> str:
         return ""
 
 
-def children_text(run: Run) -> str:
+def describe_children(run: Run) -> str:
     """`2 FAILED, 40 SUCCEEDED, 958 RUNNABLE of 1000` for an array; "" for other runs.
 
     If children failed in different ways: `3 FAILED (2 out-of-memory, 1 app-error)`.
@@ -128,7 +128,7 @@ def children_text(run: Run) -> str:
 
 def _sentence(run: Run, outcome: OutcomeClass) -> str:
     if run.children and (run.failures or outcome in _OF_CHILDREN):
-        return f"children {children_text(run)}"
+        return f"children {describe_children(run)}"
     if outcome is OutcomeClass.DEPENDENCY_FAILED:
         return "a run that it depends on failed, so it was never started"
     if outcome is OutcomeClass.UNSCHEDULABLE:

@@ -289,12 +289,12 @@ def class_of(
 
 MAX_ARRAY = 10_000  # children of one array; AWS Batch requires at least 2
 
-IN_QUEUE = ("SUBMITTED", "PENDING", "RUNNABLE")  # values of `shown_state` before any start
+IN_QUEUE = ("SUBMITTED", "PENDING", "RUNNABLE")  # values of `effective_state` before any start
 _BEGUN = ("STARTING", "RUNNING", "SUCCEEDED", "FAILED")
 _LIVE = ("RUNNING", "STARTING", "RUNNABLE")
 
 
-def shown_state(run: Run) -> str:
+def effective_state(run: Run) -> str:
     """The state to show. AWS Batch says PENDING of an array whose children run."""
     if run.status is JobStatus.PENDING and run.children:
         if any(run.children.get(status) for status in _BEGUN):
@@ -304,7 +304,7 @@ def shown_state(run: Run) -> str:
     return run.status.value
 
 
-def state_text(run: Run) -> str:
+def describe_state(run: Run) -> str:
     """A run's state; for an array with numbers: `2 RUNNING, 4/6 done`, `FAILED, 2 of 6`."""
     if not run.children:
         return run.status.value
@@ -330,7 +330,7 @@ def has_begun(run: Run) -> bool:
     return any(run.children.get(status) for status in _BEGUN)
 
 
-def first_child(job_id: str) -> str:
+def first_child_id(job_id: str) -> str:
     """The job id of the child that starts first. AWS reports no start time for the array."""
     return f"{job_id}:0"
 

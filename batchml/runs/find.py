@@ -25,7 +25,7 @@ from batchml.model.run import (
 from batchml.runs.metrics.series import Series, gather, last_values
 from batchml.runs.names import bare_id, select_run
 from batchml.runs.rerun.rules import first_numbers, own_id, ranges
-from batchml.runs.search import FoundRun, RunFilter, remember, search, unlisted
+from batchml.runs.search import FoundRun, RunFilter, keep_ends, search, run_from_history
 
 if TYPE_CHECKING:
     from batchml.aws.batch.jobs import JobApi
@@ -65,7 +65,7 @@ def find(context: Context, wanted: RunFilter, limit: int) -> NewestRuns:
     queues = [wanted.queue] if wanted.queue else api.queues()
 
     def metrics(run: Run, record: Record) -> dict[str, float]:
-        return measure(context, run, record).last
+        return read_metrics(context, run, record).last
 
     now = int(context.clock.now() * 1000)
     sweeps: set[str] = set()
@@ -89,7 +89,7 @@ def check_queues(api: "JobApi", queues: Iterable[str]) -> None:
             raise NotFound("Job queue", queue, known, hint)
 
 
-def recall(context: Context, job_ids: Sequence[str]) -> list[FoundRun]:
+def load_runs(context: Context, job_ids: Sequence[str]) -> list[FoundRun]:
     """These runs, also those that AWS has forgotten; a hundred a call.
 
     Raises NotFound for the first that neither AWS nor the history knows.
@@ -97,23 +97,23 @@ def recall(context: Context, job_ids: Sequence[str]) -> list[FoundRun]:
     history, now = context.history, int(context.clock.now() * 1000)
     records = history.records(context.env)
     told = context.describe(list(dict.fromkeys(job_ids)))
-    remember(history, filter(None, map(records.get, told)), told)
+    keep_ends(history, filter(None, map(records.get, told)), told)
     found = []
     for job_id in job_ids:
         run, record = told.get(job_id), records.get(job_id)
         if run is not None and record is not None and record.failures:
             run = msgspec.structs.replace(run, failures=record.failures)
         elif run is not None:
-            run = judged(context, run)
+            run = with_child_failures(context, run)
         if record is not None:
-            run = run or unlisted(context.batch, record, now)
+            run = run or run_from_history(context.batch, record, now)
         elif run is None:
-            raise unknown(context, job_id)
-        found.append(FoundRun(run, record or _of_child(records, job_id)))
+            raise unknown_run(context, job_id)
+        found.append(FoundRun(run, record or _record_of_child(records, job_id)))
     return found
 
 
-def judged(context: Context, run: Run) -> Run:
+def with_child_failures(context: Context, run: Run) -> Run:
     """The run; for an array that failed, with the outcomes of its children: one call."""
     if not run.children or run.failures:
         return run
@@ -122,7 +122,7 @@ def judged(context: Context, run: Run) -> Run:
     return jobs.with_child_failures(context.connect(), run)
 
 
-def with_start(context: Context, found: FoundRun) -> FoundRun:
+def with_first_start(context: Context, found: FoundRun) -> FoundRun:
     """For an array, the run with the time when its first child was started: one call."""
     run = found.run
     if run is None or run.started_at or not has_begun(run):
@@ -138,16 +138,16 @@ def with_start(context: Context, found: FoundRun) -> FoundRun:
     return FoundRun(msgspec.structs.replace(run, started_at=start), found.record)
 
 
-def unknown(context: Context, job_id: str) -> NotFound:
+def unknown_run(context: Context, job_id: str) -> NotFound:
     """The error for a job id that the server does not know."""
     if context.history.records(context.env).get(bare_id(job_id)) is not None:
         hint = NOT_KNOWN_WORDS
     else:
         hint = f"It is {NOT_KNOWN}, and was not submitted from here. `batchml ls` shows the runs."
-    return NotFound("Run", job_id, [], about_part(context, job_id) or hint)
+    return NotFound("Run", job_id, [], describe_parts(context, job_id) or hint)
 
 
-def about_part(context: Context, job_id: str) -> str:
+def describe_parts(context: Context, job_id: str) -> str:
     """For a child or node that does not exist: the parts that the run has."""
     whole = bare_id(job_id)
     run = context.describe([whole]).get(whole) if whole != job_id else None
@@ -159,7 +159,7 @@ def about_part(context: Context, job_id: str) -> str:
     return f"{run.name} has no {what}: leave out {job_id.removeprefix(whole)}."
 
 
-def _of_child(records: "HistoryRecords", job_id: str) -> Record | None:
+def _record_of_child(records: "HistoryRecords", job_id: str) -> Record | None:
     """The record of one child or node: its request is that of the whole run."""
     whole = records.get(bare_id(job_id))
     if whole is None:
@@ -169,7 +169,7 @@ def _of_child(records: "HistoryRecords", job_id: str) -> Record | None:
     )
 
 
-def measure(context: Context, run: Run, record: Record | None) -> RunMetrics:
+def read_metrics(context: Context, run: Run, record: Record | None) -> RunMetrics:
     """The metrics in a run's log; those of an ended run are kept in the history.
 
     A log that is gone, or that may not be read, has none.
@@ -205,7 +205,7 @@ def measure(context: Context, run: Run, record: Record | None) -> RunMetrics:
 
 # Modules with a `suggest(context, word)`, for words that name something else than a run. They are
 # imported when a word has named no run.
-_OTHERS = ("batchml.sweeps.stores",)
+_SUGGESTERS = ("batchml.sweeps.stores",)
 
 
 def select(context: Context, words: Sequence[str]) -> list[str]:
@@ -226,15 +226,15 @@ def select(context: Context, words: Sequence[str]) -> list[str]:
     found = []
     for word in words:
         try:
-            job_id = _own_child(context, word, select_run(word, history, listed))
-            found.append(_now(context, history, job_id))
+            job_id = _to_aws_child(context, word, select_run(word, history, listed))
+            found.append(_follow_move(context, history, job_id))
         except NotFound as error:
-            others = (import_module(name).suggest(context, word) for name in _OTHERS)
+            others = (import_module(name).suggest(context, word) for name in _SUGGESTERS)
             raise next(filter(None, others), error) from None
     return found
 
 
-def _now(context: Context, names: Sequence[RunName], job_id: str) -> str:
+def _follow_move(context: Context, names: Sequence[RunName], job_id: str) -> str:
     """The job that a run is now: another one, where the run has moved to another queue."""
     if not any(name.fallback for name in names):
         return job_id
@@ -243,12 +243,12 @@ def _now(context: Context, names: Sequence[RunName], job_id: str) -> str:
     return now_of(context, names, job_id)
 
 
-def current(context: Context, job_id: str) -> str:
+def current_job_id(context: Context, job_id: str) -> str:
     """The job that the run of a job id is now: another one, where it has moved to another queue."""
-    return _now(context, context.history.names(context.env), job_id)
+    return _follow_move(context, context.history.names(context.env), job_id)
 
 
-def _own_child(context: Context, word: str, job_id: str) -> str:
+def _to_aws_child(context: Context, word: str, job_id: str) -> str:
     """AWS Batch's id of a child. A partial rerun of an array is named by the first array's numbers.
 
     At most one call. Raises NotFound for a child that was not run again.
@@ -266,7 +266,7 @@ def _own_child(context: Context, word: str, job_id: str) -> str:
     return own
 
 
-def described(context: Context, job_ids: Sequence[str]) -> dict[str, Run]:
+def describe_runs(context: Context, job_ids: Sequence[str]) -> dict[str, Run]:
     """The runs of these ids, in their order, a hundred a call.
 
     Raises NotFound for the first that the environment does not know.
@@ -279,5 +279,5 @@ def described(context: Context, job_ids: Sequence[str]) -> dict[str, Run]:
         found = with_moves(context, found)
     for job_id in asked:
         if job_id not in found:
-            raise unknown(context, job_id)
+            raise unknown_run(context, job_id)
     return {job_id: found[job_id] for job_id in asked}

@@ -29,8 +29,8 @@ DEFAULT_IMAGE = "python"  # for `submit -- COMMAND` without a job
 DEFAULT_QUEUE = "default"
 MAX_AFTER = 20  # jobs that one waits for; AWS Batch, SubmitJob
 RESERVED_TAG = "batchml:"
-REHEARSAL_TAG = "batchml:chaos"  # for the user to give: batchml/local/batch/fault_injection.py
-WHERE = "The command line"
+FAULT_TAG = "batchml:chaos"  # for the user to give: batchml/local/batch/fault_injection.py
+COMMAND_LINE = "The command line"
 
 
 class Option(NamedTuple):
@@ -202,9 +202,9 @@ def to_request(
             continue
         row = option_rows().get(name)
         if row is not None and row.option.key:
-            _put(changes, row.option.key.split("."), _READ.get(name, lambda it: it)(value))
+            _set_key(changes, row.option.key.split("."), _CONVERT.get(name, lambda it: it)(value))
         else:
-            fields[name] = _READ.get(name, lambda it: it)(value)
+            fields[name] = _CONVERT.get(name, lambda it: it)(value)
     is_spec = isinstance(job, JobSpec)
     return RunRequest(
         job=None if job is None or is_spec else fspath(job),  # type: ignore[arg-type]
@@ -214,7 +214,7 @@ def to_request(
     )
 
 
-_READ: dict[str, Any] = {
+_CONVERT: dict[str, Any] = {
     "command": lambda words: tuple(words) or None,
     "params": lambda given: {key: param_text(value) for key, value in given.items()},
     "tags": dict,
@@ -225,7 +225,7 @@ _READ: dict[str, Any] = {
 }
 
 
-def _put(table: dict[str, Any], keys: Sequence[str], value: Any) -> None:
+def _set_key(table: dict[str, Any], keys: Sequence[str], value: Any) -> None:
     for key in keys[:-1]:
         table = table.setdefault(key, {})
     table[keys[-1]] = value
@@ -254,11 +254,11 @@ def resolve_job(context: Context, request: RunRequest) -> ResolvedJob:
 
     Raises ConfigError, NotFound or UsageError, each with all the mistakes of its input.
     """
-    _check_texts(WHERE, request)
+    _check_texts(COMMAND_LINE, request)
     _check(request)
-    spec, folder, job = _find(context, request)
+    spec, folder, job = _load_job(context, request)
     if job and not is_text(str(folder)):  # it is kept with the run, as text
-        raise ConfigError(WHERE, [f"job: the folder's path, {str(folder)!r}, is not UTF-8."])
+        raise ConfigError(COMMAND_LINE, [f"job: the folder's path, {str(folder)!r}, is not UTF-8."])
     if request.command:
         # After the check of the file: braces of a command line may be the shell's or awk's, so
         # only names of known parameters are filled in.
@@ -266,8 +266,8 @@ def resolve_job(context: Context, request: RunRequest) -> ResolvedJob:
             raise UsageError("The command has an empty word, which AWS Batch refuses.")
         spec = msgspec.structs.replace(spec, command=request.command)
     env = spec.env
-    spec = with_params(change_job(spec, request.changes, WHERE), request.params, spec.name)
-    mistakes = [*_empty_words(spec, request.params), *_not_for_arrays(spec, request)]
+    spec = with_params(change_job(spec, request.changes, COMMAND_LINE), request.params, spec.name)
+    mistakes = [*_empty_word_mistakes(spec, request.params), *_array_mistakes(spec, request)]
     if mistakes:
         raise ConfigError(spec.name, mistakes)
     _check_texts(spec.name, spec)
@@ -275,7 +275,7 @@ def resolve_job(context: Context, request: RunRequest) -> ResolvedJob:
     return ResolvedJob(spec, folder, job, original, has_other_command=bool(request.command))
 
 
-def _empty_words(spec: JobSpec, given: Mapping[str, str]) -> Iterator[str]:
+def _empty_word_mistakes(spec: JobSpec, given: Mapping[str, str]) -> Iterator[str]:
     """AWS Batch refuses a command with an empty word, which an empty parameter may leave."""
     for number, names in spec.empty_words():
         which = ", ".join(f"-p {name}=" if name in given else f"params.{name}" for name in names)
@@ -285,7 +285,7 @@ def _empty_words(spec: JobSpec, given: Mapping[str, str]) -> Iterator[str]:
         )
 
 
-def _not_for_arrays(spec: JobSpec, request: RunRequest) -> Iterator[str]:
+def _array_mistakes(spec: JobSpec, request: RunRequest) -> Iterator[str]:
     """Each child of an array is one container; AWS Batch has no arrays of anything else."""
     if request.array is not None and spec.nodes > 1:
         yield (
@@ -296,7 +296,7 @@ def _not_for_arrays(spec: JobSpec, request: RunRequest) -> Iterator[str]:
         yield f"--array {request.array}: with [[groups]]. Submit each group run by itself."
 
 
-def _find(context: Context, request: RunRequest) -> tuple[JobSpec, Path, str]:
+def _load_job(context: Context, request: RunRequest) -> tuple[JobSpec, Path, str]:
     """The job as its file has it, its folder, and the folder's name."""
     if request.spec is not None:
         # Flags, files and programs obey the same rules.
@@ -320,7 +320,7 @@ def _find(context: Context, request: RunRequest) -> tuple[JobSpec, Path, str]:
         raise UsageError("Name a job (`batchml submit lenet`) or give a command after --.")
     name = name_of(request.command)
     table = {"image": DEFAULT_IMAGE, "command": ["-"], "name": name, "params": request.params}
-    return read_job(table, WHERE), Path(request.folder or context.folder), ""
+    return read_job(table, COMMAND_LINE), Path(request.folder or context.folder), ""
 
 
 def _check_texts(where: str, checked: Struct) -> None:
@@ -358,7 +358,7 @@ def _check(request: RunRequest) -> None:
     mistakes = [
         f"--tag {name}: names that begin with {RESERVED_TAG} are batchml's own."
         for name in request.tags
-        if name.startswith(RESERVED_TAG) and name != REHEARSAL_TAG
+        if name.startswith(RESERVED_TAG) and name != FAULT_TAG
     ]
     if request.array is not None and not 2 <= request.array <= MAX_ARRAY:
         mistakes.append(f"--array {request.array}: AWS Batch takes 2 to {MAX_ARRAY:,}.")
@@ -367,7 +367,7 @@ def _check(request: RunRequest) -> None:
     if len(request.after) > MAX_AFTER:
         mistakes.append(f"--after: {len(request.after)} runs; AWS Batch takes {MAX_AFTER}.")
     if mistakes:
-        raise ConfigError(WHERE, mistakes)
+        raise ConfigError(COMMAND_LINE, mistakes)
 
 
 def fit_to_machine(context: Context, spec: JobSpec, strict: bool, notices: list[str]) -> JobSpec:
@@ -392,7 +392,7 @@ def fit_to_machine(context: Context, spec: JobSpec, strict: bool, notices: list[
 
 
 # Programs that run another: the name of the run is that of their script or module.
-_RUNNERS = re.compile(
+_INTERPRETERS = re.compile(
     r"python[0-9.]*|pypy[0-9.]*|(ba|da|z|k)?sh|fish|perl|ruby|node|deno|Rscript|julia|lua|php"
     r"|torchrun|accelerate|deepspeed|uv|poetry|env|time|nice|nohup|exec"
 )
@@ -402,11 +402,11 @@ _SUFFIXES = re.compile(r"\.(py|sh|bash|zsh|pl|rb|js|mjs|ts|R|r|jl|lua|php)$")
 def name_of(command: Sequence[str]) -> str:
     """`train` for `python -u data/train.py --lr 1`; `python` for `python -c ...`."""
     first = PurePath(command[0]).name
-    script = _script(command) if _RUNNERS.fullmatch(first) else ""
+    script = _script_word(command) if _INTERPRETERS.fullmatch(first) else ""
     return to_name(_SUFFIXES.sub("", PurePath(script or first).name))
 
 
-def _script(command: Sequence[str]) -> str:
+def _script_word(command: Sequence[str]) -> str:
     """The script or module that a runner gets; empty where the words do not show one."""
     words = iter(command[1:])
     for word in words:

@@ -9,7 +9,7 @@ from batchml.clock import Clock
 from batchml.errors import BatchmlError, ServiceError
 from batchml.history import History
 from batchml.model.run import Record
-from batchml.runs.in_flight import InFlight, Unsent
+from batchml.runs.in_flight import InFlight, UnsentRequests
 from batchml.runs.send import adopt, lag, look_up
 
 NEVER_ARRIVED = "it never reached AWS Batch"
@@ -76,7 +76,7 @@ def _chosen(records: list[Record], keys: set[str] | None) -> list[Record]:
 
 def _forget_requests(history: History, env: str, flights: InFlight) -> None:
     """Delete kept requests of group runs that are complete, or never will be."""
-    unsent = Unsent.beside(history, env)
+    unsent = UnsentRequests.beside(history, env)
     kept = unsent.gangs()
     known = {record.gang for record in history.unconfirmed(env)} if kept else set()
     for gang in kept:

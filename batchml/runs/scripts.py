@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from batchml.model.job import JobSpec
 
 STDIN = "-"
-MOST = 1024**2  # bytes of a script; a larger file is not taken for a script
+MAX_SCRIPT = 1024**2  # bytes of a script; a larger file is not taken for a script
 RUNNER = ("python3", "-m", "batchml.runtime.entry.script")
 
 _NAMED_STDIN = "stdin"
@@ -40,7 +40,7 @@ _NAMED_STDIN = "stdin"
 _COMMAND_FLAGS = {"--wait", "--detach", "--dry-run", "--env", "--json", "--cancel-on-interrupt"}
 
 
-def refuse_missing(context: "Context", job: str | None) -> None:
+def check_script_exists(context: "Context", job: str | None) -> None:
     """Raises ScriptNotFound for a word that can only be a script's name, where no such file is."""
     folders = (context.folder, *context.job_folders)
     if not job or any((folder / job).exists() for folder in folders):
@@ -54,7 +54,7 @@ def is_script(context: "Context", job: str | None) -> bool:
     if job is None or job == STDIN:
         return job == STDIN
     path = context.folder / job
-    if path.name == "job.toml" or not path.is_file() or path.stat().st_size > MOST:
+    if path.name == "job.toml" or not path.is_file() or path.stat().st_size > MAX_SCRIPT:
         return False
     try:
         return looks_like_script(path.name, path.read_bytes().decode())
@@ -62,12 +62,12 @@ def is_script(context: "Context", job: str | None) -> bool:
         return False
 
 
-def from_script(
+def apply_script(
     context: "Context",
     order: RunRequest,
     notices: list[str],
     *,
-    read: Callable[[], bytes] = lambda: sys.stdin.buffer.read(MOST + 1),
+    read: Callable[[], bytes] = lambda: sys.stdin.buffer.read(MAX_SCRIPT + 1),
     environ: Mapping[str, str] = os.environ,
 ) -> RunRequest:
     """The request with the options of the script that it names; any other request unchanged.
@@ -81,12 +81,12 @@ def from_script(
     from batchml.runtime.entry.script import ARRAY, interpreter
 
     if order.job is None or not is_script(context, order.job):
-        refuse_missing(context, order.job)
+        check_script_exists(context, order.job)
         return order
 
     path = None if order.job == STDIN else context.folder / order.job
     shown = order.job if path else "The script on stdin"
-    text = _text(shown, path.read_bytes() if path else read())
+    text = _decode(shown, path.read_bytes() if path else read())
     program = interpreter(text.encode().split(b"\n", 1)[0])
     script = read_script(text, program)
     ours, wrong = read_options(script.ours)
@@ -94,12 +94,12 @@ def from_script(
     mistakes = sort_by_line([*script.mistakes, *wrong, *slurm.mistakes])
     if mistakes:
         raise ConfigError(shown, mistakes)
-    said = sort_by_line((*_login(program, script), *script.notices, *slurm.notices))
+    said = sort_by_line((*_login_notice(program, script), *script.notices, *slurm.notices))
     notices += [f"{shown}, {words}" for words in said]
-    folder = _folder(context, path, slurm.folder, shown)
+    folder = _code_folder(context, path, slurm.folder, shown)
     command = _command(path, folder, text, order.command or ())
-    lower = _over(to_request(options=ours), to_request(options=cast(SubmitOptions, slurm.options)))
-    merged = _over(replace(order, job=None, command=command, folder=str(folder)), lower)
+    lower = _merge_requests(to_request(options=ours), to_request(options=cast(SubmitOptions, slurm.options)))
+    merged = _merge_requests(replace(order, job=None, command=command, folder=str(folder)), lower)
     if merged.changes.get("queue") and not order.changes.get("queue"):
         named = _queue_line(script, environ)
         merged = replace(merged, queue_at=f"{path.name if path else shown}, line {named}")
@@ -109,10 +109,10 @@ def from_script(
     if not merged.changes.get("name"):
         name = Path(order.job).stem if path else _NAMED_STDIN
         merged = replace(merged, changes={**merged.changes, "name": _name(name)})
-    return _with_facts(merged, script, facts)
+    return _with_slurm_variables(merged, script, facts)
 
 
-def _login(program: list[str], script: Script) -> list[str]:
+def _login_notice(program: list[str], script: Script) -> list[str]:
     from batchml.runtime.entry.script import without_login
 
     if not script.has_slurm or without_login(program) == program:
@@ -123,16 +123,16 @@ def _login(program: list[str], script: Script) -> list[str]:
     ]
 
 
-def _text(shown: str, data: bytes) -> str:
-    if len(data) > MOST:
-        raise ConfigError(shown, [f"it is larger than {MOST // 1024} KiB."])
+def _decode(shown: str, data: bytes) -> str:
+    if len(data) > MAX_SCRIPT:
+        raise ConfigError(shown, [f"it is larger than {MAX_SCRIPT // 1024} KiB."])
     try:
         return data.decode()
     except UnicodeDecodeError:
         raise ConfigError(shown, ["it is not UTF-8 text."]) from None
 
 
-def _folder(context: "Context", path: Path | None, named: str, shown: str) -> Path:
+def _code_folder(context: "Context", path: Path | None, named: str, shown: str) -> Path:
     """The folder that is sent as code: the one that `-D` names, else the current folder, as for
     sbatch; the script's own where the script lies elsewhere.
     """
@@ -162,11 +162,11 @@ def _name(text: str) -> str:
     return to_name(text)
 
 
-def _over(upper: RunRequest, lower: RunRequest) -> RunRequest:
+def _merge_requests(upper: RunRequest, lower: RunRequest) -> RunRequest:
     """The values of `upper`, and for the rest those of `lower`."""
     return replace(
         upper,
-        changes=_merged(upper.changes, lower.changes),
+        changes=_merge_tables(upper.changes, lower.changes),
         params={**lower.params, **upper.params},
         tags={**lower.tags, **upper.tags},
         after=upper.after or lower.after,
@@ -178,11 +178,11 @@ def _over(upper: RunRequest, lower: RunRequest) -> RunRequest:
     )
 
 
-def _merged(upper: Mapping[str, Any], lower: Mapping[str, Any]) -> dict[str, Any]:
+def _merge_tables(upper: Mapping[str, Any], lower: Mapping[str, Any]) -> dict[str, Any]:
     found = dict(lower)
     for name, value in upper.items():
         if isinstance(value, Mapping) and isinstance(found.get(name), Mapping):
-            found[name] = _merged(value, found[name])
+            found[name] = _merge_tables(value, found[name])
         elif value is not None:
             found[name] = value
     return found
@@ -201,7 +201,7 @@ def _queue_line(script: Script, environ: Mapping[str, str]) -> int:
     )
 
 
-def true_sizes(spec: "JobSpec") -> "JobSpec":
+def with_slurm_sizes(spec: "JobSpec") -> "JobSpec":
     """A job that speaks Slurm, with its real sizes in the Slurm variables: flags, and this machine,
     may give other sizes than the script asks for. Any other job unchanged.
     """
@@ -223,7 +223,7 @@ def true_sizes(spec: "JobSpec") -> "JobSpec":
     return replace(spec, env=env)
 
 
-def _with_facts(order: RunRequest, script: Script, facts: Mapping[str, str]) -> RunRequest:
+def _with_slurm_variables(order: RunRequest, script: Script, facts: Mapping[str, str]) -> RunRequest:
     """The request with the variables that Slurm would set; unchanged for a script that does not
     speak Slurm, since programs that find the variables assume a cluster.
     """
@@ -247,7 +247,7 @@ def read_options(lines: Sequence[ScriptLine]) -> tuple[SubmitOptions, list[str]]
     for line in lines:
         words = list(line.words)
         while words:
-            wrong = _take_flag(words, found)
+            wrong = _read_flag(words, found)
             if wrong:
                 mistakes.append(f"line {line.number}: {wrong}")
     return cast(SubmitOptions, found), mistakes
@@ -262,7 +262,7 @@ def _flags() -> dict[str, OptionRow]:
     }
 
 
-def _take_flag(words: list[str], found: dict[str, Any]) -> str:
+def _read_flag(words: list[str], found: dict[str, Any]) -> str:
     """Move one flag with its value from the words into `found`; its mistake, or ""."""
     word = words.pop(0)
     flag, equals, value = word.partition("=")
@@ -283,10 +283,10 @@ def _take_flag(words: list[str], found: dict[str, Any]) -> str:
         if not words or (words[0].startswith("--") and words[0].partition("=")[0] in _flags()):
             return f"{row.flag}: has no value."
         value = words.pop(0)
-    return _set(row, value, found)
+    return _set_option(row, value, found)
 
 
-def _set(row: OptionRow, value: str, found: dict[str, Any]) -> str:
+def _set_option(row: OptionRow, value: str, found: dict[str, Any]) -> str:
     if row.type in (int, float):
         number = _number(value, row.type)
         if number is None:

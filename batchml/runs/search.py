@@ -37,8 +37,8 @@ SWEEP_TAG = "batchml:sweep"  # tag of the runs of a sweep: its key
 _STORE_VARIABLE = (
     "BATCHML_SWEEP"  # variable of its trials: the address of its store, which ends with the key
 )
-FORGETTING = 8 * 24 * 3_600_000  # ms after its submission: then an unknown run is lost
-SHOWN_AFTER = 60_000  # ms after its submission in which AWS Batch may not return a run yet
+LOST_AFTER = 8 * 24 * 3_600_000  # ms after its submission: then an unknown run is lost
+LISTED_WITHIN = 60_000  # ms after its submission in which AWS Batch may not return a run yet
 MIN_COMMIT = 4  # characters, as in git
 
 _CONDITION = re.compile(r"\s*([^\s<>=!]+)\s*(>=|<=|==|!=|=|>|<)\s*(\S+)\s*")
@@ -219,7 +219,7 @@ def matches(found: FoundRun, wanted: RunFilter) -> bool:
         and (not wanted.states or bool(found.states & wanted.states))
         and all(found.tags.get(name) == value for name, value in wanted.tags.items())
         and all(
-            name in found.params and is_value(found.params[name], text)
+            name in found.params and is_param_value(found.params[name], text)
             for name, text in wanted.params.items()
         )
         and all(condition.holds(found.metrics) for condition in wanted.metrics)
@@ -227,7 +227,7 @@ def matches(found: FoundRun, wanted: RunFilter) -> bool:
     )
 
 
-def is_value(value: object, text: str) -> bool:
+def is_param_value(value: object, text: str) -> bool:
     """True when `text` is this value of a parameter: 0.10 and 1e-1 are the same."""
     if isinstance(value, bool):
         return text.lower() == str(value).lower()
@@ -280,11 +280,11 @@ def search(
     candidates = (
         found
         for found in map(noted, _candidates(api, records, queues, wanted))
-        if _may_match(found, wanted) and _is_worth_a_look(found, wanted)
+        if _may_match(found, wanted) and _may_have_state(found, wanted)
     )
     but_metrics = replace(wanted, metrics=())
     for chunk in iter(lambda: list(islice(candidates, MAX_DESCRIBE)), []):
-        for found in whole(api, history, chunk, now):
+        for found in describe_candidates(api, history, chunk, now):
             if matches(found, but_metrics):
                 if wanted.leaves_out_sweeps and found.sweep:
                     if left_out is not None:
@@ -295,12 +295,12 @@ def search(
                     continue
                 if wanted.leaves_out_workers and found.is_worker:
                     continue
-                measured = _measured(found, measure) if wanted.metrics else found
+                measured = _with_metrics(found, measure) if wanted.metrics else found
                 if matches(measured, wanted):
                     yield measured
 
 
-def _measured(
+def _with_metrics(
     found: FoundRun, measure: Callable[[Run, Record], Mapping[str, float]] | None
 ) -> FoundRun:
     record = found.record or Record()
@@ -309,7 +309,7 @@ def _measured(
     return FoundRun(found.run, replace(record, metrics=dict(measure(found.run, record))))
 
 
-def _is_worth_a_look(found: FoundRun, wanted: RunFilter) -> bool:
+def _may_have_state(found: FoundRun, wanted: RunFilter) -> bool:
     """False for a final state that does not match."""
     if wanted.is_deep or not wanted.states or found.run is None:
         return True
@@ -337,63 +337,65 @@ def _candidates(
             yield found
 
 
-def whole(api: JobApi, history: History, candidates: list[FoundRun], now: int) -> list[FoundRun]:
+def describe_candidates(
+    api: JobApi, history: History, candidates: list[FoundRun], now: int
+) -> list[FoundRun]:
     """The same runs with everything that AWS Batch knows, for those whose end was not seen: one
     call.
     """
-    ask = [found.job_id for found in candidates if not _is_final(found)]
-    arrays = [found.job_id for found in candidates if _lacks_its_start(found, now)]
+    ask = [found.job_id for found in candidates if not _needs_no_call(found)]
+    arrays = [found.job_id for found in candidates if _lacks_start(found, now)]
     asked = [*ask, *map(first_child_id, arrays)]
     told = api.describe(asked) if asked else {}
     starts = {
         each: at for each in arrays if (at := first_start(told.pop(first_child_id(each), None)))
     }
-    told = {each: _started(run, starts) for each, run in told.items()}
+    told = {each: _with_start(run, starts) for each, run in told.items()}
     with suppress(OSError):  # as in `remember`
         history.add_starts({each: at for each, at in starts.items() if each not in ask})
-    remember(history, [found.record for found in candidates if found.record], told)
+    keep_ends(history, [found.record for found in candidates if found.record], told)
     with suppress(OSError):  # as in `remember`
         history.add_lost(
             found.job_id
             for found in candidates
             if found.job_id in ask and found.job_id not in told and found.run is None
-            and found.created_at < now - FORGETTING
+            and found.created_at < now - LOST_AFTER
         )  # fmt: skip
     return [
-        FoundRun(known and _started(known, starts), each.record)
-        for each in map(_as_it_ended, candidates)
-        for known in [told.get(each.job_id) or each.run or unlisted(api, each.record, now)]
+        FoundRun(known and _with_start(known, starts), each.record)
+        for each in map(_with_recorded_end, candidates)
+        for known in [told.get(each.job_id) or each.run or run_from_history(api, each.record, now)]
     ]
 
 
-def _lacks_its_start(found: FoundRun, now: int) -> bool:
+def _lacks_start(found: FoundRun, now: int) -> bool:
     """True for an array whose first start AWS Batch may know, and the history does not."""
-    run = _as_it_ended(found).run
+    run = _with_recorded_end(found).run
     size = (run.array_size if run else 0) or (found.record.array_size if found.record else 0)
-    if not size or found.created_at < now - FORGETTING:
+    if not size or found.created_at < now - LOST_AFTER:
         return False
     return run is None or (
         not run.started_at and run.array_index is None and (not run.children or has_begun(run))
     )
 
 
-def _started(run: Run, starts: Mapping[str, int]) -> Run:
+def _with_start(run: Run, starts: Mapping[str, int]) -> Run:
     start = starts.get(run.job_id)
     return replace(run, started_at=start) if start and not run.started_at else run
 
 
-def _as_it_ended(found: FoundRun) -> FoundRun:
+def _with_recorded_end(found: FoundRun) -> FoundRun:
     """The run with everything that was seen of its end; ListJobs returns only a part."""
     return FoundRun(run_from_record(found.record) or found.run, found.record)
 
 
-def _is_final(found: FoundRun) -> bool:
+def _needs_no_call(found: FoundRun) -> bool:
     """True when no call is needed: the end was seen, or nobody will ever know it."""
     record = found.record
     return record is not None and (record.has_ended or (record.lost and found.run is None))
 
 
-def remember(history: History, records: Iterable[Record], told: Mapping[str, Run]) -> None:
+def keep_ends(history: History, records: Iterable[Record], told: Mapping[str, Run]) -> None:
     """Keep the ends of this machine's runs, which AWS Batch will forget.
 
     After a full disk the next call keeps them.
@@ -404,7 +406,7 @@ def remember(history: History, records: Iterable[Record], told: Mapping[str, Run
         )
 
 
-def unlisted(api: JobApi, record: Record | None, now: int) -> Run | None:
+def run_from_history(api: JobApi, record: Record | None, now: int) -> Run | None:
     """A run that AWS Batch does not return: as it ended, or as it was just submitted; else None.
 
     AWS Batch may not return a run for some seconds; the embedded server returns it at once.
@@ -412,12 +414,12 @@ def unlisted(api: JobApi, record: Record | None, now: int) -> Run | None:
     ended = run_from_record(record)
     if ended is not None or record is None:
         return ended
-    if api.is_local or record.at < now - SHOWN_AFTER:
+    if api.is_local or record.at < now - LISTED_WITHIN:
         return None
-    return as_submitted(record)
+    return run_as_submitted(record)
 
 
-def as_submitted(record: Record) -> Run:
+def run_as_submitted(record: Record) -> Run:
     """The run as its submission describes it."""
     return Run(
         record.job_id,

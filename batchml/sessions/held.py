@@ -180,8 +180,8 @@ def _ended_early(context: "Context", run: Run) -> HeldRunEnded:
     ended = classify(run)
     return HeldRunEnded(
         f"{run.name} ended before it could be used, {ended.outcome}: {describe_outcome(run)}.\n"
-        f"  batchml explain {run.job_id}{context.option}\n"
-        f"  batchml logs {run.job_id}{context.option}",
+        f"  batchml explain {run.job_id}{context.env_option}\n"
+        f"  batchml logs {run.job_id}{context.env_option}",
         ended.exit_code or 1,
     )
 

@@ -29,7 +29,7 @@ from batchml.model.group import HELD_TAG, NOTEBOOK
 from batchml.model.job import JobSpec, Resources
 from batchml.model.run import Record, Run, classify
 from batchml.model.tables import parse_size
-from batchml.runs.find import described, select
+from batchml.runs.find import describe_runs, select
 from batchml.runs.held import last_message
 from batchml.runs.options import SubmitOptions
 from batchml.runtime.storage.files import write_atomically
@@ -146,13 +146,13 @@ def check_is_notebook(context: "Context", run: Run, word: str) -> None:
     if run.tags.get(HELD_TAG) != NOTEBOOK:
         ours = "".join(
             f"\nYour notebook that is {each.status.value}: "
-            f"batchml notebook {each.job_id}{context.option}"
+            f"batchml notebook {each.job_id}{context.env_option}"
             for each in unfinished_notebooks(context)
         )
         raise UsageError(
             f"{word} is not a notebook: `batchml notebook` did not start it. To enter any other "
-            f"run: batchml shell {word}{context.option}, "
-            f"batchml forward {word} PORT{context.option}{ours}"
+            f"run: batchml shell {word}{context.env_option}, "
+            f"batchml forward {word} PORT{context.env_option}{ours}"
         )
 
 
@@ -162,7 +162,7 @@ def find_notebook(context: "Context", word: str) -> Run:
     if named:
         return named[0]
     (job_id,) = select(context, [word])
-    run = described(context, [job_id])[job_id]
+    run = describe_runs(context, [job_id])[job_id]
     check_is_notebook(context, run, word)
     return run
 
@@ -177,7 +177,7 @@ def sole_notebook(context: "Context") -> Run:
             "--end: none of your notebooks runs here. `batchml notebook --new --end` starts one "
             "that ends together with its command."
         )
-    lines = [f"  batchml notebook {run.job_id}{context.option} --end" for run in runs]
+    lines = [f"  batchml notebook {run.job_id}{context.env_option} --end" for run in runs]
     raise UsageError("\n".join(["--end: several of your notebooks run. Name one:", *lines]))
 
 
@@ -254,7 +254,7 @@ def _describe(context: "Context", record: Record, run: Run | None) -> list[str]:
         return [f"Your notebook {record.job_id} has ended since you left it. {cost}"]
     return [
         f"Your notebook {record.job_id} is {run.status.value}. {cost} "
-        f"To return to it instead: batchml notebook {record.job_id}{context.option}"
+        f"To return to it instead: batchml notebook {record.job_id}{context.env_option}"
     ]
 
 
@@ -277,7 +277,7 @@ def fetch_address(context: "Context", target: ExecTarget) -> NotebookAddress:
             return parse_address(result.out)
     raise BatchmlError(
         f"JupyterLab of {target.run.name} does not answer. For its output: "
-        f"batchml logs {target.run.job_id}{context.option}"
+        f"batchml logs {target.run.job_id}{context.env_option}"
     )
 
 
@@ -310,7 +310,7 @@ def end_error(context: "Context", run: Run, otherwise: str = "") -> HeldRunEnded
     elif otherwise:
         return HeldRunEnded(otherwise, classify(run).exit_code or 1)
     return HeldRunEnded(
-        f"{text}\n  batchml logs {run.job_id}{context.option}", classify(run).exit_code or 1
+        f"{text}\n  batchml logs {run.job_id}{context.env_option}", classify(run).exit_code or 1
     )
 
 

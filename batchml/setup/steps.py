@@ -559,7 +559,7 @@ def _follow(
     """
     end = tools.clock.monotonic() + _STACK_LIMIT
     seen: list[StackEvent] = tools.stacks.operation(stack.id) if after is None else []
-    last, pause, over = after or "", PACE.first, False
+    last, pause, over = after or "", PACE.shortest, False
     new = seen
     while True:
         for event in new:
@@ -572,7 +572,7 @@ def _follow(
         if tools.clock.monotonic() > end:
             raise BatchmlError(f"stack {stack.name} is not done after {_STACK_LIMIT / 3600:.0f} h.")
         tools.clock.sleep(pause)
-        pause = min(_BUSY_PAUSE if new else PACE.most, pause * 1.5)
+        pause = min(_BUSY_PAUSE if new else PACE.longest, pause * 1.5)
         new = tools.stacks.events(stack.id, last)
         seen += new
     return _outcome(stack, tools, seen)

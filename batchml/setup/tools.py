@@ -176,7 +176,7 @@ def _first(fixes: Sequence[tuple[str, str]], reason: str) -> str:
 Steps = Generator[str, None, CurrentState]
 BATCH_LIMIT = 900.0  # seconds for a compute environment or queue to become VALID
 _DRIFT_LIMIT = 300.0
-PACE = PollIntervals(first=0.5, most=10.0)
+PACE = PollIntervals(shortest=0.5, longest=10.0)
 
 
 class SetupTools(Struct, frozen=True):
@@ -194,9 +194,9 @@ class SetupTools(Struct, frozen=True):
 
     def propose(self, blueprint: Blueprint, stack: Stack) -> ChangeSet:
         """Ask AWS for the changes that an update would make, and wait for the answer."""
-        change_set = self.stacks.propose(blueprint, stack)
+        change_set = self.stacks.create_change_set(blueprint, stack)
         end, pauses = self.clock.monotonic() + BATCH_LIMIT, backoff(PACE)
-        while (found := self.stacks.proposal(change_set)).is_pending:
+        while (found := self.stacks.read_change_set(change_set)).is_pending:
             if self.clock.monotonic() > end:
                 raise BatchmlError(f"CloudFormation is still working on {change_set}.")
             self.clock.sleep(next(pauses))
@@ -213,7 +213,7 @@ class SetupTools(Struct, frozen=True):
         try:
             detection = self.stacks.detect_drift(name)
             end, pauses = self.clock.monotonic() + _DRIFT_LIMIT, backoff(PACE)
-            while not self.stacks.drift_is_known(detection):
+            while not self.stacks.has_drift_result(detection):
                 if self.clock.monotonic() > end:
                     return ()
                 self.clock.sleep(next(pauses))

@@ -20,7 +20,7 @@ from batchml.jobs.code import CodeArchive, pack
 from batchml.model.names import to_name
 from batchml.model.run import Record, Run
 from batchml.runs.in_flight import RateBucket
-from batchml.runs.package import PackageStore, put
+from batchml.runs.package import PackageStore, store_package
 from batchml.runs.send import adopt, lag, look_up, own_share
 from batchml.runs.submit import submit
 from batchml.runtime.storage.store import Store
@@ -102,7 +102,7 @@ def send_code(
     bucket = sweep.runs.removeprefix("s3://").partition("/")[0]
     if not context.settings.is_local:
         context.home.prepare()
-    put(context, PackageStore(sweep.code.rpartition("/")[0], bucket), archive, None, tell)
+    store_package(context, PackageStore(sweep.code.rpartition("/")[0], bucket), archive, None, tell)
     if archive.name == current_code(sweep, store).name:
         tell("The code is the same as before.")
         return False
@@ -285,7 +285,7 @@ class BatchJobs:
         context = self._context
         if requests.document is not None:
             bucket = self._sweep.runs.removeprefix("s3://").partition("/")[0]
-            put(
+            store_package(
                 context,
                 PackageStore(self._sweep.documents, bucket),
                 None,
@@ -329,14 +329,16 @@ class BatchJobs:
             return
         consumables = ConsumableApi(self._context.connect())
         self._store.put(LIMITED, str(quantity).encode())
-        consumables.hold(consumable_name(self._sweep.key), quantity, _resource_tags(self._sweep))
+        consumables.set_total(
+            consumable_name(self._sweep.key), quantity, _resource_tags(self._sweep)
+        )
         self._limit = quantity
 
     def remove_limit(self, *, is_patient: bool = False) -> bool:
         if self._store.get(LIMITED) is None:
             return True
         try:
-            ConsumableApi(self._context.connect()).release(consumable_name(self._sweep.key))
+            ConsumableApi(self._context.connect()).delete(consumable_name(self._sweep.key))
         except ServiceError as error:
             if not is_patient:
                 self._tell(f"A consumable resource could not be deleted: {error}")

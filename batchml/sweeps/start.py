@@ -37,11 +37,11 @@ from batchml.runs.options import (
     name_of,
     resolve_job,
 )
-from batchml.runs.package import PackageStore, code_folder, find_package_store, pack_code, put
+from batchml.runs.package import PackageStore, code_folder, find_package_store, pack_code, store_package
 from batchml.runs.prepare import environment_variables, query_commit
 from batchml.runs.search import SWEEP_TAG
 from batchml.runs.send import user_name
-from batchml.runtime.protocol.sweep import CONTRACT, EVERY, LOOK, TrialContract, rung_steps
+from batchml.runtime.protocol.sweep import CONTRACT, EVERY, LOOK, TrialContract
 from batchml.sweeps.control.plan import ChosenMode, SubmitMode, count_trials
 from batchml.sweeps.forecast import Forecast, describe, make_forecast
 from batchml.sweeps.jobs import first_requests
@@ -103,7 +103,7 @@ def resolve_sweep(context: Context, options: SweepOptions) -> ResolvedSweep:
     if options.job is not None:
         given = options.job
         table["job"] = given if isinstance(given, str) else given.name or name_of(given.command)
-    file_folder = path.parent if path else context.here
+    file_folder = path.parent if path else context.folder
     _name_after_folder(table, file_folder)
     mistakes: list[str] = []
     spec, job = None, None
@@ -153,7 +153,7 @@ def find_sweep_file(context: Context, word: str) -> Path:
 
     Raises NotFound.
     """
-    named = context.here / word
+    named = context.folder / word
     if named.is_file():
         return named
     for folder in (named, *(jobs / word for jobs in context.job_folders)):
@@ -162,7 +162,7 @@ def find_sweep_file(context: Context, word: str) -> Path:
     if named.is_dir():
         hint = "That file defines the sweep: docs/sweep-file.md."
         raise NotFound("File", str(Path(word) / FILE), [], hint)
-    known = [path.name for path in context.here.glob("*.toml") if path.name != "batchml.toml"]
+    known = [path.name for path in context.folder.glob("*.toml") if path.name != "batchml.toml"]
     known += [path.parent.name for jobs in context.job_folders for path in jobs.glob(f"*/{FILE}")]
     hint = f"Give a sweep file, or a job that has a {FILE}. How to write one: docs/sweep-file.md."
     raise NotFound("Sweep file", word, known, hint)
@@ -170,7 +170,7 @@ def find_sweep_file(context: Context, word: str) -> Path:
 
 def _relative(context: Context, path: Path) -> str:
     try:
-        return str(path.relative_to(context.here))
+        return str(path.relative_to(context.folder))
     except ValueError:
         return str(path)
 
@@ -190,15 +190,25 @@ def _parse(where: str, text: str) -> dict[str, Any]:
 
 
 def _resolve_job(
-    context: Context, options: SweepOptions, name: str, file_folder: Path, lent: frozenset[str]
+    context: Context,
+    options: SweepOptions,
+    name: str,
+    file_folder: Path,
+    provided_params: frozenset[str],
 ) -> ResolvedJob:
     """The job; it is looked for beside the sweep file first."""
     if isinstance(options.job, JobSpec):
-        request = RunRequest(spec=options.job, include_secrets=options.include_secrets, lent=lent)
+        request = RunRequest(
+            spec=options.job,
+            include_secrets=options.include_secrets,
+            provided_params=provided_params,
+        )
         job = resolve_job(context, request)
         return _with_retries(job) if options.job.retry == Retry() else job
-    folder = _find_job(name, context.job_folders, (file_folder, context.here))
-    request = RunRequest(job=str(folder), include_secrets=options.include_secrets, lent=lent)
+    folder = _find_job(name, context.job_folders, (file_folder, context.folder))
+    request = RunRequest(
+        job=str(folder), include_secrets=options.include_secrets, provided_params=provided_params
+    )
     job = resolve_job(context, request)
     has_own = "retry" in _parse(str(folder), (folder / "job.toml").read_text("utf-8"))
     return job if has_own else _with_retries(job)
@@ -309,7 +319,7 @@ def start_sweep(
         context.home.prepare()
     publish(context, prepared.image_source, sweep.image)
     try:
-        put(context, prepared.packages, prepared.archive, None, tell)
+        store_package(context, prepared.packages, prepared.archive, None, tell)
         store = open_sweep_store(context, sweep.key)
         store.put(CONTRACT, make_contract(sweep, is_local=context.settings.is_local).to_json())
         before_spec()
@@ -397,7 +407,6 @@ def make_contract(sweep: StartedSweep, *, is_local: bool) -> TrialContract:
     """The contract with all trials of a sweep, which is written once."""
     spec, job, width = sweep.spec, sweep.job_spec, sweep.spec.limits.parallel
     stop = spec.early_stop
-    has_rungs = stop.method in ("asha", "halving") or stop.resume
     return TrialContract(
         key=sweep.key,
         goals=tuple((goal.metric, goal.direction) for goal in spec.goals),
@@ -406,7 +415,7 @@ def make_contract(sweep: StartedSweep, *, is_local: bool) -> TrialContract:
         patterns=dict(job.metrics),
         step=stop.step,
         method=stop.method,
-        rungs=rung_steps(stop.min, stop.max, stop.eta) if has_rungs else (),
+        rungs=stop.rungs,
         max=stop.max,
         eta=stop.eta,
         resume=stop.resume,

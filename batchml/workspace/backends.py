@@ -42,7 +42,7 @@ def _open_folder(context: Context) -> "WorkspaceBackend":
 
     home = context.home
     home.prepare()
-    return LocalWorkspace(home.root, context.here, lambda: count_running(home))
+    return LocalWorkspace(home.root, context.folder, lambda: count_running(home))
 
 
 def _open_efs(

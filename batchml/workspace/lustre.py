@@ -93,7 +93,7 @@ class LustreWorkspace(RemoteWorkspace):
     def push(
         self, sources: Sequence[Path], dest: str, on_progress: OnProgress, *, checksum: bool = False
     ) -> TransferReport:
-        paths = [self._context.here / each for each in sources]
+        paths = [self._context.folder / each for each in sources]
         slash = "/" if dest.endswith("/") else ""
         copies = plan_copies(paths, relative_path(dest) + slash, never_a_folder)
         writer = ObjectWriter(self._objects, ARCHIVE_PREFIX, self._store, checksum)
@@ -110,7 +110,7 @@ class LustreWorkspace(RemoteWorkspace):
         linked = LinkedSource(self._objects, ARCHIVE_PREFIX, self._store, name)
         if not linked.exists and name:
             raise self._no_such_path(path)
-        target = pull_target(name, linked.is_folder, dest, self._context.here)
+        target = pull_target(name, linked.is_folder, dest, self._context.folder)
         source, tree = receive_target(linked, target, linked.is_folder)
         with translate_errors():
             done = receive(source, tree, "", track_progress(on_progress), "pulling", checksum)
@@ -199,7 +199,7 @@ def _on_task(on_progress: OnProgress, doing: str) -> "OnTask":
 
 OnTask = Callable[[DataRepositoryTask], None]
 
-TASK_INTERVALS = PollIntervals(first=2.0, most=30.0)
+TASK_INTERVALS = PollIntervals(shortest=2.0, longest=30.0)
 _CHANGE_LIMIT = 900.0  # seconds for AWS to change a link
 
 
@@ -213,7 +213,7 @@ class LustreLink:
         self._token = token  # makes a new one: AWS executes requests with the same token once
 
     def link(self) -> DataRepositoryAssociation:
-        return self._api.link(self._id)
+        return self._api.association(self._id)
 
     def export(self, on_task: OnTask) -> DataRepositoryTask:
         """Write all changed files to the bucket; return the ended task, which may have failures.

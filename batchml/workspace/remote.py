@@ -106,7 +106,7 @@ class RemoteWorkspace:
         self, sources: Sequence[Path], dest: str, on_progress: OnProgress, *, checksum: bool = False
     ) -> TransferReport:
         slash = "/" if dest.endswith("/") else ""
-        paths = [self._context.here / each for each in sources]
+        paths = [self._context.folder / each for each in sources]
         sending = track_progress(_relabel(on_progress, "sending"))
         done, staged = TransferResult(), []
         for copy in plan_copies(paths, relative_path(dest) + slash, never_a_folder):
@@ -135,7 +135,7 @@ class RemoteWorkspace:
         store = self._open(url)
         with translate_errors():
             entries = stored_entries(read_manifest(store))
-        target = pull_target(name, is_folder, dest, self._context.here)
+        target = pull_target(name, is_folder, dest, self._context.folder)
         source, tree = receive_target(ArchiveSource(store, entries, str(target)), target, is_folder)
         with translate_errors():
             done = receive(source, tree, "", track_progress(on_progress), "pulling", checksum)

@@ -31,7 +31,7 @@ from batchml.aws.session import (
 )
 from batchml.errors import AccessError, ServiceError
 from batchml.model.environment import Budget, Environment, Network, Storage
-from batchml.resources import shipped
+from batchml.resources import shipped_folder
 from tests.security.cloudformation import load, statements, texts
 from tests.support.aws_world import parsed
 from tests.support.models import faults
@@ -329,7 +329,7 @@ MAKING = {
 def test_setup_asks_for_what_makes_every_resource_of_the_templates() -> None:
     types = {
         resource["Type"]
-        for path in shipped("cfn").glob("*.yaml")
+        for path in shipped_folder("cfn").glob("*.yaml")
         for resource in parsed(path.read_text("utf-8"))["Resources"].values()
     }
     efs = Environment(region="us-east-1", storage=Storage(workspace="efs"))
@@ -359,7 +359,9 @@ def test_setup_asks_for_what_its_own_calls_take() -> None:
 
 # --- who only submits ----------------------------------------------------------------------------
 
-ROLES = load(next(path for path in shipped("cfn").glob("*.yaml") if path.name == "roles.yaml"))
+ROLES = load(
+    next(path for path in shipped_folder("cfn").glob("*.yaml") if path.name == "roles.yaml")
+)
 SUBMITTER = ROLES["Resources"]["SubmitterPolicy"]["Properties"]["PolicyDocument"]
 MAX_POLICY = 6144  # characters of a managed policy, without blanks; IAM User Guide, "IAM quotas"
 

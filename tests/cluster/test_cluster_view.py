@@ -66,7 +66,7 @@ CLUSTER = ClusterState(QUEUES, {each.name: each for each in (GPU, CPU)}, HOSTS)
         (host("i", tasks=1), HostState.MIXED),  # a task that asks for nothing
         (host("i", 8, status="DRAINING"), HostState.DRAINING),
         (host("i", status="REGISTERING"), HostState.STARTING),
-        (host("i", 8, is_heard=False), HostState.DOWN),
+        (host("i", 8, is_connected=False), HostState.DOWN),
         (host("i", status="REGISTRATION_FAILED"), HostState.DOWN),
     ],
 )

@@ -35,8 +35,8 @@ def test_a_call_to_a_stopped_server_is_reported_and_then_fails_with_the_facts(
     keys = home.keys()
     access = Access(
         "us-east-1", "", stopped.url, keys.access_key_id, keys.secret_access_key,
-        revive=lambda: stopped.url, unanswered=lambda: describe_silence(home), tell=told.append,
-        notice=0.05, limit=1.0,
+        restart=lambda: stopped.url, describe_silence=lambda: describe_silence(home),
+        tell=told.append, notice=0.05, limit=1.0,
     )  # fmt: skip
     api = JobApi(Session(access))
     facts = (

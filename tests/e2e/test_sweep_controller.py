@@ -10,7 +10,7 @@ from batchml.context import open_cache
 from batchml.errors import SweepHasController
 from batchml.jobs.images import read_recipe
 from batchml.local.home import Home, ServerEndpoint
-from batchml.resources import shipped
+from batchml.resources import shipped_folder
 from batchml.runs.controllers import context_in_aws
 from batchml.sweeps.control.lease import Lease, LeaseOwner
 from batchml.sweeps.run import ControllerArguments, control_sweep, open_sweep, submit_controller
@@ -30,7 +30,7 @@ TABLE = {
 
 def may(role: str) -> set[str]:
     """The actions that a role of the stack `roles` allows."""
-    template = load(shipped("cfn") / "roles.yaml")
+    template = load(shipped_folder("cfn") / "roles.yaml")
     return {
         action
         for document in policies(template["Resources"][role])
@@ -56,7 +56,7 @@ def test_a_detached_sweep_in_aws_is_finished_by_what_its_role_allows(
     ready = prepare_sweep(context, SweepOptions(table=TABLE))
     store = start_sweep(context, ready)
     known = open_cache(context)
-    known.image(read_recipe(shipped("images") / "controller").reference, lambda: PINNED)
+    known.image(read_recipe(shipped_folder("images") / "controller").reference, lambda: PINNED)
     known.save()
     switch(home, server, "DISABLED")  # the run waits: here it would have none of AWS's keys
     run = submit_controller(context, ready.sweep, store)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from batchml.resources import shipped
+from batchml.resources import shipped_folder
 from tests.support.aws_http import served
 from tests.support.aws_world import Account
 from tests.support.cli import Cli
@@ -58,7 +58,7 @@ def lab(cli: Cli, tmp_path: Path) -> Iterator[Lab]:
     values = {"EnvironmentName": "dev", "Workspace": "fsx-lustre"}
     account.create_stack({
         "StackName": "batchml-dev-storage", "ClientRequestToken": "t", "Tags": [],
-        "TemplateBody": (shipped("cfn") / "storage.yaml").read_text("utf-8"),
+        "TemplateBody": (shipped_folder("cfn") / "storage.yaml").read_text("utf-8"),
         "Parameters": [{"ParameterKey": k, "ParameterValue": v} for k, v in values.items()],
     })  # fmt: skip
     (cli.folder / "batchml.toml").write_text(CONFIG)

@@ -253,11 +253,11 @@ def test_on_this_machine_nobody_speaks_of_aws_batch() -> None:
 def test_after_a_refused_submission_last_says_that_it_means_the_run_before(tmp_path: Path) -> None:
     history = History(tmp_path / "history.jsonl")
     history.intend(Record(key="2a", name="first", env="local"))
-    history.submitted("2a", "1234")
+    history.add_job_id("2a", "1234")
     place: Any = SimpleNamespace(history=history, env="local")
     assert refused_submission(place, "@last") == ""
     history.intend(Record(key="2b", name="second", env="local"))
-    history.refused("2b", "ClientException: no")
+    history.add_refusal("2b", "ClientException: no")
     assert refused_submission(place, "@last") == (
         "The submission after it, second, was refused: ClientException: no"
     )

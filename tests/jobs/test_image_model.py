@@ -14,7 +14,7 @@ from batchml.local.home import Home
 from batchml.local.images import find, publish, reference
 from batchml.model.environment import Compute, Environment
 from batchml.model.image import flavor_for, has_cuda, is_pinned, parse_reference, recipe
-from batchml.resources import shipped
+from batchml.resources import shipped_folder
 from batchml.runtime.package import sources
 
 FOLDER = {
@@ -113,7 +113,7 @@ def test_every_mistake_is_told_at_once() -> None:
 
 
 def test_the_embedded_server_and_the_command_have_one_notion(tmp_path: Path, home: Home) -> None:
-    for folder in shipped("images").iterdir():
+    for folder in shipped_folder("images").iterdir():
         wanted = read_recipe(folder)
         assert reference(folder) == wanted.reference == publish(home.images, folder)
         kept = find(home.images, wanted.reference)
@@ -149,7 +149,7 @@ def test_an_environment_gets_the_flavors_that_its_jobs_may_need() -> None:
 
 
 def test_the_shipped_images_come_in_these_flavors() -> None:
-    folders = sorted(shipped("images").iterdir())
+    folders = sorted(shipped_folder("images").iterdir())
     found = [(one.name, one.flavor) for one in read_recipes(folders, ("cpu", "cuda"))]
     assert found == [
         ("controller", "cpu"), ("mxnet", "cpu"), ("mxnet", "cuda"), ("nlp", "cpu"),
@@ -163,13 +163,13 @@ def test_the_shipped_images_come_in_these_flavors() -> None:
 
 def test_the_shipped_dockerfiles_are_as_a_linter_wants_them() -> None:
     hadolint = Path(sys.executable).with_name("hadolint")
-    files = sorted(map(str, shipped("images").glob("*/Dockerfile")))
+    files = sorted(map(str, shipped_folder("images").glob("*/Dockerfile")))
     found = subprocess.run([hadolint, "--no-color", *files], capture_output=True, text=True)
     assert (found.returncode, found.stdout) == (0, "")
 
 
 def test_the_shipped_images_run_as_a_numbered_user_on_bases_that_stay() -> None:
-    for one in read_recipes(sorted(shipped("images").iterdir()), ("cpu", "cuda")):
+    for one in read_recipes(sorted(shipped_folder("images").iterdir()), ("cpu", "cuda")):
         lines = dict(one.files)["Dockerfile"].decode().splitlines()
         assert [line for line in lines if line.startswith("USER ")][-1] == "USER 1000:1000"
         bases = [line.partition("=")[2] for line in lines if line.startswith("ARG BASE=")]
@@ -179,7 +179,7 @@ def test_the_shipped_images_run_as_a_numbered_user_on_bases_that_stay() -> None:
 
 def test_the_image_of_controllers_has_all_of_batchml_and_what_that_imports() -> None:
     """What a controller does in AWS is `batchml sweeps attend`; nothing there serves or builds."""
-    wanted = read_recipe(shipped("images") / "controller")
+    wanted = read_recipe(shipped_folder("images") / "controller")
     files = dict(wanted.files)
     assert {"batchml/__main__.py", "batchml/cli/app.py", "batchml/aws/session.py"} <= files.keys()
     assert not any("share/" in name or "__pycache__" in name for name in files)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchml.cli.app import whole
+from batchml.cli.app import full_command
 from batchml.client import Client
 from batchml.config.settings import load_settings
 from batchml.context import Context
@@ -30,7 +30,7 @@ from batchml.jobs.slurm import (
 from batchml.model.job import JobSpec, Resources
 from batchml.runs import scripts
 from batchml.runs.options import SubmitOptions, option_rows, resolve_job, to_request
-from batchml.runs.scripts import from_script, is_script, read_options, true_sizes
+from batchml.runs.scripts import apply_script, is_script, read_options, with_slurm_sizes
 from batchml.runtime.entry.script import task_ids, unpack
 from tests.support.fakes import FakeClock
 
@@ -237,7 +237,7 @@ def test_whatever_the_lines_say_every_mistake_names_its_line(
 
 
 def test_its_flags_are_those_of_submit() -> None:
-    submit = whole().commands["submit"]
+    submit = full_command().commands["submit"]
     flags = {flag for param in submit.params for flag in (*param.opts, *param.secondary_opts)}
     flags = {flag for flag in flags if flag.startswith("--")} - {"--help"}
     rows = option_rows().values()
@@ -345,22 +345,22 @@ def test_the_sizes_are_those_that_it_has() -> None:
         "BATCHML_SLURM": "1", "SLURM_CPUS_PER_TASK": "8", "SLURM_GPUS": "2", "MINE": "1",
         "SLURM_CPUS_ON_NODE": "8", "SLURM_GPUS_ON_NODE": "2",
     }  # fmt: skip
-    cut = true_sizes(JobSpec(env=env, resources=Resources(vcpus=2, memory="1 GiB")))
+    cut = with_slurm_sizes(JobSpec(env=env, resources=Resources(vcpus=2, memory="1 GiB")))
     assert cut.env == {
         "BATCHML_SLURM": "1", "SLURM_CPUS_PER_TASK": "2", "MINE": "1",
         "SLURM_CPUS_ON_NODE": "2", "SLURM_MEM_PER_NODE": "1024",
     }  # fmt: skip
-    more = true_sizes(JobSpec(env=env, nodes=2, resources=Resources(vcpus=9, gpus=4))).env
+    more = with_slurm_sizes(JobSpec(env=env, nodes=2, resources=Resources(vcpus=9, gpus=4))).env
     assert (more["SLURM_GPUS"], more["SLURM_GPUS_ON_NODE"]) == ("8", "4")
     assert (more["SLURM_CPUS_PER_TASK"], more["SLURM_CPUS_ON_NODE"]) == ("8", "9")
     other = JobSpec(env={"SLURM_GPUS": "2"})
-    assert true_sizes(other) is other
+    assert with_slurm_sizes(other) is other
 
 
 def test_a_script_that_is_not_there_is_said_to_be_missing(context: Context) -> None:
     with pytest.raises(ScriptNotFound, match=r"no file missing\.sh here"):
-        from_script(context, to_request("missing.sh"), [])
-    assert from_script(context, to_request("lenet"), []).job == "lenet"
+        apply_script(context, to_request("missing.sh"), [])
+    assert apply_script(context, to_request("lenet"), []).job == "lenet"
 
 
 @pytest.mark.parametrize("line", [" #SBATCH -c 2", "#sbatch -c 2", "#SBATCH--mem=1G", "#batchml -"])
@@ -391,11 +391,11 @@ def context(tmp_path: Path) -> Context:
 
 
 def test_flags_win_over_ours_and_ours_over_slurms(context: Context) -> None:
-    order = from_script(context, to_request("train.sh", {"name": "flags", "tags": {"c": "d"}}), [])
+    order = apply_script(context, to_request("train.sh", {"name": "flags", "tags": {"c": "d"}}), [])
     assert order.changes["name"] == "flags"
     assert order.changes["resources"]["vcpus"] == 3
     assert (order.array, order.tags) == (3, {"a": "b", "c": "d"})
-    assert true_sizes(resolve_job(context, order).spec).env["SLURM_CPUS_ON_NODE"] == "3"
+    assert with_slurm_sizes(resolve_job(context, order).spec).env["SLURM_CPUS_ON_NODE"] == "3"
     assert order.changes["env"]["BATCHML_SLURM_ARRAY"] == "1-5:2"
     assert order.command == ("python3", "-m", "batchml.runtime.entry.script", "train.sh")
 
@@ -411,61 +411,61 @@ def test_flags_win_over_ours_and_ours_over_slurms(context: Context) -> None:
 def test_the_line_that_names_the_queue_is_known(
     context: Context, lines: list[str], where: str
 ) -> None:
-    (context.here / "train.sh").write_text("\n".join(["#!/bin/bash", *lines, "echo"]))
-    assert from_script(context, to_request("train.sh"), []).queue_at == where
-    assert from_script(context, to_request("train.sh", {"queue": "mine"}), []).queue_at == ""
+    (context.folder / "train.sh").write_text("\n".join(["#!/bin/bash", *lines, "echo"]))
+    assert apply_script(context, to_request("train.sh"), []).queue_at == where
+    assert apply_script(context, to_request("train.sh", {"queue": "mine"}), []).queue_at == ""
 
 
 def test_another_array_than_the_scripts_has_numbers_of_its_own(context: Context) -> None:
-    order = from_script(context, to_request("train.sh", {"array": 7}), [])
+    order = apply_script(context, to_request("train.sh", {"array": 7}), [])
     assert order.array == 7
     assert "BATCHML_SLURM_ARRAY" not in order.changes["env"]
 
 
 def test_a_script_that_speaks_no_slurm_is_told_nothing_of_it(context: Context) -> None:
-    (context.here / "train.sh").write_text("#!/bin/sh\n#BATCHML --gpus 1\necho\n")
-    order = from_script(context, to_request("train.sh"), [])
+    (context.folder / "train.sh").write_text("#!/bin/sh\n#BATCHML --gpus 1\necho\n")
+    order = apply_script(context, to_request("train.sh"), [])
     assert order.changes["name"] == "train"
     assert "env" not in order.changes
 
 
 def test_the_current_folder_travels_and_that_of_a_script_elsewhere(context: Context) -> None:
-    below = context.here / "scripts"
+    below = context.folder / "scripts"
     below.mkdir()
     (below / "a.sh").write_text(TRAIN)
-    order = from_script(context, to_request("scripts/a.sh", {"command": ["x"]}), [])
+    order = apply_script(context, to_request("scripts/a.sh", {"command": ["x"]}), [])
     assert (order.folder, order.command) == (
-        str(context.here),
+        str(context.folder),
         ("python3", "-m", "batchml.runtime.entry.script", "scripts/a.sh", "x"),
     )
     inside = Context(context.settings, FakeClock(), below)
-    order = from_script(inside, to_request("../train.sh"), [])
-    assert order.folder == str(context.here)
+    order = apply_script(inside, to_request("../train.sh"), [])
+    assert order.folder == str(context.folder)
     assert order.command is not None and order.command[3:] == ("train.sh",)
 
 
 def test_a_script_on_stdin_is_packed_into_its_command(context: Context) -> None:
-    order = from_script(context, to_request("-", {"command": ["x"]}), [], read=TRAIN.encode)
+    order = apply_script(context, to_request("-", {"command": ["x"]}), [], read=TRAIN.encode)
     assert order.command is not None
     packed, name, argument = order.command[-3:]
     assert (unpack(packed), name, argument) == (TRAIN.encode(), "stdin", "x")
-    assert order.folder == str(context.here)
+    assert order.folder == str(context.folder)
 
 
 def test_chdir_names_the_folder_that_travels(context: Context) -> None:
-    (context.here / "data").mkdir()
-    (context.here / "train.sh").write_text("#!/bin/sh\n#SBATCH -D data\necho\n")
-    order = from_script(context, to_request("train.sh"), [])
-    assert order.folder == str(context.here / "data")
+    (context.folder / "data").mkdir()
+    (context.folder / "train.sh").write_text("#!/bin/sh\n#SBATCH -D data\necho\n")
+    order = apply_script(context, to_request("train.sh"), [])
+    assert order.folder == str(context.folder / "data")
     assert order.command is not None and order.command[3] == "--packed"
 
 
 def test_all_mistakes_come_at_once_in_the_order_of_their_lines(context: Context) -> None:
-    (context.here / "train.sh").write_text(
+    (context.folder / "train.sh").write_text(
         "#!/bin/sh\n#BATCHML --gpus x\n#SBATCH -c y\n#BATCHML --what\necho\n"
     )
     with pytest.raises(ConfigError) as raised:
-        from_script(context, to_request("train.sh"), [])
+        apply_script(context, to_request("train.sh"), [])
     assert [m.split(":")[0] for m in raised.value.mistakes] == ["line 2", "line 3", "line 4"]
 
 
@@ -480,12 +480,12 @@ def test_all_mistakes_come_at_once_in_the_order_of_their_lines(context: Context)
     ],
 )
 def test_which_files_are_scripts(context: Context, name: str, text: str, found: bool) -> None:
-    (context.here / name).write_text(text)
+    (context.folder / name).write_text(text)
     assert is_script(context, name) is found
 
 
 def test_the_plan_is_one_request_with_the_scripts_folder(context: Context) -> None:
-    client = Client(folder=context.here, environ={"BATCHML_HOME": str(context.here / "home")})
+    client = Client(folder=context.folder, environ={"BATCHML_HOME": str(context.folder / "home")})
     request = client.plan("train.sh")["SubmitJob"]
     assert request["arrayProperties"] == {"size": 3}
     assert request["jobName"].startswith("ours-")

@@ -10,7 +10,7 @@ from batchml.jobs.image_files import CondaFile, read_conda
 from batchml.local.executors.spec import ExecutorHost, RunnerSpecError, _plan_environment, _target
 from batchml.local.home import Home
 from batchml.local.images import LocalImage, find, publish_recipe
-from batchml.resources import shipped
+from batchml.resources import shipped_folder
 
 
 def conda(text: str, **files: str) -> tuple[CondaFile, list[str]]:
@@ -162,7 +162,7 @@ def image_of(tmp_path: Path, files: dict[str, str]) -> LocalImage:
     job.mkdir()
     for name, text in files.items():
         (job / name).write_text(text)
-    source = find_source(".", [shipped("images")], job)
+    source = find_source(".", [shipped_folder("images")], job)
     assert source is not None
     kept = find(tmp_path / "images", publish_recipe(tmp_path / "images", source.recipe()))
     assert kept is not None

@@ -52,7 +52,7 @@ def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
 def remember(context: Context, env: str, name: str, job_id: str, key: str, **more: Any) -> None:
     record = Record(key=key, name=name, job_name=f"{name}-{key}", env=env, **more)
     context.history.intend(record)
-    context.history.submitted(key, job_id)
+    context.history.add_job_id(key, job_id)
 
 
 @pytest.mark.parametrize(

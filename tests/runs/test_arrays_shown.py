@@ -3,7 +3,7 @@
 import pytest
 
 from batchml.cli.status_line import parts
-from batchml.model.run import Attempt, JobStatus, Run, first_start, shown_state, state_text
+from batchml.model.run import Attempt, JobStatus, Run, describe_state, effective_state, first_start
 from batchml.runs.commands.live import WaitingRuns
 from batchml.runs.metrics.series import by_child, metric_texts
 from tests.support.fakes import FakeClock
@@ -30,7 +30,7 @@ def test_an_array_is_as_far_as_its_children(
     status: str, children: dict[str, int], state: str, text: str
 ) -> None:
     array = run(status, children=children)
-    assert (shown_state(array), state_text(array)) == (state, text)
+    assert (effective_state(array), describe_state(array)) == (state, text)
 
 
 def test_a_child_began_with_its_first_attempt() -> None:

@@ -250,7 +250,7 @@ def test_a_cost_that_is_kept_is_told_of_a_run_that_aws_has_forgotten(tmp_path: P
     settings = load_settings({"BATCHML_HOME": str(tmp_path)}, tmp_path, "local")
     place = Forgotten(settings, FakeClock(), tmp_path)
     place.history.intend(Record(key="2aaaaaaaaaaaaaaaa", name="n", env="local", at=1))
-    place.history.submitted("2aaaaaaaaaaaaaaaa", "j")
+    place.history.add_job_id("2aaaaaaaaaaaaaaaa", "j")
     run = Run("j", "n", "q", JobStatus.SUCCEEDED, created_at=1, started_at=1, stopped_at=2)
     place.history.add_end(run, cost=0.25)
     assert float(RunHandle(place, "j").cost().usd.high) == 0.25
@@ -296,7 +296,7 @@ def test_an_end_that_was_waited_for_is_remembered(tmp_path: Path) -> None:
     settings = load_settings({"BATCHML_HOME": str(tmp_path)}, tmp_path, "local")
     place = Done(settings, FakeClock(), tmp_path)
     place.history.intend(Record(key="2aaaaaaaaaaaaaaaa", name="n", env="local", at=1))
-    place.history.submitted("2aaaaaaaaaaaaaaaa", "mine")
+    place.history.add_job_id("2aaaaaaaaaaaaaaaa", "mine")
     ended = wait_and_keep(place, ["mine", "another's"])
     next(ended)
     ended.close()  # type: ignore[attr-defined]  # who looks at the first alone

@@ -671,7 +671,7 @@ def test_moved_by_a_watcher_elsewhere_it_is_found_and_remembered(tmp_path: Path,
     there = place_in(tmp_path / "container", aws)
     now = attend(there, read(encode(prepared.plan)), job_id, lambda _: None)
     assert select(place, ["hello"]) == [now]
-    assert place.history.remembered("dev").get(now) is not None
+    assert place.history.records("dev").get(now) is not None
     assert QueueMoves(place, place.describe)([job_id])[job_id].queue == GPU
 
 
@@ -693,15 +693,15 @@ def test_the_end_of_the_job_before_is_no_end_of_the_run(tmp_path: Path) -> None:
     record = Record(key="2aaaaaaaaaaaaaaaa", env="dev", name="n", job_name="n-k", fallback="gpu:60")
     gone = Run("a", "n", SPOT, JobStatus.FAILED, status_reason=move_reason(GPU, 60), key=record.key)
     history.intend(record)
-    history.submitted(record.key, "a")
+    history.add_job_id(record.key, "a")
     history.add_end(gone)
     history.intend(Record(**{**_fields(record), "job_id": "a", "moved": "a", "queue": GPU}))
     history.add_end(gone)
-    history.submitted(record.key, "b")
+    history.add_job_id(record.key, "b")
     history.add_end(gone)
     (found,) = history.newest_first("dev")
     assert (found.job_id, found.moved, found.status, found.queue) == ("b", "a", "", GPU)
-    assert not history.open("dev")
+    assert not history.unconfirmed("dev")
 
 
 def _fields(record: Record) -> dict[str, Any]:

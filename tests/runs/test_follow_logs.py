@@ -45,7 +45,7 @@ def test_lost_contact_is_told_once_where_there_is_no_status_line(
     show_live(happenings(), LogView(clock, io.StringIO()), from_start=True)
     told = capsys.readouterr().err.splitlines()
     # The second time it came back within seconds, which nobody needs to know.
-    assert told == ["No contact, but what runs goes on. Still trying: your session has expired"] * 2
+    assert told == ["Contact is lost; runs continue. Still trying: your session has expired"] * 2
 
 
 def test_lines_that_are_not_picked_are_left_out_and_nothing_else() -> None:
@@ -79,7 +79,7 @@ def signals() -> Iterator[None]:
 def test_who_stops_waiting_is_told_how_to_go_on_with_what_is_left(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    place = cast(Any, SimpleNamespace(option=" --env dev"))
+    place = cast(Any, SimpleNamespace(env_option=" --env dev"))
 
     def told(left: list[str]) -> str:
         with pytest.raises(typer.Exit) as end, detaching(place, left):

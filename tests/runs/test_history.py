@@ -37,7 +37,7 @@ def history(tmp_path: Path) -> History:
 
 def test_a_run_is_one_record_from_its_intent_to_its_end(history: History) -> None:
     history.intend(record(1, params={"lr": 0.1}))
-    history.submitted("2" + "0" * 15 + "1", ID.format(1))
+    history.add_job_id("2" + "0" * 15 + "1", ID.format(1))
     history.add_end(ended(1), {"loss": 0.5}, 0.25)  # knows the id only, not the key
     (found,) = history.newest_first("local")
     assert (found.job_id, found.params, found.status) == (ID.format(1), {"lr": 0.1}, "FAILED")
@@ -50,7 +50,7 @@ def test_a_run_is_one_record_from_its_intent_to_its_end(history: History) -> Non
 
 def test_an_end_seen_again_without_its_metrics_does_not_take_them_away(history: History) -> None:
     history.intend(record(1))
-    history.submitted(record(1).key, ID.format(1))
+    history.add_job_id(record(1).key, ID.format(1))
     history.add_end(ended(1), {"loss": 0.5})
     history.add_ends([ended(1)])
     (found,) = history.newest_first()
@@ -69,16 +69,16 @@ def test_ends_of_children_and_of_runs_that_go_on_are_not_kept(
 def test_who_only_looks_makes_no_state_folder(tmp_path: Path) -> None:
     history = History(tmp_path / "state" / "history.jsonl")
     history.add_ends([ended(1)])
-    assert history.newest_first() == history.recent() == history.open("local") == []
+    assert history.newest_first() == history.recent() == history.unconfirmed("local") == []
     assert not (tmp_path / "state").exists()
 
 
 def test_an_intent_is_open_until_it_is_submitted_or_refused(history: History) -> None:
     history.intend(record(1), record(2), record(3), record(4, env="dev"))
-    history.submitted(record(1).key, ID.format(1))
-    history.refused(record(2).key, "no such queue")
-    assert [each.key for each in history.open("local")] == [record(3).key]
-    assert [each.key for each in history.open("dev")] == [record(4).key]
+    history.add_job_id(record(1).key, ID.format(1))
+    history.add_refusal(record(2).key, "no such queue")
+    assert [each.key for each in history.unconfirmed("local")] == [record(3).key]
+    assert [each.key for each in history.unconfirmed("dev")] == [record(4).key]
     assert [each.refused for each in history.newest_first("local")] == ["", "no such queue", ""]
 
 
@@ -134,19 +134,19 @@ def test_nothing_in_the_file_breaks_reading(noise: bytes) -> None:
     history = History(path)
     history.add(record(1))
     history.names("e")
-    assert list(history.remembered("e")) == []
+    assert list(history.records("e")) == []
     assert history.newest_first("local") == [record(1)]
-    assert history.open("local") == [record(1)]
+    assert history.unconfirmed("local") == [record(1)]
     path.unlink()
 
 
 def test_one_environment_is_forgotten_and_no_other(history: History) -> None:
     history.intend(record(1), record(2, env="dev"))
     history.forget("local")
-    history.submitted(record(1).key, ID.format(1))  # too late: nobody knows it any more
+    history.add_job_id(record(1).key, ID.format(1))  # too late: nobody knows it any more
     history.intend(record(3))
     assert [each.at for each in history.newest_first()] == [3, 2]
-    assert [each.at for each in history.open("local")] == [3]
+    assert [each.at for each in history.unconfirmed("local")] == [3]
 
 
 def test_the_tail_is_read_whatever_lies_before(history: History, tmp_path: Path) -> None:
@@ -177,24 +177,24 @@ def test_ten_thousand_runs_are_read_in_a_tenth_of_a_second(tmp_path: Path) -> No
 
 def test_names_are_those_of_all_runs_and_the_rest_is_read_when_asked_for(history: History) -> None:
     history.intend(record(1), record(2, name="other"), record(3), record(4, env="dev"))
-    history.submitted(record(1).key, ID.format(1))
-    history.refused(record(2).key, "no such queue")
-    history.submitted(record(4).key, ID.format(4))
+    history.add_job_id(record(1).key, ID.format(1))
+    history.add_refusal(record(2).key, "no such queue")
+    history.add_job_id(record(4).key, ID.format(4))
     history.add_end(ended(1), {"acc": 0.5})
     whole = history.newest_first("local")
     assert [(each.key, each.job_id, each.name, each.job_name, each.refused) for each in whole] == [
         (each.key, each.job_id, each.name, each.job_name, each.refused)
         for each in history.names("local")
     ]
-    known = history.remembered("local")
+    known = history.records("local")
     assert list(known) == [known.get(ID.format(1))] == [whole[2]]
     assert known.get("") is known.get(ID.format(4)) is None
-    assert [each.at for each in history.remembered()] == [4, 1]
+    assert [each.at for each in history.records()] == [4, 1]
 
 
 def test_what_is_no_text_of_unicode_is_kept_all_the_same(history: History) -> None:
     history.intend(record(1, params={"p": "caf\udce9"}, tags={"\ud800": "x"}, command=("a\udcff",)))
-    history.refused(record(1).key, "no \udcff")
+    history.add_refusal(record(1).key, "no \udcff")
     (found,) = history.newest_first()
     assert (found.params, found.tags, found.command) == ({"p": "caf?"}, {"?": "x"}, ("a?",))
     assert found.refused == "no ?"

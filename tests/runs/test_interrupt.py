@@ -64,7 +64,7 @@ def interrupted(folder: Path, look_hangs: bool, plan: str) -> list[str]:
     sent: list[str] = []
     with pytest.raises(Interrupted), submitting(sent, patience=0.03, look=0.03):
         user.submit()
-    assert len(user.history.open("aws")) == (0 if sent else 1)
+    assert len(user.history.unconfirmed("aws")) == (0 if sent else 1)
     return sent
 
 
@@ -97,7 +97,7 @@ def test_where_nothing_was_sent_that_is_said(
     with pytest.raises(Interrupted), submitting([], patience=0.03):
         user.submit()
     assert "Nothing was submitted." in capsys.readouterr().err
-    assert user.history.open("aws") == []
+    assert user.history.unconfirmed("aws") == []
 
 
 def test_between_submitting_and_following_ctrl_c_detaches(
@@ -112,7 +112,9 @@ def test_between_submitting_and_following_ctrl_c_detaches(
             press()
 
     monkeypatch.setattr(submit_module, "submit_run", lambda *_: "j1")
-    place: Any = SimpleNamespace(settings=SimpleNamespace(is_local=True), env="local", option="")
+    place: Any = SimpleNamespace(
+        settings=SimpleNamespace(is_local=True), env="local", env_option=""
+    )
     prepared: Any = Prepared()
     with pytest.raises(typer.Exit) as end:
         send(place, prepared, dry_run=False, wait=True, json_=False)

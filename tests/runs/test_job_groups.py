@@ -218,7 +218,7 @@ class User:
         flights = InFlight.beside(self.history, "aws")
         unsent = Unsent.beside(self.history, "aws")
         return not (
-            self.history.open("aws")
+            self.history.unconfirmed("aws")
             or flights.abandoned(1e12)
             or any(unsent.find(KEYS[0], key) for key in KEYS)
         )
@@ -239,7 +239,7 @@ def test_all_of_it_is_on_the_disk_before_the_first_call(tmp_path: Path) -> None:
     user = User(tmp_path, "kill")
     with pytest.raises(Killed):
         user.submit()
-    assert {record.key for record in user.history.open("aws")} == {*KEYS}
+    assert {record.key for record in user.history.unconfirmed("aws")} == {*KEYS}
     kept = Unsent.beside(user.history, "aws").find(KEYS[0], KEYS[1])
     assert kept is not None
     assert kept.submit["jobName"] == f"vit-0-{KEYS[1]}"

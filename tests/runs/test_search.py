@@ -10,12 +10,12 @@ from msgspec.structs import replace
 
 from batchml.aws.batch.jobs import JobApi
 from batchml.errors import UsageError
-from batchml.history import History, ending
+from batchml.history import History, end_record
 from batchml.model.run import Attempt, JobStatus, Record, Run
 from batchml.runs.search import (
     COMMIT_TAG,
-    FORGETTING,
-    SHOWN_AFTER,
+    LOST_AFTER,
+    LISTED_WITHIN,
     FoundRun,
     MetricCondition,
     RunFilter,
@@ -214,8 +214,8 @@ def test_an_array_began_with_its_first_child_which_is_asked_once(history: Histor
 
 def test_what_aws_forgot_long_ago_is_asked_for_once(history: History) -> None:
     remembered(history, 1)
-    remembered(history, 2, at=FORGETTING)
-    now = FORGETTING + 3
+    remembered(history, 2, at=LOST_AFTER)
+    now = LOST_AFTER + 3
     api = FakeBatch()
     for calls in ("DescribeJobs 2", "DescribeJobs 1"):
         assert numbers(list(search(api, history, "local", ["default"], ANY, now=now))) == [2, 1]
@@ -228,12 +228,12 @@ def test_what_aws_forgot_long_ago_is_asked_for_once(history: History) -> None:
 def test_a_run_that_aws_does_not_show_yet_is_not_forgotten(history: History) -> None:
     remembered(history, 1)
     api = FakeBatch(is_local=False)
-    (young,) = search(api, history, "local", ["default"], ANY, now=1 + SHOWN_AFTER)
+    (young,) = search(api, history, "local", ["default"], ANY, now=1 + LISTED_WITHIN)
     assert young.run is not None
     assert (young.run.status, young.run.job_id) == (JobStatus.SUBMITTED, job_id(1))
-    (old,) = search(api, history, "local", ["default"], ANY, now=2 + SHOWN_AFTER)
+    (old,) = search(api, history, "local", ["default"], ANY, now=2 + LISTED_WITHIN)
     assert old.run is None
-    (here,) = search(FakeBatch(), history, "local", ["default"], ANY, now=1 + SHOWN_AFTER)
+    (here,) = search(FakeBatch(), history, "local", ["default"], ANY, now=1 + LISTED_WITHIN)
     assert here.run is None
 
 
@@ -262,7 +262,7 @@ def test_metrics_are_measured_only_where_they_decide_and_only_once(history: Hist
     remembered(history, 1, tags={"a": "b"})
     remembered(history, 2)
     remembered(history, 3, tags={"a": "b"})
-    history.add(ending(run(3), {"loss": 0.5}))
+    history.add(end_record(run(3), {"loss": 0.5}))
     api, asked = FakeBatch(run(1), run(2), run(3)), list[str]()
 
     def measure(run: Run, record: Record) -> dict[str, float]:
@@ -294,7 +294,7 @@ def test_a_full_disk_hides_no_run(tmp_path: Path) -> None:
     remembered(History(tmp_path / "history.jsonl"), 2)
     api = FakeBatch(run(2))
     full = Full(tmp_path / "history.jsonl")
-    assert numbers(list(search(api, full, "local", ["default"], ANY, now=2 * FORGETTING))) == [2, 1]
+    assert numbers(list(search(api, full, "local", ["default"], ANY, now=2 * LOST_AFTER))) == [2, 1]
 
 
 def test_a_long_command_is_the_one_that_was_asked_for() -> None:

@@ -96,7 +96,7 @@ class World(JobApi):
         self.jobs.append((f"job-{len(self.jobs)}", name, self.clock.now()))
         return self.jobs[-1][0]
 
-    def find_by_name(self, queue: str, job_name: str, hurry: bool = False) -> list[NamedJob]:
+    def find_by_name(self, queue: str, job_name: str, once: bool = False) -> list[NamedJob]:
         self.calls.append("ListJobs")
         self._happen("ListJobs", self.listing.pop(0) if self.listing else "ok")
         return [
@@ -185,7 +185,7 @@ def test_one_call_when_nothing_goes_wrong(home: Path) -> None:
     user = Client(home)
     assert user.submit() == "job-0"
     assert user.world.calls == ["SubmitJob"]
-    assert (user.kept()[0].job_id, user.history.open("aws"), user.said) == ("job-0", [], [])
+    assert (user.kept()[0].job_id, user.history.unconfirmed("aws"), user.said) == ("job-0", [], [])
     assert user.flights.abandoned(1e12) == []
 
 
@@ -214,7 +214,7 @@ def test_a_service_that_never_says_more_than_500_ends_without_a_run(home: Path) 
     with pytest.raises(ServiceError):
         user.submit()
     assert user.world.calls.count("SubmitJob") == RESENDS + 1
-    assert user.history.open("aws") == []
+    assert user.history.unconfirmed("aws") == []
     assert user.kept()[0].refused
 
 
@@ -222,8 +222,8 @@ def test_a_call_that_is_carried_out_late_leaves_one_run(home: Path) -> None:
     user = Client(home, "+timeout")
     look = user.world.find_by_name
 
-    def find_by_name(queue: str, job_name: str, hurry: bool = False) -> list[NamedJob]:
-        found = look(queue, job_name, hurry)
+    def find_by_name(queue: str, job_name: str, once: bool = False) -> list[NamedJob]:
+        found = look(queue, job_name, once)
         return found if user.world.calls.count("SubmitJob") == 2 else []
 
     user.world.find_by_name = find_by_name  # type: ignore[method-assign]
@@ -250,11 +250,11 @@ def test_what_cannot_be_looked_up_stays_open_and_is_said_to(home: Path) -> None:
     with pytest.raises(SubmissionUnknown, match="batchml reconcile 2a") as told:
         user.submit()
     assert told.value.exit_code == 74
-    (record,) = user.history.open("aws")
+    (record,) = user.history.unconfirmed("aws")
     user.world.listing = []
     (settled,) = user.reconcile()
     assert (settled.record.key, settled.job_id) == (record.key, "job-0")
-    assert user.history.open("aws") == []
+    assert user.history.unconfirmed("aws") == []
 
 
 @pytest.mark.parametrize("kind", [*AMBIGUOUS, *HARMLESS])
@@ -270,7 +270,7 @@ def test_a_look_that_is_not_allowed_leaves_it_open(home: Path) -> None:
     user.world.listing = ["denied"]
     with pytest.raises(SubmissionUnknown, match="is not allowed"):
         user.submit()
-    assert len(user.history.open("aws")) == 1
+    assert len(user.history.unconfirmed("aws")) == 1
 
 
 # --- what was certainly not carried out -------------------------------------------------------
@@ -290,7 +290,7 @@ def test_throttling_is_waited_out_for_minutes_and_not_for_ever(home: Path) -> No
     with pytest.raises(ServiceUnreachable, match="too busy"):
         user.submit()
     assert PATIENCE <= sum(user.clock.naps) < PATIENCE + 30
-    assert user.history.open("aws") == []
+    assert user.history.unconfirmed("aws") == []
     assert user.world.jobs == []
 
 
@@ -299,7 +299,7 @@ def test_without_a_network_a_few_tries_are_enough(home: Path) -> None:
     with pytest.raises(ServiceUnreachable):
         user.submit()
     assert user.world.calls == ["SubmitJob"] * TRIES
-    assert user.history.open("aws") == []
+    assert user.history.unconfirmed("aws") == []
 
 
 def test_credentials_that_fail_are_told_at_once(home: Path) -> None:
@@ -338,7 +338,7 @@ def test_a_definition_that_is_there_and_refused_again_is_not_tried_for_ever(home
     with pytest.raises(ServiceError, match="of another type"):
         user.submit()
     assert user.world.calls.count("SubmitJob") == 2
-    assert user.history.open("aws") == []
+    assert user.history.unconfirmed("aws") == []
 
 
 def test_another_refusal_is_passed_on_and_nothing_is_registered(home: Path) -> None:
@@ -373,12 +373,12 @@ def test_a_full_disk_after_the_call_hides_no_job_id(home: Path) -> None:
     def full(key: str, job_id: str) -> None:
         raise OSError(28, "No space left on device")
 
-    user.history.submitted = full  # type: ignore[method-assign]
+    user.history.add_job_id = full  # type: ignore[method-assign]
     assert user.submit() == "job-0"
     assert user.said == [
         "This could not be kept on disk (No space left on device): `batchml reconcile` will."
     ]
-    del user.history.submitted
+    del user.history.add_job_id
     assert [one.job_id for one in user.reconcile()] == ["job-0"]
 
 
@@ -410,7 +410,7 @@ def test_the_next_submission_settles_what_a_killed_one_left(
     user.submit()
     told = ["An interrupted submission of 'j' did arrive: job job-0."] if runs else []
     assert user.said == told
-    assert user.history.open("aws") == []
+    assert user.history.unconfirmed("aws") == []
     assert len(user.world.jobs) == runs + 1
     assert [record.refused for record in user.kept()] == ["", "" if runs else NEVER_ARRIVED]
 
@@ -419,7 +419,7 @@ def test_a_submission_under_way_is_left_to_its_own_process(home: Path) -> None:
     user = Client(home, "+kill")
     with pytest.raises(Killed):
         user.submit()
-    (record,) = user.history.open("aws")
+    (record,) = user.history.unconfirmed("aws")
     with user.flights.flight(record.key):
         (settled,) = user.reconcile()
         assert settled.is_open
@@ -449,7 +449,7 @@ def test_ctrl_c_looks_the_run_up_once(
     with pytest.raises(Interrupted) as stop:
         user.submit()
     assert (stop.value.job_id, stop.value.is_open) == (job_id, is_open)
-    assert bool(user.history.open("aws")) == is_open
+    assert bool(user.history.unconfirmed("aws")) == is_open
     assert user.kept()[0].job_id == job_id
 
 
@@ -463,18 +463,18 @@ def test_ctrl_c_while_it_waits_for_its_turn_leaves_nothing(home: Path) -> None:
     with pytest.raises(Interrupted) as told:
         user.submit()
     assert (told.value.job_id, told.value.is_open) == ("", False)
-    assert user.history.open("aws") == []
+    assert user.history.unconfirmed("aws") == []
 
 
 def test_ctrl_c_after_the_answer_hides_no_job_id(home: Path) -> None:
     user = Client(home, lag=30)
-    submitted = user.history.submitted
+    submitted = user.history.add_job_id
 
     def press(key: str, job_id: str) -> None:
-        user.history.submitted = submitted  # type: ignore[method-assign]
+        user.history.add_job_id = submitted  # type: ignore[method-assign]
         raise KeyboardInterrupt
 
-    user.history.submitted = press  # type: ignore[method-assign]
+    user.history.add_job_id = press  # type: ignore[method-assign]
     with pytest.raises(Interrupted) as stop:
         user.submit()
     assert stop.value.job_id == "job-0"
@@ -508,7 +508,7 @@ def test_whatever_happens_there_is_one_run_or_none_and_the_history_knows(
     user.world.plan.clear()
     user.world.listing.clear()
     user.reconcile()
-    assert user.history.open("aws") == []
+    assert user.history.unconfirmed("aws") == []
     kept = user.kept()
     assert len(kept) <= 3
     live = {job_id: name for job_id, name, _ in user.world.jobs if job_id in user.world.live}

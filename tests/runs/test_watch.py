@@ -34,7 +34,7 @@ from batchml.runtime.protocol.log_marks import NEEDED_MEMORY, end_mark
 from tests.support.fakes import FakeClock
 
 STOPPED = 1_000_000_000  # ms: now, on the test's clock
-PACE = PollIntervals(first=2.0, most=15.0, quiet=10.0, patience=60.0)
+PACE = PollIntervals(shortest=2.0, longest=15.0, quiet=10.0, startup_limit=60.0)
 
 
 class FakeReader(StreamReader):
@@ -45,11 +45,11 @@ class FakeReader(StreamReader):
         self._reads = reads
         self._all = [message for read in reads for message in read]
 
-    def page(self) -> LogPage:
+    def read_page(self) -> LogPage:
         messages = self._reads.pop(0) if self._reads else []
         return LogPage([LogLine(0, message) for message in messages], True)
 
-    def restarted(self, since: int | None = None) -> StreamReader:
+    def restart(self, since: int | None = None) -> StreamReader:
         seen = self._all[: len(self._all) - sum(map(len, self._reads))]
         return FakeReader(self.stream, [seen])
 
@@ -143,10 +143,10 @@ def test_where_a_server_checks_logs_its_result_is_what_counts(
     """And it is waited for: while a large log is checked, the pages are empty."""
 
     class Checked(FakeReader):
-        def page(self) -> LogPage:
+        def read_page(self) -> LogPage:
             left = len(self._reads)
             found = LogCheck(LogState.UNCHECKED if left > 1 else state)
-            return super().page()._replace(caught_up=False, check=found)
+            return super().read_page()._replace(caught_up=False, check=found)
 
     clock = FakeClock()
     over = run_of("SUCCEEDED", Attempt(log_stream="s", stopped_at=STOPPED))
@@ -166,7 +166,7 @@ def test_a_log_that_is_gone_is_told_though_it_has_no_line() -> None:
     gone = LogCheck(LogState.GONE, 3)
 
     class Gone(FakeReader):
-        def page(self) -> LogPage:
+        def read_page(self) -> LogPage:
             return LogPage([], True, check=gone)
 
     over = run_of("SUCCEEDED", Attempt(log_stream="s", stopped_at=STOPPED))
@@ -234,7 +234,7 @@ def test_a_job_that_stays_invisible_ends_the_watch_with_a_reason() -> None:
     clock = FakeClock()
     with pytest.raises(ServiceUnreachable, match="not known to the service"):
         followed([None], {}, clock)
-    assert PACE.patience <= sum(clock.naps) < PACE.patience + PACE.most
+    assert PACE.startup_limit <= sum(clock.naps) < PACE.startup_limit + PACE.longest
 
 
 def test_wait_asks_for_all_that_are_left_at_once() -> None:
@@ -259,11 +259,11 @@ def test_a_run_that_vanishes_does_not_keep_anyone_waiting_for_ever() -> None:
     clock = FakeClock()
     with pytest.raises(ServiceUnreachable, match="not known to the service"):
         list(wait(lambda ids: {}, ["a"], clock=clock, pace=PACE))
-    assert sum(clock.naps) < PACE.patience + PACE.most
+    assert sum(clock.naps) < PACE.startup_limit + PACE.longest
 
 
 class Unreachable(FakeReader):
-    def page(self) -> LogPage:
+    def read_page(self) -> LogPage:
         raise ServiceUnreachable("no logs")
 
 

@@ -367,7 +367,7 @@ def test_a_job_that_is_only_listed_is_found_by_its_name() -> None:
     clock = FakeClock()
     recall = recalling(Listed(over), Kept(RECORD), "e")
     assert list(wait(lambda ids: {}, ["j"], clock=clock, pace=PACE, recall=recall)) == [over]
-    assert clock.time - START >= PACE.patience
+    assert clock.time - START >= PACE.startup_limit
 
 
 def test_a_job_that_batch_has_forgotten_is_answered_from_the_history() -> None:
@@ -384,7 +384,7 @@ def test_a_job_that_nobody_knows_ends_the_watch_within_a_bound() -> None:
     recall = recalling(Listed(), Kept(RECORD), "e")
     with pytest.raises(ServiceUnreachable, match="not known to the service"):
         list(follow(lambda ids: {}, no_log, "j", clock=clock, pace=PACE, recall=recall))
-    assert clock.time - START < PACE.patience + PACE.most
+    assert clock.time - START < PACE.startup_limit + PACE.longest
 
 
 def test_marks_become_measurements_and_are_no_lines() -> None:
@@ -451,7 +451,7 @@ def test_an_expired_token_neither_loses_nor_doubles_lines_of_the_same_millisecon
         reader, found = book.open_log(run_of("RUNNING"), "s"), list[LogLine]()
         for count in range(12):
             book.is_expired = count == expires_after
-            found += reader.page().lines
+            found += reader.read_page().lines
         assert found == EVENTS
 
 

@@ -26,7 +26,9 @@ from batchml.runs.watch.follow import follow
 from tests.support.watch_world import Job, Trouble, Try, World, attempt
 
 RUNS = 60 if "BATCHML_TORTURE" not in os.environ else 50 * int(os.environ["BATCHML_TORTURE"])
-PACE = PollIntervals(patience=600.0)  # half of the calls fail: the first to succeed may be late
+PACE = PollIntervals(
+    startup_limit=600.0
+)  # half of the calls fail: the first to succeed may be late
 
 
 class Case(NamedTuple):

@@ -214,7 +214,7 @@ def test_a_server_that_was_killed_is_started_again_and_asked_again(home: Home) -
             endpoint=endpoint.url,
             access_key_id=keys.access_key_id,
             secret_access_key=keys.secret_access_key,
-            revive=lambda: control.ensure_server(home, CLOCK).url,
+            restart=lambda: control.ensure_server(home, CLOCK).url,
         )
     )
     definition = define(session.client("batch"), ["true"])

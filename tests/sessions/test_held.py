@@ -47,7 +47,7 @@ class Scripted(Context):
 
     @property
     def pace(self) -> PollIntervals:
-        return PollIntervals(looks=None)
+        return PollIntervals(describe_rate=None)
 
     def describe(self, job_ids: Sequence[str]) -> dict[str, Run]:
         found = self._left.pop(0)

@@ -9,12 +9,14 @@ from msgspec.structs import replace
 from batchml.aws.cloudformation import Stack
 from batchml.config.environments import read_environments
 from batchml.model.environment import Environment
-from batchml.resources import shipped
+from batchml.resources import shipped_folder
 from batchml.setup.desired import STACKS, SetupSpec, content_version, wanted_stacks, wanted_state
 from batchml.setup.sharing import UNKNOWN, CurrentState
 from tests.support.aws_world import parsed
 
-TEMPLATES = {short: (shipped("cfn") / f"{short}.yaml").read_text("utf-8") for short in STACKS}
+TEMPLATES = {
+    short: (shipped_folder("cfn") / f"{short}.yaml").read_text("utf-8") for short in STACKS
+}
 
 
 def described(**table: Any) -> Environment:
@@ -109,4 +111,4 @@ def test_a_changed_template_alone_leaves_the_outputs_of_its_stack() -> None:
 
 
 def test_the_templates_are_those_that_ship(tmp_path: Path) -> None:
-    assert {path.stem for path in shipped("cfn").glob("*.yaml")} == set(STACKS)
+    assert {path.stem for path in shipped_folder("cfn").glob("*.yaml")} == set(STACKS)

@@ -28,7 +28,7 @@ from batchml.errors import (
     WouldLoseData,
 )
 from batchml.model.environment import Environment
-from batchml.resources import shipped
+from batchml.resources import shipped_folder
 from batchml.setup import apply
 from batchml.setup.desired import (
     STACKS,
@@ -99,7 +99,8 @@ class World:
         self.account.event_every = 0.5
         self.table: Mapping[str, Any] = SMALL
         self.templates = {
-            short: reduced((shipped("cfn") / f"{short}.yaml").read_text()) for short in STACKS
+            short: reduced((shipped_folder("cfn") / f"{short}.yaml").read_text())
+            for short in STACKS
         }
         self.stuck_at = ""
         self.nothing = self.account.save()
@@ -482,7 +483,7 @@ def test_what_aws_says_of_a_template_or_a_parameter_is_told(world: World) -> Non
         with pytest.raises(ServiceError, match=r"EnvironmentName.*do not exist in the template"):
             world.setup()
     finally:
-        world.templates["network"] = reduced((shipped("cfn") / "network.yaml").read_text())
+        world.templates["network"] = reduced((shipped_folder("cfn") / "network.yaml").read_text())
 
 
 def test_a_change_set_that_aws_refuses_is_told_and_thrown_away(ready: World) -> None:
@@ -617,7 +618,7 @@ def test_a_file_system_that_is_archived_goes_alone_and_setup_makes_a_new_one(rea
 def test_only_a_file_system_is_let_go_of_in_the_template_that_ships() -> None:
     from batchml.aws.cloudformation import Stack
 
-    text = (shipped("cfn") / "storage.yaml").read_text()
+    text = (shipped_folder("cfn") / "storage.yaml").read_text()
     doomed = with_deletable_files(Stack("id", "s", "CREATE_COMPLETE", template=text)).template
     before, after = parsed(text)["Resources"], parsed(doomed)["Resources"]
     gone = {name for name, body in after.items() if body != before[name]}

@@ -9,12 +9,12 @@ import msgspec
 import yaml
 from msgspec import Meta, Struct
 
-from batchml.resources import shipped
+from batchml.resources import shipped_folder
 from tests.security.cloudformation import parse
 
 
 def template_text() -> str:
-    return (shipped("cfn") / "ami.yaml").read_text()
+    return (shipped_folder("cfn") / "ami.yaml").read_text()
 
 
 def template() -> dict[str, Any]:

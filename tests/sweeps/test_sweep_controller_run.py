@@ -11,7 +11,7 @@ from batchml.errors import ConfigError, NotFound, ServiceUnreachable
 from batchml.local.executors import spec
 from batchml.model.job import JobSpec
 from batchml.model.sweep import Dimension, Goal, SweepLimits, SweepSpec
-from batchml.resources import shipped
+from batchml.resources import shipped_folder
 from batchml.runs.controllers import (
     IMAGE,
     ControllerContext,
@@ -113,7 +113,7 @@ def test_stacks_without_the_role_are_to_be_updated() -> None:
 
 
 def test_a_method_that_needs_optuna_needs_an_image_with_it() -> None:
-    mine = (shipped("images") / IMAGE / "requirements.txt").read_text("utf-8")
+    mine = (shipped_folder("images") / IMAGE / "requirements.txt").read_text("utf-8")
     packages = "\n".join(line for line in mine.splitlines() if not line.startswith("#"))
     check_method(STARTED, packages)
     gp = replace(STARTED, spec=replace(SPEC, method="gp"))

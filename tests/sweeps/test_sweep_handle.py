@@ -70,7 +70,7 @@ def test_more_trials_and_the_best_again_are_asked_for(
 
 def test_a_sweep_is_listed(handle: SweepHandle, context: Context) -> None:
     home = str(Path(context.settings.home.value))
-    client = Client("local", context.here, environ={"BATCHML_HOME": home})
+    client = Client("local", context.folder, environ={"BATCHML_HOME": home})
     assert client.sweeps() == [client.sweeps(handle.key)]
 
 

@@ -155,7 +155,7 @@ def test_a_trial_is_tried_again_after_a_lost_host_unless_the_job_says_otherwise(
     context: Context,
 ) -> None:
     assert prepared_sweep(context).job_spec.retry == Retry(3, ("host-lost", "image-error"))
-    path = context.here / "jobs" / "tiny" / "job.toml"
+    path = context.folder / "jobs" / "tiny" / "job.toml"
     path.write_text(JOB + "[retry]\nattempts = 1\n")
     assert prepared_sweep(context).job_spec.retry == Retry(1)
     # A store that cannot be reached may be reachable from another host.
@@ -177,7 +177,7 @@ def test_the_width_is_fitted_to_this_machine_and_that_is_said(context: Context) 
 def test_a_job_is_looked_for_beside_the_file_and_a_jobs_own_file_needs_no_name(
     context: Context,
 ) -> None:
-    folder = context.here / "jobs" / "tiny"
+    folder = context.folder / "jobs" / "tiny"
     (folder / "sweep.toml").write_text(SWEEP.replace('job = "tiny"\n', ""))
     assert find_sweep_file(context, "tiny") == folder / "sweep.toml"
     assert find_sweep_file(context, "jobs/tiny") == folder / "sweep.toml"
@@ -188,8 +188,8 @@ def test_a_job_is_looked_for_beside_the_file_and_a_jobs_own_file_needs_no_name(
 
 
 def test_the_mistakes_of_the_file_and_of_its_job_are_told_together(context: Context) -> None:
-    (context.here / "jobs" / "tiny" / "job.toml").write_text('imag = "python"\n')
-    (context.here / "sweep.toml").write_text(SWEEP.replace("trials", "trails"))
+    (context.folder / "jobs" / "tiny" / "job.toml").write_text('imag = "python"\n')
+    (context.folder / "sweep.toml").write_text(SWEEP.replace("trials", "trails"))
     with pytest.raises(ConfigError) as caught:
         prepare_sweep(context, SweepOptions(file="sweep.toml"))
     told = str(caught.value)
@@ -247,9 +247,9 @@ def test_on_this_machine_it_is_free_unless_it_has_a_price(context: Context) -> N
     assert not any("not bounded" in line for line in shown.lines)
     assert any(line.startswith("Free: ") for line in shown.lines)
     assert shown.to_json()["forecast"]["cost"] == 0
-    (context.here / "batchml.toml").write_text("[env.local]\nusd_per_hour = 2.0\n")
-    settings = load_settings({"BATCHML_HOME": str(context.home.root)}, context.here, "local")
-    priced = prepared_sweep(Context(settings, FakeClock(), context.here))
+    (context.folder / "batchml.toml").write_text("[env.local]\nusd_per_hour = 2.0\n")
+    settings = load_settings({"BATCHML_HOME": str(context.home.root)}, context.folder, "local")
+    priced = prepared_sweep(Context(settings, FakeClock(), context.folder))
     assert not priced.is_free and not in_aws(started).is_free
     assert any("not bounded" in line for line in check_sweep(priced).lines)
 
@@ -261,16 +261,16 @@ def test_an_array_whose_trials_wait_for_others_is_better_watched(context: Contex
 
 
 def test_a_cost_limit_needs_a_known_price(context: Context) -> None:
-    (context.here / "batchml.toml").write_text("[env.local]\nusd_per_hour = 2.0\n")
-    settings = load_settings({"BATCHML_HOME": str(context.home.root)}, context.here, "local")
-    priced = Context(settings, FakeClock(), context.here)
+    (context.folder / "batchml.toml").write_text("[env.local]\nusd_per_hour = 2.0\n")
+    settings = load_settings({"BATCHML_HOME": str(context.home.root)}, context.folder, "local")
+    priced = Context(settings, FakeClock(), context.folder)
     started = prepared_sweep(priced, "limits.cost='5 USD'")
     assert started.hourly is not None and 0 < started.hourly <= 2.0
     assert started.spec.limits.cost == 5.0
 
 
 def test_a_parameter_of_the_space_needs_no_default_of_the_job(context: Context) -> None:
-    job = context.here / "jobs" / "tiny" / "job.toml"
+    job = context.folder / "jobs" / "tiny" / "job.toml"
     job.write_text(JOB.partition("[params]")[0])
     assert resolve_sweep(context, SweepOptions(file="sweep.toml")).job.spec.params == {}
     job.write_text(JOB.partition("[params]")[0].replace("{lr}", "{rate}"))
@@ -279,9 +279,9 @@ def test_a_parameter_of_the_space_needs_no_default_of_the_job(context: Context) 
 
 
 def test_one_that_takes_no_part_in_some_trials_needs_a_default(context: Context) -> None:
-    job = context.here / "jobs" / "tiny" / "job.toml"
+    job = context.folder / "jobs" / "tiny" / "job.toml"
     job.write_text(JOB.partition("[params]")[0].replace('"{lr}"', '"{lr}", "{opt}", "{beta}"'))
-    (context.here / "sweep.toml").write_text(
+    (context.folder / "sweep.toml").write_text(
         SWEEP.replace(
             "[limits]",
             'opt = ["sgd", "adam"]\nbeta = { float = [0, 1], when = { opt = "adam" } }\n[limits]',
@@ -292,7 +292,7 @@ def test_one_that_takes_no_part_in_some_trials_needs_a_default(context: Context)
 
 
 def test_a_sweep_beside_its_job_is_called_as_the_folder_is(context: Context) -> None:
-    folder = context.here / "jobs" / "tiny"
+    folder = context.folder / "jobs" / "tiny"
     (folder / "sweep.toml").write_text(SWEEP.replace('job = "tiny"', 'job = "."'))
     assert resolve_sweep(context, SweepOptions(file="tiny")).spec.name == "tiny"
 

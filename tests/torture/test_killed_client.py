@@ -123,7 +123,7 @@ class Walk:
 
     def check(self) -> None:
         """Each submission has one run or none, and the history knows it."""
-        assert self.history().open("local") == []
+        assert self.history().unconfirmed("local") == []
         jobs = self.jobs()
         kept: list[Record] = self.history().newest_first("local")
         assert {record.job_id: record.job_name for record in kept if record.job_id} == jobs

@@ -155,7 +155,7 @@ def to_host(entry: Mapping[str, Any], cluster: str) -> ClusterHost:
         type=named.get("ecs.instance-type", ""),
         zone=named.get("ecs.availability-zone", ""),
         status=entry.get("status", "ACTIVE"),
-        is_heard=entry.get("agentConnected", True),
+        is_connected=entry.get("agentConnected", True),
         tasks=entry.get("runningTasksCount", 0) + entry.get("pendingTasksCount", 0),
         since=int(joined.timestamp() * 1000) if joined else 0,
         room=HostResources(

@@ -105,12 +105,12 @@ class JobApi:
             if (run.created_at or 0) >= since:
                 yield run
 
-    def find_by_name(self, queue: str, job_name: str, hurry: bool = False) -> list[NamedJob]:
+    def find_by_name(self, queue: str, job_name: str, once: bool = False) -> list[NamedJob]:
         """The jobs of a queue with exactly this name, in any state, the oldest first.
 
-        With `hurry`, a failed call is not repeated.
+        With `once`, a failed call is not repeated.
         """
-        client = self._session.client("batch", 1) if hurry else self._client
+        client = self._session.client("batch", 1) if once else self._client
         chosen = {"name": "JOB_NAME", "values": [job_name]}
         found = [
             NamedJob(entry["jobId"], entry.get("createdAt") or 0, JobStatus(entry["status"]))

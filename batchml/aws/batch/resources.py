@@ -276,7 +276,7 @@ class ConsumableApi:
     def __init__(self, session: Session) -> None:
         self._session = session
 
-    def hold(self, name: str, quantity: int, tags: dict[str, str]) -> None:
+    def set_total(self, name: str, quantity: int, tags: dict[str, str]) -> None:
         """Create the resource `name`, or set its quantity. Jobs return their part at their end.
 
         Running jobs keep their part, even above the new total.
@@ -298,7 +298,7 @@ class ConsumableApi:
                     consumableResource=name, operation="SET", quantity=quantity
                 )
 
-    def release(self, name: str) -> None:
+    def delete(self, name: str) -> None:
         """Delete the resource. AWS refuses while a job that has not ended needs it."""
         with translate_errors("DeleteConsumableResource"):
             self._client.delete_consumable_resource(consumableResource=name)

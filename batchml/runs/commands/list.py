@@ -17,7 +17,7 @@ from batchml.runs.find import find
 from batchml.runs.search import (
     FoundRun,
     RunFilter,
-    as_submitted,
+    run_as_submitted,
     read_commit,
     read_condition,
     read_states,
@@ -153,7 +153,7 @@ def found_json(context: "Context", found: FoundRun) -> dict[str, Any]:
         table = run_json(run)
     else:
         assert record is not None
-        table = run_json(as_submitted(record)) | {"status": None}
+        table = run_json(run_as_submitted(record)) | {"status": None}
     return table | {
         "env": context.env,
         "params": found.params,

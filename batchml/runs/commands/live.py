@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from batchml.cli.app import why_it_waits
 from batchml.cli.output import say, say_lost
-from batchml.cli.render import RULE, duration, job_title, printable, timestamp, verdict
+from batchml.cli.render import RULE, duration, job_title, printable, timestamp
 from batchml.cli.status_line import HINT, StatusBoard, entered, status_line
 from batchml.cli.terminal import (
     BottomLine,
@@ -23,6 +23,7 @@ from batchml.cli.terminal import (
 )
 from batchml.clock import Clock
 from batchml.model.names import short_id
+from batchml.model.outcome import describe_outcome
 from batchml.model.run import (
     IN_QUEUE,
     JobStatus,
@@ -302,7 +303,8 @@ def show_live(happenings: Iterable[RunEvent], view: LogView, *, from_start: bool
             case RunEnded(run):
                 view.line(f"{job_title(run)} {run.status}")
                 if run.status is JobStatus.FAILED:
-                    view.note(verdict(run), kind_of(classify(run).outcome.value))
+                    kind = kind_of(classify(run).outcome.value)
+                    view.note(printable(describe_outcome(run)), kind)
                 view.flush()
                 return run
         view.flush()

@@ -15,7 +15,7 @@ from batchml.errors import NotFound, UsageError
 from batchml.model.run import NOT_KNOWN_WORDS, JobStatus, Run, effective_state
 from batchml.runs.commands import follow as following
 from batchml.runs.commands.next_commands import word_of
-from batchml.runs.find import recall, select
+from batchml.runs.find import load_runs, select
 from batchml.runs.rerun.rules import numbering
 from batchml.runs.watch.logs import Printed, printed
 
@@ -71,12 +71,12 @@ def logs(
     context = open_context(env)
     start = None if since is None else _moment(since, context.clock)
     (job_id,) = select(context, [run])
-    (found,) = recall(context, [job_id])
+    (found,) = load_runs(context, [job_id])
     if group is not None:
         from batchml.runs.groups.members import part_id
 
         job_id = part_id(context, found, group)
-        (found,) = recall(context, [job_id])
+        (found,) = load_runs(context, [job_id])
     if found.run is None:
         raise NotFound("Output of run", job_id, [], NOT_KNOWN_WORDS)
     if follow:

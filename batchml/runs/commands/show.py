@@ -38,7 +38,7 @@ from batchml.model.run import (
 from batchml.runs.commands.list import found_json
 from batchml.runs.commands.next_commands import outputs_of, ways_on
 from batchml.runs.commands.usage import node_lines, nodes_json
-from batchml.runs.find import RunMetrics, recall, select, with_start
+from batchml.runs.find import RunMetrics, load_runs, select, with_first_start
 from batchml.runs.held import describe_notebook
 from batchml.runs.metrics.event_files import write_events
 from batchml.runs.metrics.plot import write_plot
@@ -210,8 +210,8 @@ def show(
     from batchml.runs.groups.members import parts_of
 
     context = open_context(env)
-    (found,) = recall(context, select(context, [run]))
-    found = with_start(context, found)
+    (found,) = load_runs(context, select(context, [run]))
+    found = with_first_start(context, found)
     known = found.run
     parts = parts_of(context, found)
     nodes = nodes_of(context, found, parts)

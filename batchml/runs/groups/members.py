@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from batchml.errors import BatchmlError, NotFound
 from batchml.model.group import GANG_TAG, GROUP_TAG, is_worker
-from batchml.runs.find import about_part, recall
+from batchml.runs.find import describe_parts, load_runs
 from batchml.runs.search import FoundRun
 from batchml.runtime.protocol.launch import LaunchPlan
 
@@ -66,7 +66,7 @@ def parts_of(context: "Context", found: FoundRun) -> list[GroupMember]:
     told = {}
     if any(ids.values()):
         try:
-            known = recall(context, [job_id for job_id in ids.values() if job_id])
+            known = load_runs(context, [job_id for job_id in ids.values() if job_id])
         except NotFound:  # AWS Batch may have forgotten some jobs of a run of another machine
             known = []
         told = {each.job_id: each for each in known}
@@ -144,7 +144,7 @@ def gang_bill(context: "Context", job_id: str) -> "tuple[Run, Bill]":
     try:
         run, own = bill_of(context, job_id)
     except NotFound:
-        hint = about_part(context, job_id)
+        hint = describe_parts(context, job_id)
         if not hint:
             raise
         raise NotFound("Run", job_id, [], hint) from None

@@ -23,7 +23,7 @@ from batchml.model.group import GroupJob, group_jobs
 from batchml.model.names import new_key, to_name
 from batchml.model.run import Record, Run, RunName
 from batchml.runs.cancel import is_stopping
-from batchml.runs.in_flight import InFlight, RateBucket, Unsent
+from batchml.runs.in_flight import InFlight, RateBucket, UnsentRequests
 from batchml.runs.options import DEFAULT_QUEUE, RunRequest
 from batchml.runs.send import Interrupted, own_share, send_intent
 from batchml.runtime.protocol.launch import TORCHRUN, BadCommand, rank_command
@@ -106,7 +106,7 @@ class _Sending:
         self._bucket = bucket
         self._share = share
         self._tell = tell
-        self.unsent = Unsent.beside(history, head.record.env)
+        self.unsent = UnsentRequests.beside(history, head.record.env)
 
     def head(self) -> str:
         """Send the head; workers are sent only after it."""
@@ -165,7 +165,7 @@ def finish(api: JobApi, history: History, record: Record, clock: Clock, tell: Te
     second process that does the same finds it done. Refused workers end the group run, with a
     message. Raises SubmissionUnknown, and the errors of AWS Batch about the head.
     """
-    flights, unsent = InFlight.beside(history, record.env), Unsent.beside(history, record.env)
+    flights, unsent = InFlight.beside(history, record.env), UnsentRequests.beside(history, record.env)
     with flights.flight(record.key):
         own = next((each for each in _jobs(history, record) if each.key == record.key), None)
         if own is not None and (own.job_id or own.refused):

@@ -17,7 +17,7 @@ from batchml.context import Context, open_cache
 from batchml.errors import NotFound, UsageError
 from batchml.model.group import GROUP_TAG
 from batchml.model.run import RESUMES_TAG, JobStatus, Record, Run
-from batchml.runs.find import recall
+from batchml.runs.find import load_runs
 from batchml.runs.names import bare_id
 from batchml.runs.options import RunRequest
 from batchml.runs.prepare import PreparedRun, prepare
@@ -290,7 +290,7 @@ def prepare_again(
     asked_for, children = found, None
     parent, _, child = found.job_id.partition(":")
     if child:
-        (found,) = recall(context, [parent])
+        (found,) = load_runs(context, [parent])
     groups, images = _gang(context, found)
     wanted = again(found.run, found.record, bool(request.params), groups)
     if child:

@@ -102,8 +102,8 @@ def notebook(
 ) -> None:
     """Run JupyterLab in a run, and print its URL for the browser on this machine.
 
-    JupyterLab shows the workspace. Ctrl-C leaves the notebook running: `batchml notebook` returns to
-    it. After the time of --idle without use it ends itself and logs its cost.
+    JupyterLab shows the workspace. Ctrl-C leaves the notebook running, and `batchml notebook`
+    returns to it. It ends itself, and logs its cost, after the time of --idle without use.
     """
     wishes = NotebookOptions(
         port=port, open_=open_, end=end, detach=detach, dry_run=dry_run, json_=json_

@@ -164,7 +164,7 @@ class EcsExec:
 
         def end_reason() -> str:
             nonlocal last
-            if clock.monotonic() < last + pace.most:
+            if clock.monotonic() < last + pace.longest:
                 return ""
             last = clock.monotonic()
             try:

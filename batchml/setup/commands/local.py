@@ -86,8 +86,8 @@ def start(
         list[str] | None,
         typer.Option(
             metavar="SERVICE=URL",
-            help="Give jobs this endpoint of another AWS service: s3=http://127.0.0.1:9000 (kept). An "
-            "empty URL removes it. May be repeated.",
+            help="Give jobs this endpoint of another AWS service: s3=http://127.0.0.1:9000 (kept). "
+            "An empty URL removes it. May be repeated.",
         ),
     ] = None,
     chaos: Annotated[

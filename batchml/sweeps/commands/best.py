@@ -20,8 +20,8 @@ from batchml.jobs.ignore import OWN_FILE
 from batchml.model.job import JobSpec
 from batchml.model.names import join_shell
 from batchml.model.sweep import Params, Trial
-from batchml.runs.find import recall
-from batchml.runs.outputs import CopiedOutputs, outputs
+from batchml.runs.find import load_runs
+from batchml.runs.outputs import CopiedOutputs, copy_outputs
 from batchml.runs.rerun.resubmit import unpacked
 from batchml.runs.search import FoundRun
 from batchml.runtime.protocol.sweep import checkpoint_prefix
@@ -217,7 +217,7 @@ MARK = "# Found by the sweep "  # begins a line of the job.toml that is written 
 class TrialArtifacts(Struct, frozen=True):
     """Numbers of files. `missing`: why files of a kind are missing, as sentences."""
 
-    outputs: int
+    copy_outputs: int
     checkpoint: int
     code: int = 0
     missing: tuple[str, ...] = ()
@@ -252,7 +252,7 @@ def fetch_trial(
 def _find_run(context: Context, trial: Trial, missing: list[str]) -> FoundRun | None:
     """The run of the trial; None where it is no longer known."""
     try:
-        return recall(context, [trial.job_id])[0] if trial.job_id else None
+        return load_runs(context, [trial.job_id])[0] if trial.job_id else None
     except BatchmlError as error:
         missing.append(f"Its outputs could not be fetched: {error}")
         return None
@@ -326,7 +326,7 @@ def _is_same(one: Path, other: Path) -> bool:
 def _copy_outputs(context: Context, found: FoundRun, dest: Path) -> int:
     done = CopiedOutputs()
     try:
-        for each in outputs(context, found, dest):
+        for each in copy_outputs(context, found, dest):
             done = each if isinstance(each, CopiedOutputs) else done
     except NotFound:  # no outputs
         return 0
