@@ -51,13 +51,10 @@ _FULL = ("e2e", "process", "torture")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what only `make check` runs. The README's commands come first, where nothing is made
-    yet; other tests share what they make.
-    """
+    """Mark the tests that only `make check` runs."""
     for item in items:
         if item.path.parent.name in _FULL and item.get_closest_marker("journey") is None:
             item.add_marker("full")
-    items.sort(key=lambda item: "test_the_readmes_two_commands" not in item.name)
 
 
 @pytest.fixture
@@ -101,13 +98,20 @@ def cli(tmp_path: Path, home: Home) -> Iterator[Cli]:
 
 @pytest.fixture(scope="session")
 def environments(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The environments of jobs, for tests that may share them: each is made once in a session.
+    """The folder of the jobs' virtual environments, for tests that may share them. Each environment
+    is made once in a session, whichever worker of pytest-xdist needs it first, or once for all
+    sessions if BATCHML_TEST_ENVS names a folder.
 
-    Or once for all sessions, in the folder that BATCHML_TEST_ENVS names. A state folder of a test
-    has them as its own by a link: `home.envs.symlink_to(environments)`.
+    A test uses it through a link in its state folder: `home.envs.symlink_to(environments)`.
     """
     kept = os.environ.get("BATCHML_TEST_ENVS")
-    return Path(kept) if kept else tmp_path_factory.mktemp("envs")
+    if kept:
+        return Path(kept)
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:  # each worker has a folder of its own in the session's
+        folder = folder.parent
+    (folder / "envs").mkdir(exist_ok=True)
+    return folder / "envs"
 
 
 @pytest.fixture(scope="session")
