@@ -1,8 +1,8 @@
-"""`batchml` and `python -m batchml`.
+"""The entry point of `batchml` and `python -m batchml`.
 
-`--version` and `--help` are what people type first and completion scripts type often, so they are
-answered here, before anything is imported: the help texts are files, and a test compares them with
-what the commands themselves print. `make help-texts` writes them.
+It answers `--version`, `--help` and the requests of shell completion itself, without importing the
+commands, so that they are fast. The help texts are stored in files: `make help-texts` writes them,
+and a test compares them with the texts that the commands print.
 """
 
 import os
@@ -17,11 +17,11 @@ def main() -> int:
 
         print(f"batchml {__version__}")
         return 0
-    if arguments[:1] == ["__complete"]:  # by the scripts of `batchml completion`, for every Tab
+    if arguments[:1] == ["__complete"]:  # sent by completion scripts at every Tab
         from batchml.cli.completion import main as complete
 
         return complete(arguments[1:])
-    if len(arguments) == 2 and arguments[0] == "completion":  # by every shell that starts
+    if len(arguments) == 2 and arguments[0] == "completion":  # run by every shell at its start
         from batchml.cli.completion import SCRIPTS
 
         if arguments[1] in SCRIPTS:
@@ -32,7 +32,7 @@ def main() -> int:
         if text:
             sys.stdout.write(text)
             return 0
-    # A short-lived process gains nothing from collecting garbage, and importing makes a lot.
+    # Imports make a lot of garbage, and a short-lived process gains nothing from collecting it.
     import gc
 
     gc.disable()
@@ -41,16 +41,16 @@ def main() -> int:
 
         return run(arguments)
     except KeyboardInterrupt:  # also while importing, which is most of a short command's time
-        from batchml.cli.exit import end_interrupted
+        from batchml.cli.terminal import end_interrupted
 
         return end_interrupted()
 
 
 def _open_closed_streams() -> None:
-    """What was started with `>&-` writes to nowhere.
+    """Open /dev/null in place of each standard stream that is closed, as after `batchml >&-`.
 
-    Without this Python has no such stream: print() fails, or takes stdout for stderr, and the next
-    file or connection that is opened gets the stream's number.
+    Otherwise Python sets such a stream to None, print() fails, and the next file or connection that
+    is opened gets the descriptor of the stream.
     """
     for name, flags, mode in (
         ("stdin", os.O_RDONLY, "r"),
@@ -58,12 +58,13 @@ def _open_closed_streams() -> None:
         ("stderr", os.O_WRONLY, "w"),
     ):
         if getattr(sys, name) is None:
-            number = os.open(os.devnull, flags)  # the lowest that is free: in this order its own
-            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", errors="replace"))
+            # The lowest free descriptor is, in this order, the descriptor of the stream.
+            descriptor = os.open(os.devnull, flags)
+            setattr(sys, name, os.fdopen(descriptor, mode, encoding="utf-8", errors="replace"))
 
 
 def _stored_help(command: "list[str]") -> str:
-    """The help of `batchml COMMAND`, or nothing for what is no command of ours."""
+    """Return the stored help of `batchml COMMAND`; "" for an unknown command."""
     if not all(word.isalpha() for word in command):
         return ""
     name = "-".join(["batchml", *command])

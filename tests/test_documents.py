@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from batchml.cli.app import whole
+from batchml.cli.app import full_command
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -35,7 +35,7 @@ def words_of(line: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def commands() -> Any:
-    return whole()
+    return full_command()
 
 
 def wrong(command: Any, words: list[str]) -> str:

@@ -1,1 +1,1 @@
-"""The shell of the command line: the root command, completion, the terminal, help texts."""
+"""The command line: the root command, completion, output, the terminal, help texts."""

@@ -1,23 +1,24 @@
-"""The root of the command line: `run(arguments)` -> exit code."""
+"""The root command: parse a command line, import the module of its command, and run it."""
 
 import io
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from importlib import import_module
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from batchml.cli.exit import Detached, end_interrupted
 from batchml.cli.output import print_error, say_error
-from batchml.errors import BatchmlError
+from batchml.cli.terminal import end_interrupted
+from batchml.errors import BatchmlError, UsageError, did_you_mean
 
-# The error for a wrong command line. Where typer keeps its name depends on the version.
-WrongLine: type[Exception] = typer.BadParameter.__mro__[1]
+# Click's UsageError. Where typer keeps it depends on the version of typer.
+ClickUsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
-# Words of other programs for our commands.
+# Command names of other programs, and ours: for suggestions.
 SYNONYMS = {
     "status": "ls", "ps": "ls", "list": "ls", "jobs": "ls", "runs": "ls", "history": "ls",
     "run": "submit", "start": "submit", "exec": "submit", "stop": "cancel", "kill": "cancel",
@@ -32,7 +33,7 @@ SYNONYMS = {
     "awsbqueues": "queue list", "awsbhosts": "compute hosts",
 }  # fmt: skip
 
-# The commands as --help lists them, each group in the order of use.
+# The sections of --help, and their commands in the order of use.
 GROUPS = {
     "Run": ("submit", "wait", "get", "rerun", "cancel", "reconcile"),
     "Look": ("ls", "show", "logs", "top", "explain", "diff"),
@@ -45,7 +46,7 @@ GROUPS = {
 }
 ORDER = tuple(name for names in GROUPS.values() for name in names)
 
-# The modules that register each command, in the order of their subcommands.
+# The modules that register each command. They register subcommands in the order of --help.
 _MODULES = {
     "init": ("setup.commands.doctor",), "doctor": ("setup.commands.doctor",),
     "submit": ("runs.commands.submit",), "alloc": ("sessions.commands.alloc",),
@@ -63,33 +64,35 @@ _MODULES = {
     "env": ("setup.commands.env",), "compute": ("setup.commands.compute",),
     "queue": ("setup.commands.queues",), "jobdef": ("setup.commands.definitions",),
     "image": ("jobs.commands",), "local": ("setup.commands.local",),
-    "completion": ("cli.commands",), "attend": ("runs.commands.reconcile",),
+    "completion": (), "attend": ("runs.commands.reconcile",),
 }  # fmt: skip
-_SIGPIPE = 141  # as shells report a process that SIGPIPE killed
+_SIGPIPE = 141  # the exit code that shells report for a process that SIGPIPE killed
+
+
+class Detached(typer.Exit):
+    """Ends a command that has handled Ctrl-C as Ctrl-C would have ended it."""
 
 
 class CommandGroup(TyperGroup):
-    """A group whose --help shows the first sentence of each command's help, whole."""
+    """A group whose --help shows the first sentence of each command's help, not shortened."""
 
-    sections: Mapping[str, Sequence[str]] = {}  # title -> commands; none: one section
+    sections: Mapping[str, Sequence[str]] = {}  # title -> commands; empty: one section for all
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        shown = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
         rows = {
-            name: (name, command.get_short_help_str(limit=200))
-            for name, command in shown.items()
+            name: command.get_short_help_str(limit=200)
+            for name, command in commands.items()
             if command is not None and not command.hidden
         }
         widest = max(map(len, rows), default=0)
         for title, names in (self.sections or {"Commands": list(rows)}).items():
             with formatter.section(title):
-                formatter.write_dl(
-                    [(name.ljust(widest), text) for name, text in (rows[each] for each in names)]
-                )
+                formatter.write_dl([(name.ljust(widest), rows[name]) for name in names])
 
 
-class _Root(CommandGroup):
-    """Commands in a fixed order, whatever the order in which their modules were imported."""
+class RootGroup(CommandGroup):
+    """The root command. The order of its commands does not depend on the order of imports."""
 
     sections = GROUPS
 
@@ -97,30 +100,36 @@ class _Root(CommandGroup):
         names = [name for name in ORDER if name in self.commands]
         return names + sorted(set(self.commands) - set(names))
 
-    wrong = ""  # typer's message for a wrong command line
+    usage_error = ""  # the message for the last wrong command line, for --json
 
-    def make_context(self, *args: Any, **more: Any) -> Any:
+    def make_context(self, *args: Any, **extra: Any) -> Any:
         try:
-            return super().make_context(*args, **more)
-        except WrongLine as error:
-            _Root.wrong = error.format_message()  # type: ignore[attr-defined]
+            return super().make_context(*args, **extra)
+        except ClickUsageError as error:
+            RootGroup.usage_error = error.format_message()  # type: ignore[attr-defined]
             raise
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         try:
             return super().resolve_command(ctx, args)
-        except WrongLine as error:
-            hint = about_command(args[0])
-            if hint:
-                error.message = f"No such command {args[0]!r}. {hint}"  # type: ignore[attr-defined]
+        except ClickUsageError as error:
+            self._suggest(error, args[0])
             raise
+
+    @staticmethod
+    def _suggest(error: Any, word: str) -> None:
+        """Name our command for a name of another program; typer suggests only similar names."""
+        names = [word] if word in SYNONYMS else get_close_matches(word, SYNONYMS, 1)
+        if word in SYNONYMS or (names and "Did you mean" not in error.message):
+            hint = f"Did you mean 'batchml {SYNONYMS[names[0]]}'?"
+            error.message = f"No such command {word!r}. {hint}"
 
     def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]
         """Exit with 141 when the reader of stdout has gone; typer would exit with 1."""
         try:
             return super().invoke(ctx)
-        except WrongLine as error:
-            _Root.wrong = error.format_message()  # type: ignore[attr-defined]
+        except ClickUsageError as error:
+            RootGroup.usage_error = error.format_message()  # type: ignore[attr-defined]
             raise
         except Detached:
             end_interrupted()
@@ -134,8 +143,8 @@ class _Root(CommandGroup):
 
 app = typer.Typer(
     name="batchml",
-    cls=_Root,
-    help="Run training containers on AWS Batch, or on this machine by the same commands.",
+    cls=RootGroup,
+    help="Run training containers on AWS Batch, or on this machine with the same commands.",
     epilog="Example: batchml submit --wait lenet",
     no_args_is_help=True,
     context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 80},
@@ -145,11 +154,11 @@ app = typer.Typer(
 )
 
 
-def command_group(name: str, words: str, example: str) -> typer.Typer:
-    """A group of commands below the root, such as `local`."""
+def command_group(name: str, help_text: str, example: str) -> typer.Typer:
+    """Register a group of commands, such as `local`, and return it."""
     group = typer.Typer(
         cls=CommandGroup,
-        help=words,
+        help=help_text,
         epilog=f"Example: {example}",
         no_args_is_help=True,
         rich_markup_mode=None,
@@ -169,11 +178,26 @@ def root(
         raise typer.Exit
 
 
+@app.command(epilog='Example: eval "$(batchml completion bash)"')
+def completion(
+    shell: Annotated[str, typer.Argument(metavar="SHELL", help="bash, zsh or fish.")],
+) -> None:
+    """Print the script that completes commands, options and names in a shell."""
+    from batchml.cli.completion import SCRIPTS
+
+    if shell not in SCRIPTS:
+        raise UsageError(
+            f"completion {shell}: no such shell.{did_you_mean(shell, SCRIPTS)} "
+            f"Shells: {', '.join(SCRIPTS)}."
+        )
+    sys.stdout.write(SCRIPTS[shell])
+
+
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line. A BatchmlError becomes one message on stderr and its exit code."""
-    before, command = _split_command(list(arguments))
-    code, message = _run(before, command)
-    if message and "--json" in before:
+    """Run one command line; return its exit code. A BatchmlError is printed on stderr."""
+    words, command = _split_command(list(arguments))
+    code, message = _run(words, command)
+    if message and "--json" in words:
         try:
             print_error(message, code)
         except OSError:
@@ -181,25 +205,25 @@ def run(arguments: Sequence[str]) -> int:
     return code
 
 
-def _run(before: list[str], command: list[str] | None) -> tuple[int, str]:
-    """The exit code, and the error message."""
+def _run(words: list[str], command: list[str] | None) -> tuple[int, str]:
+    """Run `words`; the run's `command` is in `ctx.obj`. Return the exit code and the error."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A job may print any characters; a terminal of another encoding shows "?".
             stream.reconfigure(errors="replace")
-    _register(next((word for word in before if not word.startswith("-")), ""))
+    _register(next((word for word in words if not word.startswith("-")), ""))
     try:
         try:
-            app(args=before, prog_name="batchml", obj=command)
+            app(args=words, prog_name="batchml", obj=command)
         finally:
-            sys.stdout.flush()  # here a full disk can still be reported
+            sys.stdout.flush()  # a full disk is reported as an error, not when Python ends
     except BatchmlError as error:
         say_error(error)
         return error.exit_code, str(error)
     except BrokenPipeError:
         _drop_output()
         return _SIGPIPE, ""
-    except OSError as error:  # of the system: a full disk, a folder without permission
+    except OSError as error:  # such as a full disk, a folder without permission
         where = f" ({error.filename})" if error.filename else ""
         message = f"{error.strerror or error}{where}"
         print(f"batchml: {message}", file=sys.stderr)
@@ -207,20 +231,20 @@ def _run(before: list[str], command: list[str] | None) -> tuple[int, str]:
         return 1, message
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
-        return code, _Root.wrong if code else ""
+        return code, RootGroup.usage_error if code else ""
     return 0, ""
 
 
-def whole() -> Any:
-    """The whole command line as a Click group."""
+def full_command() -> Any:
+    """Return the root command, with all commands, as a Click group."""
     _register("")
     return typer.main.get_command(app)
 
 
 def _register(name: str) -> None:
-    """Import the modules of this command, or of all commands: each module registers its own.
+    """Import the modules that register a command; without a known name, those of all commands.
 
-    One is enough for a command line that names it: typer builds every registered command.
+    Typer builds every registered command, so a command line registers only the one that it names.
     """
     for modules in [_MODULES[name]] if name in _MODULES else _MODULES.values():
         for module in modules:
@@ -228,23 +252,18 @@ def _register(name: str) -> None:
 
 
 def why_it_waits(context: Any, job_id: str) -> str:
-    """Why a run waits, in the words of `explain`: a higher room, so it is called by name."""
+    """Say why a run waits, as `explain` does; its module is above this one, so by name."""
     return str(import_module("batchml.explain.ask").waiting_reason(context, job_id))
 
 
-def about_command(word: str) -> str:
-    """A suggestion for a word that other programs use for one of our commands."""
-    return f"Did you mean 'batchml {SYNONYMS[word]}'?" if word in SYNONYMS else ""
-
-
 def _drop_output() -> None:
-    """Discard further output on stdout, and what is still buffered."""
+    """Discard what stdout has buffered, and all further output."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _split_command(arguments: list[str]) -> tuple[list[str], list[str] | None]:
-    """The words after the first `--` are the run's command and are not parsed."""
+    """Split at the first `--`: the words after it are the run's command, and are not parsed."""
     if "--" not in arguments:
         return arguments, None
-    place = arguments.index("--")
-    return arguments[:place], arguments[place + 1 :]
+    at = arguments.index("--")
+    return arguments[:at], arguments[at + 1 :]

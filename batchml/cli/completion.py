@@ -1,7 +1,7 @@
-"""Completions for the shell: run at every press of Tab, so it imports next to nothing.
+"""Complete a command line in the shell. It runs at every press of Tab, so it imports little.
 
-Commands and flags come from the stored help texts, names from local files. Neither AWS nor the
-local server is asked: runs come from the history, queues from `batchml.toml` and the history.
+Commands and flags come from the stored help texts. Names come from local files, without a request
+to AWS or the embedded AWS Batch: runs from the history, queues from `batchml.toml` and the history.
 """
 
 import os
@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 _HELP = os.path.join(os.path.dirname(__file__), "help")
-_TAIL = 256 * 1024  # bytes of the history that are read: some hundreds of runs
-_MOST = 60  # the most runs, and sweeps, that are listed
+_HISTORY_BYTES = 256 * 1024  # read from the end of the history: some hundreds of runs
+_MAX_NAMES = 60  # of runs, and of sweeps, that are offered
 _SWEEP_TAG = "batchml:sweep"  # the tag of a sweep's runs: runs/search.py
-_HEAD = 1024  # bytes of a sweep's spec.json, which begins with its key and its name
+_SPEC_BYTES = 1024  # read from a sweep's spec.json, which begins with its key and its name
 
 
 class CompletionWord(NamedTuple):
-    """A word that fits, and a description."""
+    """A word that completes the line, and its description."""
 
     text: str
     about: str = ""
@@ -24,91 +24,90 @@ class CompletionWord(NamedTuple):
 
 class Completions(NamedTuple):
     words: list[CompletionWord]
-    files: bool = False  # file names are completions, too
+    files: bool = False  # the shell also offers file names
 
 
-class Help(NamedTuple):
+class HelpText(NamedTuple):
     """A command's stored help text, parsed."""
 
-    commands: dict[str, str]
-    flags: dict[str, tuple[str, str]]  # flag -> what its value is called, or "", and what it does
-    arguments: list[str]  # what each is called; "..." at the end for one that repeats
+    commands: dict[str, str]  # subcommand -> description
+    flags: dict[str, tuple[str, str]]  # flag -> placeholder of its value or "", and description
+    arguments: list[str]  # their placeholders; "RUN..." for an argument that may be repeated
 
 
 class CompletionSources(NamedTuple):
-    """Where words come from: the environment, the folder, the state folder."""
+    """The variables and the current folder, which lead to the files with names."""
 
     environ: Mapping[str, str]
-    here: str
+    folder: str
 
 
-def complete(words: list[str], world: CompletionSources) -> Completions:
-    """The completions of the last of `words`, which may be empty; `batchml` is not among them."""
-    *before, now = words
-    if "--" in before:  # the run's own command
+def complete(words: list[str], sources: CompletionSources) -> Completions:
+    """Complete the last of `words`, which may be empty; `batchml` is not among them."""
+    *before, last = words
+    if "--" in before:  # the run's own command follows
         return Completions([], files=True)
-    path, given, values, waiting = _walk(before)
-    help_ = read_help(path)
-    if help_ is None:
+    path, arguments, values, open_flag = _parse_line(before)
+    help_text = read_help(path)
+    if help_text is None:
         return Completions([])
-    names = Names(world, values, given)
-    flag, equals, begun = now.partition("=")
-    if waiting or (equals and flag.startswith("--") and flag in help_.flags):
-        answer = names.of(waiting or flag, help_.flags[waiting or flag][0], path)
-        if waiting:
-            return _fitting(answer, now)
-        found = _fitting(answer, begun)
-        return found._replace(
-            words=[CompletionWord(f"{flag}={w.text}", w.about) for w in found.words]
-        )
-    if now.startswith("-"):
-        return _fitting(
-            Completions([CompletionWord(name, what[1]) for name, what in help_.flags.items()]), now
-        )
-    if help_.commands:
-        return _fitting(
-            Completions([CompletionWord(*each) for each in help_.commands.items()]), now
-        )
-    place = min(len(given), len(help_.arguments) - 1)
-    if place < 0 or (place < len(given) and not help_.arguments[place].endswith("...")):
+    names = Names(sources, values, arguments)
+    flag, equals, begun = last.partition("=")
+    if open_flag:
+        offered = names.for_value(open_flag, help_text.flags[open_flag][0], path)
+        return _starting_with(last, offered)
+    if equals and flag.startswith("--") and flag in help_text.flags:
+        offered = _starting_with(begun, names.for_value(flag, help_text.flags[flag][0], path))
+        words_with_flag = [CompletionWord(f"{flag}={w.text}", w.about) for w in offered.words]
+        return offered._replace(words=words_with_flag)
+    if last.startswith("-"):
+        flags = [CompletionWord(name, about) for name, (_, about) in help_text.flags.items()]
+        return _starting_with(last, Completions(flags))
+    if help_text.commands:
+        commands = [CompletionWord(*row) for row in help_text.commands.items()]
+        return _starting_with(last, Completions(commands))
+    number = min(len(arguments), len(help_text.arguments) - 1)
+    if number < 0 or (number < len(arguments) and not help_text.arguments[number].endswith("...")):
         return Completions([])
-    answer = names.of("", help_.arguments[place].removesuffix("..."), path)
-    return _fitting(answer._replace(words=[w for w in answer.words if w.text not in given]), now)
+    offered = names.for_value("", help_text.arguments[number].removesuffix("..."), path)
+    new = [word for word in offered.words if word.text not in arguments]
+    return _starting_with(last, offered._replace(words=new))
 
 
-def _fitting(answer: Completions, begun: str) -> Completions:
-    seen: dict[str, CompletionWord] = {}
-    for word in answer.words:
+def _starting_with(begun: str, offered: Completions) -> Completions:
+    """Keep the words that start with `begun`, the first of each text."""
+    words: dict[str, CompletionWord] = {}
+    for word in offered.words:
         if word.text.startswith(begun):
-            seen.setdefault(word.text, word)
-    return answer._replace(words=list(seen.values()))
+            words.setdefault(word.text, word)
+    return offered._replace(words=list(words.values()))
 
 
-def _walk(words: list[str]) -> tuple[list[str], list[str], dict[str, str], str]:
-    """The command, its arguments, the values of its flags, and the flag whose value comes next."""
-    path, given, values, waiting = ["batchml"], [], {}, ""
-    help_ = read_help(path)
+def _parse_line(words: list[str]) -> tuple[list[str], list[str], dict[str, str], str]:
+    """Return the command, its arguments, the values of its flags, and a last flag without value."""
+    path, arguments, values, open_flag = ["batchml"], [], {}, ""
+    help_text = read_help(path)
     for word in words:
-        if help_ is None:
+        if help_text is None:
             break
-        if waiting:
-            values[waiting], waiting = word, ""
+        if open_flag:
+            values[open_flag], open_flag = word, ""
         elif word.startswith("-"):
             flag, equals, value = word.partition("=")
             if equals:
                 values[flag] = value
-            elif help_.flags.get(flag, ("", ""))[0]:
-                waiting = flag
-        elif word in help_.commands:
+            elif help_text.flags.get(flag, ("", ""))[0]:
+                open_flag = flag
+        elif word in help_text.commands:
             path.append(word)
-            help_ = read_help(path)
+            help_text = read_help(path)
         else:
-            given.append(word)
-    return path, given, values, waiting
+            arguments.append(word)
+    return path, arguments, values, open_flag
 
 
-def read_help(path: list[str]) -> Help | None:
-    """The parsed help of a command; None where there is no such command."""
+def read_help(path: list[str]) -> HelpText | None:
+    """Read and parse the help text of a command; None if there is no such command."""
     try:
         with open(os.path.join(_HELP, f"{'-'.join(path)}.txt"), encoding="utf-8") as file:
             lines = file.read().splitlines()
@@ -117,11 +116,11 @@ def read_help(path: list[str]) -> Help | None:
     return parse_help(lines, len(path))
 
 
-def parse_help(lines: list[str], depth: int) -> Help:
-    """Parse a help text; the first `depth` words of the usage are the command itself."""
+def parse_help(lines: list[str], depth: int) -> HelpText:
+    """Parse a help text. The command has `depth` words: 2 for `batchml submit`."""
     usage = lines[0].split()[1 + depth :] if lines else []
-    arguments = [_bare(word) for word in usage if word != "[OPTIONS]"]
-    found = Help({}, {}, [] if "COMMAND" in arguments else arguments)
+    arguments = [_placeholder(word) for word in usage if word != "[OPTIONS]"]
+    parsed = HelpText({}, {}, [] if "COMMAND" in arguments else arguments)
     section = ""
     for line in lines[1:]:
         if line and not line.startswith(" "):
@@ -132,21 +131,21 @@ def parse_help(lines: list[str], depth: int) -> Help:
         if section == "Options" and left.startswith("-"):
             words = left.replace(",", " ").replace("/", " ").split()
             value = words.pop() if not words[-1].startswith("-") else ""
-            found.flags.update((word, (value, about.strip())) for word in words)
+            parsed.flags.update((word, (value, about.strip())) for word in words)
         elif section not in ("", "Options") and about and "COMMAND" in arguments:
-            found.commands[left] = about.strip()
-    return found
+            parsed.commands[left] = about.strip()
+    return parsed
 
 
-def _bare(word: str) -> str:
-    """`RUN...` for `{RUN...}` and `[RUN]...`."""
-    many = "..." in word
-    return word.replace(".", "").strip("[]{}").partition("[")[0] + ("..." if many else "")
+def _placeholder(word: str) -> str:
+    """Return `RUN...` for `{RUN...}` and `[RUN]...`."""
+    repeats = "..." in word
+    return word.replace(".", "").strip("[]{}").partition("[")[0] + ("..." if repeats else "")
 
 
 _SHELLS = ("bash", "zsh", "fish")
-_RETRIED = ("host-lost", "image-error", "app-error", "out-of-memory")  # model/job.py, Retry
-# model/run.py and, of those that have failed, model/run.py, OutcomeClass
+_RETRIED = ("host-lost", "image-error", "app-error", "out-of-memory")  # Retry of model/job.py
+# JobStatus and OutcomeClass of model/run.py
 _STATES = (
     "SUBMITTED", "PENDING", "RUNNABLE", "STARTING", "RUNNING", "SUCCEEDED", "FAILED",
     *_RETRIED, "timed-out", "cancelled", "dependency-failed", "unschedulable", "unknown",
@@ -154,19 +153,22 @@ _STATES = (
 
 
 class Names:
-    """Names of runs, queues, jobs and sweeps. Files that cannot be read yield none."""
+    """Names of runs, queues, jobs and sweeps. Files that cannot be read are passed over.
+
+    `values` and `arguments` are those of the command line so far.
+    """
 
     def __init__(
-        self, world: CompletionSources, values: Mapping[str, str], given: list[str]
+        self, sources: CompletionSources, values: Mapping[str, str], arguments: list[str]
     ) -> None:
-        self._world = world
-        self._given = given
-        self._file = _read_toml(_config(world))
-        default = world.environ.get("BATCHML_ENV") or self._file.get("default") or "local"
+        self._environ, self._folder = sources
+        self._arguments = arguments
+        self._file = _read_toml(_config_path(sources))
+        default = self._environ.get("BATCHML_ENV") or self._file.get("default") or "local"
         self._env = values.get("--env") or str(default)
 
-    def of(self, flag: str, called: str, path: list[str]) -> Completions:
-        """Names that fit a flag, or an argument by its name in the help."""
+    def for_value(self, flag: str, placeholder: str, path: list[str]) -> Completions:
+        """Offer values of a flag, or of an argument (`flag` is "") by its placeholder."""
         group = path[1] if len(path) > 2 else ""
         by_flag: dict[str, Callable[[], Iterable[CompletionWord]]] = {
             "--env": self.environments,
@@ -188,19 +190,19 @@ class Names:
         }
         if flag in by_flag:
             return Completions(list(by_flag[flag]()))
-        if called == "RUN":
+        if placeholder == "RUN":
             return Completions(list(self.runs()))
-        if called == "SWEEP":
+        if placeholder == "SWEEP":
             return Completions(list(self.sweeps()))
         if path == ["batchml", "sweep"] and not flag:
             return self.sweep_files()
-        if called == "JOB":
+        if placeholder == "JOB":
             return Completions([*self.jobs(), *self.jobs_here()], files=True)
-        if called == "SHELL":
+        if placeholder == "SHELL":
             return Completions(list(map(CompletionWord, _SHELLS)))
-        if called == "NAME" and group in by_group:
+        if placeholder == "NAME" and group in by_group:
             return Completions(list(by_group[group]()))
-        return Completions([], files=called in ("FILE", "DIR", "DEST", "FOLDER", "PATH"))
+        return Completions([], files=placeholder in ("FILE", "DIR", "DEST", "FOLDER", "PATH"))
 
     def environments(self) -> Iterable[CompletionWord]:
         yield CompletionWord("local", "this machine")
@@ -208,9 +210,10 @@ class Names:
             yield CompletionWord(name, str(table.get("region", "")))
 
     def queues(self) -> Iterable[CompletionWord]:
-        named = [name for name, _ in _tables(self._environment().get("queues"))]
+        described = [name for name, _ in _tables(self._environment().get("queues"))]
         used = [str(run.get("queue") or "") for run in self._history()]
-        return (CompletionWord(name) for name in dict.fromkeys(["default", *named, *used]) if name)
+        names = dict.fromkeys(["default", *described, *used])
+        return (CompletionWord(name) for name in names if name)
 
     def computes(self) -> Iterable[CompletionWord]:
         return (CompletionWord(name) for name, _ in _tables(self._environment().get("compute")))
@@ -220,25 +223,21 @@ class Names:
             yield from (CompletionWord(name, about) for name in _inside(folder, "job.toml"))
 
     def jobs_here(self) -> Iterable[CompletionWord]:
-        """Folders below this one that are jobs."""
-        here = _inside(self._world.here, "job.toml")
-        return (CompletionWord(f"./{name}", "a job in this folder") for name in here)
+        """Offer the jobs in the current folder."""
+        names = _inside(self._folder, "job.toml")
+        return (CompletionWord(f"./{name}", "a job in this folder") for name in names)
 
     def sweep_files(self) -> Completions:
-        """Words that `sweep` takes: a file, or a job that has one; `check` before it."""
-        if self._given and self._given != ["check"]:
+        """Offer arguments of `sweep`: `check`, jobs with a sweep.toml, and files."""
+        if self._arguments and self._arguments != ["check"]:
             return Completions([])
-        check = (
-            []
-            if self._given
-            else [CompletionWord("check", "say what it comes to, and send nothing")]
-        )
+        check = CompletionWord("check", "print the forecast, and send nothing")
         jobs = [
             CompletionWord(name, about)
             for folder, about in self._folders("jobs")
             for name in _inside(folder, "sweep.toml")
         ]
-        return Completions([*check, *jobs], files=True)
+        return Completions([*jobs] if self._arguments else [check, *jobs], files=True)
 
     def images(self) -> Iterable[CompletionWord]:
         for folder, about in self._folders("images"):
@@ -250,44 +249,37 @@ class Names:
         yield from (CompletionWord(str(run.get("name") or "")) for run in runs)
 
     def params(self) -> Iterable[CompletionWord]:
-        """The parameters of the job on the command line."""
-        places = [self._given[0]] if self._given else []
-        places += [
-            os.path.join(folder, place) for place in places for folder, _ in self._folders("jobs")
-        ]
-        for place in places:
-            file = _read_toml(os.path.join(self._world.here, place, "job.toml"))
-            if file:
-                table = file.get("params")
-                found = table.items() if isinstance(table, dict) else ()
-                return [
-                    CompletionWord(f"{name}=", f"{value} unless given") for name, value in found
-                ]
+        """Offer the parameters of the job on the command line."""
+        for job in self._arguments[:1]:
+            folders = [job, *(os.path.join(folder, job) for folder, _ in self._folders("jobs"))]
+            for folder in folders:
+                file = _read_toml(os.path.join(self._folder, folder, "job.toml"))
+                if file:
+                    table = file.get("params")
+                    params = table.items() if isinstance(table, dict) else ()
+                    return [CompletionWord(f"{name}=", f"default: {text}") for name, text in params]
         return []
 
     def runs(self) -> Iterable[CompletionWord]:
-        """Names first, which mean the newest run of that name; then short ids."""
+        """Offer names, of which each means the newest run of that name, then short ids."""
         runs = [run for run in self._history() if run.get("job_id")]
         if runs:
-            yield CompletionWord("@last", _about(runs[0]))
-        runs = [run for run in runs if not _is_of_sweep(run)][:_MOST]
-        yield from (
-            CompletionWord(str(run.get("name") or run["job_id"]), _about(run)) for run in runs
-        )
+            yield CompletionWord("@last", _describe(runs[0]))
+        # People name a sweep, and rarely one of its runs.
+        runs = [run for run in runs if not _is_of_sweep(run)][:_MAX_NAMES]
         for run in runs:
-            yield CompletionWord(str(run["job_id"]).split("-", 1)[0], _about(run))
+            yield CompletionWord(str(run.get("name") or run["job_id"]), _describe(run))
+        for run in runs:
+            yield CompletionWord(str(run["job_id"]).split("-", 1)[0], _describe(run))
 
     def sweeps(self) -> Iterable[CompletionWord]:
-        """Sweeps of this machine: names first, which mean the newest of that name; then short keys.
-
-        Sweeps of other environments lie in AWS.
-        """
-        found = _newest(os.path.join(_home(self._world.environ), "sweeps"))
-        if self._env != "local" or not found:
+        """Offer names of `local` sweeps, then short keys. Other environments keep theirs in AWS."""
+        sweeps = _newest_sweeps(os.path.join(_home(self._environ), "sweeps"))
+        if self._env != "local" or not sweeps:
             return
-        yield CompletionWord("@last", found[0][1])
-        yield from (CompletionWord(name, key) for key, name in found)
-        yield from (CompletionWord(key[:8], name) for key, name in found)
+        yield CompletionWord("@last", sweeps[0][1])
+        yield from (CompletionWord(name, key) for key, name in sweeps)
+        yield from (CompletionWord(key[:8], name) for key, name in sweeps)
 
     def _environment(self) -> dict[str, Any]:
         return dict(_tables(self._file.get("env"))).get(self._env, {})
@@ -296,26 +288,25 @@ class Names:
         package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
         installed = os.path.join(package, "share", kind)
         shipped = installed if os.path.isdir(installed) else os.path.join(package, "..", kind)
-        return [(os.path.join(self._world.here, kind), ""), (shipped, "ships with batchml")]
+        return [(os.path.join(self._folder, kind), ""), (shipped, "ships with batchml")]
 
     def _history(self) -> list[dict[str, Any]]:
-        """The newest runs of the environment, newest first, from the history."""
+        """Read the newest runs of the environment from the history, the newest first."""
         import json
 
         runs: dict[str, dict[str, Any]] = {}
-        for line in _last_lines(os.path.join(_home(self._world.environ), "history.jsonl")):
+        for line in _last_lines(os.path.join(_home(self._environ), "history.jsonl")):
             try:
-                found = json.loads(line)
+                entry = json.loads(line)
             except ValueError:
                 continue
-            if not isinstance(found, dict):
+            if not isinstance(entry, dict):
                 continue
-            name = str(found.get("key") or found.get("job_id") or "")
-            if found.get("forgotten"):
-                gone = found["forgotten"]
-                runs = {name: run for name, run in runs.items() if run.get("env") != gone}
-            elif name:
-                runs.setdefault(name, {}).update(found)
+            key = str(entry.get("key") or entry.get("job_id") or "")
+            if entry.get("forgotten"):  # the name of an environment
+                runs = {k: run for k, run in runs.items() if run.get("env") != entry["forgotten"]}
+            elif key:
+                runs.setdefault(key, {}).update(entry)
         return [
             run
             for run in reversed(runs.values())
@@ -323,49 +314,40 @@ class Names:
         ]
 
 
-def _about(run: Mapping[str, Any]) -> str:
+def _describe(run: Mapping[str, Any]) -> str:
     parts = [run.get("name"), run.get("outcome") or run.get("status"), run.get("queue")]
     return ", ".join(str(part) for part in parts if part)
 
 
 def _is_of_sweep(run: Mapping[str, Any]) -> bool:
-    """Runs of sweeps are left out: people name the sweep."""
     tags = run.get("tags")
     return isinstance(tags, dict) and _SWEEP_TAG in tags
 
 
-def _newest(folder: str) -> list[tuple[str, str]]:
-    """(key, name) of the newest sweeps in the folder."""
-    try:
-        keys = os.listdir(folder)
-    except OSError:
-        return []
-    found = []
-    for key in keys:
-        path = os.path.join(folder, key, "spec.json")
-        try:
-            found.append((os.stat(path).st_mtime, key, path))
-        except OSError:
-            continue
+def _newest_sweeps(folder: str) -> list[tuple[str, str]]:
+    """Return (key, name) of the newest sweeps in the folder, the newest first."""
+    paths = [(key, os.path.join(folder, key, "spec.json")) for key in _inside(folder, "spec.json")]
+    newest = sorted(((os.stat(path).st_mtime, key, path) for key, path in paths), reverse=True)
     named = []
-    for _, key, path in sorted(found, reverse=True)[:_MOST]:
+    for _, key, path in newest[:_MAX_NAMES]:
         with open(path, "rb") as file:
-            name = file.read(_HEAD).partition(b'"name":"')[2].partition(b'"')[0]
+            name = file.read(_SPEC_BYTES).partition(b'"name":"')[2].partition(b'"')[0]
         if name:
             named.append((key, name.decode("utf-8", "replace")))
     return named
 
 
-def _tables(found: object) -> list[tuple[str, dict[str, Any]]]:
-    if not isinstance(found, dict):
+def _tables(value: object) -> list[tuple[str, dict[str, Any]]]:
+    """Return the tables of a TOML table, by name; none for another value."""
+    if not isinstance(value, dict):
         return []
-    return [(str(name), table) for name, table in found.items() if isinstance(table, dict)]
+    return [(str(name), table) for name, table in value.items() if isinstance(table, dict)]
 
 
-def _config(world: CompletionSources) -> str:
-    """`BATCHML_CONFIG`, else the nearest batchml.toml, as config/settings.py has it."""
-    path = world.environ.get("BATCHML_CONFIG", "")
-    folder = world.here
+def _config_path(sources: CompletionSources) -> str:
+    """Find the file as config/settings.py does: BATCHML_CONFIG, else the nearest batchml.toml."""
+    path = sources.environ.get("BATCHML_CONFIG", "")
+    folder = sources.folder
     while not path:
         file = os.path.join(folder, "batchml.toml")
         above = os.path.dirname(folder)
@@ -388,6 +370,7 @@ def _read_toml(path: str) -> dict[str, Any]:
 
 
 def _inside(folder: str, file: str) -> list[str]:
+    """Return the names of the subfolders that have the file."""
     try:
         names = sorted(os.listdir(folder))
     except OSError:
@@ -407,29 +390,32 @@ def _last_lines(path: str) -> list[bytes]:
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
-            file.seek(max(0, size - _TAIL))
+            file.seek(max(0, size - _HISTORY_BYTES))
             lines = file.read().splitlines()
     except OSError:
         return []
-    return lines[1:] if size > _TAIL else lines
+    return lines[1:] if size > _HISTORY_BYTES else lines
 
 
 def main(arguments: list[str]) -> int:
-    """`__complete [WORD...]`: a line for each completion, `WORD TAB ABOUT`; `:files` first."""
+    """`batchml __complete [WORD...]`: print a line `WORD TAB DESCRIPTION` for each completion.
+
+    The first line is `:files` if file names are completions, too.
+    """
     import sys
 
     try:
-        answer = complete(arguments or [""], CompletionSources(os.environ, os.getcwd()))
+        found = complete(arguments or [""], CompletionSources(os.environ, os.getcwd()))
     except Exception:  # no traceback while the user is typing
         return 1
-    lines = [":files"] if answer.files else []
-    lines += [f"{_clean(word.text)}\t{_clean(word.about)}" for word in answer.words]
+    lines = [":files"] if found.files else []
+    lines += [f"{_clean(word.text)}\t{_clean(word.about)}" for word in found.words]
     sys.stdout.write("".join(line + "\n" for line in lines))
     return 0
 
 
 def _clean(text: str) -> str:
-    """Text without control characters: names come from files that anybody may have written."""
+    """Replace control characters: names come from files that anybody may have written."""
     return "".join(char if char.isprintable() else "?" for char in text)
 
 
@@ -439,12 +425,12 @@ BASH = r"""# batchml: completion for bash. In ~/.bashrc: eval "$(batchml complet
 _batchml() {
     local line="${COMP_LINE:0:COMP_POINT}" word about
     local -a words=()
-    # Split by spaces alone: bash would split --env=dev and RUN:3, too.
+    # Split at spaces only: bash would also split --env=dev and RUN:3.
     read -ra words <<< "$line"
     [[ "$line" == *[[:space:]] ]] && words+=("")
-    local now="${words[${#words[@]}-1]}"
-    # What bash takes for the beginning of the word stays as it is.
-    local kept="${now%"${now##*[:=]}"}"
+    local last="${words[${#words[@]}-1]}"
+    # Bash replaces only the part after the last : or =, so leave out the part before it.
+    local kept="${last%"${last##*[:=]}"}"
     COMPREPLY=()
     while IFS=$'\t' read -r word about; do
         if [[ "$word" == :files ]]; then

@@ -1,4 +1,4 @@
-"""Flags that several commands have, and functions that parse their values."""
+"""Options that several commands have, parsers of their values, and the command's environment."""
 
 import os
 from pathlib import Path
@@ -18,47 +18,25 @@ Runs = Annotated[list[str], typer.Argument(metavar="RUN...", help="Job id, prefi
 OneRun = Annotated[str, typer.Argument(metavar="RUN", help="Job id, prefix, name or @last.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 
-# Of a run that is submitted, or submitted again.
-Param = Annotated[
-    list[str] | None, typer.Option("--param", "-p", metavar="K=V", help="Set a parameter.")
-]
-Name = Annotated[str | None, typer.Option(help="Name of the run.")]
-Queue = Annotated[str | None, typer.Option(help="Job queue.")]
-Vcpus = Annotated[int | None, typer.Option(help="vCPUs.")]
-Memory = Annotated[str | None, typer.Option(help='Memory, such as "8 GiB".')]
-Gpus = Annotated[int | None, typer.Option(help="GPUs.")]
-Nodes = Annotated[int | None, typer.Option(metavar="N", help="Nodes of a multi-node run.")]
-Attempts = Annotated[int | None, typer.Option(help="Tries in all.")]
-Timeout = Annotated[str | None, typer.Option(help='Of one attempt, such as "4h".')]
-MaxCost = Annotated[
-    float | None, typer.Option(metavar="USD", help="Save and stop before it costs more.")
-]
-Tag = Annotated[list[str] | None, typer.Option(metavar="K=V", help="Tag the run.")]
-SetEnv = Annotated[list[str] | None, typer.Option(metavar="K=V", help="Set a variable of the run.")]
 Wait = Annotated[
     bool, typer.Option("--wait/--detach", help="Stream the log and exit with the job's code.")
-]
-Fallback = Annotated[
-    str | None,
-    typer.Option(metavar="QUEUE[:30m]", help="Move there if it finds no host for so long."),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the AWS requests and send nothing.")]
 
 
-def read_pairs(given: list[str] | None, flag: str) -> dict[str, str]:
-    """`["K=V"]` as a mapping. Raises UsageError."""
-    found: dict[str, str] = {}
-    for text in given or ():
+def read_pairs(texts: list[str] | None, flag: str) -> dict[str, str]:
+    """Parse `["K=V"]` as a mapping. Raises UsageError."""
+    pairs: dict[str, str] = {}
+    for text in texts or ():
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise UsageError(f"{flag} {text}: write it as NAME=VALUE.")
-        found[name] = value
-    return found
+        pairs[name] = value
+    return pairs
 
 
 def read_seconds(text: str | None, flag: str) -> int | None:
-    """`"2h"` as seconds; None where the flag was not given. Raises UsageError."""
-
+    """Parse `"2h"` as seconds; None for a flag that was not given. Raises UsageError."""
     if not text:
         return None
     seconds = parse_duration(text)
@@ -67,11 +45,10 @@ def read_seconds(text: str | None, flag: str) -> int | None:
     return seconds
 
 
-# --- The environment ------------------------------------------------------------------------------
-
-
 def open_context(env_flag: str | None) -> Context:
-    """The environment of a command. Raises ConfigError, NotFound, UsageError."""
+    """Open the environment of a command: --env, or the default. Raises ConfigError, NotFound,
+    UsageError.
+    """
     try:
         here = Path.cwd()
     except FileNotFoundError:

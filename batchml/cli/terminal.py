@@ -1,20 +1,23 @@
-"""The terminal: colours, its width, a line at its bottom, single keys, sparklines.
+"""The terminal: colours, width, a line at the bottom, single keys, Ctrl-C, sparklines.
 
-Only the terminal's own green, red, cyan and magenta are used: its theme makes them readable, where
-yellow and white vanish on light and blue on dark. Colour never says what words do not.
+Only green, red, cyan and magenta are used: yellow and white are unreadable on a light background,
+blue on a dark one. Words always say what a colour means.
 """
 
 import math
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TextIO
 
+from batchml.errors import INTERRUPTED
+
 _CODES = {"good": "32", "bad": "31", "busy": "36", "odd": "35", "dim": "2", "strong": "1"}
 
-# The meaning of words that stand alone in a cell.
+# The kind of a state or outcome class, which decides its colour.
 _KINDS = {
     "SUCCEEDED": "good", "FAILED": "bad", "RUNNING": "busy", "STARTING": "busy",
     "succeeded": "good", "app-error": "bad", "out-of-memory": "bad", "timed-out": "bad",
@@ -24,15 +27,15 @@ _KINDS = {
 
 
 class Screen(NamedTuple):
-    """A stream's width in cells, 0 for no window, and whether it has colours."""
+    """What a stream can show: `width` is in cells, 0 without a window."""
 
     width: int = 0
     colour: bool = False
 
 
 def screen(stream: TextIO | None = None, environ: Mapping[str, str] = os.environ) -> Screen:
-    """The abilities of `stream`, or else stdout. NO_COLOR turns colours off (no-color.org),
-    FORCE_COLOR turns them on for a pipe.
+    """Describe `stream`, by default stdout. NO_COLOR turns colours off (no-color.org), FORCE_COLOR
+    turns them on for a pipe.
     """
     stream = stream or sys.stdout
     is_terminal = stream.isatty()
@@ -42,7 +45,7 @@ def screen(stream: TextIO | None = None, environ: Mapping[str, str] = os.environ
 
 
 def is_dumb(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether the terminal can only print: no colours, no line that changes."""
+    """Say whether the terminal can only print lines: no colours, no cursor movement."""
     return environ.get("TERM", "") in ("", "dumb", "unknown")
 
 
@@ -54,7 +57,7 @@ def _width(stream: TextIO, environ: Mapping[str, str]) -> int:
 
 
 def window_width(stream: TextIO) -> int:
-    """Cells of the window as it is now; 80 if unknown."""
+    """Return the present width of the window in cells; 80 if it is unknown."""
     try:
         return os.get_terminal_size(stream.fileno()).columns or 80
     except (OSError, ValueError):
@@ -62,12 +65,12 @@ def window_width(stream: TextIO) -> int:
 
 
 def kind_of(word: str) -> str:
-    """`good`, `bad`, `busy`, `odd`, or nothing for a word that has no colour."""
+    """Return `good`, `bad`, `busy` or `odd` for a state or outcome class; "" for other words."""
     return _KINDS.get(word, "")
 
 
 def paint(text: str, kind: str) -> str:
-    """The text in a colour, for a terminal."""
+    """Return the text with the escape sequences of its colour, for a terminal."""
     return f"\x1b[{_CODES[kind]}m{text}\x1b[0m" if kind else text
 
 
@@ -81,9 +84,9 @@ TICK = 0.25  # seconds
 class BottomLine:
     """Draws the text of `draw(width)` at the bottom, four times a second and after other output.
 
-    The cursor rests in the first cell, which is left blank. When the window gets narrower a
-    terminal may break the line into several, or cut it: the cursor is at their beginning either
-    way, so erasing from there erases all of them and nothing else.
+    The cursor stays in the first cell, which is blank. When the window gets narrower, a terminal
+    may wrap the line or cut it. In both cases the cursor is at its beginning, so erasing from the
+    cursor to the end of the screen erases the line and nothing else.
     """
 
     def __init__(
@@ -93,15 +96,15 @@ class BottomLine:
         self._draw = draw
         self._width = width
         self._lock = threading.RLock()
-        self._over = threading.Event()
+        self._has_stopped = threading.Event()
         self._is_shown = False
         self._drawn = ""
-        self._drawn_for = -1  # cells
+        self._drawn_width = -1  # cells
         self._thread: threading.Thread | None = None
         self._stderr: Any = None
 
     def start(self) -> None:
-        """Begin to draw. From now on stderr goes above the line, too."""
+        """Begin to draw. Until `stop`, what is printed to stderr appears above the line, too."""
         self._stderr = sys.stderr
         if sys.stderr.isatty():
             sys.stderr = PrintsAbove(self, sys.stderr)
@@ -110,14 +113,14 @@ class BottomLine:
 
     def stop(self) -> None:
         """Restore the terminal."""
-        self._over.set()
+        self._has_stopped.set()
         sys.stderr = self._stderr
         with self._lock:
             self.erase()
             self._stream.flush()
 
     def print(self, text: str, stream: TextIO | None = None) -> None:
-        """Print above the line. Much output may come at once, so the last drawing is reused."""
+        """Print above the line, which is not drawn anew: much output may come at once."""
         with self._lock:
             below = self._below(self._is_shown)
             if stream is None:
@@ -139,50 +142,49 @@ class BottomLine:
     def refresh(self) -> None:
         """Draw the line again with one write, so that it does not flicker."""
         with self._lock:
-            if not self._over.is_set():
-                self._drawn_for = -1
+            if not self._has_stopped.is_set():
+                self._drawn_width = -1
                 self._stream.write(ERASE + self._below(True))
                 self._stream.flush()
                 self._is_shown = True
 
     def _below(self, is_shown: bool) -> str:
-        """The line for the current window; nothing without a line."""
+        """Return the line for the present window; "" if it is not shown."""
         width = self._width()
-        if is_shown and width != self._drawn_for:
-            self._drawn, self._drawn_for = self._draw(width - 2), width
+        if is_shown and width != self._drawn_width:
+            self._drawn, self._drawn_width = self._draw(width - 2), width
         return f" {self._drawn}\r" if is_shown else ""
 
     def _tick(self) -> None:
-        while not self._over.wait(TICK):
+        while not self._has_stopped.wait(TICK):
             try:
                 self.refresh()
-            except (OSError, ValueError):  # the terminal has gone, or stdout was closed
+            except (OSError, ValueError):  # the terminal or stdout was closed
                 return
 
 
 class PrintsAbove:
-    """A stream to the same terminal, whose text goes above the line in whole lines.
+    """A stream to the same terminal. It prints complete lines above the bottom line.
 
-    `print` writes a line and its end one after the other: between them the line could be drawn over
+    `print` writes a line and its newline in two calls; between them the bottom line could overwrite
     the text.
     """
 
     def __init__(self, bottom: BottomLine, stream: TextIO) -> None:
         self._bottom = bottom
         self._stream = stream
-        self._begun = ""
+        self._partial = ""  # a line without its newline yet
 
     def write(self, text: str) -> int:
-        lines, end, begun = (self._begun + text).rpartition("\n")
-        self._begun = begun
+        lines, end, self._partial = (self._partial + text).rpartition("\n")
         if end:
             self._bottom.print(lines + end, self._stream)
         return len(text)
 
     def flush(self) -> None:
-        begun, self._begun = self._begun, ""
-        if begun:
-            self._bottom.print(begun, self._stream)
+        partial, self._partial = self._partial, ""
+        if partial:
+            self._bottom.print(partial, self._stream)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -192,8 +194,8 @@ class PrintsAbove:
 def live_line(stream: TextIO, draw: Callable[[int], str]) -> Iterator[None]:
     """Show the text of `draw(width)` below other output on stderr, four times a second.
 
-    `stream` is a terminal. The line is gone at the end. It costs too much beside a streaming log,
-    where `BottomLine` is drawn (docs/decisions/040-live-output.md).
+    `stream` is a terminal. The line is erased at the end. For a streaming log it is too slow, and
+    `BottomLine` is used (docs/decisions/040-live-output.md).
     """
     from rich.console import Console
     from rich.live import Live
@@ -211,14 +213,14 @@ def live_line(stream: TextIO, draw: Callable[[int], str]) -> Iterator[None]:
 # --- Single keys ----------------------------------------------------------------------------------
 
 
-Rest = Callable[[float], str]  # sleeps so many seconds, or until a key, which it returns
+Rest = Callable[[float], str]  # sleeps for these seconds or until a key, and returns the key
 
 
 @contextmanager
 def reading_keys(sleep: Callable[[float], None]) -> Iterator[Rest]:
-    """A sleep that ends at a key; keys are neither echoed nor need Enter meanwhile.
+    """Yield a sleep that a key ends. In the block, keys are not echoed and need no Enter.
 
-    Ctrl-C works as usual. Without a keyboard it is `sleep` itself.
+    Ctrl-C works as usual. Without a terminal the yielded function only sleeps.
     """
 
     def just_sleep(seconds: float) -> str:
@@ -235,11 +237,11 @@ def reading_keys(sleep: Callable[[float], None]) -> Iterator[Rest]:
     descriptor = sys.stdin.fileno()
 
     def rest(seconds: float) -> str:
-        # From the descriptor: select does not see what Python has buffered.
+        # Read from the descriptor: `select` does not see what Python has buffered.
         if not select.select([descriptor], [], [], seconds)[0]:
             return ""
         pressed = os.read(descriptor, 1024).decode(errors="replace")
-        if not pressed:  # the terminal has gone: reading returns at once
+        if not pressed:  # the terminal was closed, so reading returned at once
             sleep(seconds)
         return pressed[:1]
 
@@ -251,6 +253,24 @@ def reading_keys(sleep: Callable[[float], None]) -> Iterator[Rest]:
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
 
 
+# --- Ctrl-C ---------------------------------------------------------------------------------------
+
+
+def end_interrupted() -> int:
+    """At a terminal, end this process by SIGINT: only then does a shell end its loop, too.
+
+    Without a terminal, return the exit code for an interruption, on which scripts rely.
+    """
+    if any(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
+        try:
+            sys.stdout.flush()
+        except OSError:
+            pass  # the reader of stdout has gone
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    return INTERRUPTED
+
+
 # --- Sparklines -----------------------------------------------------------------------------------
 
 
@@ -259,26 +279,24 @@ _NOT_FINITE = "\N{MULTIPLICATION SIGN}"
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The values as blocks of eight heights, at most `width` of them.
+    """Draw the values as blocks of eight heights, at most `width` blocks.
 
-    More values are combined by their means; NaN and infinity become a cross.
+    More values are combined to means; NaN and infinity become a cross.
     """
     if not values or width < 1:
         return ""
     count = min(width, len(values))
     edges = [number * len(values) // count for number in range(count + 1)]
     means = [_mean(values[edges[i] : edges[i + 1]]) for i in range(count)]
-    known = [mean for mean in means if math.isfinite(mean)]
-    low, high = min(known, default=0.0), max(known, default=0.0)
+    finite = [mean for mean in means if math.isfinite(mean)]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
     return "".join(_block(mean, low, high) for mean in means)
 
 
 def _mean(values: Sequence[float]) -> float:
-    return math.fsum(value / len(values) for value in values) if _finite(values) else math.nan
-
-
-def _finite(values: Sequence[float]) -> bool:
-    return all(map(math.isfinite, values))
+    if not all(map(math.isfinite, values)):
+        return math.nan
+    return math.fsum(value / len(values) for value in values)
 
 
 def _block(value: float, low: float, high: float) -> str:
@@ -286,5 +304,5 @@ def _block(value: float, low: float, high: float) -> str:
         return _NOT_FINITE
     if low == high:
         return BLOCKS[3]
-    part = (value / 2 - low / 2) / (high / 2 - low / 2)  # halves: their difference is finite
-    return BLOCKS[min(7, max(0, int(part * 8)))]
+    fraction = (value / 2 - low / 2) / (high / 2 - low / 2)  # halved: the differences are finite
+    return BLOCKS[min(7, max(0, int(fraction * 8)))]

@@ -27,7 +27,7 @@ priority = 100
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> CompletionSources:
+def sources(tmp_path: Path) -> CompletionSources:
     (tmp_path / "batchml.toml").write_text(TOML)
     job = tmp_path / "jobs" / "mine"
     job.mkdir(parents=True)
@@ -58,8 +58,8 @@ def world(tmp_path: Path) -> CompletionSources:
     return CompletionSources({"BATCHML_HOME": str(home)}, str(tmp_path))
 
 
-def offered(world: CompletionSources, line: str) -> list[str]:
-    return [word.text for word in complete(line.split(" "), world).words]
+def offered(sources: CompletionSources, line: str) -> list[str]:
+    return [word.text for word in complete(line.split(" "), sources).words]
 
 
 @pytest.mark.parametrize(
@@ -104,41 +104,41 @@ def offered(world: CompletionSources, line: str) -> list[str]:
     ],
 )
 def test_each_word_is_offered_where_it_fits(
-    world: CompletionSources, line: str, words: list[str]
+    sources: CompletionSources, line: str, words: list[str]
 ) -> None:
-    assert offered(world, line) == words
+    assert offered(sources, line) == words
 
 
-def test_states_and_classes_are_those_of_the_commands(world: CompletionSources) -> None:
+def test_states_and_classes_are_those_of_the_commands(sources: CompletionSources) -> None:
     classes = [each.value for each in OutcomeClass if each is not OutcomeClass.SUCCEEDED]
-    states = offered(world, "ls --status ")
+    states = offered(sources, "ls --status ")
     assert sorted(states) == sorted([*(each.value for each in JobStatus), *classes])
-    for name in offered(world, "submit --retry-on "):
+    for name in offered(sources, "submit --retry-on "):
         retry = {"attempts": 2, "on": [name]}
         assert read_job({"image": "i", "command": ["c"], "retry": retry}, "job").retry.on == (name,)
 
 
-def test_a_forgotten_environment_has_no_runs(world: CompletionSources) -> None:
-    with open(Path(world.environ["BATCHML_HOME"]) / "history.jsonl", "a") as file:
+def test_a_forgotten_environment_has_no_runs(sources: CompletionSources) -> None:
+    with open(Path(sources.environ["BATCHML_HOME"]) / "history.jsonl", "a") as file:
         file.write('\n{"forgotten": "dev"}\n')
-    assert offered(world, "show ") == []
-    assert offered(world, "show --env local ") == ["@last", "elsewhere", "cccc0000"]
+    assert offered(sources, "show ") == []
+    assert offered(sources, "show --env local ") == ["@last", "elsewhere", "cccc0000"]
 
 
-def test_files_are_offered_where_files_fit(world: CompletionSources) -> None:
-    assert complete(["submit", "x"], world).files
-    assert complete(["submit", "--", "x"], world).files
-    assert not complete(["show", "x"], world).files
+def test_files_are_offered_where_files_fit(sources: CompletionSources) -> None:
+    assert complete(["submit", "x"], sources).files
+    assert complete(["submit", "--", "x"], sources).files
+    assert not complete(["show", "x"], sources).files
 
 
-def test_a_name_says_what_it_is(world: CompletionSources) -> None:
-    (word,) = complete(["show", "aaaa"], world).words
+def test_a_name_says_what_it_is(sources: CompletionSources) -> None:
+    (word,) = complete(["show", "aaaa"], sources).words
     assert word.about == "old, succeeded, spot"
 
 
-def test_shipped_jobs_and_images_are_offered(world: CompletionSources) -> None:
-    assert "lenet" in offered(world, "submit ")
-    assert "pytorch" in offered(world, "image build ")
+def test_shipped_jobs_and_images_are_offered(sources: CompletionSources) -> None:
+    assert "lenet" in offered(sources, "submit ")
+    assert "pytorch" in offered(sources, "image build ")
 
 
 def test_every_stored_help_is_understood() -> None:
@@ -159,10 +159,10 @@ def test_arguments_are_read_from_the_usage() -> None:
 
 @given(st.lists(st.text(max_size=12), min_size=1, max_size=5))
 def test_whatever_is_typed_there_is_an_answer(words: list[str]) -> None:
-    world = CompletionSources(
+    sources = CompletionSources(
         {"BATCHML_HOME": "/nonexistent", "BATCHML_CONFIG": "/nonexistent"}, "/"
     )
-    for word in complete(words, world).words:
+    for word in complete(words, sources).words:
         assert isinstance(word.text, str)
 
 
@@ -170,15 +170,17 @@ def test_whatever_is_typed_there_is_an_answer(words: list[str]) -> None:
 def test_a_file_that_cannot_be_read_has_no_names(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "batchml.toml").write_bytes(content)
     (tmp_path / "history.jsonl").write_bytes(b'\xff\n[]\n{"key": [1]}\nnull\n')
-    world = CompletionSources({"BATCHML_HOME": str(tmp_path), "BATCHML_ENV": "dev"}, str(tmp_path))
-    assert offered(world, "submit --queue ") == ["default"]
-    assert offered(world, "show ") == []
+    sources = CompletionSources(
+        {"BATCHML_HOME": str(tmp_path), "BATCHML_ENV": "dev"}, str(tmp_path)
+    )
+    assert offered(sources, "submit --queue ") == ["default"]
+    assert offered(sources, "show ") == []
 
 
 def test_names_cannot_write_to_the_terminal(
-    world: CompletionSources, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    sources: CompletionSources, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    home = Path(world.environ["BATCHML_HOME"])
+    home = Path(sources.environ["BATCHML_HOME"])
     bad = {"key": "2e", "job_id": "d", "name": "\x1b]0;x\x07\nb", "env": "local"}
     (home / "history.jsonl").write_text(json.dumps(bad))
     monkeypatch.setenv("BATCHML_HOME", str(home))
@@ -189,7 +191,7 @@ def test_names_cannot_write_to_the_terminal(
     assert len(out.splitlines()) == 3
 
 
-def test_nothing_heavy_is_imported_for_a_tab(world: CompletionSources) -> None:
+def test_nothing_heavy_is_imported_for_a_tab(sources: CompletionSources) -> None:
     """The time is measured beside; what makes it is what is imported."""
     program = (
         "import sys; sys.argv = ['batchml', '__complete', 'show', ''];"
@@ -197,10 +199,10 @@ def test_nothing_heavy_is_imported_for_a_tab(world: CompletionSources) -> None:
         "heavy = {'typer', 'click', 'rich', 'boto3', 'botocore', 'msgspec'};"
         "print(sorted(heavy & set(sys.modules)))"
     )
-    env = {**os.environ, **world.environ}
+    env = {**os.environ, **sources.environ}
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=env, cwd=world.here,
-        check=True,
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True,
+        env=env, cwd=sources.folder,
     )  # fmt: skip
     assert done.stdout.splitlines()[-1] == "[]"
     assert "@last\t" in done.stdout
@@ -212,10 +214,10 @@ def test_the_scripts_are_printed_at_once(shell: str) -> None:
     assert subprocess.run(command, capture_output=True, text=True).stdout == SCRIPTS[shell]
 
 
-def test_bash_offers_what_we_do(world: CompletionSources) -> None:
+def test_bash_offers_what_we_do(sources: CompletionSources) -> None:
     """The function is called as Tab calls it; other shells were looked at by hand."""
-    (Path(world.here) / "bin").mkdir()
-    start = Path(world.here) / "bin" / "batchml"
+    (Path(sources.folder) / "bin").mkdir()
+    start = Path(sources.folder) / "bin" / "batchml"
     start.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m batchml "$@"\n')
     start.chmod(0o755)
 
@@ -225,10 +227,10 @@ def test_bash_offers_what_we_do(world: CompletionSources) -> None:
             f'COMP_LINE="{line}"; COMP_POINT={len(line)}; _batchml\n'
             'printf "%s\\n" "${COMPREPLY[@]}"'
         )
-        env = {**os.environ, **world.environ, "PATH": f"{start.parent}:{os.environ['PATH']}"}
+        env = {**os.environ, **sources.environ, "PATH": f"{start.parent}:{os.environ['PATH']}"}
         env["PYTHONPATH"] = str(ROOT)
         done = subprocess.run(
-            ["bash", "-c", script], capture_output=True, text=True, env=env, cwd=world.here
+            ["bash", "-c", script], capture_output=True, text=True, env=env, cwd=sources.folder
         )
         assert not done.stderr
         return done.stdout.split()

@@ -19,7 +19,7 @@ from batchml.runs.commands import hints
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(output, "_documents", 0)
-    monkeypatch.setattr(app._Root, "wrong", "")
+    monkeypatch.setattr(app.RootGroup, "usage_error", "")
     handler = signal.getsignal(signal.SIGINT)
     yield
     signal.signal(signal.SIGINT, handler)
@@ -123,7 +123,7 @@ import os, sys
 from batchml.cli import app
 @app.app.command()
 def press(how: str) -> None:
-    from batchml.cli.exit import Detached
+    from batchml.cli.app import Detached
     raise KeyboardInterrupt if how == "key" else Detached(130) if how == "told" else SystemExit(130)
 sys.exit(app.run(["press", sys.argv[1]]))
 """

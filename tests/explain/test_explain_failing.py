@@ -352,11 +352,11 @@ WAITING_COMMANDS = {
 
 def takes(command: str) -> bool:
     """True when the command line reads it without a complaint; nothing is carried out."""
-    from batchml.cli.app import whole
+    from batchml.cli.app import full_command
 
     words = shlex.split(command)[1:]
     words = words[: words.index("--")] if "--" in words else words
-    found = whole()
+    found = full_command()
     context = found.make_context("batchml", words)
     while hasattr(found, "resolve_command"):
         name, found, words = found.resolve_command(

@@ -20,7 +20,7 @@ from batchml.runs.watch.events import (
     PROVEN,
     QUIET,
     SHORT,
-    LinesLost,
+    ContactLost,
     LogClosed,
     OutputLine,
     RunEnded,
@@ -38,7 +38,7 @@ def test_lost_contact_is_told_once_where_there_is_no_status_line(
 
     def happenings() -> Iterator[RunEvent]:
         for pause in (2, 3, 4.5, 6.75, 10, 600, 2, 3, 600, 2, 3, 4.5, 6.75, 10):
-            yield LinesLost("your session has expired")
+            yield ContactLost("your session has expired")
             clock.sleep(pause)
         yield ENDED
 

@@ -13,9 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchml.cli.output import say_error
-from batchml.cli.render import cells, cut, sparkline, table
+from batchml.cli.render import cells, cut, table
 from batchml.cli.status_line import HINT, Curve, StatusBoard, entered, status_line
-from batchml.cli.terminal import ERASE, BottomLine, PrintsAbove, Screen, live_line, screen
+from batchml.cli.terminal import (
+    ERASE,
+    BottomLine,
+    PrintsAbove,
+    Screen,
+    live_line,
+    screen,
+    sparkline,
+)
 from batchml.errors import ConfigError
 from batchml.model.run import JobStatus, Run
 from batchml.runs.commands.live import LogView, RunProgress, TerminalView, show_live
@@ -31,7 +39,7 @@ from batchml.runs.watch.events import (
     CUT,
     MARKED,
     HostAssigned,
-    LinesLost,
+    ContactLost,
     LogClosed,
     LogOpened,
     MetricsReported,
@@ -41,7 +49,7 @@ from batchml.runs.watch.events import (
     RunEvent,
     StatusChanged,
     UsageReported,
-    WaitingProgress,
+    RunMessage,
 )
 from tests.support.fakes import FakeClock
 
@@ -338,11 +346,11 @@ def test_lost_contact_is_said_until_there_is_contact_again() -> None:
     clock, text = FakeClock(), "no contact: refused"
     seen = RunProgress(clock, Metrics())
     seen.take(StatusChanged(RUN))
-    seen.take(LinesLost("refused"))
+    seen.take(ContactLost("refused"))
     assert seen.board(clock.monotonic()).text == text
     seen.take(OutputLine(0, "hello", "3/2"))
     assert seen.board(clock.monotonic()).text == ""
-    seen.take(LinesLost("refused"))
+    seen.take(ContactLost("refused"))
     clock.sleep(60)
     assert seen.board(clock.monotonic()).text == ""
 
@@ -353,7 +361,7 @@ def test_who_waits_long_is_told_how_to_ask_why() -> None:
     seen.take(StatusChanged(Run(RUN.job_id, "lenet", "default", JobStatus.RUNNABLE)))
     assert seen.board(clock.monotonic()).text == ""
     assert seen.board(clock.monotonic() + 10).text == "why: batchml explain 6b0e1234"
-    seen.take(WaitingProgress(RUN, "MISCONFIGURATION: no"))
+    seen.take(RunMessage(RUN, "MISCONFIGURATION: no"))
     assert seen.board(clock.monotonic() + 10).text == "MISCONFIGURATION: no"
 
 
@@ -502,7 +510,7 @@ def test_lines_of_children_say_whose_they_are() -> None:
     done = Run("j", "n", "q", JobStatus.SUCCEEDED)
     found = shown(
         StatusChanged(Run("j", "n", "q", JobStatus.PENDING, children={"RUNNING": 2})),
-        WaitingProgress(RUN, "words"), LinesLost("words"),
+        RunMessage(RUN, "words"), ContactLost("words"),
         LogOpened("s", 1, "0"), LogOpened("t", 1, "1"), OutputLine(0, "a", "0"),
         OutputLine(0, "b", "1"),
         LogClosed("s", 1, MARKED, "0"), RunEnded(done),

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from batchml.cli.app import run, whole
+from batchml.cli.app import full_command, run
 from batchml.context import Context
 from batchml.model.job import JobSpec
 from batchml.model.sweep import EarlyStop, SweepLimits, TrialState
@@ -379,7 +379,7 @@ def commands_of_the_guide() -> list[str]:
 @pytest.mark.parametrize("line", commands_of_the_guide())
 def test_every_command_of_the_guide_can_be_read(line: str) -> None:
     """Parsed as the command line does it, and not run."""
-    command = whole()
+    command = full_command()
     context, words = None, shlex.split(line)
     name, *rest = words
     while True:

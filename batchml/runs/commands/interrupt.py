@@ -44,9 +44,9 @@ def detaching(context: "Context", job_ids: list[str], *, cancel: bool = False) -
             job_ids = []
         for job_id in job_ids:
             if cancel:
-                from batchml.runs.groups.members import stop_all
+                from batchml.runs.groups.members import terminate_all
 
-                stop_all(context, [job_id], "Cancelled by the user (Ctrl-C)")
+                terminate_all(context, [job_id], "Cancelled by the user (Ctrl-C)")
                 say(f"Cancelled job {job_id}.")
             else:
                 say_how_to_go_on(context, job_id)

@@ -39,7 +39,7 @@ from batchml.runs.watch.events import (
     CUT,
     SHORT,
     HostAssigned,
-    LinesLost,
+    ContactLost,
     LogClosed,
     LogOpened,
     MetricsReported,
@@ -48,7 +48,7 @@ from batchml.runs.watch.events import (
     RunEvent,
     StatusChanged,
     UsageReported,
-    WaitingProgress,
+    RunMessage,
 )
 from batchml.runs.watch.poller import Outages, ReasonReporter
 
@@ -75,7 +75,7 @@ class LogView:
 
     def take(self, happening: RunEvent) -> None:
         """Note an event that is not a line of output."""
-        if isinstance(happening, LinesLost):
+        if isinstance(happening, ContactLost):
             self._outages.lost(happening.error)
 
     def line(self, text: str, child: str = "") -> None:
@@ -210,9 +210,9 @@ class RunProgress:
                     self._course.feed(text, at / 1000)
             case StatusChanged(run):
                 self._see(run)
-            case WaitingProgress(text=text):
+            case RunMessage(text=text):
                 self._text = text
-            case LinesLost(error):
+            case ContactLost(error):
                 # Every failed attempt yields an event: without one for a while there is contact.
                 self._lost = error, self._clock.monotonic() + _LOST
             case LogOpened(number=number, child="") if number > 1:
@@ -282,7 +282,7 @@ def show_live(happenings: Iterable[RunEvent], view: LogView, *, from_start: bool
                     announced = True
                     view.line(f"{job_title(run)} is RUNNING.")
                 last = run.status
-            case WaitingProgress(text=text):
+            case RunMessage(text=text):
                 view.note(text)
             case HostAssigned(how):
                 if (words := _host(how)) not in hosts:
