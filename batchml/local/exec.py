@@ -11,6 +11,7 @@ from msgspec import Struct
 from batchml.local.executors import docker, record
 from batchml.local.executors.container_spec import container_name
 from batchml.local.executors.record import CONTAINER, mark_of
+from batchml.local.executors.runner.link import EngineFrames
 from batchml.local.home import Home
 from batchml.local.store import identity
 from batchml.runtime.exec.command import ExecRequest
@@ -21,7 +22,7 @@ class LocalAttempt(Struct, frozen=True):
     """A running attempt. `container` is its name in the Docker engine, "" for a process."""
 
     task_id: str
-    mark: str  # that its processes have in their environment
+    mark: str  # the value of BATCHML_TASK in the environment of its processes
     runner: int  # the runner's process id
     groups: tuple[str, ...]  # control groups
     record: str  # the path of the attempt's runner.json, which is removed with the attempt
@@ -60,10 +61,8 @@ def find_attempt(home: Home, task_id: str) -> LocalAttempt | None:
 # The sources of the program are sent with the exec itself: they always have this version, and the
 # image needs only a Python. An image without Python gets the engine's plain exec.
 
-_HEAD = 8  # bytes in the header of one frame of the engine: stream number, three zeros, length
 _BLOCK = 65_536
-_STDERR = 2
-_PARTS = (
+_MODULES = (  # of `batchml.runtime`: the program and its imports
     "processes", "storage.files", "exec.presence", "exec.run_process", "exec.command",
     "exec.relay", "exec.main",
 )  # fmt: skip
@@ -116,15 +115,26 @@ class ContainerExec(Struct):
 
 
 def has_python(container: str) -> bool:
-    """Whether batchml's program can run in a container. Raises ExecRefused."""
-    return _run_for_exit_code(container, ["python3", "-c", "import fcntl, pty"]) == 0
+    """Whether batchml's program can run in a container; False, too, if the engine refuses a
+    test.
+    """
+
+    def test(api: Any) -> bool:
+        exec_id = api.exec_create(container, ["python3", "-c", "import fcntl, pty"])["Id"]
+        api.exec_start(exec_id)
+        return not api.exec_inspect(exec_id)["ExitCode"]
+
+    try:
+        return bool(_ask(test))
+    except ExecRefused:
+        return False
 
 
 def start_program(container: str, request: ExecRequest) -> ContainerExec:
     """Start batchml's program in a container. Raises ExecRefused."""
-    words = ["python3", "-c", _BOOT, request.encode(), str(len(_PARTS))]
+    words = ["python3", "-c", _BOOT, request.encode(), str(len(_MODULES))]
     started = _start(container, words, tty=False)
-    started.stream.sendall(b"".join(_parts()))
+    started.stream.sendall(b"".join(_encode_modules()))
     return started
 
 
@@ -163,23 +173,6 @@ def address_of(container: str) -> str:
     return next((each["IPAddress"] for each in networks.values() if each.get("IPAddress")), "")
 
 
-class EngineFrames:
-    """Decodes the engine's frames: (whether it is standard error, bytes)."""
-
-    def __init__(self) -> None:
-        self._rest = bytearray()
-
-    def feed(self, data: bytes) -> Iterator[tuple[bool, bytes]]:
-        self._rest += data
-        while len(self._rest) >= _HEAD:
-            end = _HEAD + int.from_bytes(self._rest[4:_HEAD], "big")
-            if len(self._rest) < end:
-                return
-            content, is_error = bytes(self._rest[_HEAD:end]), self._rest[0] == _STDERR
-            del self._rest[:end]
-            yield is_error, content
-
-
 class RelayFrames:
     """Decodes the output of batchml's program: its frames, and lines on standard error for the
     user.
@@ -196,11 +189,13 @@ class RelayFrames:
                 yield from self._ours.feed(content)
 
 
-def _parts() -> Iterator[bytes]:
-    """Modules by name and source, each preceded by its length in eight digits."""
+def _encode_modules() -> Iterator[bytes]:
+    """The names and the sources of the modules, each text preceded by its length in eight
+    digits.
+    """
     from importlib import import_module
 
-    for name in _PARTS:
+    for name in _MODULES:
         module = import_module(f"batchml.runtime.{name}")
         for text in (module.__name__.encode(), inspect.getsource(module).encode()):
             yield b"%08d" % len(text) + text
@@ -210,32 +205,20 @@ def _start(
     container: str, words: Sequence[str], *, tty: bool, env: dict[str, str] | None = None
 ) -> ContainerExec:
     def begin(api: Any) -> ContainerExec:
-        made = api.exec_create(
+        exec_id = api.exec_create(
             container, list(words), stdin=True, tty=tty, environment=env or None
         )["Id"]
-        taken = api.exec_start(made, tty=tty, socket=True)
-        stream = getattr(taken, "_sock", taken)
+        response = api.exec_start(exec_id, tty=tty, socket=True)
+        stream = getattr(response, "_sock", response)
         stream.settimeout(None)
-        return ContainerExec(made, stream)
+        return ContainerExec(exec_id, stream)
 
     started: ContainerExec = _ask(begin)
     return started
 
 
-def _run_for_exit_code(container: str, words: Sequence[str]) -> int:
-    def ask(api: Any) -> int:
-        made = api.exec_create(container, list(words))["Id"]
-        api.exec_start(made)
-        return int(api.exec_inspect(made)["ExitCode"] or 0)
-
-    try:
-        return int(_ask(ask))
-    except ExecRefused:
-        return 127
-
-
 def _ask(call: Any) -> Any:
-    """Raises ExecRefused."""
+    """The engine's answer to a call. Raises ExecRefused."""
     try:
         return docker.once("", call)
     except docker.EngineRefused as error:

@@ -26,7 +26,7 @@ from batchml.local.batch.reads import (
     describe_container_instances,
     list_container_instances,
 )
-from batchml.local.batch.state import MachineCapacity, empty
+from batchml.local.batch.state import MachineCapacity, empty_state
 from batchml.local.store.journal import Journal
 from batchml.model.hosts import ClusterHost, HostResources, HostState
 from tests.support.fakes import FakeClock
@@ -334,7 +334,7 @@ def test_the_price_of_a_kind_of_host_is_asked_for_once(rig: Rig) -> None:
 def test_this_machine_is_read_as_any_host_is(tmp_path: Path) -> None:
     """What the embedded server writes of itself, and what is read of it."""
     machine = MachineCapacity(4, 1000, ("GPU-0", "GPU-1"))
-    state = replace(empty(machine), free=MachineCapacity(3, 900, ("GPU-1",)))
+    state = replace(empty_state(machine), free=MachineCapacity(3, 900, ("GPU-1",)))
     asked = {"cluster": "batchml-local"}
     view = ReadView(state, Journal(tmp_path / "journal.db"), "key")
     (arn,) = list_container_instances(view, asked)["containerInstanceArns"]

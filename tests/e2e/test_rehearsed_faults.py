@@ -91,7 +91,10 @@ def test_a_job_that_loses_its_host_goes_on_elsewhere(stopped: Home) -> None:
     assert first["stoppedAt"] - first["startedAt"] >= 1000
     assert second["container"]["exitCode"] == 0
     assert second["statusReason"] == "Essential container in task exited"
-    assert log_of(stopped, endpoint, first) == ["attempt 1", "batchml: rehearsal: host-lost@1s"]
+    assert log_of(stopped, endpoint, first) == [
+        "attempt 1",
+        "batchml: injected fault: host-lost@1s",
+    ]
     assert log_of(stopped, endpoint, second) == ["attempt 2"]
     assert not processes_of(stopped, first["container"]["taskArn"].rpartition("/")[2])
     assert f"chaos: host-lost@1s for {job_id}" in stopped.log.read_text()
@@ -190,8 +193,8 @@ def test_a_tag_rehearses_one_run_on_any_server(stopped: Home, cli: Cli) -> None:
         "--tag", f"batchml:chaos={words}", "--", "sh", "-c", "sleep 60",
     )  # fmt: skip
     assert done.code == 137, done.err
-    assert "batchml: rehearsal: host-lost@1s" in done.out
-    assert "batchml: rehearsal: oom" in done.out
+    assert "batchml: injected fault: host-lost@1s" in done.out
+    assert "batchml: injected fault: oom" in done.out
     wrong = cli("submit", "--image", IMAGE, "--tag", "batchml:chaos=ooom", "--", "true")
     assert wrong.code == 1
     assert "Did you mean 'oom'?" in wrong.err

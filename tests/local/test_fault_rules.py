@@ -105,7 +105,7 @@ def test_all_mistakes_are_told_at_once_each_with_what_to_write() -> None:
         ("host-lost=0%", "a part of the jobs"),
         ("seed=-1", "a whole number"),
         ("seed=\u0663", "a whole number"),
-        ("seed=1 seed=1", "there twice"),
+        ("seed=1 seed=1", "given twice"),
         ("oom " * 11, "Leave 1 out"),
         ("=", "'' is not known"),
         ("OOM", "Did you mean 'oom'?"),
@@ -169,7 +169,7 @@ def test_a_part_of_the_jobs_is_struck() -> None:
 
 def rehearsing(words: str, **more: Any) -> World:
     w = world(**more)
-    w.state = faults.rehearse(w.state, replace(parse(words), seed=1), w.now)
+    w.state = faults.enable(w.state, replace(parse(words), seed=1), w.now)
     return w
 
 
@@ -300,7 +300,7 @@ def test_a_tag_needs_no_server_that_was_started_with_chaos() -> None:
     job = w.submit(**TAGGED)
     w.start(job)
     (order,) = orders(w, 20)
-    assert order.why == "host-lost@20s"
+    assert order.fault == "host-lost@20s"
 
 
 def test_a_tag_that_cannot_be_read_is_refused() -> None:
@@ -317,7 +317,7 @@ def test_a_tag_that_cannot_be_read_is_refused() -> None:
     assert "host-lots" in w.refusal("TagResource", resourceArn=arn, tags=bad)
     w.call("TagResource", resourceArn=arn, tags={fault_injection.TAG: "oom"})
     w.start(job)
-    assert [order.why for order in orders(w, 0)] == ["oom"]
+    assert [order.fault for order in orders(w, 0)] == ["oom"]
 
 
 def test_each_child_of_an_array_has_its_own() -> None:

@@ -16,7 +16,7 @@ setsid sh -c 'trap "" TERM HUP; sleep 0.5; while true; do echo child; sleep 0.1;
 echo ready
 while true; do sleep 0.05; done
 """
-WHY = b"batchml: rehearsal: host-lost@1m"
+WHY = b"batchml: injected fault: host-lost@1m"
 
 
 @pytest.fixture(params=["process", "docker"])

@@ -32,7 +32,14 @@ from batchml.local import control
 from batchml.local.batch import engine
 from batchml.local.batch.core import Core
 from batchml.local.batch.events import CallReceived
-from batchml.local.batch.state import Job, JobAttempt, MachineCapacity, Needs, SubmittedSpec, empty
+from batchml.local.batch.state import (
+    Job,
+    JobAttempt,
+    MachineCapacity,
+    Needs,
+    SubmittedSpec,
+    empty_state,
+)
 from batchml.local.home import Home, ServerEndpoint
 from batchml.local.server.protocol import ApiError
 from batchml.local.store.journal import Journal
@@ -113,7 +120,7 @@ def test_a_stop_signal_in_the_first_moment_is_an_orderly_end(home: Home) -> None
     endpoint = control.start_server(home, CLOCK)
     os.kill(endpoint.pid, signal.SIGTERM)
     wait_for(lambda: not home.is_held(), "the server has let go")
-    assert "stopped: asked to" in home.log.read_text()
+    assert "stopped: by a signal" in home.log.read_text()
 
 
 def test_a_relative_state_folder_is_the_callers(
@@ -464,7 +471,7 @@ def _core_with_an_overdue_job(store: _FullStore) -> Core:
     attempt = JobAttempt(1, "t", "this-machine", (), "g", "s", started_at=0)
     spec = SubmittedSpec("j", "j", "default", "d:1", {}, Needs(1, 64), timeout=60)
     job = Job("j", spec, 1, status=JobStatus.RUNNING, attempt=attempt)
-    state = msgspec.structs.replace(empty(MachineCapacity(1, 1024)), jobs=Map({"j": job}))
+    state = msgspec.structs.replace(empty_state(MachineCapacity(1, 1024)), jobs=Map({"j": job}))
     return Core(engine.restore(state), cast(Journal, store), CLOCK)
 
 

@@ -16,7 +16,7 @@ import pytest
 from batchml.config.settings import load_settings
 from batchml.context import Context
 from batchml.errors import NotRunning, UsageError
-from batchml.local.exec import _PARTS
+from batchml.local.exec import _MODULES
 from batchml.model.run import JobStatus, Run
 from batchml.runtime.exec import presence
 from batchml.runtime.exec.command import (
@@ -83,13 +83,13 @@ def test_frames_come_whole_however_they_are_cut_and_whatever_lies_between_lines(
 
 def test_what_is_sent_into_a_container_needs_nothing_else_of_ours() -> None:
     known: set[str] = set()
-    for name in _PARTS:
+    for name in _MODULES:
         text = (ROOT / "batchml" / "runtime" / f"{name.replace('.', '/')}.py").read_text()
         needed = re.findall(r"^from batchml\.runtime\.([\w.]+)", text, re.MULTILINE)
         assert set(needed) <= known, name
         known.add(name)
         inner = re.findall(r"^ +from batchml\.runtime\.([\w.]+)", text, re.MULTILINE)
-        assert set(inner) <= set(_PARTS), name
+        assert set(inner) <= set(_MODULES), name
 
 
 def test_the_best_shell_is_the_users_then_bash_then_sh(tmp_path: Path) -> None:

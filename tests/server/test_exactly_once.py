@@ -20,7 +20,7 @@ from batchml.history import History
 from batchml.local.home import Home, ServerEndpoint
 from batchml.model.names import keyed_name, new_key
 from batchml.model.run import Record
-from batchml.runs.send import AWS_LAG
+from batchml.runs.send import AWS_LISTING_DELAY
 from batchml.runs.submit import submit
 from tests.server.test_lost_answers import HARMS, Harm, Relay, _message
 from tests.support.batch_http import BatchAccount, serving
@@ -134,7 +134,7 @@ def test_a_lost_answer_of_aws_leaves_one_run(as_aws: Callable[..., None], tmp_pa
                 assert road.harmed == len(told)
                 assert account.live == told, name
                 assert account.calls.count("submitjob") == 1, f"{name}: it was looked up"
-                assert clock.now() - began <= AWS_LAG
+                assert clock.now() - began <= AWS_LISTING_DELAY
         road.close()
     assert [record.job_id for record in user.history.newest_first("aws")] == told[::-1]
 

@@ -24,7 +24,7 @@ from batchml.local.batch.events import (
 )
 from batchml.local.batch.persistent_heap import Heap
 from batchml.local.batch.reads import READS, ReadView
-from batchml.local.batch.state import BatchState, Job, MachineCapacity, QueueLine, empty
+from batchml.local.batch.state import BatchState, Job, MachineCapacity, QueueLine, empty_state
 from batchml.local.store.journal import Journal
 from batchml.model.names import bare_name
 from batchml.model.run import JobStatus
@@ -43,7 +43,7 @@ class World:
         self, vcpus: int = 4, memory: int = 4096, gpus: tuple[str, ...] = (),
         journal: Path | None = None,
     ) -> None:  # fmt: skip
-        self.state = empty(MachineCapacity(vcpus, memory, gpus))
+        self.state = empty_state(MachineCapacity(vcpus, memory, gpus))
         self.store = Journal(journal) if journal else None
         self._unkept: list[Effect] = []
         self.jobs: dict[str, Job] = {}
@@ -316,7 +316,7 @@ def stored(state: BatchState) -> BatchState:
     for array, counts in state.counts.items():
         ended[array] = {s: n for s, n in counts.items() if n and JobStatus(s).is_terminal}
     return replace(
-        empty(state.machine),
+        empty_state(state.machine),
         environments=state.environments,
         queues=state.queues,
         definitions=state.definitions,

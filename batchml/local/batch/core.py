@@ -56,11 +56,13 @@ class Executor(Protocol):
     def withdraw(self, task_id: str) -> None: ...
     def adopt(self, job: Job, attempt: JobAttempt) -> None: ...
     def stop(self, task_id: str) -> None: ...
-    def lose(self, task_id: str, why: str, *, warned: bool) -> None: ...
+    def lose(self, task_id: str, fault: str, *, warned: bool) -> None: ...
     def check_progress(self, task_id: str) -> None: ...
 
 
-class _Item(Struct):
+class _QueuedEvent(Struct):
+    """An event that waits for the next round, and the future of the caller who waits for it."""
+
     event: Event
     answer: asyncio.Future[dict[str, Any]] | None = None
     call: tuple[str, str] | None = None  # key and digest, for calls whose answers are remembered
@@ -75,16 +77,16 @@ class Core:
         guard: Callable[[], None] = lambda: None,
         read_only: str = "",
     ) -> None:
-        """`guard` is called before each commit, and raises when it must not be made. `read_only` is
-        the reason when nothing may be changed, else empty.
+        """`guard` is called before each commit, and raises if the journal may not be written now.
+        `read_only` is the reason if nothing may be changed, else empty.
         """
         self.state = state  # as of the last commit
         self.executor: Executor
         self._guard = guard
         self._journal = journal
         self._clock = clock
-        self._items: list[_Item] = []
-        self._woken: asyncio.Future[None] | None = None
+        self._items: list[_QueuedEvent] = []
+        self._woken: asyncio.Future[None] | None = None  # `_next_items` waits for it
         self._writer = ThreadPoolExecutor(1, "journal")
         self._in_flight: dict[str, tuple[str, asyncio.Future[dict[str, Any]]]] = {}
         self._no_tick_before = 0.0  # on the monotonic clock
@@ -98,7 +100,7 @@ class Core:
 
     def report(self, event: Event) -> None:
         """Queue an event for which nobody waits."""
-        self._put(_Item(event))
+        self._put(_QueuedEvent(event))
 
     async def request(self, event: CallReceived, invocation: str = "", body: bytes = b"") -> Any:
         """Apply a call and return its answer, once both are on disk.
@@ -112,29 +114,32 @@ class Core:
             raise client_error(self._read_only)
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         if not invocation:
-            self._put(_Item(event, answer))
+            self._put(_QueuedEvent(event, answer))
             return await answer
         digest = hashlib.sha256(body).hexdigest()
-        known_digest, known = self._known_call(invocation)
-        if known is not None:
-            if known_digest != digest:
+        earlier_digest, earlier_answer = self._find_earlier_call(invocation)
+        if earlier_answer is not None:
+            if earlier_digest != digest:
                 raise client_error("This invocation id was used for another request.")
-            return await asyncio.shield(known)
+            return await asyncio.shield(earlier_answer)
         self._in_flight[invocation] = (digest, answer)
-        self._put(_Item(event, answer, (invocation, digest)))
+        self._put(_QueuedEvent(event, answer, (invocation, digest)))
         try:
             return await asyncio.shield(answer)
         finally:
             # Also when the client has disconnected: else its call could be applied a second time.
             answer.add_done_callback(lambda _: self._in_flight.pop(invocation, None))
 
-    def knows(self, invocation: str) -> bool:
-        """Whether this call is in progress or was answered: then it must not be refused."""
+    def has_received(self, invocation: str) -> bool:
+        """Whether this call is in progress or was answered: a repetition of it must not be
+        refused.
+        """
         return (
             invocation in self._in_flight or self._journal.remembered_call(invocation) is not None
         )
 
-    def _known_call(self, key: str) -> tuple[str, asyncio.Future[dict[str, Any]] | None]:
+    def _find_earlier_call(self, key: str) -> tuple[str, asyncio.Future[dict[str, Any]] | None]:
+        """The digest and the answer of the same call, if it was received before."""
         if key in self._in_flight:
             return self._in_flight[key]
         remembered = self._journal.remembered_call(key)
@@ -170,7 +175,7 @@ class Core:
         self._closing = True
         self.report(ClockTicked(self._now()))
 
-    def _fail(self, items: list[_Item], error: BaseException) -> None:
+    def _fail(self, items: list[_QueuedEvent], error: BaseException) -> None:
         """Fail all calls that wait: their answers will not come."""
         text = f"The embedded AWS Batch has failed and stops: {error}"
         self._broken = ApiError("ServerException", text, 500)
@@ -178,7 +183,7 @@ class Core:
             if item.answer is not None and not item.answer.done():
                 item.answer.set_exception(self._broken)
 
-    def _put(self, item: _Item) -> None:
+    def _put(self, item: _QueuedEvent) -> None:
         self._items.append(item)
         self._wake()
 
@@ -186,7 +191,7 @@ class Core:
         if self._woken is not None and not self._woken.done():
             self._woken.set_result(None)
 
-    async def _next_items(self) -> list[_Item]:
+    async def _next_items(self) -> list[_QueuedEvent]:
         """All waiting events, or a tick when the next timeout is due.
 
         No asyncio.Queue and wait_for: they make a task for each round, which is slow with 10,000
@@ -203,7 +208,7 @@ class Core:
                 if timer is not None:
                     timer.cancel()
         items, self._items = self._items, []
-        return items or [_Item(ClockTicked(self._now()))]
+        return items or [_QueuedEvent(ClockTicked(self._now()))]
 
     def _until_deadline(self) -> float | None:
         deadline = engine.next_deadline(self.state)
@@ -212,11 +217,14 @@ class Core:
         held_back = self._no_tick_before - self._clock.monotonic()
         return max(0.0, held_back, (deadline - self._now()) / 1000)
 
-    async def _round(self, items: list[_Item]) -> None:
+    async def _round(self, items: list[_QueuedEvent]) -> None:
+        """Apply events and commit them together; then carry out the effects and answer the
+        calls.
+        """
         self._follow_clock()
         state = self.state
         effects: list[Effect] = []
-        answers: list[tuple[_Item, AnswerCall | RefuseCall]] = []
+        answers: list[tuple[_QueuedEvent, AnswerCall | RefuseCall]] = []
         for item in items:
             event = item.event
             if isinstance(event, CallReceived):
@@ -250,8 +258,8 @@ class Core:
                 self.executor.stop(effect.task_id)
             elif isinstance(effect, LoseHost):
                 job_id = state.by_task.get(effect.task_id)
-                log.info("chaos: %s for %s, attempt %s", effect.why, job_id, effect.task_id)
-                self.executor.lose(effect.task_id, effect.why, warned=effect.warned)
+                log.info("chaos: %s for %s, attempt %s", effect.fault, job_id, effect.task_id)
+                self.executor.lose(effect.task_id, effect.fault, warned=effect.warned)
         for item, outcome in answers:
             _answer(item, outcome)
         await self._forget_old_calls()
@@ -273,16 +281,16 @@ class Core:
         return state
 
     def _follow_clock(self) -> None:
-        """Shift all deadlines when the clock was set: a minute that has begun stays one minute."""
-        set_by = self._clock.now() - self._clock.monotonic()
-        jump, self._clock_offset = set_by - self._clock_offset, set_by
+        """Shift all deadlines when the clock was set, so that no timeout gets longer or shorter."""
+        offset = self._clock.now() - self._clock.monotonic()
+        jump, self._clock_offset = offset - self._clock_offset, offset
         if abs(jump) > _JUMP:
             log.warning("the clock was set by %+.0f s, or the machine slept", jump)
             self.state = _shift_times(self.state, int(jump * 1000))
             self._forget_at = self._now() + REMEMBER_CALLS
 
     async def _commit(
-        self, effects: list[Effect], answers: Sequence[tuple[_Item, AnswerCall | RefuseCall]]
+        self, effects: list[Effect], answers: Sequence[tuple[_QueuedEvent, AnswerCall | RefuseCall]]
     ) -> None:
         calls = [
             RememberedCall(*item.call, msgspec.json.encode(outcome.body), self._now())
@@ -303,7 +311,7 @@ class Core:
         except (DiskFull, JournalBusy) as error:
             log.error("%s", error)
 
-    def _postpone(self, items: list[_Item], error: Exception) -> None:
+    def _postpone(self, items: list[_QueuedEvent], error: Exception) -> None:
         """The disk cannot be written now: fail the calls, and apply other events again later."""
         log.error("%s", error)
         loop = asyncio.get_running_loop()
@@ -353,7 +361,7 @@ def _shift_heap(times: persistent_heap.Heap, by: int) -> persistent_heap.Heap:
     )
 
 
-def _answer(item: _Item, outcome: AnswerCall | RefuseCall) -> None:
+def _answer(item: _QueuedEvent, outcome: AnswerCall | RefuseCall) -> None:
     if item.answer is None or item.answer.done():
         return
     if isinstance(outcome, AnswerCall):
@@ -392,9 +400,10 @@ def _add_finished(
 
 
 def _find_finished(
-    asked: Sequence[str], state: BatchState, effects: Sequence[Effect], journal: Journal
+    job_ids: Sequence[str], state: BatchState, effects: Sequence[Effect], journal: Journal
 ) -> dict[str, Job]:
-    missing = [job_id for job_id in asked if job_id not in state.jobs]
+    """The finished jobs among `job_ids`."""
+    missing = [job_id for job_id in job_ids if job_id not in state.jobs]
     found = {i: job for i, job in journal.jobs(missing).items() if job.status.is_terminal}
     for effect in effects:
         if isinstance(effect, SaveJob) and effect.job.id in missing and not effect.live:

@@ -48,7 +48,7 @@ def step(state: BatchState, event: Event) -> tuple[BatchState, list[Effect]]:
                 return state, [RefuseCall(error.code, error.message, error.status)]
         case ClockTicked():
             lifecycle.time_out(tx)
-            faults.strike(tx)
+            faults.inject_due(tx)
         case AttemptPrepared():
             for task_id in event.task_ids:
                 job = lifecycle.job_of(tx, task_id)
@@ -81,14 +81,14 @@ def _apply_to_attempt(
                 multinode.note_started(tx, job, event.now, event.address)
             else:
                 lifecycle.note_started(tx, job, event.now)
-            faults.arm(tx, tx.state.jobs[job.id])
+            faults.schedule_fault(tx, tx.state.jobs[job.id])
         case AttemptEnded():
             _end(tx, job, event.task_id, faults.apply_fault(job.attempt, event.exit), event.exit)
 
 
 def _end(tx: Transaction, job: Job, task_id: str, exit_: AttemptExit, real: AttemptExit) -> None:
-    """End an attempt. `real` is its actual exit, which may differ from `exit_` in a rehearsed
-    failure.
+    """End an attempt with `exit_`. `real` is its actual exit, which differs if a fault was
+    injected.
     """
     end = lifecycle.end_attempt if job.node is None else multinode.end_node
     end(tx, job, exit_)
@@ -141,7 +141,7 @@ def restore(state: BatchState, now: int = 0) -> BatchState:
                 lifecycle.set_deadline(tx, job)
             else:
                 tx.add_task(job.attempt.task_id, job.id)
-            faults.arm(tx, job)
+            faults.schedule_fault(tx, job)
         elif job.status is JobStatus.RUNNABLE:
             tx.enqueue(job, front=bool(job.attempts))
         for waited_for in job.waiting_for:

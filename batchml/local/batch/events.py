@@ -175,13 +175,14 @@ class StopAttempt(Struct, frozen=True):
 
 
 class LoseHost(Struct, frozen=True):
-    """Rehearse the loss of an attempt's host: KILL at once, or stop it first when it is `warned`.
+    """Simulate the loss of an attempt's host: KILL at once, or stop it with its grace period if it
+    is `warned`.
 
-    `why` is the user's rehearsal, for the log.
+    `fault` is the injected fault, for the log: `host-lost@60s`.
     """
 
     task_id: str
-    why: str
+    fault: str
     warned: bool = False
 
 

@@ -1,19 +1,19 @@
-"""Failures on request, for rehearsals: their syntax and their meaning.
+"""Fault injection: the syntax of `--chaos` and of the tag `batchml:chaos`, and random choices.
 
     host-lost@60s     60 s into an attempt its host is lost: no TERM, no exit code
     node-lost@60s     after 60 s the host of a random node other than the main node is lost
-    spot@60s          after 60 s TERM, and the host is lost when the grace period is over
+    spot@60s          after 60 s TERM, and the host is lost at the end of the grace period
     oom@60s           after 60 s the attempt is killed as if it had run out of memory
     throttle=20%      20% of the requests are refused, as AWS refuses requests above its rate limit
     no-capacity=5m    for 5 minutes after the server's start no job is placed
     seed=7            makes the random choices repeatable
 
 The first of `host-lost`, `node-lost`, `spot` and `oom` applies to a job's first attempt, the second
-to its second, and so on: a list of two tests whether a job survives both. Without a time they
-strike as soon as the program runs. `host-lost@60s=20%` strikes one job in five.
+to its second, and so on: a list of two tests whether a job survives both. Without a time the fault
+is injected as soon as the program runs. `host-lost@60s=20%` applies to one job in five.
 
 A job's tag `batchml:chaos` has the same syntax with spaces as separators (AWS's tags allow neither
-commas nor %), and replaces the server's failures for that job.
+commas nor %), and replaces the server's faults for that job.
 
 Pure: random choices depend only on the seed and on the subject of the choice.
 """
@@ -33,7 +33,7 @@ NODE_LOST = "node-lost"
 SPOT = "spot"
 OOM = "oom"
 _FAULTS = (HOST_LOST, NODE_LOST, SPOT, OOM)
-_OF_SERVER = ("throttle", "no-capacity", "seed")
+_SERVER_SETTINGS = ("throttle", "no-capacity", "seed")
 
 MOST_FAULTS = 10  # the maximum number of attempts of a job
 
@@ -43,7 +43,7 @@ _PERCENT = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,6})?)%")
 
 
 class Fault(Struct, frozen=True):
-    """A failure that strikes an attempt after it has run for `after` seconds."""
+    """A fault that is injected into an attempt after it has run for `after` seconds."""
 
     kind: str
     after: int = 0
@@ -56,7 +56,7 @@ class Fault(Struct, frozen=True):
 
 
 class Chaos(Struct, frozen=True):
-    """The failures that a server, or a job's tag, requests. Times in seconds."""
+    """The faults that a server's `--chaos` or a job's tag requests. Times in seconds."""
 
     faults: tuple[Fault, ...] = ()  # for the first attempt, the second, ...
     throttle: float = 0.0
@@ -64,7 +64,7 @@ class Chaos(Struct, frozen=True):
     seed: int | None = None
 
     def __str__(self) -> str:
-        """The same failures in the syntax of `parse`."""
+        """The same faults in the syntax of `parse`."""
         words = [str(fault) for fault in self.faults]
         words += [f"throttle={_percent(self.throttle)}"] if self.throttle else []
         words += [f"no-capacity={_duration(self.no_capacity)}"] if self.no_capacity else []
@@ -76,7 +76,7 @@ class Chaos(Struct, frozen=True):
 
 
 def parse(text: str, where: str = "--chaos") -> Chaos:
-    """Parse a list of failures. Raises UsageError with all mistakes."""
+    """Parse a list of faults. Raises UsageError with all mistakes."""
     chaos, mistakes = read(text)
     if mistakes:
         count = "1 mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
@@ -86,8 +86,8 @@ def parse(text: str, where: str = "--chaos") -> Chaos:
 
 
 def read(text: str) -> tuple[Chaos, list[str]]:
-    """Parse a list of failures: the valid ones, and every mistake."""
-    reader = _Reader((*_FAULTS, *_OF_SERVER))
+    """Parse a list of faults: the valid ones, and every mistake."""
+    reader = _Reader((*_FAULTS, *_SERVER_SETTINGS))
     for part in text.split(","):
         for word in part.split() or [""]:
             reader.take(word)
@@ -95,7 +95,7 @@ def read(text: str) -> tuple[Chaos, list[str]]:
 
 
 def read_tag(text: str) -> tuple[Chaos, list[str]]:
-    """Parse a job's tag, which accepts only failures of attempts."""
+    """Parse a job's tag, which accepts only faults of attempts."""
     reader = _Reader(_FAULTS)
     for word in text.split() or [""]:
         reader.take(word)
@@ -107,7 +107,7 @@ class _Reader:
         self._known = known
         self._of_server = known != _FAULTS
         self._faults: list[Fault] = []
-        self._others: dict[str, float] = {}
+        self._settings: dict[str, float] = {}
         self._mistakes: list[str] = []
 
     def result(self) -> tuple[Chaos, list[str]]:
@@ -117,11 +117,11 @@ class _Reader:
                 f"{count} faults, one for each attempt: no job has more than {MOST_FAULTS} "
                 f"attempts. Leave {count - MOST_FAULTS} out."
             )
-        seed = self._others.get("seed")
+        seed = self._settings.get("seed")
         return Chaos(
             faults=tuple(self._faults),
-            throttle=self._others.get("throttle", 0.0),
-            no_capacity=int(self._others.get("no-capacity", 0)),
+            throttle=self._settings.get("throttle", 0.0),
+            no_capacity=int(self._settings.get("no-capacity", 0)),
             seed=None if seed is None else int(seed),
         ), self._mistakes
 
@@ -136,11 +136,11 @@ class _Reader:
         elif found is None:
             self._add_mistake(word, name)
         elif name in _FAULTS:
-            self._fault(word, name, found["after"], found["value"])
+            self._add_fault(word, name, found["after"], found["value"])
         else:
-            self._other(word, name, found["after"], found["value"])
+            self._add_setting(word, name, found["after"], found["value"])
 
-    def _fault(self, word: str, name: str, after: str | None, value: str | None) -> None:
+    def _add_fault(self, word: str, name: str, after: str | None, value: str | None) -> None:
         seconds = 0 if after is None else parse_duration(after)
         chance = 1.0 if value is None else _parse_fraction(value)
         by_chance_in_a_tag = value is not None and not self._of_server
@@ -149,7 +149,7 @@ class _Reader:
         else:
             self._faults.append(Fault(name, seconds, chance))
 
-    def _other(self, word: str, name: str, after: str | None, value: str | None) -> None:
+    def _add_setting(self, word: str, name: str, after: str | None, value: str | None) -> None:
         number: float | None = None
         if value and after is None:
             if name == "throttle":
@@ -160,10 +160,10 @@ class _Reader:
                 number = int(value)
         if number is None:
             self._add_mistake(word, name)
-        elif name in self._others:
-            self._mistakes.append(f"{word!r}: {name} is there twice. Keep one.")
+        elif name in self._settings:
+            self._mistakes.append(f"{word!r}: {name} is given twice. Keep one.")
         else:
-            self._others[name] = number
+            self._settings[name] = number
 
     def _add_mistake(self, word: str, name: str) -> None:
         chance = f", or {name}@60s=20% for a part of the jobs" if self._of_server else ""
@@ -197,18 +197,18 @@ def _duration(seconds: int) -> str:
 
 
 def fault_of(server: Chaos | None, tag: str | None, sequence: int, number: int) -> Fault | None:
-    """The failure for attempt `number` of the job with this sequence number."""
+    """The fault for attempt `number` of the job with this sequence number, or None."""
     chaos = server if tag is None else read_tag(tag)[0]
     if chaos is None or number > len(chaos.faults):
         return None
     fault = chaos.faults[number - 1]
-    by_chance = _draw(chaos.seed or 0, f"attempt/{sequence}/{number}") < fault.chance
-    return fault if by_chance else None
+    is_drawn = _draw(chaos.seed or 0, f"attempt/{sequence}/{number}") < fault.chance
+    return fault if is_drawn else None
 
 
-def struck_node(server: Chaos | None, sequence: int, number: int, others: int) -> int:
-    """The node that a `node-lost` strikes, as an index from 0 of the `others`. The same for all
-    nodes.
+def choose_node(server: Chaos | None, sequence: int, number: int, others: int) -> int:
+    """The node that `node-lost` loses, as an index from 0 of the `others`. Each node of an attempt
+    gets the same result.
     """
     seed = (server.seed if server else None) or 0
     return int(_draw(seed, f"node/{sequence}/{number}") * others)
@@ -226,7 +226,7 @@ def host_of(task_id: str) -> str:
     return f"i-{sha256(f'host/{task_id}'.encode()).hexdigest()[:17]}"
 
 
-def _draw(seed: int, what: str) -> float:
+def _draw(seed: int, subject: str) -> float:
     """A repeatable random number from 0 to below 1 for this subject."""
-    drawn = sha256(f"{seed}/{what}".encode()).digest()
+    drawn = sha256(f"{seed}/{subject}".encode()).digest()
     return int.from_bytes(drawn[:6], "big") / (1 << 48)

@@ -1,10 +1,10 @@
-"""Injected faults: lost hosts, exceeded memory, and a fleet without capacity.
+"""Inject the faults that `fault_injection.py` parses: lost hosts, exceeded memory, no capacity.
 
-`fault_injection.py` parses the requested failures. Functions that change something take a
-transaction.
+Functions that change something take a transaction.
 
-An attempt that is struck is marked, and the mark is on disk before anything is killed. So the
-attempt gets the rehearsed exit, however it ends from then on and whichever server notices the end.
+An attempt with an injected fault is marked (`doom`), and the mark is on disk before anything is
+killed. So the attempt gets the exit of that fault, however it ends from then on and whichever
+server notices the end.
 """
 
 import re
@@ -21,19 +21,19 @@ from batchml.local.batch.transaction import Transaction
 KILLED = 137  # 128 plus the number of KILL
 
 
-def rehearse(state: BatchState, chaos: Chaos | None, now: int) -> BatchState:
-    """The state of a server that was started to rehearse `chaos`."""
+def enable(state: BatchState, chaos: Chaos | None, now: int) -> BatchState:
+    """The state of a server that was started to inject `chaos`."""
     if chaos is None:
         return state
     until = now + chaos.no_capacity * 1000 if chaos.no_capacity else 0
     return replace(state, chaos=chaos, no_capacity_until=until)
 
 
-def arm(tx: Transaction, job: Job) -> None:
-    """The program of an attempt runs: schedule its rehearsed failure, if it gets one.
+def schedule_fault(tx: Transaction, job: Job) -> None:
+    """The program of an attempt runs: schedule the fault for this attempt, if there is one.
 
-    In a multi-node job the main node is struck, which ends the job, or with `node-lost` another
-    node, to which AWS Batch does not react.
+    In a multi-node job the main node gets the fault, which ends the job, or with `node-lost`
+    another node, to whose loss AWS Batch does not react.
     """
     attempt = job.attempt
     if attempt is None or attempt.started_at is None or attempt.doom or job.is_multinode:
@@ -41,19 +41,19 @@ def arm(tx: Transaction, job: Job) -> None:
     whole = tx.state.jobs.get(job.parent, job) if job.node is not None else job
     chaos, tag = tx.state.chaos, job.tags.get(fault_injection.TAG)
     fault = fault_injection.fault_of(chaos, tag, whole.sequence, attempt.number)
-    if fault is not None and _is_struck(chaos, whole, job, attempt, fault):
+    if fault is not None and _is_target(chaos, whole, job, attempt, fault):
         at = attempt.started_at + fault.after * 1000
         item = (attempt.task_id, fault)
-        known = tx.prune_ended(tx.state.faults)
-        faults = persistent_heap.push(known, (at, attempt.task_id), item)
+        scheduled = tx.prune_ended(tx.state.faults)
+        faults = persistent_heap.push(scheduled, (at, attempt.task_id), item)
         tx.state = replace(tx.state, faults=faults)
 
 
-def _is_struck(
+def _is_target(
     chaos: Chaos | None, whole: Job, job: Job, attempt: JobAttempt, fault: Fault
 ) -> bool:
-    """Whether the fault chosen for a job is injected here: `job` is the job itself, or one node of
-    a multi-node job.
+    """Whether the fault for the job `whole` is injected into `job`, which is that job or one of its
+    nodes.
     """
     nodes = job.spec.nodes
     if job.node is None or nodes is None:
@@ -61,12 +61,12 @@ def _is_struck(
     if fault.kind != fault_injection.NODE_LOST or nodes.count < 2:
         return fault.kind != fault_injection.NODE_LOST and job.is_main_node
     others = [index for index in range(nodes.count) if index != nodes.main]
-    index = fault_injection.struck_node(chaos, whole.sequence, attempt.number, len(others))
+    index = fault_injection.choose_node(chaos, whole.sequence, attempt.number, len(others))
     return job.node == others[index]
 
 
-def strike(tx: Transaction) -> None:
-    """Strike the attempts whose time has come, except those that are being stopped."""
+def inject_due(tx: Transaction) -> None:
+    """Inject the faults whose time has come, except into jobs that are being stopped."""
     while tx.state.faults is not None and tx.state.faults[1][0] <= tx.now:
         task_id, fault = tx.state.faults[2]
         tx.state = replace(tx.state, faults=persistent_heap.pop(tx.state.faults))
@@ -75,13 +75,9 @@ def strike(tx: Transaction) -> None:
             continue
         whole = tx.state.jobs.get(job.parent) if job.node is not None else job
         if whole is not None and not whole.is_ending:
-            _doom(tx, job, job.attempt, fault)
-
-
-def _doom(tx: Transaction, job: Job, attempt: JobAttempt, fault: Fault) -> None:
-    attempt = replace(attempt, doom=str(fault))
-    tx.put_job(replace(job, attempt=attempt))
-    tx.effects.append(_lose_host(attempt))
+            attempt = replace(job.attempt, doom=str(fault))
+            tx.put_job(replace(job, attempt=attempt))
+            tx.effects.append(_lose_host(attempt))
 
 
 def _lose_host(attempt: JobAttempt) -> LoseHost:
@@ -93,15 +89,15 @@ def _kind(attempt: JobAttempt) -> str:
 
 
 def pending_losses(state: BatchState) -> list[LoseHost]:
-    """The attempts that were struck and still live, for a server after one that was killed."""
+    """The live attempts with an injected fault, for a server that follows one that was killed."""
     attempts = [job.attempt for job in state.jobs.values() if job.attempt is not None]
     return [_lose_host(attempt) for attempt in attempts if attempt.doom]
 
 
 def apply_fault(attempt: JobAttempt | None, exit_: AttemptExit) -> AttemptExit:
-    """The exit of an attempt: its actual one, or the rehearsed one if it was struck.
+    """The exit of an attempt: the actual exit, or that of the injected fault if there is one.
 
-    A program that succeeds after the warning has ended before its host.
+    A program that succeeds after the warning of `spot` has ended before its host.
     """
     if (
         attempt is None

@@ -13,16 +13,13 @@ from typing import Any, ClassVar, NamedTuple
 
 from immutables import Map
 from msgspec import Struct
-from msgspec.structs import replace
 
 from batchml.local.batch.fault_injection import Chaos
 from batchml.local.batch.persistent_heap import Heap
 from batchml.model.names import bare_name
 from batchml.model.run import JobStatus
 
-# --- records --------------------------------------------------------------------------------------
-# Resources that users set up: compute environments, queues, definitions, policies, consumables.
-
+# --- Resources that users set up ------------------------------------------------------------------
 
 # The compute environment, and the queue, of controllers of sweeps and fallbacks. They take no
 # resources of the machine: a controller must be able to run while its jobs take all of them.
@@ -143,7 +140,9 @@ class SchedulingPolicy(ResourceRecord, frozen=True):
 
 
 class ConsumableResource(ResourceRecord, frozen=True):
-    """A consumable resource. `spent` is the quantity taken from one that is not replenished."""
+    """A consumable resource. `spent` is the quantity that jobs have used up, if it is not
+    replenishable.
+    """
 
     kind = "consumable"
     field = "consumables"
@@ -168,15 +167,14 @@ RECORDS: tuple[type[ResourceRecord], ...] = (
 )
 
 
-# --- state ----------------------------------------------------------------------------------------
-
+# --- Jobs and the state ---------------------------------------------------------------------------
 
 REGION = "us-east-1"
 ACCOUNT = "000000000000"
 CLUSTER = "batchml-local"
 DEFAULT_LOG_GROUP = "/aws/batch/job"
 
-_FIELDS = {made.arn_kind: made.field for made in RECORDS}
+_FIELDS = {kind.arn_kind: kind.field for kind in RECORDS}
 
 
 def arn(kind: str, name: str) -> str:
@@ -197,7 +195,7 @@ class Needs(Struct, frozen=True):
 
 
 class MachineCapacity(Struct, frozen=True):
-    """The resources of this machine, all or the free ones. Memory in MiB; GPUs by name."""
+    """The resources of this machine: all, or the free ones. Memory in MiB; GPUs by UUID."""
 
     vcpus: int
     memory: int
@@ -248,10 +246,9 @@ class JobAttempt(Struct, frozen=True, omit_defaults=True):
     started_at: int | None = None
     address: str = ""  # its address for the other nodes of its job
     main_address: str = ""  # the main node's address
-    # The fault that is injected into this attempt, in the syntax of `fault_injection.py`; empty for
-    # none.
+    # The injected fault, in the syntax of `fault_injection.py`; empty for none.
     doom: str = ""
-    may_have_begun: bool = True  # the default is the careful one: absence is not evidence
+    may_have_begun: bool = True  # without evidence that it did not begin
     task: int = 1  # the number of the task id within this attempt
 
     @property
@@ -412,38 +409,44 @@ class ShareUsage(Struct, frozen=True):
 
     faded: float = 0.0
     as_of: int = 0
-    vcpus: int = 0  # that run now
+    vcpus: int = 0  # vCPUs in use now
 
 
 class BatchState(Struct, frozen=True):
+    """The resources of users and the unfinished jobs, then the indexes. Times in ms."""
+
     machine: MachineCapacity
     free: MachineCapacity
     environments: Map[str, ComputeEnvironment] = Map()
     queues: Map[str, JobQueue] = Map()
     definitions: Map[str, JobDefinition] = Map()
-    revisions: Map[str, int] = Map()
+    revisions: Map[str, int] = Map()  # name of a definition -> its newest revision
     policies: Map[str, SchedulingPolicy] = Map()
     consumables: Map[str, ConsumableResource] = Map()
     jobs: Map[str, Job] = Map()
-    sequence: int = 0
-    by_task: Map[str, str] = Map()
+    sequence: int = 0  # of the newest job
+    by_task: Map[str, str] = Map()  # task id -> job id
     lines: Map[str, Map[QueueLine, Heap]] = Map()  # queue -> line -> RUNNABLE jobs in their order
-    used: Map[str, int] = Map()  # environment -> vCPUs
+    used: Map[str, int] = Map()  # compute environment -> vCPUs in use
     in_use: Map[str, int] = Map()  # consumable resource -> quantity in use
-    usage: Map[str, Map[str, ShareUsage]] = Map()  # queue -> share
-    blocked: Map[str, BlockedHead] = Map()  # queue -> its first job
-    dependents: Map[str, tuple[str, ...]] = Map()
-    counts: Map[str, dict[str, int]] = Map()  # array -> status -> children
-    deadlines: Heap = None
-    faults: Heap = None  # failures to be rehearsed, by time
-    chaos: Chaos | None = None  # the failures that this server was started to rehearse
-    no_capacity_until: int = 0  # ms; 0: there is capacity
+    usage: Map[str, Map[str, ShareUsage]] = Map()  # queue -> share -> its recent usage
+    blocked: Map[str, BlockedHead] = Map()  # queue -> its first job, if that cannot start
+    dependents: Map[str, tuple[str, ...]] = Map()  # job -> the jobs that wait for it
+    counts: Map[str, dict[str, int]] = Map()  # array -> status -> number of children
+    deadlines: Heap = None  # ends of attempts' timeouts, by time
+    faults: Heap = None  # faults to inject, by time
+    chaos: Chaos | None = None  # the faults that this server was started to inject
+    no_capacity_until: int = 0  # 0: there is capacity
 
     def record(self, arn_kind: str, key: str) -> ResourceRecord | None:
         """The resource that an ARN names, except jobs."""
         field = _FIELDS.get(arn_kind)
         found: ResourceRecord | None = getattr(self, field).get(key) if field else None
         return found
+
+    def quantity_in_use(self, record: ConsumableResource) -> int:
+        """The quantity of a consumable resource that jobs hold or have used up."""
+        return record.spent + self.in_use.get(record.name, 0)
 
     def policy_of(self, queue: str) -> dict[str, Any]:
         """The fair-share policy of a queue; empty when it has none."""
@@ -452,36 +455,5 @@ class BatchState(Struct, frozen=True):
         return {} if policy is None else policy.fair_share
 
 
-def empty(machine: MachineCapacity) -> BatchState:
+def empty_state(machine: MachineCapacity) -> BatchState:
     return BatchState(machine=machine, free=machine)
-
-
-__all__ = [
-    "ACCOUNT",
-    "CLUSTER",
-    "CONTROLLERS",
-    "DEFAULT_LOG_GROUP",
-    "RECORDS",
-    "REGION",
-    "JobAttempt",
-    "BlockedHead",
-    "ConsumableResource",
-    "JobDefinition",
-    "ComputeEnvironment",
-    "Job",
-    "QueueLine",
-    "MachineCapacity",
-    "Needs",
-    "Nodes",
-    "SchedulingPolicy",
-    "JobQueue",
-    "ResourceRecord",
-    "SubmittedSpec",
-    "BatchState",
-    "ShareUsage",
-    "arn",
-    "empty",
-    "instance_arn",
-    "parent_of",
-    "replace",
-]

@@ -63,7 +63,7 @@ COPIED = (
     "the attempt ran."
 )
 
-_RUNNERS = 3  # runners that may be lost before the attempt is
+_MAX_LOST_RUNNERS = 3  # with this many lost runners, an attempt counts as lost
 _TRY_AGAIN = 0.2  # seconds, when the system has no room for a runner
 _TRY_AGAIN_HELD = 1.0  # seconds, when this machine cannot start programs
 _CHECK_AGAIN = 0.05  # seconds, for a runner that is about to write its record
@@ -92,7 +92,7 @@ class _LiveAttempt(Struct, eq=False):
     waits_for: str = ""  # the reason why this machine cannot start it now
     may_have_begun: bool = False
     stop_requested: bool = False
-    kill_requested: bool = False  # for a rehearsal, without a grace period
+    kill_requested: bool = False  # by an injected fault: without a grace period
     reported: object = None  # the last report of its preparation
 
     @property
@@ -258,9 +258,9 @@ class AttemptSupervisor:
             self._report_ended(task_id, AttemptExit(start_failure=STOPPED_EARLY, log=NO_LINES))
         self._forward_stops(live)
 
-    def lose(self, task_id: str, why: str, *, warned: bool) -> None:
-        """Rehearse the loss of the attempt's host: as a stop if `warned`, else without a grace
-        period.
+    def lose(self, task_id: str, fault: str, *, warned: bool) -> None:
+        """Simulate the loss of the attempt's host: as a stop if `warned`, else without a grace
+        period. `fault` is the injected fault, for the log.
         """
         if warned:
             self.stop(task_id)
@@ -269,10 +269,10 @@ class AttemptSupervisor:
         if live is None:
             return
         try:
-            line = f"batchml: injected fault: {why}"
+            line = f"batchml: injected fault: {fault}"
             (self._home.attempt(task_id) / "rehearsal").write_text(line, "utf-8")
         except OSError:
-            pass  # full disk: the loss is rehearsed without a note
+            pass  # full disk: the log will not mention the fault
         live.kill_requested = True
         self._forward_stops(live)
 
@@ -393,8 +393,7 @@ class AttemptSupervisor:
             live.label = spec.get("label", "")
             live.runner, runner.task_id = runner, live.task_id
             if not is_sent:
-                # It is dead, or does not receive; then it is killed. The attempt gets another
-                # runner.
+                # The runner is dead, or does not receive and is killed. The attempt gets another.
                 os.kill(runner.pid, signal.SIGKILL)
         finally:
             os.close(file)
@@ -475,7 +474,7 @@ class AttemptSupervisor:
         if not runner.version:
             why = f"the runner process ends as soon as it starts: {self._last_runner_error()}"
             self._retry_later(live, why, self._pause)
-        elif live.lost_runners < _RUNNERS:
+        elif live.lost_runners < _MAX_LOST_RUNNERS:
             self._prepare_again(live)
         else:
             self._handle_loss(live, RUNNER_LOST)
@@ -501,7 +500,7 @@ class AttemptSupervisor:
             self._report(AttemptProgressed(live.task_id, about, self._now()))
 
     def _read_outcome(self, task_id: str) -> None:
-        """The runner of a begun attempt has ended: its files show the outcome."""
+        """The runner of a begun attempt has ended: read the outcome from its files."""
         if self._closed:
             return
         self.check_progress(task_id)
@@ -528,7 +527,7 @@ class AttemptSupervisor:
             why = COPIED.format(self._identity.adopted_from)
         if live.kind != CONTAINER or self._identity.adopted_from:
             self._kill_leftovers(live.task_id, why)
-        elif live.lost_runners < _RUNNERS:
+        elif live.lost_runners < _MAX_LOST_RUNNERS:
             live.lost_runners += 1
             log.warning("attempt %s has lost its runner and gets another", live.task_id)
             self._prepare(live)
@@ -568,7 +567,7 @@ class AttemptSupervisor:
 
 
 def _is_quick(live: _LiveAttempt, spec: Mapping[str, Any]) -> bool:
-    """Whether the attempt needs no preparation that takes time or may fail temporarily."""
+    """Whether no part of the attempt's preparation takes time or may fail temporarily."""
     has_environment = not spec.get("prepare") or is_whole(spec["made"])
     return live.kind == record.PROCESS and has_environment
 

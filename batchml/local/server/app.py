@@ -174,7 +174,7 @@ class BatchServer:
             return
         self._requests += 1
         refused = is_throttled(self._core.state.chaos, self._requests)
-        if refused and not self._core.knows(_identity(request, caller)):
+        if refused and not self._core.has_received(_identity(request, caller)):
             raise ApiError(*_TOO_MANY[caller.service])
 
     def _identity(self, request: HttpRequest, caller: SignedCaller) -> str:

@@ -1,8 +1,8 @@
 """The server's process: `python -m batchml.local.server.daemon`.
 
 It locks the state folder, opens the journal, adopts the attempts of earlier servers, binds a
-loopback port, and serves until it is told to stop or has been idle. Errors before it serves are
-written to `--ready-fd`, for the process that started it.
+loopback port, and serves until a signal stops it or it has been idle for long. Errors before it
+serves are written to `--ready-fd`, for the process that started it.
 
 For a copy of a state folder it only serves reads. It stops when its folder is moved or deleted.
 When its installation was upgraded, it restarts with the new version. Jobs continue meanwhile.
@@ -146,9 +146,9 @@ async def serve(home: Home, options: argparse.Namespace) -> int:
     machine = read_machine()
     if choice.vcpus:
         machine = replace(machine, vcpus=choice.vcpus)
-    chaos = _chaos(options.chaos)
+    chaos = _read_chaos(options.chaos)
     now = int(clock.now() * 1000)
-    state = engine.restore(faults.rehearse(journal.load(machine), chaos, now), now)
+    state = engine.restore(faults.enable(journal.load(machine), chaos, now), now)
     core = Core(state, journal, clock, guard)
     listener = bind(home, options.port)
     endpoint = ServerEndpoint(os.getpid(), listener.getsockname()[1], str(chaos or ""))
@@ -303,12 +303,12 @@ async def _until_over(
             known = isinstance(error, LocalServerError)
             log.error(text, name, error, exc_info=None if known else error)
             return EXIT_CRASHED
-    log.info("stopped: %s", "idle" if idle.done() else "asked to")
+    log.info("stopped: %s", "idle" if idle.done() else "by a signal")
     return 0
 
 
-def _chaos(text: str | None) -> Chaos | None:
-    """The failures to rehearse, with a seed so that they can be repeated. Raises UsageError."""
+def _read_chaos(text: str | None) -> Chaos | None:
+    """The faults to inject, with a seed so that they can be repeated. Raises UsageError."""
     if text is None:
         return None
     chaos = parse(text)
@@ -326,8 +326,8 @@ def node_network() -> str:
 
 
 def check_not_emptied(home: Home) -> None:
-    """Refuse a missing or empty journal where a server has served: the start would silently lose
-    it.
+    """Refuse a missing or empty journal where a server has served before: a new journal would hide
+    the loss.
     """
     if has_served(home) and not (home.journal.exists() and home.journal.stat().st_size):
         raise StateDamaged(
@@ -411,8 +411,8 @@ def adopt_all(state: BatchState, executor: AttemptSupervisor) -> None:
             executor.adopt(job, job.attempt)
     for task_id in engine.tasks_to_stop(state):
         executor.stop(task_id)
-    for struck in faults.pending_losses(state):
-        executor.lose(struck.task_id, struck.why, warned=struck.warned)
+    for loss in faults.pending_losses(state):
+        executor.lose(loss.task_id, loss.fault, warned=loss.warned)
 
 
 def _send_ready(ready_fd: int, message: dict[str, Any]) -> None:

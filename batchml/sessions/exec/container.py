@@ -20,6 +20,7 @@ from pathlib import Path
 from batchml.errors import ExecUnavailable, ServiceUnreachable
 from batchml.local import exec as engine
 from batchml.local.exec import ContainerExec, ExecRefused, LocalAttempt, RelayFrames
+from batchml.local.executors.runner.link import EngineFrames
 from batchml.runtime.exec.command import RUN_ENDED
 from batchml.runtime.exec.relay import Frame, frame
 from batchml.sessions.exec.target import ExecResult
@@ -111,7 +112,7 @@ def _run_plain(
     try:
         with (
             guard_command(attempt.container, started) as release,
-            lend_terminal(plain.cut, is_heard=tty),
+            lend_terminal(plain.cut, gets_ctrl_c=tty),
             raw_mode(tty),
             notify_resizes(plain.wake_write),
         ):
@@ -136,7 +137,7 @@ class _PlainStream:
     def __init__(self, started: ContainerExec, tty: bool) -> None:
         self._started, self._stream, self._tty = started, started.stream, tty
         self._wake, self.wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self.cut_by = 0  # a signal to this process
+        self.cut_by = 0  # the signal to this process that cut the stream; 0: none
 
     def cut(self, number: int) -> None:
         self.cut_by = number
@@ -146,7 +147,7 @@ class _PlainStream:
     def relay(self) -> None:
         threading.Thread(target=self._relay_input, daemon=True).start()
         os.write(self.wake_write, b"w")  # send the size, now that the command runs
-        frames = engine.EngineFrames()
+        frames = EngineFrames()
         while data := self._started.receive():
             if self._tty:
                 write_out(1, data)
@@ -174,7 +175,7 @@ def _capture_plain(
     attempt: LocalAttempt, command: tuple[str, ...], end: float | None
 ) -> ExecResult:
     started = engine.start_command(attempt.container, command, tty=False)
-    frames, out = engine.EngineFrames(), bytearray()
+    frames, out = EngineFrames(), bytearray()
     try:
         started.stream.shutdown(socket.SHUT_WR)
         while data := started.receive(end):
@@ -190,8 +191,8 @@ def _capture_plain(
 
 
 # --- Cleanup after a killed client ----------------------------------------------------------------
-# The engine does not end a plain exec when its client has gone. So a guard process waits beside the
-# client, and ends the command then.
+# The engine does not end a plain exec when its client is killed. So a guard process waits for the end
+# of the client, and then ends the command.
 
 
 _START = (

@@ -231,11 +231,13 @@ class AttemptIo:
         program.
         """
         if self.stopping_since == -math.inf:
-            self._note_rehearsal()
+            self._log_injected_fault()
         return self._log.close(), self._log.full
 
-    def _note_rehearsal(self) -> None:
-        """Name the injected fault in the log, so that a reader does not take it for a real one."""
+    def _log_injected_fault(self) -> None:
+        """Name the fault in the log, if one was injected, so that nobody takes it for a real
+        one.
+        """
         try:
             with open(os.path.join(self.folder, "rehearsal"), "rb") as file:
                 self.write([file.read()])
@@ -254,14 +256,27 @@ class AttemptIo:
             self.stopping_since = time.monotonic()
 
 
-# --- streams --------------------------------------------------------------------------------------
-# A container's output: decode the engine's frames, and find lines that the log lacks.
-#
-# Standard library only: runners import it.
+# --- The output of a container --------------------------------------------------------------------
 
-
-_HEADER = 8  # stream, three zeros, length
+_HEADER = 8  # bytes in the header of a frame: stream number, three zeros, length
 _STDERR = 2
+
+
+class EngineFrames:
+    """Decodes the engine's frames: (whether it is standard error, bytes)."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[tuple[bool, bytes]]:
+        self._rest += data
+        while len(self._rest) >= _HEADER:
+            end = _HEADER + int.from_bytes(self._rest[4:_HEADER], "big")
+            if len(self._rest) < end:
+                return
+            content, is_error = bytes(self._rest[_HEADER:end]), self._rest[0] == _STDERR
+            del self._rest[:end]
+            yield is_error, content
 
 
 class FrameDecoder:
@@ -269,21 +284,12 @@ class FrameDecoder:
 
     def __init__(self, escape: bool) -> None:
         self._escape = escape
-        self._rest = b""
+        self._frames = EngineFrames()
         self._splitters = (LineSplitter(escape), LineSplitter(escape))
 
     def feed(self, data: bytes) -> list[bytes]:
-        data = self._rest + data if self._rest else data
-        lines: list[bytes] = []
-        at = 0
-        while len(data) - at >= _HEADER:
-            end = at + _HEADER + int.from_bytes(data[at + 4 : at + _HEADER], "big")
-            if end > len(data):
-                break
-            lines += self._take(data[at] == _STDERR, data[at + _HEADER : end])
-            at = end
-        self._rest = data[at:]
-        return lines
+        frames = self._frames.feed(data)
+        return [line for is_error, content in frames for line in self._take(is_error, content)]
 
     def recorded(self) -> RecordedFrameDecoder:
         """A decoder like this one for the engine's record of the same output, from its start."""
@@ -383,16 +389,15 @@ _READ = 1 << 18
 
 
 class BackgroundCall:
-    """A call in a thread; its pipe is readable when there is news.
-
-    `report` reports progress; the end of the pipe is the end of the call.
+    """A call in a thread. Its pipe is readable when the call has reported progress or passed on
+    data, and ends when the call ends.
     """
 
     def __init__(self, work: Callable[[BackgroundCall], Any]) -> None:
         self.reports: list[str] = []
         self.abandoned = False
+        self.error: BaseException | None = None
         self._value: Any = None
-        self._error: BaseException | None = None
         self.pipe, self._end = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self.pipe, False)
         threading.Thread(target=self._run, args=(work,), daemon=True).start()
@@ -401,7 +406,7 @@ class BackgroundCall:
         try:
             self._value = work(self)
         except BaseException as error:
-            self._error = error
+            self.error = error
         finally:
             os.close(self._end)
 
@@ -423,13 +428,9 @@ class BackgroundCall:
         self.abandoned = True
         os.close(self.pipe)
 
-    @property
-    def error(self) -> BaseException | None:
-        return self._error
-
     def result(self) -> Any:
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         return self._value
 
 
