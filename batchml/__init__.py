@@ -1,7 +1,6 @@
 """Run training containers on AWS Batch, and on this machine through an embedded AWS Batch.
 
-Importing this costs almost nothing: public names are resolved when first used, and the package
-holds no import of its own.
+Importing the package costs almost nothing: it imports no module until a public name is first used.
 """
 
 __version__ = "0.1.0"
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     from batchml.model.job import JobSpec, Resources
     from batchml.model.run import JobStatus, Run
 
-_HOMES = {
+_MODULES = {
     "BatchmlError": "batchml.errors",
     "Client": "batchml.client",
     "JobSpec": "batchml.model.job",
@@ -38,12 +37,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> "Any":
-    home = _HOMES.get(name)
-    if home is None:
+    module = _MODULES.get(name)
+    if module is None:
         raise AttributeError(f"module 'batchml' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(home), name)
+    return getattr(import_module(module), name)
 
 
 def __dir__() -> "list[str]":

@@ -1,11 +1,12 @@
-"""One environment, ready to be used: its settings, AWS clients, clock and history, made at first
-use.
+"""One environment, ready to use: its settings, AWS clients, clock, history and poll intervals.
+
+Clients and history are made at their first use.
 """
 
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +20,6 @@ from batchml.aws.session import Access, Session
 from batchml.clock import Clock
 from batchml.config.settings import Settings
 from batchml.history import History
-from batchml.model.polling import LOCAL_INTERVALS, PollIntervals
 from batchml.model.run import CANNOT_START, Run
 from batchml.resources import shipped_folder
 from batchml.runtime.storage.files import is_read_only, write_atomically
@@ -34,25 +34,78 @@ LOCAL_REGION = "us-east-1"
 Notify = Callable[[str], None]  # gets messages for the user
 
 
+class PollIntervals(Struct, frozen=True):
+    """How often AWS Batch is asked about runs, and how long batchml waits for answers, in seconds.
+
+    A log without an end mark counts as complete if its run ended at least `quiet` ago, and two
+    reads at least `settle` apart returned no new lines.
+    """
+
+    shortest: float = 2.0  # the first interval; it grows by half while nothing changes
+    longest: float = 15.0
+    longest_log: float = 4.0  # between two polls of the log of a running job
+    quiet: float = 10.0
+    settle: float = 2.0
+    # How long after the end of a run to wait for lines that its log's end mark counts.
+    end_mark_wait: float = 30.0
+    # How long a job may be unknown after its submission, or the service unreachable at first.
+    startup_limit: float = 60.0
+    # How long the service may be unreachable after its first answer, or the user signed out.
+    outage_limit: float = 900.0
+    # How long the log may be unreachable after the run has ended.
+    log_outage_limit: float = 300.0
+    # How long an attempt runs without a log stream until this is reported.
+    stream_report_after: float = 120.0
+    # The most calls a second, or None for no limit: DescribeJobs, whose limit all users of an
+    # account share, and GetLogEvents, of which AWS allows 10 for an account in a region.
+    describe_rate: float | None = 1.0
+    log_rate: float | None = 8.0
+
+
+LOCAL_INTERVALS = PollIntervals(
+    shortest=0.05,
+    longest=0.5,
+    longest_log=0.5,
+    quiet=0.0,
+    settle=0.0,
+    end_mark_wait=0.0,
+    startup_limit=20.0,
+    log_outage_limit=20.0,
+    describe_rate=None,
+    log_rate=None,
+)
+
+
+def backoff(pace: PollIntervals) -> Iterator[float]:
+    """Yield the seconds between polls: `shortest`, then half as much again, up to `longest`."""
+    delay = pace.shortest
+    while True:
+        yield delay
+        delay = min(delay * 1.5, pace.longest)
+
+
 class Context:
-    """One environment, ready to be used. `tell` gets messages about steps that take long."""
+    """One environment, ready to use. `folder` is the user's folder, with `jobs/` and `images/`.
+
+    `tell` gets messages for the user about steps that take long.
+    """
 
     def __init__(
         self,
         settings: Settings,
         clock: Clock,
         folder: Path,
-        tell: Callable[[str], None] = lambda _: None,
+        tell: Notify = lambda _: None,
     ) -> None:
         self.settings = settings
         self.clock = clock
         self.folder = folder
         self.tell = tell
-        self._has_reported_copy = False  # whether the user was told that the state folder is a copy
+        self._has_reported_copy = False  # that the state folder is a copy, which only reads
         self._session: Session | None = None
 
     def with_settings(self, settings: Settings) -> "Context":
-        """Another context with these settings and a session of its own."""
+        """Return a context with these settings and a session of its own."""
         return Context(settings, self.clock, self.folder, self.tell)
 
     @property
@@ -69,11 +122,11 @@ class Context:
 
     @property
     def env_option(self) -> str:
-        """The `--env` option for a command that is shown to the user; begins with a space."""
+        """The option of a command that is shown to the user: ` --env NAME`; "" on `local`."""
         return "" if self.settings.is_local else f" --env {self.env}"
 
     @property
-    def pace(self) -> "PollIntervals":
+    def pace(self) -> PollIntervals:
         return LOCAL_INTERVALS if self.settings.is_local else PollIntervals()
 
     @property
@@ -89,7 +142,7 @@ class Context:
         return [self.folder / "images", shipped_folder("images")]
 
     def connect(self) -> Session:
-        """The session, made at first use; on `local` the server is started if none runs."""
+        """Return the session. On `local` the first call starts the server if none runs."""
         if self._session is None:
             self._session = Session(self._access())
         return self._session
@@ -104,7 +157,6 @@ class Context:
 
     @property
     def prices(self) -> "Prices":
-
         from batchml.aws.pricing.cache import Prices
 
         home = self.home
@@ -125,14 +177,14 @@ class Context:
             endpoint=endpoint.url,
             access_key_id=keys.access_key_id,
             secret_access_key=keys.secret_access_key,
-            # The server may be killed between two calls; its jobs and the command go on.
+            # If the server is killed between two calls, its jobs and the command continue.
             restart=lambda: self.server().url,
             describe_silence=lambda: describe_silence(home),
             tell=self.tell,
         )
 
     def server(self) -> "ServerEndpoint":
-        """The embedded server, started if none runs, with the endpoints of batchml.toml."""
+        """Return the embedded server with the endpoints of batchml.toml; start it if none runs."""
         from batchml.local import control
 
         home, endpoints = self.home, self.settings.environment.endpoints
@@ -147,8 +199,7 @@ class Context:
         return endpoint
 
     def find_start_obstacle(self) -> str:
-        """Why the embedded server cannot start programs now; empty while it can. It must run."""
-
+        """Return why the running embedded server cannot start programs now; "" if it can."""
         from batchml.aws.batch.resources import ComputeApi
 
         root = self.home.root
@@ -159,42 +210,39 @@ class Context:
         return next((reason for reason in reasons if reason.startswith(CANNOT_START)), "")
 
     def queue(self, given: str) -> str:
-        """The name of a queue in AWS."""
-
+        """Return the name that a queue of `batchml.toml` has in AWS; other names are unchanged."""
         return queue_name(self.env, self.settings.environment, given)
 
     def describe(self, job_ids: Sequence[str]) -> dict[str, Run]:
         return self.batch.describe(job_ids)
 
     def outputs(self, job_id: str) -> Path | None:
-        """The folder of a run's outputs, if it lies on this machine."""
+        """The folder of a run's outputs if it is on this machine."""
         folder = self.home.runs / job_id / "output"
         return folder if self.settings.is_local and folder.is_dir() else None
 
     def open_log(self, run: Run, stream: str) -> "StreamReader":
-
         from batchml.aws.logs import StreamReader
 
         return StreamReader(self.connect, run.log_group, stream)
 
 
 # --- The cache of an environment in AWS -----------------------------------------------------------
-# What submissions need to know of an environment in AWS, read once an hour.
-#
-# The outputs of its stacks and the digests of its images change seldom; reading them takes five
-# calls and half a second. They are kept in the state folder by what they depend on: who asks, and
-# what `batchml.toml` says. A refused call drops them, so that the next submission reads them anew.
+# Submissions need an environment's stack outputs and the digests of its images, which seldom change.
+# Reading them takes five calls and half a second. So they are kept in the state folder for
+# an hour, with a hash of the user and of the environment's settings. If AWS refuses a call, the
+# file is deleted, and the next submission reads them again.
 
 
-HOUR = 3600.0
-_ASKED_AS = (
+_MAX_AGE = 3600.0  # seconds
+_IDENTITY_VARIABLES = (
     "AWS_PROFILE", "AWS_ACCESS_KEY_ID", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_CLOUDFORMATION",
     "AWS_ENDPOINT_URL_ECR", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE",
 )  # fmt: skip
 
 
 class EnvironmentFacts(Struct, frozen=True):
-    """Outputs of the stacks, and `batchml/NAME:TAG` -> the image reference with its digest."""
+    """The content of the file: stack outputs, and references with digests by `batchml/NAME:TAG`."""
 
     of: str  # a hash of the user and of the settings
     at: float  # seconds since the epoch
@@ -203,14 +251,14 @@ class EnvironmentFacts(Struct, frozen=True):
 
 
 class EnvironmentCache:
-    """The facts of one environment, in one file of the state folder."""
+    """The cache of one environment: a file in the state folder."""
 
     def __init__(self, context: "Context", environ: Mapping[str, str]) -> None:
         self._context = context
         self._of = _identity(context, environ)
         self._path = _path(context)
         self._facts = self._read()
-        self._is_new = False
+        self._must_save = False
 
     def outputs(self) -> dict[str, str]:
         """The outputs of the environment's stacks, in one mapping."""
@@ -219,21 +267,21 @@ class EnvironmentCache:
         return self._facts.outputs
 
     def image(self, reference: str, ask: Callable[[], str]) -> str:
-        """The reference, with its digest, of `batchml/NAME:TAG`."""
+        """The reference with digest of `batchml/NAME:TAG`; `ask` returns it if it is not cached."""
         if reference not in self._facts.images:
             self._learn(images={**self._facts.images, reference: ask()})
         return self._facts.images[reference]
 
     def save(self) -> None:
-        """Write the cache into the state folder; a file that cannot be written costs only time."""
-        if self._is_new:
-            with suppress(OSError):
+        """Write the file if its content has changed."""
+        if self._must_save:
+            with suppress(OSError):  # without the file, the next submission only takes longer
                 write_atomically(str(self._path), msgspec.json.encode(self._facts))
 
     def _learn(self, **found: dict[str, str]) -> None:
         self._facts = msgspec.structs.replace(self._facts, **found)
         # An environment that is being set up is not cached.
-        self._is_new = "BucketName" in self._facts.outputs and "JobRoleArn" in self._facts.outputs
+        self._must_save = {"BucketName", "JobRoleArn"} <= {*self._facts.outputs}
 
     def _read(self) -> EnvironmentFacts:
         now = self._context.clock.now()
@@ -241,12 +289,12 @@ class EnvironmentCache:
             kept = msgspec.json.decode(self._path.read_bytes(), type=EnvironmentFacts)
         except (OSError, msgspec.DecodeError):
             return EnvironmentFacts(self._of, now)
-        fresh = kept.of == self._of and 0 <= now - kept.at < HOUR
+        fresh = kept.of == self._of and 0 <= now - kept.at < _MAX_AGE
         return kept if fresh else EnvironmentFacts(self._of, now)
 
 
 def read_stack_outputs(context: "Context") -> dict[str, str]:
-    """The outputs of the stacks that jobs depend on, as they are now."""
+    """Read the present outputs of the stacks that jobs depend on."""
     from batchml.aws.cloudformation import Stacks
 
     stacks = Stacks(context.connect())
@@ -267,12 +315,12 @@ def _path(context: "Context") -> Path:
 
 
 def _identity(context: "Context", environ: Mapping[str, str]) -> str:
-    told = [
+    identity = [
         context.env,
         msgspec.to_builtins(context.settings.environment),
-        [environ.get(name, "") for name in _ASKED_AS],
+        [environ.get(name, "") for name in _IDENTITY_VARIABLES],
     ]
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
 
 def open_cache(context: "Context") -> EnvironmentCache:

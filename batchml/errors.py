@@ -47,7 +47,7 @@ INTERRUPTED = 130  # the command was interrupted; the run continues
 
 
 class BatchmlError(Exception):
-    """The base class. `exit_code` is the exit code of the command."""
+    """The base class. `exit_code` is the exit code of the command that the error ends."""
 
     exit_code = 1
 
@@ -121,7 +121,7 @@ class NotRunning(BatchmlError):
 
 
 class HeldRunEnded(BatchmlError):
-    """A run of `alloc` or `notebook` ended too early. The exit code is that of the run."""
+    """A run of `alloc` or `notebook` ended too early. `exit_code` is the exit code of the run."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         self.exit_code = exit_code
@@ -129,7 +129,7 @@ class HeldRunEnded(BatchmlError):
 
 
 class ExecUnavailable(BatchmlError):
-    """A running container cannot be entered. `is_early`: it can be tried again in seconds."""
+    """A running container cannot be entered. `is_early`: a new try in a few seconds may succeed."""
 
     def __init__(self, message: str, *, is_early: bool = False) -> None:
         self.is_early = is_early
@@ -192,7 +192,7 @@ class ServiceUnreachable(BatchmlError):
 
 
 class CallNotSent(ServiceUnreachable):
-    """The service that gives credentials did not answer, so the call was never sent."""
+    """The source of the credentials did not answer, so the call was never sent."""
 
 
 class SubmissionUnknown(ServiceUnreachable):
@@ -201,8 +201,8 @@ class SubmissionUnknown(ServiceUnreachable):
     def __init__(self, name: str, key: str, why: str) -> None:
         self.key = key
         super().__init__(
-            f"Nobody knows yet whether {name!r} was submitted: {why}\n"
-            f"  batchml reconcile {key}   # finds out, once the service answers; until then, "
+            f"It is not known yet whether {name!r} was submitted: {why}\n"
+            f"  batchml reconcile {key}   # finds out once the service answers; until then, "
             "submitting it again could make a second run"
         )
 
@@ -222,20 +222,21 @@ class NotConverging(BatchmlError):
 
     def __init__(self, resource: str, action: str, reasons: Iterable[str]) -> None:
         super().__init__(
-            f"{resource}: AWS took the {action}, and still it is not as asked: "
-            f"{'; '.join(reasons)}. Nothing more was done. Run batchml setup --plan."
+            f"{resource}: AWS accepted the {action}, but the resource still differs from "
+            f"batchml.toml: {'; '.join(reasons)}. Nothing more was done. To see the differences: "
+            "batchml setup --plan"
         )
 
 
 class WouldLoseData(BatchmlError):
-    """A step would delete `loses`, and the user has not agreed."""
+    """A step of `setup` would delete data (`loses` names the data), and the user has not agreed."""
 
     def __init__(
         self, kind: str, name: str, action: str, loses: str, reasons: Iterable[str]
     ) -> None:
         super().__init__(
-            f"{kind} {name}: to {action} it would lose {loses} ({'; '.join(reasons)}). "
-            f"Nothing was done to it. If you agree: batchml setup --allow-loss {name}"
+            f"{kind} {name}: to {action} it would delete {loses} ({'; '.join(reasons)}). "
+            f"It was not changed. If you agree: batchml setup --allow-loss {name}"
         )
 
 
@@ -248,9 +249,9 @@ class SweepDamaged(ConfigError):
     def __init__(self, key: str, file: str, why: str) -> None:
         super().__init__(file, [why])
         self.args = (
-            f"The sweep {key or 'here'} cannot be read: its {file} is damaged, or was written by "
-            f"a later version of batchml ({why}). The reports of its trials are beside it, "
-            "unharmed.",
+            f"The sweep {key or 'in this folder'} cannot be read: its {file} is damaged, or was "
+            f"written by a later version of batchml ({why}). The reports of its trials are beside "
+            "it, unharmed.",
         )
 
 
@@ -287,7 +288,7 @@ class SweepHasController(BatchmlError):
 
 
 class ControllerReplaced(BatchmlError):
-    """Another controller has taken over the sweep of this one. `by` describes that controller."""
+    """Another controller has taken over this one's sweep. `by` describes the other controller."""
 
     def __init__(self, by: str = "") -> None:
         super().__init__(

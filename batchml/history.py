@@ -1,9 +1,9 @@
-"""The history: submissions of this machine, in one file of lines to which lines are only added.
+"""The history: the runs that this machine submitted, in a file of JSON lines that only grows.
 
-A run has one line before it is sent, one with its job id (or the reason why it has none), and one
-when its end was seen. They are reduced by the run's key; lines of the first version have no key and
-are reduced by their job id. A torn line of a killed client is skipped. A line may also say that an
-environment is forgotten: lines before it do not count.
+A run has a line before it is sent, a line with its job id (or the reason why it has none), and a
+line when its end was read. The lines with the same key together are the record of the run; lines of
+the first version have no key, but a job id. The torn line of a killed client is skipped. A line can
+also forget an environment: its lines before that do not count.
 """
 
 import fcntl
@@ -30,43 +30,44 @@ class History:
         self.path = path
 
     def intend(self, *records: Record) -> None:
-        """Keep an intent to submit. On return it is on disk.
+        """Write records of runs that are about to be submitted. On return they are on disk.
 
-        Raises OSError; then nothing may be sent.
+        Raises OSError; then no request may be sent.
         """
-        self._append(map(_line, records), durable=True)
+        self._append(map(_to_json_line, records), durable=True)
 
     def add(self, record: Record) -> None:
-        """Keep a run that was submitted."""
-        self._append([_line(record)])
+        """Write the record of a submitted run."""
+        self._append([_to_json_line(record)])
 
     def add_job_id(self, key: str, job_id: str) -> None:
+        """Write that the submission has made this job."""
         self._add(key=key, job_id=job_id)
 
     def add_refusal(self, key: str, why: str) -> None:
-        """Keep that the submission has left no run."""
+        """Write that the submission made no job, and the reason."""
         self._add(key=key, refused=why or "refused")
 
     def add_end(
         self, run: Run, metrics: Mapping[str, float] | None = None, cost: float | None = None
     ) -> None:
-        """Keep the outcome of a run; nothing for a run that goes on, or for a child or node.
+        """Write the end of a run. A run that has not ended, a child and a node are ignored.
 
-        `metrics` are the last value of each, from the whole log; None where the log was not read.
+        `metrics` has the last value of each metric in the whole log; None if it was not read.
         """
-        self._keep_ends([end_record(run, metrics, cost)] if _is_kept(run) else [])
+        self._append_ends([end_record(run, metrics, cost)] if _has_end(run) else [])
 
     def add_ends(self, runs: Iterable[Run]) -> None:
-        """`add_end` for several whose logs were not read."""
-        self._keep_ends([end_record(run) for run in runs if _is_kept(run)])
+        """Call `add_end` for runs whose logs were not read."""
+        self._append_ends([end_record(run) for run in runs if _has_end(run)])
 
     def add_lost(self, job_ids: Iterable[str]) -> None:
-        """Keep that AWS Batch does not know these jobs any more."""
-        self._keep_ends([Record(job_id=job_id, lost=True) for job_id in job_ids])
+        """Write that AWS Batch has forgotten these jobs."""
+        self._append_ends([Record(job_id=job_id, lost=True) for job_id in job_ids])
 
     def add_starts(self, starts: Mapping[str, int]) -> None:
-        """Keep the start times of arrays, which AWS Batch returns for children only; in ms."""
-        self._keep_ends([Record(job_id=each, started_at=at) for each, at in starts.items()])
+        """Write the start times of arrays, in ms by job id: AWS Batch has none for arrays."""
+        self._append_ends([Record(job_id=each, started_at=at) for each, at in starts.items()])
 
     def forget(self, env: str) -> None:
         """Forget all runs that were submitted to an environment so far."""
@@ -74,38 +75,38 @@ class History:
             self._add(forgotten=env)
 
     def unconfirmed(self, env: str) -> list[Record]:
-        """Submissions whose outcome is unknown; the oldest first."""
+        """The submissions that may or may not have reached AWS, the oldest first."""
         return [
             record
-            for run in _runs(self._lines())
+            for run in _group_by_run(self._lines())
             if run.env == env and not run.job_id and not run.refused
             if (record := run.read()) and record.is_open
         ]
 
     def newest_first(self, env: str | None = None) -> list[Record]:
-        """The runs submitted to an environment, or to all; with refused ones."""
-        return _of(env, self._lines())
+        """All submissions to an environment, or to all environments, and refused submissions."""
+        return _newest_first(env, self._lines())
 
     def recent(self, env: str | None = None) -> list[Record]:
-        """The newest few hundred runs: read from the file's end, however long it is."""
-        return _of(env, self._lines(TAIL))
+        """The newest few hundred records of `newest_first`, without reading the whole file."""
+        return _newest_first(env, self._lines(TAIL))
 
     def names(self, env: str) -> list[RunName]:
-        """The names of the runs of `newest_first`, without the other fields, which take long to
-        read.
-        """
-        return [run.name() for run in reversed(_runs(self._lines())) if run.env == env]
+        """The names of the runs of `newest_first`. To decode all fields would take longer."""
+        return [run.name() for run in reversed(_group_by_run(self._lines())) if run.env == env]
 
     def records(self, env: str | None = None) -> "HistoryRecords":
-        """The runs of `newest_first` that have a job id; each is decoded when it is used."""
-        return HistoryRecords(run for run in _runs(self._lines()) if env is None or run.env == env)
+        """The records of `newest_first` that have a job id. Each is decoded when it is used."""
+        return HistoryRecords(
+            run for run in _group_by_run(self._lines()) if env is None or run.env == env
+        )
 
-    def _keep_ends(self, ends: list[Record]) -> None:
+    def _append_ends(self, ends: list[Record]) -> None:
         if ends and self.path.parent.is_dir():  # reading creates no state folder
-            self._append(map(_line, ends))
+            self._append(map(_to_json_line, ends))
 
     def _add(self, **values: Any) -> None:
-        self._append([_line(values)])
+        self._append([_to_json_line(values)])
 
     def _append(self, lines: Iterable[bytes], durable: bool = False) -> None:
         data = b"".join(line + b"\n" for line in lines)
@@ -114,8 +115,8 @@ class History:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             size = os.fstat(descriptor).st_size
-            if not size:  # before the first line, so that an existing line implies it
-                sync_folder(str(self.path.parent))  # its name survives a power cut, too
+            if not size:  # before the first line, so that the file of any line survives a power cut
+                sync_folder(str(self.path.parent))
             if size and os.pread(descriptor, 1, size - 1) != b"\n":
                 data = b"\n" + data  # the last writer was killed: begin a new line
             while data:
@@ -126,7 +127,7 @@ class History:
             os.close(descriptor)
 
     def _lines(self, last: int | None = None) -> list[bytes]:
-        """Every line, or those that begin in the last `last` bytes."""
+        """Every line, or the lines that begin in the last `last` bytes of the file."""
         try:
             with open(self.path, "rb") as file:
                 size = os.fstat(file.fileno()).st_size
@@ -138,37 +139,41 @@ class History:
             return []
         except OSError as error:
             raise StateDamaged(
-                f"The history {self.path} cannot be read: {error.strerror}. It holds the names "
-                f"and parameters of what was submitted from here, not the runs themselves. Make it "
-                f"readable, or move it away; batchml goes on then."
+                f"The history {self.path} cannot be read: {error.strerror}. It has the names and "
+                "parameters of the runs that this machine submitted, not the runs themselves. Make "
+                "it readable or move it away, then repeat the command."
             ) from error
 
 
-def _line(what: Any) -> bytes:
+def _to_json_line(value: Any) -> bytes:
     """One line of JSON. Lone surrogates become "?"."""
     try:
-        return msgspec.json.encode(what)
+        return msgspec.json.encode(value)
     except UnicodeEncodeError:
-        return msgspec.json.encode(_as_text(msgspec.to_builtins(what)))
+        return msgspec.json.encode(_replace_surrogates(msgspec.to_builtins(value)))
 
 
-def _as_text(value: Any) -> Any:
+def _replace_surrogates(value: Any) -> Any:
     if isinstance(value, str):
         return value.encode(errors="replace").decode()
     if isinstance(value, dict):
-        return {_as_text(name): _as_text(each) for name, each in value.items()}
-    return [_as_text(each) for each in value] if isinstance(value, list | tuple) else value
+        return {
+            _replace_surrogates(name): _replace_surrogates(each) for name, each in value.items()
+        }
+    return (
+        [_replace_surrogates(each) for each in value] if isinstance(value, list | tuple) else value
+    )
 
 
 class _Head(RunName, frozen=True, gc=False):
-    """The part of a line that identifies its run; the rest is skipped."""
+    """The fields of a line that identify its run; the decoder skips the other fields."""
 
     env: str = ""
     forgotten: str = ""
 
 
 class _Lines(Struct, gc=False):
-    """The lines of one run, and the fields that are known without decoding them whole."""
+    """The lines of one run, and the fields of `_Head` of all of them together."""
 
     head: _Head
     job_id: str
@@ -188,7 +193,7 @@ class _Lines(Struct, gc=False):
         )  # fmt: skip
 
     def add(self, head: _Head, line: bytes) -> None:
-        if head.moved:  # the run goes on as another job: the end of the first job is not its end
+        if head.moved:  # the run continues as another job, so the first job's end is not its end
             self.moved, self.refused, self.lines = head.moved, "", []
         elif self.moved and head.job_id == self.moved:
             return
@@ -197,25 +202,25 @@ class _Lines(Struct, gc=False):
         self.lines.append(line)
 
     def read(self) -> Record | None:
-        """The record that the lines add up to: of a field in two lines, the later value counts."""
+        """Decode the record of the lines: if two lines have a field, the later value counts."""
         members = b",".join(body for line in self.lines if (body := line.strip()[1:-1].strip()))
         try:
             return _RECORD.decode(b"{" + members + b"}")
         except (msgspec.DecodeError, UnicodeDecodeError):
-            return None  # of another version, or damaged
+            return None  # damaged, or of another version
 
 
 _HEAD = msgspec.json.Decoder(_Head)
 _RECORD = msgspec.json.Decoder(Record)
 
 
-def _runs(lines: Iterable[bytes]) -> list[_Lines]:
-    """The lines by run, in the order of each run's first line.
+def _group_by_run(lines: Iterable[bytes]) -> list[_Lines]:
+    """Group the lines by run, in the order of each run's first line.
 
-    Other lines, and lines of a run without a first line, are skipped.
+    Lines that cannot be read, and lines of a run without a first line, are skipped.
     """
     found: dict[str, _Lines] = {}
-    key_of: dict[str, str] = {}  # job id -> key, for lines that know only the id
+    key_of: dict[str, str] = {}  # job id -> key, for lines that have only the job id
     for line in lines:
         try:
             head = _HEAD.decode(line)
@@ -235,14 +240,14 @@ def _runs(lines: Iterable[bytes]) -> list[_Lines]:
     return list(found.values())
 
 
-def _of(env: str | None, lines: Iterable[bytes]) -> list[Record]:
-    """The records of these lines, the newest first."""
-    chosen = [run for run in _runs(lines) if env is None or run.env == env]
+def _newest_first(env: str | None, lines: Iterable[bytes]) -> list[Record]:
+    """The records in these lines, the newest first."""
+    chosen = [run for run in _group_by_run(lines) if env is None or run.env == env]
     return [record for run in reversed(chosen) if (record := run.read())]
 
 
 class HistoryRecords:
-    """Runs by their job ids, the newest first. A run is decoded when it is used, and once."""
+    """Records by job id, the newest first. Each is decoded once, when it is first used."""
 
     def __init__(self, runs: Iterable[_Lines]) -> None:
         self._lines = {run.job_id: run for run in runs if run.job_id}
@@ -261,14 +266,15 @@ class HistoryRecords:
                 yield record
 
 
-def _is_kept(run: Run) -> bool:
+def _has_end(run: Run) -> bool:
+    """Whether the history keeps the end of this job: not of children (ID:3) and nodes (ID#3)."""
     return run.status.is_terminal and ":" not in run.job_id and "#" not in run.job_id
 
 
 def end_record(
     run: Run, metrics: Mapping[str, float] | None = None, cost: float | None = None
 ) -> Record:
-    """The fields of a record that describe a run's end."""
+    """Make a record with the end of a run."""
     return Record(
         key=run.key,
         job_id=run.job_id,

@@ -1,10 +1,10 @@
-"""The folders that are shipped with the code: `images/`, `jobs/`, `cfn/`."""
+"""Find the folders that are installed with batchml: `images/`, `jobs/` and `cfn/`."""
 
 from pathlib import Path
 
 
 def shipped_folder(folder: str) -> Path:
-    """Return the folder `images`, `jobs` or `cfn` of this batchml.
+    """Return the path of the folder `images`, `jobs` or `cfn` of this installation.
 
     A wheel has them under `batchml/share/`; a source checkout has them at its root.
     """

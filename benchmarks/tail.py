@@ -22,9 +22,9 @@ from batchml.aws.batch.jobs import JobApi
 from batchml.aws.logs import StreamReader
 from batchml.aws.session import Access, Session
 from batchml.clock import SystemClock
+from batchml.context import LOCAL_INTERVALS, PollIntervals
 from batchml.local import control
 from batchml.local.home import Home
-from batchml.model.polling import LOCAL_INTERVALS, PollIntervals
 from batchml.model.run import Run
 from batchml.runs.watch.events import OutputLine
 from batchml.runs.watch.follow import follow

@@ -1,7 +1,7 @@
-"""A run that is held for a person, an allocation or a notebook: prepare it, wait for it, end it.
+"""Held runs, of `alloc` and `notebook`: prepare a run for a person, wait for it, end it.
 
-The run ends itself when it is idle (`runtime/sessions/alloc.py`). So a killed client or a closed
-laptop costs no more than the idle time.
+A held run ends itself when nobody uses it (`runtime/sessions/alloc.py`). So after a killed client
+or a closed laptop it costs no more than its idle limit.
 """
 
 import math
@@ -11,18 +11,19 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from batchml.cli.render import printable
+from batchml.context import backoff
 from batchml.cost.service import bill_of, quote_of_job
 from batchml.errors import BatchmlError, HeldRunEnded
 from batchml.explain.ask import waiting_reason
 from batchml.model.group import HELD_TAG
 from batchml.model.names import dollar_range
 from batchml.model.outcome import describe_outcome
-from batchml.model.polling import backoff
 from batchml.model.run import JobStatus, Run, classify
-from batchml.runs.groups.members import stop_all
+from batchml.runs.groups.members import terminate_all
 from batchml.runs.options import RunRequest, resolve_job
 from batchml.runs.prepare import PreparedRun, prepare
-from batchml.runs.watch.events import LinesLost
+from batchml.runs.watch.events import ContactLost
 from batchml.runs.watch.poller import Outages, ReasonReporter, RunPoller
 from batchml.runs.watch.wait import wait_and_keep
 from batchml.runtime.exec.presence import HELD_FOR
@@ -35,11 +36,11 @@ if TYPE_CHECKING:
     from batchml.context import Context, Notify
     from batchml.cost.quote import Usd
 
-_REASON_AFTER = 10.0  # seconds until the reason for waiting is asked for
-_REASON_MOST = 300.0  # seconds between two questions later
+_REASON_AFTER = 10.0  # seconds of waiting until the reason is looked up
+_REASON_MOST = 300.0  # seconds between two look-ups later, at most
 _END_LIMIT = 60.0  # seconds for a run to end on request
 _TRIES, _PAUSE = 20, 0.2  # checks for srun in a run of several nodes, and seconds between them
-_GIVES_REASON = (JobStatus.RUNNABLE, JobStatus.STARTING)  # states whose reason is shown
+_GIVES_REASON = (JobStatus.RUNNABLE, JobStatus.STARTING)  # states whose statusReason is shown
 _FIND_SRUN = ("/bin/sh", "-c", "command -v srun")
 _PRINT_LOST_FILES = "python3 -m batchml.runtime.sessions.alloc --left 2>/dev/null"
 _STOP = ("/bin/sh", "-c", f'{_PRINT_LOST_FILES}; : > "$BATCHML_STOP_FILE"')
@@ -58,16 +59,16 @@ def prepare_held_run(
 ) -> PreparedRun:
     """Prepare a run that is held; nothing is submitted.
 
-    `kind` says what for, `idle_s` are the seconds without use after which it ends itself (None:
-    never). Raises the errors of `prepare`.
+    `kind` is the value of the tag of held runs: ALLOC or NOTEBOOK. The run ends itself after
+    `idle_s` seconds without use (None: never). Raises the errors of `prepare`.
     """
     hour = hourly_cost(context, request)
     if hour is not None and hour.high:
         notify(f"About {dollar_range(hour.low, hour.high)} an hour, for as long as it is held.")
     held = hold_request(request, kind, idle_s, float(hour.high) if hour is not None else 0.0)
     prepared = prepare(context, held, dry_run=False)
-    # Advice on retries is for programs that train: a person simply starts another run.
-    notices = tuple(each for each in prepared.notices if "[retry]" not in each)
+    # Notices about retries are for programs that train: a person simply starts another run.
+    notices = tuple(notice for notice in prepared.notices if "[retry]" not in notice)
     return msgspec.structs.replace(prepared, notices=notices)
 
 
@@ -96,7 +97,7 @@ def hold_request(request: RunRequest, kind: str, idle_s: float | None, rate: flo
 
 
 def hourly_cost(context: "Context", request: RunRequest) -> "Usd | None":
-    """Return what an hour of the run will cost; None if that is not known."""
+    """Estimate the cost of an hour of the run; None if it has no known price."""
     spec = resolve_job(context, request).spec
     try:
         return quote_of_job(context, spec).hour
@@ -118,16 +119,17 @@ def wait_until_running(
     """Wait until the run is RUNNING, and return it.
 
     `notify` gets each new state, and after ten seconds each new reason for waiting. `see` gets the
-    run at every poll. `reason` returns the reason for waiting; by default it asks `explain`.
+    run at every poll. `reason` returns the reason for waiting, by default that of `explain`.
 
-    Raises HeldRunEnded if the run ends instead, and BatchmlError when contact stays lost.
+    Raises HeldRunEnded if the run ends before it is RUNNING, and BatchmlError when contact stays
+    lost.
     """
     poller = RunPoller(context.describe, context.clock, context.pace, renew=context.renew)
     outages, delays = Outages(context.clock, notify), backoff(context.pace)
     messages = _WaitMessages(context, notify, reason or (lambda: waiting_reason(context, job_id)))
     while True:
         (found,) = poller.look([job_id])
-        if isinstance(found, LinesLost):
+        if isinstance(found, ContactLost):
             outages.lost(found.error)
         else:
             if see is not None:
@@ -156,20 +158,20 @@ class _WaitMessages:
         self._status = self._status_reason = ""
 
     def see(self, run: Run) -> bool:
-        """Report what is new; return whether anything is."""
+        """Report a new state or reason; return whether there was one."""
         is_new = run.status.value != self._status
         if is_new:
             self._status = run.status.value
             self._notify(f"Job [{run.name} - {run.job_id}] is {self._status}.")
         if run.status in _GIVES_REASON and run.status_reason not in ("", self._status_reason):
-            is_new, self._status_reason = True, run.status_reason  # such as a pip install
+            is_new, self._status_reason = True, run.status_reason  # such as "pip installs ..."
             self._notify(f"  {self._status_reason}")
         self._reasons.see(not run.status.holds_resources)
         return is_new
 
 
 def wait_for_srun(context: "Context", target: ExecTarget) -> None:
-    """Wait until shells inside find `srun`: a run is RUNNING a little before its program is."""
+    """Wait until shells inside find `srun`: AWS Batch says RUNNING before the program is ready."""
     for _ in range(_TRIES):
         if not capture_output(context, target, _FIND_SRUN).code:
             return
@@ -190,11 +192,11 @@ def _ended_early(context: "Context", run: Run) -> HeldRunEnded:
 
 
 def end_held_run(context: "Context", job_id: str, notify: "Notify" = lambda _: None) -> Run | None:
-    """End the run so that it is SUCCEEDED, and return it; None if it takes over a minute.
+    """End the run so that it is SUCCEEDED, and return it; None if it has not ended in a minute.
 
-    Its stop file makes the run end itself; files that are lost with it are reported. A run that
-    does not end within a minute, or that cannot be entered, is terminated. A waiting run is
-    cancelled.
+    The run ends itself when it sees its stop file, and `notify` gets the files that are lost with
+    it. A run that does not end within a minute, or that cannot be entered, is terminated. A waiting
+    run is cancelled.
     """
     run = context.describe([job_id]).get(job_id)
     if run is None or run.status.is_terminal:
@@ -203,19 +205,20 @@ def end_held_run(context: "Context", job_id: str, notify: "Notify" = lambda _: N
         ended = _wait_for_end(context, job_id)
         if ended is not None:
             return ended
-        notify("It does not end by itself: it is terminated.")
-    stop_all(context, [job_id], "Ended by its user")
+        notify("The run does not end by itself, and is terminated.")
+    terminate_all(context, [job_id], "Ended by its user")
     return _wait_for_end(context, job_id)
 
 
 def _request_stop(context: "Context", job_id: str, notify: "Notify") -> bool:
+    """Write the stop file of the run; return whether that succeeded."""
     try:
         result = capture_output(context, find_target(context, job_id), _STOP)
     except BatchmlError:
         return False
     lost = result.out.decode("utf-8", "replace").strip()
     if lost:
-        notify("".join(char if char.isprintable() else "?" for char in lost))
+        notify(printable(lost))
     return result.code == 0
 
 
@@ -230,7 +233,7 @@ def _wait_for_end(context: "Context", job_id: str) -> Run | None:
 def describe_run_cost(context: "Context", job_id: str) -> str:
     """`It ran 63 h 12 min and cost $63.50.`, or `... so far.` for a run that has not ended.
 
-    The cost is left out on a machine without a price, and if AWS did not give it.
+    The cost is left out if this machine has no price, and the text is "" if AWS gives no answer.
     """
     try:
         run, bill = bill_of(context, job_id)
@@ -242,6 +245,6 @@ def describe_run_cost(context: "Context", job_id: str) -> str:
     text = f"{'It ran' if is_over else 'It has run'} {format_seconds(bill.seconds)}"
     if bill.is_free or not bill.usd.high:
         return f"{text}."
-    least = "at least " if bill.is_least else ""
+    least = "at least " if bill.is_lower_bound else ""
     cost = f"{least}{dollar_range(bill.usd.low, bill.usd.high)}"
     return f"{text} and cost {cost}{'' if is_over else ' so far'}."

@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from batchml.aws.batch.requests import dated_registration
 from batchml.aws.cloudformation import NO_CHANGES, Blueprint, Stack, StackEvent
+from batchml.context import backoff
 from batchml.errors import BatchmlError, ServiceError, SetupFailed
-from batchml.model.polling import backoff
 from batchml.setup.desired import TAG_DATA, with_deletable_data, with_deletable_files, without_files
 from batchml.setup.plan import (
     current_name,

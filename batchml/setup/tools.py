@@ -12,8 +12,8 @@ from batchml.aws.batch.resources import ComputeApi
 from batchml.aws.cloudformation import Blueprint, ChangeSet, Drift, Stack, StackEvent, Stacks
 from batchml.aws.ec2 import LaunchApi
 from batchml.clock import Clock
+from batchml.context import PollIntervals, backoff
 from batchml.errors import AccessError, BatchmlError, ServiceError, SetupFailed
-from batchml.model.polling import PollIntervals, backoff
 from batchml.setup.sharing import CurrentState, ResourceKind, is_known
 
 # --- causes and fixes -----------------------------------------------------------------------

@@ -23,6 +23,7 @@ from batchml.aws.fsx import (
     task_request,
 )
 from batchml.clock import Clock
+from batchml.context import PollIntervals, backoff
 from batchml.errors import FsxTaskFailed, NotFound, TransferFailed
 from batchml.model.environment import (
     OnProgress,
@@ -31,7 +32,6 @@ from batchml.model.environment import (
     WorkspaceEntry,
     relative_path,
 )
-from batchml.model.polling import PollIntervals, backoff
 from batchml.runtime.transfer.backends import PosixArchive
 from batchml.runtime.transfer.receive import TransferResult, combine, receive
 from batchml.workspace.base import plan_copies, pull_target

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from batchml.aws.logs import LogLine, LogPage, StreamReader
+from batchml.context import PollIntervals, backoff
 from batchml.errors import ServiceUnreachable
 from batchml.model.logcheck import LogCheck, LogState
 from batchml.model.outcome import describe_outcome
-from batchml.model.polling import PollIntervals, backoff
 from batchml.model.run import Attempt, JobStatus, Run
 from batchml.runs.watch.events import (
     DAMAGED,
@@ -20,13 +20,13 @@ from batchml.runs.watch.events import (
     PROVEN,
     QUIET,
     SHORT,
-    LinesLost,
+    ContactLost,
     LogClosed,
     OutputLine,
     RunEnded,
     RunEvent,
     StatusChanged,
-    WaitingProgress,
+    RunMessage,
 )
 from batchml.runs.watch.follow import as_node, follow
 from batchml.runs.watch.poller import wait
@@ -100,7 +100,7 @@ def test_backoff_grows_by_half_up_to_its_bound() -> None:
 def test_progress_of_the_start_is_told_once() -> None:
     making = run_of("STARTING", reason="installing")
     seen = followed([making, making, run_of("FAILED")], {}, FakeClock())
-    assert [progress.text for progress in kinds(seen, WaitingProgress)] == ["installing"]
+    assert [progress.text for progress in kinds(seen, RunMessage)] == ["installing"]
 
 
 def test_lines_that_come_after_the_end_are_waited_for_and_the_mark_proves_them() -> None:
@@ -226,7 +226,7 @@ def test_a_failed_call_is_no_news_of_the_run() -> None:
         run_of("SUCCEEDED"),
     ]
     seen = followed(looks, {}, FakeClock())
-    assert len(kinds(seen, LinesLost)) == 2
+    assert len(kinds(seen, ContactLost)) == 2
     assert isinstance(seen[-1], RunEnded)
 
 
@@ -284,7 +284,7 @@ def test_a_log_out_of_reach_ends_the_watch_with_what_is_known() -> None:
     )
     assert isinstance(happenings[-1], RunEnded)
     assert happenings[-1].run is over
-    (told,) = kinds(happenings, WaitingProgress)
+    (told,) = kinds(happenings, RunMessage)
     assert "cannot be read" in told.text
 
 

@@ -12,24 +12,24 @@ from hypothesis import strategies as st
 
 from batchml.aws.logs import LogLine, StreamReader
 from batchml.aws.session import Session
+from batchml.context import LOCAL_INTERVALS, PollIntervals
 from batchml.errors import AccessError, ServiceError, ServiceUnreachable
-from batchml.model.polling import LOCAL_INTERVALS, PollIntervals
 from batchml.model.run import Attempt, JobStatus, Record, Run
 from batchml.runs.watch.events import (
     CUT,
     MARKED,
-    LinesLost,
+    ContactLost,
     LogClosed,
     MetricsReported,
     OutputLine,
     RunEnded,
     RunEvent,
     UsageReported,
-    WaitingProgress,
+    RunMessage,
 )
 from batchml.runs.watch.follow import follow
-from batchml.runs.watch.logs import printed
-from batchml.runs.watch.parts import Family
+from batchml.runs.watch.logs import read_output
+from batchml.runs.watch.parts import RunParts
 from batchml.runs.watch.poller import Limiter, recalling, wait
 from batchml.runtime.protocol.log_marks import end_mark
 from tests.support.fakes import FakeClock
@@ -169,7 +169,7 @@ def test_a_finished_array_is_read_child_by_child() -> None:
 @given(st.integers(2, 1000), st.randoms(use_true_random=False), st.integers(0, 10))
 def test_every_child_that_has_begun_is_asked_about_soon(size: int, random: Any, tick: int) -> None:
     parent = Run("j", "n", "q", JobStatus.PENDING, array_size=size, children={"RUNNING": size})
-    family = Family(parent)
+    family = RunParts(parent)
     running = set(random.sample(range(size), min(size, 150)))
     waiting = size - len(running)
     counts = {"RUNNING": len(running), "RUNNABLE": waiting}
@@ -218,7 +218,7 @@ def test_following_goes_on_when_the_user_signs_in_again() -> None:
     door = Door(clock, 100, 900)
     seen = list(follow(door.describe, no_log, "j", clock=clock, pace=PACE, renew=door.renew))
     assert isinstance(seen[-1], RunEnded)
-    assert of_kind(seen, LinesLost)[0].error == "your session has expired"
+    assert of_kind(seen, ContactLost)[0].error == "your session has expired"
 
 
 def test_who_does_not_sign_in_for_a_quarter_of_an_hour_is_told_so() -> None:
@@ -288,22 +288,22 @@ def followed(logs: Logs, seconds: float, status: str = "SUCCEEDED") -> list[RunE
 
 def test_a_log_stream_that_is_not_there_is_told_of_after_two_minutes_and_at_the_end() -> None:
     gone = Logs("ResourceNotFoundException", "The specified log stream does not exist.")
-    (late,) = of_kind(followed(gone, 300), WaitingProgress)
+    (late,) = of_kind(followed(gone, 300), RunMessage)
     assert late.text == "No output yet: the log stream s is not there so far."
-    (end,) = of_kind(followed(gone, 30), WaitingProgress)
+    (end,) = of_kind(followed(gone, 30), RunMessage)
     assert "the log stream s is not there" in end.text
     assert "may keep lines for a shorter time" in end.text
 
 
 def test_a_log_group_that_is_not_there_is_called_by_its_name() -> None:
     gone = Logs("ResourceNotFoundException", "The specified log group does not exist.")
-    (told,) = of_kind(followed(gone, 300), WaitingProgress)
+    (told,) = of_kind(followed(gone, 300), RunMessage)
     assert told.text == "No output: the log group /aws/batch/job does not exist in this region."
 
 
 def test_who_may_not_read_logs_still_learns_how_the_run_ends() -> None:
     seen = followed(Logs("AccessDeniedException", "User u is not authorized to ..."), 300)
-    (told,) = of_kind(seen, WaitingProgress)
+    (told,) = of_kind(seen, RunMessage)
     assert told.text.startswith("Its output cannot be read: GetLogEvents")
     assert isinstance(seen[-1], RunEnded)
 
@@ -466,10 +466,10 @@ def test_a_page_is_seen_once_it_was_given_whatever_becomes_of_the_reader() -> No
 def test_the_last_lines_are_read_from_the_end_over_all_attempts() -> None:
     book, clock = Book(EVENTS), FakeClock()
     run = run_of("SUCCEEDED", Attempt(log_stream="one"), Attempt(log_stream="two"))
-    parts = list(printed(lambda ids: {}, book.open_log, run, clock=clock, pace=PACE, last=7))
+    parts = list(read_output(lambda ids: {}, book.open_log, run, clock=clock, pace=PACE, last=7))
     shown = [(part.number, [line.message for line in part.lines]) for part in parts]
     assert shown == [(1, ["c", "d"]), (2, ["a", "b", "b", "c", "d"])]
-    parts = list(printed(lambda ids: {}, book.open_log, run, clock=clock, pace=PACE, last=2))
+    parts = list(read_output(lambda ids: {}, book.open_log, run, clock=clock, pace=PACE, last=2))
     assert [part.number for part in parts] == [2]
 
 
@@ -479,7 +479,7 @@ def test_the_log_of_an_array_is_printed_with_a_call_a_child_at_no_more_than_is_a
     run = world.describe(["j"])["j"]
     world.calls.clear()
     before = world.clock.time
-    parts = printed(world.describe, world.open_log, run, clock=world.clock, pace=PACE)
+    parts = read_output(world.describe, world.open_log, run, clock=world.clock, pace=PACE)
     shown = [line.message for part in parts for line in part.lines]
     assert shown == [f"hello {number}" for number in range(120)]
     assert sum(name == "GetLogEvents" for name, _ in world.calls) == 120
@@ -490,5 +490,5 @@ def test_what_came_after_the_end_mark_is_printed_where_the_mark_counts_it() -> N
     late = [LogLine(1, "one"), LogLine(2, end_mark(0, 3)), LogLine(2, "two"), LogLine(2, "three")]
     run = run_of("SUCCEEDED", Attempt(log_stream="s"))
     clock, book = FakeClock(), Book(late)
-    (part,) = printed(lambda ids: {}, book.open_log, run, clock=clock, pace=PACE)
+    (part,) = read_output(lambda ids: {}, book.open_log, run, clock=clock, pace=PACE)
     assert [line.message for line in part.lines] == ["one", "two", "three"]

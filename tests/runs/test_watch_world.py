@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from random import Random
 from typing import NamedTuple
 
-from batchml.model.polling import PollIntervals
+from batchml.context import PollIntervals
 from batchml.runs.watch.events import (
     MARKED,
     QUIET,

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from batchml.config.settings import load_settings
-from batchml.context import Context
+from batchml.context import Context, PollIntervals
 from batchml.errors import (
     BatchmlError,
     ConfigError,
@@ -19,7 +19,6 @@ from batchml.errors import (
     UsageError,
 )
 from batchml.model.group import HELD_TAG
-from batchml.model.polling import PollIntervals
 from batchml.model.run import JobStatus, Run
 from batchml.runs.options import to_request
 from batchml.runs.prepare import prepare

@@ -5,39 +5,39 @@ from collections.abc import Callable, Iterator
 from msgspec.structs import replace
 
 from batchml.clock import Clock
+from batchml.context import PollIntervals
 from batchml.errors import AccessError, BatchmlError
 from batchml.model.outcome import describe_outcome
-from batchml.model.polling import PollIntervals
 from batchml.model.run import JobStatus, OutcomeClass, Run, classify, with_failures
 from batchml.runs.watch.events import (
     HostAssigned,
-    LinesLost,
+    ContactLost,
     PollingPaused,
     RunEnded,
     RunEvent,
     StatusChanged,
-    WaitingProgress,
+    RunMessage,
 )
-from batchml.runs.watch.parts import Family, OpenLog, WatchedJob
+from batchml.runs.watch.parts import RunParts, OpenLog, WatchedJob
 from batchml.runs.watch.poller import (
     Describe,
     Limiter,
     PollCadence,
     Recall,
-    RetryGate,
+    LogGate,
     RunPoller,
     ServiceContact,
-    is_passing,
+    is_temporary,
 )
 from batchml.runtime.protocol.exit_codes import STOPPED
 
 KILLED = 137  # what AWS says of a container that had to be killed
 
-_CHILDREN = 400  # parts asked about in one round: four calls
-_PAGES = 20  # pages of logs in one round, before states are asked for again
-_SHARE = 9  # without a rate limit, the pause is nine times as long as the calls took,
-_MOST_REST = 2.0  # seconds, at most
-_IN_HAND = 8  # parts that have ended, read side by side
+_MAX_PARTS_POLLED = 400  # parts asked about in one round: four calls
+_MAX_PAGES = 20  # pages of logs in one round, before states are asked for again
+_PAUSE_FACTOR = 9  # without a rate limit, the pause is nine times as long as the calls took,
+_MAX_PAUSE = 2.0  # seconds, at most
+_MAX_ENDED_PARTS = 8  # parts that have ended, read side by side
 
 
 def follow(
@@ -89,12 +89,12 @@ class _Watch:
         self._clock = clock
         self._pace = pace
         self._poller = RunPoller(describe, clock, pace, recall=recall, renew=renew)
-        self._gate = RetryGate(
+        self._gate = LogGate(
             Limiter(clock, pace.log_rate), ServiceContact(clock, pace, renew, is_known=True)
         )
         self._looks = PollCadence(pace.shortest, pace.longest)
         self._reads = PollCadence(pace.shortest, pace.longest_log)
-        self._family: Family | None = None
+        self._family: RunParts | None = None
         self._parts: dict[int, WatchedJob] = {}  # the run itself is part 0 when it has no others
         self._hosts: list[dict[str, str]] = []
         self._moved_at = clock.monotonic()
@@ -133,7 +133,7 @@ class _Watch:
             ids = [self._job_id, *ids]
         had_family = self._family is not None
         happenings = list(self._ask(ids))
-        news = any(not isinstance(happening, LinesLost) for happening in happenings)
+        news = any(not isinstance(happening, ContactLost) for happening in happenings)
         if self._family is not None and not had_family:
             happenings += self._ask(self._part_ids())
         now = self._clock.monotonic()
@@ -142,24 +142,24 @@ class _Watch:
 
     def _rest_after(self, seconds: float) -> float:
         """Seconds without polls after calls that took `seconds`."""
-        return min(_SHARE * seconds, _MOST_REST) if self._pace.describe_rate is None else 0.0
+        return min(_PAUSE_FACTOR * seconds, _MAX_PAUSE) if self._pace.describe_rate is None else 0.0
 
     def _part_ids(self) -> list[str]:
         """The ids of children or nodes to ask about now."""
         if self._family is None or self.run is None:
             return []
-        return [self._family.job_id(n) for n in self._family.chosen(self.run, _CHILDREN)]
+        return [self._family.job_id(n) for n in self._family.chosen(self.run, _MAX_PARTS_POLLED)]
 
     def _ask(self, ids: list[str]) -> Iterator[RunEvent]:
         for found in self._poller.answers(ids):
-            if isinstance(found, LinesLost):
+            if isinstance(found, ContactLost):
                 yield found
                 return
             asked, runs = found
             for job_id in asked:
                 if job_id == self._job_id:
                     seen = runs.get(job_id) or self._poller.missing(job_id)
-                    yield from [seen] if isinstance(seen, LinesLost) else self._seen(seen)
+                    yield from [seen] if isinstance(seen, ContactLost) else self._seen(seen)
                 else:
                     self._seen_part(job_id, runs.get(job_id))
 
@@ -172,9 +172,9 @@ class _Watch:
         told = "" if last is None else last.status_reason
         held_up = run.status in (JobStatus.STARTING, JobStatus.RUNNABLE)
         if held_up and run.status_reason not in ("", told):
-            yield WaitingProgress(run, run.status_reason)
+            yield RunMessage(run, run.status_reason)
         if last is None and (run.array_size or (run.nodes and run.node_index is None)):
-            self._family = Family(run)
+            self._family = RunParts(run)
         if self._family is None:
             self._parts.setdefault(0, self._part(None)).seen(run)
         if last is None or (run.status, run.attempts) != (last.status, last.attempts):
@@ -228,9 +228,9 @@ class _Watch:
         parts = [part for part in self._parts.values() if part.current() is not None]
         over = sorted((part for part in parts if part.has_ended), key=lambda part: part.number)
         going_on = [part for part in parts if not part.has_ended]
-        chosen = sorted(over[:_IN_HAND], key=lambda part: (part.is_caught_up, part.number))
+        chosen = sorted(over[:_MAX_ENDED_PARTS], key=lambda part: (part.is_caught_up, part.number))
         chosen += sorted(going_on, key=lambda part: (part.last_read, part.number))
-        if len(chosen) <= _IN_HAND:
+        if len(chosen) <= _MAX_ENDED_PARTS:
             return chosen
         before = self._clock.monotonic() - self._pace.settle
         return [part for part in chosen if not part.is_caught_up or part.last_read <= before]
@@ -250,12 +250,12 @@ class _Watch:
                 pages += 1
                 news = news or bool(happenings)
                 yield from happenings
-                if happenings and isinstance(happenings[-1], LinesLost):
+                if happenings and isinstance(happenings[-1], ContactLost):
                     self._reads.done(self._clock.monotonic(), news=False)
                     return
                 if part.current() == current and current[0].caught_up:
                     break
-                left = pages >= _PAGES
+                left = pages >= _MAX_PAGES
             if part.may_have_ended and not had_ended:
                 self._looks.hurry(self._clock.monotonic())
         yield from self._let_go()
@@ -288,10 +288,10 @@ class _Watch:
     def _failed(self, error: BatchmlError) -> list[RunEvent]:
         """Note that no page came. The run is followed to its end even if the outage lasts."""
         assert self.run is not None
-        if is_passing(error) and not _is_denied(error) and self._may_come_back(error):
-            return [LinesLost(str(error))]
+        if is_temporary(error) and not _is_denied(error) and self._may_come_back(error):
+            return [ContactLost(str(error))]
         self._is_unreadable = True
-        told: list[RunEvent] = [WaitingProgress(self.run, f"Its output cannot be read: {error}")]
+        told: list[RunEvent] = [RunMessage(self.run, f"Its output cannot be read: {error}")]
         for part in self._parts.values():
             told += part.give_up()
         return told
@@ -314,7 +314,7 @@ class _Watch:
             if run is not None and run.status is JobStatus.FAILED:
                 what = "Child" if self._family.is_array else "Node"
                 said = describe_outcome(run if self._family.is_array else as_node(run, self.run))
-                yield WaitingProgress(self.run, f"{what} {number} FAILED: {said}")
+                yield RunMessage(self.run, f"{what} {number} FAILED: {said}")
 
 
 def as_node(node: Run, whole: Run) -> Run:

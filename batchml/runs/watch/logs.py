@@ -8,15 +8,15 @@ from msgspec.structs import replace
 
 from batchml.aws.logs import LogLine, StreamReader
 from batchml.clock import Clock
+from batchml.context import PollIntervals
 from batchml.model.logcheck import LogCheck
-from batchml.model.polling import PollIntervals
 from batchml.model.run import Attempt, Run
-from batchml.runs.watch.parts import Family, OpenLog, missing_text
+from batchml.runs.watch.parts import RunParts, OpenLog, describe_missing_log
 from batchml.runs.watch.poller import MAX_DESCRIBE, Describe, Limiter
 from batchml.runtime.protocol.log_marks import parse_mark
 
 
-class Printed(Struct, frozen=True):
+class AttemptOutput(Struct, frozen=True):
     """The output of one attempt; `number` counts from 1, `child` as in the events of `follow`."""
 
     run: Run
@@ -31,7 +31,7 @@ class Printed(Struct, frozen=True):
         """The message about a missing or incomplete log; call it after the lines were read."""
         if self.reader.missing:
             over = self.run.status.is_terminal
-            return missing_text(self.run, self.stream, self.reader.missing, is_over=over)
+            return describe_missing_log(self.run, self.stream, self.reader.missing, is_over=over)
         return self.check.describe(self.child) if self.check is not None else ""
 
     @property
@@ -44,7 +44,7 @@ class Printed(Struct, frozen=True):
         return self.check is not None and self.check.is_damaged
 
 
-def printed(
+def read_output(
     describe: Describe,
     open_log: OpenLog,
     run: Run,
@@ -54,7 +54,7 @@ def printed(
     attempt: int | None = None,
     since: int | None = None,
     last: int | None = None,
-) -> Iterator[Printed]:
+) -> Iterator[AttemptOutput]:
     """Yield the output of each attempt, of each child or node, in order; marks are left out.
 
     `attempt` selects one by its number. `since` is in ms since the epoch. `last` is a number of
@@ -63,14 +63,14 @@ def printed(
     limiter = Limiter(clock, pace.log_rate)
     for child, part in _parts(describe, run):
         found = [
-            _printed(open_log, part, child, number, each, since, limiter)
+            _read_attempt(open_log, part, child, number, each, since, limiter)
             for number, each in enumerate(part.attempts, start=1)
             if each.log_stream and attempt in (None, number)
         ]
-        yield from found if last is None else _tails(found, last, limiter)
+        yield from found if last is None else _limit_to_last(found, last, limiter)
 
 
-def _printed(
+def _read_attempt(
     open_log: OpenLog,
     run: Run,
     child: str,
@@ -78,13 +78,13 @@ def _printed(
     attempt: Attempt,
     since: int | None,
     limiter: Limiter,
-) -> Printed:
+) -> AttemptOutput:
     shown = f"{child}/{number}" if child and number > 1 else child
     reader = open_log(run, attempt.log_stream).restart(since)
-    return Printed(run, shown, number, attempt.log_stream, _lines(reader, limiter), reader)
+    return AttemptOutput(run, shown, number, attempt.log_stream, _read_lines(reader, limiter), reader)
 
 
-def _lines(reader: StreamReader, limiter: Limiter) -> Iterator[LogLine]:
+def _read_lines(reader: StreamReader, limiter: Limiter) -> Iterator[LogLine]:
     """All lines so far. No further call is made after the end mark's count is reached."""
     count, promised = 0, -1
     while True:
@@ -101,7 +101,7 @@ def _lines(reader: StreamReader, limiter: Limiter) -> Iterator[LogLine]:
             return
 
 
-def _last_lines(reader: StreamReader, last: int, limiter: Limiter) -> list[LogLine]:
+def _read_last_lines(reader: StreamReader, last: int, limiter: Limiter) -> list[LogLine]:
     limiter.take()
     lines = (line for line in reader.read_backwards() if parse_mark(line.message) is None)
     found = list(islice(lines, last))[::-1]
@@ -114,7 +114,7 @@ def _parts(describe: Describe, run: Run) -> Iterator[tuple[str, Run]]:
     if not (run.array_size or (run.nodes and run.node_index is None)):
         yield "", run
         return
-    family = Family(run)
+    family = RunParts(run)
     for start in range(0, family.size, MAX_DESCRIBE):
         numbers = range(start, min(start + MAX_DESCRIBE, family.size))
         found = describe([family.job_id(number) for number in numbers])
@@ -124,11 +124,11 @@ def _parts(describe: Describe, run: Run) -> Iterator[tuple[str, Run]]:
                 yield str(number), part
 
 
-def _tails(attempts: list[Printed], last: int, limiter: Limiter) -> list[Printed]:
+def _limit_to_last(attempts: list[AttemptOutput], last: int, limiter: Limiter) -> list[AttemptOutput]:
     """The last lines of all attempts together, read from the end."""
     found = []
     for each in reversed(attempts):
-        lines = _last_lines(each.reader, last, limiter)
+        lines = _read_last_lines(each.reader, last, limiter)
         found.append(replace(each, lines=iter(lines)))
         last -= len(lines)
         if last <= 0:

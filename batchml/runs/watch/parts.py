@@ -7,8 +7,8 @@ from itertools import islice
 
 from batchml.aws.logs import LogLine, StreamReader
 from batchml.clock import Clock
+from batchml.context import PollIntervals
 from batchml.model.logcheck import LogCheck
-from batchml.model.polling import PollIntervals
 from batchml.model.run import Attempt, JobStatus, Run
 from batchml.runs.watch.events import (
     CUT,
@@ -24,9 +24,9 @@ from batchml.runs.watch.events import (
     OutputLine,
     RunEvent,
     UsageReported,
-    WaitingProgress,
+    RunMessage,
 )
-from batchml.runs.watch.poller import RetryGate
+from batchml.runs.watch.poller import LogGate
 from batchml.runtime.protocol.log_marks import NEEDED_MEMORY, parse_mark, read_points
 
 # --- tail -----------------------------------------------------------------------------------------
@@ -48,7 +48,7 @@ class Tail:
         *,
         clock: Clock,
         pace: PollIntervals,
-        gate: RetryGate,
+        gate: LogGate,
     ) -> None:
         self._reader = reader
         self._number = number
@@ -219,7 +219,7 @@ class Tail:
 OpenLog = Callable[[Run, str], StreamReader]
 
 
-def missing_text(run: Run, stream: str, missing: str, *, is_over: bool) -> str:
+def describe_missing_log(run: Run, stream: str, missing: str, *, is_over: bool) -> str:
     """The message for an attempt without a log; `missing` is "group" or "stream"."""
     if missing == "group":
         return f"No output: the log group {run.log_group} does not exist in this region."
@@ -243,7 +243,7 @@ class WatchedJob:
         *,
         clock: Clock,
         pace: PollIntervals,
-        gate: RetryGate,
+        gate: LogGate,
     ) -> None:
         """`number` is the number of a child or node; None for the run itself."""
         self.number = number or 0
@@ -341,8 +341,8 @@ class WatchedJob:
             return []
         self._noted.add(tail.stream)
         where = f"[{self.child}] " if self.child else ""
-        text = missing_text(self.run, tail.stream, tail.missing, is_over=tail.is_closed)
-        return [WaitingProgress(self.run, where + text)]
+        text = describe_missing_log(self.run, tail.stream, tail.missing, is_over=tail.is_closed)
+        return [RunMessage(self.run, where + text)]
 
     def give_up(self) -> list[RunEvent]:
         """Stop reading this job's output."""
@@ -354,11 +354,11 @@ class WatchedJob:
 # --- Children of an array, or nodes, to ask about ------------------------------------------------
 
 
-_FEW = 99  # ids of one call, in addition to the run's own
+_MAX_ALL = 99  # ids of one call, in addition to the run's own
 _BEGUN = (JobStatus.STARTING, JobStatus.RUNNING, JobStatus.SUCCEEDED, JobStatus.FAILED)
 
 
-class Family:
+class RunParts:
     """The children of an array (`ID:3`) or nodes of a multi-node run (`ID#3`), by number.
 
     Their ids are known, so no call lists them. While few are left, DescribeJobs gets all of them.
@@ -414,7 +414,7 @@ class Family:
         if not self._has_begun(parent):
             return []
         self._round += 1
-        if self.size - len(self._ended) <= _FEW:
+        if self.size - len(self._ended) <= _MAX_ALL:
             return [number for number in range(self.size) if number not in self._ended]
         by_age = sorted(self._active, key=lambda number: (self._active[number], number))
         chosen = by_age[: most // 2]

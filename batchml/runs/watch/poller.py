@@ -5,10 +5,10 @@ from typing import Protocol
 
 from batchml.aws.logs import LogPage, StreamReader
 from batchml.clock import Clock
+from batchml.context import PollIntervals, backoff
 from batchml.errors import AccessError, BatchmlError, ServiceError, ServiceUnreachable
-from batchml.model.polling import PollIntervals, backoff
 from batchml.model.run import Record, Run, run_from_record
-from batchml.runs.watch.events import LinesLost
+from batchml.runs.watch.events import ContactLost
 
 # --- intervals ------------------------------------------------------------------------------------
 # When the next poll is due, and how many calls a second are made.
@@ -38,7 +38,7 @@ class PollCadence:
         self.next = max(now, self._earliest)
 
 
-_SLOWEST = 0.25  # calls a second
+_MIN_RATE = 0.25  # calls a second
 _GROW_AFTER = 20  # calls that went well
 
 
@@ -81,7 +81,7 @@ class Limiter:
         self._well = 0
         if self._rate is not None and now - self._failed_at >= 1:
             self._failed_at = now
-            self._rate = max(self._rate / 2, min(_SLOWEST, self._rate))
+            self._rate = max(self._rate / 2, min(_MIN_RATE, self._rate))
 
 
 class ReasonReporter:
@@ -135,7 +135,7 @@ class ReasonReporter:
 _TRIES = 5  # failures at least, before an outage is permanent
 
 
-def is_passing(error: BatchmlError) -> bool:
+def is_temporary(error: BatchmlError) -> bool:
     """True for a failure that may be gone at the next call.
 
     A user can sign in again, and a service that failed with 5xx recovers.
@@ -168,19 +168,19 @@ class ServiceContact:
         self._renew = renew
         self._is_known = is_known
         self._was_made = is_known
-        self._unreached = _Spell()
-        self._signed_out = _Spell()
+        self._unreached = _FailureSeries()
+        self._signed_out = _FailureSeries()
 
     def made(self) -> None:
         self._was_made = True
-        self._unreached = _Spell()
-        self._signed_out = _Spell()
+        self._unreached = _FailureSeries()
+        self._signed_out = _FailureSeries()
 
     def lost(self, error: BatchmlError) -> None:
         """Tolerate a failure. Raises it if it is permanent, or has lasted for too long."""
         now = self._clock.monotonic()
         if isinstance(error, AccessError):
-            self._unreached = _Spell()  # the service answers
+            self._unreached = _FailureSeries()  # the service answers
             if not self._was_made or self._signed_out.is_over(now, self._pace.outage_limit):
                 raise error
             if self._renew is not None:
@@ -188,14 +188,14 @@ class ServiceContact:
             return
         limit = self._pace.outage_limit if self._was_made else self._pace.startup_limit
         limit = self._pace.log_outage_limit if self._is_known else limit
-        if not is_passing(error):
+        if not is_temporary(error):
             raise error
         if self._unreached.is_over(now, limit):
-            raise given_up(str(error), limit) from error
+            raise unreachable_error(str(error), limit) from error
 
 
-_TELL = 10.0  # seconds without contact before a message
-_APART = 40.0  # seconds: longer than any pause between two attempts
+_REPORT_AFTER = 10.0  # seconds without contact before a message
+_SAME_OUTAGE = 40.0  # seconds: longer than any pause between two attempts
 
 
 class Outages:
@@ -209,15 +209,15 @@ class Outages:
 
     def lost(self, error: str) -> None:
         now = self._clock.monotonic()
-        if now - self._last > _APART:
+        if now - self._last > _SAME_OUTAGE:
             self._since, self._is_told = now, False
         self._last = now
-        if not self._is_told and now - self._since >= _TELL:
+        if not self._is_told and now - self._since >= _REPORT_AFTER:
             self._is_told = True
             self._tell(error)
 
 
-class _Spell:
+class _FailureSeries:
     """Failures in a row."""
 
     def __init__(self) -> None:
@@ -231,7 +231,7 @@ class _Spell:
         return now - self._since >= limit and self._tries >= _TRIES
 
 
-class RetryGate:
+class LogGate:
     """Limits and tolerates failures of calls for logs; all streams of a run share one."""
 
     def __init__(self, limiter: Limiter, contact: ServiceContact) -> None:
@@ -256,7 +256,7 @@ class RetryGate:
         self._contact.lost(error)
 
 
-class Invisible:
+class MissingJobs:
     """Jobs that DescribeJobs does not return yet; that is normal just after a submission."""
 
     def __init__(self, clock: Clock, pace: PollIntervals) -> None:
@@ -273,16 +273,16 @@ class Invisible:
         return now - self._since.setdefault(job_id, now) >= self._pace.startup_limit
 
     def given_up(self, job_id: str) -> ServiceUnreachable:
-        return given_up(
-            f"{unknown(job_id)}: it forgets a run some days after its end", self._pace.startup_limit
+        return unreachable_error(
+            f"{unknown_job_text(job_id)}: it forgets a run some days after its end", self._pace.startup_limit
         )
 
 
-def unknown(job_id: str) -> str:
+def unknown_job_text(job_id: str) -> str:
     return f"Job {job_id} is not known to the service"
 
 
-def given_up(problem: str, limit: float) -> ServiceUnreachable:
+def unreachable_error(problem: str, limit: float) -> ServiceUnreachable:
     return ServiceUnreachable(f"{problem}, for {limit:.0f} seconds now. The job itself may go on.")
 
 
@@ -313,15 +313,15 @@ class RunPoller:
         self._recall = recall
         self._limiter = Limiter(clock, pace.describe_rate)
         self._contact = ServiceContact(clock, pace, renew)
-        self._invisible = Invisible(clock, pace)
+        self._invisible = MissingJobs(clock, pace)
 
-    def look(self, job_ids: Sequence[str]) -> Iterator[Run | LinesLost]:
+    def look(self, job_ids: Sequence[str]) -> Iterator[Run | ContactLost]:
         """Yield each run as it is now, call by call; LinesLost for a call that failed.
 
         Raises ServiceUnreachable or AccessError after failures that lasted too long.
         """
         for found in self.answers(job_ids):
-            if isinstance(found, LinesLost):
+            if isinstance(found, ContactLost):
                 yield found
                 return
             asked, runs = found
@@ -332,7 +332,7 @@ class RunPoller:
 
     def answers(
         self, job_ids: Sequence[str]
-    ) -> Iterator[tuple[Sequence[str], dict[str, Run]] | LinesLost]:
+    ) -> Iterator[tuple[Sequence[str], dict[str, Run]] | ContactLost]:
         """Yield the requested ids and the runs found, call by call; nothing after a failed call.
 
         A missing run is no failure here.
@@ -345,7 +345,7 @@ class RunPoller:
             except BatchmlError as error:
                 self._limiter.failed()
                 self._contact.lost(error)
-                yield LinesLost(str(error))
+                yield ContactLost(str(error))
                 return
             self._limiter.went_well()
             self._contact.made()
@@ -353,19 +353,19 @@ class RunPoller:
                 self._invisible.seen(job_id)
             yield asked, runs
 
-    def missing(self, job_id: str) -> Run | LinesLost:
+    def missing(self, job_id: str) -> Run | ContactLost:
         """The run that DescribeJobs did not return, from other sources; None while it may still
         appear.
 
         Raises ServiceUnreachable when it stays unknown.
         """
         if not self._invisible.is_over(job_id):
-            return LinesLost(unknown(job_id))
+            return ContactLost(unknown_job_text(job_id))
         try:
             found = None if self._recall is None else self._recall(job_id)
         except BatchmlError as error:
             self._contact.lost(error)
-            return LinesLost(str(error))
+            return ContactLost(str(error))
         if found is None:
             raise self._invisible.given_up(job_id)
         return found
@@ -394,7 +394,7 @@ def wait(
     while left:
         done: set[str] = set()
         for seen in poller.look(left):
-            if isinstance(seen, LinesLost):
+            if isinstance(seen, ContactLost):
                 if outages is not None:
                     outages.lost(seen.error)
             elif seen.status.is_terminal:
