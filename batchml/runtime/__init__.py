@@ -1,6 +1,6 @@
-"""What runs inside the container of a run: the standard library only, Python 3.8 and later.
+"""The part of batchml that runs inside containers. It imports only Python's standard library (3.8).
 
-A program needs none of it. For programs that want more, `report(step=3, loss=0.5)` records metrics;
+A program need not call anything here. It may: `report(step=3, loss=0.5)` records metrics;
 `progress(3, waited=0.02)` shows which of many ranks is slow; `should_stop()` is True once the run
 is to save and stop; `checkpoint.save` and `checkpoint.newest` (batchml.runtime.checkpoint) save and
 find checkpoints.
@@ -14,18 +14,16 @@ if TYPE_CHECKING:
 
 __all__ = ["progress", "report", "should_stop"]
 
+_MODULES = {
+    "progress": "batchml.runtime.telemetry.heartbeat",
+    "report": "batchml.runtime.telemetry.metrics",
+    "should_stop": "batchml.runtime.entry.stopping",
+}
+
 
 def __getattr__(name: str) -> object:
-    if name == "report":
-        from batchml.runtime.telemetry.metrics import report
-
-        return report
-    if name == "progress":
-        from batchml.runtime.telemetry.heartbeat import progress
-
-        return progress
-    if name == "should_stop":
-        from batchml.runtime.entry.stopping import should_stop
-
-        return should_stop
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    """Import a function when a program first uses it: importing this package loads nothing else."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # Not by `importlib`, which would load `warnings` as well.
+    return getattr(__import__(_MODULES[name], fromlist=[name]), name)

@@ -1,4 +1,7 @@
-"""Handwritten digits for the example jobs: MNIST, or scikit-learn's digits without a network.
+"""Load handwritten digits for the example jobs: MNIST, or scikit-learn's without a network.
+
+Several jobs in `jobs/` use it. It is part of the runtime, which every image has, because a job's
+folder is sent alone: jobs cannot share a module beside their folders.
 
 `load()` searches for the four MNIST files below `$BATCHML_DATA_DIR`, downloads the missing or
 damaged ones, and keeps them there. Without a network it prints one line and uses the 1,797 digits
@@ -14,6 +17,7 @@ import gzip
 import hashlib
 import importlib
 import io
+import math
 import os
 import queue
 import random
@@ -24,7 +28,7 @@ import threading
 import zlib
 from http.client import HTTPException
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
@@ -62,7 +66,7 @@ CONNECT_SECONDS = 5.0
 """How long a mirror may take to answer, all of its addresses together."""
 
 MAX_BYTES = 64 * 1024 * 1024
-"""No MNIST file is larger, compressed or not; more than this is refused unread."""
+"""No MNIST file is larger, compressed or not. The rest of a larger one is not read."""
 
 
 class IdxError(ValueError):
@@ -76,7 +80,7 @@ class NoDigits(Exception):
 
 
 class _Damaged(Exception):
-    """A file or a download is damaged; the message completes "it ..."."""
+    """A file or a download is damaged. The message follows the file's name: "is truncated"."""
 
 
 class _Unreachable(Exception):
@@ -107,22 +111,9 @@ class Digits(NamedTuple):
     source: str
 
 
-class Opener(Protocol):
-    """Opens a URL for reading, as `urllib.request.urlopen` does; raises OSError when it cannot."""
-
-    def __call__(self, url: str, *, timeout: float) -> Any: ...
-
-
-class LogFunction(Protocol):
-    """Prints one line to the job's output."""
-
-    def __call__(self, line: str, /) -> object: ...
-
-
-class DigitsFallback(Protocol):
-    """Returns the digits to use without MNIST; raises ImportError when they are not installed."""
-
-    def __call__(self) -> Digits: ...
+# Opens a URL for reading: `urllib.request.urlopen(url, timeout=seconds)`. Raises OSError.
+Opener = Callable[..., Any]
+LogFunction = Callable[[str], object]  # prints one line to the job's output
 
 
 def _say(line: str) -> None:
@@ -145,11 +136,9 @@ def parse_idx(content: bytes) -> tuple[tuple[int, ...], bytes]:
     if dimensions == 0 or len(content) < start:
         raise IdxError(f"ends within its header, {len(content)} bytes for {dimensions} dimensions")
     shape = struct.unpack(f">{dimensions}I", content[4:start])
-    promised = 1
-    for extent in shape:
-        promised *= extent
-    if len(content) - start != promised:
-        raise IdxError(f"holds {len(content) - start} bytes of data where {shape} needs {promised}")
+    size, needed = len(content) - start, math.prod(shape)
+    if size != needed:
+        raise IdxError(f"holds {size} bytes of data where {shape} needs {needed}")
     return shape, content[start:]
 
 
@@ -320,9 +309,9 @@ def load(
     environ: Mapping[str, str] = os.environ,
     digests: Mapping[str, str] = SHA256,
     mirrors: Sequence[str] = MIRRORS,
-    fallback: DigitsFallback = scikit_learn_digits,
+    fallback: Callable[[], Digits] = scikit_learn_digits,
 ) -> Digits:
-    """Return the digits to train on: MNIST (60,000 and 10,000), else scikit-learn's.
+    """Return the digits to train on: MNIST (60,000 and 10,000), else scikit-learn's (`fallback`).
 
     The files are searched for in `data_dir`/mnist, in `data_dir`, and in the user's cache;
     `data_dir` is `$BATCHML_DATA_DIR` unless given. Missing or damaged files are downloaded, and
@@ -355,8 +344,8 @@ def load(
     )
 
 
-def _stand_in(reason: str, home: Path, fallback: DigitsFallback, log: LogFunction) -> Digits:
-    """Return the fallback's digits, and log it; raises NoDigits if it has none."""
+def _stand_in(reason: str, home: Path, fallback: Callable[[], Digits], log: LogFunction) -> Digits:
+    """Return the fallback's digits, and log it; raises NoDigits if they are not installed."""
     try:
         digits = fallback()
     except ImportError as error:

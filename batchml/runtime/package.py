@@ -1,7 +1,17 @@
-"""The source files of batchml that are copied into an image."""
+"""Read the source files of batchml that are copied into images."""
 
 import os
+import sys
 from typing import Dict
+
+
+_PROGRAM = """#!/bin/sh
+exec "{python}" -I -c 'import sys
+sys.path.insert(0, "{root}")
+from {module} import main
+words = sys.argv[1:]
+sys.exit(main({arguments}))' "$@"
+"""
 
 
 def package_root() -> str:
@@ -9,27 +19,51 @@ def package_root() -> str:
     return os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
-def sources(whole: bool = False) -> Dict[str, bytes]:
-    """Path below the image's module folder -> content, of `batchml.runtime`.
+def drop_working_folder() -> None:
+    """Remove the working folder from `sys.path`, where `python -m` puts it.
 
-    With `whole`, of all of batchml, for the image of sweep controllers.
+    The job may have modules in it that hide those of the standard library, such as a `queue.py`.
+    """
+    if sys.path[:1] in ([""], [os.getcwd()]):
+        del sys.path[0]
+
+
+def write_program(path: str, module: str, arguments: str) -> None:
+    """Write an executable file that exits with `main(ARGUMENTS)` of one of our modules.
+
+    `arguments`: Python source, in which `words` is the list of words on the command line; without
+    single quotes. The program uses neither the PYTHONPATH nor the other Python variables of its
+    caller.
+    """
+    program = _PROGRAM.format(
+        python=sys.executable, root=package_root(), module=module, arguments=arguments
+    )
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(program)
+    os.chmod(path, 0o755)
+
+
+def sources(whole: bool = False) -> Dict[str, bytes]:
+    """The source files of `batchml.runtime`: path below the image's module folder -> content.
+
+    With `whole`, the files of all of batchml, for the image of sweep controllers.
     """
     if whole:
-        return _below("batchml")
+        return _files_below("batchml")
     first = "batchml/__init__.py"
-    return {first: _read(os.path.join(package_root(), first)), **_below("batchml/runtime")}
+    return {first: _read(os.path.join(package_root(), first)), **_files_below("batchml/runtime")}
 
 
-def _below(top: str) -> Dict[str, bytes]:
-    root, found = package_root(), {}
+def _files_below(top: str) -> Dict[str, bytes]:
+    root, files = package_root(), {}
     for folder, folders, names in os.walk(os.path.join(root, top)):
         # `share` has data that is installed with the package: images, jobs, templates.
         folders[:] = sorted(name for name in folders if name not in ("__pycache__", "share"))
         below = os.path.relpath(folder, root)
         for name in sorted(names):
             if name.endswith(".py"):
-                found[os.path.join(below, name)] = _read(os.path.join(folder, name))
-    return found
+                files[os.path.join(below, name)] = _read(os.path.join(folder, name))
+    return files
 
 
 def _read(path: str) -> bytes:

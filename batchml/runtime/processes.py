@@ -1,6 +1,6 @@
 """Find all processes of an attempt, signal them, and make sure that they have ended.
 
-A process group misses a child that calls setsid, so processes are found by descent. Children whose
+A process group misses a child that calls setsid, so this searches for descendants. Children whose
 parent has died become children of the process that watches them, because it is their reaper.
 """
 
@@ -37,12 +37,12 @@ def die_with_parent(parent: int) -> Callable[[], None]:
 
     libc = ctypes.CDLL(None, use_errno=True)
 
-    def ask() -> None:
+    def request_kill() -> None:
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:  # it has died already
             os._exit(1)
 
-    return ask
+    return request_kill
 
 
 def signal_file(*numbers: int) -> int:
@@ -57,15 +57,15 @@ def signal_file(*numbers: int) -> int:
     mask = (ctypes.c_ulong * (1024 // bits))()
     for number in numbers:
         mask[(number - 1) // bits] |= 1 << (number - 1) % bits
-    made = libc.signalfd(-1, mask, os.O_NONBLOCK | os.O_CLOEXEC)
-    if made < 0:
+    file = libc.signalfd(-1, mask, os.O_NONBLOCK | os.O_CLOEXEC)
+    if file < 0:
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))
-    return int(made)
+    return int(file)
 
 
 def signals_in(file: int) -> set[int]:
-    """The signals that have come since the last call."""
+    """The signals that have come since the last call. `file` is a descriptor of `signal_file`."""
     found: set[int] = set()
     while True:
         try:
@@ -81,17 +81,17 @@ def signals_in(file: int) -> set[int]:
 def changes_of(path: str) -> int:
     """Make a file, and return a descriptor that is readable once the file has changed.
 
-    Raises OSError if the system cannot watch files: then poll. Source: inotify(7).
+    Raises OSError if the system cannot watch files: the caller must poll then. Source: inotify(7).
     """
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o644))
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)
-    made = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC) if _IS_LINUX else -1
-    if made >= 0 and libc.inotify_add_watch(made, os.fsencode(path), _IN_MODIFY) >= 0:
-        return int(made)
-    if made >= 0:
-        os.close(made)
+    watch = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC) if _IS_LINUX else -1
+    if watch >= 0 and libc.inotify_add_watch(watch, os.fsencode(path), _IN_MODIFY) >= 0:
+        return int(watch)
+    if watch >= 0:
+        os.close(watch)
     raise OSError(ctypes.get_errno(), "files cannot be watched for changes")
 
 
@@ -113,6 +113,7 @@ def descendants(*roots: int) -> list[int]:
 
 
 def _parent(pid: str) -> int | None:
+    """The parent's process id; None for a zombie, or without such a process."""
     fields = _stat(pid)
     return None if not fields or fields[0] == b"Z" else int(fields[1])
 
@@ -143,13 +144,21 @@ def send(pids: list[int], number: int) -> None:
             continue
 
 
+def shell_code(code: int) -> int:
+    """The exit code of a process as a shell reports it: 128 + N after signal N.
+
+    `code`: the code as `subprocess` reports it, -N after signal N.
+    """
+    return 128 - code if code < 0 else code
+
+
 def kill_descendants(limit: float = 30.0) -> bool:
     """Kill and reap every descendant of this process, which is their reaper. True if none is left.
 
-    New processes may appear, and a parent may die between reading its child and itself, so it
-    proves nothing that /proc shows no descendant. But a reaper has a child as long as it has a
-    descendant. So this repeats until there is no child, or until `limit` seconds have passed: a
-    process stuck in the kernel, or of another user, cannot be killed.
+    A search of /proc proves nothing: new processes may appear, and a parent may die after the
+    search has read its child and before it reads the parent. But a reaper has a child as long as it
+    has a descendant. So this repeats until there is no child, or until `limit` seconds have passed:
+    a process stuck in the kernel, or of another user, cannot be killed.
     """
     end = time.monotonic() + limit
     while not reap():  # first, because it is cheap, and most programs leave no process
@@ -174,7 +183,7 @@ def reap() -> bool:
 
 
 def start_time(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot. With the boot id this identifies it."""
+    """When a process started, in clock ticks since boot. With pid and boot id this is unique."""
     fields = _stat(pid)
     return int(fields[19]) if fields else None
 

@@ -1,8 +1,8 @@
 """The entry point of batchml's images: `python -m batchml.runtime.run COMMAND ...`.
 
-It fetches the code, starts the command, copies its output line by line, and forwards stop signals
-to every process. Its last line is the number of lines, so that a client can prove that it has all
-of them. It exits with the command's exit code.
+It fetches the code, starts the command, copies the command's output line by line, and forwards stop
+signals to every process. The last line that it prints has the number of lines, so that a client can
+prove that it has read all of them. It exits with the command's exit code.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import BinaryIO, Optional
 
-from batchml.runtime.entry.attempt import AttemptPlugins, RunningAttempt
+from batchml.runtime.entry.attempt import AttemptPlugins, Output, RunningAttempt
 from batchml.runtime.entry.fetch import (
     IN_FILE,
     BadArchive,
@@ -31,17 +31,16 @@ from batchml.runtime.entry.fetch import (
 )
 from batchml.runtime.entry.folders import (
     TemporaryFolder,
-    WorkingFolder,
     enter_code_folder,
     folder_variables,
     is_kept_in_store,
     make_folders,
     watch_working_folder,
 )
-from batchml.runtime.entry.output import Output
 from batchml.runtime.entry.outputs import OutputSender, output_prefix
 from batchml.runtime.entry.stopping import Signals, StopRequested, signals_blocked
-from batchml.runtime.processes import become_reaper, kill_descendants
+from batchml.runtime.package import drop_working_folder
+from batchml.runtime.processes import become_reaper, kill_descendants, shell_code
 from batchml.runtime.protocol.exit_codes import (
     CONFIGURATION_ERROR,
     DUPLICATE,
@@ -62,7 +61,7 @@ if TYPE_CHECKING:
 PROGRESS_EVERY = 10.0  # seconds after which a progress bar is printed as a line
 _READ = 65_536
 _TOO_LONG = "Linux takes 128 KiB of one argument or variable, and about 2 MiB of all"
-_NAMED_OUTPUTS = 5  # outputs that are named when they could not be sent
+_NAMED_OUTPUTS = 5  # the most outputs that are named after they could not be sent
 
 
 def run(
@@ -96,6 +95,8 @@ class _NotStarted(Exception):
 
 
 class _Attempt:
+    """One attempt, from its claim to its exit code."""
+
     def __init__(
         self,
         command: list[str],
@@ -116,6 +117,7 @@ class _Attempt:
         self.by_runtime = False  # whether the runtime, not the program, chose the exit code
 
     def run(self) -> int:
+        """Run the command, end the trial if this is one of a sweep, and return the exit code."""
         code = self._run()
         if self._trial is None:
             return code
@@ -125,7 +127,7 @@ class _Attempt:
         try:
             self._read_command_file()
             self._claim()
-            sends_outputs = self._env.is_run and not self._env.output_dir and self._env.store
+            sends_outputs = bool(self._env.is_run and not self._env.output_dir and self._env.store)
             self._make_folders()
             self._fetch_code()
             self._read_plan()
@@ -142,7 +144,7 @@ class _Attempt:
         except (BadArchive, BadCommandFile, OSError, ValueError) as error:
             return self._not_started(CONFIGURATION_ERROR, str(error))
         try:
-            return self._run_command(bool(sends_outputs))
+            return self._run_command(sends_outputs)
         except FileNotFoundError:
             return self._cannot_run(127, self._describe_missing())
         except OSError as error:
@@ -177,9 +179,9 @@ class _Attempt:
         if self._env.command_file and self._command == [IN_FILE]:
             found = read_command_file(*self._fetch(self._env.command_file))
             self._command = found.command
-            # The variables of AWS Batch itself are not replaced.
-            given = {k: v for k, v in found.env.items() if not k.startswith("AWS_BATCH_")}
-            self._environ.update(given)
+            for name, value in found.env.items():
+                if not name.startswith("AWS_BATCH_"):  # AWS Batch's own variables stay
+                    self._environ[name] = value
             self._env = RuntimeEnv.read(self._environ)
         if not self._command or self._command == [IN_FILE]:
             raise _NotStarted(
@@ -228,7 +230,7 @@ class _Attempt:
             self._plan = read_plan(self._environ)
 
     def _check_host(self) -> None:
-        """End the attempt on an unfit host. With ranks, the main node's supervisor ends it."""
+        """End the attempt on an unfit host. In a run of ranks, the main node's supervisor does."""
         if not self._env.is_run:
             return
         from batchml.runtime.health.gate import check_host
@@ -254,7 +256,7 @@ class _Attempt:
             fetch(self._env, self._environ, self._output.say)
 
     def _fetch(self, url: str) -> tuple[str, str]:
-        """The path of a file of the submission; if it was downloaded, also its SHA-256."""
+        """Return the path of a file of the submission, and its SHA-256 if it was downloaded."""
         if "://" not in url:
             return url, ""
         folder = self._temporary.path()
@@ -273,7 +275,8 @@ class _Attempt:
             trial.start(running)
             output.listener = trial.read_output
             plugins.add("the trial's watch", lambda: trial)
-        working = self._watch_working_folder(sends_outputs)
+        data = self._environ.get("BATCHML_DATA_DIR", "")
+        working = watch_working_folder(env, data, self._temporary.existing_path, sends_outputs)
         supervised = self._supervise()
         process = self._start(supervised)
         if supervised is not None:
@@ -298,10 +301,10 @@ class _Attempt:
             code = verdict.code
         if running.forced is not None:
             return running.forced
-        return 128 - code if code < 0 else code
+        return shell_code(code)
 
     def _report_verdict(self, verdict: SupervisorVerdict) -> None:
-        """Report why this node's supervisor has ended, if it could not report that itself."""
+        """Print why this node's supervisor has ended, if it could not print that itself."""
         if not verdict.is_said:
             self._output.say(f"batchml: {verdict.why}")
         if verdict.news and not self._signals.stop_asked:
@@ -339,10 +342,6 @@ class _Attempt:
 
         running.delegate_to(pid, supervised.asked, supervised.makes_stop_file)
         plugins.add("the watch of the supervisor", lambda: SupervisorWatch(pid, running.say))
-
-    def _watch_working_folder(self, is_container: bool) -> Optional[WorkingFolder]:
-        data = self._environ.get("BATCHML_DATA_DIR", "")
-        return watch_working_folder(self._env, data, self._temporary.made, is_container)
 
 
 def _make_plugins(running: RunningAttempt) -> AttemptPlugins:
@@ -423,7 +422,7 @@ def _copy(
 
 
 def _pause(output: Output, running: RunningAttempt, plugins: AttemptPlugins) -> Optional[float]:
-    """Seconds to wait for output or signals, until something else is due; None: for ever."""
+    """Seconds to wait for output or signals until a timer is due; None: without a limit."""
     due = [running.until_kill()]
     if plugins:
         due.append(plugins.until_tick(time.monotonic()))
@@ -446,7 +445,7 @@ def _has_ended(process: subprocess.Popen[bytes]) -> bool:
 
 
 def _read(pipe: int) -> Optional[bytes]:
-    """Read what is there now; None if that is nothing yet, empty at the end of the stream."""
+    """Read the bytes that have come; None if there are none yet, empty at the end of the stream."""
     try:
         return os.read(pipe, _READ)
     except BlockingIOError:
@@ -456,9 +455,7 @@ def _read(pipe: int) -> Optional[bytes]:
 def main() -> None:
     """Run the command line. It never returns, because Python's exit would reset signal handlers."""
     code = 70  # after a mistake of our own, with a traceback
-    # `-m` looks for modules in the working directory first, where the job may have a `queue.py`.
-    if sys.path[:1] in ([""], [os.getcwd()]):
-        del sys.path[0]
+    drop_working_folder()
     try:
         code = run(sys.argv[1:], os.environ, sys.stdout.buffer)
     except BrokenPipeError:  # the log driver has gone

@@ -216,7 +216,7 @@ def test_a_full_disk_is_told_once_and_the_old_checkpoint_stands(
     assert names(folder) == ["step-0000000010"]
     assert loaded(folder) == "old"
     assert checkpoint.save(wrote("new"), 40)
-    assert "checkpoints are saved again, with step 40" in capfd.readouterr().err
+    assert "saving works again: the checkpoint of step 40 was saved" in capfd.readouterr().err
 
 
 def test_what_a_framework_says_of_a_full_disk_is_no_end_of_the_training() -> None:

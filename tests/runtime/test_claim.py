@@ -24,7 +24,7 @@ def test_the_first_job_goes_on_in_every_attempt_and_the_second_hears_of_it(tmp_p
     assert claim(store, env("first")) is None
     assert claim(store, env("second")) == "first"
     assert claim(store, env("first")) is None, "a later attempt"
-    assert "first goes on" in describe_duplicate("first")
+    assert "this is a second run of one submission; first goes on" in describe_duplicate("first")
 
 
 def test_each_child_of_an_array_claims_for_itself(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import io
 import multiprocessing
 import struct
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from urllib.error import URLError
 
@@ -70,7 +70,7 @@ class Load:
         self.network = Network(FILES)
         self.lines: list[str] = []
 
-    def __call__(self, fallback: mnist.DigitsFallback = lambda: STAND_IN) -> mnist.Digits:
+    def __call__(self, fallback: Callable[[], mnist.Digits] = lambda: STAND_IN) -> mnist.Digits:
         return mnist.load(
             opener=self.network,
             log=self.lines.append,

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from batchml.runtime.entry.attempt import RunningAttempt, grace_within
-from batchml.runtime.entry.output import Output
+from batchml.runtime.entry.attempt import Output, RunningAttempt, grace_within
 from batchml.runtime.entry.stopping import Signals
 from batchml.runtime.nodes.launcher import ASKED, VERDICT
 from batchml.runtime.nodes.supervisor.settings import StopOrder, ranks_grace, read_stop

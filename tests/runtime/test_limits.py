@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 
 from batchml.model.run import STOPPED, Attempt, is_spent, max_seconds
 from batchml.runtime.processes import process_age
-from batchml.runtime.protocol.variables import RuntimeEnv
+from batchml.runtime.protocol.variables import RuntimeEnv, is_main_node
 from batchml.runtime.storage.folder import FolderStore
 from batchml.runtime.storage.store import Store, StoreError
 from batchml.runtime.telemetry.budget import (
     BudgetGuard,
-    is_main_node,
     read_account,
     stop_at,
 )
@@ -218,7 +217,7 @@ def test_an_account_that_is_none_is_empty(data: bytes | None) -> None:
     assert read_account(data) == {}
 
 
-# --- and what the client reads of it --------------------------------------------------------
+# --- and what the client reads of it --------------------------------------------------------------
 
 
 def test_a_run_that_its_budget_stopped_is_known_again() -> None:

@@ -179,10 +179,9 @@ def test_junk_is_no_message(data: bytes) -> None:
 def test_keys_are_told_apart_and_in_order() -> None:
     keys = [(1, 0, 1, 0), (1, 0, 1, 1), (1, 0, 2, 0), (1, 9_999, 1, 0), (12, -1, 1, 0)]
     written = [messages.message_key(*each) for each in keys]
-    assert [messages.parse_key(each) for each in written] == keys
+    assert len(set(written)) == len(keys)
     assert written[:4] == sorted(written[:4])
-    assert messages.parse_key("inbox/other.json") is None
-    assert messages.parse_key("log/000001-000000-01-000000.json") is None
+    assert all(each.startswith(messages.INBOX) for each in written)
     assert messages.unknown_trial(0) == -1
     assert claim_key(1, 2) != claim_key(12, 2)
 

@@ -74,7 +74,7 @@ def test_what_we_set_is_passed_over_and_told() -> None:
         ("torchrun --nproc-per-node x ddp.py", "'x': give a number, or gpu"),
         ("torchrun --nproc-per-node", "needs a value"),
         ("torchrun --nnodes 2", "no script"),
-        ("torchrun --colour red ddp.py", "--colour is not known"),
+        ("torchrun --colour red ddp.py", "--colour is not a flag that batchml knows"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(words: str, why: str) -> None:

@@ -32,10 +32,9 @@ from batchml.runtime.checkpoint.sharded import KEPT_APART
 from batchml.runtime.entry.attempt import AttemptHandle
 from batchml.runtime.entry.folders import is_kept_in_store
 from batchml.runtime.entry.outputs import OutputSender, StorePoller, files_of
-from batchml.runtime.protocol.variables import RuntimeEnv
+from batchml.runtime.protocol.variables import RuntimeEnv, is_main_node
 from batchml.runtime.storage.backends import open_store
 from batchml.runtime.storage.store import Store
-from batchml.runtime.telemetry.budget import is_main_node
 
 LATEST = "LATEST.json"  # the newest checkpoint in the store and the attempt that sent it
 EVERY = 5.0  # seconds between two polls

@@ -23,12 +23,11 @@ from batchml.runtime.checkpoint.remote import (
 )
 from batchml.runtime.entry.folders import is_kept_in_store, workspace_folder
 from batchml.runtime.protocol.launch import WORKER, LaunchPlan
-from batchml.runtime.protocol.variables import RuntimeEnv
+from batchml.runtime.protocol.variables import RuntimeEnv, is_main_node
 from batchml.runtime.storage.backends import open_store
 from batchml.runtime.storage.files import write_json
 from batchml.runtime.storage.folder import FolderStore
 from batchml.runtime.storage.store import Store, StoreError, no_check
-from batchml.runtime.telemetry.budget import is_main_node
 
 VARIABLE = "BATCHML_RESUME"
 _MAP = "BATCHML_ARRAY_MAP"  # the numbers of children in the first array: runs/rerun/rules.py

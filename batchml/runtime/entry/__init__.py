@@ -1,1 +1,1 @@
-"""Before and around the command of a run: code, folders, output, stop signals."""
+"""What the entry does before and while a command runs: code, folders, log, outputs, signals."""

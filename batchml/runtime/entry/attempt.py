@@ -1,4 +1,4 @@
-"""A running attempt: what its plug-ins may use, and how it is stopped."""
+"""A running attempt: its log, how it is stopped, and its plug-ins."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import json
 import os
 import signal
 import time
-from collections.abc import Mapping
-from typing import Callable, List, Optional, Protocol, Tuple
+from collections.abc import Mapping, Sequence
+from typing import BinaryIO, Callable, List, Optional, Protocol, Tuple
 
-from batchml.runtime.entry.output import Output
 from batchml.runtime.entry.stopping import STOPS, Signals, make_stop_file
 from batchml.runtime.processes import descendants, send
+from batchml.runtime.protocol.log_marks import MARK, error_line
 from batchml.runtime.protocol.variables import RuntimeEnv
 from batchml.runtime.storage.store import Store
 
@@ -19,10 +19,49 @@ _FOR_OUTPUTS = 10.0  # seconds of the grace in which outputs are sent; at most a
 _BEFORE_LOSS = 5.0  # seconds between the KILL and the loss of the host; also the least grace
 
 
+class Output:
+    """The log of one attempt: lines of program and runtime, which are counted, and marks."""
+
+    def __init__(self, stream: BinaryIO, progress_every: float) -> None:
+        self._stream = stream
+        self._every = progress_every
+        self._last = time.monotonic()
+        self.lines = 0
+        # Called with the lines of the program, but not with the runtime's.
+        self.listener: Optional[Callable[[Sequence[bytes]], None]] = None
+
+    def write(self, lines: Sequence[bytes]) -> None:
+        """Write lines of the program."""
+        self._put(lines)
+        if lines and self.listener is not None:
+            self.listener(lines)
+
+    def _put(self, lines: Sequence[bytes]) -> None:
+        if lines:
+            self._stream.write(b"".join(line + b"\n" for line in lines))
+            self._stream.flush()
+            self.lines += len(lines)
+            self._last = time.monotonic()
+
+    def until_progress(self) -> float:
+        """Seconds until a progress bar is printed as a line, if no line comes before."""
+        return max(0.0, self._last + self._every - time.monotonic())
+
+    def say(self, text: str) -> None:
+        """Write one line of the runtime for people."""
+        self._put([" ".join(text.splitlines()).encode("utf-8", "replace")])
+
+    def mark(self, text: str) -> None:
+        """Write a mark: one line for batchml's clients, which never print it."""
+        line = MARK + " ".join(text.splitlines())
+        self._stream.write(line.encode("utf-8", "replace") + b"\n")
+        self._stream.flush()
+
+
 def grace_within(grace: float, left: float) -> float:
     """Seconds from TERM to KILL on a host that will be lost in `left` seconds.
 
-    At least a few seconds, also when the announced time is over: the host is still there.
+    These are at least a few seconds, even if the announced time is over: the host still works.
     """
     return min(grace, max(left - _BEFORE_LOSS, _BEFORE_LOSS))
 
@@ -51,16 +90,16 @@ class RunningAttempt:
         self._stopping = False
         self._kill_at = float("inf")
         self._supervisor: Optional[int] = None
-        self._makes_stop_file = True  # this process, not the supervisor, makes the stop file
-        self._stop_request = ""
+        self._makes_stop_file = True  # False if the supervisor makes it
+        self._stop_request = ""  # the file that tells the supervisor how the run is to end
 
     def delegate_to(self, pid: int, stop_request: str, makes_stop_file: bool) -> None:
         """Signal only the supervisor of ranks, which ends the processes of all nodes itself.
 
-        It reads from the file `stop_request` with which exit code the run is to end, and how soon.
-        With `makes_stop_file` the supervisor makes the stop file after it has got the signal. If
-        this process made the file, all ranks could find it, save and exit with 0 before the
-        supervisor knows of the stop, and the run would end with 0.
+        The supervisor reads from the file `stop_request` with which exit code the run is to end,
+        and how soon. With `makes_stop_file` the supervisor makes the stop file after it has got the
+        signal. If this process made the file, all ranks could find it, save and exit with 0 before
+        the supervisor knows of the stop, and the run would end with 0.
         """
         self._supervisor, self._stop_request = pid, stop_request
         self._makes_stop_file = not makes_stop_file
@@ -86,7 +125,7 @@ class RunningAttempt:
             self._signal(signal.SIGTERM)
 
     def request_stop(self) -> None:
-        """Make the stop file, but send no signal: a program that checks it saves and ends."""
+        """Make the stop file, but send no signal: a program that checks the file saves and ends."""
         if self.env.stop_file:
             make_stop_file(self.env.stop_file)
 
@@ -94,7 +133,8 @@ class RunningAttempt:
         """Forward the signals that have come to every process, whatever its session."""
         for number in self._signals.take():
             if number in STOPS:
-                # The sender ends the container after the grace, even if outputs are not sent yet.
+                # The sender of the signal ends the container after the grace, even if outputs are
+                # not sent yet.
                 time_for_outputs = min(_FOR_OUTPUTS, self.env.grace / 5)
                 limit = self.env.grace - time_for_outputs if self._sends_outputs else float("inf")
                 self._begin_stop(limit)
@@ -126,19 +166,19 @@ def _write_stop_request(path: str, code: int, why: str, grace: float) -> None:
         with open(path, "w", encoding="utf-8") as file:
             json.dump({"code": code, "why": why, "grace": grace}, file)
     except OSError:
-        pass  # then the supervisor takes it for a plain stop
+        pass  # the supervisor then ends the run as after any other signal
 
 
 # --- Plug-ins of an attempt -----------------------------------------------------------------------
-# The loop that copies the output calls them about once a second, without threads. A plug-in that
-# raises is reported in one line and removed; it never fails the run.
+# The loop that copies the output calls the plug-ins about once a second, without threads. A plug-in
+# that raises is reported in one line and removed; it never fails the run.
 
 
 EVERY = 1.0  # seconds between two ticks
 
 
 class AttemptPlugin(Protocol):
-    """Made with `NAME(attempt)` before the command starts; the constructor may raise."""
+    """A plug-in is made before the command starts. Its constructor may raise."""
 
     def tick(self, now: float) -> None:
         """Called about once a second; `now` is `time.monotonic()`. It should take milliseconds."""
@@ -148,17 +188,17 @@ class AttemptPlugin(Protocol):
 
 
 class AttemptHandle(Protocol):
-    """The attempt, as its plug-ins see it."""
+    """The part of `RunningAttempt` that plug-ins may use."""
 
     env: RuntimeEnv
-    environ: Mapping[str, str]  # of the command
-    store: Optional[Store]  # has the run's claims, outputs and accounts; None without a store
+    environ: Mapping[str, str]  # the variables of the command
+    store: Optional[Store]  # has the run's claims, outputs and spent budget; None without a store
 
     def pids(self) -> List[int]:
         """The processes of the attempt that live now, parents before children."""
 
     def mark(self, text: str) -> None:
-        """Write one line for our clients, `::batchml TEXT`. It is not counted as a line."""
+        """Write a mark `::batchml TEXT` for batchml's clients. It is not counted as a line."""
 
     def say(self, text: str) -> None:
         """Write one line for people, which is counted."""
@@ -166,11 +206,12 @@ class AttemptHandle(Protocol):
     def stop(self, reason: str, code: int, within: float = float("inf")) -> None:
         """Make the run save and stop: print `reason`, make the stop file, send TERM, and KILL after
         the grace, or earlier if the host will be lost `within` so many seconds. The attempt then
-        exits with `code`. Later calls can only make the KILL come sooner."""
+        exits with `code`. Later calls can only make the KILL come sooner.
+        """
 
 
 class AttemptPlugins:
-    """The plug-ins of one attempt. An error of one affects neither the run nor the others."""
+    """The plug-ins of one attempt. An error in one affects neither the run nor the others."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
@@ -211,5 +252,4 @@ class AttemptPlugins:
         return bool(self._members)
 
     def _report(self, name: str, error: Exception) -> None:
-        words = " ".join(str(error).split()) or type(error).__name__
-        self._say(f"batchml: {name} failed and is off, the run continues: {words[:300]}")
+        self._say(f"batchml: {name} failed and is off, the run continues: {error_line(error)}")

@@ -1,6 +1,6 @@
 """Before the command: fetch the code, read a command that is too long for AWS Batch, claim the run.
 
-Code and command files are named by their SHA-256 in the environment's store.
+In the environment's store, the names of code archives and command files begin with their SHA-256.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import tarfile
 import zlib
 from collections.abc import Mapping
@@ -19,13 +20,13 @@ from batchml.runtime.protocol.variables import RuntimeEnv
 from batchml.runtime.storage.backends import open_store
 from batchml.runtime.storage.store import Store, StoreError
 
-IN_FILE = "batchml-order"  # the job's command, if the real one is in a command file
+IN_FILE = "batchml-order"  # stands for the job's command if that is in a command file
 _DIGEST = re.compile(r"([0-9a-f]{64})\.")
-MAX_COMMAND_FILE = 8 * 1024**2  # bytes; the kernel takes 2 MiB of arguments and variables
+MAX_COMMAND_FILE = 8 * 1024**2  # bytes; Linux accepts 2 MiB of arguments and variables
 
 
 class BadCommandFile(Exception):
-    """The command file is missing or damaged, or is another kind of file."""
+    """The command file is missing or damaged, or is a file of another kind."""
 
 
 class CommandFile(NamedTuple):
@@ -77,17 +78,17 @@ def _are_texts(values: object) -> bool:
 # --- Code -----------------------------------------------------------------------------------------
 
 
-MAX_BYTES = 1024**3  # of all files; a client sends a quarter of that at most
+MAX_BYTES = 1024**3  # of all files; a client sends at most a quarter of this
 MAX_FILES = 200_000
 _BLOCK = 1 << 20
 
 
 class BadArchive(Exception):
-    """A code archive contains something else than files and folders, or cannot be read."""
+    """A code archive has entries that are neither files nor folders, or cannot be read."""
 
 
 class _HashedStream:
-    """A stream that is read once from start to end, with its SHA-256."""
+    """A stream that is read once from start to end, and the SHA-256 of what was read."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -126,7 +127,7 @@ def unpack(archive: str, folder: str, digest: str = "") -> int:
                 if count > MAX_FILES or size > MAX_BYTES:
                     raise BadArchive("it unpacks to more than a code archive may contain")
                 _write(path, 0o755 if member.mode & 0o100 else 0o644, content)
-            while stream.read(_BLOCK):  # to the end, where gzip's checksum is
+            while stream.read(_BLOCK):  # to the end, where gzip verifies its checksum
                 pass
     except (tarfile.TarError, EOFError, OSError, ValueError, zlib.error) as error:
         raise BadArchive(f"the code archive {archive} cannot be unpacked: {error}") from error
@@ -140,14 +141,11 @@ def _write(path: str, mode: int, content: Any) -> None:
     os.makedirs(os.path.dirname(path), exist_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
     with os.fdopen(os.open(path, flags, mode), "wb") as file:
-        while True:
-            block = content.read(_BLOCK)
-            if not block:
-                break
-            file.write(block)
+        shutil.copyfileobj(content, file, _BLOCK)
 
 
 def _inside(folder: str, name: str) -> str:
+    """The path of an entry below `folder`. Raises BadArchive for a name that leads outside."""
     parts = name.split("/")
     if not name or name.startswith("/") or ".." in parts or "\0" in name:
         raise BadArchive(f"{name!r} would be written outside the folder")
@@ -156,7 +154,8 @@ def _inside(folder: str, name: str) -> str:
 
 # --- The claim of a run ---------------------------------------------------------------------------
 # A submission whose answer was lost may, very rarely, have become two jobs. Both start, and only
-# the first to write its claim into the store continues. A later attempt of it finds its own id.
+# the first to write its claim into the store continues. A later attempt of that job finds its own
+# id in the claim.
 
 
 _TRIES = 3
@@ -165,11 +164,11 @@ _TRIES = 3
 def claim(store: Store, env: RuntimeEnv, key: str = "") -> Optional[str]:
     """Claim the run, and return None; if another job has claimed it, return that job's id.
 
-    `key` is the key of another claim than the run's. All nodes of a job share its claim.
-    Raises StoreError.
+    `key` is the claim's key in the store, by default that of the run. All nodes of a job share one
+    claim. Raises StoreError.
     """
     ours = env.run.partition("#")[0]
-    if not ours:  # not in Batch
+    if not ours:  # this is no job of AWS Batch
         return None
     key = key or f"claims/{_move_prefix(env)}{env.array_index or 0}"
     for _ in range(_TRIES):
@@ -188,5 +187,5 @@ def _move_prefix(env: RuntimeEnv) -> str:
 
 
 def describe_duplicate(holder: str) -> str:
-    """The last line of the second job."""
-    return f"batchml: this is a second run of one submission; {holder} goes on. Nothing was run."
+    """Why a job ends at once whose run has been claimed by the job `holder`."""
+    return f"this is a second run of one submission; {holder} goes on. Nothing was run."

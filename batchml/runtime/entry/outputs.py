@@ -1,4 +1,4 @@
-"""Send outputs to the run's store: new files while the run goes on, the rest at its end."""
+"""Send a run's outputs to its store: new files while the run goes on, the rest at its end."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ import threading
 from collections.abc import Mapping
 from typing import Callable, Dict, List, Optional, Tuple
 
+from batchml.runtime.entry.folders import FileState, list_entries
+from batchml.runtime.protocol.log_marks import error_line
+from batchml.runtime.protocol.variables import is_main_node
 from batchml.runtime.storage.store import Store
 
 # --- Polling --------------------------------------------------------------------------------------
 
 
 class StorePoller:
-    """Calls `poll` regularly from a thread, so that the run's output never waits for the store.
+    """Calls `poll` regularly from a thread, so that the log of the run never waits for a store.
 
-    An exception of `poll` is passed to `on_error`.
+    An exception that `poll` raises is passed to `on_error`.
     """
 
     def __init__(
@@ -31,12 +34,12 @@ class StorePoller:
         thread = threading.Thread(target=self._run, args=(interval,), daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # no thread can be started: then everything is sent at the end
+        except RuntimeError:  # no thread can be started: everything is sent at the end
             return
         self._thread = thread
 
     def end(self) -> None:
-        """Wait for a call that runs, and make no other."""
+        """Wait until the current call has returned, and make no other."""
         self._over.set()
         if self._thread is not None:
             self._thread.join()
@@ -53,14 +56,13 @@ class StorePoller:
 
 
 EVERY = 60.0  # seconds between two polls
-_PARALLEL = 8  # files; a small file mostly waits for S3
+_PARALLEL = 8  # files that are sent at once: sending a small file is mostly waiting for S3
 
-_State = Tuple[int, int]  # size, time of the last change
 _Result = Tuple[str, str]  # name, error
 
 
 def output_prefix(environ: Mapping[str, str]) -> str:
-    """The prefix in a run's store of this container's outputs.
+    """The prefix of this container's outputs in the run's store.
 
     `output/`; for the child of an array `output/INDEX/`; for a node that is not the main node
     `output/node-INDEX/`.
@@ -68,33 +70,34 @@ def output_prefix(environ: Mapping[str, str]) -> str:
     index = environ.get("AWS_BATCH_JOB_ARRAY_INDEX")
     if index:
         return f"output/{index}/"
-    node = environ.get("AWS_BATCH_JOB_NODE_INDEX")
-    if node and node != environ.get("AWS_BATCH_JOB_MAIN_NODE_INDEX"):
-        return f"output/node-{node}/"
-    return "output/"
+    if is_main_node(environ):
+        return "output/"
+    return f"output/node-{environ['AWS_BATCH_JOB_NODE_INDEX']}/"
 
 
 class OutputSender:
     """Sends the new and changed files of a folder to a store.
 
-    While the run goes on, a file is sent once it has not changed between two polls. At the end all
-    files are sent that the store does not have yet.
+    While the run goes on, a file is sent once it has not changed between two polls. `finish` sends
+    all files that the store does not have yet.
     """
 
     def __init__(self, folder: str, store: Store, prefix: str) -> None:
         self._folder = folder
         self._store = store
         self._prefix = prefix
-        self._sent: Dict[str, _State] = {}
-        self._before: Dict[str, _State] = {}  # at the last poll
-        self._is_away = False  # the store did not answer: wait for the next poll
+        self._sent: Dict[str, FileState] = {}
+        self._before: Dict[str, FileState] = {}  # at the last poll
+        self._store_failed = (
+            False  # the store did not answer: the other files wait for a later poll
+        )
         self._poller = StorePoller(self.poll)  # `finish` reports what could not be sent
 
     def start(self, interval: float = EVERY) -> None:
         self._poller.start(interval)
 
     def finish(self) -> List[str]:
-        """Send the rest. Return a line for each file that could not be sent."""
+        """Send the remaining files. Return a line for each file that could not be sent."""
         self._poller.end()
         return [f"{name}: {why}" for name, why in self.send(files_of(self._folder)).items()]
 
@@ -104,14 +107,14 @@ class OutputSender:
         self.send({name: state for name, state in now.items() if self._before.get(name) == state})
         self._before = now
 
-    def send(self, files: Mapping[str, _State]) -> Dict[str, str]:
+    def send(self, files: Mapping[str, FileState]) -> Dict[str, str]:
         """Send the files that the store does not have in this state. Return errors by name."""
         names = [name for name in sorted(files) if self._sent.get(name) != files[name]]
-        self._is_away = False
-        results = self._map(names, lambda name: (name, self._send_one(name, files[name])))
+        self._store_failed = False
+        results = self._send_all(names, lambda name: (name, self._send_one(name, files[name])))
         return {name: error for name, error in results if error}
 
-    def _map(self, names: List[str], send: Callable[[str], _Result]) -> List[_Result]:
+    def _send_all(self, names: List[str], send: Callable[[str], _Result]) -> List[_Result]:
         if len(names) > _PARALLEL:
             from concurrent.futures import ThreadPoolExecutor
 
@@ -122,32 +125,28 @@ class OutputSender:
                 pass
         return [send(name) for name in names]
 
-    def _send_one(self, name: str, state: _State) -> str:
+    def _send_one(self, name: str, state: FileState) -> str:
         """Send a file. Return the error; empty if the store has the file now."""
-        if self._sent.get(name) == state:
+        if self._sent.get(name) == state:  # sent before the pool failed to start a thread
             return ""
-        if self._is_away:
+        if self._store_failed:
             return "not tried any more"
         try:
             self._store.put_file(self._prefix + name, os.path.join(self._folder, name))
         except Exception as error:  # for example a name that is not text; the others are sent
-            self._is_away = self._is_away or bool(getattr(error, "temporary", False))
-            return " ".join(str(error).split()) or type(error).__name__
+            self._store_failed = self._store_failed or bool(getattr(error, "temporary", False))
+            return error_line(error)
         self._sent[name] = state
         return ""
 
 
-def files_of(folder: str) -> Dict[str, _State]:
+def files_of(folder: str) -> Dict[str, FileState]:
     """Path below the folder -> state, of regular files and links to regular files."""
-    found: Dict[str, _State] = {}
+    found: Dict[str, FileState] = {}
     left = [""]
     while left:  # os.walk is recursive, and fails for folders deeper than Python's stack
         below = left.pop()
-        try:
-            entries = list(os.scandir(os.path.join(folder, below)))
-        except OSError:
-            continue  # removed meanwhile, or not readable
-        for entry in entries:
+        for entry in list_entries(os.path.join(folder, below)):
             path = os.path.join(below, entry.name)
             try:
                 if entry.is_dir(follow_symlinks=False):

@@ -2,8 +2,8 @@
 
 The process becomes the program that the script's first line names. A script that is not a file of
 the code package is passed on the command line: `--packed TEXT NAME ARG...`. A script for Slurm
-(BATCHML_SLURM is set) gets sbatch's variables and an `srun` (`nodes/slurm/srun.py`). On several
-nodes it runs on the first node, and the others run the steps of its `srun`.
+(BATCHML_SLURM is set) gets sbatch's variables and an `srun` (`nodes/slurm/srun.py`). In a run of
+several nodes the script runs on the first node, and the other nodes run the steps of its `srun`.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from typing import Dict, List, NoReturn
 from batchml.runtime.protocol.variables import SLURM, number_of
 
 ARRAY = "BATCHML_SLURM_ARRAY"  # the ids of the array's tasks: "1-9:2,20"
-PACKED = "--packed"
+PACKED = "--packed"  # followed by the script's text from `pack`, and the script's name
 
 
 def pack(text: bytes) -> str:
-    """A script as one word. It has no braces, which could be read as a placeholder."""
+    """A script as one word without braces, which could be read as a placeholder."""
     return base64.urlsafe_b64encode(zlib.compress(text, 9)).decode()
 
 
 def unpack(word: str) -> bytes:
-    """The script in a word of `pack`. Raises ValueError for any other word."""
+    """The script in a word that `pack` has made. Raises ValueError for any other word."""
     try:
         return zlib.decompress(base64.urlsafe_b64decode(word.encode()))
     except zlib.error as error:
@@ -36,14 +36,17 @@ def unpack(word: str) -> bytes:
 
 
 def interpreter(first: bytes) -> List[str]:
-    """The program of a first line, and its argument, as Linux reads it; empty without `#!`."""
+    """The program that a script's first line names, and its argument, as Linux reads the line.
+
+    Empty if the line does not begin with `#!`.
+    """
     if not first.startswith(b"#!"):
         return []
     return [os.fsdecode(word) for word in first[2:].strip().split(None, 1)]
 
 
 def without_login(words: Sequence[str]) -> List[str]:
-    """The program of a first line without the flag of a login shell.
+    """The program and argument of a first line, without the flag of a login shell.
 
     A login shell reads a profile, which would reset PATH and hide the programs of the image.
     """
@@ -60,12 +63,12 @@ def slurm_variables(
     Source: sbatch(1), OUTPUT ENVIRONMENT VARIABLES.
     """
     job = environ.get("AWS_BATCH_JOB_ID", "")
-    whole = job.partition(":")[0].partition("#")[0]
+    array_job = job.partition(":")[0].partition("#")[0]
     count = number_of(environ.get("AWS_BATCH_JOB_NUM_NODES", ""), 1)
     tasks = number_of(environ.get("SLURM_NTASKS_PER_NODE", ""), 1)
-    each = "" if count == 1 else f"(x{count})"
+    times = "" if count == 1 else f"(x{count})"
     nodes, first = ",".join(addresses), addresses[0] if addresses else ""
-    found = {
+    variables = {
         "SLURM_JOB_ID": job_number(job.partition("#")[0]),
         "SLURM_JOBID": job_number(job.partition("#")[0]),
         "SLURM_JOB_PARTITION": environ.get("AWS_BATCH_JQ_NAME", ""),
@@ -80,25 +83,31 @@ def slurm_variables(
         "SLURM_NTASKS": str(tasks * count),
         "SLURM_NPROCS": str(tasks * count),
         "SLURM_NTASKS_PER_NODE": str(tasks),
-        "SLURM_TASKS_PER_NODE": f"{tasks}{each}",
-        "SLURM_JOB_CPUS_PER_NODE": f"{environ.get('SLURM_CPUS_ON_NODE', '1')}{each}",
+        "SLURM_TASKS_PER_NODE": f"{tasks}{times}",
+        "SLURM_JOB_CPUS_PER_NODE": f"{environ.get('SLURM_CPUS_ON_NODE', '1')}{times}",
         "SLURM_JOB_NODELIST": nodes,
         "SLURM_NODELIST": nodes,
         "SLURMD_NODENAME": first,
         "SLURM_RESTART_COUNT": str(max(0, number_of(environ.get("BATCHML_ATTEMPT", ""), 1) - 1)),
         "SLURM_LAUNCH_NODE_IPADDR": first,
-        **_array(environ, job_number(whole)),
+        **_array_variables(environ, job_number(array_job)),
     }
-    return {name: value for name, value in found.items() if value}
+    return {name: value for name, value in variables.items() if value}
 
 
 def job_number(job: str) -> str:
-    """A job's id as a number, with which scripts calculate ports. Tasks of an array differ."""
+    """A number in place of a job's id: scripts calculate ports with it.
+
+    The tasks of an array have different numbers.
+    """
     return str(1 + zlib.crc32(job.encode()) % (2**31 - 1)) if job else ""
 
 
-def _array(environ: Mapping[str, str], whole: str) -> Dict[str, str]:
-    """The variables of an array's task. An array of one id is no array in AWS Batch."""
+def _array_variables(environ: Mapping[str, str], array_job: str) -> Dict[str, str]:
+    """The variables of an array's task; empty for other jobs.
+
+    AWS Batch has no arrays of one job, so the job of an array of one task has no array index.
+    """
     index, spans = environ.get("AWS_BATCH_JOB_ARRAY_INDEX", ""), environ.get(ARRAY, "")
     if not (index or spans):
         return {}
@@ -106,11 +115,11 @@ def _array(environ: Mapping[str, str], whole: str) -> Dict[str, str]:
     size = number_of(environ.get("BATCHML_ARRAY_SIZE", ""), 0)
     size = size or number_of(environ.get("AWS_BATCH_JOB_ARRAY_SIZE", ""), 1)
     ids = task_ids(spans)
-    # If --array was given with the submission, not in the script: the numbers of AWS Batch.
+    # If the submission named the array, not the script, the tasks have the numbers of AWS Batch.
     if len(ids) != size or number >= len(ids):
         ids = list(range(max(size, number + 1)))
     return {
-        "SLURM_ARRAY_JOB_ID": whole,
+        "SLURM_ARRAY_JOB_ID": array_job,
         "SLURM_ARRAY_TASK_ID": str(ids[number]),
         "SLURM_ARRAY_TASK_COUNT": str(len(ids)),
         "SLURM_ARRAY_TASK_MIN": str(min(ids)),
@@ -120,7 +129,7 @@ def _array(environ: Mapping[str, str], whole: str) -> Dict[str, str]:
 
 
 def task_ids(spans: str) -> List[int]:
-    """`1-9:2,20` as 1, 3, 5, 7, 9, 20."""
+    """The ids in the value of sbatch's `--array`: `1-9:2,20` means 1, 3, 5, 7, 9, 20."""
     found: List[int] = []
     for part in filter(None, spans.split(",")):
         span, _, step = part.partition(":")
@@ -176,8 +185,8 @@ def main(words: Sequence[str]) -> NoReturn:
 def slurm_environment(environ: Mapping[str, str], *, gathered: bool = True) -> Dict[str, str]:
     """The environment of a Slurm script: sbatch's variables, and `srun` and other tools on PATH.
 
-    On all nodes but the first this does not return: they run steps. The first waits for the others.
-    If `gathered` is false, it does not wait, and their addresses are missing.
+    On all nodes but the first this does not return: they run steps. The first node waits for the
+    others; if `gathered` is false, it does not wait, and their addresses are missing.
     """
     from batchml.runtime.nodes.slurm import server, steps
     from batchml.runtime.nodes.slurm.srun import put_tools
@@ -185,7 +194,7 @@ def slurm_environment(environ: Mapping[str, str], *, gathered: bool = True) -> D
     folder, tools = os.getcwd(), put_tools(attempt_folder())
     scratch = os.path.join(tools, "tmp")  # removed with the attempt
     os.makedirs(scratch, mode=0o700, exist_ok=True)
-    given = {**steps.network(environ), **environ}
+    given = {**steps.network_variables(environ), **environ}
     steps.remember_start(tools, given, folder)
     path = os.pathsep.join((tools, environ.get("PATH", "")))
     found = {**given, steps.FOLDER: tools, steps.LOG: steps.log_of(1), "PATH": path}

@@ -1,7 +1,7 @@
 """Stop signals: how the entry receives them, and how a program learns of them (`should_stop`).
 
-A signal handler only records its signal and wakes the loop, which does the rest. So it does not
-matter between which two instructions a signal comes.
+A signal handler only records its signal and wakes the loop that copies the output, which does the
+rest. So it does not matter between which two instructions a signal comes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import Any, Deque, Dict, List
 
 STOPS = (signal.SIGTERM, signal.SIGINT)
-_HEARD = (*STOPS, signal.SIGUSR1)
+_HANDLED = (*STOPS, signal.SIGUSR1)
 
 
 class StopRequested(Exception):
@@ -30,7 +30,7 @@ def signals_blocked() -> Iterator[None]:
 
     Before that, a signal would end the child unnoticed.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
     try:
         yield
     finally:
@@ -38,7 +38,7 @@ def signals_blocked() -> Iterator[None]:
 
 
 class Signals:
-    """The signals that have come. `wake` is a descriptor that is readable after one has come."""
+    """The signals that have come. The descriptor `wake` is readable after a signal has come."""
 
     def __init__(self) -> None:
         self.wake = -1
@@ -51,10 +51,10 @@ class Signals:
         os.set_blocking(wake_end, False)
         # A full pipe wakes the loop as well.
         signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
-        for number in _HEARD:
+        for number in _HANDLED:
             signal.signal(number, self._record)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEARD)  # see `signals_blocked`
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)  # see `signals_blocked`
 
     def take(self) -> List[int]:
         """The signals since the last call, in order, without SIGCHLD."""
@@ -63,28 +63,32 @@ class Signals:
             found.append(self._pending.popleft())
         return found
 
+    def drain(self) -> None:
+        """Empty `wake`, so that it is readable only after the next signal."""
+        try:
+            os.read(self.wake, 4096)
+        except BlockingIOError:
+            pass
+
     def check(self) -> None:
         """Raises StopRequested if a stop has been requested."""
         if self.stop_asked:
             raise StopRequested(signal.Signals(self.stop_asked).name)
 
     def wait_for_stop(self, seconds: float) -> bool:
-        """Wait until a stop is requested, or for so long. Whether one was."""
+        """Wait until a stop is requested, at most so long. Return whether a stop was requested."""
         until = time.monotonic() + seconds
         while not self.stop_asked and time.monotonic() < until:
             select.select([self.wake], [], [], max(0.0, until - time.monotonic()))
-            try:
-                os.read(self.wake, 4096)
-            except BlockingIOError:
-                pass
+            self.drain()
         return bool(self.stop_asked)
 
     def ignore(self) -> None:
-        """Ignore signals from here on: the exit code of this process is decided.
+        """Ignore signals from now on: the exit code of this process is decided.
 
         Python resets handlers while it exits, and a TERM at that moment would replace the code.
         """
-        for number in _HEARD:
+        for number in _HANDLED:
             signal.signal(number, signal.SIG_IGN)
         signal.set_wakeup_fd(-1)
 
@@ -95,11 +99,11 @@ class Signals:
 
 
 def make_stop_file(path: str) -> None:
-    """Make the file that `should_stop()` checks. A program may not get the stop signal."""
+    """Make the file that `should_stop()` checks, because not every program gets the stop signal."""
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
     except OSError:
-        pass  # there is still the signal
+        pass  # the program may still get the signal
 
 
 def should_stop() -> bool:
@@ -109,8 +113,8 @@ def should_stop() -> bool:
     Call it between two steps; a call takes microseconds. Outside a run it is always False.
 
     The program must then end by itself: after the first call, SIGTERM no longer ends a program
-    without a handler of its own, because it would end before it has saved. SIGKILL comes after the
-    grace in any case.
+    without a handler of its own, because the program would end before it has saved. SIGKILL comes
+    after the grace in any case.
     """
     path = os.environ.get("BATCHML_STOP_FILE")
     if not path:
@@ -126,7 +130,7 @@ _our_handler: Any = None
 
 
 def _ignore_sigterm() -> None:
-    """SIGTERM may come while Python exits, when our handler is reset already."""
+    """Ignore SIGTERM, because it may come while Python exits and has reset our handler already."""
     if _our_handler is not None and signal.getsignal(signal.SIGTERM) is _our_handler:
         try:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -135,6 +139,7 @@ def _ignore_sigterm() -> None:
 
 
 def _survive_sigterm() -> None:
+    """Install a handler that does nothing, unless the program has a handler of its own."""
     global _our_handler
     if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         return

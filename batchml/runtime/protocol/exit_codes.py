@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-TRY_ELSEWHERE = 75  # unfit host, lost or hung node, spot notice, no store: another host may succeed
+TRY_ELSEWHERE = 75  # unfit host, lost or hung node, spot notice, no store: try another host
 CRASH_LOOP = 76  # three generations without a new checkpoint: more tries would end the same way
 DUPLICATE = 77  # another job has claimed this run
 CONFIGURATION_ERROR = 78  # an error that would also happen on other hosts
 LOG_TOO_LARGE = "LogTooLarge"  # begins the reason of an attempt whose log reached its size limit
-STOPPED = 143  # as after any SIGTERM
+STOPPED = 143  # a stop was requested: 128 + SIGTERM, as a shell reports it
 
 CRASH_LOOP_STARTS = 3  # generations in a row without a new checkpoint

@@ -1,8 +1,8 @@
 """How the command of a run is started on its nodes: the launch kinds, and the plan of one run.
 
 The plan is `[launch]` and `[[groups]]` of job.toml as JSON. The client writes it into
-BATCHML_LAUNCH (`aws/batch/requests.py`), the runtime reads it. Runs of the kind `plain`, whose
-command simply runs once on each node, have none.
+BATCHML_LAUNCH (`aws/batch/requests.py`), and the runtime reads it. Runs of the kind `plain`, whose
+command simply runs once on each node, have no plan.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, FrozenSet, List, NamedTuple, Optional, S
 VARIABLE = "BATCHML_LAUNCH"
 VCPUS = "BATCHML_VCPUS"  # of one node, as the job requested them
 TOKEN = "BATCHML_GANG_TOKEN"  # 32 hex digits: the secret that all nodes of a run share
-AGAIN = "It begins again in place"  # in the log of the main node, after the cause of a restart
+AGAIN = "It begins again in place"  # ends the line of the main node's log with a restart's cause
 
 TORCHRUN, RAY, MPI = "torchrun", "ray", "mpi"
 HEAD, WORKER = "head", "worker"
@@ -27,12 +27,12 @@ class LaunchKind(NamedTuple):
     name to `launch.kind` in `model/job.py`.
     """
 
-    module: str  # of its supervisor, which runs on each node instead of the command
-    is_supervised: bool  # the nodes of one job obey the supervisor of the main node
-    # failed ranks are restarted within the attempt; after three starts in a row without a new
-    # checkpoint the run ends with exit code 76
+    module: str  # the supervisor's, which runs on each node instead of the command
+    is_supervised: bool  # whether the nodes of one job obey the supervisor of the main node
+    # Whether failed ranks are restarted within the attempt. After three starts in a row without a
+    # new checkpoint the run ends with exit code 76.
     restarts: bool
-    settings: FrozenSet[str]  # keys of [launch] that it understands
+    settings: FrozenSet[str]  # the keys of [launch] that this kind understands
 
 
 _NODES = "batchml.runtime.nodes"
@@ -53,32 +53,32 @@ KINDS = {
 
 
 class WorkerGroup(NamedTuple):
-    """A group of Ray workers, which is a job of its own, as the head knows it."""
+    """A group of Ray workers, which is a job of its own: what the head needs to find it."""
 
     name: str
-    size: int
-    least: int  # workers that have to be there before the program starts
-    job_name: str  # in AWS Batch; the head finds the job by it
+    size: int  # workers
+    least: int  # workers that must have joined before the program starts
+    job_name: str  # in AWS Batch
     queue: str
 
 
 class LaunchPlan(NamedTuple):
-    """What the nodes of a run do together. Times are seconds."""
+    """How the nodes of a run start its command together. Times are seconds."""
 
-    kind: str  # a key of `KINDS`, unless a newer client wrote it
+    kind: str  # a key of `KINDS`, unless a newer client wrote the plan
     role: str = HEAD  # of a Ray job: HEAD or WORKER
-    processes: int = 0  # on each node; 0: one per GPU, or one where there is none
-    logs: str = ALL  # the output in the log: of every rank; MAIN: of rank 0, and all errors
-    hang_after: float = 0.0  # without output, metrics or progress; 0: never
-    start_within: float = 1200.0  # until all nodes, or enough workers, are there
-    bandwidth: float = 0.0  # bytes a second between nodes, at least; 0: not measured
-    groups: Tuple[WorkerGroup, ...] = ()  # the head's
+    processes: int = 0  # on each node; 0: one for each GPU, or one on a node without GPUs
+    logs: str = ALL  # which output is in the log: ALL, of every rank; MAIN, of rank 0, and errors
+    hang_after: float = 0.0  # a rank hangs after this time without output or progress; 0: never
+    start_within: float = 1200.0  # the limit until all nodes, or enough workers, have joined
+    bandwidth: float = 0.0  # the least bytes a second between nodes; 0: not measured
+    groups: Tuple[WorkerGroup, ...] = ()  # in the head's plan: the groups of its workers
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Optional[LaunchPlan]:
-        """The plan of this run; None for a command that simply runs.
+        """The plan of this run; None for the kind `plain`.
 
-        Raises ValueError for a text that is no plan.
+        Raises ValueError if the variable has no valid plan.
         """
         text = environ.get(VARIABLE, "")
         if not text:
@@ -91,7 +91,7 @@ class LaunchPlan(NamedTuple):
             raise ValueError(f"{VARIABLE} is not a launch plan: {error}") from None
 
     def to_json(self) -> str:
-        """The text that `read` reads, without the fields that have their default."""
+        """The plan as the text that `read` reads, without the fields that have their default."""
         document: Dict[str, Any] = {"kind": self.kind}
         for name, value in self._asdict().items():
             if name not in ("kind", "groups") and value != self._field_defaults[name]:
@@ -109,10 +109,9 @@ class LaunchPlan(NamedTuple):
         return self.kind in KINDS and KINDS[self.kind].restarts
 
 
-# --- torchrun command -----------------------------------------------------------------------------
-# The command of a rank, read from the command of a run, which may be a line with `torchrun`. Pure.
-#
-# The client checks the line before it submits; the supervisor of each node runs the command.
+# --- The command of a rank ------------------------------------------------------------------------
+# The command of a run may be a line with `torchrun`. The client checks it before it submits; the
+# supervisor of each node replaces `torchrun` and starts the command of each rank itself. Pure.
 
 
 _LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "torch.distributed.elastic.run")
@@ -120,7 +119,7 @@ _LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "torch.distri
 _VALUELESS = {"--standalone", "--module", "--no-python", "--run-path", "--use-env",
               "--virtual-local-rank"}  # fmt: skip
 _AS_MANY_AS_FIT = ("auto", "gpu", "cpu", "xpu")
-# Flags that batchml sets itself; a user's are ignored, with a line in the log.
+# Flags that batchml sets itself. In a user's command they are ignored, with a line in the log.
 _SET_BY_BATCHML = {
     "--node-rank", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf", "--standalone",
     "--max-restarts", "--master-addr", "--master-port", "--local-addr", "--monitor-interval",
@@ -136,10 +135,10 @@ class BadCommand(ValueError):
 
 
 class RankCommand(NamedTuple):
-    """The command of each rank."""
+    """The command that every rank of a run executes."""
 
     words: Tuple[str, ...]
-    processes: int  # on each node, by the torchrun line; 0: not given
+    processes: int  # on each node, as the torchrun line says; 0 if it does not
     ignored: Tuple[str, ...] = ()  # flags that batchml sets itself
 
 
@@ -158,11 +157,10 @@ def _after_launcher(words: Sequence[str]) -> Optional[List[str]]:
         return list(words[1:])
     if not name.startswith("python") or "-m" not in words:
         return None
-    place = list(words).index("-m")
-    options = words[1:place]
-    is_launcher = words[place + 1 : place + 2] and words[place + 1] in _LAUNCHERS
-    if is_launcher and all(each.startswith("-") for each in options):
-        return list(words[place + 2 :])
+    at = list(words).index("-m")
+    module, options = words[at + 1 : at + 2], words[1:at]
+    if module and module[0] in _LAUNCHERS and all(word.startswith("-") for word in options):
+        return list(words[at + 2 :])
     return None
 
 
@@ -191,9 +189,9 @@ def _of_torchrun(words: List[str], nodes: int, find: FindProgram) -> RankCommand
         elif name in _SET_BY_BATCHML:
             ignored.append(name)
         elif name not in _VALUELESS:
-            raise BadCommand(f"torchrun's {word} is not known here")
+            raise BadCommand(f"torchrun's {word} is not a flag that batchml knows")
     if not words:
-        raise BadCommand("torchrun was given no script")
+        raise BadCommand("torchrun has no script to run: name it after torchrun's flags")
     if is_module:
         command = [_python(find), "-u", "-m", *words]
     else:
@@ -220,7 +218,7 @@ def _check_nodes(value: str, nodes: int) -> None:
 
 
 def with_python(words: Sequence[str], find: FindProgram) -> List[str]:
-    """The command, with `python -u` before a script that is no program of its own."""
+    """The command, with `python -u` before a Python script that cannot be executed itself."""
     if words[0].endswith(".py") and find(words[0]) is None:
         return [_python(find), "-u", *words]
     return list(words)

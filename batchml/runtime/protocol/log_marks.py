@@ -1,6 +1,6 @@
 """Lines of a log: split output into lines that CloudWatch Logs accepts, write and read marks.
 
-A mark is a line of the runtime for batchml's clients, `::batchml KIND ...`.
+A mark is a line `::batchml KIND ...` that the runtime writes for batchml's clients.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _MARKS = re.compile(
 
 # Bytes of a mark with metrics: far below the limit of an event, and quick to read.
 MAX_METRICS = 100_000
-# A point is `{"step": 3, "total": 10, "time": 1764..., "loss": 0.5}`. These names are ours.
+# A point is `{"step": 3, "total": 10, "time": 1764..., "loss": 0.5}`. A program's metrics cannot
+# have these three names.
 STEP, TOTAL, TIME = "step", "total", "time"
 _FINITE_ONLY = (STEP, TOTAL, TIME)  # their values are left out unless they are finite
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -36,7 +37,7 @@ MAX_RANKS = 64  # ranks of one node in a mark
 _FIGURE = re.compile(r"([a-z_]{1,20}):([0-9]{1,18}(?:\.[0-9]{1,3})?)")
 
 
-# A line that the embedded AWS Batch writes after the end mark; it is not counted.
+# A line that the embedded AWS Batch writes after the end mark, which does not count it.
 NEEDED_MEMORY = "batchml: a process of this job was killed: it needed more memory"
 
 
@@ -93,6 +94,11 @@ def _pieces(line: bytes) -> list[bytes]:
     return [line[start : start + MAX_LINE] for start in range(0, len(line), MAX_LINE)]
 
 
+def error_line(error: BaseException, most: int = 300) -> str:
+    """An error's text as one line of at most `most` characters; without a text, its class."""
+    return " ".join(str(error).split())[:most] or type(error).__name__
+
+
 def end_mark(code: int, lines: int, by_runtime: bool = False) -> str:
     """The last line of an attempt: its exit code, and the number of lines before this one.
 
@@ -104,19 +110,18 @@ def end_mark(code: int, lines: int, by_runtime: bool = False) -> str:
 def metrics_marks(points: Iterable[Mapping[str, float]]) -> list[str]:
     """Marks with these points, in order, none longer than MAX_METRICS bytes."""
     marks: list[str] = []
-    held: list[str] = []
+    texts: list[str] = []
     size = 0
-    for point in points:
-        text = write_point(point)
-        if held and size + len(text) > MAX_METRICS - 100:
-            marks.append(f"{MARK}metrics [{', '.join(held)}]")
-            held, size = [], 0
-        held.append(text)
+    for text in map(encode_point, points):
+        if texts and size + len(text) > MAX_METRICS - 100:
+            marks.append(f"{MARK}metrics [{', '.join(texts)}]")
+            texts, size = [], 0
+        texts.append(text)
         size += len(text) + 2
-    return [*marks, f"{MARK}metrics [{', '.join(held)}]"] if held else marks
+    return [*marks, f"{MARK}metrics [{', '.join(texts)}]"] if texts else marks
 
 
-def write_point(point: Mapping[str, float]) -> str:
+def encode_point(point: Mapping[str, float]) -> str:
     """A point as JSON in ASCII. NaN and infinity become texts, because JSON does not have them."""
     plain = {
         name: value if math.isfinite(value) else str(float(value)) for name, value in point.items()
@@ -125,24 +130,28 @@ def write_point(point: Mapping[str, float]) -> str:
 
 
 def read_points(text: str) -> list[dict[str, float]]:
-    """The points in a mark's `points`. Invalid ones are left out: any program may print a mark."""
+    """The points of a mark with metrics, from the text that `parse_mark` returns.
+
+    Invalid points are left out, because any program may print a mark.
+    """
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
         return []
-    points = [_point(each) for each in found] if isinstance(found, list) else []
+    points = map(_valid_point, found) if isinstance(found, list) else []
     return [point for point in points if point]
 
 
 def read_point(line: bytes) -> dict[str, float]:
     """The point in a line of the metrics file; empty without a valid point."""
     try:
-        return _point(json.loads(line))
+        return _valid_point(json.loads(line))
     except (ValueError, RecursionError):
         return {}
 
 
-def _point(found: object) -> dict[str, float]:
+def _valid_point(found: object) -> dict[str, float]:
+    """The valid values of a point, by their names."""
     if not isinstance(found, dict):
         return {}
     point = {}
@@ -170,8 +179,8 @@ def usage_mark(sample: Mapping[str, float]) -> str:
 
 
 def ranks_mark(ranks: Mapping[int, Mapping[str, float]]) -> str:
-    """The usage of each rank of a node, its `step`, and the percent of time it `waited` for the
-    others: `ranks 4=cpu:0.97,memory:812,step:120,waited:3.1 5=...`. At most 64 ranks.
+    """The usage of each rank of a node, its `step`, and the percent of time it `waited` for other
+    ranks: `ranks 4=cpu:0.97,memory:812,step:120,waited:3.1 5=...`. At most 64 ranks.
     """
     words = []
     for rank in sorted(ranks)[:MAX_RANKS]:
@@ -191,7 +200,7 @@ def read_ranks(words: Mapping[str, str]) -> dict[int, dict[str, float]]:
 
 
 def _short(value: float) -> str:
-    """At most two decimals. Adding 0.0 turns -0.0 into 0: marks have no negative figures."""
+    """A number with at most two decimals. Adding 0.0 turns -0.0 into 0: a mark has no minus."""
     return f"{value + 0.0:.2f}".rstrip("0").rstrip(".")
 
 
@@ -200,7 +209,8 @@ def parse_mark(message: str) -> tuple[str, dict[str, str]] | None:
 
     For metrics it is `("metrics", {"points": "[...]"})`, which `read_points` reads.
     """
-    found = _MARKS.match(message) if message.startswith(MARK) else None  # most lines are no marks
+    # Most lines are no marks, and `startswith` is faster than the expression.
+    found = _MARKS.match(message) if message.startswith(MARK) else None
     if not found:
         return None
     if found[1] == "metrics":

@@ -1,25 +1,25 @@
-"""The formats between a sweep's trials and its controller: keys, messages, manifest, decisions."""
+"""What a sweep's trials and its controller send each other: keys, messages, manifest, decisions."""
 
 from __future__ import annotations
 
 import json
 import math
-import re
 import struct
 import zlib
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
+from batchml.runtime.protocol.variables import Scalar
 from batchml.runtime.storage.store import Store
 
-# --- sweep store ----------------------------------------------------------------------------------
-# The sweep store: keys and documents through which a sweep's trials and controller communicate.
+# --- The sweep store ------------------------------------------------------------------------------
+# The store through which a sweep's trials and controller communicate: its keys and documents.
 #
-# A batch of trials is what the controller submits at once, mostly as one array job. Keys and
-# fields call it a wave. Numbers in keys are padded, so that sorted keys are sorted by number.
+# A batch of trials is all trials that the controller submits at once, mostly as one array job. Keys
+# and fields call it a wave. Numbers in keys are padded, so that sorted keys are sorted by number.
 
 
 CONTRACT = "course.json"  # the `TrialContract`
-CUTOFFS = "cutoffs.json"  # the values that trials must reach: `rungs.Cutoffs`
+CUTOFFS = "cutoffs.json"  # the values that trials must reach: `Cutoffs`
 INBOX = "inbox/"  # messages of the trials
 STOP = "stop/"
 STOP_ALL = f"{STOP}all"  # if it exists, all trials save and stop; the content is the reason
@@ -31,28 +31,28 @@ def stop_key(trial: int) -> str:
 
 
 def deadline_key(at: float) -> str:
-    """The key that says when all trials save and stop. A list of `stop/` is enough to read it."""
+    """The key whose name has the time when all trials save and stop: a list of keys shows it."""
     return f"{DEADLINE}{int(at):011d}"
 
 
 def deadline_in(keys: Iterable[str]) -> float:
-    """The deadline, in seconds since the epoch; 0 without one. The later one of two."""
+    """The deadline, in seconds since the epoch: the latest in these keys; 0 without one."""
     found = (key[len(DEADLINE) :] for key in keys if key.startswith(DEADLINE))
     return float(max((int(each) for each in found if each.isdigit()), default=0))
 
 
 def batch_key(wave: int) -> str:
-    """The manifest of a batch of trials: what each child of its array job runs."""
+    """The key of a batch's manifest, which has the trial of each child of the array job."""
     return f"waves/{wave:06d}.jsonl"
 
 
 def claim_key(wave: int, trial: int) -> str:
-    """The claim of a trial in a batch: the id of the job that runs it."""
+    """The key of a trial's claim in a batch. The value is the id of the job that runs the trial."""
     return f"claims/{wave:06d}-{trial:06d}"
 
 
 def rung_prefix(rung: int) -> str:
-    """The marks of trials that finished a rung, counted from 0: `rungs.mark_key`."""
+    """The prefix of the marks of trials that finished a rung, counted from 0: `mark_key`."""
     return f"rungs/{rung}/"
 
 
@@ -64,12 +64,11 @@ def checkpoint_prefix(trial: int) -> str:
 # --- The trial contract ---------------------------------------------------------------------------
 
 
-Scalar = Union[str, int, float, bool]
-
 MAX, MIN = "max", "min"  # directions of a goal
-ARRAY, RUNGS, WAVES = "array", "rungs", "waves"  # how trials become jobs
+ARRAY, RUNGS = "array", "rungs"  # values of `shape`; the third, "waves", needs nothing of a trial
 HOST_LOST, APP_ERROR, OUT_OF_MEMORY = "host-lost", "app-error", "out-of-memory"  # of `retry.on`
-ASHA, HALVING, MEDIAN, NONE = "asha", "halving", "median", "none"  # methods of early stopping
+# Methods of early stopping. With the fourth, "halving", the controller alone decides.
+ASHA, MEDIAN, NONE = "asha", "median", "none"
 
 EVERY = 60.0  # seconds between two messages of a trial
 LOOK = 15.0  # seconds between two polls of `stop/`
@@ -80,7 +79,7 @@ class BadTrialContract(ValueError):
 
 
 class TrialContract(NamedTuple):
-    """What the client tells all trials of a sweep, as `course.json`."""
+    """The settings of a sweep that its trials read, as `course.json`."""
 
     key: str  # of the sweep
     goals: Tuple[Tuple[str, str], ...]  # metric, direction; early stopping uses the first
@@ -91,21 +90,21 @@ class TrialContract(NamedTuple):
     method: str = NONE  # of early stopping
     rungs: Tuple[int, ...] = ()  # steps at which trials are compared, rising, all below `max`
     max: int = 0  # steps of a full training; 0: unknown
-    eta: int = 3
+    eta: int = 3  # ASHA's reduction factor: one of so many trials goes on from a rung to the next
     resume: bool = False  # trials end at rungs, and continue later from their checkpoints
     shape: str = ARRAY  # how trials become jobs
     grace: float = 30.0  # seconds from the stop signal to the kill
     every: float = EVERY  # seconds between two messages; at rungs they are sent at once
     look: float = LOOK  # seconds between two polls of `stop/`
     attempts: int = 1  # the most attempts that AWS Batch makes of a job
-    retries: Tuple[str, ...] = ()  # `retry.on`: the failures after which it makes another
+    retries: Tuple[str, ...] = ()  # `retry.on`: the failures after which it makes another attempt
 
     def loss(self, value: float) -> float:
         """A value of the first goal as a loss: smaller is better, so `max` goals are negated."""
         return -value if self.goals[0][1] == MAX else value
 
     def target_of(self, rung: int) -> int:
-        """The step at which trials of a rung end, counted from 0; after the last, the full one."""
+        """The step at which trials of rung `rung`, from 0, end; after the last rung it is `max`."""
         return self.rungs[rung] if rung < len(self.rungs) else self.max
 
     def to_json(self) -> bytes:
@@ -145,15 +144,15 @@ def _is_valid(contract: TrialContract) -> bool:
     )
 
 
-# --- messages -------------------------------------------------------------------------------------
+# --- Messages -------------------------------------------------------------------------------------
 # Messages of a trial to its sweep's controller: small JSON objects in the sweep store's inbox.
 #
 # Each message has the start time of its attempt, and everything new since the message before. A
-# trial that ends within a second sends only its end. `points` are `[step, [a value for each goal],
-# at]`, `decisions` are `[step, value, cutoff or null, version, goes on]`; times are in seconds
-# since the epoch. All numbers are finite. An end has a state, an exit code, the reason, and after
-# a failure the last lines of output. It has `again` if AWS Batch may make another attempt; then it
-# counts only after the job has ended.
+# trial that ends within a second sends only one message, of the kind END. `points` are `[step, [a
+# value for each goal], at]`, `decisions` are `[step, value, cutoff or null, version, goes on]`;
+# times are in seconds since the epoch. All numbers are finite. An END message has a state, an exit
+# code, the reason, and after a failure the last lines of output. It has `again` if AWS Batch may
+# make another attempt; then it counts only after the job has ended.
 
 
 START, REPORT, END = "start", "report", "end"
@@ -162,18 +161,16 @@ DONE, PRUNED, PAUSED = "DONE", "PRUNED", "PAUSED"
 FAILED, DIVERGED, KILLED = "FAILED", "DIVERGED", "KILLED"
 STATES = (DONE, PRUNED, PAUSED, FAILED, DIVERGED, KILLED)
 
-TAIL = 20  # last lines of output
+TAIL = 20  # last lines of output in a message
 MAX_LINE = 500  # characters of each line, and of `why`
-MAX_METRICS = 50  # metrics that are no goals
-
-_NAME = re.compile(r"(\d+)-(-?\d+)-(\d+)-(\d+)\.json")
+MAX_METRICS = 50  # metrics in a message that are not goals
 
 
 class MessageSender(NamedTuple):
     """The attempt at a trial that sends a message."""
 
     wave: int
-    trial: int  # negative if it is not known: `unknown_trial`
+    trial: int  # negative if the trial could not be read: `unknown_trial`
     attempt: int
     child: int  # index in the wave
     job: str  # AWS Batch's id, with `:INDEX` for the child of an array
@@ -190,15 +187,6 @@ def unknown_trial(index: int) -> int:
 
 def message_key(wave: int, trial: int, attempt: int, seq: int) -> str:
     return f"{INBOX}{wave:06d}-{trial:06d}-{attempt:02d}-{seq:06d}.json"
-
-
-def parse_key(key: str) -> Optional[Tuple[int, int, int, int]]:
-    """(wave, trial, attempt, seq), which identify a message; None for any other key."""
-    found = _NAME.fullmatch(key[len(INBOX) :]) if key.startswith(INBOX) else None
-    if found is None:
-        return None
-    wave, trial, attempt, seq = map(int, found.groups())
-    return wave, trial, attempt, seq
 
 
 def make_message(
@@ -234,7 +222,7 @@ def add_end(
     tail: Sequence[str] = (),
     again: bool = False,
 ) -> Dict[str, Any]:
-    """The message as the last one of its attempt. `again`: AWS Batch may make another attempt."""
+    """Make this the last message of its attempt. `again`: AWS Batch may make another attempt."""
     ended = {**message, "kind": END, "state": state, "code": code}
     if again:
         ended["again"] = True
@@ -267,20 +255,17 @@ def _is_message(found: Dict[str, Any]) -> bool:
         and all(_is_point(each) for each in _list(found, "points"))
         and all(_is_decision(each) for each in _list(found, "decisions"))
         and all(isinstance(each, str) for each in _list(found, "tail"))
-        and _are_metrics(found.get("metrics", {}))
+        and isinstance(found.get("metrics", {}), dict)
+        and all(map(_is_finite, found.get("metrics", {}).values()))
         and isinstance(found.get("why", ""), str)
         and isinstance(found.get("again", False), bool)
-        and (found["kind"] != END or _is_end(found))
+        and (found["kind"] != END or (found.get("state") in STATES and _is_int(found.get("code"))))
     )
-
-
-def _is_end(found: Dict[str, Any]) -> bool:
-    return found.get("state") in STATES and _is_int(found.get("code"))
 
 
 def _list(found: Dict[str, Any], name: str) -> List[Any]:
     value = found.get(name, [])
-    return value if isinstance(value, list) else [None]  # which no check accepts
+    return value if isinstance(value, list) else [None]  # a value that no check accepts
 
 
 def _is_point(found: Any) -> bool:
@@ -307,10 +292,6 @@ def _is_decision(found: Any) -> bool:
     )
 
 
-def _are_metrics(found: Any) -> bool:
-    return isinstance(found, dict) and all(map(_is_finite, found.values()))
-
-
 def _is_int(found: Any) -> bool:
     return isinstance(found, int) and not isinstance(found, bool)
 
@@ -320,23 +301,23 @@ def _is_finite(found: Any) -> bool:
         return False
     try:
         return math.isfinite(found)
-    except OverflowError:  # a whole number that no float holds
+    except OverflowError:  # a whole number that is too large for a float
         return False
 
 
-# --- manifest -------------------------------------------------------------------------------------
+# --- The manifest ---------------------------------------------------------------------------------
 # The manifest of a batch of trials: line i is what child i of its array job runs.
 #
-# All lines have the same width, so that a child reads only its own. Each begins with a checksum
-# over sweep, batch, index and content: lines that were cut, changed or belong elsewhere are
-# refused.
+# All lines have the same width, so that a child reads only its own line. Each line begins with a
+# checksum over sweep, batch, index and content: a line that was cut or changed, or that belongs
+# elsewhere, is refused.
 
 
-_CRC = 8  # characters, followed by a space
+_CRC = 8  # characters of a checksum, which a space follows
 
 
 class BadManifest(ValueError):
-    """The manifest is missing, or not what the controller wrote."""
+    """The manifest is missing, or has changed since the controller wrote it."""
 
 
 class TrialEntry(NamedTuple):
@@ -345,9 +326,9 @@ class TrialEntry(NamedTuple):
     trial: int
     params: Dict[str, Scalar]
     seed: int
-    target: int = 0  # the step at which the trial ends; 0: when the program ends
-    resumes: bool = False  # from its checkpoint; otherwise it starts from the beginning
-    full: bool = False  # no early stopping: it runs to its target whatever the others do
+    target: int = 0  # the step at which the trial ends; 0: it ends with its program
+    resumes: bool = False  # the trial continues from its checkpoint, not from the beginning
+    full: bool = False  # no early stopping: the trial runs to its target whatever the others reach
 
 
 def encode(key: str, wave: int, entries: Iterable[TrialEntry]) -> Tuple[bytes, int]:
@@ -362,10 +343,10 @@ def encode(key: str, wave: int, entries: Iterable[TrialEntry]) -> Tuple[bytes, i
 
 
 def read(store: Store, key: str, wave: int, index: int, width: int) -> TrialEntry:
-    """Read what child `index` runs. Raises BadManifest and StoreError."""
+    """Read the trial of child `index`. Raises BadManifest and StoreError."""
     where = f"{batch_key(wave)}, line {index + 1}"
     if width <= _CRC + 2:
-        raise BadManifest(f"{where}: no line has {width} bytes. Check BATCHML_WAVE_WIDTH.")
+        raise BadManifest(f"{where}: a line cannot have {width} bytes. Check BATCHML_WAVE_WIDTH.")
     line = store.read(batch_key(wave), index * width, width)
     if line is None:
         raise BadManifest(f"{where}: the manifest is missing from the sweep's store.")
@@ -407,24 +388,21 @@ def _checksum(key: str, wave: int, index: int, content: str) -> str:
     return f"{zlib.crc32(f'{key}/{wave}/{index}/{content}'.encode()):08x}"
 
 
-# --- rungs ----------------------------------------------------------------------------------------
-# Early stopping: the rungs at which trials are compared, their ranking, and a trial's decision.
-#
-# A rung is a step at which trials are compared. Source: Li et al., "A System for Massively
-# Parallel Hyperparameter Tuning" (ASHA), MLSys 2020.
+# --- Rungs ----------------------------------------------------------------------------------------
+# A rung is a step at which early stopping compares trials. Source: Li et al., "A System for
+# Massively Parallel Hyperparameter Tuning" (ASHA), MLSys 2020.
 
 
-FIRST_RUNG_DIVISOR = 27  # by default the first rung is at 1/27 of a full training
 _SIGN = 1 << 63
 
 
 def default_first_rung(most: int) -> int:
-    """The default first rung of a full training of `most` steps."""
-    return max(1, -(-most // FIRST_RUNG_DIVISOR))
+    """The default first rung: at 1/27 of a full training of `most` steps, rounded up."""
+    return max(1, math.ceil(most / 27))
 
 
 def rung_steps(least: int, most: int, eta: int) -> Tuple[int, ...]:
-    """least, least * eta, ...: the steps below `most`, where a training ends anyway."""
+    """The rungs least, least * eta, ... below `most`, the step at which a training ends anyway."""
     steps: List[int] = []
     step = least
     while 0 < step < most:
@@ -438,21 +416,18 @@ def rung_steps(least: int, most: int, eta: int) -> Tuple[int, ...]:
 def rung_passed(rungs: Sequence[int], before: int, step: int) -> Optional[int]:
     """The rung, counted from 0, that a trial has reached between the steps `before` and `step`.
 
-    A trial that does not report every step may pass several: the last of them counts. None if it
-    passed none.
+    A trial that does not report every step may pass several rungs: the last of them counts. None if
+    it passed none.
     """
-    found = None
-    for number, rung in enumerate(rungs):
-        if before < rung <= step:
-            found = number
-    return found
+    passed = [number for number, rung in enumerate(rungs) if before < rung <= step]
+    return passed[-1] if passed else None
 
 
 def rank(loss: float) -> str:
     """16 hexadecimal digits that sort like the number.
 
-    They are the bits of an IEEE 754 double with the sign bit inverted; of a negative number all
-    bits are inverted. NaN sorts last.
+    They are the bits of an IEEE 754 double: of a negative number all bits are inverted, else only
+    the sign bit. NaN sorts last.
     """
     if loss != loss:
         return "f" * 16
@@ -485,17 +460,18 @@ def ranked(keys: Iterable[str]) -> List[int]:
 # are recorded with the values on which they are based.
 
 
-# The median rule begins after this part of a training, if so many other results are known. Source:
-# Golovin et al., "Google Vizier", KDD 2017; the fraction is our own choice: the first two rungs at
-# eta 3, 1/27 + 3/27.
+# The median rule begins after the part MEDIAN_AFTER of a training, if results of MEDIAN_OTHERS
+# other trials are known. Source: Golovin et al., "Google Vizier", KDD 2017; the fraction is our own
+# choice: the first two rungs at eta 3, 1/27 + 3/27.
 MEDIAN_AFTER = 4 / 27
 MEDIAN_OTHERS = 5
 
 
 class Cutoffs(NamedTuple):
-    """`cutoffs.json`: the number of known results, and the value that a trial must reach.
+    """`cutoffs.json`: the values that trials must reach.
 
-    `rungs` by the number of the rung, from 0; `medians` by step. Values are in the metric's unit.
+    `rungs` has for the number of a rung, from 0, and `medians` for a step: the number of results
+    that are known, and the value to reach, in the metric's unit.
     """
 
     version: int
@@ -524,7 +500,7 @@ class PrunerDecision(NamedTuple):
 
     step: int
     value: float
-    cutoff: Optional[float]  # None: too few results were known
+    cutoff: Optional[float]  # None: the results of too few trials were known
     version: int
     goes_on: bool
 
@@ -537,9 +513,9 @@ def decide(
     best: float,
     rung: Optional[int],
 ) -> Optional[PrunerDecision]:
-    """What a trial decides at `step`, at which it has reached `rung` (from 0) or no rung.
+    """Decide whether a trial goes on at `step`, at which it has reached `rung` (from 0) or no rung.
 
-    None if nothing is to be decided. `best` is its best value so far, including this one.
+    None if there is nothing to decide. `best` is the trial's best value so far, including `value`.
     """
     if not needs_cutoffs(contract, step, rung):
         return None
@@ -557,7 +533,7 @@ def decide(
 
 def needs_cutoffs(contract: TrialContract, step: int, rung: Optional[int]) -> bool:
     """Whether `decide` needs the cutoffs."""
-    if contract.method == ASHA:  # with `resume` a trial ends at each rung, whatever its value
+    if contract.method == ASHA:  # with `resume` a trial ends at each rung, whatever its value is
         return not contract.resume and rung is not None
     return contract.method == MEDIAN and step >= MEDIAN_AFTER * contract.max
 
@@ -574,8 +550,8 @@ def _is_as_good(contract: TrialContract, value: float, cutoff: float) -> bool:
 
 
 def _table(found: Any) -> Dict[int, Tuple[int, float]]:
-    pairs: List[Tuple[int, Tuple[int, float]]] = []
-    for name, (count, value) in found.items():
-        if math.isfinite(value):
-            pairs.append((int(name), (int(count), float(value))))
-    return dict(pairs)
+    return {
+        int(name): (int(count), float(value))
+        for name, (count, value) in found.items()
+        if math.isfinite(value)
+    }

@@ -1,4 +1,4 @@
-"""The environment variables of a run as one value, and parameters in commands and variables."""
+"""The environment variables of a run as one value, and a run's parameters in its command."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ DEFAULT_GRACE = 30  # seconds from TERM to KILL: ECS_CONTAINER_STOP_TIMEOUT's de
 
 
 class RuntimeEnv(NamedTuple):
-    """The attempt that this process belongs to. Paths are empty if their variable is not set."""
+    """The attempt that this process belongs to. Texts are empty if their variable is not set."""
 
     run: str  # the job's id, with `:INDEX` for the child of an array
     attempt: int  # from 1
-    key: str  # of the submission; empty for jobs that other clients submitted
+    key: str  # the submission's key; empty for jobs that other clients submitted
     code: str  # the code archive: a path or an s3:// address
-    command_file: str  # for a command that is too long for AWS Batch: a path or an s3:// address
-    store: str  # keeps what outlives the run: a folder or an s3:// prefix
+    command_file: str  # has a command that is too long for AWS Batch: a path or an s3:// address
+    store: str  # keeps outputs and records after the run: a folder or an s3:// prefix
     array_index: Optional[int]
     array_size: int  # 0 unless the run is the child of an array
     output_dir: str
@@ -29,19 +29,19 @@ class RuntimeEnv(NamedTuple):
     metrics: str  # the file to which `report` appends
     stop_file: str  # appears when the run should save and stop
     grace: float  # seconds from the stop signal to the kill
-    max_seconds: float  # of all attempts together; 0: no limit
+    max_seconds: float  # the limit of all attempts together; 0: no limit
     is_run: bool  # False if a person starts the image by hand
     sweep: str = ""  # the sweep store, if this is a trial: a folder or an s3:// prefix
-    wave: int = 0  # the batch of trials, from 1
+    wave: int = 0  # the number of the batch of trials, from 1
     wave_width: int = 0  # bytes of a line of the batch's manifest
-    # the rung, from 0; above 0 a child finds its trial by its place in the ranking of the rung
-    # below, not by its index in the array
+    # The number of the rung, from 0. Above 0 a child of the array finds its trial in the ranking of
+    # the rung below, not in the manifest.
     rung: int = 0
-    moved: str = ""  # the job that this job replaces, which was cancelled in another queue
+    moved: str = ""  # the id of the job that this job replaces: it was cancelled in another queue
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> RuntimeEnv:
-        """Read it from `os.environ` or a similar mapping."""
+        """Read the variables from `os.environ` or a similar mapping."""
         index = environ.get("AWS_BATCH_JOB_ARRAY_INDEX", "")
         return cls(
             run=environ.get("AWS_BATCH_JOB_ID", environ.get("BATCHML_RUN", "")),
@@ -71,13 +71,28 @@ class RuntimeEnv(NamedTuple):
 
 
 def number_of(text: Optional[str], default: int) -> int:
-    """A whole number of at most nine digits. Anything else, which users may set: the default."""
+    """A whole number of at most nine digits; `default` for any other text, which users may set."""
     return int(text) if text and text.isascii() and text.isdigit() and len(text) < 10 else default
 
 
+def seconds_of(text: Optional[str], least: float, default: float) -> float:
+    """A number of seconds from `least` to 1e6; `default` for any other text that users may set."""
+    try:
+        seconds = float(text or "")
+    except ValueError:
+        return default
+    return seconds if least <= seconds < 1e6 else default
+
+
+def is_main_node(environ: Mapping[str, str]) -> bool:
+    """Whether this is the main node of a multi-node run, or a run of one node."""
+    main = environ.get("AWS_BATCH_JOB_MAIN_NODE_INDEX", "0")
+    return environ.get("AWS_BATCH_JOB_NODE_INDEX", main) == main
+
+
 # --- Parameters -----------------------------------------------------------------------------------
-# Parameters reach a program as words of its command and as variables. The client, which checks and
-# prints commands, and a trial's container both use this.
+# Parameters reach a program as words of its command and as variables. Two programs need these
+# functions: the client, which checks and prints commands, and the container of a trial.
 
 
 Scalar = Union[str, int, float, bool]
@@ -87,7 +102,7 @@ ALL = "params"  # `{params}`: all parameters, unless one has this name
 _PLACEHOLDER = re.compile(r"\{(?:params:(key=value|json)|([A-Za-z_][A-Za-z0-9_.]*))\}")
 _VARIABLE = re.compile(r"BATCHML_PARAM(?:S|_[A-Z0-9_]+)")
 _FLAGS = "flags"
-_NEGATIVE = re.compile(r"-[0-9]+|-[0-9]*\.[0-9]+")  # a number, as argparse knows it
+_NEGATIVE = re.compile(r"-[0-9]+|-[0-9]*\.[0-9]+")  # what argparse reads as a negative number
 
 
 def fill_command(command: Sequence[str], params: Mapping[str, Scalar]) -> List[str]:
@@ -111,28 +126,31 @@ def fill_words(command: Sequence[str], params: Mapping[str, Scalar]) -> List[Lis
     for word in command:
         match = _PLACEHOLDER.fullmatch(word)
         form = _form(match, params) if match else None
-        found.append(_values(form, params, rest) if form else [_within(word, params, rest)])
+        found.append(_values(form, params, rest) if form else [_fill_word(word, params, rest)])
     return found
 
 
-def placeholders(word: str, known: Container[str]) -> List[str]:
-    """The parameters that a word of a command names one by one, in order."""
+def placeholders(word: str, params: Container[str]) -> List[str]:
+    """The parameters that a word of a command names one by one, in order.
+
+    `params` are the names of all parameters.
+    """
     found = _PLACEHOLDER.finditer(word)
-    return [match[2] for match in found if _form(match, known) is None]
+    return [match[2] for match in found if _form(match, params) is None]
 
 
-def takes_all(command: Sequence[str], known: Container[str]) -> bool:
+def takes_all(command: Sequence[str], params: Container[str]) -> bool:
     """Whether a command uses all parameters: `{params}` in any form, or BATCHML_PARAMS."""
-    return any(
-        _form(match, known) is not None for word in command for match in _PLACEHOLDER.finditer(word)
-    ) or "BATCHML_PARAMS" in _VARIABLE.findall(" ".join(command))
+    found = (match for word in command for match in _PLACEHOLDER.finditer(word))
+    is_placed = any(_form(match, params) is not None for match in found)
+    return is_placed or "BATCHML_PARAMS" in _VARIABLE.findall(" ".join(command))
 
 
-def takes(command: Sequence[str], name: str, known: Container[str]) -> bool:
-    """Whether a command uses this parameter."""
+def takes(command: Sequence[str], name: str, params: Container[str]) -> bool:
+    """Whether a command uses the parameter `name`."""
     return (
-        takes_all(command, known)
-        or any(name in placeholders(word, known) for word in command)
+        takes_all(command, params)
+        or any(name in placeholders(word, params) for word in command)
         or parameter_variable(name) in _VARIABLE.findall(" ".join(command))
     )
 
@@ -144,8 +162,8 @@ def format_value(value: Scalar) -> str:
 
 def parameter_variables(params: Mapping[str, Scalar]) -> Dict[str, str]:
     """`BATCHML_PARAMS`, all as JSON, and `BATCHML_PARAM_LR` for each of them."""
-    each = {parameter_variable(name): format_value(value) for name, value in params.items()}
-    return {"BATCHML_PARAMS": json.dumps(params, sort_keys=True), **each}
+    single = {parameter_variable(name): format_value(value) for name, value in params.items()}
+    return {"BATCHML_PARAMS": json.dumps(params, sort_keys=True), **single}
 
 
 def parameter_variable(name: str) -> str:
@@ -153,11 +171,11 @@ def parameter_variable(name: str) -> str:
     return "BATCHML_PARAM_" + re.sub("[^A-Z0-9_]", "_", name.upper())
 
 
-def _form(found: re.Match[str], known: Container[str]) -> Optional[str]:
-    """The form in which a placeholder takes all parameters; None for a placeholder of one."""
+def _form(found: re.Match[str], params: Container[str]) -> Optional[str]:
+    """The form in which a placeholder takes all parameters; None if it takes one parameter."""
     if found[1]:
         return found[1]
-    return _FLAGS if found[2] == ALL and ALL not in known else None
+    return _FLAGS if found[2] == ALL and ALL not in params else None
 
 
 def _values(form: str, params: Mapping[str, Scalar], rest: Mapping[str, Scalar]) -> List[str]:
@@ -178,7 +196,7 @@ def _flag(name: str, value: str) -> List[str]:
     return [f"--{name}", value]
 
 
-def _within(word: str, params: Mapping[str, Scalar], rest: Mapping[str, Scalar]) -> str:
+def _fill_word(word: str, params: Mapping[str, Scalar], rest: Mapping[str, Scalar]) -> str:
     is_line = any(character.isspace() for character in word)
 
     def value(found: re.Match[str]) -> str:

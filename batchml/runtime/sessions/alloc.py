@@ -150,7 +150,7 @@ def remember_folder(environ: Mapping[str, str], folder: str) -> None:
     If that fails, new files are not reported later.
     """
     with suppress(OSError, UnicodeError):
-        found = WorkingFolder(os.getcwd(), _kept_folders(environ)).found
+        found = WorkingFolder(os.getcwd(), _kept_folders(environ)).before
         if found is not None:
             with open(os.path.join(folder, _FILES_AT_START), "w", encoding="utf-8") as file:
                 json.dump(found, file)

@@ -37,9 +37,13 @@ from batchml.runtime.protocol.sweep import (
     rung_prefix,
     stop_key,
 )
-from batchml.runtime.protocol.variables import RuntimeEnv, fill_command, parameter_variables
+from batchml.runtime.protocol.variables import (
+    RuntimeEnv,
+    fill_command,
+    is_main_node,
+    parameter_variables,
+)
 from batchml.runtime.storage.store import Store
-from batchml.runtime.telemetry.budget import is_main_node
 
 _OUT_OF_MEMORY = 137  # the exit code of a program that the kernel killed
 
@@ -148,7 +152,7 @@ def claim_trial(
     sender = sender._replace(trial=entry.trial)
     holder = claim(store, env, claim_key(env.wave, entry.trial))
     if holder is not None:
-        raise NothingToRun(DUPLICATE, describe_duplicate(holder)[len("batchml: ") :])
+        raise NothingToRun(DUPLICATE, describe_duplicate(holder))
     stop = read_stop_request(store, entry.trial)
     why = stop.at(clock())
     if why:

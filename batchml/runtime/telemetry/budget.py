@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
 from typing import Callable, Dict, Optional
 
 from batchml.runtime.entry.attempt import AttemptHandle
 from batchml.runtime.processes import process_age
 from batchml.runtime.protocol.exit_codes import STOPPED
+from batchml.runtime.protocol.variables import is_main_node
 from batchml.runtime.storage.store import StoreError
 
 _AHEAD = 60.0  # seconds that are entered in advance
@@ -98,12 +98,6 @@ def stop_at(limit: float, grace: float) -> float:
     that is short compared to the grace, the run may therefore end after the limit.
     """
     return limit - min(grace, limit / 4)
-
-
-def is_main_node(environ: Mapping[str, str]) -> bool:
-    """Whether this is the main node of a multi-node run, or a run of one node."""
-    main = environ.get("AWS_BATCH_JOB_MAIN_NODE_INDEX", "0")
-    return environ.get("AWS_BATCH_JOB_NODE_INDEX", main) == main
 
 
 def read_account(data: Optional[bytes]) -> Dict[str, float]:

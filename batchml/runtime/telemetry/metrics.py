@@ -16,9 +16,9 @@ from batchml.runtime.protocol.log_marks import (
     STEP,
     TIME,
     TOTAL,
+    encode_point,
     metrics_marks,
     read_point,
-    write_point,
 )
 from batchml.runtime.telemetry.heartbeat import progress
 
@@ -101,7 +101,7 @@ def append_point(path: str, point: Mapping[str, float]) -> int:
 
     Returns the end of the line in the file; 0 if the path is no regular file.
     """
-    line = write_point(point).encode() + b"\n"
+    line = encode_point(point).encode() + b"\n"
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK  # a pipe must not block us
     descriptor = os.open(path, flags, 0o644)
     try:

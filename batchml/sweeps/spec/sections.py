@@ -33,6 +33,7 @@ from batchml.model.sweep import (
     sort_parents_first,
 )
 from batchml.model.tables import is_text, parse_duration
+from batchml.runtime.protocol.sweep import default_first_rung
 from batchml.runtime.protocol.variables import ALL, parameter_variable
 
 LARGEST = 2**53  # of a whole number: beyond it, neighbours are the same float
@@ -331,7 +332,6 @@ def _impossible_parameters(space: Space) -> Iterator[str]:
 MAX_TRIALS = 50_000
 MAX_PARALLEL = 10_000
 NEEDED = ("trials", "hours", "cost")  # a sweep needs one of these limits, or it would never end
-_RUNGS = 27  # by default the first rung is at this part of a full training
 
 _COST = re.compile(r"\s*\$?\s*([0-9]+(?:\.[0-9]+)?)\s*(usd|\$|dollars?)?\s*", re.IGNORECASE)
 _SHARE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*")
@@ -380,7 +380,7 @@ def read_early_stop(
     if method is UNSET:
         method = "asha" if table.max is not UNSET and goals < 2 else "none"
     stop_max = 0 if table.max is UNSET else table.max
-    stop_min = max(1, math.ceil(stop_max / _RUNGS)) if table.min is UNSET else table.min
+    stop_min = default_first_rung(stop_max) if table.min is UNSET else table.min
     mistakes = [
         f"early_stop.{text}" for text in _stop_mistakes(method, table, stop_min, stop_max, given)
     ]
