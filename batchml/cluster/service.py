@@ -22,7 +22,7 @@ from batchml.errors import AccessError
 from batchml.model.explanation import ComputeState, QueueState
 from batchml.model.hosts import ClusterHost, HostState
 from batchml.model.run import JobStatus, Run, first_child_id, first_start
-from batchml.runs.metrics.usage import AGE
+from batchml.runs.metrics.usage import MAX_MARK_AGE
 from batchml.runtime.protocol.log_marks import parse_mark
 
 # --- poller ---------------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ class ClusterPoller:
         nodes = [node for each in self._nodes.values() for node in each.values()]
         # The last attempt of each is the current one.
         streams = {run.attempts[-1].log_stream: run for run in (*running, *nodes) if run.attempts}
-        since = int(now * 1000) - AGE
+        since = int(now * 1000) - MAX_MARK_AGE
         for group in sorted({run.log_group for run in streams.values()}):
             own = sorted(name for name, run in streams.items() if name and run.log_group == group)
             try:

@@ -1,4 +1,7 @@
-"""Explain one run by calls of AWS, each chosen from the answers before. All I/O is here."""
+"""Explain one run by a few calls to AWS, each chosen from the answers so far.
+
+The other modules of this folder are pure.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
@@ -9,10 +12,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from batchml.aws.diagnosis import Diagnosis
+from batchml.aws.pricing.prices import CHOSEN_BY_BATCH
 from batchml.clock import Clock
 from batchml.context import Context
 from batchml.errors import BatchmlError, NotFound
-from batchml.explain.clues import SOON, AwsQuestion, RunObservations, lines_of_first_rank
+from batchml.explain.clues import keep_first_rank
+from batchml.explain.compute import SOON, AwsQuestion, WaitingRun
 from batchml.explain.failing import EndedRun, item_to_search, why_ended
 from batchml.explain.missing import LocalFindings, MissingItem, images_with, search_folder
 from batchml.explain.suggest import CommandWriter, describe_time, own_image
@@ -43,14 +48,14 @@ from batchml.model.run import (
 )
 from batchml.resources import shipped_folder
 from batchml.runs.find import select
-from batchml.runs.groups.members import parts_of
+from batchml.runs.groups.members import find_members
 from batchml.runs.names import bare_id
 from batchml.runs.rerun.resubmit import RenumberedDiagnosis
 from batchml.runs.search import FoundRun
 from batchml.runtime.protocol.exit_codes import TRY_ELSEWHERE
 from batchml.runtime.protocol.log_marks import parse_mark
 
-PAUSE = 5.0  # seconds before a question is repeated whose answer may pass
+PAUSE = 5.0  # seconds before a question is repeated, because its answer may be out of date
 
 _READS_LOG = (
     OutcomeClass.APP_ERROR,
@@ -60,40 +65,38 @@ _READS_LOG = (
 )
 
 
-SearchHere = Callable[[Run, MissingItem], LocalFindings]
-
-
+LocalSearch = Callable[[Run, MissingItem], LocalFindings]
 class ExplainedRun(Struct, frozen=True):
-    """A run and its explanation, the number of calls, and questions that were not answered.
+    """A run and its explanation.
 
     `is_forgotten`: AWS Batch does not know the run any more.
     """
 
     run: Run
     explanation: Explanation
-    calls: int
-    unasked: tuple[str, ...] = ()
+    calls: int  # to AWS
+    unasked: tuple[str, ...] = ()  # calls that AWS refused
     is_forgotten: bool = False
-    note: str = ""
+    note: str = ""  # for the user, on a later submission
 
 
 def explain_from_aws(
     diagnosis: Diagnosis,
     job_id: str,
     record: Record | None,
-    words: CommandWriter,
+    commands: CommandWriter,
     clock: Clock,
-    search: SearchHere = lambda *_: LocalFindings(),
+    search: LocalSearch = lambda *_: LocalFindings(),
     held_runs: Callable[[], Sequence[str]] = tuple,
 ) -> ExplainedRun:
     """Say why a run waits or failed, in at most as many calls as `diagnosis` may make.
 
-    `record`: the history's record, which explains a run that AWS Batch has forgotten. `search`
-    looks on this machine for a file that the run missed. `held_runs` lists job ids of notebooks and
+    `record`: the run in the history, in case AWS Batch has forgotten it. `search` looks on this
+    machine for a file that the run did not find. `held_runs` lists job ids of notebooks and
     `alloc`s, which may hold the resources that a run waits for.
 
     Raises NotFound if neither AWS Batch nor the history knows the run, and AccessError,
-    ServiceError or ServiceUnreachable if the first question is not answered.
+    ServiceError or ServiceUnreachable if the first call fails.
     """
     found = diagnosis.runs([job_id])
     if found:
@@ -108,13 +111,13 @@ def explain_from_aws(
     now = int(clock.now() * 1000)
     if run.status.is_terminal:
         cost = record.max_cost if record else None
-        explanation = _explain_ended(diagnosis, EndedRun(run, words, max_cost=cost), search)
+        explanation = _explain_ended(diagnosis, EndedRun(run, commands, max_cost=cost), search)
     elif found:
         explanation = _explain_waiting(
-            diagnosis, RunObservations(run, now, words), clock, held_runs
+            diagnosis, WaitingRun(run, now, commands), clock, held_runs
         )
     else:
-        explanation = _explain_unlisted(run, words, now)
+        explanation = _explain_unlisted(run, commands, now)
     unasked = tuple(diagnosis.failed_calls)
     return ExplainedRun(run, explanation, diagnosis.calls, unasked, is_forgotten=not found)
 
@@ -133,28 +136,28 @@ def run_of_record(record: Record) -> Run:
     )
 
 
-def _explain_unlisted(run: Run, words: CommandWriter, now: int) -> Explanation:
-    """A run of the history that AWS Batch does not list: not yet, or no more."""
+def _explain_unlisted(run: Run, commands: CommandWriter, now: int) -> Explanation:
+    """Explain a run of the history that AWS Batch does not describe: not yet, or not any more."""
     age = now - (run.created_at or now)
-    if age < SOON and not words.is_local:
+    if age < SOON and not commands.is_local:
         return Explanation(
             "submitted",
             f"It was submitted {describe_time(age)} ago; AWS Batch does not show it yet.",
-            is_problem=False, command=words.batchml("explain", run.job_id),
+            is_problem=False, command=commands.batchml("explain", run.job_id),
         )  # fmt: skip
-    kept = "" if words.is_local else "; AWS Batch keeps ended jobs for 7 days"
+    kept = "" if commands.is_local else "; AWS Batch keeps ended jobs for 7 days"
     return Explanation(
         "forgotten", NOT_KNOWN_WORDS,
         (f"submitted {describe_time(age)} ago{kept}",),
-        "It can be submitted again.", words.batchml("rerun", run.job_id),
+        "It can be submitted again.", commands.batchml("rerun", run.job_id),
     )  # fmt: skip
 
 
 # --- ended runs -----------------------------------------------------------------------------
 
 
-def _explain_ended(diagnosis: Diagnosis, ended: EndedRun, search: SearchHere) -> Explanation:
-    outcome, local = classify(ended.run).outcome, ended.words.is_local
+def _explain_ended(diagnosis: Diagnosis, ended: EndedRun, search: LocalSearch) -> Explanation:
+    outcome = classify(ended.run).outcome
     if ended.run.children and (ended.run.failures or outcome is OutcomeClass.APP_ERROR):
         return _explain_children(diagnosis, ended, search)
     if outcome is OutcomeClass.DEPENDENCY_FAILED and ended.run.depends_on and diagnosis.left:
@@ -165,25 +168,27 @@ def _explain_ended(diagnosis: Diagnosis, ended: EndedRun, search: SearchHere) ->
         return why_ended(replace(ended, machine=diagnosis.instance(ended.run.host)))
     if outcome in _READS_LOG or gave_up:
         ended = replace(ended, lines=_last_lines(diagnosis, ended.run))
-        missed = item_to_search(ended)
-        if missed is not None:
-            ended = replace(ended, here=search(ended.run, missed))
+        item = item_to_search(ended)
+        if item is not None:
+            ended = replace(ended, findings=search(ended.run, item))
     return why_ended(ended)
 
 
-def _explain_children(diagnosis: Diagnosis, ended: EndedRun, search: SearchHere) -> Explanation:
+def _explain_children(diagnosis: Diagnosis, ended: EndedRun, search: LocalSearch) -> Explanation:
     """Explain a failed array by a few of its failed children, whose jobs have the details."""
     failed = diagnosis.children(ended.run, JobStatus.FAILED.value)
     array = with_failures(ended.run, failed)
-    chosen = choose_children(failed)
-    found = diagnosis.runs([child.job_id for child in chosen]) if chosen and diagnosis.left else ()
-    each = [replace(ended, run=child, array=array) for child in found]
-    pairs = [(child.run, _explain_ended(diagnosis, child, search)) for child in each]
+    ids = [child.job_id for child in choose_children(failed)]
+    children = diagnosis.runs(ids) if ids and diagnosis.left else ()
+    pairs = [
+        (child, _explain_ended(diagnosis, replace(ended, run=child, array=array), search))
+        for child in children
+    ]
     return explain_children(array, failed, pairs) if pairs else why_ended(replace(ended, run=array))
 
 
 def _last_lines(diagnosis: Diagnosis, run: Run) -> tuple[str, ...] | None:
-    """The last page of the last attempt's log, without marks."""
+    """The last page of the last attempt's log, without the runtime's marks."""
     stream = run.attempts[-1].log_stream if run.attempts else ""
     if not stream and run.nodes and diagnosis.left:  # the main node has the log
         nodes = diagnosis.runs([f"{run.job_id}#0"])
@@ -192,7 +197,7 @@ def _last_lines(diagnosis: Diagnosis, run: Run) -> tuple[str, ...] | None:
         return None
     lines = diagnosis.last_lines(run.log_group, stream)
     lines = lines and tuple(line for line in lines if parse_mark(line) is None)
-    return lines_of_first_rank(lines) if lines and "BATCHML_LAUNCH" in run.environment else lines
+    return keep_first_rank(lines) if lines and "BATCHML_LAUNCH" in run.environment else lines
 
 
 # --- waiting runs ---------------------------------------------------------------------------
@@ -200,122 +205,123 @@ def _last_lines(diagnosis: Diagnosis, run: Run) -> tuple[str, ...] | None:
 
 def _explain_waiting(
     diagnosis: Diagnosis,
-    seen: RunObservations,
+    waiting: WaitingRun,
     clock: Clock,
     held_runs: Callable[[], Sequence[str]],
 ) -> Explanation:
     """Ask until the cause is certain, or no call is left."""
-    while diagnosis.left and (question := next_question(seen)) is not None:
+    while diagnosis.left and (question := next_question(waiting)) is not None:
         if question is AwsQuestion.AGAIN:
             clock.sleep(PAUSE)
-        answers = _ASK[question](diagnosis, seen)
-        seen = replace(seen, **answers, asked=seen.asked | {question})
-        if seen.run.status.is_terminal:  # it ended meanwhile
-            return why_ended(EndedRun(seen.run, seen.words))
-    # Count these as asked, so that no cause waits for their answers.
-    found = why_waits(replace(seen, asked=seen.asked | {AwsQuestion.FAILED, AwsQuestion.CHILD}))
+        answers = _ASK[question](diagnosis, waiting)
+        waiting = replace(waiting, **answers, asked=waiting.asked | {question})
+        if waiting.run.status.is_terminal:  # it ended meanwhile
+            return why_ended(EndedRun(waiting.run, waiting.commands))
+    # Count these questions as asked, so that no cause waits for their answers.
+    asked = waiting.asked | {AwsQuestion.FAILED, AwsQuestion.CHILD}
+    found = why_waits(replace(waiting, asked=asked))
     if found.cause == "full":
-        found = add_held_runs(found, _held_runs(diagnosis, seen, held_runs()), seen.words)
-    found = add_fallback(found, seen)
-    if seen.array is None:
+        found = add_held_runs(found, _held_runs(diagnosis, waiting, held_runs()), waiting.commands)
+    found = add_fallback(found, waiting)
+    if waiting.array is None:
         return found
-    child = f"child {seen.run.array_index} of {seen.array.array_size}, one of the waiting children"
+    child = f"child {waiting.run.array_index} of {waiting.array.array_size}, one of the waiting children"
     found = replace(found, evidence=(child, *found.evidence))
-    return add_children(seen.array, seen.failed, found)
+    return add_children(waiting.array, waiting.failed, found)
 
 
 def _held_runs(
-    diagnosis: Diagnosis, seen: RunObservations, known: Sequence[str]
+    diagnosis: Diagnosis, waiting: WaitingRun, known: Sequence[str]
 ) -> tuple[Run, ...]:
-    """Notebooks and `alloc`s that hold what a run waits for. `known`: job ids of candidates.
+    """Notebooks and `alloc`s that may hold what a run waits for. `known`: job ids of candidates.
 
-    On `local` all queues share the machine; in AWS only held runs of the run's own queue count.
+    On `local` all queues share the machine; in AWS, only held runs of the run's own queue count.
     """
-    listed = diagnosis.running(seen.run.queue) if diagnosis.left > 1 else ()
+    listed = diagnosis.running(waiting.run.queue) if diagnosis.left > 1 else ()
     ids = tuple(dict.fromkeys((*known, *listed)))
     try:
         runs = diagnosis.runs(ids) if ids and diagnosis.left else ()
     except BatchmlError:  # the verdict stands without them
         return ()
-    own = [run for run in runs if seen.words.is_local or run.queue == seen.run.queue]
+    own = [run for run in runs if waiting.commands.is_local or run.queue == waiting.run.queue]
     return tuple(run for run in own if HELD_TAG in run.tags and run.status.holds_resources)
 
 
-def _child(diagnosis: Diagnosis, seen: RunObservations) -> dict[str, Any]:
-    """Explain a waiting child instead of its array, with the resources that the array requests."""
-    child = next(iter(diagnosis.children(seen.run, JobStatus.RUNNABLE.value)), None)
+def _look_into_array(diagnosis: Diagnosis, waiting: WaitingRun) -> dict[str, Any]:
+    """Look at a waiting child instead of its array, with the resources that the array requests."""
+    child = next(iter(diagnosis.children(waiting.run, JobStatus.RUNNABLE.value)), None)
     if child is None:
         return {}
     merged = replace(
-        seen.run,
+        waiting.run,
         job_id=child.job_id,
         status=child.status,
         status_reason=child.status_reason,
-        created_at=child.created_at or seen.run.created_at,
+        created_at=child.created_at or waiting.run.created_at,
         array_index=child.array_index,
         array_size=0,
         children={},
         depends_on=(),
     )
-    return {"run": merged, "array": seen.run}
+    return {"run": merged, "array": waiting.run}
 
 
-def _again(diagnosis: Diagnosis, seen: RunObservations) -> dict[str, Any]:
-    found = diagnosis.runs([seen.run.job_id])
+def _ask_again(diagnosis: Diagnosis, waiting: WaitingRun) -> dict[str, Any]:
+    found = diagnosis.runs([waiting.run.job_id])
     return {"run": found[0]} if found else {}
 
 
-def _head(diagnosis: Diagnosis, seen: RunObservations) -> dict[str, Any]:
-    front = seen.snapshot.front if seen.snapshot else ()
+def _head(diagnosis: Diagnosis, waiting: WaitingRun) -> dict[str, Any]:
+    front = waiting.snapshot.front if waiting.snapshot else ()
     return {"head": next(iter(diagnosis.runs([front[0].job_id])), None)} if front else {}
 
 
-def _instance_types(seen: RunObservations) -> tuple[str, ...]:
+def _instance_types(waiting: WaitingRun) -> tuple[str, ...]:
     """The types that the queue's compute environments name; none if AWS Batch chooses types."""
-    named = {name for each in seen.usable for name in each.instance_types}
-    chosen_by_aws = {"optimal", "default_x86_64", "default_arm64"}
-    is_open = bool(named & chosen_by_aws) or any(not each.instance_types for each in seen.usable)
-    return () if is_open else tuple(sorted(named))
+    named = {name for each in waiting.usable for name in each.instance_types}
+    if named.intersection(CHOSEN_BY_BATCH) or not all(e.instance_types for e in waiting.usable):
+        return ()
+    return tuple(sorted(named))
 
 
-def _types(diagnosis: Diagnosis, seen: RunObservations) -> dict[str, Any]:
-    names = _instance_types(seen)
+def _types(diagnosis: Diagnosis, waiting: WaitingRun) -> dict[str, Any]:
+    names = _instance_types(waiting)
     return {"types": diagnosis.host_types(names)} if names else {}
 
 
-def _hosts(diagnosis: Diagnosis, seen: RunObservations) -> dict[str, Any]:
-    """Hosts of the compute environment with the most desiredvCpus."""
-    known = [each for each in seen.usable if each.cluster]
+def _hosts(diagnosis: Diagnosis, waiting: WaitingRun) -> dict[str, Any]:
+    """The number of hosts of the compute environment with the most desiredvCpus."""
+    known = [each for each in waiting.usable if each.cluster]
     if not known:
         return {}
-    most = max(known, key=lambda each: each.desired_vcpus)
-    return {"hosts": diagnosis.hosts(most.cluster)}
+    largest = max(known, key=lambda each: each.desired_vcpus)
+    return {"hosts": diagnosis.hosts(largest.cluster)}
 
 
-_ASK: dict[AwsQuestion, Callable[[Diagnosis, RunObservations], dict[str, Any]]] = {
-    AwsQuestion.DEPENDENCIES: lambda ask, seen: {"dependencies": ask.runs(seen.run.depends_on)},
-    AwsQuestion.FAILED: lambda ask, seen: {
-        "failed": ask.children(seen.run, JobStatus.FAILED.value)
+_ASK: dict[AwsQuestion, Callable[[Diagnosis, WaitingRun], dict[str, Any]]] = {
+    AwsQuestion.DEPENDENCIES: lambda ask, waiting: {"dependencies": ask.runs(waiting.run.depends_on)},
+    AwsQuestion.FAILED: lambda ask, waiting: {
+        "failed": ask.children(waiting.run, JobStatus.FAILED.value)
     },
-    AwsQuestion.CHILD: _child,
-    AwsQuestion.QUEUE: lambda ask, seen: {"queue": ask.queue(seen.run.queue)},
-    AwsQuestion.ENVIRONMENTS: lambda ask, seen: {
-        "environments": ask.environments(seen.queue.environments if seen.queue else ()) or ()
+    AwsQuestion.CHILD: _look_into_array,
+    AwsQuestion.QUEUE: lambda ask, waiting: {"queue": ask.queue(waiting.run.queue)},
+    AwsQuestion.ENVIRONMENTS: lambda ask, waiting: {
+        "environments": ask.environments(waiting.queue.environments if waiting.queue else ()) or ()
     },
-    AwsQuestion.STOCK: lambda ask, seen: {
-        "stock": ask.consumable(next(iter(seen.run.consumables)))
+    AwsQuestion.STOCK: lambda ask, waiting: {
+        "stock": ask.consumable(next(iter(waiting.run.consumables)))
     },
-    AwsQuestion.SNAPSHOT: lambda ask, seen: {"snapshot": ask.snapshot(seen.run.queue)},
+    AwsQuestion.SNAPSHOT: lambda ask, waiting: {"snapshot": ask.snapshot(waiting.run.queue)},
     AwsQuestion.HEAD: _head,
     AwsQuestion.TYPES: _types,
-    AwsQuestion.IMAGE: lambda ask, seen: {
-        "architecture": ask.architecture(next(e.ami for e in seen.environments if e.ami))
+    AwsQuestion.IMAGE: lambda ask, waiting: {
+        "architecture": ask.architecture(next(e.ami for e in waiting.environments if e.ami))
     },
-    AwsQuestion.ACTIVITIES: lambda ask, seen: {
-        "activities": ask.activities([each.name for each in seen.usable])
+    AwsQuestion.ACTIVITIES: lambda ask, waiting: {
+        "activities": ask.activities([each.name for each in waiting.usable])
     },
     AwsQuestion.HOSTS: _hosts,
-    AwsQuestion.AGAIN: _again,
+    AwsQuestion.AGAIN: _ask_again,
 }
 
 
@@ -327,28 +333,28 @@ _WEEK = 7 * 86_400  # seconds
 
 
 def explain_run(context: Context, word: str) -> ExplainedRun:
-    """Explain the run that `word` selects.
+    """Explain the run that `word` selects: a job id, a name or `@last`.
 
     Raises NotFound, UsageError, and AWS's error if it refuses to describe the run.
     """
     (job_id,) = select(context, [word])
     records = context.history.records()
     record = records.get(job_id)
-    whole = record or records.get(bare_id(job_id))
-    words = CommandWriter(context.env, whole.job if whole is not None else "")
+    source_record = record or records.get(bare_id(job_id))
+    commands = CommandWriter(context.env, source_record.job if source_record is not None else "")
 
-    def search_here(run: Run, missed: MissingItem) -> LocalFindings:
-        return _search(context, whole, run, missed)
+    def search_locally(run: Run, item: MissingItem) -> LocalFindings:
+        return _search_locally(context, source_record, run, item)
 
-    diagnosis = RenumberedDiagnosis(context.connect(), bare_id(job_id), whole)
+    diagnosis = RenumberedDiagnosis(context.connect(), bare_id(job_id), source_record)
 
     def held_runs() -> list[str]:
         return own_held_runs(records, context.env, context.clock.now())
 
     explained = explain_from_aws(
-        diagnosis, job_id, record, words, context.clock, search_here, held_runs
+        diagnosis, job_id, record, commands, context.clock, search_locally, held_runs
     )
-    explained = add_workers(context, explained, record, words)
+    explained = add_workers(context, explained, record, commands)
     explanation = diagnosis.named(explained.explanation)
     return replace(explained, explanation=explanation, note=refused_submission(context, word))
 
@@ -364,41 +370,43 @@ def own_held_runs(records: Iterable[Record], env: str, now: float) -> list[str]:
 
 
 def add_workers(
-    context: Context, explained: ExplainedRun, record: Record | None, words: CommandWriter
+    context: Context, explained: ExplainedRun, record: Record | None, commands: CommandWriter
 ) -> ExplainedRun:
     """Add the waiting workers of a group run whose head runs; other runs need no call."""
     if explained.explanation.cause != RUNS:
         return explained
     try:
-        parts = parts_of(context, FoundRun(explained.run, record))
+        parts = find_members(context, FoundRun(explained.run, record))
     except BatchmlError:  # the verdict stands without the workers
         return explained
     runs = {part.group: part.found.run for part in parts if part.found is not None}
     known = {group: run for group, run in runs.items() if run is not None}
-    explanation = add_waiting_workers(explained.explanation, known, words)
+    explanation = add_waiting_workers(explained.explanation, known, commands)
     return replace(explained, explanation=explanation, calls=explained.calls + bool(parts))
 
 
-def _search(
-    context: Context, record: Record | None, run: Run, missed: MissingItem
+def _search_locally(
+    context: Context, record: Record | None, run: Run, item: MissingItem
 ) -> LocalFindings:
-    """Search the run's folder and the images here for a file or module that the run missed."""
+    """Search the run's folder, and images on this machine, for what the run did not find."""
     folder = Path(record.folder) if record is not None and record.folder else None
-    here = search_folder(folder, missed, context.home.root)
-    if not missed.is_module:
-        return here
+    findings = search_folder(folder, item, context.home.root)
+    if not item.is_module:
+        return findings
     image = own_image(run.image)
     own = context.folder / "images" / image / "requirements.txt"
     is_own = bool(image) and own.is_file() and own.parent != shipped_folder("images") / image
     return replace(
-        here,
-        images=images_with(context.image_folders, missed.name),
-        recipe=f"images/{image}/requirements.txt" if is_own else _recipe(context, record, image),
+        findings,
+        images=images_with(context.image_folders, item.name),
+        requirements=f"images/{image}/requirements.txt"
+        if is_own
+        else _requirements_file(context, record, image),
     )
 
 
-def _recipe(context: Context, record: Record | None, image: str) -> str:
-    """The file in the job's folder from which its image was built; empty without one."""
+def _requirements_file(context: Context, record: Record | None, image: str) -> str:
+    """The file in the job's folder from which the job's image was built; empty without one."""
     if record is None or not record.job or not image:
         return ""
     folder = Path(record.job)
@@ -414,7 +422,7 @@ def _recipe(context: Context, record: Record | None, image: str) -> str:
 
 
 def refused_submission(context: Context, word: str) -> str:
-    """For `@last`: a later submission that was refused, so that it is no run; empty without one."""
+    """A note for `@last`, if a later submission was refused, so that it is no run; else empty."""
     if word != "@last":
         return ""
     newest = next(iter(context.history.names(context.env)), None)

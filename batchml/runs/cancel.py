@@ -14,9 +14,9 @@ from batchml.clock import Clock
 from batchml.errors import BatchmlError, UsageError
 from batchml.model.run import Run
 
-AT_ONCE = 8  # calls
+MAX_PARALLEL = 8  # calls
 PATIENCE = 10.0  # seconds until DescribeJobs shows the termination
-ROUND = 1.0  # seconds between two polls
+POLL_PAUSE = 1.0  # seconds between two polls
 
 
 class CancelledRun(Struct, frozen=True):
@@ -42,10 +42,10 @@ def cancel(
     """
     refuse_nodes(before)
     alive = [job_id for job_id, run in before.items() if not run.status.is_terminal]
-    errors = _terminate_all(api, roots(alive), reason)
-    after = _look(api, alive, errors, clock)
+    errors = _terminate_all(api, without_covered_children(alive), reason)
+    after = _wait_until_stopping(api, alive, errors, clock)
     return {
-        job_id: _stopped(run, after.get(job_id, run), errors.get(job_id))
+        job_id: _outcome(run, after.get(job_id, run), errors.get(job_id))
         for job_id, run in before.items()
     }
 
@@ -60,7 +60,7 @@ def refuse_nodes(job_ids: Iterable[str]) -> None:
             )
 
 
-def roots(job_ids: Sequence[str]) -> list[str]:
+def without_covered_children(job_ids: Sequence[str]) -> list[str]:
     """The ids without children of arrays that are stopped as a whole."""
     whole = set(job_ids)
     return [each for each in job_ids if ":" not in each or each.partition(":")[0] not in whole]
@@ -82,12 +82,12 @@ def _terminate_all(api: JobApi, job_ids: Sequence[str], reason: str) -> dict[str
     if len(job_ids) < 2:
         ends = [terminate(job_id) for job_id in job_ids]
     else:
-        with ThreadPoolExecutor(AT_ONCE) as pool:
+        with ThreadPoolExecutor(MAX_PARALLEL) as pool:
             ends = list(pool.map(terminate, job_ids))
     return {job_id: end for job_id, end in zip(job_ids, ends, strict=True) if end is not None}
 
 
-def _look(
+def _wait_until_stopping(
     api: JobApi, job_ids: Sequence[str], refused: Container[str], clock: Clock
 ) -> dict[str, Run]:
     """The runs once all of them are stopping, or `PATIENCE` is over.
@@ -108,11 +108,11 @@ def _look(
         ]  # fmt: skip
         if not rest or clock.monotonic() >= end:
             break
-        clock.sleep(ROUND)
+        clock.sleep(POLL_PAUSE)
     return found
 
 
-def _stopped(before: Run, after: Run, error: BatchmlError | None) -> CancelledRun:
+def _outcome(before: Run, after: Run, error: BatchmlError | None) -> CancelledRun:
     if before.status.is_terminal:
         return CancelledRun(before, had_ended=True)
     if error is not None and not is_stopping(after):

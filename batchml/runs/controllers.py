@@ -32,11 +32,11 @@ IMAGE = "controller"  # below images/
 ROLE = "ControllerRoleArn"  # an output of the stack `roles`
 
 QUEUE = "controllers"  # on `local`, also the name of its compute environment: local/batch/state.py
-AT_ONCE = 64  # controllers of one machine
+MAX_CONTROLLERS = 64  # controllers of one machine
 
 # AWS Batch starts a new attempt after a lost, killed or failed controller, as often as it allows.
 # Nothing of a sweep is lost. After errors of files or policies a new attempt would not help.
-_RETRY = {
+RETRY_STRATEGY = {
     "attempts": 10,
     "evaluateOnExit": [
         {"onExitCode": str(ConfigError.exit_code), "action": "EXIT"},
@@ -76,7 +76,7 @@ def controller_requests(run: ControllerRun, key: str) -> SubmissionRequests:
     made = make_submission(
         job, image=run.image, queue=run.queue, submission=submission, platform=run.platform
     )
-    return replace(made, submit={**made.submit, "retryStrategy": _RETRY})
+    return replace(made, submit={**made.submit, "retryStrategy": RETRY_STRATEGY})
 
 
 def find_controller_folder(context: Context) -> Path:
@@ -104,7 +104,7 @@ def controller_platform(platform: Platform, outputs: Mapping[str, str], env: str
     return replace(platform, job_role=role, workspace="", gpu="")
 
 
-def make_queue(context: Context) -> str:
+def ensure_queue(context: Context) -> str:
     """The queue of controllers on `local`, which is made when the first one is needed."""
     api = ComputeApi(context.connect())
     if api.queue(QUEUE) is not None:
@@ -116,7 +116,7 @@ def make_queue(context: Context) -> str:
                 {
                     "computeEnvironmentName": QUEUE,
                     "type": "UNMANAGED",
-                    "unmanagedvCpus": AT_ONCE,
+                    "unmanagedvCpus": MAX_CONTROLLERS,
                 }
             )
         api.create_queue({"jobQueueName": QUEUE, "priority": 1, "computeEnvironmentOrder": order})

@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     from batchml.context import Context
     from batchml.model.run import RunName
 
-_SURE = 8  # characters of an id that is searched for in the history of other environments
+_MIN_ID_PREFIX = 8  # characters of an id that is searched for in the history of other environments
 
 
-def resolve(context: "Context", words: Sequence[str], notices: list[str]) -> tuple[str, ...]:
+def resolve_dependencies(
+    context: "Context", words: Sequence[str], notices: list[str]
+) -> tuple[str, ...]:
     """The job ids of `--after`, in their order. A word is a run as everywhere, or `ENV:RUN`.
 
     `notices` get messages about runs that may yet move to another queue. Raises NotFound, and
@@ -35,15 +37,15 @@ def resolve(context: "Context", words: Sequence[str], notices: list[str]) -> tup
         if unknown:
             refused.append(unknown)
             continue
-        env, rest = split(context, word)
+        env, rest = split_env(context, word)
         try:
-            other = context if env == context.env else _other(context, env, word)
+            other = context if env == context.env else _open_other(context, env, word)
             job_id = _select(other, rest)
         except OtherAccountOrRegion as error:
             refused.append(str(error))
             continue
         found.append(job_id)
-        notices += _may_move(other, job_id)
+        notices += _move_notices(other, job_id)
     if refused:
         raise UsageError("\n".join(refused))
     return tuple(found)
@@ -64,7 +66,7 @@ def unknown_env(context: "Context", word: str) -> str:
     )
 
 
-def split(context: "Context", word: str) -> tuple[str, str]:
+def split_env(context: "Context", word: str) -> tuple[str, str]:
     """The environment and the run of a word: `cpu:prep`, `prep:3`, `3f2a1b0c`.
 
     A word without an environment belongs to this one, unless only the history of another one knows
@@ -74,12 +76,12 @@ def split(context: "Context", word: str) -> tuple[str, str]:
     if colon and rest and not rest.isdigit() and first in context.settings.environments:
         return first, rest
     whole = word.partition(":")[0].partition("#")[0]
-    if whole.startswith("@") or _is_known(context.history.names(context.env), whole):
+    if whole.startswith("@") or _has_run(context.history.names(context.env), whole):
         return context.env, word
     others = [
         env
         for env in context.settings.environments
-        if env != context.env and _is_known(context.history.names(env), whole)
+        if env != context.env and _has_run(context.history.names(env), whole)
     ]
     if len(others) > 1:
         said = " or ".join(f"--after {env}:{word}" for env in others)
@@ -87,8 +89,8 @@ def split(context: "Context", word: str) -> tuple[str, str]:
     return (others[0] if others else context.env), word
 
 
-def _is_known(names: "Sequence[RunName]", word: str) -> bool:
-    sure = len(word) >= _SURE
+def _has_run(names: "Sequence[RunName]", word: str) -> bool:
+    sure = len(word) >= _MIN_ID_PREFIX
     return any(
         word in (name.key, name.name, name.job_name)
         or (sure and word.lower() in (name.job_id[: len(word)], name.moved[: len(word)]))
@@ -97,7 +99,7 @@ def _is_known(names: "Sequence[RunName]", word: str) -> bool:
     )
 
 
-def _other(context: "Context", env: str, word: str) -> "Context":
+def _open_other(context: "Context", env: str, word: str) -> "Context":
     """The other environment.
 
     Raises OtherAccountOrRegion where jobs of this environment cannot wait for jobs of that one.
@@ -109,7 +111,9 @@ def _other(context: "Context", env: str, word: str) -> "Context":
     here, there = settings.environment, settings.environments[env]
     why = ""
     if LOCAL in (env, context.env) or here.region != there.region:
-        why = f"{_where(context.env, here.region)}, and {_where(env, there.region)}"
+        why = (
+            f"{_describe_place(context.env, here.region)}, and {_describe_place(env, there.region)}"
+        )
     elif here.profile != there.profile:
         from batchml.aws.session import get_caller_identity
 
@@ -125,7 +129,7 @@ def _other(context: "Context", env: str, word: str) -> "Context":
     return other
 
 
-def _where(env: str, region: str) -> str:
+def _describe_place(env: str, region: str) -> str:
     return f"{env} is this machine" if env == LOCAL else f"{env} is in {region}"
 
 
@@ -135,7 +139,7 @@ def _select(context: "Context", word: str) -> str:
     return job_id
 
 
-def _may_move(context: "Context", job_id: str) -> list[str]:
+def _move_notices(context: "Context", job_id: str) -> list[str]:
     """AWS Batch fails jobs that depend on a cancelled job, and a move cancels the job."""
     from batchml.model.fallback import describe_fallback
 

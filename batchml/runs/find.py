@@ -22,10 +22,10 @@ from batchml.model.run import (
     first_start,
     has_begun,
 )
-from batchml.runs.metrics.series import Series, gather, last_values
+from batchml.runs.metrics.series import Series, last_values, read_series
 from batchml.runs.names import bare_id, select_run
-from batchml.runs.rerun.rules import first_numbers, own_id, ranges
-from batchml.runs.search import FoundRun, RunFilter, keep_ends, search, run_from_history
+from batchml.runs.rerun.rules import format_ranges, original_numbers, rerun_id
+from batchml.runs.search import FoundRun, RunFilter, keep_ends, run_from_history, search
 
 if TYPE_CHECKING:
     from batchml.aws.batch.jobs import JobApi
@@ -190,7 +190,9 @@ def read_metrics(context: Context, run: Run, record: Record | None) -> RunMetric
 
     streams = [attempt.log_stream for attempt in run.attempts if attempt.log_stream]
     try:
-        series = gather((messages(stream) for stream in streams), record.patterns if record else {})
+        series = read_series(
+            (messages(stream) for stream in streams), record.patterns if record else {}
+        )
     except (AccessError, ServiceError):
         return RunMetrics({}, False)
     found = RunMetrics(series, not (late or damaged), bool(damaged))
@@ -238,9 +240,9 @@ def _follow_move(context: Context, names: Sequence[RunName], job_id: str) -> str
     """The job that a run is now: another one, where the run has moved to another queue."""
     if not any(name.fallback for name in names):
         return job_id
-    from batchml.runs.fallback.watch import now_of
+    from batchml.runs.fallback.watch import follow_move
 
-    return now_of(context, names, job_id)
+    return follow_move(context, names, job_id)
 
 
 def current_job_id(context: Context, job_id: str) -> str:
@@ -258,10 +260,10 @@ def _to_aws_child(context: Context, word: str, job_id: str) -> str:
         return job_id
     record = context.history.records(context.env).get(whole)
     run = None if record else context.describe([whole]).get(whole)
-    first = first_numbers(run, record)
-    own = own_id(job_id, first)
+    first = original_numbers(run, record)
+    own = rerun_id(job_id, first)
     if own is None:
-        hint = f"Of the first array, it runs again: {ranges(first[:200])}."
+        hint = f"Of the first array, it runs again: {format_ranges(first[:200])}."
         raise NotFound("Child", word, [], hint)
     return own
 

@@ -16,14 +16,14 @@ class Capacity(Struct, frozen=True):
     gpus: int
 
 
-class Fitted(Struct, frozen=True):
+class FittedJob(Struct, frozen=True):
     """A job that fits, and descriptions of what was reduced."""
 
     spec: JobSpec
     cuts: tuple[str, ...]
 
 
-def fit(spec: JobSpec, capacity: Capacity) -> Fitted:
+def fit_job(spec: JobSpec, capacity: Capacity) -> FittedJob:
     """Reduce the resources of a job to those of the machine: all its nodes run there at once.
 
     Raises ConfigError for more nodes than there are vCPUs.
@@ -53,7 +53,7 @@ def fit(spec: JobSpec, capacity: Capacity) -> Fitted:
     if nodes > 1:
         cuts = [f"{cut} on each node" for cut in cuts]
     resources = replace(wanted, vcpus=vcpus, memory=memory, gpus=gpus)
-    return Fitted(replace(spec, resources=resources), tuple(cuts))
+    return FittedJob(replace(spec, resources=resources), tuple(cuts))
 
 
 def _count(number: int, unit: str) -> str:
@@ -64,7 +64,7 @@ def _gib(mib: int) -> str:
     return f"{mib / 1024:.1f} GiB"
 
 
-def fit_groups(spec: JobSpec, capacity: Capacity) -> Fitted:
+def fit_groups(spec: JobSpec, capacity: Capacity) -> FittedJob:
     """Reduce the resources of groups until all of them run on one machine at once.
 
     Each container keeps at least one vCPU and an equal part of the memory. Where even then not all
@@ -90,26 +90,26 @@ def fit_groups(spec: JobSpec, capacity: Capacity) -> Fitted:
         or sum(group.count * each.memory_mib for group, each in wanted) > capacity.memory_mib
     )
     for group, asked in wanted:
-        given = _cut(asked, most) if share_out else asked
+        given = _limit(asked, most) if share_out else asked
         if given.gpus > capacity.gpus:
             given = replace(given, gpus=capacity.gpus)
         if given != asked:
-            cuts.append(f"{group.name} with {_words(given)} instead of {_words(asked)}")
+            cuts.append(f"{group.name} with {_describe(given)} instead of {_describe(asked)}")
         groups.append(replace(group, resources=given))
-    return Fitted(replace(spec, groups=tuple(groups)), tuple(cuts))
+    return FittedJob(replace(spec, groups=tuple(groups)), tuple(cuts))
 
 
-def _cut(asked: Resources, most: Capacity) -> Resources:
+def _limit(asked: Resources, most: Capacity) -> Resources:
     memory = asked.memory if asked.memory_mib <= most.memory_mib else f"{most.memory_mib} MiB"
     return replace(asked, vcpus=min(asked.vcpus, most.vcpus), memory=memory)
 
 
-def _words(resources: Resources) -> str:
+def _describe(resources: Resources) -> str:
     gpus = f", {resources.gpus} GPU" if resources.gpus else ""
     return f"{resources.vcpus} vCPU, {resources.memory_mib} MiB{gpus}"
 
 
-def refuse_cuts(fitted: Fitted) -> None:
+def check_uncut(fitted: FittedJob) -> None:
     """Raise ConfigError when anything was reduced (`--strict-resources`)."""
     if fitted.cuts:
         name = fitted.spec.name

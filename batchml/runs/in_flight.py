@@ -24,7 +24,7 @@ from batchml.runtime.processes import boot_id
 from batchml.runtime.storage.files import is_locked, write_atomically
 
 # Seconds. The process of a younger file may not have locked it yet.
-YOUNG = 1.0
+LOCK_GRACE = 1.0
 
 
 class InFlight:
@@ -70,7 +70,7 @@ class InFlight:
             for entry in entries:
                 with suppress(OSError):
                     age = now - entry.stat().st_mtime
-                    if abs(age) >= YOUNG and not self.is_flying(entry.name):
+                    if abs(age) >= LOCK_GRACE and not self.is_flying(entry.name):
                         found.append(entry.name)
         return sorted(found)
 
@@ -102,14 +102,16 @@ RATE = 40.0
 BURST = 40.0  # turns that need not wait after a quiet time
 SLOWEST = 1.0  # turns a second, however often AWS throttles
 RECOVERY = 2.0  # turns a second that come back each second
-_CALM = 1.0  # seconds for which one throttling speaks for all that were sent at the same time
-_FURTHEST = 600.0  # seconds ahead that a booked moment can be; a later one is of another boot
+_SAME_THROTTLING = (
+    1.0  # seconds for which one throttling speaks for all that were sent at the same time
+)
+_MAX_WAIT = 600.0  # seconds ahead that a booked moment can be; a later one is of another boot
 
 _FORMAT = struct.Struct("<ddd36s")  # and the boot, at which the clock starts again
-TOLD = 2.0  # seconds: a longer wait is reported to the user
+REPORTED_WAIT = 2.0  # seconds: a longer wait is reported to the user
 
 
-class Turns(Struct, frozen=True):
+class BucketState(Struct, frozen=True):
     """The state that the processes share. Times are seconds of the monotonic clock."""
 
     free: float = 0.0  # when the next turn would be, if there were no burst
@@ -117,29 +119,29 @@ class Turns(Struct, frozen=True):
     since: float = 0.0  # when AWS throttled last, and `rate` was true
 
 
-def current_rate(turns: Turns, now: float) -> float:
+def current_rate(turns: BucketState, now: float) -> float:
     """Turns a second, with the recovery since the last throttling."""
     if turns.since > now:  # of another boot
         return RATE
     return min(RATE, turns.rate + (now - turns.since) * RECOVERY)
 
 
-def take(turns: Turns, now: float) -> tuple[Turns, float]:
+def take(turns: BucketState, now: float) -> tuple[BucketState, float]:
     """Book a turn; the new shared state, and the seconds to wait for the turn."""
     rate = current_rate(turns, now)
     fullest = now - BURST / rate
-    free = turns.free if fullest <= turns.free <= now + _FURTHEST else fullest
+    free = turns.free if fullest <= turns.free <= now + _MAX_WAIT else fullest
     free += 1 / rate
     return replace(turns, free=free), max(0.0, free - now)
 
 
-def throttled(turns: Turns, now: float) -> Turns:
+def throttled(turns: BucketState, now: float) -> BucketState:
     """After a throttled call: half of the rate from now on, and no burst."""
-    if 0 <= now - turns.since < _CALM and turns.rate < RATE:
+    if 0 <= now - turns.since < _SAME_THROTTLING and turns.rate < RATE:
         return turns
     slower = max(SLOWEST, current_rate(turns, now) / 2)
-    free = turns.free if turns.free <= now + _FURTHEST else now
-    return Turns(max(free, now), slower, now)
+    free = turns.free if turns.free <= now + _MAX_WAIT else now
+    return BucketState(max(free, now), slower, now)
 
 
 class RateBucket:
@@ -156,7 +158,7 @@ class RateBucket:
     def take(self, clock: Clock, tell: Callable[[str], None] = lambda _: None) -> None:
         """Wait for a turn. `tell` gets a message about a long wait."""
         wait = self._change(lambda turns: take(turns, clock.monotonic()))
-        if wait > TOLD:
+        if wait > REPORTED_WAIT:
             tell(f"Waiting {wait:.0f} s for a turn: AWS Batch takes so many submissions a second.")
         if wait:
             clock.sleep(wait)
@@ -165,16 +167,16 @@ class RateBucket:
         """Slow down all processes, after AWS has throttled a call."""
         self._change(lambda turns: (throttled(turns, clock.monotonic()), 0.0))
 
-    def _change(self, change: Callable[[Turns], tuple[Turns, float]]) -> float:
+    def _change(self, change: Callable[[BucketState], tuple[BucketState, float]]) -> float:
         """Change the shared state under a lock; the second value of `change`."""
         try:
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError:
-            return change(Turns())[1]
+            return change(BucketState())[1]
         try:
             boot = self._this_boot()
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            turns, wait = change(_read(os.pread(descriptor, _FORMAT.size, 0), boot))
+            turns, wait = change(_read_state(os.pread(descriptor, _FORMAT.size, 0), boot))
             os.pwrite(descriptor, _FORMAT.pack(turns.free, turns.rate, turns.since, boot), 0)
             return wait
         except OSError:
@@ -188,21 +190,21 @@ class RateBucket:
         return self._boot.encode()[:36].ljust(36, b"\0")
 
 
-def _read(data: bytes, boot: bytes) -> Turns:
+def _read_state(data: bytes, boot: bytes) -> BucketState:
     """The content of the file; for a new or damaged file, or one of another boot, the initial
     state.
     """
     if len(data) != _FORMAT.size:
-        return Turns()
+        return BucketState()
     free, rate, since, of_boot = _FORMAT.unpack(data)
     is_sane = math.isfinite(free) and math.isfinite(since) and SLOWEST <= rate <= RATE
-    return Turns(free, rate, since) if is_sane and of_boot == boot else Turns()
+    return BucketState(free, rate, since) if is_sane and of_boot == boot else BucketState()
 
 
 # --- Requests of group runs that are not sent yet -------------------------------------------------
 
 
-class Unsent:
+class UnsentRequests:
     """A file for each group run, private to the user, by the key of its head.
 
     It holds the requests, with variables of the command line; so it is deleted as soon as all are
@@ -213,7 +215,7 @@ class Unsent:
         self._folder = folder
 
     @classmethod
-    def beside(cls, history: History, env: str) -> "Unsent":
+    def beside(cls, history: History, env: str) -> "UnsentRequests":
         """Those of an environment, in the state folder that a history is in."""
         return cls(history.path.parent / "gangs" / (env or "-"))
 

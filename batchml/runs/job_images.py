@@ -35,7 +35,7 @@ class JobWithImage(Struct, frozen=True):
         return definition_request(self.spec, self.image, platform)
 
 
-def resolve(context: Context, names: Sequence[str]) -> list[JobWithImage]:
+def resolve_jobs(context: Context, names: Sequence[str]) -> list[JobWithImage]:
     """The jobs of these names or folders, with the references of their images.
 
     Raises ConfigError for a job.toml that is wrong, NotFound for a job, or for an image that was
@@ -81,7 +81,7 @@ def read_platform(context: Context) -> Platform:
     return make_platform(context.env, context.settings.environment, outputs)
 
 
-def publish(context: Context, source: ImageSource | None, reference: str = "") -> None:
+def publish_image(context: Context, source: ImageSource | None, reference: str = "") -> None:
     """Put an image where the embedded server finds it; one for AWS was pushed before.
 
     A `reference` that was worked out already saves doing so again.

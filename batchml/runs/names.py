@@ -19,10 +19,10 @@ _CHILD = re.compile(r"(.+?)([:#]\d{1,5})")
 MIN_PREFIX = 4  # characters: fewer would soon mean several runs
 SURE_PREFIX = 8  # that a run of this machine starts so is no accident
 
-Known = Callable[[], Iterable[tuple[str, str]]]
+ListRuns = Callable[[], Iterable[tuple[str, str]]]
 
 
-def select_run(word: str, history: Sequence[RunName], known: Known) -> str:
+def select_run(word: str, history: Sequence[RunName], known: ListRuns) -> str:
     """The job id that `word` means.
 
     `history` has this machine's runs of the environment, newest first. `known` lists (job id, name
@@ -41,26 +41,28 @@ def select_run(word: str, history: Sequence[RunName], known: Known) -> str:
     return _select(word, history, known)
 
 
-def _select(word: str, history: Sequence[RunName], known: Known) -> str:
+def _select(word: str, history: Sequence[RunName], known: ListRuns) -> str:
     if _JOB_ID.fullmatch(word.lower()):
         return word.lower()
     submitted = [record for record in history if record.job_id]
     last = _LAST.fullmatch(word)
     if last:
         sent = [each for each in history if not each.gang and (each.job_id or not each.refused)]
-        return _job_of(word, _nth_last(word, int(last[1] or 0), sent), known)
+        return _job_id_of(word, _nth_last(word, int(last[1] or 0), sent), known)
     called = [record for record in history if word in (record.key, record.job_name, record.name)]
     if called:  # what was refused left no run: an older one of that name is meant
         record = next((each for each in called if each.job_id or not each.refused), called[0])
-        return _job_of(word, record, known)
-    by_prefix = _starting(word, (record.job_id for record in submitted))
+        return _job_id_of(word, record, known)
+    by_prefix = _ids_with_prefix(word, (record.job_id for record in submitted))
     if len(by_prefix) == 1 and len(word) >= SURE_PREFIX:
         return by_prefix[0]
     found = list(known())
     by_name = [job_id for job_id, name in found if word in (name, *split_key(name))]
     if by_name:  # a name means its run, whatever ids happen to start like it
         return by_name[0]
-    return _by_prefix(word, [*by_prefix, *_starting(word, (job_id for job_id, _ in found))], found)
+    return _by_prefix(
+        word, [*by_prefix, *_ids_with_prefix(word, (job_id for job_id, _ in found))], found
+    )
 
 
 def bare_id(job_id: str) -> str:
@@ -68,7 +70,7 @@ def bare_id(job_id: str) -> str:
     return re.split("[:#]", job_id)[0]
 
 
-def _job_of(word: str, record: RunName, known: Known) -> str:
+def _job_id_of(word: str, record: RunName, known: ListRuns) -> str:
     """The job id of a submission, which the server may know where the history does not."""
     if record.job_id:
         return record.job_id
@@ -92,7 +94,7 @@ def _never_submitted(word: str, record: RunName) -> NoReturn:
     raise NotFound("Run", word, [], hint)
 
 
-def _starting(word: str, job_ids: Iterable[str]) -> list[str]:
+def _ids_with_prefix(word: str, job_ids: Iterable[str]) -> list[str]:
     return [job_id for job_id in job_ids if job_id.startswith(word.lower())]
 
 

@@ -22,7 +22,7 @@ from batchml.model.job import JobSpec, Scalar, change_job, read_job, with_params
 from batchml.model.names import to_name
 from batchml.model.run import MAX_ARRAY
 from batchml.model.tables import is_text
-from batchml.runs.fit import Capacity, fit, fit_groups, refuse_cuts
+from batchml.runs.fit import Capacity, check_uncut, fit_groups, fit_job
 from batchml.runtime.protocol.variables import format_value as param_text
 
 DEFAULT_IMAGE = "python"  # for `submit -- COMMAND` without a job
@@ -380,9 +380,9 @@ def fit_to_machine(context: Context, spec: JobSpec, strict: bool, notices: list[
     wanted = [spec.resources, *(group.resources for group in spec.groups)]
     gpus = len(machine.find_gpus()) if any(each and each.gpus for each in wanted) else 0
     here = Capacity(machine.server_vcpus(context.home), machine.memory_mib(), gpus)
-    fitted = fit_groups(spec, here) if spec.groups else fit(spec, here)
+    fitted = fit_groups(spec, here) if spec.groups else fit_job(spec, here)
     if strict:
-        refuse_cuts(fitted)
+        check_uncut(fitted)
     if fitted.cuts:
         notices.append(f"Fitted to this machine: {', '.join(fitted.cuts)}.")
     return fitted.spec

@@ -20,7 +20,7 @@ from batchml.context import Context, open_cache
 from batchml.errors import NotFound
 from batchml.jobs.ignore import OWN_FILE
 from batchml.runs.names import bare_id
-from batchml.runs.rerun.rules import first_numbers
+from batchml.runs.rerun.rules import original_numbers
 from batchml.runtime.transfer.tree import Tree
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from batchml.model.run import Run
     from batchml.runs.search import FoundRun
 
-PART = ".batchml-part"  # the suffix of a file that is being copied
+PARTIAL_SUFFIX = ".batchml-part"  # the suffix of a file that is being copied
 MAX_LEFT_OUT = 20  # names in a message
 AT_ONCE = 8  # files
 ROUND = 64  # files
@@ -78,7 +78,7 @@ class FolderOutputs:
 
     def entries(self) -> Iterator[OutputEntry]:
         left = [""]
-        with closing(_Last(self._tree)) as last:
+        with closing(_LastFolder(self._tree)) as last:
             while left:  # os.walk is recursive, and fails for folders deeper than the stack
                 folders = []
                 for below, found in self._inside(last, left.pop()):
@@ -90,7 +90,7 @@ class FolderOutputs:
                         self.left_out.append(f"{below}: not a file")
                 left += reversed(folders)
 
-    def _inside(self, last: "_Last", folder: str) -> Iterator[tuple[str, os.stat_result]]:
+    def _inside(self, last: "_LastFolder", folder: str) -> Iterator[tuple[str, os.stat_result]]:
         """The entries of a folder, by paths below the root, in the order of names."""
         try:
             at = last.open(folder)
@@ -114,7 +114,7 @@ class FolderOutputs:
                 shutil.copyfileobj(reading, writing, 1024**2)
 
 
-class _Last:
+class _LastFolder:
     """The folder that was opened last: the next file is mostly in it or one step away."""
 
     def __init__(self, tree: Tree) -> None:
@@ -173,7 +173,7 @@ def _joined(folder: str, name: str) -> str:
     return f"{folder}/{name}" if folder else name
 
 
-def copy(source: OutputSource, dest: Path) -> Iterator[OutputEntry | CopiedOutputs]:
+def copy_files(source: OutputSource, dest: Path) -> Iterator[OutputEntry | CopiedOutputs]:
     """Copy new and changed files; yield each copied file, and at the end the result.
 
     A file appears under its name when it is complete: after an interruption the same call copies
@@ -184,10 +184,10 @@ def copy(source: OutputSource, dest: Path) -> Iterator[OutputEntry | CopiedOutpu
     wanted: list[OutputEntry] = []
     dest.mkdir(parents=True, exist_ok=True)
     for entry in source.entries():
-        why = refusal(entry.name) or _in_the_way(dest, entry.name)
+        why = name_problem(entry.name) or _path_problem(dest, entry.name)
         if why:
             left_out.append(f"{entry.name}: {why}")
-        elif _is_there(dest / entry.name, entry):
+        elif _is_unchanged(dest / entry.name, entry):
             unchanged += 1
         else:
             wanted.append(entry)
@@ -195,7 +195,7 @@ def copy(source: OutputSource, dest: Path) -> Iterator[OutputEntry | CopiedOutpu
         # In rounds, so that a failure ends the copy soon.
         for start in range(0, len(wanted), ROUND):
             some = wanted[start : start + ROUND]
-            taken = pool.map(lambda entry: _take(source, dest, entry), some)
+            taken = pool.map(lambda entry: _copy_file(source, dest, entry), some)
             for entry, why in zip(some, taken, strict=True):
                 if why:
                     left_out.append(f"{entry.name}: {why}")
@@ -206,10 +206,10 @@ def copy(source: OutputSource, dest: Path) -> Iterator[OutputEntry | CopiedOutpu
     yield CopiedOutputs(files, size, unchanged, tuple(left_out))
 
 
-def _take(source: OutputSource, dest: Path, entry: OutputEntry) -> str:
+def _copy_file(source: OutputSource, dest: Path, entry: OutputEntry) -> str:
     """Copy one file; the reason if it could not be copied, or ""."""
     path = dest / entry.name
-    part = path.with_name(path.name + PART)
+    part = path.with_name(path.name + PARTIAL_SUFFIX)
     try:
         _make_folders(dest, entry.name)
         part.unlink(missing_ok=True)  # of an interrupted call, or a link
@@ -235,21 +235,23 @@ def _make_folders(dest: Path, name: str) -> None:
         at.mkdir(exist_ok=True)
 
 
-def refusal(name: str) -> str:
+def name_problem(name: str) -> str:
     """Why a name cannot be the name of a file; empty for a valid one."""
     parts = name.split("/")
     if name.startswith("/") or "\0" in name or any(part in ("", ".", "..") for part in parts):
         return "no name of a file below a folder"
-    if name.endswith(PART):
-        return f"files on their way are called {PART}"
-    if any(len(part.encode("utf-8", "surrogateescape")) > 255 - len(PART) for part in parts):
+    if name.endswith(PARTIAL_SUFFIX):
+        return f"files on their way are called {PARTIAL_SUFFIX}"
+    if any(
+        len(part.encode("utf-8", "surrogateescape")) > 255 - len(PARTIAL_SUFFIX) for part in parts
+    ):
         return "the name is too long"
     return ""
 
 
-def _in_the_way(dest: Path, name: str) -> str:
+def _path_problem(dest: Path, name: str) -> str:
     """The existing file or link where a folder, or the file itself, has to be."""
-    if len(os.fsencode(dest / name)) + len(PART) > MAX_PATH:
+    if len(os.fsencode(dest / name)) + len(PARTIAL_SUFFIX) > MAX_PATH:
         return "the path is too long"
     *folders, last = name.split("/")
     at = dest
@@ -260,7 +262,7 @@ def _in_the_way(dest: Path, name: str) -> str:
     return f"{at / last} is a folder" if (at / last).is_dir() else ""
 
 
-def _is_there(path: Path, entry: OutputEntry) -> bool:
+def _is_unchanged(path: Path, entry: OutputEntry) -> bool:
     try:
         found = path.lstat()
     except OSError:
@@ -295,7 +297,7 @@ class BucketOutputs:
             raise Unreadable("it was there a moment ago")
 
 
-def outputs(
+def copy_outputs(
     context: Context, found: "FoundRun", dest: Path
 ) -> Iterable[OutputEntry | CopiedOutputs]:
     """Copy the outputs of a run to `dest`; yield each copied file, and then the result.
@@ -303,25 +305,29 @@ def outputs(
     Each child of an array has a folder named by its number. A new folder is left out of the code of
     later runs. Raises NotFound where there are none.
     """
-    source = source_of(context, found)
-    return copy(source, dest) if os.path.lexists(dest) else _copy_anew(source, dest)
+    source = open_outputs(context, found)
+    return copy_files(source, dest) if os.path.lexists(dest) else _copy_to_new_folder(source, dest)
 
 
-def _copy_anew(source: OutputSource, dest: Path) -> Iterator[OutputEntry | CopiedOutputs]:
+def _copy_to_new_folder(source: OutputSource, dest: Path) -> Iterator[OutputEntry | CopiedOutputs]:
     dest.mkdir(parents=True)
     own = dest / OWN_FILE
     own.write_text(f"# Outputs of a run: {OWN_FILE} keeps them out of the code of others.\n*\n")
-    for each in copy(source, dest):
+    for each in copy_files(source, dest):
         yield each
         if each == CopiedOutputs():  # no outputs: no folder, either
             own.unlink()
             dest.rmdir()
 
 
-def source_of(context: Context, found: "FoundRun") -> OutputSource:
+def open_outputs(context: Context, found: "FoundRun") -> OutputSource:
     """The source of a run's outputs. Raises NotFound."""
-    source = _here(context, found) if context.settings.is_local else _there(context, found)
-    first = first_numbers(found.run, found.record)
+    source = (
+        _local_outputs(context, found)
+        if context.settings.is_local
+        else _bucket_outputs(context, found)
+    )
+    first = original_numbers(found.run, found.record)
     is_child = bare_id(found.job_id) != found.job_id
     if not first or is_child:
         return source
@@ -342,40 +348,43 @@ class RenumberedOutputs:
 
     @property
     def left_out(self) -> list[str]:
-        return [_moved(text, self._named) for text in getattr(self._source, "left_out", [])]
+        return [
+            _with_renamed_folder(text, self._named)
+            for text in getattr(self._source, "left_out", [])
+        ]
 
     def entries(self) -> Iterator[OutputEntry]:
         for entry in self._source.entries():
-            yield entry._replace(name=_moved(entry.name, self._named))
+            yield entry._replace(name=_with_renamed_folder(entry.name, self._named))
 
     def fetch(self, entry: OutputEntry, path: Path) -> None:
-        self._source.fetch(entry._replace(name=_moved(entry.name, self._own)), path)
+        self._source.fetch(entry._replace(name=_with_renamed_folder(entry.name, self._own)), path)
 
 
-def _moved(path: str, folders: Mapping[str, str]) -> str:
+def _with_renamed_folder(path: str, folders: Mapping[str, str]) -> str:
     folder, slash, name = path.partition("/")
     return f"{folders.get(folder, folder)}{slash}{name}"
 
 
-def _here(context: Context, found: "FoundRun") -> OutputSource:
+def _local_outputs(context: Context, found: "FoundRun") -> OutputSource:
     runs, job_id = context.home.runs, found.job_id
     whole, is_node, _ = job_id.partition("#")
     for name in (job_id, whole) if is_node else (job_id,):  # nodes share the whole run's
         if (runs / name / "output").is_dir():
             return FolderOutputs(runs / name / "output")
     parts = {
-        _below(folder.name.removeprefix(job_id)): FolderOutputs(folder / "output")
+        _part_folder(folder.name.removeprefix(job_id)): FolderOutputs(folder / "output")
         for folder in runs.glob(f"{job_id}[:#]*")
         if (folder / "output").is_dir()
     }
     if not parts:
-        raise NotFound("Outputs of run", job_id, [], _why_none(found.run))
+        raise NotFound("Outputs of run", job_id, [], _no_outputs_reason(found.run))
     return ChildrenOutputs(
         {name: parts[name] for name in sorted(parts, key=lambda it: (len(it), it))}
     )
 
 
-def _below(part: str) -> str:
+def _part_folder(part: str) -> str:
     """The folder of the outputs of a child `:3` or a node `#1`, below those of the whole run.
 
     The main node writes to the run's own folder: it is often the only one to save.
@@ -386,13 +395,13 @@ def _below(part: str) -> str:
     return f"node-{number}" if number and number != "0" else ""
 
 
-def _why_none(run: "Run | None") -> str:
+def _no_outputs_reason(run: "Run | None") -> str:
     if run is None or run.started_at or run.children:
         return "Its folder is gone."
     return "It never began." if run.status.is_terminal else "It has not begun yet."
 
 
-def _there(context: Context, found: "FoundRun") -> OutputSource:
+def _bucket_outputs(context: Context, found: "FoundRun") -> OutputSource:
     from batchml.aws.s3 import BucketStore
 
     store = found.run.environment.get("BATCHML_STORE", "") if found.run else ""
@@ -406,6 +415,6 @@ def _there(context: Context, found: "FoundRun") -> OutputSource:
             "Its image was not built by batchml, or its environment has no bucket: nothing kept "
             "what it left in BATCHML_OUTPUT_DIR.",
         )  # fmt: skip
-    below = _below(found.job_id[len(bare_id(found.job_id)) :])
+    below = _part_folder(found.job_id[len(bare_id(found.job_id)) :])
     prefix = "/".join(filter(None, (parts[2], "output", below)))
     return BucketOutputs(BucketStore(context.connect(), parts[1]), f"{prefix}/")

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from batchml.runs.options import ResolvedJob, RunRequest
     from batchml.runtime.storage.store import Store
 
-_CODE = "code"  # the folder of the bucket that jobs may read: cfn/roles.yaml
+_CODE_FOLDER = "code"  # the folder of the bucket that jobs may read: cfn/roles.yaml
 
 # In the registry that `batchml image push` pushes to.
-_OURS = re.compile(r"\.dkr\.ecr\.[a-z0-9.-]+/batchml/[^/]+$")
+_BATCHML_IMAGE = re.compile(r"\.dkr\.ecr\.[a-z0-9.-]+/batchml/[^/]+$")
 
 
 class PackageStore(Struct, frozen=True):
@@ -58,8 +58,8 @@ def find_package_store(
     if known is None:
         return PackageStore(str(context.home.code))
     bucket = known.outputs().get("BucketName", "")
-    is_read = source is not None or _OURS.search(image) is not None
-    return PackageStore(f"s3://{bucket}/{_CODE}" if bucket else "", bucket, is_read)
+    is_read = source is not None or _BATCHML_IMAGE.search(image) is not None
+    return PackageStore(f"s3://{bucket}/{_CODE_FOLDER}" if bucket else "", bucket, is_read)
 
 
 def code_folder(ordered: "ResolvedJob") -> Path | None:
@@ -111,13 +111,13 @@ def _open_store(context: "Context", depot: PackageStore) -> "Store":
     if depot.bucket:
         from batchml.aws.s3 import BucketStore
 
-        return BucketStore(context.connect(), depot.bucket, _CODE)
+        return BucketStore(context.connect(), depot.bucket, _CODE_FOLDER)
     from batchml.runtime.storage.folder import FolderStore
 
     return FolderStore(str(context.home.code), private=True)
 
 
-def put(
+def store_package(
     context: "Context",
     depot: PackageStore,
     archive: CodeArchive | None,
@@ -162,12 +162,12 @@ class CommitQuery:
 
     def __init__(self, folder: Path, patience: float = PATIENCE) -> None:
         self._id = find_commit(folder)
-        self._status = _ask(folder) if self._id else None
+        self._status = _start_git_status(folder) if self._id else None
         self._patience = patience
 
     def read(self) -> GitCommit:
         status = self._status
-        return GitCommit(self._id, _answer(status, self._patience) if status else None)
+        return GitCommit(self._id, _read_git_status(status, self._patience) if status else None)
 
 
 def find_commit(folder: Path) -> str:
@@ -192,7 +192,7 @@ def _git_folder(path: Path) -> Path:
 def _head(git: Path) -> str:
     head = (git / "HEAD").read_text("utf-8").strip()
     if not head.startswith("ref:"):
-        return _checked(head)
+        return _valid_commit(head)
     name = head.removeprefix("ref:").strip()
     if not name.startswith("refs/") or ".." in name:
         return ""
@@ -201,21 +201,21 @@ def _head(git: Path) -> str:
         shared = git / (git / "commondir").read_text("utf-8").strip()
     for place in (git, shared):
         if (place / name).is_file():
-            return _checked((place / name).read_text("utf-8").strip())
+            return _valid_commit((place / name).read_text("utf-8").strip())
     packed = shared / "packed-refs"
     if packed.is_file() and packed.stat().st_size <= _MAX_BYTES:
         for line in packed.read_text("utf-8").splitlines():
             commit, _, ref = line.partition(" ")
             if ref == name:
-                return _checked(commit)
+                return _valid_commit(commit)
     return ""  # before the first commit
 
 
-def _checked(text: str) -> str:
+def _valid_commit(text: str) -> str:
     return text if _COMMIT.fullmatch(text) else ""
 
 
-def _ask(folder: Path) -> "subprocess.Popen[bytes] | None":
+def _start_git_status(folder: Path) -> "subprocess.Popen[bytes] | None":
     """A running `git status`; it runs nothing of the repository's own configuration."""
     import subprocess
 
@@ -229,7 +229,7 @@ def _ask(folder: Path) -> "subprocess.Popen[bytes] | None":
         return None
 
 
-def _answer(status: "subprocess.Popen[bytes]", patience: float) -> bool | None:
+def _read_git_status(status: "subprocess.Popen[bytes]", patience: float) -> bool | None:
     import subprocess
 
     try:

@@ -44,7 +44,7 @@ from batchml.runs.package import (
     find_package_store,
     pack_code,
 )
-from batchml.runs.scripts import from_script, true_sizes
+from batchml.runs.scripts import apply_script, with_slurm_sizes
 
 if TYPE_CHECKING:
     from batchml.runs.fallback.move import FallbackPlan
@@ -81,7 +81,7 @@ def prepare(
     Raises ConfigError, NotFound or UsageError, each with all the mistakes of its input.
     """
     notices: list[str] = []
-    request = from_script(context, request, notices)
+    request = apply_script(context, request, notices)
     job = resolve_job(context, request)
     query = query_commit(job.folder)
     cache = None
@@ -91,7 +91,7 @@ def prepare(
         )
     else:
         cache = open_cache(context)
-    job = replace(job, spec=true_sizes(job.spec))
+    job = replace(job, spec=with_slurm_sizes(job.spec))
     spec = job.spec
     if context.settings.is_local and spec.queue:  # AWS refuses an unknown queue by itself
         check_queue(context, spec.queue, request.queue_at)
@@ -100,17 +100,21 @@ def prepare(
     store = find_package_store(context, cache, spec.image, source)
     _check_nodes(context, spec, store, dry_run=dry_run)
     archive = pack_code(context, request, job, store, notices)
-    notices += _attempts(spec)
+    notices += _attempts_notice(spec)
     commit = query.read() if query else None
-    submission = _travel(context, request, job, store, archive, commit, notices, dry_run=dry_run)
+    submission = _submission_context(
+        context, request, job, store, archive, commit, notices, dry_run=dry_run
+    )
     outputs = cache.outputs() if cache else {}
     platform = make_platform(context.env, context.settings.environment, outputs)
     workers: list[tuple[GroupJob, SubmissionContext]] = []
     run = spec
     if spec.groups:
-        from batchml.runs.groups.submit import split
+        from batchml.runs.groups.submit import split_into_jobs
 
-        (head, submission), *workers = split(context, request, spec, submission, store, platform)
+        (head, submission), *workers = split_into_jobs(
+            context, request, spec, submission, store, platform
+        )
         run = head.spec
 
     def make(spec: JobSpec, submission: SubmissionContext) -> tuple[SubmissionRequests, str]:
@@ -138,7 +142,9 @@ def prepare(
 
         if context.settings.is_local or not dry_run:
             check_target(context, spec.fallback.queue)
-        budget = _budget(context, replace(spec, queue=spec.fallback.queue), request, [])
+        budget = _cost_limit_variables(
+            context, replace(spec, queue=spec.fallback.queue), request, []
+        )
         record, plan = make_plan(spec, submission, budget, record, make, notices)
     return PreparedRun(
         spec, requests, record, archive, source, store, tuple(notices), cache, tuple(intents), plan,
@@ -162,7 +168,7 @@ def _check_nodes(context: Context, spec: JobSpec, store: PackageStore, *, dry_ru
         check_nodes(context, spec, queue, has_runtime=store.is_read, asks=asks)
 
 
-def _attempts(spec: JobSpec) -> list[str]:
+def _attempts_notice(spec: JobSpec) -> list[str]:
     if spec.retry.attempts > 1:
         return [f"Up to {spec.retry.attempts} attempts, after: {', '.join(spec.retry.on)}."]
     if spec.nodes > 1:
@@ -170,7 +176,7 @@ def _attempts(spec: JobSpec) -> list[str]:
     return []
 
 
-def _travel(
+def _submission_context(
     context: Context,
     request: RunRequest,
     job: ResolvedJob,
@@ -189,7 +195,7 @@ def _travel(
         code=store.address(archive),
         store=store.store(key),
         documents=store.documents,
-        env=environment_variables(context) | _budget(context, spec, request, notices),
+        env=environment_variables(context) | _cost_limit_variables(context, spec, request, notices),
         tags=_tags(context, request, job, key, commit.id if commit else ""),
         share=request.share,
         depends_on=_dependencies(context, request, notices) if waits else request.after,
@@ -197,19 +203,19 @@ def _travel(
         token=new_token(os.urandom),
     )
     if spec.fallback.queue:
-        from batchml.runs.fallback.watch import may_move
+        from batchml.runs.fallback.watch import with_fallback_tag
 
-        submission = may_move(context, request, spec, submission)
+        submission = with_fallback_tag(context, request, spec, submission)
     return submission
 
 
 def _dependencies(context: Context, request: RunRequest, notices: list[str]) -> tuple[str, ...]:
-    from batchml.runs.dependencies import resolve
+    from batchml.runs.dependencies import resolve_dependencies
 
-    return resolve(context, request.after, notices)
+    return resolve_dependencies(context, request.after, notices)
 
 
-def _budget(
+def _cost_limit_variables(
     context: Context, spec: JobSpec, request: RunRequest, notices: list[str]
 ) -> dict[str, str]:
     """The variables by which the run knows its `--max-cost`."""
@@ -317,10 +323,10 @@ def no_queue(context: Context, given: str, existing: Iterable[str], where: str =
     """The error for a queue that is not among the existing ones, in the user's own names."""
     names = [each.removeprefix(qualified(context.env, "")) for each in existing]
     name = given.removeprefix(qualified(context.env, ""))
-    return NoQueue(name, names, _hint(context, name, names), where=where)
+    return NoQueue(name, names, _no_queue_hint(context, name, names), where=where)
 
 
-def _hint(context: Context, name: str, names: list[str]) -> str:
+def _no_queue_hint(context: Context, name: str, names: list[str]) -> str:
     if name in context.settings.environment.queues:
         return f"batchml.toml describes it: batchml setup --env {context.env} makes it."
     if not names:

@@ -10,13 +10,13 @@ from batchml.errors import BatchmlError, ServiceError
 from batchml.history import History
 from batchml.model.run import Record
 from batchml.runs.in_flight import InFlight, UnsentRequests
-from batchml.runs.send import adopt, lag, look_up
+from batchml.runs.send import keep_one_job, listing_delay, look_up
 
 NEVER_ARRIVED = "it never reached AWS Batch"
-_AT_ONCE = 5  # abandoned submissions that a new one settles on its way
+_MAX_SETTLED = 5  # abandoned submissions that a new one settles on its way
 
 
-class Settled(Struct, frozen=True):
+class SettledSubmission(Struct, frozen=True):
     """The outcome of an open submission: a run, no run (`job_id` is ""), or still open."""
 
     record: Record
@@ -33,7 +33,7 @@ def reconcile(
     keys: Iterable[str] | None = None,
     wait: bool = True,
     tell: Callable[[str], None] = lambda _: None,
-) -> list[Settled]:
+) -> list[SettledSubmission]:
     """Settle the open submissions of an environment, or those with these keys; the oldest first.
 
     Submissions that another process is just sending are left alone. A run that is not listed yet
@@ -42,22 +42,22 @@ def reconcile(
     AccessError, ServiceError or ServiceUnreachable.
     """
     flights = InFlight.beside(history, env)
-    settled: list[Settled] = []
+    settled: list[SettledSubmission] = []
     left: set[str] = set()  # keys of heads whose submission is still open
-    for record in _chosen(history.unconfirmed(env), None if keys is None else set(keys)):
+    for record in _select_records(history.unconfirmed(env), None if keys is None else set(keys)):
         if record.gang in left:
-            settled.append(Settled(record, is_open=True))
+            settled.append(SettledSubmission(record, is_open=True))
             continue
         if flights.is_flying(record.key):
             left.add(record.key)
-            settled.append(Settled(record, is_open=True))
+            settled.append(SettledSubmission(record, is_open=True))
             continue
         settled.append(_settle(api, history, record, clock, wait, tell))
         if settled[-1].is_open:
             left.add(record.key)
         else:
             flights.remove(record.key)
-    _forget_requests(history, env, flights)
+    _delete_unsent(history, env, flights)
     if keys is None:  # files of clients that were killed before they kept an intent
         for key in set(flights.abandoned(clock.now())) - {
             each.key for each in history.unconfirmed(env)
@@ -66,7 +66,7 @@ def reconcile(
     return settled
 
 
-def _chosen(records: list[Record], keys: set[str] | None) -> list[Record]:
+def _select_records(records: list[Record], keys: set[str] | None) -> list[Record]:
     """The records with these keys, or all; of a group run every job, the head first."""
     if keys is not None:
         gangs = {key for record in records if keys & {*record.keys} for key in record.keys[-1:]}
@@ -74,7 +74,7 @@ def _chosen(records: list[Record], keys: set[str] | None) -> list[Record]:
     return sorted(records, key=lambda record: bool(record.gang))
 
 
-def _forget_requests(history: History, env: str, flights: InFlight) -> None:
+def _delete_unsent(history: History, env: str, flights: InFlight) -> None:
     """Delete kept requests of group runs that are complete, or never will be."""
     unsent = UnsentRequests.beside(history, env)
     kept = unsent.gangs()
@@ -91,9 +91,9 @@ def _settle(
     clock: Clock,
     wait: bool,
     tell: Callable[[str], None],
-) -> Settled:
+) -> SettledSubmission:
     # After a clock was set back an intent looks young for ever: it gets its lag once more.
-    left = min(lag(api), max(0.0, record.at / 1000 + lag(api) - clock.now()))
+    left = min(listing_delay(api), max(0.0, record.at / 1000 + listing_delay(api) - clock.now()))
     try:
         found = look_up(api, record, clock, left if wait else 0.0)
     except ServiceError as error:
@@ -101,21 +101,21 @@ def _settle(
             raise
         found = []  # its queue was deleted, and with it its jobs
     if found:
-        job_id = adopt(api, found, tell)
+        job_id = keep_one_job(api, found, tell)
         history.add_job_id(record.key, job_id)
         if record.gang:
-            from batchml.runs.groups.submit import end_left_over
+            from batchml.runs.groups.submit import end_late_workers
 
-            end_left_over(api, history, record, job_id, tell)
-        return Settled(record, job_id)
+            end_late_workers(api, history, record, job_id, tell)
+        return SettledSubmission(record, job_id)
     if left and not wait:
-        return Settled(record, is_open=True)
+        return SettledSubmission(record, is_open=True)
     if record.gang:
-        from batchml.runs.groups.submit import finish
+        from batchml.runs.groups.submit import submit_unsent_workers
 
-        return Settled(record, finish(api, history, record, clock, tell))
+        return SettledSubmission(record, submit_unsent_workers(api, history, record, clock, tell))
     history.add_refusal(record.key, NEVER_ARRIVED)
-    return Settled(record)
+    return SettledSubmission(record)
 
 
 def settle_abandoned(
@@ -126,7 +126,7 @@ def settle_abandoned(
     Without any, that costs one look into a folder. A failure is left for the next time.
     """
     flights = InFlight.beside(history, env)
-    keys = flights.abandoned(clock.now())[:_AT_ONCE]
+    keys = flights.abandoned(clock.now())[:_MAX_SETTLED]
     if not keys:
         return
     try:

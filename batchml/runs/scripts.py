@@ -98,7 +98,9 @@ def apply_script(
     notices += [f"{shown}, {words}" for words in said]
     folder = _code_folder(context, path, slurm.folder, shown)
     command = _command(path, folder, text, order.command or ())
-    lower = _merge_requests(to_request(options=ours), to_request(options=cast(SubmitOptions, slurm.options)))
+    lower = _merge_requests(
+        to_request(options=ours), to_request(options=cast(SubmitOptions, slurm.options))
+    )
     merged = _merge_requests(replace(order, job=None, command=command, folder=str(folder)), lower)
     if merged.changes.get("queue") and not order.changes.get("queue"):
         named = _queue_line(script, environ)
@@ -223,7 +225,9 @@ def with_slurm_sizes(spec: "JobSpec") -> "JobSpec":
     return replace(spec, env=env)
 
 
-def _with_slurm_variables(order: RunRequest, script: Script, facts: Mapping[str, str]) -> RunRequest:
+def _with_slurm_variables(
+    order: RunRequest, script: Script, facts: Mapping[str, str]
+) -> RunRequest:
     """The request with the variables that Slurm would set; unchanged for a script that does not
     speak Slurm, since programs that find the variables assume a cluster.
     """

@@ -30,15 +30,15 @@ from batchml.runs.in_flight import InFlight, RateBucket
 
 # Seconds until ListJobs certainly shows what SubmitJob did. AWS promises nothing; a minute is far
 # beyond what was seen. The embedded server shows it at once, and may still be at work on a call.
-AWS_LAG = 60.0
-LOCAL_LAG = 2.0
-LONGEST_PAUSE = 15.0  # seconds between two polls
+AWS_LISTING_DELAY = 60.0
+LOCAL_LISTING_DELAY = 2.0
+MAX_PAUSE = 15.0  # seconds between two polls
 SECOND_RUN = "batchml: second run of one submission"
 
 
-def lag(api: JobApi) -> float:
+def listing_delay(api: JobApi) -> float:
     """Seconds after which a run that ListJobs does not return does not exist."""
-    return LOCAL_LAG if api.is_local else AWS_LAG
+    return LOCAL_LISTING_DELAY if api.is_local else AWS_LISTING_DELAY
 
 
 def look_up(api: JobApi, record: Record, clock: Clock, seconds: float) -> list[NamedJob]:
@@ -53,20 +53,20 @@ def look_up(api: JobApi, record: Record, clock: Clock, seconds: float) -> list[N
         try:
             found = api.find_by_name(record.queue, record.job_name)
         except (ServiceUnreachable, ServiceError) as error:
-            if clock.monotonic() >= end or not _passes(error):
+            if clock.monotonic() >= end or not _is_temporary(error):
                 raise
             found = []
         if found or left <= 0:
             return found
         clock.sleep(min(pause, left))
-        pause = min(pause * 2, LONGEST_PAUSE)
+        pause = min(pause * 2, MAX_PAUSE)
 
 
-def _passes(error: ServiceUnreachable | ServiceError) -> bool:
+def _is_temporary(error: ServiceUnreachable | ServiceError) -> bool:
     return isinstance(error, ServiceUnreachable) or error.status >= 500
 
 
-def adopt(api: JobApi, found: Iterable[NamedJob], tell: Callable[[str], None]) -> str:
+def keep_one_job(api: JobApi, found: Iterable[NamedJob], tell: Callable[[str], None]) -> str:
     """Keep one run of a submission, and stop the others; the id of the kept one.
 
     That is the oldest, but not a failed one while another lives: the second job to start finds the
@@ -91,8 +91,8 @@ def adopt(api: JobApi, found: Iterable[NamedJob], tell: Callable[[str], None]) -
 RESENDS = 2  # times that a submission without a trace is sent again
 PATIENCE = 300.0  # seconds for which a throttled submission is tried
 TRIES = 4  # attempts to reach the service
-LONGEST_BACKOFF = 20.0  # seconds
-FRESH = 2.0  # seconds: an intent this young has the time of the call
+MAX_BACKOFF = 20.0  # seconds
+INTENT_TOLERANCE = 2.0  # seconds: an intent this young has the time of the call
 
 
 class Interrupted(KeyboardInterrupt):
@@ -222,7 +222,7 @@ class _Sender:
         time.
         """
         now = int(self._clock.now() * 1000)
-        if abs(now - self._record.at) > FRESH * 1000:
+        if abs(now - self._record.at) > INTENT_TOLERANCE * 1000:
             self._record = replace(self._record, at=now)
             self._history.intend(self._record)
 
@@ -252,13 +252,13 @@ class _Sender:
             self._tell("The answer was lost; looking whether the run is there.")
         self._was_lost += 1
         try:
-            found = look_up(self._api, self._record, self._clock, lag(self._api))
+            found = look_up(self._api, self._record, self._clock, listing_delay(self._api))
         except BatchmlError as then:
             raise SubmissionUnknown(
                 self._record.name, self._record.key, f"{error} {then}"
             ) from then
         if found:
-            return adopt(self._api, found, self._tell)
+            return keep_one_job(self._api, found, self._tell)
         self._is_open = False
         if self._was_lost > RESENDS:
             raise error
@@ -270,7 +270,7 @@ class _Sender:
             found = self._api.find_by_name(self._record.queue, self._record.job_name)
         except BatchmlError:
             return job_id
-        return adopt(self._api, found, self._tell) if len(found) > 1 else job_id
+        return keep_one_job(self._api, found, self._tell) if len(found) > 1 else job_id
 
     def _pause(self, error: BatchmlError, words: str) -> None:
         """Wait, each time longer and with jitter. Raises `error` at the end."""
@@ -280,7 +280,7 @@ class _Sender:
             raise error
         if not self._pauses:
             self._tell(words)
-        longest = min(LONGEST_BACKOFF, 2.0**self._pauses)
+        longest = min(MAX_BACKOFF, 2.0**self._pauses)
         self._pauses += 1
         self._clock.sleep(longest * (0.5 + random() / 2))
 
@@ -335,6 +335,6 @@ def user_name() -> str:
         return ""
 
 
-def own_share() -> str:
+def user_share() -> str:
     """The share identifier of this user, for queues with fair-share scheduling."""
     return "".join(char for char in user_name() if char.isascii() and char.isalnum()) or "default"

@@ -12,12 +12,12 @@ from batchml.errors import BatchmlError, NoQueue, SubmissionUnknown
 from batchml.history import History
 from batchml.model.run import Record
 from batchml.runs.in_flight import InFlight, RateBucket
-from batchml.runs.job_images import publish
+from batchml.runs.job_images import publish_image
 from batchml.runs.options import DEFAULT_QUEUE
-from batchml.runs.package import put
+from batchml.runs.package import store_package
 from batchml.runs.prepare import PreparedRun, no_queue
 from batchml.runs.reconcile import settle_abandoned
-from batchml.runs.send import own_share, send_intent
+from batchml.runs.send import send_intent, user_share
 
 
 def submit_run(context: Context, prepared: PreparedRun, tell: Notify = lambda _: None) -> str:
@@ -30,12 +30,12 @@ def submit_run(context: Context, prepared: PreparedRun, tell: Notify = lambda _:
     if not context.settings.is_local:
         context.home.prepare()  # the run is remembered there
         bucket = RateBucket(context.home.root / "submits")
-    publish(context, prepared.image_source, prepared.record.image)
+    publish_image(context, prepared.image_source, prepared.record.image)
     plan = prepared.plan and prepared.plan.about(prepared.record)
     if plan is not None:
-        from batchml.runs.fallback.watch import look_after, plans_of
+        from batchml.runs.fallback.watch import plans_of, start_watching
     try:
-        put(context, prepared.store, prepared.archive, prepared.requests.document, tell)
+        store_package(context, prepared.store, prepared.archive, prepared.requests.document, tell)
         if plan is not None:
             plans_of(context).keep(plan)
         job_id = _send(context, prepared, bucket, tell)
@@ -51,7 +51,7 @@ def submit_run(context: Context, prepared: PreparedRun, tell: Notify = lambda _:
     if prepared.cache is not None:
         prepared.cache.save()
     if plan is not None:
-        look_after(context, plan, job_id, tell)
+        start_watching(context, plan, job_id, tell)
     return job_id
 
 
@@ -62,7 +62,7 @@ def _send(context: Context, prepared: PreparedRun, bucket: RateBucket | None, te
 
         for each in prepared.workers:
             if each.requests.document is not None:
-                put(context, prepared.store, None, each.requests.document, tell)
+                store_package(context, prepared.store, None, each.requests.document, tell)
         settle_abandoned(context.batch, context.history, record.env, context.clock, tell)
         return send_group_run(context, prepared.requests, record, prepared.workers, bucket, tell)
     return submit(
@@ -72,7 +72,7 @@ def _send(context: Context, prepared: PreparedRun, bucket: RateBucket | None, te
         record,
         clock=context.clock,
         bucket=bucket,
-        share=own_share(),
+        share=user_share(),
         tell=tell,
     )
 

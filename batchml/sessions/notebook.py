@@ -1,7 +1,7 @@
-"""A notebook: a run with JupyterLab. Its resources, its port and token, and the port forward to it.
+"""A notebook, which is a run with JupyterLab: its resources, its port and token, its port forward.
 
-The token is made in the run (`runtime/sessions/notebook.py`) and fetched by a command inside it. No
-request, log, history or argument contains it.
+The run makes the token (`runtime/sessions/notebook.py`), and a command inside the run fetches it.
+So no request, log, history or argument contains the token.
 """
 
 import html
@@ -46,11 +46,11 @@ IMAGE = "notebook"
 IDLE = 3600.0  # seconds without use after which a notebook ends itself by default
 PROGRAM = ("python", "-m", "batchml.runtime.sessions.notebook")
 
-_WAIT = 45  # seconds that one `where` waits for JupyterLab, less than a captured command may take
-_TRIES = 8  # calls of `where`
+_WAIT = 45  # seconds for which `PROGRAM where` waits for JupyterLab; less than OUTPUT_LIMIT
+_TRIES = 8  # calls of `PROGRAM where`
 _PAUSES = (1.0, 2.0, 5.0, 10.0, 30.0)  # seconds between attempts to reopen a forward
-_MOST_DESCRIBED = 3  # earlier notebooks
-_MOST_UNFINISHED = 100  # that are looked up; one call
+_MAX_DESCRIBED = 3  # earlier notebooks that are described
+_MAX_UNFINISHED = 100  # notebooks that are looked up, in one call
 
 
 class NotebookAddress(Struct, frozen=True):
@@ -68,14 +68,14 @@ class NotebookAddress(Struct, frozen=True):
 
 
 class NotebookLimits(Struct, frozen=True):
-    """The most that a notebook gets by default."""
+    """Limits of the resources that a notebook gets by default."""
 
     vcpus: int
     memory_mib: int
 
 
 def default_limits(context: "Context") -> NotebookLimits | None:
-    """On `local` half of this machine, so that other runs need not wait for the notebook's end."""
+    """Return half of this machine on `local`, so that other runs find room; None in AWS."""
     if not context.settings.is_local:
         return None
     from batchml.local.machine import memory_mib, server_vcpus
@@ -89,20 +89,18 @@ def notebook_resources(
     memory: str | None = None,
     limits: NotebookLimits | None = None,
 ) -> Resources:
-    """By default 2 vCPUs and 7 GiB; with GPUs 4 vCPUs and 14 GiB for each GPU.
+    """Fill in defaults: 2 vCPUs and 7 GiB; with GPUs 4 vCPUs and 14 GiB for each GPU.
 
-    That fits hosts with 8 GiB, or 16 GiB a GPU, of which ECS takes a part.
+    That fits hosts with 8 GiB, or with 16 GiB for each GPU: ECS needs a part of a host's memory.
     """
-    each = gpus or 0
-    own_vcpus, own_mib = 4 * each or 2, (14 * each or 7) * 1024
+    gpus = gpus or 0
+    default_vcpus, default_mib = 4 * gpus or 2, (14 * gpus or 7) * 1024
     if limits is not None:
-        own_vcpus, own_mib = min(own_vcpus, limits.vcpus), min(own_mib, limits.memory_mib)
-    own_memory = f"{own_mib} MiB" if own_mib % 1024 else f"{own_mib // 1024} GiB"
-    return Resources(
-        vcpus=own_vcpus if vcpus is None else vcpus,
-        memory=own_memory if memory is None else memory,
-        gpus=each,
-    )
+        default_vcpus = min(default_vcpus, limits.vcpus)
+        default_mib = min(default_mib, limits.memory_mib)
+    if memory is None:
+        memory = f"{default_mib} MiB" if default_mib % 1024 else f"{default_mib // 1024} GiB"
+    return Resources(default_vcpus if vcpus is None else vcpus, memory, gpus)
 
 
 def notebook_job(image: str | None, resources: Resources) -> JobSpec:
@@ -117,13 +115,13 @@ def check_image(context: "Context", image: str) -> None:
     if context.settings.is_local or find_image(image, context.image_folders) is not None:
         return
     raise UsageError(
-        f"--image {image} was not built by batchml, whose runtime starts JupyterLab. Make a folder "
-        "below images/ with this image as its base: docs/images.md"
+        f"--image {image} was not built by batchml and lacks its runtime, which starts JupyterLab. "
+        "Make a folder below images/ with this image as its base: docs/images.md"
     )
 
 
 def check_reachable(context: "Context", definition: Mapping[str, Any]) -> None:
-    """Raise ExecUnavailable, before the notebook costs anything, if it could not be entered.
+    """Raise ExecUnavailable, before the notebook costs anything, if it could not be reached.
 
     `definition` is the request that registers its job definition.
     """
@@ -132,8 +130,8 @@ def check_reachable(context: "Context", definition: Mapping[str, Any]) -> None:
     find_plugin(os.environ)
     if not definition.get("containerProperties", {}).get("enableExecuteCommand"):
         raise ExecUnavailable(
-            f"Jobs of {context.env} have no role of their own, which ECS Exec needs to reach "
-            f"JupyterLab: nothing was started. Update the environment: "
+            f"ECS Exec, which reaches JupyterLab, needs a job role, and {context.env} has none. "
+            "Nothing was started. Update the environment: "
             f"batchml setup --env {context.env}"
         )
 
@@ -144,7 +142,7 @@ def check_reachable(context: "Context", definition: Mapping[str, Any]) -> None:
 def check_is_notebook(context: "Context", run: Run, word: str) -> None:
     """Raise UsageError for a run that `notebook` did not start."""
     if run.tags.get(HELD_TAG) != NOTEBOOK:
-        ours = "".join(
+        hints = "".join(
             f"\nYour notebook that is {each.status.value}: "
             f"batchml notebook {each.job_id}{context.env_option}"
             for each in unfinished_notebooks(context)
@@ -152,7 +150,7 @@ def check_is_notebook(context: "Context", run: Run, word: str) -> None:
         raise UsageError(
             f"{word} is not a notebook: `batchml notebook` did not start it. To enter any other "
             f"run: batchml shell {word}{context.env_option}, "
-            f"batchml forward {word} PORT{context.env_option}{ours}"
+            f"batchml forward {word} PORT{context.env_option}{hints}"
         )
 
 
@@ -174,20 +172,21 @@ def sole_notebook(context: "Context") -> Run:
         return runs[0]
     if not runs:
         raise UsageError(
-            "--end: none of your notebooks runs here. `batchml notebook --new --end` starts one "
-            "that ends together with its command."
+            "--end: none of your notebooks runs in this environment. To start a notebook that ends "
+            "together with the command: batchml notebook --new --end"
         )
     lines = [f"  batchml notebook {run.job_id}{context.env_option} --end" for run in runs]
     raise UsageError("\n".join(["--end: several of your notebooks run. Name one:", *lines]))
 
 
 def unfinished_notebooks(context: "Context") -> list[Run]:
-    """Return the notebooks that this machine started here and that have not ended.
+    """Return the unfinished notebooks of the environment that were started from this machine.
 
-    Running ones come first, then the newest. One call, or none if the history has no notebook.
+    Running notebooks come first, then the newest. AWS gets one call, or none if the history has no
+    notebook.
     """
     records = notebook_records(context.history.recent(context.env))
-    ids = [each.job_id for each in records if not each.has_ended][:_MOST_UNFINISHED]
+    ids = [each.job_id for each in records if not each.has_ended][:_MAX_UNFINISHED]
     found = context.describe(ids) if ids else {}
     runs = [found[job_id] for job_id in ids if job_id in found]
     alive = [run for run in runs if not run.status.is_terminal]
@@ -203,13 +202,14 @@ def notebook_records(records: Iterable[Record]) -> list[Record]:
 def match_notebook(
     runs: Iterable[Run], options: SubmitOptions, records: Iterable[Record]
 ) -> Run | None:
-    """Return the first notebook that has what these options ask for. Pure.
+    """Return the first notebook that was started with these options. Pure.
 
-    None if they set variables or tags: these cannot be compared.
+    None if they set variables or tags, which cannot be compared.
     """
-    known = {each.job_id: each for each in records}
-    found = (run for run in runs if _matches(known.get(run.job_id), options))
-    return None if options.get("set_env") or options.get("tags") else next(found, None)
+    if options.get("set_env") or options.get("tags"):
+        return None
+    by_id = {each.job_id: each for each in records}
+    return next((run for run in runs if _matches(by_id.get(run.job_id), options)), None)
 
 
 def _matches(record: Record | None, options: SubmitOptions) -> bool:
@@ -222,16 +222,16 @@ def _matches(record: Record | None, options: SubmitOptions) -> bool:
         (options.get("queue"), record.queue), (options.get("name"), record.name),
         (options.get("image"), record.spec.get("image", IMAGE)),
     )  # fmt: skip
-    return all(wanted is None or wanted == has for wanted, has in pairs)
+    return all(option is None or option == value for option, value in pairs)
 
 
 def describe_earlier(context: "Context") -> list[str]:
     """Describe notebooks that still run, or that ended since the user left, with their cost.
 
-    No call if the history has none.
+    AWS gets no call if the history has no such notebook.
     """
     records = notebook_records(context.history.recent(context.env))
-    unseen = [each for each in records if not each.has_ended][:_MOST_DESCRIBED]
+    unseen = [each for each in records if not each.has_ended][:_MAX_DESCRIBED]
     if not unseen:
         return []
     try:
@@ -239,7 +239,7 @@ def describe_earlier(context: "Context") -> list[str]:
         return [
             text for each in unseen for text in _describe(context, each, found.get(each.job_id))
         ]
-    except BatchmlError:  # nobody asked for this
+    except BatchmlError:  # the user did not ask for this description
         return []
 
 
@@ -250,7 +250,7 @@ def _describe(context: "Context", record: Record, run: Run | None) -> list[str]:
     if run.status.is_terminal:
         context.history.add_ends([run])
         if run.started_at is None and (run.is_cancelled or run.is_terminated):
-            return []  # its user has cancelled it
+            return []  # the user cancelled it before it ran
         return [f"Your notebook {record.job_id} has ended since you left it. {cost}"]
     return [
         f"Your notebook {record.job_id} is {run.status.value}. {cost} "
@@ -262,10 +262,10 @@ def _describe(context: "Context", record: Record, run: Run | None) -> list[str]:
 
 
 def fetch_address(context: "Context", target: ExecTarget) -> NotebookAddress:
-    """Fetch port and token when JupyterLab answers.
+    """Wait until JupyterLab answers, and fetch its port and token.
 
-    Raises HeldRunEnded with the run's last message if it ends instead, NotRunning,
-    ExecUnavailable, and BatchmlError if JupyterLab does not answer for six minutes.
+    Raises HeldRunEnded with the run's last message if the run ends, NotRunning, ExecUnavailable,
+    and BatchmlError if JupyterLab does not answer within six minutes.
     """
     for _ in range(_TRIES):
         try:
@@ -282,7 +282,7 @@ def fetch_address(context: "Context", target: ExecTarget) -> NotebookAddress:
 
 
 def parse_address(output: bytes) -> NotebookAddress:
-    """Parse the output of `where`, which may contain other lines. Raises BatchmlError."""
+    """Parse the output of `PROGRAM where`, which may contain other lines. Raises BatchmlError."""
     for line in reversed(output.decode(errors="replace").splitlines()):
         try:
             return msgspec.json.decode(line.strip().encode(), type=NotebookAddress)
@@ -301,7 +301,7 @@ def raise_if_ended(context: "Context", job_id: str, error: NotRunning) -> None:
 def end_error(context: "Context", run: Run, otherwise: str = "") -> HeldRunEnded:
     """Make the error for a notebook that has ended, with its last message and exit code.
 
-    Without a last message the text is `otherwise`, if that is given.
+    `otherwise` is the text for a notebook without a last message.
     """
     message = last_message(context, run)
     text = f"{run.name} has ended: {describe_end(run)}."
@@ -332,7 +332,7 @@ def keep_forwarding(
     while forward is not None:
         with forward:
             reason = forward.wait()
-        text = f"The connection was cut: it is reopened while the notebook runs. ({reason})"
+        text = f"The connection was cut, and is opened again. ({reason})"
         report = partial(notify, text)
         forward = _reopen(context, target, address, first.local_port, report)
     return reason
@@ -345,7 +345,7 @@ def _reopen(
     local_port: int,
     report: Callable[[], None],
 ) -> PortForward | None:
-    """Reopen the forward, however long contact is lost; None if the run has ended."""
+    """Reopen the forward, with any number of tries; None if the run has ended."""
     pauses, job_id, is_reported = iter(_PAUSES), target.run.job_id, False
     while True:
         try:
@@ -361,16 +361,18 @@ def _reopen(
             context.clock.sleep(next(pauses, _PAUSES[-1]))
 
 
-# --- browser --------------------------------------------------------------------------------------
-# Open a URL with a token in the user's browser.
+# --- The browser ----------------------------------------------------------------------------------
 
 
 def open_browser(context: "Context", url: str, title: str) -> None:
-    """Open a local page that leads to `url`: every user can read the browser's arguments."""
+    """Open `url`, which contains a token, in the browser.
+
+    A local page leads to it, because every user of this machine can read the browser's arguments.
+    """
     path = context.home.root / f"{title.lower()}.html"
     write_atomically(str(path), redirect_page(url, title))
     if not webbrowser.open(path.as_uri()):
-        say("No browser was found on this machine. Open the URL by hand.")
+        say("This machine has no browser. Open the URL yourself.")
 
 
 def redirect_page(url: str, title: str) -> bytes:

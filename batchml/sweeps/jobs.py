@@ -21,7 +21,7 @@ from batchml.model.names import to_name
 from batchml.model.run import Record, Run
 from batchml.runs.in_flight import RateBucket
 from batchml.runs.package import PackageStore, store_package
-from batchml.runs.send import adopt, lag, look_up, own_share
+from batchml.runs.send import keep_one_job, listing_delay, look_up, user_share
 from batchml.runs.submit import submit
 from batchml.runtime.storage.store import Store
 from batchml.sweeps.control.events import TrialBatch
@@ -278,8 +278,8 @@ class BatchJobs:
         """
         api, clock = self._context.batch, self._context.clock
         age = max(0.0, clock.now() - batch.at)
-        found = look_up(api, record, clock, max(0.0, lag(api) - age))
-        return adopt(api, found, self._tell) if found else ""
+        found = look_up(api, record, clock, max(0.0, listing_delay(api) - age))
+        return keep_one_job(api, found, self._tell) if found else ""
 
     def _send(self, requests: SubmissionRequests, record: Record) -> str:
         context = self._context
@@ -299,7 +299,7 @@ class BatchJobs:
             replace(record, at=int(context.clock.now() * 1000)),
             clock=context.clock,
             bucket=self._rate(),
-            share=own_share(),
+            share=user_share(),
             tell=self._tell,
         )
 

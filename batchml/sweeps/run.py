@@ -3,7 +3,6 @@
 import hashlib
 import os
 import re
-from collections.abc import Generator
 from contextlib import closing
 
 from msgspec import Struct
@@ -21,10 +20,10 @@ from batchml.runs.controllers import (
     ControllerRun,
     controller_platform,
     controller_requests,
+    ensure_queue,
     find_controller_folder,
-    make_queue,
 )
-from batchml.runs.send import own_share, user_name
+from batchml.runs.send import user_name, user_share
 from batchml.runs.submit import submit
 from batchml.sweeps.control.controller import Controller
 from batchml.sweeps.control.lease import (
@@ -39,26 +38,6 @@ from batchml.sweeps.control.plan import SubmitMode, count_trials
 from batchml.sweeps.jobs import BatchJobs, first_requests
 from batchml.sweeps.started import SPEC, StartedSweep, read_started
 from batchml.sweeps.stores import SweepStore, open_sweep_store, sweep_store_at
-from batchml.sweeps.summary import SweepSnapshot, SweepSummary
-
-
-class ControlledSweep(Struct):
-    """A sweep that is controlled by this process. `summary` is its result once `snapshots` ends."""
-
-    sweep: StartedSweep
-    controller: Controller
-
-    def snapshots(self) -> Generator[SweepSnapshot, None, None]:
-        """A snapshot after each round, until the sweep has ended.
-
-        Closing the generator lets another controller continue at once. Raises what
-        `Controller.rounds` raises, for example ControllerReplaced.
-        """
-        yield from self.controller.rounds()
-
-    @property
-    def summary(self) -> SweepSummary:
-        return self.controller.summary
 
 
 def control_sweep(
@@ -68,22 +47,21 @@ def control_sweep(
     tell: Notify = lambda _: None,
     owner: LeaseOwner | None = None,
     lost: Notify | None = None,
-) -> ControlledSweep:
-    """The controller of a sweep. It begins with the first of its snapshots.
+) -> Controller:
+    """The controller of a sweep. Its work begins when its first snapshot is requested.
 
-    `owner` describes the controller to others: this process unless given. `tell` is called with
-    progress of long operations, and with the controller's notices. Callers that show snapshots,
-    which have all notices, give `lost`: then `lost` is called with errors of services that cannot
-    be reached, and `tell` not with notices.
+    `owner` describes the controller to other processes; by default it is this process. `tell` is
+    called with progress of long operations, and with the controller's notices. Callers that show
+    snapshots, which have all notices, give `lost`: then `lost` is called with errors of services
+    that cannot be reached, and `tell` not with notices.
     """
     intervals = ON_LOCAL if context.settings.is_local else IN_AWS
     jobs = BatchJobs(context, sweep, store, tell)
     owner = owner or this_process(user_name())
     tell_notice = tell if lost is None else lambda _: None
-    controller = Controller(
+    return Controller(
         sweep.spec, store, jobs, context.clock, intervals, owner, tell_notice, lost=lost or tell
     )
-    return ControlledSweep(sweep, controller)
 
 
 def needs_controller(sweep: StartedSweep) -> bool:
@@ -221,7 +199,7 @@ def submit_controller(
         context.history,
         replace(record, at=int(context.clock.now() * 1000)),
         clock=context.clock,
-        share=own_share(),
+        share=user_share(),
         tell=tell,
     )
     tell(f"Its controller is the run {job_id} in the queue {requests.submit['jobQueue']}.")
@@ -231,7 +209,7 @@ def submit_controller(
 def _run_here(context: Context, sweep: StartedSweep) -> ControllerRun:
     # The image is a name only: the embedded server runs its own Python there.
     return controller_run(
-        sweep, (*ATTEND, sweep.key), f"batchml/{IMAGE}", make_queue(context), sweep.platform
+        sweep, (*ATTEND, sweep.key), f"batchml/{IMAGE}", ensure_queue(context), sweep.platform
     )
 
 

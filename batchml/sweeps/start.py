@@ -28,7 +28,7 @@ from batchml.model.job import JobSpec, Retry
 from batchml.model.names import is_valid_name, new_key, to_name
 from batchml.model.run import MAX_ARRAY
 from batchml.model.sweep import SweepSpec
-from batchml.runs.job_images import image_reference, own_image_notices, publish
+from batchml.runs.job_images import image_reference, own_image_notices, publish_image
 from batchml.runs.options import (
     DEFAULT_QUEUE,
     ResolvedJob,
@@ -37,7 +37,13 @@ from batchml.runs.options import (
     name_of,
     resolve_job,
 )
-from batchml.runs.package import PackageStore, code_folder, find_package_store, pack_code, store_package
+from batchml.runs.package import (
+    PackageStore,
+    code_folder,
+    find_package_store,
+    pack_code,
+    store_package,
+)
 from batchml.runs.prepare import environment_variables, query_commit
 from batchml.runs.search import SWEEP_TAG
 from batchml.runs.send import user_name
@@ -317,7 +323,7 @@ def start_sweep(
     context.connect()
     if not context.settings.is_local:
         context.home.prepare()
-    publish(context, prepared.image_source, sweep.image)
+    publish_image(context, prepared.image_source, sweep.image)
     try:
         store_package(context, prepared.packages, prepared.archive, None, tell)
         store = open_sweep_store(context, sweep.key)

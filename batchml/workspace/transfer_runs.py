@@ -18,7 +18,7 @@ from batchml.model.environment import Environment, OnProgress, TransferStatus
 from batchml.model.job import JobSpec, Resources, Retry
 from batchml.model.names import dollars
 from batchml.model.outcome import describe_outcome
-from batchml.runs.groups.members import stop_all
+from batchml.runs.groups.members import terminate_all
 from batchml.runs.options import RunRequest
 from batchml.runs.prepare import prepare
 from batchml.runs.submit import submit_run
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
     from batchml.context import Context
     from batchml.model.run import Run
 
-TRANSFER_TAG = "batchml:carry"  # the verb: `archive`, `push`
+TRANSFER_TAG = "batchml:carry"  # its value is the verb: archive, push
 IMAGE = "python"  # below images/
 
-_MEMORY = "3 GiB"  # eight files in parallel with 16 MiB each, and a list of all files
-_ATTEMPTS = 5  # after a lost host the next attempt continues
+_MEMORY = "3 GiB"  # for eight files in parallel, 16 MiB each, and a list of all files
+_ATTEMPTS = 5  # after a lost host the next attempt continues the transfer
 
 
 class RemoteTransfers(Protocol):
-    """Executes requests in the workspace."""
+    """Executes requests of the transfer worker (runtime/transfer/worker.py) in the workspace."""
 
     def execute(self, request: Mapping[str, Any], on_progress: OnProgress) -> dict[str, Any]:
         """Execute a request; return the report. Raises TransferWorkerFailed."""
@@ -52,7 +52,7 @@ class RemoteTransfers(Protocol):
 
 
 def cheapest_queue(environment: Environment) -> str:
-    """Choose the queue for a run of one vCPU: without GPUs, and with a running host. Pure.
+    """Choose the queue for a run of one vCPU, if possible without GPUs, with warm hosts. Pure.
 
     Raises NotFound if the environment has no queue.
     """
@@ -65,7 +65,7 @@ def cheapest_queue(environment: Environment) -> str:
         return any(each.has_gpus for each in computes), is_cold, len(computes), name
 
     if not environment.queues:
-        raise NotFound("Job queue", "for transfers", [], "Describe one in batchml.toml.")
+        raise NotFound("Job queue", "for transfers", [], "Describe a queue in batchml.toml.")
     return min(environment.queues, key=rank)
 
 
@@ -119,9 +119,11 @@ class TransferRuns:
         try:
             run = self._wait(on_progress, str(request["verb"]))
         except KeyboardInterrupt:
-            if request["verb"] == "list":  # nobody needs the listing any more
+            if request["verb"] == "list":  # an interrupted listing is of no use
                 with suppress(BatchmlError):
-                    stop_all(context, [self._job_id], "Nobody waits for it")
+                    terminate_all(
+                        context, [self._job_id], "Its user no longer waits for the listing"
+                    )
             raise
         report = self._read(REPORT_KEY)
         if report is None:

@@ -80,8 +80,8 @@ def test_every_synonym_is_no_command_and_names_one() -> None:
 @given(st.lists(st.text(max_size=6), max_size=5))
 def test_no_line_is_too_strange_for_a_hint(words: list[str]) -> None:
     for start in range(len(words)):
-        assert "\x1b" not in hints.about_words(words, words[start:])
-        assert "\x1b" not in hints.about_option(words, words[start].partition("=")[0])
+        assert "\x1b" not in hints.words_hint(words, words[start:])
+        assert "\x1b" not in hints.option_hint(words, words[start].partition("=")[0])
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from batchml.explain.ask import ExplainedRun, add_workers
 from batchml.explain.suggest import CommandWriter
 from batchml.local.home import Home
 from batchml.model.explanation import Explanation
-from batchml.runs.find import recall, select
-from batchml.runs.groups.members import part_id, parts_of
+from batchml.runs.find import load_runs, select
+from batchml.runs.groups.members import find_members, member_id
 from batchml.runs.rerun.resubmit import prepare_again
 from tests.support.cli import Cli, write_job
 
@@ -56,13 +56,13 @@ def test_a_gang_is_one_run(cli: Cli, user: Client, home: Home) -> None:
     assert f"groups     workers 0 RUNNING, 0/3 done ({workers[:8]})" in cli("show", "gang").out
     assert select(context, ["@last~1"]) == [waiting]
 
-    (found,) = recall(context, [waiting])
-    assert part_id(context, found, "workers") == workers
-    assert part_id(context, found, "head") == waiting
+    (found,) = load_runs(context, [waiting])
+    assert member_id(context, found, "workers") == workers
+    assert member_id(context, found, "head") == waiting
     with pytest.raises(NotFound, match="Known: head, workers"):
-        part_id(context, found, "worker")
+        member_id(context, found, "worker")
     with pytest.raises(NotFound, match="has no groups"):
-        part_id(context, recall(context, [plain.job_id])[0], "worker")
+        member_id(context, load_runs(context, [plain.job_id])[0], "worker")
 
     assert found.run is not None
     runs = ExplainedRun(
@@ -84,8 +84,8 @@ def test_a_gang_of_another_machine_is_known_by_what_aws_tells(user: Client, home
     context = user._context
     home.root.joinpath("history.jsonl").unlink()
 
-    (found,) = recall(context, [run.job_id])
-    (workers,) = parts_of(context, found)
+    (found,) = load_runs(context, [run.job_id])
+    (workers,) = find_members(context, found)
     assert (workers.group, workers.size) == ("workers", 3)
     again = prepare_again(context, found, dry_run=True)
     assert again is not None
@@ -124,8 +124,8 @@ def test_a_client_killed_between_two_jobs_leaves_a_gang_that_is_finished(
 
     settled = cli("reconcile", "--json").json
     assert [each["state"] for each in settled] == ["submitted"]
-    (found,) = recall(user._context, [head.job_id])
-    (workers,) = parts_of(user._context, found)
+    (found,) = load_runs(user._context, [head.job_id])
+    (workers,) = find_members(user._context, found)
     assert (workers.job_id, workers.size) == (settled[0]["jobId"], 3)
     assert not any((cli.home.root / "gangs" / "local").iterdir())
     head.cancel()

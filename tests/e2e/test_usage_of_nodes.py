@@ -3,9 +3,9 @@
 from itertools import pairwise
 
 from batchml import Client
-from batchml.runs.find import recall
+from batchml.runs.find import load_runs
 from batchml.runs.metrics.series import Series
-from batchml.runs.metrics.usage import nodes_of, uses_of
+from batchml.runs.metrics.usage import find_nodes, read_usage
 from tests.support.cli import Cli, write_job
 from tests.support.local_server import wait_for
 
@@ -71,8 +71,8 @@ def test_a_burner_on_two_nodes_is_seen_as_it_sees_itself(cli: Cli) -> None:
     context = run._context
 
     def told() -> list[Series]:
-        (found,) = recall(context, [run.job_id])
-        uses = uses_of(context, nodes_of(context, found, []), whole=True)
+        (found,) = load_runs(context, [run.job_id])
+        uses = read_usage(context, find_nodes(context, found, []), whole=True)
         series = [each.series["cpu"] for each in uses if "cpu" in each.series]
         enough = len(series) == 2 and all(len(each.samples) > 8 for each in series)
         return series if enough else []

@@ -12,7 +12,7 @@ from batchml.errors import ConfigError, NotFound
 from batchml.jobs.code import pack
 from batchml.jobs.find import find_image, find_job, load_job
 from batchml.model.job import JobSpec, Resources
-from batchml.runs.fit import Capacity, fit
+from batchml.runs.fit import Capacity, fit_job
 from batchml.runtime.entry.fetch import unpack
 
 # --- settings -------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ def test_a_folder_too_large_to_travel_is_refused_with_its_largest_file(tmp_path:
 @given(st.integers(1, 64), st.integers(4, 10**6), st.integers(0, 16))
 def test_a_fitted_job_fits_and_says_each_cut(vcpus: int, memory: int, gpus: int) -> None:
     spec = JobSpec(name="j", resources=Resources(vcpus=vcpus, memory=memory, gpus=gpus))
-    fitted = fit(spec, Capacity(4, 16_000, 2))
+    fitted = fit_job(spec, Capacity(4, 16_000, 2))
     resources = fitted.spec.resources
     assert (resources.vcpus, resources.memory_mib, resources.gpus) == (
         min(vcpus, 4),
@@ -172,9 +172,9 @@ def test_nodes_fit_all_at_once_or_are_refused(
     spec = JobSpec(name="j", nodes=nodes, resources=wanted)
     if nodes > 8:
         with pytest.raises(ConfigError, match=f"batchml local start --vcpus {nodes}"):
-            fit(spec, Capacity(8, 16_000, 4))
+            fit_job(spec, Capacity(8, 16_000, 4))
         return
-    fitted = fit(spec, Capacity(8, 16_000, 4))
+    fitted = fit_job(spec, Capacity(8, 16_000, 4))
     got = fitted.spec.resources
     assert nodes * got.vcpus <= 8
     assert nodes * got.memory_mib <= 16_000

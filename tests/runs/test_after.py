@@ -10,11 +10,11 @@ from msgspec.structs import replace
 from batchml.config.settings import load_settings
 from batchml.context import Context
 from batchml.errors import UsageError
-from batchml.explain.clues import AwsQuestion, RunObservations
+from batchml.explain.compute import AwsQuestion, WaitingRun
 from batchml.explain.suggest import CommandWriter
 from batchml.explain.waiting import explain_pending
 from batchml.model.run import JobStatus, Record, Run
-from batchml.runs.dependencies import resolve, split, unknown_env
+from batchml.runs.dependencies import resolve_dependencies, split_env, unknown_env
 from batchml.runs.options import RunRequest
 from batchml.runs.prepare import prepare
 from tests.support.fakes import FakeClock
@@ -75,7 +75,7 @@ def remember(context: Context, env: str, name: str, job_id: str, key: str, **mor
 def test_which_environment_a_word_means(
     context: Context, word: str, found: tuple[str, str]
 ) -> None:
-    assert split(context, word) == found
+    assert split_env(context, word) == found
 
 
 @pytest.mark.parametrize("word", ["cpus:prep", "arn:aws:batch:us-east-1:123456789012:job/x"])
@@ -84,18 +84,18 @@ def test_an_environment_that_is_not_described_is_named(context: Context, word: s
         assert not unknown_env(context, word)
         return
     with pytest.raises(UsageError, match=r"environment cpus does not exist in batchml\.toml\. Did"):
-        resolve(context, [word], [])
+        resolve_dependencies(context, [word], [])
 
 
 def test_a_run_of_here_is_meant_before_one_of_elsewhere(context: Context) -> None:
     remember(context, "gpu", "prep", PREP.replace("1", "9"), "3aaaaaaaaaaaaaaaa")
-    assert split(context, "prep") == ("gpu", "prep")
+    assert split_env(context, "prep") == ("gpu", "prep")
 
 
 def test_a_name_that_two_others_have_needs_its_environment(context: Context) -> None:
     remember(context, "eu", "prep", PREP.replace("1", "9"), "3aaaaaaaaaaaaaaaa")
     with pytest.raises(UsageError, match="--after cpu:prep or --after eu:prep"):
-        split(context, "prep")
+        split_env(context, "prep")
 
 
 def test_the_request_depends_on_the_job_of_the_other_environment(context: Context) -> None:
@@ -115,7 +115,7 @@ def test_what_aws_batch_cannot_wait_for_is_refused_all_at_once(context: Context)
     remember(context, "eu", "far", PREP.replace("1", "8"), "4aaaaaaaaaaaaaaaa")
     remember(context, "local", "here", PREP.replace("1", "7"), "5aaaaaaaaaaaaaaaa")
     with pytest.raises(UsageError) as caught:
-        resolve(context, ["far", "local:here", "prep"], [])
+        resolve_dependencies(context, ["far", "local:here", "prep"], [])
     first, second = str(caught.value).splitlines()
     assert "gpu is in us-east-1, and eu is in eu-west-1" in first
     assert "batchml wait --env eu far && batchml submit --env gpu" in first
@@ -134,9 +134,9 @@ def test_another_profile_may_be_the_same_account(
     session = ScriptedSession(answer)
     monkeypatch.setattr(Context, "connect", lambda self: session)
     remember(context, "theirs", "other", PREP.replace("1", "6"), "6aaaaaaaaaaaaaaaa")
-    assert resolve(context, ["theirs:other"], []) == (PREP.replace("1", "6"),)
+    assert resolve_dependencies(context, ["theirs:other"], []) == (PREP.replace("1", "6"),)
     with pytest.raises(UsageError, match="account 123456789012, and theirs in 999999999999"):
-        resolve(context, ["theirs:other"], [])
+        resolve_dependencies(context, ["theirs:other"], [])
 
 
 @pytest.mark.parametrize(("status", "warns"), [("RUNNABLE", True), ("RUNNING", False)])
@@ -150,17 +150,17 @@ def test_a_run_that_may_move_is_told_of(context: Context, status: str, warns: bo
     context._session = ScriptedSession(lambda operation, params: {"jobs": [detail]})
     remember(context, "gpu", "spotty", job_id, "7aaaaaaaaaaaaaaaa", fallback="batchml-gpu-od:1800")
     notices: list[str] = []
-    assert resolve(context, ["spotty"], notices) == (job_id,)
+    assert resolve_dependencies(context, ["spotty"], notices) == (job_id,)
     assert [("fails what waits" in notice) for notice in notices] == [True] * warns
 
 
 def test_explain_names_the_environment_of_what_is_waited_for() -> None:
     prep = Run("a", "prep", "q", JobStatus.FAILED, tags={"batchml:env": "cpu"})
     train = Run("b", "train", "q", JobStatus.PENDING, depends_on=("a",))
-    seen = RunObservations(
+    waiting = WaitingRun(
         train,
         now=0,
-        words=CommandWriter("gpu"),
+        commands=CommandWriter("gpu"),
         dependencies=(prep,),
         asked=frozenset({AwsQuestion.DEPENDENCIES}),
     )
@@ -169,6 +169,6 @@ def test_explain_names_the_environment_of_what_is_waited_for() -> None:
         (replace(prep, status=JobStatus.RUNNING), "batchml explain a --env cpu"),
         (replace(prep, tags={}), "batchml explain a --env gpu"),
     ):
-        found = explain_pending(replace(seen, dependencies=(each,)))
+        found = explain_pending(replace(waiting, dependencies=(each,)))
         assert found is not None
         assert found.command == command

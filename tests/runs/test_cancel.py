@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from batchml.aws.batch.jobs import JobApi
 from batchml.errors import AccessError, ServiceError, UsageError
 from batchml.model.run import JobStatus, Run
-from batchml.runs.cancel import PATIENCE, cancel, roots
+from batchml.runs.cancel import PATIENCE, cancel, without_covered_children
 from tests.support.fakes import FakeClock
 
 
@@ -105,4 +105,4 @@ def test_one_node_is_not_stopped_because_that_would_stop_all() -> None:
 
 
 def test_children_of_an_array_that_is_stopped_are_not_told_themselves() -> None:
-    assert roots(["a:1", "a", "b:1", "a:2"]) == ["a", "b:1"]
+    assert without_covered_children(["a:1", "a", "b:1", "a:2"]) == ["a", "b:1"]

@@ -22,7 +22,7 @@ from batchml.runs.commands.submit import submit as submit_command
 from batchml.runs.options import RunRequest, SubmitOptions, resolve_job, to_request
 from batchml.runs.prepare import prepare, to_requests
 from batchml.runs.search import FoundRun
-from batchml.runs.watch.wait import Until, wait, wait_and_keep
+from batchml.runs.watch.wait import DeadlineClock, wait, wait_and_keep
 from tests.support.fakes import FakeClock
 from tests.support.scripted import ScriptedSession
 
@@ -306,7 +306,7 @@ def test_an_end_that_was_waited_for_is_remembered(tmp_path: Path) -> None:
 
 def test_nobody_sleeps_past_the_end() -> None:
     clock = FakeClock()
-    until = Until(clock, 5)
+    until = DeadlineClock(clock, 5)
     until.sleep(3)
     until.sleep(100)
     assert clock.naps == [3, 2]

@@ -1,7 +1,7 @@
 """Two runs side by side."""
 
 from batchml.model.run import JobStatus, Record, Run
-from batchml.runs.metrics.compare import RunDifference, compare, what_matters
+from batchml.runs.metrics.compare import RunDifference, compare, summarize
 from batchml.runs.search import FoundRun
 
 
@@ -70,7 +70,7 @@ def test_what_nobody_looks_for_is_left_out() -> None:
         *(RunDifference(f"metrics.loss:{child}", float(child), None) for child in range(5)),
         RunDifference("metrics.acc:1", 0.5, 0.7),
     ]  # fmt: skip
-    assert [(each.what, each.left, each.right) for each in what_matters(found)] == [
+    assert [(each.what, each.left, each.right) for each in summarize(found)] == [
         ("metrics.lr", 1.0, 2.0),
         ("metrics.loss children", 5, None),
         ("metrics.loss least", 0.0, None),
@@ -78,7 +78,7 @@ def test_what_nobody_looks_for_is_left_out() -> None:
         ("metrics.loss most", 4.0, None),
         ("metrics.acc:1", 0.5, 0.7),
     ]
-    assert what_matters([RunDifference("waited", 1.0, 3.0)])
+    assert summarize([RunDifference("waited", 1.0, 3.0)])
 
 
 def test_only_numbers_change_by_a_number() -> None:

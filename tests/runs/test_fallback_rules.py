@@ -35,18 +35,25 @@ from batchml.runs.fallback.move import (
     Mover,
     MoveStep,
     decide,
-    encode,
+    encode_plan,
     next_requests,
-    read,
+    read_plan,
 )
-from batchml.runs.fallback.watch import PLAN, QueueMoves, arrived, attend, fetch_plan, plans_of
+from batchml.runs.fallback.watch import (
+    PLAN,
+    QueueMoves,
+    fetch_plan,
+    find_successors,
+    plans_of,
+    watch_until_moved,
+)
 from batchml.runs.find import select
-from batchml.runs.groups.members import gang_bill
+from batchml.runs.groups.members import group_bill
 from batchml.runs.options import RunRequest
 from batchml.runs.prepare import PreparedRun, prepare, to_requests
 from batchml.runs.search import RunFilter, search
 from batchml.runs.submit import submit_run
-from batchml.runs.watch.events import RunEnded, WaitingProgress
+from batchml.runs.watch.events import RunEnded, RunMessage
 from batchml.runs.watch.wait import follow, wait_and_keep
 from batchml.runtime.entry.fetch import claim
 from batchml.runtime.protocol.variables import RuntimeEnv
@@ -354,9 +361,7 @@ def test_whoever_waits_moves_it_and_is_told_of_where_it_is(tmp_path: Path, aws: 
     assert isinstance(last, RunEnded)
     assert last.run.queue == GPU
     assert last.run.job_id != job_id
-    assert next(each.text for each in seen if isinstance(each, WaitingProgress)).startswith(
-        "Moved to"
-    )
+    assert next(each.text for each in seen if isinstance(each, RunMessage)).startswith("Moved to")
     variables = aws.jobs[last.run.job_id]["container"]["environment"]
     assert {"name": MOVED, "value": job_id} in variables
     assert select(place, [job_id, "hello", "@last"]) == [last.run.job_id] * 3
@@ -373,11 +378,13 @@ def test_who_waits_for_where_it_has_moved_leaves_it_there(tmp_path: Path, aws: A
     prepared, job_id = submitted(place)
     assert prepared.plan is not None
     aws.clock.time += 1801
-    now = attend(place_in(tmp_path / "container", aws), prepared.plan, job_id, lambda _: None)
+    now = watch_until_moved(
+        place_in(tmp_path / "container", aws), prepared.plan, job_id, lambda _: None
+    )
     aws.clock.time += 7200
     assert plans_of(place).find(prepared.plan.key) is not None
     assert QueueMoves(place, place.describe)([now])[now].status is JobStatus.RUNNABLE
-    assert attend(place, prepared.plan, now, lambda _: None) == now
+    assert watch_until_moved(place, prepared.plan, now, lambda _: None) == now
     assert [job["jobId"] for job in aws.alive] == [now]
 
 
@@ -404,7 +411,7 @@ def test_two_moves_from_different_places_leave_one_job(tmp_path: Path, aws: Aws)
     assert prepared.plan is not None
     aws.clock.time += 1801
     elsewhere = place_in(tmp_path / "container", aws)
-    first = attend(elsewhere, prepared.plan, job_id, lambda _: None)
+    first = watch_until_moved(elsewhere, prepared.plan, job_id, lambda _: None)
     aws.clock.time += 1
     aws.hidden = {first: aws.clock.time + 70}  # longer than anybody looks for it
     mover = Mover(lambda: place.batch, place.history, prepared.plan, aws.clock, lambda _: None)
@@ -431,10 +438,10 @@ def test_no_value_of_a_variable_is_kept_and_the_second_job_has_them_all(
     untold = aws.jobs[job_id]["container"]
     aws.jobs[job_id]["container"] = {}
     with pytest.raises(ServiceError, match="TOKEN, LR"):
-        attend(place, prepared.plan, job_id, lambda _: None)
+        watch_until_moved(place, prepared.plan, job_id, lambda _: None)
     assert len(aws.alive) == 1
     aws.jobs[job_id]["container"] = untold
-    now = attend(place, prepared.plan, job_id, lambda _: None)
+    now = watch_until_moved(place, prepared.plan, job_id, lambda _: None)
     found = {each["name"]: each["value"] for each in aws.jobs[now]["container"]["environment"]}
     assert (found["TOKEN"], found["LR"], found[MOVED]) == ("s3cret", "0.1", job_id)
 
@@ -445,7 +452,7 @@ def test_whoever_looks_after_it_outlives_an_outage(tmp_path: Path, aws: Aws) -> 
     assert prepared.plan is not None
     aws.clock.time += 1801
     aws.busy = {"DescribeJobs": 5, "CancelJob": 2, "ListJobs": 3}
-    now = attend(place, prepared.plan, job_id, told.append)
+    now = watch_until_moved(place, prepared.plan, job_id, told.append)
     assert [job["jobId"] for job in aws.alive] == [now]
     assert len([text for text in told if text.startswith("Trying again")]) >= 7
     assert told[-1] == f"Moved to the queue {GPU}: the new job is {now}."
@@ -466,11 +473,11 @@ def test_refused_at_any_call_it_is_one_run_and_can_be_moved_later(
     aws.clock.time += 1801
     aws.refused = {call: error}
     with pytest.raises(BatchmlError):
-        attend(place, prepared.plan, job_id, told.append)
+        watch_until_moved(place, prepared.plan, job_id, told.append)
     assert len(aws.alive) == (call not in ("ListJobs", "SubmitJob"))
     assert any("is not in" in text for text in told) == (call == "SubmitJob")
     aws.refused = {}
-    now = attend(place, prepared.plan, job_id, told.append)
+    now = watch_until_moved(place, prepared.plan, job_id, told.append)
     assert [job["jobId"] for job in aws.alive] == [now]
     assert select(place, [job_id, "hello"]) == [now, now]
 
@@ -492,9 +499,11 @@ def test_cancelled_between_its_two_jobs_it_is_found_in_the_other_queue(
     prepared, job_id = submitted(place)
     assert prepared.plan is not None
     aws.clock.time += 1801
-    now = attend(place_in(tmp_path / "container", aws), prepared.plan, job_id, lambda _: None)
+    now = watch_until_moved(
+        place_in(tmp_path / "container", aws), prepared.plan, job_id, lambda _: None
+    )
     aws.hidden = {now: aws.clock.time + 30}
-    assert arrived(place, place.describe([job_id]).values()) == {job_id: now}
+    assert find_successors(place, place.describe([job_id]).values()) == {job_id: now}
     assert place.history.names("dev")[0].job_id == now
 
 
@@ -511,7 +520,7 @@ def test_left_and_submitted_nowhere_it_is_still_in_the_list(tmp_path: Path, aws:
         return [each.job_id for each in found]
 
     assert listed() == [job_id]
-    now = attend(place, prepared.plan, job_id, lambda _: None)
+    now = watch_until_moved(place, prepared.plan, job_id, lambda _: None)
     assert listed() == [now]
 
 
@@ -540,11 +549,11 @@ def test_interrupted_while_it_is_moved_it_can_be_moved_again(tmp_path: Path, aws
 
     aws.on_submit = interrupt
     with pytest.raises(KeyboardInterrupt):
-        attend(place, prepared.plan, job_id, lambda _: None)
+        watch_until_moved(place, prepared.plan, job_id, lambda _: None)
     (name,) = place.history.names("dev")
     assert (name.job_id, name.refused) == (job_id, "")
     assert select(place, ["hello"]) == [job_id]
-    assert attend(place, prepared.plan, job_id, lambda _: None) == aws.alive[0]["jobId"]
+    assert watch_until_moved(place, prepared.plan, job_id, lambda _: None) == aws.alive[0]["jobId"]
 
 
 def test_the_bill_of_one_that_moved_has_the_attempts_of_both(tmp_path: Path, aws: Aws) -> None:
@@ -552,13 +561,13 @@ def test_the_bill_of_one_that_moved_has_the_attempts_of_both(tmp_path: Path, aws
     prepared, job_id = submitted(place)
     assert prepared.plan is not None
     aws.clock.time += 1801
-    now = attend(place, prepared.plan, job_id, lambda _: None)
+    now = watch_until_moved(place, prepared.plan, job_id, lambda _: None)
     ms = int(aws.clock.time * 1000)
     lost = {"startedAt": ms - 9000, "stoppedAt": ms - 5000, "container": {"logStreamName": "a"}}
     aws.jobs[job_id]["attempts"] = [lost]
     aws.jobs[now]["attempts"] = [{**lost, "startedAt": ms - 1000, "stoppedAt": ms}]
     aws.end(aws.jobs[now])
-    _, bill = gang_bill(place, now)
+    _, bill = group_bill(place, now)
     assert (bill.seconds, bill.job_id) == (5.0, now)
 
 
@@ -579,7 +588,7 @@ def test_without_a_queue_to_go_to_it_stays_where_it_is(tmp_path: Path, aws: Aws)
     aws.queues, aws.clock.time = [SPOT], NOW + 1801
     assert prepared.plan is not None
     with pytest.raises(ServiceError, match="the run stays where it waits"):
-        attend(place, prepared.plan, job_id, lambda _: None)
+        watch_until_moved(place, prepared.plan, job_id, lambda _: None)
     assert aws.jobs[job_id]["status"] == "RUNNABLE"
 
 
@@ -589,7 +598,7 @@ def test_who_waits_goes_on_waiting_where_a_move_is_refused(tmp_path: Path, aws: 
     aws.queues, aws.clock.time = [SPOT], NOW + 1801
     texts = []
     for happening in follow(place, job_id):
-        if isinstance(happening, WaitingProgress):
+        if isinstance(happening, RunMessage):
             texts.append(happening.text)
             aws.end(aws.jobs[job_id])
     assert isinstance(happening, RunEnded)
@@ -612,7 +621,7 @@ def test_killed_at_any_call_it_is_one_run_in_the_end(tmp_path: Path, after: bool
         world.clock.time += 1801
         world.count, world.die_at, world.after = 0, die_at, after
         try:
-            attend(place, prepared.plan, job_id, lambda _: None)
+            watch_until_moved(place, prepared.plan, job_id, lambda _: None)
         except Killed:
             pass
         else:
@@ -624,7 +633,7 @@ def test_killed_at_any_call_it_is_one_run_in_the_end(tmp_path: Path, after: bool
         second = place_in(folder, world)
         bystander = {job["jobId"] for job in world.alive} or {job_id}
         assert set(select(second, [job_id])) == bystander, die_at
-        now = attend(second, prepared.plan, job_id, lambda _: None)
+        now = watch_until_moved(second, prepared.plan, job_id, lambda _: None)
         assert [job["jobId"] for job in world.alive] == [now], die_at
         assert select(second, [job_id]) == [now]
     else:
@@ -644,7 +653,7 @@ def test_in_aws_a_small_run_in_the_queue_of_controllers_looks_after_it(
     assert not told
     assert prepared.plan is not None
     address = f"runs/{prepared.plan.key}/{PLAN}"
-    assert account.objects[address] == encode(prepared.plan)
+    assert account.objects[address] == encode_plan(prepared.plan)
     (watcher,) = [job for job in aws.jobs.values() if job["jobQueue"] == "batchml-dev-cpu"]
     words = watcher["container"]["command"]
     assert words[:5] == ["python", "-m", "batchml", "attend", prepared.plan.key]
@@ -653,7 +662,7 @@ def test_in_aws_a_small_run_in_the_queue_of_controllers_looks_after_it(
     assert given_["--plan"] == f"s3://bucket/{address}"
     assert plans_of(place).watcher(prepared.plan.key) == watcher["jobId"]
     assert fetch_plan(place, given_["--plan"], given_["--digest"]).queue == GPU
-    account.objects[address] = encode(replace(prepared.plan, after=1))
+    account.objects[address] = encode_plan(replace(prepared.plan, after=1))
     with pytest.raises(ConfigError, match="not what it was"):
         fetch_plan(place, given_["--plan"], given_["--digest"])
     aws.clock.time += 1801  # who waits leaves it to the watcher for a while, then does it himself
@@ -669,7 +678,7 @@ def test_moved_by_a_watcher_elsewhere_it_is_found_and_remembered(tmp_path: Path,
     assert prepared.plan is not None
     aws.clock.time += 1801
     there = place_in(tmp_path / "container", aws)
-    now = attend(there, read(encode(prepared.plan)), job_id, lambda _: None)
+    now = watch_until_moved(there, read_plan(encode_plan(prepared.plan)), job_id, lambda _: None)
     assert select(place, ["hello"]) == [now]
     assert place.history.records("dev").get(now) is not None
     assert QueueMoves(place, place.describe)([job_id])[job_id].queue == GPU

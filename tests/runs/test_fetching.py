@@ -12,7 +12,13 @@ from batchml.config.settings import load_settings
 from batchml.context import Context
 from batchml.errors import NotFound
 from batchml.model.run import JobStatus, Run
-from batchml.runs.outputs import BucketOutputs, CopiedOutputs, FolderOutputs, outputs, source_of
+from batchml.runs.outputs import (
+    BucketOutputs,
+    CopiedOutputs,
+    FolderOutputs,
+    copy_outputs,
+    open_outputs,
+)
 from batchml.runs.search import FoundRun
 from tests.support.fakes import FakeClock
 
@@ -54,13 +60,13 @@ def test_what_a_bucket_holds_below_the_run_is_copied_once_with_its_time(tmp_path
         {"runs/k/output/": b"", "runs/k/output/a/m": b"12", "runs/k/output/../x": b"1",
          "runs/k/spent": b"", "runs/other/output/y": b""}
     )  # fmt: skip
-    from batchml.runs.outputs import copy
+    from batchml.runs.outputs import copy_files
 
-    *files, done = copy(BucketOutputs(bucket, "runs/k/output/"), tmp_path)
+    *files, done = copy_files(BucketOutputs(bucket, "runs/k/output/"), tmp_path)
     assert isinstance(done, CopiedOutputs)
     assert (len(files), done.files, done.left_out[0].partition(":")[0]) == (1, 1, "../x")
     assert (tmp_path / "a" / "m").stat().st_mtime == AT
-    list(copy(BucketOutputs(bucket, "runs/k/output/"), tmp_path))
+    list(copy_files(BucketOutputs(bucket, "runs/k/output/"), tmp_path))
     assert bucket.downloads == ["runs/k/output/a/m"]
 
 
@@ -77,7 +83,7 @@ def test_in_aws_the_run_itself_says_where(
     job_id: str, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(os.environ, "AWS_ACCESS_KEY_ID", "x")
-    source = source_of(
+    source = open_outputs(
         place(tmp_path, "dev"), found(job_id, environment={"BATCHML_STORE": "s3://bkt/runs/k"})
     )
     assert isinstance(source, BucketOutputs)
@@ -87,7 +93,7 @@ def test_in_aws_the_run_itself_says_where(
 @pytest.mark.parametrize("store", ["", "s3://bkt", "file:///etc", "s3://B/../x y"])
 def test_a_run_without_a_store_has_none(store: str, tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="nothing kept"):
-        source_of(place(tmp_path, "dev"), found(environment={"BATCHML_STORE": store}))
+        open_outputs(place(tmp_path, "dev"), found(environment={"BATCHML_STORE": store}))
 
 
 def test_here_the_children_of_an_array_lie_in_their_order(tmp_path: Path) -> None:
@@ -95,14 +101,14 @@ def test_here_the_children_of_an_array_lie_in_their_order(tmp_path: Path) -> Non
     for number in (10, 9, 0):
         (runs / f"id:{number}" / "output").mkdir(parents=True)
         (runs / f"id:{number}" / "output" / "m").write_text(str(number))
-    *files, _ = outputs(place(tmp_path), found(), tmp_path / "dest")
+    *files, _ = copy_outputs(place(tmp_path), found(), tmp_path / "dest")
     names = [each.name for each in files if not isinstance(each, CopiedOutputs)]
     assert names == ["0/m", "9/m", "10/m"]
-    assert isinstance(source_of(place(tmp_path), found("id:9")), FolderOutputs)
+    assert isinstance(open_outputs(place(tmp_path), found("id:9")), FolderOutputs)
     with pytest.raises(NotFound, match="Its folder is gone"):
-        source_of(place(tmp_path), found("other", started_at=1))
+        open_outputs(place(tmp_path), found("other", started_at=1))
     with pytest.raises(NotFound, match="It never began"):
-        source_of(place(tmp_path), found("other"))
+        open_outputs(place(tmp_path), found("other"))
 
 
 def test_here_the_nodes_lie_as_they_do_in_a_bucket(tmp_path: Path) -> None:
@@ -110,6 +116,6 @@ def test_here_the_nodes_lie_as_they_do_in_a_bucket(tmp_path: Path) -> None:
         output = tmp_path / "home" / "runs" / f"id#{number}" / "output"
         output.mkdir(parents=True)
         (output / "m").write_text(str(number))
-    *files, _ = outputs(place(tmp_path), found(nodes=2), tmp_path / "dest")
+    *files, _ = copy_outputs(place(tmp_path), found(nodes=2), tmp_path / "dest")
     assert [each.name for each in files if not isinstance(each, CopiedOutputs)] == ["m", "node-1/m"]
     assert (tmp_path / "dest" / "m").read_text() == "0"

@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from batchml.runs.commands import submit as submit_module
-from batchml.runs.commands.interrupt import submitting
+from batchml.runs.commands.interrupt import finish_submission
 from batchml.runs.commands.submit import send
 from batchml.runs.send import Interrupted
 from tests.runs.test_submit import Client
@@ -29,7 +29,7 @@ def hang() -> None:
 def test_the_submission_is_finished_first(capsys: pytest.CaptureFixture[str]) -> None:
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGALRM)
     sent: list[str] = []
-    with pytest.raises(KeyboardInterrupt), submitting(sent):
+    with pytest.raises(KeyboardInterrupt), finish_submission(sent):
         press()
         sent.append("job")
     assert sent == ["job"]
@@ -40,7 +40,7 @@ def test_the_submission_is_finished_first(capsys: pytest.CaptureFixture[str]) ->
 
 def test_a_second_ctrl_c_leaves_at_once() -> None:
     reached = False
-    with pytest.raises(KeyboardInterrupt), submitting([]):
+    with pytest.raises(KeyboardInterrupt), finish_submission([]):
         press()
         press()
         reached = True
@@ -62,7 +62,7 @@ def interrupted(folder: Path, look_hangs: bool, plan: str) -> list[str]:
 
     user.world._happen = slow  # type: ignore[method-assign]
     sent: list[str] = []
-    with pytest.raises(Interrupted), submitting(sent, patience=0.03, look=0.03):
+    with pytest.raises(Interrupted), finish_submission(sent, patience=0.03, look=0.03):
         user.submit()
     assert len(user.history.unconfirmed("aws")) == (0 if sent else 1)
     return sent
@@ -94,7 +94,7 @@ def test_where_nothing_was_sent_that_is_said(
         hang()
 
     user.clock.sleep = wait  # type: ignore[method-assign]
-    with pytest.raises(Interrupted), submitting([], patience=0.03):
+    with pytest.raises(Interrupted), finish_submission([], patience=0.03):
         user.submit()
     assert "Nothing was submitted." in capsys.readouterr().err
     assert user.history.unconfirmed("aws") == []

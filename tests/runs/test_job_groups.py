@@ -25,18 +25,18 @@ from batchml.model.group import (
 from batchml.model.job import Group, Health, JobSpec, Launch, Resources, Retry
 from batchml.model.names import keyed_name, new_key
 from batchml.model.run import JobStatus, Record, Run, RunName
-from batchml.runs.commands.show import groups as shown_groups
+from batchml.runs.commands.show import describe_groups as shown_groups
 from batchml.runs.fit import Capacity, fit_groups
 from batchml.runs.groups.members import GroupMember
 from batchml.runs.groups.submit import INCOMPLETE, NO_HEAD, OVER, SubmitIntent, submit_group_run
-from batchml.runs.in_flight import InFlight, Unsent
+from batchml.runs.in_flight import InFlight, UnsentRequests
 from batchml.runs.names import select_run
 from batchml.runs.options import RunRequest
 from batchml.runs.prepare import prepare
 from batchml.runs.reconcile import reconcile, settle_abandoned
-from batchml.runs.rerun.rules import again, groups_of, refuse_parts
+from batchml.runs.rerun.rules import check_runs_alone, groups_of, make_rerun
 from batchml.runs.search import FoundRun, RunFilter, matches
-from batchml.runs.send import AWS_LAG, Interrupted
+from batchml.runs.send import AWS_LISTING_DELAY, Interrupted
 from batchml.runtime.nodes.ray.batch_api import attempts_of
 from batchml.runtime.nodes.ray.head import REASON
 from batchml.runtime.protocol.launch import HEAD, TOKEN, VCPUS, WORKER, LaunchPlan, WorkerGroup
@@ -203,7 +203,7 @@ class User:
 
     def reconcile(self, *plan: str) -> None:
         self.world.plan, self.world.listing = list(plan), []
-        self.clock.time += 2 * AWS_LAG
+        self.clock.time += 2 * AWS_LISTING_DELAY
         reconcile(self.world, self.history, "aws", self.clock, tell=self.said.append)
 
     @property
@@ -216,7 +216,7 @@ class User:
     def is_settled(self) -> bool:
         """Nothing is open, and nothing of a request is left on the disk."""
         flights = InFlight.beside(self.history, "aws")
-        unsent = Unsent.beside(self.history, "aws")
+        unsent = UnsentRequests.beside(self.history, "aws")
         return not (
             self.history.unconfirmed("aws")
             or flights.abandoned(1e12)
@@ -240,7 +240,7 @@ def test_all_of_it_is_on_the_disk_before_the_first_call(tmp_path: Path) -> None:
     with pytest.raises(Killed):
         user.submit()
     assert {record.key for record in user.history.unconfirmed("aws")} == {*KEYS}
-    kept = Unsent.beside(user.history, "aws").find(KEYS[0], KEYS[1])
+    kept = UnsentRequests.beside(user.history, "aws").find(KEYS[0], KEYS[1])
     assert kept is not None
     assert kept.submit["jobName"] == f"vit-0-{KEYS[1]}"
     (file,) = (tmp_path / "gangs" / "aws").iterdir()
@@ -265,7 +265,7 @@ def test_the_next_submission_finishes_it_too(tmp_path: Path) -> None:
     user = User(tmp_path, "ok", "kill")
     with pytest.raises(Killed):
         user.submit()
-    user.clock.time += 2 * AWS_LAG
+    user.clock.time += 2 * AWS_LISTING_DELAY
     settle_abandoned(user.world, user.history, "aws", user.clock, user.said.append)
     assert (user.live, user.is_settled()) == (WHOLE, True)
 
@@ -303,7 +303,7 @@ def test_a_gang_whose_requests_are_gone_is_ended_rather_than_left_half(tmp_path:
     user = User(tmp_path, "ok", "kill")
     with pytest.raises(Killed):
         user.submit()
-    Unsent.beside(user.history, "aws").drop(KEYS[0])
+    UnsentRequests.beside(user.history, "aws").drop(KEYS[0])
     user.reconcile()
     assert (user.live, user.world.ended) == ([], {"job-0": INCOMPLETE})
 
@@ -397,7 +397,7 @@ def seen(member: GroupJob) -> Run:
 def test_a_gang_from_elsewhere_comes_again_whole() -> None:
     head, *workers = split()
     groups = groups_of(seen(head), {each.group: seen(each) for each in workers})
-    spec = again(seen(head), None, groups=groups).spec
+    spec = make_rerun(seen(head), None, groups=groups).spec
     assert [(each.name, each.count, each.min, each.queue) for each in spec.groups] == [
         ("head", 1, None, "q-gpu"), ("decoders", 3, 2, "q-cpu"), ("one", 1, 1, "q-cpu"),
     ]  # fmt: skip
@@ -412,9 +412,9 @@ def test_a_gang_from_elsewhere_comes_again_whole() -> None:
 def test_neither_workers_nor_a_node_come_again_alone() -> None:
     worker = seen(split()[1])
     with pytest.raises(UsageError, match=f"batchml rerun {KEYS[0]}"):
-        again(worker, None)
+        make_rerun(worker, None)
     with pytest.raises(UsageError, match=r"All of them again: batchml rerun id$"):
-        refuse_parts(Run("id#1", "n", "q", JobStatus.FAILED, node_index=1), {}, "id#1")
+        check_runs_alone(Run("id#1", "n", "q", JobStatus.FAILED, node_index=1), {}, "id#1")
 
 
 # --- in AWS -----------------------------------------------------------------------------------

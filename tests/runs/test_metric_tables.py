@@ -16,15 +16,15 @@ from batchml.history import History
 from batchml.model.run import JobStatus, Record, Run
 from batchml.runs.find import RunMetrics
 from batchml.runs.metrics.event_files import crc32c, write_events
-from batchml.runs.metrics.plot import axis, drawn, html, ticks, write_plot
+from batchml.runs.metrics.plot import html, make_axis, thin_points, ticks, write_plot
 from batchml.runs.metrics.series import (
     MAX_SAMPLES,
     Metrics,
     Sample,
     Series,
-    gather,
+    describe_unmatched,
     last_values,
-    unmatched,
+    read_series,
 )
 from batchml.runs.watch.events import LogOpened, OutputLine, RunEvent
 from batchml.runtime.protocol.log_marks import metrics_marks, read_points
@@ -99,12 +99,12 @@ def test_an_attempt_that_goes_on_from_a_checkpoint_goes_on_with_the_curve() -> N
     def log(*steps: int) -> Iterator[tuple[int, str]]:
         return ((0, mark) for step in steps for mark in metrics_marks([{"step": step, "a": step}]))
 
-    found = gather([log(1, 2, 3, 4), log(3, 4, 5)], {})
+    found = read_series([log(1, 2, 3, 4), log(3, 4, 5)], {})
     assert found["a"].steps == [1, 2, 3, 4, 5]
 
 
 def test_values_without_steps_of_two_attempts_are_all_kept() -> None:
-    found = gather([[(0, "loss=3"), (1, "loss=2")], [(2000, "loss=2.5")]], PATTERNS)
+    found = read_series([[(0, "loss=3"), (1, "loss=2")], [(2000, "loss=2.5")]], PATTERNS)
     assert found["loss"].values == [3.0, 2.0, 2.5]
     assert found["loss"].samples[-1].time == 2.0
 
@@ -203,7 +203,7 @@ def test_a_long_curve_keeps_its_spikes() -> None:
     points = [(float(x), 0.0) for x in range(100_000)]
     points[54_321] = (54_321.0, 9.0)
     points[77_777] = (77_777.0, math.nan)
-    shown = drawn(points, 600)
+    shown = thin_points(points, 600)
     assert len(shown) <= 901
     assert (54_321.0, 9.0) in shown
     assert any(math.isnan(y) for _, y in shown)
@@ -221,9 +221,9 @@ def test_ticks_are_few_and_enclose_the_values(a: float, b: float) -> None:
 
 def test_without_steps_a_curve_lies_over_time() -> None:
     slow = Series("a", tuple(Sample(1.0, 600.0 * place, None) for place in range(10)))
-    assert axis(slow).label == "minutes"
-    assert axis(slow).places[-1] == 90.0
-    assert axis(series_of(1, 2, 3)).label == "step"
+    assert make_axis(slow).label == "minutes"
+    assert make_axis(slow).places[-1] == 90.0
+    assert make_axis(series_of(1, 2, 3)).label == "step"
 
 
 # --- TensorBoard ---
@@ -281,6 +281,6 @@ def test_tensorboard_itself_reads_the_file(tmp_path: Path) -> None:
 
 def test_patterns_that_found_nothing_are_named() -> None:
     patterns = {"loss": "l=(.)", "acc": "a=(.)", "b:c": "x(.)", "step": "s=(.)"}
-    words = unmatched(patterns, ["loss:3", "other"])
+    words = describe_unmatched(patterns, ["loss:3", "other"])
     assert words.endswith("look for: acc (a=(.)), b:c (x(.))")
-    assert unmatched(patterns, ["loss", "acc:0", "b:c"]) == ""
+    assert describe_unmatched(patterns, ["loss", "acc:0", "b:c"]) == ""

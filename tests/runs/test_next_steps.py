@@ -8,7 +8,7 @@ import pytest
 from batchml.config.settings import load_settings
 from batchml.context import Context
 from batchml.model.run import JobStatus, Record, Run
-from batchml.runs.commands.next_commands import outputs_of, ways_on, word_of
+from batchml.runs.commands.next_commands import describe_outputs, next_commands, short_word
 from batchml.runs.search import FoundRun
 from tests.support.fakes import FakeClock
 
@@ -46,7 +46,7 @@ def run(status: str, **more: Any) -> Run:
     ],
 )  # fmt: skip
 def test_each_state_has_its_commands(run: Run, commands: list[str], tmp_path: Path) -> None:
-    found = [text for _, text in ways_on(place(tmp_path), FoundRun(run, None))]
+    found = [text for _, text in next_commands(place(tmp_path), FoundRun(run, None))]
     assert found == [f"batchml {command}" for command in commands]
 
 
@@ -55,7 +55,8 @@ def test_of_a_sweeps_run_the_sweep_is_named_and_it_is_not_run_again_alone(tmp_pa
     store = {"BATCHML_SWEEP": f"s3://b/runs/{key}"}  # of one that was submitted elsewhere
     for more in ({"tags": {"batchml:sweep": key}}, {"environment": store}):
         found = [
-            text for _, text in ways_on(place(tmp_path), FoundRun(run("FAILED", **more), None))
+            text
+            for _, text in next_commands(place(tmp_path), FoundRun(run("FAILED", **more), None))
         ]
         assert found == [f"batchml sweeps show {key}", "batchml explain 6b0e0000"]
     strange = run("FAILED", tags={"batchml:sweep": "\x1b[2J"})
@@ -65,28 +66,28 @@ def test_of_a_sweeps_run_the_sweep_is_named_and_it_is_not_run_again_alone(tmp_pa
 def test_in_aws_the_environment_is_named_and_the_cost_is_asked_for(tmp_path: Path) -> None:
     dev = place(tmp_path, "dev")
     child = run("FAILED", job_id=f"{ID}:3")
-    assert dict(ways_on(dev, FoundRun(child, None))) == {
+    assert dict(next_commands(dev, FoundRun(child, None))) == {
         "cost": "batchml cost 6b0e0000:3 --env dev",
         "why": "batchml explain 6b0e0000:3 --env dev",
         "again": "batchml rerun 6b0e0000:3 --env dev",
     }
-    assert "cost" not in dict(ways_on(dev, FoundRun(child, Record(cost=1.0))))
-    assert word_of(dev, ID) == "6b0e0000 --env dev"
+    assert "cost" not in dict(next_commands(dev, FoundRun(child, Record(cost=1.0))))
+    assert short_word(dev, ID) == "6b0e0000 --env dev"
 
 
 def test_a_forgotten_run_can_be_submitted_again(tmp_path: Path) -> None:
     forgotten = FoundRun(None, Record(job_id=ID))
-    assert dict(ways_on(place(tmp_path), forgotten)) == {"again": "batchml rerun 6b0e0000"}
+    assert dict(next_commands(place(tmp_path), forgotten)) == {"again": "batchml rerun 6b0e0000"}
 
 
 def test_outputs_are_a_folder_here_and_an_address_in_aws(tmp_path: Path) -> None:
     stored = run("SUCCEEDED", environment={"BATCHML_STORE": "s3://b/runs/k"})
-    assert outputs_of(place(tmp_path, "dev"), stored) == "s3://b/runs/k/output"
+    assert describe_outputs(place(tmp_path, "dev"), stored) == "s3://b/runs/k/output"
     folder = tmp_path / "home" / "runs" / ID / "output"
     folder.mkdir(parents=True)
     (tmp_path / "home").chmod(0o700)
-    assert outputs_of(place(tmp_path), stored) == ""  # nothing was left there
+    assert describe_outputs(place(tmp_path), stored) == ""  # nothing was left there
     (folder / "model").touch()
-    assert outputs_of(place(tmp_path), stored) == str(folder)
-    assert outputs_of(place(tmp_path), None, ID) == str(folder)
-    assert outputs_of(place(tmp_path), None, "other") == ""
+    assert describe_outputs(place(tmp_path), stored) == str(folder)
+    assert describe_outputs(place(tmp_path), None, ID) == str(folder)
+    assert describe_outputs(place(tmp_path), None, "other") == ""

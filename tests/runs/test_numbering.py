@@ -12,8 +12,15 @@ from batchml.model.run import JobStatus, Record, Run
 from batchml.runs import outputs
 from batchml.runs.outputs import OutputEntry
 from batchml.runs.rerun.resubmit import RenumberedDiagnosis
-from batchml.runs.rerun.rules import MAP, Numbering, first_id, first_numbers, own_id, ranges
-from batchml.runs.watch.events import LinesLost, OutputLine, RunEnded, WaitingProgress
+from batchml.runs.rerun.rules import (
+    MAP,
+    Numbering,
+    format_ranges,
+    original_id,
+    original_numbers,
+    rerun_id,
+)
+from batchml.runs.watch.events import ContactLost, OutputLine, RunEnded, RunMessage
 
 NUMBERS = st.sets(st.integers(0, 9_999), min_size=1, max_size=9).map(lambda it: tuple(sorted(it)))
 
@@ -24,41 +31,41 @@ def run(**environment: str) -> Run:
 
 def test_numbers_are_known_from_aws_or_from_what_is_kept_here() -> None:
     record = Record(job_id="id", spec={"env": {MAP: "2 4-5"}})
-    assert first_numbers(run(**{MAP: "2 4-5"}), None) == (2, 4, 5)
-    assert first_numbers(None, record) == first_numbers(run(), record) == (2, 4, 5)
-    assert first_numbers(run(), Record()) == first_numbers(None, None) == ()
-    assert first_numbers(run(**{MAP: "what; else"}), None) == ()
+    assert original_numbers(run(**{MAP: "2 4-5"}), None) == (2, 4, 5)
+    assert original_numbers(None, record) == original_numbers(run(), record) == (2, 4, 5)
+    assert original_numbers(run(), Record()) == original_numbers(None, None) == ()
+    assert original_numbers(run(**{MAP: "what; else"}), None) == ()
 
 
 @given(NUMBERS)
 @settings(max_examples=30)
 def test_an_id_by_the_first_number_is_that_of_the_child_and_back(first: tuple[int, ...]) -> None:
     for index, number in enumerate(first):
-        named = first_id(f"id:{index}", first)
+        named = original_id(f"id:{index}", first)
         assert named == f"id:{number}"
-        assert own_id(named, first) == (f"id:{index}" if len(first) > 1 else "id")
-    assert own_id(f"id:{first[-1] + 1}", first) is None
+        assert rerun_id(named, first) == (f"id:{index}" if len(first) > 1 else "id")
+    assert rerun_id(f"id:{first[-1] + 1}", first) is None
 
 
 @pytest.mark.parametrize("job_id", ["id", "id:3", "id#1"])
 def test_where_nothing_was_renumbered_ids_stay(job_id: str) -> None:
-    assert (first_id(job_id, ()), own_id(job_id, ())) == (job_id, job_id)
-    assert own_id("id#1", (2, 4)) == "id#1"
+    assert (original_id(job_id, ()), rerun_id(job_id, ())) == (job_id, job_id)
+    assert rerun_id("id#1", (2, 4)) == "id#1"
 
 
 def test_what_is_told_of_a_child_has_its_first_number() -> None:
-    numbers, parent = Numbering(), run(**{MAP: ranges([2, 4])})
+    numbers, parent = Numbering(), run(**{MAP: format_ranges([2, 4])})
     lines = [OutputLine(1, "[0] Child 1", "0/2"), OutputLine(1, "x", "1"), OutputLine(1, "own")]
-    told: list[Any] = [WaitingProgress(parent, "Child 1 FAILED: 0"),
-                       WaitingProgress(parent, "[0] no log"),
-                       LinesLost("Child 1"), RunEnded(parent)]  # fmt: skip
+    told: list[Any] = [RunMessage(parent, "Child 1 FAILED: 0"),
+                       RunMessage(parent, "[0] no log"),
+                       ContactLost("Child 1"), RunEnded(parent)]  # fmt: skip
     assert list(numbers.renumber([*lines, *told])) == [*lines, *told]  # nothing is known yet
     numbers.learn(None)
     numbers.learn(parent)
     assert list(numbers.renumber(lines)) == [
         OutputLine(1, "[0] Child 1", "2/2"), OutputLine(1, "x", "4"), OutputLine(1, "own"),
     ]  # fmt: skip
-    texts = [each.text for each in numbers.renumber(told) if isinstance(each, WaitingProgress)]
+    texts = [each.text for each in numbers.renumber(told) if isinstance(each, RunMessage)]
     assert texts == ["Child 4 FAILED: 0", "[2] no log"]
     assert list(numbers.renumber(told))[2:] == told[2:]
 

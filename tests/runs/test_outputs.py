@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from batchml.runs.outputs import (
-    PART,
+    PARTIAL_SUFFIX,
     ChildrenOutputs,
     CopiedOutputs,
     FolderOutputs,
     OutputEntry,
     Unreadable,
-    copy,
-    refusal,
+    copy_files,
+    name_problem,
 )
 
 
@@ -36,7 +36,7 @@ class Names:
 
 
 def copied(source: "Names | FolderOutputs | ChildrenOutputs", dest: Path) -> CopiedOutputs:
-    *_, last = copy(source, dest)
+    *_, last = copy_files(source, dest)
     assert isinstance(last, CopiedOutputs)
     return last
 
@@ -66,10 +66,21 @@ def test_what_was_cut_off_is_copied_again_and_nothing_half_has_the_name(tmp_path
 
 
 @pytest.mark.parametrize(
-    "name", ["/etc/passwd", "../x", "a/../../x", "a//b", "a/.", "", "a\0b", "x" * 250, f"x{PART}"]
+    "name",
+    [
+        "/etc/passwd",
+        "../x",
+        "a/../../x",
+        "a//b",
+        "a/.",
+        "",
+        "a\0b",
+        "x" * 250,
+        f"x{PARTIAL_SUFFIX}",
+    ],
 )
 def test_a_name_that_leads_elsewhere_is_left_out(name: str, tmp_path: Path) -> None:
-    assert refusal(name)
+    assert name_problem(name)
     done = copied(Names(name, "fine"), tmp_path / "dest")
     assert (done.files, len(done.left_out)) == (1, 1)
     assert [path.name for path in tmp_path.iterdir()] == ["dest"]
@@ -82,7 +93,7 @@ def test_a_link_in_the_destination_is_not_followed(tmp_path: Path) -> None:
     (elsewhere / "kept").write_text("kept")
     (dest / "out").symlink_to(elsewhere)
     (dest / "file").symlink_to(elsewhere / "kept")
-    (dest / f"part{PART}").symlink_to(elsewhere / "kept")
+    (dest / f"part{PARTIAL_SUFFIX}").symlink_to(elsewhere / "kept")
     (dest / "folder").mkdir()
     done = copied(Names("out/x", "file", "part", "folder"), dest)
     assert done.files == 2
@@ -168,7 +179,9 @@ def test_what_the_first_node_left_lies_beside_the_folders_of_the_others(tmp_path
 
 def test_many_files_are_copied_in_their_order(tmp_path: Path) -> None:
     names = [f"{number:04d}" for number in range(200)]
-    found = [each.name for each in copy(Names(*names), tmp_path) if isinstance(each, OutputEntry)]
+    found = [
+        each.name for each in copy_files(Names(*names), tmp_path) if isinstance(each, OutputEntry)
+    ]
     assert found == names
 
 

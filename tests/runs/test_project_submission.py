@@ -12,10 +12,10 @@ from batchml.context import Context
 from batchml.errors import ConfigError, NotFound
 from batchml.explain.ask import _recipe
 from batchml.jobs.find import find_source
-from batchml.runs.job_images import publish, read_platform, resolve
+from batchml.runs.job_images import publish_image, read_platform, resolve_jobs
 from batchml.runs.options import RunRequest
 from batchml.runs.prepare import prepare
-from batchml.runs.rerun.rules import again
+from batchml.runs.rerun.rules import make_rerun
 from batchml.runs.submit import submit_run
 from batchml.sweeps.start import SweepOptions, prepare_sweep
 from tests.runs.test_submission import CONFIG, DIGEST, Aws, aws, place_in, write
@@ -54,7 +54,7 @@ def test_a_job_runs_in_the_image_of_its_own_files(tmp_path: Path, aws: Aws) -> N
     place, _ = project(tmp_path, aws, requirements__txt="six==1\n", train__py="print()\n")
     found = container(place, order())
     assert (found["image"], found["user"]) == (f"{REGISTRY}/batchml/hello@{DIGEST}", "1000:1000")
-    (job,) = resolve(place, ["hello"])
+    (job,) = resolve_jobs(place, ["hello"])
     assert job.request(read_platform(place))["containerProperties"]["image"] == found["image"]
     assert submit_run(place, prepare(place, order(), dry_run=False)) == "j-1"
     assert [key for key in aws.objects if key.startswith("code/")], "its code travels"
@@ -103,11 +103,11 @@ def test_a_file_that_changes_while_its_job_is_submitted_is_told(tmp_path: Path, 
     source = find_source(".", place.image_folders, tmp_path / "jobs" / "hello")
     assert source is not None
     before = source.recipe().reference
-    publish(place, source, before)
+    publish_image(place, source, before)
     (source.folder / "requirements.txt").write_text("six==2\n")
-    publish(place, source, before)  # it is kept: nobody looks at the file
+    publish_image(place, source, before)  # it is kept: nobody looks at the file
     with pytest.raises(ConfigError, match="changed while it was submitted"):
-        publish(place, source, before[:-1] + ("0" if before[-1] != "0" else "1"))
+        publish_image(place, source, before[:-1] + ("0" if before[-1] != "0" else "1"))
 
 
 def test_a_sweep_runs_in_the_image_of_its_jobs_own_files(tmp_path: Path, aws: Aws) -> None:
@@ -162,7 +162,9 @@ def test_a_secret_is_named_in_the_definition_and_kept_for_the_next_time(
     assert json.dumps([{"name": "WANDB_API_KEY", "valueFrom": PARAMETER}]) in told
     kept = msgspec.json.encode(made.record).decode()
     assert "ssm:/team/wandb" in kept, "where it is kept: a rerun is given it again"
-    assert again(None, made.record, False, ()).spec.secrets == {"WANDB_API_KEY": "ssm:/team/wandb"}
+    assert make_rerun(None, made.record, False, ()).spec.secrets == {
+        "WANDB_API_KEY": "ssm:/team/wandb"
+    }
 
 
 def test_all_children_of_an_array_are_given_it(tmp_path: Path, aws: Aws) -> None:

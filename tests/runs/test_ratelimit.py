@@ -14,8 +14,8 @@ from batchml.runs.in_flight import (
     RATE,
     RECOVERY,
     SLOWEST,
+    BucketState,
     RateBucket,
-    Turns,
     current_rate,
     take,
     throttled,
@@ -24,7 +24,7 @@ from tests.support.fakes import FakeClock
 
 
 def test_after_a_quiet_time_a_burst_goes_at_once_and_then_one_after_the_other() -> None:
-    turns, waits = Turns(), []
+    turns, waits = BucketState(), []
     for _ in range(int(BURST) + 80):
         turns, wait = take(turns, 1000.0)
         waits.append(wait)
@@ -34,7 +34,7 @@ def test_after_a_quiet_time_a_burst_goes_at_once_and_then_one_after_the_other() 
 
 @given(st.lists(st.floats(0, 2), min_size=1, max_size=200), st.floats(0, 1e9))
 def test_no_second_has_more_turns_than_a_burst_and_the_rate(gaps: list[float], now: float) -> None:
-    turns, starts = Turns(), []
+    turns, starts = BucketState(), []
     for gap in gaps:
         now += gap / 100
         turns, wait = take(turns, now)
@@ -45,7 +45,7 @@ def test_no_second_has_more_turns_than_a_burst_and_the_rate(gaps: list[float], n
 
 
 def test_throttling_halves_the_rate_for_all_once_a_second_and_time_gives_it_back() -> None:
-    turns = throttled(Turns(), 1000.0)
+    turns = throttled(BucketState(), 1000.0)
     assert current_rate(turns, 1000.0) == RATE / 2
     assert throttled(turns, 1000.5) == turns, "said of calls that were sent together"
     turns = throttled(turns, 1001.5)
@@ -59,7 +59,7 @@ def test_throttling_halves_the_rate_for_all_once_a_second_and_time_gives_it_back
 
 def test_many_clients_of_a_slow_account_get_through_with_few_refusals() -> None:
     """An account that takes 10 a second, and 64 clients that each want to submit 10 times."""
-    now, turns, chance = 1000.0, Turns(), random.Random(5)
+    now, turns, chance = 1000.0, BucketState(), random.Random(5)
     room, at = 10.0, now
     waiting: list[tuple[float, int]] = []
     for client in range(64):

@@ -13,7 +13,16 @@ from batchml.errors import UsageError
 from batchml.model.group import launch_plan
 from batchml.model.job import JobSpec, Launch, Resources
 from batchml.model.run import JobStatus, Record, Run
-from batchml.runs.rerun.rules import MAP, MAPPING, SIZE, again, numbers, only, ranges, remembered
+from batchml.runs.rerun.rules import (
+    MAP,
+    MAPPING,
+    SIZE,
+    format_ranges,
+    limit_to_children,
+    make_rerun,
+    parse_ranges,
+    record_spec,
+)
 from batchml.runtime.protocol.launch import LaunchPlan
 
 SPEC = JobSpec(
@@ -40,7 +49,7 @@ def run(**more: Any) -> Run:
 
 
 def test_what_is_remembered_is_sent_again_with_the_same_image_and_code() -> None:
-    wanted = again(run(), RECORD)
+    wanted = make_rerun(run(), RECORD)
     assert wanted.spec.image == "registry/pytorch@sha256:1"
     assert (wanted.spec.command, wanted.spec.params) == (SPEC.command, {"lr": 0.1})
     assert wanted.spec.env == {"OMP_NUM_THREADS": "4", "X": "hush"}
@@ -50,54 +59,54 @@ def test_what_is_remembered_is_sent_again_with_the_same_image_and_code() -> None
 
 
 def test_of_a_forgotten_run_the_variables_of_the_command_line_are_not_known() -> None:
-    wanted = again(None, RECORD)
+    wanted = make_rerun(None, RECORD)
     assert wanted.spec.env == {"OMP_NUM_THREADS": 4}
     assert "--set-env" in wanted.notices[0]
 
 
 def test_a_run_from_elsewhere_comes_to_the_same_requests() -> None:
-    spec = again(run(), None).spec
+    spec = make_rerun(run(), None).spec
     assert (spec.command, spec.queue, spec.timeout) == (run().command, "gpu", 14400)
     assert (spec.resources.vcpus, spec.resources.memory_mib) == (4, 8192)
     assert (spec.retry.attempts, spec.env["X"]) == (3, "hush")
-    assert again(run(), None).code == "s3://b/code/1"
+    assert make_rerun(run(), None).code == "s3://b/code/1"
     assert spec.image == run().image
-    assert again(run(image="busybox"), None).spec.image == "docker.io/library/busybox"
-    assert "not submitted from here" in again(run(), None).notices[0]
+    assert make_rerun(run(image="busybox"), None).spec.image == "docker.io/library/busybox"
+    assert "not submitted from here" in make_rerun(run(), None).notices[0]
     with pytest.raises(UsageError, match="batchml submit JOB -p"):
-        again(run(), None, changes_params=True)
+        make_rerun(run(), None, changes_params=True)
 
 
 def test_a_run_of_several_nodes_comes_again_with_as_many() -> None:
     plan = LaunchPlan("torchrun", processes=4, logs="main", hang_after=90.0)
     seen = run(nodes=2, key="2abc", environment={"BATCHML_LAUNCH": plan.to_json()})
-    spec = again(seen, None).spec
+    spec = make_rerun(seen, None).spec
     assert (spec.nodes, launch_plan(spec)) == (2, plan)
-    assert again(run(nodes=2, key="2abc"), None).spec.launch == Launch()
-    assert again(run(nodes=2), RECORD).spec.nodes == SPEC.nodes  # what was asked for is known
+    assert make_rerun(run(nodes=2, key="2abc"), None).spec.launch == Launch()
+    assert make_rerun(run(nodes=2), RECORD).spec.nodes == SPEC.nodes  # what was asked for is known
 
 
 def test_nodes_that_may_be_unlike_do_not_come_again() -> None:
     with pytest.raises(UsageError, match="may not all be alike"):
-        again(run(nodes=2), None)
+        make_rerun(run(nodes=2), None)
     with pytest.raises(UsageError, match=r"batchml rerun id$"):
-        again(run(job_id="id#0", node_index=0), None)
+        make_rerun(run(job_id="id#0", node_index=0), None)
     with pytest.raises(UsageError, match="cannot be read"):
-        again(run(nodes=2, key="2abc", environment={"BATCHML_LAUNCH": "{"}), None)
+        make_rerun(run(nodes=2, key="2abc", environment={"BATCHML_LAUNCH": "{"}), None)
 
 
 def test_nothing_known_is_said() -> None:
     with pytest.raises(UsageError, match="forgotten"):
-        again(None, Record(job_id="id"))
+        make_rerun(None, Record(job_id="id"))
 
 
 def test_values_of_variables_do_not_get_into_the_history() -> None:
-    wanted = again(run(), RECORD)
-    kept = remembered(wanted.spec, RECORD)
+    wanted = make_rerun(run(), RECORD)
+    kept = record_spec(wanted.spec, RECORD)
     assert "hush" not in str(kept)
     assert kept["env"] == {"OMP_NUM_THREADS": "4"}
     assert kept["code"] == "src"
-    assert "hush" not in str(remembered(again(run(), None).spec, None))
+    assert "hush" not in str(record_spec(make_rerun(run(), None).spec, None))
 
 
 # --- some children --------------------------------------------------------------------------
@@ -106,13 +115,13 @@ def test_values_of_variables_do_not_get_into_the_history() -> None:
 @given(st.sets(st.integers(0, 9_999), max_size=60).map(sorted))
 @settings(max_examples=40)
 def test_children_are_written_and_read(chosen: list[int]) -> None:
-    assert numbers(ranges(chosen)) == chosen
+    assert parse_ranges(format_ranges(chosen)) == chosen
 
 
 def test_neighbours_are_written_as_a_range() -> None:
-    assert ranges([3, 17, 18, 19, 40]) == "3 17-19 40"
+    assert format_ranges([3, 17, 18, 19, 40]) == "3 17-19 40"
     with pytest.raises(UsageError):
-        numbers("3;rm")
+        parse_ranges("3;rm")
 
 
 def children_of(size: int) -> dict[str, int]:
@@ -120,7 +129,9 @@ def children_of(size: int) -> dict[str, int]:
 
 
 def test_failed_children_are_a_smaller_array_that_keeps_the_old_numbers() -> None:
-    wanted = only(again(run(array_size=50, children=children_of(50)), RECORD), [3, 17, 18])
+    wanted = limit_to_children(
+        make_rerun(run(array_size=50, children=children_of(50)), RECORD), [3, 17, 18]
+    )
     assert (wanted.array, wanted.children) == (3, (3, 17, 18))
     assert wanted.spec.env[MAP] == "3 17-18"
     assert wanted.spec.env[SIZE] == "50"
@@ -129,20 +140,22 @@ def test_failed_children_are_a_smaller_array_that_keeps_the_old_numbers() -> Non
 
 
 def test_one_child_is_a_run_of_its_own() -> None:
-    assert only(again(run(array_size=50), RECORD), [7]).array is None
+    assert limit_to_children(make_rerun(run(array_size=50), RECORD), [7]).array is None
 
 
 @pytest.mark.parametrize("is_known", [True, False])
 def test_what_failed_again_is_run_again_by_its_first_number(is_known: bool) -> None:
-    first = only(again(run(array_size=50), RECORD if is_known else None), [3, 17, 18])
-    record = msgspec.structs.replace(RECORD, spec=remembered(first.spec, RECORD), array_size=3)
+    first = limit_to_children(
+        make_rerun(run(array_size=50), RECORD if is_known else None), [3, 17, 18]
+    )
+    record = msgspec.structs.replace(RECORD, spec=record_spec(first.spec, RECORD), array_size=3)
     told = run(
         array_size=3, command=first.spec.command,
         environment={name: str(value) for name, value in first.spec.env.items()},
     )  # fmt: skip
-    whole = again(told, record if is_known else None)
+    whole = make_rerun(told, record if is_known else None)
     assert (whole.children, whole.array, whole.size) == ((3, 17, 18), 3, 50)
-    second = only(whole, [1, 2])
+    second = limit_to_children(whole, [1, 2])
     assert (second.children, second.spec.env[SIZE]) == ((17, 18), "50")
     assert second.spec.command.count(MAPPING) == 1
 
@@ -156,7 +169,7 @@ def test_the_shell_gives_each_child_its_number(chosen: list[int]) -> None:
     program = ("sh", "-c", 'echo "$AWS_BATCH_JOB_ARRAY_INDEX $1"', "sh", "a b * $HOME")
     done = subprocess.run(
         ["sh", "-c", loop, "sh", "sh", "-c", MAPPING, "sh", *program],
-        env={"PATH": os.environ["PATH"], MAP: ranges(chosen)}, capture_output=True, text=True,
-        check=True,
+        env={"PATH": os.environ["PATH"], MAP: format_ranges(chosen)},
+        capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert done.stdout.splitlines() == [f"{number} a b * $HOME" for number in chosen]

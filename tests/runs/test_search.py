@@ -14,8 +14,8 @@ from batchml.history import History, end_record
 from batchml.model.run import Attempt, JobStatus, Record, Run
 from batchml.runs.search import (
     COMMIT_TAG,
-    LOST_AFTER,
     LISTED_WITHIN,
+    LOST_AFTER,
     FoundRun,
     MetricCondition,
     RunFilter,

@@ -3,7 +3,7 @@
 import pytest
 
 from batchml.model.run import Record
-from batchml.runs.commands.show import _cut_down, _folded
+from batchml.runs.commands.show import _describe_cuts, _fold
 
 
 @pytest.mark.parametrize(
@@ -26,14 +26,14 @@ def test_what_was_cut_down_is_said_again(
 ) -> None:
     values = {"env": "local", "vcpus": 2, "memory_mib": 2048, **more}
     record = Record(spec={"resources": resources}, **values)  # type: ignore[arg-type]
-    assert _cut_down(record) == said
-    assert _cut_down(None) == ""
+    assert _describe_cuts(record) == said
+    assert _describe_cuts(None) == ""
 
 
 def test_words_are_folded_and_none_is_broken() -> None:
     line = "status     FAILED  (app-error: " + "children of it " * 4 + "x" * 60 + ")"
-    folded = _folded(line, 50)
+    folded = _fold(line, 50)
     assert folded.split() == line.split()
     assert folded.startswith("status     FAILED  (app-error: ")
     assert all(len(each) < 50 or "x" * 60 in each for each in folded.splitlines())
-    assert _folded(line, 0) == line
+    assert _fold(line, 0) == line

@@ -7,7 +7,7 @@ from batchml.config.settings import load_settings
 from batchml.context import Context
 from batchml.jobs import slurm
 from batchml.runs.options import to_request
-from batchml.runs.scripts import from_script
+from batchml.runs.scripts import apply_script
 from tests.support.fakes import FakeClock
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -41,7 +41,7 @@ def test_its_script_is_what_it_says(tmp_path: Path) -> None:
     environ = {"BATCHML_HOME": str(tmp_path / "home")}
     context = Context(load_settings(environ, tmp_path, None), FakeClock(), tmp_path)
     said: list[str] = []
-    order = from_script(context, to_request("train.sh", {"command": ["0.1"]}), said)
+    order = apply_script(context, to_request("train.sh", {"command": ["0.1"]}), said)
     assert (order.array, order.changes["image"], order.tags) == (3, "pytorch", {"team": "vision"})
     assert order.changes["resources"] == {"vcpus": 2, "memory": "4096 MiB"}
     assert order.changes["timeout"] == "3600s"

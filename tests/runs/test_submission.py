@@ -13,7 +13,7 @@ from batchml.context import Context
 from batchml.errors import ConfigError, NoQueue, NotFound
 from batchml.model.job import JobSpec, Launch
 from batchml.model.names import split_key
-from batchml.runs.job_images import read_platform, resolve
+from batchml.runs.job_images import read_platform, resolve_jobs
 from batchml.runs.options import RunRequest
 from batchml.runs.prepare import prepare
 from batchml.runs.submit import submit_run
@@ -250,7 +250,7 @@ def test_an_image_that_was_not_pushed_says_how(tmp_path: Path, aws: Aws) -> None
 def test_definitions_of_jobs_read_the_stacks_once_for_all(tmp_path: Path, aws: Aws) -> None:
     place, session = place_in(tmp_path, aws.answer)
     platform = read_platform(place)
-    first, second = (job.request(platform) for job in resolve(place, ["hello", "hello"]))
+    first, second = (job.request(platform) for job in resolve_jobs(place, ["hello", "hello"]))
     assert first == second
     assert first["containerProperties"]["jobRoleArn"] == "arn:job"
     assert len(session.asked("DescribeStacks")) == 3

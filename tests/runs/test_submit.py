@@ -27,7 +27,7 @@ from batchml.model.names import keyed_name, new_key
 from batchml.model.run import JobStatus, Record
 from batchml.runs.in_flight import InFlight
 from batchml.runs.reconcile import NEVER_ARRIVED, reconcile
-from batchml.runs.send import AWS_LAG, PATIENCE, RESENDS, TRIES, Interrupted
+from batchml.runs.send import AWS_LISTING_DELAY, PATIENCE, RESENDS, TRIES, Interrupted
 from batchml.runs.submit import submit
 from tests.aws.test_failures import client_error, named
 from tests.support.fakes import FakeClock
@@ -206,7 +206,7 @@ def test_what_was_lost_on_the_way_there_is_sent_again_after_the_lag(home: Path, 
     user = Client(home, kind)
     assert user.submit() == "job-0"
     assert user.world.calls.count("SubmitJob") == 2
-    assert sum(user.clock.naps) == AWS_LAG
+    assert sum(user.clock.naps) == AWS_LISTING_DELAY
 
 
 def test_a_service_that_never_says_more_than_500_ends_without_a_run(home: Path) -> None:
@@ -489,7 +489,7 @@ LOOKS = st.sampled_from(["ok", "ok", "ok", "closed", "throttled", "denied", "kil
 @given(
     plan=st.lists(FATES, max_size=8),
     looks=st.lists(LOOKS, max_size=12),
-    lag=st.sampled_from([0.0, 5.0, AWS_LAG - 1]),
+    lag=st.sampled_from([0.0, 5.0, AWS_LISTING_DELAY - 1]),
 )
 @examples(max_examples=40 * TORTURE)
 def test_whatever_happens_there_is_one_run_or_none_and_the_history_knows(

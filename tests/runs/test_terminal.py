@@ -38,8 +38,8 @@ from batchml.runs.metrics.series import (
 from batchml.runs.watch.events import (
     CUT,
     MARKED,
-    HostAssigned,
     ContactLost,
+    HostAssigned,
     LogClosed,
     LogOpened,
     MetricsReported,
@@ -47,9 +47,9 @@ from batchml.runs.watch.events import (
     PollingPaused,
     RunEnded,
     RunEvent,
+    RunMessage,
     StatusChanged,
     UsageReported,
-    RunMessage,
 )
 from tests.support.fakes import FakeClock
 

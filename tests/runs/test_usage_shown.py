@@ -17,18 +17,18 @@ from batchml.runs.groups.members import GroupMember
 from batchml.runs.metrics.plot import html, png, write_plot
 from batchml.runs.metrics.series import Metrics, Sample, Series
 from batchml.runs.metrics.usage import (
-    AGE,
-    MOST,
+    MAX_MARK_AGE,
+    MAX_NODES,
     NodeUsage,
     SlowRank,
     UsageSample,
-    charts,
-    collect,
-    measure_gang,
-    nodes_of,
-    slow_ranks,
-    slow_text,
-    uses_of,
+    collect_usage,
+    describe_slow_ranks,
+    find_nodes,
+    find_slow_ranks,
+    read_run_metrics,
+    read_usage,
+    usage_charts,
 )
 from batchml.runs.search import FoundRun
 from batchml.runs.watch.events import (
@@ -62,20 +62,20 @@ def test_each_mark_is_its_nodes_and_what_is_old_is_not_of_now() -> None:
     nodes = [node(0), node(1, "FAILED"), node(2, "RUNNING", "old2", "s2")]
     marks = [
         LogMark("old2", NOW - 90_000, "::batchml usage cpu=9"),
-        LogMark("s1", NOW - 9 * AGE, "::batchml usage cpu=0.5 memory=10"),
-        LogMark("s0", NOW - AGE - 1, "::batchml usage cpu=1"),
-        LogMark("s0", NOW - AGE - 1, "::batchml ranks 0=cpu:1"),
+        LogMark("s1", NOW - 9 * MAX_MARK_AGE, "::batchml usage cpu=0.5 memory=10"),
+        LogMark("s0", NOW - MAX_MARK_AGE - 1, "::batchml usage cpu=1"),
+        LogMark("s0", NOW - MAX_MARK_AGE - 1, "::batchml ranks 0=cpu:1"),
         LogMark("s2", NOW - 1, "::batchml usage cpu=0.25"),
         LogMark("s2", NOW - 1, "::batchml ranks 2=cpu:0.25,step:7 3=cpu:0.1"),
         LogMark("s2", NOW - 1, "not a mark"),
         LogMark("elsewhere", NOW, "::batchml usage cpu=7"),
     ]
-    found = collect(nodes, marks, NOW)
+    found = collect_usage(nodes, marks, NOW)
     assert [each.usage for each in found] == [{}, {"cpu": 0.5, "memory": 10.0}, {"cpu": 0.25}]
     assert found[2].ranks == {2: {"cpu": 0.25, "step": 7.0}, 3: {"cpu": 0.1}}
     assert found[0].ranks == {}
     assert found[2].series["cpu"].values == [9.0, 0.25]
-    assert charts(found)["CPU, cores"].keys() == {"node 0", "node 1", "node 2"}
+    assert usage_charts(found)["CPU, cores"].keys() == {"node 0", "node 1", "node 2"}
 
 
 # --- which rank is slow ---
@@ -89,20 +89,22 @@ def waits(*shares: float) -> list[UsageSample]:
 
 
 def test_the_rank_that_waits_least_is_the_slow_one() -> None:
-    found = slow_ranks(waits(40, 37, 38, 38, 39, 2, 38, 36))
+    found = find_slow_ranks(waits(40, 37, 38, 38, 39, 2, 38, 36))
     assert found == SlowRank((5,), ("node 1",), 38.0, "waited")
-    assert slow_text(found) == (
+    assert describe_slow_ranks(found) == (
         "rank 5 on node 1 is the slow one: the others wait 38 % of a step for it"
     )
-    both = slow_ranks(waits(40, 37, 38, 38, 39, 2, 3, 36))
+    both = find_slow_ranks(waits(40, 37, 38, 38, 39, 2, 3, 36))
     assert both is not None
-    assert slow_text(both) == (
+    assert describe_slow_ranks(both) == (
         "ranks 5-6 on node 1 are the slow ones: the others wait 38 % of a step for them"
     )
-    node_1 = slow_ranks(waits(40, 37, 38, 38, 1, 2, 0, 3))
+    node_1 = find_slow_ranks(waits(40, 37, 38, 38, 1, 2, 0, 3))
     assert node_1 is not None
-    assert "ranks 4-7 on node 1 are the slow ones: the others wait 38 %" in slow_text(node_1)
-    assert slow_ranks(waits(0, 45)) == SlowRank((0,), ("node 0",), 45.0, "waited")
+    assert "ranks 4-7 on node 1 are the slow ones: the others wait 38 %" in describe_slow_ranks(
+        node_1
+    )
+    assert find_slow_ranks(waits(0, 45)) == SlowRank((0,), ("node 0",), 45.0, "waited")
 
 
 @pytest.mark.parametrize(
@@ -117,23 +119,23 @@ def test_the_rank_that_waits_least_is_the_slow_one() -> None:
     ],
 )
 def test_where_nobody_is_clearly_slow_nobody_is_named(shares: Sequence[float]) -> None:
-    assert slow_ranks(waits(*shares)) is None
+    assert find_slow_ranks(waits(*shares)) is None
 
 
 def test_where_only_some_say_what_they_wait_nobody_is_named() -> None:
     some = {0: {"cpu": 1.0, "waited": 40.0}, 1: {"cpu": 0.1}}
-    assert slow_ranks([use(0, some)]) is None
+    assert find_slow_ranks([use(0, some)]) is None
 
 
 def test_without_their_word_the_rank_that_computes_most_may_be_the_slow_one() -> None:
     def by_cpu(*cores: float, **more: float) -> SlowRank | None:
-        return slow_ranks([use(0, {i: {"cpu": each, **more} for i, each in enumerate(cores)})])
+        return find_slow_ranks([use(0, {i: {"cpu": each, **more} for i, each in enumerate(cores)})])
 
     found = by_cpu(0.5, 0.98, 0.45, 0.5)
     assert found is not None
     assert (found.ranks, found.evidence) == ((1,), "cpu")
     assert "may be the slow one, by CPU time alone: the others compute 49 % less" in (
-        slow_text(found)
+        describe_slow_ranks(found)
     )
     assert by_cpu(0.9, 0.98, 0.95, 0.9) is None
     assert by_cpu(0.01, 0.1) is None  # asleep, all of them
@@ -204,8 +206,8 @@ def whole(**more: Any) -> Run:
 
 def test_two_calls_show_what_the_nodes_of_a_run_use(here: Here) -> None:
     place = cast(Context, here)
-    nodes = nodes_of(place, FoundRun(whole(nodes=2), None), [])
-    uses = uses_of(place, nodes)
+    nodes = find_nodes(place, FoundRun(whole(nodes=2), None), [])
+    uses = read_usage(place, nodes)
     assert [operation for operation, _ in here.session.calls] == [
         "DescribeJobs", "FilterLogEvents",
     ]  # fmt: skip
@@ -237,19 +239,19 @@ def test_of_a_gang_the_head_and_each_worker_is_a_node(here: Here) -> None:
         GroupMember("one", 1, "o", FoundRun(one, None)),
         GroupMember("gone", 1),
     ]
-    nodes = nodes_of(place, FoundRun(head, None), parts)
+    nodes = find_nodes(place, FoundRun(head, None), parts)
     assert [each.name for each in nodes] == ["head", "one", "workers 0", "workers 1", "workers 2"]
     assert here.session.asked("DescribeJobs") == [{"jobs": ["w:0", "w:1", "w:2"]}]
     many = Run("w", "n", "q", JobStatus.RUNNING, array_size=10_000)
-    nodes = nodes_of(
+    nodes = find_nodes(
         place, FoundRun(head, None), [GroupMember("workers", 1, "w", FoundRun(many, None))]
     )
-    assert len(nodes) == MOST + 1
+    assert len(nodes) == MAX_NODES + 1
 
 
 def test_one_node_of_a_run_is_shown_by_itself(here: Here) -> None:
     one = node(3).run
-    assert nodes_of(cast(Context, here), FoundRun(one, None), []) == [NodeUsage("node 3", one)]
+    assert find_nodes(cast(Context, here), FoundRun(one, None), []) == [NodeUsage("node 3", one)]
     assert here.session.calls == []
 
 
@@ -258,9 +260,9 @@ def test_a_run_that_has_no_nodes_or_has_not_begun_costs_no_call(here: Here) -> N
     waiting = Run("j", "n", "q", JobStatus.RUNNABLE, nodes=4)
     plain = whole(attempts=(Attempt(log_stream="s"),))
     for run in (waiting, plain, None):
-        nodes = nodes_of(place, FoundRun(run, None), [])
+        nodes = find_nodes(place, FoundRun(run, None), [])
         assert nodes == []
-        assert uses_of(place, nodes) == []
+        assert read_usage(place, nodes) == []
     assert here.session.calls == []
     assert nodes_json([]) == {}
 
@@ -271,7 +273,7 @@ def test_who_may_not_read_logs_sees_how_the_nodes_are(monkeypatch: pytest.Monkey
     aws = Aws()
     aws.denied = True
     place = cast(Context, Here(ScriptedSession(aws)))
-    uses = uses_of(place, nodes_of(place, FoundRun(whole(nodes=2), None), []))
+    uses = read_usage(place, find_nodes(place, FoundRun(whole(nodes=2), None), []))
     lines = list(node_lines(uses, 0))
     assert lines[1] == "node 0  RUNNING  2    2048M"
     assert nodes_json(uses)["nodes"][0]["usage"] is None
@@ -283,8 +285,8 @@ def test_of_a_run_that_is_over_its_end_is_read_and_for_a_plot_all_of_it(here: He
     last = Attempt(NOW - 7_000_000, NOW - 1_000_000, log_stream="b")
     over = node(0, "SUCCEEDED")
     ended = NodeUsage("node 0", Run("j#0", "n", "q", JobStatus.SUCCEEDED, attempts=(first, last)))
-    uses_of(place, [ended])
-    uses_of(place, [ended, over], whole=True)
+    read_usage(place, [ended])
+    read_usage(place, [ended, over], whole=True)
     short, long = here.session.asked("FilterLogEvents")
     assert (short["logStreamNames"], short["startTime"]) == (["b"], NOW - 1_600_000)
     assert (long["logStreamNames"], long["startTime"]) == (["a", "b", "s0"], 0)
@@ -363,9 +365,9 @@ def test_the_metrics_of_a_gang_are_read_from_its_main_node() -> None:
             return []
 
     nodes = [node(1), node(0)]
-    measure_gang(cast(Context, Logs()), gang(), nodes, None)
+    read_run_metrics(cast(Context, Logs()), gang(), nodes, None)
     assert opened == ["s0"]
-    measure_gang(cast(Context, Logs()), whole(nodes=2), nodes, None)
+    read_run_metrics(cast(Context, Logs()), whole(nodes=2), nodes, None)
     assert opened == ["s0"]
 
 

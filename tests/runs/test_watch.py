@@ -25,8 +25,8 @@ from batchml.runs.watch.events import (
     OutputLine,
     RunEnded,
     RunEvent,
-    StatusChanged,
     RunMessage,
+    StatusChanged,
 )
 from batchml.runs.watch.follow import as_node, follow
 from batchml.runs.watch.poller import wait

@@ -24,8 +24,8 @@ from batchml.runs.watch.events import (
     OutputLine,
     RunEnded,
     RunEvent,
-    UsageReported,
     RunMessage,
+    UsageReported,
 )
 from batchml.runs.watch.follow import follow
 from batchml.runs.watch.logs import read_output

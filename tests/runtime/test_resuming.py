@@ -22,8 +22,8 @@ from batchml.local.executors.spec import ExecutorHost
 from batchml.local.home import Home
 from batchml.model.job import JobSpec
 from batchml.model.run import RESUMES_TAG, JobStatus, Record, Run
-from batchml.runs.rerun.resubmit import prepare_again, resuming
-from batchml.runs.rerun.rules import MAP, RerunSpec, again, ranges
+from batchml.runs.rerun.resubmit import prepare_again, with_checkpoints
+from batchml.runs.rerun.rules import MAP, RerunSpec, format_ranges, make_rerun
 from batchml.runs.search import FoundRun
 from batchml.runtime import checkpoint
 from batchml.runtime.checkpoint.remote import RESUMED, fetch
@@ -189,7 +189,7 @@ def test_each_child_goes_on_from_the_one_that_it_stands_for(new: New) -> None:
 
 @given(st.sets(st.integers(0, 9_999), min_size=1, max_size=40).map(sorted))
 def test_children_are_counted_as_the_client_wrote_them(chosen: list[int]) -> None:
-    told = ResumeSource("j", "n", children=ranges(chosen))
+    told = ResumeSource("j", "n", children=format_ranges(chosen))
     assert [told.child(index) for index in range(len(chosen))] == chosen
     with pytest.raises(ValueError, match="no number"):
         told.child(len(chosen))
@@ -297,7 +297,7 @@ def saved(context: Context, *parts: str) -> Path:
 
 def test_the_step_is_said_before_and_the_run_remembers_from_where(context: Context) -> None:
     save(saved(context, OLD), 120)
-    wanted = resuming(context, FOUND, FOUND, RerunSpec(SPEC), None)
+    wanted = with_checkpoints(context, FOUND, FOUND, RerunSpec(SPEC), None)
     assert wanted.notices == (f"It resumes from step 120 of train {OLD}.",)
     assert wanted.own_tags == {RESUMES_TAG: OLD}
     told = ResumeSource.read(str(wanted.spec.env[VARIABLE]))
@@ -307,7 +307,7 @@ def test_the_step_is_said_before_and_the_run_remembers_from_where(context: Conte
 def test_a_rerun_of_it_without_the_word_begins_anew() -> None:
     run = replace(RUN, environment={VARIABLE: "{}"}, tags={RESUMES_TAG: "x", "mine": "y"},
                   image="a/b:c", command=("true",))  # fmt: skip
-    wanted = again(run, None)
+    wanted = make_rerun(run, None)
     assert (wanted.spec.env, wanted.tags) == ({}, {"mine": "y"})
 
 
@@ -315,7 +315,7 @@ def test_of_an_array_each_has_its_own_and_what_has_none_is_named(context: Contex
     save(saved(context, f"{OLD}:1"), 10)
     save(saved(context, f"{OLD}:7"), 40)
     array = FoundRun(replace(RUN, children={"FAILED": 4, "SUCCEEDED": 5}, array_size=9), None)
-    wanted = resuming(context, array, array, RerunSpec(SPEC, array=3), [1, 2, 7])
+    wanted = with_checkpoints(context, array, array, RerunSpec(SPEC, array=3), [1, 2, 7])
     assert wanted.notices == (
         f"It resumes from steps 10 to 40 of train {OLD}. "
         "1 of 3 children saved nothing and begin anew: 2.",
@@ -336,17 +336,17 @@ def test_what_cannot_go_on_is_refused(
     save(saved(context, OLD), 120)
     found = FoundRun(replace(RUN, **changes), None)
     with pytest.raises(UsageError, match=words):
-        resuming(context, found, found, RerunSpec(spec), None)
+        with_checkpoints(context, found, found, RerunSpec(spec), None)
 
 
 def test_where_nothing_was_saved_nothing_is_sent_and_the_one_before_is_named(
     context: Context,
 ) -> None:
     with pytest.raises(NotFound, match=f"From the beginning: batchml rerun {OLD}"):
-        resuming(context, FOUND, FOUND, RerunSpec(SPEC), None)
+        with_checkpoints(context, FOUND, FOUND, RerunSpec(SPEC), None)
     found = FoundRun(replace(RUN, tags={RESUMES_TAG: "0lder"}), None)
     with pytest.raises(NotFound, match="batchml rerun --resume 0lder"):
-        resuming(context, found, found, RerunSpec(SPEC), None)
+        with_checkpoints(context, found, found, RerunSpec(SPEC), None)
 
 
 class Bucket(Account):

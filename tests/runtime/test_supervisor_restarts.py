@@ -11,9 +11,9 @@ from batchml.model.run import Attempt, JobStatus, Run
 from batchml.runs.metrics.usage import (
     NodeUsage,
     Restart,
-    restarts,
+    find_restarts,
+    read_restarts,
     restarts_json,
-    restarts_of,
     restarts_text,
 )
 from batchml.runtime.nodes.supervisor.rules import (
@@ -40,7 +40,7 @@ def test_lines_of_the_runtime_alone_count() -> None:
         "batchml: generation 2: 2 nodes, 8 ranks.",
         "[r0] batchml: Rank 3 on node 1 ended with 1. It begins again in place",
     ]
-    assert restarts(LogMark("s", NOON, text) for text in said) == [
+    assert find_restarts(LogMark("s", NOON, text) for text in said) == [
         Restart(NOON, "rank 3 on node 1 ended with 1")
     ]
 
@@ -53,7 +53,7 @@ def test_what_the_rules_say_is_what_is_read() -> None:
     state, more = step(state, NodeLeft(2.0, 1, silent=True))
     state, actions = step(state, RanksGone(3.0, state.generation, 0))
     lines = [f"batchml: {each.text}" for each in [*more, *actions] if isinstance(each, SayLine)]
-    (found,) = restarts(LogMark("s", NOON, line) for line in lines)
+    (found,) = find_restarts(LogMark("s", NOON, line) for line in lines)
     assert found.why == "node 1 (10.0.0.1) does not answer any more"
 
 
@@ -103,11 +103,11 @@ def test_one_call_asks_the_log_of_the_main_node_in_all_its_attempts(
         )
         for i in range(2)
     ]
-    assert restarts_of(place, whole, nodes) == ([Restart(NOON, "node 1 is gone")], True)
+    assert read_restarts(place, whole, nodes) == ([Restart(NOON, "node 1 is gone")], True)
     (asked,) = session.asked("FilterLogEvents")
     assert asked["logStreamNames"] == ["s1", "s2"]
     assert asked["filterPattern"] == '"It begins again in place"'
     logs.refuses = True
-    assert restarts_of(place, whole, nodes) == ([], False)
-    assert restarts_of(place, Run("j", "n", "q", JobStatus.RUNNING), []) == ([], True)
+    assert read_restarts(place, whole, nodes) == ([], False)
+    assert read_restarts(place, Run("j", "n", "q", JobStatus.RUNNING), []) == ([], True)
     assert len(session.calls) == 2, "a run without ranks is not asked about"

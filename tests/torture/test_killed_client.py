@@ -20,7 +20,7 @@ from batchml.history import History
 from batchml.local import control
 from batchml.local.home import Home
 from batchml.model.run import Record
-from batchml.runs.reconcile import Settled, reconcile
+from batchml.runs.reconcile import SettledSubmission, reconcile
 from tests.process.test_kill9 import kill_server
 from tests.support.cli import Cli
 from tests.support.fakes import FakeClock
@@ -116,7 +116,7 @@ class Walk:
     def history(self) -> History:
         return History(self.home.root / "history.jsonl")
 
-    def settle(self) -> list[Settled]:
+    def settle(self) -> list[SettledSubmission]:
         """Reconcile, some time later."""
         later = FakeClock(now=CLOCK.now() + 1000)
         return reconcile(JobApi(self.session()), self.history(), "local", later)

@@ -24,7 +24,7 @@ from batchml.errors import NotFound, UsageError
 from batchml.jobs.find import find_job, load_job
 from batchml.model.names import to_name
 from batchml.runs.find import select
-from batchml.runs.groups.members import gang_bill
+from batchml.runs.groups.members import group_bill
 
 
 @app.command(epilog="Example: batchml cost @last")
@@ -74,7 +74,7 @@ def _show_bill(context: Context, word: str, json_: bool) -> None:
         say(f"No run is named {word}. A run of the job {word} would cost:")
         _show_quote(context, word, None, json_)
         return
-    found, bill = gang_bill(context, job_id)
+    found, bill = group_bill(context, job_id)
     if json_:
         print_json(bill_json(found, bill))
     else:

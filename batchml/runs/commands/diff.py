@@ -12,8 +12,8 @@ from batchml.cli.render import cut, printable, table
 from batchml.cli.terminal import screen
 from batchml.model.names import short_id
 from batchml.model.run import Record
-from batchml.runs.find import measure, recall, select, with_start
-from batchml.runs.metrics.compare import RunDifference, Value, compare, what_matters
+from batchml.runs.find import load_runs, read_metrics, select, with_first_start
+from batchml.runs.metrics.compare import RunDifference, Value, compare, summarize
 
 if TYPE_CHECKING:
     from batchml.context import Context
@@ -39,7 +39,7 @@ def diff(
     """
     context = open_context(env)
     one, other = (
-        _measured(context, each) for each in recall(context, select(context, [left, right]))
+        _measured(context, each) for each in load_runs(context, select(context, [left, right]))
     )
     found = compare(one, other, int(context.clock.now() * 1000))
     shown = [each for each in found if all_ or not each.same]
@@ -53,7 +53,7 @@ def diff(
             }
         )
         return
-    shown = shown if all_ else [each for each in what_matters(shown) if not each.same]
+    shown = shown if all_ else [each for each in summarize(shown) if not each.same]
     if shown:
         print_line(_table(one, other, shown))
     if not any(not each.same for each in found):
@@ -66,11 +66,11 @@ def _measured(context: "Context", found: "FoundRun") -> "FoundRun":
     """The run with its metrics, from its log if the history has none."""
     from msgspec.structs import replace
 
-    found = with_start(context, found)
+    found = with_first_start(context, found)
     record = found.record or Record()
     if found.run is None or record.measured:
         return found
-    last = measure(context, found.run, found.record).last
+    last = read_metrics(context, found.run, found.record).last
     return replace(found, record=replace(record, metrics=last or record.metrics))
 
 

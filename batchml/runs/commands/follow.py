@@ -10,7 +10,7 @@ from batchml.cli.render import printable, run_json
 from batchml.model.run import JobStatus, Record, Run, classify
 from batchml.runs.commands.interrupt import detaching
 from batchml.runs.commands.live import TerminalView, WaitingText, open_view, show_live
-from batchml.runs.metrics.series import Metrics, metric_texts, unmatched
+from batchml.runs.metrics.series import Metrics, describe_unmatched, metric_texts
 from batchml.runs.watch import wait
 from batchml.runs.watch.events import CUT, DAMAGED, LogClosed, OutputLine, RunEvent
 
@@ -34,7 +34,7 @@ def follow(
     `patterns` are those of metrics; without them the run's own, from the history. `known` is the
     run if it has ended. `pick` selects the lines to show. The history keeps the outcome.
     """
-    record = _record(context, job_id)
+    record = _find_record(context, job_id)
     metrics = Metrics(patterns or (record.patterns if record else {}))
     log = _Log(pick)
     with (
@@ -50,11 +50,11 @@ def follow(
         run = show_live(happenings, view, from_start=from_start)
     values = metrics.values if log.is_read else None
     if record is not None and not (record.has_ended and record.measured):
-        _keep(context, run, values)
+        _keep_end(context, run, values)
     _say_the_end(context, run, metrics.values, json_=json_, is_complete=log.is_complete)
     is_other = record is not None and record.other
     if log.is_read and run.status is JobStatus.SUCCEEDED and not (json_ or is_other):
-        words = unmatched(metrics.patterns, metrics.series)
+        words = describe_unmatched(metrics.patterns, metrics.series)
         if words:
             say(printable(words))
     raise typer.Exit(classify(run).exit_code)
@@ -90,12 +90,12 @@ class _Log:
         return True if self._closed == {True} else None
 
 
-def _record(context: "Context", job_id: str) -> Record | None:
+def _find_record(context: "Context", job_id: str) -> Record | None:
     known = context.history.recent(context.env)
     return next((record for record in known if record.job_id == job_id), None)
 
 
-def _keep(context: "Context", run: Run, metrics: Mapping[str, float] | None) -> None:
+def _keep_end(context: "Context", run: Run, metrics: Mapping[str, float] | None) -> None:
     """Keep the end in the history. A full disk must not hide the run's exit code."""
     try:
         context.history.add_end(run, metrics)

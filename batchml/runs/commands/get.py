@@ -10,8 +10,8 @@ from batchml.cli.options import Env, Json, OneRun, open_context
 from batchml.cli.output import print_json, print_line, say
 from batchml.cli.render import printable
 from batchml.model.names import short_id, to_name
-from batchml.runs.find import recall, select
-from batchml.runs.outputs import MAX_LEFT_OUT, CopiedOutputs, outputs
+from batchml.runs.find import load_runs, select
+from batchml.runs.outputs import MAX_LEFT_OUT, CopiedOutputs, copy_outputs
 from batchml.runtime.entry.folders import size_text
 
 if TYPE_CHECKING:
@@ -34,10 +34,10 @@ def get(
     it copies new files.
     """
     context = open_context(env)
-    (found,) = recall(context, select(context, [run]))
+    (found,) = load_runs(context, select(context, [run]))
     folder = dest or Path(to_name(f"{found.name}-{short_id(found.job_id)}"))
     done = CopiedOutputs()
-    for each in outputs(context, found, folder):
+    for each in copy_outputs(context, found, folder):
         if isinstance(each, CopiedOutputs):
             done = each
         elif not json_:

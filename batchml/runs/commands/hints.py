@@ -30,22 +30,22 @@ class SubmitCommand(TyperCommand):
 
     def _help(self, ctx: Any, error: Any, given: list[str]) -> None:
         option = getattr(error, "option_name", "")
-        slurms = about_slurm(option, given) or about_ids(getattr(error, "param", None), given)
+        slurms = slurm_hint(option, given) or array_hint(getattr(error, "param", None), given)
         if slurms:
             hint, error.possibilities = slurms, None
         elif not option:
             _, rest, _ = self.make_parser(ctx).parse_args(args=list(given))
-            hint = about_words(given, rest)
+            hint = words_hint(given, rest)
         elif _is_near(option, getattr(error, "possibilities", ())):
             return
         else:
-            hint = about_option(given, option)
+            hint = option_hint(given, option)
             error.possibilities = None
         if hint:
             error.message = f"{error.message.rstrip('.')}. {hint}"
 
 
-def about_slurm(option: str, given: Sequence[str]) -> str:
+def slurm_hint(option: str, given: Sequence[str]) -> str:
     """For an option of sbatch that batchml does not have: `--gres: here --gpus 1`; "" for any
     other.
     """
@@ -64,10 +64,10 @@ def about_slurm(option: str, given: Sequence[str]) -> str:
         return f"{option} is an option of sbatch: {slurm.REFUSED[name]}"
     if name not in slurm.READ | slurm.READ_BARE:
         return ""
-    return _in_our_words(option, given[place : place + 2])
+    return _translate(option, given[place : place + 2])
 
 
-def about_ids(param: Any, given: Sequence[str]) -> str:
+def array_hint(param: Any, given: Sequence[str]) -> str:
     """For `--array 0-3`, task ids as in sbatch, where batchml takes a number."""
     if getattr(param, "name", "") != "array":
         return ""
@@ -89,20 +89,20 @@ def about_ids(param: Any, given: Sequence[str]) -> str:
     )
 
 
-def _in_our_words(option: str, words: Sequence[str]) -> str:
+def _translate(option: str, words: Sequence[str]) -> str:
     """The flags that the same words in a script's line would set."""
     from batchml.jobs.script import ScriptLine
     from batchml.jobs.slurm import read_slurm
 
     if option == "--time" and words[1:] and words[1][-1:] in ("h", "m", "s", "d"):
-        return f"{option}: here {_joined(['--timeout', words[1]])}"
+        return f"{option}: here {_quote(['--timeout', words[1]])}"
     asked = read_slurm([ScriptLine(1, tuple(words))], {})
     if asked.mistakes:  # the next word is not its value, or cannot be read
         asked = read_slurm([ScriptLine(1, tuple(words[:1]))], {})
     if asked.mistakes or not asked.options:
         return ""
     flags = [part for name, value in asked.options.items() for part in _flag(name, value)]
-    return f"{option}: here {_joined(flags)}"
+    return f"{option}: here {_quote(flags)}"
 
 
 def _flag(name: str, value: Any) -> list[str]:
@@ -120,17 +120,17 @@ def _is_near(option: str, known: Iterable[str] | None) -> bool:
     return bool(get_close_matches(option.strip("-"), [each.strip("-") for each in known or ()]))
 
 
-def about_words(given: Sequence[str], rest: Sequence[str]) -> str:
+def words_hint(given: Sequence[str], rest: Sequence[str]) -> str:
     """For words after the job: `lr=0.3`, or words of the program. `rest` are those; "" if none."""
     if not rest:
         return ""
     if all(_PAIR.fullmatch(word) for word in rest):
-        return f"Parameters of the job: {_joined(part for word in rest for part in ('-p', word))}"
+        return f"Parameters of the job: {_quote(part for word in rest for part in ('-p', word))}"
     first = given.index(rest[0])
     return _command(given[max(0, first - 1) :])
 
 
-def about_option(given: Sequence[str], option: str) -> str:
+def option_hint(given: Sequence[str], option: str) -> str:
     """For an unknown option: a parameter of the job, or an option of the program."""
     place = next((i for i, word in enumerate(given) if word.partition("=")[0] == option), None)
     if place is None:  # one of several letters: -xvf
@@ -143,22 +143,22 @@ def about_option(given: Sequence[str], option: str) -> str:
     pair = given[place].strip("-")
     if "=" not in pair:
         pair += f"={given[place + 1] if place + 1 < len(given) else 'VALUE'}"
-    return f"A parameter of the job: {_joined(['-p', pair])}"
+    return f"A parameter of the job: {_quote(['-p', pair])}"
 
 
 def _command(words: Sequence[str]) -> str:
     if words and words[0].endswith(".sh"):
-        return f"A script's arguments stand after --: batchml submit {_joined(_parted(words))}"
+        return f"A script's arguments stand after --: batchml submit {_quote(_parted(words))}"
     if words and words[0].endswith(".py"):
         words = ["python", *words]
-    return f"A command stands after --: batchml submit -- {_joined(words)}"
+    return f"A command stands after --: batchml submit -- {_quote(words)}"
 
 
 def _parted(words: Sequence[str]) -> list[str]:
     return [words[0], "--", *words[1:]]
 
 
-def _joined(words: Iterable[str]) -> str:
+def _quote(words: Iterable[str]) -> str:
     from shlex import join
 
     return printable(join(words))

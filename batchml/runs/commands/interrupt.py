@@ -49,7 +49,7 @@ def detaching(context: "Context", job_ids: list[str], *, cancel: bool = False) -
                 terminate_all(context, [job_id], "Cancelled by the user (Ctrl-C)")
                 say(f"Cancelled job {job_id}.")
             else:
-                say_how_to_go_on(context, job_id)
+                say_next_commands(context, job_id)
         code = EXIT_CODES[OutcomeClass.CANCELLED] if cancel else INTERRUPTED
         raise (typer.Exit if isinstance(stop, _Terminated) else Detached)(code) from None
     finally:
@@ -62,7 +62,7 @@ def _interrupt(_number: int, _frame: object) -> None:
 
 
 @contextmanager
-def submitting(
+def finish_submission(
     sent: list[str], patience: float = SUBMIT_PATIENCE, look: float = LOOKUP_TIME
 ) -> Iterator[None]:
     """Hold the first Ctrl-C back for some seconds, until the run has its id; a second one exits.
@@ -106,10 +106,10 @@ def submitting(
         signal.raise_signal(signal.SIGINT)
 
 
-def say_how_to_go_on(context: "Context", job_id: str) -> None:
+def say_next_commands(context: "Context", job_id: str) -> None:
     if ":" in job_id:
-        from batchml.runs.rerun.rules import typed
+        from batchml.runs.rerun.rules import display_id
 
-        job_id = typed(context, job_id)
+        job_id = display_id(context, job_id)
     say(f"  follow:  batchml logs -f {job_id}{context.env_option}")
     say(f"  cancel:  batchml cancel {job_id}{context.env_option}")

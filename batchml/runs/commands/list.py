@@ -12,15 +12,15 @@ from batchml.cli.render import duration, run_json
 from batchml.errors import did_you_mean
 from batchml.model.names import short_id
 from batchml.model.run import CANNOT_START, NOT_KNOWN, JobStatus
-from batchml.runs.commands.next_commands import word_of
+from batchml.runs.commands.next_commands import short_word
 from batchml.runs.find import find
 from batchml.runs.search import (
     FoundRun,
     RunFilter,
-    run_as_submitted,
     read_commit,
     read_condition,
     read_states,
+    run_as_submitted,
 )
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def ls(
         if more:
             say(f"The newest {limit} are shown; --limit shows more.")
         elif sys.stdout.isatty():
-            _say_ways_on(context, found)
+            _say_next_commands(context, found)
     elif sweeps:
         pass  # which is said below
     elif wanted not in (RunFilter(), RunFilter(everything=True)):
@@ -109,7 +109,7 @@ def ls(
     if sweeps:
         say(_about_sweeps(context, sweeps))
     _say_held_back(found)
-    _say_open(context)
+    _say_unconfirmed(context)
 
 
 def _about_sweeps(context: "Context", sweeps: "Collection[str]") -> str:
@@ -134,10 +134,10 @@ def _unknown_metrics(context: "Context", wanted: RunFilter) -> str:
     )
 
 
-def _say_ways_on(context: "Context", found: "Sequence[FoundRun]") -> None:
+def _say_next_commands(context: "Context", found: "Sequence[FoundRun]") -> None:
     """Print the next commands for a run of the table: a failed one, if there is one."""
     failed = [each for each in found if each.run and each.run.status is JobStatus.FAILED]
-    word = word_of(context, (failed or found)[0].job_id)
+    word = short_word(context, (failed or found)[0].job_id)
     say(f"  more of one:  batchml show {word}")
     say(
         f"  why:          batchml explain {word}"
@@ -173,7 +173,7 @@ def _table(found: "Sequence[FoundRun]", wanted: RunFilter, now_ms: int) -> str:
     names = list(dict.fromkeys(condition.name for condition in wanted.metrics))
     rows = [[*head, *names, *wanted.params]]
     for each in found:
-        row = next(known) if each.run else _forgotten(head, each, now_ms)
+        row = next(known) if each.run else _forgotten_row(head, each, now_ms)
         rows.append(
             [
                 *row,
@@ -184,7 +184,7 @@ def _table(found: "Sequence[FoundRun]", wanted: RunFilter, now_ms: int) -> str:
     return table([[printable(cell) for cell in row] for row in rows])
 
 
-def _forgotten(head: "Sequence[str]", found: FoundRun, now_ms: int) -> list[str]:
+def _forgotten_row(head: "Sequence[str]", found: FoundRun, now_ms: int) -> list[str]:
 
     cells = {
         "ID": short_id(found.job_id),
@@ -204,7 +204,7 @@ def _say_held_back(found: "Sequence[FoundRun]") -> None:
         say(f"{held_back}. Waiting runs start by themselves once this is fixed.")
 
 
-def _say_open(context: "Context") -> None:
+def _say_unconfirmed(context: "Context") -> None:
     """Print how many submissions have an unknown outcome: they are not runs yet."""
     count = len(context.history.unconfirmed(context.env))
     if count:

@@ -38,17 +38,17 @@ from batchml.runs.names import bare_id
 from batchml.runs.watch.events import (
     CUT,
     SHORT,
-    HostAssigned,
     ContactLost,
+    HostAssigned,
     LogClosed,
     LogOpened,
     MetricsReported,
     OutputLine,
     RunEnded,
     RunEvent,
+    RunMessage,
     StatusChanged,
     UsageReported,
-    RunMessage,
 )
 from batchml.runs.watch.poller import Outages, ReasonReporter
 
@@ -56,8 +56,8 @@ if TYPE_CHECKING:
     from batchml.context import Context
     from batchml.runs.metrics.series import Metrics
 
-_LONG = 10.0  # seconds in the queue after which people ask for the reason
-_LOST = 40.0  # seconds: longer than any pause between two attempts
+_HINT_AFTER = 10.0  # seconds in the queue after which people ask for the reason
+_LOST_SHOWN = 40.0  # seconds: longer than any pause between two attempts
 
 
 class LogView:
@@ -163,7 +163,7 @@ def waiting_words(run: Run, seconds: float) -> str:
         return ""
     if run.status is JobStatus.PENDING and run.depends_on and not run.children:
         return "after " + ", ".join(map(short_id, run.depends_on))
-    return f"why: batchml explain {short_id(run.job_id)}" if seconds >= _LONG else ""
+    return f"why: batchml explain {short_id(run.job_id)}" if seconds >= _HINT_AFTER else ""
 
 
 class RunProgress:
@@ -214,7 +214,7 @@ class RunProgress:
                 self._text = text
             case ContactLost(error):
                 # Every failed attempt yields an event: without one for a while there is contact.
-                self._lost = error, self._clock.monotonic() + _LOST
+                self._lost = error, self._clock.monotonic() + _LOST_SHOWN
             case LogOpened(number=number, child="") if number > 1:
                 self._course, self._usage = ProgressTrend(), {}
             case MetricsReported(points=points, child=""):
@@ -285,7 +285,7 @@ def show_live(happenings: Iterable[RunEvent], view: LogView, *, from_start: bool
             case RunMessage(text=text):
                 view.note(text)
             case HostAssigned(how):
-                if (words := _host(how)) not in hosts:
+                if (words := _describe_host(how)) not in hosts:
                     hosts.add(words)
                     view.note(words)
             case LogOpened(child=child) if child:
@@ -295,11 +295,11 @@ def show_live(happenings: Iterable[RunEvent], view: LogView, *, from_start: bool
             case LogClosed(child=child) if child in silent:
                 if not happening.is_complete:  # it may have printed something
                     _open(view, silent.pop(child))
-                    view.note(_proof(happening))
+                    view.note(_describe_log_end(happening))
             case LogClosed():
                 if not happening.child:
                     view.rule()
-                view.note(_proof(happening))
+                view.note(_describe_log_end(happening))
             case RunEnded(run):
                 view.line(f"{job_title(run)} {run.status}")
                 if run.status is JobStatus.FAILED:
@@ -326,7 +326,7 @@ def _open(view: LogView, opened: LogOpened) -> None:
     view.rule()
 
 
-def _host(how: dict[str, str]) -> str:
+def _describe_host(how: dict[str, str]) -> str:
     if "environment" in how:
         return f"Runs as a process of this machine, in the environment {how['environment']}."
     image = how.get("image", "")
@@ -335,7 +335,7 @@ def _host(how: dict[str, str]) -> str:
     return f"Runs as a process of this machine, with its own programs, not in the image {image}."
 
 
-def _proof(closed: LogClosed) -> str:
+def _describe_log_end(closed: LogClosed) -> str:
     who = f"Log of {closed.child}" if closed.child else "Log"
     count = f"{closed.lines} line{'' if closed.lines == 1 else 's'}"
     if closed.is_complete:

@@ -14,10 +14,10 @@ from batchml.cli.render import printable
 from batchml.errors import NotFound, UsageError
 from batchml.model.run import NOT_KNOWN_WORDS, JobStatus, Run, effective_state
 from batchml.runs.commands import follow as following
-from batchml.runs.commands.next_commands import word_of
+from batchml.runs.commands.next_commands import short_word
 from batchml.runs.find import load_runs, select
 from batchml.runs.rerun.rules import numbering
-from batchml.runs.watch.logs import Printed, printed
+from batchml.runs.watch.logs import AttemptOutput, read_output
 
 if TYPE_CHECKING:
     from batchml.clock import Clock
@@ -67,28 +67,28 @@ def logs(
     """
     if follow and (attempt is not None or tail is not None):
         raise UsageError("--follow shows every attempt from its start: leave out --attempt, --tail")
-    wanted = _wanted(grep)
+    wanted = _line_filter(grep)
     context = open_context(env)
-    start = None if since is None else _moment(since, context.clock)
+    start = None if since is None else _read_time(since, context.clock)
     (job_id,) = select(context, [run])
     (found,) = load_runs(context, [job_id])
     if group is not None:
-        from batchml.runs.groups.members import part_id
+        from batchml.runs.groups.members import member_id
 
-        job_id = part_id(context, found, group)
+        job_id = member_id(context, found, group)
         (found,) = load_runs(context, [job_id])
     if found.run is None:
         raise NotFound("Output of run", job_id, [], NOT_KNOWN_WORDS)
     if follow:
         known = found.run if found.run.status.is_terminal else None
-        pick = None if start is None and grep is None else _picking(start, wanted)
+        pick = None if start is None and grep is None else _event_filter(start, wanted)
         following.follow(context, job_id, json_=json_, from_start=False, known=known, pick=pick)
-    parts = printed(
+    parts = read_output(
         context.describe, context.open_log, found.run, clock=context.clock, pace=context.pace,
         attempt=attempt, since=start, last=tail,
     )  # fmt: skip
     entries: list[dict[str, Any]] = []
-    show = _printing()
+    show = _line_printer()
     is_empty, is_damaged = True, False
     for part in numbering(context, job_id, found.run).printed(parts):
         mine: list[dict[str, Any]] = []
@@ -109,22 +109,22 @@ def logs(
     if json_:
         print_json(entries)
     elif is_empty:
-        say(_nothing(context, found.run))
+        say(_no_output_text(context, found.run))
     if is_damaged:
         raise typer.Exit(1)
 
 
-def _nothing(context: "Context", run: Run) -> str:
+def _no_output_text(context: "Context", run: Run) -> str:
     """Why there is no line: the run ended without output, it runs, or it waits."""
     said = f"{printable(run.name)} has printed nothing"
     if run.status.is_terminal:
         return f"{said}."
     state = JobStatus(effective_state(run))
-    why = f" Why: batchml explain {word_of(context, run.job_id)}"
+    why = f" Why: batchml explain {short_word(context, run.job_id)}"
     return f"{said} yet: it is {state}.{'' if state.holds_resources else why}"
 
 
-def _wanted(pattern: str | None) -> Callable[[str], bool]:
+def _line_filter(pattern: str | None) -> Callable[[str], bool]:
     """A function that selects lines. Raises UsageError."""
     if pattern is None:
         return lambda _: True
@@ -135,7 +135,7 @@ def _wanted(pattern: str | None) -> Callable[[str], bool]:
     return lambda message: compiled.search(message) is not None
 
 
-def _moment(text: str, clock: "Clock") -> int:
+def _read_time(text: str, clock: "Clock") -> int:
     """`10m` ago or a time, in ms since the epoch. Raises UsageError."""
     from datetime import datetime
 
@@ -149,11 +149,13 @@ def _moment(text: str, clock: "Clock") -> int:
         raise UsageError(f"--since {text}: {hint}") from error
 
 
-def _picking(start: int | None, wanted: Callable[[str], bool]) -> "Callable[[OutputLine], bool]":
+def _event_filter(
+    start: int | None, wanted: Callable[[str], bool]
+) -> "Callable[[OutputLine], bool]":
     return lambda line: line.timestamp >= (start or 0) and wanted(line.text)
 
 
-def _with_check(part: Printed, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _with_check(part: AttemptOutput, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Entries that also say whether the log is complete. A damaged empty log has one, too."""
     if part.is_damaged and not entries:
         entries = [_entry(part, None, None)]
@@ -161,7 +163,7 @@ def _with_check(part: Printed, entries: list[dict[str, Any]]) -> list[dict[str, 
     return [{**entry, "logComplete": is_complete} for entry in entries]
 
 
-def _entry(part: Printed, timestamp: int | None, message: str | None) -> dict[str, Any]:
+def _entry(part: AttemptOutput, timestamp: int | None, message: str | None) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "logStreamName": part.stream,
         "timestamp": timestamp,
@@ -171,13 +173,13 @@ def _entry(part: Printed, timestamp: int | None, message: str | None) -> dict[st
     return {**entry, "child": part.child.partition("/")[0]} if part.child else entry
 
 
-def _printing() -> Callable[[Printed, int, str], None]:
+def _line_printer() -> Callable[[AttemptOutput, int, str], None]:
     """Buffers stdout: without a flush for each line."""
     from batchml.cli.render import timestamp
 
     write, is_screen = sys.stdout.write, sys.stdout.isatty()
 
-    def show(part: Printed, at: int, message: str) -> None:
+    def show(part: AttemptOutput, at: int, message: str) -> None:
         text = printable(message) if is_screen else message
         who = f"{part.child} | " if part.child else ""
         write(f"{who}[{timestamp(at)}] {text}\n")

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from batchml.model.names import short_id
 from batchml.model.run import JobStatus, Run
 from batchml.runs.names import bare_id
-from batchml.runs.rerun.rules import first_id, first_numbers
+from batchml.runs.rerun.rules import original_id, original_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from batchml.runs.search import FoundRun
 
 
-def word_of(context: "Context", job_id: str) -> str:
+def short_word(context: "Context", job_id: str) -> str:
     """The shortest word that names a run on the command line, with `--env` where necessary."""
     whole = bare_id(job_id)
     return short_id(whole) + job_id[len(whole) :] + context.env_option
 
 
-def ways_on(context: "Context", found: "FoundRun") -> "Iterator[tuple[str, str]]":
+def next_commands(context: "Context", found: "FoundRun") -> "Iterator[tuple[str, str]]":
     """Next steps for a run, each with its command."""
     run = found.run
-    job_id = first_id(found.job_id, first_numbers(run, found.record))
-    word = word_of(context, job_id)
+    job_id = original_id(found.job_id, original_numbers(run, found.record))
+    word = short_word(context, job_id)
     if found.cost is None and not context.settings.is_local:
         yield "cost", f"batchml cost {word}"
     if found.sweep:
@@ -34,19 +34,19 @@ def ways_on(context: "Context", found: "FoundRun") -> "Iterator[tuple[str, str]]
             yield "again", f"batchml rerun {word}"
         return
     has_begun = _has_begun(run)
-    if has_begun and (context.settings.is_local or outputs_of(context, run)):
+    if has_begun and (context.settings.is_local or describe_outputs(context, run)):
         yield "copy", f"batchml get {word}"
     if run.status.is_terminal:
         is_again = not (found.sweep or found.is_worker)
         yield from _after_the_end(run, word, has_begun, is_again=is_again)
-        if is_again and _has_saved(context, run):
+        if is_again and _has_checkpoint(context, run):
             yield "go on", f"batchml rerun --resume {word}"
         return
     if has_begun:
         yield "follow", f"batchml logs -f {word}"
     else:
         yield "why", f"batchml explain {word}"
-    yield "end", f"batchml cancel {word_of(context, job_id.partition('#')[0])}"
+    yield "end", f"batchml cancel {short_word(context, job_id.partition('#')[0])}"
 
 
 def _after_the_end(
@@ -61,14 +61,14 @@ def _after_the_end(
         yield "again", f"batchml rerun {word}{failed}"
 
 
-def _has_saved(context: "Context", run: Run) -> bool:
+def _has_checkpoint(context: "Context", run: Run) -> bool:
     """Whether a failed run left a checkpoint; False in AWS, and for arrays, without a look."""
     if run.status is not JobStatus.FAILED or not context.settings.is_local or run.children:
         return False
 
-    from batchml.runs.rerun.resubmit import saved_here
+    from batchml.runs.rerun.resubmit import find_local_checkpoints
 
-    return bool(saved_here(context, run.job_id))
+    return bool(find_local_checkpoints(context, run.job_id))
 
 
 def _has_begun(run: Run) -> bool:
@@ -76,7 +76,7 @@ def _has_begun(run: Run) -> bool:
     return bool(run.attempts or run.started_at or run.children.keys() - waiting)
 
 
-def outputs_of(context: "Context", run: Run | None, job_id: str = "") -> str:
+def describe_outputs(context: "Context", run: Run | None, job_id: str = "") -> str:
     """Where a run's outputs lie: a folder of this machine with files, or an s3:// URL; "" for
     neither.
 

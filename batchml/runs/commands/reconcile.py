@@ -15,7 +15,7 @@ from batchml.config.settings import load_settings
 from batchml.errors import NotFound
 from batchml.model.environment import LOCAL
 from batchml.runs.controllers import ControllerContext, context_in_aws
-from batchml.runs.reconcile import Settled
+from batchml.runs.reconcile import SettledSubmission
 from batchml.runs.reconcile import reconcile as settle
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def reconcile(
     if unknown:
         hint = "It is settled already, or was made elsewhere: batchml ls."
         raise NotFound("Open submission", unknown[0], waiting, hint)
-    settled: list[Settled] = []
+    settled: list[SettledSubmission] = []
     if waiting:
         say("Looking for them; a run that is not listed yet is waited for, a minute at most.")
         settled = settle(
@@ -62,13 +62,13 @@ def reconcile(
         raise typer.Exit(74)
 
 
-def _as_json(one: Settled) -> dict[str, str | None]:
+def _as_json(one: SettledSubmission) -> dict[str, str | None]:
     state = "open" if one.is_open else "submitted" if one.job_id else "never-submitted"
     name = one.record.name
     return {"key": one.record.key, "name": name, "state": state, "jobId": one.job_id or None}
 
 
-def _sentence(one: Settled) -> str:
+def _sentence(one: SettledSubmission) -> str:
 
     title = f"[{printable(one.record.name)} - {one.record.key}]"
     if one.is_open:
@@ -91,24 +91,24 @@ def attend(
     digest: Annotated[str, typer.Option(help="Expect this digest of the plan.")] = "",
 ) -> None:
     """Look after a run that may move, as `submit --fallback` has it done."""
-    from batchml.runs.fallback.watch import attend as look_after
+    from batchml.runs.fallback.watch import watch_until_moved as look_after
 
-    context, found, job_id = _in_aws(env, region, plan, digest) if plan else _here(key)
+    context, found, job_id = _aws_plan(env, region, plan, digest) if plan else _local_plan(key)
     if found is None or not (job or job_id):
         return say("Nothing to look after: it has moved, or it was never submitted.")
     now = look_after(context, found, job or job_id, say)
     say(f"The run is the job {now}.")
 
 
-def _here(key: str) -> "tuple[Context, FallbackPlan | None, str]":
-    from batchml.runs.fallback.watch import job_of, plans_of
+def _local_plan(key: str) -> "tuple[Context, FallbackPlan | None, str]":
+    from batchml.runs.fallback.watch import job_id_of, plans_of
 
     settings = load_settings(os.environ, Path.cwd(), LOCAL)
     context = ControllerContext(settings, SystemClock(), Path.cwd(), say)
-    return context, plans_of(context).find(key), job_of(context, key)
+    return context, plans_of(context).find(key), job_id_of(context, key)
 
 
-def _in_aws(
+def _aws_plan(
     env: str | None, region: str, address: str, digest: str
 ) -> "tuple[Context, FallbackPlan | None, str]":
     from batchml.runs.fallback.watch import fetch_plan

@@ -9,7 +9,7 @@ from batchml.cli.options import DryRun, Env, Json, OneRun, Wait, open_context
 from batchml.cli.output import print_json, say
 from batchml.runs.commands.options import takes_options
 from batchml.runs.commands.submit import send
-from batchml.runs.find import recall, select
+from batchml.runs.find import load_runs, select
 from batchml.runs.options import SubmitOptions, to_request
 from batchml.runs.rerun.resubmit import prepare_again
 
@@ -46,7 +46,7 @@ def rerun(
     its command starts.
     """
     context = open_context(env)
-    (found,) = recall(context, select(context, [run]))
+    (found,) = load_runs(context, select(context, [run]))
     prepared = prepare_again(
         context, found, failed=failed, resume=resume, request=to_request(options=options),
         dry_run=dry_run,

@@ -36,25 +36,25 @@ from batchml.model.run import (
     has_begun,
 )
 from batchml.runs.commands.list import found_json
-from batchml.runs.commands.next_commands import outputs_of, ways_on
+from batchml.runs.commands.next_commands import describe_outputs, next_commands
 from batchml.runs.commands.usage import node_lines, nodes_json
 from batchml.runs.find import RunMetrics, load_runs, select, with_first_start
 from batchml.runs.held import describe_notebook
 from batchml.runs.metrics.event_files import write_events
 from batchml.runs.metrics.plot import write_plot
-from batchml.runs.metrics.series import child_of, metric_lines, metric_texts, unmatched
+from batchml.runs.metrics.series import child_of, describe_unmatched, metric_lines, metric_texts
 from batchml.runs.metrics.usage import (
     NodeUsage,
     UsageSample,
-    charts,
-    measure_gang,
-    nodes_of,
+    find_nodes,
+    read_restarts,
+    read_run_metrics,
+    read_usage,
     restarts_json,
-    restarts_of,
     restarts_text,
-    uses_of,
+    usage_charts,
 )
-from batchml.runs.rerun.rules import first_numbers, plain_command, ranges, typed
+from batchml.runs.rerun.rules import display_id, format_ranges, original_numbers, plain_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -70,7 +70,7 @@ FAILED_SHOWN = 50  # children
 NAME = 32  # cells of the name of a run that is not the one shown
 
 
-def seat(context: "Context", found: "FoundRun") -> str:
+def describe_notebook_of(context: "Context", found: "FoundRun") -> str:
     """Of a notebook: the way back, or why it ended and what it cost."""
     if found.run is None or HELD_TAG not in found.tags:
         return ""
@@ -78,7 +78,7 @@ def seat(context: "Context", found: "FoundRun") -> str:
     return describe_notebook(context, found.run)
 
 
-def moving(found: "FoundRun") -> "Mapping[str, str]":
+def describe_moves(found: "FoundRun") -> "Mapping[str, str]":
     """For a run with a fallback: where it may go, or from where it came."""
     from batchml.model.fallback import FALLBACK_TAG, MOVED_TAG, describe_fallback, describe_move
 
@@ -91,27 +91,27 @@ def moving(found: "FoundRun") -> "Mapping[str, str]":
     return {"moves": describe_fallback(may)} if waits else {}
 
 
-def first_run(found: "FoundRun") -> str:
+def describe_partial_rerun(found: "FoundRun") -> str:
     """For a partial rerun: the first array, and the numbers of the children in it."""
-    first = first_numbers(found.run, found.record)
+    first = original_numbers(found.run, found.record)
     if not first or ":" in found.job_id:
         return ""
     what = "child" if len(first) == 1 else "children"
-    return f"{what} {numbers(list(first))} of a larger array, by the numbers they have there"
+    return f"{what} {format_numbers(list(first))} of a larger array, by the numbers they have there"
 
 
-def resumed(context: "Context", found: "FoundRun") -> str:
+def describe_resume(context: "Context", found: "FoundRun") -> str:
     """The run from whose checkpoints this one went on."""
     before = found.tags.get(RESUMES_TAG, "")
     if not before:
         return ""
-    whole, colon, child = typed(context, before).partition(":")
+    whole, colon, child = display_id(context, before).partition(":")
     known = context.history.records().get(whole)
     name = f"{known.name} " if known else ""
     return f"from the checkpoint of {name}{short_id(whole)}{colon}{child}"
 
 
-def needed(context: "Context", run: Run) -> str:
+def describe_dependencies(context: "Context", run: Run) -> str:
     """The dependencies of a run, as `prep 3f2a1b0c RUNNING`; with states while it waits."""
     if not run.depends_on:
         return ""
@@ -129,7 +129,7 @@ def needed(context: "Context", run: Run) -> str:
     return ", ".join(parts)
 
 
-def groups(parts: "Sequence[GroupMember]") -> str:
+def describe_groups(parts: "Sequence[GroupMember]") -> str:
     """The workers of a group run, one group after the other: `workers 3 RUNNING, 1/4 done
     3f2a1b0c`.
     """
@@ -171,7 +171,7 @@ def failed_children(context: "Context", found: "FoundRun", run: Run) -> list[int
     """The children of an array that failed: one call more. None if AWS does not return them."""
     if not run.children.get("FAILED"):
         return []
-    first = first_numbers(run, found.record)
+    first = original_numbers(run, found.record)
     try:
         known = list_child_indices(context.connect(), run.job_id, JobStatus.FAILED)
         return [first[index] if index < len(first) else index for index in known]
@@ -179,9 +179,9 @@ def failed_children(context: "Context", found: "FoundRun", run: Run) -> list[int
         return None
 
 
-def numbers(known: list[int]) -> str:
+def format_numbers(known: list[int]) -> str:
 
-    return ranges(known[:FAILED_SHOWN]) + (" ..." if len(known) > FAILED_SHOWN else "")
+    return format_ranges(known[:FAILED_SHOWN]) + (" ..." if len(known) > FAILED_SHOWN else "")
 
 
 # --- The command ----------------------------------------------------------------------------------
@@ -207,17 +207,19 @@ def show(
     json_: Json = False,
 ) -> None:
     """Show everything about a run."""
-    from batchml.runs.groups.members import parts_of
+    from batchml.runs.groups.members import find_members
 
     context = open_context(env)
     (found,) = load_runs(context, select(context, [run]))
     found = with_first_start(context, found)
     known = found.run
-    parts = parts_of(context, found)
-    nodes = nodes_of(context, found, parts)
-    measured = measure_gang(context, known, nodes, found.record) if known else RunMetrics({}, False)
-    uses = uses_of(context, nodes, whole=plot is not None)
-    restarts = restarts_of(context, known, nodes)
+    parts = find_members(context, found)
+    nodes = find_nodes(context, found, parts)
+    measured = (
+        read_run_metrics(context, known, nodes, found.record) if known else RunMetrics({}, False)
+    )
+    uses = read_usage(context, nodes, whole=plot is not None)
+    restarts = read_restarts(context, known, nodes)
     if plot is not None:
         _draw(plot, context, found, measured, uses)
     if tensorboard is not None:
@@ -229,7 +231,7 @@ def show(
         print_json(found_json(context, found) | more | groups_json(parts) | nodes_json(uses))
         return
     now, again = int(context.clock.now() * 1000), restarts_text(*restarts)
-    print_line("\n".join(_text(context, found, parts, measured, uses, again, now)))
+    print_line("\n".join(_fact_lines(context, found, parts, measured, uses, again, now)))
 
 
 def _draw(
@@ -241,8 +243,8 @@ def _draw(
 ) -> None:
     """Draw the metrics and the usage of the nodes; for a run of one container its usage."""
     if not uses and found.run is not None and found.run.attempts:
-        uses = uses_of(context, [NodeUsage(found.name, found.run)], whole=True)
-    write_plot(plot, measured.series, f"{found.name} {found.job_id}", charts(uses))
+        uses = read_usage(context, [NodeUsage(found.name, found.run)], whole=True)
+    write_plot(plot, measured.series, f"{found.name} {found.job_id}", usage_charts(uses))
     say(f"Drawn: {plot}")
 
 
@@ -259,7 +261,7 @@ def _more_json(context: "Context", found: "FoundRun", measured: RunMetrics) -> d
     run, record = found.run, found.record
     more: dict[str, Any] = {
         "metrics": measured.last or found.metrics,
-        "outputs": outputs_of(context, run, found.job_id) or None,
+        "outputs": describe_outputs(context, run, found.job_id) or None,
         "job": (record.job or None) if record else None,
     }
     if run is not None:
@@ -286,7 +288,7 @@ def _more_json(context: "Context", found: "FoundRun", measured: RunMetrics) -> d
     return more
 
 
-def _text(
+def _fact_lines(
     context: "Context",
     found: "FoundRun",
     parts: "Sequence[GroupMember]",
@@ -296,37 +298,41 @@ def _text(
     now_ms: int,
 ) -> "Iterator[str]":
     """A line for each fact that is known and matters."""
-    from batchml.runs.groups.members import head_of
+    from batchml.runs.groups.members import head_key
 
     run = found.run
-    facts = {**_identity(found), "workers of": head_of(found), "reruns": first_run(found)}
-    facts["resumes"] = resumed(context, found)
+    facts = {
+        **_identity(found),
+        "workers of": head_key(found),
+        "reruns": describe_partial_rerun(found),
+    }
+    facts["resumes"] = describe_resume(context, found)
     facts |= _state(run) if run else {"status": NOT_KNOWN_WORDS}
-    facts |= moving(found)
-    facts["notebook"] = seat(context, found)
-    facts["after"] = needed(context, run) if run else ""
-    facts["groups"] = groups(parts)
+    facts |= describe_moves(found)
+    facts["notebook"] = describe_notebook_of(context, found)
+    facts["after"] = describe_dependencies(context, run) if run else ""
+    facts["groups"] = describe_groups(parts)
     if run is not None:
-        facts["failed"] = numbers(failed_children(context, found, run) or [])
+        facts["failed"] = format_numbers(failed_children(context, found, run) or [])
     facts |= _asked_for(found)
     facts |= _times(found, now_ms)
     for name, value in facts.items():
         if value:
             line = f"{name:<10} {printable(value)}"
-            yield _folded(line, screen().width) if name in PROSE else line
+            yield _fold(line, screen().width) if name in PROSE else line
     if run is not None:
         yield from _attempts(run, now_ms)
     if restarted:
-        yield _folded(f"{'restarted':<10} {printable(restarted)}", screen().width)
+        yield _fold(f"{'restarted':<10} {printable(restarted)}", screen().width)
     yield from node_lines(uses, screen().width)
-    yield from _curves(found, measured)
-    known = [("cost", _cost(found)), ("outputs", outputs_of(context, run, found.job_id))]
-    for name, value in (*known, *ways_on(context, found)):
+    yield from _metric_lines(found, measured)
+    known = [("cost", _cost(found)), ("outputs", describe_outputs(context, run, found.job_id))]
+    for name, value in (*known, *next_commands(context, found)):
         if value:
             yield f"{name:<10} {printable(value)}"
 
 
-def _folded(line: str, width: int) -> str:
+def _fold(line: str, width: int) -> str:
     """A long line folded below its label; values that users copy are not folded."""
     import textwrap
 
@@ -371,11 +377,11 @@ def _asked_for(found: "FoundRun") -> dict[str, str]:
         "tags": _pairs(tags),
         "commit": found.commit + dirty if found.commit else "",
         "resources": ", ".join(parts) if asked.vcpus else "",
-        "asked for": _cut_down(record),
+        "asked for": _describe_cuts(record),
     }
 
 
-def _cut_down(record: Record | None) -> str:
+def _describe_cuts(record: Record | None) -> str:
     """Resources that the job asks for and this machine does not have: `2 GPU: more than this
     machine has`.
     """
@@ -450,12 +456,12 @@ def _attempts(run: Run, now_ms: int) -> "Iterator[str]":
             yield f"{'log':<10} {printable(attempt.log_stream)}"
 
 
-def _curves(found: "FoundRun", measured: RunMetrics) -> "Iterator[str]":
+def _metric_lines(found: "FoundRun", measured: RunMetrics) -> "Iterator[str]":
     """Each metric with its curve; with its last value, where its log is gone."""
     room = (screen().width or 80) - LABEL
     lines = metric_lines(measured.series, room)
     if not measured.series:
-        texts = metric_texts(dict(_in_order(found.metrics)))
+        texts = metric_texts(dict(_sort_by_child(found.metrics)))
         lines = [f"{render.printable(name)}  {value}" for name, value in texts[:METRICS_SHOWN]]
         if len(texts) > len(lines):
             lines.append(f"and {len(texts) - len(lines)} more, with --json")
@@ -478,10 +484,10 @@ def _unmatched(found: "FoundRun", measured: RunMetrics) -> str:
         return ""
     if record.other or run.children or run.nodes or not measured.is_whole:  # not read here
         return ""
-    return unmatched(record.patterns, [*measured.series, *found.metrics])
+    return describe_unmatched(record.patterns, [*measured.series, *found.metrics])
 
 
-def _in_order(metrics: "Mapping[str, float]") -> list[tuple[str, float]]:
+def _sort_by_child(metrics: "Mapping[str, float]") -> list[tuple[str, float]]:
     """The metrics of children, such as `loss:3`, in the order of children, after the run's own."""
 
     def place(item: tuple[str, float]) -> tuple[str, int]:

@@ -8,7 +8,7 @@ from batchml.cli.app import app
 from batchml.cli.options import DryRun, Env, Json, Wait, open_context
 from batchml.cli.output import print_json, print_line, say
 from batchml.runs.commands.hints import SubmitCommand
-from batchml.runs.commands.interrupt import detaching, say_how_to_go_on, submitting
+from batchml.runs.commands.interrupt import detaching, finish_submission, say_next_commands
 from batchml.runs.commands.options import takes_options
 from batchml.runs.options import SubmitOptions, to_request
 from batchml.runs.prepare import PreparedRun, prepare, to_requests
@@ -70,7 +70,7 @@ def send(
         return
     sent: list[str] = []
     with detaching(context, sent, cancel=cancel_on_interrupt):
-        with submitting(sent):
+        with finish_submission(sent):
             job_id = submit_run(context, prepared, say)
             sent.append(job_id)
             if not json_ or wait:
@@ -90,4 +90,4 @@ def send(
         elif json_:
             print_json(submitted_json(context, prepared, job_id))
         else:
-            say_how_to_go_on(context, job_id)
+            say_next_commands(context, job_id)

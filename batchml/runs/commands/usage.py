@@ -33,7 +33,7 @@ def node_lines(uses: "Sequence[UsageSample]", width: int) -> Iterator[str]:
     """
     from batchml.cli.render import narrow_columns, printable, table
     from batchml.cli.terminal import screen, sparkline
-    from batchml.runs.metrics.usage import slow_ranks, slow_text
+    from batchml.runs.metrics.usage import describe_slow_ranks, find_slow_ranks
 
     if not uses:
         return
@@ -47,14 +47,14 @@ def node_lines(uses: "Sequence[UsageSample]", width: int) -> Iterator[str]:
     yield from table(kept, screen()._replace(width=width)).splitlines()
     if len(uses) > SHOWN:
         yield f"and {len(uses) - SHOWN} more nodes, with --json"
-    slow = slow_ranks(uses)
+    slow = find_slow_ranks(uses)
     if slow is not None:
-        yield f"{'slow rank':<10} {printable(slow_text(slow))}"
+        yield f"{'slow rank':<10} {printable(describe_slow_ranks(slow))}"
 
 
 def nodes_json(uses: "Sequence[UsageSample]") -> dict[str, Any]:
     """The nodes for `--json`; nothing for a run without nodes."""
-    from batchml.runs.metrics.usage import slow_ranks
+    from batchml.runs.metrics.usage import find_slow_ranks
 
     if not uses:
         return {}
@@ -68,7 +68,7 @@ def nodes_json(uses: "Sequence[UsageSample]") -> dict[str, Any]:
         }
         for use in uses
     ]
-    return {"nodes": nodes, "slowRank": _slow_json(slow_ranks(uses))}
+    return {"nodes": nodes, "slowRank": _slow_json(find_slow_ranks(uses))}
 
 
 def _slow_json(slow: "SlowRank | None") -> dict[str, Any] | None:

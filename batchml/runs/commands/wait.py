@@ -16,8 +16,8 @@ from batchml.runs.cancel import cancel as stop
 from batchml.runs.commands.interrupt import detaching
 from batchml.runs.commands.list import found_json
 from batchml.runs.commands.live import WaitingRuns, WaitingText, is_shown, status_line_below
-from batchml.runs.find import recall, select
-from batchml.runs.search import FoundRun, remember
+from batchml.runs.find import load_runs, select
+from batchml.runs.search import FoundRun, keep_ends
 from batchml.runs.watch.wait import wait_and_keep
 
 if TYPE_CHECKING:
@@ -46,10 +46,10 @@ def wait(
     context = open_context(env)
     limit = read_seconds(timeout, "--timeout")
     asked = select(context, runs)
-    known = {found.job_id: found for found in recall(context, asked)}
+    known = {found.job_id: found for found in load_runs(context, asked)}
     for found in known.values():
         if not json_ and _is_over(found):
-            _tell(found)
+            _print_end(found)
     going_on = [job_id for job_id, found in known.items() if not _is_over(found)]
     left = list(going_on)
     runs_known = [each.run for job_id in going_on if (each := known[job_id]).run]
@@ -59,11 +59,11 @@ def wait(
     with detaching(context, left), status_line_below(waited, context.clock, has_line):
         try:
             for run in wait_and_keep(context, going_on, limit, say_lost, see, say):
-                asked_as = _asked_as(known, run)
+                asked_as = _requested_id(known, run)
                 known[asked_as] = FoundRun(run, known[asked_as].record)
                 left.remove(asked_as)
                 if not json_:
-                    _tell(known[asked_as])
+                    _print_end(known[asked_as])
         except TimeoutError as error:
             raise BatchmlError(str(error)) from None
     if json_:
@@ -74,7 +74,7 @@ def wait(
     raise typer.Exit(next((code for code in codes if code), 0))
 
 
-def _asked_as(known: "Mapping[str, FoundRun]", run: Run) -> str:
+def _requested_id(known: "Mapping[str, FoundRun]", run: Run) -> str:
     """The id that the user gave for a run: the id before it moved to another queue."""
     if run.job_id in known:
         return run.job_id
@@ -88,7 +88,7 @@ def _is_over(found: FoundRun) -> bool:
     return found.run is None or (found.run.status.is_terminal and not moved_to(found.run))
 
 
-def _tell(found: FoundRun) -> None:
+def _print_end(found: FoundRun) -> None:
 
     if found.run is None:
         name = printable(found.name)
@@ -113,16 +113,16 @@ def cancel(
     the runs, if it could not stop all of them.
     """
     from batchml.model.fallback import moved_to
-    from batchml.runs.groups.members import with_parts
+    from batchml.runs.groups.members import with_workers
 
     context = open_context(env)
-    asked = with_parts(context, recall(context, select(context, runs)))
+    asked = with_workers(context, load_runs(context, select(context, runs)))
     found = {each.job_id: each for each in asked}
     before = {job_id: each.run for job_id, each in found.items() if each.run}
     stopped = stop(context.batch, before, reason, context.clock)
     if any(moved_to(each.run) for each in stopped.values()):
-        stopped |= _on_their_way(context, stopped, reason)
-    remember(
+        stopped |= _cancel_moved(context, stopped, reason)
+    keep_ends(
         context.history,
         [each.record for each in found.values() if each.record],
         {job_id: each.run for job_id, each in stopped.items()},
@@ -136,7 +136,7 @@ def cancel(
         )
     else:
         for job_id, each in found.items():
-            print_line(_said(each, stopped.get(job_id)))
+            print_line(_describe_stop(each, stopped.get(job_id)))
     for job_id, why in left.items():
         say(f"Left: {job_id}: {why}")
     if left:
@@ -144,18 +144,18 @@ def cancel(
         raise typer.Exit(next((error.exit_code for error in errors if error), 1))
 
 
-def _on_their_way(
+def _cancel_moved(
     context: "Context", stopped: "Mapping[str, CancelledRun]", reason: str
 ) -> dict[str, CancelledRun]:
     """The outcomes for runs that moved to another queue in the same second, by their old ids."""
-    from batchml.runs.fallback.watch import arrived
+    from batchml.runs.fallback.watch import find_successors
 
-    there = arrived(context, [each.run for each in stopped.values()])
+    there = find_successors(context, [each.run for each in stopped.values()])
     ends = stop(context.batch, context.describe(list(there.values())), reason, context.clock)
     return {before: ends[now] for before, now in there.items() if now in ends}
 
 
-def _said(found: FoundRun, stopped: CancelledRun | None) -> str:
+def _describe_stop(found: FoundRun, stopped: CancelledRun | None) -> str:
 
     if stopped is None:
         return f"{printable(found.name)} {found.job_id}: {NOT_KNOWN_WORDS}"

@@ -31,22 +31,22 @@ from batchml.history import History
 from batchml.model.fallback import MOVED, MOVED_TAG, describe_move_done, move_reason, moved_to
 from batchml.model.run import JobStatus, Record, Run
 from batchml.runs.in_flight import InFlight
-from batchml.runs.send import Interrupted, adopt, lag, look_up, send_intent
+from batchml.runs.send import Interrupted, keep_one_job, listing_delay, look_up, send_intent
 from batchml.runtime.storage.files import write_atomically
 
 PATIENCE = 30.0  # seconds in which AWS Batch ends a waiting job after CancelJob
-LOOK = 1.0  # seconds between two polls meanwhile
-OVERDUE = 600  # seconds past the wait after which a command does the watcher's work
+POLL_PAUSE = 1.0  # seconds between two polls meanwhile
+WATCHER_GRACE = 600  # seconds past the wait after which a command does the watcher's work
 
 # Fields of a record that describe a run's end: the values before it.
-_NOTHING: dict[str, Any] = {
+_NO_END: dict[str, Any] = {
     **dict.fromkeys(("status", "outcome", "reason", "container_reason", "log_group"), ""),
     **dict.fromkeys(("exit_code", "created_at", "started_at", "stopped_at", "cost")),
     **dict.fromkeys(("lost", "measured"), False),
     "attempts": (), "children": {}, "failures": {}, "metrics": {}, "max_attempts": 1,
 }  # fmt: skip
 
-_OLD = 30 * 86_400  # seconds that a plan is older than the newest one
+_MAX_PLAN_AGE = 30 * 86_400  # seconds that a plan is older than the newest one
 
 _WAITING = (JobStatus.SUBMITTED, JobStatus.RUNNABLE)
 
@@ -104,14 +104,14 @@ def decide(plan: FallbackPlan, run: Run, now: int, ready: int = 0) -> MoveDecisi
         return MoveDecision(MoveStep.WAIT)
     if run.attempts and not plan.keeps:
         return MoveDecision(MoveStep.OVER)
-    since = _since(run, ready)
+    since = _waiting_since(run, ready)
     if not since:
         return MoveDecision(MoveStep.WAIT, plan.after)
     left = plan.after - (now - since) / 1000
     return MoveDecision(MoveStep.WAIT, left) if left > 0 else MoveDecision(MoveStep.LEAVE)
 
 
-def _since(run: Run, ready: int) -> int:
+def _waiting_since(run: Run, ready: int) -> int:
     """Since when a run waits for a host; 0 where that is not known yet."""
     ended = max((each.stopped_at or 0 for each in run.attempts), default=0)
     if ended:
@@ -119,7 +119,7 @@ def _since(run: Run, ready: int) -> int:
     return ready if run.depends_on else run.created_at or 0
 
 
-def lending(
+def leave_out_values(
     requests: SubmissionRequests, env: Container[str]
 ) -> tuple[SubmissionRequests, tuple[str, ...]]:
     """The requests without the values of these variables, and the names of the variables that they
@@ -129,7 +129,7 @@ def lending(
     """
     lent = tuple(
         each["name"]
-        for overrides in _overrides(requests.submit)
+        for overrides in _container_overrides(requests.submit)
         for each in overrides.get("environment", ())
         if each["name"] in env
     )
@@ -137,7 +137,9 @@ def lending(
     def without(known: list[dict[str, str]]) -> list[dict[str, str]]:
         return [each for each in known if each["name"] not in env]
 
-    return replace(requests, submit=_varied(requests.submit, without), document=None), lent
+    return replace(
+        requests, submit=_with_environment(requests.submit, without), document=None
+    ), lent
 
 
 def next_requests(
@@ -149,13 +151,13 @@ def next_requests(
     `values` are the values of the variables of the first job.
     """
     more = [{"name": name, "value": value} for name, value in {**values, MOVED: job_id}.items()]
-    submit = _varied(requests.submit, lambda known: known + more)
+    submit = _with_environment(requests.submit, lambda known: known + more)
     return replace(
         requests, submit={**submit, "tags": {**submit.get("tags", {}), MOVED_TAG: job_id}}
     )
 
 
-def _overrides(submit: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _container_overrides(submit: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The overrides of a job's container, or of the containers of its nodes."""
     nodes = submit.get("nodeOverrides")
     if nodes is None:
@@ -163,13 +165,13 @@ def _overrides(submit: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [each["containerOverrides"] for each in nodes["nodePropertyOverrides"]]
 
 
-def _varied(
+def _with_environment(
     submit: Mapping[str, Any], vary: Callable[[list[dict[str, str]]], list[dict[str, str]]]
 ) -> dict[str, Any]:
     """The SubmitJob request with other variables; the given one stays as it is."""
     varied = [
         {**each, "environment": vary(list(each.get("environment", ())))}
-        for each in _overrides(submit)
+        for each in _container_overrides(submit)
     ]
     nodes = submit.get("nodeOverrides")
     if nodes is None:
@@ -195,7 +197,7 @@ def successor(api: JobApi, run: Run) -> str:
         if error.code == "ClientException":  # the queue is gone, and with it its jobs
             return ""
         raise
-    return adopt(api, found, lambda _: None) if found else ""
+    return keep_one_job(api, found, lambda _: None) if found else ""
 
 
 class Mover:
@@ -290,7 +292,7 @@ class Mover:
             run = api.describe([job_id]).get(job_id, run)
             if run.status.is_terminal or self._clock.monotonic() >= end:
                 return run
-            self._clock.sleep(LOOK)
+            self._clock.sleep(POLL_PAUSE)
 
     def _go_on(self, run: Run, was_left: bool) -> str:
         """Submit the job in the other queue, unless another process has.
@@ -302,10 +304,10 @@ class Mover:
         record = replace(
             self.plan.record, job_id=before, moved=before, at=int(self._clock.now() * 1000)
         )
-        seconds = lag(api) if was_left else 0.0
+        seconds = listing_delay(api) if was_left else 0.0
         found = look_up(api, record, self._clock, seconds)
         if found:
-            job_id = adopt(api, found, self._tell)
+            job_id = keep_one_job(api, found, self._tell)
             self._keep(record)
             self._history.add_job_id(record.key, job_id)
             self._tell(describe_move_done(self.plan.queue, job_id))
@@ -335,7 +337,7 @@ class Mover:
             found = self._api().find_by_name(record.queue, record.job_name)
         except BatchmlError:
             return job_id
-        kept = adopt(self._api(), found, self._tell) if len(found) > 1 else job_id
+        kept = keep_one_job(self._api(), found, self._tell) if len(found) > 1 else job_id
         if kept != job_id:
             self._history.add_job_id(record.key, kept)
         return kept
@@ -363,7 +365,7 @@ class FallbackPlans:
         """Write the plan to disk. Raises OSError; then nothing may be sent."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._forget_old()
-        write_atomically(str(self._folder / plan.key), encode(plan))
+        write_atomically(str(self._folder / plan.key), encode_plan(plan))
 
     def _forget_old(self) -> None:
         """Delete plans of runs that nobody asked about for long: AWS Batch may have forgotten the
@@ -373,12 +375,12 @@ class FallbackPlans:
             times = [(entry.path, entry.stat().st_mtime) for entry in entries]
             newest = max((at for _, at in times), default=0.0)
             for path, at in times:
-                if at < newest - _OLD:
+                if at < newest - _MAX_PLAN_AGE:
                     os.unlink(path)
 
     def find(self, key: str) -> FallbackPlan | None:
         try:
-            return read(self._folder.joinpath(key).read_bytes()) if key else None
+            return read_plan(self._folder.joinpath(key).read_bytes()) if key else None
         except (OSError, msgspec.DecodeError):
             return None
 
@@ -403,11 +405,11 @@ class FallbackPlans:
                 self._folder.joinpath(name).unlink()
 
 
-def encode(plan: FallbackPlan) -> bytes:
+def encode_plan(plan: FallbackPlan) -> bytes:
     return msgspec.json.encode(plan)
 
 
-def read(data: bytes) -> FallbackPlan:
+def read_plan(data: bytes) -> FallbackPlan:
     """Raises msgspec.DecodeError for other data."""
     return msgspec.json.decode(data, type=FallbackPlan)
 
@@ -417,6 +419,6 @@ def digest_of(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def followed(record: Record, before: str, queue: str) -> Record:
+def record_after_move(record: Record, before: str, queue: str) -> Record:
     """The record of a run that goes on in another queue: its request, and no end."""
-    return replace(record, **_NOTHING, job_id=before, moved=before, queue=queue)
+    return replace(record, **_NO_END, job_id=before, moved=before, queue=queue)

@@ -35,39 +35,39 @@ from batchml.model.fallback import FALLBACK_TAG, WATCHES_TAG, describe_move_done
 from batchml.model.job import JobSpec, Resources
 from batchml.model.names import new_key, short_duration, to_name
 from batchml.model.run import JobStatus, Record, Run, RunName
-from batchml.runs.controllers import IMAGE, controller_platform, make_queue
+from batchml.runs.controllers import IMAGE, controller_platform, ensure_queue
 from batchml.runs.fallback.move import (
-    OVERDUE,
+    WATCHER_GRACE,
     FallbackPlan,
     FallbackPlans,
     Mover,
     MoveStep,
     digest_of,
-    encode,
-    followed,
-    lending,
-    read,
+    encode_plan,
+    leave_out_values,
+    read_plan,
+    record_after_move,
     successor,
 )
 from batchml.runs.job_images import read_platform
 from batchml.runs.names import bare_id
 from batchml.runs.options import DEFAULT_QUEUE, RunRequest
-from batchml.runs.send import adopt, lag, look_up, own_share
-from batchml.runs.watch.events import RunEnded, RunEvent, StatusChanged, WaitingProgress
+from batchml.runs.send import keep_one_job, listing_delay, look_up, user_share
+from batchml.runs.watch.events import RunEnded, RunEvent, RunMessage, StatusChanged
 
 Make = Callable[["JobSpec", "SubmissionContext"], "tuple[SubmissionRequests, str]"]
 Tell = Callable[[str], None]
 Describe = Callable[[Sequence[str]], "dict[str, Run]"]
 
-_LOCAL_LOOK = 1.0  # seconds between two polls of a waiting run
-_AWS_LOOK = 30.0
-_LOST = 3600.0  # seconds without an answer after which AWS Batch may start another watcher
+_LOCAL_POLL = 1.0  # seconds between two polls of a waiting run
+_AWS_POLL = 30.0
+_MAX_OUTAGE = 3600.0  # seconds without an answer after which AWS Batch may start another watcher
 
 
 # --- Submitting -----------------------------------------------------------------------------------
 
 
-def may_move(
+def with_fallback_tag(
     context: Context, order: RunRequest, spec: JobSpec, submission: SubmissionContext
 ) -> SubmissionContext:
     """The requests' own part for a run that may move: with a tag. Raises ConfigError."""
@@ -103,7 +103,7 @@ def make_plan(
     fallback = spec.fallback
     # Its dependencies have succeeded by then, and AWS Batch may have forgotten them.
     there = replace(submission, depends_on=(), env={**submission.env, **budget})
-    requests, lent = lending(make(replace(spec, queue=fallback.queue), there)[0], spec.env)
+    requests, lent = leave_out_values(make(replace(spec, queue=fallback.queue), there)[0], spec.env)
     goal = requests.submit["jobQueue"]
     record = replace(record, fallback=f"{goal}:{fallback.seconds}")
     notices.append(
@@ -127,7 +127,7 @@ def check_target(context: Context, given: str) -> None:
     raise NoQueue(given, known, hint)
 
 
-def look_after(context: Context, plan: FallbackPlan, job_id: str, tell: Tell) -> None:
+def start_watching(context: Context, plan: FallbackPlan, job_id: str, tell: Tell) -> None:
     """Start the run that watches `job_id` while no command waits.
 
     A failure is a message: then only a command that waits moves the run.
@@ -150,13 +150,13 @@ def plans_of(context: Context) -> FallbackPlans:
 # --- Watching -------------------------------------------------------------------------------------
 
 
-def attend(context: Context, plan: FallbackPlan, job_id: str, tell: Tell) -> str:
+def watch_until_moved(context: Context, plan: FallbackPlan, job_id: str, tell: Tell) -> str:
     """Watch a run until it has moved, or can move no more; the id of the final job.
 
     Raises the errors of the calls; the next watcher completes a move that has begun.
     """
-    mover = Mover(lambda: context.batch, context.history, plan, context.clock, tell, own_share())
-    most = _LOCAL_LOOK if context.settings.is_local else _AWS_LOOK
+    mover = Mover(lambda: context.batch, context.history, plan, context.clock, tell, user_share())
+    most = _LOCAL_POLL if context.settings.is_local else _AWS_POLL
     seen = context.clock.monotonic()
     while True:
         try:
@@ -165,7 +165,7 @@ def attend(context: Context, plan: FallbackPlan, job_id: str, tell: Tell) -> str
             seen = context.clock.monotonic()
         except BatchmlError as error:
             is_lost = isinstance(error, ServiceUnreachable) or getattr(error, "status", 0) >= 500
-            if not is_lost or context.clock.monotonic() - seen > _LOST:
+            if not is_lost or context.clock.monotonic() - seen > _MAX_OUTAGE:
                 raise
             tell(f"Trying again: {error}")
             now = ""
@@ -221,7 +221,7 @@ class QueueMoves:
                 now = self._moved(mover, run)
             if now and now != run.job_id:
                 return self._follow(asked, run, now)
-            if age < OVERDUE:  # the process that cancelled it is about to submit it again
+            if age < WATCHER_GRACE:  # the process that cancelled it is about to submit it again
                 return replace(run, job_id=asked, status=JobStatus.RUNNABLE, stopped_at=None)
         elif step is MoveStep.LEAVE and mover:
             now = self._moved(mover, run)
@@ -250,7 +250,7 @@ class QueueMoves:
     def _follow(self, asked: str, run: Run, now: str) -> Run:
 
         self._now[asked] = now
-        learn(self._context, run, now)
+        record_move(self._context, run, now)
         told = self._describe([now]).get(now)
         waiting = replace(run, status=JobStatus.SUBMITTED, status_reason="", stopped_at=None)
         return replace(told or waiting, job_id=asked)
@@ -262,31 +262,31 @@ class QueueMoves:
             if plan is not None:
                 self._movers[run.key] = Mover(
                     lambda: context.batch, context.history, plan, context.clock, self.news.append,
-                    own_share(),
+                    user_share(),
                 )  # fmt: skip
         return self._movers[run.key]
 
     def _patience(self, key: str) -> int:
         """Seconds that the watcher still has; 0 where there is none."""
-        return OVERDUE if plans_of(self._context).watcher(key) else 0
+        return WATCHER_GRACE if plans_of(self._context).watcher(key) else 0
 
 
-def following(moves: QueueMoves, happenings: Iterable[RunEvent]) -> Iterator[RunEvent]:
+def follow_moves(moves: QueueMoves, happenings: Iterable[RunEvent]) -> Iterator[RunEvent]:
     """The events of a run, wherever it goes on, with its own job id there."""
     last: Run | None = None
     for happening in happenings:
-        if isinstance(happening, RunEnded | StatusChanged | WaitingProgress):
+        if isinstance(happening, RunEnded | StatusChanged | RunMessage):
             last = moves.true(happening.run)
             happening = replace(happening, run=last)
         while last is not None and moves.news:
-            yield WaitingProgress(last, moves.news.pop(0))
+            yield RunMessage(last, moves.news.pop(0))
         yield happening
 
 
 # --- Finding the job that a run is now ------------------------------------------------------------
 
 
-def learn(context: Context, run: Run, now: str) -> None:
+def record_move(context: Context, run: Run, now: str) -> None:
     """Keep in the history where a run of this machine has gone on. A full disk does not stop
     following it.
     """
@@ -297,11 +297,11 @@ def learn(context: Context, run: Run, now: str) -> None:
         return
     with suppress(OSError):
         if known.moved != run.job_id:
-            history.intend(followed(known, run.job_id, moved_to(run) or known.queue))
+            history.intend(record_after_move(known, run.job_id, moved_to(run) or known.queue))
         history.add_job_id(known.key, now)
 
 
-def now_of(context: Context, names: Sequence[RunName], job_id: str) -> str:
+def follow_move(context: Context, names: Sequence[RunName], job_id: str) -> str:
     """The job that a run is now: another one, where it has moved.
 
     AWS is asked only about runs that may move and whose move is not known.
@@ -316,12 +316,12 @@ def now_of(context: Context, names: Sequence[RunName], job_id: str) -> str:
                 return job_id
             now = successor(context.batch, run)
             if now:
-                learn(context, run, now)
+                record_move(context, run, now)
             return (now or whole) + job_id.removeprefix(whole)
     return job_id
 
 
-def arrived(context: Context, runs: Iterable[Run]) -> dict[str, str]:
+def find_successors(context: Context, runs: Iterable[Run]) -> dict[str, str]:
     """For jobs that left for another queue: the jobs that go on there.
 
     They are looked for as long as AWS Batch may hide a new submission. A caller that stops a run
@@ -334,12 +334,12 @@ def arrived(context: Context, runs: Iterable[Run]) -> dict[str, str]:
             continue
         plans_of(context).drop(run.key)
         age = context.clock.now() - (run.stopped_at or 0) / 1000
-        seconds = lag(context.batch) if age < OVERDUE else 0.0
+        seconds = listing_delay(context.batch) if age < WATCHER_GRACE else 0.0
         wanted = Record(job_name=run.job_name, queue=queue)
         jobs = look_up(context.batch, wanted, context.clock, seconds)
         if jobs:
-            found[run.job_id] = adopt(context.batch, jobs, lambda _: None)
-            learn(context, run, found[run.job_id])
+            found[run.job_id] = keep_one_job(context.batch, jobs, lambda _: None)
+            record_move(context, run, found[run.job_id])
     return found
 
 
@@ -376,7 +376,11 @@ def start_watcher(context: Context, plan: FallbackPlan, job_id: str) -> str:
     Raises ConfigError where the environment has no queue or no role for it, and the errors of the
     calls.
     """
-    requests = _here(context, plan) if context.settings.is_local else _in_aws(context, plan, job_id)
+    requests = (
+        _local_requests(context, plan)
+        if context.settings.is_local
+        else _aws_requests(context, plan, job_id)
+    )
     api, request = context.batch, requests.submit
     try:
         return api.submit(request)
@@ -412,15 +416,15 @@ def watcher_requests(
     return replace(made, submit={**made.submit, "retryStrategy": _RETRY})
 
 
-def _here(context: Context, plan: FallbackPlan) -> SubmissionRequests:
+def _local_requests(context: Context, plan: FallbackPlan) -> SubmissionRequests:
     # The image is a name: the server runs its own Python there.
     return watcher_requests(
-        plan, new_key(os.urandom), (ATTEND, plan.key), f"batchml/{IMAGE}", make_queue(context),
+        plan, new_key(os.urandom), (ATTEND, plan.key), f"batchml/{IMAGE}", ensure_queue(context),
         Platform(),
     )  # fmt: skip
 
 
-def _in_aws(context: Context, plan: FallbackPlan, job_id: str) -> SubmissionRequests:
+def _aws_requests(context: Context, plan: FallbackPlan, job_id: str) -> SubmissionRequests:
     from batchml.aws.s3 import BucketStore
 
     environment, known = context.settings.environment, open_cache(context)
@@ -446,7 +450,7 @@ def _in_aws(context: Context, plan: FallbackPlan, job_id: str) -> SubmissionRequ
         raise NotFound("Image", IMAGE, [], "It comes with batchml: install that again.")
     platform = controller_platform(read_platform(context), known.outputs(), context.env)
     image = known.image(read_recipe(folder).reference, lambda: pinned(context.connect(), folder))
-    data = encode(plan)
+    data = encode_plan(plan)
     BucketStore(context.connect(), bucket).put(f"runs/{plan.key}/{PLAN}", data)
     told = {
         "env": context.env, "region": environment.region, "job": job_id,
@@ -466,10 +470,10 @@ def fetch_plan(context: Context, address: str, digest: str) -> FallbackPlan:
     data = BucketStore(context.connect(), bucket).get(key)
     if data is None or digest_of(data) != digest:
         raise ConfigError(address, ["it is gone, or not what it was when the run was submitted."])
-    return read(data)
+    return read_plan(data)
 
 
-def job_of(context: Context, key: str) -> str:
+def job_id_of(context: Context, key: str) -> str:
     """The job that a run of this machine is now; "" where it was never submitted."""
     names = context.history.names(context.env)
     return next((name.job_id for name in names if name.key == key), "")

@@ -32,7 +32,7 @@ class GroupMember(Struct, frozen=True):
     found: FoundRun | None = None
 
 
-def part_ids(context: "Context", found: FoundRun) -> dict[str, str]:
+def worker_ids(context: "Context", found: FoundRun) -> dict[str, str]:
     """Group -> job id of its workers, "" without one; empty for a run without groups.
 
     The history of this machine knows them without a call; a run of another machine takes one
@@ -49,7 +49,7 @@ def part_ids(context: "Context", found: FoundRun) -> dict[str, str]:
             if each.key in wanted
         }
         return {group: known.get(key, "") for group, key in groups.items()}
-    plan = plan_of(found.run)
+    plan = launch_plan(found.run)
     return {
         each.name: next(
             (job.job_id for job in context.batch.find_by_name(each.queue, each.job_name)), ""
@@ -58,10 +58,10 @@ def part_ids(context: "Context", found: FoundRun) -> dict[str, str]:
     }
 
 
-def parts_of(context: "Context", found: FoundRun) -> list[GroupMember]:
+def find_members(context: "Context", found: FoundRun) -> list[GroupMember]:
     """The groups of workers as they are now, with those that AWS Batch has forgotten."""
-    ids = part_ids(context, found)
-    plan = plan_of(found.run)
+    ids = worker_ids(context, found)
+    plan = launch_plan(found.run)
     sizes = {each.name: each.size for each in plan.groups} if plan else {}
     told = {}
     if any(ids.values()):
@@ -76,25 +76,25 @@ def parts_of(context: "Context", found: FoundRun) -> list[GroupMember]:
     ]
 
 
-def with_parts(context: "Context", runs: Iterable[FoundRun]) -> list[FoundRun]:
+def with_workers(context: "Context", runs: Iterable[FoundRun]) -> list[FoundRun]:
     """These runs, and after each head its workers, each once."""
     seen: dict[str, FoundRun] = {}
     for found in runs:
         seen.setdefault(found.job_id, found)
-        for part in parts_of(context, found):
+        for part in find_members(context, found):
             if part.found is not None:
                 seen.setdefault(part.job_id, part.found)
     return list(seen.values())
 
 
-def part_id(context: "Context", found: FoundRun, group: str) -> str:
+def member_id(context: "Context", found: FoundRun, group: str) -> str:
     """The job id of the workers of a group; for "head" or the head's group, the head's.
 
     Raises NotFound for a run without such a group.
     """
     if group == found.tags.get(GROUP_TAG) and not is_worker(found.tags):
         return found.job_id
-    ids = part_ids(context, found)
+    ids = worker_ids(context, found)
     if ids.get(group):
         return ids[group]
     if group in ids:
@@ -106,13 +106,13 @@ def part_id(context: "Context", found: FoundRun, group: str) -> str:
     raise NotFound("Group", group, known, hint)
 
 
-def stop_all(context: "Context", job_ids: Sequence[str], reason: str) -> None:
+def terminate_all(context: "Context", job_ids: Sequence[str], reason: str) -> None:
     """Terminate runs, with all jobs of group runs; a run of this machine needs no look-up.
 
     Raises the first error of AWS Batch, after all were tried.
     """
     errors: list[BatchmlError] = []
-    for job_id in _with_ids(context, job_ids):
+    for job_id in _with_worker_ids(context, job_ids):
         try:
             context.batch.terminate(job_id, reason)
         except BatchmlError as error:
@@ -121,7 +121,7 @@ def stop_all(context: "Context", job_ids: Sequence[str], reason: str) -> None:
         raise errors[0]
 
 
-def _with_ids(context: "Context", job_ids: Sequence[str]) -> Iterator[str]:
+def _with_worker_ids(context: "Context", job_ids: Sequence[str]) -> Iterator[str]:
 
     records = context.history.records(context.env)
     for job_id in job_ids:
@@ -129,10 +129,10 @@ def _with_ids(context: "Context", job_ids: Sequence[str]) -> Iterator[str]:
         record = records.get(job_id)
         run = None if record else context.describe([job_id]).get(job_id)
         if record or run:
-            yield from filter(None, part_ids(context, FoundRun(run, record)).values())
+            yield from filter(None, worker_ids(context, FoundRun(run, record)).values())
 
 
-def gang_bill(context: "Context", job_id: str) -> "tuple[Run, Bill]":
+def group_bill(context: "Context", job_id: str) -> "tuple[Run, Bill]":
     """The cost of a run: of all its jobs, and of the job before it moved to another queue.
 
     Raises NotFound as `bill_of` does.
@@ -150,7 +150,7 @@ def gang_bill(context: "Context", job_id: str) -> "tuple[Run, Bill]":
         raise NotFound("Run", job_id, [], hint) from None
     found = FoundRun(run, context.history.records(context.env).get(job_id))
     bills = [own]
-    for part in (found.tags.get(MOVED_TAG, ""), *part_ids(context, found).values()):
+    for part in (found.tags.get(MOVED_TAG, ""), *worker_ids(context, found).values()):
         try:
             bills += [bill_of(context, part)[1]] if part else []
         except NotFound:  # forgotten, and not submitted from here
@@ -158,12 +158,12 @@ def gang_bill(context: "Context", job_id: str) -> "tuple[Run, Bill]":
     return (run, merge_bills(job_id, bills)) if len(bills) > 1 else (run, own)
 
 
-def head_of(found: FoundRun) -> str:
+def head_key(found: FoundRun) -> str:
     """The key of the head's run, for workers; empty for any other run."""
     return found.tags[GANG_TAG] if is_worker(found.tags) else ""
 
 
-def plan_of(run: "Run | None") -> LaunchPlan | None:
+def launch_plan(run: "Run | None") -> LaunchPlan | None:
     """How the nodes of a run were started, from its environment variables."""
     try:
         return LaunchPlan.read(run.environment) if run is not None else None

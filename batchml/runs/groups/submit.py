@@ -25,7 +25,7 @@ from batchml.model.run import Record, Run, RunName
 from batchml.runs.cancel import is_stopping
 from batchml.runs.in_flight import InFlight, RateBucket, UnsentRequests
 from batchml.runs.options import DEFAULT_QUEUE, RunRequest
-from batchml.runs.send import Interrupted, own_share, send_intent
+from batchml.runs.send import Interrupted, send_intent, user_share
 from batchml.runtime.protocol.launch import TORCHRUN, BadCommand, rank_command
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def submit_group_run(
     """
     everyone = [*workers, head]  # the head is the newest: @last
     flights = InFlight.beside(history, head.record.env)
-    sending = _Sending(api, head, workers, history, clock, bucket, share, tell)
+    sending = _GroupSubmission(api, head, workers, history, clock, bucket, share, tell)
     with ExitStack() as stack:
         for each in everyone:
             stack.enter_context(flights.flight(each.record.key))
@@ -84,7 +84,7 @@ def submit_group_run(
         return head_id
 
 
-class _Sending:
+class _GroupSubmission:
     """A group run that is being sent; all of it is on disk."""
 
     def __init__(
@@ -132,7 +132,7 @@ class _Sending:
                 self._tell(f"{error} The head waits for them.")
             except BatchmlError as error:
                 self._give_up(self._workers[number + 1 :], str(error))
-                end_all(self._api, sent, INCOMPLETE, self._tell)
+                terminate_jobs(self._api, sent, INCOMPLETE, self._tell)
                 raise
 
     def clean(self) -> None:
@@ -158,26 +158,31 @@ class _Sending:
             self.unsent.drop(record.key)
 
 
-def finish(api: JobApi, history: History, record: Record, clock: Clock, tell: Tell) -> str:
+def submit_unsent_workers(
+    api: JobApi, history: History, record: Record, clock: Clock, tell: Tell
+) -> str:
     """Send workers that a killed client has left, after AWS Batch does not list them.
 
     The job's id; empty where the group run does not need them any more. `record` is theirs. A
     second process that does the same finds it done. Refused workers end the group run, with a
     message. Raises SubmissionUnknown, and the errors of AWS Batch about the head.
     """
-    flights, unsent = InFlight.beside(history, record.env), UnsentRequests.beside(history, record.env)
+    flights, unsent = (
+        InFlight.beside(history, record.env),
+        UnsentRequests.beside(history, record.env),
+    )
     with flights.flight(record.key):
-        own = next((each for each in _jobs(history, record) if each.key == record.key), None)
+        own = next((each for each in _jobs_of(history, record) if each.key == record.key), None)
         if own is not None and (own.job_id or own.refused):
             return own.job_id
-        head = _head(api, history, record)
+        head = _find_head(api, history, record)
         requests = unsent.find(record.gang, record.key)
         if head is None or is_stopping(head):
             history.add_refusal(record.key, OVER if head else NO_HEAD)
             return ""
         if requests is None:
             history.add_refusal(record.key, INCOMPLETE)
-            _end_gang(api, history, record, tell)
+            _end_group_run(api, history, record, tell)
             return ""
         try:
             return send_intent(
@@ -187,35 +192,37 @@ def finish(api: JobApi, history: History, record: Record, clock: Clock, tell: Te
             raise
         except BatchmlError as error:
             tell(f"{record.name}: {error}")
-            _end_gang(api, history, record, tell)
+            _end_group_run(api, history, record, tell)
             return ""
 
 
-def end_left_over(api: JobApi, history: History, record: Record, job_id: str, tell: Tell) -> None:
+def end_late_workers(
+    api: JobApi, history: History, record: Record, job_id: str, tell: Tell
+) -> None:
     """Terminate workers that were found late, if their group run was given up meanwhile."""
-    head = _head(api, history, record)
+    head = _find_head(api, history, record)
     if head is None or is_stopping(head):
-        end_all(api, [job_id], OVER, tell)
+        terminate_jobs(api, [job_id], OVER, tell)
 
 
-def _jobs(history: History, record: Record) -> list[RunName]:
+def _jobs_of(history: History, record: Record) -> list[RunName]:
     """The jobs of the group run that these workers belong to, as the history knows them."""
     names = history.names(record.env)
     return [each for each in names if record.gang in (each.key, each.gang)]
 
 
-def _head(api: JobApi, history: History, record: Record) -> Run | None:
-    jobs = _jobs(history, record)
+def _find_head(api: JobApi, history: History, record: Record) -> Run | None:
+    jobs = _jobs_of(history, record)
     job_id = next((each.job_id for each in jobs if each.key == record.gang), "")
     return api.describe([job_id]).get(job_id) if job_id else None
 
 
-def _end_gang(api: JobApi, history: History, record: Record, tell: Tell) -> None:
-    known = [each.job_id for each in _jobs(history, record) if each.job_id]
-    end_all(api, known, INCOMPLETE, tell)
+def _end_group_run(api: JobApi, history: History, record: Record, tell: Tell) -> None:
+    known = [each.job_id for each in _jobs_of(history, record) if each.job_id]
+    terminate_jobs(api, known, INCOMPLETE, tell)
 
 
-def end_all(api: JobApi, job_ids: Iterable[str], reason: str, tell: Tell) -> None:
+def terminate_jobs(api: JobApi, job_ids: Iterable[str], reason: str, tell: Tell) -> None:
     """Terminate jobs in any state; a failure is a message."""
     for job_id in job_ids:
         try:
@@ -233,7 +240,7 @@ Request = Callable[
 ]  # and the image
 
 
-def split(
+def split_into_jobs(
     context: "Context",
     order: RunRequest,
     spec: "JobSpec",
@@ -265,10 +272,10 @@ def split(
         queue=lambda name: context.queue(name or DEFAULT_QUEUE),
         rendezvous=rendezvous,
     )
-    return [(member, _travel(submission, member, depot)) for member in found]
+    return [(member, _submission_context(submission, member, depot)) for member in found]
 
 
-def _travel(
+def _submission_context(
     submission: SubmissionContext, member: GroupJob, depot: "PackageStore"
 ) -> SubmissionContext:
     return replace(
@@ -334,7 +341,7 @@ def send_group_run(
         context.history,
         clock=context.clock,
         bucket=bucket,
-        share=own_share(),
+        share=user_share(),
         tell=tell,
     )
 
@@ -357,16 +364,16 @@ def check_nodes(
             f"and {spec.image} is none. Name a folder below images/ whose Dockerfile builds on one."
         )
     if spec.launch.kind == TORCHRUN:
-        mistakes += _bad_command(spec)
+        mistakes += _command_mistakes(spec)
     if spec.nodes > 1:
         spot = _spot_pools(context, queue, asks)
         if spot:
-            mistakes.append(_refusal(context, spec, queue, spot))
+            mistakes.append(_spot_mistake(context, spec, queue, spot))
     if mistakes:
         raise ConfigError(spec.name, mistakes)
 
 
-def _bad_command(spec: "JobSpec") -> list[str]:
+def _command_mistakes(spec: "JobSpec") -> list[str]:
     """Mistakes in a torchrun command, which the ranks' supervisor would refuse on every node."""
     try:
         rank_command(spec.argv(), spec.nodes, lambda name: name)
@@ -395,7 +402,7 @@ def _spot_pools(context: "Context", queue: str, asks: bool) -> list[str]:
     return [pool.name for pool in found if pool.spot]
 
 
-def _refusal(context: "Context", spec: "JobSpec", queue: str, spot: list[str]) -> str:
+def _spot_mistake(context: "Context", spec: "JobSpec", queue: str, spot: list[str]) -> str:
     environment = context.settings.environment
     steady = [
         name

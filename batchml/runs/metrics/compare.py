@@ -32,14 +32,14 @@ class RunDifference(Struct, frozen=True):
 
 def compare(left: FoundRun, right: FoundRun, now_ms: int) -> list[RunDifference]:
     """Every fact that either run has, in a fixed order: requests first, then results."""
-    one, other = dict(facts(left, now_ms)), dict(facts(right, now_ms))
+    one, other = dict(list_facts(left, now_ms)), dict(list_facts(right, now_ms))
     # In the order of the left run; facts of the right run alone come after their group.
-    names = sorted({**one, **other}, key=lambda name: (_group(name), *_place(name, one, other)))
+    names = sorted({**one, **other}, key=lambda name: (_group(name), *_position(name, one, other)))
     found = [RunDifference(name, one.get(name), other.get(name)) for name in names]
     return [each for each in found if (each.left, each.right) != (None, None)]
 
 
-def what_matters(found: Iterable[RunDifference]) -> list[RunDifference]:
+def summarize(found: Iterable[RunDifference]) -> list[RunDifference]:
     """The differences that people look for.
 
     Without a waiting time that is the same to a second, and with the spread of metrics of many
@@ -75,12 +75,12 @@ def _spreads(
     ]  # fmt: skip
 
 
-def facts(found: FoundRun, now_ms: int) -> Iterator[tuple[str, Value]]:
+def list_facts(found: FoundRun, now_ms: int) -> Iterator[tuple[str, Value]]:
     """The facts that can be compared, by name."""
     run, record = found.run, found.record
     yield "name", found.name
     yield "queue", found.queue
-    yield from _below("params", found.params)
+    yield from _flatten("params", found.params)
     yield "commit", found.commit or None
     if record is not None:
         yield "uncommitted", record.dirty if found.commit else None
@@ -94,7 +94,7 @@ def facts(found: FoundRun, now_ms: int) -> Iterator[tuple[str, Value]]:
         yield "gpus", asked.gpus
         yield "array", asked.array_size or None
     tags = {name: value for name, value in found.tags.items() if not name.startswith("batchml:")}
-    yield from _below("tags", tags)
+    yield from _flatten("tags", tags)
     if run is not None:
         yield "status", run.status.value
         if run.status.is_terminal:
@@ -106,7 +106,7 @@ def facts(found: FoundRun, now_ms: int) -> Iterator[tuple[str, Value]]:
             yield "seconds", round(((run.stopped_at or now_ms) - run.started_at) / 1000, 3)
             yield "waited", round((run.started_at - found.created_at) / 1000, 3)
     yield "cost", found.cost
-    yield from _below("metrics", found.metrics)
+    yield from _flatten("metrics", found.metrics)
 
 
 _GROUPS = (
@@ -120,14 +120,14 @@ def _group(name: str) -> int:
     return _GROUPS.index(name.partition(".")[0])
 
 
-def _place(name: str, one: Mapping[str, Value], other: Mapping[str, Value]) -> tuple[int, int]:
+def _position(name: str, one: Mapping[str, Value], other: Mapping[str, Value]) -> tuple[int, int]:
     for number, each in enumerate((one, other)):
         if name in each:
             return number, list(each).index(name)
     return 2, 0
 
 
-def _below(what: str, table: Mapping[str, object]) -> Iterator[tuple[str, Value]]:
+def _flatten(what: str, table: Mapping[str, object]) -> Iterator[tuple[str, Value]]:
     for name, value in table.items():
         yield f"{what}.{name}", value if isinstance(value, str | int | float) else str(value)
 

@@ -83,15 +83,15 @@ def write_plot(
 def html(series: "Mapping[str, Series]", title: str, charts: Charts = NO_CHARTS) -> str:
     figures = [_figure(each) for each in series.values()]
     figures += [_chart(name, curves) for name, curves in charts.items()]
-    return _PAGE.format(title=_text(title), figures="\n".join(figures), colours=_colours())
+    return _PAGE.format(title=_escape(title), figures="\n".join(figures), colours=_colours())
 
 
-def _text(words: str) -> str:
+def _escape(words: str) -> str:
     """Text escaped for HTML."""
-    return escape(_shown(words))
+    return escape(_printable(words))
 
 
-def _shown(words: str) -> str:
+def _printable(words: str) -> str:
     """Text without control characters and lone surrogates: a program chooses the names of its
     metrics.
     """
@@ -118,7 +118,7 @@ class PlotAxis(NamedTuple):
     places: list[float]
 
 
-def axis(series: "Series") -> PlotAxis:
+def make_axis(series: "Series") -> PlotAxis:
     """The axis of a metric."""
     times = [sample.time for sample in series.samples]
     if series.has_steps or times[0] == times[-1]:
@@ -131,10 +131,10 @@ def axis(series: "Series") -> PlotAxis:
 
 
 def _figure(series: "Series") -> str:
-    label, places = axis(series)
+    label, places = make_axis(series)
     points = list(zip(places, series.values, strict=True))
-    known = [y for _, y in points if _drawable(y)]
-    name = _text(series.name)
+    known = [y for _, y in points if _is_drawable(y)]
+    name = _escape(series.name)
     words = f"last {_number(series.last)}"
     if known:
         words += f", least {_number(min(known))}, greatest {_number(max(known))}"
@@ -146,15 +146,15 @@ def _figure(series: "Series") -> str:
 def _chart(title: str, curves: "Mapping[str, Series]") -> str:
     """Usage of the nodes, on a common time axis and a common scale from 0."""
     kept = dict(list(curves.items())[:MAX_NODES])
-    label, times = clock(kept)
+    label, times = scale_times(kept)
     points = [list(zip(times[name], each.values, strict=True)) for name, each in kept.items()]
     left = f", and {len(curves) - len(kept)} more" if len(curves) > len(kept) else ""
-    words = f"{_text(', '.join(kept))}{left}"
-    caption = f"<figcaption>{_text(title)} <span>{words}</span></figcaption>"
-    return f"<figure>{caption}\n{_svg_of(points, label, list(kept))}</figure>"
+    words = f"{_escape(', '.join(kept))}{left}"
+    caption = f"<figcaption>{_escape(title)} <span>{words}</span></figcaption>"
+    return f"<figure>{caption}\n{_svg_of_nodes(points, label, list(kept))}</figure>"
 
 
-def clock(curves: "Mapping[str, Series]") -> tuple[str, dict[str, list[float]]]:
+def scale_times(curves: "Mapping[str, Series]") -> tuple[str, dict[str, list[float]]]:
     """A unit of time for all curves, and their points in it."""
     times = {name: [sample.time for sample in each.samples] for name, each in curves.items()}
     first = min(map(min, times.values()))
@@ -166,11 +166,11 @@ def clock(curves: "Mapping[str, Series]") -> tuple[str, dict[str, list[float]]]:
 
 
 def _svg(points: Sequence[Point], label: str) -> str:
-    ys = [y for _, y in points if _drawable(y)]
+    ys = [y for _, y in points if _is_drawable(y)]
     frame = _Frame(points, min(ys), max(ys))
     place = frame.place
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">', *frame.grid(label)]
-    for piece in _pieces(drawn(points, MAX_DRAWN)):
+    for piece in _split_at_gaps(thin_points(points, MAX_DRAWN)):
         if len(piece) > 1:
             line = " ".join(",".join(place(*point)) for point in piece)
             parts.append(f'<polyline class="curve" points="{line}"/>')
@@ -185,18 +185,18 @@ def _svg(points: Sequence[Point], label: str) -> str:
     return "\n".join([*parts, "</svg>"])
 
 
-def _svg_of(curves: Sequence[Sequence[Point]], label: str, names: Sequence[str]) -> str:
+def _svg_of_nodes(curves: Sequence[Sequence[Point]], label: str, names: Sequence[str]) -> str:
     """Several curves with a colour each; the name appears under the pointer."""
     points = [point for curve in curves for point in curve]
     frame = _Frame(points, 0.0, max(y for _, y in points))
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">', *frame.grid(label)]
     for i, (curve, name) in enumerate(zip(curves, names, strict=True)):
-        line = " ".join(",".join(frame.place(*point)) for point in drawn(curve, MAX_DRAWN))
+        line = " ".join(",".join(frame.place(*point)) for point in thin_points(curve, MAX_DRAWN))
         if len(curve) == 1:  # a curve of one point would be invisible
             line = f"{line} {line}"
         parts.append(
             f'<polyline class="curve n{i}" stroke-linecap="round" points="{line}">'
-            f"<title>{_text(name)}</title></polyline>"
+            f"<title>{_escape(name)}</title></polyline>"
         )
     return "\n".join([*parts, _legend(names), "</svg>"])
 
@@ -205,7 +205,7 @@ def _legend(names: Sequence[str]) -> str:
     """The first few names in their colours, as many as fit."""
     shown = [
         f'<text class="n{i}" x="{_LEFT + 6 + 120 * (i % 4)}" y="{_TOP + 10 + 14 * (i // 4)}">'
-        f"{_text(name[:18])}</text>"
+        f"{_escape(name[:18])}</text>"
         for i, name in enumerate(names[:8])
     ]
     return "\n".join(shown)
@@ -247,18 +247,18 @@ class _Frame:
         return parts
 
 
-def _pieces(points: Sequence[Point]) -> list[list[Point]]:
+def _split_at_gaps(points: Sequence[Point]) -> list[list[Point]]:
     """The parts of the curve between gaps: NaN and infinity cannot be drawn."""
     pieces: list[list[Point]] = [[]]
     for point in points:
-        if _drawable(point[1]):
+        if _is_drawable(point[1]):
             pieces[-1].append(point)
         elif pieces[-1]:
             pieces.append([])
     return [piece for piece in pieces if piece]
 
 
-def drawn(points: Sequence[Point], most: int) -> list[Point]:
+def thin_points(points: Sequence[Point], most: int) -> list[Point]:
     """At most `most` points that look like all of them: the extremes of each interval are kept."""
     if len(points) <= most:
         return list(points)
@@ -268,7 +268,7 @@ def drawn(points: Sequence[Point], most: int) -> list[Point]:
         stretch = points[
             number * len(points) // stretches : (number + 1) * len(points) // stretches
         ]
-        known = [point for point in stretch if _drawable(point[1])]
+        known = [point for point in stretch if _is_drawable(point[1])]
         if len(known) < len(stretch):
             found.append((stretch[0][0], math.nan))
         extremes = {min(known, key=_height), max(known, key=_height)} if known else set()
@@ -276,7 +276,7 @@ def drawn(points: Sequence[Point], most: int) -> list[Point]:
     return found
 
 
-def _drawable(value: float) -> bool:
+def _is_drawable(value: float) -> bool:
     """Whether a value can be drawn: not NaN, infinity, or so large that no scale is left."""
     return abs(value) < 1e300
 
@@ -317,20 +317,20 @@ def png(series: "Mapping[str, Series]", title: str, charts: Charts = NO_CHARTS) 
     count = len(series) + len(charts)
     rows, columns = -(-count // 2), min(2, count)
     figure = figure_of(figsize=(6.5 * columns, 3.2 * rows + 0.4), layout="constrained")
-    figure.suptitle(_shown(title), parse_math=False)
+    figure.suptitle(_printable(title), parse_math=False)
     plots = list(figure.subplots(rows, columns, squeeze=False).flat)
     for plot, each in zip(plots, series.values(), strict=False):
-        label, places = axis(each)
+        label, places = make_axis(each)
         plot.plot(places, each.values, marker="." if len(places) <= 40 else "")
-        plot.set_title(_shown(each.name), fontsize=10, parse_math=False)
+        plot.set_title(_printable(each.name), fontsize=10, parse_math=False)
         plot.set_xlabel(label)
         plot.grid(alpha=0.3)
     for plot, (name, curves) in zip(plots[len(series) :], charts.items(), strict=False):
         kept = dict(list(curves.items())[:MAX_NODES])
-        label, times = clock(kept)
+        label, times = scale_times(kept)
         for node, each in kept.items():
-            plot.plot(times[node], each.values, label=_shown(node))
-        plot.set_title(_shown(name), fontsize=10, parse_math=False)
+            plot.plot(times[node], each.values, label=_printable(node))
+        plot.set_title(_printable(name), fontsize=10, parse_math=False)
         plot.set_xlabel(label)
         plot.set_ylim(bottom=0)
         plot.legend(fontsize=7)

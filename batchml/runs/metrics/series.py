@@ -60,7 +60,7 @@ class Series(Struct, frozen=True):
         return [sample.step for sample in self.samples if sample.step is not None]
 
 
-class Gathered:
+class SampleCollector:
     """One metric that is being read, thinned when it is long; the newest value is always kept."""
 
     def __init__(self) -> None:
@@ -99,7 +99,7 @@ class Metrics:
     def __init__(self, patterns: Mapping[str, str] = {}) -> None:
         self.patterns = patterns
         self._patterns = {name: re.compile(pattern) for name, pattern in patterns.items()}
-        self._gathered: dict[str, Gathered] = {}
+        self._gathered: dict[str, SampleCollector] = {}
         self._steps: dict[str, float] = {}  # child -> the step of its current line
         self._may_go_back: dict[str, set[str]] = {}  # metrics, by the child of a new attempt
         self._streams: dict[str, str] = {}  # child -> the stream that is being read
@@ -194,7 +194,7 @@ class Metrics:
         name = f"{name}:{child}" if child else name
         gathered = self._gathered.get(name)
         if gathered is None:
-            gathered = self._gathered[name] = Gathered()
+            gathered = self._gathered[name] = SampleCollector()
         may_go_back = self._may_go_back.get(child, set())
         if name in may_go_back and sample.step is not None:
             gathered.go_back_to(sample.step)
@@ -211,7 +211,7 @@ def last_values(series: Mapping[str, Series]) -> dict[str, float]:
     return {name: each.last for name, each in series.items() if math.isfinite(each.last)}
 
 
-def unmatched(patterns: Mapping[str, str], names: Iterable[str]) -> str:
+def describe_unmatched(patterns: Mapping[str, str], names: Iterable[str]) -> str:
     """The message about patterns without a value in a whole log; "" where all have one.
 
     `names` are the metrics with values; `loss:3` is the metric of child 3.
@@ -227,7 +227,7 @@ def _child_of(part: str) -> str:
     return part.partition("/")[0]
 
 
-def gather(
+def read_series(
     attempts: Iterable[Iterable[tuple[int, str]]], patterns: Mapping[str, str]
 ) -> dict[str, Series]:
     """The metrics of a run from its log: for each attempt (ms, message), with marks."""
@@ -292,11 +292,11 @@ def metric_texts(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
         if child is None or name not in many:
             found[whole] = f"{value:g}"
         else:
-            found.setdefault(name, _text(spread(many[name])))
+            found.setdefault(name, _describe_spread(spread(many[name])))
     return list(found.items())
 
 
-def _text(found: Spread) -> str:
+def _describe_spread(found: Spread) -> str:
     """`0.02 to 0.9, median 0.3, of 40 children`"""
     span = f"{found.least:.4g} to {found.most:.4g}, median {found.middle:.4g}"
     return f"{span}, of {found.count} children"
@@ -332,11 +332,11 @@ _COUNTED = re.compile(
 )
 _BAR = re.compile(r"(?:^|[\s:])(\d{1,3})%\|")  # tqdm: ` 45%|####     | 45/100 [00:10<00:12]`
 _KERAS = re.compile(r"^\s*(\d{1,12})/(\d{1,12})\s+(?:\[[=>.]|\u2501)")
-_SAID = re.compile(r"\bprogress\b[ \t:=]{0,3}(\d{1,3}(?:\.\d+)?) ?%", re.IGNORECASE)
+_PERCENT = re.compile(r"\bprogress\b[ \t:=]{0,3}(\d{1,3}(?:\.\d+)?) ?%", re.IGNORECASE)
 _MAX_LINE = 2000  # characters: longer lines are no progress lines
 
 # A smaller part of the run is no base for an estimate.
-_ENOUGH = 0.005
+_MIN_PROGRESS = 0.005
 
 
 class ProgressReport(NamedTuple):
@@ -349,7 +349,7 @@ class ProgressReport(NamedTuple):
 
 def read_progress(line: str) -> ProgressReport | None:
     """The progress that a line shows; None for most lines."""
-    if len(line) > _MAX_LINE or not _may_tell(line):
+    if len(line) > _MAX_LINE or not _may_show_progress(line):
         return None
     plain = _ANSI.sub("", line).rstrip("\r").rpartition("\r")[2]
     epoch, part, end = None, None, 0
@@ -369,13 +369,13 @@ def read_progress(line: str) -> ProgressReport | None:
     return ProgressReport(epoch, part, is_result=bool(plain[end:].strip(" \t])}:.-=")))
 
 
-def _may_tell(line: str) -> bool:
+def _may_show_progress(line: str) -> bool:
     """Whether any of the patterns could match; most lines end here."""
     return "/" in line or "%" in line or "of" in line.lower()
 
 
 def _part_of_bar(plain: str) -> float | None:
-    for pattern in (_BAR, _SAID):
+    for pattern in (_BAR, _PERCENT):
         found = pattern.search(plain)
         if found:
             return min(1.0, float(found[1]) / 100)
@@ -423,7 +423,7 @@ class ProgressTrend:
         if not (self._first and self._last):
             return None
         passed, gained = (b - a for a, b in zip(self._first, self._last, strict=True))
-        if gained < _ENOUGH or passed <= 0:
+        if gained < _MIN_PROGRESS or passed <= 0:
             return None
         end = self._last[0] + (1 - self._last[1]) * passed / gained
         return max(0.0, end - time)

@@ -11,9 +11,9 @@ from batchml.aws.batch.jobs import RANKS, USAGE, LiveApi, LogMark
 from batchml.errors import BatchmlError
 from batchml.model.outcome import is_supervised, restarts_in_place
 from batchml.model.run import Record, Run
-from batchml.runs.find import RunMetrics, measure
-from batchml.runs.metrics.series import Gathered, Sample, Series
-from batchml.runs.rerun.rules import ranges
+from batchml.runs.find import RunMetrics, read_metrics
+from batchml.runs.metrics.series import Sample, SampleCollector, Series
+from batchml.runs.rerun.rules import format_ranges
 from batchml.runtime.protocol.launch import AGAIN
 from batchml.runtime.protocol.log_marks import parse_mark, read_ranks
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from batchml.runs.groups.members import GroupMember
     from batchml.runs.search import FoundRun
 
-AGE = 120_000  # ms: an older mark is not current
+MAX_MARK_AGE = 120_000  # ms: an older mark is not current
 WAITED, CPU = "waited", "cpu"  # the evidence that a rank is slow
-LEAST_WAIT = 10.0  # percent of the time that the others wait: less does not matter
-_PART = 0.25  # the slow rank waits at most this part of what the others wait
-_LESS_CPU = 25.0  # the others compute at least this percentage less than the slow rank
-_BUSY = 0.2  # cores: a rank that computes less delays nobody
+MIN_WAIT = 10.0  # percent of the time that the others wait: less does not matter
+_WAIT_RATIO = 0.25  # the slow rank waits at most this part of what the others wait
+_MIN_CPU_GAP = 25.0  # the others compute at least this percentage less than the slow rank
+_MIN_CORES = 0.2  # cores: a rank that computes less delays nobody
 
 
 class NodeUsage(Struct, frozen=True):
@@ -58,12 +58,14 @@ class SlowRank(Struct, frozen=True):
     evidence: str
 
 
-def collect(nodes: Sequence[NodeUsage], marks: Iterable[LogMark], now: int) -> list[UsageSample]:
+def collect_usage(
+    nodes: Sequence[NodeUsage], marks: Iterable[LogMark], now: int
+) -> list[UsageSample]:
     """The usage of each node, from its marks. For a node that runs, old marks do not count."""
     owners = {each.log_stream: i for i, node in enumerate(nodes) for each in node.run.attempts}
     usage: dict[int, dict[str, float]] = {}
     ranks: dict[int, dict[int, dict[str, float]]] = {}
-    series: dict[int, dict[str, Gathered]] = {}
+    series: dict[int, dict[str, SampleCollector]] = {}
     for mark in marks:
         owner, said = owners.get(mark.stream), parse_mark(mark.message)
         if owner is None or said is None:
@@ -71,12 +73,12 @@ def collect(nodes: Sequence[NodeUsage], marks: Iterable[LogMark], now: int) -> l
         kind, words = said
         run = nodes[owner].run
         is_now = mark.stream == run.attempts[-1].log_stream and (
-            run.status.is_terminal or now - mark.at <= AGE
+            run.status.is_terminal or now - mark.at <= MAX_MARK_AGE
         )
         if kind == "usage":
             used = {name: float(value) for name, value in words.items()}
             for name, value in used.items():
-                one = series.setdefault(owner, {}).setdefault(name, Gathered())
+                one = series.setdefault(owner, {}).setdefault(name, SampleCollector())
                 one.add(Sample(value, mark.at / 1000, None))
             if is_now:
                 usage[owner] = used
@@ -93,7 +95,7 @@ def collect(nodes: Sequence[NodeUsage], marks: Iterable[LogMark], now: int) -> l
     ]
 
 
-def slow_ranks(uses: Iterable[UsageSample]) -> SlowRank | None:
+def find_slow_ranks(uses: Iterable[UsageSample]) -> SlowRank | None:
     """The ranks that all others wait for, if that is clear.
 
     At most a quarter of the ranks, or all ranks of one node, and at least as many others. The best
@@ -126,8 +128,8 @@ def _by_wait(
     waited: Mapping[int, float], homes: Mapping[int, str]
 ) -> tuple[list[int], float] | None:
     usual = sorted(waited.values())[3 * len(waited) // 4]  # of those that do wait
-    slow = sorted(rank for rank, share in waited.items() if share <= usual * _PART)
-    if usual < LEAST_WAIT or not _are_few(slow, homes):
+    slow = sorted(rank for rank, share in waited.items() if share <= usual * _WAIT_RATIO)
+    if usual < MIN_WAIT or not _are_few(slow, homes):
         return None
     return slow, median(share for rank, share in waited.items() if rank not in slow)
 
@@ -135,10 +137,10 @@ def _by_wait(
 def _by_cpu(cpu: Mapping[int, float], homes: Mapping[int, str]) -> tuple[list[int], float] | None:
     most = max(cpu.values(), default=0.0)
     slow = sorted(rank for rank, cores in cpu.items() if cores >= 0.9 * most)
-    if most < _BUSY or not _are_few(slow, homes):
+    if most < _MIN_CORES or not _are_few(slow, homes):
         return None
     less = [100 * (1 - cores / most) for rank, cores in cpu.items() if rank not in slow]
-    return (slow, median(less)) if min(less) >= _LESS_CPU else None
+    return (slow, median(less)) if min(less) >= _MIN_CPU_GAP else None
 
 
 def _are_few(slow: Sequence[int], homes: Mapping[int, str]) -> bool:
@@ -149,9 +151,9 @@ def _are_few(slow: Sequence[int], homes: Mapping[int, str]) -> bool:
     return 0 < len(slow) <= len(homes) // 4
 
 
-def slow_text(slow: SlowRank) -> str:
+def describe_slow_ranks(slow: SlowRank) -> str:
     """One sentence for the user, with the evidence."""
-    numbers = ranges(list(slow.ranks))
+    numbers = format_ranges(list(slow.ranks))
     who = f"rank {numbers}" if len(slow.ranks) == 1 else f"ranks {numbers}"
     one = "is the slow one" if len(slow.ranks) == 1 else "are the slow ones"
     where = f"{who} on {', '.join(slow.nodes)}"
@@ -178,7 +180,7 @@ CHARTS = {
 _MEGA = {"net_in": 1e6, "net_out": 1e6}
 
 
-def charts(uses: Sequence[UsageSample]) -> dict[str, dict[str, Series]]:
+def usage_charts(uses: Sequence[UsageSample]) -> dict[str, dict[str, Series]]:
     """Title -> node -> its curve, for all usage that any node reported."""
     found: dict[str, dict[str, Series]] = {}
     for name, title in CHARTS.items():
@@ -194,7 +196,7 @@ def charts(uses: Sequence[UsageSample]) -> dict[str, dict[str, Series]]:
 # --- Restarts of ranks in place, from the main node's log -----------------------------------------
 
 
-PATTERN = f'"{AGAIN}"'  # of CloudWatch Logs
+RESTART_FILTER = f'"{AGAIN}"'  # of CloudWatch Logs
 SHOWN = 5  # the last ones
 _OURS = "batchml: "
 
@@ -204,7 +206,7 @@ class Restart(Struct, frozen=True):
     why: str  # "node 1 does not answer any more"
 
 
-def restarts(marks: Iterable[LogMark]) -> list[Restart]:
+def find_restarts(marks: Iterable[LogMark]) -> list[Restart]:
     """The restarts that the runtime reports in its marks; by time."""
     found = []
     for mark in marks:
@@ -222,11 +224,11 @@ def restarts_text(found: Sequence[Restart], is_whole: bool = True) -> str:
     """
     if not found:
         return ""
-    days = len({_time(each.at, "%F") for each in found}) > 1
+    days = len({_format_time(each.at, "%F") for each in found}) > 1
     form = "%m-%d %H:%M" if days else "%H:%M"
-    count = f"{'' if is_whole else 'at least '}{_times(len(found))}"
+    count = f"{'' if is_whole else 'at least '}{_format_count(len(found))}"
     last = ", the last of them" if len(found) > SHOWN else ""
-    told = "; ".join(f"{each.why}, at {_time(each.at, form)}" for each in found[-SHOWN:])
+    told = "; ".join(f"{each.why}, at {_format_time(each.at, form)}" for each in found[-SHOWN:])
     return f"{count} in place{last}: {told} UTC"
 
 
@@ -235,11 +237,11 @@ def restarts_json(found: Sequence[Restart]) -> dict[str, Any]:
     return {"restarts": [{"at": each.at, "why": each.why} for each in found]} if found else {}
 
 
-def _times(count: int) -> str:
+def _format_count(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
-def _time(ms: int, form: str) -> str:
+def _format_time(ms: int, form: str) -> str:
     return datetime.fromtimestamp(ms / 1000, UTC).strftime(form)
 
 
@@ -247,12 +249,12 @@ def _time(ms: int, form: str) -> str:
 # Read what the nodes of a run use from their logs, in few calls.
 
 
-MOST = 64  # containers of one run whose state is asked for: with the run itself one call
+MAX_NODES = 64  # containers of one run whose state is asked for: with the run itself one call
 WINDOW = 600_000  # ms: the part of a log, at its end, that is read where the whole is not needed
 READING_TIME = 5.0  # seconds that logs are read before the rest is left unread
 
 
-def nodes_of(
+def find_nodes(
     context: "Context", found: "FoundRun", parts: "Sequence[GroupMember]"
 ) -> list[NodeUsage]:
     """The nodes of a multi-node run, or the head and workers of a group run, that have begun.
@@ -275,13 +277,13 @@ def nodes_of(
             asked |= {f"{part.group} {i}": f"{workers.job_id}:{i}" for i in size}
         elif workers.attempts:
             known[part.group] = workers
-    asked = dict(list(asked.items())[:MOST])
+    asked = dict(list(asked.items())[:MAX_NODES])
     told = context.describe(list(asked.values())) if asked else {}
     known |= {name: told[job_id] for name, job_id in asked.items() if job_id in told}
     return [NodeUsage(name, each) for name, each in known.items() if each.attempts]
 
 
-def uses_of(
+def read_usage(
     context: "Context", nodes: Sequence[NodeUsage], whole: bool = False
 ) -> list[UsageSample]:
     """The newest usage of these nodes, and curves: of the last ten minutes, or of the `whole` run.
@@ -315,10 +317,10 @@ def uses_of(
             seen.append(mark)
     except BatchmlError:
         pass  # usage is optional information
-    return collect(nodes, seen, now)
+    return collect_usage(nodes, seen, now)
 
 
-def measure_gang(
+def read_run_metrics(
     context: "Context", run: Run, nodes: Sequence[NodeUsage], record: Record | None
 ) -> RunMetrics:
     """The metrics of any run, like `measure`; for ranks that train together those of the main node,
@@ -329,13 +331,13 @@ def measure_gang(
     if nodes and is_supervised(run):
         main = next((each.run for each in nodes if each.run.node_index in (0, None)), None)
         run = replace(run, attempts=main.attempts) if main else run
-    return measure(context, run, record)
+    return read_metrics(context, run, record)
 
 
 # --- Restarts of ranks in place -------------------------------------------------------------------
 
 
-def restarts_of(
+def read_restarts(
     context: "Context", run: Run | None, nodes: Sequence[NodeUsage]
 ) -> tuple[list[Restart], bool]:
     """The restarts of all attempts, and whether the whole log was searched.
@@ -359,8 +361,8 @@ def restarts_of(
     found: list[LogMark] = []
     live = LiveApi(context.connect())
     try:
-        for mark in live.filter_lines(run.log_group, streams, begun, PATTERN, has_time):
+        for mark in live.filter_lines(run.log_group, streams, begun, RESTART_FILTER, has_time):
             found.append(mark)
     except BatchmlError:
-        return restarts(found), False
-    return restarts(found), has_time()
+        return find_restarts(found), False
+    return find_restarts(found), has_time()

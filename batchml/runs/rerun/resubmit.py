@@ -23,14 +23,14 @@ from batchml.runs.options import RunRequest
 from batchml.runs.prepare import PreparedRun, prepare
 from batchml.runs.rerun.rules import (
     RerunSpec,
-    again,
-    first_id,
-    first_numbers,
+    display_id,
+    format_ranges,
     groups_of,
-    only,
-    ranges,
-    remembered,
-    typed,
+    limit_to_children,
+    make_rerun,
+    original_id,
+    original_numbers,
+    record_spec,
 )
 from batchml.runtime.checkpoint.layout import list_checkpoints, looks_whole
 from batchml.runtime.checkpoint.remote import CheckpointFiles as Saved
@@ -66,7 +66,7 @@ class SavedCheckpoints(Struct, frozen=True):
         return self.step is not None or self.files > 0
 
 
-def resuming(
+def with_checkpoints(
     context: Context,
     found: "FoundRun",
     whole: "FoundRun",
@@ -80,7 +80,7 @@ def resuming(
     those that run again, None for all. Raises UsageError for a run that cannot go on, and NotFound
     if no checkpoint is found where this machine can look.
     """
-    _check(found, wanted, children is not None)
+    _check_can_resume(found, wanted, children is not None)
     is_array = wanted.array is not None
     told = ResumeSource(
         job=bare_id(whole.job_id),
@@ -88,21 +88,21 @@ def resuming(
         key=_key(whole),
         store=_store(context, whole),
         folder=str(context.home.runs / bare_id(whole.job_id)) if context.settings.is_local else "",
-        children=ranges(children or ()),
+        children=format_ranges(children or ()),
         is_array=is_array,
     )
     numbers: list[int | None] = [None]
     if children is not None or is_array:
         numbers = list(range(wanted.array or 0)) if children is None else list(children)
-    seen = _look(context, told, numbers)
-    first = first_numbers(whole.run, whole.record)
-    who = f"{found.name} {first_id(found.job_id, first)}"
+    seen = _find_checkpoints(context, told, numbers)
+    first = original_numbers(whole.run, whole.record)
+    who = f"{found.name} {original_id(found.job_id, first)}"
     if seen is None:
-        words = _unseen(who)
+        words = _unverified_notice(who)
     elif not any(seen.values()):
-        raise _nothing(context, found, who)
+        raise _no_checkpoint_error(context, found, who)
     else:
-        words = _seen(who, seen, first)
+        words = _resume_notice(who, seen, first)
     spec = replace(wanted.spec, env={**wanted.spec.env, VARIABLE: told.to_json()})
     return replace(
         wanted,
@@ -112,7 +112,7 @@ def resuming(
     )
 
 
-def _check(found: "FoundRun", wanted: RerunSpec, some: bool) -> None:
+def _check_can_resume(found: "FoundRun", wanted: RerunSpec, some: bool) -> None:
     run = found.run
     if run is not None and not run.status.is_terminal and not (some and run.children):
         raise UsageError(
@@ -146,7 +146,7 @@ def _store(context: Context, found: "FoundRun") -> str:
 # --- Finding checkpoints --------------------------------------------------------------------------
 
 
-def _look(
+def _find_checkpoints(
     context: Context, told: ResumeSource, numbers: Sequence[int | None]
 ) -> Mapping[int | None, SavedCheckpoints] | None:
     """The checkpoints of each child; None where this machine cannot look.
@@ -154,7 +154,9 @@ def _look(
     In AWS one call for each 1,000 files.
     """
     if told.folder:
-        return {each: _here(Path(checkpoint_folder(told.folder, each))) for each in numbers}
+        return {
+            each: _find_in_folder(Path(checkpoint_folder(told.folder, each))) for each in numbers
+        }
     if _has_workspace(context):
         return None
     stored = _STORE.fullmatch(told.store)
@@ -164,18 +166,18 @@ def _look(
 
     top = f"{stored[2]}/{child_prefix(numbers[0] if len(numbers) == 1 else None)}"
     names = BucketStore(context.connect(), stored[1]).keys(top)
-    return dict(_sorted(names, f"{stored[2]}/", numbers))
+    return dict(_by_child(names, f"{stored[2]}/", numbers))
 
 
-def saved_here(context: Context, job_id: str) -> SavedCheckpoints:
+def find_local_checkpoints(context: Context, job_id: str) -> SavedCheckpoints:
     """The checkpoints of a run of this machine, or of a child."""
     whole, _, child = job_id.partition(":")
-    return _here(
+    return _find_in_folder(
         Path(checkpoint_folder(str(context.home.runs / whole), int(child) if child else None))
     )
 
 
-def _here(folder: Path) -> SavedCheckpoints:
+def _find_in_folder(folder: Path) -> SavedCheckpoints:
     """The checkpoints of a folder, by names and sizes: the runtime checks them before the command
     starts.
     """
@@ -190,7 +192,7 @@ def _here(folder: Path) -> SavedCheckpoints:
     )
 
 
-def _sorted(
+def _by_child(
     names: Iterable[str], above: str, numbers: Sequence[int | None]
 ) -> Iterator[tuple[int | None, SavedCheckpoints]]:
     below: dict[str, list[str]] = {}
@@ -224,7 +226,9 @@ def _has_workspace(context: Context) -> bool:
 # --- Messages -------------------------------------------------------------------------------------
 
 
-def _seen(who: str, seen: Mapping[int | None, SavedCheckpoints], first: Sequence[int]) -> str:
+def _resume_notice(
+    who: str, seen: Mapping[int | None, SavedCheckpoints], first: Sequence[int]
+) -> str:
     steps = sorted({each.step for each in seen.values() if each.step is not None})
     if steps:
         last = f" to {steps[-1]}" if len(steps) > 1 else ""
@@ -234,24 +238,26 @@ def _seen(who: str, seen: Mapping[int | None, SavedCheckpoints], first: Sequence
     without = [number for number, each in seen.items() if number is not None and not each]
     if without:
         named = [first[number] if number < len(first) else number for number in without]
-        shown = ranges(named[:_SHOWN]) + (" ..." if len(without) > _SHOWN else "")
+        shown = format_ranges(named[:_SHOWN]) + (" ..." if len(without) > _SHOWN else "")
         words += f" {len(without)} of {len(seen)} children saved nothing and begin anew: {shown}."
     return words
 
 
-def _unseen(who: str) -> str:
+def _unverified_notice(who: str) -> str:
     return (
         f"It resumes from what {who} has saved in the workspace, which is not seen from here: "
         "without a checkpoint there it ends with 78 before its command."
     )
 
 
-def _nothing(context: Context, found: "FoundRun", who: str) -> NotFound:
+def _no_checkpoint_error(context: Context, found: "FoundRun", who: str) -> NotFound:
 
     before = found.tags.get(RESUMES_TAG, "")
-    hint = f"From the beginning: batchml rerun {typed(context, found.job_id)}{context.env_option}"
+    hint = (
+        f"From the beginning: batchml rerun {display_id(context, found.job_id)}{context.env_option}"
+    )
     if before:
-        again = f"batchml rerun --resume {typed(context, before)}{context.env_option}"
+        again = f"batchml rerun --resume {display_id(context, before)}{context.env_option}"
         hint = f"It was to go on from another: {again}"
     return NotFound("Checkpoints of run", who, [], hint)
 
@@ -285,31 +291,33 @@ def prepare_again(
             "--failed: AWS Batch has forgotten the run, and nobody here saw whether it failed. "
             "Without --failed it runs again."
         )
-    if failed and _is_whole(found.run):
+    if failed and _did_not_fail(found.run):
         return None
     asked_for, children = found, None
     parent, _, child = found.job_id.partition(":")
     if child:
         (found,) = load_runs(context, [parent])
-    groups, images = _gang(context, found)
-    wanted = again(found.run, found.record, bool(request.params), groups)
+    groups, images = _groups_and_images(context, found)
+    wanted = make_rerun(found.run, found.record, bool(request.params), groups)
     if child:
         children = [int(child)]
     elif failed and wanted.array:
-        children = _failed(context, found)
+        children = _failed_children(context, found)
         if not children:
             return None
     if children is not None:
-        wanted = only(wanted, children)
+        wanted = limit_to_children(wanted, children)
     if resume:
-        wanted = resuming(context, asked_for, found, wanted, children)
-    with unpacked(context, wanted.code) as code:
-        return _prepared(context, found, wanted, code, request, dry_run, images)
+        wanted = with_checkpoints(context, asked_for, found, wanted, children)
+    with unpack_code(context, wanted.code) as code:
+        return _prepare(context, found, wanted, code, request, dry_run, images)
 
 
-def _gang(context: Context, found: "FoundRun") -> "tuple[tuple[Group, ...], dict[str, str]]":
+def _groups_and_images(
+    context: Context, found: "FoundRun"
+) -> "tuple[tuple[Group, ...], dict[str, str]]":
     """The groups of a group run that are not in the history, and the image of each group."""
-    from batchml.runs.groups.members import parts_of
+    from batchml.runs.groups.members import find_members
 
     record, run = found.record, found.run
     if record is not None and record.spec:
@@ -317,13 +325,13 @@ def _gang(context: Context, found: "FoundRun") -> "tuple[tuple[Group, ...], dict
         return (), {
             each.tags.get(GROUP_TAG, ""): each.image for each in workers if each.gang == record.key
         }
-    told = {each.group: each.found.run for each in parts_of(context, found) if each.found}
+    told = {each.group: each.found.run for each in find_members(context, found) if each.found}
     known = {group: each for group, each in told.items() if each is not None}
     groups = groups_of(run, known) if run is not None else ()
     return groups, {group: each.image for group, each in known.items()}
 
 
-def _prepared(
+def _prepare(
     context: Context,
     found: "FoundRun",
     wanted: RerunSpec,
@@ -353,13 +361,13 @@ def _prepared(
             "would bring the checkpoints."
         )
     kept = replace(
-        _as_before(made.requests, made.record, found), spec=remembered(made.spec, record)
+        _as_before(made.requests, made.record, found), spec=record_spec(made.spec, record)
     )
     workers = [
         replace(each, record=_as_before(each.requests, each.record, found)) for each in made.workers
     ]
-    notices = (*wanted.notices, *_said(wanted), *made.notices)
-    kept = replace(kept, spec=remembered(made.spec, record))
+    notices = (*wanted.notices, *_children_notices(wanted), *made.notices)
+    kept = replace(kept, spec=record_spec(made.spec, record))
     return replace(made, record=kept, workers=tuple(workers), notices=notices)
 
 
@@ -381,15 +389,15 @@ def _as_before(requests: "SubmissionRequests", new: Record, found: "FoundRun") -
     )
 
 
-def _is_whole(run: Run | None) -> bool:
+def _did_not_fail(run: Run | None) -> bool:
     """True for a single run, or child, that did not fail."""
     return run is not None and not run.children and run.status is not JobStatus.FAILED
 
 
-def _said(wanted: RerunSpec) -> Iterator[str]:
+def _children_notices(wanted: RerunSpec) -> Iterator[str]:
     if wanted.children:
         count = len(wanted.children)
-        which = ranges(wanted.children[:200]) + (" ..." if count > 200 else "")
+        which = format_ranges(wanted.children[:200]) + (" ..." if count > 200 else "")
         what, new = ("Children", f"an array of {count}") if count > 1 else ("Child", "a single run")
         yield (
             f"{what} {which} of {wanted.size}, as {new}: AWS_BATCH_JOB_ARRAY_INDEX is what it was "
@@ -397,7 +405,7 @@ def _said(wanted: RerunSpec) -> Iterator[str]:
         )
 
 
-def _failed(context: Context, found: "FoundRun") -> list[int]:
+def _failed_children(context: Context, found: "FoundRun") -> list[int]:
 
     known = list_child_indices(context.connect(), found.job_id, JobStatus.FAILED)
     if not known and (found.run is None or found.run.children.get("FAILED")):
@@ -409,7 +417,7 @@ def _failed(context: Context, found: "FoundRun") -> list[int]:
 
 
 @contextmanager
-def unpacked(context: Context, address: str) -> Iterator[str]:
+def unpack_code(context: Context, address: str) -> Iterator[str]:
     """A temporary folder with the code of a run; an empty string for none.
 
     Raises NotFound for code that was deleted.
@@ -451,13 +459,13 @@ class RenumberedDiagnosis(Diagnosis):
     def __init__(self, session: "Session", whole: str, record: Record | None) -> None:
         super().__init__(session)
         self._whole = whole
-        self._first = first_numbers(None, record)
+        self._first = original_numbers(None, record)
 
     def runs(self, job_ids: Sequence[str]) -> tuple[Run, ...]:
         found = super().runs(job_ids)
         for run in found:
             if bare_id(run.job_id) == self._whole:
-                self._first = self._first or first_numbers(run, None)
+                self._first = self._first or original_numbers(run, None)
         return tuple(map(self._numbered, found))
 
     def children(self, array: Run, status: str) -> tuple[Run, ...]:
@@ -477,7 +485,7 @@ class RenumberedDiagnosis(Diagnosis):
 
     def _named(self, text: str) -> str:
         text = re.sub(
-            rf"{re.escape(self._whole)}:\d+", lambda it: first_id(it[0], self._first), text
+            rf"{re.escape(self._whole)}:\d+", lambda it: original_id(it[0], self._first), text
         )
         # "child 4 of 2" would be one of neither array
         return re.sub(r"^(child \d+) of \d+(?=$| stands)", r"\1", text)

@@ -17,8 +17,8 @@ from batchml.model.job import Group, Health, JobSpec, Launch, Resources, Retry
 from batchml.model.names import to_name
 from batchml.model.run import Record, Run
 from batchml.runs.search import FoundRun
-from batchml.runs.watch.events import RunEvent, WaitingProgress
-from batchml.runs.watch.logs import Printed
+from batchml.runs.watch.events import RunEvent, RunMessage
+from batchml.runs.watch.logs import AttemptOutput
 from batchml.runtime.protocol.launch import LaunchPlan
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 PLAIN = Launch()
 
 
-def refuse_parts(run: Run | None, tags: Mapping[str, str], job_id: str, head: str = "") -> None:
+def check_runs_alone(run: Run | None, tags: Mapping[str, str], job_id: str, head: str = "") -> None:
     """Raise UsageError for a part that cannot run by itself: one node, or the workers of a group
     run.
 
@@ -116,7 +116,7 @@ def _resources(run: Run) -> Resources:
     return Resources(vcpus=run.vcpus or 1, memory=f"{run.memory_mib or 2048} MiB", gpus=run.gpus)
 
 
-def on_nodes(spec: JobSpec, run: Run, groups: Sequence[Group]) -> JobSpec:
+def with_nodes_of(spec: JobSpec, run: Run, groups: Sequence[Group]) -> JobSpec:
     """The job with the nodes and groups that the run had."""
     return replace(spec, **launch_of(run), groups=tuple(groups))
 
@@ -125,7 +125,7 @@ def on_nodes(spec: JobSpec, run: Run, groups: Sequence[Group]) -> JobSpec:
 
 
 # Variables that are new for each run.
-_OURS = ("BATCHML_", "AWS_BATCH", "AWS_CONTAINER_", "ECS_")
+_PER_RUN_PREFIXES = ("BATCHML_", "AWS_BATCH", "AWS_CONTAINER_", "ECS_")
 
 MAP = "BATCHML_ARRAY_MAP"  # "3 17-19 40": the children that are run again
 SIZE = "BATCHML_ARRAY_SIZE"
@@ -139,8 +139,8 @@ MAPPING = (
 )
 
 
-_MARKS = re.compile("[/:@.]")  # of a reference to a registry
-_WRAPPING = ("sh", "-c", MAPPING, "sh")
+_REFERENCE_MARKS = re.compile("[/:@.]")  # of a reference to a registry
+_WRAPPER = ("sh", "-c", MAPPING, "sh")
 
 
 class RerunSpec(Struct, frozen=True):
@@ -163,7 +163,7 @@ class RerunSpec(Struct, frozen=True):
     own_tags: dict[str, str] = {}  # of ours
 
 
-def again(
+def make_rerun(
     run: Run | None,
     record: Record | None,
     changes_params: bool = False,
@@ -180,11 +180,11 @@ def again(
             f"The run belongs to a sweep. Its failed trials again: batchml sweeps rerun {sweep} "
             f"--failed. One of them: --trial N. To go on with it: batchml sweeps resume {sweep}."
         )
-    refuse_parts(run, FoundRun(run, record).tags, FoundRun(run, record).job_id)
+    check_runs_alone(run, FoundRun(run, record).tags, FoundRun(run, record).job_id)
     environment = run.environment if run else {}
     notices = []
     if record is not None and record.spec:
-        spec, code = _spec_of(record), record.code
+        spec, code = _spec_from_record(record), record.code
         if not environment:
             notices.append("Variables that --set-env gave are not remembered: give them again.")
     elif changes_params:
@@ -193,7 +193,7 @@ def again(
             "parameters go into it. Submit its job: batchml submit JOB -p ..."
         )
     elif run is not None:
-        spec = on_nodes(_spec_from(run), run, groups)
+        spec = with_nodes_of(_spec_from_run(run), run, groups)
         code = environment.get("BATCHML_CODE", "")
         notices.append(
             "It was not submitted from here: secrets, shared memory and which failures are worth "
@@ -201,7 +201,10 @@ def again(
         )
     else:
         raise UsageError("AWS Batch has forgotten the run, and its job is not remembered here.")
-    env = {**spec.env, **{k: v for k, v in environment.items() if not k.startswith(_OURS)}}
+    env = {
+        **spec.env,
+        **{k: v for k, v in environment.items() if not k.startswith(_PER_RUN_PREFIXES)},
+    }
     mapped = str(env.pop(MAP, "") or environment.get(MAP, ""))
     size = str(env.pop(SIZE, "") or environment.get(SIZE, "")) if mapped else ""
     array = (run.array_size if run else 0) or (record.array_size if record else 0)
@@ -215,22 +218,22 @@ def again(
         max_cost=record.max_cost if record else None,
         notices=tuple(notices),
     )
-    return _of_children(wanted, numbers(mapped)) if mapped else wanted
+    return _with_children(wanted, parse_ranges(mapped)) if mapped else wanted
 
 
-def only(wanted: RerunSpec, places: Sequence[int]) -> RerunSpec:
+def limit_to_children(wanted: RerunSpec, places: Sequence[int]) -> RerunSpec:
     """The request for some children: a smaller array, or a single run for one child.
 
     `places` are indices in the array that `wanted` runs again. The program finds the number that
     the child had in the first array.
     """
     known = wanted.children
-    return _of_children(wanted, [known[place] if known else place for place in places])
+    return _with_children(wanted, [known[place] if known else place for place in places])
 
 
-def _of_children(wanted: RerunSpec, children: Sequence[int]) -> RerunSpec:
-    env = {**wanted.spec.env, MAP: ranges(children), SIZE: str(wanted.size)}
-    command = (*_WRAPPING, *plain_command(wanted.spec.command))
+def _with_children(wanted: RerunSpec, children: Sequence[int]) -> RerunSpec:
+    env = {**wanted.spec.env, MAP: format_ranges(children), SIZE: str(wanted.size)}
+    command = (*_WRAPPER, *plain_command(wanted.spec.command))
     return replace(
         wanted,
         spec=replace(wanted.spec, env=env, command=command),
@@ -239,7 +242,7 @@ def _of_children(wanted: RerunSpec, children: Sequence[int]) -> RerunSpec:
     )
 
 
-def first_numbers(run: Run | None, record: Record | None) -> tuple[int, ...]:
+def original_numbers(run: Run | None, record: Record | None) -> tuple[int, ...]:
     """The numbers that the children of a run had in the first array, in their own order.
 
     One number for a single run that stands for a child. Empty where every child has its own number.
@@ -247,19 +250,19 @@ def first_numbers(run: Run | None, record: Record | None) -> tuple[int, ...]:
     kept: Any = record.spec.get("env", {}) if record else {}
     mapped = (run.environment.get(MAP, "") if run else "") or str(kept.get(MAP, ""))
     try:
-        return tuple(numbers(mapped))
+        return tuple(parse_ranges(mapped))
     except UsageError:  # somebody else's variable
         return ()
 
 
-def first_id(job_id: str, first: Sequence[int]) -> str:
+def original_id(job_id: str, first: Sequence[int]) -> str:
     """`"id:4"` for `"id:1"`, where the second child was number 4."""
     whole, _, index = job_id.partition(":")
     known = index.isdecimal() and int(index) < len(first)
     return f"{whole}:{first[int(index)]}" if known else job_id
 
 
-def own_id(job_id: str, first: Sequence[int]) -> str | None:
+def rerun_id(job_id: str, first: Sequence[int]) -> str | None:
     """`"id:1"` for `"id:4"`; the run itself where it stands for that one child; None for no such
     child.
     """
@@ -273,7 +276,7 @@ def own_id(job_id: str, first: Sequence[int]) -> str | None:
 
 def plain_command(command: tuple[str, ...]) -> tuple[str, ...]:
     """The program's own command, without the wrapper that gives children their first numbers."""
-    return command[len(_WRAPPING) :] if command[: len(_WRAPPING)] == _WRAPPING else command
+    return command[len(_WRAPPER) :] if command[: len(_WRAPPER)] == _WRAPPER else command
 
 
 def _tags(run: Run | None, record: Record | None) -> dict[str, str]:
@@ -282,7 +285,7 @@ def _tags(run: Run | None, record: Record | None) -> dict[str, str]:
     return {name: value for name, value in tags.items() if not name.startswith("batchml")}
 
 
-def _spec_of(record: Record) -> JobSpec:
+def _spec_from_record(record: Record) -> JobSpec:
     """The job as it was sent, with the image that was sent."""
     try:
         spec = msgspec.convert(record.spec, JobSpec)
@@ -291,11 +294,11 @@ def _spec_of(record: Record) -> JobSpec:
     return replace(spec, image=record.image or spec.image, name=spec.name or record.name)
 
 
-def _spec_from(run: Run) -> JobSpec:
+def _spec_from_run(run: Run) -> JobSpec:
     """A job that leads to the same requests, as far as AWS describes them."""
     return JobSpec(
         # A bare name is a folder here; for AWS Batch it is an official image of Docker Hub.
-        image=run.image if _MARKS.search(run.image) else f"docker.io/library/{run.image}",
+        image=run.image if _REFERENCE_MARKS.search(run.image) else f"docker.io/library/{run.image}",
         command=run.command,
         name=to_name(run.name),
         queue=run.queue,
@@ -307,7 +310,7 @@ def _spec_from(run: Run) -> JobSpec:
     )
 
 
-def remembered(spec: JobSpec, before: Record | None) -> dict[str, Any]:
+def record_spec(spec: JobSpec, before: Record | None) -> dict[str, Any]:
     """The job as the new run's record keeps it.
 
     Variables of the command line may be secrets: only variables that the job's file had, and
@@ -321,7 +324,7 @@ def remembered(spec: JobSpec, before: Record | None) -> dict[str, Any]:
     return table
 
 
-def ranges(chosen: Sequence[int]) -> str:
+def format_ranges(chosen: Sequence[int]) -> str:
     """`"3 17-19 40"` for 3, 17, 18, 19 and 40: rising numbers, each once."""
     found: list[list[int]] = []
     for number in chosen:
@@ -332,7 +335,7 @@ def ranges(chosen: Sequence[int]) -> str:
     return " ".join(str(a) if a == b else f"{a}-{b}" for a, b in found)
 
 
-def numbers(text: str) -> list[int]:
+def parse_ranges(text: str) -> list[int]:
     """The numbers that `ranges` wrote. Raises UsageError for another text."""
     found: list[int] = []
     for word in text.split():
@@ -350,7 +353,7 @@ def numbers(text: str) -> list[int]:
 # the numbers of the first array; only this module converts between the two.
 
 
-_NAMED = re.compile(r"^(Child |\[)(\d+)\b")  # how a message about a child begins
+_CHILD_PREFIX = re.compile(r"^(Child |\[)(\d+)\b")  # how a message about a child begins
 
 
 class Numbering:
@@ -361,7 +364,7 @@ class Numbering:
 
     def learn(self, run: Run | None) -> None:
         if run is not None and not self._first:
-            self._first = first_numbers(run, None)
+            self._first = original_numbers(run, None)
 
     def named(self, child: str) -> str:
         """`"4"` for `"1"`, and `"4/2"` for `"1/2"`, where the second child was number 4."""
@@ -373,13 +376,13 @@ class Numbering:
         for each in happenings:
             if not self._first:
                 yield each
-            elif isinstance(each, WaitingProgress):
-                text = _NAMED.sub(lambda it: it[1] + self._number(it[2]), each.text)
+            elif isinstance(each, RunMessage):
+                text = _CHILD_PREFIX.sub(lambda it: it[1] + self._number(it[2]), each.text)
                 yield replace(each, text=text)
             else:
                 yield self._renamed(each)
 
-    def printed(self, parts: Iterable[Printed]) -> Iterator[Printed]:
+    def printed(self, parts: Iterable[AttemptOutput]) -> Iterator[AttemptOutput]:
         """The same output, each child under its first number."""
         for part in parts:
             yield self._renamed(part) if self._first else part
@@ -397,10 +400,10 @@ def numbering(context: "Context", job_id: str, run: Run | None = None) -> Number
     """The numbering of a run of this machine, or of `run`; for others AWS Batch is asked."""
     known = context.history.recent(context.env)
     record = next((each for each in known if each.job_id == job_id), None)
-    return Numbering(first_numbers(run, record))
+    return Numbering(original_numbers(run, record))
 
 
-def typed(context: "Context", job_id: str) -> str:
+def display_id(context: "Context", job_id: str) -> str:
     """The id of a child as `select` takes it: with its first number, if it has one."""
     record = context.history.records(context.env).get(job_id.partition(":")[0])
-    return first_id(job_id, first_numbers(None, record))
+    return original_id(job_id, original_numbers(None, record))

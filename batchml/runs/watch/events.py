@@ -23,7 +23,7 @@ class StatusChanged(Struct, frozen=True):
     run: Run
 
 
-class WaitingProgress(Struct, frozen=True):
+class RunMessage(Struct, frozen=True):
     """A message about progress: why a run waits, a child that failed, a missing log."""
 
     run: Run
@@ -87,7 +87,7 @@ class PollingPaused(Struct, frozen=True):
     """All lines so far were yielded: a caller that buffers lines prints them now."""
 
 
-class LinesLost(Struct, frozen=True):
+class ContactLost(Struct, frozen=True):
     """No contact for now; the run goes on."""
 
     error: str
@@ -99,7 +99,7 @@ class RunEnded(Struct, frozen=True):
 
 RunEvent = (
     StatusChanged
-    | WaitingProgress
+    | RunMessage
     | LogOpened
     | HostAssigned
     | OutputLine
@@ -107,6 +107,6 @@ RunEvent = (
     | UsageReported
     | LogClosed
     | PollingPaused
-    | LinesLost
+    | ContactLost
     | RunEnded
 )

@@ -10,21 +10,21 @@ from batchml.errors import AccessError, BatchmlError
 from batchml.model.outcome import describe_outcome
 from batchml.model.run import JobStatus, OutcomeClass, Run, classify, with_failures
 from batchml.runs.watch.events import (
-    HostAssigned,
     ContactLost,
+    HostAssigned,
     PollingPaused,
     RunEnded,
     RunEvent,
-    StatusChanged,
     RunMessage,
+    StatusChanged,
 )
-from batchml.runs.watch.parts import RunParts, OpenLog, WatchedJob
+from batchml.runs.watch.parts import OpenLog, RunParts, WatchedJob
 from batchml.runs.watch.poller import (
     Describe,
     Limiter,
+    LogGate,
     PollCadence,
     Recall,
-    LogGate,
     RunPoller,
     ServiceContact,
     is_temporary,

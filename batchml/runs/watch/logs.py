@@ -11,7 +11,7 @@ from batchml.clock import Clock
 from batchml.context import PollIntervals
 from batchml.model.logcheck import LogCheck
 from batchml.model.run import Attempt, Run
-from batchml.runs.watch.parts import RunParts, OpenLog, describe_missing_log
+from batchml.runs.watch.parts import OpenLog, RunParts, describe_missing_log
 from batchml.runs.watch.poller import MAX_DESCRIBE, Describe, Limiter
 from batchml.runtime.protocol.log_marks import parse_mark
 
@@ -81,7 +81,9 @@ def _read_attempt(
 ) -> AttemptOutput:
     shown = f"{child}/{number}" if child and number > 1 else child
     reader = open_log(run, attempt.log_stream).restart(since)
-    return AttemptOutput(run, shown, number, attempt.log_stream, _read_lines(reader, limiter), reader)
+    return AttemptOutput(
+        run, shown, number, attempt.log_stream, _read_lines(reader, limiter), reader
+    )
 
 
 def _read_lines(reader: StreamReader, limiter: Limiter) -> Iterator[LogLine]:
@@ -124,7 +126,9 @@ def _parts(describe: Describe, run: Run) -> Iterator[tuple[str, Run]]:
                 yield str(number), part
 
 
-def _limit_to_last(attempts: list[AttemptOutput], last: int, limiter: Limiter) -> list[AttemptOutput]:
+def _limit_to_last(
+    attempts: list[AttemptOutput], last: int, limiter: Limiter
+) -> list[AttemptOutput]:
     """The last lines of all attempts together, read from the end."""
     found = []
     for each in reversed(attempts):

@@ -23,8 +23,8 @@ from batchml.runs.watch.events import (
     MetricsReported,
     OutputLine,
     RunEvent,
-    UsageReported,
     RunMessage,
+    UsageReported,
 )
 from batchml.runs.watch.poller import LogGate
 from batchml.runtime.protocol.log_marks import NEEDED_MEMORY, parse_mark, read_points

@@ -274,7 +274,8 @@ class MissingJobs:
 
     def given_up(self, job_id: str) -> ServiceUnreachable:
         return unreachable_error(
-            f"{unknown_job_text(job_id)}: it forgets a run some days after its end", self._pace.startup_limit
+            f"{unknown_job_text(job_id)}: it forgets a run some days after its end",
+            self._pace.startup_limit,
         )
 
 

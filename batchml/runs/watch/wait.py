@@ -5,7 +5,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from batchml.clock import Clock
-from batchml.runs.find import judged
+from batchml.runs.find import with_child_failures
 from batchml.runs.rerun.rules import numbering
 from batchml.runs.watch.follow import follow as follow_run
 from batchml.runs.watch.poller import recalling
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from batchml.runs.watch.events import RunEvent
 
 
-class Until:
+class DeadlineClock:
     """A clock that raises TimeoutError for a sleep beyond a moment."""
 
     def __init__(self, clock: Clock, seconds: float) -> None:
@@ -38,9 +38,9 @@ class Until:
         self._clock.sleep(min(seconds, left))
 
 
-def until(clock: Clock, timeout: float | None) -> Clock:
+def with_deadline(clock: Clock, timeout: float | None) -> Clock:
     """`clock`, or one that ends after `timeout` seconds."""
-    return clock if timeout is None else Until(clock, timeout)
+    return clock if timeout is None else DeadlineClock(clock, timeout)
 
 
 def wait(
@@ -76,7 +76,7 @@ def wait(
     ended = wait_for_runs(
         described,
         job_ids,
-        clock=until(context.clock, timeout),
+        clock=with_deadline(context.clock, timeout),
         pace=context.pace,
         recall=_recalling(context),
         renew=context.renew,
@@ -97,7 +97,7 @@ def wait_and_keep(
     ended: list[Run] = []
     try:
         for found in wait(context, job_ids, timeout, tell, see, news):
-            run = judged(context, found)
+            run = with_child_failures(context, found)
             ended.append(run)
             yield run
     finally:
@@ -119,7 +119,7 @@ def follow(
     `known` is the run if it has ended: then AWS, which may have forgotten it, is not asked. `see`
     gets each state of the run and of its parts on the way.
     """
-    from batchml.runs.fallback.watch import QueueMoves, following
+    from batchml.runs.fallback.watch import QueueMoves, follow_moves
 
     numbers = numbering(context, job_id, known)
 
@@ -137,12 +137,12 @@ def follow(
         moves,
         context.open_log,
         job_id,
-        clock=until(context.clock, timeout),
+        clock=with_deadline(context.clock, timeout),
         pace=context.pace,
         recall=_recalling(context),
         renew=context.renew,
     )
-    yield from numbers.renumber(following(moves, happenings))
+    yield from numbers.renumber(follow_moves(moves, happenings))
 
 
 def _recalling(context: "Context") -> "Callable[[str], Run | None]":

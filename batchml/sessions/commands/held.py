@@ -1,7 +1,4 @@
-"""The flow that `alloc` and `notebook` share: submit a held run, wait until it is RUNNING, end it.
-
-What differs between the two is in `HeldKind`, or passed in.
-"""
+"""The steps that `alloc` and `notebook` share: submit a held run, wait until it runs, end it."""
 
 import signal
 import sys
@@ -17,9 +14,9 @@ from batchml.cli.render import printable
 from batchml.errors import BatchmlError, HeldRunEnded
 from batchml.model.outcome import describe_outcome
 from batchml.model.run import Run
-from batchml.runs.commands.interrupt import submitting
+from batchml.runs.commands.interrupt import finish_submission
 from batchml.runs.commands.live import WaitingRuns, status_line_below
-from batchml.runs.groups.members import stop_all
+from batchml.runs.groups.members import terminate_all
 from batchml.runs.options import RunRequest
 from batchml.runs.prepare import PreparedRun, to_requests
 from batchml.runs.submit import announcement, submit_run
@@ -40,11 +37,11 @@ _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
 class HeldKind(Struct, frozen=True):
-    """What differs between the commands that hold a run."""
+    """The differences between the commands that hold a run."""
 
-    tag: str  # value of the tag of held runs
-    name: str  # in messages: "run", "notebook"
-    ended: str  # message after the user ended it
+    tag: str  # the value of the tag of held runs
+    name: str  # of the run in messages: "run", "notebook"
+    end_message: str  # when the user has ended the run
 
 
 class EndSignal(KeyboardInterrupt):
@@ -103,14 +100,14 @@ def start(
     wait: Callable[[str], Run] | None,
     on_error: Callable[[str], None],
 ) -> tuple[str, Run | None]:
-    """Submit the run and `wait` for it; return its id, and the running run.
+    """Submit the run and `wait` for it; return its id, and the running run (None without `wait`).
 
-    Ctrl-C cancels the run and exits. After any other error the run is still held: `on_error` tells
-    the user so.
+    Ctrl-C cancels the run and exits. After any other error the run is still held, and `on_error`
+    says so to the user.
     """
     job_ids: list[str] = []
     try:
-        with submitting(job_ids):
+        with finish_submission(job_ids):
             job_id = submit_run(context, prepared, say)
             job_ids.append(job_id)
             say(announcement(prepared, job_id))
@@ -118,8 +115,8 @@ def start(
     except KeyboardInterrupt as interrupt:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C exits at once
         for job_id in job_ids:
-            stop_all(context, [job_id], _CANCEL_REASON)
-            say(f"\nCancelled job {job_id}: nothing is held.")
+            terminate_all(context, [job_id], _CANCEL_REASON)
+            say(f"\nCancelled job {job_id}.")
         raise typer.Exit(code_after(interrupt)) from None
     except HeldRunEnded:
         raise
@@ -133,19 +130,19 @@ def wait_for_run(context: "Context", job_id: str, hint: str) -> Run:
     """Wait until the run is RUNNING, with a status line. Raises HeldRunEnded."""
     waiting = WaitingRuns(context.clock, list(context.describe([job_id]).values()), hint)
     with status_line_below(waiting, context.clock, True):
-        # On a terminal, stdout is above the status line.
+        # On a terminal, stdout is printed above the status line.
         notify = print_line if sys.stdout.isatty() else say
         return wait_until_running(context, job_id, notify, see=waiting.see)
 
 
 def end_run(context: "Context", job_id: str, kind: HeldKind) -> Run | None:
-    """End the run and report that, with its cost; None if it has not ended yet."""
+    """End the run, report its end and its cost, and return it; None if it has not ended yet."""
     ended = end_held_run(context, job_id, say)
     cost = describe_run_cost(context, job_id)
     if ended is None:
         say(f"The {kind.name} is being stopped. {cost}")
     elif ended.status.value == "SUCCEEDED":
-        say(f"{kind.ended} {cost}")
+        say(f"{kind.end_message} {cost}")
     else:
         say(f"The {kind.name} ended: {printable(describe_outcome(ended))}. {cost}")
     return ended

@@ -14,7 +14,7 @@ from batchml.cli.app import app
 from batchml.cli.options import Env, Json, open_context
 from batchml.cli.output import print_json, print_line, say
 from batchml.errors import UsageError
-from batchml.runs.find import recall, select
+from batchml.runs.find import load_runs, select
 from batchml.sessions.notebook import open_browser
 from batchml.sessions.tensorboard.data import ShownRun, scratch_folder, show_folder
 from batchml.sessions.tensorboard.server import (
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from batchml.runs.search import FoundRun
 
 UPDATE_EVERY = 2.0  # seconds between two updates on this machine
-UPDATE_EVERY_AWS = 30.0  # and in AWS, where each is a call for each run
-MOST_RUNS = 50  # each unfinished run is polled separately
+UPDATE_EVERY_AWS = 30.0  # seconds in AWS, where an update is one call for each run
+MAX_RUNS = 50  # each unfinished run is polled separately
 
 
 @app.command(epilog="Example: batchml tensorboard @last @last~1")
@@ -80,7 +80,7 @@ def tensorboard(
         with run_tensorboard(context, python, root, port, max(1, int(every))) as server:
             _print_url(context, shown, server, open_=open_, json_=json_)
             if port is None and f":{PORT}/" not in server.url:
-                say(f"Port {PORT} of this machine is taken: another one is used.")
+                say(f"Port {PORT} of this machine is taken: another port is used.")
             report_empty = _EmptyRuns(shown)
             while True:
                 context.clock.sleep(every)
@@ -91,21 +91,22 @@ def tensorboard(
 
 def _find_runs(context: "Context", words: Sequence[str]) -> "list[FoundRun]":
     job_ids = list(dict.fromkeys(select(context, words)))
-    if len(job_ids) > MOST_RUNS:
-        raise UsageError(f"{len(job_ids)} runs: at most {MOST_RUNS} can be shown. Name fewer.")
-    return list(recall(context, job_ids))
+    if len(job_ids) > MAX_RUNS:
+        raise UsageError(f"{len(job_ids)} runs: at most {MAX_RUNS} can be shown. Name fewer.")
+    return list(load_runs(context, job_ids))
 
 
-def _workspace_folders(context: "Context", given: Sequence[Path]) -> list[Path]:
-    """Resolve folders of this machine's workspace, given relative to it or as runs see them."""
-    if given and not context.settings.is_local:
+def _workspace_folders(context: "Context", paths: Sequence[Path]) -> list[Path]:
+    """Resolve folders of the `local` workspace; paths may start with /workspace, as in runs."""
+    if paths and not context.settings.is_local:
         raise UsageError(
             "--workspace is for `local` only. In AWS the event files that runs write to "
-            "BATCHML_OUTPUT_DIR are shown. For others: batchml workspace pull, then TensorBoard."
+            "BATCHML_OUTPUT_DIR are shown. For other files: batchml workspace pull, then a "
+            "TensorBoard of your own."
         )
     root = (context.home.root / "workspace").resolve()
     found = []
-    for path in given:
+    for path in paths:
         inner = path.relative_to(WORKSPACE) if path.is_relative_to(WORKSPACE) else path
         folder = (root / inner).resolve()
         if not folder.is_relative_to(root) or not folder.is_dir():
@@ -146,14 +147,14 @@ class _EmptyRuns:
     """Reports once each run that has ended without metrics and event files."""
 
     def __init__(self, shown: Sequence[ShownRun]) -> None:
-        self._left = list(shown)
+        self._unfinished = list(shown)
 
     def __call__(self) -> None:
-        for each in [one for one in self._left if one.has_ended]:
-            self._left.remove(each)
-            if each.is_empty:
+        for run in [each for each in self._unfinished if each.has_ended]:
+            self._unfinished.remove(run)
+            if run.is_empty:
                 say(
-                    f"{each.name} has ended and has nothing to show: no metrics, and no event "
+                    f"{run.name} has ended and has nothing to show: no metrics, and no event "
                     "files in BATCHML_OUTPUT_DIR."
                 )
 

@@ -7,9 +7,9 @@ from msgspec import Struct
 from batchml.aws.batch.responses import to_run
 from batchml.errors import ExecUnavailable, NotFound, NotRunning, UsageError
 from batchml.model.run import NOT_KNOWN_WORDS, JobStatus, Run, classify
-from batchml.runs.find import described, recall, select
-from batchml.runs.groups.members import parts_of
-from batchml.runs.metrics.usage import nodes_of
+from batchml.runs.find import describe_runs, load_runs, select
+from batchml.runs.groups.members import find_members
+from batchml.runs.metrics.usage import find_nodes
 
 if TYPE_CHECKING:
     from batchml.context import Context
@@ -36,7 +36,7 @@ def find_target(context: "Context", word: str, node: int | None = None) -> ExecT
     Raises UsageError, NotFound, NotRunning.
     """
     (job_id,) = select(context, [word])
-    run = described(context, [job_id])[job_id]
+    run = describe_runs(context, [job_id])[job_id]
     if run.array_size:
         raise UsageError(
             f"{run.name} is an array of {run.array_size} runs: name one of them, such as {word}:0."
@@ -52,15 +52,15 @@ def _node_of(context: "Context", run: Run, node: int) -> Run:
     if not 0 <= node < run.nodes:
         raise UsageError(f"--node {node}: the nodes of {run.name} are 0 to {run.nodes - 1}.")
     part = f"{run.job_id}#{node}"
-    return described(context, [part])[part]
+    return describe_runs(context, [part])[part]
 
 
 def _member_of(context: "Context", run: Run, node: int) -> Run:
     """Return a job of a group run: the head is node 0, its workers follow in order."""
     if run.node_index is not None:
         raise UsageError(f"{run.job_id} is one node already: leave out --node.")
-    (found,) = recall(context, [run.job_id])
-    members = nodes_of(context, found, parts_of(context, found))
+    (found,) = load_runs(context, [run.job_id])
+    members = find_nodes(context, found, find_members(context, found))
     if not members:
         if node == 0:
             return run
@@ -99,6 +99,16 @@ def describe_end(run: Run) -> str:
     if run.exit_code in (None, 0):
         return outcome
     return f"{outcome}, exit code {run.exit_code}"
+
+
+def attempt_end_text(run: Run) -> str:
+    """Say how an attempt ended, given the run after it, which has ended or is retried."""
+    if run.status.is_terminal:
+        return f"{run.name} has ended: {describe_end(run)}."
+    return (
+        f"This attempt of {run.name} has ended, and the run is {run.status.value}: it will be "
+        "retried."
+    )
 
 
 def find_task(context: "Context", run: Run) -> str:

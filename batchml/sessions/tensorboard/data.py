@@ -5,9 +5,9 @@
     FOLDER/lenet-0cd3aa84/tb/                 event files below its outputs/tb
     FOLDER/lenet-0cd3aa84/checkpoints/        event files below its checkpoints
 
-Event files of this machine are linked, so that additions show at once. Event files in a bucket are
-fetched when they have changed, and their new part is appended: TensorBoard would not read a
-replaced file any further.
+Event files of this machine are linked, so that TensorBoard sees additions at once. Event files in a
+bucket are fetched when they have changed, and their new part is appended, because TensorBoard stops
+reading a file that is replaced.
 """
 
 import fcntl
@@ -31,7 +31,14 @@ from batchml.runs.metrics.event_files import (
     session_start,
 )
 from batchml.runs.metrics.series import Metrics, Sample
-from batchml.runs.outputs import PART, OutputEntry, OutputSource, Unreadable, refusal, source_of
+from batchml.runs.outputs import (
+    PARTIAL_SUFFIX,
+    OutputEntry,
+    OutputSource,
+    Unreadable,
+    name_problem,
+    open_outputs,
+)
 from batchml.runs.watch.events import OutputLine, RunEvent
 from batchml.runs.watch.wait import follow
 
@@ -39,9 +46,7 @@ if TYPE_CHECKING:
     from batchml.context import Context, Notify
     from batchml.runs.search import FoundRun
 
-EVENTS = "tfevents"  # in the name of every event file
-
-_Part = tuple[str, str]  # child, metric
+EVENTS = "tfevents"  # a part of the name of every event file
 
 
 class EventFile(NamedTuple):
@@ -55,16 +60,21 @@ class EventFile(NamedTuple):
 
 
 class PointBuffer(Metrics):
-    """Metrics that also keep the points that have come since they were last written."""
+    """Metrics that also keep the points that are not written yet.
+
+    `patterns` are those of [metrics] in job.toml, `now` returns the time of day.
+    """
 
     def __init__(self, patterns: dict[str, str], now: Callable[[], float]) -> None:
         super().__init__(patterns)
         self._now = now
-        self._fresh: list[tuple[str, CurvePoint | None, int]] = []  # child; point, None: a restart
-        self._counts: dict[_Part, int] = {}
-        self._reached: dict[str, int] = {}  # highest step of each child
-        self._is_new: set[str] = set()  # children that have begun a new attempt
-        self._at = 0.0  # time of the last line, for points without a time
+        self._unwritten: list[
+            tuple[str, CurvePoint | None, int]
+        ] = []  # child; None: a restart; step
+        self._counts: dict[tuple[str, str], int] = {}  # points by (child, metric)
+        self._reached: dict[str, int] = {}  # highest step by child
+        self._retried: set[str] = set()  # children with a new attempt, whose first step is unknown
+        self._line_time = 0.0  # of the last line, for points without a time
         self._lock = threading.Lock()
 
     def watch(self, happenings: Iterable[RunEvent]) -> Iterator[RunEvent]:
@@ -72,35 +82,35 @@ class PointBuffer(Metrics):
 
     def _timed(self, happening: RunEvent) -> RunEvent:
         if isinstance(happening, OutputLine):
-            self._at = happening.timestamp / 1000
+            self._line_time = happening.timestamp / 1000
         return happening
 
     def new_attempt(self, child: str = "") -> None:
         super().new_attempt(child)
-        self._is_new.add(child)
+        self._retried.add(child)
 
     def _add(self, name: str, child: str, sample: Sample) -> None:
         super()._add(name, child, sample)
         count = self._counts[child, name] = self._counts.get((child, name), 0) + 1
         step = count if sample.step is None else int(sample.step)
-        time = sample.time or self._at or self._now()
+        time = sample.time or self._line_time or self._now()
         with self._lock:
-            if child in self._is_new and sample.step is not None:
-                self._is_new.discard(child)
+            if child in self._retried and sample.step is not None:
+                self._retried.discard(child)
                 if step <= self._reached.get(child, -1):
-                    self._fresh.append((child, None, step))
+                    self._unwritten.append((child, None, step))
             self._reached[child] = max(step, self._reached.get(child, step))
-            self._fresh.append((child, CurvePoint(name, step, sample.value, time), step))
+            self._unwritten.append((child, CurvePoint(name, step, sample.value, time), step))
 
     def take_records(self) -> dict[str, bytes]:
-        """Return the points since the last call as records of an event file, by child."""
+        """Return the points since the last call, as records of an event file, by child."""
         with self._lock:
-            fresh, self._fresh = self._fresh, []
-        found: dict[str, list[bytes]] = {}
-        for child, value, step in fresh:
-            data = session_start(step, self._now()) if value is None else point_records([value])
-            found.setdefault(child, []).append(data)
-        return {child: b"".join(parts) for child, parts in found.items()}
+            taken, self._unwritten = self._unwritten, []
+        records: dict[str, bytes] = {}
+        for child, point, step in taken:
+            data = session_start(step, self._now()) if point is None else point_records([point])
+            records[child] = records.get(child, b"") + data
+        return records
 
 
 class CurveWriter:
@@ -118,7 +128,7 @@ class CurveWriter:
             if path is None:
                 path = self._files[child] = self._folder / safe_name(child) / file_name(self._now())
                 path.parent.mkdir(parents=True, exist_ok=True)
-                # TensorBoard ignores the first start: without it, it would ignore a restart.
+                # TensorBoard ignores a file's first session start, so write one before a restart.
                 data = file_header(self._now()) + session_start(0, self._now()) + data
             with open(path, "ab") as file:
                 file.write(data)
@@ -145,13 +155,13 @@ def event_files(root: Path) -> Iterator[Path]:
 
 
 def folder_for(kind: str, where: str) -> str:
-    """Return the folder of an event file of a run, given its folder below outputs or checkpoints.
+    """Return the folder for an event file that is in the folder `where` of outputs or checkpoints.
 
     Files directly in outputs get a folder of their own: TensorBoard draws a folder as one run, and
     the run's folder already has the curves of its metrics.
     """
-    own = "" if where in ("", ".") else where
-    return (own or kind) if kind == "outputs" else os.path.join(kind, own)
+    subfolder = "" if where in ("", ".") else where
+    return (subfolder or kind) if kind == "outputs" else os.path.join(kind, subfolder)
 
 
 def link_file(found: EventFile, folder: Path) -> bool:
@@ -165,23 +175,20 @@ def link_file(found: EventFile, folder: Path) -> bool:
 
 
 def fetch_files(source: "OutputSource", folder: Path) -> int:
-    """Fetch the new parts of a run's event files from a bucket; return how many files had some."""
-    count = 0
-    for entry in source.entries():
-        if EVENTS in entry.name and _fetch_file(source, entry, folder):
-            count += 1
-    return count
+    """Fetch the new parts of a run's event files from a bucket; return the number of such files."""
+    entries = (entry for entry in source.entries() if EVENTS in entry.name)
+    return sum(_fetch_file(source, entry, folder) for entry in entries)
 
 
 def _fetch_file(source: "OutputSource", entry: "OutputEntry", folder: Path) -> bool:
-    if refusal(entry.name):
+    if name_problem(entry.name):
         return False
     where, _, name = entry.name.rpartition("/")
     target = folder / folder_for("outputs", where) / name
     if target.exists() and target.stat().st_size == entry.size:
         return False
     target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name("." + name.replace(EVENTS, "events") + PART)
+    part = target.with_name("." + name.replace(EVENTS, "events") + PARTIAL_SUFFIX)
     part.unlink(missing_ok=True)
     try:
         source.fetch(entry, part)
@@ -193,8 +200,9 @@ def _fetch_file(source: "OutputSource", entry: "OutputEntry", folder: Path) -> b
 
 
 def append_new(newer: Path, target: Path) -> bool:
-    """Append to a file what `newer` has beyond it; a shorter `newer` replaces it. Return whether it
-    did.
+    """Append the part of `newer` after the size of `target`; a smaller `newer` replaces `target`.
+
+    Return whether `target` changed.
     """
     have = target.stat().st_size if target.exists() else 0
     size = newer.stat().st_size
@@ -271,7 +279,7 @@ class ShownRun:
 
     @property
     def has_ended(self) -> bool:
-        """Say whether its log was read to the end."""
+        """Say whether the run's log was read to its end."""
         return not self._thread.is_alive()
 
     @property
@@ -282,23 +290,20 @@ class ShownRun:
         """Write new points, and find new event files. Raises BatchmlError, OSError."""
         self._curves.write()
         if self._context.settings.is_local:
-            new = [
+            for each in local_event_files(self._context, self.job_id):
                 link_file(each, self._folder)
-                for each in local_event_files(self._context, self.job_id)
-            ]
-            self.has_files = self.has_files or bool(new)
+                self.has_files = True
         else:
             with suppress(NotFound):
                 self.has_files |= (
-                    fetch_files(source_of(self._context, self._found), self._folder) > 0
+                    fetch_files(open_outputs(self._context, self._found), self._folder) > 0
                 )
 
     def _follow(self) -> None:
-        """Follow the run in a session of its own: several threads must not create clients of one
-        session.
-        """
+        """Follow the run until its end."""
         run = self._found.run
         known = run if run is not None and run.status.is_terminal else None
+        # A copy with its own SDK session: threads must not create clients of one session.
         context = self._context.with_settings(self._context.settings)
         try:
             for _ in self._points.watch(follow(context, self.job_id, known=known)):

@@ -62,13 +62,13 @@ def register(
 ) -> None:
     """Register the definitions of jobs, for other clients of AWS Batch."""
     context = open_context(env)
-    found = job_images.resolve(context, jobs)
+    found = job_images.resolve_jobs(context, jobs)
     platform = job_images.read_platform(context)
     requests = [each.request(platform) for each in found]  # raises mistakes before the first call
     context.connect()
     results = []
     for each, request in zip(found, requests, strict=True):
-        job_images.publish(context, each.image_source)
+        job_images.publish_image(context, each.image_source)
         name, job = request["jobDefinitionName"], each.spec.name
         is_new = register_one(context.batch, request, context.clock.now())
         results.append({"job": job, "jobDefinitionName": name, "isNew": is_new})

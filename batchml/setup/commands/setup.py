@@ -14,7 +14,8 @@ from batchml.cli.options import Env, Json, open_context
 from batchml.cli.output import confirm, print_json, print_line, say
 from batchml.cli.render import duration
 from batchml.context import Context, drop_cache
-from batchml.cost.estimate import estimate_environment, estimate_json, estimate_lines
+from batchml.cost.estimate import estimate_environment
+from batchml.cost.render import estimate_json, estimate_lines
 from batchml.errors import BatchmlError, UsageError
 from batchml.runs import job_images
 from batchml.setup import desired
@@ -213,7 +214,7 @@ def _apply(
 ) -> None:  # fmt: skip
     drop_cache(context)  # submissions must read the new state, even after a failure
     for source in subject.image_sources:
-        job_images.publish(context, source)
+        job_images.publish_image(context, source)
     began = context.clock.monotonic()
     for progress in apply_plan(planner, facts, tools, agreed):
         step = progress.step

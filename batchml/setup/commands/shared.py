@@ -90,7 +90,7 @@ def _jobs(
     found, notes = [], []
     for name in environment.jobs:
         try:
-            found += job_images.resolve(context, [name])
+            found += job_images.resolve_jobs(context, [name])
         except NotFound as missing:
             if not missing.kind.startswith("Image"):
                 raise

@@ -22,7 +22,7 @@ from batchml.model.names import join_shell
 from batchml.model.sweep import Params, Trial
 from batchml.runs.find import load_runs
 from batchml.runs.outputs import CopiedOutputs, copy_outputs
-from batchml.runs.rerun.resubmit import unpacked
+from batchml.runs.rerun.resubmit import unpack_code
 from batchml.runs.search import FoundRun
 from batchml.runtime.protocol.sweep import checkpoint_prefix
 from batchml.runtime.protocol.variables import format_value
@@ -277,7 +277,7 @@ def _copy_code(
 ) -> list[str]:
     """Copy the code that the trial ran, which was packed from `origin`. The names of its files."""
     try:
-        with unpacked(context, address) as folder:
+        with unpack_code(context, address) as folder:
             names = sorted(_files(Path(folder))) if folder else []
             _refuse_others(Path(folder), names, dest)
             dest.mkdir(parents=True, exist_ok=True)
