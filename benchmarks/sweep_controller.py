@@ -65,7 +65,7 @@ def measure(spec: SweepSpec) -> dict[str, float]:
     begun, cpu = world.clock.now(), time.process_time()
     world.clock.others = 0.0
     counted = 0
-    for snapshot in world.controller().rounds():
+    for snapshot in world.controller().snapshots():
         counted = snapshot.over
     cpu = time.process_time() - cpu - world.clock.others
     seconds = world.clock.now() - begun

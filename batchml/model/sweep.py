@@ -16,6 +16,7 @@ from typing import Any, Literal
 from msgspec import Struct, field
 
 from batchml.model.job import Scalar
+from batchml.runtime.protocol.sweep import rung_steps
 
 Params = dict[str, Scalar]  # the active parameters of a trial
 
@@ -70,6 +71,17 @@ class EarlyStop(Struct, frozen=True):
     min: int = 1
     eta: int = 3
     resume: bool = False  # trials end at rungs, and promoted ones continue from their checkpoints
+
+    @property
+    def rungs(self) -> tuple[int, ...]:
+        """The steps below `max` at which trials are compared; empty for methods without rungs."""
+        has_rungs = self.method in ("asha", "halving")
+        return rung_steps(self.min, self.max, self.eta) if has_rungs else ()
+
+    @property
+    def ends_at_rungs(self) -> bool:
+        """Whether trials end at rungs, and the best of them continue later."""
+        return self.method == "halving" or self.resume
 
 
 class SweepLimits(Struct, frozen=True):
@@ -133,11 +145,16 @@ class TrialState(StrEnum):
         return self not in _GOING_ON
 
     @property
+    def is_in_flight(self) -> bool:
+        return self in _IN_FLIGHT
+
+    @property
     def is_failure(self) -> bool:
         return self in (TrialState.FAILED, TrialState.LOST)
 
 
-_GOING_ON = frozenset((TrialState.WAITING, TrialState.RUNNING, TrialState.PAUSED))
+_IN_FLIGHT = frozenset((TrialState.WAITING, TrialState.RUNNING))
+_GOING_ON = _IN_FLIGHT | {TrialState.PAUSED}
 
 
 class TrialReport(Struct, frozen=True, array_like=True, gc=False):

@@ -99,13 +99,10 @@ def describe(forecast: Forecast) -> list[str]:
 def _rungs(spec: SweepSpec, trials: int) -> Iterator[RungForecast]:
     """At worst asha stops no trial, because each one is better than those before it. `halving` and
     promotions let a fixed share continue."""
-    stop = spec.early_stop
-    has_rungs = stop.method in ("asha", "halving")
-    before = 0
-    for rung, step in enumerate(rung_ends(spec) if has_rungs else (stop.max,)):
+    stop, before = spec.early_stop, 0
+    for rung, step in enumerate(rung_ends(spec)):
         expected = rung_size(trials, rung, stop.eta)
-        is_fixed = stop.method == "halving" or stop.resume
-        worst = expected if is_fixed else trials
+        worst = expected if stop.ends_at_rungs else trials
         length = step - before
         yield RungForecast(step, expected, worst, expected * length, worst * length)
         before = step
@@ -119,7 +116,7 @@ def _trainings(
         return None
     width = spec.limits.parallel
     more = math.ceil(confirming / width)
-    if spec.early_stop.method == "halving" or spec.early_stop.resume:
+    if spec.early_stop.ends_at_rungs:
         full, before, rounds = spec.early_stop.max, 0, 0.0
         for rung in rungs:
             rounds += math.ceil(rung.at_worst / width) * (rung.until - before) / full
@@ -135,9 +132,8 @@ def _trial_hours(
     bounds = []
     timeout = job.timeout_seconds if job else None
     if job is not None and timeout is not None and trials is not None:
-        ends_at_rungs = spec.early_stop.method == "halving" or spec.early_stop.resume
         starts = trials
-        if ends_at_rungs:
+        if spec.early_stop.ends_at_rungs:
             starts = sum(rung.at_worst for rung in _rungs(spec, trials))
         bounds.append((starts + confirming) * job.retry.attempts * timeout / 3600)
     if spec.limits.hours is not None:

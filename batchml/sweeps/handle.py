@@ -76,8 +76,8 @@ class SweepHandle:
         context = self._context
         end = None if timeout is None else context.clock.monotonic() + timeout
         view = SweepView(context, self._started(), self._open())
-        controlled = control_sweep(context, self._started(), self._open(), self._tell)
-        source = view if view.holder() else controlled
+        controller = control_sweep(context, self._started(), self._open(), self._tell)
+        source = view if view.holder() else controller
         with closing(source.snapshots()) as snapshots:
             for snapshot in snapshots:
                 if see is not None:

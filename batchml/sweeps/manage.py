@@ -235,10 +235,10 @@ class SweepStop:
 
     def snapshots(self) -> Iterator[SweepSnapshot]:
         """Control the sweep until it has ended; a snapshot after each round."""
-        controlled = control_sweep(self._context, self._sweep, self._store, self._tell)
-        with closing(controlled.snapshots()) as snapshots:
+        controller = control_sweep(self._context, self._sweep, self._store, self._tell)
+        with closing(controller.snapshots()) as snapshots:
             yield from snapshots
-        self.summary = controlled.summary
+        self.summary = controller.summary
 
     def _is_stopping(self) -> bool:
         state = SweepLedger(self._store).load()

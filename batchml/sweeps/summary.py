@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from batchml.model.sweep import Trial, TrialState
-from batchml.sweeps.control.decide import DONE
+from batchml.sweeps.control.events import DONE
 from batchml.sweeps.control.totals import (
     Money,
     SweepTotals,
@@ -144,12 +144,14 @@ def _eta(totals: SweepTotals, wanted: int | None, hours: float, now: float) -> f
     all_of_them = len(state.trials)
     if wanted is not None and state.stopping is None:
         all_of_them += max(0, wanted - totals.tally.planned)
-    known = []
-    if over and not _ends_at_rungs(totals) and (wanted is not None or state.stopping is not None):
-        known.append(_busy_seconds(totals, now) * max(0, all_of_them - over) / over)
+    estimates = []
+    # The first trials do not give the rate where trials end at rungs and continue later.
+    has_rate = over and not totals.spec.early_stop.ends_at_rungs
+    if has_rate and (wanted is not None or state.stopping is not None):
+        estimates.append(_busy_seconds(totals, now) * max(0, all_of_them - over) / over)
     if limit is not None:
-        known.append(max(0.0, limit - hours) * 3600)
-    return min(known, default=None)
+        estimates.append(max(0.0, limit - hours) * 3600)
+    return min(estimates, default=None)
 
 
 def _busy_seconds(totals: SweepTotals, now: float) -> float:
@@ -159,12 +161,6 @@ def _busy_seconds(totals: SweepTotals, now: float) -> float:
         return 0.0
     still = max(state.paused, idle_seconds(state.trials.values(), begun, now))
     return max(0.0, now - begun - still)
-
-
-def _ends_at_rungs(totals: SweepTotals) -> bool:
-    """Whether trials end at rungs and continue later: then the first ones do not give the rate."""
-    stop = totals.spec.early_stop
-    return stop.method == "halving" or stop.resume
 
 
 def make_summary(totals: SweepTotals, snapshot: SweepSnapshot) -> SweepSummary:

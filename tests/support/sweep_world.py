@@ -134,12 +134,12 @@ class World:
     def run(self, store: Any = None, who: str = "first", most: float = DAY) -> SweepSnapshot:
         """A controller until the sweep is over; the last picture. Fails when it takes too long."""
         end = self.clock.now() + most
-        for snapshot in self.controller(store, who).rounds():
+        for snapshot in self.controller(store, who).snapshots():
             assert self.clock.now() < end, f"not over: {snapshot}"
         return snapshot
 
     def snapshots(self, who: str = "first") -> Generator[SweepSnapshot, None, None]:
-        return self.controller(who=who).rounds()
+        return self.controller(who=who).snapshots()
 
     def requests(self) -> int:
         """Requests that the controller made to the store, a list or a value being one."""

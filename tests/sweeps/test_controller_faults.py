@@ -57,7 +57,7 @@ def test_an_end_that_comes_after_its_trial_was_given_up_counts() -> None:
 def test_a_store_that_is_away_for_a_while_is_borne_and_told_once() -> None:
     world = World(spec_of("tpe", trials=20, parallel=4))
     store = UnreachableStore(world.store)
-    for number, snapshot in enumerate(world.controller(store).rounds()):
+    for number, snapshot in enumerate(world.controller(store).snapshots()):
         store.is_away = 5 <= number < 25 and not snapshot.ended
     assert snapshot.counts[DONE] == 20
     assert [words for words in world.told if "away" in words] == ["the store is away"]
@@ -67,7 +67,7 @@ def test_a_store_that_stays_away_ends_the_controller_and_the_next_goes_on() -> N
     world = World(spec_of("tpe", trials=20, parallel=4))
     store = UnreachableStore(world.store)
     with pytest.raises(ServiceUnreachable, match="the store is away"):
-        for number, _ in enumerate(world.controller(store).rounds()):
+        for number, _ in enumerate(world.controller(store).snapshots()):
             store.is_away = number > 5
     world.clock.sleep(60)
     assert world.run(who="second").counts[DONE] == 20

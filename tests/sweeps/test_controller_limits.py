@@ -28,7 +28,7 @@ def test_money_is_never_overrun_by_more_than_one_wave() -> None:
     world = World(spec, hourly=3600.0, step_seconds=1.0)
     growing = iter(range(10_000))
     world.curve = lambda params, step, seed: 1 / (1 + next(growing))
-    for each in world.controller().rounds():
+    for each in world.controller().snapshots():
         snapshot = each
         world.step_seconds += 0.05  # each trial takes longer than all before it
     assert snapshot.spent is not None and snapshot.spent <= 30 + 4 * (5 + 30 + 10)
@@ -70,7 +70,7 @@ def test_hours_do_not_pass_while_it_is_over() -> None:
 
 def test_more_hours_reach_the_trials_that_run() -> None:
     world = World(spec_of("random", "asha", trials=2, parallel=2, steps=600, hours=0.1))
-    for number, _ in enumerate(world.controller().rounds()):
+    for number, _ in enumerate(world.controller().snapshots()):
         if number == 10:
             inbox.put_request(world.store, inbox.TopUpRequest(KEY, hours=1.0))
     assert world.state().counts[DONE] == 2
@@ -144,7 +144,7 @@ def test_when_the_first_trials_all_fail_it_stops_and_shows_the_first_ones_last_l
     faults = {number: Fault("fails", 1, "exit code 2") for number in range(100)}
     world = World(spec_of("tpe", trials=100, parallel=4), faults=faults)
     rounds = world.controller()
-    *_, snapshot = rounds.rounds()
+    *_, snapshot = rounds.snapshots()
     assert 10 <= snapshot.over <= 16 and "trials all failed" in snapshot.ended
     assert rounds.summary.by == "failures" and rounds.summary.first_failure is not None
     assert any("ValueError: no such optimizer" in words for words in world.told)

@@ -17,7 +17,7 @@ def test_stop_saves_what_runs_and_begins_nothing_new() -> None:
     for method in ("tpe", "random"):
         world = World(spec_of(method, "asha", trials=50, parallel=2, steps=100))
         controller = world.controller()
-        for number, _ in enumerate(controller.rounds()):
+        for number, _ in enumerate(controller.snapshots()):
             if number == 10:
                 inbox.signal_stop(world.store, "ann wants her machine")
         assert controller.summary.by == "user"
@@ -47,7 +47,7 @@ def test_a_stopped_sweep_goes_on_when_it_is_asked_to() -> None:
 
 def test_what_failed_of_a_stopped_sweep_is_run_again_and_no_more() -> None:
     world = World(spec_of("tpe", trials=10, parallel=2), faults={0: Fault("fails", 2)})
-    for number, _ in enumerate(world.controller().rounds()):
+    for number, _ in enumerate(world.controller().snapshots()):
         if number == 12:
             inbox.signal_stop(world.store, "enough")
     many = len(world.state().trials)
@@ -61,7 +61,7 @@ def test_what_failed_of_a_stopped_sweep_is_run_again_and_no_more() -> None:
 def test_many_that_run_again_beside_others_keep_the_width() -> None:
     spec = spec_of("tpe", trials=40, parallel=4, failed_share=None)
     world = World(spec, faults={number: Fault("fails", 3) for number in range(4, 20)})
-    for snapshot in world.controller().rounds():
+    for snapshot in world.controller().snapshots():
         if world.faults and snapshot.over >= 24:
             world.faults.clear()
             inbox.put_request(world.store, inbox.RerunRequest("2" + "r" * (KEY_LENGTH - 1)))
@@ -70,7 +70,7 @@ def test_many_that_run_again_beside_others_keep_the_width() -> None:
 
 def test_more_trials_are_asked_of_a_controller_that_runs() -> None:
     world = World(spec_of("random", trials=4, parallel=2))
-    for number, snapshot in enumerate(world.controller().rounds()):
+    for number, snapshot in enumerate(world.controller().snapshots()):
         if number == 3 and not snapshot.ended:
             inbox.put_request(world.store, inbox.TopUpRequest(KEY, trials=9, parallel=3))
     assert snapshot.counts[DONE] == 9 and world.most_running == 3

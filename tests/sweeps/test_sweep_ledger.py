@@ -328,7 +328,7 @@ def control(store: Any, rounds: int = 12) -> SweepState:
         found = inbox.read_inbox(store, limit=2)
         if found.keys:
             happen(*(MessageReceived(each) for each in found.messages))
-            inbox.delete_messages(store, found.keys)
+            store.delete(*found.keys)
             ledger.pack()
     if state.ended is None:
         happen(SweepEnded("all done", 9.0))
@@ -441,7 +441,7 @@ def test_the_inbox_gives_a_few_at_a_time_and_drops_what_is_no_message() -> None:
     while (found := inbox.read_inbox(store, limit=3)).keys:
         assert len(found.keys) <= 3
         seen += found.messages
-        inbox.delete_messages(store, found.keys)
+        store.delete(*found.keys)
     assert sorted(map(str, seen)) == sorted(map(str, SENT))
 
 

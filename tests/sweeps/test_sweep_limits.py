@@ -135,7 +135,7 @@ def test_no_limit_is_overrun_by_more_than_one_wave(
     dice = Random(seed)
     spec = spec_of(method, stopping, trials=None, parallel=parallel, cost=cost)
     world = World(spec, hourly=3600.0, curve=lambda params, step, seed: dice.random())
-    for snapshot in world.controller().rounds():
+    for snapshot in world.controller().snapshots():
         world.step_seconds = dice.uniform(0.5, 2.0)
         assert snapshot.in_flight <= parallel
     assert snapshot.spent is not None and snapshot.ended

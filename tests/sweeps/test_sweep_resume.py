@@ -17,7 +17,7 @@ def test_what_a_stop_has_ended_is_taken_up_again_and_nothing_twice(
     method: str, stopping: str
 ) -> None:
     world = World(spec_of(method, stopping, trials=8, parallel=2))
-    for number, _ in enumerate(world.controller().rounds()):
+    for number, _ in enumerate(world.controller().snapshots()):
         if number == 6:
             inbox.signal_stop(world.store, "enough")
     before = world.state()
@@ -71,7 +71,7 @@ def test_a_rerun_of_a_stopped_sweep_and_other_hours_begin_nothing_and_a_resume_d
 
 def test_a_controller_that_dies_while_it_goes_on_does_it_once() -> None:
     world = World(spec_of("random", trials=8, parallel=2))
-    for number, _ in enumerate(world.controller().rounds()):
+    for number, _ in enumerate(world.controller().snapshots()):
         if number == 4:
             inbox.signal_stop(world.store, "enough")
     inbox.put_request(world.store, GO_ON)

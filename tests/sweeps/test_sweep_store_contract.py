@@ -59,7 +59,7 @@ class TestSweepOnStore:
             store.put(message_key(1, number, 1, 0), messages.encode_message(said))
         taken = inbox.read_inbox(store)
         first.append(MessageReceived(each) for each in taken.messages)
-        inbox.delete_messages(store, taken.keys)
+        store.delete(*taken.keys)
         assert inbox.read_inbox(store) == ([], [])
         state = second.load()
         for number in range(PACK_AFTER):

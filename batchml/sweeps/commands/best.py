@@ -217,7 +217,7 @@ MARK = "# Found by the sweep "  # begins a line of the job.toml that is written 
 class TrialArtifacts(Struct, frozen=True):
     """Numbers of files. `missing`: why files of a kind are missing, as sentences."""
 
-    copy_outputs: int
+    outputs: int
     checkpoint: int
     code: int = 0
     missing: tuple[str, ...] = ()

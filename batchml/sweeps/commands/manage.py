@@ -278,10 +278,10 @@ def _control(arguments: "ControllerArguments") -> None:
     context = _context(arguments)
     store, sweep = open_sweep(context, arguments)
     owner = this_process(sweep.user, os.environ.get("AWS_BATCH_JOB_ID", ""))
-    controlled = control_sweep(context, sweep, store, say, owner, lost=say_lost)
-    with detaching(context, []), closing(controlled.snapshots()) as snapshots:
+    controller = control_sweep(context, sweep, store, say, owner, lost=say_lost)
+    with detaching(context, []), closing(controller.snapshots()) as snapshots:
         running.show_snapshots(running.without_final_best(snapshots), sweep, to_stderr=False)
-    for line in end_lines(sweep, controlled.summary):
+    for line in end_lines(sweep, controller.summary):
         print_line(printable(line))
 
 

@@ -397,12 +397,12 @@ def announcement(context: Context, sweep: StartedSweep) -> str:
 
 def control_here(context: Context, sweep: StartedSweep, store: SweepStore, *, json_: bool) -> None:
     """Control the sweep until it has ended, and exit with its code."""
-    controlled = control_sweep(context, sweep, store, say, lost=say_lost)
+    controller = control_sweep(context, sweep, store, say, lost=say_lost)
     interrupt = SweepInterrupt(context, sweep, json_=json_)
-    with interrupt.reported(), closing(controlled.snapshots()) as snapshots:
+    with interrupt.reported(), closing(controller.snapshots()) as snapshots:
         watched = interrupt.watch(snapshots)
         show_snapshots(watched if json_ else without_final_best(watched), sweep, to_stderr=json_)
-    exit_with_result(context, sweep, controlled.summary, json_=json_)
+    exit_with_result(context, sweep, controller.summary, json_=json_)
 
 
 def detach_here(context: Context, sweep: StartedSweep, store: SweepStore, *, json_: bool) -> None:

@@ -1,9 +1,10 @@
 """The controller of a sweep: plans its trials, reads their messages, and ends the sweep.
 
-Each round reads the messages in the inbox, observes jobs, decides (`decide.py`), and acts. What
-happened, and what is intended, is in the ledger before anything is done. So the controller can be
-killed at any point: the next one finds the intentions in the ledger and does what is missing. A job
-is submitted exactly once by its name; to write a manifest or a stop signal again changes nothing.
+Each round observes jobs, reads the messages in the inbox, decides (`decide.py`), and acts. Events
+and intentions are written to the ledger before anything is done. So the controller can be killed at
+any point: the next one finds the intentions in the ledger and does what is missing. A job is
+submitted exactly once, because its name is searched for; to write a manifest or a stop signal again
+changes nothing.
 """
 
 from collections.abc import Callable, Generator, Iterator
@@ -48,6 +49,9 @@ from batchml.sweeps.control.decide import (
     TerminateJobs,
 )
 from batchml.sweeps.control.events import (
+    DONE,
+    FAILURES,
+    USER,
     BatchSubmitted,
     Event,
     MessageReceived,
@@ -80,20 +84,20 @@ _TOO_MANY = 429  # the HTTP status of a call that was throttled
 
 
 @contextmanager
-def store_errors_translated() -> Iterator[None]:
+def _store_errors_translated() -> Iterator[None]:
     """Raise ServiceUnreachable in place of the errors of the sweep's store."""
     try:
         yield
     except (StoreError, SweepStoreError) as error:
-        raise store_unreachable(error) from error
+        raise _store_unreachable(error) from error
 
 
-def store_unreachable(error: Exception) -> ServiceUnreachable:
+def _store_unreachable(error: Exception) -> ServiceUnreachable:
     return ServiceUnreachable(f"The sweep's store cannot be reached: {error}")
 
 
 class FaultTolerance:
-    """Tolerates temporary errors without a success between them for `patience` seconds."""
+    """Tolerates temporary errors for at most `patience` seconds without a success."""
 
     def __init__(self, clock: Clock, patience: float) -> None:
         self._clock = clock
@@ -112,7 +116,7 @@ class FaultTolerance:
         if not self._is_temporary(error) or now - self._since >= self._patience:
             if isinstance(error, BatchmlError):
                 raise error
-            raise store_unreachable(error) from error
+            raise _store_unreachable(error) from error
         return is_first
 
     def _is_temporary(self, error: BatchmlError | StoreError) -> bool:
@@ -130,8 +134,8 @@ class FaultTolerance:
 # --- The controller -------------------------------------------------------------------------------
 
 
-_READS = 10  # of the inbox in one round
-_GRACE = 30.0  # seconds after a trial's own grace until its job is terminated
+_READS = 10  # reads of the inbox in one round, at most
+_GRACE = 30.0  # seconds after the trials' own grace period until jobs are terminated
 
 
 def make_batch_key() -> str:
@@ -144,7 +148,7 @@ class Controller:
     `tell` is called with notices for people, and `lost` (by default `tell` too) with errors of a
     service that cannot be reached.
 
-    `rounds` raises ControllerReplaced, which names the other controller, if another one has the
+    `snapshots` raises ControllerReplaced, which names the other controller, if another one has the
     sweep; ConfigError if the store has no trial contract; otherwise the BatchmlError that ends the
     controller. Running trials continue then, and the next controller continues from the ledger.
     """
@@ -167,22 +171,22 @@ class Controller:
         self._lease = Lease(store, clock, owner, intervals.lease)
         self._ledger = SweepLedger(store, owner.description)
         self._faults = FaultTolerance(clock, intervals.patience)
-        self._unwritten: list[Event] = []
-        self._is_exhausted = False
-        self._terminated: dict[int, float] = {}
+        self._unwritten: list[Event] = []  # applied to the state, and not in the ledger yet
+        self._is_exhausted = False  # the sampler has no more parameters
+        self._terminated: dict[int, float] = {}  # number of a batch -> when its job was terminated
         self._deadline: float | None = None  # as last published
-        self._over_since: float | None = None  # when nothing was left to do
+        self._over_since: float | None = None  # since when nothing is left to do
         self._running_limit: int | None = None  # trials at once, as last set by this controller
         self._counted_trials: tuple[SweepLimits | None, int | None] = None, None
 
-    def rounds(self) -> Generator[SweepSnapshot, None, None]:
-        """A snapshot after each round. Sleeps between rounds, on the clock that it was given.
+    def snapshots(self) -> Generator[SweepSnapshot, None, None]:
+        """A snapshot after each round, until the sweep has ended. Sleeps between rounds.
 
         Closing the generator releases the lease: the next controller may take it at once.
         """
         self._take_lease()
         try:
-            self._load()
+            self._read()
             while True:
                 self._try_round()
                 yield self._snapshot()
@@ -199,31 +203,29 @@ class Controller:
 
     # --- One round --------------------------------------------------------------------------------
 
+    @_store_errors_translated()
     def _take_lease(self) -> None:
-        with store_errors_translated():
-            held = self._lease.take()
+        held = self._lease.take()
         if isinstance(held, LeaseHeld):
             raise ControllerReplaced(held.holder.description)
 
-    def _load(self) -> None:
-        with store_errors_translated():
-            self._read()
-
+    @_store_errors_translated()
     def _read(self) -> None:
+        """Read the trial contract and the ledger, before the first round."""
         data = self._store.get(CONTRACT)
         try:
             self._contract = TrialContract.from_json(data or b"{}")
         except BadTrialContract as error:
             raise ConfigError("The sweep's store", [str(error)]) from error
         self._mode = SubmitMode(self._contract.shape)
-        self._version = Cutoffs.from_json(self._store.get(CUTOFFS)).version
+        self._cutoffs_version = Cutoffs.from_json(self._store.get(CUTOFFS)).version
         self._watch = JobWatch(self._jobs, self._intervals, self._mode)
         self._totals = SweepTotals(self._spec, self._ledger.take_over())
         self._totals.rungs.is_changed = True
         self._is_over = False
 
     def _try_round(self) -> None:
-        """One round. What fails with a temporary error is repeated in the next round."""
+        """One round. Steps that fail with a temporary error are repeated in the next round."""
         try:
             self._lease.renew()
             self._run_round(self._clock.now())
@@ -240,12 +242,12 @@ class Controller:
         # Jobs are observed before messages are read: then all messages that trials sent before an
         # observed end of their job are read in this round.
         self._watch.observe(totals, now)
-        read, is_all = self._read_messages()
+        read, is_inbox_empty = self._read_messages()
         done = self._carry_out(inbox.pending_requests(self._store), now)
-        if is_all:
+        if is_inbox_empty:
             for observed in self._watch.observe_silent(totals, now):
                 self._apply(observed)
-        inputs = self._inputs(now, self._watch.ended_batches if is_all else frozenset())
+        inputs = self._inputs(now, self._watch.ended_batches if is_inbox_empty else frozenset())
         actions = decide.decide(totals, inputs)
         for action in actions:
             self._record(action, now)
@@ -254,10 +256,8 @@ class Controller:
         ):
             self._give_notice(notice)
         self._write()
-        if read:
-            inbox.delete_messages(self._store, read)
-        if done:
-            self._store.delete(*done)
+        if read or done:
+            self._store.delete(*read, *done)
         for action in actions:
             self._act(action, now)
         self._limit_running()
@@ -267,16 +267,16 @@ class Controller:
         self._is_over = totals.state.ended is not None and not self._has_other_requests(done)
 
     def _read_messages(self) -> tuple[list[str], bool]:
-        """Apply the messages in the inbox. The keys to delete once the ledger has them, and whether
-        the inbox was read to its end."""
+        """Apply the messages in the inbox. Returns the keys to delete once the ledger has them, and
+        whether the inbox was read to its end."""
         for _ in range(_READS):
-            found = inbox.read_inbox(self._store)
-            for message in found.messages:
+            read = inbox.read_inbox(self._store)
+            for message in read.messages:
                 self._apply(MessageReceived(message))
-            if len(found.keys) < inbox.MAX_MESSAGES:
-                return found.keys, True
+            if len(read.keys) < inbox.MAX_MESSAGES:
+                return read.keys, True
             self._write()
-            inbox.delete_messages(self._store, found.keys)
+            self._store.delete(*read.keys)
             self._lease.renew()
         return [], False
 
@@ -306,7 +306,7 @@ class Controller:
         return estimate_money(tally, self._totals.state, jobs.hourly, jobs.timeout, now)
 
     def _apply(self, event: Event) -> None:
-        """Apply an event to the state now; it is written to the ledger before anything is done."""
+        """Apply an event to the state now. `_write` writes it to the ledger, before any action."""
         self._totals.apply(event)
         self._unwritten.append(event)
 
@@ -340,22 +340,22 @@ class Controller:
                 self._stop(by, why, now)
             case ReopenSweep(why):
                 inbox.clear_stop_signal(self._store)
-                # For confirming runs: earlier failures that no longer counted still do not.
+                # For confirming runs. Failures that an earlier reopening forgave stay forgiven.
                 self._apply(replace(totals.state.last_reopening, why=why, at=now, paused=0.0))
             case EndSweep(by, why):
-                # Before the end event: no controller comes back to a sweep that has ended.
+                # Before the end event, because no controller comes back to a sweep that has ended.
                 if not self._is_limit_removed(now):
                     return
                 for notice in decide.confirmation_notices(totals, now):
                     self._give_notice(notice)
-                if totals.state.stopping is None and by != decide.DONE:
+                if totals.state.stopping is None and by != DONE:
                     self._apply(SweepStopping(by, why, now))
                 self._apply(SweepEnded(why, now))
 
     def _is_limit_removed(self, now: float) -> bool:
-        """Whether the consumable resource is deleted, or no longer waited for.
+        """Delete the consumable resource. False: try again in the next round.
 
-        Jobs end a moment after their trials have reported their ends.
+        Jobs end a moment after their trials have reported their ends, and require it until then.
         """
         self._over_since = now if self._over_since is None else self._over_since
         is_patient = now - self._over_since < self._intervals.silence
@@ -368,9 +368,9 @@ class Controller:
     def _stop(self, by: str, why: str, now: float) -> None:
         self._apply(SweepStopping(by, why, now))
         failed = self._totals.tally.first_failure
-        if by == decide.FAILURES and failed is not None:
-            again = len(self._totals.state.reopened)  # a notice of its own after each reopening
-            kind = f"failures-{again}" if again else "failures"
+        if by == FAILURES and failed is not None:
+            reopenings = len(self._totals.state.reopened)  # each may be followed by a new notice
+            kind = f"failures-{reopenings}" if reopenings else "failures"
             self._give_notice(
                 NoticeGiven(kind, decide.describe_failure(failed), now, failed.number)
             )
@@ -379,7 +379,7 @@ class Controller:
 
     def _act(self, action: decide.Action, now: float) -> None:
         match action:
-            case StopSweep(by, why) if by != decide.USER:
+            case StopSweep(by, why) if by != USER:
                 inbox.signal_stop(self._store, why)
             case SignalStop(why):
                 inbox.signal_stop(self._store, why)
@@ -401,7 +401,7 @@ class Controller:
             self._jobs.terminate([jobs[wave] for wave in due], why)
 
     def _limit_running(self) -> None:
-        """Where more trials wait than may run at once, have AWS Batch limit them."""
+        """Have AWS Batch limit the running trials, if more are in flight than may run at once."""
         state, spec = self._totals.state, self._spec
         parallel = limits_now(state, spec).parallel
         before = parallel if self._mode is SubmitMode.BATCHES else spec.limits.parallel
@@ -414,14 +414,14 @@ class Controller:
             self._running_limit = parallel
 
     def _publish_deadline(self, now: float) -> None:
-        """Trials end at the deadline by themselves, also without a controller."""
+        """Publish when all trials end by themselves, also without a controller."""
         end = find_deadline(self._totals.state, self._spec, now)
         if end is not None and end != self._deadline and self._totals.state.batches:
             inbox.publish_deadline(self._store, end)
             self._deadline = end
 
     def _submit(self) -> None:
-        """Submit the batches without a known job id; each at most once, by its name."""
+        """Submit the batches without a known job id; `SweepJobs.submit` finds submitted ones."""
         state = self._totals.state
         for batch in state.open_batches:
             if self._is_too_wide(batch):
@@ -434,18 +434,17 @@ class Controller:
             self._write()
 
     def _is_too_wide(self, batch: TrialBatch) -> bool:
-        """Whether a batch must wait because others run and too few trials may begin.
+        """Whether a batch has more trials than may begin now, so that it must wait for others.
 
-        AWS Batch limits the trials of one batch only. Many failed trials that are run again at once
-        can exceed that.
+        A request to run many failed trials again can plan such a batch.
         """
-        state, busy = self._totals.state, self._totals.tally.in_flight
-        sent = sum(count for number, count in busy.items() if number in state.jobs)
+        state, in_flight = self._totals.state, self._totals.tally.in_flight
+        sent = sum(count for number, count in in_flight.items() if number in state.jobs)
         free = limits_now(state, self._spec).parallel - sent
         return self._mode is SubmitMode.BATCHES and sent > 0 and free < len(batch.trials)
 
     def _write_manifest(self, batch: TrialBatch) -> int:
-        """Write a batch's manifest; the width of a line. Deeper rungs read the first rung's."""
+        """Write a batch's manifest; the width of a line. Deeper rungs use that of rung 0."""
         if batch.rung:
             batch = self._totals.state.batches[batch.number - batch.rung]
         lines = plan.manifest_entries(batch)
@@ -458,20 +457,19 @@ class Controller:
         stop, rungs = self._spec.early_stop, self._totals.rungs
         if not rungs.is_changed or stop.resume or stop.method not in ("asha", "median"):
             return
-        self._store.put(CUTOFFS, rungs.cutoffs(self._version + 1).to_json())
-        self._version += 1
+        self._store.put(CUTOFFS, rungs.cutoffs(self._cutoffs_version + 1).to_json())
+        self._cutoffs_version += 1
         rungs.is_changed = False
 
     # --- Requests of users ------------------------------------------------------------------------
 
     def _carry_out(self, pending: list[inbox.SweepRequest], now: float) -> list[str]:
-        """Carry out requests; the keys of those carried out. A stopping sweep ends first."""
+        """Carry out requests; the keys of the finished ones. A stopping sweep must end first."""
         state = self._totals.state
         if not pending or (state.stopping is not None and state.ended is None):
             return []
-        events: list[Event] = []
-        for each in pending:
-            events = events_of_request(self._totals, self._mode, each, now, self._make_key)
+        for request in pending:
+            events = events_of_request(self._totals, self._mode, request, now, self._make_key)
             again = [trial for event in events for trial in trials_of_event(event, state)]
             if events:
                 inbox.clear_stop_signal(self._store, again)

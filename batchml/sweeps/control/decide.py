@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from batchml.model.sweep import Trial, TrialState
-from batchml.sweeps.control.events import NoticeGiven
+from batchml.sweeps.control.events import DONE, LIMIT, TARGET, USER, NoticeGiven
 from batchml.sweeps.control.plan import SubmitMode, choose_for_confirmation, find_unfinished_rung
 from batchml.sweeps.control.state import CONFIRM, WAITING
 from batchml.sweeps.control.totals import (
@@ -25,22 +25,19 @@ from batchml.sweeps.control.totals import (
     limits_now,
 )
 
-# The causes of a sweep's end.
-USER, LIMIT, TARGET, FAILURES, DONE = "user", "limit", "target", "failures", "done"
-
 
 class DecisionInputs(Struct, frozen=True):
     """The facts that a decision depends on, beside the ledger."""
 
-    now: float
+    now: float  # seconds since the epoch
     mode: SubmitMode
     wanted: int | None  # the number of trials in the end; None: unknown
     money: Money | None = None
-    between_batches: float = 0.0  # seconds
+    between_batches: float = 0.0  # seconds from one batch of trials to the next, at least
     grace: float = 0.0  # seconds from the stop signal until jobs are terminated
     stop_signal: str | None = None  # why somebody stopped the sweep
     is_exhausted: bool = False  # the sampler has no more parameters
-    ended_batches: frozenset[int] = frozenset()  # numbers of those whose job has ended
+    ended_batches: frozenset[int] = frozenset()  # numbers of the batches whose job has ended
 
 
 class BeginTrials(Struct, frozen=True):
@@ -50,7 +47,7 @@ class BeginTrials(Struct, frozen=True):
 
 
 class PlanRungs(Struct, frozen=True):
-    """`halving`: begin the trials of all rungs."""
+    """With `halving`: begin `count` trials, and plan an array job for each rung."""
 
     count: int
 
@@ -81,7 +78,7 @@ class SignalStop(Struct, frozen=True):
 
 
 class ReopenSweep(Struct, frozen=True):
-    """Continue a sweep that was stopping: something is left to do."""
+    """Continue a sweep that was stopping, because something is left to do."""
 
     why: str
 
@@ -141,10 +138,10 @@ def is_going_on(totals: SweepTotals, inputs: DecisionInputs) -> bool:
 
 
 def _unfinished_jobs(totals: SweepTotals, inputs: DecisionInputs) -> list[int]:
-    """The numbers of the batches whose job has not ended.
+    """The numbers of the batches whose job has not ended; none with SubmitMode.BATCHES.
 
-    Which trials a rung of `halving` has is known only when it runs, and the consumable resource of
-    an array must be there as long as the array's job.
+    Jobs count, not only trials: which trials a rung of `halving` has is known only when it runs,
+    and the consumable resource of an array must exist as long as the array's job.
     """
     if inputs.mode is SubmitMode.BATCHES:
         return []
@@ -152,12 +149,12 @@ def _unfinished_jobs(totals: SweepTotals, inputs: DecisionInputs) -> list[int]:
 
 
 def _stop_running(totals: SweepTotals, inputs: DecisionInputs) -> list[Action]:
-    """Signal running trials to end; after the grace terminate them, and those that wait."""
+    """Signal running trials to end; after the grace period terminate them, and waiting trials."""
     state, stopping = totals.state, totals.state.stopping
     assert stopping is not None
     if not is_going_on(totals, inputs):
-        by_user = inputs.stop_signal not in (None, stopping.why)  # meanwhile
-        if stopping.by == TARGET and not by_user and _confirm(totals, inputs):
+        is_stopped_by_user = inputs.stop_signal not in (None, stopping.why)  # meanwhile
+        if stopping.by == TARGET and not is_stopped_by_user and _confirm(totals, inputs):
             return [ReopenSweep("the best are run again")]
         return [EndSweep(stopping.by, stopping.why)]
     actions: list[Action] = [] if inputs.stop_signal is not None else [SignalStop(stopping.why)]
@@ -175,30 +172,30 @@ def _begin(totals: SweepTotals, inputs: DecisionInputs) -> list[Action]:
             count = min(left or 0, count_affordable(cost, inputs.money))
             return [BeginTrials(count)] if count > 0 else []
         case SubmitMode.RUNGS:
-            return _rungs(totals, inputs, left)
+            return _begin_rungs(totals, inputs, left)
         case SubmitMode.BATCHES:
-            return _next_batch(totals, inputs, left)
+            return _begin_batch(totals, inputs, left)
 
 
 def _trials_left(totals: SweepTotals, inputs: DecisionInputs) -> int | None:
-    """How many new trials are still to begin; None: unknown."""
+    """The number of new trials that are still to begin; None: unknown."""
     if inputs.is_exhausted:
         return 0
     return None if inputs.wanted is None else max(0, inputs.wanted - totals.tally.planned)
 
 
-def _rungs(totals: SweepTotals, inputs: DecisionInputs, left: int | None) -> list[Action]:
+def _begin_rungs(totals: SweepTotals, inputs: DecisionInputs, left: int | None) -> list[Action]:
     if not totals.state.batches:
-        return (
-            [PlanRungs(totals.spec.limits.parallel if left is None else left)] if left != 0 else []
-        )
+        count = totals.spec.limits.parallel if left is None else left
+        return [PlanRungs(count)] if count else []
     if is_going_on(totals, inputs):
         return []
-    rest = find_unfinished_rung(totals.state, totals.spec)  # of jobs whose dependency failed
+    # Jobs whose dependency failed have left rungs without all their trials.
+    rest = find_unfinished_rung(totals.state, totals.spec)
     return [PromoteTrials(tuple(rest))] if rest else []
 
 
-def _next_batch(totals: SweepTotals, inputs: DecisionInputs, left: int | None) -> list[Action]:
+def _begin_batch(totals: SweepTotals, inputs: DecisionInputs, left: int | None) -> list[Action]:
     state, spec = totals.state, totals.spec
     busy = count_in_flight(state)
     newest = next(reversed(state.batches.values()), None)
@@ -221,7 +218,7 @@ def _next_batch(totals: SweepTotals, inputs: DecisionInputs, left: int | None) -
 
 
 def _last_promotion(totals: SweepTotals) -> list[tuple[int, int]]:
-    """With too few trials left to fill the last rungs, train the best one in full anyway."""
+    """Train the best paused trial in full, if too few trials are left to fill the last rungs."""
     if not totals.spec.early_stop.resume or totals.state.counts[TrialState.DONE]:
         return []
     number = totals.rungs.best_paused()
@@ -234,7 +231,8 @@ def _has_confirming_runs(totals: SweepTotals) -> bool:
 
 
 def _confirm(totals: SweepTotals, inputs: DecisionInputs) -> list[Action]:
-    """Run the best again, once, if the file asks for it and the cost limit allows all of them."""
+    """Run the best trials again, once, if the sweep file has `[confirm]` and the cost limit allows
+    all of these runs."""
     confirm = totals.spec.confirm
     if confirm is None or _has_confirming_runs(totals):
         return []
@@ -252,6 +250,7 @@ def _describe_target(totals: SweepTotals) -> str:
 
 
 def _end(totals: SweepTotals, inputs: DecisionInputs) -> tuple[str, str]:
+    """The cause of the end, and why, for people."""
     state = totals.state
     planned, allowed = totals.tally.planned, limits_now(state, totals.spec)
     if is_target_reached(state, totals.spec, totals.tally):
@@ -265,24 +264,25 @@ def _end(totals: SweepTotals, inputs: DecisionInputs) -> tuple[str, str]:
 
 
 def _describe_end(totals: SweepTotals) -> str:
-    """Runs that confirm the best are counted apart from trials."""
+    """Why a sweep has ended that ran all its trials. Confirming runs are counted apart."""
     planned = totals.tally.planned
-    again = len(totals.state.trials) - planned
-    what = f"all {planned} trials" if planned != 1 else "its only trial"
-    if again:
-        what += f" and {again} confirming {'run' if again == 1 else 'runs'}"
+    confirming = len(totals.state.trials) - planned
+    subject = f"all {planned} trials" if planned != 1 else "its only trial"
+    if confirming:
+        subject += f" and {confirming} confirming {'run' if confirming == 1 else 'runs'}"
+    verb = "is" if planned == 1 and not confirming else "are"
     none = ", and none has a result" if planned and totals.best.trial is None else ""
-    return f"{what} {'is' if planned == 1 and not again else 'are'} over{none}"
+    return f"{subject} {verb} over{none}"
 
 
 # --- Notices about a running sweep ----------------------------------------------------------------
 
 
-NEVER_PRINTED = "never printed"  # in the reason of a trial without its metric
-_LINES = 20  # of the output of a trial that failed
-_ENOUGH = 3  # diverged trials for a notice
+NEVER_PRINTED = "never printed"  # in the reason of a trial that did not print its metric
+_LINES = 20  # of the output of a failed trial, in a notice
+_DIVERGED = 3  # diverged trials, after which a notice is given
 
-_Notice = tuple[str, str, int | None]  # kind, text, the trial that it is about
+_Notice = tuple[str, str, int | None]  # kind, text, number of the trial that the notice is about
 
 
 def due_notices(
@@ -290,35 +290,35 @@ def due_notices(
 ) -> list[NoticeGiven]:
     """The notices that are due and were not given yet.
 
-    `patience`: seconds in which a first trial should begin. `is_starting`: a container is being
-    made, which takes long for a large image.
+    `patience`: seconds in which a first trial should begin. `is_starting`: a container is STARTING,
+    which takes long for a large image.
     """
-    found = (*_of_trials(totals), *(() if is_starting else _of_waiting(totals, now, patience)))
+    waiting = [] if is_starting else _wait_notices(totals, now, patience)
     return [
         NoticeGiven(kind, words, now, trial)
-        for kind, words, trial in found
+        for kind, words, trial in (*_failure_notices(totals), *waiting)
         if kind not in totals.state.notices
     ]
 
 
-def _of_trials(totals: SweepTotals) -> Iterator[_Notice]:
+def _failure_notices(totals: SweepTotals) -> Iterator[_Notice]:
     state, failed = totals.state, totals.tally.first_failure
     if failed is not None and NEVER_PRINTED in failed.why:
         yield "metric", f"Trial {failed.number}: {failed.why}", failed.number
     if state.counts[TrialState.LOST] and "lost" not in state.notices:
         lost = next(each for each in state.trials.values() if each.state is TrialState.LOST)
         yield "lost", f"Trial {lost.number} was lost: {lost.why}", lost.number
-    bad, over = state.counts[TrialState.DIVERGED], count_ended(state)
-    if bad >= _ENOUGH and bad * 2 > over:
+    diverged, over = state.counts[TrialState.DIVERGED], count_ended(state)
+    if diverged >= _DIVERGED and diverged * 2 > over:
         yield (
             "diverged",
-            f"{bad} of the first {over} trials diverged: {totals.spec.goal.metric} was not a "
+            f"{diverged} of the first {over} trials diverged: {totals.spec.goal.metric} was not a "
             "finite number. The space may reach too far.",
             None,
         )
 
 
-def _of_waiting(totals: SweepTotals, now: float, patience: float) -> Iterator[_Notice]:
+def _wait_notices(totals: SweepTotals, now: float, patience: float) -> Iterator[_Notice]:
     state, begun = totals.state, began_at(totals.state)
     nothing = not totals.tally.has_begun and state.counts[TrialState.WAITING] > 0
     if begun is not None and nothing and now - begun >= patience and state.jobs:
@@ -331,25 +331,22 @@ def _of_waiting(totals: SweepTotals, now: float, patience: float) -> Iterator[_N
 
 
 def confirmation_notices(totals: SweepTotals, now: float) -> list[NoticeGiven]:
-    """At the end of a sweep: the best were not run again, for cost or because it was stopped."""
-    confirm = totals.spec.confirm
-    if confirm is None or CONFIRM in totals.state.notices:
+    """The notice at a sweep's end that its best trials were not run again, though the file has
+    `[confirm]`: for cost, or because the sweep was stopped."""
+    if totals.spec.confirm is None or CONFIRM in totals.state.notices:
         return []
-    if len(totals.state.trials) > totals.tally.planned or not choose_for_confirmation(totals, 1, 1):
+    if _has_confirming_runs(totals) or not choose_for_confirmation(totals, 1, 1):
         return []
-    return [
-        NoticeGiven(
-            CONFIRM, "The best were not run again: a limit or a stop ended the sweep before.", now
-        )
-    ]
+    words = "The best were not run again: a limit or a stop ended the sweep before."
+    return [NoticeGiven(CONFIRM, words, now)]
 
 
 def describe_failure(trial: Trial) -> str:
     """Why a trial failed, with the last lines of its output."""
     code, why = f"exit code {trial.exit_code}", trial.why or "the reason is unknown"
     # A trial that never printed its metric may have ended with exit code 0.
-    known = trial.exit_code is None or code in why or NEVER_PRINTED in why
-    head = f"Trial {trial.number} failed: {why}" + ("" if known else f" ({code})")
+    is_code_known = trial.exit_code is None or code in why or NEVER_PRINTED in why
+    head = f"Trial {trial.number} failed: {why}" + ("" if is_code_known else f" ({code})")
     tail = trial.tail[-_LINES:]
     return "\n".join(
         [f"{head}. Its last lines:" if tail else head, *(f"  {each}" for each in tail)]

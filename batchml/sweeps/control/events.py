@@ -1,7 +1,8 @@
 """The events of a sweep's ledger, one JSON line each. The `SweepState` follows from all of them.
 
 The trials of a sweep are submitted in batches: a `TrialBatch` is one SubmitJob. The number of a
-batch is called `wave` in stored files, in messages and here.
+batch is called `wave` in stored files, in messages and in this folder. Times are seconds since the
+epoch.
 """
 
 from typing import Any
@@ -10,6 +11,9 @@ from msgspec import Struct
 
 from batchml.model.sweep import Params, SweepLimits
 
+# The causes of a sweep's end: `by` of `SweepStopping`.
+USER, LIMIT, TARGET, FAILURES, DONE = "user", "limit", "target", "failures", "done"
+
 
 class PlannedTrial(Struct, frozen=True, omit_defaults=True):
     """One trial of a batch. A trial that was in an earlier batch continues, or is run again."""
@@ -17,9 +21,9 @@ class PlannedTrial(Struct, frozen=True, omit_defaults=True):
     number: int
     params: Params
     seed: int
-    origin: str = ""
-    confirms: int | None = None
-    resumes: bool = False  # from its checkpoint; otherwise it begins anew
+    origin: str = ""  # the sampler, as in `Trial`
+    confirms: int | None = None  # the trial whose parameters this one runs again
+    resumes: bool = False  # continues from its checkpoint; otherwise it begins anew
 
 
 class TrialBatch(Struct, frozen=True, tag="wave", omit_defaults=True):
@@ -29,25 +33,27 @@ class TrialBatch(Struct, frozen=True, tag="wave", omit_defaults=True):
     at: float
     key: str
     trials: tuple[PlannedTrial, ...]  # by their index in the array
-    target: int = 0  # the step at which the trials end; 0: their own end
-    rung: int | None = None  # of `halving`; which trials rungs above 0 have is known later
-    after: int = 0  # the batch that must have ended before this one starts
+    target: int = 0  # the step at which the trials end; 0: when their programs end
+    rung: int | None = None  # of `halving`, from 0; the trials of rungs above 0 are known later
+    after: int = 0  # the batch that must have ended before this one starts; 0: none
 
 
 class BatchSubmitted(Struct, frozen=True, tag="submitted"):
+    """The job of a batch was submitted: AWS Batch has returned its id."""
+
     wave: int
     job_id: str
     at: float
 
 
 class MessageReceived(Struct, frozen=True, tag="told"):
-    """A message of a trial about itself (`runtime/protocol/sweep.py`), as it came."""
+    """A message that a trial has sent (`runtime/protocol/sweep.py`), unchanged."""
 
     message: dict[str, Any]
 
 
 class TrialObserved(Struct, frozen=True, tag="seen", omit_defaults=True):
-    """A trial that sends no messages, as AWS Batch describes it. `state` is a TrialState."""
+    """How AWS Batch describes a trial that sends no messages. `state` is a TrialState."""
 
     trial: int
     wave: int
@@ -61,8 +67,8 @@ class TrialObserved(Struct, frozen=True, tag="seen", omit_defaults=True):
 
 
 class LimitsChanged(Struct, frozen=True, tag="limited", omit_defaults=True):
-    """The limits from now on: `top-up`. `for_now`: nobody requested these; when the sweep is
-    resumed, the limits that were requested last are valid again."""
+    """The limits from now on, after `top-up`. `for_now`: nobody requested these limits; when the
+    sweep is resumed, the limits that were requested last are valid again."""
 
     limits: SweepLimits
     at: float
@@ -80,7 +86,7 @@ class NoticeGiven(Struct, frozen=True, tag="noticed", omit_defaults=True):
 
 
 class SweepStopping(Struct, frozen=True, tag="stopping"):
-    """No trial begins any more, and running trials save and end. `by`: limit, user, failures."""
+    """No trial begins any more, and running trials save and end."""
 
     by: str
     why: str
@@ -88,21 +94,23 @@ class SweepStopping(Struct, frozen=True, tag="stopping"):
 
 
 class SweepEnded(Struct, frozen=True, tag="ended"):
+    """All trials have ended, and no other begins unless the sweep is reopened."""
+
     why: str
     at: float
 
 
 class SweepReopened(Struct, frozen=True, tag="reopened", omit_defaults=True):
-    """The sweep continues after its end: top-up, rerun, confirm.
+    """The sweep continues after its end, by top-up, rerun, confirm or resume.
 
-    Whoever reopens it knows its failures so far: they do not end it a second time.
+    The user who reopens it knows its failures so far: they do not end it a second time.
     """
 
     why: str
     at: float
     paused: float = 0.0  # seconds since its end
-    failed: int = 0  # trials that had failed by then, and are not run again
-    over: int = 0  # trials that had ended, failed ones included
+    failed: int = 0  # trials that had failed before, and are not run again
+    over: int = 0  # trials that had ended before, failed ones included
 
 
 Event = (

@@ -1,13 +1,13 @@
 """The inbox of a sweep's controller: messages of trials, stop signals, requests of users.
 
-Only a controller writes the ledger. It reads an object of the store, appends what follows from it
-to the ledger, and then deletes the object. After a crash between these steps the next controller
-reads the object again, which does no harm: a message that was applied changes nothing, a request
-gives new limits in full, and the key of a request is the key of the first batch of trials that it
-leads to.
+Only a controller writes the ledger. It reads an object of the store, appends the events that follow
+from it to the ledger, and then deletes the object. After a crash between these steps the next
+controller reads the object again, which does no harm: a message that was applied changes nothing, a
+request gives new limits in full, and the first batch of trials that a request leads to has the
+request's key, so that it is not planned twice.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -26,8 +26,7 @@ from batchml.runtime.protocol.sweep import (
 )
 from batchml.runtime.storage.store import Store
 from batchml.sweeps.control import plan
-from batchml.sweeps.control.decide import USER
-from batchml.sweeps.control.events import Event, LimitsChanged, SweepReopened, TrialBatch
+from batchml.sweeps.control.events import USER, Event, LimitsChanged, SweepReopened, TrialBatch
 from batchml.sweeps.control.plan import MakeKey, SubmitMode
 from batchml.sweeps.control.totals import SweepTotals, is_target_reached, limits_now
 
@@ -46,7 +45,10 @@ def read_stop_signal(store: Store) -> str | None:
 
 
 def clear_stop_signal(store: Store, trials: Iterable[int] = ()) -> None:
-    """Let trials begin again, and these also if they were stopped one by one. Raises StoreError."""
+    """Let trials begin again; `trials` may also have stop signals of their own, which are cleared.
+
+    Raises StoreError.
+    """
     store.delete(STOP_ALL, *map(stop_key, trials))
 
 
@@ -63,7 +65,7 @@ def publish_deadline(store: Store, at: float) -> None:
 # --- The inbox ------------------------------------------------------------------------------------
 
 
-MAX_MESSAGES = 1000  # that are read at once
+MAX_MESSAGES = 1000  # messages that are read at once
 
 _FIELDS = (
     "wave", "trial", "attempt", "seq", "index", "job", "began", "at", "kind", "points", "decisions",
@@ -82,11 +84,6 @@ def read_inbox(store: Store, limit: int = MAX_MESSAGES) -> InboxMessages:
     found = store.get_many(keys)
     messages = [message for data in found if data and (message := decode_message(data)) is not None]
     return InboxMessages([_known_fields(message) for message in messages], keys)
-
-
-def delete_messages(store: Store, keys: Sequence[str]) -> None:
-    """Delete messages that are in the ledger. Raises StoreError."""
-    store.delete(*keys)
 
 
 def _known_fields(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -116,7 +113,7 @@ def _encodable(value: Any) -> Any:
 # --- Requests of users ----------------------------------------------------------------------------
 
 
-_REQUESTS = "asks/"
+_REQUESTS = "asks/"  # the prefix of requests in the sweep's store
 
 
 class TopUpRequest(Struct, frozen=True, tag="top-up", omit_defaults=True):
@@ -145,7 +142,7 @@ class ConfirmRequest(Struct, frozen=True, tag="confirm", omit_defaults=True):
 
 
 class ResumeRequest(Struct, frozen=True, tag="go-on", omit_defaults=True):
-    """Continue after `stop`."""
+    """Continue a sweep that its user has stopped, or that failures have stopped."""
 
     key: str
 
@@ -156,7 +153,7 @@ _DECODER = msgspec.json.Decoder(SweepRequest)
 
 
 def put_request(store: Store, request: SweepRequest) -> None:
-    """Write it for the controller. Raises StoreError."""
+    """Write a request to the sweep's store, for the controller. Raises StoreError."""
     store.create(_request_key(request), msgspec.json.encode(request))
 
 
@@ -175,7 +172,7 @@ def pending_requests(store: Store) -> list[SweepRequest]:
 
 
 def request_keys(requests: list[SweepRequest]) -> list[str]:
-    """Their keys in the store, to be deleted once the ledger has their events."""
+    """The requests' keys in the store, to be deleted once the ledger has their events."""
     return [_request_key(each) for each in requests]
 
 
@@ -242,7 +239,7 @@ def _top_up_events(totals: SweepTotals, request: TopUpRequest, at: float) -> lis
     if is_target_reached(totals.state, totals.spec, totals.tally):
         changes["target"] = None
     found: list[Event] = [LimitsChanged(replace(limits, **changes), at)]
-    if present != limits and request.trials is None:  # trials that were stopped stay so
+    if present != limits and request.trials is None:  # keep what `_keep_trials_stopped` limits
         found.append(LimitsChanged(replace(present, **changes), at, for_now=True))
     return found
 

@@ -1,7 +1,7 @@
-"""SweepState: the state of a sweep that follows from the events of its ledger.
+"""SweepState: the state of a sweep, which follows from the events of its ledger.
 
-Messages of trials may come twice, late, or in any order: the state is the same. For everything that
-two messages may contradict there is a rule that does not depend on which came first:
+Messages of trials may come twice, late, or in any order: the state is the same. Where two messages
+contradict each other, a rule decides that does not depend on which came first:
 
 - a step of a trial has the values that were reported earliest, by the trial's own clock;
 - of a trial's batches the last counts; of its attempts the first with a good end, otherwise the
@@ -13,8 +13,8 @@ So each rule takes the greater of two by an order of its own: a join semilattice
 2011, "Conflict-free Replicated Data Types", section 2.3).
 
 A notice is kept while it is true: about a failure until the trial is run again or has reported a
-better end; about waiting trials until one begins; about the best that were not run again until the
-sweep continues.
+better end; about waiting trials until a trial begins; about the best trials, which were not run
+again, until the sweep continues.
 
 A trial that is paused at a rung when the sweep ends by itself counts as PRUNED; it is paused again
 if the sweep is reopened.
@@ -22,12 +22,15 @@ if the sweep is reopened.
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from msgspec import Struct
 
 from batchml.model.sweep import RecordedDecision, SweepLimits, Trial, TrialReport, TrialState
 from batchml.sweeps.control.events import (
+    FAILURES,
+    USER,
     BatchSubmitted,
     Event,
     LimitsChanged,
@@ -48,8 +51,9 @@ Rank = tuple[int, int, int]  # number of the batch, attempt, number of the messa
 Attempt = tuple[int, int]  # number of the batch, attempt
 
 # Ends after which AWS Batch makes no other attempt: messages of later attempts do not count.
-_GOOD = frozenset(("DONE", "PRUNED", "DIVERGED", "PAUSED"))
-_NOTHING = (0, 0, 0)
+_GOOD_ENDS = frozenset(("DONE", "PRUNED", "DIVERGED", "PAUSED"))
+_LOWEST: Rank = (0, 0, 0)
+_step = attrgetter("step")
 
 
 class AttemptSpan(Struct, gc=False):
@@ -65,13 +69,13 @@ class TrialHistory(Struct):
 
     since: int = 0  # number of the batch in which it last began anew
     order: tuple[int, ...] = ()  # of `message`: see `_message_order`
-    message: dict[str, Any] = {}  # the one of the last batch that decides its state
+    message: dict[str, Any] = {}  # the message of the last batch that decides the trial's state
     observations: dict[int, TrialObserved] = {}  # by number of the batch
     spans: dict[Attempt, AttemptSpan] = {}
     current: Attempt = (0, 0)  # the running attempt
     running: AttemptSpan | None = None
-    metrics: dict[str, Rank] = {}  # by name
-    decisions: dict[int, Rank] = {}  # by step
+    metrics: dict[str, Rank] = {}  # by name: the rank of the message with the metric's value
+    decisions: dict[int, Rank] = {}  # by step: the rank of the message with the decision
 
 
 def apply_batch(trial: Trial, history: TrialHistory, batch: TrialBatch, index: int) -> None:
@@ -106,7 +110,7 @@ def apply_message(
     wave, attempt, kind = message["wave"], message["attempt"], message["kind"]
     running = history.running
     if running is not None and kind == "report" and history.current == (wave, attempt):
-        # Nearly all messages of a large sweep: the running attempt reports more.
+        # A short path for nearly all messages of a large sweep: the running attempt reports more.
         if message["at"] > running.last:
             running.last = message["at"]
         _take_values(trial, history, message)
@@ -151,21 +155,23 @@ def restore_paused(trial: Trial, history: TrialHistory) -> bool:
 def _take_values(trial: Trial, history: TrialHistory, message: Message) -> None:
     """Take the values, decisions and metrics of a message."""
     if "points" in message:
-        _report(trial.reports, message["points"])
+        _add_reports(trial.reports, message["points"])
     decisions, metrics = message.get("decisions"), message.get("metrics")
     if decisions or metrics:
         rank: Rank = (message["wave"], message["attempt"], message["seq"])
         for name, value in (metrics or {}).items():
-            if rank > history.metrics.get(name, _NOTHING):
+            if rank > history.metrics.get(name, _LOWEST):
                 history.metrics[name] = rank
                 trial.metrics[name] = value
         for step, value, cutoff, version, goes_on in decisions or ():
-            if rank > history.decisions.get(step, _NOTHING):
+            if rank > history.decisions.get(step, _LOWEST):
                 history.decisions[step] = rank
-                _decide(trial.decisions, RecordedDecision(step, value, cutoff, version, goes_on))
+                decision = RecordedDecision(step, value, cutoff, version, goes_on)
+                _put_decision(trial.decisions, decision)
 
 
-def _report(reports: list[TrialReport], points: Sequence[Any]) -> None:
+def _add_reports(reports: list[TrialReport], points: Sequence[Any]) -> None:
+    """Add points of a message; of two reports of one step the earlier one counts."""
     for step, values, at in points:
         new = TrialReport(step, tuple(values), at)
         if not reports or step > reports[-1].step:
@@ -178,16 +184,12 @@ def _report(reports: list[TrialReport], points: Sequence[Any]) -> None:
             reports[index] = new
 
 
-def _decide(decisions: list[RecordedDecision], new: RecordedDecision) -> None:
+def _put_decision(decisions: list[RecordedDecision], new: RecordedDecision) -> None:
     index = bisect_left(decisions, new.step, key=_step)
     if index < len(decisions) and decisions[index].step == new.step:
         decisions[index] = new
     else:
         decisions.insert(index, new)
-
-
-def _step(each: TrialReport | RecordedDecision) -> int:
-    return each.step
 
 
 def _note_span(history: TrialHistory, attempt: Attempt, message: Message) -> None:
@@ -205,14 +207,10 @@ def _note_span(history: TrialHistory, attempt: Attempt, message: Message) -> Non
     span.start = min(span.start, began)
 
 
-def _newest(history: TrialHistory) -> Attempt:
-    return max(history.spans, default=(0, 0))
-
-
 def _message_order(message: Message) -> tuple[int, ...]:
     """Of two messages about one batch, the greater decides the state of the trial."""
     attempt, is_end = message["attempt"], message["kind"] == "end"
-    if is_end and message["state"] in _GOOD:
+    if is_end and message["state"] in _GOOD_ENDS:
         return (2, -attempt, -message["seq"])
     return (1, attempt, int(is_end), -message["seq"])
 
@@ -267,9 +265,9 @@ def _is_over(observed: TrialObserved | None) -> bool:
 
 
 def _update_times(trial: Trial, history: TrialHistory) -> None:
-    """Set how long its containers ran. A lost container ran until its last message."""
-    newest, starts, seconds = _newest(history), [], 0.0
-    attempts = sorted(history.spans)
+    """Set how long the trial's containers ran. A lost container ran until its last message."""
+    attempts, starts, seconds = sorted(history.spans), [], 0.0
+    newest = attempts[-1] if attempts else None
     last = {wave: (wave, attempt) for wave, attempt in attempts}
     first = {wave: (wave, attempt) for wave, attempt in reversed(attempts)}
     trial.resumed_at = history.running = None
@@ -302,23 +300,23 @@ def _update_times(trial: Trial, history: TrialHistory) -> None:
 # --- All events and all trials --------------------------------------------------------------------
 
 
-# Kinds of notices: no trial begins; the best were not run again.
+# Kinds of notices: no trial begins; the best trials were not run again.
 WAITING, CONFIRM = "waiting", "confirm"
-RESUMABLE = ("user", "failures")  # the causes of a stop after which a sweep can be resumed
+RESUMABLE = (USER, FAILURES)  # the causes of a stop after which a sweep can be resumed
 
 _NEVER = SweepReopened("", 0.0)
 
 
 class SweepState:
-    """The state of a sweep, without its file. Only `apply` changes it."""
+    """The state of a sweep; its file is not part of it. Only `apply` changes the state."""
 
     def __init__(self) -> None:
         self.trials: dict[int, Trial] = {}
         self.batches: dict[int, TrialBatch] = {}  # by number
         self.jobs: dict[int, str] = {}  # number of a batch -> job id, once it is known
         self.limits: SweepLimits | None = None  # of the last top-up; None: the file's
-        self.requested_limits: SweepLimits | None = None  # the same, without limits for now only
-        self.notices: dict[str, NoticeGiven] = {}  # by kind; those that are still true
+        self.requested_limits: SweepLimits | None = None  # `limits` without changes `for_now`
+        self.notices: dict[str, NoticeGiven] = {}  # by kind; the notices that are still true
         self.stopping: SweepStopping | None = None
         self.ended: SweepEnded | None = None
         self.reopened: dict[float, SweepReopened] = {}  # by time
@@ -347,7 +345,7 @@ class SweepState:
             case NoticeGiven():
                 if self._is_true(event):
                     self.notices.setdefault(event.kind, event)
-            case SweepStopping():  # the first counts: its grace has begun
+            case SweepStopping():  # the first counts: its grace period has begun
                 self.stopping = self.stopping or event
             case SweepEnded():
                 self.ended = self.ended or event
@@ -365,13 +363,24 @@ class SweepState:
 
     @property
     def last_reopening(self) -> SweepReopened:
-        """The last reopening; failures from before it no longer count."""
+        """The last reopening; earlier failures no longer count."""
         return max(self.reopened.values(), key=lambda each: each.at, default=_NEVER)
 
     @property
     def open_batches(self) -> list[TrialBatch]:
         """The batches whose job id is unknown: they were intended, and may have been submitted."""
         return [batch for number, batch in self.batches.items() if number not in self.jobs]
+
+    def sender_of(self, message: Message) -> int:
+        """The number of the trial that sent a message; negative if it is unknown.
+
+        A child that could not read its trial's number sends only its index.
+        """
+        number: int = message["trial"]
+        batch, index = self.batches.get(message["wave"]), message["index"]
+        if number < 0 and batch is not None and 0 <= index < len(batch.trials):
+            return batch.trials[index].number
+        return number
 
     def __eq__(self, other: object) -> bool:
         """Whether both describe the same sweep, however far each has read the ledger."""
@@ -405,20 +414,13 @@ class SweepState:
 
     def _apply_message(self, event: MessageReceived) -> None:
         message = event.message
-        trial = self.trials.get(message["trial"]) or self._trial_at_index(message)
-        if trial is None or message["wave"] not in self.batches:  # not of this sweep
+        trial = self.trials.get(self.sender_of(message))
+        if trial is None or message["wave"] not in self.batches:  # another sweep's message
             return
         before = trial.state
         apply_message(trial, self._histories[trial.number], message, self.batches)
         if trial.state is not before:
             self._update(trial, before)
-
-    def _trial_at_index(self, message: Mapping[str, Any]) -> Trial | None:
-        """The trial of a child that could not learn its trial, and so sends only its index."""
-        batch, index = self.batches.get(message["wave"]), message["index"]
-        if message["trial"] >= 0 or batch is None or not 0 <= index < len(batch.trials):
-            return None
-        return self.trials[batch.trials[index].number]
 
     def _apply_observation(self, event: TrialObserved) -> None:
         trial = self.trials.get(event.trial)
@@ -443,7 +445,7 @@ class SweepState:
 
     @property
     def _has_ended_by_itself(self) -> bool:
-        """Whether no paused trial will continue, unless somebody requests more of the sweep."""
+        """Whether no paused trial will continue, unless the sweep is reopened."""
         by = self.stopping.by if self.stopping else ""
         return self.ended is not None and by not in RESUMABLE
 

@@ -1,19 +1,20 @@
 """Sums over the trials of a sweep, and how much of its limits they use. Pure.
 
-The sums are kept up to date by events, so no round of the controller reads all trials. Cost and
-hours are checked before trials begin: the cost so far, the expected rest of the running trials, and
-the new trials together must be within the limit. So only trials that run already can exceed it.
+Each event updates the sums, so no round of the controller reads all trials. The cost is checked
+before trials begin: the cost so far, the expected rest of the running trials, and the new trials
+together must be within the limit. So only trials that run already can exceed it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from math import ceil, inf, isfinite
-from typing import Any
 
 from msgspec import Struct
 
 from batchml.model.names import long_duration
 from batchml.model.sweep import SweepLimits, SweepSpec, Trial, TrialState
 from batchml.sweeps.control.events import (
+    FAILURES,
+    LIMIT,
     Event,
     MessageReceived,
     SweepEnded,
@@ -25,8 +26,6 @@ from batchml.sweeps.control.pruning import RungResults
 from batchml.sweeps.control.state import SweepState
 from batchml.sweeps.results import BestTrial
 
-_IN_FLIGHT = (TrialState.WAITING, TrialState.RUNNING)
-
 
 class TrialShare(Struct):
     """What one trial adds to the sums, so that it can be subtracted again."""
@@ -35,7 +34,7 @@ class TrialShare(Struct):
     step: int = 0
     saved: int = 0
     wave: int = 0  # number of the batch in which it waits or runs; 0: none
-    is_point: bool = False  # not a run that confirms another trial
+    is_point: bool = False  # a new point of the space, not a run that confirms another trial
 
 
 _NOTHING = TrialShare()
@@ -48,16 +47,16 @@ class Tally:
         self._spec = spec
         self._shares: dict[int, TrialShare] = {}
         self._running: dict[int, Trial] = {}
-        self._seconds = 0.0
-        self.planned = 0
-        self.steps = 0
-        self.saved = 0
+        self._seconds = 0.0  # of all containers that have ended
+        self.planned = 0  # trials so far, without confirming runs
+        self.steps = 0  # that all trials ran
+        self.saved = 0  # steps that trials did not run, because they were stopped early
         self.in_flight: dict[int, int] = {}  # number of a batch -> its trials that wait or run
         self.longest = 0.0  # seconds that the longest completed trial ran
         self.has_begun = False  # whether a container of any trial has started
         self.highest = -1  # the greatest number of a trial
-        self.best_loss: float | None = None  # at any step
-        self._failures: dict[int, Trial] = {}
+        self.best_loss: float | None = None  # of any trial at any step
+        self._failures: dict[int, Trial] = {}  # the trials that are failed now
         for trial in trials:
             self.note(trial)
 
@@ -71,12 +70,15 @@ class Tally:
         self.planned += new.is_point - old.is_point
         self.highest = max(self.highest, trial.number)
         if old.wave != new.wave:
-            self._move(old.wave, new.wave)
-        if trial.resumed_at is not None:
-            self._running[trial.number] = trial
-        else:
-            self._running.pop(trial.number, None)
-        self._remember(trial)
+            self._count_in_flight(old.wave, new.wave)
+        _put(self._running, trial, trial.resumed_at is not None)
+        _put(self._failures, trial, trial.state.is_failure)
+        self.has_begun = self.has_begun or trial.started_at is not None
+        if trial.state is TrialState.DONE:
+            self.longest = max(self.longest, trial.seconds)
+        if trial.values and isfinite(trial.values[0]):
+            loss = self._spec.goal.loss(trial.values[0])
+            self.best_loss = loss if self.best_loss is None else min(self.best_loss, loss)
 
     @property
     def first_failure(self) -> Trial | None:
@@ -90,16 +92,16 @@ class Tally:
         )
 
     def expected(self, now: float, timeout: float | None) -> float:
-        """Seconds that another trial may take: as long as the longest so far."""
+        """Seconds that another trial may take: as long as the longest so far; 0: unknown."""
         running = (trial.ran(now) for trial in self._running.values())
         longest = self.longest or max(running, default=0.0)
         return min(longest, timeout) if timeout is not None else longest
 
     def committed(self, now: float, waiting: int, timeout: float | None) -> float:
         """An estimate of the seconds that running and waiting trials will still take."""
-        each = self.expected(now, timeout)
-        left = sum(max(0.0, each - trial.ran(now)) for trial in self._running.values())
-        return left + waiting * each
+        expected = self.expected(now, timeout)
+        left = sum(max(0.0, expected - trial.ran(now)) for trial in self._running.values())
+        return left + waiting * expected
 
     def _share(self, trial: Trial) -> TrialShare:
         full = self._spec.early_stop.max
@@ -108,11 +110,12 @@ class Tally:
             trial.seconds,
             trial.step,
             max(0, full - trial.step) if full and is_cut else 0,
-            trial.wave if trial.state in _IN_FLIGHT else 0,
+            trial.wave if trial.state.is_in_flight else 0,
             trial.confirms is None,
         )
 
-    def _move(self, old: int, new: int) -> None:
+    def _count_in_flight(self, old: int, new: int) -> None:
+        """Count a trial that was in flight in one batch, and is in another. 0: in none."""
         if old:
             self.in_flight[old] -= 1
             if not self.in_flight[old]:
@@ -120,17 +123,12 @@ class Tally:
         if new:
             self.in_flight[new] = self.in_flight.get(new, 0) + 1
 
-    def _remember(self, trial: Trial) -> None:
-        self.has_begun = self.has_begun or trial.started_at is not None
-        if trial.state is TrialState.DONE:
-            self.longest = max(self.longest, trial.seconds)
-        if trial.state.is_failure:
-            self._failures[trial.number] = trial
-        else:
-            self._failures.pop(trial.number, None)
-        if trial.values and isfinite(trial.values[0]):
-            loss = self._spec.goal.loss(trial.values[0])
-            self.best_loss = loss if self.best_loss is None else min(self.best_loss, loss)
+
+def _put(trials: dict[int, Trial], trial: Trial, is_member: bool) -> None:
+    if is_member:
+        trials[trial.number] = trial
+    else:
+        trials.pop(trial.number, None)
 
 
 def _stopped(trial: Trial) -> tuple[float, int]:
@@ -160,7 +158,7 @@ class SweepTotals:
                 self.best.restart(self.state.trials.values())
 
     def _changed(self, event: Event) -> Iterable[int]:
-        if isinstance(event, SweepEnded | SweepReopened):  # affects all that wait at rungs
+        if isinstance(event, SweepEnded | SweepReopened):  # they change all paused trials
             return self.state.trials
         return trials_of_event(event, self.state)
 
@@ -169,7 +167,7 @@ def trials_of_event(event: Event, state: SweepState) -> tuple[int, ...]:
     """The numbers of the trials that an event changes."""
     match event:
         case MessageReceived():
-            return (_sender_of(event.message, state),)
+            return (state.sender_of(event.message),)
         case TrialObserved():
             return (event.trial,)
         case TrialBatch():
@@ -177,31 +175,22 @@ def trials_of_event(event: Event, state: SweepState) -> tuple[int, ...]:
     return ()
 
 
-def _sender_of(message: Mapping[str, Any], state: SweepState) -> int:
-    """The trial that sent a message; a child that could not learn its trial sends its index."""
-    number: int = message["trial"]
-    wave, index = state.batches.get(message["wave"]), message.get("index", -1)
-    if number >= 0 or wave is None or not 0 <= index < len(wave.trials):
-        return number
-    return int(wave.trials[index].number)
-
-
 # --- Limits ---------------------------------------------------------------------------------------
 
 
-_FREE_SHARE = 10  # another batch begins when a tenth of `limits.parallel` is free
+_FREE_DIVISOR = 10  # another batch begins when 1/10 of `limits.parallel` is free
 # Failures stop a sweep if its first 3 trials all fail, or if their share is above the limit
-# (`failed = "20%"`) once 10 trials have ended. A tenth of the planned trials replaces both numbers
-# if it is more.
-_FIRST_FAILURES, _SHARE_AFTER, _PLANNED_SHARE = 3, 10, 10
+# (`failed = "20%"`) once 10 trials have ended. 1/10 of the planned trials replaces both numbers if
+# it is more.
+_FIRST_FAILURES, _SHARE_AFTER, _PLANNED_DIVISOR = 3, 10, 10
 
 
 class Money(Struct, frozen=True):
     """The cost of a sweep, in USD."""
 
-    spent: float
+    spent: float  # so far
     committed: float  # the expected rest of running and waiting trials
-    each: float  # the expected cost of one more trial; 0: unknown yet
+    each: float  # the expected cost of one more trial; 0: still unknown
 
 
 def estimate_money(
@@ -224,13 +213,13 @@ def limits_now(state: SweepState, spec: SweepSpec) -> SweepLimits:
 
 
 def began_at(state: SweepState) -> float | None:
-    """When the first batch was planned: the hours are counted from there."""
+    """When the first batch was planned: `limits.hours` counts from this time."""
     first = state.batches.get(1)
     return first.at if first else None
 
 
 def find_deadline(state: SweepState, spec: SweepSpec, now: float) -> float | None:
-    """When its hours are over, in seconds since the epoch; None: never.
+    """When the hours of `limits.hours` are over, in seconds since the epoch; None: never.
 
     A sweep that has not begun begins `now`. The time between an end and a reopening does not count.
     """
@@ -242,7 +231,7 @@ def find_deadline(state: SweepState, spec: SweepSpec, now: float) -> float | Non
 
 
 def count_in_flight(state: SweepState) -> int:
-    return sum(state.counts[each] for each in _IN_FLIGHT)
+    return sum(many for each, many in state.counts.items() if each.is_in_flight)
 
 
 def count_startable(
@@ -255,9 +244,10 @@ def count_startable(
     """
     allowed = limits_now(state, spec)
     free = allowed.parallel - count_in_flight(state)
-    if (left is not None and left <= 0) or free < _least_free(allowed.parallel, left):
-        return 0
     most = free if left is None else min(free, left)
+    least_free = max(1, ceil(allowed.parallel / _FREE_DIVISOR))
+    if most <= 0 or free < (least_free if left is None else min(least_free, left)):
+        return 0
     return min(most, count_affordable(allowed.cost, money))
 
 
@@ -272,11 +262,6 @@ def count_affordable(cap: float | None, money: Money | None) -> int:
     return unlimited if money.each <= 0 else int(rest / money.each)
 
 
-def _least_free(parallel: int, left: int | None) -> int:
-    worth = max(1, ceil(parallel / _FREE_SHARE))
-    return worth if left is None else min(worth, left)
-
-
 def count_failures(state: SweepState) -> int:
     return sum(many for each, many in state.counts.items() if each.is_failure)
 
@@ -288,15 +273,15 @@ def count_ended(state: SweepState) -> int:
 def find_exceeded_limit(
     state: SweepState, spec: SweepSpec, tally: Tally, money: Money | None, now: float
 ) -> tuple[str, str] | None:
-    """What stops the sweep, "failures" or "limit", and why; None while it may continue."""
+    """The cause that stops the sweep, FAILURES or LIMIT, and why; None while it may continue."""
     allowed = limits_now(state, spec)
-    if (why := _failure_limit(state, allowed, tally)) is not None:
-        return "failures", why
+    if (why := _exceeded_failures(state, allowed, tally)) is not None:
+        return FAILURES, why
     end = find_deadline(state, spec, now)
     if end is not None and now >= end:
-        return "limit", f"its time is over: {long_duration(3600 * (allowed.hours or 0))}"
+        return LIMIT, f"its time is over: {long_duration(3600 * (allowed.hours or 0))}"
     if allowed.cost is not None and money is not None and money.spent >= allowed.cost:
-        return "limit", f"its {allowed.cost:g} USD are spent"
+        return LIMIT, f"its {allowed.cost:g} USD are spent"
     return None
 
 
@@ -308,21 +293,20 @@ def is_target_reached(state: SweepState, spec: SweepSpec, tally: Tally) -> bool:
     return tally.best_loss <= spec.goal.loss(target)
 
 
-def _failure_limit(state: SweepState, allowed: SweepLimits, tally: Tally) -> str | None:
-    forgiven = state.last_reopening
-    bad, over = (
-        max(0, count_failures(state) - forgiven.failed),
-        max(0, count_ended(state) - forgiven.over),
-    )
+def _exceeded_failures(state: SweepState, allowed: SweepLimits, tally: Tally) -> str | None:
+    """Why the failures since the last reopening stop the sweep; None if they do not."""
+    before = state.last_reopening
+    failed = max(0, count_failures(state) - before.failed)
+    over = max(0, count_ended(state) - before.over)
     wanted = inf if allowed.trials is None else allowed.trials
-    part = ceil((allowed.trials or tally.planned) / _PLANNED_SHARE)
-    if bad and bad == over and bad >= min(wanted, max(_FIRST_FAILURES, part)):
-        return f"the first {bad} trials all failed" if bad > 1 else "the only trial failed"
+    part = ceil((allowed.trials or tally.planned) / _PLANNED_DIVISOR)
+    if failed and failed == over and failed >= min(wanted, max(_FIRST_FAILURES, part)):
+        return f"the first {failed} trials all failed" if failed > 1 else "the only trial failed"
     if allowed.failed_count is not None:
-        return f"{bad} trials failed" if bad > allowed.failed_count else None
-    share = allowed.failed_share
-    if share is not None and over >= min(wanted, max(_SHARE_AFTER, part)) and bad > share * over:
-        return f"{bad} of the {over} trials that ended failed, more than {share:.0%}"
+        return f"{failed} trials failed" if failed > allowed.failed_count else None
+    share, enough = allowed.failed_share, min(wanted, max(_SHARE_AFTER, part))
+    if share is not None and over >= enough and failed > share * over:
+        return f"{failed} of the {over} trials that ended failed, more than {share:.0%}"
     return None
 
 
@@ -332,14 +316,15 @@ def _failure_limit(state: SweepState, allowed: SweepLimits, tally: Tally) -> str
 def idle_seconds(trials: Iterable[Trial], begun: float, until: float) -> float:
     """Seconds between `begun` and `until` in which no trial waited or ran."""
     spans = sorted((each.planned_at, _end(each, until)) for each in trials)
-    found, seen = 0.0, begun
+    idle, busy_until = 0.0, begun
     for start, end in (*spans, (until, until)):
-        found += max(0.0, min(start, until) - seen)
-        seen = max(seen, end)
-    return found
+        idle += max(0.0, min(start, until) - busy_until)
+        busy_until = max(busy_until, end)
+    return idle
 
 
 def _end(trial: Trial, until: float) -> float:
-    if trial.state in _IN_FLIGHT:
+    """When a trial was no longer in flight; `until` if it still is."""
+    if trial.state.is_in_flight:
         return until
     return trial.planned_at if trial.stopped_at is None else trial.stopped_at

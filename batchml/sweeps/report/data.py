@@ -18,7 +18,6 @@ from batchml.model.sweep import (
     Trial,
     TrialState,
 )
-from batchml.runtime.protocol.sweep import rung_steps
 from batchml.sweeps.control.state import SweepState
 from batchml.sweeps.report.timeline import (
     AxisFrame,
@@ -215,13 +214,6 @@ def incumbents(ended_trials: Sequence[EndedTrial], goal: Goal) -> list[list[Any]
 _STOPPED = (TrialState.PRUNED, TrialState.PAUSED)
 
 
-def steps_of_rungs(stop: EarlyStop) -> list[int]:
-    """The steps at which trials are compared; empty for other methods of early stopping."""
-    if stop.method not in ("asha", "halving") or not stop.max:
-        return []
-    return list(rung_steps(stop.min, stop.max, stop.eta))
-
-
 def rung_table(trials: Sequence[Trial], stop: EarlyStop) -> list[dict[str, Any]]:
     """For each rung: trials that came to it (`in`), continued (`on`), were stopped (`out`), or are
     there `now`.
@@ -229,8 +221,8 @@ def rung_table(trials: Sequence[Trial], stop: EarlyStop) -> list[dict[str, Any]]
     `saved`: the steps until `max` that the stopped trials did not run. `cutoff`: the last one that
     a trial was compared with, if there is any.
     """
-    steps = steps_of_rungs(stop)
-    if not steps and stop.method == "median" and stop.max:
+    steps: Sequence[int] = stop.rungs
+    if stop.method == "median":
         steps = sorted({t.step for t in trials if t.state in _STOPPED and t.step < stop.max})
     cutoffs = _last_cutoffs(trials)
     found = []
@@ -366,7 +358,7 @@ def make_document(
         "curve_frame": _ends(_curve_frame(best_first, candidates, spec)),
         "step": spec.early_stop.step,
         "max": spec.early_stop.max,
-        "rung_steps": steps_of_rungs(spec.early_stop),
+        "rung_steps": list(spec.early_stop.rungs),
         "rungs": rung_table(candidates, spec.early_stop),
         "stop": spec.early_stop.method,
         "saved": [saved, in_full],

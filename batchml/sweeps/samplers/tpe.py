@@ -29,7 +29,6 @@ from batchml.model.sweep import (
     is_active,
     is_discrete,
 )
-from batchml.runtime.protocol.sweep import rung_steps
 from batchml.sweeps.samplers.points import from_unit, index_of, point_key, seeded_random, to_unit
 from batchml.sweeps.samplers.sequences import find_unused, is_allowed
 
@@ -253,7 +252,6 @@ class DepthResult(NamedTuple):
 
 
 _FAILED = (TrialState.FAILED, TrialState.DIVERGED)
-_STOPPING = ("asha", "halving")
 _KEPT = 4  # sweeps
 
 
@@ -277,7 +275,7 @@ class TrialObservations:
         self.points: set[Hashable] = set()  # that were tried; only in a discrete space
         self.is_discrete = is_discrete(spec.space)
         self._spec = spec
-        self._rungs = _rungs(spec)
+        self._rungs = spec.early_stop.rungs
         self._results: dict[float, list[tuple[DepthResult, int]]] = {}  # by depth, the best first
         self._observed: list[_Observed] = []
 
@@ -379,14 +377,6 @@ def results_by_depth(
     if not all(math.isfinite(result.loss) for result in found):
         return ()
     return tuple(found) or None
-
-
-def _rungs(spec: SweepSpec) -> tuple[int, ...]:
-    """The steps at which trials are compared."""
-    stop = spec.early_stop
-    if stop.method not in _STOPPING:
-        return ()
-    return rung_steps(stop.min, stop.max, stop.eta)
 
 
 # --- The sampler ----------------------------------------------------------------------------------

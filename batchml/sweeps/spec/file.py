@@ -211,7 +211,7 @@ def _invalid_texts(index: str, value: Any) -> Iterator[str]:
 
 def _read(table: Mapping[str, Any], text: str) -> tuple[SweepSpec, list[str]]:
     """The sweep, with defaults where the table has mistakes, and the mistakes."""
-    file, mistakes = read_struct(table, _File, homes=_MOVED_KEYS)
+    file, mistakes = read_struct(table, _File, tables=_MOVED_KEYS)
     goals, wrong_goals = _goals(table.get("goal"))
     is_list = file.method == "list"
     described = add_listed_parameters(file.space, file.points) if is_list else file.space

@@ -219,7 +219,7 @@ def _job_notices(spec: SweepSpec, job: JobSpec) -> Iterator[str]:
             "The job's command uses no parameter of the space, so the program must read "
             "BATCHML_PARAMS. If it does not, add {params} to the command."
         )
-    if spec.early_stop.resume or spec.early_stop.method == "halving":
+    if spec.early_stop.ends_at_rungs:
         yield (
             "Trials end at rungs and continue later: the program must save to "
             "$BATCHML_CHECKPOINT_DIR and continue from the checkpoint there."
