@@ -1,6 +1,6 @@
-"""The client's end of a command inside a run: our terminal, or our input and output, as frames.
+"""Connect a command inside a run with the terminal, or the input and output, of this process.
 
-The other end is `runtime/exec/relay.py`.
+Data travels in frames. The program at the other end is `runtime/exec/relay.py`.
 """
 
 import os
@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from tty import setraw
 from typing import Any, Protocol
 
 from batchml.errors import ServiceUnreachable
@@ -32,22 +33,22 @@ from batchml.runtime.exec.relay import (
 # --- The terminal of this process -----------------------------------------------------------------
 
 
-# Resets what a killed program may have left on: the other screen, a hidden cursor, the mouse,
-# bracketed paste. Source: XTerm Control Sequences, "DEC Private Mode Reset".
+# Resets modes that a killed program may have left on: the alternate screen, a hidden cursor, mouse
+# reports, bracketed paste. Source: XTerm Control Sequences, "DEC Private Mode Reset".
 _RESET = b"\x1b[?1049l\x1b[?25h\x1b[?1000l\x1b[?1002l\x1b[?1006l\x1b[?2004l\x1b[0m"
 
-_FOR_COMMAND = (signal.SIGINT, signal.SIGQUIT)
+_FROM_KEYS = (signal.SIGINT, signal.SIGQUIT)  # Ctrl-C and Ctrl-\
 
 
 @contextmanager
-def lend_terminal(cut: Callable[[int], object], *, is_heard: bool = True) -> Iterator[None]:
+def lend_terminal(cut: Callable[[int], object], *, gets_ctrl_c: bool = True) -> Iterator[None]:
     """Lend the terminal to a command: Ctrl-C is for the command, and TERM and HUP call `cut`.
 
-    Without `is_heard` the command does not get Ctrl-C by itself: then that calls `cut`, too.
+    `gets_ctrl_c` says whether the command gets Ctrl-C from the terminal; else it calls `cut`, too.
     Changes to the terminal's modes are undone afterwards.
     """
     modes = _modes()
-    before = _handlers(cut, is_heard)
+    before = _install_handlers(cut, gets_ctrl_c)
     try:
         yield
     finally:
@@ -57,16 +58,14 @@ def lend_terminal(cut: Callable[[int], object], *, is_heard: bool = True) -> Ite
 
 
 @contextmanager
-def raw_mode(wanted: bool) -> Iterator[None]:
-    """Pass every key on unchanged, even Ctrl-C, to a terminal inside the run."""
-    if not wanted:
+def raw_mode(tty: bool) -> Iterator[None]:
+    """With a terminal, pass every key on unchanged, even Ctrl-C."""
+    if not tty:
         yield
         return
-    import tty
-
     modes = _modes()
     try:
-        tty.setraw(sys.stdin.fileno(), termios.TCSADRAIN)
+        setraw(sys.stdin.fileno(), termios.TCSADRAIN)
         yield
     finally:
         _restore(modes)
@@ -98,18 +97,18 @@ def reset_display() -> None:
             os.write(sys.stdout.fileno(), _RESET)
 
 
-def _handlers(cut: Callable[[int], object], is_heard: bool) -> dict[int, Any]:
+def _install_handlers(cut: Callable[[int], object], gets_ctrl_c: bool) -> dict[int, Any]:
     """Install signal handlers; return the earlier ones.
 
-    Handlers are used because a started program would inherit ignored signals.
+    Signals are handled and not ignored, because a program that is started inherits ignored signals.
     """
     if threading.current_thread() is not threading.main_thread():
         return {}
     before: dict[int, Any] = {}
-    for number in (*_FOR_COMMAND, signal.SIGTERM, signal.SIGHUP):
-        if number in _FOR_COMMAND and is_heard:
+    for number in (*_FROM_KEYS, signal.SIGTERM, signal.SIGHUP):
+        if number in _FROM_KEYS and gets_ctrl_c:
             before[number] = signal.signal(number, lambda *_: None)
-        elif signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+        elif signal.getsignal(number) is not signal.SIG_IGN:  # `nohup` ignores SIGHUP
             before[number] = signal.signal(number, lambda number, _: cut(number))
     return before
 
@@ -122,7 +121,7 @@ def _modes() -> list[Any] | None:
 
 
 def _restore(modes: list[Any] | None) -> None:
-    """Return to the foreground, with the earlier modes."""
+    """Take the terminal back from the command, with its earlier modes."""
     if modes is None:
         return
     # A background process that changes the terminal is stopped, unless it ignores SIGTTOU.
@@ -160,40 +159,40 @@ class ExecStream(Protocol):
 
 
 class ExecOutcome:
-    """How a command ended: `code` is None without an exit code; `began`: the program answered."""
+    """How a command ended."""
 
     def __init__(self) -> None:
-        self.code: int | None = None
-        self.began = False
-        self.cut_by = 0  # a signal to this process
+        self.code: int | None = None  # the exit code; None: the connection ended before it
+        self.began = False  # batchml's program in the run has answered
+        self.cut_by = 0  # the signal to this process that ended the command; 0: none
 
 
 def attach(stream: ExecStream, tty: bool) -> ExecOutcome:
     """Connect the command with our terminal, or with our input and output."""
     outcome = ExecOutcome()
     wake, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    over = threading.Event()
+    has_ended = threading.Event()
 
     def cut(number: int) -> None:
         outcome.cut_by = number
         stream.cut()
 
     try:
-        with lend_terminal(cut, is_heard=tty), raw_mode(tty), notify_resizes(wake_write):
+        with lend_terminal(cut, gets_ctrl_c=tty), raw_mode(tty), notify_resizes(wake_write):
             for frames in stream.frames():
                 for kind, content in frames:
                     if kind == EXIT:
                         outcome.code = int(content)
                     elif kind == READY and not outcome.began:
                         outcome.began = True
-                        passing = (stream, wake, tty, over)
+                        passing = (stream, wake, tty, has_ended)
                         threading.Thread(target=_relay_input, args=passing, daemon=True).start()
                     elif kind in (OUTPUT, ERRORS, b""):
                         write_out(1 if kind == OUTPUT else 2, content)
                 if outcome.code is not None:
                     break
     finally:
-        over.set()
+        has_ended.set()
         os.write(wake_write, b"o")
     if outcome.cut_by:
         outcome.code = 128 + outcome.cut_by
@@ -222,24 +221,24 @@ def collect_output(stream: ExecStream, limit: float | None, name: str) -> tuple[
             f"{name} did not end within {limit:.0f} s inside the run."
         ) from None
     except OSError:
-        pass  # it has ended
+        pass  # the command has ended, and takes no frame
     return outcome, bytes(out)
 
 
-def _relay_input(stream: ExecStream, wake: int, tty: bool, over: threading.Event) -> None:
-    """Run in a thread: our output may block while the command waits for input."""
+def _relay_input(stream: ExecStream, wake: int, tty: bool, has_ended: threading.Event) -> None:
+    """Send our input; in a thread, because writing output may block while the command reads."""
     files = [0, wake]
     with suppress(OSError, ValueError):
-        while not over.is_set():
+        while not has_ended.is_set():
             ready, _, _ = select.select(files, [], [], BEAT)
             if not ready:
                 stream.send(ALIVE)
             if wake in ready:
                 os.read(wake, 64)
-                if tty and not over.is_set():
+                if tty and not has_ended.is_set():
                     columns, lines = os.get_terminal_size()
                     stream.send(SIZE, struct.pack("!HH", lines, columns))
-            if 0 in ready and not over.is_set():
+            if 0 in ready and not has_ended.is_set():
                 data = os.read(0, _BLOCK)
                 if data:
                     stream.send(INPUT, data)
@@ -249,7 +248,7 @@ def _relay_input(stream: ExecStream, wake: int, tty: bool, over: threading.Event
 
 
 def write_out(file: int, content: bytes) -> None:
-    """Write all of it, after anything that was printed before."""
+    """Write all bytes to the descriptor `file`, after what was printed before."""
     (sys.stdout if file == 1 else sys.stderr).flush()
     data = memoryview(content)
     while data:

@@ -1,1 +1,1 @@
-"""The folder that all runs of an environment share: list, copy, archive, restore."""
+"""The workspace, the folder that all runs of an environment share: list, copy, archive, restore."""

@@ -1,4 +1,4 @@
-"""The backends of the workspace, by the kind of storage: folder, EFS, FSx for Lustre."""
+"""Open the workspace of an environment: a local folder, an EFS, or an FSx for Lustre."""
 
 import os
 from collections.abc import Callable
@@ -21,42 +21,31 @@ Notify = Callable[[str], None]
 
 
 def open_workspace(context: Context, notify: Notify = lambda words: None) -> "WorkspaceBackend":
-    """Open the workspace of an environment, which may belong to another environment.
+    """Open the workspace that an environment uses. Another environment may own it.
 
     `notify` gets messages about transfer runs. Raises NotFound if there is no workspace, and the
-    errors of reading the stacks.
+    errors of reading CloudFormation stacks.
     """
     if context.settings.is_local:
-        return _open_folder(context)
-    context = owning_context(context)
-    outputs = open_cache(context).outputs()
+        from batchml.local.deletion_guard import count_running
+        from batchml.workspace.local import LocalWorkspace
+
+        home = context.home
+        home.prepare()
+        return LocalWorkspace(home.root, context.folder, lambda: count_running(home))
+    owner = owning_context(context)
+    outputs = open_cache(owner).outputs()
     if not outputs.get("BucketName") or not outputs.get("FileSystemId"):
-        raise NotFound("Workspace", context.env, [], _describe_absence(context))
-    kind = "lustre" if outputs.get("LustreMountName") else "efs"
-    return _REMOTE[kind](context, outputs["BucketName"], outputs["FileSystemId"], notify)
-
-
-def _open_folder(context: Context) -> "WorkspaceBackend":
-    from batchml.local.deletion_guard import count_running
-    from batchml.workspace.local import LocalWorkspace
-
-    home = context.home
-    home.prepare()
-    return LocalWorkspace(home.root, context.folder, lambda: count_running(home))
-
-
-def _open_efs(
-    context: Context, bucket: str, file_system: str, notify: Notify
-) -> "WorkspaceBackend":
+        raise NotFound("Workspace", owner.env, [], _describe_absence(owner))
+    storage = _remote_storage(owner, outputs["BucketName"], outputs["FileSystemId"], notify)
+    if outputs.get("LustreMountName"):
+        return _open_lustre(storage)
     from batchml.workspace.remote import RemoteWorkspace, list_in_running_run
 
-    storage = _remote_storage(context, bucket, file_system, notify)
-    return RemoteWorkspace(storage, lambda path: list_in_running_run(context, path))
+    return RemoteWorkspace(storage, lambda path: list_in_running_run(owner, path))
 
 
-def _open_lustre(
-    context: Context, bucket: str, file_system: str, notify: Notify
-) -> "WorkspaceBackend":
+def _open_lustre(storage: "RemoteStorage") -> "WorkspaceBackend":
     from batchml.aws.fsx import FsxApi
     from batchml.aws.s3 import BucketStore
     from batchml.model.names import new_token
@@ -64,19 +53,13 @@ def _open_lustre(
     from batchml.workspace.lustre import LustreLink, LustreWorkspace
     from batchml.workspace.remote import ARCHIVE_PREFIX
 
+    context, bucket = storage.context, storage.bucket
     session = context.connect()
     api = FsxApi(session)
-    link = LustreLink(api, file_system, context.clock, lambda: new_token(os.urandom))
+    link = LustreLink(api, storage.file_system, context.clock, lambda: new_token(os.urandom))
     url = f"s3://{bucket}/{ARCHIVE_PREFIX}"
-    return LustreWorkspace(
-        _remote_storage(context, bucket, file_system, notify),
-        link,
-        PosixArchive.open(url, session.variables(os.environ)),
-        BucketStore(session, bucket),
-    )
-
-
-_REMOTE = {"efs": _open_efs, "lustre": _open_lustre}
+    archive = PosixArchive.open(url, session.variables(os.environ))
+    return LustreWorkspace(storage, link, archive, BucketStore(session, bucket))
 
 
 def _remote_storage(
@@ -104,9 +87,9 @@ def _remote_storage(
 
 
 def count_unfinished(context: Context) -> int:
-    """Count runs that have not ended, at least, in all environments that share the workspace.
+    """Count unfinished runs in all environments that share the workspace, or some of them.
 
-    A queue that does not exist yet has none.
+    A queue that does not exist yet has no runs.
     """
     api, environments = ComputeApi(context.connect()), context.settings.environments
     existing = api.queues()
@@ -130,5 +113,5 @@ def owning_context(context: Context) -> Context:
 
 def _describe_absence(context: Context) -> str:
     if context.settings.environment.storage.workspace == "none":
-        return f'The environment has none: env.{context.env}.storage.workspace = "none".'
+        return f'The environment has none: [env.{context.env}.storage] workspace = "none".'
     return f"To make it: batchml setup --env {context.env}."

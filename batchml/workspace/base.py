@@ -1,6 +1,7 @@
-"""The interface of a workspace, and the plan of what is copied into it."""
+"""The interface of a workspace, and rules for the names of files that are copied."""
 
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -31,7 +32,7 @@ class WorkspaceBackend(Protocol):
         """Where `archive` and `restore` go by default: a folder, or s3://BUCKET/PREFIX."""
 
     def ls(self, path: str = "", *, deep: bool = False) -> list[WorkspaceEntry]:
-        """List a folder by name; with `deep` everything below it. For a file, return the file."""
+        """List a folder, sorted by name; with `deep` also its subfolders. A file lists itself."""
 
     def push(
         self, sources: Sequence[Path], dest: str, on_progress: OnProgress, *, checksum: bool = False
@@ -46,7 +47,7 @@ class WorkspaceBackend(Protocol):
     def pull(
         self, path: str, dest: Path | None, on_progress: OnProgress, *, checksum: bool = False
     ) -> TransferReport:
-        """Copy a file or folder out of the workspace; None: into the current folder."""
+        """Copy a file or folder out of the workspace; without `dest` into the current folder."""
 
     def archive(
         self, to: str, on_progress: OnProgress, *, delete: bool = False, checksum: bool = False,
@@ -54,8 +55,8 @@ class WorkspaceBackend(Protocol):
     ) -> TransferReport:  # fmt: skip
         """Bring the archive at `to` (default: `default_archive`) up to date with the workspace.
 
-        It is complete if the report has nothing missing. `delete` then frees the archived files.
-        `overwrite` replaces freed files of the archive whose names the workspace uses again.
+        The archive is complete if the report has no missing files; then `delete` frees the archived
+        files. `overwrite` replaces freed files of the archive whose names the workspace uses again.
         """
 
     def restore(
@@ -64,11 +65,11 @@ class WorkspaceBackend(Protocol):
     ) -> TransferReport:  # fmt: skip
         """Copy missing files back from a complete archive; `partial`: from any archive.
 
-        `overwrite` replaces files that differ from the archive, which else stay and are reported.
+        `overwrite` replaces files that differ from the archive; else they stay and are reported.
         """
 
     def remove(self, paths: Sequence[str], on_progress: OnProgress) -> TransferReport:
-        """Delete files and folders for good; a link itself. `removed` counts the files."""
+        """Delete files, folders and links for good. `removed` of the report counts the files."""
 
 
 # --- Copy plan ------------------------------------------------------------------------------------
@@ -97,43 +98,40 @@ def source_tree(copy: PlannedCopy) -> Tree:
 def plan_copies(
     sources: Sequence[Path], dest: str, is_folder: Callable[[str], bool]
 ) -> list[PlannedCopy]:
-    """Decide the name of each source in the workspace; `dest` is relative to it, may end with `/`.
+    """Decide the name of each source in the workspace. `dest` is relative to it; `/` may follow.
 
-    Unlike cp it gives the same answer a second time: a folder that was pushed as `sets` is not
-    pushed into `sets`. Raises UsageError with all mistakes.
+    Unlike with cp, the name is the same the second time: a folder that was pushed as `sets` is not
+    then pushed into `sets`. Raises UsageError with all mistakes.
     """
     target = dest.strip("/")
     goes_into = not target or dest.endswith("/") or len(sources) > 1
-    found, wrong = [], []
+    copies, mistakes = [], []
     for source in sources:
         real = Path(os.path.realpath(source))
         name = os.path.basename(os.path.abspath(source))
         if not real.exists():
-            wrong.append(f"{source} does not exist.")
+            mistakes.append(f"{source} does not exist.")
         elif not (real.is_dir() or real.is_file()):
-            wrong.append(f"{source} is neither a file nor a folder.")
+            mistakes.append(f"{source} is neither a file nor a folder.")
         elif goes_into and not name:
-            wrong.append(f"{source} has no name: give the destination a name.")
+            mistakes.append(f"{source} has no name: give the destination a name.")
         else:
             is_inside = goes_into or (real.is_file() and is_folder(target))
             path = f"{target}/{name}".strip("/") if is_inside else target
-            found.append(PlannedCopy(real, path, real.is_dir()))
-    names = [copy.name for copy in found]
-    wrong += [f"Two of the sources would become {name}." for name in _duplicates(names)]
-    if wrong:
-        raise UsageError("Nothing was pushed:\n" + "\n".join(f"  - {each}" for each in wrong))
-    return found
-
-
-def _duplicates(names: Sequence[str]) -> list[str]:
-    return sorted({name for name in names if names.count(name) > 1})
+            copies.append(PlannedCopy(real, path, real.is_dir()))
+    counts = Counter(copy.name for copy in copies)
+    repeated = sorted(name for name, count in counts.items() if count > 1)
+    mistakes += [f"Two of the sources would become {name}." for name in repeated]
+    if mistakes:
+        raise UsageError("Nothing was pushed:\n" + "\n".join(f"  - {each}" for each in mistakes))
+    return copies
 
 
 def pull_target(name: str, is_folder: bool, dest: Path | None, here: Path) -> Path:
-    """Decide the path on this machine of something that is pulled.
+    """Decide the path on this machine of a file or folder that is pulled.
 
     A folder becomes `dest`, or adds its files to an existing `dest`. A file goes into an existing
-    folder `dest`, or becomes `dest`. Path drops a final slash: to force a folder give `dest/.`.
+    folder `dest`, or becomes `dest`.
     """
     if dest is None:
         return here / (name.rpartition("/")[2] or "workspace")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from batchml.context import Context
     from batchml.workspace.base import WorkspaceBackend
 
-_MOST_NAMED = 20  # files that are left out or missing
+_MAX_NAMED = 20  # files in messages
 
 workspace_app = command_group(
     "workspace",
@@ -79,12 +79,12 @@ def _row(entry: WorkspaceEntry) -> list[str]:
 
 
 def _entry_json(entry: WorkspaceEntry) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    return {
         "path": _text(entry.path), "kind": entry.kind, "mode": f"{entry.mode:04o}",
         "size": entry.size, "mtime": entry.mtime_ns / 1e9,
+        **({"target": _text(entry.target)} if entry.kind == "link" else {}),
+        **({"sha256": entry.sha256} if entry.sha256 else {}),
     }  # fmt: skip
-    found.update({"target": _text(entry.target)} if entry.kind == "link" else {})
-    return found | ({"sha256": entry.sha256} if entry.sha256 else {})
 
 
 @workspace_app.command(epilog="Example: batchml workspace push data/ sets/mnist")
@@ -120,16 +120,14 @@ def push(
 
 
 def _split(paths: Sequence[str], here: Path) -> tuple[list[str], str]:
-    """Take the last of several paths as DEST. Raises UsageError if it may have been meant as a
-    source.
-    """
+    """Take the last of several paths as DEST. Raises UsageError if it could also be a source."""
     *sources, dest = paths
     if not sources:
         return [dest], ""
     is_here = (here / dest).exists() and not dest.endswith(("/", "."))
     if is_here and dest not in sources and Path(dest).name not in (Path(s).name for s in sources):
         raise UsageError(
-            f"{dest} also exists here. To push it with the others, add a dot: push "
+            f"{dest} also exists on this machine. To push it, too, add a dot: push "
             f"{' '.join(paths)} . To push the others to {dest}: push {' '.join(sources)} "
             f"--to {dest}"
         )
@@ -159,7 +157,7 @@ def pull(
 
 
 def _dest(dest: str | None, path: str) -> Path | None:
-    """Return the path to pull to: `there/` is a folder, in which the file keeps its name."""
+    """Return the path to pull to: in `folder/` the file keeps its name."""
     if dest is None:
         return None
     name = path.rstrip("/").rpartition("/")[2]
@@ -243,10 +241,10 @@ def rm(
     `restore` brings it back until the next `archive`.
     """
     if not all(map(relative_path, paths)):
-        raise UsageError("That is the whole workspace: name files or folders of it.")
+        raise UsageError("A path is the whole workspace. Name files or folders in the workspace.")
     context, workspace = _open(env)
     names = ", ".join(printable(_text(each)) for each in paths)
-    question = f"This deletes {names} in {printable(workspace.location)}. Type delete to do it:"
+    question = f"This deletes {names} in {printable(workspace.location)}. To confirm, type delete:"
     if not confirm(question, "--yes", yes=yes, expected=("delete",)):
         raise UsageError("Nothing was deleted.")
     with show_progress(context.clock) as on_progress:
@@ -255,12 +253,12 @@ def rm(
 
 
 def _print_report(report: TransferReport, json_: bool, where: str) -> None:
-    """Print what was done. Exit with 1 if files are missing."""
+    """Print the report of a transfer. Exit with 1 if files are missing."""
     for title, names in (("Left out", report.left_out), ("MISSING", report.missing)):
-        for text in names[:_MOST_NAMED]:
+        for text in names[:_MAX_NAMED]:
             say(f"{title}: {printable(_text(text))}")
-        if len(names) > _MOST_NAMED:
-            say(f"{title}: {len(names) - _MOST_NAMED} more.")
+        if len(names) > _MAX_NAMED:
+            say(f"{title}: {len(names) - _MAX_NAMED} more.")
     for note in report.notes:
         say(printable(note))
     if json_:
@@ -301,15 +299,15 @@ def _files(count: int) -> str:
 
 
 def _text(name: str) -> str:
-    """Return a file name as text; bytes that are not text are escaped."""
+    """Return a file name as text. Bytes that are not UTF-8 are escaped."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 # --- Progress of a transfer -----------------------------------------------------------------------
-# On a terminal one line at the bottom; else a line every ten seconds.
+# A terminal shows a line at its bottom. Otherwise a line is printed every ten seconds.
 
 
-EVERY = 10.0  # seconds between two lines without a terminal
+EVERY = 10.0  # seconds between two lines
 _RATE_AFTER = 2.0  # seconds until the rate is meaningful
 
 
@@ -329,48 +327,41 @@ def progress_line(now: TransferStatus, seconds: float, width: int = 80) -> str:
 
 
 class TransferDisplay:
-    """The latest state of a transfer, as a line of text."""
+    """Shows the latest state of a transfer as a line of text."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.now = TransferStatus()
-        self._doing, self._since, self._last = "", clock.monotonic(), clock.monotonic()
+        self._doing, self._begin, self._printed = "", clock.monotonic(), clock.monotonic()
 
     def see(self, now: TransferStatus) -> None:
         if now.doing != self._doing:
-            self._doing, self._since = now.doing, self._clock.monotonic()
+            self._doing, self._begin = now.doing, self._clock.monotonic()
         self.now = now
 
     def line(self, width: int) -> str:
         if not self.now.of_files:
             return self.now.doing or "starting ..."
-        return progress_line(self.now, self._clock.monotonic() - self._since, width)
+        return progress_line(self.now, self._clock.monotonic() - self._begin, width)
 
     def print_sometimes(self, now: TransferStatus) -> None:
         self.see(now)
-        if self._clock.monotonic() - self._last >= EVERY and now.of_files:
-            self._last = self._clock.monotonic()
+        if self._clock.monotonic() - self._printed >= EVERY and now.of_files:
+            self._printed = self._clock.monotonic()
             say(self.line(200))
 
 
 @contextmanager
 def show_progress(clock: Clock, stream: TextIO | None = None) -> Iterator[OnProgress]:
-    """Yield a callback whose progress is shown on stderr."""
+    """Yield a callback that shows the progress of a transfer on stderr."""
     stream = stream or sys.stderr
     display = TransferDisplay(clock)
-    if not stream.isatty() or is_dumb():
-        with _explain_interrupt():
-            yield display.print_sometimes
-        return
-    with _explain_interrupt(), live_line(stream, display.line):
-        yield display.see
-
-
-@contextmanager
-def _explain_interrupt() -> Iterator[None]:
-    """On Ctrl-C say how to continue."""
     try:
-        yield
+        if not stream.isatty() or is_dumb():
+            yield display.print_sometimes
+        else:
+            with live_line(stream, display.line):
+                yield display.see
     except KeyboardInterrupt:
         say("\nInterrupted. Files that have arrived are complete. The same command continues.")
         raise

@@ -12,13 +12,13 @@ from batchml.runtime.entry.folders import size_text
 from batchml.runtime.transfer.manifest import COMPLETE
 from batchml.workspace.remote import ARCHIVE_PREFIX
 
-_REMEMBERED = 86_400.0  # seconds; AWS Batch: "at least 24 hours"
+_REMEMBERED = 86_400.0  # seconds for which AWS Batch surely lists ended runs: "at least 24 hours"
 # Names of transfer runs that do not change the workspace.
 _READERS = ("workspace-archive", "workspace-list", "workspace-pull", "workspace-verify")
 
 
 def check_archived(context: Context, allowed: Sequence[str]) -> str:
-    """Describe the archive of a file system that is to be deleted.
+    """Check that a file system may be deleted; return a sentence about its archive.
 
     Raises UsageError if the archive is incomplete, or older than the last run, unless `allowed`
     names the file system.
@@ -40,17 +40,18 @@ def check_archived(context: Context, allowed: Sequence[str]) -> str:
 
 
 def reason_to_keep(complete: bytes | None, runs: Iterable[Run], now: float) -> str:
-    """Say why a file system has to stay; "" if all of it is archived. Pure.
+    """Say why a file system has to stay; "" if all its files are archived. Pure.
 
-    `complete` is the file that says that an archive is complete. Only runs write to a workspace,
-    and AWS Batch may have forgotten runs that ended more than a day ago.
+    `complete` is the content of the file that marks an archive as complete, `now` is in seconds
+    since the epoch. Only runs write to a workspace, and AWS Batch may have forgotten runs that
+    ended more than a day ago.
     """
     try:
         at = float(json.loads(complete or b"{}")["at"])
     except (ValueError, TypeError, KeyError):
         return "there is no complete archive of the workspace"
     if at < now - _REMEMBERED:
-        return f"the archive is of {_time(at)}, and later runs may be forgotten"
+        return f"the archive is of {_time(at)}, and AWS Batch may have forgotten later runs"
     for run in runs:
         if run.name in _READERS:
             continue

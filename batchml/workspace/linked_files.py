@@ -1,4 +1,4 @@
-"""Read and write the files of an FSx for Lustre workspace as objects of the bucket it is linked to.
+"""Read and write the files of an FSx for Lustre workspace as objects of its linked bucket.
 
 Objects that FSx or batchml wrote have POSIX metadata; for others only S3's size and time are known.
 A folder is a key that ends with a slash, or a prefix of other keys.
@@ -7,7 +7,7 @@ A folder is a key that ends with a slash, or a prefix of other keys.
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from batchml.runtime.transfer.backends import PosixArchive, from_metadata, key_of, stored_digest
@@ -33,9 +33,9 @@ _NOT_A_KEY = "its name cannot be the key of an S3 object"
 
 
 def list_entries(bucket: "BucketStore", prefix: str, name: str, *, deep: bool) -> list[TreeEntry]:
-    """List a folder by name, with paths relative to the workspace; for a file, return the file.
+    """List a folder, sorted by name. Paths are relative to the workspace. A file lists itself.
 
-    Without `deep` the metadata of each entry is read, too.
+    `deep` also lists subfolders. Without it the POSIX metadata of each entry is read, by one call.
     """
     head = bucket.head(f"{prefix}/{name}") if name else None
     if head is not None:
@@ -48,12 +48,11 @@ def list_entries(bucket: "BucketStore", prefix: str, name: str, *, deep: bool) -
     entries = [TreeEntry(each[len(prefix) + 1 : -1], FOLDER, 0o755) for each in folders]
     entries += [_entry(each, f"{prefix}/") for each in objects if each.key != top]
     kept = [each for each in entries if not _is_archive_file(each.path)]
-    asked = (_complete(bucket, prefix, each) for each in kept)
-    return sorted(asked, key=lambda entry: entry.path)
+    return sorted((_add_metadata(bucket, prefix, each) for each in kept), key=lambda e: e.path)
 
 
 def _is_archive_file(path: str) -> bool:
-    """Say whether a path is the archive's own, or a folder above it."""
+    """Say whether a path belongs to the archive's manifest, or is a folder above it."""
     return (
         path == ARCHIVE_FOLDER
         or f"{path}/".startswith(f"{ARCHIVE_FOLDER}/")
@@ -69,7 +68,7 @@ def _entry(found: "StoredObject", prefix: str) -> TreeEntry:
 
 
 def _add_folders(entries: list[TreeEntry], top: str) -> Iterator[TreeEntry]:
-    """Add folders that have no key of their own, each before its contents; without the top."""
+    """Add folders that have no object, each before its contents, except the folder `top`."""
     seen = {"", top}
     for entry in sorted(entries, key=lambda each: each.path.split("/")):
         parts = entry.path.split("/")
@@ -83,7 +82,7 @@ def _add_folders(entries: list[TreeEntry], top: str) -> Iterator[TreeEntry]:
             yield entry
 
 
-def _complete(bucket: "BucketStore", prefix: str, entry: TreeEntry) -> TreeEntry:
+def _add_metadata(bucket: "BucketStore", prefix: str, entry: TreeEntry) -> TreeEntry:
     end = "/" if entry.kind == FOLDER else ""
     head = bucket.head(f"{prefix}/{entry.path}{end}")
     return _apply_head(entry, head) if head is not None else entry
@@ -116,22 +115,19 @@ class LinkedSource:
 
     def entries(self, left_out: list[LeftOut]) -> Iterator[TreeEntry]:
         top = self._name if self.is_folder else self._name.rpartition("/")[0]
-        for entry in self._completed():
+        for entry in self._with_metadata():
             path = entry.path[len(top) :].lstrip("/")
             if entry.kind == LINK:
                 entry = entry._replace(target=self._target(entry))
             yield entry._replace(path=path)
 
-    def _completed(self) -> Iterator[TreeEntry]:
-        """Read the metadata of each entry, a call for each, in parallel."""
-
-        def complete(entry: TreeEntry) -> TreeEntry:
-            return _complete(self._bucket, self._prefix, entry)
-
+    def _with_metadata(self) -> Iterator[TreeEntry]:
+        """Read the metadata of the entries in parallel, by one call each."""
+        add = partial(_add_metadata, self._bucket, self._prefix)
         if self._listed:
-            complete(self._listed[0])  # makes the SDK's client, before threads would make several
+            add(self._listed[0])  # makes the SDK's client, before threads would make several
         with ThreadPoolExecutor(8) as pool:
-            yield from pool.map(complete, self._listed)
+            yield from pool.map(add, self._listed)
 
     def _target(self, entry: TreeEntry) -> str:
         found = self._store.get(entry.path) or b""
@@ -146,11 +142,11 @@ class LinkedSource:
         def read(start: int, length: int) -> bytes:
             return self._store.read(path, start, length) or b""
 
-        def settled() -> bool:
+        def is_unchanged() -> bool:
             return self._bucket.head(f"{self._prefix}/{path}") == before
 
         size = before.size if before is not None else 0
-        yield OpenedFile(entry._replace(size=size), read, settled)
+        yield OpenedFile(entry._replace(size=size), read, is_unchanged)
 
 
 class ObjectWriter:
@@ -178,8 +174,8 @@ class ObjectWriter:
 
         files = size = 0
         missing: list[LeftOut] = []
-        for some in progress.each(send, files_to_send):
-            for entry, (why, was_sent) in some:
+        for batch in progress.each(send, files_to_send):
+            for entry, (why, was_sent) in batch:
                 if why:
                     missing.append(LeftOut(join_path(above, entry.path), why))
                 elif was_sent:
@@ -188,7 +184,7 @@ class ObjectWriter:
         return TransferResult(files, size, unchanged, tuple(left_out), tuple(missing))
 
     def _put_entries(self, above: str, entries: list[TreeEntry], stored: dict[str, int]) -> None:
-        """Write folders and links, and the folders above the target."""
+        """Write objects for folders and links, and for the folders above the target."""
         parts = above.split("/") if above else []
         for count in range(1, len(parts) + 1):
             path = "/".join(parts[:count])
@@ -207,7 +203,7 @@ class ObjectWriter:
         stored: dict[str, int],
         progress: TransferProgress,
     ) -> tuple[str, bool]:
-        """Send one file if it differs; return why that failed, and whether it was sent."""
+        """Send one file if it differs; return why that failed or "", and whether it was sent."""
         if key_of(path) != path:
             return _NOT_A_KEY, False
         try:
@@ -239,5 +235,5 @@ class ObjectWriter:
             size = reader.entry.size
             digest = stored_digest(self._store, path, size, lambda count, was_there: None)
             return digest_of(reader.fd, size) == digest
-        known = from_metadata(reader.entry._replace(mtime_ns=0), head.metadata)
-        return known.mtime_ns // 1000 == reader.entry.mtime_ns // 1000
+        stored = from_metadata(reader.entry._replace(mtime_ns=0), head.metadata)
+        return stored.mtime_ns // 1000 == reader.entry.mtime_ns // 1000

@@ -29,14 +29,16 @@ CONTINUES = "The same command continues where it stopped."
 class LocalWorkspace:
     """A workspace in the state folder. It implements `WorkspaceBackend`.
 
-    `home` is the state folder, `here` the user's folder. `running` counts the runs in progress.
+    `home` is the state folder, `here` the user's folder. `count_running` counts unfinished runs.
     """
 
-    def __init__(self, home: Path, here: Path, running: Callable[[], int] = lambda: 0) -> None:
+    def __init__(
+        self, home: Path, here: Path, count_running: Callable[[], int] = lambda: 0
+    ) -> None:
         self._root = home / "workspace"
         self._default = home / "archive"
         self._here = here
-        self._running = running
+        self._count_running = count_running
         self._tree = Tree(str(self._root))
 
     @property
@@ -63,7 +65,7 @@ class LocalWorkspace:
         slash = "/" if dest.endswith("/") else ""
         done = TransferResult()
         for copy in plan_copies(paths, self._resolve(dest) + slash, self._is_folder):
-            self._refuse_itself(copy)
+            self._refuse_parent(copy)
             done = combine(done, self._push(copy, on_progress, checksum))
         return to_report("push", self.location, done)
 
@@ -146,7 +148,7 @@ class LocalWorkspace:
 
     def _refuse_in_use(self, so_far: str) -> None:
         """Raise UsageError if runs use the workspace: nothing is deleted under them."""
-        if count := self._running():
+        if count := self._count_running():
             runs = "1 run is" if count == 1 else f"{count} runs are"
             raise UsageError(
                 f"{runs} using the workspace and its checkpoints: {so_far}. Wait for them "
@@ -154,7 +156,7 @@ class LocalWorkspace:
             )
 
     def _resolve(self, path: str) -> str:
-        """Return a path relative to the workspace, with links followed. Raises UsageError."""
+        """Make a path relative to the workspace, and follow links. Raises UsageError."""
         real = os.path.realpath(self._root)
         end = os.path.realpath(os.path.join(real, self._relative(path)))
         if end != real and not end.startswith(f"{real}/"):
@@ -162,14 +164,16 @@ class LocalWorkspace:
         return os.path.relpath(end, real) if end != real else ""
 
     def _resolve_parent(self, path: str) -> str:
-        """Like `_resolve`, but a link stands for itself."""
+        """Like `_resolve`, but do not follow a link at the end of the path."""
         above, _, name = self._relative(path).rpartition("/")
         return join_path(self._resolve(above), name)
 
     def _relative(self, path: str) -> str:
-        """Return a path relative to the workspace, as written. Raises UsageError."""
+        """Make a path relative to the workspace, without following links. Raises UsageError."""
         real = os.path.realpath(self._root)
-        if path == real or path.startswith((f"{real}/", f"{self._root}/")):  # as a run prints it
+        if path == real or path.startswith(
+            (f"{real}/", f"{self._root}/")
+        ):  # a path that a run printed
             path = os.path.relpath(path, real if path.startswith(real) else self._root)
         return relative_path(path)
 
@@ -177,7 +181,8 @@ class LocalWorkspace:
         found = self._tree.lookup(name)
         return found is not None and found.kind == FOLDER
 
-    def _refuse_itself(self, copy: PlannedCopy) -> None:
+    def _refuse_parent(self, copy: PlannedCopy) -> None:
+        """Raise UsageError for a source that contains the workspace."""
         root, source = os.path.realpath(self._root), str(copy.source)
         if copy.is_folder and f"{root}/".startswith(f"{source.rstrip('/')}/"):
             raise UsageError(f"{source} contains the workspace itself: push other folders of it.")
@@ -188,7 +193,7 @@ def track_progress(on_progress: OnProgress) -> TransferProgress:
 
 
 def to_entry(entry: TreeEntry) -> WorkspaceEntry:
-    return WorkspaceEntry(*entry[:3], *entry[3:7])  # type: ignore[arg-type]
+    return WorkspaceEntry(*entry[:7])  # type: ignore[arg-type]
 
 
 def to_report(verb: str, location: str, done: TransferResult) -> TransferReport:
@@ -200,7 +205,7 @@ def to_report(verb: str, location: str, done: TransferResult) -> TransferReport:
 
 @contextmanager
 def translate_errors() -> Iterator[None]:
-    """Raise TransferFailed in place of the errors of the transfer package."""
+    """Turn the errors of the transfer package into TransferFailed."""
     try:
         yield
     except StoreError as error:
@@ -217,7 +222,7 @@ def _no_such_path(path: str) -> NotFound:
 
 
 def _prefixed(done: TransferResult, above: str) -> TransferResult:
-    """Return the result with paths that start at the workspace."""
+    """Make the paths of a result relative to the workspace."""
 
     def prefix(names: tuple[LeftOut, ...]) -> tuple[LeftOut, ...]:
         return tuple(each._replace(path=join_path(above, each.path)) for each in names)

@@ -1,8 +1,8 @@
 """The workspace on FSx for Lustre, a file system that is linked to the environment's bucket.
 
-Files are pushed and pulled through the bucket, without a run: FSx imports and exports objects on
-its own, some time later. Only an export task confirms that all files are in the bucket, and only
-reading them back confirms that they are complete.
+Files are pushed and pulled through the bucket, without a run: FSx imports and exports objects by
+itself, some time later. Only an export task ensures that all files are in the bucket, and only
+reading them back ensures that they are complete.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from batchml.aws.s3 import BucketStore
 
 _IMPORTED_LATER = (
-    "FSx imports the files into the workspace on its own, mostly within a minute: a run that "
-    "starts sooner may not see them yet."
+    "FSx imports the files into the workspace, mostly within a minute. A run that starts sooner "
+    "may not see them yet."
 )
 _EXPORTED_LATER = (
     "Files were read from the bucket, which may lack what runs wrote in the last minutes. "
@@ -62,7 +62,7 @@ _FREED = (
     "is read. Deleting them in the workspace would delete them in the bucket, too."
 )
 _DELETED_LATER = "FSx deletes them in the bucket, too, some time later."
-_MOST_NAMED = 20  # failed files in a message
+_MAX_NAMED = 20  # failed files in a message
 
 
 class LustreWorkspace(RemoteWorkspace):
@@ -133,7 +133,7 @@ class LustreWorkspace(RemoteWorkspace):
             self._refuse_in_use()
         failed = self._export(on_progress)
         request = {"verb": "archive", "place": url, "linked": True, "checksum": checksum}
-        report = self._report(self._execute(request, on_progress))
+        report = self._to_report(self._execute(request, on_progress))
         report = replace(report, verb="archive", location=url, missing=failed + report.missing)
         if not delete or not report.is_complete:
             return report
@@ -156,7 +156,7 @@ class LustreWorkspace(RemoteWorkspace):
         for each in self._objects.list_objects(f"{prefix}/") if prefix else ():
             if task.id in each.key:
                 found += parse_report(self._objects.get(each.key) or b"")
-        return tuple(found[:_MOST_NAMED])
+        return tuple(found[:_MAX_NAMED])
 
     def restore(
         self, source: str, on_progress: OnProgress, *, partial: bool = False,
@@ -185,16 +185,16 @@ class LustreWorkspace(RemoteWorkspace):
 
 def _on_task(on_progress: OnProgress, doing: str) -> "OnTask":
     def report(task: DataRepositoryTask) -> None:
-        words = doing if task.status == "EXECUTING" else f"{doing}: the task is {task.status}"
+        text = doing if task.status == "EXECUTING" else f"{doing}: the task is {task.status}"
         finished = task.succeeded + task.failed
-        on_progress(TransferStatus(words, files=finished, of_files=task.total))
+        on_progress(TransferStatus(text, files=finished, of_files=task.total))
 
     return report
 
 
 # --- The link between file system and bucket ------------------------------------------------------
-# AWS refuses an export task while the link exports on its own. So automatic export is paused during
-# a task and resumed afterwards. If a command was killed in between, the next one resumes it.
+# AWS refuses an export task while the link exports automatically. So automatic export is paused
+# during a task and resumed after it. If a command is killed in between, the next one resumes it.
 
 
 OnTask = Callable[[DataRepositoryTask], None]
@@ -210,7 +210,7 @@ class LustreLink:
         self, api: FsxApi, file_system: str, clock: Clock, token: Callable[[], str]
     ) -> None:
         self._api, self._id, self._clock = api, file_system, clock
-        self._token = token  # makes a new one: AWS executes requests with the same token once
+        self._token = token  # makes a new token: AWS executes requests with the same token once
 
     def link(self) -> DataRepositoryAssociation:
         return self._api.association(self._id)
@@ -235,7 +235,7 @@ class LustreLink:
     def _paused_export(self) -> Iterator[DataRepositoryAssociation]:
         """Pause automatic export during the block."""
         link = self.link()
-        exports = link.exports or EVENTS  # none: an earlier command was killed here
+        exports = link.exports or EVENTS  # empty: an earlier command was killed in this block
         try:
             yield self._set_exports(link, ())
         finally:
@@ -244,13 +244,13 @@ class LustreLink:
     def _set_exports(
         self, link: DataRepositoryAssociation, exports: Sequence[str]
     ) -> DataRepositoryAssociation:
-        """Set the events that the link exports, and wait until AWS has applied that."""
+        """Set the events that the link exports, and wait until AWS has changed the link."""
         end, pauses = self._clock.monotonic() + _CHANGE_LIMIT, backoff(TASK_INTERVALS)
         is_requested = False
         while True:
             if link.status == "AVAILABLE" and set(link.exports) == set(exports):
                 return link
-            if link.status == "AVAILABLE" and not is_requested:  # refused during another change
+            if link.status == "AVAILABLE" and not is_requested:  # AWS allows one change at a time
                 self._api.change(link, exports, self._token())
                 is_requested = True
             elif link.status in ("MISCONFIGURED", "FAILED") or self._clock.monotonic() > end:
@@ -273,7 +273,7 @@ class LustreLink:
         request = task_request(
             kind, self._id, link, token=self._token(), paths=paths, release_days=days
         )
-        # A task that a killed command began serves as well: continue it.
+        # A task that a killed command began does the same: wait for it.
         task = next((each for each in self._api.running(self._id) if each.type == kind), None)
         task = task or self._api.begin(request)
         pauses = backoff(TASK_INTERVALS)

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from batchml.workspace.transfer_runs import RemoteTransfers
 
 ARCHIVE_PREFIX = "workspace"  # of the bucket; FSx for Lustre is linked to it: cfn/storage.yaml
-STAGING_PREFIX = "runs/carry"  # of the bucket: files in transit, which a rule of the bucket expires
+STAGING_PREFIX = "runs/carry"  # of the bucket: files in transit; a lifecycle rule expires them
 
 
 class RemoteStorage(Struct, frozen=True):
@@ -120,7 +120,7 @@ class RemoteWorkspace:
         if done.missing:
             return to_report("push", self.location, done)
         request = {"verb": "push", "staged": staged, "checksum": checksum}
-        report = self._report(self._execute(request, on_progress))
+        report = self._to_report(self._execute(request, on_progress))
         self._unstage(each["place"] for each in staged)
         left_out = tuple(map(str, done.left_out)) + report.left_out
         return replace(report, verb="push", location=self.location, left_out=left_out)
@@ -131,7 +131,7 @@ class RemoteWorkspace:
         name = relative_path(path)
         url = self._staging_url("pull", name)
         answer = self._execute({"verb": "pull", "path": name, "place": url}, on_progress, path)
-        staged, is_folder = self._report(answer), answer.get("kind") != "file"
+        staged, is_folder = self._to_report(answer), answer.get("kind") != "file"
         store = self._open(url)
         with translate_errors():
             entries = stored_entries(read_manifest(store))
@@ -156,7 +156,7 @@ class RemoteWorkspace:
             self._refuse_in_use()
         request = {"verb": "archive", "place": url, "delete": delete, "checksum": checksum,
                    "overwrite": overwrite}  # fmt: skip
-        report = self._report(self._execute(request, on_progress))
+        report = self._to_report(self._execute(request, on_progress))
         return replace(report, verb="archive", location=url)
 
     def restore(
@@ -166,12 +166,12 @@ class RemoteWorkspace:
         url = self._archive_url(source)
         request = {"verb": "restore", "place": url, "partial": partial, "checksum": checksum,
                    "overwrite": overwrite}  # fmt: skip
-        report = self._report(self._execute(request, on_progress))
+        report = self._to_report(self._execute(request, on_progress))
         return replace(report, verb="restore", location=url)
 
     def remove(self, paths: Sequence[str], on_progress: OnProgress) -> TransferReport:
         request = {"verb": "remove", "paths": [relative_path(each) for each in paths]}
-        report = self._report(self._execute(request, on_progress))
+        report = self._to_report(self._execute(request, on_progress))
         return replace(report, verb="rm", location=self.location)
 
     # --- Transfer runs ----------------------------------------------------------------------------
@@ -179,7 +179,7 @@ class RemoteWorkspace:
     def _execute(
         self, request: Mapping[str, Any], on_progress: OnProgress, path: str = ""
     ) -> dict[str, Any]:
-        """Let a transfer run execute a request; return its report.
+        """Execute a request in a transfer run; return its report.
 
         Raises NotFound for `path`, TransferFailed, TransferWorkerFailed.
         """
@@ -191,15 +191,15 @@ class RemoteWorkspace:
             raise TransferFailed(f"{answer['error']}. {CONTINUES}")
         return answer
 
-    def _report(self, found: Mapping[str, Any]) -> TransferReport:
+    def _to_report(self, answer: Mapping[str, Any]) -> TransferReport:
         cost = self._transfers.describe_cost()
         return TransferReport(
-            files=found.get("files", 0),
-            size=found.get("bytes", 0),
-            unchanged=found.get("unchanged", 0),
-            removed=found.get("removed", 0),
-            left_out=tuple(found.get("leftOut", ())),
-            missing=tuple(found.get("missing", ())),
+            files=answer.get("files", 0),
+            size=answer.get("bytes", 0),
+            unchanged=answer.get("unchanged", 0),
+            removed=answer.get("removed", 0),
+            left_out=tuple(answer.get("leftOut", ())),
+            missing=tuple(answer.get("missing", ())),
             notes=(f"Transfer run: {cost}",) if cost else (),
         )
 
@@ -207,7 +207,7 @@ class RemoteWorkspace:
         """Return the URL of an archive. Raises UsageError if transfer runs cannot reach it."""
         if url and not url.startswith("s3://"):
             raise UsageError(
-                f"{url}: runs in AWS cannot reach it. Give s3://BUCKET/PREFIX, or copy files to "
+                f"{url}: runs in AWS cannot reach this. Give s3://BUCKET/PREFIX, or copy files to "
                 f"this machine: {self._command('pull')}"
             )
         return url.rstrip("/") or self.default_archive
@@ -226,12 +226,12 @@ class RemoteWorkspace:
             )
 
     def _staging_url(self, *words: str) -> str:
-        """Return where files in transit lie: the same for the same paths, to continue there."""
+        """Return the URL for files in transit. The same paths give the same URL, to continue there."""
         digest = hashlib.sha256("\0".join((self._context.env, *words)).encode()).hexdigest()
         return f"s3://{self._bucket}/{STAGING_PREFIX}/{digest[:24]}"
 
     def _unstage(self, urls: Iterable[str]) -> None:
-        """Delete files that have arrived. A rule of the bucket deletes any that stay."""
+        """Delete files that have arrived. A lifecycle rule of the bucket deletes what stays."""
         for url in urls:
             try:
                 store: Store = self._open(url)
@@ -245,12 +245,12 @@ def _relabel(on_progress: OnProgress, doing: str) -> OnProgress:
 
 
 def never_a_folder(_: str) -> bool:
-    """This machine does not know the folders of the workspace: the transfer run reports clashes."""
+    """For a workspace whose folders this machine cannot see. Transfer runs report conflicts."""
     return False
 
 
 def receive_target(source: TreeSource, target: Path, is_folder: bool) -> tuple[TreeSource, Tree]:
-    """Return a source and the tree to receive it: a single file gets the name of `target`."""
+    """Return the source and the tree that receives it; a single file gets the name of `target`."""
     if is_folder:
         return source, Tree(str(target))
     return _RenamedSource(source, target.name), Tree(str(target.parent))
@@ -276,7 +276,7 @@ class _RenamedSource:
 # A run that is RUNNING has the workspace mounted and answers sooner than a transfer run.
 
 
-_MOST_LISTING_RUNS = 2  # that are tried, one after the other
+_MAX_LISTING_RUNS = 2  # runs that are tried, one after the other
 _LISTING_LIMIT = 20.0  # seconds for each
 
 
@@ -286,7 +286,7 @@ def list_in_running_run(context: "Context", path: str) -> list[WorkspaceEntry] |
         runs = running_runs(context)
     except BatchmlError:
         return None
-    for run in runs[:_MOST_LISTING_RUNS]:
+    for run in runs[:_MAX_LISTING_RUNS]:
         try:
             result = capture_output(context, ExecTarget(run), listing_command(path), _LISTING_LIMIT)
         except BatchmlError:
@@ -297,7 +297,7 @@ def list_in_running_run(context: "Context", path: str) -> list[WorkspaceEntry] |
 
 
 def running_runs(context: "Context") -> "list[Run]":
-    """Return the runs of the environment that have one container, which is RUNNING."""
+    """Return the RUNNING runs of the environment that have one container."""
     existing = set(context.batch.queues())
     names = [context.queue(each) for each in context.settings.environment.queues]
     return [

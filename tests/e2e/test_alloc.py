@@ -79,7 +79,7 @@ def test_a_command_runs_on_all_that_is_held_and_then_it_is_given_back(people: Cl
     assert last == f"{run}#0"
     assert "[retry]" not in shown.err
     assert re.search(r"is granted 2 nodes, each of 1 vCPU, \d+ MiB\.", shown.err)
-    assert "Given back. It ran " in shown.err
+    assert "The resources are released. It ran " in shown.err
     found = people("show", run, "--json").json
     assert (found["status"], found["tags"]["batchml:seat"]) == ("SUCCEEDED", "alloc")
 
@@ -108,7 +108,7 @@ def test_ctrl_c_while_it_waits_cancels(people: Cli) -> None:
     finally:
         waiting.kill()
     assert waiting.returncode == 130, err
-    assert f"Cancelled job {job_id(seen)}: nothing is held." in err
+    assert f"Cancelled job {job_id(seen)}." in err
     assert people("wait", job_id(seen)).code == 143
     assert people("cancel", first).code == 0
 
@@ -121,12 +121,12 @@ def test_a_shell_on_a_terminal_and_its_exit_code(people: Cli) -> None:
         stdin=follower, stdout=follower, stderr=follower, start_new_session=True,
     )  # fmt: skip
     os.close(follower)
-    seen = _until(leader, b"gives it back")
+    seen = _until(leader, b"releases the resources")
     os.write(leader, b"echo it is $((6 * 7)) here; echo 1 > made.txt; exit 4\n")
     seen += _until(leader, b"")
     assert shell.wait(timeout=LIMIT) == 4, seen.decode("utf-8", "replace")
     os.close(leader)
-    assert b"it is 42 here" in seen and b"Given back." in seen
+    assert b"it is 42 here" in seen and b"The resources are released." in seen
     assert b"This is a copy of the folder: changes are lost at the end." in seen
     assert b"made.txt (2 B) was written to the working folder, which is gone now" in seen
     assert re.search(rb"\(alloc [0-9a-f]{8}\) ", seen)
@@ -160,7 +160,7 @@ def test_a_script_of_slurm_runs_as_it_is(people: Cli) -> None:
             if line.startswith(f"{child} | [")
         ]
         assert lines == [
-            "module: batchml: nothing is done, an image has its packages",
+            "module: batchml: nothing is done, because the packages are part of the image",
             f"task {task} of 2: an argument in work",
             "hello from the folder",
             "0: rank 0 of 2",

@@ -138,7 +138,7 @@ def test_the_tag_is_not_for_users_to_give(tmp_path: Path) -> None:
     ("wish", "words"),
     [
         (AllocOptions(idle_s=0), "would end at once"),
-        (AllocOptions(command=("nvidia-smi",), shell=False), "would not be run"),
+        (AllocOptions(command=("nvidia-smi",), shell=False), "would not run the command"),
     ],
 )
 def test_what_cannot_be_wanted_together_is_refused(wish: AllocOptions, words: str) -> None:

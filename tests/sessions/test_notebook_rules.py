@@ -387,7 +387,7 @@ def test_a_forward_that_was_cut_is_reopened_on_its_port(fake: FakeExec, tmp_path
     assert why == "mine has ended"
     assert fake.forwards == [(8000, 8001)] * 2
     assert told == [
-        "The connection was cut: it is reopened while the notebook runs. (the session was ended)"
+        "The connection was cut, and is opened again. (the session was ended)"
     ]
     assert isinstance(place.clock, FakeClock) and place.clock.naps == [1.0]
 

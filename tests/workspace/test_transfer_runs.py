@@ -199,7 +199,7 @@ def run(name: str, status: str, stopped: int | None = None) -> Run:
         (WHOLE, [run("train", "RUNNABLE")], "has not ended"),
         (WHOLE, [run("workspace-archive", "SUCCEEDED", 1_009_000)], ""),
         (WHOLE, [run("workspace-push", "SUCCEEDED", 1_009_000)], "ended after"),
-        (WHOLE.replace(b"1000", b"-99000"), [], "later runs may be forgotten"),
+        (WHOLE.replace(b"1000", b"-99000"), [], "AWS Batch may have forgotten later runs"),
     ],
 )
 def test_a_file_system_goes_only_when_all_of_it_is_archived(
@@ -217,7 +217,7 @@ def test_what_goes_is_told_and_what_stays_too(tmp_path: Path, aws: TransferAws) 
     assert "--allow-loss fs-1" in str(error.value)
     assert "without a check of its archive" in check_archived(place, ["fs-1"])
     aws.objects[f"workspace/{COMPLETE}"] = WHOLE
-    with pytest.raises(UsageError, match="00:16 UTC, and later runs may be forgotten"):
+    with pytest.raises(UsageError, match="00:16 UTC, and AWS Batch may have forgotten later runs"):
         check_archived(place, ())
     now = b"%d" % place.clock.now()
     aws.objects[f"workspace/{COMPLETE}"] = WHOLE.replace(b"1000.5", now)

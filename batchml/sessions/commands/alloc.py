@@ -35,7 +35,7 @@ from batchml.sessions.held import check_plugin, wait_for_srun
 if TYPE_CHECKING:
     from batchml.context import Context
 
-KIND = HeldKind(ALLOC, "run", "Given back.")
+KIND = HeldKind(ALLOC, "run", "The resources are released.")
 
 
 @app.command(epilog="Example: batchml alloc --gpus 1 --time 2h")
@@ -73,21 +73,21 @@ def alloc(
     --idle. Ctrl-C before the shell starts cancels the run. The exit code is the shell's. With
     --json no shell is started: the resources are only held.
     """
-    wishes = AllocOptions(
+    flags = AllocOptions(
         command=tuple(ctx.obj) if ctx.obj else (),
         idle_s=None if idle == NEVER else read_seconds(idle, "--idle"),
         shell=shell and not json_,
         dry_run=dry_run,
         json_=json_,
     )
-    check_options(wishes, has_shell_flag=shell)
+    check_options(flags, has_shell_flag=shell)
     context = open_context(env)
     request = _request(options, timeout=time, code=code)
-    raise typer.Exit(allocate(context, request, wishes))
+    raise typer.Exit(allocate(context, request, flags))
 
 
 def _request(options: SubmitOptions, *, timeout: str | None, code: bool) -> RunRequest:
-    """Describe a run that only holds its resources."""
+    """Describe the run, whose command only holds the resources."""
     command = ("python3", "-m", "batchml.runtime.sessions.alloc")
     request = to_request(options={**options, "command": command, "timeout": timeout})
     changes = dict(request.changes)
@@ -102,7 +102,7 @@ def _request(options: SubmitOptions, *, timeout: str | None, code: bool) -> RunR
 
 
 class AllocOptions(Struct, frozen=True, kw_only=True):
-    """Options of the command. Without a `command` a shell is started. `idle_s` in seconds."""
+    """Options of the command. Without a `command` a shell is started. `idle_s` is in seconds."""
 
     command: tuple[str, ...] = ()
     idle_s: int | None = None
@@ -111,51 +111,51 @@ class AllocOptions(Struct, frozen=True, kw_only=True):
     json_: bool = False
 
 
-def check_options(wishes: AllocOptions, *, has_shell_flag: bool = True) -> None:
+def check_options(flags: AllocOptions, *, has_shell_flag: bool = True) -> None:
     """Raise UsageError for options that contradict each other."""
-    if wishes.idle_s == 0:
+    if flags.idle_s == 0:
         raise UsageError('--idle 0s: the run would end at once. Give "10m", or "never".')
-    if wishes.command and not wishes.shell:
+    if flags.command and not flags.shell:
         flag = "--json" if has_shell_flag else "--no-shell"
         raise UsageError(
-            f"{flag} only holds the run, and the command after -- would not be run. Leave one out: "
-            "hold the run, then run commands in it with batchml shell RUN -- COMMAND."
+            f"{flag} only holds the resources, and would not run the command after --. Leave one "
+            "of them out. To run commands later: batchml shell RUN -- COMMAND"
         )
 
 
-def allocate(context: "Context", request: RunRequest, wishes: AllocOptions) -> int:
-    """Hold the run, work in it, and end it; return the exit code of the shell."""
-    prepared = prepare(context, request, KIND, idle_s=wishes.idle_s, dry_run=wishes.dry_run)
-    if wishes.shell:
+def allocate(context: "Context", request: RunRequest, flags: AllocOptions) -> int:
+    """Start the run, run the shell in it, and end it; return the exit code of the shell."""
+    prepared = prepare(context, request, KIND, idle_s=flags.idle_s, dry_run=flags.dry_run)
+    if flags.shell:
         check_plugin(context)
     with signals_interrupt():
         job_id, run = start(
             context,
             prepared,
             wait=lambda job_id: wait_for_run(context, job_id, "Ctrl-C cancels"),
-            on_error=lambda job_id: say(_describe_held(context, job_id, wishes)),
+            on_error=lambda job_id: say(_describe_held(context, job_id, flags)),
         )
         assert run is not None
         try:
-            say(_describe_granted(run, wishes))
-            if wishes.shell and not wishes.command:
+            say(_describe_granted(run, flags))
+            if flags.shell and not flags.command:
                 has_code = request.changes.get("code") is not False
                 say(_describe_lost_files(context, has_code=has_code))
-            if wishes.shell:
-                return _run_shell(context, run, wishes)
-            _print_held(context, run, submitted_json(context, prepared, job_id), wishes)
+            if flags.shell:
+                return _run_shell(context, run, flags)
+            _print_held(context, run, submitted_json(context, prepared, job_id), flags)
             return 0
         except KeyboardInterrupt as interrupt:
-            _end(context, job_id, wishes)
+            _end(context, job_id, flags)
             return code_after(interrupt)
 
 
-def _describe_granted(run: Run, wishes: AllocOptions) -> str:
+def _describe_granted(run: Run, flags: AllocOptions) -> str:
     gpus = f", {run.gpus} GPU{'s' if run.gpus > 1 else ''}" if run.gpus else ""
-    end = " `exit` gives it back." if wishes.shell and not wishes.command else ""
+    end = " `exit` releases the resources." if flags.shell and not flags.command else ""
     size = f"{run.vcpus} vCPU{'' if run.vcpus == 1 else 's'}{gpus}, {run.memory_mib} MiB"
-    each = f"{run.nodes} nodes, each of " if run.nodes else ""
-    return f"{job_title(run)} is granted {each}{size}.{end}"
+    nodes = f"{run.nodes} nodes, each of " if run.nodes else ""
+    return f"{job_title(run)} is granted {nodes}{size}.{end}"
 
 
 def _describe_lost_files(context: "Context", *, has_code: bool) -> str:
@@ -168,51 +168,52 @@ def _describe_lost_files(context: "Context", *, has_code: bool) -> str:
     return f"This is a copy of the folder: changes are lost at the end. Keep files in {kept}."
 
 
-def _run_shell(context: "Context", run: Run, wishes: AllocOptions) -> int:
-    """Run the shell or command; end the run after that, whatever happens."""
+def _run_shell(context: "Context", run: Run, flags: AllocOptions) -> int:
+    """Run the shell or command, and end the run after it, also after an error."""
     try:
         target = find_target(context, run.job_id)
         if run.nodes:
             wait_for_srun(context, target)
-        code = run_inside(context, target, wishes.command)
+        code = run_inside(context, target, flags.command)
     except NotRunning as error:  # the run ended, and the shell with it
         say(str(error))
         code = error.exit_code
     except Exception:
-        _end(context, run.job_id, wishes)
+        _end(context, run.job_id, flags)
         raise
-    ended = _end(context, run.job_id, wishes)
-    # A run that was ended by something else ended the shell, too: then its code counts.
+    ended = _end(context, run.job_id, flags)
+    # If something else ended the run, and the shell with it, the run's exit code counts.
     return code if ended is None else classify(ended).exit_code or code
 
 
-def _end(context: "Context", job_id: str, wishes: AllocOptions) -> Run | None:
-    """End the run and report that; None if its end is not known."""
+def _end(context: "Context", job_id: str, flags: AllocOptions) -> Run | None:
+    """End the run, report its end, and return it; None if its end is not known."""
     try:
         ended = end_run(context, job_id, KIND)
     except BatchmlError as error:
-        say(f"It could not be given back: {error}\n{_describe_held(context, job_id, wishes)}")
+        held = _describe_held(context, job_id, flags)
+        say(f"The resources could not be released: {error}\n{held}")
         return None
     if ended is not None and ended.status.value != "SUCCEEDED":
         say(f"  batchml logs {job_id}{context.env_option}")
     return ended
 
 
-def _describe_held(context: "Context", job_id: str, wishes: AllocOptions) -> str:
-    return f"{_describe_idle_end(wishes)} To end it: batchml cancel {job_id}{context.env_option}"
+def _describe_held(context: "Context", job_id: str, flags: AllocOptions) -> str:
+    return f"{_describe_idle_end(flags)} To end it: batchml cancel {job_id}{context.env_option}"
 
 
-def _describe_idle_end(wishes: AllocOptions) -> str:
-    if wishes.idle_s is None:
-        return "It is held until you end it."
-    return f"It ends itself when nobody has been in for {format_seconds(wishes.idle_s)}."
+def _describe_idle_end(flags: AllocOptions) -> str:
+    if flags.idle_s is None:
+        return "The run is held until you end it."
+    return f"The run ends itself after {format_seconds(flags.idle_s)} without a shell."
 
 
 def _print_held(
-    context: "Context", run: Run, submitted: dict[str, str], wishes: AllocOptions
+    context: "Context", run: Run, submitted: dict[str, str], flags: AllocOptions
 ) -> None:
-    if wishes.json_:
+    if flags.json_:
         print_json({**submitted, "status": run.status.value})
     say(f"  shell:  batchml shell {run.job_id}{context.env_option}")
     say(f"  end:    batchml cancel {run.job_id}{context.env_option}")
-    say(_describe_idle_end(wishes))
+    say(_describe_idle_end(flags))

@@ -58,7 +58,7 @@ from batchml.sessions.notebook import (
 if TYPE_CHECKING:
     from batchml.context import Context
 
-KIND = HeldKind(NOTEBOOK, "notebook", "The notebook is ended.")
+KIND = HeldKind(NOTEBOOK, "notebook", "The notebook has ended.")
 _IN_SPEC = ("gpus", "vcpus", "memory", "image")  # options that the notebook's own job has
 
 
@@ -105,7 +105,7 @@ def notebook(
     JupyterLab shows the workspace. Ctrl-C leaves the notebook running, and `batchml notebook`
     returns to it. It ends itself, and logs its cost, after the time of --idle without use.
     """
-    wishes = NotebookOptions(
+    flags = NotebookOptions(
         port=port, open_=open_, end=end, detach=detach, dry_run=dry_run, json_=json_
     )
     values = {
@@ -115,50 +115,51 @@ def notebook(
         "--detach": detach or None,
         "--new": new or None,
     }
-    given = [option_rows()[name].flag for name in options if name != "name"]
-    given += [flag for flag, value in values.items() if value is not None]
-    _check_flags(run, given, end=end and not new)
+    used = [option_rows()[name].flag for name in options if name != "name"]
+    used += [flag for flag, value in values.items() if value is not None]
+    _check_flags(run, used, end=end and not new)
     if end and detach:
         raise UsageError("--end and --detach: --end needs this command to stay. Leave one out.")
     context = open_context(env)
     if run is not None:
-        raise typer.Exit(return_to(context, find_notebook(context, run), wishes))
+        raise typer.Exit(return_to(context, find_notebook(context, run), flags))
     if end and not new:
-        raise typer.Exit(return_to(context, sole_notebook(context), wishes))
+        raise typer.Exit(return_to(context, sole_notebook(context), flags))
     if not new and not dry_run:
         records = context.history.recent(context.env)
-        ours = match_notebook(unfinished_notebooks(context), options, records)
-        if ours is not None:
-            ignored = [flag for flag in ("--idle", "--time", "--max-cost") if flag in given]
-            _report_return(ours, ignored)
-            raise typer.Exit(return_to(context, ours, wishes))
+        match = match_notebook(unfinished_notebooks(context), options, records)
+        if match is not None:
+            ignored = [flag for flag in ("--idle", "--time", "--max-cost") if flag in used]
+            _report_return(match, ignored)
+            raise typer.Exit(return_to(context, match, flags))
     request = _request(context, options, time)
-    raise typer.Exit(start_notebook(context, request, _read_idle(idle), wishes))
+    raise typer.Exit(start_notebook(context, request, _read_idle(idle), flags))
 
 
 def _report_return(run: Run, ignored: Sequence[str]) -> None:
-    kept = f" It is unchanged, without this {', '.join(ignored)}." if ignored else ""
+    kept = f" It keeps its own values of {', '.join(ignored)}." if ignored else ""
     say(
         f"Your notebook {run.job_id} is {run.status.value}: returning to it.{kept} "
-        "For another: batchml notebook --new"
+        "To start another: batchml notebook --new"
     )
 
 
-def _check_flags(run: str | None, given: list[str], *, end: bool = False) -> None:
-    if run is None and end and given:
+def _check_flags(run: str | None, used: list[str], *, end: bool = False) -> None:
+    """Raise UsageError for flags that describe a new notebook, if none is started."""
+    if run is None and end and used:
         raise UsageError(
-            f"{', '.join(given)}: --end ends the notebook that runs. Leave these out, or add --new "
-            "for another notebook that ends together with this command."
+            f"{', '.join(used)}: --end ends the notebook that runs. Leave these flags out, or add "
+            "--new to start another notebook that ends together with this command."
         )
-    if run is not None and given:
+    if run is not None and used:
         raise UsageError(
-            f"{', '.join(given)}: {run} runs already and cannot be changed. Leave these out, or "
-            "leave the run out to start another notebook."
+            f"{', '.join(used)}: {run} runs already and cannot be changed. Leave these flags out, "
+            "or leave the run out to start another notebook."
         )
 
 
 def _read_idle(text: str | None) -> float | None:
-    """Return seconds; None for never. Raises UsageError."""
+    """Parse --idle as seconds; None for "never". Raises UsageError."""
     if text == NEVER:
         return None
     seconds = read_seconds(text, "--idle")
@@ -191,48 +192,48 @@ class NotebookOptions(Struct, frozen=True, kw_only=True):
 
 
 def start_notebook(
-    context: "Context", request: RunRequest, idle_s: float | None, wishes: NotebookOptions
+    context: "Context", request: RunRequest, idle_s: float | None, flags: NotebookOptions
 ) -> int:
     """Start a notebook and connect to it; return the exit code."""
-    if not wishes.dry_run:
+    if not flags.dry_run:
         for text in describe_earlier(context):
             say(text)
-    prepared = prepare(context, request, KIND, idle_s=idle_s, dry_run=wishes.dry_run)
+    prepared = prepare(context, request, KIND, idle_s=idle_s, dry_run=flags.dry_run)
     check_reachable(context, prepared.requests.register)
-    if wishes.port is not None:
-        open_listener(wishes.port, wishes.port).close()  # fails if the port is taken
+    if flags.port is not None:
+        open_listener(flags.port, flags.port).close()  # fails if the port is taken
 
     def wait(job_id: str) -> Run:
         return _wait(context, job_id, "Ctrl-C cancels")
 
     def report_kept(job_id: str) -> None:
-        say("The notebook was started, and is not lost:")
+        say("The notebook was started, and continues:")
         _print_commands(context, job_id)
 
     with signals_interrupt():
         job_id, run = start(
-            context, prepared, wait=None if wishes.detach else wait, on_error=report_kept
+            context, prepared, wait=None if flags.detach else wait, on_error=report_kept
         )
     submitted = submitted_json(context, prepared, job_id)
     if run is None:
-        return _print_detached(context, submitted, wishes)
-    return _connect(context, run, submitted, wishes)
+        return _print_detached(context, submitted, flags)
+    return _connect(context, run, submitted, flags)
 
 
-def return_to(context: "Context", run: Run, wishes: NotebookOptions) -> int:
+def return_to(context: "Context", run: Run, flags: NotebookOptions) -> int:
     """Connect to a notebook that exists, or with `end` end it; return the exit code."""
-    known = {
+    fields = {
         "jobId": run.job_id,
         "jobName": run.job_name,
         "jobQueue": run.queue,
         "env": context.env,
     }
-    if wishes.end:
-        return _end(context, run, known, wishes)
+    if flags.end:
+        return _end(context, run, fields, flags)
     if run.status.is_terminal:
         raise end_error(context, run)
-    if wishes.detach:
-        return _print_detached(context, known, wishes)
+    if flags.detach:
+        return _print_detached(context, fields, flags)
     if run.status.value != "RUNNING":
         try:
             run = _wait(context, run.job_id, "Ctrl-C leaves")
@@ -240,53 +241,53 @@ def return_to(context: "Context", run: Run, wishes: NotebookOptions) -> int:
             say("\nThe notebook is still waiting.")
             _print_commands(context, run.job_id)
             raise
-    return _connect(context, run, known, wishes)
+    return _connect(context, run, fields, flags)
 
 
-def _print_detached(context: "Context", known: dict[str, str], wishes: NotebookOptions) -> int:
-    _print_commands(context, known["jobId"])
-    if wishes.json_:
-        print_json(known)
+def _print_detached(context: "Context", fields: dict[str, str], flags: NotebookOptions) -> int:
+    _print_commands(context, fields["jobId"])
+    if flags.json_:
+        print_json(fields)
     return 0
 
 
 def _wait(context: "Context", job_id: str, hint: str) -> Run:
     try:
         return wait_for_run(context, job_id, hint)
-    except HeldRunEnded as error:  # it may have run between two polls
+    except HeldRunEnded as error:  # it may have been RUNNING between two polls
         raise end_error(context, context.describe([job_id])[job_id], str(error)) from error
 
 
-def _connect(context: "Context", run: Run, known: dict[str, str], wishes: NotebookOptions) -> int:
-    """Forward a port to JupyterLab until the run ends, or Ctrl-C."""
+def _connect(context: "Context", run: Run, fields: dict[str, str], flags: NotebookOptions) -> int:
+    """Forward a port to JupyterLab until the run ends or the user presses Ctrl-C."""
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         target = find_target(context, run.job_id)
         address = fetch_address(context, target)
-        forward = open_port_forward(context, target, address.port, wishes.port)
-        _print_url(context, target, address, forward.url, known, wishes)
+        forward = open_port_forward(context, target, address.port, flags.port)
+        _print_url(context, target, address, forward.url, fields, flags)
         say(keep_forwarding(context, target, address, forward, say))
     except KeyboardInterrupt:
-        return _leave(context, run, wishes)
+        return _leave(context, run, flags)
     except NotRunning as error:
         raise_if_ended(context, run.job_id, error)
         raise
     except HeldRunEnded:
         raise
     except BatchmlError:
-        _report_unreachable(context, run.job_id, wishes)
+        _report_unreachable(context, run.job_id, flags)
         raise
     finally:
         signal.signal(signal.SIGTERM, before)
     return _report_end(context, run.job_id)
 
 
-def _report_unreachable(context: "Context", job_id: str, wishes: NotebookOptions) -> None:
-    """Say that the notebook still runs, and costs, although it cannot be reached; or end it."""
-    if wishes.end:
+def _report_unreachable(context: "Context", job_id: str, flags: NotebookOptions) -> None:
+    """With --end end the notebook, which cannot be reached; else say that it still runs."""
+    if flags.end:
         _end_and_report(context, job_id)
     else:
-        say("The notebook runs.")
+        say("The notebook still runs.")
         _print_commands(context, job_id)
 
 
@@ -299,31 +300,31 @@ def _print_url(
     target: ExecTarget,
     address: NotebookAddress,
     base: str,
-    known: dict[str, str],
-    wishes: NotebookOptions,
+    fields: dict[str, str],
+    flags: NotebookOptions,
 ) -> None:
     """Print the URL; its token only on a terminal."""
     url = f"{base}/lab"
-    if wishes.json_:
-        print_json({**known, "status": "RUNNING", "url": url, "folder": address.root})
+    if flags.json_:
+        print_json({**fields, "status": "RUNNING", "url": url, "folder": address.root})
         sys.stdout.flush()
     elif sys.stdout.isatty():
         print_line(f"\n  {url}?token={address.token}\n")
     else:
         print_line(url)
-    if wishes.json_ or not sys.stdout.isatty():
+    if flags.json_ or not sys.stdout.isatty():
         command = " ".join((*PROGRAM, "where"))
         say(
-            "The token is shown only on a terminal. A program gets it by: "
+            "The token is shown only on a terminal. For programs: "
             f"batchml shell {target.run.job_id}{context.env_option} -- {command}"
         )
-    if wishes.open_:
+    if flags.open_:
         open_browser(context, f"{url}?token={address.token}", "JupyterLab")
     local_port = base.rpartition(":")[2]
-    if wishes.port is None and local_port != str(PORT):
-        say(f"Port {PORT} of this machine is taken: this is port {local_port}.")
+    if flags.port is None and local_port != str(PORT):
+        say(f"Port {PORT} of this machine is taken: port {local_port} is used instead.")
     say(f"JupyterLab shows {address.root}.")
-    if wishes.end:
+    if flags.end:
         say("Ctrl-C ends the notebook.")
     else:
         say("Ctrl-C leaves it running.")
@@ -338,10 +339,10 @@ def _print_commands(context: "Context", job_id: str) -> None:
 # --- The end --------------------------------------------------------------------------------------
 
 
-def _leave(context: "Context", run: Run, wishes: NotebookOptions) -> int:
+def _leave(context: "Context", run: Run, flags: NotebookOptions) -> int:
     """After Ctrl-C: leave the notebook running, or with --end end it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C exits at once
-    if wishes.end:
+    if flags.end:
         say("")
         return _end_and_report(context, run.job_id)
     say("\nThe notebook continues, and ends itself when it is idle.")
@@ -349,12 +350,12 @@ def _leave(context: "Context", run: Run, wishes: NotebookOptions) -> int:
     return 0
 
 
-def _end(context: "Context", run: Run, known: dict[str, str], wishes: NotebookOptions) -> int:
+def _end(context: "Context", run: Run, fields: dict[str, str], flags: NotebookOptions) -> int:
     if run.status.is_terminal:
         say(f"It has already ended: {describe_end(run)}.")
     code = 0 if run.status.is_terminal else _end_and_report(context, run.job_id)
-    if wishes.json_:
-        print_json({**known, **run_json(context.describe([run.job_id])[run.job_id])})
+    if flags.json_:
+        print_json({**fields, **run_json(context.describe([run.job_id])[run.job_id])})
     return code
 
 

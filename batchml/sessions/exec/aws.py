@@ -8,6 +8,7 @@ program gets a plain shell.
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from batchml.aws.exec import EcsTask, ExecApi, SsmSession, plugin_arguments
@@ -22,7 +23,7 @@ from batchml.sessions.exec.session_manager import (
     run_command,
     run_shell,
 )
-from batchml.sessions.exec.target import ExecResult, ExecTarget, describe_end, find_task
+from batchml.sessions.exec.target import ExecResult, ExecTarget, attempt_end_text, find_task
 from batchml.sessions.forward.aws import PluginForward, free_port
 from batchml.sessions.terminal import ExecOutcome, attach, collect_output, reset_display
 
@@ -35,7 +36,7 @@ T = TypeVar("T")
 _PROGRAM = "python3 -m batchml.runtime.exec.main"
 _STARTUP = 60.0  # seconds after the start of a run in which ECS Exec may not work yet
 _END_LIMIT = 20.0  # seconds for AWS Batch to report the end of a run
-_PAUSE = 2.0
+_PAUSE = 2.0  # seconds between two tries
 
 
 class EcsExec:
@@ -63,7 +64,7 @@ class EcsExec:
             self._raise_if_ended(target, task)
         if not outcome.began and outcome.code is None:
             return self._run_plain(target, task, plugin, command, tty, stream.noise)
-        return self._code(outcome)
+        return self._exit_code(outcome)
 
     def capture(
         self, target: ExecTarget, command: tuple[str, ...], limit: float | None
@@ -82,7 +83,7 @@ class EcsExec:
                     "This needs batchml.runtime.exec in the run's image, which was built by an "
                     f"older batchml, or not by batchml. {_quote(stream.noise)}"
                 )
-        return ExecResult(self._code(outcome), out)
+        return ExecResult(self._exit_code(outcome), out)
 
     def forward(self, target: ExecTarget, port: int, local_port: int | None) -> "PortForward":
         plugin, task = self._prepare(target)
@@ -138,14 +139,13 @@ class EcsExec:
 
     def _end_session(self, session: SsmSession) -> None:
         """End a session that is not used, as the AWS CLI does."""
-        try:
+        with suppress(BatchmlError):  # it ends by itself after some minutes
             self._api.end(session)
-        except BatchmlError:
-            pass  # it ends by itself after some minutes
 
     # --- The end of a run -------------------------------------------------------------------------
 
-    def _code(self, outcome: ExecOutcome) -> int:
+    def _exit_code(self, outcome: ExecOutcome) -> int:
+        """Return the exit code. Raises ServiceUnreachable if the connection ended before it."""
         if outcome.code is not None:
             return outcome.code
         raise ServiceUnreachable(
@@ -185,16 +185,9 @@ class EcsExec:
                     return f"This attempt of {name} has ended, and the run is retried."
             except NotRunning as error:
                 run = self._context.describe([job_id]).get(job_id, target.run)
-                if run.status.is_terminal:
-                    return f"{run.name} has ended: {describe_end(run)}."
-                if run.status is not JobStatus.RUNNING:
-                    return (
-                        f"This attempt of {run.name} has ended, and the run is {run.status.value}: "
-                        "it will be retried."
-                    )
-                return str(error)
+                return str(error) if run.status is JobStatus.RUNNING else attempt_end_text(run)
             except ExecUnavailable:
-                pass  # the next attempt is just starting
+                pass  # the next attempt is starting
             if clock.monotonic() >= end:
                 return ""
             clock.sleep(_PAUSE)
@@ -212,7 +205,7 @@ class EcsExec:
     ) -> int:
         """Run a plain shell, as root, with the container's own variables."""
         print(
-            "batchml: this image has no batchml.runtime.exec: this is ECS Exec's plain shell.",
+            "batchml: this image has no batchml.runtime.exec, so this is ECS Exec's plain shell.",
             file=sys.stderr,
             flush=True,
         )
@@ -227,15 +220,15 @@ class EcsExec:
         mark = os.urandom(8).hex()
         stream = self._open(target, plugin, task, mark_command(command, mark))
         try:
-            found = run_command(stream, mark)
+            exit_code = run_command(stream, mark)
         finally:
             stream.close()
-        if found is None:
+        if exit_code is None:
             self._raise_if_ended(target, task)
             raise ServiceUnreachable(
                 f"The session ended before the command's exit code arrived. {_quote(stream.noise)}"
             )
-        return found
+        return exit_code
 
 
 def _quote(noise: str) -> str:

@@ -5,7 +5,6 @@ No keys and no open ports are needed: processes and containers of this machine a
 """
 
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from batchml.sessions.exec.target import ExecResult, ExecTarget
@@ -29,26 +28,15 @@ class ExecBackend(Protocol):
     def forward(self, target: ExecTarget, port: int, local_port: int | None) -> "PortForward": ...
 
 
-def _open_local(context: "Context") -> ExecBackend:
-    from batchml.sessions.exec.local import LocalExec
+def open_backend(context: "Context") -> ExecBackend:
+    """Open the exec backend of the environment."""
+    if context.settings.is_local:
+        from batchml.sessions.exec.local import LocalExec
 
-    return LocalExec(context)
-
-
-def _open_aws(context: "Context") -> ExecBackend:
+        return LocalExec(context)
     from batchml.sessions.exec.aws import EcsExec
 
     return EcsExec(context)
-
-
-_BACKENDS: dict[str, "Callable[[Context], ExecBackend]"] = {
-    "local": _open_local,
-    "aws": _open_aws,
-}
-
-
-def open_backend(context: "Context") -> ExecBackend:
-    return _BACKENDS["local" if context.settings.is_local else "aws"](context)
 
 
 def run_inside(

@@ -191,8 +191,8 @@ def _capture_plain(
 
 
 # --- Cleanup after a killed client ----------------------------------------------------------------
-# The engine does not end a plain exec when its client is killed. So a guard process waits for the end
-# of the client, and then ends the command.
+# The engine does not end a plain exec when its client is killed. So a guard process waits for the
+# end of the client, and then ends the command.
 
 
 _START = (

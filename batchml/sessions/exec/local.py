@@ -14,7 +14,7 @@ from batchml.local.store import identity
 from batchml.model.run import JobStatus
 from batchml.runtime.exec.command import NO_PROGRAM, RUN_ENDED
 from batchml.sessions.exec.container import capture_in_container, run_in_container
-from batchml.sessions.exec.target import ExecResult, ExecTarget, describe_end, find_task
+from batchml.sessions.exec.target import ExecResult, ExecTarget, attempt_end_text, find_task
 from batchml.sessions.forward.listener import Connect, PortForward, PortRelay, open_listener
 from batchml.sessions.forward.local import (
     connect_here,
@@ -32,7 +32,7 @@ _START = (
 )
 _ROOT = str(Path(__file__).parents[3])
 _END_LIMIT = 5.0  # seconds for the state of a run to show that its program has ended
-_PAUSE = 0.05
+_PAUSE = 0.05  # seconds between two looks at the state
 
 
 class AttemptAccess(NamedTuple):
@@ -45,10 +45,6 @@ class AttemptAccess(NamedTuple):
     run: Callable[[LocalAttempt, tuple[str, ...], bool], tuple[int, bool]]
     capture: Callable[[LocalAttempt, tuple[str, ...], float | None], ExecResult]
     connect: Callable[[LocalAttempt, int], Connect | None]
-
-
-def access_to(attempt: LocalAttempt) -> AttemptAccess:
-    return _ACCESS["container" if attempt.container else "process"]
 
 
 class LocalExec:
@@ -92,7 +88,7 @@ class LocalExec:
         if identity.read_identity(home) is None:
             raise NotRunning(
                 f"{home.root} is a copy or a restored backup, which is read-only: the programs of "
-                f"its runs belong to another folder."
+                "its runs belong to the original folder. To use the copy: batchml local adopt"
             )
         task = find_task(self._context, target.run).rpartition("/")[2]
         found = find_attempt(home, task)
@@ -121,13 +117,8 @@ class LocalExec:
         job_id = target.run.job_id
         while True:
             run = self._context.describe([job_id]).get(job_id, target.run)
-            if run.status.is_terminal:
-                return NotRunning(f"{run.name} has ended: {describe_end(run)}.")
             if run.status is not JobStatus.RUNNING or clock.monotonic() > end:
-                return NotRunning(
-                    f"This attempt of {run.name} has ended, and the run is {run.status.value}: it "
-                    "will be retried."
-                )
+                return NotRunning(attempt_end_text(run))
             clock.sleep(_PAUSE)
 
 
@@ -135,10 +126,14 @@ class LocalExec:
 
 
 def _run_in_process(attempt: LocalAttempt, command: tuple[str, ...], tty: bool) -> tuple[int, bool]:
-    """Run a command on this process's own terminal, or with its own input and output."""
+    """Run a command on this process's own terminal, or with its own input and output.
+
+    The command ends when all writing ends of its pipe `lifeline` are closed: here, or by the kernel
+    when this process is killed.
+    """
     lifeline, ours = os.pipe()
     os.set_inheritable(lifeline, True)
-    signals: list[int] = []  # that this process got
+    signals: list[int] = []  # received by this process
 
     def cut(number: int) -> None:
         signals.append(number)
@@ -191,7 +186,9 @@ def _arguments(
     return [sys.executable, "-c", _START, _ROOT, request.encode()]
 
 
-_ACCESS = {
-    "process": AttemptAccess(_run_in_process, _capture_in_process, connect_to_process),
-    "container": AttemptAccess(run_in_container, capture_in_container, connect_to_container),
-}
+_PROCESS = AttemptAccess(_run_in_process, _capture_in_process, connect_to_process)
+_CONTAINER = AttemptAccess(run_in_container, capture_in_container, connect_to_container)
+
+
+def access_to(attempt: LocalAttempt) -> AttemptAccess:
+    return _CONTAINER if attempt.container else _PROCESS

@@ -1,7 +1,7 @@
 """AWS's session-manager-plugin, the local program that connects to a session in a container.
 
-The plugin wants a terminal, so it gets one made for it. It is used in two ways: with batchml's own
-program at the other end, or with a plain shell in images that lack that program.
+The plugin needs a terminal, so it gets a pseudo-terminal. At the other end is batchml's own
+program, or a plain shell in images that lack that program.
 """
 
 import os
@@ -26,7 +26,7 @@ from batchml.errors import ExecUnavailable
 from batchml.runtime.exec.relay import Frame, LineCodec
 from batchml.sessions.terminal import lend_terminal, write_out
 
-# Where its installers put it; PATH has that only after a new login.
+# The plugin's installers use this folder, which is in PATH only after a new login.
 _INSTALL_FOLDER = "/usr/local/sessionmanagerplugin/bin"
 _DOWNLOADS = "https://s3.amazonaws.com/session-manager-downloads/plugin/latest"
 _VERSION_LIMIT = 20.0  # seconds
@@ -187,12 +187,13 @@ class MarkedOutput:
     def __init__(self, mark: str) -> None:
         self._begin = f"{mark} begin\n".encode()
         self._end = re.compile(rf"\n?{mark} end (\d+)".encode() + rb"\n")
-        self._held = len(mark) + 16  # characters that may be the beginning of the end mark
+        self._margin = len(mark) + 16  # bytes that may be the beginning of the end mark
         self._rest = b""
         self._began = False
         self.code: int | None = None
 
     def feed(self, data: bytes) -> bytes:
+        """Take output of the session; return what belongs to the command."""
         if self.code is not None:
             return b""
         self._rest = (self._rest + data).replace(b"\r\n", b"\n")
@@ -206,7 +207,7 @@ class MarkedOutput:
             self.code = int(end[1])
             out, self._rest = self._rest[: end.start()], b""
             return out
-        keep = max(0, len(self._rest) - self._held)
+        keep = max(0, len(self._rest) - self._margin)
         out, self._rest = self._rest[:keep], self._rest[keep:]
         return out
 

@@ -1,7 +1,7 @@
 """Forward a port into a run in AWS: session-manager-plugin listens, and is restarted when it ends.
 
-A session ends after twenty minutes without traffic, or when the network was down. The user should
-not notice more than one lost connection.
+A session ends after twenty minutes without traffic, or when the network fails. The user loses one
+connection at most.
 """
 
 import os
@@ -13,19 +13,17 @@ from contextlib import suppress
 from batchml.errors import BatchmlError, ExecUnavailable
 from batchml.sessions.forward.listener import EndReason, PortForward, open_listener
 
-_READY = (b"Waiting for connections", b"opened for sessionId")
-_START = 30.0  # seconds until the plugin listens
-_PAUSE = 2.0  # between two starts
-_MAX_OUTPUT = 2000  # bytes
+_READY = (b"Waiting for connections", b"opened for sessionId")  # output of a plugin that listens
+_START_LIMIT = 30.0  # seconds until the plugin listens
+_PAUSE = 2.0  # seconds between two starts
+_MAX_OUTPUT = 2000  # bytes that are kept
 
+# Opens a session; returns the words and the variables with which to start the plugin.
 Start = Callable[[], tuple[list[str], dict[str, str]]]
 
 
 class PluginForward(PortForward):
-    """A forward by the plugin. `start` opens a session and returns the plugin's call.
-
-    Raises ExecUnavailable.
-    """
+    """A port forward by the plugin. Raises ExecUnavailable if the plugin does not start."""
 
     def __init__(
         self, port: int, local_port: int, start: Start, end_reason: EndReason, pause: float = _PAUSE
@@ -35,14 +33,13 @@ class PluginForward(PortForward):
         self._start = start
         self._plugin = _Listening(*start())
         self._plugin.wait_until_ready()
-        self._keeper = threading.Thread(target=self._keep, daemon=True)
-        self._keeper.start()
+        threading.Thread(target=self._keep_running, daemon=True).start()
 
     def close(self) -> None:
         super().close()
         self._plugin.end()
 
-    def _keep(self) -> None:
+    def _keep_running(self) -> None:
         while not self._closed.is_set():
             self._plugin.wait()
             if self._closed.wait(self._pause):
@@ -58,7 +55,7 @@ class _Listening:
 
     def __init__(self, words: list[str], variables: dict[str, str]) -> None:
         self._output = b""
-        self._reported = threading.Event()
+        self._reported = threading.Event()  # it listens, or has ended
         try:
             # A session of its own: Ctrl-C is handled by this process.
             self._process = subprocess.Popen(
@@ -80,7 +77,7 @@ class _Listening:
 
     def wait_until_ready(self) -> None:
         """Wait until the plugin listens. Raises ExecUnavailable."""
-        reported = self._reported.wait(_START)
+        reported = self._reported.wait(_START_LIMIT)
         if reported and any(word in self._output for word in _READY):
             return
         self.end()
@@ -100,7 +97,7 @@ class _Listening:
             self._process.wait()
 
 
-def free_port(port: int, wanted: int | None) -> int:
+def free_port(port: int, local_port: int | None) -> int:
     """Choose a free port for the plugin, which listens itself. Raises UsageError."""
-    with open_listener(port, wanted) as listener:
+    with open_listener(port, local_port) as listener:
         return int(listener.getsockname()[1])

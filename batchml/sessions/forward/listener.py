@@ -1,7 +1,7 @@
 """Forward a port of this machine into a run: listen, connect inside the run, copy both ways.
 
-Each connection takes two threads, and 64 KiB for each direction. Data is read only as fast as the
-other end takes it.
+Each connection has two threads, and a buffer of 64 KiB for each direction. Data is read only as
+fast as the other end takes it.
 """
 
 import os
@@ -17,7 +17,7 @@ from batchml.errors import UsageError
 
 _BLOCK = 65_536
 _LOOPBACK = "127.0.0.1"
-_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: on, no time; closing looks like a refusal
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER of 0 s: closing resets, as a refused connection does
 _CHECK_EVERY = 1.0  # seconds between two checks whether the run has ended
 
 Connect = Callable[[], socket.socket]
@@ -30,7 +30,7 @@ class PortForward:
     def __init__(
         self, port: int, local_port: int, end_reason: EndReason, is_direct: bool = False
     ) -> None:
-        """`is_direct`: the run's port is a port of this machine, and nothing is forwarded."""
+        """`is_direct`: the run's port is itself a port of this machine; nothing is forwarded."""
         self.port = port
         self.local_port = local_port
         self.is_direct = is_direct
@@ -72,7 +72,7 @@ class PortRelay(PortForward):
         self._listener = listener
         self._connect = connect
         self._lock = threading.Lock()
-        self._live: set[socket.socket] = set()
+        self._open_sockets: set[socket.socket] = set()
         threading.Thread(target=self._accept, name="forward", daemon=True).start()
 
     def close(self) -> None:
@@ -81,44 +81,44 @@ class PortRelay(PortForward):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes `accept`
         self._listener.close()
         with self._lock:
-            live = list(self._live)
-        for each in live:
+            open_sockets = list(self._open_sockets)
+        for each in open_sockets:
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
 
     def _accept(self) -> None:
         while not self._closed.is_set():
             try:
-                here, _ = self._listener.accept()
+                client, _ = self._listener.accept()
             except OSError:
                 if self._closed.is_set():
                     return
-                self._closed.wait(0.1)  # out of descriptors: some will become free
+                self._closed.wait(0.1)  # out of descriptors: others are closed meanwhile
                 continue
-            threading.Thread(target=self._serve, args=(here,), daemon=True).start()
+            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
-    def _serve(self, here: socket.socket) -> None:
+    def _serve(self, client: socket.socket) -> None:
         try:
-            there = self._connect()
+            remote = self._connect()
         except OSError:
             with suppress(OSError):
-                here.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-            here.close()
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            client.close()
             return
         with self._lock:
-            self._live |= {here, there}
-        back = threading.Thread(target=_copy, args=(there, here), daemon=True)
+            self._open_sockets |= {client, remote}
+        back = threading.Thread(target=_copy, args=(remote, client), daemon=True)
         back.start()
-        _copy(here, there)
+        _copy(client, remote)
         back.join()
         with self._lock:
-            self._live -= {here, there}
-        here.close()
-        there.close()
+            self._open_sockets -= {client, remote}
+        client.close()
+        remote.close()
 
 
 def _copy(source: socket.socket, target: socket.socket) -> None:
-    """Copy to the end of the source, and end the target then; an error ends both directions."""
+    """Copy until the source ends, then end the target; an error ends both directions."""
     buffer = memoryview(bytearray(_BLOCK))
     try:
         while size := source.recv_into(buffer):
@@ -130,48 +130,47 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
                 each.shutdown(socket.SHUT_RDWR)
 
 
-def open_listener(port: int, wanted: int | None) -> socket.socket:
-    """Listen on 127.0.0.1: on the wanted port, else on the run's port number, else on any port.
+def open_listener(port: int, local_port: int | None) -> socket.socket:
+    """Listen on 127.0.0.1: on `local_port`; if it is None on `port`, or else on any free port.
 
-    Raises UsageError for a wanted port that is taken, with its holder if that is known.
+    Raises UsageError for a `local_port` that is taken, with the process that has it if known.
     """
-    for number in (wanted,) if wanted is not None else (port, 0):
+    for number in (local_port,) if local_port is not None else (port, 0):
         try:
             return socket.create_server((_LOOPBACK, number), backlog=128)
         except (PermissionError, OverflowError) as error:
-            if wanted is not None:
-                raise UsageError(f"Port {wanted} of this machine: {_words(error)}.") from error
+            if local_port is not None:
+                text = f"Port {local_port} of this machine: {_describe_refusal(error)}."
+                raise UsageError(text) from error
         except OSError as error:
-            if wanted is not None:
-                raise port_taken(wanted) from error
+            if local_port is not None:
+                raise _taken_error(local_port) from error
     raise UsageError("No port of this machine is free.")
 
 
-def port_taken(port: int) -> UsageError:
-    """Make the error for a wanted port."""
-
+def _taken_error(port: int) -> UsageError:
     holder = port_holder(port)
     by = f" by {holder}" if holder else ""
     return UsageError(
-        f"Port {port} of this machine is taken{by}. Give another one, or none to use a free port."
+        f"Port {port} of this machine is taken{by}. Name another port, or none to use a free port."
     )
 
 
-def _words(error: Exception) -> str:
+def _describe_refusal(error: Exception) -> str:
     if isinstance(error, PermissionError):
         return "only the administrator may listen on ports below 1024"
     return "a port is a number from 1 to 65535"
 
 
 # --- Listening processes --------------------------------------------------------------------------
-# From /proc, which shows a user only their own processes.
+# They are read from /proc, which shows a user only their own processes.
 
 
 _LISTENING = "0A"  # TCP_LISTEN of include/net/tcp_states.h
 
 
 def port_holder(port: int, proc: Path = Path("/proc")) -> str:
-    """Return `process 4711 (jupyter-lab)`; "" if it is unknown or another user's."""
+    """Name the process that listens: `process 4711 (jupyter-lab)`; "" if it is another user's."""
     inodes = {f"socket:[{inode}]" for inode in _inodes(port, proc)}
     if not inodes:
         return ""
@@ -187,11 +186,12 @@ def port_holder(port: int, proc: Path = Path("/proc")) -> str:
 
 
 def has_no_listener(port: int, proc: Path = Path("/proc")) -> bool:
-    """Say whether certainly no process listens on a port. It makes no connection."""
+    """Say whether surely no process listens on a port, without a connection to it."""
     return (proc / "net" / "tcp").exists() and not any(_inodes(port, proc))
 
 
 def _inodes(port: int, proc: Path) -> Iterator[str]:
+    """Yield the inodes of the sockets that listen on a port."""
     for table in ("tcp", "tcp6"):
         try:
             lines = (proc / "net" / table).read_text("ascii").splitlines()[1:]

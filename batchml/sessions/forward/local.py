@@ -13,7 +13,7 @@ from batchml.runtime.exec.run_process import find_run_process, join_network
 from batchml.sessions.forward.listener import Connect
 
 _LOOPBACK = "127.0.0.1"
-_LIMIT = 10.0  # seconds for one connection
+_CONNECT_LIMIT = 10.0  # seconds
 _BLOCK = 65_536
 
 
@@ -53,7 +53,7 @@ def connect_in_network(pid: int, port: int) -> Connect:
         done: list[socket.socket] = []
         failed: list[OSError] = []
 
-        def work() -> None:  # a namespace belongs to a thread, and this one ends at once
+        def work() -> None:  # in a thread of its own, because a thread has one namespace
             try:
                 if not join_network(namespace):
                     raise PermissionError("this user may not enter the network of the run")
@@ -72,12 +72,13 @@ def connect_in_network(pid: int, port: int) -> Connect:
 
 
 def _connect_first(port: int, *addresses: str) -> socket.socket:
+    """Connect to the first address that accepts."""
     for address in addresses[:-1]:
         try:
-            return socket.create_connection((address, port), _LIMIT)
+            return socket.create_connection((address, port), _CONNECT_LIMIT)
         except OSError:
             continue
-    return socket.create_connection((addresses[-1], port), _LIMIT)
+    return socket.create_connection((addresses[-1], port), _CONNECT_LIMIT)
 
 
 # --- Containers -----------------------------------------------------------------------------------
@@ -86,8 +87,8 @@ def _connect_first(port: int, *addresses: str) -> socket.socket:
 def connect_to_container(attempt: LocalAttempt, port: int) -> Connect:
     """Return how to connect to a port of a container, even one bound to its 127.0.0.1.
 
-    This is inside its network namespace if this user may enter that, else by batchml's program in
-    the container, else by the container's address.
+    The connection is made inside the container's network namespace if this user may enter it, else
+    by batchml's program in the container, else to the container's address.
     """
     try:
         pid = engine.process_of(attempt.container)
@@ -98,11 +99,11 @@ def connect_to_container(attempt: LocalAttempt, port: int) -> Connect:
         address = engine.address_of(attempt.container)
     except ExecRefused as error:
         raise ExecUnavailable(f"The container cannot be entered: {error}") from error
-    return lambda: socket.create_connection((address, port), _LIMIT)
+    return lambda: socket.create_connection((address, port), _CONNECT_LIMIT)
 
 
 def _may_enter(pid: int) -> bool:
-    """Say whether the process is on this machine, and its network open to us."""
+    """Say whether this user may enter the network of a process of this machine."""
     try:
         os.close(os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC))
     except OSError:
@@ -132,6 +133,7 @@ def connect_by_exec(attempt: LocalAttempt, port: int) -> Connect:
 
 
 def _first_frames(started: ContainerExec, frames: RelayFrames) -> list[Frame]:
+    """Wait for frames with a kind; text for the user's stderr is passed over."""
     while data := started.receive():
         found = [each for each in frames.feed(data) if each[0]]
         if found:

@@ -1,1 +1,1 @@
-"""TensorBoard for runs in progress: its folder of event files, and its server."""
+"""TensorBoard for runs: the folder of event files that it reads, and its server."""

@@ -1,4 +1,4 @@
-"""Run TensorBoard: a process of this machine, in an environment of its own."""
+"""Run TensorBoard as a process of this machine, in a Python environment of its own."""
 
 import http.client
 import secrets
@@ -20,33 +20,32 @@ if TYPE_CHECKING:
     from batchml.context import Context, Notify
 
 IMAGE = "tensorboard"
-PORT = 6006  # TensorBoard's own
+PORT = 6006  # TensorBoard's default
 STARTUP_LIMIT = 90.0  # seconds
 
-_LOG_LINES = 10  # of its log that an error shows
-_PAUSE = 0.1
+_LOG_LINES = 10  # the last lines of TensorBoard's log that an error shows
+_PAUSE = 0.1  # seconds between two requests during the start
 
 
 def prepare_environment(context: "Context", notify: "Notify") -> Path:
-    """Return the Python of the environment of images/tensorboard; make the environment if
-    necessary.
+    """Return the Python of the environment of images/tensorboard, which is made if it is missing.
 
     Raises BatchmlError with pip's message.
     """
     home = context.home
     home.prepare()
     folder = find_image(IMAGE, context.image_folders)
-    assert folder is not None  # it is shipped
+    assert folder is not None  # it ships with batchml
     image = images.find(home.images, images.publish(home.images, folder))
     assert image is not None
     target = home.envs / image.label
     if not environments.is_whole(str(target)):
         notify(f"Making TensorBoard's environment {image.label}, once.")
-        _make(image.requirements, target, image.python() or sys.executable, notify)
+        _make_environment(image.requirements, target, image.python() or sys.executable, notify)
     return target / "bin" / "python"
 
 
-def _make(requirements: Path, target: Path, python: str, notify: "Notify") -> None:
+def _make_environment(requirements: Path, target: Path, python: str, notify: "Notify") -> None:
     words = [python, "-I", environments.__file__, str(requirements), str(target), python]
     last = ""
     with subprocess.Popen(
@@ -64,7 +63,7 @@ def _make(requirements: Path, target: Path, python: str, notify: "Notify") -> No
 
 
 class TensorBoard:
-    """A running server. `url` answers requests with the token, which is also in a file."""
+    """A running server. It answers requests with the token, which is also in a file."""
 
     def __init__(
         self, process: "subprocess.Popen[bytes]", port: int, log: Path, token_file: Path
@@ -80,7 +79,7 @@ class TensorBoard:
         return f"http://127.0.0.1:{self._port}/"
 
     def check(self) -> None:
-        """Raise BatchmlError with its last lines if it has ended."""
+        """Raise BatchmlError, with the last lines of the log, if the server has ended."""
         if self._process.poll() is not None:
             lines = self._log.read_text("utf-8", "replace").splitlines()[-_LOG_LINES:]
             raise BatchmlError("\n  ".join(["TensorBoard ended by itself:", *lines]))
@@ -101,7 +100,7 @@ class TensorBoard:
 def run_tensorboard(
     context: "Context", python: Path, folder: Path, port: int | None, reload_s: int
 ) -> Iterator[TensorBoard]:
-    """Run TensorBoard on a folder during the block, which starts when it answers.
+    """Run TensorBoard on a folder during the block, which begins when TensorBoard answers.
 
     Raises UsageError for a port that is taken, BatchmlError if it does not start.
     """

@@ -2,9 +2,9 @@
 
 `python token_server.py TOKEN_FILE ARGUMENT...`, with TensorBoard's arguments.
 
-Other users of this machine can reach its port, so it answers only requests with the token, which it
-then sets as a cookie. The token is in a file that only its user can read, because every user can
-read the arguments of a process.
+Other users of this machine can reach the port, so the server answers only requests with the token,
+and then sets the token as a cookie. The token is in a file that only its user can read, because
+every user can read the arguments of a process.
 """
 
 import ctypes
@@ -28,7 +28,7 @@ _HEADERS = [("Cache-Control", "no-store"), ("Referrer-Policy", "no-referrer")]
 
 
 def cookie_name(port: int) -> str:
-    """Name the cookie after the port: browsers send an address's cookies to all of its ports."""
+    """Name the cookie after the port: browsers send the cookies of a host to all of its ports."""
     return f"batchml-tensorboard-{port}"
 
 
