@@ -193,7 +193,7 @@ def test_a_gang_comes_together_and_ends_together(gang: Gang) -> None:
     assert gang.log("worker-7").count("2.59.0:") == 1
     gang.until_said("head", f"cannot join: {why}")
     assert strange.wait(60) == 75
-    assert "no head has come in time; last: the head at 127." in gang.log("worker-8")
+    assert "no head was found in time; latest error: the head at 127." in gang.log("worker-8")
     assert "a connection was refused: it does not have the token of this run" in gang.log("head")
 
     gang.worker(1)
@@ -221,7 +221,7 @@ def test_a_head_waits_for_workers_only_so_long(gang: Gang) -> None:
     gang.batch.head["retryStrategy"] = {"attempts": 1}
     gang.head(PROGRAM, least=1, limit=0.2)
     assert gang.codes() == [75]
-    why = "not enough workers came in time: 0 of 1 cpu are there (job x-cpu-wk)"
+    why = "not enough workers joined in time: 0 of 1 cpu have joined (job x-cpu-wk)"
     assert gang.verdict("head") == {"code": 75, "why": why}
     assert gang.batch.ended == ["w"]  # this was the last attempt
     assert ":6379" not in gang.log("head").partition("runs on this head")[2].partition("\n")[2]
@@ -249,8 +249,8 @@ def test_a_head_that_does_not_come_again_frees_its_workers(gang: Gang) -> None:
     gang.members[0].kill()
     gang.members.pop(0).wait(60)
     assert gang.codes() == [75, 0]
-    assert "the head has not come again, and it has no attempt left" in gang.log("worker-1")
-    assert gang.verdict("worker-0")["why"].startswith("the head has not come again in time")
+    assert "the head has not started again, and it has no attempt left" in gang.log("worker-1")
+    assert gang.verdict("worker-0")["why"].startswith("the head has not started again in time")
 
 
 def test_a_stopped_head_that_batch_brings_back_keeps_its_workers(gang: Gang) -> None:
@@ -304,7 +304,7 @@ def test_a_head_that_cannot_begin_lets_its_workers_go(gang: Gang) -> None:
     gang.worker(1)
     assert gang.codes() == [0, 127, 0]
     assert "no such command in this image" in gang.log("head")
-    assert "group cpu that still wait end when they start: their job cannot" in gang.log("head")
+    assert "the job of group cpu could not be ended (" in gang.log("head")
 
 
 def test_an_image_without_ray_is_told_in_one_line(gang: Gang) -> None:

@@ -115,7 +115,7 @@ class Node:
 
     def _prepare(self, order: Message) -> PreparedTasks:
         command = TaskCommand(order["words"], dict(os.environ), label=order["label"].encode())
-        return PreparedTasks([command] * order["count"], self._returns, joins=True)
+        return PreparedTasks([command] * order["count"], self._returns, joins_errors=True)
 
     def _adopt(self, process: "subprocess.Popen[bytes]", on_exit: Callable[[int], None]) -> None:
         self.children[process.pid] = process, on_exit
@@ -171,7 +171,7 @@ def test_more_output_than_fits_on_the_way_waits_for_the_program(
     main: Main, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     monkeypatch.setattr(remote_start, "WINDOW", 100_000)
-    monkeypatch.setattr(remote_start, "READING", 0.5)
+    monkeypatch.setattr(remote_start, "OUTPUT_LIMIT", 0.5)
     text = "import sys; sys.stdout.write('x' * 9 + '\\n'); sys.stdout.write('y' * 3_000_000)"
     command = start(main, sys.executable, "-c", text)
     assert codes(command) == [0]
@@ -198,7 +198,7 @@ def test_a_program_that_is_missing_there_is_named(
 def test_processes_that_a_task_leaves_behind_are_not_waited_for(
     main: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote_start, "READING", 0.1)
+    monkeypatch.setattr(remote_start, "OUTPUT_LIMIT", 0.1)
     left = tmp_path / "left"
     try:
         assert codes(start(main, "sh", "-c", f"sleep 600 & echo $! > {left}")) == [0]

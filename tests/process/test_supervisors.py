@@ -171,7 +171,8 @@ def test_a_program_that_fails_twice_at_its_start_ends_with_its_own_code(nodes: N
     assert said[-4:-1] == [
         "batchml: its last lines were:",
         "  no such file",
-        "batchml: Rank 2 on node 1 (127.0.3.2) ended with 3. The start before it ended so, too",
+        "batchml: Rank 2 on node 1 (127.0.3.2) ended with 3. "
+        "The start before it ended the same way",
     ]
     assert any(line == "[r2] no such file" for line in nodes.said(1))
 
@@ -240,7 +241,7 @@ def test_a_child_node_whose_main_node_dies_ends_its_ranks_and_itself(nodes: Node
     nodes.processes[0].kill()
     assert nodes.ended() == [-9, 75]
     assert not any(map(is_alive, ranks))
-    assert "batchml: the main node (127.0.3.1) is not reached within" in nodes.said(1)[-2]
+    assert "batchml: the main node (127.0.3.1) could not be reached within" in nodes.said(1)[-2]
 
 
 def test_a_node_that_falls_silent_is_given_up_and_taken_back(nodes: Nodes) -> None:
@@ -318,7 +319,7 @@ while not should_stop(): time.sleep(0.01)
 def test_a_node_that_never_comes_is_named(nodes: Nodes) -> None:
     nodes.add(0, 3, TWO._replace(start_within=0.5))
     assert nodes.ended() == [75]
-    assert nodes.said()[-2].startswith("batchml: nodes 1, 2 did not come within ")
+    assert nodes.said()[-2].startswith("batchml: nodes 1, 2 did not connect within ")
 
 
 def test_a_node_of_another_attempt_is_fenced_off(nodes: Nodes) -> None:
@@ -326,7 +327,7 @@ def test_a_node_of_another_attempt_is_fenced_off(nodes: Nodes) -> None:
     nodes.add(0, 2, TWO, AWS_BATCH_JOB_ATTEMPT="2")
     nodes.add(1, 2, TWO)
     assert nodes.processes[1].wait(60) == 75
-    words = "this is attempt 2 of job job, and that node is of attempt 1 of job job"
+    words = "this is attempt 2 of job job, and that node runs attempt 1 of job job"
     assert nodes.said(1)[-2] == f"batchml: {words}"
     nodes.processes[0].terminate()  # it waits for its own node 1
     assert nodes.ended() == [143, 75]
@@ -338,7 +339,9 @@ def test_a_child_that_cannot_begin_ends_the_gang_with_its_reason(nodes: Nodes) -
     nodes.add(0, 2, TWO, "true")
     nodes.add(1, 2, TWO, "true", BATCHML_CODE=str(nodes.folder / "code"))
     assert nodes.ended() == [78, 78]
-    assert nodes.said()[-2].startswith("batchml: node 1 could not begin: the code archive")
+    assert nodes.said()[-2].startswith(
+        "batchml: node 1 could not start its command: the code archive"
+    )
 
 
 def test_an_unfit_child_ends_the_gang_to_be_tried_elsewhere(nodes: Nodes) -> None:
@@ -370,7 +373,7 @@ def test_what_cannot_be_meant_is_one_line(nodes: Nodes) -> None:
     assert "--nnodes is 7, and this run has 1: set nodes in job.toml" in told[0]
     assert "cannot run 'no-such-command': no such command in this image" in told[1]
     assert "BATCHML_GANG_TOKEN is missing" in told[2]
-    assert "'dask' is not known to this image" in told[3]
+    assert "this image does not know launch.kind 'dask'" in told[3]
     assert "BATCHML_LAUNCH is not a launch plan" in told[4]
     assert [len(nodes.said(number)) for number in range(5)] == [2, 3, 2, 2, 2]
 
@@ -434,7 +437,9 @@ def test_a_notice_before_the_main_node_listens_is_told_once_it_does(nodes: Nodes
     wait_for(lambda: not descendants(nodes.processes[0].pid), "the supervisor has given up")
     nodes.add(0, 2, TWO._replace(start_within=600), "true")
     assert nodes.ended() == [75, 75]
-    assert nodes.said(1)[-2].startswith("batchml: node 1 could not begin: spot notice: EC2 will")
+    assert nodes.said(1)[-2].startswith(
+        "batchml: node 1 could not start its command: spot notice: EC2 will"
+    )
 
 
 def test_a_gpu_that_breaks_on_one_node_ends_all_to_be_tried_elsewhere(
@@ -495,7 +500,7 @@ if generation < 3:
     assert nodes.ended() == [0, 0]
     for number in (0, 1):
         assert "generation 3 from 20" in nodes.said(number)
-    step = ", from step 20." if way == "checkpoint" else ", from what was saved."
+    step = ", from step 20." if way == "checkpoint" else ", from the saved files."
     assert f"batchml: generation 3: 2 nodes, 2 ranks{step}" in nodes.said()
 
 
@@ -512,5 +517,8 @@ until(f"{sys.argv[0]}.never")
 """, BATCHML_CHECKPOINT_DIR="", BATCHML_STORE=str(nodes.folder / "store"),
         BATCHML_GANG_LIMITS=limits, BATCHML_KEEP_EVERY="600")  # fmt: skip
     assert nodes.ended() == [75, 75]
-    why = "step 10 is not in the run's store within 0.5 s: the main node has not sent it"
-    assert nodes.said()[-2] == f"batchml: node 1 (127.0.3.2) could not begin: {why}"
+    why = (
+        "the checkpoint of step 10 could not be fetched from the run's store within 0.5 s: "
+        "the main node has not sent it"
+    )
+    assert nodes.said()[-2] == f"batchml: node 1 (127.0.3.2) could not start its command: {why}"

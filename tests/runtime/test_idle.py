@@ -96,7 +96,8 @@ def test_a_hold_ends_when_nobody_comes() -> None:
     held = Holding([])
     assert (held.code, held.clock.time) == (0, 60)
     assert held.log[0] == (
-        "held for a shell: batchml shell run-1; it ends itself when nobody has been in for 1 min"
+        "allocated; open a shell in it with: batchml shell run-1; it ends by itself when nobody "
+        "has been inside for 1 min"
     )
     assert "the allocation was idle for 1 min and is ended. It ran" in held.log[1]
 

@@ -65,7 +65,7 @@ def test_a_host_that_answers_nothing_is_called_port_by_port_without_waiting(away
         away.tick(2.0 * turn)
     assert away.called[:7] == [*ALL, ALL[0]]
     assert away.uplink.given_up == (
-        "the main node (10.0.0.9) is not reached within 100 s: timed out"
+        "the main node (10.0.0.9) could not be reached within 100 s: timed out"
     )
 
 
@@ -85,7 +85,7 @@ def test_a_host_that_refuses_is_asked_at_all_ports_and_then_left_alone(away: Awa
     assert away.called == ALL * 2, "there is something to tell"
     away.tick(40.0, may_join=False)
     assert away.called == ALL * 2
-    assert away.said == ["waiting for the main node at 10.0.0.9: nothing answers there"]
+    assert away.said == ["waiting for the main node at 10.0.0.9: nothing answers at this address"]
     assert away.uplink.until_due(away.begin + 40.0) > 0, "its own ranks are still being ended"
     assert not away.uplink.given_up
 
@@ -118,7 +118,7 @@ def test_a_stopped_supervisor_is_woken_once_and_then_ended() -> None:
     for second in range(73, 93):
         watch.tick(float(second))
     assert sent[:2] == [(7, signal.SIGCONT), (7, signal.SIGKILL)]
-    assert said[0] == "batchml: the supervisor of the ranks was stopped for 15 s: woken"
+    assert said[0] == "batchml: the supervisor of the ranks was stopped for 15 s, so it is woken"
 
 
 V1 = "{n} 30 0:{n} {seen} {root}/{name} rw - cgroup cgroup rw,{name}\n"

@@ -91,4 +91,4 @@ def test_the_agent_names_a_host_that_is_no_node(
 ) -> None:
     (tmp_path / "hosts.json").write_text(json.dumps({"10.0.0.1": 0}))
     assert agent(str(tmp_path), ["10.0.0.9", "true"]) == 255
-    assert "10.0.0.9 is no node of this run" in capsys.readouterr().err
+    assert "10.0.0.9 is not the address of a node of this run" in capsys.readouterr().err

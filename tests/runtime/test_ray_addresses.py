@@ -5,7 +5,12 @@ from typing import Any
 from batchml.runtime.nodes.link.address import free_port, own_address
 from batchml.runtime.nodes.link.server import Rendezvous
 from batchml.runtime.nodes.ray.rules import HeadRecord, HeadRendezvous
-from batchml.runtime.nodes.ray.worker import count_vcpus, make_folder, unlike, variables
+from batchml.runtime.nodes.ray.worker import (
+    count_vcpus,
+    describe_mismatch,
+    make_folder,
+    ray_variables,
+)
 from batchml.runtime.storage.folder import FolderStore
 from batchml.runtime.storage.store import StoreError
 
@@ -73,7 +78,7 @@ def test_a_place_that_is_missing_or_spoilt_is_named(tmp_path: Any) -> None:
         try:
             make()
         except StoreError as error:
-            assert "meet" in str(error) or "head.json" in str(error)
+            assert "find each other" in str(error) or "head.json" in str(error)
         else:
             raise AssertionError("nothing was said")
 
@@ -86,14 +91,14 @@ def spoilt(folder: Any, data: bytes) -> Rendezvous:
 
 def test_versions_have_to_be_alike() -> None:
     head = ("2.60.0", "3.11.7")
-    assert unlike(head, ("2.60.0", "3.11.2")) == ""
-    assert "Ray 2.60.0 and this worker 2.59.1" in unlike(head, ("2.59.1", "3.11.7"))
-    assert "Python 3.11.7 and this worker 3.12.1" in unlike(head, ("2.60.0", "3.12.1"))
+    assert describe_mismatch(head, ("2.60.0", "3.11.2")) == ""
+    assert "Ray 2.60.0 and this worker 2.59.1" in describe_mismatch(head, ("2.59.1", "3.11.7"))
+    assert "Python 3.11.7 and this worker 3.12.1" in describe_mismatch(head, ("2.60.0", "3.12.1"))
 
 
 def test_the_token_is_ours_and_the_rest_is_the_user_s_if_he_wants() -> None:
     given = {"RAY_AUTH_TOKEN": "theirs", "RAY_gcs_rpc_server_reconnect_timeout_s": "99"}
-    found = variables(given, "ours", "127.1.2.3")
+    found = ray_variables(given, "ours", "127.1.2.3")
     assert found["RAY_AUTH_TOKEN"] == "ours"
     assert found["RAY_AUTH_MODE"] == "token"
     assert found["GLOO_SOCKET_IFNAME"] == "lo"

@@ -41,7 +41,7 @@ def batch(wire: Wire, **environ: str) -> BatchApi:
 
 def test_the_region_is_that_of_the_environment_s_bucket() -> None:
     wire = Wire({"jobs": [{"jobId": "j"}]})
-    found = batch(wire, BATCHML_GANG="s3://batchml-123456789012-eu-west-1/runs/k").job("j")
+    found = batch(wire, BATCHML_GANG="s3://batchml-123456789012-eu-west-1/runs/k").describe("j")
     assert found == {"jobId": "j"}
     url, body, authorization = wire.sent[0]
     assert (url, body) == (
@@ -64,7 +64,7 @@ def test_on_this_machine_it_is_the_server_s() -> None:
 
 def test_jobs_are_found_by_their_whole_name() -> None:
     wire = Wire({"jobSummaryList": [{"jobId": "a"}]})
-    assert batch(wire).named("q", "x-cpu-k") == [{"jobId": "a"}]
+    assert batch(wire).list_by_name("q", "x-cpu-k") == [{"jobId": "a"}]
     assert wire.sent[0][1]["filters"] == [{"name": "JOB_NAME", "values": ["x-cpu-k"]}]
 
 
@@ -72,9 +72,9 @@ def test_what_cannot_be_had_is_one_kind_of_error() -> None:
     for wire in (Wire(error=ConnectionRefusedError(111, "refused")), Wire("no object")):
         if wire.error:
             with pytest.raises(StoreError, match=r"AWS Batch, describejobs: .*refused"):
-                batch(wire).job("j")
+                batch(wire).describe("j")
         else:
-            assert batch(wire).job("j") is None
+            assert batch(wire).describe("j") is None
 
 
 def test_only_what_has_not_ended_is_ended() -> None:

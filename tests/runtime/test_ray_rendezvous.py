@@ -31,5 +31,5 @@ def test_in_the_workspace_gangs_of_any_user_can_meet(tmp_path: Path) -> None:
 
 
 def test_a_gang_that_nobody_told_where_to_meet_says_so() -> None:
-    with pytest.raises(StoreError, match="have nowhere to meet"):
+    with pytest.raises(StoreError, match="cannot find each other"):
         HeadRendezvous.of({"BATCHML_WORKSPACE": "/w"})

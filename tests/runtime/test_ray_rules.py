@@ -92,10 +92,10 @@ def test_a_worker_that_comes_twice_is_one() -> None:
 
 
 def test_who_is_missing_is_said_now_and_then_and_at_the_end() -> None:
-    words = "waiting for workers: 0 of 2 cpu are there (job x-cpu-k); 570 s are left"
+    words = "waiting for workers: 0 of 2 cpu have joined (job x-cpu-k); 570 s are left"
     assert head_after(HeadTick(1), HeadTick(NOTICE_EVERY), HeadTick(31))[1] == told(Announce(words))
     late = head_after(HeadTick(600))[1]
-    why = "not enough workers came in time: 0 of 2 cpu are there (job x-cpu-k)"
+    why = "not enough workers joined in time: 0 of 2 cpu have joined (job x-cpu-k)"
     assert late == told(LeaveCluster(75, why))
 
 
@@ -114,7 +114,9 @@ def test_a_lost_worker_is_told_and_borne() -> None:
 
 
 def test_a_stop_is_the_program_s_once_it_runs() -> None:
-    assert head_after(StopSignal(15))[1] == told(LeaveCluster(143, "stopped while waiting"))
+    assert head_after(StopSignal(15))[1] == told(
+        LeaveCluster(143, "stopped while waiting for workers")
+    )
     head, _ = head_after(
         WorkerJoined(WorkerId("cpu", 0)), WorkerJoined(WorkerId("cpu", 1)), HeadTick(1)
     )
@@ -134,7 +136,7 @@ def test_a_worker_joins_the_head_that_it_finds() -> None:
 
 
 def test_a_worker_without_a_head_gives_its_host_back() -> None:
-    why = "no head has come in time; last: it is refused"
+    why = "no head was found in time; latest error: it is refused"
     assert worker_after(RendezvousRead(100, CARD, None, trouble="it is refused"))[1] == told(
         LeaveCluster(75, why)
     )
@@ -179,7 +181,7 @@ def test_a_head_that_stays_away_is_not_waited_for_for_ever() -> None:
     assert done[-1:] == told(EndRay())
     assert worker_step(worker, RendezvousRead(1 + HEAD_GRACE, None, None))[1] == []
     assert told(*worker_step(worker, RendezvousRead(2 + HEAD_GRACE, None, None))[1]) == told(
-        LeaveCluster(75, "the head has not come again in time")
+        LeaveCluster(75, "the head has not started again in time")
     )
 
 

@@ -16,7 +16,7 @@ from batchml.runtime.nodes.slurm.steps import (
     changes,
     log_of,
     make_order,
-    network,
+    network_variables,
     prepare_tasks,
     remember_start,
 )
@@ -76,10 +76,10 @@ def test_changes_are_what_a_node_does_not_have_yet() -> None:
 
 
 def test_output_into_the_log_stays_in_the_nodes_own(nodes: Nodes) -> None:
-    assert nodes.prepare(nodes.order("true")).returns
+    assert nodes.prepare(nodes.order("true")).returns_output
     nodes.environ[LOG] = log_of(1)
     prepared = nodes.prepare(nodes.order("true"))
-    assert not prepared.returns and not prepared.joins
+    assert not prepared.returns_output and not prepared.joins_errors
 
 
 def test_a_run_of_one_node_waits_for_nobody() -> None:
@@ -89,7 +89,7 @@ def test_a_run_of_one_node_waits_for_nobody() -> None:
 def test_a_node_of_several_says_where_it_is_reached() -> None:
     """torchrun and gloo would ask for the name of the machine, which may be that of 127.0.0.1."""
     two = {"AWS_BATCH_JOB_NUM_NODES": "2", "BATCHML_NODE_ADDRESS": "127.0.0.1"}
-    found = network(two)
+    found = network_variables(two)
     assert found["PET_LOCAL_ADDR"] == found["SLURMD_NODENAME"] == "127.0.0.1"
     assert found["GLOO_SOCKET_IFNAME"] == found["NCCL_SOCKET_IFNAME"] == "lo"
-    assert network({}) == {}
+    assert network_variables({}) == {}

@@ -99,9 +99,9 @@ def test_the_words_of_srun(words: list[str], environ: dict[str, str], step: Srun
     [
         ([], "no command is given"),
         (["-n3", "a"], "3 tasks cannot be shared evenly by 2 nodes"),
-        (["-N3", "a"], "3 nodes are wanted, and the run has 2"),
+        (["-N3", "a"], "3 nodes are requested, and the run has 2"),
         (["-w", "node7", "a"], "node7 is none of this run's nodes, 10.0.0.1, 10.0.0.2"),
-        (["--multi-prog", "a"], "--multi-prog is not known here"),
+        (["--multi-prog", "a"], "--multi-prog is not supported"),
     ],
 )
 def test_what_srun_cannot_do(words: list[str], wrong: str) -> None:
@@ -135,7 +135,8 @@ def test_the_programs_work_whatever_the_script_did_to_its_python(tmp_path: Path)
     assert sys.executable in (tmp_path / "srun").read_text()
     code, said = run(["sh", "-c", script])
     assert (code, sorted(said.splitlines())) == (4, [
-        "0: 10.0.0.7", "1: 10.0.0.7", "conda: batchml: nothing is done, an image has its packages"
+        "0: 10.0.0.7", "1: 10.0.0.7",
+        "conda: batchml: nothing is done, because the packages are part of the image",
     ])  # fmt: skip
     code, said = run([str(tmp_path / "squeue")])
     assert (code, "use batchml ls, outside of the run" in said) == (127, True)

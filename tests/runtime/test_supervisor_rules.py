@@ -86,9 +86,9 @@ def test_a_generation_begins_once_all_nodes_are_there_and_ends_with_its_last_ran
 def test_who_is_waited_for_is_told_and_the_wait_has_an_end() -> None:
     state, _ = after(begin(TWO, 0), NodeJoined(1, NODES[0]), ClockTick(29))
     state, actions = after(state, ClockTick(31))
-    assert actions == [SayLine("waiting for node 1: 1 of 2 are here")]
+    assert actions == [SayLine("waiting for node 1: 1 of 2 are connected")]
     state, actions = after(state, ClockTick(60), ClockTick(100.5))
-    assert exit_of(actions) == EndRun(TRY_ELSEWHERE, "node 1 did not come within 100 s")
+    assert exit_of(actions) == EndRun(TRY_ELSEWHERE, "node 1 did not connect within 100 s")
 
 
 def test_one_failing_rank_ends_all_and_the_next_begins_when_nothing_is_left() -> None:
@@ -157,7 +157,7 @@ def test_a_lost_node_is_waited_for_and_not_for_ever() -> None:
     assert exit_of(actions) is None
     assert after(state, NodeJoined(69.5, NODES[1]))[1][-1] == BeginGeneration(2, 1, NODES)
     _, actions = after(state, ClockTick(71))
-    assert exit_of(actions) == EndRun(TRY_ELSEWHERE, "node 1 did not come back within 59 s")
+    assert exit_of(actions) == EndRun(TRY_ELSEWHERE, "node 1 did not connect again within 59 s")
 
 
 def test_a_node_whose_supervisor_has_died_is_waited_for_less() -> None:
@@ -178,7 +178,7 @@ def test_an_unfit_node_ends_the_run_here() -> None:
 
 def test_a_node_that_cannot_begin_ends_all() -> None:
     _, actions = after(begin(TWO, 0), StartFailed(1, 1, 78, "no archive"))
-    assert actions == [EndRun(78, "node 1 could not begin: no archive")]
+    assert actions == [EndRun(78, "node 1 could not start its command: no archive")]
 
 
 def test_a_node_whose_supervisor_has_died_before_it_came_is_not_waited_for() -> None:

@@ -1,1 +1,1 @@
-"""How the processes of several nodes find each other, start and end together."""
+"""Start the processes of several nodes together, connect them, and end them together."""

@@ -1,6 +1,4 @@
-"""How the entry of a container starts the supervisor of its node, and how it reads that
-supervisor's result.
-"""
+"""How the entry of a container starts the supervisor of its node, and reads how it ended."""
 
 from __future__ import annotations
 
@@ -19,39 +17,42 @@ from batchml.runtime.protocol.launch import KINDS, LaunchPlan
 # the file in which the supervisor records that the runtime chose the exit code
 VERDICT = "BATCHML_VERDICT"
 ASKED = ".asked"  # suffix of the file in which the entry records the exit code of a stop
-UNFIT = "BATCHML_UNFIT"  # why this host should run no command
-OWN_PYTHONPATH = "BATCHML_OWN_PYTHONPATH"  # the command's PYTHONPATH; the supervisor's is another
+UNFIT = "BATCHML_UNFIT"  # why this host is unfit to run a command
+OWN_PYTHONPATH = "BATCHML_OWN_PYTHONPATH"  # PYTHONPATH of the command; the supervisor has another
 
-_FROZEN = 15.0  # seconds
+_STOPPED_LIMIT = 15.0  # seconds after which a supervisor in the state "stopped" is woken
 
 
 class SupervisorVerdict(NamedTuple):
-    """The exit code, where the runtime chose it and not the program."""
+    """The exit code, if the runtime chose it and not the program."""
 
     code: int
     why: str
-    # what the main node must be told, if it does not know of this end yet
+    # a message for the main node, if it does not know of this end yet
     news: Optional[Dict[str, Any]] = None
-    is_said: bool = True  # the log has a line about it
+    is_said: bool = True  # the log has a line about this end
 
 
 class SupervisedCommand(NamedTuple):
-    """A supervisor, to be started instead of the command."""
+    """A supervisor that is started instead of the command."""
 
     command: List[str]
     environ: Dict[str, str]
-    file: str  # of its verdict
-    asked: str
-    makes_stop_file: bool
+    file: str  # in which the supervisor writes its verdict
+    asked: str  # the file in which the entry records the exit code of a stop
+    makes_stop_file: bool  # the supervisor makes the stop file, not the entry
 
     def verdict(self, code: int) -> Optional[SupervisorVerdict]:
-        """None: the program chose the exit code. `code`: the supervisor's, as Popen has it."""
+        """Return how the supervisor ended the run; None if the program chose the exit code.
+
+        `code`: the supervisor's exit code, -N after signal N.
+        """
         try:
             with open(self.file, encoding="utf-8") as file:
-                found = json.load(file)
-            verdict = SupervisorVerdict(int(found["code"]), str(found["why"]))
+                document = json.load(file)
+            verdict = SupervisorVerdict(int(document["code"]), str(document["why"]))
             news = {"not_begun": [verdict.code, verdict.why]}
-            return verdict._replace(news=news) if found.get("untold") else verdict
+            return verdict._replace(news=news) if document.get("untold") else verdict
         except (OSError, ValueError, TypeError, KeyError):
             if code >= 0:
                 return None
@@ -60,10 +61,10 @@ class SupervisedCommand(NamedTuple):
 
 
 class SupervisorWatch:
-    """An attempt plug-in: wake a supervisor that was stopped by SIGSTOP or a debugger.
+    """An attempt plug-in that wakes a supervisor which SIGSTOP or a debugger has stopped.
 
-    The other nodes and every rank would wait for it forever. The second time it is killed.
-    Source: proc(5), the state in /proc/PID/stat.
+    Otherwise the other nodes and every rank would wait for it forever. The second time the
+    supervisor is killed. Source: proc(5), the state in /proc/PID/stat.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class SupervisorWatch:
         send: Callable[[int, int], None] = os.kill,
     ) -> None:
         self._pid, self._say, self._state, self._send = pid, say, state, send
-        self._since: Optional[float] = None
+        self._since: Optional[float] = None  # when it was first seen stopped
         self._was_woken = False
 
     def tick(self, now: float) -> None:
@@ -83,41 +84,42 @@ class SupervisorWatch:
             return
         if self._since is None:
             self._since = now
-        if now - self._since <= _FROZEN:
+        if now - self._since <= _STOPPED_LIMIT:
             return
         self._since = None
-        number = signal.SIGKILL if self._was_woken else signal.SIGCONT
-        deed = "ended" if self._was_woken else "woken"
+        number, deed = (signal.SIGKILL, "ended") if self._was_woken else (signal.SIGCONT, "woken")
         self._was_woken = True
-        self._say(f"batchml: the supervisor of the ranks was stopped for {_FROZEN:.0f} s: {deed}")
+        self._say(
+            f"batchml: the supervisor of the ranks was stopped for {_STOPPED_LIMIT:.0f} s, so it "
+            f"is {deed}"
+        )
         self._send(self._pid, number)
 
     def finish(self) -> None:
-        pass
+        """Required by the plug-in interface. Does nothing."""
 
 
 def read_plan(environ: Mapping[str, str]) -> Optional[LaunchPlan]:
-    """The plan of this run, if it has one. Raises ValueError for a plan that cannot be followed."""
+    """The plan of this run, or None. Raises ValueError if this image cannot follow the plan."""
     plan = LaunchPlan.read(environ)
     if plan is not None and plan.kind not in KINDS:
-        raise ValueError(f"launch.kind {plan.kind!r} is not known to this image: build it anew")
+        raise ValueError(f"this image does not know launch.kind {plan.kind!r}: build it again")
     return plan
 
 
 def supervise(
     plan: LaunchPlan, command: Sequence[str], environ: Mapping[str, str], folder: str
 ) -> SupervisedCommand:
-    """The supervisor of a command. `folder` is the attempt's own."""
+    """Return the supervisor of a command. `folder`: a folder that is removed with the attempt."""
     file = os.path.join(folder, "verdict")
-    ours = package_root()
-    given = environ.get("PYTHONPATH", "")
+    python_path = environ.get("PYTHONPATH", "")
     return SupervisedCommand(
         [sys.executable, "-m", KINDS[plan.kind].module, "--", *command],
         {
             **environ,
             VERDICT: file,
-            OWN_PYTHONPATH: given,
-            "PYTHONPATH": os.pathsep.join([ours, given] if given else [ours]),
+            OWN_PYTHONPATH: python_path,
+            "PYTHONPATH": os.pathsep.join(filter(None, (package_root(), python_path))),
         },
         file,
         file + ASKED,
@@ -128,12 +130,13 @@ def supervise(
 def tell_main_node(
     environ: Mapping[str, str], news: Dict[str, Any], stops_within: Callable[[float], bool]
 ) -> bool:
-    """Tell the supervisor of the main node that this node ends. Whether it was told.
+    """Tell the supervisor of the main node that this node ends. Whether it received that.
 
     `news`: `{"not_begun": [code, why]}` before the command started, or `{"lost": why}`. The main
-    node may not listen yet, so it is tried for half a minute, unless a stop is due.
+    node may not listen yet, so this tries for half a minute, or for a second if a stop was
+    requested. `stops_within` waits, and returns True once a stop was requested.
     """
-    from batchml.runtime.nodes.link.address import NodePosition, has_main_elsewhere
+    from batchml.runtime.nodes.link.address import OWN_ADDRESS, NodePosition, has_main_elsewhere
     from batchml.runtime.nodes.link.uplink import send_once
 
     if not has_main_elsewhere(environ):
@@ -148,5 +151,5 @@ def tell_main_node(
     identity = position.identity
     info = {"index": position.node, "job": identity.job, "attempt": identity.attempt, **news}
     limit = 1.0 if stops_within(0.0) else 30.0
-    source = environ.get("BATCHML_NODE_ADDRESS", "")
+    source = environ.get(OWN_ADDRESS, "")
     return send_once(position.main_node, info, source, limit, stops_within)

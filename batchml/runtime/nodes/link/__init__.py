@@ -1,1 +1,1 @@
-"""The nodes of a run: who they are, where they are, and authenticated messages between them."""
+"""The connections between the nodes of a run: their addresses, and authenticated messages."""

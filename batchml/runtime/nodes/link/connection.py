@@ -3,6 +3,8 @@
 The token of the run is never sent. Each side proves that it has the token by HMAC-SHA256 over two
 random numbers. Each later line has an HMAC of its own, made with a key of the connection and the
 number of the line, so no line can be forged, repeated or left out.
+
+The node that connects is called a member: it describes itself in the handshake.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import socket
 import time
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
-MAX_LINE = 1 << 20  # bytes; the last lines of a rank travel in one message
+MAX_LINE = 1 << 20  # bytes; the last lines of a rank are sent in one message
 _MAX_GREETING = 16_384
 _READ = 1 << 18
 HELLO = "batchml-nodes-1"
@@ -37,6 +39,7 @@ class LinkClosed(OSError):
 
 
 def proof(token: str, *parts: str) -> str:
+    """The HMAC-SHA256 of the parts, in hex digits."""
     return hmac.new(token.encode(), "\n".join(parts).encode(), hashlib.sha256).hexdigest()
 
 
@@ -61,12 +64,12 @@ class NodeLink:
         self._sent = self._received = 0
         self._in = bytearray(rest)
         self._out = bytearray()
-        self._raw = 0  # bytes of the measurement that are still to come
-        self._echo = False
-        self._held: List[Message] = []
+        self._raw = 0  # bytes of a measurement that have not been received yet
+        self._returns_raw = False  # whether this side sends those bytes back
+        self._held: List[Message] = []  # messages to send after those bytes
 
     def send(self, message: Message) -> None:
-        if self._raw and self._echo:  # it would come in the middle of the returned bytes
+        if self._raw and self._returns_raw:  # else it would be sent amid the returned bytes
             self._held.append(message)
             return
         text = dump(message)
@@ -76,12 +79,16 @@ class NodeLink:
         self.flush()
 
     def measure(self) -> None:
-        """Send a block that the other side returns; `{"do": "measured"}` is received after it."""
+        """Send a block of bytes, which the other side sends back.
+
+        Once it is back, `messages` returns `{"do": "measured"}`.
+        """
         self.send({"do": "measure", "bytes": MEASURED})
         self._out += bytes(MEASURED)
         self.flush()
 
     def flush(self) -> None:
+        """Send as much of the waiting data as the connection takes now."""
         try:
             while self._out:
                 del self._out[: self.socket.send(memoryview(self._out)[:_READ].tobytes())]
@@ -91,7 +98,7 @@ class NodeLink:
             raise LinkClosed(str(error)) from error
 
     def messages(self) -> List[Message]:
-        """Read the messages that have come."""
+        """Read and return the messages that have arrived."""
         try:
             data = self.socket.recv(_READ)
         except BlockingIOError:
@@ -101,26 +108,22 @@ class NodeLink:
         if not data:
             raise LinkClosed("the connection was closed")
         self._in += data
-        return self._whole()
+        return self.waiting()
 
     def waiting(self) -> List[Message]:
-        """Return the messages that came together with the greeting."""
-        return self._whole()
-
-    def _whole(self) -> List[Message]:
+        """Return the complete messages of the data that was read, as after the handshake."""
         found: List[Message] = []
         while True:
             if self._raw:
-                taken = min(self._raw, len(self._in))
-                if self._echo:
-                    self._out += self._in[:taken]
-                del self._in[:taken]
-                self._raw -= taken
-                if self._echo:
+                count = min(self._raw, len(self._in))
+                if self._returns_raw:
+                    self._out += self._in[:count]
                     self.flush()
+                del self._in[:count]
+                self._raw -= count
                 if self._raw:
                     return found
-                if not self._echo:
+                if not self._returns_raw:
                     found.append({"do": "measured"})
                 held, self._held = self._held, []
                 for message in held:
@@ -128,7 +131,7 @@ class NodeLink:
             end = self._in.find(b"\n")
             if end < 0:
                 if len(self._in) > MAX_LINE:
-                    raise LinkClosed("a line without an end")
+                    raise LinkClosed(f"it sent a line of more than {MAX_LINE} bytes")
                 return found
             line = bytes(self._in[:end])
             del self._in[: end + 1]
@@ -136,7 +139,8 @@ class NodeLink:
             if message.get("do") in ("measure", "echo"):
                 if message["do"] == "measure":
                     self.send({"do": "echo", "bytes": message["bytes"]})
-                self._raw, self._echo = int(message["bytes"]), message["do"] == "measure"
+                self._raw = int(message["bytes"])
+                self._returns_raw = message["do"] == "measure"
             else:
                 found.append(message)
 
@@ -144,22 +148,22 @@ class NodeLink:
         code, _, text = line.decode("utf-8", "replace").partition(" ")
         expected = proof(self._key, self._theirs, str(self._received), text)[:32]
         if not hmac.compare_digest(code, expected):
-            raise LinkClosed("a line that is not of this run")
+            raise LinkClosed("it sent a line without the proof that it belongs to this run")
         self._received += 1
         message: Message = json.loads(text)
         return message
 
     def watch(self, selector: selectors.BaseSelector, ready: Callable[[], None]) -> None:
-        """Have `ready` called when data comes, or when waiting data can be sent.
+        """Let the selector call `ready` when data arrives, or when waiting data can be sent.
 
         Call this after each `send` and `flush`.
         """
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._out else 0)
-        known = selector.get_map().get(self.socket)
-        if known is None:
-            selector.register(self.socket, wanted, ready)
-        elif known.events != wanted:
-            selector.modify(self.socket, wanted, known.data)
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._out else 0)
+        registered = selector.get_map().get(self.socket)
+        if registered is None:
+            selector.register(self.socket, events, ready)
+        elif registered.events != events:
+            selector.modify(self.socket, events, registered.data)
 
     def close(self) -> None:
         self.socket.close()
@@ -169,7 +173,10 @@ class NodeLink:
 
 
 class Handshake:
-    """A connection whose other side has not proved yet that it belongs to the run. Never blocks."""
+    """A new connection whose other side has not proved yet that it belongs to the run.
+
+    No method blocks.
+    """
 
     def __init__(self, connection: socket.socket, token: str) -> None:
         connection.setblocking(False)
@@ -177,13 +184,13 @@ class Handshake:
         self._token = token
         self._nonce = os.urandom(16).hex()
         self._in = b""
-        self._theirs = ""
+        self._theirs = ""  # the random number of the other side
         connection.send(dump({"hello": HELLO, "nonce": self._nonce}).encode() + b"\n")
 
     def read(self) -> Optional[Message]:
-        """Return the description of the member once it is proved; None while data is missing.
+        """Return the member's description once it has proved that it belongs to the run.
 
-        Raises LinkClosed.
+        None while data is missing. Raises LinkClosed.
         """
         try:
             data = self.socket.recv(_MAX_GREETING)
@@ -193,7 +200,7 @@ class Handshake:
             raise LinkClosed(str(error)) from error
         self._in += data
         if not data or len(self._in) > _MAX_GREETING:
-            raise LinkClosed("no greeting")
+            raise LinkClosed("it sent no greeting")
         if b"\n" not in self._in:
             return None
         line, _, self._in = self._in.partition(b"\n")
@@ -201,7 +208,7 @@ class Handshake:
             found = json.loads(line)
             code, nonce, member = found["proof"], str(found["nonce"]), dict(found["member"])
         except (ValueError, TypeError, KeyError):
-            raise LinkClosed("not a greeting of a batchml node") from None
+            raise LinkClosed("it did not send the greeting of a batchml node") from None
         expected = proof(self._token, "member", self._nonce, nonce, dump(member))
         if not hmac.compare_digest(str(code), expected):
             raise LinkClosed("it does not have the token of this run")
@@ -209,10 +216,12 @@ class Handshake:
         return member
 
     def refuse(self, why: str, final: bool) -> None:
+        """Tell the member why it may not join, and close. `final`: it need not try again."""
         self._answer({"refused": why, "final": final})
         self.socket.close()
 
     def welcome(self) -> NodeLink:
+        """Accept the member, and return the link to it."""
         self._answer({"welcome": True})
         key = proof(self._token, "session", self._nonce, self._theirs)
         return NodeLink(self.socket, key, is_main=True, rest=self._in)
@@ -231,7 +240,7 @@ class Handshake:
 def join(
     address: str, port: int, token: str, member: Message, source: str = "", limit: float = 2.0
 ) -> NodeLink:
-    """Connect as `member`, and wait for the answer. Raises LinkClosed.
+    """Connect, describe this node as `member`, and wait for the answer. Raises LinkClosed.
 
     Each step may take `limit` seconds. `source`: the address of this node to connect from.
     """
@@ -247,42 +256,42 @@ def join(
 def dial(address: str, port: int, source: str = "") -> socket.socket:
     """Begin to connect, without waiting: a host that has vanished never answers.
 
-    Pass the socket to `greet` once it can be written to. Raises LinkClosed.
+    Once the socket can be written to, pass it to `greet`. Raises LinkClosed.
     """
-    made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
-        made.setblocking(False)
+        connection.setblocking(False)
         if source:
-            made.bind((source, 0))
-        made.connect((address, port))
+            connection.bind((source, 0))
+        connection.connect((address, port))
     except BlockingIOError:
         pass  # the connection is being made
     except OSError as error:
-        made.close()
+        connection.close()
         raise LinkClosed(str(error)) from error
-    return made
+    return connection
 
 
 def greet(connection: socket.socket, token: str, member: Message, limit: float = 2.0) -> NodeLink:
-    """Do the handshake on a new connection; close it before LinkClosed is raised."""
+    """Do the member's side of the handshake. Raises LinkClosed, after closing the connection."""
     try:
         error = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if error:
             raise OSError(error, os.strerror(error))
         connection.settimeout(limit)
         until = time.monotonic() + limit
-        greeting = _line(connection, until)
+        greeting = _read_line(connection, until)
         if greeting.get("hello") != HELLO:
-            raise LinkClosed("something else answers there")
+            raise LinkClosed("another program answers at this port, not a batchml node")
         theirs, ours = str(greeting.get("nonce")), os.urandom(16).hex()
         code = proof(token, "member", theirs, ours, dump(member))
         reply = {"proof": code, "nonce": ours, "member": member}
         connection.sendall(dump(reply).encode() + b"\n")
-        found = _line(connection, until)
+        found = _read_line(connection, until)
         answer: Message = dict(found.get("answer") or {})
         expected = proof(token, "main", ours, theirs, dump(answer))
         if not hmac.compare_digest(str(found.get("proof")), expected):
-            raise LinkClosed("the main node of another run answers there")
+            raise LinkClosed("the main node of another run answers at this port")
         if answer.get("refused"):
             raise LinkClosed(str(answer["refused"]), final=bool(answer.get("final")))
         return NodeLink(connection, proof(token, "session", theirs, ours), is_main=False)
@@ -294,12 +303,12 @@ def greet(connection: socket.socket, token: str, member: Message, limit: float =
         raise LinkClosed(str(error)) from error
 
 
-def _line(connection: socket.socket, until: float) -> Message:
-    """Read one line, and no byte after it: the rest belongs to the link."""
+def _read_line(connection: socket.socket, until: float) -> Message:
+    """Read one line, and no byte after it: later bytes belong to the link."""
     found = b""
     while not found.endswith(b"\n"):
         if len(found) > _MAX_GREETING or time.monotonic() > until:
-            raise LinkClosed("no answer")
+            raise LinkClosed("it did not answer")
         data = connection.recv(1)
         if not data:
             raise LinkClosed("the connection was closed")
@@ -311,44 +320,45 @@ def _line(connection: socket.socket, until: float) -> Message:
 def candidate_ports(key: str, count: int = 6) -> List[int]:
     """The ports of a run's main node: it listens on the first of these that is free there.
 
-    They follow from the run's key, so two runs on one host do not meet. They lie below the ports
-    that Linux gives to outgoing connections (32768 and up, net.ipv4.ip_local_port_range).
+    They are derived from the run's key, so two runs on one host rarely use the same ports. They are
+    below the ports that Linux gives to outgoing connections (32768 and up,
+    net.ipv4.ip_local_port_range).
     """
     digest = hashlib.sha256(key.encode()).digest()
     return [15_000 + int.from_bytes(digest[2 * i : 2 * i + 2], "big") % 5_000 for i in range(count)]
 
 
-# --- peer -----------------------------------------------------------------------------------------
-# One end of a link: it reads messages as they come, and notices when the other side falls silent.
-#
-# Both sides send `{"do": "beat"}` regularly. Everything happens in the loop of the owner: the
-# selector calls when data comes, and the owner calls `tick`.
+# --- Heartbeats -----------------------------------------------------------------------------------
+# Both sides of a link send `{"do": "beat"}` regularly. Everything happens in the loop of the
+# owner: the selector calls when data arrives, and the owner calls `tick`.
 
 
-FROZEN = 5.0  # seconds without a turn of the loop: then it was this process that was silent
+# If a loop does not turn for so many seconds, its own process was stopped, and the peer counts as
+# silent only afterwards
+FROZEN = 5.0
 
 
 def dispatch(selector: selectors.BaseSelector, pause: float) -> None:
-    """Wait for at most `pause` seconds, and call the data of each file that is ready."""
+    """Wait for at most `pause` seconds, and call the function registered for each ready file."""
     for key, _ in selector.select(pause):
-        # An earlier call may have closed the file, and its number may be another file's by now.
-        found = selector.get_map().get(key.fd)
-        if found is not None and found.data is key.data:
+        # An earlier call may have closed the file, and another file may have its number by now.
+        current = selector.get_map().get(key.fd)
+        if current is not None and current.data is key.data:
             key.data()
 
 
 class Heartbeats(NamedTuple):
-    """Seconds between two signs of life of one side, and the silence after which it is lost."""
+    """Seconds."""
 
-    every: float = 2.0
-    silent: float = 15.0
+    every: float = 2.0  # between two signs of life of one side
+    silent: float = 15.0  # without one, after which that side is lost
 
 
 class Peer:
-    """The other side of a link. `info` is its description of itself in the handshake.
+    """The other side of a link. `info`: how it described itself in the handshake.
 
-    `hear` receives each message; `lost` is called once, with the reason and whether it was silence,
-    unless the owner closed the link itself.
+    `hear` receives each message. `lost` is called once, with the reason and whether the peer fell
+    silent, unless the owner of this object closed the link.
     """
 
     def __init__(
@@ -363,33 +373,34 @@ class Peer:
     ) -> None:
         self.info: Message = info or {}
         self.silent_after = beats.silent
-        self.heard = self._turn = clock()
+        self.heard = self._last_turn = clock()  # `heard`: when the peer sent something last
         self.is_open = True
         self._link, self._selector, self._every = link, selector, beats.every
         self._hear, self._lost, self._clock = hear, lost, clock
         self._next_beat = self.heard + beats.every
 
     def start(self) -> None:
-        """Begin to read; messages that came with the greeting are heard at once."""
+        """Begin to read. Messages that arrived with the handshake are received at once."""
         self._watch()
         self._take(self._link.waiting)
 
     def send(self, message: Message) -> None:
-        """Send, unless the link is closed; a link that proves to be closed is lost."""
+        """Send a message, unless the link is closed. If sending fails, the peer is lost."""
         self._try(lambda: self._link.send(message))
 
     def measure(self) -> None:
-        """Measure the connection: `{"do": "measured"}` is heard once the block is back."""
+        """Measure the connection: `hear` receives `{"do": "measured"}` once the block is back."""
         self._try(self._link.measure)
 
     def until_due(self, now: float) -> float:
+        """Seconds until `tick` has something to do."""
         return max(0.0, self._next_beat - now)
 
     def tick(self, now: float, state: Mapping[str, object] = {}) -> None:
-        """Send a sign of life when it is due, with `state` in it; notice a silent peer."""
-        if now - self._turn > FROZEN:
-            self.heard += now - self._turn
-        self._turn = now
+        """Send a sign of life when it is due, with `state` in it; give up a silent peer."""
+        if now - self._last_turn > FROZEN:
+            self.heard += now - self._last_turn
+        self._last_turn = now
         if now - self.heard > self.silent_after:
             self._lose(f"it was silent for {self.silent_after:.0f} s", silent=True)
         elif now >= self._next_beat:
@@ -427,7 +438,7 @@ class Peer:
             return
         self.heard = self._clock()
         for message in messages:
-            if self.is_open:  # what was heard before may have closed it
+            if self.is_open:  # an earlier message may have led to its end
                 self._hear(self, message)
         if self.is_open:
             self._watch()

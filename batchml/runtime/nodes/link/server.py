@@ -1,4 +1,7 @@
-"""The main node's side of the links: it listens, checks who connects, and keeps the members."""
+"""The main node's side of the links: it listens, checks who connects, and keeps the members.
+
+Also where nodes find each other if nobody knows their addresses beforehand (`Rendezvous`).
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,9 @@ from batchml.runtime.nodes.link.connection import Handshake, Heartbeats, LinkClo
 from batchml.runtime.storage.backends import open_store
 from batchml.runtime.storage.store import BRIEF, Store, StoreError
 
-_GREETING = 10.0  # seconds that a connection has to prove that it belongs to the run
-_MOST_GREETINGS = 256  # connections that may do so at the same time; the others queue
-_MALFORMED = (KeyError, TypeError, ValueError)  # a message of another version
+_HANDSHAKE_LIMIT = 10.0  # seconds that a connection has to prove that it belongs to the run
+_MAX_HANDSHAKES = 256  # connections that may do so at the same time; the others queue
+_MALFORMED = (KeyError, TypeError, ValueError)  # what a message of another version leads to
 
 
 class Refusal(NamedTuple):
@@ -27,11 +30,11 @@ class Refusal(NamedTuple):
 
 
 class MemberServer:
-    """All members that are connected. Nothing blocks; the owner's selector and `tick` drive it.
+    """All members that are connected. No method blocks; the owner's selector and `tick` drive it.
 
-    `admit` checks the description of a member before it becomes one, `joined` receives it, `hear`
-    its messages, and `lost` is called when it is gone, with whether it fell silent. `refused`
-    receives why a connection was closed.
+    `admit` checks the description of a new member. `joined` receives the member, `hear` its
+    messages. `lost` is called when the member is gone, with whether it fell silent. `refused`
+    receives the reason why a connection was closed before it became a member.
     """
 
     def __init__(
@@ -50,46 +53,47 @@ class MemberServer:
         self._admit, self._joined, self._hear = admit, joined, hear
         self._lost, self._refused, self._clock = lost, refused, clock
         self._listener: Optional[socket.socket] = None
-        self._greetings: Dict[Handshake, float] = {}
+        self._handshakes: Dict[Handshake, float] = {}
         self._peers: List[Peer] = []
         self.port = 0
 
-    def listen(self, places: Iterable[Tuple[str, int]]) -> None:
+    def listen(self, candidates: Iterable[Tuple[str, int]]) -> None:
         """Listen on the first (address, port) that is free. Raises OSError."""
-        trouble: Optional[OSError] = None
-        for place in places:
-            made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        last_error: Optional[OSError] = None
+        for candidate in candidates:
+            listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                made.bind(place)
-                made.listen(128)
+                listener.bind(candidate)
+                listener.listen(128)
             except OSError as error:
-                made.close()
-                trouble = error
+                listener.close()
+                last_error = error
                 continue
-            made.setblocking(False)
-            self._listener, self.port = made, int(made.getsockname()[1])
-            self._selector.register(made, selectors.EVENT_READ, self._accept)
+            listener.setblocking(False)
+            self._listener, self.port = listener, int(listener.getsockname()[1])
+            self._selector.register(listener, selectors.EVENT_READ, self._accept)
             return
-        raise trouble or OSError("no address to listen on")
+        raise last_error or OSError("no address to listen on")
 
     @property
     def peers(self) -> List[Peer]:
         return list(self._peers)
 
     def until_due(self, now: float) -> float:
+        """Seconds until `tick` has something to do."""
         return min((peer.until_due(now) for peer in self._peers), default=1.0)
 
     def tick(self, now: float) -> None:
-        """Send signs of life, give up silent members and connections that prove nothing."""
+        """Send signs of life; give up silent members, and connections that prove nothing."""
         for peer in self.peers:
             peer.tick(now)
-        for greeting, since in list(self._greetings.items()):
-            if now - since > _GREETING:
-                self._forget(greeting, "it says nothing")
+        for handshake, since in list(self._handshakes.items()):
+            if now - since > _HANDSHAKE_LIMIT:
+                self._forget(handshake, f"it sent no greeting within {_HANDSHAKE_LIMIT:.0f} s")
 
     def drop(self, peer: Peer) -> None:
-        """Close the link of a member; `lost` is not called."""
+        """Close the link of a member, without a call of `lost`."""
         if peer in self._peers:
             self._peers.remove(peer)
         peer.close()
@@ -97,13 +101,13 @@ class MemberServer:
     def close(self) -> None:
         for peer in self.peers:
             self.drop(peer)
-        for greeting in list(self._greetings):
-            self._forget(greeting, "")
+        for handshake in list(self._handshakes):
+            self._forget(handshake, "")
         if self._listener is not None:
             self._pause()
             self._listener.close()
 
-    # --- new connections -----------------------------------------------------------------------
+    # --- New connections ----------------------------------------------------------------------
 
     def _accept(self) -> None:
         assert self._listener is not None
@@ -112,38 +116,38 @@ class MemberServer:
         except OSError:
             return
         try:
-            greeting = Handshake(connection, self._token)
+            handshake = Handshake(connection, self._token)
         except OSError:
             connection.close()
             return
-        self._greetings[greeting] = self._clock()
+        self._handshakes[handshake] = self._clock()
         self._selector.register(
-            greeting.socket, selectors.EVENT_READ, lambda: self._read_greeting(greeting)
+            handshake.socket, selectors.EVENT_READ, lambda: self._read_handshake(handshake)
         )
-        if len(self._greetings) >= _MOST_GREETINGS:
+        if len(self._handshakes) >= _MAX_HANDSHAKES:
             self._pause()
 
     def _pause(self) -> None:
         if self._listener is not None and self._listener in self._selector.get_map():
             self._selector.unregister(self._listener)
 
-    def _read_greeting(self, greeting: Handshake) -> None:
+    def _read_handshake(self, handshake: Handshake) -> None:
         try:
-            info = greeting.read()
+            info = handshake.read()
             if info is None:
                 return
             refusal = self._admit(info)
             if refusal is not None:
-                self._end_greeting(greeting)
-                greeting.refuse(*refusal)
+                self._end_handshake(handshake)
+                handshake.refuse(*refusal)
                 return
-            self._end_greeting(greeting)
-            link = greeting.welcome()
+            self._end_handshake(handshake)
+            link = handshake.welcome()
         except LinkClosed as closed:
-            self._forget(greeting, str(closed))
+            self._forget(handshake, str(closed))
             return
         except _MALFORMED:
-            self._forget(greeting, "it is of another version")
+            self._forget(handshake, "it is of another version")
             return
         peer = Peer(link, self._selector, self._beats, self._take, self._lose, info, self._clock)
         self._peers.append(peer)
@@ -151,19 +155,19 @@ class MemberServer:
         if peer.is_open:
             peer.start()
 
-    def _end_greeting(self, greeting: Handshake) -> None:
-        if self._greetings.pop(greeting, None) is not None:
-            self._selector.unregister(greeting.socket)
+    def _end_handshake(self, handshake: Handshake) -> None:
+        if self._handshakes.pop(handshake, None) is not None:
+            self._selector.unregister(handshake.socket)
         if self._listener is not None and self._listener not in self._selector.get_map():
             self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
-    def _forget(self, greeting: Handshake, why: str) -> None:
-        self._end_greeting(greeting)
-        greeting.socket.close()
+    def _forget(self, handshake: Handshake, why: str) -> None:
+        self._end_handshake(handshake)
+        handshake.socket.close()
         if why:
             self._refused(why)
 
-    # --- members -------------------------------------------------------------------------------
+    # --- Members ------------------------------------------------------------------------------
 
     def _take(self, peer: Peer, message: Message) -> None:
         try:
@@ -178,24 +182,21 @@ class MemberServer:
         self._lost(peer, silent)
 
 
-# --- rendezvous -----------------------------------------------------------------------------------
-# Where nodes meet whose addresses nobody knows beforehand: JSON documents in a store.
-#
-# One node writes where it listens, the others read it. Ray's head and the main node of a Slurm
-# script use it. The store is the run's own, or a folder of the workspace for jobs that run
-# together.
+# --- Rendezvous -----------------------------------------------------------------------------------
+# For nodes whose addresses nobody knows beforehand: one node writes its address into a store as a
+# JSON document, and the others read it. Ray's head and the first node of a Slurm script do that.
 
 
-ADDRESS = "BATCHML_GANG"  # an s3:// address; empty: the workspace
-KEY = "BATCHML_GANG_KEY"  # of the head's submission
+ADDRESS = "BATCHML_GANG"  # s3:// address of a group run's store; empty: a folder of the workspace
+KEY = "BATCHML_GANG_KEY"  # key of the head's submission
 
-_FOLDERS = (".batchml", "gangs")  # of the workspace
+_FOLDERS = (".batchml", "gangs")  # below the workspace
 
 
 class Rendezvous:
-    """Documents by name. Every method raises StoreError when the store cannot be used.
+    """JSON documents of a run, by name. Every method raises StoreError if the store fails.
 
-    `workspace` and `key` name the folder in the workspace, where that is the store.
+    `workspace` and `key` name the folder in the workspace, if the store is one.
     """
 
     def __init__(self, store: Store, workspace: str = "", key: str = "") -> None:
@@ -204,21 +205,21 @@ class Rendezvous:
 
     @classmethod
     def of_group(cls, environ: Mapping[str, str]) -> Rendezvous:
-        """The rendezvous of the jobs of one group run."""
+        """The documents that the head and the workers of a group run share."""
         address = environ.get(ADDRESS, "")
         workspace, key = environ.get("BATCHML_WORKSPACE", ""), environ.get(KEY, "")
         if address:
             return cls(open_store(address, environ, limits=BRIEF))
         if not (workspace and key):
             raise StoreError(
-                f"head and workers have nowhere to meet: {ADDRESS} is not set, and neither are "
-                f"both BATCHML_WORKSPACE and {KEY}. `batchml submit` sets them for a job with "
-                f"[[groups]]"
+                f"head and workers cannot find each other: set {ADDRESS}, or BATCHML_WORKSPACE and "
+                f"{KEY}. `batchml submit` does that for a job with [[groups]]"
             )
         folder = os.path.join(workspace, *_FOLDERS, key)
         return cls(open_store(folder, environ, limits=BRIEF), workspace, key)
 
     def read(self, name: str) -> Optional[Dict[str, Any]]:
+        """None if the document does not exist."""
         data = self._store.get(name)
         if data is None:
             return None
@@ -238,7 +239,9 @@ class Rendezvous:
         self._store.delete(name)
 
     def _make_folder(self, name: str) -> None:
-        """Make the folder in the workspace, for all: the next run may be another user's."""
+        """Make the document's folder in the workspace, writable for every user: the next run may
+        belong to another user.
+        """
         path = self._workspace
         for part in (*_FOLDERS, self._key, os.path.dirname(name)) if path else ():
             path = os.path.join(path, part)
@@ -246,4 +249,4 @@ class Rendezvous:
                 os.mkdir(path)
                 os.chmod(path, 0o777)  # whatever the umask
             except OSError:
-                continue  # it exists, or the store reports why it cannot be made
+                continue  # it exists, or the store will report why it cannot be made

@@ -1,4 +1,4 @@
-"""A node's link to the main node: made, kept alive, and made again while that can help."""
+"""A node's link to the main node: connect, keep the link alive, and connect again after a loss."""
 
 from __future__ import annotations
 
@@ -17,31 +17,33 @@ from batchml.runtime.nodes.link.connection import (
     join,
 )
 
-_EVERY = 0.5  # seconds between two rounds of tries
-_CALL = 2.0  # seconds that one port has to answer
-_NOTICE = 30.0  # seconds between two lines about a main node that does not answer
+_ROUND_EVERY = 0.5  # seconds between two rounds in which each port is tried
+_CONNECT_LIMIT = 2.0  # seconds that one port has to answer
+_NOTICE_EVERY = 30.0  # seconds between two lines about a main node that does not answer
 
 
 class MainNode(NamedTuple):
-    """Where the main node listens: on one of these ports. `token`: the secret of the run."""
+    """Where the main node listens."""
 
     address: str
-    ports: Sequence[int]
-    token: str
+    ports: Sequence[int]  # it listens on one of these
+    token: str  # the secret of the run
 
 
 class ConnectLimits(NamedTuple):
-    """Seconds for which the main node is tried."""
+    """For how many seconds a node tries to reach the main node."""
 
-    start: float  # before it was ever reached
-    silent: float  # after it fell silent
-    closed: float  # after its connection was closed
+    start: float  # for the first time
+    silent: float  # after the main node fell silent
+    closed: float  # after the connection was closed
 
 
 class Uplink:
-    """`hear` receives what the main node sends but signs of life; `lost` is called when it is gone.
+    """The link of a node to the main node. No method blocks; the selector and `tick` drive it.
 
-    `say` takes lines for people. `source` is the address of this node to connect from.
+    `info` describes this node in the handshake. `hear` receives the messages of the main node,
+    without signs of life. `lost` is called when the link is lost, `say` with lines for people.
+    `source`: the address of this node to connect from.
     """
 
     def __init__(
@@ -64,99 +66,109 @@ class Uplink:
         self._since = time.monotonic()
         self._until = self._since + limits.start
         self._next = 0.0
-        self._notice_at = self._since + _NOTICE
+        self._notice_at = self._since + _NOTICE_EVERY
         self._may_join = False
-        self._ports = list(main.ports)  # the next one to be tried is the first
+        self._ports = list(main.ports)  # the first of them is tried next
         self._missed = 0  # ports that did not answer, in this round
-        self._call: Optional[socket.socket] = None
-        self._call_until = 0.0
-        self._held: List[Message] = []
-        self._why = "nothing answers there"
-        self.given_up = ""  # the reason, once the main node is not tried any more
+        self._dialled: Optional[socket.socket] = None  # a connection that is being made
+        self._dialled_until = 0.0
+        self._held: List[Message] = []  # messages to send once the link exists
+        self._why = "nothing answers at this address"  # why the main node is not connected
+        self.given_up = ""  # why the main node is not tried any more; empty: it is tried
 
     @property
-    def is_up(self) -> bool:
+    def is_connected(self) -> bool:
         return self._peer is not None
 
     def until_due(self, now: float) -> float:
+        """Seconds until `tick` has something to do."""
         if self._peer is not None:
             return self._peer.until_due(now)
-        if self._call is not None:
-            due = self._call_until
+        if self._dialled is not None:
+            due = self._dialled_until
         else:
-            due = self._next if self._may_join else now + _EVERY
+            due = self._next if self._may_join else now + _ROUND_EVERY
         return max(0.0, due - now)
 
     def hurry(self) -> None:
-        """Try now: there is something to send."""
+        """Try to connect at the next `tick`."""
         self._next = 0.0
 
     def tick(self, now: float, may_join: bool = True, state: Mapping[str, object] = {}) -> None:
-        """`may_join`: nothing of an earlier start runs here. `state` goes with signs of life."""
+        """Connect, and send signs of life, when it is time for that.
+
+        `may_join`: no process of an earlier generation runs on this node. `state` is sent with
+        signs of life.
+        """
         self._may_join = may_join
         if self._peer is not None:
             self._peer.tick(now, state)
             return
-        if self._call is not None and now >= self._call_until:
-            self._end_call().close()
-            self._miss(LinkClosed("timed out"), now)
-        if self._call is None and may_join and now >= self._next:
+        if self._dialled is not None and now >= self._dialled_until:
+            self._take_dialled().close()
+            self._note_miss(LinkClosed("timed out"), now)
+        if self._dialled is None and may_join and now >= self._next:
             self._try(now)
         if self._peer is None and now >= self._notice_at:
-            self._notice_at = now + _NOTICE
+            self._notice_at = now + _NOTICE_EVERY
             self._say(f"waiting for the main node at {self._main.address}: {self._why}")
 
     def send(self, message: Message) -> None:
-        """Send now; dropped while there is no link: the main node has given up this node's work."""
+        """Send a message. Without a link it is dropped: the main node has given up this node."""
         if self._peer is not None:
             self._peer.send(message)
 
     def send_later(self, message: Message) -> None:
-        """Send as soon as the main node is reached again."""
+        """Send as soon as the main node is reached again, and try to reach it at once."""
         self._held.append(message)
+        self.hurry()
 
     def close(self) -> None:
-        if self._call is not None:
-            self._end_call().close()
+        if self._dialled is not None:
+            self._take_dialled().close()
         if self._peer is not None:
             self._peer.close()
             self._peer = None
 
     def _try(self, now: float) -> None:
-        """Dial the ports in turn: which of them was free on the main node is not known here.
+        """Dial the ports in turn: this node does not know on which of them the main node listens.
 
-        Nothing blocks, so a stop is noticed although a host that has vanished never answers.
+        It does not wait for an answer, which a host that has vanished never gives, so that the
+        loop still notices a stop.
         """
-        while self._call is None and now >= self._next and not self.given_up:
+        while self._dialled is None and now >= self._next and not self.given_up:
             try:
-                made = self._connect(self._main.address, self._ports[0], self._source)
+                connection = self._connect(self._main.address, self._ports[0], self._source)
             except LinkClosed as closed:
-                self._miss(closed, now)
+                self._note_miss(closed, now)
                 continue
-            self._call, self._call_until = made, now + _CALL
-            self._selector.register(made, selectors.EVENT_WRITE, self._answered)
+            self._dialled, self._dialled_until = connection, now + _CONNECT_LIMIT
+            self._selector.register(connection, selectors.EVENT_WRITE, self._greet)
 
-    def _answered(self) -> None:
-        """The connection was accepted or refused. A main node that accepts greets at once."""
+    def _greet(self) -> None:
+        """Do the handshake, now that the connection was accepted or refused.
+
+        This waits briefly: a main node that accepts a connection greets at once.
+        """
         try:
-            link = greet(self._end_call(), self._main.token, self._info, _CALL)
+            link = greet(self._take_dialled(), self._main.token, self._info, _CONNECT_LIMIT)
         except LinkClosed as closed:
-            self._miss(closed, time.monotonic())
+            self._note_miss(closed, time.monotonic())
             return
         self._missed = 0
-        self._peer = Peer(link, self._selector, self._beats, self._take, self._gone)
+        self._peer = Peer(link, self._selector, self._beats, self._take, self._lose)
         self._peer.start()
         held, self._held = self._held, []
         for message in held:
             self.send(message)
 
-    def _end_call(self) -> socket.socket:
-        made, self._call = self._call, None
-        assert made is not None
-        self._selector.unregister(made)
-        return made
+    def _take_dialled(self) -> socket.socket:
+        connection, self._dialled = self._dialled, None
+        assert connection is not None
+        self._selector.unregister(connection)
+        return connection
 
-    def _miss(self, closed: LinkClosed, now: float) -> None:
+    def _note_miss(self, closed: LinkClosed, now: float) -> None:
         if closed.final:
             self.given_up = str(closed)
             return
@@ -165,25 +177,25 @@ class Uplink:
             self._why = str(closed)
         self._ports = [*self._ports[1:], self._ports[0]]
         self._missed += 1
-        is_round = self._missed == len(self._ports)
-        if is_round:
-            self._missed, self._next = 0, now + _EVERY
-        if now >= self._until and (is_round or not is_refused):
+        round_is_over = self._missed == len(self._ports)
+        if round_is_over:
+            self._missed, self._next = 0, now + _ROUND_EVERY
+        if now >= self._until and (round_is_over or not is_refused):
             main, waited = self._main.address, now - self._since
             self.given_up = (
-                f"the main node ({main}) is not reached within {waited:.0f} s: {self._why}"
+                f"the main node ({main}) could not be reached within {waited:.0f} s: {self._why}"
             )
 
     def _take(self, _peer: Peer, message: Message) -> None:
         if message["do"] != "beat":
             self._hear(message)
 
-    def _gone(self, _peer: Peer, why: str, silent: bool) -> None:
+    def _lose(self, _peer: Peer, why: str, silent: bool) -> None:
         self._peer = None
         self._why = why
         self._since = time.monotonic()
         self._until = self._since + (self._limits.silent if silent else self._limits.closed)
-        self._notice_at = self._since + _NOTICE
+        self._notice_at = self._since + _NOTICE_EVERY
         self._next = 0.0
         self._lost()
 
@@ -195,9 +207,9 @@ def send_once(
     limit: float,
     stops_within: Callable[[float], bool],
 ) -> bool:
-    """Give the main node one message, as the handshake of a member. Whether it has it.
+    """Send the main node one message, as the description in a handshake. Whether it received it.
 
-    For a node that ends and has no link: the main node may not listen yet, so it is tried for
+    For a node that ends and has no link. The main node may not listen yet, so this tries for
     `limit` seconds. `stops_within` waits, and returns True once a stop was requested.
     """
     until = time.monotonic() + limit
@@ -207,10 +219,12 @@ def send_once(
             if left <= 0:
                 return False
             try:
-                join(main.address, port, main.token, info, source, min(_CALL, left)).close()
+                join(
+                    main.address, port, main.token, info, source, min(_CONNECT_LIMIT, left)
+                ).close()
                 return True
             except LinkClosed as closed:
                 if closed.final or ("refused" not in str(closed) and stops_within(0.0)):
                     return False
-        if stops_within(_EVERY):
+        if stops_within(_ROUND_EVERY):
             return False

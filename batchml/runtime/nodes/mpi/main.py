@@ -2,7 +2,7 @@
 
 The main node runs `mpirun` with the list of all nodes. In place of ssh, mpirun starts `agent.py`,
 which asks the supervisor of the named node to run mpirun's daemon; the daemon starts the ranks.
-The end of mpirun is the end of the run. docs/multi-node.md
+The end of mpirun is the end of the run. docs/multi-node.md describes it for users.
 
 All settings are environment variables that Open MPI, MPICH and Intel MPI read, so a command line
 with `mpirun` in it works as well. Sources: Open MPI 4.1, "FAQ: Running MPI jobs"; PRRTE 3,
@@ -16,7 +16,6 @@ import json
 import os
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Dict, List, Optional, Tuple
@@ -38,13 +37,13 @@ from batchml.runtime.nodes.supervisor.main import (
 )
 from batchml.runtime.nodes.supervisor.ranks import RankEnd, RankProcesses
 from batchml.runtime.nodes.supervisor.settings import RankLayout, node_environment
-from batchml.runtime.package import package_root
+from batchml.runtime.package import write_program
 from batchml.runtime.processes import descendants
 from batchml.runtime.protocol.launch import ALL, RankCommand, with_python
 from batchml.runtime.storage.files import write_atomically
 
 _LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "mpirun.openmpi", "mpirun.mpich", "orterun")
-_FOLDERS = (  # where Amazon Linux, the EFA installer and Intel put it, not on the PATH
+_FOLDERS = (  # Amazon Linux, the EFA installer and Intel install mpirun there, not on the PATH
     "/opt/amazon/openmpi/bin", "/usr/lib64/openmpi/bin", "/usr/lib64/mpich/bin",
     "/opt/intel/oneapi/mpi/latest/bin",
 )  # fmt: skip
@@ -52,10 +51,11 @@ _MISSING = (
     "this image has no {name}: install openmpi-bin or mpich (Debian, Ubuntu), or openmpi (Amazon "
     "Linux, Fedora), in its Dockerfile"
 )
-_RANK_VARIABLES = (b"OMPI_COMM_WORLD_RANK=", b"PMIX_RANK=", b"PMI_RANK=")
-_WORKING_FOLDER = "BATCHML_MPI_FOLDER"
+_RANK_VARIABLES = (b"OMPI_COMM_WORLD_RANK=", b"PMIX_RANK=", b"PMI_RANK=")  # one is set in a rank
+_WORKING_FOLDER = "BATCHML_MPI_FOLDER"  # the working folder of the command on this node
 
-# A rank begins with this: in its node's folder, with the variables that torchrun would set.
+# The shell script of a rank: it runs the command in the node's working folder, with the variables
+# that torchrun would set.
 _RANK = f"""
 cd "${_WORKING_FOLDER}"
 export RANK="${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}}"
@@ -64,38 +64,36 @@ export LOCAL_RANK="${{OMPI_COMM_WORLD_LOCAL_RANK:-$MPI_LOCALRANKID}}"
 export LOCAL_WORLD_SIZE="${{OMPI_COMM_WORLD_LOCAL_SIZE:-$MPI_LOCALNRANKS}}"
 exec "$@"
 """
-_AGENT = """#!/bin/sh
-exec "{python}" -I -c 'import sys
-sys.path.insert(0, "{root}")
-from batchml.runtime.nodes.mpi.agent import main
-sys.exit(main("{folder}", sys.argv[1:]))' "$@"
-"""
 
 
 def read_command(words: Sequence[str], nodes: int, environ: Mapping[str, str]) -> RankCommand:
-    """The command that mpirun starts, or a command line with mpirun. Raises ProgramMissing."""
+    """Read the job's command: a program that mpirun is to start, or a command line of mpirun.
+
+    Raises ProgramMissing if the image has no mpirun.
+    """
     path = environ.get("PATH")
     if is_launcher(words):
-        program = _find(words[0], path)
-        return RankCommand((program, *words[1:]), _per_node(words, nodes))
-    _find("mpirun", path)
+        program = _find_launcher(words[0], path)
+        return RankCommand((program, *words[1:]), _processes_per_node(words, nodes))
+    _find_launcher("mpirun", path)
     return RankCommand(tuple(with_python(words, lambda name: shutil.which(name, path=path))), 0)
 
 
 def is_launcher(words: Sequence[str]) -> bool:
+    """Whether this is a command line of mpirun."""
     return os.path.basename(words[0]) in _LAUNCHERS
 
 
-def _find(name: str, path: Optional[str]) -> str:
+def _find_launcher(name: str, path: Optional[str]) -> str:
     folders = os.pathsep.join((path or os.defpath, *_FOLDERS))
-    found = shutil.which(name, path=folders)
-    if found is None:
+    program = shutil.which(name, path=folders)
+    if program is None:
         raise ProgramMissing(_MISSING.format(name=name))
-    return found
+    return program
 
 
-def _per_node(words: Sequence[str], nodes: int) -> int:
-    """The processes of each node that the total of an mpirun line needs; 0: it names none."""
+def _processes_per_node(words: Sequence[str], nodes: int) -> int:
+    """The processes of each node that a command line of mpirun requests; 0: it does not say."""
     for name, value in zip(words, words[1:]):  # noqa: B905, RUF007
         if name in ("-n", "-np", "--np", "-c") and value.isascii() and value.isdigit():
             return -(-int(value) // nodes)
@@ -103,17 +101,18 @@ def _per_node(words: Sequence[str], nodes: int) -> int:
 
 
 def mpirun_line(command: Sequence[str], environ: Mapping[str, str], world: int) -> List[str]:
-    """The words to run on the main node."""
+    """The words of the command that the main node runs."""
     if is_launcher(command):
         return list(command)
-    mpirun = _find("mpirun", environ.get("PATH"))
+    mpirun = _find_launcher("mpirun", environ.get("PATH"))
     return [mpirun, "-n", str(world), "/bin/sh", "-c", _RANK, "rank", *command]
 
 
 def mpirun_variables(folder: str, interface: str) -> Dict[str, str]:
-    """The settings of mpirun, for each implementation: the nodes, and our agent instead of ssh.
+    """The settings of each implementation of mpirun: the list of nodes, and our agent for ssh.
 
-    Processes are not bound to cores: the vCPUs of a container are a share of its host's.
+    `folder` contains the files that `write_files` writes. Processes are not bound to cores, because
+    the vCPUs of a container are a share of all cores of its host.
     """
     agent = os.path.join(folder, "agent")
     openmpi, mpich = os.path.join(folder, "hosts.openmpi"), os.path.join(folder, "hosts.mpich")
@@ -146,9 +145,9 @@ def mpirun_variables(folder: str, interface: str) -> Dict[str, str]:
 
 
 def daemon_variables(folder: str) -> Dict[str, str]:
-    """Settings of Open MPI's daemon where nodes are processes of one machine.
+    """Settings of Open MPI's daemon if the nodes are processes of one machine.
 
-    They share its name, by which Open MPI names its files, so each needs a folder of its own.
+    Open MPI names its files by the name of the machine, so each node needs a folder of its own.
     """
     names = ("OMPI_MCA_orte_tmpdir_base", "OMPI_MCA_btl_vader_backing_directory",
              "PRTE_MCA_prte_tmpdir_base", "OMPI_MCA_btl_sm_backing_directory")  # fmt: skip
@@ -158,7 +157,7 @@ def daemon_variables(folder: str) -> Dict[str, str]:
 def write_files(folder: str, members: Sequence[Tuple[str, int]]) -> None:
     """Write the lists of nodes and the agent into a folder. Raises OSError.
 
-    Open MPI's daemons look for them on every node, although only mpirun uses them.
+    Every node needs these files: Open MPI's daemons look for them, although only mpirun uses them.
     """
     files = {
         "hosts.openmpi": "".join(f"{host} slots={count}\n" for host, count in members),
@@ -167,12 +166,12 @@ def write_files(folder: str, members: Sequence[Tuple[str, int]]) -> None:
     }
     for name, text in files.items():
         write_atomically(os.path.join(folder, name), text.encode(), 0o644)
-    agent = _AGENT.format(python=sys.executable, root=package_root(), folder=folder)
-    write_atomically(os.path.join(folder, "agent"), agent.encode(), 0o755)
+    agent = os.path.join(folder, "agent")
+    write_program(agent, "batchml.runtime.nodes.mpi.agent", f'"{folder}", words')
 
 
 class MpiProcesses(RankProcesses):
-    """mpirun on the main node; on each node the daemons that it starts there, and the ranks."""
+    """mpirun on the main node, and the daemon of mpirun and its ranks on each node."""
 
     def __init__(self, context: RankContext) -> None:
         super().__init__(context.selector, context.write, context.temporary, "", ALL)
@@ -182,7 +181,7 @@ class MpiProcesses(RankProcesses):
         self._is_main = False
 
     def start(self, command: Sequence[str], environ: Mapping[str, str], layout: RankLayout) -> None:
-        """Start mpirun on the main node; other nodes wait for its agent. Raises OSError."""
+        """Start mpirun on the main node. Other nodes wait for its order. Raises OSError."""
         self._begin()
         self._is_main = layout.node == 0
         interface = layout.interface if layout.nodes > 1 else ""
@@ -205,34 +204,33 @@ class MpiProcesses(RankProcesses):
         self._tasks.tick(now)
 
     def living(self) -> List[Tuple[int, int]]:
-        # No rank can write its stacks: mpirun's daemon started it, and it may be any program, not
-        # only Python
-        return []
+        return []  # no rank can write its stacks: it may be any program, not only Python
 
     def signal(self, number: int) -> None:
-        """Signal the ranks. The daemons stay, because without them mpirun kills all ranks."""
-        found = descendants(os.getpid())
-        ranks = [pid for pid in found if _is_rank(pid)]
-        is_alone = not ranks and number == signal.SIGTERM  # no rank has started
-        self._signal(found if is_alone or number == signal.SIGKILL else ranks, number)
+        """Signal the ranks, but not the daemons, without which mpirun would kill all ranks."""
+        processes = descendants(os.getpid())
+        ranks = [pid for pid in processes if _is_rank(pid)]
+        before_ranks = not ranks and number == signal.SIGTERM
+        self._signal(processes if before_ranks or number == signal.SIGKILL else ranks, number)
 
     def reap(self) -> List[RankEnd]:
-        """mpirun, when it has ended. Its last lines are in the log of this node already."""
+        """Return mpirun once it has ended, without its last lines, which the log has already."""
         return [end._replace(tail=()) for end in super().reap()]
 
     def clear(self) -> bool:
-        """Other nodes than the main node wait for the end of mpirun's daemon, or for SIGKILL."""
+        """Kill what is left; except on the main node, only once mpirun's daemon has ended."""
         if not self._is_main and (not self._tasks.is_empty or descendants(os.getpid())):
             return False
         return super().clear()
 
     def _prepare(self, order: Message) -> PreparedTasks:
         self.last_output = time.monotonic()
-        on_one_machine = OWN_ADDRESS in self._environ
-        own = daemon_variables(self._temporary) if on_one_machine else {}
+        environ = self._environ
+        if OWN_ADDRESS in environ:  # all nodes are on one machine
+            environ = {**environ, **daemon_variables(self._temporary)}
         line = str(order["line"]).replace(str(order["folder"]), self._temporary)
-        command = TaskCommand(["/bin/sh", "-c", line], {**self._environ, **own})
-        return PreparedTasks([command], returns=True, joins=True)
+        command = TaskCommand(["/bin/sh", "-c", line], environ)
+        return PreparedTasks([command], returns_output=True, joins_errors=True)
 
 
 def _is_rank(pid: int) -> bool:
@@ -242,7 +240,7 @@ def _is_rank(pid: int) -> bool:
             variables = file.read().split(b"\0")
     except OSError:
         return False
-    return any(each.startswith(_RANK_VARIABLES) for each in variables)
+    return any(variable.startswith(_RANK_VARIABLES) for variable in variables)
 
 
 if __name__ == "__main__":

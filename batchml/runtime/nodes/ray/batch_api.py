@@ -1,6 +1,6 @@
 """The calls of AWS Batch that the nodes of a Ray cluster make, with the standard library alone.
 
-Where a job may not call AWS Batch the cluster does without: running workers notice the end of their
+The cluster also works if its jobs may not call AWS Batch: running workers notice the end of their
 head anyway, and workers that still wait in the queue notice it when they start.
 Source: AWS Batch API Reference; Signature Version 4 as for S3 (`storage/credentials.py`).
 """
@@ -17,27 +17,27 @@ from typing import Any, Callable, Dict, List, Optional
 from urllib.parse import urlsplit
 
 from batchml.runtime.protocol.exit_codes import TRY_ELSEWHERE
-from batchml.runtime.storage.credentials import CredentialsProvider, sign
+from batchml.runtime.storage.credentials import CredentialsProvider, domain_of, sign
 from batchml.runtime.storage.s3 import region_of
 from batchml.runtime.storage.store import StoreError
 
-ATTEMPTS = "BATCHML_GANG_ATTEMPTS"  # that the head has at most
+ATTEMPTS = "BATCHML_GANG_ATTEMPTS"  # the number of attempts that the head's job may make
 HEAD_JOB = "BATCHML_GANG_HEAD"  # QUEUE/NAME of the head's job
 
 _ENDED = ("SUCCEEDED", "FAILED")
 _TIMEOUT = 5.0  # seconds of one call
 _PAGE = 100
-_EXITED = "Essential container in task exited"  # the status reason where the host was not lost
+_EXITED = "Essential container in task exited"  # AWS Batch's status reason if the host was not lost
 
-# url, headers, body, seconds -> body of the answer
+# URL, headers, body, seconds -> body of the response
 Post = Callable[[str, Dict[str, str], bytes, float], bytes]
 
 
 def post(url: str, headers: Dict[str, str], body: bytes, timeout: float) -> bytes:
-    """Raises OSError."""
+    """Send a POST request; return the body of the response. Raises OSError."""
     request = urllib.request.Request(url, data=body, headers=headers, method="POST")
-    with urllib.request.urlopen(request, timeout=timeout) as answer:
-        return bytes(answer.read())
+    with urllib.request.urlopen(request, timeout=timeout) as response:
+        return bytes(response.read())
 
 
 class BatchApi:
@@ -46,23 +46,23 @@ class BatchApi:
     def __init__(
         self, environ: Mapping[str, str], clock: Callable[[], float] = time.time, post: Post = post
     ) -> None:
-        environ = _for_batch(environ)
+        environ = _batch_environment(environ)
         bucket = urlsplit(environ.get("BATCHML_GANG") or environ.get("BATCHML_STORE", "")).netloc
         self._region = region_of(bucket, environ)
-        end = "amazonaws.com.cn" if self._region.startswith("cn-") else "amazonaws.com"
-        given = environ.get("AWS_ENDPOINT_URL_BATCH") or environ.get("AWS_ENDPOINT_URL")
-        self._endpoint = (given or f"https://batch.{self._region}.{end}").rstrip("/")
-        self._keys = CredentialsProvider(environ, clock)
+        endpoint = environ.get("AWS_ENDPOINT_URL_BATCH") or environ.get("AWS_ENDPOINT_URL")
+        default = f"https://batch.{self._region}.{domain_of(self._region)}"
+        self._endpoint = (endpoint or default).rstrip("/")
+        self._credentials = CredentialsProvider(environ, clock)
         self._clock = clock
         self._post = post
 
-    def job(self, job_id: str) -> Optional[Dict[str, Any]]:
-        """A job as DescribeJobs returns it; None for an unknown job."""
+    def describe(self, job_id: str) -> Optional[Dict[str, Any]]:
+        """A job as DescribeJobs returns it; None if AWS Batch does not know the job."""
         found = self._call("describejobs", {"jobs": [job_id]}).get("jobs") or []
         return found[0] if found else None
 
-    def named(self, queue: str, job_name: str) -> List[Dict[str, Any]]:
-        """The jobs of a queue with this name, whatever their state."""
+    def list_by_name(self, queue: str, job_name: str) -> List[Dict[str, Any]]:
+        """The jobs of a queue with this name, whatever their state, as ListJobs returns them."""
         request = {
             "jobQueue": queue,
             "filters": [{"name": "JOB_NAME", "values": [job_name]}],
@@ -78,7 +78,7 @@ class BatchApi:
         parts = urlsplit(self._endpoint)
         path = f"{parts.path}/v1/{operation}"
         headers = sign(
-            self._keys.get(), self._region, "POST", parts.netloc, path, "",
+            self._credentials.get(), self._region, "POST", parts.netloc, path, "",
             {"content-type": "application/json"}, hashlib.sha256(body).hexdigest(), self._clock(),
             service="batch",
         )  # fmt: skip
@@ -86,12 +86,15 @@ class BatchApi:
         try:
             found = json.loads(self._post(url, headers, body, _TIMEOUT) or b"{}")
         except (OSError, ValueError) as error:
-            raise StoreError(f"AWS Batch, {operation}: {_words(error)}") from error
+            raise StoreError(f"AWS Batch, {operation}: {_describe(error)}") from error
         return found if isinstance(found, dict) else {}
 
 
-def _for_batch(environ: Mapping[str, str]) -> Dict[str, str]:
-    """Prefer the embedded server's variables: a job may have another account's keys."""
+def _batch_environment(environ: Mapping[str, str]) -> Dict[str, str]:
+    """`environ` with the endpoint and the keys of the embedded server, if the job runs there.
+
+    Such a job may also have keys of an AWS account, which it uses for other things.
+    """
     found = dict(environ)
     if "BATCHML_ENDPOINT_URL" in environ:
         found["AWS_ENDPOINT_URL_BATCH"] = environ["BATCHML_ENDPOINT_URL"]
@@ -101,7 +104,7 @@ def _for_batch(environ: Mapping[str, str]) -> Dict[str, str]:
     return found
 
 
-def _words(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     text = ""
     if isinstance(error, urllib.error.HTTPError):
         try:
@@ -112,7 +115,7 @@ def _words(error: Exception) -> str:
 
 
 def attempts_of(environ: Mapping[str, str]) -> int:
-    """How many attempts the head has at most; 0 if unknown."""
+    """The number of attempts that the head's job may make; 0 if that is unknown."""
     attempts = environ.get(ATTEMPTS, "")
     return int(attempts) if attempts.isascii() and attempts.isdigit() else 0
 
@@ -120,27 +123,27 @@ def attempts_of(environ: Mapping[str, str]) -> int:
 def is_head_over(batch: BatchApi, environ: Mapping[str, str], run: str) -> bool:
     """Whether the job of the head has ended for good. Raises StoreError.
 
-    `run` is its id, or empty for a head that was never seen: then its job is found by its name.
+    `run` is the id of the job, or empty if the head never wrote it: then the job is found by name.
     """
     queue, _, name = environ.get(HEAD_JOB, "").rpartition("/")
     if run:
-        found = batch.job(run)
-        jobs = [found] if found else []
+        job = batch.describe(run)
+        jobs = [job] if job else []
     else:
-        jobs = batch.named(queue, name) if queue else []
+        jobs = batch.list_by_name(queue, name) if queue else []
     return bool(jobs) and not unfinished(jobs)
 
 
 def is_last(
     job: Optional[Mapping[str, Any]], attempt: int, code: Optional[int], attempts: int = 0
 ) -> bool:
-    """Whether AWS Batch will not try the job again after this attempt ends with `code`.
+    """Whether AWS Batch makes no other attempt after this one ends with `code`.
 
-    None: it was stopped by a person, which is final, or with its host. `attempts` counts where AWS
-    Batch could not be asked; 0: unknown.
+    `code` is None if the attempt was stopped: by a user, which is final, or because its host is
+    lost. `job` is None if AWS Batch could not be asked. Then another attempt may follow only a stop
+    or the code for another host, and `attempts` is the most that the job may make, 0 if unknown.
 
-    The first matching rule of evaluateOnExit decides; a job that no rule matches is tried again.
-    Without the rules, only a stop or the code for another host may lead to another attempt.
+    The first matching rule of evaluateOnExit decides. A job that no rule matches is tried again.
     Source: AWS Batch User Guide, "Automated job retries".
     """
     if code == 0:

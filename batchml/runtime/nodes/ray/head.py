@@ -17,50 +17,26 @@ from batchml.runtime.nodes.launcher import ASKED, VERDICT
 from batchml.runtime.nodes.link.address import LOOPBACK, own_address
 from batchml.runtime.nodes.link.connection import Heartbeats, Message, Peer, dispatch
 from batchml.runtime.nodes.link.server import MemberServer, Refusal
+from batchml.runtime.nodes.ray import rules
 from batchml.runtime.nodes.ray.batch_api import BatchApi, attempts_of, is_last, unfinished
-from batchml.runtime.nodes.ray.rules import (
-    BEAT,
-    MOST_STARTS,
-    SILENT,
-    Announce,
-    HeadAction,
-    HeadEvent,
-    HeadRecord,
-    HeadRendezvous,
-    HeadState,
-    HeadTick,
-    LeaveCluster,
-    PassSignal,
-    ProgramEnded,
-    RayEnded,
-    StartProgram,
-    StopSignal,
-    WorkerId,
-    WorkerJoined,
-    WorkerLeft,
-    begin_head,
-    head_step,
-    is_incomplete,
-)
 from batchml.runtime.nodes.ray.worker import (
     RayInstall,
     RayMissing,
     RayNode,
+    describe_mismatch,
     find_ray,
-    unlike,
-    variables,
+    ray_variables,
 )
 from batchml.runtime.processes import descendants, send
 from batchml.runtime.protocol.exit_codes import CONFIGURATION_ERROR, STOPPED, TRY_ELSEWHERE
 from batchml.runtime.protocol.launch import LaunchPlan, WorkerGroup
 from batchml.runtime.storage.store import StoreError
 
-# --- server ---------------------------------------------------------------------------------------
-# The server of a Ray head: the supervisors of its workers connect to it.
+# --- The server to which the supervisors of workers connect ---------------------------------------
 
 
 class WorkerServer:
-    """The workers that are connected. What they report becomes events."""
+    """The connected workers. Turns what they report into events."""
 
     def __init__(
         self,
@@ -72,16 +48,16 @@ class WorkerServer:
     ) -> None:
         self._selector = selectors.DefaultSelector()
         self._server = MemberServer(
-            token, self._selector, Heartbeats(BEAT, SILENT), self._admit, self._connected,
-            self._hear, self._lost, self._refused, clock,
+            token, self._selector, Heartbeats(rules.BEAT, rules.SILENT), self._admit,
+            self._connected, self._hear, self._lost, self._refused, clock,
         )  # fmt: skip
         self._server.listen([(address, 0)])
         self.port = self._server.port
         self._versions = versions
         self._groups = groups
-        self._workers: Dict[Peer, WorkerId] = {}
-        self._joined: Set[Peer] = set()
-        self._events: List[HeadEvent] = []
+        self._workers: Dict[Peer, rules.WorkerId] = {}
+        self._joined: Set[Peer] = set()  # workers whose Ray is part of the cluster
+        self._events: List[rules.HeadEvent] = []
         self.refusals: List[str] = []  # lines for people
 
     @property
@@ -89,11 +65,11 @@ class WorkerServer:
         return not self._workers
 
     def wake_on(self, file: int, drain: Callable[[], None]) -> None:
-        """Let `look` return early, after `drain`, when this descriptor can be read."""
+        """Call `drain` when this descriptor can be read, and let `look` return then."""
         self._selector.register(file, selectors.EVENT_READ, drain)
 
-    def look(self, now: float, wait: float = 0.0) -> List[HeadEvent]:
-        """The events since the last look; wait for one for at most `wait` seconds."""
+    def look(self, now: float, wait: float = 0.0) -> List[rules.HeadEvent]:
+        """The events since the last call. Waits for one, for at most `wait` seconds."""
         dispatch(self._selector, wait)
         self._server.tick(now)
         events, self._events = self._events, []
@@ -108,7 +84,7 @@ class WorkerServer:
         self._selector.close()
 
     def _admit(self, info: Message) -> Optional[Refusal]:
-        why = unlike(self._versions, (str(info.get("ray")), str(info.get("python"))))
+        why = describe_mismatch(self._versions, (str(info.get("ray")), str(info.get("python"))))
         if not why:
             return None
         self.refusals.append(f"worker {self._worker(info)} cannot join: {why}")
@@ -117,39 +93,39 @@ class WorkerServer:
     def _connected(self, peer: Peer) -> None:
         self._workers[peer] = self._worker(peer.info)
 
-    def _worker(self, info: Message) -> WorkerId:
-        """The group follows from the key of its submission, which is part of its job's name."""
+    def _worker(self, info: Message) -> rules.WorkerId:
+        """Find the group by the key of its submission, with which the name of its job ends."""
         key = str(info.get("key"))
-        groups = [each.name for each in self._groups if key and each.job_name.endswith(key)]
-        name = groups[0] if groups else "workers"
-        return WorkerId(name, int(info.get("index", 0)), str(info.get("address")))
+        names = (group.name for group in self._groups if key and group.job_name.endswith(key))
+        name = next(names, "workers")
+        return rules.WorkerId(name, int(info.get("index", 0)), str(info.get("address")))
 
     def _hear(self, peer: Peer, message: Message) -> None:
         if message.get("do") == "joined" and peer not in self._joined:
             self._joined.add(peer)
-            self._events.append(WorkerJoined(self._workers[peer]))
+            self._events.append(rules.WorkerJoined(self._workers[peer]))
 
     def _lost(self, peer: Peer, silent: bool) -> None:
         worker = self._workers.pop(peer)
         had_joined = peer in self._joined
         self._joined.discard(peer)
         if had_joined and not self._has_joined(worker):
-            self._events.append(WorkerLeft(worker))
+            self._events.append(rules.WorkerLeft(worker))
 
-    def _has_joined(self, worker: WorkerId) -> bool:
-        """Whether a later attempt of the worker has joined before the earlier one was missed."""
-        return any(self._workers[each].place == worker.place for each in self._joined)
+    def _has_joined(self, worker: rules.WorkerId) -> bool:
+        """Whether a later attempt of the worker joined before the loss of this one was noticed."""
+        return any(self._workers[peer].identity == worker.identity for peer in self._joined)
 
     def _refused(self, why: str) -> None:
         self.refusals.append(f"a connection was refused: {why}")
 
 
-# --- head -----------------------------------------------------------------------------------------
+# --- The head -------------------------------------------------------------------------------------
 
 
 START_LIMIT = 120.0  # seconds that Ray may take to start
-FAREWELL = 10.0  # seconds that workers have to end before their jobs are terminated
-# of terminated jobs; the client looks for it
+FAREWELL_LIMIT = 10.0  # seconds that workers have to end before their jobs are terminated
+# the reason with which jobs of workers are terminated; the client looks for it
 REASON = "The head of its gang has ended"
 
 Say = Callable[[str], None]  # writes a line for people
@@ -162,56 +138,46 @@ def lead(
     token: str,
     signals: Signals,
     say: Say,
-) -> LeaveCluster:
-    """Run the command with a Ray cluster. Raises StoreError where head and workers cannot meet."""
+) -> rules.LeaveCluster:
+    """Run the command with a Ray cluster.
+
+    Raises StoreError if the store fails through which workers find the head.
+    """
     ending = HeadEnd(environ, plan, signals, say)
     try:
-        return _lead(command, environ, plan, token, signals, say, ending)
+        if shutil.which(command[0] if command else "", path=environ.get("PATH")) is None:
+            why = f"cannot run {command[:1]}: no such command in this image."
+            return ending.without_workers(rules.LeaveCluster(127, why))
+        ray, address = find_ray(environ), own_address(environ) or LOOPBACK
+        env = {**environ, **ray_variables(environ, token, address)}
+        node, why = start_ray(ray, address, env, signals)
+        if node is None:
+            code = STOPPED if signals.stop_asked else TRY_ELSEWHERE
+            return ending.without_workers(rules.LeaveCluster(code, why))
+        try:
+            versions = ray.version, ray.python
+            with closing(WorkerServer(address, token, versions, plan.groups)) as server:
+                record = rules.HeadRecord(
+                    ending.run, ending.attempt, address, int(node.gcs().rpartition(":")[2]),
+                    server.port, ray.version, ray.python, time.time(),
+                )  # fmt: skip
+                other = ending.rendezvous.head()
+                if other is not None and other.run == record.run and other.attempt > record.attempt:
+                    why = f"attempt {other.attempt} of this head runs already"
+                    return rules.LeaveCluster(TRY_ELSEWHERE, why)
+                ending.rendezvous.publish(record)
+                say(f"Ray {ray.version} runs on this head, {record.gcs}")
+                program = RayProgram(command, {**env, "RAY_ADDRESS": record.gcs})
+                loop = _HeadLoop(plan, node, server, program, signals, say)
+                leave = loop.run()
+                ending.announce(leave, loop)
+                return leave
+        finally:
+            node.end(2.0)
     except StoreError:
         raise
     except (RayMissing, OSError) as error:
-        return ending.without_workers(LeaveCluster(CONFIGURATION_ERROR, str(error)))
-
-
-def _lead(
-    command: Sequence[str],
-    environ: Mapping[str, str],
-    plan: LaunchPlan,
-    token: str,
-    signals: Signals,
-    say: Say,
-    ending: HeadEnd,
-) -> LeaveCluster:
-    if shutil.which(command[0] if command else "", path=environ.get("PATH")) is None:
-        why = f"cannot run {command[:1]}: no such command in this image."
-        return ending.without_workers(LeaveCluster(127, why))
-    ray, address = find_ray(environ), own_address(environ) or LOOPBACK
-    env = {**environ, **variables(environ, token, address)}
-    node, words = start_ray(ray, address, env, signals)
-    if node is None:
-        code = STOPPED if signals.stop_asked else TRY_ELSEWHERE
-        return ending.without_workers(LeaveCluster(code, words))
-    try:
-        versions = ray.version, ray.python
-        with closing(WorkerServer(address, token, versions, plan.groups)) as server:
-            gcs_port = int(node.gcs().rpartition(":")[2])
-            record = HeadRecord(
-                ending.run, ending.attempt, address, gcs_port, server.port, ray.version,
-                ray.python, time.time(),
-            )  # fmt: skip
-            later = ending.rendezvous.head()
-            if later is not None and later.run == record.run and later.attempt > record.attempt:
-                why = f"attempt {later.attempt} of this head runs already"
-                return LeaveCluster(TRY_ELSEWHERE, why)
-            ending.rendezvous.publish(record)
-            say(f"Ray {ray.version} runs on this head, {record.gcs}")
-            program = RayProgram(command, {**env, "RAY_ADDRESS": record.gcs})
-            loop = _HeadLoop(plan, node, server, program, signals, say)
-            leave = loop.run()
-            ending.announce(leave, loop)
-            return leave
-    finally:
-        node.end(2.0)
+        return ending.without_workers(rules.LeaveCluster(CONFIGURATION_ERROR, str(error)))
 
 
 def start_ray(
@@ -222,7 +188,7 @@ def start_ray(
     Another Ray may take a port that was just found free, so it is tried several times.
     """
     words = ""
-    for _ in range(MOST_STARTS):
+    for _ in range(rules.MOST_STARTS):
         node = RayNode(ray, address, env)
         node.start_head()
         until = time.monotonic() + START_LIMIT
@@ -233,7 +199,7 @@ def start_ray(
             time.sleep(0.05)
         if node.gcs() and not node.has_ended():
             return node, ""
-        words = node.last_words()
+        words = node.last_lines()
         node.end(2.0)
     return None, f"Ray does not start on the head: {words}"
 
@@ -246,13 +212,13 @@ class RayProgram:
         self._environ = dict(environ)
         self._process: Optional[subprocess.Popen[bytes]] = None
 
-    def start(self) -> Optional[LeaveCluster]:
+    def start(self) -> Optional[rules.LeaveCluster]:
         try:
             self._process = subprocess.Popen(
                 self._command, env=self._environ, stdin=subprocess.DEVNULL, start_new_session=True
             )
         except OSError as error:
-            return LeaveCluster(126, f"cannot run {self._command[0]!r}: {error.strerror}")
+            return rules.LeaveCluster(126, f"cannot run {self._command[0]!r}: {error.strerror}")
         return None
 
     def code(self) -> Optional[int]:
@@ -280,17 +246,17 @@ class _HeadLoop:
     ) -> None:
         self.server = server
         self.node = node
-        self.state: HeadState = begin_head(plan.groups, time.monotonic(), plan.start_within)
+        self.state = rules.begin_head(plan.groups, time.monotonic(), plan.start_within)
         self._program = program
         self._signals = signals
         self._say = say
         server.wake_on(signals.wake, self._drain)
 
-    def run(self) -> LeaveCluster:
+    def run(self) -> rules.LeaveCluster:
         pause = 0.0
         while True:
             for event in self._events(pause):
-                self.state, actions = head_step(self.state, event)
+                self.state, actions = rules.head_step(self.state, event)
                 for action in actions:
                     leave = self._do(action)
                     if leave is not None:
@@ -298,24 +264,24 @@ class _HeadLoop:
             left = self.state.until - time.monotonic()
             pause = 1.0 if self.state.is_running else min(1.0, max(0.0, left))
 
-    def _events(self, pause: float) -> List[HeadEvent]:
+    def _events(self, pause: float) -> List[rules.HeadEvent]:
         """The events of now; wait for one for at most `pause` seconds."""
         found = self.server.look(time.monotonic(), pause)
-        events: List[HeadEvent] = []
+        events: List[rules.HeadEvent] = []
         for number in self._signals.take():
             if number in STOPS:
-                events.append(StopSignal(number))
+                events.append(rules.StopSignal(number))
             else:
                 self._program.signal(number)
         code = self._program.code()
         if code is not None:  # before the end of Ray, which may have received the signal as well
-            return [*events, ProgramEnded(code)]
+            return [*events, rules.ProgramEnded(code)]
         events += found
         while self.server.refusals:
             self._say(self.server.refusals.pop(0))
         if self.node.has_ended():
-            events.append(RayEnded(self.node.last_words()))
-        return [*events, HeadTick(time.monotonic())]
+            events.append(rules.RayEnded(self.node.last_lines()))
+        return [*events, rules.HeadTick(time.monotonic())]
 
     def _drain(self) -> None:
         try:
@@ -323,12 +289,12 @@ class _HeadLoop:
         except BlockingIOError:
             pass
 
-    def _do(self, action: HeadAction) -> Optional[LeaveCluster]:
-        if isinstance(action, Announce):
+    def _do(self, action: rules.HeadAction) -> Optional[rules.LeaveCluster]:
+        if isinstance(action, rules.Announce):
             self._say(action.text)
-        elif isinstance(action, StartProgram):
+        elif isinstance(action, rules.StartProgram):
             return self._program.start()
-        elif isinstance(action, PassSignal):
+        elif isinstance(action, rules.PassSignal):
             self._program.signal(action.number)
         else:
             return action
@@ -343,7 +309,7 @@ class HeadEnd:
     ) -> None:
         self.run = environ.get("AWS_BATCH_JOB_ID", "")
         self.attempt = int(environ.get("AWS_BATCH_JOB_ATTEMPT") or 1)
-        self.rendezvous = HeadRendezvous.of(environ)
+        self.rendezvous = rules.HeadRendezvous.of(environ)
         self._asked = environ.get(VERDICT, "") + ASKED
         self._attempts = attempts_of(environ)
         self._batch = BatchApi(environ)
@@ -351,7 +317,7 @@ class HeadEnd:
         self._signals = signals
         self._say = say
 
-    def without_workers(self, leave: LeaveCluster) -> LeaveCluster:
+    def without_workers(self, leave: rules.LeaveCluster) -> rules.LeaveCluster:
         """End before any worker could join."""
         code = self._code(leave)
         if self._is_last(code):
@@ -359,7 +325,7 @@ class HeadEnd:
             self._end_jobs(self._groups)
         return leave
 
-    def announce(self, leave: LeaveCluster, loop: _HeadLoop) -> None:
+    def announce(self, leave: rules.LeaveCluster, loop: _HeadLoop) -> None:
         """Tell the workers how the head ends, and wait until they have ended as well."""
         code, server = self._code(leave), loop.server
         if not self._is_last(code):
@@ -367,15 +333,17 @@ class HeadEnd:
             return
         self._write(code)
         server.send_all({"do": "ended", "code": code})
-        loop.node.ask_to_end()
-        until = time.monotonic() + FAREWELL
+        loop.node.terminate()
+        until = time.monotonic() + FAREWELL_LIMIT
         while not server.is_empty and time.monotonic() < until:
             server.look(time.monotonic(), 0.2)
-        stay = not server.is_empty
-        self._end_jobs([each for each in self._groups if stay or is_incomplete(loop.state, each)])
+        some_stay = not server.is_empty
+        self._end_jobs(
+            [group for group in self._groups if some_stay or rules.is_incomplete(loop.state, group)]
+        )
 
-    def _code(self, leave: LeaveCluster) -> int:
-        """The exit code of the run: the entry may have chosen one for a stop."""
+    def _code(self, leave: rules.LeaveCluster) -> int:
+        """The exit code of the run: the one that the entry wrote for a stop, else `leave`'s."""
         if not self._signals.stop_asked:
             return leave.code
         try:
@@ -390,25 +358,29 @@ class HeadEnd:
         if code == 0 and not is_stopped:
             return True
         try:
-            job = self._batch.job(self.run)
+            job = self._batch.describe(self.run)
         except StoreError:
             job = None
-        known = None if is_stopped and code == STOPPED else code
-        return is_last(job, self.attempt, known, self._attempts)
+        own_code = None if is_stopped and code == STOPPED else code
+        return is_last(job, self.attempt, own_code, self._attempts)
 
     def _write(self, code: int) -> None:
         try:
             self.rendezvous.end(code, time.time())
         except StoreError as error:
-            self._say(f"workers in the queue cannot be told that the head has ended: {error}")
+            self._say(
+                f"the end of the head could not be recorded for workers in the queue: {error}"
+            )
 
     def _end_jobs(self, groups: Sequence[WorkerGroup]) -> None:
-        """Terminate the jobs of workers that are not connected: they wait in the queue, or hang."""
+        """Terminate the jobs of groups whose workers may wait in the queue, or hang."""
         for group in groups:
             try:
-                for job in unfinished(self._batch.named(group.queue, group.job_name)):
+                for job in unfinished(self._batch.list_by_name(group.queue, group.job_name)):
                     self._batch.terminate(job, REASON)
-                    self._say(f"the job of group {group.name} was ended; not all of it had come")
+                    self._say(f"the job of group {group.name} was ended before all workers joined")
             except StoreError as error:
-                why = f"those of group {group.name} that still wait end when they start"
-                self._say(f"{why}: their job cannot be ended from here ({error})")
+                self._say(
+                    f"the job of group {group.name} could not be ended ({error}): workers that "
+                    f"still wait end when they start"
+                )

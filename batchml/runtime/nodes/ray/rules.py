@@ -14,14 +14,12 @@ from batchml.runtime.protocol.exit_codes import STOPPED, TRY_ELSEWHERE
 from batchml.runtime.protocol.launch import WorkerGroup
 from batchml.runtime.storage.store import StoreError
 
-# --- rendezvous -----------------------------------------------------------------------------------
-# Where the head and the workers of a Ray cluster meet: two documents in the bucket or workspace.
-#
-# `gang/head.json` says where the head is, `gang/ended.json` that it has ended for good.
+# --- Rendezvous -----------------------------------------------------------------------------------
+# Workers find their head by two documents in the bucket or the workspace.
 
 
-_HEAD = "gang/head.json"
-_ENDED = "gang/ended.json"
+_HEAD = "gang/head.json"  # where the head is
+_ENDED = "gang/ended.json"  # exists once the head has ended for good
 
 
 class HeadRecord(NamedTuple):
@@ -30,10 +28,10 @@ class HeadRecord(NamedTuple):
     run: str  # the id of its job
     attempt: int
     address: str
-    gcs_port: int
-    control_port: int
-    ray: str
-    python: str
+    gcs_port: int  # of Ray's Global Control Service
+    control_port: int  # to which the supervisors of workers connect
+    ray: str  # the version of Ray
+    python: str  # the version of Python
     at: float  # seconds since the epoch
 
     @property
@@ -42,7 +40,7 @@ class HeadRecord(NamedTuple):
 
 
 class HeadRendezvous:
-    """Every method raises StoreError when the documents cannot be read or written."""
+    """Reads and writes the documents. Every method raises StoreError if that fails."""
 
     def __init__(self, documents: Rendezvous) -> None:
         self._documents = documents
@@ -61,29 +59,30 @@ class HeadRendezvous:
             raise StoreError(f"{_HEAD} is of another batchml: {error}") from error
 
     def publish(self, head: HeadRecord) -> None:
-        """A head begins, or begins again after its host was lost."""
+        """Record a head that begins, or begins again after its host was lost."""
         self._documents.delete(_ENDED)
         self._documents.write(_HEAD, head._asdict())
 
     def end_code(self) -> Optional[int]:
-        """The exit code of the program, once there is nothing left to do for workers."""
+        """The exit code of the program, once the head has ended for good; None before."""
         found = self._documents.read(_ENDED)
         return None if found is None else int(found.get("code", 0))
 
     def end(self, code: int, at: float) -> None:
+        """Record that the head has ended for good."""
         self._documents.write(_ENDED, {"code": code, "at": at})
 
 
-# --- rules ----------------------------------------------------------------------------------------
+# --- Limits ---------------------------------------------------------------------------------------
 
 
 NOTICE_EVERY = 30.0  # seconds between two lines about missing workers
 HEAD_GRACE = 600.0  # seconds that workers wait for a lost head to start again
-LAST_GRACE = 10.0  # the same for a head in its last attempt: perhaps only the network failed
-FRESH = 30.0  # seconds; Ray that ended sooner never worked
+LAST_GRACE = 10.0  # the same after the head's last attempt: perhaps only the network failed
+FRESH = 30.0  # seconds; if Ray ends sooner after its start, that start has failed
 BEAT = 5.0  # seconds between two signs of life of a supervisor
-SILENT = 20.0  # seconds without one, after which it is lost
-MOST_STARTS = 3  # starts of Ray in a row that failed
+SILENT = 20.0  # seconds without a sign of life, after which a supervisor is lost
+MOST_STARTS = 3  # failed starts of Ray in a row, after which a node gives up
 
 # --- Actions of both ------------------------------------------------------------------------------
 
@@ -95,7 +94,7 @@ class Announce(NamedTuple):
 
 
 class LeaveCluster(NamedTuple):
-    """End Ray, and exit. `why` is empty where the program chose the code."""
+    """End Ray, and exit with this code. `why` is empty if the program chose the code."""
 
     code: int
     why: str = ""
@@ -105,15 +104,15 @@ class LeaveCluster(NamedTuple):
 
 
 class WorkerId(NamedTuple):
-    """A worker, by its group and its number in it, from 0."""
+    """A worker, identified by its group and its number in the group, from 0."""
 
     group: str
     number: int
     address: str = ""
 
     @property
-    def place(self) -> Tuple[str, int]:
-        """Its identity over hosts and attempts."""
+    def identity(self) -> Tuple[str, int]:
+        """The same for all hosts and attempts of the worker."""
         return self.group, self.number
 
     def __str__(self) -> str:
@@ -121,11 +120,13 @@ class WorkerId(NamedTuple):
 
 
 class HeadState(NamedTuple):
+    """All that the rules remember of a head. Times are seconds of a monotonic clock."""
+
     groups: Tuple[WorkerGroup, ...]
-    until: float  # when enough workers have to be there
-    next_notice: float
-    here: FrozenSet[Tuple[str, int]] = frozenset()
-    is_running: bool = False
+    until: float  # when enough workers must have joined
+    next_notice: float  # when to name the missing workers again
+    joined: FrozenSet[Tuple[str, int]] = frozenset()  # identities of workers
+    is_running: bool = False  # the program was started
 
 
 class WorkerJoined(NamedTuple):
@@ -135,25 +136,33 @@ class WorkerJoined(NamedTuple):
 
 
 class WorkerLeft(NamedTuple):
+    """A worker has ended, or is lost."""
+
     member: WorkerId
 
 
 class RayEnded(NamedTuple):
+    """Ray has ended on the head. `words`: its last lines."""
+
     words: str
 
 
 class ProgramEnded(NamedTuple):
+    """The program of the run has ended with this exit code."""
+
     code: int
 
 
 class StopSignal(NamedTuple):
-    """A signal requests the end."""
+    """A signal that requests a stop has come."""
 
     number: int
 
 
 class HeadTick(NamedTuple):
-    now: float  # seconds, of a clock that only goes forward
+    """Time has passed."""
+
+    now: float
 
 
 class StartProgram(NamedTuple):
@@ -161,7 +170,7 @@ class StartProgram(NamedTuple):
 
 
 class PassSignal(NamedTuple):
-    """Send the signal to the program, which chooses how it ends."""
+    """Send the signal to the program, which itself decides how to end."""
 
     number: int
 
@@ -171,23 +180,24 @@ HeadAction = Union[Announce, StartProgram, PassSignal, LeaveCluster]
 
 
 def begin_head(groups: Tuple[WorkerGroup, ...], now: float, limit: float) -> HeadState:
-    """The state of a head whose Ray is up. Enough workers have to join within `limit` seconds."""
+    """The state of a head whose Ray runs. Enough workers have to join within `limit` seconds."""
     return HeadState(groups, now + limit, now + NOTICE_EVERY)
 
 
 def head_step(head: HeadState, event: HeadEvent) -> Tuple[HeadState, List[HeadAction]]:
+    """The next state of a head, and the actions to take."""
     if isinstance(event, (WorkerJoined, WorkerLeft)):
-        place, is_in = {event.member.place}, isinstance(event, WorkerJoined)
-        head = head._replace(here=head.here | place if is_in else head.here - place)
-        verb = "has joined" if is_in else "is gone"
-        return head, [Announce(f"worker {event.member} {verb}: {_count(head)}")]
+        worker, has_joined = {event.member.identity}, isinstance(event, WorkerJoined)
+        head = head._replace(joined=head.joined | worker if has_joined else head.joined - worker)
+        verb = "has joined" if has_joined else "is gone"
+        return head, [Announce(f"worker {event.member} {verb}: {_describe_counts(head)}")]
     if isinstance(event, RayEnded):
         return head, [LeaveCluster(TRY_ELSEWHERE, f"Ray has ended on the head: {event.words}")]
     if isinstance(event, ProgramEnded):
         return head, [LeaveCluster(event.code)]
     if isinstance(event, StopSignal):
         return head, [PassSignal(event.number)] if head.is_running else [
-            LeaveCluster(STOPPED, "stopped while waiting")
+            LeaveCluster(STOPPED, "stopped while waiting for workers")
         ]
     return _head_tick(head, event.now)
 
@@ -195,14 +205,14 @@ def head_step(head: HeadState, event: HeadEvent) -> Tuple[HeadState, List[HeadAc
 def _head_tick(head: HeadState, now: float) -> Tuple[HeadState, List[HeadAction]]:
     if head.is_running:
         return head, []
-    missing = _missing(head)
+    missing = _describe_missing(head)
     if not missing:
         return head._replace(is_running=True), [
-            Announce(f"{_count(head)}; the program starts"),
+            Announce(f"{_describe_counts(head)}; the program starts"),
             StartProgram(),
         ]
     if now >= head.until:
-        return head, [LeaveCluster(TRY_ELSEWHERE, f"not enough workers came in time: {missing}")]
+        return head, [LeaveCluster(TRY_ELSEWHERE, f"not enough workers joined in time: {missing}")]
     if now < head.next_notice:
         return head, []
     left = f"{head.until - now:.0f} s are left"
@@ -212,83 +222,86 @@ def _head_tick(head: HeadState, now: float) -> Tuple[HeadState, List[HeadAction]
 
 
 def is_incomplete(head: HeadState, group: WorkerGroup) -> bool:
-    """Whether a group is not complete: some of its workers may still wait in the queue."""
-    return _here(head, group) < group.size
+    """Whether workers of the group have not joined: they may still wait in the queue."""
+    return _count_joined(head, group) < group.size
 
 
-def _here(head: HeadState, group: WorkerGroup) -> int:
-    return sum(name == group.name for name, _ in head.here)
+def _count_joined(head: HeadState, group: WorkerGroup) -> int:
+    return sum(name == group.name for name, _ in head.joined)
 
 
-def _count(head: HeadState) -> str:
-    counts = (f"{_here(head, each)} of {each.size} {each.name}" for each in head.groups)
+def _describe_counts(head: HeadState) -> str:
+    counts = (f"{_count_joined(head, g)} of {g.size} {g.name}" for g in head.groups)
     return ", ".join(counts) or "no workers"
 
 
-def _missing(head: HeadState) -> str:
-    """Describe the groups with too few workers."""
-    lacks = [(each, each.least - _here(head, each)) for each in head.groups]
-    parts = (
-        f"{_here(head, each)} of {each.least} {each.name} are there (job {each.job_name})"
-        for each, count in lacks
-        if count > 0
+def _describe_missing(head: HeadState) -> str:
+    """Describe the groups with too few workers; "" if there is none."""
+    return ", ".join(
+        f"{count} of {group.least} {group.name} have joined (job {group.job_name})"
+        for group in head.groups
+        for count in [_count_joined(head, group)]
+        if count < group.least
     )
-    return ", ".join(parts)
 
 
 # --- A worker -------------------------------------------------------------------------------------
 
 
 class WorkerState(NamedTuple):
-    until: float  # when a head has to be there
-    head: Optional[HeadRecord] = None  # the head that it belongs to, or did last
-    is_linked: bool = False  # to the head
+    """All that the rules remember of a worker. Times are seconds of a monotonic clock."""
+
+    until: float  # when a head must have been found
+    head: Optional[HeadRecord] = None  # the current or last head
+    is_linked: bool = False  # connected to the head
     ray_since: float = -1.0  # when Ray was started; negative while it does not run
     is_up: bool = False  # Ray is part of the cluster
-    failed: int = 0  # starts of Ray in a row that failed
-    attempts: int = 0  # that the head has at most; 0: unknown
+    failed: int = 0  # failed starts of Ray in a row
+    attempts: int = 0  # the most that the head's job may make; 0: unknown
 
     @property
     def head_had_last_attempt(self) -> bool:
-        """Whether its head was in its last attempt."""
+        """Whether the head's job makes no attempt after that of `head`."""
         return self.head is not None and 0 < self.attempts <= self.head.attempt
 
 
 class RendezvousRead(NamedTuple):
-    """The documents of the head, as they were just read."""
+    """The documents of the head were read."""
 
     now: float
     head: Optional[HeadRecord]
-    end_code: Optional[int]
-    head_is_over: bool = False  # its job has ended for good
-    trouble: str = ""  # why the head could not be reached last
+    end_code: Optional[int]  # see `HeadRendezvous.end_code`
+    head_is_over: bool = False  # the job of the head has ended for good
+    trouble: str = ""  # why the latest try to reach the head failed
 
 
 class HeadConnected(NamedTuple):
-    """The worker is linked to the head."""
+    """The worker is connected to the head."""
 
     now: float
     head: HeadRecord
 
 
 class HeadRefused(NamedTuple):
-    """The head, or a difference of versions, refuses this worker for good."""
+    """This worker can never join: the head refuses it, or has other versions."""
 
     code: int
     why: str
 
 
 class HeadLost(NamedTuple):
-    """The link to the head is lost."""
+    """The connection to the head is lost."""
 
     now: float
 
 
 class RayUp(NamedTuple):
-    pass
+    """The worker's Ray is part of the cluster."""
 
 
 class RayDown(NamedTuple):
+    """The worker's Ray has ended. `words`: its last lines."""
+
     now: float
     words: str
 
@@ -300,19 +313,23 @@ class HeadEnded(NamedTuple):
 
 
 class DialHead(NamedTuple):
+    """Connect to the head."""
+
     head: HeadRecord
 
 
 class StartRay(NamedTuple):
+    """Start Ray, as a part of the head's cluster."""
+
     head: HeadRecord
 
 
 class EndRay(NamedTuple):
-    pass
+    """End the worker's Ray."""
 
 
 class ReportJoined(NamedTuple):
-    pass
+    """Report to the head that the worker's Ray is part of the cluster."""
 
 
 WorkerEvent = Union[
@@ -324,6 +341,7 @@ WorkerAction = Union[Announce, DialHead, StartRay, EndRay, ReportJoined, LeaveCl
 def worker_step(
     worker: WorkerState, event: WorkerEvent, grace: float = HEAD_GRACE
 ) -> Tuple[WorkerState, List[WorkerAction]]:
+    """The next state of a worker, and the actions to take. `grace`: instead of HEAD_GRACE."""
     if isinstance(event, RendezvousRead):
         return _rendezvous_read(worker, event)
     if isinstance(event, HeadConnected):
@@ -332,8 +350,8 @@ def worker_step(
         return worker, [LeaveCluster(event.code, event.why)]
     if isinstance(event, HeadLost):
         limit = min(grace, LAST_GRACE) if worker.head_had_last_attempt else grace
-        word = f"the head does not answer; waiting up to {limit:.0f} s for it to start again"
-        return worker._replace(is_linked=False, until=event.now + limit), [Announce(word)]
+        text = f"the head does not answer; waiting up to {limit:.0f} s for it to start again"
+        return worker._replace(is_linked=False, until=event.now + limit), [Announce(text)]
     if isinstance(event, RayUp):
         return worker._replace(is_up=True), [ReportJoined()] if worker.is_linked else []
     if isinstance(event, RayDown):
@@ -355,11 +373,11 @@ def _rendezvous_read(
     if event.now >= worker.until:
         if worker.head_had_last_attempt:
             return worker, [
-                Announce("the head has not come again, and it has no attempt left"),
+                Announce("the head has not started again, and it has no attempt left"),
                 LeaveCluster(0),
             ]
-        why = "the head has not come again" if worker.head else "no head has come"
-        trouble = f"; last: {event.trouble}" if event.trouble else ""
+        why = "the head has not started again" if worker.head else "no head was found"
+        trouble = f"; latest error: {event.trouble}" if event.trouble else ""
         return worker, [LeaveCluster(TRY_ELSEWHERE, f"{why} in time{trouble}")]
     return worker, [] if event.head is None else [DialHead(event.head)]
 
@@ -369,7 +387,7 @@ def _head_ended(code: int) -> List[WorkerAction]:
 
 
 def _connected(worker: WorkerState, event: HeadConnected) -> Tuple[WorkerState, List[WorkerAction]]:
-    is_same = worker.head == event.head  # its link was lost, but Ray may still work
+    is_same = worker.head == event.head  # the connection was lost, but Ray may still work
     worker = worker._replace(head=event.head, is_linked=True)
     if is_same and worker.ray_since >= 0:
         return worker, [ReportJoined()] if worker.is_up else []
@@ -385,5 +403,5 @@ def _ray_down(worker: WorkerState, event: RayDown) -> Tuple[WorkerState, List[Wo
     worker = worker._replace(failed=worker.failed + 1 if was_short else 0)
     if worker.failed >= MOST_STARTS:
         return worker, [LeaveCluster(TRY_ELSEWHERE, f"Ray does not start: {event.words}")]
-    again = Announce(f"Ray has ended here and is started again: {event.words}")
+    again = Announce(f"Ray has ended on this worker and is started again: {event.words}")
     return worker._replace(ray_since=event.now), [again, EndRay(), StartRay(head)]

@@ -1,1 +1,1 @@
-"""srun inside a multi-node run, for scripts of Slurm."""
+"""`srun` and other programs of Slurm inside a run, for Slurm scripts."""

@@ -1,11 +1,12 @@
-"""The server of a Slurm script on several nodes: the other nodes and `srun` connect to it.
+"""The server of a Slurm script on several nodes, to which the other nodes and `srun` connect.
 
 It is a process of its own on the first node, because the script replaces the process that starts
-it. It ends with the run.
+the server. It ends with the run.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import selectors
@@ -32,10 +33,10 @@ from batchml.runtime.package import package_root
 from batchml.runtime.protocol.variables import RuntimeEnv
 from batchml.runtime.storage.backends import open_store
 
-_IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)  # the script decides
-# seconds between two checks whether the process that started this one has ended
-_FIRST_LOOK = 0.005
-_NOTICE_AFTER = 60.0  # seconds of waiting for the other nodes
+# signals on which the script decides, not the server
+_IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+_CHECK_EVERY = 0.005  # seconds between two checks whether the process that started this one ended
+_NOTICE_AFTER = 60.0  # seconds of waiting for the other nodes, until a line names the missing ones
 _PROGRAM = """
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -45,49 +46,56 @@ main(sys.argv[2])
 
 
 def start_server(environ: Mapping[str, str], tools: str) -> None:
-    """Start the server of a run of several nodes, and wait until it listens. Raises OSError."""
+    """Start the server if the run has several nodes, and wait until it listens. Raises OSError.
+
+    `tools`: the folder of this node's Slurm programs, in which the server writes its address.
+    """
     if count_nodes(environ) < 2:
         return
-    # Without the job's own modules, and whatever it did to its Python.
+    # -I: the server uses neither the job's own modules nor its Python variables.
     words = [sys.executable, "-I", "-c", _PROGRAM, package_root(), tools]
     if subprocess.run(words, env=dict(environ), stdin=subprocess.DEVNULL).returncode:
-        raise OSError("the server for srun cannot be started")
+        raise OSError("the server for srun could not be started: its error is printed above")
 
 
 def gather(environ: Mapping[str, str], tools: str) -> List[str]:
-    """The addresses of all nodes, the first node's first, once all are connected.
+    """Wait until all nodes are connected; return their addresses in the order of their numbers.
 
-    A run of one node has the loopback's. Raises OSError and ValueError.
+    The node of a single-node run has the loopback address. Raises OSError and ValueError.
     """
     count = count_nodes(environ)
     if count < 2:
         return [LOOPBACK]
     control = ControlAddress.read(control_file(tools))
     link = join(control.address, control.port, control.token, {"asks": True})
-    notice_at: Optional[float] = time.monotonic() + _NOTICE_AFTER
-    known: Dict[str, str] = {}
+    notice_at = time.monotonic() + _NOTICE_AFTER
+    addresses: Dict[str, str] = {}
     try:
-        while len(known) < count:
+        while len(addresses) < count:
             if not select.select([link.socket], [], [], 1.0)[0]:
-                if notice_at is not None and time.monotonic() >= notice_at:
-                    notice_at = None
-                    missing = ", ".join(str(n) for n in range(count) if str(n) not in known)
-                    print(f"batchml notice: node {missing} of {count} is waited for", flush=True)
+                if time.monotonic() >= notice_at:
+                    notice_at = math.inf  # once is enough
+                    missing = ", ".join(str(n) for n in range(count) if str(n) not in addresses)
+                    print(f"batchml notice: waiting for node {missing} of {count}", flush=True)
                 continue
             for message in [*link.waiting(), *link.messages()]:
-                known = message.get("addresses", known)
+                addresses = message.get("addresses", addresses)
     finally:
         link.close()
-    return [known[str(number)] for number in range(count)]
+    return [addresses[str(number)] for number in range(count)]
 
 
 class StepServer:
-    """The nodes and programs that are connected to the first node."""
+    """The nodes and programs that are connected to the first node.
+
+    A node describes itself by `index` and `address` in the handshake, an `srun` by `starts`, and a
+    program that waits for all nodes (`gather`) by `asks`.
+    """
 
     def __init__(
         self, token: str, address: str, count: int, selector: selectors.BaseSelector
     ) -> None:
-        self._addresses = {"0": address}
+        self._addresses = {"0": address}  # by the number of the node
         self._count = count
         self._nodes: Dict[int, Peer] = {}
         self._asking: List[Peer] = []
@@ -113,7 +121,7 @@ class StepServer:
             self._answer(peer)
         else:
             index = int(peer.info["index"])
-            if index in self._nodes:  # it has noticed that the link was lost before this side
+            if index in self._nodes:  # the node noticed the loss of its link before this side did
                 self._lost(self._nodes[index], silent=False)
             self._nodes[index] = peer
             self._addresses[str(index)] = str(peer.info["address"])
@@ -149,7 +157,7 @@ class StepServer:
 
 
 def serve(environ: Mapping[str, str], tools: str) -> None:
-    """Listen, say where, and serve in a process of its own. Raises OSError."""
+    """Listen, write down the address, and serve in a process of its own. Raises OSError."""
     selector = selectors.DefaultSelector()
     address, token = own_address(environ) or LOOPBACK, os.urandom(16).hex()
     steps = StepServer(token, address, count_nodes(environ), selector)
@@ -162,10 +170,10 @@ def serve(environ: Mapping[str, str], tools: str) -> None:
     starter = os.getpid()
     if os.fork():
         return
-    # `_loop` watches the process that adopts this one. A process that ends closes its files, and
-    # would so be noticed, before its children have a new parent.
+    # `_loop` watches the process that adopts this one, so wait for the adoption. An end of file
+    # would come too early: a process that ends closes its files before its children are adopted.
     while os.getppid() == starter:
-        time.sleep(_FIRST_LOOK)
+        time.sleep(_CHECK_EVERY)
     os.setsid()
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
@@ -173,9 +181,9 @@ def serve(environ: Mapping[str, str], tools: str) -> None:
 
 
 def _loop(server: MemberServer, selector: selectors.BaseSelector) -> None:
-    """Serve until the process that watches this run has ended."""
-    watcher = os.getppid()
-    while os.getppid() == watcher:
+    """Serve until the process that has adopted this one, which watches the run, has ended."""
+    parent = os.getppid()
+    while os.getppid() == parent:
         dispatch(selector, min(1.0, server.until_due(time.monotonic())))
         server.tick(time.monotonic())
 
@@ -184,5 +192,9 @@ def main(tools: str) -> None:
     try:
         serve(os.environ, tools)
     except (OSError, LinkClosed) as error:
-        print(f"batchml: the nodes cannot meet: {error}", file=sys.stderr, flush=True)
+        print(
+            f"batchml: the other nodes cannot connect to this one: {error}",
+            file=sys.stderr,
+            flush=True,
+        )
         sys.exit(1)

@@ -1,8 +1,8 @@
 """The programs of Slurm that a script finds inside a run: `srun`, `scontrol show` and others.
 
 `srun` runs the tasks of a step on this node and on the others (`steps.py`). `module` and `conda` do
-nothing, `hostname` knows this node's address in the network of the run, and the programs that need
-a cluster refer to batchml's own commands.
+nothing. `hostname -i` prints this node's address in the network of the run. Programs that need a
+Slurm cluster, such as `squeue`, name batchml's own command instead.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Dict, List, Optional, Tuple, Union
 
+from batchml.runtime.entry.stopping import STOPS
 from batchml.runtime.nodes.link.remote_start import RemoteCommand
 from batchml.runtime.nodes.slurm.server import gather
 from batchml.runtime.nodes.slurm.steps import (
@@ -23,17 +24,19 @@ from batchml.runtime.nodes.slurm.steps import (
     SrunStep,
     StepNode,
     StepTasks,
-    send,
+    node_number,
+    start_remote_tasks,
     task_variables,
 )
-from batchml.runtime.package import package_root
+from batchml.runtime.package import write_program
 from batchml.runtime.protocol.variables import number_of
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5  # seconds between two looks at all tasks
-_GRACE = 30.0  # seconds for the other tasks of a step after one was killed
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5  # seconds between two checks of all tasks
+_GRACE = 30.0  # seconds that the other tasks of a step have after one was killed
 
-# Options of srun(1) with a value, in their own word or the next one.
+# Short options of srun(1) with a value, which is in the same word or the next one
 _WITH_VALUE = frozenset("ABCDGJMNScdeimnopqrtwx")
+# Long options without a value in the next word
 _LONG_BARE = frozenset((
     "label", "unbuffered", "exclusive", "overlap", "kill-on-bad-exit", "quiet", "verbose", "pty",
     "disable-status", "no-kill", "overcommit", "oversubscribe", "preserve-env", "multi-prog",
@@ -43,38 +46,39 @@ _LONG_BARE = frozenset((
 _LONG = {"N": "nodes", "n": "ntasks", "w": "nodelist", "l": "label"}
 
 
-StepPart = Union[StepTasks, RemoteCommand]  # its tasks on one node
+StepPart = Union[StepTasks, RemoteCommand]  # the tasks of a step on one node
 
 
 def read_step(words: Sequence[str], environ: Mapping[str, str]) -> SrunStep:
-    """Read the words after `srun`."""
-    command, given = _options(words)
-    if "multi-prog" in given:
+    """Read the words after `srun`. Mistakes are in `SrunStep.wrong`."""
+    command, options = _parse_options(words)
+    if "multi-prog" in options:
         return SrunStep(
-            [], wrong="--multi-prog is not known here: start the programs with & and wait"
+            [], wrong="--multi-prog is not supported: start the programs with & and wait"
         )
     if not command:
         return SrunStep([], wrong="no command is given")
-    nodes, wrong = _nodes(given, environ)
-    in_all, per_node = number_of(given.get("ntasks", ""), 0), 0
-    if in_all and in_all < len(nodes) and "nodelist" not in given:
-        nodes = nodes[:in_all]
-    if "ntasks-per-node" in given:
-        per_node = number_of(given["ntasks-per-node"], 1)
-    elif in_all and nodes:
-        per_node, over = divmod(in_all, len(nodes))
-        if over:
-            wrong = f"{in_all} tasks cannot be shared evenly by {len(nodes)} nodes"
+    nodes, wrong = _choose_nodes(options, environ)
+    total = number_of(options.get("ntasks", ""), 0)
+    if total and total < len(nodes) and "nodelist" not in options:
+        nodes = nodes[:total]
+    if "ntasks-per-node" in options:
+        per_node = number_of(options["ntasks-per-node"], 1)
+    elif total and nodes:
+        per_node, rest = divmod(total, len(nodes))
+        if rest:
+            wrong = f"{total} tasks cannot be shared evenly by {len(nodes)} nodes"
     else:
         per_node = number_of(environ.get("SLURM_NTASKS_PER_NODE", ""), 1)
-    gpus = given.get("gpus-per-task", environ.get("SLURM_GPUS_PER_TASK", ""))
+    gpus = options.get("gpus-per-task", environ.get("SLURM_GPUS_PER_TASK", ""))
     gpu_count = number_of(gpus.rpartition(":")[2], 0)
-    return SrunStep(command, nodes, max(1, per_node), gpu_count, "label" in given, wrong)
+    return SrunStep(command, nodes, max(1, per_node), gpu_count, "label" in options, wrong)
 
 
-def _options(words: Sequence[str]) -> Tuple[List[str], Dict[str, str]]:
+def _parse_options(words: Sequence[str]) -> Tuple[List[str], Dict[str, str]]:
     """The command, and the options before it by their long names."""
-    left, given = list(words), {}  # type: List[str], Dict[str, str]
+    left = list(words)
+    options: Dict[str, str] = {}
     while left and left[0].startswith("-"):
         word = left.pop(0)
         if word == "--":
@@ -87,38 +91,32 @@ def _options(words: Sequence[str]) -> Tuple[List[str], Dict[str, str]]:
             name, value = word[1:2], word[2:].lstrip("=")
             if not value and name in _WITH_VALUE:
                 value = left.pop(0) if left else ""
-        given[_LONG.get(name, name)] = value
-    return left, given
+        options[_LONG.get(name, name)] = value
+    return left, options
 
 
-def _nodes(given: Mapping[str, str], environ: Mapping[str, str]) -> Tuple[List[int], str]:
-    """The nodes of a step: those named, else the first ones; and what is wrong with them."""
+def _choose_nodes(options: Mapping[str, str], environ: Mapping[str, str]) -> Tuple[List[int], str]:
+    """The nodes of a step: the named ones, else the first ones; and what is wrong with them."""
     names = node_names(environ)
-    count, here = len(names), _here(environ)
-    if here:  # the srun of a task runs its tasks on the same node
-        return [here], ""
-    if given.get("nodelist"):
-        wanted = given["nodelist"].split(",")
-        unknown = [name for name in wanted if name not in names]
+    this_node = node_number(environ)
+    if this_node:  # an srun inside a task runs its tasks on the same node
+        return [this_node], ""
+    if options.get("nodelist"):
+        requested = options["nodelist"].split(",")
+        unknown = [name for name in requested if name not in names]
         if unknown:
             return [0], f"{', '.join(unknown)} is none of this run's nodes, {', '.join(names)}"
-        return sorted({names.index(name) for name in wanted}), ""
-    wanted_count = number_of(given.get("nodes", "").partition("-")[0], count)
-    if wanted_count > count:
-        return [0], f"{wanted_count} nodes are wanted, and the run has {count}"
-    return list(range(max(1, wanted_count))), ""
+        return sorted({names.index(name) for name in requested}), ""
+    count = number_of(options.get("nodes", "").partition("-")[0], len(names))
+    if count > len(names):
+        return [0], f"{count} nodes are requested, and the run has {len(names)}"
+    return list(range(max(1, count))), ""
 
 
 def node_names(environ: Mapping[str, str]) -> List[str]:
-    """The addresses of the run's nodes. Waits for the nodes if the script did not."""
-    known = environ.get("SLURM_JOB_NODELIST", "")
-    if known:
-        return known.split(",")
-    return gather(environ, environ.get(FOLDER, ""))
-
-
-def _here(environ: Mapping[str, str]) -> int:
-    return number_of(environ.get("AWS_BATCH_JOB_NODE_INDEX", ""), 0)
+    """The addresses of the run's nodes. Waits for the nodes if nobody has done that before."""
+    names = environ.get("SLURM_JOB_NODELIST", "")
+    return names.split(",") if names else gather(environ, environ.get(FOLDER, ""))
 
 
 def srun(words: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -127,35 +125,37 @@ def srun(words: Sequence[str], environ: Mapping[str, str]) -> int:
     if step.wrong:
         print(f"srun: batchml: {step.wrong}", file=sys.stderr, flush=True)
         return 1
-    here = StepNode(_here(environ), environ)
-    if step.nodes == [here.node] and step.tasks == 1 and not step.label:
-        variables = task_variables(step, here, 0)
+    this_node = StepNode(node_number(environ), environ)
+    if step.nodes == [this_node.node] and step.tasks == 1 and not step.label:
+        variables = task_variables(step, this_node, 0)
         os.execvpe(step.command[0], step.command, {**environ, **variables})
-    parts: List[StepPart] = [] if step.nodes == [here.node] else [*send(step, environ)]
-    if here.node in step.nodes:
-        parts.append(StepTasks(step, here))
-    for each in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(each, lambda number, _frame: _pass_on(parts, number))
+    parts: List[StepPart] = []
+    if step.nodes != [this_node.node]:
+        parts += start_remote_tasks(step, environ)
+    if this_node.node in step.nodes:
+        parts.append(StepTasks(step, this_node))
+    for number in STOPS:
+        signal.signal(number, lambda received, _frame: _pass_on(parts, received))
     return _wait(parts)
 
 
 def _wait(parts: Sequence[StepPart]) -> int:
-    """Wait until all tasks have ended. Once one was killed, the others are ended after a while."""
-    until: Optional[float] = None
+    """Wait until all tasks have ended. Once one was killed, the others are ended after `_GRACE`."""
+    end_at: Optional[float] = None  # when to end the other tasks
     pause = _FIRST_PAUSE
     while True:
         codes = [part.poll() for part in parts]
         if None not in codes:
-            return max(code for some in codes for code in some or ())
-        if until is None and any(part.was_one_killed() for part in parts):
-            until = time.monotonic() + _GRACE
-        if until is not None and time.monotonic() >= until:
+            return max(code for part_codes in codes for code in part_codes or ())
+        if end_at is None and any(part.was_one_killed() for part in parts):
+            end_at = time.monotonic() + _GRACE
+        if end_at is not None and time.monotonic() >= end_at:
             _pass_on(parts, signal.SIGTERM)
-            until = float("inf")
+            end_at = float("inf")
         links = [
             part.socket
-            for part, codes_of in zip(parts, codes)  # noqa: B905
-            if isinstance(part, RemoteCommand) and codes_of is None
+            for part, part_codes in zip(parts, codes)  # noqa: B905
+            if isinstance(part, RemoteCommand) and part_codes is None
         ]
         select.select(links, [], [], pause)
         pause = min(_LONGEST_PAUSE, pause * 1.2)
@@ -172,19 +172,14 @@ def _pass_on(parts: Sequence[StepPart], number: int) -> None:
 _ALWAYS = (
     "srun", "scontrol", "module", "ml", "sbatch", "squeue", "scancel", "sacct", "sinfo", "hostname",
 )  # fmt: skip
-_UNLESS_THERE = ("conda", "mamba", "micromamba")  # an image may have them
-# The tools do not use the PYTHONPATH and the environment that a script may have.
-_TOOL = """#!/bin/sh
-exec "{python}" -I -c 'import sys
-sys.path.insert(0, "{root}")
-from batchml.runtime.nodes.slurm.srun import main
-sys.exit(main(sys.argv[1:]))' {name} "$@"
-"""
-_IN_IMAGE = "nothing is done, an image has its packages"
+_UNLESS_INSTALLED = ("conda", "mamba", "micromamba")  # an image may have them
+_IN_IMAGE = "nothing is done, because the packages are part of the image"
 
 
 def scontrol(words: Sequence[str], environ: Mapping[str, str]) -> int:
-    """`show hostnames [LIST]`: one name a line; `show job`: what is known inside the run."""
+    """`show hostnames [LIST]`: one name a line; `show job`: the fields that the run's variables
+    have.
+    """
     if list(words[:1]) == ["show"] and words[1:2] in (["hostnames"], ["hostname"]):
         names = words[2].split(",") if words[2:] and words[2] else node_names(environ)
         print("\n".join(names), flush=True)
@@ -192,14 +187,14 @@ def scontrol(words: Sequence[str], environ: Mapping[str, str]) -> int:
     if list(words[:2]) == ["show", "job"]:
         fields = {"JobId": "JOB_ID", "JobName": "JOB_NAME", "NumNodes": "JOB_NUM_NODES",
                  "NodeList": "JOB_NODELIST", "WorkDir": "SUBMIT_DIR"}  # fmt: skip
-        found = [f"{name}={environ.get(f'SLURM_{ours}', '')}" for name, ours in fields.items()]
-        print(" ".join(found), flush=True)
+        words = [f"{name}={environ.get(f'SLURM_{end}', '')}" for name, end in fields.items()]
+        print(" ".join(words), flush=True)
         return 0
     return refuse("scontrol")
 
 
 def conda(name: str, words: Sequence[str]) -> int:
-    """`conda` in an image without it: activating an environment does nothing."""
+    """`conda` in an image without conda: activating an environment does nothing."""
     if words[:1] and words[0] in ("activate", "deactivate", "shell.bash", "shell", "init", "info"):
         print(f"{name}: batchml: {_IN_IMAGE}", file=sys.stderr)
         return 0
@@ -208,14 +203,14 @@ def conda(name: str, words: Sequence[str]) -> int:
 
 
 def hostname(words: Sequence[str], environ: Mapping[str, str]) -> int:
-    """This node's address for -i and -I; else the program of the image, if it has one."""
+    """Print this node's address for -i and -I; otherwise run the image's own `hostname`, if any."""
     address = environ.get("SLURMD_NODENAME", "")
     if address and list(words) in (["-i"], ["-I"], ["--ip-address"], ["--all-ip-addresses"]):
         print(address, flush=True)
         return 0
-    own = os.path.realpath(environ.get("BATCHML_SLURM_FOLDER", ""))
-    folders = [each for each in environ.get("PATH", "").split(os.pathsep) if each]
-    others = os.pathsep.join(each for each in folders if os.path.realpath(each) != own)
+    tools = os.path.realpath(environ.get(FOLDER, ""))
+    folders = [folder for folder in environ.get("PATH", "").split(os.pathsep) if folder]
+    others = os.pathsep.join(folder for folder in folders if os.path.realpath(folder) != tools)
     program = shutil.which("hostname", path=others)
     if program is not None:
         os.execv(program, ["hostname", *words])
@@ -224,20 +219,18 @@ def hostname(words: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def refuse(name: str) -> int:
-    ours = {"sbatch": "submit", "squeue": "ls", "scancel": "cancel", "sacct": "show"}
-    hint = f": use batchml {ours[name]}, outside of the run" if name in ours else ""
+    """Print that a program of Slurm needs a cluster, and batchml's command for the same."""
+    commands = {"sbatch": "submit", "squeue": "ls", "scancel": "cancel", "sacct": "show"}
+    hint = f": use batchml {commands[name]}, outside of the run" if name in commands else ""
     print(f"{name}: batchml: there is no Slurm in a run{hint}", file=sys.stderr, flush=True)
     return 127
 
 
 def put_tools(folder: str) -> str:
     """Write the programs into a folder, and return it."""
-    root = package_root()
-    for name in (*_ALWAYS, *(each for each in _UNLESS_THERE if shutil.which(each) is None)):
+    for name in (*_ALWAYS, *(name for name in _UNLESS_INSTALLED if shutil.which(name) is None)):
         path = os.path.join(folder, name)
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(_TOOL.format(python=sys.executable, root=root, name=name))
-        os.chmod(path, 0o755)
+        write_program(path, "batchml.runtime.nodes.slurm.srun", f'["{name}", *words]')
     return folder
 
 
@@ -256,8 +249,4 @@ def main(words: Sequence[str]) -> int:
     if name in ("module", "ml"):
         print(f"{name}: batchml: {_IN_IMAGE}", file=sys.stderr)
         return 0
-    return conda(name, rest) if name in _UNLESS_THERE else refuse(name)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    return conda(name, rest) if name in _UNLESS_INSTALLED else refuse(name)

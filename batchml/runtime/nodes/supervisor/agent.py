@@ -1,4 +1,4 @@
-"""The agent of one node: it starts and ends the ranks as ordered, and reports what they do."""
+"""The agent of one node: it starts and ends ranks as the main node orders, and reports on them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from batchml.runtime.nodes.supervisor.settings import RankLayout
 from batchml.runtime.protocol.exit_codes import CONFIGURATION_ERROR, TRY_ELSEWHERE
 from batchml.runtime.telemetry.usage import mounted, pairs, read
 
-_STACKS = 1.0  # seconds that ranks have to write their stacks
-_LOOK = 1.0  # seconds between two checks for signs of life
-_LINES = 400  # of the stacks of a rank in the log; the file has all
+_STACKS_LIMIT = 1.0  # seconds that ranks have to write their stacks
+_CHECK_EVERY = 1.0  # seconds between two checks for signs of life
+_MAX_STACK_LINES = 400  # lines of a rank's stacks in the log; the file in the outputs has all
 
 
 class AgentSettings(NamedTuple):
@@ -29,17 +29,17 @@ class AgentSettings(NamedTuple):
 
     node: int  # 0: the main node
     nodes: int
-    processes: int
+    processes: int  # ranks on this node
     address: str
     command: Tuple[str, ...]
     environ: Mapping[str, str]  # of the ranks
-    run: str
-    temporary: str  # a folder of the attempt
-    output: str
-    metrics: str
+    run: str  # the id of the multi-node job
+    temporary: str  # a folder that is removed with the attempt
+    output: str  # the folder of outputs
+    metrics: str  # the metrics file, whose changes are signs of life
     stop_file: str
     cores: int
-    interface: str
+    interface: str  # the network interface that has `address`
     fetch: Mapping[str, str] = {}  # environment of checkpoint_fetch.py, on nodes that need it
     fetch_within: float = 600.0  # seconds
 
@@ -49,13 +49,17 @@ class SupervisorExit(NamedTuple):
 
     code: int
     why: str
-    by_runtime: bool
-    tail: Tuple[str, ...] = ()
-    is_untold: bool = False  # the main node does not know of it
+    by_runtime: bool  # the runtime chose the code, not the program
+    tail: Tuple[str, ...] = ()  # the last lines of the rank that caused the end
+    is_untold: bool = False  # the main node does not know of this end
 
 
 class NodeAgent:
-    """`tell` sends a message to the main node. `gate` returns why this host is unfit, or None."""
+    """The agent of one node. `order` receives the orders of the main node; the owner calls `tick`.
+
+    `tell` sends a message to the main node. `gate` checks the host, and returns why it is unfit to
+    run ranks, or None; it raises OSError if too many hosts were unfit.
+    """
 
     def __init__(
         self,
@@ -71,35 +75,35 @@ class NodeAgent:
         self._gate = gate
         self._ranks = ranks
         self._generation = 0
-        self._is_busy = False  # a generation runs here, and its end was not reported
+        self._is_busy = False  # a generation runs on this node, and its end was not reported
         self._is_ending = False
-        self._waiting: Optional[RankLayout] = None  # until all nodes have rank 0's checkpoints
-        self._checks = False  # the host is checked before the end is reported
+        self._waiting: Optional[RankLayout] = None  # ranks to start once all nodes are ready
+        self._checks_host = False  # the host is checked before the end is reported
         self._term_at = self._kill_at = float("inf")
         self._grace = 0.0
-        self._looked = 0.0
-        self._memory_kills = 0
-        self._pulse = time.monotonic()
-        self._observed: Tuple[object, ...] = ()
+        self._checked_at = 0.0
+        self._memory_kills = 0  # `memory_kills` when the ranks were started
+        self._pulse = time.monotonic()  # when a rank last gave a sign of life, without its output
+        self._observed: Tuple[object, ...] = ()  # size and time of the files that ranks change
         self._has_stop_file = False
         self.stopping: Optional[SupervisorExit] = None  # a stop was ordered: the run ends
-        self.leaving: Optional[SupervisorExit] = None
+        self.leaving: Optional[SupervisorExit] = None  # how the supervisor ends, after the ranks
 
     # --- Orders -----------------------------------------------------------------------------------
 
     def order(self, message: Message) -> None:
         """Carry out an order of the main node."""
-        what, now = message["do"], time.monotonic()
-        if what == "begin":
+        kind = message["do"]
+        if kind == "begin":
             self._begin(message)
-        elif what == "go" and self._waiting is not None:
+        elif kind == "go" and self._waiting is not None:
             layout, self._waiting = self._waiting, None
             self._start(layout)
-        elif what == "end":
-            self.end(message["grace"], bool(message.get("stacks")), checks=True)
-        elif what == "stop":
-            self._stop(message, now)
-        elif what == "exit":
+        elif kind == "end":
+            self.end(message["grace"], bool(message.get("stacks")), checks_host=True)
+        elif kind == "stop":
+            self._stop(message)
+        elif kind == "exit":
             tail = tuple(message.get("tail", ()))
             self.leave(
                 SupervisorExit(message["code"], message["why"], message["by_runtime"], tail),
@@ -108,10 +112,13 @@ class NodeAgent:
         else:
             self._ranks.hear(message)
 
-    def end(self, grace: float, stacks: bool = False, checks: bool = False) -> None:
-        """End the ranks, and report once no process of them is left."""
+    def end(self, grace: float, stacks: bool = False, checks_host: bool = False) -> None:
+        """End the ranks, and report once none of their processes is left.
+
+        `stacks`: they first write their stacks. `checks_host`: check the host before the report.
+        """
         now = time.monotonic()
-        self._checks = checks
+        self._checks_host = checks_host
         if self._is_ending:
             self._kill_at = min(self._kill_at, now + grace)
             return
@@ -124,7 +131,7 @@ class NodeAgent:
         self._term_at = now
         if stacks and self._ranks.living():
             self._ask_for_stacks()
-            self._term_at = now + _STACKS
+            self._term_at = now + _STACKS_LIMIT
         self.tick(now)
 
     def leave(self, leaving: SupervisorExit, grace: float) -> None:
@@ -164,7 +171,7 @@ class NodeAgent:
             self._fetch(message["saved"])
 
     def _fetch(self, saved: Message) -> None:
-        """Fetch the checkpoints of rank 0 before any rank looks for them, or saves more."""
+        """Fetch the checkpoints of rank 0 before any rank looks for them or saves new ones."""
         path = os.path.join(self._settings.temporary, "saved")
         generation = self._generation
 
@@ -178,7 +185,7 @@ class NodeAgent:
             if code == TRY_ELSEWHERE:
                 with open(path, encoding="utf-8") as file:
                     why = file.read()
-            self._not_begun(TRY_ELSEWHERE, why)
+            self._report_failed_start(TRY_ELSEWHERE, why)
 
         try:
             with open(path, "w", encoding="utf-8") as file:
@@ -189,7 +196,7 @@ class NodeAgent:
                 on_exit,
             )
         except OSError as error:
-            self._not_begun(TRY_ELSEWHERE, str(error))
+            self._report_failed_start(TRY_ELSEWHERE, str(error))
 
     def _start(self, layout: RankLayout) -> None:
         self._pulse = time.monotonic()
@@ -200,13 +207,13 @@ class NodeAgent:
             missing = isinstance(error, FileNotFoundError)
             words = "no such command in this image" if missing else str(error)
             why = f"cannot run {self._settings.command[0]!r}: {words}"
-            self._not_begun(127 if missing else 126, why)
+            self._report_failed_start(127 if missing else 126, why)
 
-    def _not_begun(self, code: int, why: str) -> None:
+    def _report_failed_start(self, code: int, why: str) -> None:
         self._is_busy, self._waiting = False, None
         self._tell({"do": "not_begun", "code": code, "why": why})
 
-    def _stop(self, message: Message, now: float) -> None:
+    def _stop(self, message: Message) -> None:
         self.make_stop_file()
         if message["softly"]:
             return
@@ -214,6 +221,7 @@ class NodeAgent:
         self.end(message["grace"])
 
     def make_stop_file(self) -> None:
+        """Let the ranks know that they have to stop."""
         if not self._has_stop_file and self._settings.stop_file:
             self._has_stop_file = True
             make_stop_file(self._settings.stop_file)
@@ -234,12 +242,12 @@ class NodeAgent:
             self._finish()
 
     def pass_on(self, number: int) -> None:
-        """Send the ranks a signal that requests no stop."""
+        """Send the ranks a signal that does not request a stop."""
         self._ranks.signal(number)
 
     def until_due(self, now: float) -> float:
         """Seconds until `tick` has something to do."""
-        due = min(self._looked + _LOOK, self._term_at, self._kill_at)
+        due = min(self._checked_at + _CHECK_EVERY, self._term_at, self._kill_at)
         return max(0.0, due - now)
 
     def tick(self, now: float) -> None:
@@ -253,19 +261,19 @@ class NodeAgent:
             self._ranks.signal(signal.SIGKILL)
         if self._is_ending and self._is_busy:
             self.children_ended()
-        if now - self._looked >= _LOOK:
-            self._looked = now
-            self._look(now)
+        if now - self._checked_at >= _CHECK_EVERY:
+            self._checked_at = now
+            self._check_files(now)
             self._ranks.tick(now)
 
     def pulse_age(self, now: float) -> float:
-        """Seconds since the last sign of life of a rank here."""
+        """Seconds since the last sign of life of a rank on this node."""
         if self._waiting is not None:
             return 0.0
         return max(0.0, now - max(self._pulse, self._ranks.last_output))
 
     def is_stopped_by_file(self) -> bool:
-        """Whether somebody else made the stop file; true once."""
+        """Whether another process has made the stop file. True at most once."""
         if self._has_stop_file or not self._settings.stop_file:
             return False
         self._has_stop_file = os.path.exists(self._settings.stop_file)
@@ -275,8 +283,9 @@ class NodeAgent:
     def is_busy(self) -> bool:
         return self._is_busy
 
-    def _look(self, now: float) -> None:
-        observed = tuple(map(_change_of, [self._settings.metrics, *self._ranks.progress_files()]))
+    def _check_files(self, now: float) -> None:
+        files = [self._settings.metrics, *self._ranks.progress_files()]
+        observed = tuple(map(_size_and_time, files))
         if observed != self._observed:
             self._observed = observed
             self._pulse = now
@@ -290,11 +299,11 @@ class NodeAgent:
 
     def _tell_ended(self) -> None:
         unfit = None
-        if self._checks and self.leaving is None:
+        if self._checks_host and self.leaving is None:
             try:
                 unfit = self._gate()
-            except OSError as error:  # too many hosts were unfit: no other host will be tried
-                self._not_begun(CONFIGURATION_ERROR, str(error))
+            except OSError as error:  # so many hosts were unfit that no other host is tried
+                self._report_failed_start(CONFIGURATION_ERROR, str(error))
                 return
         self._tell({"do": "ended", "generation": self._generation, "unfit": unfit or ""})
 
@@ -302,20 +311,23 @@ class NodeAgent:
 
     def _ask_for_stacks(self) -> None:
         living = self._ranks.living()
-        spy = shutil.which("py-spy", path=self._settings.environ.get("PATH"))
+        py_spy = shutil.which("py-spy", path=self._settings.environ.get("PATH"))
         for rank, pid in living:
-            if spy:
-                self._spy(spy, rank, pid)
+            if py_spy:
+                self._run_py_spy(py_spy, rank, pid)
             try:
                 os.kill(pid, signal.SIGUSR1)
             except OSError:
                 continue
 
-    def _spy(self, spy: str, rank: int, pid: int) -> None:
-        """Best effort: it needs a capability that containers of AWS Batch do not have."""
+    def _run_py_spy(self, py_spy: str, rank: int, pid: int) -> None:
+        """Add the stacks that py-spy finds, if it may read the process.
+
+        It needs a capability that containers of AWS Batch do not have.
+        """
         try:
             done = subprocess.run(
-                [spy, "dump", "--nonblocking", "--pid", str(pid)], timeout=3.0,
+                [py_spy, "dump", "--nonblocking", "--pid", str(pid)], timeout=3.0,
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             )  # fmt: skip
         except (OSError, subprocess.SubprocessError):
@@ -334,8 +346,8 @@ class NodeAgent:
                 continue
             if not lines:
                 continue
-            self._say(f"rank {rank} was at this place in its code when it was ended:")
-            for line in lines[:_LINES]:
+            self._say(f"rank {rank} was ended while its code was at these lines:")
+            for line in lines[:_MAX_STACK_LINES]:
                 self._say(f"  [r{rank}] {line}")
             if self._settings.output:
                 name = f"rank-{rank}.generation-{self._generation}.stacks"
@@ -346,20 +358,21 @@ class NodeAgent:
 
 
 def memory_kills(proc: str = "/proc", root: str = "/sys/fs/cgroup") -> int:
-    """Processes of this control group that the kernel killed because memory was full; 0: unknown.
+    """How many processes of this control group the kernel killed because memory was full.
 
-    A container often sees only its own group; without a namespace the group lies further down.
+    0 if that is unknown. A container with a cgroup namespace sees its own group at the top; without
+    one the group is further down.
     Source: proc(5); cgroup-v2.rst, memory.events; cgroup-v1/memory.rst, memory.oom_control.
     """
     lines = (line.split(":", 2) for line in read(f"{proc}/self/cgroup").splitlines())
     paths = {name: path for _, names, path in lines for name in names.split(",")}
-    own, folder, mounted_at, name = paths.get("", "/"), root, "/", "memory.events"
-    if "memory" in paths:
-        own, name = paths["memory"], "memory.oom_control"
+    path, folder, mounted_at, name = paths.get("", "/"), root, "/", "memory.events"
+    if "memory" in paths:  # cgroup v1
+        path, name = paths["memory"], "memory.oom_control"
         mount = mounted(read(f"{proc}/self/mountinfo"), "memory", f"{root}/")
         folder, mounted_at = mount or (f"{root}/memory", "/")
     top = mounted_at.rstrip("/")
-    below = own[len(top) :] if f"{own}/".startswith(f"{top}/") else ""
+    below = path[len(top) :] if f"{path}/".startswith(f"{top}/") else ""
     for group in (folder + below, folder):
         count = pairs(read(f"{group}/{name}")).get("oom_kill", "")
         if count.isdigit():
@@ -367,7 +380,8 @@ def memory_kills(proc: str = "/proc", root: str = "/sys/fs/cgroup") -> int:
     return 0
 
 
-def _change_of(path: str) -> object:
+def _size_and_time(path: str) -> object:
+    """Values that change whenever a file changes; None without the file."""
     try:
         state = os.stat(path)
     except OSError:

@@ -19,62 +19,41 @@ from batchml.runtime.nodes.link.connection import (
 )
 from batchml.runtime.nodes.link.remote_start import StartRelay
 from batchml.runtime.nodes.link.server import MemberServer, Refusal
+from batchml.runtime.nodes.supervisor import rules
 from batchml.runtime.nodes.supervisor.restarts import (
     CheckpointWatch,
     NewestCheckpoint,
     RestartHistory,
     close_last,
 )
-from batchml.runtime.nodes.supervisor.rules import (
-    Action,
-    BeginGeneration,
-    CheckpointSaved,
-    ClockTick,
-    EndRanks,
-    EndRun,
-    Event,
-    KeepRecord,
-    NodeJoined,
-    NodeLeft,
-    NodesState,
-    RankExited,
-    RankFailure,
-    RanksGone,
-    RunNode,
-    SayLine,
-    SignOfLife,
-    StartFailed,
-    StopAsked,
-    StopRanks,
-    SupervisorLimits,
-    SupervisorLost,
-    begin,
-    step,
-)
 from batchml.runtime.protocol.exit_codes import CONFIGURATION_ERROR
 
-_LOOK = 1.0  # seconds between two looks for a new checkpoint
+_CHECK_EVERY = 1.0  # seconds between two checks for a new checkpoint
 
 
 class _Node:
-    """Another node that is connected."""
+    """A connected node other than the main node."""
 
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
         self.measured_at = 0.0  # when the measurement began; 0: it is not being measured
-        self.has_joined = False
+        self.has_joined = False  # it may run ranks
 
 
 class Coordinator:
-    """`order` gives an order to the main node's own agent. `has_relay`: programs of the main node
-    may start commands on other nodes, as the launch kind needs it.
+    """The coordinator of one run.
+
+    `own` describes the main node as other nodes describe themselves. `bandwidth`: bytes a second
+    that the network needs; 0: it is not measured. `folder`: the checkpoint folder. `order` gives an
+    order to the main node's own agent. `has_relay`: programs on the main node may start commands on
+    other nodes, as `mpirun` does.
     """
 
     def __init__(
         self,
         identity: RunIdentity,
         own: Message,
-        limits: SupervisorLimits,
+        limits: rules.SupervisorLimits,
         beats: Heartbeats,
         bandwidth: float,
         folder: str,
@@ -92,63 +71,64 @@ class Coordinator:
         self._server = MemberServer(
             identity.token, selector, beats, self._admit, self._connected, self._heard, self._lost
         )
-        self._relay = StartRelay(self._send) if has_relay else None
-        self._looked = 0.0
+        self._has_relay, self._relay = has_relay, StartRelay(self._send)
+        self._checked_at = 0.0
         self._newest = self._began_with = NewestCheckpoint()
-        self._state: Optional[NodesState] = None
-        self._events: Deque[Event] = deque()
+        self._state: Optional[rules.NodesState] = None
+        self._events: Deque[rules.Event] = deque()
         self._fetching: Set[int] = set()  # nodes that still fetch the checkpoints of rank 0
-        self._is_at_work = False
-        self._has_warned = False  # that the record cannot be kept
+        self._is_stepping = False  # `_post` applies the rules
+        self._has_warned = False  # about a record that cannot be written
 
     def start(self, address: str, now: float) -> None:
         """Listen, and begin with the record of earlier attempts. Raises OSError."""
         past, began_with = self._history.read()
         self._newest = self._began_with = self._checkpoints.newest()
         past = close_last(past, self._newest.is_after(began_with))
-        self._state = begin(self._limits, now, past, bool(self._newest))
+        self._state = rules.begin(self._limits, now, past, bool(self._newest))
         if self._limits.nodes > 1:
             ports = candidate_ports(self._identity.key)
-            self._server.listen((place, port) for port in ports for place in (address, ""))
-        self._post(NodeJoined(now, _run_node(0, self._own), str(self._own.get("unfit", ""))))
+            self._server.listen((host, port) for port in ports for host in (address, ""))
+        self._post(rules.NodeJoined(now, _run_node(0, self._own), str(self._own.get("unfit", ""))))
 
     # --- Reports -------------------------------------------------------------------------------
 
     def hear(self, index: int, message: Message) -> None:
         """Take the report of a node, which may be the main node itself."""
-        now, what = time.monotonic(), message["do"]
-        if what == "beat":
+        now, kind = time.monotonic(), message["do"]
+        if kind == "beat":
             if "pulse" in message:
-                self._post(SignOfLife(now - float(message["pulse"])))
-        elif what == "exited":
-            self._post(RankExited(now, message["generation"], failure_of(index, message)))
-        elif what == "ended":
-            self._look(now)  # the checkpoint that was saved last counts
-            self._post(RanksGone(now, message["generation"], index, message["unfit"]))
-        elif what == "asked":
-            self._post(StopAsked(
+                self._post(rules.SignOfLife(now - float(message["pulse"])))
+        elif kind == "exited":
+            self._post(rules.RankExited(now, message["generation"], failure_of(index, message)))
+        elif kind == "ended":
+            self._check_checkpoints(now)  # a checkpoint that was saved last still counts
+            self._post(rules.RanksGone(now, message["generation"], index, message["unfit"]))
+        elif kind == "asked":
+            self._post(rules.StopAsked(
                 now, index, message["code"], message["why"], message["softly"], message["grace"]
             ))  # fmt: skip
-        elif what == "not_begun":
-            self._post(StartFailed(now, index, message["code"], message["why"]))
-        elif what == "measured":
+        elif kind == "not_begun":
+            self._post(rules.StartFailed(now, index, message["code"], message["why"]))
+        elif kind == "measured":
             self._measured(index, now)
-        elif what == "ready":
+        elif kind == "ready":
             if self._state and message["generation"] == self._state.generation:
                 self._fetching.discard(index)
                 if not self._fetching:
                     self._order_all({"do": "go"})
-        elif self._relay is not None:
+        else:
             self._relay.hear_node(index, message)
 
     def until_due(self, now: float) -> float:
-        return max(0.0, min(self._server.until_due(now), self._looked + _LOOK - now))
+        """Seconds until `tick` has something to do."""
+        return max(0.0, min(self._server.until_due(now), self._checked_at + _CHECK_EVERY - now))
 
     def tick(self, now: float) -> None:
         self._server.tick(now)
-        if now - self._looked >= _LOOK:
-            self._look(now)
-            self._post(ClockTick(now))
+        if now - self._checked_at >= _CHECK_EVERY:
+            self._check_checkpoints(now)
+            self._post(rules.ClockTick(now))
 
     def is_alone(self) -> bool:
         """Whether no other node is connected any more."""
@@ -157,48 +137,49 @@ class Coordinator:
     def close(self) -> None:
         self._server.close()
 
-    def _look(self, now: float) -> None:
-        self._looked = now
-        found = self._checkpoints.newest()
-        if found.is_after(self._newest):
-            self._newest = found
-            self._post(CheckpointSaved(now))
+    def _check_checkpoints(self, now: float) -> None:
+        self._checked_at = now
+        newest = self._checkpoints.newest()
+        if newest.is_after(self._newest):
+            self._newest = newest
+            self._post(rules.CheckpointSaved(now))
 
-    def _post(self, event: Event) -> None:
-        """Apply the rules. Events that an action causes, such as a lost node, come after it."""
+    def _post(self, event: rules.Event) -> None:
+        """Apply the rules to an event. If an action causes another event, such as a lost node, that
+        event waits until all actions are done.
+        """
         self._events.append(event)
-        if self._is_at_work:
+        if self._is_stepping:
             return
-        self._is_at_work = True
+        self._is_stepping = True
         while self._events:
             assert self._state is not None
-            self._state, actions = step(self._state, self._events.popleft())
+            self._state, actions = rules.step(self._state, self._events.popleft())
             for action in actions:
                 self._do(action)
-        self._is_at_work = False
+        self._is_stepping = False
 
     # --- Actions -------------------------------------------------------------------------------
 
-    def _do(self, action: Action) -> None:
-        if isinstance(action, SayLine):
+    def _do(self, action: rules.Action) -> None:
+        if isinstance(action, rules.SayLine):
             self._say(action.text)
-        elif isinstance(action, KeepRecord):
+        elif isinstance(action, rules.KeepRecord):
             self._keep(action)
-        elif isinstance(action, BeginGeneration):
+        elif isinstance(action, rules.BeginGeneration):
             self._begin(action)
-        elif isinstance(action, EndRanks):
-            order = {"do": "end", "grace": action.grace, "stacks": action.stacks}
-            self._order_all(order)
-        elif isinstance(action, StopRanks):
+        elif isinstance(action, rules.EndRanks):
+            self._order_all({"do": "end", "grace": action.grace, "stacks": action.stacks})
+        elif isinstance(action, rules.StopRanks):
             self._order_all({"do": "stop", **action._asdict()})
-        elif isinstance(action, EndRun):
+        elif isinstance(action, rules.EndRun):
             self._order_all({"do": "exit", **action._asdict(), "grace": self._limits.end_grace})
 
-    def _begin(self, action: BeginGeneration) -> None:
+    def _begin(self, action: rules.BeginGeneration) -> None:
         nodes, ranks = len(action.nodes), sum(node.processes for node in action.nodes)
         self._say(
-            f"generation {action.generation}: {nodes} node{'s'[: nodes > 1]}, "
-            f"{ranks} rank{'s'[: ranks > 1]}{self._newest.describe()}."
+            f"generation {action.generation}: {nodes} node{'s' if nodes > 1 else ''}, "
+            f"{ranks} rank{'s' if ranks > 1 else ''}{self._newest.describe()}."
         )
         fetching = {i for i, node in self._nodes.items() if node.peer.info.get("brings")}
         self._fetching = fetching if action.restarts else set()
@@ -214,7 +195,7 @@ class Coordinator:
             "control": self._server.port,
         })  # fmt: skip
 
-    def _keep(self, action: KeepRecord) -> None:
+    def _keep(self, action: rules.KeepRecord) -> None:
         if action.past[-1].kind == "open":
             self._began_with = self._newest
         try:
@@ -222,7 +203,7 @@ class Coordinator:
         except OSError as error:
             if not self._has_warned:
                 self._has_warned = True
-                self._say(f"later attempts will not know how generations ended: {error}")
+                self._say(f"later attempts will not know how earlier starts ended: {error}")
 
     def _order_all(self, order: Message) -> None:
         for index in list(self._nodes):
@@ -231,7 +212,7 @@ class Coordinator:
         self._order(order)
 
     def _send(self, index: int, message: Message) -> bool:
-        """Send to a node, which may be this one. Whether it is there."""
+        """Send a message to a node, which may be the main node. Whether the node is connected."""
         if index == 0:
             self._order(message)
             return True
@@ -243,15 +224,13 @@ class Coordinator:
     # --- Connections ---------------------------------------------------------------------------
 
     def _admit(self, info: Message) -> Optional[Refusal]:
-        """Refuse a node that has the token, but belongs to another attempt, or whose place is
-        taken.
-        """
-        if info.get("starts") and self._relay is not None:
+        """Refuse a node of another attempt, and a node whose number another node has already."""
+        if info.get("starts") and self._has_relay:
             return None
         index = int(info["index"])
         theirs, ours = (info["job"], info["attempt"]), self._identity[:2]
         if theirs != ours:
-            words = "this is attempt {1} of job {0}, and that node is of attempt {3} of job {2}"
+            words = "this is attempt {1} of job {0}, and that node runs attempt {3} of job {2}"
             return Refusal(words.format(*ours, *theirs), final=True)
         if not 0 < index < self._limits.nodes:
             return Refusal(f"there is no node {index} of {self._limits.nodes}", final=True)
@@ -267,25 +246,25 @@ class Coordinator:
 
     def _connected(self, peer: Peer) -> None:
         now, info = time.monotonic(), peer.info
-        if info.get("starts") and self._relay is not None:
+        if info.get("starts"):
             self._relay.add(peer)
             return
         index = int(info["index"])
         if "lost" in info:
             self._server.drop(peer)
-            self._post(SupervisorLost(now, index, info["lost"]))
+            self._post(rules.SupervisorLost(now, index, info["lost"]))
             return
         if "not_begun" in info:
             self._server.drop(peer)
-            self._post(StartFailed(now, index, *info["not_begun"]))
+            self._post(rules.StartFailed(now, index, *info["not_begun"]))
             return
-        before = self._nodes.get(index)
-        if before is not None:
-            self._server.drop(before.peer)
+        earlier = self._nodes.get(index)
+        if earlier is not None:
+            self._server.drop(earlier.peer)
         self._nodes[index] = _Node(peer)
-        unlike = _unlike(self._own, info)
-        if unlike:
-            self._post(StartFailed(now, index, CONFIGURATION_ERROR, unlike))
+        differences = _describe_differences(self._own, info)
+        if differences:
+            self._post(rules.StartFailed(now, index, CONFIGURATION_ERROR, differences))
         elif self._bandwidth and not info.get("unfit"):
             self._measure_next(now)
         else:
@@ -294,10 +273,10 @@ class Coordinator:
     def _join(self, index: int, now: float, unfit: str = "") -> None:
         node = self._nodes[index]
         node.has_joined = True
-        self._post(NodeJoined(now, _run_node(index, node.peer.info), unfit))
+        self._post(rules.NodeJoined(now, _run_node(index, node.peer.info), unfit))
 
     def _heard(self, peer: Peer, message: Message) -> None:
-        if self._relay is not None and self._relay.has(peer):
+        if self._relay.has(peer):
             self._relay.hear(peer, message)
             return
         index = int(peer.info["index"])
@@ -306,7 +285,7 @@ class Coordinator:
             self.hear(index, message)
 
     def _lost(self, peer: Peer, silent: bool) -> None:
-        if self._relay is not None and self._relay.has(peer):
+        if self._relay.has(peer):
             self._relay.lose(peer)
             return
         index = int(peer.info["index"])
@@ -314,10 +293,9 @@ class Coordinator:
         if node is None or node.peer is not peer:
             return
         del self._nodes[index]
-        if self._relay is not None:
-            self._relay.lose_node(index, _run_node(index, peer.info).describe())
+        self._relay.lose_node(index, _run_node(index, peer.info).describe())
         if node.has_joined:
-            self._post(NodeLeft(time.monotonic(), index, silent))
+            self._post(rules.NodeLeft(time.monotonic(), index, silent))
         if self._bandwidth:
             self._measure_next(time.monotonic())
 
@@ -325,10 +303,10 @@ class Coordinator:
 
     def _measure_next(self, now: float) -> None:
         """Measure one node at a time: together they would share the bandwidth."""
-        new = [(i, node) for i, node in self._nodes.items() if not node.has_joined]
-        if not new or any(node.measured_at for _, node in new):
+        new = [node for _, node in sorted(self._nodes.items()) if not node.has_joined]
+        if not new or any(node.measured_at for node in new):
             return
-        _, node = min(new, key=lambda each: each[0])
+        node = new[0]
         node.measured_at = now
         node.peer.measure()
 
@@ -336,36 +314,39 @@ class Coordinator:
         node = self._nodes[index]
         rate = 2 * MEASURED / max(1e-6, now - node.measured_at)
         name = _run_node(index, node.peer.info).describe()
-        found = f"{rate / (1 << 20):.0f} MiB/s"
-        self._say(f"{found} between {name} and the main node")
+        measured = f"{rate / (1 << 20):.0f} MiB/s"
+        self._say(f"{measured} between {name} and the main node")
         node.measured_at = 0.0
         unfit = ""
         if rate < self._bandwidth:
             floor = f"{self._bandwidth / (1 << 20):.0f} MiB/s"
-            unfit = f"this host is unfit: {found} to the main node, and {floor} were asked for"
+            unfit = f"this host is unfit: {measured} to the main node, and {floor} are required"
         self._join(index, now, unfit)
         self._measure_next(now)
 
 
-def _run_node(index: int, info: Mapping[str, object]) -> RunNode:
-    return RunNode(
+def _run_node(index: int, info: Mapping[str, object]) -> rules.RunNode:
+    return rules.RunNode(
         index, int(str(info["processes"])), str(info["address"]), str(info.get("host", ""))
     )
 
 
-def failure_of(index: int, message: Message) -> RankFailure:
-    """The failure in a node's report of a rank that has ended."""
-    return RankFailure(
+def failure_of(index: int, message: Message) -> rules.RankFailure:
+    """Read a node's report of a rank that has ended."""
+    return rules.RankFailure(
         index, message["rank"], message["code"], tuple(message["tail"]), message["stamp"],
         message["was_sent"], message["is_memory"],
     )  # fmt: skip
 
 
-def _unlike(own: Message, info: Message) -> str:
-    """Describe versions that differ: ranks with different versions fail late, and strangely."""
-    found: List[str] = []
+def _describe_differences(own: Message, info: Message) -> str:
+    """Describe the versions of a node that differ from the main node's; "" if none does.
+
+    Ranks with different versions would fail late, and strangely.
+    """
+    differences: List[str] = []
     for name, version in own["versions"].items():
         theirs = info["versions"].get(name)
         if version and theirs and theirs != version:
-            found.append(f"{name} is {theirs}, and {version} on the main node")
-    return f"{'; '.join(found)}: give all nodes one image" if found else ""
+            differences.append(f"{name} is {theirs}, and {version} on the main node")
+    return f"{'; '.join(differences)}: give all nodes the same image" if differences else ""

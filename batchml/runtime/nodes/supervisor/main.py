@@ -1,9 +1,10 @@
 """The supervisor of one node: it starts the ranks, obeys the main node, and ends with the exit code
 that the main node sends.
 
-The entry of the container starts it instead of the command, by the module of the launch kind
-(`nodes/torchrun.py`, `nodes/mpi.py`). On the main node it also has the coordinator, which leads all
-nodes. One loop, no threads. docs/multi-node.md
+The entry of the container starts the supervisor instead of the command, as the module of the launch
+kind (`nodes/torchrun.py`, `nodes/mpi/main.py`). On the main node the supervisor also contains the
+coordinator, which leads all nodes. It is one loop without threads. docs/multi-node.md describes it
+for users.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Mapping, Sequence
-from typing import BinaryIO, Callable, NamedTuple, Optional
+from typing import BinaryIO, Callable, List, NamedTuple, Optional
 
 from batchml.runtime.entry.stopping import STOPS, Signals
 from batchml.runtime.nodes.launcher import UNFIT, VERDICT
@@ -48,27 +49,28 @@ from batchml.runtime.nodes.supervisor.settings import (
     versions,
     write_verdict,
 )
-from batchml.runtime.processes import become_reaper, boot_id, die_with_parent
+from batchml.runtime.package import drop_working_folder
+from batchml.runtime.processes import become_reaper, boot_id, die_with_parent, shell_code
 from batchml.runtime.protocol.exit_codes import CONFIGURATION_ERROR, TRY_ELSEWHERE
 from batchml.runtime.protocol.launch import TOKEN, LaunchPlan, RankCommand
 from batchml.runtime.protocol.variables import RuntimeEnv
 from batchml.runtime.storage.backends import open_store
 from batchml.runtime.storage.store import BRIEF
 
-_BEAT = 0.5  # seconds between two signs of life of the main node's own ranks
-_FAREWELL = 3.0  # seconds that the other nodes have to end before the main node does
+_BEAT_EVERY = 0.5  # seconds between two signs of life of the main node's own ranks
+_FAREWELL_LIMIT = 3.0  # seconds that the other nodes have to end before the main node does
 
 
 class RankContext(NamedTuple):
-    """What the processes of a node need: made by the supervisor for a launch kind."""
+    """What the supervisor gives to the `RankProcesses` of a launch kind."""
 
     selector: selectors.BaseSelector
-    write: Callable[[Sequence[bytes]], None]  # takes lines for the log
+    write: Callable[[Sequence[bytes]], None]  # writes whole lines to the log
     tell: Callable[[Message], None]  # sends a message to the main node
-    temporary: str  # a folder of the attempt
-    output: str
-    logs: str
-    token: str
+    temporary: str  # a folder that is removed with the attempt
+    output: str  # the folder of outputs
+    logs: str  # `LaunchPlan.logs`
+    token: str  # the secret of the run
 
 
 class ProgramMissing(Exception):
@@ -76,20 +78,20 @@ class ProgramMissing(Exception):
 
 
 class SupervisorKind(NamedTuple):
-    """What a launch kind does in its own way.
+    """The parts in which the launch kinds differ."""
 
-    `read_command` reads the command for a number of nodes in an environment; it raises ValueError
-    and ProgramMissing.
-    `launcher`: the program that starts all ranks from the main node; empty: the supervisors do.
-    """
-
+    # words of the command, number of nodes, environment -> what to run. Raises ValueError and
+    # ProgramMissing
     read_command: Callable[[Sequence[str], int, Mapping[str, str]], RankCommand]
     make_ranks: Callable[[RankContext], RankProcesses]
-    launcher: str = ""
+    launcher: str = ""  # the program that starts all ranks; empty: each supervisor starts its own
 
 
 class Supervisor:
-    """The supervisor of a node. `run` returns how the process ends."""
+    """The supervisor of a node. `run` returns how this process ends.
+
+    `stream` is the log. `temporary` is a folder that is removed with the attempt.
+    """
 
     def __init__(
         self,
@@ -109,14 +111,17 @@ class Supervisor:
         assert plan is not None
         self._plan = plan
         if self._position.nodes > 1 and not self._position.identity.token:
-            raise ValueError(f"{TOKEN} is missing, by which the nodes of a run know each other")
+            raise ValueError(
+                f"{TOKEN} is not set, but the nodes of a run need it to recognize each other: "
+                f"submit with batchml"
+            )
         self._command = kind.read_command(command, self._position.nodes, environ)
         is_alone = self._position.nodes == 1  # its ranks need no network
         address = LOOPBACK if is_alone else own_address(environ)
         if not address:
             raise OSError(
-                "this host has no address that other nodes could reach: look at its network, or "
-                f"set {OWN_ADDRESS}"
+                "this host has no address that other nodes could reach: check its network, or set "
+                f"{OWN_ADDRESS}"
             )
         devices = os.listdir("/dev") if os.path.isdir("/dev") else []
         processes = count_processes(plan.processes or self._command.processes, environ, devices)
@@ -161,20 +166,20 @@ class Supervisor:
         }
         self._coordinator: Optional[Coordinator] = None
         self._uplink: Optional[Uplink] = None
-        self._beat = 0.0
-        self._unreported: Optional[SupervisorExit] = None  # a stop that could not be reported
-        self._unreported_until = float("inf")
-        self._reports: "list[Message]" = []  # of the main node's own agent
+        self._last_beat = 0.0
+        self._unreported: Optional[SupervisorExit] = None  # a stop that the main node does not know
+        self._unreported_until = float("inf")  # when to end without having reported it
+        self._reports: List[Message] = []  # of the main node's own agent
 
     def run(self) -> SupervisorExit:
         become_reaper()
         self._signals.listen()
-        self._selector.register(self._signals.wake, selectors.EVENT_READ, self._wake)
+        self._selector.register(self._signals.wake, selectors.EVENT_READ, self._signals.drain)
         for flag in self._command.ignored:
             self.say(f"torchrun's {flag} is ignored: batchml sets it")
-        is_other = self._command.processes not in (0, self._plan.processes)
-        if self._plan.processes and is_other and not self._kind.launcher:
-            self.say("torchrun's --nproc-per-node is ignored: processes_per_node is given")
+        differs = self._command.processes not in (0, self._plan.processes)
+        if self._plan.processes and differs and not self._kind.launcher:
+            self.say("torchrun's --nproc-per-node is ignored: the job sets processes_per_node")
         try:
             self._connect()
             while not self._has_ended():
@@ -224,9 +229,9 @@ class Supervisor:
     def _turn(self) -> None:
         now = time.monotonic()
         pause = self._agent.until_due(now)
-        for each in (self._coordinator, self._uplink):
-            if each is not None:
-                pause = min(pause, each.until_due(now))
+        for part in (self._coordinator, self._uplink):
+            if part is not None:
+                pause = min(pause, part.until_due(now))
         if self._reports:
             pause = 0.0
         if self._unreported is not None:
@@ -241,8 +246,8 @@ class Supervisor:
             self._request_stop(stop, softly=True)
         pulse = self._agent.pulse_age(now)
         if self._coordinator is not None:
-            if now - self._beat >= _BEAT:
-                self._beat = now
+            if now - self._last_beat >= _BEAT_EVERY:
+                self._last_beat = now
                 self._tell({"do": "beat", "pulse": pulse})
             while self._reports:
                 self._coordinator.hear(0, self._reports.pop(0))
@@ -257,12 +262,6 @@ class Supervisor:
     def _has_ended(self) -> bool:
         return self._agent.leaving is not None and not self._agent.is_busy
 
-    def _wake(self) -> None:
-        try:
-            os.read(self._signals.wake, 65_536)
-        except BlockingIOError:
-            pass
-
     def _take_signals(self) -> None:
         for number in self._signals.take():
             if number in STOPS:
@@ -271,22 +270,21 @@ class Supervisor:
                 self._agent.pass_on(number)
 
     def _request_stop(self, stop: StopOrder, softly: bool = False) -> None:
-        """Stop all nodes; this one alone where the main node cannot be reached."""
+        """Stop all nodes, or this node alone if the main node cannot be reached."""
         report = {"do": "asked", **stop._asdict(), "softly": softly}
-        if self._uplink is None or self._uplink.is_up:
+        if self._uplink is None or self._uplink.is_connected:
             self._tell(report)
             return
         self._uplink.send_later(report)
-        self._uplink.hurry()
         if not softly and self._unreported is None:
             self._agent.make_stop_file()
             self._unreported = SupervisorExit(stop.code, stop.why, True, is_untold=True)
             self._unreported_until = time.monotonic() + report_limit(True, stop.grace)
 
     def _leave_unreported(self, now: float) -> None:
-        """End after a stop that cannot be reported to the main node."""
-        if self._unreported is None or self._uplink is None or self._uplink.is_up:
-            return  # or it was reported by now, and orders follow
+        """End this node after a stop that could not be reported to the main node."""
+        if self._unreported is None or self._uplink is None or self._uplink.is_connected:
+            return  # with a link the stop was reported, and orders follow
         if not self._agent.is_busy:
             limit = now + report_limit(False, self._env.grace)
             self._unreported_until = min(self._unreported_until, limit)
@@ -305,7 +303,7 @@ class Supervisor:
         if stopping is not None:
             self._agent.leave(stopping, ranks_grace(self._env.grace))
         elif self._agent.leaving is None:
-            self.say("the main node does not answer any more: the ranks of this node are ended")
+            self.say("the main node does not answer any more, so the ranks of this node are ended")
             self._agent.end(self._times.end_grace)
 
     def _gate(self) -> Optional[str]:
@@ -327,22 +325,23 @@ class Supervisor:
         self.say(leaving.why)
 
     def _close_links(self) -> None:
-        """Close the links. The main node ends last: AWS Batch ends all others when it has ended."""
+        """Close the links. The main node ends last: at its end AWS Batch kills all other nodes."""
         if self._uplink is not None:
             self._uplink.close()
-        coordinator = self._coordinator
-        if coordinator is None:
-            return
-        until = time.monotonic() + _FAREWELL
-        while not coordinator.is_alone() and time.monotonic() < until:
-            dispatch(self._selector, 0.2)
-        coordinator.close()
+        if self._coordinator is not None:
+            until = time.monotonic() + _FAREWELL_LIMIT
+            while not self._coordinator.is_alone() and time.monotonic() < until:
+                dispatch(self._selector, 0.2)
+            self._coordinator.close()
 
 
 def supervise(
     kind: SupervisorKind, arguments: Sequence[str], environ: Mapping[str, str], stream: BinaryIO
 ) -> int:
-    """Supervise a node. The exit code; the verdict file is written where the runtime chose it."""
+    """Supervise a node, and return the exit code.
+
+    If the runtime chose that code, and not the program, the verdict file says so.
+    """
     command = list(arguments[1:] if arguments[:1] == ["--"] else arguments)
     temporary = ""
     try:
@@ -355,14 +354,13 @@ def supervise(
     except ValueError as error:
         leaving = _refuse(stream, CONFIGURATION_ERROR, str(error))
     except OSError as error:
-        leaving = _refuse(stream, TRY_ELSEWHERE, f"the nodes cannot be led from here: {error}")
+        leaving = _refuse(stream, TRY_ELSEWHERE, f"this node's supervisor cannot work: {error}")
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     stream.flush()
     if leaving.by_runtime:
         write_verdict(environ, leaving.code, leaving.why, leaving.is_untold)
-    code = leaving.code
-    return 128 - code if code < 0 else code
+    return shell_code(leaving.code)
 
 
 def _refuse(stream: BinaryIO, code: int, why: str) -> SupervisorExit:
@@ -371,18 +369,17 @@ def _refuse(stream: BinaryIO, code: int, why: str) -> SupervisorExit:
 
 
 def main(kind: SupervisorKind) -> None:
-    """Run the process of a supervisor. Never returns: Python's own end would reset the signals."""
-    code = 70
+    """Run the process of a supervisor. Never returns: Python's exit would reset signal handlers."""
+    code = 70  # after a mistake of our own
     die_with_parent(os.getppid())()
-    if sys.path[:1] in ([""], [os.getcwd()]):
-        del sys.path[0]
+    drop_working_folder()
     try:
         code = supervise(kind, sys.argv[1:], os.environ, sys.stdout.buffer)
     except BrokenPipeError:
         code = TRY_ELSEWHERE
     except BaseException as error:
         traceback.print_exc()
-        why = f"a mistake of batchml's own: {type(error).__name__}: {error}"
+        why = f"an error in batchml itself: {type(error).__name__}: {error}"
         write_verdict(os.environ, code, why, is_untold=True)
     finally:
         sys.stdout.flush()

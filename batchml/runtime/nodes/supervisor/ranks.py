@@ -1,7 +1,7 @@
 """The ranks of a generation on one node: start them, copy their output, signal and end them.
 
-Each rank has a session of its own and dies with the supervisor. Processes that it leaves behind
-become children of the supervisor, which ends them before it reports that the generation is over.
+Each rank has a session of its own and dies with the supervisor. Processes that a rank leaves behind
+become children of the supervisor, which ends them before it reports the end of the generation.
 """
 
 from __future__ import annotations
@@ -24,22 +24,28 @@ from batchml.runtime.processes import descendants, die_with_parent, kill_descend
 from batchml.runtime.protocol.launch import MAIN
 from batchml.runtime.protocol.log_marks import LineSplitter
 
-TAIL = 20  # last lines of each rank that are kept for a report
-MAX_LOG = 32 << 20  # bytes of a rank's file; there are two: this one, and the one before
+TAIL = 20  # last lines of each rank that are kept for its report
+MAX_LOG = 32 << 20  # bytes of a rank's log file; there are two, the current and the previous one
 _READ = 65_536
-_MOST_OF_LINE = 2_000  # characters of a line of the tail
+_MAX_TAIL_LINE = 2_000  # characters
 
 
 class RankEnd(NamedTuple):
+    """The end of a rank. The fields have the meaning of `rules.RankFailure`."""
+
     rank: int
-    code: int  # below 0: of a signal
+    code: int  # -N: signal N ended the rank
     tail: Tuple[str, ...]
     stamp: float
     was_sent: bool
 
 
 class RankProcesses:
-    """The processes of one generation on this node. `write` takes whole lines for the log."""
+    """The processes of one generation on this node.
+
+    `write` writes whole lines to the log. `temporary`: a folder that is removed with the attempt.
+    `output`: the folder of outputs, or "". `logs`: see `LaunchPlan`.
+    """
 
     def __init__(
         self,
@@ -55,9 +61,10 @@ class RankProcesses:
         self._output = os.path.join(output, "ranks") if output else ""
         self._logs = logs
         self._ranks: Dict[int, _Rank] = {}  # by process id
+        # other children by process id, and who is told their exit code
         self._others: Dict[int, Tuple[subprocess.Popen[bytes], Callable[[int], None]]] = {}
-        self._sent: Tuple[int, ...] = ()
-        self.last_output = time.monotonic()
+        self._sent: Tuple[int, ...] = ()  # signals that this generation was sent
+        self.last_output = time.monotonic()  # when a rank printed something last
 
     def start(self, command: Sequence[str], environ: Mapping[str, str], layout: RankLayout) -> None:
         """Start the ranks. Raises OSError and ValueError, as Popen does, with no rank left."""
@@ -75,7 +82,7 @@ class RankProcesses:
         except BaseException:
             self.signal(signal.SIGKILL)
             for pid in list(self._ranks):
-                self._ended(self._ranks.pop(pid))
+                self._collect(self._ranks.pop(pid))
             raise
 
     def run_first(
@@ -83,31 +90,34 @@ class RankProcesses:
     ) -> None:
         """Start a program that has to end before the ranks start. Raises OSError."""
         die = die_with_parent(os.getpid())
-        made = subprocess.Popen(
+        process = subprocess.Popen(
             list(command), env=dict(environ), stdin=subprocess.DEVNULL, preexec_fn=die
         )
-        self.adopt(made, on_exit)
+        self.adopt(process, on_exit)
 
     def adopt(self, process: subprocess.Popen[bytes], on_exit: Callable[[int], None]) -> None:
-        """Wait for a child that is no rank; `on_exit` receives its code, below 0 of a signal."""
+        """Wait for a child that is no rank. `on_exit` receives its exit code, -N after signal N."""
         self._others[process.pid] = process, on_exit
 
     def hear(self, message: Message) -> None:
-        """Take a message of the main node that the agent does not know. Plain ranks get none, so
-        this does nothing.
+        """Take a message of the main node that the agent does not understand.
+
+        Only launch kinds with a launcher get such messages.
         """
 
     def tick(self, now: float) -> None:
-        """Do what is due; called about once a second."""
+        """Do what is due; called about once a second. Ranks without a launcher need nothing."""
 
     def stacks_file(self, rank: int) -> str:
+        """The file to which a rank writes its stacks after SIGUSR1."""
         return os.path.join(self._temporary, f"stacks-{rank}")
 
     def progress_files(self) -> List[str]:
+        """The files whose change is a sign of life."""
         return [os.path.join(self._temporary, f"progress-{r.rank}") for r in self._ranks.values()]
 
     def living(self) -> List[Tuple[int, int]]:
-        """(rank, process id) of the ranks that have not ended, and can write their stacks."""
+        """(rank, process id) of the ranks that have not ended and can write their stacks."""
         return sorted((rank.rank, pid) for pid, rank in self._ranks.items())
 
     def signal(self, number: int) -> None:
@@ -115,7 +125,7 @@ class RankProcesses:
         self._signal(descendants(os.getpid()), number)
 
     def reap(self) -> List[RankEnd]:
-        """The ranks that have ended since the last call; orphans are collected on the way."""
+        """Return the ranks that have ended since the last call. Other children are reaped, too."""
         found = []
         while True:
             try:
@@ -133,11 +143,11 @@ class RankProcesses:
             if rank is None:
                 os.waitpid(state.si_pid, os.WNOHANG)
                 continue
-            found.append(self._ended(rank))
+            found.append(self._collect(rank))
         return found
 
     def clear(self) -> bool:
-        """Once all ranks have ended, end what they left behind. Whether no process is left."""
+        """Once all ranks have ended, kill what they left behind. Whether no process is left."""
         return not self._ranks and kill_descendants(5.0)
 
     def _begin(self) -> None:
@@ -153,12 +163,12 @@ class RankProcesses:
         generation: int,
         error_file: str = "",
     ) -> None:
-        is_apart = self._logs == MAIN and rank > 0
-        made = _Rank(rank, label, is_apart, self._log(rank, generation), error_file)
-        made.start(command, environ, die_with_parent(os.getpid()))
-        self._ranks[made.pid] = made
-        for pipe in made.pipes:
-            self._selector.register(pipe, selectors.EVENT_READ, self._reader(made, pipe))
+        shows_errors_only = self._logs == MAIN and rank > 0
+        log = self._open_log(rank, generation)
+        started = _Rank(rank, label, shows_errors_only, log, error_file, command, environ)
+        self._ranks[started.process.pid] = started
+        for pipe in started.pipes:
+            self._selector.register(pipe, selectors.EVENT_READ, self._reader(started, pipe))
 
     def _signal(self, pids: List[int], number: int) -> None:
         self._sent = (*self._sent, number)
@@ -166,18 +176,17 @@ class RankProcesses:
         if number == signal.SIGTERM:
             send(pids, signal.SIGCONT)  # a stopped process would not receive it
 
-    def _ended(self, rank: _Rank) -> RankEnd:
+    def _collect(self, rank: _Rank) -> RankEnd:
         code = rank.process.wait()
         for pipe in rank.pipes:
             while self._read(rank, pipe):
-                pass  # not until its end: a child of the rank may keep the pipe open
-            rest = rank.splitters[pipe].finish()
-            self._pass_on(rank, pipe, rest)
+                pass  # not to the end of the pipe: a child of the rank may keep it open
+            self._pass_on(rank, pipe, rank.splitters[pipe].finish())
             if pipe in self._selector.get_map():
                 self._selector.unregister(pipe)
         rank.close()
-        was_sent = -code in self._sent
-        return RankEnd(rank.rank, code, tuple(rank.tail), _stamp(rank.error_file), was_sent)
+        stamp, was_sent = _read_stamp(rank.error_file), -code in self._sent
+        return RankEnd(rank.rank, code, tuple(rank.tail), stamp, was_sent)
 
     def _reader(self, rank: _Rank, pipe: int) -> Callable[[], None]:
         def read() -> None:
@@ -202,16 +211,17 @@ class RankProcesses:
             if rank.is_shown[pipe]:
                 self._write([rank.label + line for line in lines] if rank.label else lines)
 
-    def _log(self, rank: int, generation: int) -> Optional[_RankLog]:
+    def _open_log(self, rank: int, generation: int) -> Optional[_RankLog]:
         if not self._output:
             return None
         try:
             os.makedirs(self._output, exist_ok=True)
             return _RankLog(os.path.join(self._output, f"rank-{rank}.log"), generation)
         except OSError:
-            return None  # a full disk: the run's log has the output as well
+            return None  # perhaps a full disk; the run's log has the output as well
 
     def _files(self, rank: int, generation: int) -> Dict[str, str]:
+        """The variables that name the files of one rank."""
         stacks = self.stacks_file(rank)
         if os.path.exists(stacks):
             os.unlink(stacks)
@@ -224,6 +234,7 @@ class RankProcesses:
         }
 
     def _site(self) -> str:
+        """The folder with the `sitecustomize` of Python ranks."""
         folder = os.path.join(self._temporary, "site")
         if not os.path.isdir(folder):
             os.makedirs(folder)
@@ -232,42 +243,47 @@ class RankProcesses:
 
 
 class _Rank:
+    """A running rank. The constructor starts its process; it raises OSError and ValueError.
+
+    `label` is printed before each line in the run's log. `shows_errors_only`: the run's log gets
+    standard error alone; the rank's own log gets all output.
+    """
+
     def __init__(
-        self, rank: int, label: bytes, is_apart: bool, log: Optional[_RankLog], error_file: str
+        self,
+        rank: int,
+        label: bytes,
+        shows_errors_only: bool,
+        log: Optional[_RankLog],
+        error_file: str,
+        command: Sequence[str],
+        environ: Mapping[str, str],
     ) -> None:
         self.rank = rank
         self.label = label
         self.tail: Deque[str] = deque(maxlen=TAIL)
         self.error_file = error_file
-        self._has_stderr_pipe = is_apart
         self._log = log
-
-    def start(
-        self, command: Sequence[str], environ: Mapping[str, str], die: Callable[[], None]
-    ) -> None:
         self.process = subprocess.Popen(
             list(command),
             env=dict(environ),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE if self._has_stderr_pipe else subprocess.STDOUT,
+            stderr=subprocess.PIPE if shows_errors_only else subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=die,
+            preexec_fn=die_with_parent(os.getpid()),
         )
-        self.pid = self.process.pid
-        files = [self.process.stdout, *([self.process.stderr] if self._has_stderr_pipe else [])]
-        self.pipes = [file.fileno() for file in files if file is not None]
+        files = [file for file in (self.process.stdout, self.process.stderr) if file is not None]
+        self.pipes = [file.fileno() for file in files]
         for pipe in self.pipes:
             os.set_blocking(pipe, False)
         self.splitters = {pipe: LineSplitter() for pipe in self.pipes}
-        # With two pipes, the first is the standard output of a rank other than 0, which only that
-        # rank's file gets.
         self.is_shown = {
-            pipe: not self._has_stderr_pipe or place == 1 for place, pipe in enumerate(self.pipes)
+            file.fileno(): not shows_errors_only or file is self.process.stderr for file in files
         }
 
     def keep(self, lines: Sequence[bytes]) -> None:
-        self.tail.extend(line.decode("utf-8", "replace")[:_MOST_OF_LINE] for line in lines[-TAIL:])
+        self.tail.extend(line.decode("utf-8", "replace")[:_MAX_TAIL_LINE] for line in lines[-TAIL:])
         if self._log is not None and not self._log.write(lines):
             self._log = None
 
@@ -280,7 +296,7 @@ class _Rank:
 
 
 class _RankLog:
-    """The output of a rank over all generations, in two files: the older half is dropped."""
+    """The output of a rank over all generations. A full file replaces the previous one, `.1`."""
 
     def __init__(self, path: str, generation: int) -> None:
         self._path = path
@@ -292,7 +308,7 @@ class _RankLog:
         self._size = self._file.tell()
 
     def write(self, lines: Sequence[bytes]) -> bool:
-        """False once the file cannot be written."""
+        """Append lines. False once the file cannot be written."""
         data = b"\n".join(lines) + b"\n"
         try:
             if self._size + len(data) > MAX_LOG:
@@ -309,8 +325,8 @@ class _RankLog:
         self._file.close()
 
 
-def _stamp(path: str) -> float:
-    """When a rank failed by its own account, which `@record` of torch writes; 0 without one."""
+def _read_stamp(path: str) -> float:
+    """When a rank failed, as torch's `@record` wrote into a file; 0 without such a file."""
     try:
         with open(path, encoding="utf-8") as file:
             return float(json.load(file)["message"]["extraInfo"]["timestamp"])

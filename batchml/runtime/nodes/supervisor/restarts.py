@@ -1,7 +1,8 @@
-"""How the generations of a run ended: a generation is all ranks from their start to their end.
+"""The record of a run's generations, each of which is one start of all ranks, and how they ended.
 
-The record outlives attempts, so a program that crashes again and again is given up. Pure, except
-for `CheckpointWatch`, which looks for checkpoints, and `RestartHistory`, which keeps the record.
+The record outlives attempts, so that a program that crashes again and again is not started forever.
+All is pure, except for `CheckpointWatch`, which looks for checkpoints, and `RestartHistory`, which
+stores the record.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ OPEN, DONE, STOPPED, EXIT, SIGNAL, LOST, HANG = (
     "open", "done", "stopped", "exit", "signal", "lost", "hang",
 )  # fmt: skip
 KEPT = 20  # generations in the record
-_PIECE = 4096  # bytes of a sample of a file; there are three
-_MOST = 500  # files that are sampled
+_SAMPLE = 4096  # bytes of each of the three samples of a file
+_MAX_FILES = 500  # files that are sampled
 _IGNORED = (".batchml", SAVING, REMOVING)  # our own files; checkpoints being made or removed
-KEY = "generations"
-FILE = ".batchml-generations.json"
+KEY = "generations"  # of the record in the run's store
+FILE = ".batchml-generations.json"  # the record in the checkpoint folder, without a store
 
 
 class RestartRecord(NamedTuple):
@@ -35,13 +36,13 @@ class RestartRecord(NamedTuple):
     generation: int  # from 1, over all attempts of the run
     attempt: int
     kind: str = OPEN
-    code: int = 0  # the first failing rank's, below 0 for a signal
+    code: int = 0  # exit code of the rank that failed first; -N after signal N
     why: str = ""
-    progressed: bool = False  # a newer checkpoint existed at its end
+    progressed: bool = False  # it saved a newer checkpoint
 
 
 class RunEnd(NamedTuple):
-    """The run ends with this code; `by_runtime`: the runtime chose it, not the program."""
+    """The run ends with this code. `by_runtime`: the runtime chose the code, not the program."""
 
     code: int
     why: str
@@ -49,42 +50,42 @@ class RunEnd(NamedTuple):
 
 
 def without_progress(past: Sequence[RestartRecord]) -> List[RestartRecord]:
-    """The latest generations that failed without a new checkpoint. Stopped ones do not count."""
-    found: List[RestartRecord] = []
-    for each in reversed(past):
-        if each.progressed or each.kind == DONE:
+    """The generations that failed since the last new checkpoint; stopped ones are left out."""
+    failed: List[RestartRecord] = []
+    for record in reversed(past):
+        if record.progressed or record.kind == DONE:
             break
-        if each.kind != STOPPED:
-            found.append(each)
-    return found[::-1]
+        if record.kind != STOPPED:
+            failed.append(record)
+    return failed[::-1]
 
 
 def decide_end(past: Sequence[RestartRecord], has_saved: bool) -> Optional[RunEnd]:
-    """How a run ends whose last generation failed; None where it goes on.
+    """Decide after a failed generation how the run ends; None: another generation starts.
 
-    `has_saved`: any generation has saved a checkpoint. A program that ends twice with the same code
-    before it ever saved anything ends the run with that code: the mistake is its own. Otherwise the
-    third generation in a row without a new checkpoint ends the run as a crash loop.
+    `has_saved`: any generation has saved a checkpoint. If the program ends twice in a row with the
+    same exit code before it ever saved a checkpoint, the run ends with that code, because the
+    program itself is at fault. Otherwise the third generation in a row without a new checkpoint
+    ends the run as a crash loop.
     """
     failed = without_progress(past)
     last = failed[-2:]
-    codes = {each.code for each in last if each.kind == EXIT}
-    if not has_saved and len(last) == 2 and all(e.kind == EXIT for e in last) and len(codes) == 1:
-        return RunEnd(last[-1].code, f"{last[-1].why} The start before it ended so, too", False)
+    is_repeated = len(last) == 2 and len({record.code for record in last}) == 1
+    if not has_saved and is_repeated and all(record.kind == EXIT for record in last):
+        why = f"{last[-1].why} The start before it ended the same way"
+        return RunEnd(last[-1].code, why, by_runtime=False)
     if len(failed) < CRASH_LOOP_STARTS:
         return None
-    numbers = ", ".join(str(each.generation) for each in failed[-CRASH_LOOP_STARTS:])
-    return RunEnd(
-        CRASH_LOOP,
+    numbers = ", ".join(str(record.generation) for record in failed[-CRASH_LOOP_STARTS:])
+    why = (
         f"a crash loop: the last {CRASH_LOOP_STARTS} starts (generations {numbers}) made no new "
-        f"checkpoint. "
-        f"The last of them: {failed[-1].why}",
-        True,
+        f"checkpoint. The last of them: {failed[-1].why}"
     )
+    return RunEnd(CRASH_LOOP, why, by_runtime=True)
 
 
 def close_last(past: Sequence[RestartRecord], progressed: bool) -> Tuple[RestartRecord, ...]:
-    """The record with an end for the last generation, where a lost main node left it open."""
+    """The record with an end for the last generation, if the loss of the main node left it open."""
     if not past or past[-1].kind != OPEN:
         return tuple(past)
     why = "The main node was lost."
@@ -92,10 +93,10 @@ def close_last(past: Sequence[RestartRecord], progressed: bool) -> Tuple[Restart
 
 
 class NewestCheckpoint(NamedTuple):
-    """The newest checkpoint of a folder: its step, or a digest of the files; falsy without one."""
+    """The newest checkpoint of a folder; false if there is none."""
 
-    step: int = -1
-    files: str = ""
+    step: int = -1  # -1: none with a step
+    files: str = ""  # a digest of the files, if they have no step
 
     def __bool__(self) -> bool:
         return self.step >= 0 or bool(self.files)
@@ -109,17 +110,17 @@ class NewestCheckpoint(NamedTuple):
         """The end of the line that announces a generation."""
         if self.step >= 0:
             return f", from step {self.step}"
-        return ", from what was saved" if self.files else ""
+        return ", from the saved files" if self.files else ""
 
 
 class CheckpointWatch:
-    """Looks for the newest checkpoint of a folder repeatedly; each look takes milliseconds."""
+    """Looks repeatedly for the newest checkpoint of a folder. Each look takes milliseconds."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        self._known: Dict[Tuple[str, int, int], str] = {}  # path, size, time -> sample
-        self.last = NewestCheckpoint()  # at the latest look
-        self.files: List[Tuple[str, int, str]] = []  # at that look: path, size, sample of each file
+        self._samples: Dict[Tuple[str, int, int], str] = {}  # path, size, time -> sample
+        self.last = NewestCheckpoint()  # the result of the latest look
+        self.files: List[Tuple[str, int, str]] = []  # path, size and sample of each file, then
 
     def newest(self) -> NewestCheckpoint:
         self.last = self._look() if self._folder else NewestCheckpoint()
@@ -130,11 +131,13 @@ class CheckpointWatch:
         if step is not None:
             return NewestCheckpoint(step)
         self.sample_files()
-        every = repr(self.files).encode()
-        return NewestCheckpoint(files=hashlib.sha256(every).hexdigest()[:16] if self.files else "")
+        digest = hashlib.sha256(repr(self.files).encode()).hexdigest()[:16]
+        return NewestCheckpoint(files=digest if self.files else "")
 
     def to_message(self) -> Dict[str, Any]:
-        """The latest look, for a node that needs the same files (`checkpoint_fetch.py`)."""
+        """The result of the latest look, for a node that fetches the same files
+        (`checkpoint_fetch.py`).
+        """
         return {"step": self.last.step, "files": [] if self.last.step >= 0 else self.files}
 
     def sample_files(self) -> None:
@@ -143,17 +146,17 @@ class CheckpointWatch:
         The content counts, not the time: a file that was fetched from a store, or written again
         with the same content, is not new.
         """
-        found: List[Tuple[str, int, str]] = []
-        known, self._known = self._known, {}
+        files: List[Tuple[str, int, str]] = []
+        earlier, self._samples = self._samples, {}
         for path in _paths(self._folder):
             try:
                 state = os.stat(path)
                 key = (path, state.st_size, state.st_mtime_ns)
-                self._known[key] = known.get(key) or _sample(path, state.st_size)
+                self._samples[key] = earlier.get(key) or _sample(path, state.st_size)
             except OSError:
                 continue
-            found.append((os.path.relpath(path, self._folder), key[1], self._known[key]))
-        self.files = sorted(found)
+            files.append((os.path.relpath(path, self._folder), key[1], self._samples[key]))
+        self.files = sorted(files)
 
 
 def _paths(folder: str) -> List[str]:
@@ -164,25 +167,22 @@ def _paths(folder: str) -> List[str]:
             path = os.path.join(below, name)
             if not name.startswith(_IGNORED) and not name.endswith(".tmp"):
                 found.append(path)
-        if len(found) > _MOST:
+        if len(found) > _MAX_FILES:
             break
-    return [path for path in found[:_MOST] if os.path.isfile(path)]
+    return [path for path in found[:_MAX_FILES] if os.path.isfile(path)]
 
 
 def _sample(path: str, size: int) -> str:
-    """A digest of its beginning, middle and end: training changes a file everywhere."""
-    sums = hashlib.sha256()
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        for start in sorted({0, max(0, size // 2 - _PIECE // 2), max(0, size - _PIECE)}):
-            sums.update(os.pread(descriptor, _PIECE, start))
-    finally:
-        os.close(descriptor)
-    return sums.hexdigest()
+    """A digest of a file's beginning, middle and end: training changes a file everywhere."""
+    digest = hashlib.sha256()
+    with open(path, "rb", buffering=0) as file:
+        for start in sorted({0, max(0, size // 2 - _SAMPLE // 2), max(0, size - _SAMPLE)}):
+            digest.update(os.pread(file.fileno(), _SAMPLE, start))
+    return digest.hexdigest()
 
 
 class RestartHistory:
-    """The record, kept in the run's store, or beside the checkpoints without a store."""
+    """Stores the record: in the run's store or, without a store, beside the checkpoints."""
 
     def __init__(self, store: Optional[Store], folder: str) -> None:
         self._store = store
@@ -195,17 +195,17 @@ class RestartHistory:
         """
         try:
             found = json.loads(self._get() or b"{}")
-            past = tuple(RestartRecord(**each) for each in found.get("past", ()))
+            past = tuple(RestartRecord(**record) for record in found.get("past", ()))
             return past, NewestCheckpoint(**found.get("newest", {}))
         except (StoreError, OSError, TypeError, AttributeError, ValueError):
             return (), NewestCheckpoint()
 
     def write(self, past: Sequence[RestartRecord], began_with: NewestCheckpoint) -> None:
-        """Raises OSError (StoreError among them)."""
-        kept: Dict[str, Any] = {
-            "past": [each._asdict() for each in past[-KEPT:]], "newest": began_with._asdict()
+        """Store the last generations. Raises OSError, of which StoreError is a kind."""
+        document = {
+            "past": [record._asdict() for record in past[-KEPT:]], "newest": began_with._asdict()
         }  # fmt: skip
-        data = json.dumps(kept).encode()
+        data = json.dumps(document).encode()
         if self._store is not None:
             self._store.put(KEY, data)
         elif self._folder:

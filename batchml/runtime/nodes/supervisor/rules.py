@@ -32,21 +32,23 @@ class SupervisorLimits(NamedTuple):
 
     nodes: int = 1
     attempt: int = 1
-    start_within: float = 1200.0  # until all nodes are there
-    regroup: float = 60.0  # until a node that fell silent is back
+    start_within: float = 1200.0  # until all nodes are connected
+    regroup: float = 60.0  # until a node that fell silent is connected again
     gone: float = 10.0  # the same for a node whose connection was closed
-    hang_after: float = 0.0  # without a sign of life; 0: never
-    grace: float = 30.0  # from a stop to the kill
+    hang_after: float = 0.0  # without a sign of life, until the ranks count as hung; 0: never
+    grace: float = 30.0  # from SIGTERM to SIGKILL when the run is stopped
     end_grace: float = 3.0  # the same for ranks whose peers are gone: they cannot save any more
     confirm: float = 30.0  # after the kill, until a node reports that no process is left
-    launcher: str = ""  # such as mpirun: it starts all ranks, and its end is the end of the run
+    launcher: str = ""  # the program that starts all ranks, such as mpirun; its end ends the run
 
 
 class RunNode(NamedTuple):
+    """A node of the run."""
+
     number: int  # 0: the main node
-    processes: int
+    processes: int  # ranks on it
     address: str = ""
-    host: str = ""  # its name for people
+    host: str = ""  # the name of its host in messages
 
     def describe(self) -> str:
         where = self.host or self.address
@@ -54,7 +56,7 @@ class RunNode(NamedTuple):
 
 
 class RankFailure(NamedTuple):
-    """A rank that did not end with 0."""
+    """How a rank ended."""
 
     node: int
     rank: int
@@ -65,10 +67,12 @@ class RankFailure(NamedTuple):
     is_memory: bool = False  # the kernel killed it because memory was full
 
 
-# --- Events: what has happened, and at what time of one clock (`at`) -----------------------------
+# --- Events: `at` is their time, in seconds of a monotonic clock ----------------------------------
 
 
 class ClockTick(NamedTuple):
+    """Time has passed. Comes about once a second."""
+
     at: float
 
 
@@ -77,7 +81,7 @@ class NodeJoined(NamedTuple):
 
     at: float
     node: RunNode
-    unfit: str = ""  # why its host is unfit, as a line for people
+    unfit: str = ""  # why its host is unfit to run ranks; empty: it is fit
 
 
 class NodeLeft(NamedTuple):
@@ -89,13 +93,15 @@ class NodeLeft(NamedTuple):
 
 
 class RankExited(NamedTuple):
+    """A rank has ended, perhaps with code 0."""
+
     at: float
     generation: int
-    failure: RankFailure  # no failure where its code is 0
+    failure: RankFailure
 
 
 class RanksGone(NamedTuple):
-    """No process of a generation is left on a node. `unfit`: why its host should run no other."""
+    """No process of a generation is left on a node. `unfit`: see `NodeJoined`."""
 
     at: float
     generation: int
@@ -159,13 +165,14 @@ class BeginGeneration(NamedTuple):
     """Start the ranks of a generation on every node, numbered in the order of `nodes`."""
 
     generation: int
-    restarts: int  # before it, in this attempt
+    restarts: int  # generations before it in this attempt
     nodes: Tuple[RunNode, ...]
 
 
 class EndRanks(NamedTuple):
-    """Send SIGTERM to the ranks on every node, and SIGKILL after `grace` seconds. `stacks`: the
-    ranks first write their stacks.
+    """Send SIGTERM to the ranks on every node, and SIGKILL after `grace` seconds.
+
+    `stacks`: the ranks first write their stacks.
     """
 
     generation: int
@@ -174,12 +181,12 @@ class EndRanks(NamedTuple):
 
 
 class StopRanks(NamedTuple):
-    """As `EndRanks`, and the run ends: the stop file is made, and the ranks may save."""
+    """End the run: make the stop file, and end the ranks as for `EndRanks`, but let them save."""
 
     code: int
     why: str
     grace: float
-    softly: bool = False  # only make the stop file
+    softly: bool = False  # only make the stop file, and send no signal
 
 
 class KeepRecord(NamedTuple):
@@ -189,18 +196,18 @@ class KeepRecord(NamedTuple):
 
 
 class SayLine(NamedTuple):
-    """A line for people, in the log of the main node."""
+    """Write a line for people into the log of the main node."""
 
     text: str
 
 
 class EndRun(NamedTuple):
-    """Every supervisor ends with this code; `by_runtime`: the runtime chose it."""
+    """End every supervisor with this code. `by_runtime`: the runtime chose it, not the program."""
 
     code: int
     why: str
     by_runtime: bool = True
-    tail: Tuple[str, ...] = ()
+    tail: Tuple[str, ...] = ()  # the last lines of the rank that caused the end
 
 
 Action = Union[BeginGeneration, EndRanks, StopRanks, KeepRecord, SayLine, EndRun]
@@ -211,28 +218,30 @@ Action = Union[BeginGeneration, EndRanks, StopRanks, KeepRecord, SayLine, EndRun
 
 GATHERING, RUNNING, ENDING, STOPPING, OVER = "gathering", "running", "ending", "stopping", "over"
 _NOTICE_EVERY = 30.0  # seconds between two lines that name the missing nodes
-_MOST_NAMED = 8  # nodes that a line names
+_MAX_NAMED = 8  # nodes that a line names
 
 
 class NodesState(NamedTuple):
+    """All that the rules remember of a run."""
+
     limits: SupervisorLimits
     phase: str = GATHERING
-    began: float = 0.0  # when the gathering, or the end, began
-    deadline: float = 0.0  # by which all nodes have to be there
+    began: float = 0.0  # when this phase began, except for RUNNING
+    deadline: float = 0.0  # by when all nodes have to be connected
     noticed: float = 0.0  # when a line last named the missing nodes
-    nodes: Tuple[RunNode, ...] = ()  # connected, in order
+    nodes: Tuple[RunNode, ...] = ()  # the connected nodes, in the order of their numbers
     generation: int = 0
-    restarts: int = -1
+    restarts: int = -1  # -1: no generation has begun in this attempt
     running: int = 0  # ranks that have not ended with 0
-    waiting: FrozenSet[int] = frozenset()  # nodes that have not confirmed the end
+    waiting: FrozenSet[int] = frozenset()  # nodes that have not confirmed the end of their ranks
     failures: Tuple[RankFailure, ...] = ()
-    lost: Tuple[str, ...] = ()  # nodes lost in this generation, as a line describes them
-    is_hung: bool = False
-    pulse: float = 0.0
-    progressed: bool = False
-    has_saved: bool = False
+    lost: Tuple[str, ...] = ()  # nodes lost in this generation, described for people
+    is_hung: bool = False  # the generation was ended because no rank gave a sign of life
+    pulse: float = 0.0  # when a rank last gave a sign of life
+    progressed: bool = False  # this generation has saved a checkpoint
+    has_saved: bool = False  # any generation has
     stops_softly: bool = False  # a stop without a signal was requested
-    stop: Optional[StopAsked] = None
+    stop: Optional[StopAsked] = None  # the stop that was requested by a signal
     past: Tuple[RestartRecord, ...] = ()
 
 
@@ -268,8 +277,8 @@ def step(state: NodesState, event: Event) -> StepResult:
     if isinstance(event, StopAsked):
         return _asked(state, event)
     if isinstance(event, StartFailed):
-        here = _named(state, event.node)
-        return _over(state, EndRun(event.code, f"{here} could not start its command: {event.why}"))
+        name = _name(state, event.node)
+        return _over(state, EndRun(event.code, f"{name} could not start its command: {event.why}"))
     if isinstance(event, SupervisorLost):
         return _supervisor_lost(state, event)
     if isinstance(event, CheckpointSaved):
@@ -286,9 +295,9 @@ def _joined(state: NodesState, event: NodeJoined) -> StepResult:
     node = event.node
     if event.unfit:
         return _unfit(state, node.number, event.unfit)
-    others = [each for each in state.nodes if each.number != node.number]
+    others = [other for other in state.nodes if other.number != node.number]
     state = state._replace(nodes=tuple(sorted([*others, node])))
-    if state.phase == RUNNING:  # a new supervisor, where the ranks of this node should be running
+    if state.phase == RUNNING:  # a new supervisor has no ranks, although they should be running
         return _end(state._replace(lost=(*state.lost, node.describe())), event.at, node.number)
     if state.phase in (ENDING, STOPPING):
         return _confirmed(state, node.number, event.at)
@@ -298,7 +307,7 @@ def _joined(state: NodesState, event: NodeJoined) -> StepResult:
 def _left(state: NodesState, event: NodeLeft) -> StepResult:
     if event.node not in {node.number for node in state.nodes}:
         return state, []
-    name = _named(state, event.node)
+    name = _name(state, event.node)
     state = state._replace(nodes=tuple(n for n in state.nodes if n.number != event.node))
     patience = state.limits.regroup if event.silent else state.limits.gone
     how = "does not answer any more" if event.silent else "is gone"
@@ -316,7 +325,7 @@ def _left(state: NodesState, event: NodeLeft) -> StepResult:
 
 
 def _supervisor_lost(state: NodesState, event: SupervisorLost) -> StepResult:
-    """Nothing but a new attempt of AWS Batch starts it again."""
+    """End the run: only a new attempt of AWS Batch starts the supervisor again."""
     if state.stop is not None:
         return state, []  # the run ends anyway, with the code of the stop
     why = f"node {event.node}: {event.why}"
@@ -357,7 +366,7 @@ def _exited(state: NodesState, event: RankExited) -> StepResult:
 
 
 def _end(state: NodesState, at: float, gone: int = -1) -> StepResult:
-    """End the generation on every node except `gone`, which runs nothing of it any more."""
+    """End the generation on every node except node `gone`, which has no rank of it any more."""
     grace = state.limits.end_grace
     waiting = frozenset(node.number for node in state.nodes) - {gone}
     state = state._replace(phase=ENDING, waiting=waiting, began=at)
@@ -390,16 +399,15 @@ def _decide(state: NodesState, at: float) -> StepResult:
         return _over(state, EndRun(stop.code, stop.why), past)
     past = _closed(state, cause.kind, cause.code, cause.why)
     state = state._replace(past=past)
-    tail = cause.tail
     if state.stops_softly:
-        own = cause.kind == EXIT
-        end = EndRun(cause.code if own else STOPPED, cause.why, by_runtime=not own, tail=tail)
-        return _over(state, end, past)
+        exited = cause.kind == EXIT
+        code = cause.code if exited else STOPPED
+        return _over(state, EndRun(code, cause.why, not exited, cause.tail), past)
     if state.limits.launcher:
         return _over(state, _launcher_end(cause), past)
     given_up = decide_end(past, state.has_saved)
     if given_up is not None:
-        return _over(state, EndRun(*given_up, tail=tail), past)
+        return _over(state, EndRun(*given_up, tail=cause.tail), past)
     state = state._replace(
         phase=GATHERING, began=at, noticed=at, deadline=max(state.deadline, at + state.limits.gone)
     )
@@ -408,13 +416,15 @@ def _decide(state: NodesState, at: float) -> StepResult:
 
 
 def _launcher_end(cause: GenerationCause) -> EndRun:
-    """The end of a run whose ranks a launcher starts: it is not started again in place."""
+    """The end of a run whose ranks a launcher started: such ranks are not restarted in place."""
     if cause.kind in (EXIT, SIGNAL):
         return EndRun(cause.code, cause.why, by_runtime=False)
     return EndRun(TRY_ELSEWHERE, cause.why)
 
 
 class GenerationCause(NamedTuple):
+    """Why a generation ended. `kind`: as in `RestartRecord`."""
+
     kind: str
     code: int
     why: str
@@ -422,34 +432,33 @@ class GenerationCause(NamedTuple):
 
 
 def cause_of(state: NodesState) -> GenerationCause:
-    """Why a generation ended, judged by all reports of its ranks and nodes.
+    """Find the cause in all reports of the ranks and nodes of a generation.
 
-    A rank that dies closes the connections of its peers, which may fail and be reported before it.
-    So a lost node comes before any rank, a kill before any exit, and of exits the earliest by the
-    ranks' own account (TORCHELASTIC_ERROR_FILE), else the one reported first.
+    When a rank dies, its peers lose their connections, so they may fail too, and be reported first.
+    Therefore a lost node counts before any rank, and a killed rank before any that exited. Of those
+    the one counts that failed first by its TORCHELASTIC_ERROR_FILE, else the one reported first.
     """
     if state.lost:
         return GenerationCause(LOST, 0, f"{' and '.join(state.lost[:3])}.")
     if state.is_hung:
         words = f"No rank gave a sign of life for {state.limits.hang_after:.0f} s."
         return GenerationCause(HANG, 0, words)
-    own = [each for each in state.failures if not each.was_sent]
-    killed = [each for each in own if each.code < 0]
-    if killed:
-        first = killed[0]
+    failures = [failure for failure in state.failures if not failure.was_sent]
+    first = next((failure for failure in failures if failure.code < 0), None)
+    if first is not None:
         name = _signal_name(-first.code)
         full = ": its container's memory is full" if first.is_memory else ""
-        words = f"{_rank(state, first)} was ended by {name}{full}."
+        words = f"{_name_rank(state, first)} was ended by {name}{full}."
         return GenerationCause(SIGNAL, first.code, words, first.tail)
-    if own:
-        first = min(own, key=lambda each: each.stamp or float("inf"))  # the first of equals
-        return GenerationCause(
-            EXIT, first.code, f"{_rank(state, first)} ended with {first.code}.", first.tail
-        )
+    if failures:
+        first = min(failures, key=lambda failure: failure.stamp or float("inf"))
+        words = f"{_name_rank(state, first)} ended with {first.code}."
+        return GenerationCause(EXIT, first.code, words, first.tail)
     return GenerationCause(LOST, 0, "It was ended.")
 
 
 def _closed(state: NodesState, kind: str, code: int, why: str) -> Tuple[RestartRecord, ...]:
+    """The record, with this end for the current generation."""
     if not state.past or state.past[-1].kind != OPEN:
         return state.past
     last = state.past[-1]._replace(kind=kind, code=code, why=why, progressed=state.progressed)
@@ -463,11 +472,11 @@ def _asked(state: NodesState, event: StopAsked) -> StepResult:
     if event.softly:
         if state.stops_softly or state.stop is not None or state.phase == GATHERING:
             return state._replace(stops_softly=True), []
-        ask = StopRanks(0, event.why, state.limits.grace, softly=True)
-        return state._replace(stops_softly=True), [ask]
+        action = StopRanks(0, event.why, state.limits.grace, softly=True)
+        return state._replace(stops_softly=True), [action]
     if state.stop is not None:
         return state, []
-    why = event.why or f"stopped on {_named(state, event.node)}"
+    why = event.why or f"stopped on {_name(state, event.node)}"
     event = event._replace(why=why, grace=min(event.grace, state.limits.grace))
     state = state._replace(stop=event)
     if state.phase == GATHERING:
@@ -492,24 +501,24 @@ def _ticked(state: NodesState, at: float) -> StepResult:
         grace = state.stop.grace
     if at - state.began < grace + state.limits.confirm:
         return state, []
-    names = _listed(_named(state, index) for index in sorted(state.waiting))
+    names = _list(_name(state, index) for index in sorted(state.waiting))
     code = state.stop.code if state.stop else TRY_ELSEWHERE
     return _over(state, EndRun(code, f"processes on {names} could not be ended"))
 
 
 def _waited(state: NodesState, at: float) -> StepResult:
-    here = {node.number for node in state.nodes}
-    missing = [index for index in range(state.limits.nodes) if index not in here]
+    connected = {node.number for node in state.nodes}
+    missing = [index for index in range(state.limits.nodes) if index not in connected]
     if not missing:
         return state, []
-    names = f"node{'s' if missing[1:] else ''} {_listed(map(str, missing))}"
+    names = f"node{'s' if missing[1:] else ''} {_list(map(str, missing))}"
     if at >= state.deadline:
         verb = "did not connect" if state.restarts < 0 else "did not connect again"
         waited = f"within {at - state.began:.0f} s"
         return _over(state, EndRun(TRY_ELSEWHERE, f"{names} {verb} {waited}"))
     if at - state.noticed < _NOTICE_EVERY:
         return state, []
-    words = f"waiting for {names}: {len(here)} of {state.limits.nodes} are here"
+    words = f"waiting for {names}: {len(connected)} of {state.limits.nodes} are connected"
     return state._replace(noticed=at), [SayLine(words)]
 
 
@@ -517,19 +526,19 @@ def _waited(state: NodesState, at: float) -> StepResult:
 
 
 def _over(state: NodesState, end: EndRun, past: Tuple[RestartRecord, ...] = ()) -> StepResult:
-    """`past`: the record to write first."""
+    """End the run. `past`: the record to write first."""
     actions: List[Action] = [KeepRecord(past)] if past else []
     return state._replace(phase=OVER), [*actions, end]
 
 
-def _named(state: NodesState, index: int) -> str:
+def _name(state: NodesState, index: int) -> str:
     return next((node.describe() for node in state.nodes if node.number == index), f"node {index}")
 
 
-def _rank(state: NodesState, failure: RankFailure) -> str:
+def _name_rank(state: NodesState, failure: RankFailure) -> str:
     if state.limits.launcher:
         return state.limits.launcher
-    where = _named(state, failure.node) if state.limits.nodes > 1 else f"node {failure.node}"
+    where = _name(state, failure.node) if state.limits.nodes > 1 else f"node {failure.node}"
     return f"Rank {failure.rank} on {where}"
 
 
@@ -540,7 +549,7 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _listed(names: Iterable[str]) -> str:
-    found = list(names)
-    more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
-    return ", ".join(found[:_MOST_NAMED]) + more
+def _list(names: Iterable[str]) -> str:
+    listed = list(names)
+    more = f" and {len(listed) - _MAX_NAMED} more" if len(listed) > _MAX_NAMED else ""
+    return ", ".join(listed[:_MAX_NAMED]) + more

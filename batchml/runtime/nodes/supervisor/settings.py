@@ -10,22 +10,25 @@ from collections.abc import Mapping, Sequence
 from typing import Dict, List, NamedTuple, Tuple
 
 from batchml.runtime.nodes.launcher import ASKED, OWN_PYTHONPATH, UNFIT, VERDICT
+from batchml.runtime.nodes.link.address import interface_variables
 from batchml.runtime.protocol.exit_codes import STOPPED
 from batchml.runtime.protocol.launch import TOKEN, VCPUS
+from batchml.runtime.storage.files import write_atomically
 
 _LIMITS = "BATCHML_GANG_LIMITS"  # JSON: seconds of `SupervisorTimes`, for tests and slow networks
 
-_UNREACHED = 5.0
-_ONE_TRY = 0.5
+# seconds for which a stop waits for a main node that does not answer
+_WAIT_WITH_RANKS = 5.0
+_WAIT_WITHOUT_RANKS = 0.5  # long enough for one try to connect
 
 
 class SupervisorTimes(NamedTuple):
     """Seconds."""
 
     beat: float = 2.0  # between two signs of life of a node
-    silent: float = 15.0  # without one, until a node is lost
-    regroup: float = 60.0  # until a node that fell silent is back
-    gone: float = 10.0  # until a node whose connection was closed is back
+    silent: float = 15.0  # without a sign of life, until a node is lost
+    regroup: float = 60.0  # until a node that fell silent is connected again
+    gone: float = 10.0  # until a node whose connection was closed is connected again
     end_grace: float = 3.0  # from SIGTERM to SIGKILL for ranks that cannot save any more
     fetch_within: float = 600.0  # until the checkpoints of rank 0 are fetched
 
@@ -39,30 +42,27 @@ class SupervisorTimes(NamedTuple):
 
 
 class StopOrder(NamedTuple):
-    """The exit code of a stopped run, the reason, and the seconds that the ranks have."""
+    """How a stopped run ends."""
 
     code: int
     why: str
-    grace: float
+    grace: float  # seconds that the ranks have, from SIGTERM to SIGKILL
 
 
 def versions() -> Dict[str, str]:
-    """The versions that all nodes need to have alike."""
+    """The versions that must be the same on all nodes."""
+    from importlib.metadata import PackageNotFoundError, version
+
     found = {"python": platform.python_version()}
     try:
-        from importlib.metadata import PackageNotFoundError, version
-
-        try:
-            found["torch"] = version("torch")
-        except PackageNotFoundError:
-            pass
-    except ImportError:  # pragma: no cover
+        found["torch"] = version("torch")
+    except PackageNotFoundError:
         pass
     return found
 
 
 def quick_checks(environ: Mapping[str, str]) -> Dict[str, str]:
-    """`environ` with quick health checks instead of deep ones: all other nodes wait meanwhile."""
+    """`environ` with quick health checks instead of deep ones, because all other nodes wait."""
     found = dict(environ)
     try:
         health = json.loads(environ.get("BATCHML_HEALTH") or "{}")
@@ -74,20 +74,21 @@ def quick_checks(environ: Mapping[str, str]) -> Dict[str, str]:
 
 
 def ranks_grace(seconds: float) -> float:
-    """The grace of the ranks: shorter than that after which the container is killed."""
+    """The grace of the ranks, shorter than the `seconds` after which the container is killed."""
     return max(seconds * 0.9 - 1.0, seconds / 2)
 
 
 def report_limit(is_busy: bool, grace: float) -> float:
-    """Seconds for which a stop waits for a main node that does not answer.
+    """Seconds for which a stop waits for a main node that does not answer, at most `grace`.
 
-    A node on which nothing runs has nothing to save, so it waits for one try.
+    `is_busy`: ranks run on this node, and may have something to save.
     """
-    return min(_UNREACHED if is_busy else _ONE_TRY, grace)
+    return min(_WAIT_WITH_RANKS if is_busy else _WAIT_WITHOUT_RANKS, grace)
 
 
 def read_stop(environ: Mapping[str, str], number: int, grace: float) -> StopOrder:
-    """The meaning of a stop signal: what the entry wrote down before it, or a plain stop.
+    """The meaning of a stop signal: the order that the entry wrote before it sent the signal, or a
+    plain stop.
 
     `grace`: seconds that the run has, unless the host has less.
     """
@@ -100,59 +101,63 @@ def read_stop(environ: Mapping[str, str], number: int, grace: float) -> StopOrde
         return StopOrder(STOPPED, f"stopped ({signal.Signals(number).name})", ranks_grace(grace))
 
 
-def write_verdict(environ: Mapping[str, str], code: int, why: str, is_untold: bool) -> None:
-    """Record that the runtime chose the exit code. `is_untold`: the main node does not know it."""
+def write_verdict(environ: Mapping[str, str], code: int, why: str, is_untold: bool = False) -> None:
+    """Record for the entry that the runtime chose the exit code, and not the program.
+
+    `is_untold`: the main node does not know of this end.
+    """
     path = environ.get(VERDICT)
     if path:
-        with open(path, "w", encoding="utf-8") as file:
-            json.dump({"code": code, "why": why, "untold": is_untold}, file)
+        document = {"code": code, "why": why, "untold": is_untold}
+        write_atomically(path, json.dumps(document).encode())
 
 
 def command_environment(environ: Mapping[str, str]) -> Dict[str, str]:
-    """The environment of the ranks, without the variables between the entry and the supervisor."""
+    """The environment of the ranks, without the variables that only the supervisor needs."""
     found = {k: v for k, v in environ.items() if k not in (VERDICT, TOKEN, UNFIT)}
-    own = found.pop(OWN_PYTHONPATH, None)
-    if own is not None:
+    python_path = found.pop(OWN_PYTHONPATH, None)
+    if python_path:
+        found["PYTHONPATH"] = python_path
+    elif python_path is not None:
         found.pop("PYTHONPATH", None)
-        if own:
-            found["PYTHONPATH"] = own
     return found
 
 
-# --- rank env -------------------------------------------------------------------------------------
-# The environment variables of a rank: all that `torchrun` sets, and batchml's own.
+# --- The environment of a rank --------------------------------------------------------------------
+# All variables that `torchrun` sets, and batchml's own.
 #
 # Source: `_start_workers` of torch/distributed/elastic/agent/server/local_elastic_agent.py, 2.13.
 
 
 class RankLayout(NamedTuple):
-    """The ranks of one node in a generation, among those of all nodes."""
+    """The ranks of one node in a generation, among the ranks of all nodes."""
 
     node: int
     nodes: int
-    first: int  # the lowest rank on the node
-    here: int  # ranks on this node
-    world: int
-    master: str
-    port: int
+    first: int  # the lowest rank on this node
+    here: int  # the number of ranks on this node
+    world: int  # the number of ranks on all nodes
+    master: str  # the address of rank 0
+    port: int  # on which rank 0 listens
     generation: int
-    restarts: int
-    run: str
-    cores: int = 1
-    interface: str = ""  # that has the node's address
-    members: Tuple[Tuple[str, int], ...] = ()  # of all nodes: address, ranks
+    restarts: int  # generations before this one in this attempt
+    run: str  # the id of the multi-node job
+    cores: int = 1  # of this node
+    interface: str = ""  # the network interface that has this node's address
+    members: Tuple[Tuple[str, int], ...] = ()  # address and number of ranks of each node
     control_port: int = 0  # on which the main node listens for supervisors
 
 
 def rank_environment(
     environ: Mapping[str, str], layout: RankLayout, local: int, files: Mapping[str, str]
 ) -> Dict[str, str]:
-    """The environment of the node's rank number `local`. `files`: variables of this rank alone.
+    """The environment of a rank. `local`: its number on the node. `files`: variables that name its
+    files.
 
-    Variables that are only defaults keep the user's value.
+    The user's value wins for a variable that has only a default.
     """
     rank = layout.first + local
-    facts = {
+    variables = {
         "RANK": rank,
         "LOCAL_RANK": local,
         "WORLD_SIZE": layout.world,
@@ -168,47 +173,45 @@ def rank_environment(
         "TORCHELASTIC_USE_AGENT_STORE": "False",
     }
     return {
-        **node_environment(environ, layout), **{k: str(v) for k, v in facts.items()}, **files
+        **node_environment(environ, layout), **{k: str(v) for k, v in variables.items()}, **files
     }  # fmt: skip
 
 
 def node_environment(environ: Mapping[str, str], layout: RankLayout) -> Dict[str, str]:
     """The variables that all ranks of a node share."""
-    taste = {
+    defaults = {
         "OMP_NUM_THREADS": str(max(1, layout.cores // layout.here)),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-        "PYTHONUNBUFFERED": "1",  # what is printed is a sign of life
+        "PYTHONUNBUFFERED": "1",  # printed lines are signs of life
+        **interface_variables(layout.interface),
     }
-    if layout.interface:
-        taste["GLOO_SOCKET_IFNAME"] = taste["NCCL_SOCKET_IFNAME"] = layout.interface
-    facts = {
+    variables = {
         "NODE_RANK": layout.node,
         "NNODES": layout.nodes,
         "MASTER_ADDR": layout.master,
         "MASTER_PORT": layout.port,
         "BATCHML_GENERATION": layout.generation,
     }
-    return {**taste, **environ, **{k: str(v) for k, v in facts.items()}}
+    return {**defaults, **environ, **{k: str(v) for k, v in variables.items()}}
 
 
 def prepend_path(environ: Mapping[str, str], name: str, folder: str) -> str:
-    """The value of a variable that lists folders, with one more before all others."""
-    given = environ.get(name, "")
-    return os.pathsep.join([folder, given] if given else [folder])
+    """The value of a variable that lists folders, such as PATH, with `folder` put first."""
+    return os.pathsep.join(filter(None, (folder, environ.get(name, ""))))
 
 
 def count_processes(requested: int, environ: Mapping[str, str], devices: Sequence[str]) -> int:
-    """The ranks of a node: the number requested, else one for each GPU, else one.
+    """The number of ranks of a node: the number requested, else one for each GPU, else one.
 
     `devices`: the names in /dev. NVIDIA_VISIBLE_DEVICES names the GPUs that the container sees.
     """
     if requested:
         return requested
     visible = environ.get("CUDA_VISIBLE_DEVICES") or environ.get("NVIDIA_VISIBLE_DEVICES", "all")
-    there = sum(name.startswith("nvidia") and name[6:].isdigit() for name in devices)
-    if visible in ("", "void", "none") or not there:
+    count = sum(name.startswith("nvidia") and name[6:].isdigit() for name in devices)
+    if visible in ("", "void", "none") or not count:
         return 1
-    return there if visible == "all" else max(1, len([x for x in visible.split(",") if x.strip()]))
+    return count if visible == "all" else max(1, sum(bool(x.strip()) for x in visible.split(",")))
 
 
 def count_cores(environ: Mapping[str, str], root: str = "/sys/fs/cgroup") -> int:
@@ -218,11 +221,12 @@ def count_cores(environ: Mapping[str, str], root: str = "/sys/fs/cgroup") -> int
     takes them. Threads that count on those cores would then wait for each other.
     """
     vcpus = environ.get(VCPUS, "")
-    there = _cores_here(root)
-    return max(1, min(int(vcpus), there)) if vcpus.isdigit() else there
+    available = _available_cores(root)
+    return max(1, min(int(vcpus), available)) if vcpus.isdigit() else available
 
 
-def _cores_here(root: str) -> int:
+def _available_cores(root: str) -> int:
+    """The cores that this process may use, by its affinity and its control group."""
     count = float(len(os.sched_getaffinity(0)))
     quota = _numbers(f"{root}/cpu.max") or (
         _numbers(f"{root}/cpu/cpu.cfs_quota_us") + _numbers(f"{root}/cpu/cpu.cfs_period_us")
