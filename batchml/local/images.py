@@ -20,9 +20,9 @@ from batchml.model.image import (
     REQUIREMENTS,
     Recipe,
     digest,
-    is_whole,
+    has_whole_package,
+    make_recipe,
     parse_reference,
-    recipe,
 )
 from batchml.runtime.package import sources
 
@@ -91,7 +91,7 @@ def publish_recipe(images: Path, made: Recipe) -> str:
 
 def _recipe(source: Path) -> Recipe:
     files = dict(_read(source, FILES))
-    return recipe(source.name, files, sources(is_whole(files)))
+    return make_recipe(source.name, files, sources(has_whole_package(files)))
 
 
 def _read(folder: Path, names: Sequence[str]) -> list[tuple[str, bytes]]:

@@ -113,7 +113,7 @@ def test_conda_judges_each_other_entry(spec: str) -> None:
     table = json.loads(found.render())
     assert (table["nmae"], table["channels"]) == ("x", "conda-forge")
     assert len(table["dependencies"]) == 2 and table["dependencies"][1] == "python=3.11"
-    assert found.by_pip() is None
+    assert found.pip_equivalent() is None
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_conda_judges_each_other_entry(spec: str) -> None:
 def test_pip_is_enough_where_conda_has_only_the_python(
     dependencies: str, by_pip: tuple[str, str] | None
 ) -> None:
-    assert conda(f"dependencies: {dependencies}\n")[0].by_pip() == by_pip
+    assert conda(f"dependencies: {dependencies}\n")[0].pip_equivalent() == by_pip
 
 
 def test_every_mistake_of_pips_lines_is_told_at_once() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from batchml.local.batch.events import NO_LINES, LogEnd, LogProof
 from batchml.local.executors.runner.files import MAX_CHECKPOINTS, LogDigest, count_marks
 from batchml.local.logs.check import LargeChecks, check_small
-from batchml.model.logcheck import LogCheck, LogState, read_header
+from batchml.model.logcheck import LogCheck, LogState, parse_header
 
 TEXTS = st.one_of(
     st.sampled_from(["a", "b", " ", "::batchml end code=0 lines=1", " ::batchml host x", "é\r"]),
@@ -124,7 +124,7 @@ def test_whatever_is_done_to_a_log_is_found_and_its_first_line_is_named(
         if len(lines) <= MAX_CHECKPOINTS:
             assert found.first == first
     assert found.describe().endswith(found.file)
-    assert read_header(found.to_header()) == found
+    assert parse_header(found.to_header()) == found
 
 
 def split(data: bytes) -> list[bytes]:

@@ -20,7 +20,7 @@ from batchml.history import History
 from batchml.local.home import Home, ServerEndpoint
 from batchml.model.names import keyed_name, new_key
 from batchml.model.run import Record
-from batchml.runs.send import AWS_LISTING_DELAY
+from batchml.runs.send import AWS_LISTING_DELAY, Submitter
 from batchml.runs.submit import submit
 from tests.server.test_lost_answers import HARMS, Harm, Relay, _message
 from tests.support.batch_http import BatchAccount, serving
@@ -95,7 +95,8 @@ class User:
         }  # fmt: skip
         request = {"jobName": name, "jobQueue": "default", "jobDefinition": "d"}
         requests = SubmissionRequests(register, request)
-        return submit(JobApi(self.session), requests, self.history, record, clock=self.clock)
+        submitter = Submitter(JobApi(self.session), self.history, self.clock)
+        return submit(submitter, requests, record)
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from batchml.local.executors.runner.files import LogDigest
 from batchml.local.logs.api import LogFiles, LogPosition, merge
 from batchml.local.logs.files import MAX_SCAN, NO_TIME
 from batchml.local.store.journal import LogStream
-from batchml.model.logcheck import HEADER, LogCheck, LogState, read_header
+from batchml.model.logcheck import HEADER, LogCheck, LogState, parse_header
 from batchml.model.run import JobStatus
 from tests.support.server_rig import Rig, error_of, furnish, sign, sign_logs
 
@@ -326,7 +326,7 @@ def checked(rig: Rig, stream: str, **params: Any) -> LogCheck | None:
     (answer,) = rig.handle(sign_logs("GetLogEvents", body))
     assert answer.status == 200
     assert set(json.loads(answer.body)) == {"events", "nextForwardToken", "nextBackwardToken"}
-    return read_header(dict(answer.headers).get(HEADER))
+    return parse_header(dict(answer.headers).get(HEADER))
 
 
 def test_a_log_is_checked_once_its_attempt_has_ended(rig: Rig) -> None:

@@ -1,4 +1,4 @@
-"""Fair share: which share of a queue is served next. Pure.
+"""Fair-share scheduling: the share of a queue whose job starts next. Pure.
 
 Source: AWS Batch User Guide, "Fair-share scheduling policies"; API reference, FairsharePolicy. AWS
 prefers the share with the least weighted usage, but does not document the formula; this one is
@@ -13,7 +13,7 @@ from batchml.local.batch.state import ShareUsage
 
 MIN_WINDOW = 600  # seconds; used for shareDecaySeconds = 0
 DEFAULT_WEIGHT = 1.0
-AHEAD = 1000  # ms
+AHEAD = 1000  # ms that `score` looks ahead
 
 
 def weights_of(policy: Mapping[str, Any]) -> dict[str, float]:
@@ -25,8 +25,8 @@ def weights_of(policy: Mapping[str, Any]) -> dict[str, float]:
 
 
 def weight_of(weights: Mapping[str, float], share: str) -> float:
-    """The weight factor of a share. Prefixes that end with `*` do not overlap with other
-    entries.
+    """The weight factor of a share. At most one entry applies: entries that end with `*` are
+    prefixes, and do not overlap with other entries.
     """
     if share in weights:
         return weights[share]
@@ -37,11 +37,11 @@ def weight_of(weights: Mapping[str, float], share: str) -> float:
 def decay(usage: ShareUsage, now: int, policy: Mapping[str, Any]) -> ShareUsage:
     """The usage as of `now`: past usage has decayed, and running vCPUs are added."""
     window = _window(policy)
-    kept = exp(-max(0, now - usage.as_of) / window)
-    return ShareUsage(usage.faded * kept + usage.vcpus * window * (1 - kept), now, usage.vcpus)
+    left = exp(-max(0, now - usage.as_of) / window)
+    return ShareUsage(usage.faded * left + usage.vcpus * window * (1 - left), now, usage.vcpus)
 
 
-def matters(usage: ShareUsage, now: int, policy: Mapping[str, Any]) -> bool:
+def is_significant(usage: ShareUsage, now: int, policy: Mapping[str, Any]) -> bool:
     """False once a share's past usage is negligible: less than 1 vCPU for 1 ms."""
     return usage.vcpus > 0 or decay(usage, now, policy).faded >= 1
 

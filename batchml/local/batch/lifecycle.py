@@ -115,8 +115,8 @@ OUT_OF_MEMORY = "OutOfMemoryError: Container killed due to memory usage"
 
 
 def admit(tx: Transaction, job: Job, children: list[Job]) -> None:
-    """Add an accepted job with its children or nodes: it waits for dependencies, or for its
-    turn.
+    """Add an accepted job with its children or nodes. It waits for its dependencies, or is RUNNABLE
+    at once.
     """
     specs = {one.spec.id: one.spec for one in (job, *children)}
     tx.effects += [SaveSpec(spec) for spec in specs.values()]
@@ -131,13 +131,13 @@ def admit(tx: Transaction, job: Job, children: list[Job]) -> None:
         for waited_for in job.waiting_for:
             tx.add_dependency(job.id, waited_for)
         tx.put_job(replace(job, status=JobStatus.PENDING))
-    lost = [child for child in children if child.dependency_failed and child.id in tx.state.jobs]
-    _settle(tx, [_release(child, job.created_at) for child in lost])
+    failed = [child for child in children if child.dependency_failed and child.id in tx.state.jobs]
+    _settle(tx, [_release(child, job.created_at) for child in failed])
 
 
 def _release(job: Job, now: int) -> Job:
-    """The job once it waits for nothing: RUNNABLE, or FAILED by a dependency, a cancel or a
-    flaw.
+    """The job once it waits for nothing: RUNNABLE, or FAILED because of a stop, a dependency or a
+    flaw of its spec.
     """
     if job.is_ending:
         return to_failed(job, job.stop_reason, now)
@@ -277,7 +277,7 @@ def _attempt_detail(
 
 
 def network_interfaces(attempt: JobAttempt) -> list[dict[str, str]]:
-    """A node's own address, as in AWS; other jobs share the host's."""
+    """The address of a node, as in AWS; empty for other jobs, which share the host's address."""
     return [{"privateIpv4Address": attempt.address}] if attempt.address else []
 
 
@@ -295,22 +295,22 @@ def _settle(tx: Transaction, jobs: list[Job]) -> None:
     A worklist instead of a recursion: chains of dependencies may be thousands of jobs long.
     """
     todo = jobs
-    over: set[str] = set()  # several jobs that end together may release one
+    ended: set[str] = set()  # jobs that end together may release the same job
     while todo:
         job = todo.pop()
-        if job.id in over:
+        if job.id in ended:
             continue
-        if job.is_array and (live := _live_children(tx, job)):
+        if job.is_array and (live := live_children(tx, job)):
             todo += _open_array(tx, job, live)
             continue
         if job.status is JobStatus.RUNNABLE:
             tx.put_job(job)
             tx.enqueue(job)
             continue
-        over.add(job.id)
+        ended.add(job.id)
         if job.is_array:
             job = replace(job, summary=tx.forget_counts(job.id))
-        for node in _nodes(tx, job):
+        for node in live_children(tx, job) if job.is_multinode else ():
             node = _finish_node(node, job)
             tx.put_job(node, live=False)
             todo += _dependents_of(tx, node)
@@ -341,7 +341,8 @@ def _dependents_of(tx: Transaction, job: Job) -> list[Job]:
 # --- Arrays ---------------------------------------------------------------------------------------
 
 
-def _live_children(tx: Transaction, parent: Job) -> list[Job]:
+def live_children(tx: Transaction, parent: Job) -> list[Job]:
+    """The unfinished children of an array, or the nodes of an unfinished multi-node job."""
     jobs = tx.state.jobs
     return [jobs[child_id] for child_id in parent.child_ids() if child_id in jobs]
 
@@ -369,7 +370,7 @@ def _open_array(tx: Transaction, parent: Job, children: list[Job]) -> list[Job]:
 
 
 def _fail_with_array(child: Job, parent: Job, now: int) -> Job:
-    """Fail a child with its array; a child that was stopped on its own keeps its reason."""
+    """Fail a child with its array; a child that was stopped by itself keeps its reason."""
     if child.is_ending:
         return to_failed(child, child.stop_reason, now)
     marks = {"cancelled": parent.cancelled, "terminated": parent.terminated}
@@ -395,10 +396,6 @@ def _parent_if_over(tx: Transaction, child: Job) -> list[Job]:
 
 
 # --- Nodes ----------------------------------------------------------------------------------------
-
-
-def _nodes(tx: Transaction, job: Job) -> list[Job]:
-    return _live_children(tx, job) if job.is_multinode else []
 
 
 def _finish_node(node: Job, job: Job) -> Job:
@@ -427,8 +424,10 @@ def terminate(tx: Transaction, job: Job, reason: str) -> None:
     _stop(tx, replace(job, terminated=True, stop_reason=reason), terminate)
 
 
-def _stop(tx: Transaction, job: Job, each: Callable[[Transaction, Job, str], None]) -> None:
-    """Stop a marked job: at once, or with its attempt, its dependencies or its children."""
+def _stop(tx: Transaction, job: Job, stop_child: Callable[[Transaction, Job, str], None]) -> None:
+    """Stop a job that is marked as stopped: it fails at once, or when its attempt, its dependencies
+    or its children have ended.
+    """
     if job.attempt is not None:
         tx.put_job(job)
         stop_attempt(tx, job, job.attempt)
@@ -437,18 +436,18 @@ def _stop(tx: Transaction, job: Job, each: Callable[[Transaction, Job, str], Non
     elif job.is_array:
         tx.put_job(job)
         # The last child first: children that wait for an earlier one are then marked when it ends.
-        for child in reversed(_live_children(tx, job)):
-            each(tx, child, job.stop_reason)
+        for child in reversed(live_children(tx, job)):
+            stop_child(tx, child, job.stop_reason)
     else:
         _settle(tx, [to_failed(job, job.stop_reason, tx.now)])
 
 
 def stop_attempt(tx: Transaction, job: Job, attempt: JobAttempt) -> None:
     """Send TERM, and KILL after the grace period, to a job's program or to each of its nodes."""
-    if not job.is_multinode:
+    if job.is_multinode:
+        stop_nodes(tx, live_children(tx, job), job.stop_reason)
+    else:
         tx.effects.append(StopAttempt(attempt.task_id))
-        return
-    stop_nodes(tx, _nodes(tx, job), job.stop_reason)
 
 
 def stop_nodes(tx: Transaction, nodes: list[Job], reason: str) -> None:
@@ -460,12 +459,14 @@ def stop_nodes(tx: Transaction, nodes: list[Job], reason: str) -> None:
 
 
 def set_deadline(tx: Transaction, job: Job) -> None:
+    """Note when the timeout of a running attempt ends."""
     attempt, timeout = job.attempt, job.spec.timeout
     if timeout is not None and attempt is not None and attempt.started_at is not None:
         tx.add_deadline(attempt.started_at + timeout * 1000, attempt.task_id)
 
 
 def time_out(tx: Transaction) -> None:
+    """Stop the attempts whose timeouts have ended."""
     while tx.state.deadlines is not None and tx.state.deadlines[1][0] <= tx.now:
         job = job_of(tx, tx.pop_deadline())
         if job is not None and job.attempt is not None and not job.is_ending:

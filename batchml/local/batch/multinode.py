@@ -1,8 +1,9 @@
 """Multi-node parallel jobs: one job with many nodes, which are all placed at once.
 
 Source: AWS Batch User Guide, "Multi-node parallel jobs". The main node starts first. The others
-start once it runs, and receive its address. Its end ends the job and stops the others; the end of
-another node stops nothing. The job's record follows the main node; a retry runs all nodes again.
+start once it runs, and receive its address. The end of the main node ends the job and stops the
+others; the end of another node stops nothing. The job gets the exit code and the reason of the main
+node. A retry runs all nodes again.
 
 The job's attempt holds the resources of all nodes, from before the first start to the last end.
 """
@@ -15,6 +16,7 @@ from batchml.local.batch.events import AttemptExit, PrepareAttempt
 from batchml.local.batch.lifecycle import (
     add_attempt_record,
     decide_status,
+    live_children,
     new_attempt,
     set_deadline,
     settle_attempt,
@@ -37,29 +39,32 @@ def note_started(tx: Transaction, node: Job, now: int, address: str) -> None:
     tx.put_job(node)
     if not node.is_main_node or job.attempt is None:
         return
-    whole = job.attempt
-    job = to_running(job, whole, now)
+    job_attempt = job.attempt
+    job = to_running(job, job_attempt, now)
     tx.put_job(job)
     set_deadline(tx, job)
     if not job.is_ending:
-        for other, gpus in _with_gpus(tx, job, whole):
+        for other, gpus in _with_gpus(tx, job, job_attempt):
             if other.attempt is None and not other.is_main_node:
-                _launch(tx, whole, other, gpus, address)
+                _launch(tx, job_attempt, other, gpus, address)
 
 
-def launch_main(tx: Transaction, job: Job, whole: JobAttempt) -> None:
+def launch_main(tx: Transaction, job: Job, job_attempt: JobAttempt) -> None:
     """Start the main node, before all others."""
-    main, gpus = next(found for found in _with_gpus(tx, job, whole) if found[0].is_main_node)
-    _launch(tx, whole, main, gpus)
+    main, gpus = next(pair for pair in _with_gpus(tx, job, job_attempt) if pair[0].is_main_node)
+    _launch(tx, job_attempt, main, gpus)
 
 
 def _launch(
-    tx: Transaction, whole: JobAttempt, node: Job, gpus: tuple[str, ...], main_address: str = ""
+    tx: Transaction,
+    job_attempt: JobAttempt,
+    node: Job,
+    gpus: tuple[str, ...],
+    main_address: str = "",
 ) -> None:
     """Start a node with the resources that its job's attempt holds."""
-    attempt = replace(
-        new_attempt(node, whole.number, whole.environment, gpus), main_address=main_address
-    )
+    attempt = new_attempt(node, job_attempt.number, job_attempt.environment, gpus)
+    attempt = replace(attempt, main_address=main_address)
     node = replace(node, status=JobStatus.STARTING, status_reason="", attempt=attempt,
                    exit_code=None, reason="", stopped_at=None)  # fmt: skip
     tx.add_task(attempt.task_id, node.id)
@@ -68,13 +73,13 @@ def _launch(
 
 
 def _with_gpus(
-    tx: Transaction, job: Job, whole: JobAttempt
+    tx: Transaction, job: Job, job_attempt: JobAttempt
 ) -> Iterator[tuple[Job, tuple[str, ...]]]:
     """The nodes of a job, each with its share of the GPUs of the job's attempt."""
-    given = 0
-    for node in _nodes_of(tx, job):
-        yield node, whole.gpus[given : given + node.needs.gpus]
-        given += node.needs.gpus
+    first = 0
+    for node in live_children(tx, job):
+        yield node, job_attempt.gpus[first : first + node.needs.gpus]
+        first += node.needs.gpus
 
 
 def end_node(tx: Transaction, node: Job, exit_: AttemptExit) -> None:
@@ -86,7 +91,7 @@ def end_node(tx: Transaction, node: Job, exit_: AttemptExit) -> None:
     status = JobStatus.SUCCEEDED if exit_.code == 0 else JobStatus.FAILED
     node = replace(add_attempt_record(node, node.attempt, exit_, tx.now), status=status)
     tx.put_job(node, live=True)
-    nodes = _nodes_of(tx, job)
+    nodes = live_children(tx, job)
     main = next(other for other in nodes if other.is_main_node)
     if node.is_main_node:
         stop_nodes(tx, nodes, MAIN_ENDED)
@@ -99,7 +104,7 @@ def _end_job_attempt(
 ) -> None:
     """All nodes have ended: the main node decides the job's status."""
     tx.release(job, attempt)
-    over = decide_status(
+    job = decide_status(
         replace(
             job,
             attempt=None,
@@ -111,16 +116,12 @@ def _end_job_attempt(
             stopped_at=main.stopped_at,
         )
     )
-    if over.status is JobStatus.RUNNABLE:
+    if job.status is JobStatus.RUNNABLE:
         for node in nodes:
             node = replace(node, status=JobStatus.PENDING, status_reason="", stop_reason="")
             tx.put_job(replace(node, stopped_at=None))
     else:
         for node in nodes:
             if node.is_main_node or node.stop_reason:
-                tx.put_job(replace(node, status=over.status), live=True)
-    settle_attempt(tx, over)
-
-
-def _nodes_of(tx: Transaction, job: Job) -> list[Job]:
-    return [tx.state.jobs[node_id] for node_id in job.child_ids()]
+                tx.put_job(replace(node, status=job.status), live=True)
+    settle_attempt(tx, job)

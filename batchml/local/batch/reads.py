@@ -2,7 +2,7 @@
 
 import base64
 from collections.abc import Callable, Iterable, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
@@ -12,7 +12,6 @@ from batchml.local.batch.scheduling import front_of_queue
 from batchml.local.batch.state import (
     CLUSTER,
     BatchState,
-    ConsumableResource,
     Job,
     JobDefinition,
     MachineCapacity,
@@ -49,8 +48,6 @@ def decode_token(token: str, kind: Any) -> Any:
 SNAPSHOT_JOBS, SNAPSHOT_SHARES = 100, 20
 _Position = Annotated[int, Meta(ge=0, le=2**62)]
 
-T = TypeVar("T")
-
 
 class ReadView(Struct, frozen=True):
     """The input of a read: the committed state, and the journal for finished jobs."""
@@ -59,7 +56,7 @@ class ReadView(Struct, frozen=True):
     journal: Journal
     access_key_id: str
     now: int = 0  # ms
-    held_back: str = ""  # why this machine cannot start programs now
+    held_back: str = ""  # the reason if this machine cannot start programs now
 
 
 def describe_jobs(view: ReadView, params: dict[str, Any]) -> dict[str, Any]:
@@ -87,14 +84,14 @@ def list_jobs(view: ReadView, params: dict[str, Any]) -> dict[str, Any]:
         filters = []  # AWS does not apply filters to children and nodes
     limit = _limit(params, 100 if filters else 1000)
     below = _read_token(params.get("nextToken"))
-    page = view.journal.list_jobs(owner, _wanted(params, filters), below, limit + 1)
+    page = view.journal.list_jobs(owner, _job_filter(params, filters), below, limit + 1)
     more = {"nextToken": encode_token(page[limit - 1].sequence)} if len(page) > limit else {}
     return {"jobSummaryList": [job_summary(view, job) for job in page[:limit]], **more}
 
 
-def _wanted(params: dict[str, Any], filters: Sequence[dict[str, Any]]) -> JobFilter:
-    """With a filter AWS ignores jobStatus and lists all states; without both it lists RUNNING
-    only.
+def _job_filter(params: dict[str, Any], filters: Sequence[dict[str, Any]]) -> JobFilter:
+    """The jobs to list. With a filter AWS ignores jobStatus and lists all states; without a filter
+    and a jobStatus it lists RUNNING jobs only.
     """
     if not filters:
         return JobFilter(status=params.get("jobStatus", "RUNNING"))
@@ -242,24 +239,22 @@ def describe_compute_environments(view: ReadView, params: dict[str, Any]) -> dic
     names = {bare_name(name) for name in params.get("computeEnvironments", ())}
     records = sorted(view.state.environments.items())
     # As AWS shows an environment that cannot start hosts.
-    held = {"status": "INVALID", "statusReason": view.held_back} if view.held_back else {}
-    found = [{**record.detail, **held} for name, record in records if not names or name in names]
-    page, token = _page(found, params)
-    return {"computeEnvironments": page, **token}
+    status = {"status": "INVALID", "statusReason": view.held_back} if view.held_back else {}
+    found = [{**record.detail, **status} for name, record in records if not names or name in names]
+    return _page("computeEnvironments", found, params)
 
 
 def describe_job_queues(view: ReadView, params: dict[str, Any]) -> dict[str, Any]:
     names = {bare_name(name) for name in params.get("jobQueues", ())}
     records = sorted(view.state.queues.items())
     found = [record.detail for name, record in records if not names or name in names]
-    page, token = _page(found, params)
-    return {"jobQueues": page, **token}
+    return _page("jobQueues", found, params)
 
 
 def describe_job_definitions(view: ReadView, params: dict[str, Any]) -> dict[str, Any]:
     names = {bare_name(name) for name in params.get("jobDefinitions", ())}
 
-    def wanted(record: JobDefinition) -> bool:
+    def matches(record: JobDefinition) -> bool:
         if names:
             return record.key in names or record.name in names
         status = params.get("status")
@@ -271,38 +266,33 @@ def describe_job_definitions(view: ReadView, params: dict[str, Any]) -> dict[str
     records: Iterable[JobDefinition] = sorted(
         view.state.definitions.values(), key=lambda record: (record.name, -record.revision)
     )
-    page, token = _page([record.detail for record in records if wanted(record)], params)
-    return {"jobDefinitions": page, **token}
+    return _page("jobDefinitions", [record.detail for record in records if matches(record)], params)
 
 
 def describe_scheduling_policies(view: ReadView, params: dict[str, Any]) -> dict[str, Any]:
     names = [bare_name(name) for name in params["arns"]]
-    check_between(len(names), 0, 100, "The number of arns")
+    if len(names) > 100:
+        raise client_error("The number of arns must be between 0 and 100")
     records = view.state.policies
     return {"schedulingPolicies": [records[name].detail for name in names if name in records]}
 
 
 def list_scheduling_policies(view: ReadView, params: dict[str, Any]) -> dict[str, Any]:
     found = [{"arn": record.detail["arn"]} for _, record in sorted(view.state.policies.items())]
-    page, token = _page(found, params)
-    return {"schedulingPolicies": page, **token}
+    return _page("schedulingPolicies", found, params)
 
 
 def describe_consumable_resource(view: ReadView, params: dict[str, Any]) -> dict[str, Any]:
     record = view.state.consumables.get(bare_name(params["consumableResource"]))
     if record is None:
         raise client_error(f"ConsumableResource {params['consumableResource']} not found")
-    held = _in_use(view, record)
+    in_use = view.state.quantity_in_use(record)
     return {
         **record.detail,
         "totalQuantity": record.total,
-        "inUseQuantity": held,
-        "availableQuantity": max(0, record.total - held),
+        "inUseQuantity": in_use,
+        "availableQuantity": max(0, record.total - in_use),
     }
-
-
-def _in_use(view: ReadView, record: ConsumableResource) -> int:
-    return record.spent + view.state.in_use.get(record.name, 0)
 
 
 def list_consumable_resources(view: ReadView, params: dict[str, Any]) -> dict[str, Any]:
@@ -312,25 +302,24 @@ def list_consumable_resources(view: ReadView, params: dict[str, Any]) -> dict[st
             "consumableResourceArn": record.detail["consumableResourceArn"],
             "consumableResourceName": name,
             "totalQuantity": record.total,
-            "inUseQuantity": _in_use(view, record),
+            "inUseQuantity": view.state.quantity_in_use(record),
             "resourceType": record.detail["resourceType"],
         }
         for name, record in sorted(view.state.consumables.items())
         if _matches(wanted, name)
     ]
-    page, token = _page(found, params)
-    return {"consumableResources": page, **token}
+    return _page("consumableResources", found, params)
 
 
-def _filters(params: dict[str, Any], *known: str) -> dict[str, list[str]]:
-    """The values of each filter in the request, in lower case. Raises ApiError for unknown
+def _filters(params: dict[str, Any], *allowed: str) -> dict[str, list[str]]:
+    """The values of each filter in the request, in lower case. Raises ApiError for other
     filters.
     """
     found: dict[str, list[str]] = {}
     for entry in params.get("filters", ()):
         name = entry.get("name")
-        if name not in known or name in found:
-            raise client_error(f"The allowed filters, each at most once, are {', '.join(known)}")
+        if name not in allowed or name in found:
+            raise client_error(f"The allowed filters, each at most once, are {', '.join(allowed)}")
         found[name] = [value.lower() for value in entry.get("values", ())]
     return found
 
@@ -360,8 +349,8 @@ def list_jobs_by_consumable_resource(view: ReadView, params: dict[str, Any]) -> 
         ),
         key=lambda job: job.sequence,
     )
-    page, token = _page(jobs, params)
-    return {"jobs": [_consumer(view, job, name) for job in page], **token}
+    page = _page("jobs", jobs, params)
+    return page | {"jobs": [_consumer(view, job, name) for job in page["jobs"]]}
 
 
 def _consumer(view: ReadView, job: Job, consumable: str) -> dict[str, Any]:
@@ -437,8 +426,8 @@ def _capacity(vcpus: int) -> list[dict[str, Any]]:
 # --- ECS ------------------------------------------------------------------------------------------
 
 # Source: ECS API Reference, ListContainerInstances and DescribeContainerInstances. This machine is
-# the only instance of the only cluster. Registered resources are those that the server gives out,
-# remaining ones those that no attempt holds.
+# the only instance of the only cluster. Its registered resources are those that the server gives to
+# jobs; its remaining resources are those that no attempt holds.
 
 THIS_MACHINE = "this-machine"
 _CPU_UNITS = 1024  # of ECS, for one vCPU
@@ -449,22 +438,22 @@ def list_container_instances(view: ReadView, params: dict[str, Any]) -> dict[str
     """This machine, unless the request selects hosts in another state."""
     _check_cluster(params)
     if params.get("filter"):
-        raise ApiError("InvalidParameterException", "filter is not served here.")
-    wanted = params.get("status", "") in _ACTIVE
-    return {"containerInstanceArns": [instance_arn()] if wanted else []}
+        text = "filter is not served by the embedded AWS Batch."
+        raise ApiError("InvalidParameterException", text)
+    is_selected = params.get("status", "") in _ACTIVE
+    return {"containerInstanceArns": [instance_arn()] if is_selected else []}
 
 
 def describe_container_instances(view: ReadView, params: dict[str, Any]) -> dict[str, Any]:
     """This machine's total and free resources; other instances are failures, as in ECS."""
     _check_cluster(params)
-    given = params["containerInstances"]
-    if not 1 <= len(given) <= 100:
+    names = params["containerInstances"]
+    if not 1 <= len(names) <= 100:
         raise ApiError("InvalidParameterException", "Give 1 to 100 container instances.")
-    ours = [each for each in given if each in (instance_arn(), THIS_MACHINE)]
-    failures = [{"arn": each, "reason": "MISSING"} for each in given if each not in ours]
+    missing = [name for name in names if name not in (instance_arn(), THIS_MACHINE)]
     return {
-        "containerInstances": [_container_instance(view.state)] if ours else [],
-        "failures": failures,
+        "containerInstances": [_container_instance(view.state)] if missing != names else [],
+        "failures": [{"arn": name, "reason": "MISSING"} for name in missing],
     }
 
 
@@ -504,12 +493,12 @@ def get_caller_identity(view: ReadView, params: dict[str, Any]) -> dict[str, Any
     return {**identity(view.access_key_id, CLUSTER)}
 
 
-def _page(found: Sequence[T], params: dict[str, Any]) -> tuple[list[T], dict[str, str]]:
+def _page(name: str, items: Sequence[Any], params: dict[str, Any]) -> dict[str, Any]:
+    """The answer with the page of items that a request asks for, under `name`."""
     start = _read_token(params.get("nextToken")) or 0
-    limit = _limit(params, 100)
-    page = list(found[start : start + limit])
-    more = start + limit < len(found)
-    return page, {"nextToken": encode_token(start + limit)} if more else {}
+    end = start + _limit(params, 100)
+    more = {"nextToken": encode_token(end)} if end < len(items) else {}
+    return {name: list(items[start:end]), **more}
 
 
 def _limit(params: dict[str, Any], most: int) -> int:
@@ -525,11 +514,6 @@ def _read_token(token: str | None) -> int | None:
         return int(decode_token(token, _Position))
     except ValueError:
         raise client_error("Invalid nextToken") from None
-
-
-def check_between(value: int, low: int, high: int, what: str) -> None:
-    if not low <= value <= high:
-        raise client_error(f"{what} must be between {low} and {high}")
 
 
 def _without_none(values: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""The scheduler: which job starts where, and why one cannot. Functions change a transaction.
+"""The scheduler: which job starts in which compute environment, and why a job cannot start.
+
+Functions change a transaction.
 
 Sources: AWS Batch User Guide, "Job scheduling", "Fair-share scheduling", "Jobs stuck in RUNNABLE";
 API reference, JobStateTimeLimitAction.
@@ -57,11 +59,11 @@ def schedule(tx: Transaction) -> None:
     for queue in sorted(queues, key=lambda queue: (-queue.priority, queue.name)):
         while (head := _head(tx, queue)) is not None:
             line, job = head
-            where = environment_for(tx.state, queue, job)
-            if where is not None:
+            environment = environment_for(tx.state, queue, job)
+            if environment is not None:
                 tx.pop_line(queue.name, line)
                 _unblock(tx, queue.name)
-                launch(tx, job, where)
+                launch(tx, job, environment)
             elif not _cancel_if_overdue(tx, queue, _note_blocked(tx, queue, job)):
                 break
 
@@ -122,7 +124,7 @@ def _missing_consumable(tx: Transaction, job: Job) -> QueueLine | None:
 def environment_for(state: BatchState, queue: JobQueue, job: Job) -> str | None:
     """The first environment of the queue, in its order, that has room for a job now."""
     fits = not state.no_capacity_until and state.free.fits(job.needs)
-    kept = _reserved_fraction(state, queue, job)
+    reserved = _reserved_fraction(state, queue, job)
     for name in queue.environments:
         environment = state.environments.get(name)
         if environment is None or not environment.enabled:
@@ -132,7 +134,7 @@ def environment_for(state: BatchState, queue: JobQueue, job: Job) -> str | None:
         if not fits and name != CONTROLLERS:
             continue
         room = environment.max_vcpus - state.used.get(name, 0)
-        room -= int(environment.max_vcpus * kept)
+        room -= int(environment.max_vcpus * reserved)
         if job.needs.vcpus <= room:
             return name
     return None
@@ -174,30 +176,32 @@ def front_of_queue(
 
 
 def _note_blocked(tx: Transaction, queue: JobQueue, job: Job) -> BlockedHead:
-    """Record the first job of a queue. AWS gives a reason when it can never be placed."""
+    """Record the first job of a queue, which cannot start, and AWS's reason if there is one."""
     reason = _why_stuck(tx.state, queue, job)
     # A reason that no longer applies, for example after a larger maxvCpus, is removed; other texts
     # stay.
     if job.status_reason != reason and (reason or job.status_reason.startswith(_STUCK)):
         tx.put_job(replace(job, status_reason=reason))
-    known = tx.state.blocked.get(queue.name)
-    if known is not None and (known.job_id, known.reason) == (job.id, reason):
-        return known
-    now = BlockedHead(job.id, tx.now, reason)
-    tx.state = replace(tx.state, blocked=tx.state.blocked.set(queue.name, now))
-    return now
+    before = tx.state.blocked.get(queue.name)
+    if before is not None and (before.job_id, before.reason) == (job.id, reason):
+        return before
+    blocked = BlockedHead(job.id, tx.now, reason)
+    tx.state = replace(tx.state, blocked=tx.state.blocked.set(queue.name, blocked))
+    return blocked
 
 
 def _why_stuck(state: BatchState, queue: JobQueue, job: Job) -> str:
-    known = [state.environments[name] for name in queue.environments if name in state.environments]
+    """AWS's reason why a job can never be placed, or not without capacity; else empty."""
+    names = [name for name in queue.environments if name in state.environments]
+    usable = [state.environments[name] for name in names]
     if job.is_multinode:
-        known = [environment for environment in known if environment.takes_nodes]
-    largest = max((environment.max_vcpus for environment in known), default=0)
-    if not state.machine.fits(job.needs) or (job.is_multinode and not known):
+        usable = [environment for environment in usable if environment.takes_nodes]
+    largest = max((environment.max_vcpus for environment in usable), default=0)
+    if not state.machine.fits(job.needs) or (job.is_multinode and not usable):
         return NEVER_FITS_MACHINE
     if job.needs.vcpus > largest:
         return NEVER_FITS_ENVIRONMENT
-    return f"{NO_CAPACITY}[{_instance_types(known)}]" if state.no_capacity_until else ""
+    return f"{NO_CAPACITY}[{_instance_types(usable)}]" if state.no_capacity_until else ""
 
 
 def _instance_types(environments: list[ComputeEnvironment]) -> str:

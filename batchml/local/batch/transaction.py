@@ -1,4 +1,4 @@
-"""A change of the state by one step. Every change goes through it, so that each is saved."""
+"""The changes of one step of the engine. All changes go through it, so that each is also saved."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from batchml.local.batch import persistent_heap
 from batchml.local.batch.events import DropRecord, Effect, SaveJob, SaveRecord
-from batchml.local.batch.fair_share import decay, matters
+from batchml.local.batch.fair_share import decay, is_significant
 from batchml.local.batch.state import (
     BatchState,
     Job,
@@ -19,7 +19,7 @@ from batchml.local.batch.state import (
     ShareUsage,
 )
 
-_FEW = 64
+_FEW = 64  # ended attempts that `prune_ended` tolerates beside as many as there are live ones
 
 
 class Transaction:
@@ -115,10 +115,7 @@ class Transaction:
     def has_consumable(self, consumable: str, quantity: int) -> bool:
         """True when this quantity of a consumable resource is left."""
         record = self.state.consumables.get(consumable)
-        if record is None:
-            return False
-        held = record.spent + self.state.in_use.get(consumable, 0)
-        return record.total - held >= quantity
+        return record is not None and record.total - self.state.quantity_in_use(record) >= quantity
 
     # --- Resources of attempts --------------------------------------------------------------
 
@@ -135,10 +132,7 @@ class Transaction:
             by_task=state.by_task.set(attempt.task_id, job.id),
         )
         self._add_share_usage(job, job.needs.vcpus)
-        for consumable, quantity in job.spec.consumables:
-            record = self.state.consumables.get(consumable)
-            if record is not None and record.replenishable:
-                self._add_consumable_use(consumable, quantity)
+        self._add_consumables(job, 1)
 
     def spend(self, job: Job) -> None:
         """Take from the consumable resources that are not replenished."""
@@ -148,6 +142,7 @@ class Transaction:
                 self.put(replace(record, spent=record.spent + quantity))
 
     def release(self, job: Job, attempt: JobAttempt) -> None:
+        """Take back the resources of an attempt that has ended."""
         state = self.state
         # A GPU that was removed from the machine meanwhile is not given back.
         gpus = tuple(gpu for gpu in attempt.gpus if gpu in state.machine.gpus)
@@ -159,10 +154,7 @@ class Transaction:
             by_task=state.by_task.delete(attempt.task_id),
         )
         self._add_share_usage(job, -job.needs.vcpus)
-        for consumable, quantity in job.spec.consumables:
-            record = self.state.consumables.get(consumable)
-            if record is not None and record.replenishable:
-                self._add_consumable_use(consumable, -quantity)
+        self._add_consumables(job, -1)
 
     def _add_share_usage(self, job: Job, vcpus: int) -> None:
         """Add vCPUs, or subtract them, from now on in the usage of a job's share."""
@@ -172,7 +164,7 @@ class Transaction:
             policy = self.state.policy_of(job.queue)
             if share not in of_queue:  # else shares that are used once would be kept forever
                 of_queue = Map((name, use) for name, use in of_queue.items()
-                               if matters(use, self.now, policy))  # fmt: skip
+                               if is_significant(use, self.now, policy))  # fmt: skip
             usage = decay(of_queue.get(share, ShareUsage()), self.now, policy)
             of_queue = of_queue.set(share, replace(usage, vcpus=usage.vcpus + vcpus))
             self._set(usage=self.state.usage.set(job.queue, of_queue))
@@ -189,9 +181,13 @@ class Transaction:
         elif queue in self.state.usage:
             self._set(usage=self.state.usage.delete(queue))
 
-    def _add_consumable_use(self, consumable: str, quantity: int) -> None:
-        held = self.state.in_use.get(consumable, 0) + quantity
-        self._set(in_use=self.state.in_use.set(consumable, held))
+    def _add_consumables(self, job: Job, sign: int) -> None:
+        """Add, or with `sign` -1 subtract, the replenishable resources that a job holds."""
+        for name, quantity in job.spec.consumables:
+            record = self.state.consumables.get(name)
+            if record is not None and record.replenishable:
+                held = self.state.in_use.get(name, 0) + sign * quantity
+                self._set(in_use=self.state.in_use.set(name, held))
 
     def add_task(self, task_id: str, job_id: str) -> None:
         """Assign the events of a task to a job."""
@@ -201,12 +197,12 @@ class Transaction:
         self._set(by_task=self.state.by_task.delete(task_id))
 
     def add_deadline(self, at: int, task_id: str) -> None:
-        known = self.prune_ended(self.state.deadlines)
-        self._set(deadlines=persistent_heap.push(known, (at, task_id), task_id))
+        deadlines = self.prune_ended(self.state.deadlines)
+        self._set(deadlines=persistent_heap.push(deadlines, (at, task_id), task_id))
 
     def prune_ended(self, times: persistent_heap.Heap) -> persistent_heap.Heap:
-        """Times of attempts, by (time, task). Ended attempts are removed once they are the
-        majority: else an hour's timeout would keep an ended job for an hour.
+        """`times`, with keys (time, task id), without ended attempts, which are removed once they
+        are the majority: else an hour's timeout would keep an ended job for an hour.
         """
         tasks = self.state.by_task
         if persistent_heap.size(times) <= 2 * len(tasks) + _FEW:
@@ -216,7 +212,7 @@ class Transaction:
         )
 
     def pop_deadline(self) -> str:
-        """Remove and return the task whose deadline is first."""
+        """Remove the first deadline; the task that it belongs to."""
         assert self.state.deadlines is not None
         task_id = str(self.state.deadlines[2])
         self._set(deadlines=persistent_heap.pop(self.state.deadlines))
@@ -225,8 +221,9 @@ class Transaction:
     # --- Dependencies -----------------------------------------------------------------------
 
     def add_dependency(self, job_id: str, on: str) -> None:
-        known = self.state.dependents.get(on, ())
-        self._set(dependents=self.state.dependents.set(on, (*known, job_id)))
+        """Let a job wait for the job `on`."""
+        others = self.state.dependents.get(on, ())
+        self._set(dependents=self.state.dependents.set(on, (*others, job_id)))
 
     def pop_dependents(self, job_id: str) -> tuple[str, ...]:
         found = self.state.dependents.get(job_id, ())
@@ -245,13 +242,13 @@ class Transaction:
     # --- Resources of users -----------------------------------------------------------------
 
     def put(self, record: ResourceRecord) -> None:
-        known = getattr(self.state, record.field)
-        self._set(**{record.field: known.set(record.key, record)})
+        records = getattr(self.state, record.field)
+        self._set(**{record.field: records.set(record.key, record)})
         self.effects.append(SaveRecord(record.kind, record.key, record))
 
     def drop(self, record: ResourceRecord) -> None:
-        known = getattr(self.state, record.field)
-        self._set(**{record.field: known.delete(record.key)})
+        records = getattr(self.state, record.field)
+        self._set(**{record.field: records.delete(record.key)})
         self.effects.append(DropRecord(record.kind, record.key))
 
     def drop_queue(self, record: JobQueue) -> None:

@@ -1,4 +1,4 @@
-"""Checks and errors that the calls which change something share."""
+"""Checks and errors that several operations share."""
 
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -29,11 +29,11 @@ def request_error(text: str, request: CallReceived) -> ApiError:
     )
 
 
-def check_served(given: Mapping[str, Any], request: CallReceived) -> None:
+def check_served(params: Mapping[str, Any], request: CallReceived) -> None:
     """Refuse members, of a request or of its container, that would otherwise be ignored."""
-    asked = [name for name in _NOT_SERVED if given.get(name)]
-    if asked:
-        raise request_error(f"{', '.join(asked)}: not served by the embedded AWS Batch", request)
+    names = [name for name in _NOT_SERVED if params.get(name)]
+    if names:
+        raise request_error(f"{', '.join(names)}: not served by the embedded AWS Batch", request)
 
 
 def find_record(tx: Transaction, kind: type[R], name_or_arn: str, request: CallReceived) -> R:
@@ -53,10 +53,9 @@ def check_name(name: str, what: str, request: CallReceived) -> None:
 
 
 def check_tags(request: CallReceived) -> None:
-    given: dict[str, str] = request.params.get("tags", {})
-    if len(given) > MAX_TAGS:
-        raise request_error(f"Tags limit exceeded: at most {MAX_TAGS}", request)
-    for key, value in given.items():
+    tags: dict[str, str] = request.params.get("tags", {})
+    check_tag_count(tags, request)
+    for key, value in tags.items():
         if not 1 <= len(key) <= MAX_KEY or len(value) > MAX_VALUE or key.startswith("aws:"):
             raise request_error(
                 f"Tag keys have 1-{MAX_KEY} characters and do not start with aws:, "
@@ -65,15 +64,17 @@ def check_tags(request: CallReceived) -> None:
             )
 
 
+def check_tag_count(tags: Mapping[str, str], request: CallReceived) -> None:
+    if len(tags) > MAX_TAGS:
+        raise request_error(f"Tags limit exceeded: at most {MAX_TAGS}", request)
+
+
 def check_chaos(tags: Mapping[str, str], request: CallReceived) -> None:
     """Refuse a `batchml:chaos` tag with mistakes, because its faults would silently not be
     injected.
     """
-    mistakes = (
-        fault_injection.read_tag(tags[fault_injection.TAG])[1]
-        if fault_injection.TAG in tags
-        else []
-    )
+    tag = tags.get(fault_injection.TAG)
+    mistakes = [] if tag is None else fault_injection.read_tag(tag)[1]
     if mistakes:
         raise request_error(f"Tag {fault_injection.TAG}: {' '.join(mistakes)}", request)
 

@@ -1,4 +1,4 @@
-"""Job definitions: register, deregister and find them, and check the parts that jobs override."""
+"""Register, deregister and find job definitions; check the parts of them that jobs override."""
 
 import re
 from typing import Any, NamedTuple
@@ -109,19 +109,19 @@ def normalize_actions(strategy: dict[str, Any]) -> dict[str, Any]:
 
 
 def deregister_job_definition(tx: Transaction, request: CallReceived) -> dict[str, Any]:
-    asked = bare_name(request.params["jobDefinition"])
-    record = tx.state.definitions.get(asked)
+    key = bare_name(request.params["jobDefinition"])
+    record = tx.state.definitions.get(key)
     if record is None:
-        raise request_error(f"Job definition {asked} does not exist", request)
+        raise request_error(f"Job definition {key} does not exist", request)
     tx.put(replace(record, detail={**record.detail, "status": "INACTIVE"}))
     return {}
 
 
-def definition_of(tx: Transaction, asked: str, request: CallReceived) -> JobDefinition:
-    """The definition of a job: `name` is the newest active revision, `name:revision` that
-    revision.
+def definition_of(tx: Transaction, reference: str, request: CallReceived) -> JobDefinition:
+    """The active definition that a job names: `name` is the newest active revision, `name:3` is
+    revision 3. Raises ApiError.
     """
-    name = bare_name(asked)
+    name = bare_name(reference)
     if ":" in name:
         record = tx.state.definitions.get(name)
         if record is not None and record.active:
@@ -131,7 +131,7 @@ def definition_of(tx: Transaction, asked: str, request: CallReceived) -> JobDefi
             record = tx.state.definitions.get(f"{name}:{revision}")
             if record is not None and record.active:
                 return record
-    raise request_error(f"JobDefinition {asked} not found or not ACTIVE", request)
+    raise request_error(f"JobDefinition {reference} not found or not ACTIVE", request)
 
 
 def _check_nodes(params: dict[str, Any], request: CallReceived) -> None:
@@ -235,11 +235,11 @@ def check_mounts(container: dict[str, Any], request: CallReceived) -> None:
 
 
 class NodeRange(NamedTuple):
-    """The nodes from `first` to `last`, both included, and their common properties."""
+    """The nodes from `first` to `last`, both included, and AWS's NodeRangeProperty of them."""
 
     first: int
     last: int
-    given: dict[str, Any]
+    properties: dict[str, Any]
 
     def __contains__(self, node: object) -> bool:
         return isinstance(node, int) and self.first <= node <= self.last

@@ -1,4 +1,4 @@
-"""Jobs: submit, cancel and terminate them."""
+"""Submit, cancel and terminate jobs."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -121,20 +121,20 @@ def node_specs(
     properties = definition.detail["nodeProperties"]
     overrides = params.get("nodeOverrides", {})
     nodes, ranges = node_layout(properties, overrides, request)
-    changed = [
+    overridden = [
         node_range(entry, nodes.count, request)
         for entry in overrides.get("nodePropertyOverrides", ())
     ]
-    made: dict[tuple[Any, ...], SubmittedSpec] = {}
+    specs: dict[tuple[tuple[int, int], ...], SubmittedSpec] = {}  # by the ranges of a node
     of_node: dict[int, SubmittedSpec] = {}
     for node in range(nodes.count):
         common = narrowest_range(ranges, node)
-        own = [entry for entry in changed if node in entry]
-        key = (common.first, common.last, *((entry.first, entry.last) for entry in own))
-        if key not in made:
-            name = f"{base.id}#{len(made)}"
-            made[key] = _node_spec(name, base, nodes, common.given, [e.given for e in own], request)
-        of_node[node] = made[key]
+        own = [entry for entry in overridden if node in entry]
+        key = tuple((entry.first, entry.last) for entry in (common, *own))
+        if key not in specs:
+            spec_id, changes = f"{base.id}#{len(specs)}", [entry.properties for entry in own]
+            specs[key] = _node_spec(spec_id, base, nodes, common.properties, changes, request)
+        of_node[node] = specs[key]
     needs = [spec.needs for spec in of_node.values()]
     consumables: dict[str, int] = dict(base.consumables)
     for spec in of_node.values():
@@ -159,12 +159,12 @@ def _node_spec(
     spec_id: str,
     base: SubmittedSpec,
     nodes: Nodes,
-    given: dict[str, Any],
+    properties: dict[str, Any],
     overrides: list[dict[str, Any]],
     request: CallReceived,
 ) -> SubmittedSpec:
-    container = given["container"]
-    consumables = given.get("consumableResourceProperties")
+    container = properties["container"]
+    consumables = properties.get("consumableResourceProperties")
     for entry in overrides:
         check_served(entry, request)
         container = _merge_overrides(container, entry.get("containerOverrides", {}), {}, request)
@@ -196,14 +196,14 @@ def _node_properties(
         """
         own = (node for node in of_node if narrowest_range(ranges, node) is found)
         node = next(own, None)
-        return found.given["container"] if node is None else of_node[node].container
+        return found.properties["container"] if node is None else of_node[node].container
 
     return {
         "numNodes": nodes.count,
         "mainNode": nodes.main,
         "nodeRangeProperties": [
             {
-                **found.given,
+                **found.properties,
                 "targetNodes": f"{found.first}:{found.last}",
                 "container": container(found),
             }
@@ -241,8 +241,8 @@ def _merge_overrides(
 
 
 def _find_flaw(container: dict[str, Any]) -> str:
-    """The reason why ECS would refuse it: command and environment, with Batch's variables, are too
-    long.
+    """The reason why ECS would refuse the container, or "": its command and environment, with
+    Batch's variables, are too long.
     """
     sent = {"command": container["command"], "environment": container["environment"]}
     return TOO_LONG if len(json.dumps(sent)) + _BATCH_VARIABLES > MAX_OVERRIDES else ""
@@ -278,8 +278,8 @@ Stopping = Callable[[Transaction, Job, str], None]
 class JobDependencies(Struct, frozen=True):
     """The jobs that a new job waits for."""
 
-    jobs: tuple[str, ...] = ()  # have not finished yet
-    failed: bool = False  # one of them has failed
+    jobs: tuple[str, ...] = ()  # ids of unfinished jobs
+    failed: bool = False  # a dependency has failed
     in_sequence: bool = False  # each child waits for the child before it
     # ids of arrays: each child waits for the child with the same index in each of them
     pairs: tuple[str, ...] = ()
@@ -329,10 +329,10 @@ def _check_share(
     if spec.share:
         check_share_name(spec.share, request)
     if bool(spec.share) != bool(queue.policy):
-        needs = "must be provided for" if queue.policy else "can not be provided for"
+        rule = "must be provided for" if queue.policy else "can not be provided for"
         kind = "with" if queue.policy else "without"
         raise request_error(
-            f"shareIdentifier {needs} a job queue {kind} a scheduling policy, {queue.name}", request
+            f"shareIdentifier {rule} a job queue {kind} a scheduling policy, {queue.name}", request
         )
     waiting = {line.share for line in tx.state.lines.get(queue.name, ())}
     if spec.share and spec.share not in waiting and len(waiting) >= MAX_ACTIVE_SHARES:
@@ -343,27 +343,27 @@ def _children(
     tx: Transaction, job: Job, dependencies: JobDependencies, request: CallReceived
 ) -> list[Job]:
     """The children of an array: PENDING, each with its own dependencies."""
-    made = []
+    children = []
     for index in range(job.spec.array_size or 0):
-        asked = [f"{other}:{index}" for other in dependencies.pairs]
+        needed = [f"{other}:{index}" for other in dependencies.pairs]
         if dependencies.in_sequence and index:
-            asked.append(f"{job.id}:{index - 1}")
+            needed.append(f"{job.id}:{index - 1}")
         live = tuple(
-            other for other in asked if other in tx.state.jobs or parent_of(other) == job.id
+            other for other in needed if other in tx.state.jobs or parent_of(other) == job.id
         )
-        made.append(
+        children.append(
             Job(
                 id=f"{job.id}:{index}",
                 spec=job.spec,
                 sequence=job.sequence + 1 + index,
                 status=JobStatus.PENDING,
                 waiting_for=live,
-                dependency_failed=any(request.ended.get(other) == "FAILED" for other in asked),
+                dependency_failed=any(request.ended.get(other) == "FAILED" for other in needed),
                 tags=job.tags,
                 index=index,
             )
         )
-    return made
+    return children
 
 
 def _nodes(job: Job, of_node: dict[int, SubmittedSpec]) -> list[Job]:
@@ -440,25 +440,25 @@ def terminate_jobs(tx: Transaction, request: CallReceived) -> dict[str, Any]:
 
 
 def _stop_many(tx: Transaction, request: CallReceived, how: Stopping) -> dict[str, Any]:
-    """Stop each job on its own, as AWS reports it; an unknown job counts as done."""
-    asked = request.params["jobs"]
-    check_between(len(asked), 0, MAX_STOPPED, "The number of jobs", request)
-    _stop(tx, request, asked, how)
-    return {"successful": asked, "errors": []}
+    """Stop several jobs. A job that does not exist counts as successful."""
+    job_ids = request.params["jobs"]
+    check_between(len(job_ids), 0, MAX_STOPPED, "The number of jobs", request)
+    _stop(tx, request, job_ids, how)
+    return {"successful": job_ids, "errors": []}
 
 
 def _stop(
-    tx: Transaction, request: CallReceived, asked: Sequence[str], how: Stopping
+    tx: Transaction, request: CallReceived, job_ids: Sequence[str], how: Stopping
 ) -> dict[str, Any]:
     """Stop the jobs that have not finished; a node is stopped with its whole job. Raises
     ApiError.
     """
     reason = request.params["reason"]
-    if not all((reason, *asked)):
+    if not all((reason, *job_ids)):
         raise request_error("jobId and reason must not be empty", request)
     if len(reason) > MAX_REASON:
         raise request_error(f"reason must have at most {MAX_REASON} characters", request)
-    for job_id in asked:
+    for job_id in job_ids:
         job = tx.state.jobs.get(bare_name(job_id).partition("#")[0])
         if job is not None:
             how(tx, job, reason)

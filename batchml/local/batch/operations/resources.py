@@ -1,6 +1,5 @@
-"""Create, update and delete environments, queues, consumable resources and scheduling policies.
-
-Also tag and untag every resource.
+"""Create, update and delete compute environments, job queues, consumable resources and scheduling
+policies; tag and untag every resource.
 """
 
 import re
@@ -13,11 +12,11 @@ from msgspec.structs import replace
 from batchml.local.batch import lifecycle
 from batchml.local.batch.events import CallReceived
 from batchml.local.batch.operations.checks import (
-    MAX_TAGS,
     check_between,
     check_chaos,
     check_name,
     check_served,
+    check_tag_count,
     check_tags,
     find_record,
     request_error,
@@ -60,7 +59,7 @@ TIME_LIMIT_REASONS = (
 
 R = TypeVar("R", bound=ResourceRecord)
 
-# --- Rules that all kinds share -------------------------------------------------------------------
+# --- Rules for every kind of resource -------------------------------------------------------------
 
 
 def _new_detail(
@@ -93,9 +92,7 @@ def _merge_members(record: R, request: CallReceived, *keys: str) -> dict[str, An
 
 
 def _get(tx: Transaction, kind: type[R], name_or_arn: str) -> R | None:
-    """The resource to delete, if it exists: in AWS it is no error to delete a resource that does
-    not exist.
-    """
+    """The resource to delete, or None: in AWS it is no error to delete a missing resource."""
     found: R | None = getattr(tx.state, kind.field).get(bare_name(name_or_arn))
     return found
 
@@ -116,7 +113,7 @@ def create_compute_environment(tx: Transaction, request: CallReceived) -> dict[s
     name = params["computeEnvironmentName"]
     resources = params.get("computeResources")
     if name == CONTROLLERS and params["type"] != "UNMANAGED":
-        text = f"{name} is the environment of sweeps' controllers: UNMANAGED"
+        text = f"{name} is the environment for controllers of sweeps and must be UNMANAGED"
         raise request_error(text, request)
     if params["type"] == "MANAGED" and not resources:
         text = "computeResources must be provided for a MANAGED environment"
@@ -197,7 +194,8 @@ def create_job_queue(tx: Transaction, request: CallReceived) -> dict[str, Any]:
     params, detail = request.params, _new_detail(tx, JobQueue, request)
     check_between(params["priority"], 0, MAX_PRIORITY, "priority", request)
     if params.get("jobQueueType", "ECS") != "ECS":
-        text = f"{params['jobQueueType']} queues are not served here, only ECS"
+        kind = params["jobQueueType"]
+        text = f"{kind} queues are not served by the embedded AWS Batch, only ECS queues"
         raise request_error(text, request)
     detail |= {
         "state": params.get("state", "ENABLED"),
@@ -251,8 +249,8 @@ def _time_limits(request: CallReceived) -> dict[str, Any]:
         if action["action"] != "CANCEL":
             raise request_error("jobStateTimeLimitActions action must be CANCEL", request)
         if action["reason"] not in TIME_LIMIT_REASONS:
-            known = ", ".join(TIME_LIMIT_REASONS)
-            text = f"jobStateTimeLimitActions reason must be one of {known}"
+            reasons = ", ".join(TIME_LIMIT_REASONS)
+            text = f"jobStateTimeLimitActions reason must be one of {reasons}"
             raise request_error(text, request)
     return {"jobStateTimeLimitActions": given}
 
@@ -316,14 +314,15 @@ def update_consumable_resource(tx: Transaction, request: CallReceived) -> dict[s
         raise request_error("operation must be SET, ADD or REMOVE", request)
     token = params.get("clientToken", "")
     oldest = request.now - REMEMBER_TOKENS
-    updates = {key: made for key, made in record.updates.items() if made[0] > oldest}
+    updates = {key: update for key, update in record.updates.items() if update[0] > oldest}
     if token in updates and tuple(updates[token][1:]) == (operation, quantity):
         return record.identifiers() | {"totalQuantity": record.total}
     if token:
         updates[token] = (request.now, operation, quantity)
     total = totals[operation]
     if not 0 <= total < 2**63:
-        raise request_error(f"The total quantity would be {total}", request)
+        text = f"The total quantity would be {total}, which is not from 0 to {2**63 - 1}"
+        raise request_error(text, request)
     return _put(tx, replace(record, total=total, updates=updates)) | {"totalQuantity": total}
 
 
@@ -333,10 +332,8 @@ def delete_consumable_resource(tx: Transaction, request: CallReceived) -> dict[s
         name = record.name
         users = [job for job in tx.state.jobs.values() if name in dict(job.spec.consumables)]
         if users:
-            raise request_error(
-                f"Cannot delete, {len(users)} unfinished jobs ask for {name}, one is {users[0].id}",
-                request,
-            )
+            text = f"Cannot delete, {len(users)} unfinished jobs request {name}"
+            raise request_error(f"{text}, such as {users[0].id}", request)
         tx.drop(record)
     return {}
 
@@ -422,12 +419,15 @@ def _change_tags(tx: Transaction, request: CallReceived, change: TagChange) -> d
         raise request_error(f"Invalid resource ARN: {given}", request)
     if arn.kind == "job":
         job = _find_job(tx, arn, request)
-        tx.put_job(replace(job, tags=_check_tag_count(change(job.tags), request)))
+        tags = change(job.tags)
+        check_tag_count(tags, request)
+        tx.put_job(replace(job, tags=tags))
         return {}
     record = tx.state.record(arn.kind, arn.name)
     if record is None:
         raise request_error(f"Resource not found: {arn}", request)
-    tags = _check_tag_count(change(record.detail.get("tags", {})), request)
+    tags = change(record.detail.get("tags", {}))
+    check_tag_count(tags, request)
     tx.put(replace(record, detail={**record.detail, "tags": tags}))
     return {}
 
@@ -440,9 +440,3 @@ def _find_job(tx: Transaction, arn: Arn, request: CallReceived) -> Job:
     if job is None:
         raise request_error(f"Resource not found: {arn}", request)
     return job
-
-
-def _check_tag_count(tags: dict[str, str], request: CallReceived) -> dict[str, str]:
-    if len(tags) > MAX_TAGS:
-        raise request_error(f"Tags limit exceeded: at most {MAX_TAGS}", request)
-    return tags
