@@ -17,7 +17,7 @@ from batchml.aws.batch.hosts import RunHost
 from batchml.aws.pricing.prices import InstanceType, Price, PriceTable
 from batchml.aws.pricing.spot import MAX_AGE, SpotHistory
 from batchml.cost.estimate import reason_unknown
-from batchml.cost.quote import HOUR, OWN_PRICE, Candidate, ContainerNeed, Usd, disk_hour
+from batchml.cost.quote import HOUR, LOCAL_PRICE, Candidate, ContainerNeed, Usd, disk_hour
 from batchml.model.run import Attempt, OutcomeClass, Record, Run, classify, ran_seconds
 
 # --- rates ----------------------------------------------------------------------------------
@@ -35,31 +35,34 @@ class Rate(Struct, frozen=True):
 
 
 class Rates(Struct, frozen=True):
-    """The prices for bills: the present list prices on demand, and the history of spot prices."""
+    """The prices for bills: present list prices of on-demand hosts, and the spot price history."""
 
     price_table: PriceTable
     spot: SpotHistory = SpotHistory()
     now: int = 0  # ms since the epoch
 
-    def rate(self, kind: Candidate, zone: str, start: int, stop: int) -> Rate | str:
+    def rate(self, candidate: Candidate, zone: str, start: int, stop: int) -> Rate | str:
         """The hourly cost of a host over a time span in ms, or the reason why it is unknown.
 
-        Without a `zone` it ranges from the cheapest zone to the dearest.
+        Without a `zone` the cost ranges from the cheapest zone to the dearest.
         """
-        found = self._spot(kind, zone, start, stop) if kind.spot else self._listed(kind)
-        if isinstance(found, str):
-            return found
-        disk = disk_hour(kind.disk_gib, self.price_table)
-        return Rate(found.hour + Usd(disk, disk), found.date, found.source)
+        if candidate.spot:
+            rate = self._spot_rate(candidate, zone, start, stop)
+        else:
+            rate = self._list_rate(candidate)
+        if isinstance(rate, str):
+            return rate
+        disk = disk_hour(candidate.disk_gib, self.price_table)
+        return replace(rate, hour=rate.hour + Usd(disk, disk))
 
-    def _listed(self, kind: Candidate) -> Rate | str:
-        price = self.price_table.prices.get(kind.item)
+    def _list_rate(self, candidate: Candidate) -> Rate | str:
+        price = self.price_table.prices.get(candidate.item)
         if price is None:
-            return reason_unknown(self.price_table, kind.item)
+            return reason_unknown(self.price_table, candidate.item)
         return Rate(Usd(price.low, price.high), price.date, price.source)
 
-    def _spot(self, kind: Candidate, zone: str, start: int, stop: int) -> Rate | str:
-        means = self.spot.mean(kind.instance.name, zone, start, stop)
+    def _spot_rate(self, candidate: Candidate, zone: str, start: int, stop: int) -> Rate | str:
+        means = self.spot.mean(candidate.instance.name, zone, start, stop)
         if means is None:
             if self.now - start > MAX_AGE:
                 return "AWS keeps spot prices for 90 days"
@@ -70,24 +73,19 @@ class Rates(Struct, frozen=True):
 
 
 def describe_sources(rates: Iterable[Rate]) -> list[str]:
-    """The sources of prices and their days, a text for each source."""
+    """A text for each source of prices: its name, and the first and last day of its prices."""
     days: dict[str, list[str]] = {}
     for rate in rates:
-        if rate.date:
-            days.setdefault(rate.source, []).extend(rate.date.split(" to "))
-        else:
-            days.setdefault(rate.source, [])
-    return [_describe_source(source, sorted(found)) for source, found in days.items()]
+        days.setdefault(rate.source, []).extend(rate.date.split(" to ") if rate.date else ())
+    return [
+        f"{source} of {' to '.join(dict.fromkeys((min(found), max(found))))}" if found else source
+        for source, found in days.items()
+    ]
 
 
-def fixed_rates(usd_per_hour: Price, item: str) -> Rates:
+def fixed_rates(price: Price, item: str) -> Rates:
     """The rates of a single machine with a fixed price."""
-    prices: Mapping[str, Price] = {item: usd_per_hour}
-    return Rates(PriceTable(prices))
-
-
-def _describe_source(source: str, days: list[str]) -> str:
-    return f"{source} of {' to '.join(dict.fromkeys((days[0], days[-1])))}" if days else source
+    return Rates(PriceTable({item: price}))
 
 
 def _day(ms: int) -> str:
@@ -101,14 +99,14 @@ MILLIONTH = Decimal("0.000001")
 
 
 class AttemptCost(Struct, frozen=True):
-    """The cost of an attempt. `usd` is None if no price is known; `why` gives the reason."""
+    """The cost of an attempt. If a price is unknown, `why` gives the reason."""
 
-    attempt: int
-    job_id: str  # of an array, the child's
-    host: str  # a description
+    attempt: int  # from 1; 0 if it stands for several children of an array
+    job_id: str  # for an array, the child's id
+    host: str  # a description: `g5.xlarge spot or g6.xlarge spot in us-east-1a`
     seconds: float
-    share: Usd  # share of the host: lowest and highest
-    usd: Usd | None
+    share: Usd  # the lowest and highest share of the host; no amount of money
+    usd: Usd | None  # None if no price is known
     hour: Usd | None  # hourly cost
     is_running: bool = False
     has_failed: bool = False
@@ -122,24 +120,22 @@ class Bill(Struct, frozen=True):
     job_id: str
     attempts: tuple[AttemptCost, ...] = ()
     is_free: bool = False  # the machine has no price
-    is_kept: bool = False  # from the history, of a run that AWS Batch has forgotten
+    is_from_history: bool = False  # AWS Batch has forgotten the run: only the total is known
 
     @property
     def usd(self) -> Usd:
         """The cost of all attempts with a known price."""
-        return _sum(self.attempts)
+        return sum_usd(each.usd for each in self.attempts)
 
     @property
     def failed(self) -> Usd:
         """The cost of attempts that failed."""
-        return _sum(each for each in self.attempts if each.has_failed)
+        return sum_usd(each.usd for each in self.attempts if each.has_failed)
 
     @property
     def hour(self) -> Usd:
         """The hourly cost of attempts that run now."""
-        found = [each.hour for each in self.attempts if each.is_running and each.hour]
-        return Usd(sum((each.low for each in found), Decimal(0)),
-                   sum((each.high for each in found), Decimal(0)))  # fmt: skip
+        return sum_usd(each.hour for each in self.attempts if each.is_running)
 
     @property
     def seconds(self) -> float:
@@ -151,18 +147,18 @@ class Bill(Struct, frozen=True):
 
     @property
     def unknown(self) -> dict[str, str]:
-        """RunHost without a price -> the reason."""
+        """Host without a price -> the reason."""
         return {each.host: each.why for each in self.attempts if each.why}
 
     @property
-    def is_least(self) -> bool:
+    def is_lower_bound(self) -> bool:
         """Whether a price is unknown, so that the true cost may be higher."""
         return bool(self.unknown)
 
     @property
-    def figure(self) -> float | None:
+    def upper_bound(self) -> float | None:
         """The highest cost in US dollars, for the history. None if a price is unknown."""
-        return None if self.is_least else round_usd(self.usd.high)
+        return None if self.is_lower_bound else round_usd(self.usd.high)
 
     @property
     def rates(self) -> tuple[Rate, ...]:
@@ -174,7 +170,7 @@ class Bill(Struct, frozen=True):
 
 def make_bill(
     run: Run,
-    kinds: Sequence[Candidate],
+    candidates: Sequence[Candidate],
     hosts: Mapping[str, RunHost],
     rates: Rates,
     now: int,
@@ -182,66 +178,50 @@ def make_bill(
 ) -> Bill:
     """The bill of one run that is not an array. `now` is in ms since the epoch.
 
-    `kinds`: the hosts that it may have had; `why` explains an empty list. `hosts`: host id -> what
-    AWS knows of the host.
+    `candidates`: the hosts that it may have had; `why` explains an empty list. `hosts`: host id ->
+    its instance type and zone, as far as AWS still describes them.
     """
     costs = []
     for number, attempt in enumerate(run.attempts, 1):
         if attempt.started_at is None:
-            continue  # it was never placed, or could not be started: AWS bills no time
+            continue  # it was never placed, or could not be started, so it took no time
         host = hosts.get(attempt.host, RunHost())
-        costs.append(
-            _attempt_cost(run, number, attempt, _matching(kinds, host), host, rates, now, why)
-        )
+        matching = [
+            each
+            for each in candidates
+            if host.type in ("", each.instance.name) and host.spot in (None, each.spot)
+        ]
+        costs.append(_attempt_cost(run, number, attempt, matching, host, rates, now, why))
     return Bill(run.job_id, tuple(costs))
 
 
 def merge_bills(job_id: str, bills: Iterable[Bill], forgotten: int = 0) -> Bill:
-    """Merge the bills of an array's children; AWS Batch has `forgotten` more children."""
-    found = list(bills)
-    costs = tuple(cost for each in found for cost in each.attempts)
-    is_free = bool(found) and all(each.is_free for each in found)
+    """Merge the bills of an array's children. `forgotten`: the number of further children.
+
+    AWS Batch does not describe those any more, so that their cost is unknown.
+    """
+    bills = list(bills)
+    costs = tuple(cost for each in bills for cost in each.attempts)
+    is_free = bool(bills) and all(each.is_free for each in bills)
     if forgotten and not is_free:
-        costs += (_forgotten_children(job_id, forgotten),)
+        children = "1 child" if forgotten == 1 else f"{forgotten} children"
+        why = "AWS Batch has forgotten them"
+        costs += (AttemptCost(0, job_id, children, 0, Usd(), None, None, why=why),)
     return Bill(job_id, costs, is_free)
-
-
-def _forgotten_children(job_id: str, children: int) -> AttemptCost:
-    """The entry for children of an array that AWS Batch has forgotten."""
-    return AttemptCost(
-        attempt=0,
-        job_id=job_id,
-        host="1 child" if children == 1 else f"{children} children",
-        seconds=0,
-        share=Usd(),
-        usd=None,
-        hour=None,
-        why="AWS Batch has forgotten them",
-    )
 
 
 def free_bill(run: Run, machine: str, now: int) -> Bill:
     """The bill of a run on a machine without a price: attempts without cost."""
-    nothing = Candidate(InstanceType(machine, 0, 0, 0, ""), Decimal(0))
-    zero = Price(Decimal(0), Decimal(0), "hour", 0, "", OWN_PRICE)
-    return replace(
-        make_bill(run, [nothing], {}, fixed_rates(zero, nothing.item), now), is_free=True
-    )
+    host = Candidate(InstanceType(machine, 0, 0, 0, ""), Decimal(0))
+    zero = Price(Decimal(0), Decimal(0), "hour", 0, "", LOCAL_PRICE)
+    return replace(make_bill(run, [host], {}, fixed_rates(zero, host.item), now), is_free=True)
 
 
-def kept_bill(run: Run, usd: float) -> Bill:
+def bill_from_history(run: Run, usd: float) -> Bill:
     """The bill of a run of which only the total cost is known."""
-    cost = Usd(Decimal(str(usd)), Decimal(str(usd)))
-    whole = AttemptCost(
-        attempt=max(1, len(run.attempts)),
-        job_id=run.job_id,
-        host="",
-        seconds=ran_seconds(run.attempts),
-        share=Usd(),
-        usd=cost,
-        hour=None,
-    )
-    return Bill(run.job_id, (whole,), is_kept=True)
+    seconds, cost = ran_seconds(run.attempts), Usd(Decimal(str(usd)), Decimal(str(usd)))
+    total = AttemptCost(max(1, len(run.attempts)), run.job_id, "", seconds, Usd(), cost, None)
+    return Bill(run.job_id, (total,), is_from_history=True)
 
 
 def need_of(run: Run) -> ContainerNeed:
@@ -251,8 +231,10 @@ def need_of(run: Run) -> ContainerNeed:
 
 def time_span(run: Run, now: int) -> tuple[int, int] | None:
     """From the start of the first attempt to the end of the last, in ms; None without attempts."""
-    begun = [attempt.started_at for attempt in run.attempts if attempt.started_at]
-    return (min(begun), max(_end(run, attempt, now) for attempt in run.attempts)) if begun else None
+    starts = [attempt.started_at for attempt in run.attempts if attempt.started_at]
+    if not starts:
+        return None
+    return min(starts), max(_end(run, attempt, now) for attempt in run.attempts)
 
 
 def round_usd(usd: Decimal) -> float:
@@ -260,20 +242,11 @@ def round_usd(usd: Decimal) -> float:
     return float(usd.quantize(MILLIONTH, ROUND_HALF_EVEN))
 
 
-def _matching(kinds: Sequence[Candidate], host: RunHost) -> list[Candidate]:
-    """The candidates that match what AWS knows of a host."""
-    return [
-        each
-        for each in kinds
-        if host.type in ("", each.instance.name) and host.spot in (None, each.spot)
-    ]
-
-
 def _attempt_cost(
     run: Run,
     number: int,
     attempt: Attempt,
-    kinds: Sequence[Candidate],
+    candidates: Sequence[Candidate],
     host: RunHost,
     rates: Rates,
     now: int,
@@ -283,30 +256,30 @@ def _attempt_cost(
     stop = max(attempt.started_at, _end(run, attempt, now))
     seconds = (stop - attempt.started_at) / 1000
     is_running = attempt.stopped_at is None and not run.status.is_terminal
-    found: list[tuple[Candidate, Rate]] = []
-    reason = "" if kinds else why or f"no instance type is known for {host.type or 'its host'}"
-    for each in kinds:
+    priced: list[tuple[Candidate, Rate]] = []
+    reason = "" if candidates else why or f"no instance type is known for {host.type or 'its host'}"
+    for each in candidates:
         rate = rates.rate(each, host.zone, attempt.started_at, stop)
         if isinstance(rate, str):
             reason = rate
         else:
-            found.append((each, rate))
-    hours = [rate.hour.times(each.share * max(1, run.nodes)) for each, rate in found]
-    hour = _range(hours) if hours else None
-    shares = [each.share for each in kinds]
+            priced.append((each, rate))
+    hours = [rate.hour.times(each.share * max(1, run.nodes)) for each, rate in priced]
+    # A candidate without a price could be the dearest: then `hour` is no upper bound.
+    hour = Usd(min(h.low for h in hours), max(h.high for h in hours)) if hours else None
+    shares = [each.share for each in candidates]
     return AttemptCost(
         attempt=number,
         job_id=run.job_id,
-        host=_words([each.words for each in kinds], host),
+        host=_describe_hosts([each.words for each in candidates], host),
         seconds=seconds,
         share=Usd(min(shares), max(shares)) if shares else Usd(),
-        # A candidate without a price could be the dearest. Then this is no upper bound.
         usd=hour.times(Decimal(str(seconds)) / HOUR) if hour else None,
         hour=hour,
         is_running=is_running,
         has_failed=_has_failed(run, number),
         why=reason,
-        rates=tuple(dict.fromkeys(rate for _, rate in found)),
+        rates=tuple(dict.fromkeys(rate for _, rate in priced)),
     )
 
 
@@ -317,7 +290,7 @@ def _end(run: Run, attempt: Attempt, now: int) -> int:
 
 
 def _has_failed(run: Run, number: int) -> bool:
-    """Whether another attempt followed this one, or the run failed with it.
+    """Whether another attempt followed this attempt, or the run failed with it.
 
     The last attempt of a run that its user stopped, or whose budget was spent, has not failed.
     """
@@ -330,21 +303,15 @@ def _has_failed(run: Run, number: int) -> bool:
     )
 
 
-def _range(amounts: Sequence[Usd]) -> Usd:
-    return Usd(min(each.low for each in amounts), max(each.high for each in amounts))
-
-
-def _words(kinds: Sequence[str], host: RunHost, most: int = 3) -> str:
-    names = list(dict.fromkeys(kinds)) or [host.type or "an unknown host"]
+def _describe_hosts(candidates: Sequence[str], host: RunHost, most: int = 3) -> str:
+    names = list(dict.fromkeys(candidates)) or [host.type or "an unknown host"]
     more = f" or {len(names) - most} more" if len(names) > most else ""
     return " or ".join(names[:most]) + more + (f" in {host.zone}" if host.zone else "")
 
 
-def _sum(costs: Iterable[AttemptCost]) -> Usd:
-    total = Usd()
-    for each in costs:
-        total += each.usd or Usd()
-    return total
+def sum_usd(amounts: Iterable[Usd | None]) -> Usd:
+    """The sum of amounts, without those that are unknown."""
+    return sum((each for each in amounts if each is not None), Usd())
 
 
 # --- totals of many runs --------------------------------------------------------------------
@@ -364,7 +331,7 @@ class RunCost(Struct, frozen=True):
     failed: Usd = Usd()
     seconds: float = 0
     is_running: bool = False
-    unknown: tuple[str, ...] = ()  # reasons why prices are unknown
+    unknown: tuple[str, ...] = ()  # hosts without a price, with the reasons
 
 
 class CostTotal(Struct, frozen=True):
@@ -375,7 +342,7 @@ class CostTotal(Struct, frozen=True):
     usd: Usd = Usd()
     failed: Usd = Usd()
     seconds: float = 0
-    is_least: bool = False  # a price is unknown, so the true cost may be higher
+    is_lower_bound: bool = False  # a price is unknown, so the true cost may be higher
 
 
 class UsualDuration(Struct, frozen=True):
@@ -412,24 +379,22 @@ def cost_of_bill(run: Run, bill: Bill) -> RunCost:
 
 def cost_of_record(record: Record, cost: float) -> RunCost:
     """The cost of a run that AWS Batch has forgotten, from the history."""
-    usd = Decimal(str(cost))
+    usd, seconds = Decimal(str(cost)), ran_seconds(record.attempts)
     return RunCost(
-        job_id=record.job_id,
-        name=record.name,
-        queue=record.queue,
-        at=record.at,
-        usd=Usd(usd, usd),
-        seconds=ran_seconds(record.attempts),
+        record.job_id, record.name, record.queue, record.at, Usd(usd, usd), seconds=seconds
     )
 
 
 def sum_costs(name: str, spent: Iterable[RunCost]) -> CostTotal:
-    found = list(spent)
-    usd, failed = Usd(), Usd()
-    for each in found:
-        usd, failed = usd + each.usd, failed + each.failed
-    seconds = sum(each.seconds for each in found)
-    return CostTotal(name, len(found), usd, failed, seconds, any(each.unknown for each in found))
+    costs = list(spent)
+    return CostTotal(
+        name,
+        len(costs),
+        sum_usd(each.usd for each in costs),
+        sum_usd(each.failed for each in costs),
+        sum(each.seconds for each in costs),
+        any(each.unknown for each in costs),
+    )
 
 
 def group_costs(spent: Iterable[RunCost], key: Callable[[RunCost], str]) -> list[CostTotal]:
@@ -437,5 +402,5 @@ def group_costs(spent: Iterable[RunCost], key: Callable[[RunCost], str]) -> list
     groups: dict[str, list[RunCost]] = {}
     for each in spent:
         groups.setdefault(key(each), []).append(each)
-    totals = [sum_costs(name, found) for name, found in groups.items()]
+    totals = [sum_costs(name, costs) for name, costs in groups.items()]
     return sorted(totals, key=lambda each: (-each.usd.high, -each.seconds, each.name))

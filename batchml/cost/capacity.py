@@ -1,11 +1,11 @@
-"""The cost of warm capacity (hosts that stay between jobs), and placement scores of spot hosts.
+"""The cost of hosts that run without jobs (warm capacity), and placement scores of spot hosts.
 
 Amounts are millionths of a US dollar an hour, as in `estimate`.
 """
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +20,13 @@ from batchml.aws.capacity import (
     score_requests,
 )
 from batchml.aws.pricing.cache import Prices
-from batchml.aws.pricing.prices import InstanceTypes
+from batchml.aws.pricing.prices import InstanceTypes, PriceTable
 from batchml.aws.session import Access, Session
 from batchml.cost.estimate import (
     ComputeEstimate,
-    EstimateLine,
     PriceSource,
     estimate_computes,
+    format_cents,
     host_item,
 )
 from batchml.errors import UsageError
@@ -44,12 +44,12 @@ HOURS = 24
 class HostsCost(Struct, frozen=True):
     """The cost of running hosts, with the cheapest and with the dearest instance types."""
 
-    vcpus: int
+    vcpus: int  # 0 without hosts
     low: int = 0  # millionths of a dollar an hour
     high: int = 0
     hosts: str = ""  # `2 x g5.xlarge`
     why: str = ""  # reason why the price is unknown
-    is_prepaid: bool = False
+    is_prepaid: bool = False  # a capacity block is paid when it is reserved
 
     @property
     def words(self) -> str:
@@ -65,7 +65,7 @@ class HostsCost(Struct, frozen=True):
 
 
 class WarmCapacity(Struct, frozen=True):
-    """The hosts that a compute environment always keeps (`warm`), and its hosts now."""
+    """The hosts that a compute environment keeps without jobs (`warm`), and its present hosts."""
 
     name: str
     warm: HostsCost
@@ -76,26 +76,21 @@ class WarmCapacity(Struct, frozen=True):
 
 def dollar_range(low: int, high: int, hours: int = 1) -> str:
     """`$1.01`, `$0.45 to $1.01`, `less than $0.01`."""
-    ends = (_cents(low * hours), _cents(high * hours))
-    return " to ".join(dict.fromkeys(ends))
-
-
-def _cents(micros: int) -> str:
-    if 0 < micros < 5_000:
-        return "less than $0.01"
-    return f"${(micros + 5_000) // 10_000 / 100:,.2f}"
+    return " to ".join(dict.fromkeys((format_cents(low * hours), format_cents(high * hours))))
 
 
 def read_compute_detail(detail: Mapping[str, Any], described: Compute | None = None) -> Compute:
-    """A compute environment from DescribeComputeEnvironments; the rest as in `batchml.toml`."""
+    """Read a compute environment of DescribeComputeEnvironments.
+
+    `described`: its table in batchml.toml, for values that AWS does not return.
+    """
     resources = detail.get("computeResources") or {}
-    spot = resources.get("type") == "SPOT"
     return replace(
         described or Compute(),
         instance_types=tuple(resources.get("instanceTypes", ())),
         min_vcpus=resources.get("minvCpus", 0),
         max_vcpus=resources.get("maxvCpus", 0),
-        spot=spot,
+        spot=resources.get("type") == "SPOT",
         scale_down_delay=resources.get("scalingPolicy", {}).get("minScaleDownDelayMinutes", 0) * 60,
     )
 
@@ -109,21 +104,21 @@ def list_warm_capacity(
     `details` are AWS's descriptions of `computes`, by the same names. Prices are asked for only if
     there are hosts.
     """
-    wanted: dict[str, Compute] = {}
+    running: dict[str, Compute] = {}  # "NAME warm" or "NAME now" -> with these hosts as its minimum
     for name, compute in computes.items():
-        desired = _desired(details[name])
+        desired = (details[name].get("computeResources") or {}).get("desiredvCpus", 0)
         if compute.min_vcpus:
-            wanted[f"{name} warm"] = compute
+            running[f"{name} warm"] = compute
         if desired:
-            wanted[f"{name} now"] = replace(compute, min_vcpus=desired, max_vcpus=desired)
-    payable = {name: each for name, each in wanted.items() if not each.capacity_block}
-    filled, unknown = estimate_computes(region, payable, prices) if payable else ({}, {})
+            running[f"{name} now"] = replace(compute, min_vcpus=desired, max_vcpus=desired)
+    payable = {key: each for key, each in running.items() if not each.capacity_block}
+    estimates, unknown = estimate_computes(region, payable, prices) if payable else ({}, {})
 
     def cost_of(key: str, compute: Compute) -> HostsCost:
-        if key not in filled:
-            vcpus = wanted[key].min_vcpus if key in wanted else 0
+        if key not in estimates:
+            vcpus = running[key].min_vcpus if key in running else 0
             return HostsCost(vcpus, is_prepaid=bool(vcpus))
-        return _hosts_cost(filled[key], wanted[key].min_vcpus, _why(unknown, compute))
+        return _hosts_cost(estimates[key], running[key].min_vcpus, unknown, compute)
 
     return [
         WarmCapacity(
@@ -138,47 +133,35 @@ def warm_cost(region: str, compute: Compute, prices: PriceSource) -> HostsCost:
     """The cost of a compute environment without jobs."""
     if not compute.min_vcpus or compute.capacity_block:
         return HostsCost(compute.min_vcpus, is_prepaid=bool(compute.capacity_block))
-    filled, unknown = estimate_computes(region, {"": compute}, prices)
-    return _hosts_cost(filled[""], compute.min_vcpus, _why(unknown, compute))
+    estimates, unknown = estimate_computes(region, {"": compute}, prices)
+    return _hosts_cost(estimates[""], compute.min_vcpus, unknown, compute)
 
 
-def _desired(detail: Mapping[str, Any]) -> int:
-    return int((detail.get("computeResources") or {}).get("desiredvCpus", 0))
+def _hosts_cost(
+    estimate: ComputeEstimate, vcpus: int, unknown: Mapping[str, str], compute: Compute
+) -> HostsCost:
+    """The cost of the hosts at minvCpus. `unknown`: charge without a price -> the reason."""
+    cheapest, dearest = estimate.idle.cheapest, estimate.idle.dearest
+    if not cheapest:
+        about = ("disk", *compute.instance_types)
+        reasons = (why for what, why in unknown.items() if any(each in what for each in about))
+        return HostsCost(vcpus, why=next(reasons, "AWS does not describe its instance types"))
+    low, high = (sum(line.micros for line in lines) for lines in (cheapest, dearest))
+    hosts = dict.fromkeys(lines[0].what for lines in (cheapest, dearest) if lines)
+    return HostsCost(vcpus, low, high, " or ".join(hosts))
 
 
-def _why(unknown: Mapping[str, str], compute: Compute) -> str:
-    about = [why for what, why in unknown.items() if _is_about(what, compute)]
-    return about[0] if about else ""
-
-
-def _is_about(what: str, compute: Compute) -> bool:
-    return "disk" in what or any(name in what for name in compute.instance_types)
-
-
-def _hosts_cost(filled: ComputeEstimate, vcpus: int, why: str) -> HostsCost:
-    idle = filled.idle
-    if not idle.cheapest:
-        return HostsCost(vcpus, why=why or "AWS does not describe its instance types")
-    low, high = (sum(line.micros for line in fill) for fill in (idle.cheapest, idle.dearest))
-    return HostsCost(vcpus, low, high, _hosts((idle.cheapest, idle.dearest)))
-
-
-def _hosts(fills: Iterable[tuple[EstimateLine, ...]]) -> str:
-    return " or ".join(dict.fromkeys(fill[0].what for fill in fills if fill))
-
-
-def warm_vcpus(hosts: int, compute: Compute, instances: InstanceTypes) -> tuple[int, str]:
-    """The vCPUs of a number of hosts of the compute environment's first type, and the type's name.
+def warm_vcpus(hosts: int, compute: Compute, instances: InstanceTypes) -> int:
+    """The vCPUs of a number of hosts of the compute environment's first type.
 
     Raises UsageError if AWS does not describe the type.
     """
     name = compute.instance_types[0] if compute.instance_types else ""
     types = instances.types.get(name, ())
-    if hosts and not types:
+    if not types:
         why = instances.unknown.get(name, "AWS does not describe its instance types")
         raise UsageError(f"--warm {hosts}: {name}: {why}. Give --min-vcpus instead.")
-    first = types[0] if types else None
-    return (hosts * first.vcpus, first.name) if first else (0, name)
+    return hosts * types[0].vcpus
 
 
 def describe_delay(minutes: int) -> str:
@@ -190,13 +173,13 @@ def describe_delay(minutes: int) -> str:
 
 
 def delay_price(region: str, compute: Compute, prices: PriceSource) -> str:
-    """The highest cost of one host during the delay; empty if the price is unknown."""
+    """The cost of one idle host during scale_down_delay; empty if its price is unknown."""
     if compute.capacity_block:
         return ""
-    paid = warm_cost(region, replace(compute, min_vcpus=1), prices)
-    if paid.why:
+    cost = warm_cost(region, replace(compute, min_vcpus=1), prices)
+    if cost.why:
         return ""
-    low, high = (amount * compute.scale_down_minutes // 60 for amount in (paid.low, paid.high))
+    low, high = (amount * compute.scale_down_minutes // 60 for amount in (cost.low, cost.high))
     return f"{dollar_range(low, high)} each time"
 
 
@@ -227,8 +210,8 @@ def describe_reservation(found: Reservation, now: float) -> str:
 # `compute score`: how likely EC2 has spot hosts in each region, and their prices.
 
 
-MAX_PRICED_REGIONS = 10  # each region is one call
-_ANYWHERE = "us-east-1"  # EC2 here scores all regions
+MAX_PRICED_REGIONS = 10  # the prices of each region take one call
+_DEFAULT_REGION = "us-east-1"  # EC2 scores all regions in any region
 
 
 class ScoreQuestion(Struct, frozen=True):
@@ -242,7 +225,7 @@ class ScoreQuestion(Struct, frozen=True):
 
 
 class ScoreRow(Struct, frozen=True):
-    """A score and the hourly price of one host there in US dollars, or `why` it is unknown."""
+    """A score, and the hourly price of one host in US dollars, or `why` the price is unknown."""
 
     score: PlacementScore
     low: Decimal | None = None
@@ -260,11 +243,9 @@ class ScoreAnswer(Struct, frozen=True):
 def default_types(context: "Context") -> tuple[str, ...]:
     """The types of spot compute environments; without any, of those with GPUs; else all types."""
     computes = list(context.settings.environment.compute.values())
-    for chosen in ([each.spot for each in computes], [each.has_gpus for each in computes]):
-        if any(chosen):
-            computes = [each for each, is_one in zip(computes, chosen, strict=True) if is_one]
-            break
-    return tuple(dict.fromkeys(name for each in computes for name in each.instance_types))
+    spot = [each for each in computes if each.spot]
+    chosen = spot or [each for each in computes if each.has_gpus] or computes
+    return tuple(dict.fromkeys(name for each in chosen for name in each.instance_types))
 
 
 def ask_scores(
@@ -273,8 +254,8 @@ def ask_scores(
     """Ask EC2 for placement scores. Raises UsageError for unknown types, and EC2's errors."""
     connect = connect or aws_session
     session = connect(context, question.regions[:1])
-    names = [each for each in question.types if "." not in each]
-    known = _prices(context, session).instances(session.region, names)
+    families = [each for each in question.types if "." not in each]
+    known = _prices(context, session).instances(session.region, families)
     mistakes = [f"{name}: {why}." for name, why in known.unknown.items()]
     if mistakes:
         raise UsageError("--instance-type " + " ".join(mistakes))
@@ -289,12 +270,12 @@ def ask_scores(
         types, question.target, question.unit, question.regions, zones=question.zones
     )
     scores = fetch_placement_scores(session, requests)
-    return ScoreAnswer(list(_priced(context, scores, types, connect)), types)
+    return ScoreAnswer(list(_add_prices(context, scores, types, connect)), types)
 
 
-def _priced(
+def _add_prices(
     context: "Context", scores: Sequence[PlacementScore], types: Sequence[str], connect: "Connect"
-) -> Iterable[ScoreRow]:
+) -> Iterator[ScoreRow]:
     regions = list(dict.fromkeys(each.region for each in scores))[:MAX_PRICED_REGIONS]
     price_tables = {
         region: _prices(context, connect(context, (region,))).ask(
@@ -302,25 +283,20 @@ def _priced(
         )
         for region in regions
     }
+    not_asked = PriceTable(unknown={"": "not asked"})
     for score in scores:
-        price_table = price_tables.get(score.region)
-        found = list(price_table.prices.values()) if price_table else []
-        why = (
-            ""
-            if found
-            else next(iter(price_table.unknown.values()), "")
-            if price_table
-            else "not asked"
-        )
-        low = min((price.low for price in found), default=None)
-        high = max((price.high for price in found), default=None)
-        yield ScoreRow(score, low, high, why)
+        price_table = price_tables.get(score.region, not_asked)
+        prices = price_table.prices.values()
+        if prices:
+            yield ScoreRow(score, min(p.low for p in prices), max(p.high for p in prices))
+        else:
+            yield ScoreRow(score, why=next(iter(price_table.unknown.values()), ""))
 
 
 def aws_session(context: "Context", regions: Sequence[str]) -> Session:
     """A session of the environment, or of the default credentials if there is no environment."""
     environment = context.settings.environment
-    usual = environment.region or os.environ.get("AWS_REGION") or _ANYWHERE
+    usual = environment.region or os.environ.get("AWS_REGION") or _DEFAULT_REGION
     return Session(Access(regions[0] if regions else usual, environment.profile))
 
 

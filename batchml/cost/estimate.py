@@ -6,7 +6,7 @@ to even. A month has 730 hours, as in AWS's own calculator.
 
 from collections.abc import Iterable, Iterator, Mapping
 from decimal import ROUND_HALF_EVEN, Decimal
-from typing import Any, Protocol
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -15,6 +15,7 @@ from batchml.aws.pricing.prices import InstanceType, InstanceTypes, Price, Price
 from batchml.model.environment import Compute, Environment
 
 MONTH = 730  # hours
+DISK = "gp3-gb-month"  # price item of the disks of hosts
 
 # The VPC endpoints that cfn/network.yaml makes for `egress = "endpoints"`. S3's gateway is free.
 ENDPOINTS = (
@@ -63,43 +64,44 @@ class ComputeEstimate(Struct, frozen=True):
 class Estimate(Struct, frozen=True):
     """The cost of an environment. `unknown`: charge without a price -> the reason.
 
-    `idle_is_least`: a charge of the idle hour has no known price, so the true cost may be higher.
+    `idle_is_lower_bound`: a charge of the idle hour has no known price, so that the true cost may
+    be higher.
     """
 
     fixed: tuple[EstimateLine, ...] = ()
     computes: tuple[ComputeEstimate, ...] = ()
     unknown: Mapping[str, str] = {}
-    idle_is_least: bool = False
-    full_is_least: bool = False
-    left_out: tuple[str, ...] = ()
+    idle_is_lower_bound: bool = False
+    full_is_lower_bound: bool = False
+    left_out: tuple[str, ...] = ()  # charges that are not counted
     notes: tuple[str, ...] = ()
 
     @property
     def idle(self) -> tuple[int, int]:
-        """The lowest and highest cost of an hour in which no run is there."""
-        return self._range([each.idle for each in self.computes])
+        """The lowest and highest cost of an hour in which no job runs."""
+        return self._range(each.idle for each in self.computes)
 
     @property
     def full(self) -> tuple[int, int]:
         """The lowest and highest cost of an hour in which every compute environment is full."""
-        return self._range([each.full for each in self.computes])
+        return self._range(each.full for each in self.computes)
 
-    def _range(self, fills: Iterable[CapacityCost]) -> tuple[int, int]:
+    def _range(self, costs: Iterable[CapacityCost]) -> tuple[int, int]:
         low = high = _sum(self.fixed)
-        for fill in fills:
-            low, high = low + _sum(fill.cheapest), high + _sum(fill.dearest)
+        for cost in costs:
+            low, high = low + _sum(cost.cheapest), high + _sum(cost.dearest)
         return low, high
 
     @property
     def priced(self) -> tuple[EstimateLine, ...]:
         """Every line that has a price."""
-        ends = [
+        of_hosts = [
             line
             for each in self.computes
-            for fill in (each.idle, each.full)
-            for line in (*fill.cheapest, *fill.dearest)
+            for cost in (each.idle, each.full)
+            for line in (*cost.cheapest, *cost.dearest)
         ]
-        return tuple(line for line in (*self.fixed, *ends) if line.price is not None)
+        return tuple(line for line in (*self.fixed, *of_hosts) if line.price is not None)
 
 
 class PriceSource(Protocol):
@@ -137,12 +139,12 @@ def estimate_computes(
 
 def _compute_items(computes: Iterable[Compute], instances: InstanceTypes) -> Iterator[str]:
     for compute in computes:
-        if compute.capacity_block:  # it is paid when it is reserved
+        if compute.capacity_block:  # a capacity block is paid when it is reserved
             continue
         found, _ = _types(compute, instances)
         yield from (host_item(each, spot=compute.spot) for each in found)
         if found:
-            yield "gp3-gb-month"
+            yield DISK
 
 
 def items_needed(environment: Environment, instances: InstanceTypes) -> list[str]:
@@ -163,18 +165,18 @@ def make_estimate(
         for what, item, quantity in _fixed(environment)
     )
     unknown = {line.what: reason_unknown(prices, line.item) for line in fixed if line.price is None}
-    idle_is_least = full_is_least = bool(unknown)
+    idle_is_lower_bound = full_is_lower_bound = bool(unknown)
     computes = []
     for name, compute in environment.compute.items():
         if compute.capacity_block:
             continue
-        filled, missing = _compute_estimate(name, compute, prices, instances)
-        computes.append(filled)
+        estimate, missing = _compute_estimate(name, compute, prices, instances)
+        computes.append(estimate)
         unknown |= missing
-        idle_is_least |= bool(missing) and compute.min_vcpus > 0
-        full_is_least |= bool(missing) and compute.max_vcpus > 0
+        idle_is_lower_bound |= bool(missing) and compute.min_vcpus > 0
+        full_is_lower_bound |= bool(missing) and compute.max_vcpus > 0
     return Estimate(
-        fixed, tuple(computes), unknown, idle_is_least, full_is_least,
+        fixed, tuple(computes), unknown, idle_is_lower_bound, full_is_lower_bound,
         tuple(_left_out(environment, prices)), prices.notes,
     )  # fmt: skip
 
@@ -268,8 +270,8 @@ def _compute_estimate(
         else:
             unknown[describe_item(item)] = reason_unknown(price_table, item)
     is_partial = bool(unknown)
-    if types and "gp3-gb-month" not in price_table.prices:
-        unknown["gp3 disk"] = reason_unknown(price_table, "gp3-gb-month")
+    if types and DISK not in price_table.prices:
+        unknown["gp3 disk"] = reason_unknown(price_table, DISK)
     idle, full = (
         _capacity_cost(
             compute, [(each, _count(compute, each.vcpus, is_full)) for each in usable], price_table
@@ -314,8 +316,8 @@ def _host_charges(
     return (
         _line(what, item, count, price_table.prices[item], is_low=is_low),
         _line(
-            f"{count} x {compute.disk_gib} GiB of disk", "gp3-gb-month", count * compute.disk_gib,
-            price_table.prices.get("gp3-gb-month"),
+            f"{count} x {compute.disk_gib} GiB of disk", DISK, count * compute.disk_gib,
+            price_table.prices.get(DISK),
         ),
     )  # fmt: skip
 
@@ -353,111 +355,13 @@ def _sum(lines: Iterable[EstimateLine]) -> int:
     return sum(line.micros for line in lines)
 
 
-def reason_unknown(answer: PriceTable | InstanceTypes, name: str) -> str:
-    """Why AWS has no price of an item, or no description of an instance type."""
-    return answer.unknown.get(name, "AWS was not asked about it")
-
-
-# --- text and JSON --------------------------------------------------------------------------
-
-
-def estimate_lines(estimate: Estimate) -> list[str]:
-    """The estimate as text: both amounts, unknown prices with reasons, charges left out."""
-    if not estimate.fixed:
-        return []
-    dates = sorted({line.date for line in estimate.priced})
-    when = f" (prices of {' to '.join(dict.fromkeys((dates[0], dates[-1])))})" if dates else ""
-    month = " to ".join(dict.fromkeys(_month(micros) for micros in estimate.idle))
-    idle = _amount(estimate.idle, estimate.idle_is_least)
-    idle += f" ({month} a month)" if any(estimate.idle) else ""
-    full = _amount(estimate.full, estimate.full_is_least)
-    lines = [f"Idle: {idle}. Full: {full}{when}."]
-    by_reason: dict[str, list[str]] = {}
-    for what, why in estimate.unknown.items():
-        by_reason.setdefault(why, []).append(what)
-    lines += [f"Price unknown: {why} ({_some(what)})." for why, what in by_reason.items()]
-    if any(each.spot for each in estimate.computes):
-        lines.append("Spot hosts are counted at today's spot prices, which change.")
-    return [*lines, *estimate.notes, f"Not counted: {'; '.join(estimate.left_out)}."]
-
-
-def _amount(ends: tuple[int, int], is_least: bool) -> str:
-    if is_least and not any(ends):
-        return "unknown"
-    amounts = " to ".join(dict.fromkeys(_dollars(micros) for micros in ends))
-    return f"{'at least ' if is_least else ''}{amounts} an hour"
-
-
-def _dollars(micros: int) -> str:
-    """The nearest cent; "less than $0.01" for an amount below half a cent."""
+def format_cents(micros: int) -> str:
+    """Millionths of a dollar as dollars and cents; `less than $0.01` below half a cent."""
     if 0 < micros < 5_000:
         return "less than $0.01"
     return f"${Decimal((micros + 5_000) // 10_000) / 100:,.2f}"
 
 
-def _month(micros: int) -> str:
-    """Cents below ten dollars, whole dollars above."""
-    dollars = Decimal(micros * MONTH) / 1_000_000
-    return f"${dollars:,.0f}" if dollars >= 10 else f"${dollars:,.2f}"
-
-
-def _some(names: list[str], most: int = 4) -> str:
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
-
-
-def estimate_json(estimate: Estimate) -> dict[str, Any]:
-    """The estimate as JSON: US dollars, and every line."""
-    return {
-        "currency": "USD",
-        "hoursPerMonth": MONTH,
-        "idle": _ends(estimate.idle, estimate.idle_is_least),
-        "full": _ends(estimate.full, estimate.full_is_least),
-        "lines": [_line_json(line) for line in estimate.fixed],
-        "compute": {
-            each.name: {
-                "spot": each.spot,
-                "idle": _fill_json(each.idle),
-                "full": _fill_json(each.full),
-            }
-            for each in estimate.computes
-        },
-        "unknown": dict(estimate.unknown),
-        "notCounted": list(estimate.left_out),
-        "notes": list(estimate.notes),
-    }
-
-
-def _ends(ends: tuple[int, int], is_least: bool) -> dict[str, Any]:
-    low, high = ends
-    return {
-        "perHour": {"low": _usd(low), "high": _usd(high)},
-        "perMonth": {"low": _usd(low * MONTH), "high": _usd(high * MONTH)},
-        "isLowerBound": is_least,
-    }
-
-
-def _fill_json(fill: CapacityCost) -> dict[str, Any]:
-    return {
-        "cheapest": [_line_json(line) for line in fill.cheapest],
-        "dearest": [_line_json(line) for line in fill.dearest],
-    }
-
-
-def _line_json(line: EstimateLine) -> dict[str, Any]:
-    if line.price is None:
-        return {"what": line.what, "quantity": line.quantity, "unitPrice": None, "perHour": None}
-    return {
-        "what": line.what,
-        "quantity": line.quantity,
-        "unit": line.unit,
-        "unitPrice": float(line.price),
-        "perHour": _usd(line.micros),
-        "date": line.date,
-        "since": line.since,
-        "source": line.source,
-    }
-
-
-def _usd(micros: int) -> float:
-    return micros / 1_000_000
+def reason_unknown(answer: PriceTable | InstanceTypes, name: str) -> str:
+    """Why a price item has no price, or an instance type no description."""
+    return answer.unknown.get(name, "AWS was not asked about it")

@@ -12,14 +12,13 @@ from msgspec.structs import replace
 
 from batchml.aws.batch.hosts import HostPool
 from batchml.aws.pricing.prices import InstanceType, InstanceTypes, Price, PriceTable
-from batchml.cost.estimate import MONTH, host_item, reason_unknown
+from batchml.cost.estimate import DISK, MONTH, host_item, reason_unknown
 from batchml.errors import UsageError
 from batchml.model.job import JobSpec
 
-HOUR = 3600
-DISK = "gp3-gb-month"
-OWN_PRICE = "batchml.toml"  # the source of the price of this machine
-DISKS = "disks"  # key of `Quote.unknown`
+HOUR = 3600  # seconds
+LOCAL_PRICE = "batchml.toml"  # `Price.source` of this machine's price, which a user wrote there
+DISKS = "disks"  # key in `Quote.unknown`, if the price of disks is unknown
 MOST_SECONDS = 999_999_999  # the largest value that the runtime accepts
 NOT_COUNTED = (
     "hosts while they boot, fetch the image or idle; storage, traffic and logs; discounts and taxes"
@@ -116,12 +115,12 @@ class Quote(Struct, frozen=True):
             return None
         least = min(offer.hour.low for offer in self.offers)
         most = max(offer.hour.high for offer in self.offers)
-        whole = Usd(least, most).times(self.need.copies)
+        total = Usd(least, most).times(self.need.copies)
         for part in self.parts.values():
             if part.hour is None:
                 return None
-            whole += part.hour
-        return whole
+            total += part.hour
+        return total
 
     @property
     def most(self) -> Usd | None:
@@ -159,20 +158,20 @@ class RunBudget(Struct, frozen=True):
 def share_of(need: ContainerNeed, instance: InstanceType) -> Decimal | None:
     """The share of a host that one container takes; None if it does not fit.
 
-    The whole host where the container's request is unknown, as of a run of the first version or on
-    EKS. A node of a multi-node run has its own host: AWS Batch User Guide, "Multi-node parallel
-    jobs".
+    A node of a multi-node run has a host of its own: AWS Batch User Guide, "Multi-node parallel
+    jobs". A container counts as the whole host, too, if its request is unknown: batchml's first
+    version did not record requests, and AWS Batch does not describe those on EKS.
     """
-    asked = (need.vcpus, need.memory_mib, need.gpus)
-    has = (instance.vcpus, instance.memory_mib, instance.gpus)
-    if any(part > whole for part, whole in zip(asked, has, strict=True)):
+    pairs = (
+        (need.vcpus, instance.vcpus),
+        (need.memory_mib, instance.memory_mib),
+        (need.gpus, instance.gpus),
+    )
+    if any(requested > size for requested, size in pairs):
         return None
     if need.nodes:
         return Decimal(1)
-    parts = (
-        Decimal(part) / whole for part, whole in zip(asked, has, strict=True) if part and whole
-    )
-    return max(parts, default=Decimal(1))
+    return max((Decimal(part) / size for part, size in pairs if part), default=Decimal(1))
 
 
 def find_candidates(
@@ -196,11 +195,10 @@ def find_candidates(
     return list(found), missing
 
 
-def price_items(found: Iterable[Candidate]) -> list[str]:
-    """The items to ask prices for, each once."""
-    kinds = list(found)
-    disks = [DISK] if any(each.disk_gib for each in kinds) else []
-    return list(dict.fromkeys([each.item for each in kinds] + disks))
+def price_items(candidates: Sequence[Candidate]) -> list[str]:
+    """The price items of hosts and their disks, each once."""
+    disks = [DISK] if any(each.disk_gib for each in candidates) else []
+    return list(dict.fromkeys([each.item for each in candidates] + disks))
 
 
 def disk_hour(gib: int, price_table: PriceTable) -> Decimal:
@@ -211,14 +209,17 @@ def disk_hour(gib: int, price_table: PriceTable) -> Decimal:
 
 def make_quote(
     need: ContainerNeed,
-    found: Sequence[Candidate],
+    candidates: Sequence[Candidate],
     missing: Mapping[str, str],
     price_table: PriceTable,
 ) -> Quote:
-    """Quote the hourly cost of a run on each candidate from known prices."""
+    """Quote the hourly cost of a run on each candidate from known prices.
+
+    `missing`: instance types that AWS does not describe -> the reason.
+    """
     unknown = dict(missing)
     offers = []
-    for each in found:
+    for each in candidates:
         price = price_table.prices.get(each.item)
         if price is None:
             unknown[each.words] = reason_unknown(price_table, each.item)
@@ -226,10 +227,10 @@ def make_quote(
         disk = disk_hour(each.disk_gib, price_table)
         hour = Usd(price.low + disk, price.high + disk).times(each.share)
         offers.append(Offer(each, hour, price))
-    if any(each.disk_gib for each in found) and DISK not in price_table.prices:
+    if any(each.disk_gib for each in candidates) and DISK not in price_table.prices:
         unknown[DISKS] = reason_unknown(price_table, DISK)
     offers.sort(key=lambda offer: (offer.hour.low, offer.candidate.instance.name))
-    if not found and not missing:
+    if not candidates and not missing:
         unknown["every host"] = "the run fits on no instance type of the queue"
     return Quote(need, tuple(offers), unknown, price_table.notes)
 
@@ -245,21 +246,21 @@ def make_budget(quote: Quote, usd: Decimal | float) -> RunBudget:
     if quote.is_free:
         return RunBudget(0, Decimal(0), copies)
     jobs = (quote, *quote.parts.values())
-    without = [(name, why) for job in jobs for name, why in job.unknown.items() if name != DISKS]
-    if without or not all(job.offers for job in jobs):
-        name, why = without[0] if without else ("every host", "there is none")
+    unpriced = [(name, why) for job in jobs for name, why in job.unknown.items() if name != DISKS]
+    if unpriced or not all(job.offers for job in jobs):
+        name, why = unpriced[0] if unpriced else ("every host", "there is none")
         raise UsageError(
-            f"--max-cost: the price of {name} is unknown: {why}. `--timeout` limits an attempt "
-            "without prices."
+            f"--max-cost: the price of {name} is unknown: {why}. To limit the time of an attempt "
+            "instead: --timeout"
         )
     dearest = max(offer.hour.high for offer in quote.offers)
-    whole = sum(max(o.hour.high for o in job.offers) * job.need.copies for job in jobs)
-    if not whole:
+    total = sum(max(o.hour.high for o in job.offers) * job.need.copies for job in jobs)
+    if not total:
         return RunBudget(0, Decimal(0), copies)
-    seconds = int(usd / whole * HOUR)
+    seconds = int(usd / total * HOUR)
     if seconds < 1:
-        each = f" for each of {copies} containers" if copies > 1 else ""
-        raise UsageError(f"--max-cost {usd}: buys less than a second{each}.")
+        of_each = f" for each of {copies} containers" if copies > 1 else ""
+        raise UsageError(f"--max-cost {usd} buys less than a second{of_each}. Give a higher one.")
     return RunBudget(min(seconds, MOST_SECONDS), dearest, copies)
 
 
@@ -277,7 +278,10 @@ def need_of_job(spec: JobSpec, children: int = 0) -> ContainerNeed:
 
 
 def needs_of_group_run(spec: JobSpec) -> list[tuple[str, str, ContainerNeed]]:
-    """Group, queue (empty: the job's) and request of each job of a group run, the head first."""
+    """Each job of a group run, the head first: group, queue, request.
+
+    An empty queue means that job.toml names none.
+    """
     found = []
     for group in spec.groups:
         job = replace(spec, resources=group.resources or spec.resources, nodes=1, groups=())

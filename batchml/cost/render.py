@@ -1,4 +1,4 @@
-"""Render quotes, bills and totals as text and as JSON."""
+"""Render quotes, bills, totals and estimates as text and as JSON."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
@@ -17,22 +17,29 @@ from batchml.cost.bill import (
     round_usd,
     sum_costs,
 )
-from batchml.cost.quote import HOUR, NOT_COUNTED, OWN_PRICE, Offer, Quote, Usd
+from batchml.cost.estimate import (
+    MONTH,
+    CapacityCost,
+    Estimate,
+    EstimateLine,
+    format_cents,
+)
+from batchml.cost.quote import HOUR, LOCAL_PRICE, NOT_COUNTED, Offer, Quote, Usd
 from batchml.model.names import dollar_range, duration
 from batchml.model.names import dollars as dollars
 from batchml.model.run import Run, max_seconds
 
-ATTEMPTS_SHOWN = 20
+ATTEMPTS_SHOWN = 20  # attempts of a run; for more, only their number and total are shown
 FREE = "This machine costs nothing. `usd_per_hour` in [env.local] of batchml.toml gives it a price."
-_PARTS = {1: "", 2: "half of ", 3: "a third of ", 4: "a quarter of "}
+_FRACTIONS = {1: "", 2: "half of ", 3: "a third of ", 4: "a quarter of "}
+_SPOT_NOTE = "Spot hosts are counted at today's spot prices, which change."
 
 
-def money(usd: Usd, *, is_least: bool = False) -> str:
-    """`$0.52`, `$0.25 to $1.01`, `at least $3.10`; `unknown` for at least nothing."""
-    if is_least and not usd.high:
+def money(usd: Usd, *, is_lower_bound: bool = False) -> str:
+    """`$0.52`, `$0.25 to $1.01`, `at least $3.10`; `unknown` for a lower bound of 0."""
+    if is_lower_bound and not usd.high:
         return "unknown"
-    ends = dollar_range(usd.low, usd.high)
-    return f"at least {ends}" if is_least else ends
+    return f"{'at least ' if is_lower_bound else ''}{dollar_range(usd.low, usd.high)}"
 
 
 # --- quote ----------------------------------------------------------------------------------
@@ -40,15 +47,14 @@ def money(usd: Usd, *, is_least: bool = False) -> str:
 
 def quote_lines(quote: Quote, before: UsualDuration | None = None) -> list[str]:
     """A quote as text. `before`: how long the last runs of the job took."""
-    unknown = {**quote.unknown}
-    for part in quote.parts.values():
-        unknown |= part.unknown
+    jobs = (quote, *quote.parts.values())
+    unknown = {what: why for job in jobs for what, why in job.unknown.items()}
     if quote.hour is None:
-        return [f"Its cost is unknown. {line}" for line in _unknown(unknown)]
+        return [f"Its cost is unknown. {line}" for line in _unknown_lines(unknown)]
     many = f", {quote.copies} containers" if quote.copies > 1 else ""
     when = f" (prices of {' to '.join(quote.dates)})" if quote.dates else ""
-    offers = [offer for each in (quote, *quote.parts.values()) for offer in each.offers]
-    where = _hosts(list(dict.fromkeys(map(_where, offers)))) or "this machine"
+    offers = [offer for job in jobs for offer in job.offers]
+    where = _join_some(map(_describe_candidate, offers)) or "this machine"
     lines = [f"It costs {money(quote.hour)} an hour{many}, on {where}{when}."]
     if before is not None:
         whose = "Its last run" if before.runs == 1 else f"Its last {before.runs} runs"
@@ -57,18 +63,18 @@ def quote_lines(quote: Quote, before: UsualDuration | None = None) -> list[str]:
     if quote.most is not None:
         tries = f" in all of {quote.need.attempts} attempts" if quote.need.attempts > 1 else ""
         lines.append(f"At most {dollars(quote.most.high)}, if it runs to its timeout{tries}.")
-    lines += _unknown(unknown)
+    lines += _unknown_lines(unknown)
     if any(offer.candidate.spot for offer in offers):
-        lines.append("Spot hosts are counted at today's spot prices, which change.")
+        lines.append(_SPOT_NOTE)
     return [*lines, *quote.notes, *([FREE] if quote.is_free else ())]
 
 
-def _where(offer: Offer) -> str:
-    """The candidate in words; of this machine also the share that is counted."""
+def _describe_candidate(offer: Offer) -> str:
+    """`g5.xlarge spot`; for this machine also the share of its price: `half of this machine`."""
     words, share = offer.candidate.words, offer.candidate.share
-    if offer.price.source != OWN_PRICE:
+    if offer.price.source != LOCAL_PRICE:
         return words
-    part = next((text for of, text in _PARTS.items() if share * of == 1), None)
+    part = next((text for parts, text in _FRACTIONS.items() if share * parts == 1), None)
     return f"{share * 100:.0f} % of {words}" if part is None else part + words
 
 
@@ -79,8 +85,8 @@ def _of_usual(hour: Usd, before: UsualDuration) -> Usd:
 def quote_json(quote: Quote, before: UsualDuration | None = None) -> dict[str, Any]:
     return {
         "currency": "USD",
-        "perHour": _ends(quote.hour) if quote.hour else None,
-        "most": _ends(quote.most) if quote.most else None,
+        "perHour": _bounds_json(quote.hour) if quote.hour else None,
+        "most": _bounds_json(quote.most) if quote.most else None,
         "usual": _usual_json(quote, before),
         "containers": quote.copies,
         "hosts": [_offer_json(offer) for offer in quote.offers],
@@ -94,7 +100,7 @@ def quote_json(quote: Quote, before: UsualDuration | None = None) -> dict[str, A
 def _usual_json(quote: Quote, before: UsualDuration | None) -> dict[str, Any] | None:
     if before is None or quote.hour is None:
         return None
-    usd = _ends(_of_usual(quote.hour, before))
+    usd = _bounds_json(_of_usual(quote.hour, before))
     return {"runs": before.runs, "seconds": before.seconds, **usd}
 
 
@@ -103,7 +109,7 @@ def _offer_json(offer: Offer) -> dict[str, Any]:
         "type": offer.candidate.instance.name,
         "spot": offer.candidate.spot,
         "share": _number(offer.candidate.share),
-        "perHour": _ends(offer.hour),
+        "perHour": _bounds_json(offer.hour),
         "date": offer.price.date if offer.price.asked else None,
         "since": offer.price.since or None,
         "source": offer.price.source,
@@ -115,7 +121,7 @@ def _offer_json(offer: Offer) -> dict[str, Any]:
 
 def bill_lines(run: Run, bill: Bill) -> list[str]:
     """A bill as text."""
-    if bill.is_kept:
+    if bill.is_from_history:
         return [f"Cost: {money(bill.usd)}, from the history: AWS Batch has forgotten the run."]
     free = [FREE] if bill.is_free else []
     if not bill.attempts:
@@ -126,7 +132,7 @@ def bill_lines(run: Run, bill: Bill) -> list[str]:
     else:
         count = sum(1 for attempt in bill.attempts if attempt.attempt)
         lines.append(f"{count} attempts, {duration(bill.seconds)} of running.")
-    cost = money(bill.usd, is_least=bill.is_least)
+    cost = money(bill.usd, is_lower_bound=bill.is_lower_bound)
     if bill.is_running:
         lines.append(f"So far: {cost}, and {money(bill.hour)} an hour.")
     else:
@@ -135,17 +141,17 @@ def bill_lines(run: Run, bill: Bill) -> list[str]:
         count = sum(1 for attempt in bill.attempts if attempt.has_failed)
         what = "1 attempt" if count == 1 else f"{count} attempts"
         lines.append(f"Of this, {money(bill.failed)} went into {what} that failed.")
-    lines += _budget(run, bill)
-    lines += _unknown(bill.unknown)
-    return lines + _sources(bill.rates) + free
+    lines += _budget_lines(run, bill)
+    lines += _unknown_lines(bill.unknown)
+    return lines + _source_lines(bill.rates) + free
 
 
-def _budget(run: Run, bill: Bill) -> list[str]:
+def _budget_lines(run: Run, bill: Bill) -> list[str]:
     limit = max_seconds(run.environment)
     if not limit or run.array_size:
         return []
-    own = sum(attempt.seconds for attempt in bill.attempts if attempt.job_id == run.job_id)
-    left = max(0.0, limit - own)
+    used = sum(attempt.seconds for attempt in bill.attempts if attempt.job_id == run.job_id)
+    left = max(0.0, limit - used)
     return [f"--max-cost allows {duration(limit)} of running time; {duration(left)} is left."]
 
 
@@ -162,12 +168,12 @@ def cost_json(bill: Bill) -> dict[str, Any]:
     """The value of `cost` in a run's JSON."""
     return {
         "currency": "USD",
-        "usd": bill.figure,
-        **_ends(bill.usd),
-        "isLowerBound": bill.is_least,
+        "usd": bill.upper_bound,
+        **_bounds_json(bill.usd),
+        "isLowerBound": bill.is_lower_bound,
         "isFinal": not bill.is_running,
-        "perHour": _ends(bill.hour) if bill.is_running else None,
-        "failed": _ends(bill.failed),
+        "perHour": _bounds_json(bill.hour) if bill.is_running else None,
+        "failed": _bounds_json(bill.failed),
         "seconds": bill.seconds,
         "attempts": [_attempt_json(attempt) for attempt in bill.attempts],
         "unknown": bill.unknown,
@@ -180,7 +186,8 @@ def _rows(bill: Bill) -> list[list[str]]:
     rows = [["ATTEMPT", "HOST", "RAN", "SHARE", "COST", ""]]
     for attempt in bill.attempts:
         child = attempt.job_id.rpartition(":")[2] + "/" if ":" in attempt.job_id else ""
-        cost = "unknown" if attempt.usd is None else money(attempt.usd, is_least=bool(attempt.why))
+        usd, is_lower_bound = attempt.usd, bool(attempt.why)
+        cost = "unknown" if usd is None else money(usd, is_lower_bound=is_lower_bound)
         state = "running" if attempt.is_running else "failed" if attempt.has_failed else ""
         host = printable(attempt.host)
         number = f"{child}{attempt.attempt}" if attempt.attempt else ""
@@ -191,10 +198,8 @@ def _rows(bill: Bill) -> list[list[str]]:
 def _share(attempt: AttemptCost) -> str:
     if not attempt.share.high:
         return ""
-    ends = dict.fromkeys(
-        f"{float(each) * 100:.0f}" for each in (attempt.share.low, attempt.share.high)
-    )
-    return f"{' to '.join(ends)} %"
+    bounds = (f"{float(each) * 100:.0f}" for each in (attempt.share.low, attempt.share.high))
+    return f"{' to '.join(dict.fromkeys(bounds))} %"
 
 
 def _attempt_json(attempt: AttemptCost) -> dict[str, Any]:
@@ -204,7 +209,7 @@ def _attempt_json(attempt: AttemptCost) -> dict[str, Any]:
         "host": attempt.host,
         "seconds": attempt.seconds,
         "share": {"low": _number(attempt.share.low), "high": _number(attempt.share.high)},
-        "usd": _ends(attempt.usd) if attempt.usd else None,
+        "usd": _bounds_json(attempt.usd) if attempt.usd else None,
         "isRunning": attempt.is_running,
         "hasFailed": attempt.has_failed,
         "unknown": attempt.why or None,
@@ -223,16 +228,16 @@ def spending_lines(spent: Sequence[RunCost], rates: Sequence[Rate], since: str) 
         rows = [[heading, "RUNS", "RAN", "COST", "FAILED"]]
         rows += [_total_row(each) for each in groups]
         lines += [table(rows), ""]
-    whole = sum_costs("", spent)
-    cost = money(whole.usd, is_least=whole.is_least)
-    runs = "1 run" if whole.runs == 1 else f"{whole.runs} runs"
-    lines.append(f"The last {since}: {cost} for {runs}, {duration(whole.seconds)} of running.")
-    going = sum(1 for each in spent if each.is_running)
-    if going:
-        lines.append(f"{going} still running, counted up to now.")
+    total = sum_costs("", spent)
+    cost = money(total.usd, is_lower_bound=total.is_lower_bound)
+    runs = "1 run" if total.runs == 1 else f"{total.runs} runs"
+    lines.append(f"The last {since}: {cost} for {runs}, {duration(total.seconds)} of running.")
+    running = sum(each.is_running for each in spent)
+    if running:
+        lines.append(f"{running} still running, counted up to now.")
     reasons = dict.fromkeys(why for each in spent for why in each.unknown)
     lines += [f"Price unknown: {printable(why)}." for why in list(reasons)[:4]]
-    return lines + _sources(rates)
+    return lines + _source_lines(rates)
 
 
 def spending_json(spent: Sequence[RunCost], rates: Sequence[Rate], since: int) -> dict[str, Any]:
@@ -257,7 +262,7 @@ def _by_job(spent: Iterable[RunCost]) -> list[CostTotal]:
 
 
 def _total_row(each: CostTotal) -> list[str]:
-    cost = money(each.usd, is_least=each.is_least)
+    cost = money(each.usd, is_lower_bound=each.is_lower_bound)
     failed = money(each.failed) if each.failed.high else ""
     return [printable(each.name), str(each.runs), duration(each.seconds), cost, failed]
 
@@ -265,9 +270,9 @@ def _total_row(each: CostTotal) -> list[str]:
 def _total_json(each: CostTotal) -> dict[str, Any]:
     return {
         "runs": each.runs,
-        **_ends(each.usd),
-        "isLowerBound": each.is_least,
-        "failed": _ends(each.failed),
+        **_bounds_json(each.usd),
+        "isLowerBound": each.is_lower_bound,
+        "failed": _bounds_json(each.failed),
         "seconds": each.seconds,
     }
 
@@ -278,28 +283,114 @@ def _spent_json(each: RunCost) -> dict[str, Any]:
         "jobName": each.name,
         "jobQueue": each.queue,
         "createdAt": each.at,
-        **_ends(each.usd),
-        "failed": _ends(each.failed),
+        **_bounds_json(each.usd),
+        "failed": _bounds_json(each.failed),
         "seconds": each.seconds,
         "isRunning": each.is_running,
         "unknown": list(each.unknown),
     }
 
 
+# --- an environment -------------------------------------------------------------------------
+
+
+def estimate_lines(estimate: Estimate) -> list[str]:
+    """The estimate as text: both amounts, unknown prices with reasons, charges left out."""
+    if not estimate.fixed:
+        return []
+    dates = sorted({line.date for line in estimate.priced})
+    when = f" (prices of {' to '.join(dict.fromkeys((dates[0], dates[-1])))})" if dates else ""
+    month = " to ".join(dict.fromkeys(map(_month, estimate.idle)))
+    idle = _hourly(estimate.idle, estimate.idle_is_lower_bound)
+    idle += f" ({month} a month)" if any(estimate.idle) else ""
+    full = _hourly(estimate.full, estimate.full_is_lower_bound)
+    lines = [f"Idle: {idle}. Full: {full}{when}.", *_unknown_lines(estimate.unknown, most=4)]
+    if any(each.spot for each in estimate.computes):
+        lines.append(_SPOT_NOTE)
+    return [*lines, *estimate.notes, f"Not counted: {'; '.join(estimate.left_out)}."]
+
+
+def _hourly(micros: tuple[int, int], is_lower_bound: bool) -> str:
+    if is_lower_bound and not any(micros):
+        return "unknown"
+    amounts = " to ".join(dict.fromkeys(map(format_cents, micros)))
+    return f"{'at least ' if is_lower_bound else ''}{amounts} an hour"
+
+
+def _month(micros: int) -> str:
+    """The cost of a month: in cents below ten dollars, in whole dollars above."""
+    usd = Decimal(micros * MONTH) / 1_000_000
+    return f"${usd:,.0f}" if usd >= 10 else f"${usd:,.2f}"
+
+
+def estimate_json(estimate: Estimate) -> dict[str, Any]:
+    """The estimate as JSON: US dollars, and every line."""
+    return {
+        "currency": "USD",
+        "hoursPerMonth": MONTH,
+        "idle": _hourly_json(estimate.idle, estimate.idle_is_lower_bound),
+        "full": _hourly_json(estimate.full, estimate.full_is_lower_bound),
+        "lines": list(map(_line_json, estimate.fixed)),
+        "compute": {
+            each.name: {
+                "spot": each.spot,
+                "idle": _capacity_json(each.idle),
+                "full": _capacity_json(each.full),
+            }
+            for each in estimate.computes
+        },
+        "unknown": dict(estimate.unknown),
+        "notCounted": list(estimate.left_out),
+        "notes": list(estimate.notes),
+    }
+
+
+def _hourly_json(micros: tuple[int, int], is_lower_bound: bool) -> dict[str, Any]:
+    low, high = micros
+    return {
+        "perHour": {"low": low / 1e6, "high": high / 1e6},
+        "perMonth": {"low": low * MONTH / 1e6, "high": high * MONTH / 1e6},
+        "isLowerBound": is_lower_bound,
+    }
+
+
+def _capacity_json(cost: CapacityCost) -> dict[str, Any]:
+    return {
+        "cheapest": list(map(_line_json, cost.cheapest)),
+        "dearest": list(map(_line_json, cost.dearest)),
+    }
+
+
+def _line_json(line: EstimateLine) -> dict[str, Any]:
+    if line.price is None:
+        return {"what": line.what, "quantity": line.quantity, "unitPrice": None, "perHour": None}
+    return {
+        "what": line.what,
+        "quantity": line.quantity,
+        "unit": line.unit,
+        "unitPrice": float(line.price),
+        "perHour": line.micros / 1e6,
+        "date": line.date,
+        "since": line.since,
+        "source": line.source,
+    }
+
+
 # --- shared ---------------------------------------------------------------------------------
 
 
-def _unknown(unknown: Mapping[str, str]) -> list[str]:
+def _unknown_lines(unknown: Mapping[str, str], most: int = 3) -> list[str]:
+    """A line for each reason, with some of the things whose price is unknown."""
     by_reason: dict[str, list[str]] = {}
     for what, why in unknown.items():
         by_reason.setdefault(why, []).append(what)
     return [
-        f"Price unknown: {printable(why)} ({printable(_hosts(what, ', '))})."
+        f"Price unknown: {printable(why)} ({printable(_join_some(what, ', ', most))})."
         for why, what in by_reason.items()
     ]
 
 
-def _sources(rates: Sequence[Rate]) -> list[str]:
+def _source_lines(rates: Sequence[Rate]) -> list[str]:
     if not rates:
         return []
     left_out = _left_out(rate.source for rate in rates)
@@ -309,20 +400,21 @@ def _sources(rates: Sequence[Rate]) -> list[str]:
 
 def _left_out(sources: Iterable[str]) -> str:
     """The charges that are left out; none for this machine."""
-    return NOT_COUNTED if any(source != OWN_PRICE for source in sources) else ""
+    return NOT_COUNTED if any(source != LOCAL_PRICE for source in sources) else ""
 
 
-def _hosts(names: Sequence[str], joint: str = " or ", most: int = 3) -> str:
-    kinds = list(dict.fromkeys(names))
-    more = len(kinds) - most
-    return joint.join(kinds[:most]) + (f"{joint}{more} more" if more > 0 else "")
+def _join_some(texts: Iterable[str], joint: str = " or ", most: int = 3) -> str:
+    """`a or b or c or 2 more`, `a, b, c and 2 more`: the first texts, and how many others."""
+    unique = list(dict.fromkeys(texts))
+    more, last = len(unique) - most, " and " if joint == ", " else joint
+    return joint.join(unique[:most]) + (f"{last}{more} more" if more > 0 else "")
 
 
 def _rate_json(rate: Rate) -> dict[str, Any]:
-    return {"perHour": _ends(rate.hour), "date": rate.date or None, "source": rate.source}
+    return {"perHour": _bounds_json(rate.hour), "date": rate.date or None, "source": rate.source}
 
 
-def _ends(usd: Usd) -> dict[str, float]:
+def _bounds_json(usd: Usd) -> dict[str, float]:
     return {"low": round_usd(usd.low), "high": round_usd(usd.high)}
 
 

@@ -11,7 +11,6 @@ from batchml.aws.batch.hosts import HostPool, RunHost, fetch_host_pools, find_ho
 from batchml.aws.naming import qualified, queue_name
 from batchml.aws.pricing.prices import (
     InstanceType,
-    InstanceTypes,
     Price,
     PriceTable,
     describe_failure,
@@ -22,18 +21,18 @@ from batchml.cost.bill import (
     Rate,
     Rates,
     RunCost,
+    bill_from_history,
     cost_of_bill,
     cost_of_record,
     fixed_rates,
     free_bill,
-    kept_bill,
     make_bill,
     merge_bills,
     need_of,
     time_span,
 )
 from batchml.cost.quote import (
-    OWN_PRICE,
+    LOCAL_PRICE,
     Candidate,
     ComputeChoice,
     ContainerNeed,
@@ -54,17 +53,19 @@ from batchml.model.run import NOT_KNOWN, JobStatus, Record, Run, run_from_record
 if TYPE_CHECKING:
     from batchml.context import Context
 
-HOSTS_KNOWN = 2 * 3_600_000  # ms after its end in which EC2 may still describe a host
+HOST_DESCRIBED = 2 * 3_600_000  # ms after an attempt in which EC2 may still describe its host
 THIS_MACHINE = "this machine"
 DEFAULT_QUEUE = "default"
-_REPLACED = re.compile(r"-r[0-9]+$")  # suffix of a compute environment that replaced another
+# The suffix of a compute environment with which `setup` replaced another: `gpu-r2`.
+_REPLACED = re.compile(r"-r[0-9]+$")
 
 
 def quote_of(context: "Context", need: ContainerNeed, queue: str) -> Quote:
-    """Quote a run in a queue, whose name is that of job.toml.
+    """Quote a run in a queue. `queue`: its name in job.toml.
 
-    A queue that batchml.toml describes needs no call to AWS Batch; for any other, AWS Batch's
-    errors are raised. Prices that are not cached are asked for; unknown ones are in `unknown`.
+    AWS is asked only for prices that are not cached, and for the compute environments of a queue
+    that batchml.toml does not describe; then AWS Batch's errors are raised. Prices that stay
+    unknown are in `Quote.unknown`.
     """
     if context.settings.is_local:
         return _local_quote(context, need)
@@ -76,52 +77,56 @@ def quote_of(context: "Context", need: ContainerNeed, queue: str) -> Quote:
         )
         why = "" if choices else f"the queue {queue} has no compute environments"
     names = [name for each in choices for name in each.pool.types]
-    found, missing = find_candidates(need, choices, prices.instances(region, names))
+    candidates, missing = find_candidates(need, choices, prices.instances(region, names))
     if why:
         missing[f"the queue {queue}"] = why
-    return make_quote(need, found, missing, prices.ask(region, price_items(found)))
+    return make_quote(need, candidates, missing, prices.ask(region, price_items(candidates)))
 
 
 def quote_of_job(
     context: "Context", spec: JobSpec, queue: str | None = None, children: int = 0
 ) -> Quote:
-    """Quote a run of a job: all its nodes, or the head and workers of a group run."""
-    named = queue or spec.queue or DEFAULT_QUEUE
+    """Quote a run of a job: all its nodes, or the head and workers of a group run.
+
+    `children`: the size of the array; 0 without one.
+    """
+    queue = queue or spec.queue or DEFAULT_QUEUE
     if not spec.groups:
-        return quote_of(context, need_of_job(spec, children), named)
+        return quote_of(context, need_of_job(spec, children), queue)
     head, *workers = [
-        (group, quote_of(context, need, own or named))
-        for group, own, need in needs_of_group_run(spec)
+        (group, quote_of(context, need, own_queue or queue))
+        for group, own_queue, need in needs_of_group_run(spec)
     ]
     return replace(head[1], parts=dict(workers))
 
 
 def make_bills(context: "Context", runs: Sequence[Run]) -> dict[str, Bill]:
-    """Bill runs as DescribeJobs describes them: job id -> bill.
+    """Bill runs that DescribeJobs described: job id -> bill.
 
-    The children of arrays are described too, a hundred a call.
+    This describes the children of arrays, by a call for each hundred.
     """
     now = int(context.clock.now() * 1000)
-    arrays = {run.job_id: _children(run) for run in runs if run.array_size}
+    arrays = {
+        run.job_id: [f"{run.job_id}:{index}" for index in range(run.array_size)]
+        for run in runs
+        if run.array_size
+    }
     ids = [child for children in arrays.values() for child in children]
     single = [run for run in runs if not run.array_size]
     single += context.describe(ids).values() if ids else ()
-    each = _local(context, single, now) if context.settings.is_local else _aws(context, single, now)
+    bill = _bill_local_runs if context.settings.is_local else _bill_aws_runs
+    bills = bill(context, single, now)
     for run in runs:
         if run.array_size:
-            known = [each[child] for child in arrays[run.job_id] if child in each]
-            each[run.job_id] = merge_bills(run.job_id, known, _forgotten(run, len(known)))
-    return {run.job_id: each[run.job_id] for run in runs}
+            known = [bills[child] for child in arrays[run.job_id] if child in bills]
+            bills[run.job_id] = merge_bills(run.job_id, known, _count_forgotten(run, len(known)))
+    return {run.job_id: bills[run.job_id] for run in runs}
 
 
-def _children(run: Run) -> list[str]:
-    return [f"{run.job_id}:{index}" for index in range(run.array_size)]
-
-
-def _forgotten(run: Run, known: int) -> int:
+def _count_forgotten(run: Run, known: int) -> int:
     """The number of an array's children that AWS Batch has forgotten.
 
-    Until a child has ended, missing ones may not exist yet.
+    Before any child has ended, a missing child may not exist yet.
     """
     has_ended = any(JobStatus(state).is_terminal for state in run.children)
     return run.array_size - known if has_ended or run.status.is_terminal else 0
@@ -134,11 +139,11 @@ def _local_price(context: "Context") -> Price | None:
     usd = context.settings.environment.usd_per_hour
     if not usd:
         return None
-    return Price(Decimal(str(usd)), Decimal(str(usd)), "hour", 0, "", OWN_PRICE)
+    return Price(Decimal(str(usd)), Decimal(str(usd)), "hour", 0, "", LOCAL_PRICE)
 
 
-def _this_machine(need: ContainerNeed) -> Candidate:
-    """This machine, and the share of it that a run takes: all of it if it requests more."""
+def _machine_candidate(need: ContainerNeed) -> Candidate:
+    """This machine, and the share of it that a run takes: the whole machine if it requests more."""
     from batchml.local.machine import read_machine
 
     machine = read_machine(with_gpus=need.gpus > 0)
@@ -152,48 +157,47 @@ def _local_quote(context: "Context", need: ContainerNeed) -> Quote:
     price = _local_price(context)
     if price is None:
         return Quote(need, is_free=True)
-    here = _this_machine(need)
-    return make_quote(need, [here], {}, PriceTable({here.item: price}))
+    machine = _machine_candidate(need)
+    return make_quote(need, [machine], {}, PriceTable({machine.item: price}))
 
 
-def _local(context: "Context", runs: Sequence[Run], now: int) -> dict[str, Bill]:
+def _bill_local_runs(context: "Context", runs: Sequence[Run], now: int) -> dict[str, Bill]:
     price = _local_price(context)
     if price is None:
         return {run.job_id: free_bill(run, THIS_MACHINE, now) for run in runs}
-    kinds: dict[ContainerNeed, Candidate] = {}
-    found = {}
+    machines = {need: _machine_candidate(need) for need in {need_of(run) for run in runs}}
+    bills = {}
     for run in runs:
-        need = need_of(run)
-        if need not in kinds:
-            kinds[need] = _this_machine(need)
-        kind = kinds[need]
-        found[run.job_id] = make_bill(run, [kind], {}, fixed_rates(price, kind.item), now)
-    return found
+        machine = machines[need_of(run)]
+        bills[run.job_id] = make_bill(run, [machine], {}, fixed_rates(price, machine.item), now)
+    return bills
 
 
 # --- AWS ------------------------------------------------------------------------------------
 
 
-def _aws(context: "Context", runs: Sequence[Run], now: int) -> dict[str, Bill]:
+def _bill_aws_runs(context: "Context", runs: Sequence[Run], now: int) -> dict[str, Bill]:
     """Bill runs in AWS: at most two calls to AWS Batch, then one for each uncached price."""
-    runs = list(runs)
     if not runs:
         return {}
     region, prices = context.settings.environment.region, context.prices
     choices, why = _choices_of_queues(context, {run.queue for run in runs})
     names = [name for each in choices.values() for choice in each for name in choice.pool.types]
     instances = prices.instances(region, dict.fromkeys(names))
-    fitting = _candidates_of_runs(runs, choices, instances)
-    kinds = {run.job_id: fitting[run.queue, need_of(run)][0] for run in runs}
-    hosts = _hosts(context, runs, kinds, choices, now)
-    price_table = _list_prices(context, kinds.values())
-    rates = Rates(price_table, _spot(context, runs, kinds, hosts, now), now)
-    found = {}
+    fitting = {  # once for the thousand children of an array
+        (queue, need): find_candidates(need, choices.get(queue, ()), instances)
+        for queue, need in {(run.queue, need_of(run)) for run in runs}
+    }
+    candidates = {run.job_id: fitting[run.queue, need_of(run)][0] for run in runs}
+    hosts = _hosts(context, runs, candidates, choices, now)
+    price_table = _list_prices(context, candidates.values())
+    rates = Rates(price_table, _spot_prices(context, runs, candidates, hosts, now), now)
+    bills = {}
     for run in runs:
-        nowhere = fitting[run.queue, need_of(run)][1].items()
-        reason = why.get(run.queue, "") or next((f"{name}: {each}" for name, each in nowhere), "")
-        found[run.job_id] = make_bill(run, kinds[run.job_id], hosts, rates, now, reason)
-    return found
+        missing = fitting[run.queue, need_of(run)][1].items()
+        reason = why.get(run.queue, "") or next((f"{name}: {each}" for name, each in missing), "")
+        bills[run.job_id] = make_bill(run, candidates[run.job_id], hosts, rates, now, reason)
+    return bills
 
 
 def _choices_of_queues(
@@ -201,103 +205,87 @@ def _choices_of_queues(
 ) -> tuple[dict[str, list[ComputeChoice]], dict[str, str]]:
     """The compute environments of each queue, from AWS or else from batchml.toml.
 
-    And for each queue without any, the reason.
+    Also returns the reason for each queue without a compute environment.
     """
-    refused, there = "", dict[str, tuple[HostPool, ...]]()
+    refused, pools = "", dict[str, tuple[HostPool, ...]]()
     try:
-        there = fetch_host_pools(context.connect())
+        pools = fetch_host_pools(context.connect())
     except BatchmlError as error:
         refused = describe_failure("asking for compute environments", error)
     environment = context.settings.environment
-    given = {queue_name(context.env, environment, name): name for name in environment.queues}
-    found, why = {}, {}
+    names = {queue_name(context.env, environment, name): name for name in environment.queues}
+    choices, why = {}, {}
     for queue in queues:
-        found[queue] = _with_disks(context, there.get(queue, ())) or _choices_in_file(
-            context, given.get(queue, "")
+        choices[queue] = _with_disks(context, pools.get(queue, ())) or _choices_in_file(
+            context, names.get(queue, "")
         )
-        if not found[queue]:
-            why[queue] = refused or f"the queue {queue} is not there any more"
-    return found, why
+        if not choices[queue]:
+            why[queue] = refused or f"the queue {queue} does not exist any more"
+    return choices, why
 
 
 def _choices_in_file(context: "Context", queue: str) -> list[ComputeChoice]:
-    """The compute environments of a queue as batchml.toml describes it; none for another queue."""
+    """The compute environments of a queue in batchml.toml; none if the file lacks the queue."""
     environment = context.settings.environment
-    if queue not in environment.queues:
-        return []
-    chosen = [environment.compute[name] for name in environment.queues[queue].compute]
-    names = environment.queues[queue].compute
+    names = environment.queues[queue].compute if queue in environment.queues else ()
     return [
         ComputeChoice(
             HostPool(qualified(context.env, name), each.instance_types, each.spot), each.disk_gib
         )
-        for name, each in zip(names, chosen, strict=True)
+        for name in names
+        for each in [environment.compute[name]]
     ]
 
 
-def _with_disks(context: "Context", found: Iterable[HostPool]) -> list[ComputeChoice]:
+def _with_disks(context: "Context", pools: Iterable[HostPool]) -> list[ComputeChoice]:
     """Compute environments with the disk sizes that batchml.toml describes."""
     compute = context.settings.environment.compute
     disks = {qualified(context.env, name): each.disk_gib for name, each in compute.items()}
-    return [ComputeChoice(pool, disks.get(_REPLACED.sub("", pool.name), 0)) for pool in found]
-
-
-def _candidates_of_runs(
-    runs: Iterable[Run], choices: Mapping[str, Sequence[ComputeChoice]], instances: InstanceTypes
-) -> dict[tuple[str, ContainerNeed], tuple[list[Candidate], dict[str, str]]]:
-    """The candidates of each queue and request, and the unknown types with the reasons.
-
-    Computed once for the thousand children of an array.
-    """
-    wanted = {(run.queue, need_of(run)) for run in runs}
-    return {
-        (queue, need): find_candidates(need, choices.get(queue, ()), instances)
-        for queue, need in wanted
-    }
+    return [ComputeChoice(pool, disks.get(_REPLACED.sub("", pool.name), 0)) for pool in pools]
 
 
 def _hosts(
     context: "Context",
     runs: Iterable[Run],
-    kinds: Mapping[str, Sequence[Candidate]],
+    candidates: Mapping[str, Sequence[Candidate]],
     choices: Mapping[str, Sequence[ComputeChoice]],
     now: int,
 ) -> dict[str, RunHost]:
     """Describe the hosts of runs that may have had several instance types or zones."""
-    ids, where = set(), dict[str, HostPool]()
+    ids, pools = set(), dict[str, HostPool]()
     for run in runs:
-        chosen = kinds[run.job_id]
-        if len(chosen) < 2 and not any(each.spot for each in chosen):
+        of_run = candidates[run.job_id]
+        if len(of_run) < 2 and not any(each.spot for each in of_run):
             continue
         for attempt in run.attempts:
-            if attempt.host and (attempt.stopped_at or now) > now - HOSTS_KNOWN:
+            if attempt.host and (attempt.stopped_at or now) > now - HOST_DESCRIBED:
                 ids.add(attempt.host)
-                where |= {each.pool.name: each.pool for each in choices.get(run.queue, ())}
-    return find_hosts(context.connect(), ids, list(where.values())) if ids else {}
+                pools |= {each.pool.name: each.pool for each in choices.get(run.queue, ())}
+    return find_hosts(context.connect(), ids, list(pools.values())) if ids else {}
 
 
-def _list_prices(context: "Context", kinds: Iterable[Sequence[Candidate]]) -> PriceTable:
+def _list_prices(context: "Context", candidates: Iterable[Sequence[Candidate]]) -> PriceTable:
     """The list prices of on-demand hosts and of disks."""
-    items = price_items(each for found in kinds for each in found)
-    wanted = [item for item in items if not item.startswith("spot:")]
-    return context.prices.ask(context.settings.environment.region, wanted)
+    items = price_items([each for of_run in candidates for each in of_run])
+    listed = [item for item in items if not item.startswith("spot:")]
+    return context.prices.ask(context.settings.environment.region, listed)
 
 
-def _spot(
+def _spot_prices(
     context: "Context",
     runs: Iterable[Run],
-    kinds: Mapping[str, Sequence[Candidate]],
+    candidates: Mapping[str, Sequence[Candidate]],
     hosts: Mapping[str, RunHost],
     now: int,
 ) -> SpotHistory:
     """The spot prices over the time span of all runs that may have had spot hosts."""
     names, zones, spans = set[str](), set[str](), []
     for run in runs:
-        spot = {each.instance.name for each in kinds[run.job_id] if each.spot}
-        found = time_span(run, now) if spot else None
-        if found is not None:
+        spot = {each.instance.name for each in candidates[run.job_id] if each.spot}
+        span = time_span(run, now) if spot else None
+        if span is not None:
             names |= spot
-            spans.append(found)
+            spans.append(span)
             zones |= {hosts.get(each.host, RunHost()).zone for each in run.attempts}
     if not spans:
         return SpotHistory()
@@ -313,10 +301,10 @@ def _spot(
 def list_spending(
     context: "Context", since: int, queue: str = ""
 ) -> tuple[list[RunCost], tuple[Rate, ...]]:
-    """The cost of an environment's runs since a time (ms), and the prices that it rests on.
+    """The cost of an environment's runs since a time (ms), and the prices that were used.
 
-    Runs come from AWS Batch; those that it has forgotten from this user's history. `queue`: its
-    name in AWS.
+    Runs come from AWS Batch; runs that it has forgotten come from this user's history. `queue`: its
+    name in AWS; all queues unless given.
     """
     listed = [
         run.job_id
@@ -330,14 +318,14 @@ def list_spending(
         if record.at >= since and queue in ("", record.queue)
     }
     old = [record for job_id, record in records.items() if job_id not in live]
-    kept = [cost_of_record(each, each.cost) for each in old if each.cost is not None]
+    recorded = [cost_of_record(each, each.cost) for each in old if each.cost is not None]
     forgotten = [run for each in old if each.cost is None for run in [run_from_record(each)] if run]
     runs = [*live.values(), *(run for run in forgotten if not run.array_size)]
-    made = make_bills(context, runs)
-    remember(context, records, live.values(), made)
-    spent = [cost_of_bill(run, made[run.job_id]) for run in runs]
-    rates = tuple(dict.fromkeys(rate for each in made.values() for rate in each.rates))
-    return sorted([*kept, *spent], key=lambda each: -each.at), rates
+    bills = make_bills(context, runs)
+    record_costs(context, records, live.values(), bills)
+    billed = [cost_of_bill(run, bills[run.job_id]) for run in runs]
+    rates = tuple(dict.fromkeys(rate for each in bills.values() for rate in each.rates))
+    return sorted([*recorded, *billed], key=lambda each: -each.at), rates
 
 
 def bill_of(context: "Context", job_id: str) -> tuple[Run, Bill]:
@@ -350,28 +338,28 @@ def bill_of(context: "Context", job_id: str) -> tuple[Run, Bill]:
     if run is None:
         run = run_from_record(record)
         if run is not None and record is not None and record.cost is not None:
-            return run, kept_bill(run, record.cost)
+            return run, bill_from_history(run, record.cost)
         if run is None or run.array_size:
             hint = f"It is {NOT_KNOWN}, and its cost is not in the history of this machine."
             raise NotFound("Run", job_id, [], hint)
     bill = make_bills(context, [run])[job_id]
     if record is not None:
-        remember(context, {job_id: record}, [run], {job_id: bill})
+        record_costs(context, {job_id: record}, [run], {job_id: bill})
     return run, bill
 
 
-def remember(
+def record_costs(
     context: "Context",
     records: Mapping[str, Record],
     runs: Iterable[Run],
-    made: Mapping[str, Bill],
+    bills: Mapping[str, Bill],
 ) -> None:
     """Write the cost of ended runs into the history, because AWS soon forgets hosts and runs."""
     for run in runs:
-        record, bill = records.get(run.job_id), made[run.job_id]
-        if record is None or record.cost is not None or bill.is_free or bill.figure is None:
+        record, bill = records.get(run.job_id), bills[run.job_id]
+        if record is None or record.cost is not None or bill.is_free or bill.upper_bound is None:
             continue
-        context.history.add_end(run, cost=bill.figure)  # it ignores runs that have not ended
+        context.history.add_end(run, cost=bill.upper_bound)  # add_end ignores unfinished runs
 
 
 # --- budgets --------------------------------------------------------------------------------

@@ -18,8 +18,14 @@ from batchml.context import Context
 from batchml.errors import BatchmlError, NotFound
 from batchml.explain.clues import keep_first_rank
 from batchml.explain.compute import SOON, AwsQuestion, WaitingRun
-from batchml.explain.failing import EndedRun, item_to_search, why_ended
-from batchml.explain.missing import LocalFindings, MissingItem, images_with, search_folder
+from batchml.explain.failing import item_to_search, why_ended
+from batchml.explain.missing import (
+    EndedRun,
+    LocalFindings,
+    MissingItem,
+    images_with,
+    search_folder,
+)
 from batchml.explain.suggest import CommandWriter, describe_time, own_image
 from batchml.explain.waiting import (
     RUNS,
@@ -66,6 +72,8 @@ _READS_LOG = (
 
 
 LocalSearch = Callable[[Run, MissingItem], LocalFindings]
+
+
 class ExplainedRun(Struct, frozen=True):
     """A run and its explanation.
 
@@ -113,9 +121,7 @@ def explain_from_aws(
         cost = record.max_cost if record else None
         explanation = _explain_ended(diagnosis, EndedRun(run, commands, max_cost=cost), search)
     elif found:
-        explanation = _explain_waiting(
-            diagnosis, WaitingRun(run, now, commands), clock, held_runs
-        )
+        explanation = _explain_waiting(diagnosis, WaitingRun(run, now, commands), clock, held_runs)
     else:
         explanation = _explain_unlisted(run, commands, now)
     unasked = tuple(diagnosis.failed_calls)
@@ -164,8 +170,8 @@ def _explain_ended(diagnosis: Diagnosis, ended: EndedRun, search: LocalSearch) -
         return why_ended(replace(ended, dependencies=diagnosis.runs(ended.run.depends_on)))
     gave_up = outcome is OutcomeClass.HOST_LOST and ended.run.exit_code == TRY_ELSEWHERE
     is_lost = outcome is OutcomeClass.HOST_LOST and not gave_up
-    if is_lost and ended.run.host.startswith("i-") and not local:
-        return why_ended(replace(ended, machine=diagnosis.instance(ended.run.host)))
+    if is_lost and ended.run.host.startswith("i-") and not ended.commands.is_local:
+        return why_ended(replace(ended, instance=diagnosis.instance(ended.run.host)))
     if outcome in _READS_LOG or gave_up:
         ended = replace(ended, lines=_last_lines(diagnosis, ended.run))
         item = item_to_search(ended)
@@ -225,14 +231,13 @@ def _explain_waiting(
     found = add_fallback(found, waiting)
     if waiting.array is None:
         return found
-    child = f"child {waiting.run.array_index} of {waiting.array.array_size}, one of the waiting children"
+    index, size = waiting.run.array_index, waiting.array.array_size
+    child = f"child {index} of {size}, one of the waiting children"
     found = replace(found, evidence=(child, *found.evidence))
     return add_children(waiting.array, waiting.failed, found)
 
 
-def _held_runs(
-    diagnosis: Diagnosis, waiting: WaitingRun, known: Sequence[str]
-) -> tuple[Run, ...]:
+def _held_runs(diagnosis: Diagnosis, waiting: WaitingRun, known: Sequence[str]) -> tuple[Run, ...]:
     """Notebooks and `alloc`s that may hold what a run waits for. `known`: job ids of candidates.
 
     On `local` all queues share the machine; in AWS, only held runs of the run's own queue count.
@@ -299,7 +304,9 @@ def _hosts(diagnosis: Diagnosis, waiting: WaitingRun) -> dict[str, Any]:
 
 
 _ASK: dict[AwsQuestion, Callable[[Diagnosis, WaitingRun], dict[str, Any]]] = {
-    AwsQuestion.DEPENDENCIES: lambda ask, waiting: {"dependencies": ask.runs(waiting.run.depends_on)},
+    AwsQuestion.DEPENDENCIES: lambda ask, waiting: {
+        "dependencies": ask.runs(waiting.run.depends_on)
+    },
     AwsQuestion.FAILED: lambda ask, waiting: {
         "failed": ask.children(waiting.run, JobStatus.FAILED.value)
     },

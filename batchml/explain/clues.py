@@ -1,31 +1,20 @@
-"""A table of clues: patterns in the end of a log or in a container's reason, and causes. Pure.
+"""Find the cause of a failure by patterns in the end of a log or in a container's reason. Pure.
 
-The order matters: clues that name a cause stand before clues that only name a symptom.
+The order of the patterns matters: those of a cause stand before those of a symptom.
 """
 
 import re
 from collections.abc import Iterable, Sequence
-from enum import StrEnum
 
 from msgspec import Struct
 
-from batchml.explain.suggest import CommandWriter
-from batchml.model.explanation import (
-    ComputeState,
-    ConsumableState,
-    HostType,
-    QueueSnapshot,
-    QueueState,
-    ScalingActivity,
-)
 from batchml.model.outcome import MISSING_PACKAGE, RECIPE
-from batchml.model.run import Run
 
 
 class Clue(Struct, frozen=True):
     """A pattern and its meaning. `{0}`, `{1}` in the texts are the pattern's groups.
 
-    `command`: the key in `failing.py` of the command to suggest.
+    `command`: a word for the command to suggest, which `failing.py` writes.
     """
 
     cause: str
@@ -50,8 +39,8 @@ def _clue(cause: str, pattern: str, verdict: str, fix: str, command: str = "log"
     return Clue(cause, re.compile(pattern), verdict, fix, command)
 
 
-_END = 30  # lines
-# Characters of each end of a line that are searched: a pattern may take quadratic time.
+_LAST_LINES = 30  # lines that are searched first
+# Characters at each end of a line that are searched: a pattern may take quadratic time.
 _SEARCHED = 500
 
 DISK = (
@@ -276,7 +265,7 @@ LOG = (
     ),
 )  # fmt: skip
 
-# Only for the exception that ended the program: many programs search for files in vain.
+# Only for the exception that ended the program: many programs try to open files that do not exist.
 LAST = (
     _clue(
         "missing-file", r"FileNotFoundError: \[Errno 2\] No such file or directory: '([^']+)'",
@@ -301,80 +290,79 @@ def match_log(lines: Sequence[str]) -> ClueMatch | None:
     The last lines are searched first. Earlier lines may be harmless, so they count only if the log
     does not end with an exception.
     """
-    last = last_exception(lines[-_END:])
-    found = find_clue(LOG, lines[-_END:]) or (find_clue(LAST, [last]) if last else None)
-    return found if found or last else find_clue(LOG, lines)
+    exception = find_last_exception(lines[-_LAST_LINES:])
+    found = find_clue(LOG, lines[-_LAST_LINES:])
+    found = found or (find_clue(LAST, [exception]) if exception else None)
+    return found if found or exception else find_clue(LOG, lines)
 
 
 def find_clue(clues: Iterable[Clue], lines: Iterable[str]) -> ClueMatch | None:
     """The first clue that any line matches, and the last line that matches it."""
-    known = [without_work_folder(_ends(line.rstrip("\r\n"))) for line in lines]
+    cut = [remove_work_folder(_cut_middle(line.rstrip("\r\n"))) for line in lines]
     for clue in clues:
-        for line in reversed(known):
+        for line in reversed(cut):
             match = clue.pattern.search(line)
             if match:
                 groups = tuple(group for group in match.groups() if group)
-                return _filled(clue, groups, line)
+                verdict, fix = _fill(clue.verdict, groups), _fill(clue.fix, groups)
+                return ClueMatch(clue.cause, verdict, fix, clue.command, line, groups)
     return None
 
 
-def _ends(line: str) -> str:
+def _cut_middle(line: str) -> str:
     if len(line) <= 2 * _SEARCHED:
         return line
     return f"{line[:_SEARCHED]} ... {line[-_SEARCHED:]}"
 
 
-def _filled(clue: Clue, groups: tuple[str, ...], line: str) -> ClueMatch:
-    def fill(text: str) -> str:
-        for position, group in enumerate(groups):
-            text = text.replace(f"{{{position}}}", group)
-        return text
-
-    return ClueMatch(clue.cause, fill(clue.verdict), fill(clue.fix), clue.command, line, groups)
+def _fill(text: str, groups: tuple[str, ...]) -> str:
+    for position, group in enumerate(groups):
+        text = text.replace(f"{{{position}}}", group)
+    return text
 
 
-def last_exception(lines: Iterable[str]) -> str:
+def find_last_exception(lines: Iterable[str]) -> str:
     """The last line that ends a Python traceback; empty without one."""
-    found = reversed([without_work_folder(_ends(line)) for line in lines])
+    found = reversed([remove_work_folder(_cut_middle(line)) for line in lines])
     return next((line for line in found if _EXCEPTION.match(line)), "")
 
 
-# The folder of an attempt on `local`, and of one that the runtime makes: a path without meaning.
+# The work folder of an attempt, on `local` or made by the runtime. Its path tells a user nothing.
 _WORK = re.compile(r"(?:/[^\s\"':]*)?/attempts/[0-9a-f]{32}/work/|/tmp/job-\w{8}/")
 _FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)(?:, in (.+))?$')
-_MARKERS = re.compile(r"^[\s~^]+$")  # below a line of a traceback
+_MARKERS = re.compile(r"^[\s~^]+$")  # the line below a traceback's code, which marks a part of it
 
 
-def without_work_folder(line: str) -> str:
+def remove_work_folder(line: str) -> str:
     """Remove the path of the attempt's folder from a line: `File "train.py", line 11`."""
     return _WORK.sub("", line)
 
 
-def telling_lines(lines: Sequence[str]) -> list[str]:
+def informative_lines(lines: Sequence[str]) -> list[str]:
     """The informative lines in order, without the path of the attempt's folder."""
     return [
-        without_work_folder(line.strip())
+        remove_work_folder(line.strip())
         for line in lines
         if line.strip() and not _MARKERS.match(line)
     ]
 
 
-def raised_at(lines: Sequence[str]) -> str:
+def find_raising_frame(lines: Sequence[str]) -> str:
     """Where the last exception was raised: `train.py, line 11, in main: raise ValueError(`.
 
     The innermost frame in a file of the run's folder, or else the innermost frame. Empty without a
     traceback.
     """
-    known = [without_work_folder(_ends(line)) for line in lines]
-    ends = [at for at, line in enumerate(known) if _EXCEPTION.match(line)]
+    cut = [remove_work_folder(_cut_middle(line)) for line in lines]
+    ends = [at for at, line in enumerate(cut) if _EXCEPTION.match(line)]
     frames: list[tuple[str, str]] = []  # path, text; the innermost first
     for at in range(ends[-1] - 1 if ends else -1, -1, -1):
-        if known[at].startswith("Traceback (") or not known[at].strip():
+        if cut[at].startswith("Traceback (") or not cut[at].strip():
             break
-        frame = _FRAME.match(known[at])
+        frame = _FRAME.match(cut[at])
         if frame:
             where = f", in {frame[3]}" if frame[3] and frame[3] != "<module>" else ""
-            below = known[at + 1].strip()
+            below = cut[at + 1].strip()
             is_code = not (_EXCEPTION.match(below) or _FRAME.match(below))
             code = f": {below}" if is_code and below else ""
             frames.append((frame[1], f"{frame[1]}, line {frame[2]}{where}{code}"))
@@ -384,7 +372,7 @@ def raised_at(lines: Sequence[str]) -> str:
 
 # --- logs of several ranks ------------------------------------------------------------------
 
-# Our supervisor writes this line when a rank has ended a run (runtime/nodes/supervisor).
+# Our supervisor writes this line when a rank has ended the run (runtime/nodes/supervisor).
 _REPEATED = "batchml: its last lines were:"
 _INDENT = "  "
 
@@ -393,122 +381,28 @@ _BEGAN = re.compile(r"batchml: generation [0-9]+: [^,]*, [0-9]+ ranks?(, from .*
 _ENDED = re.compile(r"batchml: (Rank [0-9]+ on node [0-9]+.*)")
 
 
-def lines_of_first_rank(lines: Sequence[str]) -> tuple[str, ...]:
-    """The last output of the rank that failed first, and the supervisor's lines after it.
+def keep_first_rank(lines: Sequence[str]) -> tuple[str, ...]:
+    """The lines on starts of ranks, and the last output of the rank that failed first.
 
-    The lines on the start of ranks stand before. A log without such an end keeps all lines, without
-    the labels of ranks. Lines of several ranks are mixed, so only the supervisor's repetition shows
-    a traceback of one rank.
+    The lines of several ranks are mixed in a log, but at the end our supervisor repeats the last
+    lines of the rank that failed first. A log without this end keeps all lines, without the labels
+    of ranks.
     """
-    found = [place for place, line in enumerate(lines) if line == _REPEATED]
-    if not found:
+    repetitions = [index for index, line in enumerate(lines) if line == _REPEATED]
+    if not repetitions:
         return tuple(_LABEL.sub("", line, count=1) for line in lines)
-    begun = [line for line in lines[: found[-1]] if _BEGAN.fullmatch(line)]
-    rest = lines[found[-1] + 1 :]
-    return (*begun, *(line.removeprefix(_INDENT) for line in rest))
+    starts = [line for line in lines[: repetitions[-1]] if _BEGAN.fullmatch(line)]
+    rest = lines[repetitions[-1] + 1 :]
+    return (*starts, *(line.removeprefix(_INDENT) for line in rest))
 
 
-def has_no_checkpoint(lines: Sequence[str]) -> bool:
+def started_without_checkpoint(lines: Sequence[str]) -> bool:
     """Whether the last start in the log had no checkpoint; False if the log has no start."""
-    begun = [began for line in lines if (began := _BEGAN.fullmatch(line))]
-    return bool(begun) and not begun[-1][1]
+    starts = [began for line in lines if (began := _BEGAN.fullmatch(line))]
+    return bool(starts) and not starts[-1][1]
 
 
-def rank_that_ended(lines: Sequence[str]) -> str:
+def find_ended_rank(lines: Sequence[str]) -> str:
     """`Rank 3 on node 1 (10.0.0.7) ended with 9.`; empty if no rank ended the run."""
     found = [ended[1] for line in lines if (ended := _ENDED.fullmatch(line))]
     return found[-1] if found else ""
-
-
-# --- observations ---------------------------------------------------------------------------------
-# The questions about a waiting run, and the answers of AWS so far. Pure.
-
-
-# The time from the start of a host to its first job: minutes on a GPU host with a large image.
-# Before that no problem is reported, because AWS Batch says "no host is large enough" while a host
-# boots.
-BOOT = 10 * 60_000  # ms
-SOON = 60_000  # ms in which AWS Batch examines a new job
-
-
-class AwsQuestion(StrEnum):
-    """A question, which is one call to AWS."""
-
-    DEPENDENCIES = "dependencies"
-    FAILED = "failed"
-    CHILD = "child"
-    QUEUE = "queue"
-    ENVIRONMENTS = "environments"
-    STOCK = "stock"
-    SNAPSHOT = "snapshot"
-    HEAD = "head"
-    TYPES = "types"
-    IMAGE = "image"
-    ACTIVITIES = "activities"
-    HOSTS = "hosts"
-    AGAIN = "again"
-
-
-class RunObservations(Struct, frozen=True):
-    """The answers so far. A value that was not asked for, or not answered, is None or empty.
-
-    Of a waiting array, `run` is a waiting child, and `array` the array itself.
-    """
-
-    run: Run
-    now: int  # ms
-    words: CommandWriter = CommandWriter()
-    asked: frozenset[AwsQuestion] = frozenset()
-    array: Run | None = None
-    failed: tuple[Run, ...] = ()  # children
-    dependencies: tuple[Run, ...] = ()
-    queue: QueueState | None = None
-    environments: tuple[ComputeState, ...] = ()
-    stock: ConsumableState | None = None
-    snapshot: QueueSnapshot | None = None
-    head: Run | None = None
-    types: tuple[HostType, ...] | None = None
-    architecture: str | None = None
-    activities: tuple[ScalingActivity, ...] | None = None
-    hosts: int | None = None
-
-    @property
-    def text(self) -> str:
-        """AWS Batch's status reason, which only the head of a queue has."""
-        return self.run.status_reason
-
-    @property
-    def place(self) -> int | None:
-        """The number of runs before it in the queue; None if unknown."""
-        return self.snapshot.position_of(self.run.job_id) if self.snapshot else None
-
-    @property
-    def since(self) -> int:
-        """The earliest time, in ms, since which it waits at its present place in the queue."""
-        ends = [attempt.stopped_at or 0 for attempt in self.run.attempts]
-        found = max([self.run.created_at or self.now, *ends])
-        if self.snapshot is not None and self.place is not None:
-            found = max(found, self.snapshot.front[self.place].since)
-        return found
-
-    @property
-    def waited(self) -> int:
-        return max(0, self.now - self.since)
-
-    @property
-    def is_early(self) -> bool:
-        """Whether a host may still be booting. `local` starts no hosts."""
-        return not self.words.is_local and self.waited < BOOT
-
-    @property
-    def usable(self) -> tuple[ComputeState, ...]:
-        return tuple(each for each in self.environments if each.is_enabled and is_usable(each))
-
-    @property
-    def vcpus(self) -> int:
-        """vCPUs that all nodes of the run need at once."""
-        return self.run.vcpus * max(1, self.run.nodes)
-
-
-def is_usable(environment: ComputeState) -> bool:
-    return environment.status in ("VALID", "UPDATING", "CREATING")

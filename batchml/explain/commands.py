@@ -42,11 +42,11 @@ def _width() -> int:
 def to_text(explained: ExplainedRun, width: int = 0, now: float = 0.0) -> str:
     """The run, the verdict, the evidence line by line, and the command on a line of its own.
 
-    With the present time (`now`, in seconds) it says how old the run is, because `@last` may be
-    another run than expected. The command is not folded, so that it can be copied.
+    With the present time (`now`, in seconds) the text says how old the run is, because `@last` may
+    be another run than the user expects. The command is not folded, so that it can be copied.
     """
 
-    def folded(text: str, first: str, more: str) -> str:
+    def fold(text: str, first: str = "", more: str = "") -> str:
         text = printable(text)
         if width < _NARROWEST:
             return first + text
@@ -65,15 +65,15 @@ def to_text(explained: ExplainedRun, width: int = 0, now: float = 0.0) -> str:
     lines = [f"{job_title(explained.run)} {state}{forgotten if explained.is_forgotten else ''}"]
     if now and explained.run.created_at:
         lines[0] += f", submitted {describe_time(now * 1000 - explained.run.created_at)} ago"
-    lines += ["", folded(found.verdict, "", "")]
-    lines += [folded(each, "  - ", "    ") for each in found.evidence if each]
-    lines += ["", folded(found.fix, "", "")] if found.fix else [""]
+    lines += ["", fold(found.verdict)]
+    lines += [fold(each, "  - ", "    ") for each in found.evidence if each]
+    lines += ["", fold(found.fix)] if found.fix else [""]
     lines += [f"  {printable(found.command)}"] if found.command else []
     return "\n".join(lines)
 
 
 def to_json(explained: ExplainedRun) -> dict[str, Any]:
-    """AWS's names for what AWS names, ours for the rest."""
+    """The JSON of `explain --json`: AWS's names for AWS's values, our names for the others."""
     found = explained.explanation
     return {
         **run_json(explained.run),

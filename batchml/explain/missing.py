@@ -1,8 +1,8 @@
-"""Explain a file, module or command that a run missed, by a search in its folder here."""
+"""Explain which file, module or command a run did not find, by a search on this machine."""
 
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
 
@@ -12,18 +12,18 @@ from batchml.errors import did_you_mean
 from batchml.explain.clues import ClueMatch
 from batchml.explain.suggest import CommandWriter, own_image
 from batchml.jobs.code import find_files
-from batchml.model.explanation import Explanation
+from batchml.model.explanation import Explanation, InstanceState
 from batchml.model.run import Run
 
 # --- the search in the folder and in images -------------------------------------------------
 
 
 class FileState(StrEnum):
-    """Where a missed file or module is on this machine."""
+    """Where the file or module is that a run did not find."""
 
-    UNKNOWN = "unknown"  # not searched, or the folder is gone
+    UNKNOWN = "unknown"  # it was not searched for, or the folder does not exist any more
     SENT = "sent"  # it was sent with the run
-    KEPT = "kept"  # an ignore file excludes it
+    IGNORED = "ignored"  # an ignore file excludes it
     ABOVE = "above"  # it is in the folder above, which is not sent
     ABSENT = "absent"
 
@@ -38,51 +38,76 @@ class MissingItem(Struct, frozen=True):
 class LocalFindings(Struct, frozen=True):
     """The result of the search for a missing item.
 
-    `path`: the item, or the ignored folder that contains it, in `folder`; `by`: the file that
-    ignores it. `images`: images whose requirements name the module. `recipe`: the requirements.txt
-    of the run's image, if that is the user's own.
+    `path`: the item in `folder`, or the ignored folder that contains it; `ignored_by`: the ignore
+    file. `images`: images whose requirements.txt names the module. `requirements`: the
+    requirements.txt of the run's image, if the image is the user's own.
     """
 
     state: FileState = FileState.UNKNOWN
     folder: str = ""
     path: str = ""
-    by: str = ""
-    meant: str = ""  # " Did you mean 'train.py'?"
+    ignored_by: str = ""
+    suggestion: str = ""  # " Did you mean 'train.py'?"
     images: tuple[str, ...] = ()
-    recipe: str = ""
+    requirements: str = ""
+
+
+class EndedRun(Struct, frozen=True):
+    """A run that has ended, and what AWS and this machine know about it.
+
+    For an array, `run` is a failed child, and `array` the array itself.
+    """
+
+    run: Run
+    commands: CommandWriter = CommandWriter()
+    array: Run | None = None
+    lines: tuple[str, ...] | None = None  # the last page of its log, without the runtime's marks
+    dependencies: tuple[Run, ...] = ()
+    instance: InstanceState | None = None
+    findings: LocalFindings = LocalFindings()  # about the file or module that it missed
+    max_cost: float | None = None  # USD
+
+    @property
+    def size(self) -> int:
+        """The size of the array; 0 without one."""
+        return self.array.array_size if self.array else 0
+
+    def submit(self, *flags: str, command: Sequence[str] = (), image: str = "") -> str:
+        """The command that submits the run, or its array, again with the folder's present files."""
+        return self.commands.submit(self.run, *flags, command=command, image=image, array=self.size)
 
 
 def search_folder(
-    folder: Path | None, missed: MissingItem, state_folder: Path | None = None
+    folder: Path | None, item: MissingItem, state_folder: Path | None = None
 ) -> LocalFindings:
     """Search the folder of a run's files for a missing item."""
     if folder is None or not folder.is_dir():
         return LocalFindings()
     try:
         found = find_files(folder, state_folder)
-        names = _names(missed)
+        names = _names(item)
         for name in names:
             if not (folder / name).exists():
                 continue
-            for ignored, by in found.ignored.items():
-                if f"{name}/".startswith(ignored.rstrip("/") + "/"):
-                    return LocalFindings(FileState.KEPT, str(folder), ignored, by)
+            for path, ignored_by in found.ignored.items():
+                if f"{name}/".startswith(path.rstrip("/") + "/"):
+                    return LocalFindings(FileState.IGNORED, str(folder), path, ignored_by)
             return LocalFindings(FileState.SENT, str(folder), name)
         above = next((name for name in names if (folder.parent / name).exists()), "")
     except OSError:
         return LocalFindings()
-    if above and missed.is_module:
+    if above and item.is_module:
         return LocalFindings(FileState.ABOVE, str(folder), above)
-    meant = "" if missed.is_module else did_you_mean(missed.name, found.files)
-    return LocalFindings(FileState.ABSENT, str(folder), meant=meant)
+    suggestion = "" if item.is_module else did_you_mean(item.name, found.files)
+    return LocalFindings(FileState.ABSENT, str(folder), suggestion=suggestion)
 
 
-def _names(missed: MissingItem) -> list[str]:
+def _names(item: MissingItem) -> list[str]:
     """The paths that the item may have in the folder; none for a path outside."""
-    if not missed.is_module:
-        path = Path(missed.name.removeprefix("./"))
+    if not item.is_module:
+        path = Path(item.name.removeprefix("./"))
         return [] if path.is_absolute() or ".." in path.parts else [path.as_posix()]
-    inner = missed.name.replace(".", "/")
+    inner = item.name.replace(".", "/")
     top = inner.partition("/")[0]
     return [f"{inner}.py", f"{inner}/__init__.py", inner, f"{top}.py", f"{top}/__init__.py"]
 
@@ -149,46 +174,48 @@ def missing_item(found: ClueMatch) -> MissingItem | None:
     return None
 
 
-def refine(
-    found: ClueMatch, run: Run, words: CommandWriter, here: LocalFindings, array: int
-) -> Explanation | None:
+def refine(found: ClueMatch, ended: EndedRun) -> Explanation | None:
     """A better explanation than the clue alone; None if nothing more is known."""
+    run, findings = ended.run, ended.findings
     if not _NOT_RUN.match(found.line) or not found.groups:
         pass
     elif " " in found.groups[0] and len(run.command) == 1:
-        return explain_quoted_command(run, words, array, found.line)
+        return explain_quoted_command(ended, found.line)
     elif "/" not in found.groups[0] and found.cause == "missing-command":
-        return _misspelt(found, run, words, array)
-    missed = missing_item(found)
-    if missed is None:
+        return _explain_misspelt(found, ended)
+    item = missing_item(found)
+    if item is None:
         return None
-    if here.state is FileState.KEPT:
-        return _kept(found, missed, run, words, here, array)
-    if missed.is_module:
-        return _module(found, missed.name, run, words, here, array)
-    if here.state is FileState.ABSENT:
-        is_absolute = missed.name.startswith("/")
-        where = "in the run's container" if is_absolute else f"in {here.folder}"
+    if findings.state is FileState.IGNORED:
+        return _explain_ignored(found, item, ended)
+    if item.is_module:
+        return _explain_module(found, item.name, ended)
+    if findings.state is FileState.ABSENT:
+        is_absolute = item.name.startswith("/")
+        where = "in the run's container" if is_absolute else f"in {findings.folder}"
         is_data = "FileNotFoundError" in found.line
         more = " Data may lie in BATCHML_DATA_DIR." if is_data else ""
         return Explanation(
-            found.cause, f"{missed.name} is not {where}.", (found.line,),
-            f"Correct its name.{here.meant}{more}",
-            words.submit(run, "--dry-run", array=array),
+            found.cause, f"{item.name} is not {where}.", (found.line,),
+            f"Correct its name.{findings.suggestion}{more}",
+            ended.submit("--dry-run"),
         )  # fmt: skip
-    if here.state is FileState.SENT and found.cause == "permission":
-        name = missed.name
+    if findings.state is FileState.SENT and found.cause == "permission":
+        name = item.name
         return Explanation(
-            found.cause, f"{name} in {here.folder} may not be executed.", (found.line,),
+            found.cause, f"{name} in {findings.folder} may not be executed.", (found.line,),
             f"Make it executable (chmod +x {shlex.quote(name)}), or name its interpreter.",
-            words.submit(run, command=("bash", *run.command), array=array),
+            ended.submit(command=("bash", *run.command)),
         )  # fmt: skip
     return None
 
 
-def explain_quoted_command(run: Run, words: CommandWriter, array: int, line: str) -> Explanation:
-    """A whole command line was given as one word, which is not the name of a program."""
-    text = run.command[0]
+def explain_quoted_command(ended: EndedRun, line: str) -> Explanation:
+    """A whole command line was given as one word, which is not the name of a program.
+
+    `line`: the log line that shows it, or "".
+    """
+    text = ended.run.command[0]
     try:
         parts = shlex.split(text)
     except ValueError:
@@ -199,89 +226,82 @@ def explain_quoted_command(run: Run, words: CommandWriter, array: int, line: str
         fix, command = "Give its words one by one, without quotes around them all.", parts
     return Explanation(
         "missing-command", "The whole command is one word with spaces, not a program's name.",
-        (line or f"command: {text!r}",), fix, words.submit(run, command=command, array=array),
+        (line or f"command: {text!r}",), fix, ended.submit(command=command),
     )  # fmt: skip
 
 
-def _misspelt(found: ClueMatch, run: Run, words: CommandWriter, array: int) -> Explanation | None:
-    name = found.groups[0]
-    meant = did_you_mean(name, _COMMANDS)
-    if not meant or not run.command or run.command[0] != name or name in _COMMANDS:
+def _explain_misspelt(found: ClueMatch, ended: EndedRun) -> Explanation | None:
+    run, name = ended.run, found.groups[0]
+    suggestion = did_you_mean(name, _COMMANDS)
+    if not suggestion or not run.command or run.command[0] != name or name in _COMMANDS:
         return None
-    right = meant.split("'")[1]
+    right = suggestion.split("'")[1]
     return Explanation(
-        found.cause, f"There is no command {name}.{meant}", (found.line,), "Correct its name.",
-        words.submit(run, command=(right, *run.command[1:]), array=array),
+        found.cause, f"There is no command {name}.{suggestion}", (found.line,), "Correct its name.",
+        ended.submit(command=(right, *run.command[1:])),
     )  # fmt: skip
 
 
-def _kept(
-    found: ClueMatch,
-    missed: MissingItem,
-    run: Run,
-    words: CommandWriter,
-    here: LocalFindings,
-    array: int,
-) -> Explanation:
-    what = f"The module {missed.name}" if missed.is_module else missed.name
-    data = "" if missed.is_module else " Put large data into BATCHML_DATA_DIR instead."
-    if here.by == ".gitignore":
-        fix = f"Add the line `!{here.path}` to {here.folder}/.batchmlignore.{data}"
+def _explain_ignored(found: ClueMatch, item: MissingItem, ended: EndedRun) -> Explanation:
+    findings = ended.findings
+    what = f"The module {item.name}" if item.is_module else item.name
+    data = "" if item.is_module else " Put large data into BATCHML_DATA_DIR instead."
+    if findings.ignored_by == ".gitignore":
+        fix = f"Add the line `!{findings.path}` to {findings.folder}/.batchmlignore.{data}"
     else:
-        fix = f"Remove its line from {here.by}.{data}"
+        fix = f"Remove its line from {findings.ignored_by}.{data}"
     return Explanation(
-        found.cause, f"{what} was not sent: {here.by} excludes {here.path}.",
-        (found.line, f"{here.path} is in {here.folder}"), fix, words.submit(run, array=array),
+        found.cause, f"{what} was not sent: {findings.ignored_by} excludes {findings.path}.",
+        (found.line, f"{findings.path} is in {findings.folder}"), fix, ended.submit(),
     )  # fmt: skip
 
 
-def _module(
-    found: ClueMatch, name: str, run: Run, words: CommandWriter, here: LocalFindings, array: int
-) -> Explanation | None:
-    if here.state is FileState.ABOVE:
-        folder = here.folder.rpartition("/")[0] or "/"
+def _explain_module(found: ClueMatch, name: str, ended: EndedRun) -> Explanation | None:
+    findings, is_local = ended.findings, ended.commands.is_local
+    if findings.state is FileState.ABOVE:
+        folder = findings.folder.rpartition("/")[0] or "/"
         fix = (
             'Set `code = ".."` in its job.toml, or install it in the image.'
-            if words.job
+            if ended.commands.job
             else f"Submit from {folder}, or install it in the image."
         )
         return Explanation(
             found.cause, f"The module {name} was not sent: only the folder itself is sent.",
-            (found.line, f"{here.path} is in {folder}, above {here.folder}"), fix,
-            words.submit(run, array=array),
+            (found.line, f"{findings.path} is in {folder}, above {findings.folder}"), fix,
+            ended.submit(),
         )  # fmt: skip
-    if here.state is FileState.SENT:
+    if findings.state is FileState.SENT:
         return Explanation(
             found.cause, f"The module {name} is in the run, but not where Python looks.",
-            (found.line, f"{here.path} is in {here.folder}, which is sent"),
+            (found.line, f"{findings.path} is in {findings.folder}, which is sent"),
             "Python searches only beside the program file: let it search the run's folder.",
-            words.submit(run, "--set-env", "PYTHONPATH=.", array=array),
+            ended.submit("--set-env", "PYTHONPATH=."),
         )  # fmt: skip
-    wants, image = package_of(name), own_image(run.image)
-    verdict = f"The image {image or run.image} has no Python module {name}."
-    if here.recipe:
+    wants, image = package_of(name), own_image(ended.run.image)
+    verdict = f"The image {image or ended.run.image} has no Python module {name}."
+    if findings.requirements:
         return Explanation(
-            found.cause, verdict, (found.line,), f"Add {wants} to {here.recipe}.",
-            words.submit(run, array=array) if words.is_local
-            else words.batchml("image", "push", _pushed(here.recipe, image)),
+            found.cause, verdict, (found.line,), f"Add {wants} to {findings.requirements}.",
+            ended.submit() if is_local
+            else ended.commands.batchml("image", "push", _pushed(findings.requirements, image)),
         )  # fmt: skip
-    others = [each for each in here.images if each != image]
+    others = [each for each in findings.images if each != image]
     if others:
         return Explanation(
             found.cause, verdict, (found.line,), f"The image {others[0]} has {wants}.",
-            words.submit(run, image=others[0], array=array),
+            ended.submit(image=others[0]),
         )  # fmt: skip
-    if here.state is FileState.UNKNOWN and not words.is_local:
+    if findings.state is FileState.UNKNOWN and not is_local:
         return None
-    more = "" if words.is_local else ", with a Dockerfile like that of images/python,"
+    more = "" if is_local else ", with a Dockerfile like that of images/python,"
     return Explanation(
         found.cause, verdict, (found.line,),
         f"Make your own image: write {wants} into images/mine/requirements.txt{more} "
-        "and use it.", words.submit(run, image="mine", array=array),
+        "and use it.", ended.submit(image="mine"),
     )  # fmt: skip
 
 
-def _pushed(recipe: str, image: str) -> str:
+def _pushed(requirements: str, image: str) -> str:
     """The argument of `image push`: a name, or the folder of an image in a job's own folder."""
-    folder, _, _ = recipe.rpartition("/")
+    folder, _, _ = requirements.rpartition("/")
     return image if folder == f"images/{image}" else folder or "."

@@ -11,12 +11,12 @@ from batchml.model.environment import LOCAL
 from batchml.model.run import JobStatus, Run
 from batchml.runs.rerun.rules import plain_command
 
-_OURS = re.compile(r"(?:^|/)batchml/([a-z0-9][a-z0-9._-]*)[:@]")
-_ORDER = "batchml-order"  # command of a run whose own command was too long for AWS Batch
+_OURS = re.compile(r"(?:^|/)batchml/([a-z0-9][a-z0-9._-]*)[:@]")  # the name of an image of ours
+_ORDER = "batchml-order"  # the command of a run whose own command was too long for AWS Batch
 
 
 class CommandWriter(Struct, frozen=True):
-    """Writes commands for an environment. `job`: the job's folder, empty if unknown here."""
+    """Writes commands for an environment. `job`: the job's folder; empty if unknown."""
 
     env: str = LOCAL
     job: str = ""
@@ -30,43 +30,48 @@ class CommandWriter(Struct, frozen=True):
         env = () if self.is_local else ("--env", self.env)
         return shlex.join(("batchml", *words, *env))
 
-    def about(self, run: Run) -> "CommandWriter":
-        """A writer for a run that may be in another environment, as its tag says."""
+    def for_run(self, run: Run) -> "CommandWriter":
+        """A writer for a run that may be in another environment, which its tag names."""
         return replace(self, env=run.tags.get("batchml:env") or self.env)
 
     def submit(
         self, run: Run, *flags: str, command: Sequence[str] = (), image: str = "", array: int = 0
     ) -> str:
-        """Submit the run again with other flags; or `show`, where no command line can do that.
+        """The command that submits the run again with other flags and its files as they are now.
 
-        Its files are packed anew. `array`: the size of the array of which the run is a child.
+        It is `batchml show` if no command line can submit the run. `array`: the size of the array
+        of which the run is a child.
         """
         if is_out_of_reach(run):
             return self.batchml("show", run.job_id)
-        flags = (*(("--nodes", str(run.nodes)) if run.nodes else ()), *flags)
-        given = [word for name, value in run.params.items() for word in ("-p", f"{name}={value}")]
-        more = (*(("--array", str(array)) if array else ()), *flags)
+        array_flags = ("--array", str(array)) if array else ()
+        node_flags = ("--nodes", str(run.nodes)) if run.nodes else ()
+        flags = (*array_flags, *node_flags, *flags)
         argv = shlex.join(command or plain_command(run.command))
         if self.job:
-            other = ("--image", image) if image else ()
-            again = self.batchml("submit", self.job, *given, *other, *more)
+            params = [w for name, value in run.params.items() for w in ("-p", f"{name}={value}")]
+            image_flags = ("--image", image) if image else ()
+            again = self.batchml("submit", self.job, *params, *image_flags, *flags)
             return f"{again} -- {argv}" if command else again
         image = image or own_image(run.image) or run.image
         is_part = run.array_index is not None and not array
         is_part = is_part or "BATCHML_LAUNCH" in run.environment  # no flag sets the launch plan
         if not image or not run.command or run.command[0] == _ORDER or is_part:
             return self.batchml("show", run.job_id)
-        again = self.batchml("submit", "--name", run.name, "--image", image, *more)
+        again = self.batchml("submit", "--name", run.name, "--image", image, *flags)
         return f"{again} -- {argv}"
 
     def rerun(self, run: Run, *flags: str, array: Run | None = None) -> str:
-        """Rerun the run, or the failed children of its `array`; `show`, if `rerun` refuses it."""
+        """The command that reruns the run, or the failed children of its `array`.
+
+        It is `batchml show` if `rerun` would refuse the run.
+        """
         if is_out_of_reach(run):
             return self.batchml("show", run.job_id)
         if array is None:
             return self.batchml("rerun", run.job_id, *flags)
-        some = ("--failed",) if array.children.get(JobStatus.SUCCEEDED) else ()
-        return self.batchml("rerun", array.job_id, *some, *flags)
+        failed_only = ("--failed",) if array.children.get(JobStatus.SUCCEEDED) else ()
+        return self.batchml("rerun", array.job_id, *failed_only, *flags)
 
     def log(self, run: Run) -> str:
         return self.batchml("logs", run.job_id)
@@ -82,9 +87,9 @@ def is_out_of_reach(run: Run) -> bool:
 
 
 def own_image(reference: str) -> str:
-    """The folder in images/ of an image; empty for an image of others.
+    """The folder in images/ from which an image was built; empty for any other image.
 
-    `pytorch` for `pytorch`, `batchml/pytorch:0a1b` and `.../batchml/pytorch@sha256:0`.
+    It is `pytorch` for `pytorch`, `batchml/pytorch:0a1b` and `.../batchml/pytorch@sha256:0`.
     """
     ours = _OURS.search(reference)
     return ours[1] if ours else reference if not set(reference) & set("/:@.") else ""

@@ -1,6 +1,6 @@
-"""Why a run waits: the table of causes, the choice of questions, and causes in other runs. Pure.
+"""Why a run waits: the causes in their order, the next question to AWS, and causes in other runs.
 
-Each cause is a function that returns its explanation, or None if it is not the cause or if more
+Pure. A cause is a function that returns its explanation; or None, if it is not the cause or more
 answers are needed. Source: AWS Batch User Guide, "Jobs stuck in RUNNABLE".
 """
 
@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from batchml.cluster.snapshot import describe_move
 from batchml.explain import compute
-from batchml.explain.clues import SOON, AwsQuestion, RunObservations
+from batchml.explain.compute import SOON, AwsQuestion, WaitingRun
 from batchml.explain.suggest import CommandWriter, count, describe_time, join_numbers, name_and_id
 from batchml.model.explanation import Explanation
 from batchml.model.fallback import FALLBACK_TAG
@@ -22,44 +22,44 @@ from batchml.model.run import CANNOT_START, JobStatus, Run, class_of, with_failu
 
 # --- workers of a group run -----------------------------------------------------------------
 
-RUNS = "running"  # the cause for a run that does not wait
+RUNS = "running"  # `Explanation.cause` of a run that does not wait
 
-_WAIT = (JobStatus.SUBMITTED, JobStatus.PENDING, JobStatus.RUNNABLE)
+_WAITING = (JobStatus.SUBMITTED, JobStatus.PENDING, JobStatus.RUNNABLE)
 
 
 def add_waiting_workers(
-    head: Explanation, workers: Mapping[str, Run], words: CommandWriter
+    head: Explanation, workers: Mapping[str, Run], commands: CommandWriter
 ) -> Explanation:
     """Add the workers, by group, that wait while their head runs."""
-    waiting = {group: run for group, run in workers.items() if _waiting(run)}
-    if head.cause != RUNS or not waiting:
+    waiting_groups = {group: run for group, run in workers.items() if _count_waiting(run)}
+    if head.cause != RUNS or not waiting_groups:
         return head
     lines = [
-        f"group {group}: {_waiting(run)} of {run.array_size or 1} wait, {run.job_id}"
-        for group, run in waiting.items()
+        f"group {group}: {_count_waiting(run)} of {run.array_size or 1} wait, {run.job_id}"
+        for group, run in waiting_groups.items()
     ]
-    first = next(iter(waiting.values()))
+    first = next(iter(waiting_groups.values()))
     return replace(
         head,
         verdict=f"{head.verdict} Some of its workers wait.",
         evidence=(*head.evidence, *lines),
         fix="See why they wait.",
-        command=words.batchml("explain", first.job_id),
+        command=commands.batchml("explain", first.job_id),
     )
 
 
-def _waiting(run: Run) -> int:
-    """The number of a group's workers that wait; of an array its children."""
+def _count_waiting(run: Run) -> int:
+    """The number of a group's workers that wait. Several workers are the children of an array."""
     if run.children:
-        return sum(run.children.get(status.value, 0) for status in _WAIT)
-    return int(run.status in _WAIT)
+        return sum(run.children.get(status.value, 0) for status in _WAITING)
+    return int(run.status in _WAITING)
 
 
 # --- held runs and fallback -----------------------------------------------------------------
 
 
 def add_held_runs(
-    found: Explanation, held_runs: Sequence[Run], words: CommandWriter
+    found: Explanation, held_runs: Sequence[Run], commands: CommandWriter
 ) -> Explanation:
     """Add the notebooks and `alloc`s that hold what the run waits for, until a user ends them.
 
@@ -68,28 +68,28 @@ def add_held_runs(
     if not held_runs:
         return found
     ordered = sorted(held_runs, key=lambda run: (-run.gpus, -_vcpus(run), run.job_id))
-    lines = [_holds(run) for run in ordered]
-    more = f" and {len(lines) - 1} more like it" if len(lines) > 1 else ""
+    lines = [_describe_held_run(run) for run in ordered]
+    more = f"; {count(len(lines) - 1, 'other run')} like it" if len(lines) > 1 else ""
     return replace(
         found,
         verdict=f"It is next. What it needs is in use: {lines[0]}{more}.",
         evidence=(*lines, *found.evidence),
         fix="End it if nobody uses it.",
-        command=_end(ordered[0], words),
+        command=_command_to_end(ordered[0], commands),
     )
 
 
-def add_fallback(found: Explanation, seen: RunObservations) -> Explanation:
+def add_fallback(found: Explanation, waiting: WaitingRun) -> Explanation:
     """Add when a run with a fallback moves to its other queue."""
-    move = describe_move(seen.run, seen.now)
+    move = describe_move(waiting.run, waiting.now)
     if not move:
         return found
-    queue = seen.run.tags[FALLBACK_TAG].rpartition(":")[0]
-    sentence = move.replace(queue, f"the queue {seen.words.bare(queue)}", 1)
+    queue = waiting.run.tags[FALLBACK_TAG].rpartition(":")[0]
+    sentence = move.replace(queue, f"the queue {waiting.commands.bare(queue)}", 1)
     return replace(found, evidence=(*found.evidence, f"it {sentence}"))
 
 
-def _holds(run: Run) -> str:
+def _describe_held_run(run: Run) -> str:
     gpus = f", {count(run.gpus, 'GPU')}" if run.gpus else ""
     who = f"{run.tags[HELD_TAG]} {short_id(run.job_id)}"
     return f"{who} holds {count(_vcpus(run), 'vCPU')}{gpus}"
@@ -99,28 +99,27 @@ def _vcpus(run: Run) -> int:
     return run.vcpus * max(1, run.nodes)
 
 
-def _end(run: Run, words: CommandWriter) -> str:
+def _command_to_end(run: Run, commands: CommandWriter) -> str:
     if run.tags[HELD_TAG] == "notebook":
-        return words.batchml("notebook", short_id(run.job_id), "--end")
-    return words.batchml("cancel", short_id(run.job_id))
+        return commands.batchml("notebook", short_id(run.job_id), "--end")
+    return commands.batchml("cancel", short_id(run.job_id))
 
 
 # --- children of an array -------------------------------------------------------------------
 
-_EXAMINED = 3  # children that are examined: each may take a call for its log
+_EXAMINED = 3  # the most children to examine: each may take a call for its log
 
 
 def choose_children(failed: Sequence[Run]) -> list[Run]:
-    """Up to three children to examine, with different ends if possible."""
+    """Up to three children to examine, with different outcomes or exit codes if possible."""
     ends: dict[object, Run] = {}
     for child in failed:
         outcome = class_of(
             child.status_reason, child.reason, child.exit_code, is_ours=bool(child.key)
         )
-        end = outcome, child.exit_code
-        ends.setdefault(end, child)
-    first = list(ends.values())
-    chosen = [*first, *(child for child in failed if child not in first)][:_EXAMINED]
+        ends.setdefault((outcome, child.exit_code), child)
+    different = list(ends.values())
+    chosen = [*different, *(child for child in failed if child not in different)][:_EXAMINED]
     return sorted(chosen, key=_index)
 
 
@@ -135,20 +134,18 @@ def explain_children(
     groups.sort(key=lambda group: (-len(group), _index(group[0][0])))
     found = groups[0][0][1]
     number = array.children.get("FAILED", len(failed))
-    seen = (
-        ""
-        if len(examined) == number
-        else f"; {join_numbers([_index(run) for run, _ in examined])} examined"
-    )
-    which = "" if len(groups) == 1 else f" {_named(groups[0])}:"
-    others = tuple(f"{_named(group)}: {group[0][1].verdict}" for group in groups[1:])
+    some = ""
+    if len(examined) != number:
+        some = f"; {join_numbers([_index(run) for run, _ in examined])} examined"
+    which = "" if len(groups) == 1 else f" {_name_children(groups[0])}:"
+    others = tuple(f"{_name_children(group)}: {group[0][1].verdict}" for group in groups[1:])
     numbers = join_numbers([_index(child) for child in failed])
     more = f" and {number - len(failed)} more" if number > len(failed) else ""
     return replace(
         found,
         verdict=f"{number} of its {array.array_size} children failed.{which} {found.verdict}",
         evidence=(
-            f"failed: {numbers}{more}{seen}",
+            f"failed: {numbers}{more}{some}",
             f"children: {describe_children(array)}",
             *others,
             *found.evidence,
@@ -157,16 +154,16 @@ def explain_children(
 
 
 def add_children(array: Run, failed: Sequence[Run], found: Explanation) -> Explanation:
-    """Add the progress of an array to an explanation of it."""
-    how = describe_children(with_failures(array, failed))
+    """Add the progress of an array to the explanation of why it waits."""
+    progress = describe_children(with_failures(array, failed))
     numbers = join_numbers([_index(child) for child in failed])
     more = (f"failed so far: {numbers}; `explain {failed[0].job_id}` says why",) if failed else ()
     first, *others = found.evidence or ("",)
-    kept = tuple(filter(None, (first, f"children: {how}", *more, *others)))
-    return replace(found, evidence=kept)
+    evidence = tuple(filter(None, (first, f"children: {progress}", *more, *others)))
+    return replace(found, evidence=evidence)
 
 
-def _named(group: Sequence[tuple[Run, Explanation]]) -> str:
+def _name_children(group: Sequence[tuple[Run, Explanation]]) -> str:
     numbers = join_numbers([_index(run) for run, _ in group])
     return f"{'Child' if len(group) == 1 else 'Children'} {numbers}"
 
@@ -177,53 +174,55 @@ def _index(run: Run) -> int:
 
 # --- dependencies ---------------------------------------------------------------------------
 
-_SHOWN = 3  # dependencies that are listed
+_SHOWN = 3  # the most dependencies to list
 
 
-def explain_pending(seen: RunObservations) -> Explanation | None:
+def explain_pending(waiting: WaitingRun) -> Explanation | None:
     """A PENDING run: it waits for other runs, or it is an array whose children are at work."""
-    run = seen.run
+    run = waiting.run
     if run.is_cancelled or run.is_terminated:
         return Explanation(
             "being-cancelled", "It was cancelled, and ends when what it waits for has ended.",
             (f"reason given: {run.status_reason or 'none'}",), is_problem=False,
-            command=seen.words.batchml("wait", run.job_id),
+            command=waiting.commands.batchml("wait", run.job_id),
         )  # fmt: skip
     if run.depends_on and (not run.children or set(run.children) <= {"PENDING"}):
-        return _waits_for(seen) if AwsQuestion.DEPENDENCIES in seen.asked else None
+        return _explain_dependencies(waiting) if AwsQuestion.DEPENDENCIES in waiting.asked else None
     if run.children:
-        return _array(seen)
+        return _explain_array(waiting)
     if run.is_sequential or run.array_index is not None:
         return Explanation(
             "dependency", "It waits for another child of its array, or for its array.",
-            is_problem=False, command=seen.words.batchml("explain", run.job_id.partition(":")[0]),
+            is_problem=False,
+            command=waiting.commands.batchml("explain", run.job_id.partition(":")[0]),
         )  # fmt: skip
     return Explanation(
         "dependency", "AWS Batch says that it waits for other runs, and names none.",
-        command=seen.words.batchml("show", run.job_id),
+        command=waiting.commands.batchml("show", run.job_id),
     )  # fmt: skip
 
 
-def _waits_for(seen: RunObservations) -> Explanation:
-    run, words = seen.run, seen.words
-    known = {each.job_id: each for each in seen.dependencies}
-    circle = [each for each in seen.dependencies if run.job_id in each.depends_on]
+def _explain_dependencies(waiting: WaitingRun) -> Explanation:
+    run, commands = waiting.run, waiting.commands
+    known = {each.job_id: each for each in waiting.dependencies}
+    circle = [each for each in waiting.dependencies if run.job_id in each.depends_on]
     if run.job_id in run.depends_on or circle:
         other = circle[0].job_id if circle else run.job_id
         return Explanation(
             "dependency-cycle", "It waits for a run that waits for it: neither can ever start.",
             (f"{run.job_id} waits for {other}, and {other} waits for {run.job_id}",),
             "Cancel it, and submit it again without that --after.",
-            words.batchml("cancel", run.job_id),
+            commands.batchml("cancel", run.job_id),
         )  # fmt: skip
-    failed = [each for each in seen.dependencies if each.status is JobStatus.FAILED]
+    failed = [each for each in waiting.dependencies if each.status is JobStatus.FAILED]
     if failed:
         return Explanation(
             "dependency-failed", f"A run that it depends on has failed: {name_and_id(failed[0])}.",
             ("AWS Batch fails runs that depend on a failed run",),
-            "See why that run failed.", words.about(failed[0]).batchml("explain", failed[0].job_id),
+            "See why that run failed.",
+            commands.for_run(failed[0]).batchml("explain", failed[0].job_id),
         )  # fmt: skip
-    left = [each for each in seen.dependencies if not each.status.is_terminal]
+    left = [each for each in waiting.dependencies if not each.status.is_terminal]
     lost = [job_id for job_id in run.depends_on if job_id not in known]
     evidence = [f"{name_and_id(each)} is {each.status}" for each in left[:_SHOWN]]
     evidence += [f"{job_id}: AWS Batch does not know it" for job_id in lost[:_SHOWN]]
@@ -232,83 +231,83 @@ def _waits_for(seen: RunObservations) -> Explanation:
         slow = next((each for each in left if each.status is not JobStatus.RUNNING), left[0])
         return Explanation(
             "dependency", f"It waits for {waits} not ended.", tuple(evidence), is_problem=False,
-            command=words.about(slow).batchml("explain", slow.job_id),
+            command=commands.for_run(slow).batchml("explain", slow.job_id),
         )  # fmt: skip
     if lost:
         return Explanation(
             "dependency-forgotten", f"It waits for {waits} been forgotten by AWS Batch.",
             tuple(evidence), "Cancel it, and submit it again without that --after.",
-            words.batchml("cancel", run.job_id),
+            commands.batchml("cancel", run.job_id),
         )  # fmt: skip
     return Explanation(
         "released", "All runs that it depends on have succeeded: it is about to become RUNNABLE.",
-        is_problem=False, command=words.batchml("explain", run.job_id),
+        is_problem=False, command=commands.batchml("explain", run.job_id),
     )  # fmt: skip
 
 
-def _array(seen: RunObservations) -> Explanation | None:
+def _explain_array(waiting: WaitingRun) -> Explanation | None:
     """An array is PENDING for as long as its children are at work."""
-    run = seen.run
-    if run.children.get("FAILED") and AwsQuestion.FAILED not in seen.asked:
+    run = waiting.run
+    if run.children.get("FAILED") and AwsQuestion.FAILED not in waiting.asked:
         return None
-    if run.children.get("RUNNABLE") and AwsQuestion.CHILD not in seen.asked:
+    if run.children.get("RUNNABLE") and AwsQuestion.CHILD not in waiting.asked:
         return None
     found = Explanation(
         "array-at-work", "Its children are at work; AWS Batch calls an array PENDING meanwhile.",
-        is_problem=False, command=seen.words.batchml("logs", "-f", run.job_id),
+        is_problem=False, command=waiting.commands.batchml("logs", "-f", run.job_id),
     )  # fmt: skip
-    if seen.failed:
-        first = seen.failed[0].job_id
+    if waiting.failed:
+        first = waiting.failed[0].job_id
         found = replace(
-            found, fix=f"See why child {seen.failed[0].array_index} failed.",
-            command=seen.words.batchml("explain", first), is_problem=True,
+            found, fix=f"See why child {waiting.failed[0].array_index} failed.",
+            command=waiting.commands.batchml("explain", first), is_problem=True,
         )  # fmt: skip
-    return add_children(run, seen.failed, found)
+    return add_children(run, waiting.failed, found)
 
 
 # --- the causes, in order -------------------------------------------------------------------
 
 
-Cause = Callable[[RunObservations], Explanation | None]
+Cause = Callable[[WaitingRun], Explanation | None]
 
-# Problems that never end by themselves stand before states that do.
+# A problem that never passes by itself comes before a state that does.
 _CERTAIN: tuple[Cause, ...] = (
-    compute.gone,
-    compute.environments_gone,
-    compute.environments_invalid,
-    compute.environments_disabled,
-    compute.stock_exhausted,
-    compute.too_large_for_environments,
+    compute.queue_gone,
+    compute.no_compute,
+    compute.environment_invalid,
+    compute.environment_disabled,
+    compute.consumable,
+    compute.too_large_for_compute,
     compute.too_large_for_hosts,
-    compute.stuck_head,
-    compute.too_many_shares,
-    compute.not_its_turn,
+    compute.behind_stuck_run,
+    compute.share_limit,
+    compute.queue_position,
     compute.service_role,
-    compute.configuration,
+    compute.instance_configuration,
     compute.quota,
     compute.full,
 )
 _LIKELY: tuple[Cause, ...] = (
     compute.no_capacity,
     compute.launch_failed,
-    compute.not_joining,
-    compute.starting,
-    compute.none_asked_for,
-    compute.disabled,
+    compute.hosts_not_joining,
+    compute.host_starting,
+    compute.no_hosts,
+    compute.queue_disabled,
     compute.undetermined,
 )
 
 
-def next_question(seen: RunObservations) -> AwsQuestion | None:
+def next_question(waiting: WaitingRun) -> AwsQuestion | None:
     """The next question; None if no answer would change the verdict."""
-    if explain_by_status(seen) is not None or _first(_CERTAIN, seen) is not None:
+    if explain_by_status(waiting) is not None or _first(_CERTAIN, waiting) is not None:
         return None
-    return next((each for each in _plan(seen) if each not in seen.asked), None)
+    return next((each for each in _plan(waiting) if each not in waiting.asked), None)
 
 
-def _plan(seen: RunObservations) -> Iterator[AwsQuestion]:
+def _plan(waiting: WaitingRun) -> Iterator[AwsQuestion]:
     """The questions, the most informative first."""
-    run = seen.run
+    run = waiting.run
     if run.status is JobStatus.PENDING:
         if run.depends_on:
             yield AwsQuestion.DEPENDENCIES
@@ -321,78 +320,78 @@ def _plan(seen: RunObservations) -> Iterator[AwsQuestion]:
     if run.status not in (JobStatus.SUBMITTED, JobStatus.RUNNABLE):
         return
     yield AwsQuestion.QUEUE
-    if seen.queue is not None and seen.queue.environments:
+    if waiting.queue is not None and waiting.queue.environments:
         yield AwsQuestion.ENVIRONMENTS
     if run.consumables:
         yield AwsQuestion.STOCK
-    if not seen.text or seen.text.startswith(("CAPACITY", "UNDETERMINED")):
+    if not waiting.reason or waiting.reason.startswith(("CAPACITY", "UNDETERMINED")):
         yield AwsQuestion.SNAPSHOT
-    if seen.place and not seen.text:
+    if waiting.runs_before and not waiting.reason:
         yield AwsQuestion.HEAD
-    if not seen.words.is_local:
-        yield from _plan_in_aws(seen)
+    if not waiting.commands.is_local:
+        yield from _plan_in_aws(waiting)
 
 
-def _plan_in_aws(seen: RunObservations) -> Iterator[AwsQuestion]:
-    text = seen.text
-    if text.startswith("MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT"):
+def _plan_in_aws(waiting: WaitingRun) -> Iterator[AwsQuestion]:
+    reason = waiting.reason
+    if reason.startswith("MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT"):
         yield AwsQuestion.TYPES
         yield AwsQuestion.SNAPSHOT
-        if not seen.is_early:
+        if not waiting.is_early:
             yield AwsQuestion.AGAIN
         return
-    if text.startswith("MISCONFIGURATION:EC2_INSTANCE_CONFIGURATION"):
+    if reason.startswith("MISCONFIGURATION:EC2_INSTANCE_CONFIGURATION"):
         yield AwsQuestion.TYPES
-        if any(each.ami for each in seen.environments):
+        if any(each.ami for each in waiting.environments):
             yield AwsQuestion.IMAGE
         yield AwsQuestion.AGAIN
         return
-    if text.startswith(("MISCONFIGURATION", "ACTION_REQUIRED")):
+    if reason.startswith(("MISCONFIGURATION", "ACTION_REQUIRED")):
         yield AwsQuestion.AGAIN
         return
-    if seen.usable:
+    if waiting.usable:
         yield AwsQuestion.ACTIVITIES
         yield AwsQuestion.HOSTS
 
 
-def why_waits(seen: RunObservations) -> Explanation:
+def why_waits(waiting: WaitingRun) -> Explanation:
     """The verdict on a run that has not ended, from the answers so far."""
     return (
-        explain_by_status(seen)
-        or _first(_CERTAIN, seen)
-        or _first(_LIKELY, seen)
-        or compute.undetermined(seen)
+        explain_by_status(waiting)
+        or _first(_CERTAIN, waiting)
+        or _first(_LIKELY, waiting)
+        or compute.undetermined(waiting)
     )
 
 
-def _first(causes: tuple[Cause, ...], seen: RunObservations) -> Explanation | None:
-    return next((found for cause in causes if (found := cause(seen)) is not None), None)
+def _first(causes: tuple[Cause, ...], waiting: WaitingRun) -> Explanation | None:
+    return next((found for cause in causes if (found := cause(waiting)) is not None), None)
 
 
-def explain_by_status(seen: RunObservations) -> Explanation | None:
+def explain_by_status(waiting: WaitingRun) -> Explanation | None:
     """The explanation by the run's status alone: it runs, it starts, or it waits for other runs."""
-    run, words = seen.run, seen.words
-    ago = describe_time(seen.now - (run.started_at or run.created_at or seen.now))
+    run, commands = waiting.run, waiting.commands
+    ago = describe_time(waiting.now - (run.started_at or run.created_at or waiting.now))
     match run.status:
         case JobStatus.RUNNING:
             return Explanation(
                 "running", f"It is not waiting: it has run for {ago}.", is_problem=False,
-                command=words.batchml("logs", "-f", run.job_id),
+                command=commands.batchml("logs", "-f", run.job_id),
             )  # fmt: skip
         case JobStatus.STARTING:
             if run.status_reason.startswith(CANNOT_START):
-                return compute.machine_cannot_start(words, run.status_reason)
+                return compute.machine_cannot_start(commands, run.status_reason)
             doing = run.status_reason or "its image is pulled and its container created"
             return Explanation(
                 "starting", f"It has a host and is being started: {doing}.", is_problem=False,
                 evidence=(f"submitted {ago} ago",),
-                command=words.batchml("logs", "-f", run.job_id),
+                command=commands.batchml("logs", "-f", run.job_id),
             )  # fmt: skip
         case JobStatus.PENDING:
-            return explain_pending(seen)
-        case JobStatus.SUBMITTED if seen.waited < SOON:
+            return explain_pending(waiting)
+        case JobStatus.SUBMITTED if waiting.waited < SOON:
             return Explanation(
                 "submitted", f"It was submitted {ago} ago; AWS Batch has not examined it yet.",
-                is_problem=False, command=words.batchml("explain", run.job_id),
+                is_problem=False, command=commands.batchml("explain", run.job_id),
             )  # fmt: skip
     return None

@@ -15,11 +15,11 @@ from batchml.cost.bill import (
     Rates,
     RunCost,
     UsualDuration,
+    bill_from_history,
     cost_of_bill,
     cost_of_record,
     free_bill,
     group_costs,
-    kept_bill,
     make_bill,
     merge_bills,
     need_of,
@@ -90,8 +90,8 @@ def test_a_run_costs_its_time_on_its_share_of_the_host() -> None:
     found = make_bill(one, [kind(G5, one, disk_gib=100)], {}, RATES, T0)
     assert found.attempts[0].share == usd("0.5")
     assert found.usd == usd("0.7575")  # 1.5 h x 0.5 x (1 + 0.01 of disk)
-    assert found.figure == 0.7575
-    assert not found.is_least
+    assert found.upper_bound == 0.7575
+    assert not found.is_lower_bound
 
 
 def test_failed_attempts_are_paid_and_told_apart() -> None:
@@ -143,7 +143,7 @@ def test_without_its_host_a_bill_lies_between() -> None:
     kinds = [kind(G5, one, spot=True), kind(G5_4, one)]
     found = make_bill(one, kinds, {}, RATES, T0)
     assert found.usd == usd("0.3", "1.6")
-    assert found.figure == 1.6
+    assert found.upper_bound == 1.6
     assert "Cost: $0.300 to $1.60." in bill_lines(one, found)
     known = make_bill(one, kinds, {"gone": RunHost("g5.4xlarge", "eu-west-1b", False)}, RATES, T0)
     assert known.usd == usd("1.6")
@@ -153,12 +153,12 @@ def test_a_price_that_is_not_known_makes_a_lower_bound() -> None:
     one = run(attempt(0, 1))
     unpriced = Rates(PriceTable({}, {"on-demand:g5.xlarge": "pricing:GetProducts is not allowed"}))
     found = make_bill(one, [kind(G5, one)], {}, unpriced, T0)
-    assert found.figure is None
+    assert found.upper_bound is None
     lines = bill_lines(one, found)
     assert "Cost: unknown." in lines
     assert "Price unknown: pricing:GetProducts is not allowed (g5.xlarge)." in lines
-    none = make_bill(one, [], {}, RATES, T0, "the queue gpu is not there any more")
-    assert none.unknown == {"an unknown host": "the queue gpu is not there any more"}
+    none = make_bill(one, [], {}, RATES, T0, "the queue gpu does not exist any more")
+    assert none.unknown == {"an unknown host": "the queue gpu does not exist any more"}
     old = run(Attempt(T0 - 100 * 24 * HOUR, T0 - 99 * 24 * HOUR))
     forgotten = make_bill(old, [kind(G5, old, spot=True)], {}, RATES, T0)
     assert forgotten.unknown == {"g5.xlarge spot": "AWS keeps spot prices for 90 days"}
@@ -190,12 +190,12 @@ def test_an_array_costs_what_its_children_do() -> None:
 def test_children_that_are_forgotten_leave_the_cost_of_an_array_unknown() -> None:
     child = replace(run(attempt(0, 1)), job_id="j-1:2")
     found = merge_bills("j-1", [make_bill(child, [kind(G5, child)], {}, RATES, T0)], forgotten=2)
-    assert (found.usd, found.is_least, found.figure) == (usd("1"), True, None)
+    assert (found.usd, found.is_lower_bound, found.upper_bound) == (usd("1"), True, None)
     lines = bill_lines(run(array_size=3), found)
     assert "Cost: at least $1.00." in lines
     assert "Price unknown: AWS Batch has forgotten them (2 children)." in lines
     free = merge_bills("j-1", [free_bill(child, "this machine", T0)], forgotten=2)
-    assert (free.is_free, free.is_least) == (True, False)
+    assert (free.is_free, free.is_lower_bound) == (True, False)
 
 
 def test_a_machine_without_a_price_is_free() -> None:
@@ -255,7 +255,7 @@ def test_totals_are_by_queue_and_by_job_the_dearest_first() -> None:
     assert [(each.name, each.runs, each.usd.low) for each in by_job] == [
         ("resnet", 1, Decimal(3)), ("lenet", 2, Decimal("1.1")),
     ]  # fmt: skip
-    assert sum_costs("", spent).is_least
+    assert sum_costs("", spent).is_lower_bound
     lines = spending_lines(spent, (), "7d")
     assert "The last 7d: at least $4.10 for 3 runs, 1:02:00 of running." in lines
     assert "Price unknown: no answer (g6)." in lines
@@ -269,8 +269,8 @@ def test_of_a_run_that_batch_forgot_its_cost_was_kept() -> None:
         "j-1", "lenet", "gpu", T0, usd("1.5"), seconds=7200
     )
     one = run(attempt(0, 2))
-    kept = kept_bill(one, 1.5)
-    assert (kept.figure, kept.seconds) == (1.5, 7200)
+    kept = bill_from_history(one, 1.5)
+    assert (kept.upper_bound, kept.seconds) == (1.5, 7200)
     assert bill_lines(one, kept) == [
         "Cost: $1.50, from the history: AWS Batch has forgotten the run."
     ]

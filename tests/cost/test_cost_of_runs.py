@@ -12,7 +12,7 @@ from batchml.aws.pricing.prices import InstanceType, InstanceTypes, Price, Price
 from batchml.config.environments import read_config
 from batchml.cost.bill import UsualDuration
 from batchml.cost.quote import (
-    OWN_PRICE,
+    LOCAL_PRICE,
     Candidate,
     ComputeChoice,
     ContainerNeed,
@@ -234,7 +234,7 @@ def test_only_this_machine_is_given_a_price() -> None:
     wrong = read_config({"env": {"dev": dev, "local": {"usd_per_hour": -1}}})
     (mistake,) = wrong.mistakes["dev"]
     assert mistake.startswith(
-        "env.dev.usd_per_hour: is the price of this machine, for [env.local]."
+        "env.dev.usd_per_hour: is the price of this machine: only for [env.local]."
     )
     assert "env.local.usd_per_hour: found -1." in wrong.mistakes["local"][0]
 
@@ -252,8 +252,8 @@ def test_small_amounts_are_not_shown_as_nothing(usd: str, words: str) -> None:
 
 def test_amounts_say_what_is_not_known() -> None:
     assert money(Usd(Decimal(1), Decimal(2))) == "$1.00 to $2.00"
-    assert money(Usd(Decimal(1), Decimal(1)), is_least=True) == "at least $1.00"
-    assert money(Usd(), is_least=True) == "unknown"
+    assert money(Usd(Decimal(1), Decimal(1)), is_lower_bound=True) == "at least $1.00"
+    assert money(Usd(), is_lower_bound=True) == "unknown"
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_amounts_say_what_is_not_known() -> None:
 )
 def test_a_quote_says_which_part_of_this_machine_it_is_of(share: str, where: str) -> None:
     here = Candidate(InstanceType("this machine", 4, 8_192, 0, ""), Decimal(share))
-    price = Price(Decimal(3), Decimal(3), "hour", 0, "", OWN_PRICE)
+    price = Price(Decimal(3), Decimal(3), "hour", 0, "", LOCAL_PRICE)
     (line,) = quote_lines(
         make_quote(ContainerNeed(2, 64), [here], {}, PriceTable({here.item: price}))
     )

@@ -315,7 +315,7 @@ def test_a_budget_without_prices_is_refused(context: Account) -> None:
 
 def test_a_bill_on_one_kind_of_host_asks_about_no_host(context: Account) -> None:
     found = make_bills(context, [run(attempt(2, "c" * 32))])["j"]
-    assert found.figure == 2.02
+    assert found.upper_bound == 2.02
     assert context.calls == [
         "DescribeComputeEnvironments", "DescribeJobQueues", "DescribeInstanceTypes", "GetProducts",
         "GetProducts",
@@ -362,12 +362,12 @@ def test_hosts_of_long_ago_are_not_asked_about_and_the_bill_lies_between(context
 
 def test_a_queue_that_is_gone_is_known_from_the_file_or_unknown(context: Account) -> None:
     context.aws.refused |= {"DescribeJobQueues"}
-    assert make_bills(context, [run(attempt(1))])["j"].figure == 1.01
+    assert make_bills(context, [run(attempt(1))])["j"].upper_bound == 1.01
     gone = make_bills(context, [run(attempt(1), queue="gone")])["j"]
     assert gone.unknown == {"an unknown host": "asking for compute environments is not allowed"}
     context.aws.refused.clear()
     gone = make_bills(context, [run(attempt(1), queue="gone")])["j"]
-    assert gone.unknown == {"an unknown host": "the queue gone is not there any more"}
+    assert gone.unknown == {"an unknown host": "the queue gone does not exist any more"}
 
 
 def test_pools_say_why_they_have_no_hosts(context: Account) -> None:
@@ -412,14 +412,14 @@ def job(name: str, status: str = "SUCCEEDED", queue: str = QUEUE, **more: Any) -
 def test_the_children_of_an_array_are_described_a_hundred_a_call(context: Account) -> None:
     context.aws.jobs = {f"a:{n}": job(f"a:{n}") for n in range(150)}
     found = make_bills(context, [run(job_id="a", array_size=150)])["a"]
-    assert found.figure == round(150 * 1.01, 2)
+    assert found.upper_bound == round(150 * 1.01, 2)
     assert context.calls.count("DescribeJobs") == 2
     del context.aws.jobs["a:0"]
     ended = run(job_id="a", array_size=150)
     going = replace(ended, status=JobStatus.PENDING, children={"SUCCEEDED": 1})
     unmade = replace(ended, status=JobStatus.PENDING, children={"PENDING": 150})
-    for array, is_least in ((ended, True), (going, True), (unmade, False)):
-        assert make_bills(context, [array])["a"].is_least == is_least
+    for array, is_lower_bound in ((ended, True), (going, True), (unmade, False)):
+        assert make_bills(context, [array])["a"].is_lower_bound == is_lower_bound
 
 
 def test_totals_are_of_batch_and_of_what_it_has_forgotten(context: Account) -> None:
@@ -445,10 +445,10 @@ def test_a_cost_is_kept_for_when_batch_has_forgotten_the_run(context: Account) -
     context.history.add(Record(key="3" + "b" * 16, job_id="x", name="lenet", env="dev", queue=QUEUE,
                              at=MS))  # fmt: skip
     context.aws.jobs = {"x": job("x"), "y": job("y", status="RUNNING", stoppedAt=None)}
-    assert bill_of(context, "x")[1].figure == 1.01
+    assert bill_of(context, "x")[1].upper_bound == 1.01
     context.aws.jobs = {}
     found, bill = bill_of(context, "x")
-    assert (found.name, bill.figure, bill.is_kept) == ("lenet", 1.01, True)
+    assert (found.name, bill.upper_bound, bill.is_from_history) == ("lenet", 1.01, True)
     with pytest.raises(NotFound, match="not known to the server, and its cost"):
         bill_of(context, "y")
 
@@ -469,8 +469,8 @@ def test_a_price_of_this_machine_is_shared_by_its_runs(wire: Wire, tmp_path: Pat
     vcpus = read_machine(with_gpus=False).vcpus
     one = run(attempt(3), vcpus=1, memory_mib=4, gpus=0)
     found = make_bills(here, [one, replace(one, job_id="k", vcpus=vcpus + 1)])
-    assert found["j"].figure == pytest.approx(6 / vcpus)
-    assert found["k"].figure == 6  # never more than the machine
+    assert found["j"].upper_bound == pytest.approx(6 / vcpus)
+    assert found["k"].upper_bound == 6  # never more than the machine
     quote = quote_of(here, ContainerNeed(1, 4), "default")
     assert quote.hour is not None
     assert round_usd(quote.hour.high) == pytest.approx(2 / vcpus)

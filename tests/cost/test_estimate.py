@@ -20,11 +20,10 @@ from batchml.cost.estimate import (
     NETWORK_KEYS,
     Estimate,
     estimate_environment,
-    estimate_json,
-    estimate_lines,
     items_needed,
     make_estimate,
 )
+from batchml.cost.render import estimate_json, estimate_lines
 from batchml.model.environment import Compute, Environment, Network, Storage
 
 DAY = 1_795_276_800  # 2026-11-21
@@ -226,7 +225,7 @@ def test_without_prices_nothing_is_invented() -> None:
 def test_one_unknown_type_makes_a_lower_bound_of_the_full_amount_only() -> None:
     made = environment(compute={"gpu": gpu_of("g5.xlarge", "p4d.24xlarge")})
     found = make_estimate(made, book({"on-demand:p4d.24xlarge": "it is not listed"}), INSTANCES)
-    assert (found.idle_is_least, found.full_is_least) == (False, True)
+    assert (found.idle_is_lower_bound, found.full_is_lower_bound) == (False, True)
     assert found.full[0] == found.idle[0]  # p4d might be had for nothing
     assert estimate_lines(found)[0].startswith(
         "Idle: $0.05 an hour ($40 a month). Full: at least $0.05 to $16."
@@ -239,7 +238,7 @@ def test_a_family_that_is_not_there_is_named() -> None:
     known = replace(INSTANCES, unknown={"optimal": "AWS Batch chooses the instance types itself"})
     found = make_estimate(environment(compute=compute), book(), known)
     assert found.unknown == {"compute.gpu: optimal": "AWS Batch chooses the instance types itself"}
-    assert found.idle_is_least and found.full_is_least
+    assert found.idle_is_lower_bound and found.full_is_lower_bound
 
 
 def test_amounts_are_shown_to_the_cent_and_small_ones_are_not_nothing() -> None:
@@ -342,7 +341,7 @@ def test_whatever_an_unknown_price_is_the_truth_is_not_below_the_estimate(
     for name in ("idle", "full"):
         below = zip(getattr(said, name), getattr(true, name), strict=True)
         assert all(bound <= amount for bound, amount in below)
-        if not getattr(said, f"{name}_is_least"):
+        if not getattr(said, f"{name}_is_lower_bound"):
             assert getattr(said, name) == getattr(true, name)
 
 

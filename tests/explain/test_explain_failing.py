@@ -15,8 +15,9 @@ from msgspec.structs import replace
 import batchml.explain
 from batchml.errors import NotFound
 from batchml.explain import clues
-from batchml.explain.clues import lines_of_first_rank
-from batchml.explain.failing import EndedRun, why_ended
+from batchml.explain.clues import keep_first_rank
+from batchml.explain.failing import why_ended
+from batchml.explain.missing import EndedRun
 from batchml.explain.suggest import CommandWriter, describe_memory, describe_time, own_image
 from batchml.model.run import Attempt, JobStatus, Record, Run
 from batchml.runtime.protocol.exit_codes import LOG_TOO_LARGE
@@ -130,8 +131,12 @@ def test_the_last_page_of_the_log_tells_why_a_program_failed(
 
 GAVE_UP = [
     ("unfit-host", "this host (i-0abc) is unfit: GPU 2 has 3 uncorrected errors", "i-0abc"),
-    ("node-lost", "node 1 (ip-10-0-0-2) does not answer any more. It did not come back", "node 1"),
-    ("nodes-missing", "nodes 2, 3 did not come within 1200 s", "2, 3"),
+    (
+        "node-lost",
+        "node 1 (ip-10-0-0-2) does not answer any more. It did not connect again",
+        "node 1",
+    ),
+    ("nodes-missing", "nodes 2, 3 did not connect within 1200 s", "2, 3"),
     ("hung", "No rank gave a sign of life for 600 s.", "600 s"),
     ("spot", "spot notice: the host goes at 12:00:00", "12:00:00"),
     ("not-ended", "processes on node 3 could not be ended", "node 3"),
@@ -158,13 +163,13 @@ def test_of_many_ranks_the_one_that_failed_first_is_read() -> None:
         "[r1] RuntimeError: Connection closed by peer", "[r3] KeyError: 'loss'",
         "batchml: its last lines were:", "  Traceback (most recent call last):",
         '    File "/job/train.py", line 4, in main', "  KeyError: 'loss'",
-        "batchml: Rank 3 on node 1 (10.0.0.7) ended with 1. The start before it ended so, too",
+        "batchml: Rank 3 on node 1 (10.0.0.7) ended with 1. The start before it ended the same way",
     ]  # fmt: skip
-    found = why_ended(ended(1, *lines_of_first_rank(printed)))
+    found = why_ended(ended(1, *keep_first_rank(printed)))
     assert found.cause == "exception"
     assert "KeyError: 'loss'" in found.verdict
     assert found.evidence[1].startswith("Rank 3 on node 1 (10.0.0.7) ended with 1.")
-    assert lines_of_first_rank(printed[:4])[2] == "RuntimeError: Connection closed by peer"
+    assert keep_first_rank(printed[:4])[2] == "RuntimeError: Connection closed by peer"
 
 
 STARTS = [
@@ -249,7 +254,7 @@ def test_a_very_long_line_takes_no_longer_than_others(word: str) -> None:
     began = time.process_time()
     assert clues.match_log([line]) is None
     assert clues.match_reason(line) is None
-    assert clues.last_exception([line]) == ""
+    assert clues.find_last_exception([line]) == ""
     assert time.process_time() - began < 5
     found = clues.match_log([line + "\rImportError: No module named 'torch'"])
     assert found is not None and "torch" in found.verdict
@@ -630,7 +635,7 @@ def test_a_crash_loop_is_advised_on_by_how_it_ended_and_by_what_it_saved(
     start = f"batchml: generation 3: 1 node, 2 ranks{begun.rstrip('.')}."
     lines = (*((start,) if begun else ()), "[r0] epoch 1", "batchml: its last lines were:", why)
     fix = why_ended(
-        EndedRun(ended(76, key="k").run, CommandWriter(), lines=lines_of_first_rank(lines))
+        EndedRun(ended(76, key="k").run, CommandWriter(), lines=keep_first_rank(lines))
     ).fix
     assert says in fix and not_said not in fix
 
@@ -639,7 +644,9 @@ def test_an_unfit_host_is_the_only_one_on_this_machine() -> None:
     line = "batchml: this host (a) is unfit: no space; another one is tried (1 of 3)"
     gave_up = EndedRun(ended(75, key="k").run, CommandWriter(), lines=(line,))
     assert "only host" in why_ended(gave_up).fix
-    assert "another host may be fit" in why_ended(replace(gave_up, words=CommandWriter("dev"))).fix
+    assert (
+        "another host may be fit" in why_ended(replace(gave_up, commands=CommandWriter("dev"))).fix
+    )
     final = EndedRun(
         ended(78, key="k").run, CommandWriter(), lines=("batchml: 3 hosts were unfit: a: full",)
     )

@@ -8,8 +8,9 @@ import pytest
 
 from batchml.explain import clues
 from batchml.explain.ask import refused_submission
-from batchml.explain.failing import EndedRun, item_to_search, why_ended
+from batchml.explain.failing import item_to_search, why_ended
 from batchml.explain.missing import (
+    EndedRun,
     FileState,
     LocalFindings,
     MissingItem,
@@ -48,11 +49,11 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("name", "is_module", "state", "path", "by"),
+    ("name", "is_module", "state", "path", "ignored_by"),
     [
-        ("secret_cfg", True, FileState.KEPT, "secret_cfg.py", ".gitignore"),
-        ("old", True, FileState.KEPT, "old.py", ".batchmlignore"),
-        ("data/train.csv", False, FileState.KEPT, "data/", ".gitignore"),
+        ("secret_cfg", True, FileState.IGNORED, "secret_cfg.py", ".gitignore"),
+        ("old", True, FileState.IGNORED, "old.py", ".batchmlignore"),
+        ("data/train.csv", False, FileState.IGNORED, "data/", ".gitignore"),
         ("mine.sub", True, FileState.SENT, "mine.py", ""),
         ("train.py", False, FileState.SENT, "train.py", ""),
         ("shared", True, FileState.ABOVE, "shared/__init__.py", ""),
@@ -63,14 +64,14 @@ def folder(tmp_path: Path) -> Path:
     ],
 )
 def test_the_folder_tells_what_became_of_a_file(
-    folder: Path, name: str, is_module: bool, state: FileState, path: str, by: str
+    folder: Path, name: str, is_module: bool, state: FileState, path: str, ignored_by: str
 ) -> None:
     here = search_folder(folder, MissingItem(name, is_module))
-    assert (here.state, here.path, here.by) == (state, path, by)
+    assert (here.state, here.path, here.ignored_by) == (state, path, ignored_by)
 
 
 def test_a_name_that_is_nearly_a_files_is_asked_about(folder: Path) -> None:
-    assert search_folder(folder, MissingItem("trian.py")).meant == " Did you mean 'train.py'?"
+    assert search_folder(folder, MissingItem("trian.py")).suggestion == " Did you mean 'train.py'?"
     assert search_folder(folder / "gone", MissingItem("x")).state is FileState.UNKNOWN
     assert search_folder(None, MissingItem("x")).state is FileState.UNKNOWN
 
@@ -87,19 +88,19 @@ def test_images_with_a_package_are_known_by_their_requirements(tmp_path: Path) -
     assert images_with([tmp_path], "numpy") == ()
 
 
-KEPT = LocalFindings(FileState.KEPT, "/p", "data/", ".gitignore")
+IGNORED = LocalFindings(FileState.IGNORED, "/p", "data/", ".gitignore")
 # line of the log, findings here, in the verdict, in the fix, in the command
 MISSING: list[tuple[str, LocalFindings, str, str, str]] = [
     (
         NO_MODULE.format("cfg"),
-        LocalFindings(FileState.KEPT, "/p", "cfg.py", ".gitignore"),
+        LocalFindings(FileState.IGNORED, "/p", "cfg.py", ".gitignore"),
         ".gitignore excludes cfg.py",
         "`!cfg.py` to /p/.batchmlignore",
         "submit --name t",
     ),
     (
         NO_MODULE.format("cfg"),
-        LocalFindings(FileState.KEPT, "/p", "cfg.py", ".batchmlignore"),
+        LocalFindings(FileState.IGNORED, "/p", "cfg.py", ".batchmlignore"),
         ".batchmlignore excludes cfg.py",
         "Remove its line from .batchmlignore",
         "submit",
@@ -120,7 +121,7 @@ MISSING: list[tuple[str, LocalFindings, str, str, str]] = [
     ),
     (
         NO_MODULE.format("cv2"),
-        LocalFindings(FileState.ABSENT, recipe="images/python/requirements.txt"),
+        LocalFindings(FileState.ABSENT, requirements="images/python/requirements.txt"),
         "image python has no",
         "Add opencv-python-headless to images/python/requirements.txt",
         "submit",
@@ -139,7 +140,13 @@ MISSING: list[tuple[str, LocalFindings, str, str, str]] = [
         "einops into images/mine/requirements.txt",
         "--image mine",
     ),
-    (NO_FILE.format("data/a.csv"), KEPT, ".gitignore excludes data/", "BATCHML_DATA_DIR", "submit"),
+    (
+        NO_FILE.format("data/a.csv"),
+        IGNORED,
+        ".gitignore excludes data/",
+        "BATCHML_DATA_DIR",
+        "submit",
+    ),
     (
         NO_FILE.format("a.csv"),
         LocalFindings(FileState.ABSENT, "/p"),
@@ -149,7 +156,7 @@ MISSING: list[tuple[str, LocalFindings, str, str, str]] = [
     ),
     (
         f"python: can't open file '{WORK}/nofile.py': [Errno 2] No such file or directory",
-        LocalFindings(FileState.ABSENT, "/p", meant=" Did you mean 'file.py'?"),
+        LocalFindings(FileState.ABSENT, "/p", suggestion=" Did you mean 'file.py'?"),
         "nofile.py is not in /p",
         "Did you mean 'file.py'?",
         "--dry-run",
@@ -171,12 +178,12 @@ MISSING: list[tuple[str, LocalFindings, str, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("line", "here", "said", "fix", "command"), MISSING)
+@pytest.mark.parametrize(("line", "findings", "said", "fix", "command"), MISSING)
 def test_what_is_known_here_says_what_to_do(
-    line: str, here: LocalFindings, said: str, fix: str, command: str
+    line: str, findings: LocalFindings, said: str, fix: str, command: str
 ) -> None:
     words = ("./a.sh",) if "a.sh" in line else ("python", "t.py")
-    end = ended(line, command=words, here=here)
+    end = ended(line, command=words, findings=findings)
     assert item_to_search(end) is not None
     found = why_ended(end)
     assert said in found.verdict
@@ -227,9 +234,9 @@ def test_an_exception_is_told_with_its_place_in_the_runs_own_folder() -> None:
     assert found.evidence[1:] == ("train.py, line 11, in go: raise ValueError(x)", "ValueError: lr")
     syntax = [f'  File "{WORK}/s.py", line 3', "    x = (", "        ^",
               "SyntaxError: '(' was never closed"]  # fmt: skip
-    assert clues.raised_at(syntax) == "s.py, line 3: x = ("
-    assert clues.raised_at(["ValueError: lr"]) == ""
-    assert clues.raised_at(TRACEBACK[:2]) == ""
+    assert clues.find_raising_frame(syntax) == "s.py, line 3: x = ("
+    assert clues.find_raising_frame(["ValueError: lr"]) == ""
+    assert clues.find_raising_frame(TRACEBACK[:2]) == ""
     module = [*TRACEBACK[:3], NO_MODULE.format("x")]
     assert "a.py, line 6: first()" in why_ended(ended(*module)).evidence
 

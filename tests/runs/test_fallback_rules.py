@@ -15,7 +15,8 @@ from batchml.aws.batch.requests import SubmissionRequests
 from batchml.config.settings import load_settings
 from batchml.context import Context
 from batchml.errors import BatchmlError, ConfigError, NotFound, ServiceError, UsageError
-from batchml.explain.failing import EndedRun, why_ended
+from batchml.explain.failing import why_ended
+from batchml.explain.missing import EndedRun
 from batchml.history import History
 from batchml.model.fallback import (
     MOVED,

@@ -10,7 +10,7 @@ import pytest
 from batchml.config.settings import load_settings
 from batchml.context import Context
 from batchml.errors import ConfigError, NotFound
-from batchml.explain.ask import _recipe
+from batchml.explain.ask import _requirements_file
 from batchml.jobs.find import find_source
 from batchml.runs.job_images import publish_image, read_platform, resolve_jobs
 from batchml.runs.options import RunRequest
@@ -125,10 +125,10 @@ def test_a_sweep_runs_in_the_image_of_its_jobs_own_files(tmp_path: Path, aws: Aw
 def test_explain_names_the_file_that_lacks_a_package(tmp_path: Path, aws: Aws) -> None:
     place, _ = project(tmp_path, aws, requirements__txt="six==1\n")
     record = prepare(place, order(), dry_run=True).record
-    assert _recipe(place, record, "hello") == "jobs/hello/requirements.txt"
-    assert _recipe(place, record, "python") == ""
+    assert _requirements_file(place, record, "hello") == "jobs/hello/requirements.txt"
+    assert _requirements_file(place, record, "python") == ""
     (tmp_path / "jobs" / "hello" / "requirements.txt").unlink()
-    assert _recipe(place, record, "hello") == ""
+    assert _requirements_file(place, record, "hello") == ""
 
 
 # --- secrets ------------------------------------------------------------------------------------

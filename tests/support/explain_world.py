@@ -151,7 +151,7 @@ class Aws:
     def explain(
         self,
         world: World,
-        words: CommandWriter = DEV,
+        commands: CommandWriter = DEV,
         record: Record | None = None,
         most: int = MOST_CALLS,
         job_id: str = ID,
@@ -160,7 +160,7 @@ class Aws:
         self.world = world
         self.session.calls.clear()
         self.clock = FakeClock(NOW)
-        told = explain_from_aws(Diagnosis(self.session, most), job_id, record, words, self.clock)
+        told = explain_from_aws(Diagnosis(self.session, most), job_id, record, commands, self.clock)
         calls = [name for name, _ in self.session.calls]
         assert told.calls == len(calls) <= MOST_CALLS, calls
         return told, calls

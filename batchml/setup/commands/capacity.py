@@ -226,7 +226,7 @@ def warm_hosts(
     compute = read_compute_detail(detail)
     region = context.settings.environment.region
     instances = context.prices.instances(region, compute.instance_types[:1])
-    return warm_vcpus(hosts, compute, instances)[0]
+    return warm_vcpus(hosts, compute, instances)
 
 
 def report_cost(
