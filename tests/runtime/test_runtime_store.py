@@ -42,7 +42,7 @@ def test_of_many_at_once_one_creates(tmp_path: Path) -> None:
 def test_a_large_file_goes_in_parts(
     moto: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(s3, "WHOLE", 10 << 20)  # parts of 5 MiB: S3 takes none smaller
+    monkeypatch.setattr(s3, "MAX_WHOLE", 10 << 20)  # parts of 5 MiB: S3 takes none smaller
     content = os.urandom((11 << 20) + 7)
     (tmp_path / "file").write_bytes(content)
     store = open_store(f"s3://{BUCKET}/parts", {**KEYS, "AWS_ENDPOINT_URL": moto})
@@ -264,7 +264,7 @@ def test_s3_may_begin_a_success_and_then_fail(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(s3, "WHOLE", 8)
+    monkeypatch.setattr(s3, "MAX_WHOLE", 8)
     (tmp_path / "file").write_bytes(b"0123456789")
     begun: Reply = (200, {}, b"<R><UploadId>u</UploadId></R>")
     part: Reply = (200, {"ETag": '"t"'}, b"")

@@ -13,10 +13,10 @@ import json
 from collections.abc import Mapping
 from typing import Any, Dict, NamedTuple, Optional
 
-from batchml.runtime.health.host_records import METADATA
+from batchml.runtime.host_metadata import ECS_TASK, FetchUrl, fetch_url
 from batchml.runtime.protocol.variables import RuntimeEnv
 from batchml.runtime.storage.backends import open_store
-from batchml.runtime.storage.credentials import CredentialsProvider, FetchUrl, fetch_url, sign
+from batchml.runtime.storage.credentials import CredentialsProvider, domain_of, sign
 from batchml.runtime.storage.store import BRIEF, Store, StoreError
 
 HOUR = 3600.0
@@ -50,7 +50,7 @@ def drain(
 
     `store` counts the hosts that were taken out of service; by default the environment's store.
     """
-    if not environ.get(METADATA):
+    if not environ.get(ECS_TASK):
         return f"{host} is not taken out of service: it is not a host of ECS"
     try:
         ecs = _Ecs(environ, fetch, now)
@@ -120,7 +120,7 @@ class _Ecs:
 
     def find_target(self) -> DrainTarget:
         """Ask the agent on this host if it can be reached, else ECS."""
-        task = self._read(f"{self._environ[METADATA]}/task")
+        task = self._read(f"{self._environ[ECS_TASK]}/task")
         name = str(task.get("TaskARN", ""))  # arn:aws:ecs:REGION:ACCOUNT:task/CLUSTER/ID
         parts = name.split(":")
         cluster = str(task.get("Cluster", ""))
@@ -195,8 +195,7 @@ class _Ecs:
 
     def _endpoint(self) -> str:
         given = self._environ.get("AWS_ENDPOINT_URL_ECS") or self._environ.get("AWS_ENDPOINT_URL")
-        end = "amazonaws.com.cn" if self._region.startswith("cn-") else "amazonaws.com"
-        return given or f"https://ecs.{self._region}.{end}"
+        return given or f"https://ecs.{self._region}.{domain_of(self._region)}"
 
     def _read(self, url: str) -> Dict[str, Any]:
         try:

@@ -24,7 +24,12 @@ from batchml.runtime.health.checks import (
     run_with_limit,
     worst,
 )
-from batchml.runtime.health.host_records import HostRecords, UnfitHost, host_id, reason
+from batchml.runtime.health.host_records import (
+    HostRecords,
+    UnfitHost,
+    describe_unfit,
+    host_id,
+)
 from batchml.runtime.protocol.launch import VARIABLE as PLAN
 from batchml.runtime.protocol.variables import RuntimeEnv
 from batchml.runtime.storage.store import StoreError
@@ -175,7 +180,7 @@ def refuse_host(
 
     `was_known`: the host has a record already, and was quarantined if the job asks for it.
     """
-    host, why = host_id(environ), reason(checks)
+    host, why = host_id(environ), describe_unfit(checks)
     if not was_known:
         record_unfit(env, environ, say, host, checks)
         if quarantine and worst(checks) >= REPLACE:

@@ -1,7 +1,7 @@
 """Open the store at an address: a folder, or s3://BUCKET/PREFIX.
 
-A backend is one function here. It imports its module when it is called, so that a run loads the
-code of its own store alone.
+Each backend is a function that imports the backend's module, so that a run loads only the code of
+its own store.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def open_store(
 ) -> Store:
     """Open the store at `s3://BUCKET/PREFIX`, or in the folder of this path.
 
-    `check` is called often during requests to S3, and may raise to end them. Nothing is sent or
-    made yet. Raises StoreError for any other address.
+    `check` is called often during requests to S3, and may raise to end them. Opening sends nothing
+    and makes no folder. Raises StoreError for any other address.
     """
     scheme = url.partition("://")[0] if "://" in url else ""
     if not url or scheme not in _BACKENDS:

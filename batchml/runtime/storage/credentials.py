@@ -1,23 +1,29 @@
 """AWS credentials of a container, and signed requests (Signature Version 4).
 
 Credentials come from the job role, from variables, or from the instance. The role comes first,
-unlike in AWS's SDKs, because it may use the environment's bucket, and keys in the variables of a
-job often belong to another account, for its data. Sources: AWS SDKs and Tools Reference Guide,
+unlike in AWS's SDKs: it may use the environment's bucket, but keys in a job's variables often
+belong to another account that has the job's data. Sources: AWS SDKs and Tools Reference Guide,
 "Container credential provider" and "IMDS credential provider".
 """
 
 from __future__ import annotations
 
-import calendar
 import hashlib
 import hmac
 import json
 import time
-import urllib.request
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
 from urllib.parse import quote, urlsplit
 
+from batchml.runtime.host_metadata import (
+    FetchUrl,
+    InstanceMetadata,
+    fetch_url,
+    instance_address,
+    parse_time,
+)
+from batchml.runtime.protocol.log_marks import error_line
 from batchml.runtime.storage.store import StoreError
 
 # --- Signature Version 4 --------------------------------------------------------------------------
@@ -36,13 +42,18 @@ class Credentials(NamedTuple):
     expires: float = float("inf")  # seconds since the epoch
 
 
+def domain_of(region: str) -> str:
+    """The domain of AWS's endpoints in a region: only China has its own."""
+    return "amazonaws.com.cn" if region.startswith("cn-") else "amazonaws.com"
+
+
 def escape_path(path: str) -> str:
-    """A path as it is sent and signed: S3 escapes it once and keeps its dots."""
+    """A path as S3 expects it in a request and its signature: escaped once, with its dots."""
     return quote(path, safe="/~-_.")
 
 
 def escape_query(pairs: Sequence[Tuple[str, str]]) -> str:
-    """A query string as it is sent and signed: sorted."""
+    """A query string as AWS expects it in a request and its signature: escaped and sorted."""
     escaped = sorted((quote(name, safe="~-_."), quote(value, safe="~-_.")) for name, value in pairs)
     return "&".join(f"{name}={value}" for name, value in escaped)
 
@@ -59,9 +70,9 @@ def sign(
     now: float,
     service: str = "s3",
 ) -> Dict[str, str]:
-    """All headers of a signed request, except `host`. `path` and `query` are escaped already.
+    """All headers of a signed request, except `host`.
 
-    `now` is in seconds since the epoch.
+    `path` and `query` are escaped already; `now` is in seconds since the epoch.
     """
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
     signed = {name.lower(): " ".join(value.split()) for name, value in headers.items()}
@@ -69,9 +80,9 @@ def sign(
     signed["x-amz-content-sha256"] = body_hash
     if credentials.token:
         signed["x-amz-security-token"] = credentials.token
-    every = dict(signed, host=host)
-    names = ";".join(sorted(every))
-    lines = "".join(f"{name}:{every[name]}\n" for name in sorted(every))
+    with_host = dict(signed, host=host)
+    names = ";".join(sorted(with_host))
+    lines = "".join(f"{name}:{with_host[name]}\n" for name in sorted(with_host))
     canonical = "\n".join((method, path, query, lines, names, body_hash))
     scope = f"{stamp[:8]}/{region}/{service}/aws4_request"
     digest = hashlib.sha256(canonical.encode()).hexdigest()
@@ -92,27 +103,10 @@ def sign(
 
 _RENEW = 300.0  # seconds before their expiry at which credentials are fetched again
 _CONTAINER = "http://169.254.170.2"
-_INSTANCE = "http://169.254.169.254"
 # The only hosts whose credentials AWS's SDKs accept over plain HTTP: ECS, EKS, this machine.
 _TRUSTED_HOSTS = {
-    "169.254.170.2",
-    "169.254.170.23",
-    "fd00:ec2::23",
-    "127.0.0.1",
-    "::1",
-    "localhost",
-}
-
-# method, address, headers, seconds -> body
-FetchUrl = Callable[[str, str, Dict[str, str], float], bytes]
-
-
-def fetch_url(method: str, url: str, headers: Dict[str, str], timeout: float) -> bytes:
-    """Send one request without proxies, because these addresses are on the host. Raises OSError."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    request = urllib.request.Request(url, method=method, headers=headers)
-    with opener.open(request, timeout=timeout) as answer:
-        return bytes(answer.read(65_536))
+    "169.254.170.2", "169.254.170.23", "fd00:ec2::23", "127.0.0.1", "::1", "localhost",
+}  # fmt: skip
 
 
 class CredentialsProvider:
@@ -152,8 +146,7 @@ class CredentialsProvider:
         except StoreError:
             raise
         except (OSError, ValueError, KeyError, TypeError) as error:
-            words = " ".join(str(error).split()) or type(error).__name__
-            raise StoreError(f"no AWS credentials: {words}", temporary=True) from error
+            raise StoreError(f"no AWS credentials: {error_line(error)}", temporary=True) from error
         raise StoreError("no AWS credentials: neither variables nor a job role")
 
     def _container_address(self) -> str:
@@ -175,18 +168,13 @@ class CredentialsProvider:
         return {"Authorization": token} if token else {}
 
     def _from_instance(self) -> Credentials:
-        base = self._environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", _INSTANCE).rstrip("/")
-        lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": "300"}
-        token = self._fetch("PUT", f"{base}/latest/api/token", lifetime, 2.0).decode()
-        headers = {"X-aws-ec2-metadata-token": token}
-        roles = f"{base}/latest/meta-data/iam/security-credentials/"
-        role = self._fetch("GET", roles, headers, 2.0).decode().split("\n")[0]
-        return _parse(json.loads(self._fetch("GET", roles + role, headers, 2.0)))
+        service = InstanceMetadata(instance_address(self._environ), self._fetch)
+        roles = "iam/security-credentials/"
+        role = service.get(roles).decode().split("\n")[0]
+        return _parse(json.loads(service.get(roles + role)))
 
 
 def _parse(found: Any) -> Credentials:
-    """The JSON of both services. Raises KeyError, TypeError or ValueError for other JSON."""
-    expires = calendar.timegm(time.strptime(found["Expiration"][:19], "%Y-%m-%dT%H:%M:%S"))
-    return Credentials(
-        found["AccessKeyId"], found["SecretAccessKey"], found["Token"], float(expires)
-    )
+    """Read the answer of the agent or the instance. Raises KeyError, TypeError or ValueError."""
+    expires = parse_time(found["Expiration"])
+    return Credentials(found["AccessKeyId"], found["SecretAccessKey"], found["Token"], expires)

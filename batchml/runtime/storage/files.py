@@ -6,27 +6,36 @@ import errno
 import json
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, BinaryIO
+
+
+@contextmanager
+def temporary_name(path: str) -> Iterator[str]:
+    """An unused name beside `path`. A file that still has this name at the end is removed."""
+    # A random name, because containers that share a folder may have equal process ids.
+    temporary = f"{path}.{os.urandom(8).hex()}.tmp"
+    try:
+        yield temporary
+    finally:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
 
 
 def write_atomically(path: str, content: bytes, mode: int = 0o600, exact: bool = False) -> None:
     """Write a file so that readers, also after a power cut, see the old content or the new one.
 
-    With `exact` the file gets `mode` whatever the umask, because other users have to read it.
+    With `exact` the file gets `mode` whatever the umask is, because other users have to read it.
     """
-    # A random name, because containers that share a folder may have equal process ids.
-    temporary = f"{path}.{os.urandom(8).hex()}.tmp"
-    write_new(temporary, content, mode, exact)
-    try:
+    with temporary_name(path) as temporary:
+        write_new(temporary, content, mode, exact)
         os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
     sync_folder(os.path.dirname(path) or ".")
 
 
 def write_new(path: str, content: bytes, mode: int = 0o600, exact: bool = False) -> None:
-    """Write a file that does not exist yet. Its content is durable then, its name not yet."""
+    """Write a file that does not exist yet. Its content is durable; its name is not yet."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -52,7 +61,7 @@ def sync_folder(folder: str) -> None:
 def open_regular(path: str) -> BinaryIO:
     """Open a file for reading, unbuffered. Raises OSError if it is not a regular file.
 
-    A plain `open` of a pipe that another program has put there would wait for a writer, for ever.
+    A plain `open` would wait for ever if another program has put a pipe there.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):

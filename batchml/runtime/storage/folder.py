@@ -1,4 +1,4 @@
-"""A store in a folder: the path of a value's file below the folder is its key."""
+"""A store in a folder: a value is a file, and its key is the file's path below the folder."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ import shutil
 import stat
 from typing import BinaryIO, Callable, List, Optional, TypeVar
 
-from batchml.runtime.storage.files import sync_folder, write_atomically, write_new
+from batchml.runtime.storage.files import (
+    sync_folder,
+    temporary_name,
+    write_atomically,
+    write_new,
+)
 from batchml.runtime.storage.store import Store, StoreError, check_key
 from batchml.runtime.transfer.files import make_folder
 from batchml.runtime.transfer.tree import ABSENT, Tree
@@ -39,30 +44,25 @@ class FolderStore(Store):
         self._write("write", key, lambda path: write_atomically(path, data, self._mode, exact=True))
 
     def create(self, key: str, data: bytes) -> bool:
-        made = []
-
-        def link(path: str) -> None:
-            temporary = f"{path}.{os.urandom(8).hex()}.tmp"
+        def link(path: str) -> bool:
             if os.path.lexists(path):
-                return
+                return False
             try:
-                write_new(temporary, data, self._mode, exact=True)
-                # `link` makes the whole file appear, or fails if the name is taken; also on NFS.
-                os.link(temporary, path)
-                made.append(path)
+                with temporary_name(path) as temporary:
+                    write_new(temporary, data, self._mode, exact=True)
+                    # Also on NFS, `link` makes the whole file appear, or fails if there is one.
+                    os.link(temporary, path)
             except FileExistsError:
-                return
-            finally:
-                if os.path.exists(temporary):
-                    os.unlink(temporary)
+                return False
             sync_folder(os.path.dirname(path))
+            return True
 
-        self._write("create", key, link)
-        return bool(made)
+        return self._write("create", key, link)
 
     def keys(self, prefix: str, limit: Optional[int] = None) -> List[str]:
         found = []
-        within = prefix.rpartition("/")[0]  # other folders may hold many files
+        within = prefix.rpartition("/")[0]
+        # Only this folder is searched, because others may have many files.
         top = os.path.join(self._folder, check_key(within)) if within else self._folder
         try:
             for folder, _, names in os.walk(top):
@@ -96,13 +96,9 @@ class FolderStore(Store):
 
     def put_file(self, key: str, path: str) -> None:
         def copy(target: str) -> None:
-            temporary = f"{target}.{os.urandom(8).hex()}.tmp"
-            try:
+            with temporary_name(target) as temporary:
                 shutil.copyfile(path, temporary)
                 os.replace(temporary, target)
-            finally:
-                if os.path.exists(temporary):
-                    os.unlink(temporary)
 
         self._write("write", key, copy)
 
@@ -119,31 +115,31 @@ class FolderStore(Store):
         return 0o600 if self._private else 0o644
 
     def _read(self, key: str, read: Callable[[BinaryIO], T]) -> Optional[T]:
-        """Return `read(file)`; None where there is no file."""
+        """Return `read(file)`; None if the key has no file."""
         check_key(key)
         try:
-            found = self._tree.open(key)
+            descriptor = self._tree.open(key)
             try:
-                if not stat.S_ISREG(os.fstat(found).st_mode):
+                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                     return None
-                with os.fdopen(found, "rb", closefd=False) as file:
+                with os.fdopen(descriptor, "rb", closefd=False) as file:
                     return read(file)
             finally:
-                os.close(found)
+                os.close(descriptor)
         except OSError as error:
             if error.errno in ABSENT:
                 return None
             raise self._error("read", key, error) from error
 
-    def _write(self, verb: str, key: str, write: Callable[[str], None]) -> None:
-        """Call `write` with the path of the key's file, through a descriptor of its folder."""
+    def _write(self, verb: str, key: str, write: Callable[[str], T]) -> T:
+        """Return `write(path)`: the path of the key's file, through a descriptor of its folder."""
         above, _, name = check_key(key).rpartition("/")
         try:
             if self._private:
                 os.makedirs(self._folder, 0o700, exist_ok=True)
             make_folder(self._tree, above)
             with self._tree.folder(above) as at:
-                write(f"/proc/self/fd/{at}/{name}")
+                return write(f"/proc/self/fd/{at}/{name}")
         except OSError as error:
             raise self._error(verb, key, error) from error
 

@@ -1,8 +1,9 @@
-"""A store in S3 by HTTP and the standard library, so that images need no SDK."""
+"""A store in S3, with the standard library's HTTP, so that images need no SDK."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import random
 import re
@@ -11,6 +12,7 @@ import urllib.error
 import urllib.request
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping
+from contextlib import ExitStack
 from email.message import Message
 from http.client import HTTPException
 from typing import (
@@ -32,10 +34,12 @@ from urllib.parse import urlsplit
 from batchml.runtime.storage.credentials import (
     EMPTY_HASH,
     CredentialsProvider,
+    domain_of,
     escape_path,
     escape_query,
     sign,
 )
+from batchml.runtime.storage.files import temporary_name
 from batchml.runtime.storage.store import (
     PATIENT,
     RetryLimits,
@@ -45,12 +49,12 @@ from batchml.runtime.storage.store import (
     no_check,
 )
 
-WHOLE = 96 * 1024**2  # bytes; larger files are sent in parts, which are repeated one by one
+MAX_WHOLE = 96 * 1024**2  # bytes; larger files are sent in parts, so that a retry repeats one part
 MOST_PARTS = 10_000  # S3's limit
 PAGE = 1000  # keys of one list request; S3's limit
 
 _BLOCK = 1 << 20
-_REGION = re.compile(r"-\d{12}-([a-z]{2}(?:-[a-z]+)+-\d)$")  # how `batchml setup` names buckets
+_REGION = re.compile(r"-\d{12}-([a-z]{2}(?:-[a-z]+)+-\d)$")  # ends the buckets of `batchml setup`
 _RETRIED = {
     "ConditionalRequestConflict", "InternalError", "OperationAborted", "RequestTimeout",
     "ServiceUnavailable", "SlowDown", "ThrottlingException",
@@ -63,16 +67,18 @@ class FileSlice(NamedTuple):
     """A part of a file, and its SHA-256: S3 refuses the upload if the file changes meanwhile."""
 
     path: str
-    start: int
-    size: int
+    start: int  # byte
+    size: int  # bytes
     hash: str
 
 
 class S3Response(NamedTuple):
+    """An answer of S3."""
+
     status: int
     headers: Message
     body: bytes
-    tries: int
+    tries: int  # requests that were sent until this answer came
 
     @property
     def code(self) -> str:
@@ -81,7 +87,7 @@ class S3Response(NamedTuple):
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A signature is valid for one host, so `S3Client` follows redirects itself and signs again."""
+    """Follow no redirects: a signature is valid for one host, so `S3Client` must sign again."""
 
     def redirect_request(self, *_: Any) -> None:
         return None
@@ -108,7 +114,7 @@ class S3Client:
         self._sleep = sleep
         self._check = check
         self._limits = limits
-        self._skew = 0.0  # seconds to add to our clock, from S3's answers
+        self._skew = 0.0  # seconds from our clock to S3's, as S3's answers show them
         self._credentials = CredentialsProvider(environ, clock)
         self._opener = urllib.request.build_opener(_NoRedirect())
 
@@ -122,7 +128,7 @@ class S3Client:
         into: Optional[BinaryIO] = None,
         accept: Sequence[int] = (),
     ) -> S3Response:
-        """Send until an answer is a success or has one of the statuses in `accept`.
+        """Send a request, and again until an answer is a success or has a status in `accept`.
 
         The body of a success is written to `into`, if given. Raises StoreError.
         """
@@ -162,10 +168,10 @@ class S3Client:
         return "" if answer.status == 404 else str(answer.headers.get("ETag", ""))
 
     def end_upload(self, key: str, upload: str, tags: Sequence[str]) -> Optional[int]:
-        """Make one object of the parts with these ETags.
+        """Make one object of the parts with these ETags. Return None.
 
-        None after success. If S3 has no such upload, the number of requests that were sent: after
-        more than one, an answer may have been lost, and the object may be there.
+        If S3 has no such upload, return the number of requests that were sent: after more than one,
+        an answer may have been lost, and the object may exist already.
         """
         listed = "".join(
             f"<Part><PartNumber>{number}</PartNumber><ETag>{tag}</ETag></Part>"
@@ -175,7 +181,7 @@ class S3Client:
         answer = self.send("POST", key, [("uploadId", upload)], body=body, accept=(404,))
         if answer.status == 404:
             return answer.tries
-        if answer.code:  # S3 may begin a success and then report an error in its body
+        if answer.code:  # S3 may answer with the status 200 and report an error in the body
             raise StoreError(f"S3 refused the parts of {key}: {answer.code}", temporary=True)
         return None
 
@@ -183,7 +189,7 @@ class S3Client:
         self.send("DELETE", key, [("uploadId", upload)], accept=(404,))
 
     def list_objects(self, prefix: str, limit: Optional[int] = None) -> Iterator[Tuple[str, int]]:
-        """The keys that begin with `prefix`, and their sizes in bytes; only the first `limit`."""
+        """The keys that begin with `prefix`, and their sizes in bytes; at most `limit` of them."""
         token, left = "", limit
         while left is None or left > 0:
             page = PAGE if left is None else min(PAGE, left)
@@ -222,26 +228,25 @@ class S3Client:
             self._credentials.get(), self._region, method, host, path, escaped, headers, digest,
             self._clock() + self._skew,
         )  # fmt: skip
-        data: Any = None
         if method in ("PUT", "POST"):
             signed["content-length"] = str(size)
-            # Not signed, because urllib adds one of its own.
+            # Not signed, because urllib would add another one.
             signed["content-type"] = "application/octet-stream"
-            data = _open_slice(body) if isinstance(body, FileSlice) else body
         url = base + path + (f"?{escaped}" if escaped else "")
-        request = urllib.request.Request(url, data=data, headers=signed, method=method)
-        try:
-            with self._opener.open(request, timeout=self._limits.timeout) as found:
-                return S3Response(found.status, found.headers, self._read(found, into), number)
-        except urllib.error.HTTPError as error:
-            with error:
-                return S3Response(error.code, error.headers, error.read(_BLOCK), number)
-        finally:
-            if isinstance(body, FileSlice) and data is not None:
-                data.close()
+        with ExitStack() as stack:
+            data: Any = body if method in ("PUT", "POST") else None
+            if isinstance(body, FileSlice):
+                data = _read_slice(stack.enter_context(open(body.path, "rb")), body)
+            request = urllib.request.Request(url, data=data, headers=signed, method=method)
+            try:
+                with self._opener.open(request, timeout=self._limits.timeout) as found:
+                    return S3Response(found.status, found.headers, self._read(found, into), number)
+            except urllib.error.HTTPError as error:
+                with error:
+                    return S3Response(error.code, error.headers, error.read(_BLOCK), number)
 
     def _read(self, found: Any, into: Optional[BinaryIO]) -> bytes:
-        """Return the body, or write it `into` a file. Raises OSError if it ends too early."""
+        """Return the body, or write it `into` a file. Raises OSError if the body ends too early."""
         if into is not None:
             into.seek(0)
             into.truncate()
@@ -258,7 +263,7 @@ class S3Client:
             else:
                 into.write(block)
         length = found.headers.get("Content-Length", "")
-        # `read` with a size raises nothing for an answer that was cut off.
+        # `read` with a size does not raise if the answer was cut off.
         if length.isdigit() and int(length) != size and found.status != 204:
             raise OSError(f"the answer ended after {size} of {length} bytes")
         return b"".join(parts)
@@ -275,14 +280,13 @@ class S3Client:
         if self._endpoint:
             parts = urlsplit(self._endpoint)
             return f"{parts.scheme}://{parts.netloc}", f"{parts.path}/{self._bucket}{path}"
-        end = "amazonaws.com.cn" if self._region.startswith("cn-") else "amazonaws.com"
-        host = f"s3.{self._region}.{end}"
+        host = f"s3.{self._region}.{domain_of(self._region)}"
         if _DNS_NAME.fullmatch(self._bucket):
             return f"https://{self._bucket}.{host}", path
         return f"https://{host}", f"/{self._bucket}{path}"
 
     def _should_retry(self, answer: S3Response) -> bool:
-        """Whether to send again. Corrects region, credentials and clock as the answer asks."""
+        """Whether to send again. First correct region, credentials or clock as the answer says."""
         region = answer.headers.get("x-amz-bucket-region") or _text(answer.body, "Region")
         if answer.status in (301, 307, 400) and region and region != self._region:
             self._region = region
@@ -314,10 +318,10 @@ class S3Store(Store):
         check: Callable[[], None] = no_check,
         limits: RetryLimits = PATIENT,
     ) -> _S3:
-        """The store at `s3://BUCKET/PREFIX`. `check` is called often, and may raise to give up."""
+        """Open the store at `s3://BUCKET/PREFIX`. `check` is called often, and may raise to end."""
         bucket, _, prefix = url[len("s3://") :].partition("/")
         if not bucket:
-            raise StoreError(f"{url!r} names no bucket: s3://BUCKET/PREFIX")
+            raise StoreError(f"{url!r} names no bucket: give s3://BUCKET/PREFIX")
         prefix = prefix.strip("/")
         client = S3Client(bucket, environ, check=check, limits=limits)
         return cls(client, f"{prefix}/" if prefix else "")
@@ -334,9 +338,9 @@ class S3Store(Store):
         try:
             answer = self._client.send("GET", self._key(key), headers=headers, accept=(404, 416))
         except StoreError as error:
-            # For a missing object S3 answers 404 only to those who may list the whole bucket, and
-            # AccessDenied to all others. A role that may list some prefixes is one of the others,
-            # because a GET names no prefix. A list request does, so it tells the two cases apart.
+            # For a missing object S3 answers 404 only to those who may list the whole bucket, else
+            # AccessDenied. A role that may list some prefixes gets AccessDenied, too, because a GET
+            # names no prefix. A list request names one, so it shows whether the object is missing.
             # Source: GetObject, "Permissions"; cfn/roles.yaml.
             if error.code != "AccessDenied" or self.has(key):
                 raise
@@ -367,8 +371,8 @@ class S3Store(Store):
     def put_file(self, key: str, path: str) -> None:
         try:
             size = os.stat(path).st_size
-            if size <= WHOLE:
-                self._client.send("PUT", self._key(key), body=_slice(path, 0, size))
+            if size <= MAX_WHOLE:
+                self._client.send("PUT", self._key(key), body=_hash_slice(path, 0, size))
             else:
                 self._put_in_parts(self._key(key), path, size)
         except StoreError:
@@ -377,31 +381,27 @@ class S3Store(Store):
             raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
 
     def get_file(self, key: str, path: str) -> bool:
-        temporary = f"{path}.{os.urandom(8).hex()}.tmp"
         try:
-            with open(temporary, "w+b") as file:
-                answer = self._client.send("GET", self._key(key), into=file, accept=(404,))
-            if answer.status == 404:
-                _is_missing(answer)
-                return False
-            os.replace(temporary, path)
+            with temporary_name(path) as temporary:
+                with open(temporary, "w+b") as file:
+                    answer = self._client.send("GET", self._key(key), into=file, accept=(404,))
+                if answer.status == 404 and _is_missing(answer):
+                    return False
+                os.replace(temporary, path)
         except StoreError:
             raise
         except OSError as error:
             raise StoreError(f"cannot write {path}: {error.strerror or error}") from error
-        finally:
-            if os.path.exists(temporary):
-                os.unlink(temporary)
         return True
 
     def _put_in_parts(self, key: str, path: str, size: int) -> None:
         upload = self._client.begin_upload(key)
-        step = max(WHOLE // 2, -(-size // MOST_PARTS))
+        step = max(MAX_WHOLE // 2, math.ceil(size / MOST_PARTS))
         gone = StoreError(f"S3 refused the parts of {key}: NoSuchUpload", temporary=True)
         try:
             tags = []
             for number, start in enumerate(range(0, size, step), 1):
-                part = _slice(path, start, min(step, size - start))
+                part = _hash_slice(path, start, min(step, size - start))
                 tags.append(self._client.send_part(key, upload, number, part))
                 if not tags[-1]:
                     raise gone
@@ -419,9 +419,10 @@ class S3Store(Store):
 
 
 def region_of(bucket: str, environ: Mapping[str, str]) -> str:
-    """The likely region of a bucket. S3 corrects it if the container can reach other regions.
+    """The likely region of a bucket. If it is wrong, S3's answer names the right one.
 
-    ECS passes no region to containers on EC2 instances, but our buckets' names contain theirs.
+    ECS passes no region to containers on EC2 instances, but the names of buckets that `batchml
+    setup` makes end with their region.
     """
     match = _REGION.search(bucket)
     if match:
@@ -430,61 +431,43 @@ def region_of(bucket: str, environ: Mapping[str, str]) -> str:
 
 
 def _is_missing(answer: S3Response) -> bool:
-    """True for an object that does not exist. Raises StoreError for a bucket that does not."""
+    """True if the object does not exist. Raises StoreError if the bucket does not exist."""
     if answer.code == "NoSuchBucket":
         raise StoreError(f"S3: {_text(answer.body, 'Message') or 'the bucket does not exist'}")
     return True
 
 
-def _slice(path: str, start: int, size: int) -> FileSlice:
+def _hash_slice(path: str, start: int, size: int) -> FileSlice:
+    """A part of a file with its SHA-256. It is shorter if the file ends before."""
     digest = hashlib.sha256()
+    read = 0
     with open(path, "rb") as file:
-        file.seek(start)
-        left = size
-        while left:
-            block = file.read(min(_BLOCK, left))
-            if not block:
-                break
+        for block in _read_slice(file, FileSlice(path, start, size, "")):
             digest.update(block)
-            left -= len(block)
-    return FileSlice(path, start, size - left, digest.hexdigest())
+            read += len(block)
+    return FileSlice(path, start, read, digest.hexdigest())
 
 
-class _SliceReader:
-    """Reads a part of a file, for `http.client`."""
-
-    def __init__(self, file: BinaryIO, size: int) -> None:
-        self._file = file
-        self._left = size
-
-    def read(self, size: int = -1) -> bytes:
-        wanted = self._left if size < 0 else min(size, self._left)
-        data = self._file.read(wanted)
-        self._left -= len(data)
-        return data
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def _open_slice(part: FileSlice) -> _SliceReader:
-    file = open(part.path, "rb")  # noqa: SIM115 - the caller closes it
+def _read_slice(file: BinaryIO, part: FileSlice) -> Iterator[bytes]:
+    """The blocks of a part of a file."""
     file.seek(part.start)
-    return _SliceReader(file, part.size)
-
-
-def _elements(body: bytes, name: str) -> List[ElementTree.Element]:
-    try:
-        root = ElementTree.fromstring(body)
-    except ElementTree.ParseError:
-        return []
-    return [each for each in root.iter() if each.tag.rpartition("}")[2] == name]
+    left = part.size
+    while left:
+        block = file.read(min(_BLOCK, left))
+        if not block:
+            return
+        left -= len(block)
+        yield block
 
 
 def _text(body: bytes, name: str) -> str:
     """The text of the first element of this name in S3's XML; empty without one."""
-    found = _elements(body, name)
-    return (found[0].text or "").strip() if found else ""
+    try:
+        root = ElementTree.fromstring(body)
+    except ElementTree.ParseError:
+        return ""
+    found = (each.text for each in root.iter() if each.tag.rpartition("}")[2] == name)
+    return (next(found, None) or "").strip()
 
 
 def _date(text: str, default: float) -> float:

@@ -1,7 +1,7 @@
-"""The `Store`: small values and files by key. What outlives a run is kept in one.
+"""The `Store`: values and files by key, which outlive a run.
 
-Backends: a folder (`folder.py`), S3 by the standard library (`s3.py`), and on the client's side S3
-by boto3 (`batchml/aws/s3.py`). `backends.open_store` opens the store at an address.
+Backends: a folder (`folder.py`), S3 with the standard library (`s3.py`), and for clients S3 with
+boto3 (`batchml/aws/s3.py`). `backends.open_store` opens the store at an address.
 """
 
 from __future__ import annotations
@@ -23,41 +23,41 @@ class StoreError(OSError):
 
 
 class RetryLimits(NamedTuple):
-    """How often a request to S3 is sent, and how long its answer may take."""
+    """The most times that a request to S3 is sent, and how long its answer may take."""
 
     tries: int
     timeout: float  # seconds without a byte
 
 
 PATIENT = RetryLimits(7, 20.0)  # the pauses between the tries add up to 25 s at most
-BRIEF = RetryLimits(2, 3.0)  # for calls during which the program's output waits
+BRIEF = RetryLimits(2, 3.0)  # for calls during which the program's output is not copied
 
 
 class Store(Protocol):
-    """Values and files by key. A key is one or more parts with `/` between; no part is `.` or `..`.
+    """Values and files by key. A key is one or more parts joined by `/`; no part is `.` or `..`.
 
     Every method raises StoreError when the store cannot be read or written.
     """
 
     def get(self, key: str) -> Optional[bytes]:
-        """Return the value, or None when there is none."""
+        """Return the value; None without a value."""
 
     def get_many(self, keys: Sequence[str]) -> List[Optional[bytes]]:
         """Return the values in the order of their keys. Backends may read several at once."""
         return [self.get(key) for key in keys]
 
     def has(self, key: str) -> bool:
-        """Whether there is a value of this key."""
+        """Whether the key has a value."""
         return self.keys(check_key(key), 1) == [key]
 
     def put(self, key: str, data: bytes) -> None:
         """Write a value, whole and durable. After an error the old value is still there."""
 
     def create(self, key: str, data: bytes) -> bool:
-        """Write a value unless there is one. Whether this call wrote it.
+        """Write a value unless the key has one. Return whether this call wrote it.
 
-        An equal value counts as written by this call if an answer was lost and the request was
-        sent again.
+        If an answer was lost and the request was sent again, an equal value counts as written by
+        this call.
         """
 
     def keys(self, prefix: str, limit: Optional[int] = None) -> List[str]:
@@ -67,21 +67,21 @@ class Store(Protocol):
         """Remove values. Keys without a value are ignored."""
 
     def read(self, key: str, start: int, length: int) -> Optional[bytes]:
-        """Return a part of a value, shorter or empty where the value ends; None without a value."""
+        """Return a part of a value, shorter if the value ends before; None without a value."""
 
     def put_file(self, key: str, path: str) -> None:
         """Write the content of a file as a value."""
 
     def get_file(self, key: str, path: str) -> bool:
-        """Write a value to a file, which may exist. False, and no file, without a value."""
+        """Write a value to a file, which may exist. False without a value: no file is written."""
 
 
 def no_check() -> None:
-    """The default of `check` parameters: never ends the operation."""
+    """The default of parameters named `check`: it never ends the operation."""
 
 
 def check_key(key: str) -> str:
-    """Return the key. Raises StoreError for a text that is no key."""
+    """Return the key. Raises StoreError for a text that is not a key."""
     if any(part in ("", ".", "..") for part in key.split("/")) or "\0" in key:
         raise StoreError(f"{key!r} is not a key of a store")
     return key

@@ -1,10 +1,9 @@
 """Spot notices: EC2 announces about two minutes ahead that it takes a spot instance back.
 
-A plug-in asks the instance's metadata service every 5 s, as EC2 advises, in a thread, so that a
-service that does not answer does not block the output. Where containers cannot reach the service,
-the host writes the same text into a file, BATCHML_NOTICE_FILE: batchml/aws/ec2.py.
-Sources: EC2 User Guide, "Spot Instance interruption notices", "Rebalance recommendations", "Use
-the Instance Metadata Service".
+A plug-in asks the instance metadata service every 5 s, as EC2 advises, in a thread, so that a
+service that does not answer does not block the output. On hosts whose containers cannot reach the
+service, the host writes the service's answer into a file, BATCHML_NOTICE_FILE: batchml/aws/ec2.py.
+Sources: EC2 User Guide, "Spot Instance interruption notices", "Rebalance recommendations".
 """
 
 from __future__ import annotations
@@ -14,31 +13,21 @@ import os
 import threading
 import time
 from collections.abc import Mapping
-from typing import Callable, Dict, NamedTuple, Optional, Union
+from typing import Callable, NamedTuple, Optional, Union
 
 from batchml.runtime.entry.attempt import AttemptHandle
+from batchml.runtime.host_metadata import (
+    ECS_TASK,
+    InstanceMetadata,
+    instance_address,
+    parse_time,
+)
 from batchml.runtime.protocol.exit_codes import TRY_ELSEWHERE
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from batchml.runtime.storage.credentials import FetchUrl
 
 EVERY = 5.0  # seconds between two polls
 FILE = "BATCHML_NOTICE_FILE"
-_SERVICE = "http://169.254.169.254"
-_ECS = "ECS_CONTAINER_METADATA_URI_V4"  # only a real ECS agent sets it
-_TOKEN_SECONDS = 21_600
 _TIMEOUT = 1.0  # seconds: the service is on the host itself
-_TRIES = 3  # calls without an answer, after which the service is taken to be closed
-_ACTION = "/latest/meta-data/spot/instance-action"
-_REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
-
-
-def _fetch(method: str, url: str, headers: Dict[str, str], timeout: float) -> bytes:
-    """Call `fetch_url`, imported late: its imports take longer than all else before a command."""
-    from batchml.runtime.storage.credentials import fetch_url
-
-    return fetch_url(method, url, headers, timeout)
+_TRIES = 3  # calls without an answer, after which the service counts as closed to containers
 
 
 class SpotNotice(NamedTuple):
@@ -49,7 +38,7 @@ class SpotNotice(NamedTuple):
 
 
 def read_notice(body: bytes) -> Optional[SpotNotice]:
-    """`{"action": "terminate", "time": "2026-09-18T08:22:00Z"}`; None for anything else."""
+    """Read `{"action": "terminate", "time": "2026-09-18T08:22:00Z"}`; None for any other text."""
     try:
         found = json.loads(body)
         return SpotNotice(str(found["action"]), _seconds(found.get("time", "")))
@@ -76,50 +65,40 @@ def service_of(environ: Mapping[str, str]) -> str:
     """
     if environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
         return ""
-    named = environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", "")
     kind = environ.get("AWS_EXECUTION_ENV", "")
-    is_on_ec2 = kind.startswith("AWS_ECS") and "FARGATE" not in kind and bool(environ.get(_ECS))
-    return (named or (_SERVICE if is_on_ec2 else "")).rstrip("/")
+    is_on_ec2 = kind.startswith("AWS_ECS") and "FARGATE" not in kind and environ.get(ECS_TASK)
+    is_named = environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT")
+    return instance_address(environ) if is_on_ec2 or is_named else ""
 
 
-class MetadataService:
-    """The instance metadata service, version 2."""
+class NoticeService:
+    """The instance metadata service, asked for notices."""
 
-    def __init__(self, base: str, fetch: FetchUrl = _fetch) -> None:
-        self._base, self._fetch = base, fetch
-        self._token = ""
+    def __init__(self, address: str) -> None:
+        self._service = InstanceMetadata(address, timeout=_TIMEOUT)
 
     def notice(self) -> Optional[SpotNotice]:
         """Raises OSError."""
-        body = self._get(_ACTION)
-        return read_notice(body) if body else None
+        return read_notice(self._get("spot/instance-action"))
 
     def recommends_rebalance(self) -> bool:
-        return bool(self._get(_REBALANCE))
+        """Raises OSError."""
+        return bool(self._get("events/recommendations/rebalance"))
 
     def _get(self, path: str) -> bytes:
         """The content of a path; empty if the service does not have it, which is the usual case."""
         from urllib.error import HTTPError
 
-        if not self._token:
-            self._fetch_token()
+        self._service.fetch_token()
         try:
-            headers = {"X-aws-ec2-metadata-token": self._token}
-            return self._fetch("GET", self._base + path, headers, _TIMEOUT)
+            return self._service.get(path)
         except HTTPError as error:
-            with error:
-                if error.code == 401:  # the token has expired
-                    self._token = ""
-                return b""
-
-    def _fetch_token(self) -> None:
-        lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_SECONDS)}
-        found = self._fetch("PUT", f"{self._base}/latest/api/token", lifetime, _TIMEOUT)
-        self._token = found.decode("ascii", "replace").strip()
+            error.close()
+            return b""
 
 
 class NoticeFile:
-    """The file into which the host writes notices; for a rebalance, it makes `FILE.rebalance`."""
+    """The file into which the host writes notices. For a rebalance it makes `FILE.rebalance`."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -136,9 +115,9 @@ class NoticeFile:
 
 
 class FileOrService:
-    """The file if the host writes one, else the service, until it is clear that it is closed."""
+    """The notice file, and without a notice there the service, unless it counts as closed."""
 
-    def __init__(self, file: NoticeFile, service: MetadataService) -> None:
+    def __init__(self, file: NoticeFile, service: NoticeService) -> None:
         self._file, self._service = file, service
         self._tries = 0
 
@@ -166,10 +145,9 @@ class SpotWatcher:
         attempt: AttemptHandle,
         interval: float = EVERY,
         now: Callable[[], float] = time.time,
-        fetch: FetchUrl = _fetch,
     ) -> None:
         self._attempt, self._interval, self._now = attempt, interval, now
-        self._source = find_source(attempt.environ, fetch)
+        self._source = find_source(attempt.environ)
         self._notice: Optional[SpotNotice] = None
         self._is_at_risk = self._has_warned = False
         self._over = threading.Event()
@@ -184,15 +162,15 @@ class SpotWatcher:
         elif self._is_at_risk and not self._has_warned:
             self._has_warned = True
             self._attempt.say(
-                "batchml notice: EC2 recommends to leave this host, because it is now likelier to "
-                "take it back. The run goes on until then."
+                "batchml notice: EC2 recommends leaving this host, because it may soon take the "
+                "host back. The run goes on until a spot notice comes."
             )
 
     def finish(self) -> None:
         self._over.set()
 
     def poll(self) -> None:
-        """Ask once. Raises OSError without an answer."""
+        """Ask the source once. Raises OSError without an answer."""
         if self._source is not None and self._notice is None:
             self._notice = self._source.notice()
             if self._notice is None and not self._is_at_risk:
@@ -211,11 +189,11 @@ class SpotWatcher:
 
 
 def find_source(
-    environ: Mapping[str, str], fetch: FetchUrl = _fetch
-) -> Optional[Union[MetadataService, NoticeFile, FileOrService]]:
-    """What to poll for notices on this host; None without a source."""
-    base = service_of(environ)
-    service = MetadataService(base, fetch) if base else None
+    environ: Mapping[str, str],
+) -> Optional[Union[NoticeService, NoticeFile, FileOrService]]:
+    """Where to look for notices on this host; None if it has neither a file nor a service."""
+    address = service_of(environ)
+    service = NoticeService(address) if address else None
     if not environ.get(FILE):
         return service
     file = NoticeFile(environ[FILE])
@@ -223,10 +201,8 @@ def find_source(
 
 
 def _seconds(text: object) -> float:
-    """`2026-09-18T08:22:00Z` as seconds since the epoch; 0 for anything else."""
-    import calendar
-
+    """A notice's time as seconds since the epoch; 0 if it is missing or invalid."""
     try:
-        return float(calendar.timegm(time.strptime(str(text)[:19], "%Y-%m-%dT%H:%M:%S")))
+        return parse_time(str(text))
     except ValueError:
         return 0.0
