@@ -3,6 +3,7 @@
 from msgspec import Struct
 from msgspec.structs import replace
 
+from batchml.context import Context
 from batchml.errors import ConfigError
 from batchml.model.group import min_workers, resources_of
 from batchml.model.job import JobSpec, Resources
@@ -17,14 +18,34 @@ class Capacity(Struct, frozen=True):
 
 
 class FittedJob(Struct, frozen=True):
-    """A job that fits, and descriptions of what was reduced."""
+    """A job that fits, and a description of each reduction: "1 GPU instead of 4"."""
 
     spec: JobSpec
     cuts: tuple[str, ...]
 
 
+def fit_to_machine(context: Context, spec: JobSpec, strict: bool, notices: list[str]) -> JobSpec:
+    """The job with no more resources than this machine has; a notice says what was reduced.
+
+    Raises ConfigError for more nodes, or groups, than can run at once, and with `strict`
+    (`--strict-resources`) for each reduction.
+    """
+    from batchml.local import machine
+
+    requested = [spec.resources, *(group.resources for group in spec.groups)]
+    gpus = len(machine.find_gpus()) if any(each and each.gpus for each in requested) else 0
+    capacity = Capacity(machine.server_vcpus(context.home), machine.memory_mib(), gpus)
+    fitted = fit_groups(spec, capacity) if spec.groups else fit_job(spec, capacity)
+    if strict and fitted.cuts:
+        cuts = [f"resources: this machine would give {cut}." for cut in fitted.cuts]
+        raise ConfigError(spec.name, cuts)
+    if fitted.cuts:
+        notices.append(f"Fitted to this machine: {', '.join(fitted.cuts)}.")
+    return fitted.spec
+
+
 def fit_job(spec: JobSpec, capacity: Capacity) -> FittedJob:
-    """Reduce the resources of a job to those of the machine: all its nodes run there at once.
+    """Reduce the resources of a job so that all its nodes run on the machine at once.
 
     Raises ConfigError for more nodes than there are vCPUs.
     """
@@ -38,21 +59,21 @@ def fit_job(spec: JobSpec, capacity: Capacity) -> FittedJob:
                 f"--vcpus {spec.nodes}."
             ],
         )
-    wanted, nodes = spec.resources, spec.nodes
+    requested, nodes = spec.resources, spec.nodes
     cuts: list[str] = []
-    vcpus = min(wanted.vcpus, capacity.vcpus // nodes)
-    if vcpus < wanted.vcpus:
-        cuts.append(f"{_count(vcpus, 'vCPU')} instead of {wanted.vcpus}")
-    memory, most = wanted.memory, capacity.memory_mib // nodes
-    if wanted.memory_mib > most:
+    vcpus = min(requested.vcpus, capacity.vcpus // nodes)
+    if vcpus < requested.vcpus:
+        cuts.append(f"{_count(vcpus, 'vCPU')} instead of {requested.vcpus}")
+    memory, most = requested.memory, capacity.memory_mib // nodes
+    if requested.memory_mib > most:
         memory = f"{most} MiB"
-        cuts.append(f"{_gib(most)} of memory instead of {_gib(wanted.memory_mib)}")
-    gpus = min(wanted.gpus, capacity.gpus // nodes)
-    if gpus < wanted.gpus:
-        cuts.append(f"{_count(gpus, 'GPU') if gpus else 'no GPU'} instead of {wanted.gpus}")
+        cuts.append(f"{_gib(most)} of memory instead of {_gib(requested.memory_mib)}")
+    gpus = min(requested.gpus, capacity.gpus // nodes)
+    if gpus < requested.gpus:
+        cuts.append(f"{_count(gpus, 'GPU') if gpus else 'no GPU'} instead of {requested.gpus}")
     if nodes > 1:
         cuts = [f"{cut} on each node" for cut in cuts]
-    resources = replace(wanted, vcpus=vcpus, memory=memory, gpus=gpus)
+    resources = replace(requested, vcpus=vcpus, memory=memory, gpus=gpus)
     return FittedJob(replace(spec, resources=resources), tuple(cuts))
 
 
@@ -67,9 +88,10 @@ def _gib(mib: int) -> str:
 def fit_groups(spec: JobSpec, capacity: Capacity) -> FittedJob:
     """Reduce the resources of groups until all of them run on one machine at once.
 
-    Each container keeps at least one vCPU and an equal part of the memory. Where even then not all
-    fit, as many as possible run at once; the others follow. Raises ConfigError where the head and
-    its `min` workers do not fit.
+    Each container keeps at least one vCPU and an equal part of the memory. If they still do
+    not all fit, as many as possible run at once, and the others later.
+
+    Raises ConfigError if the head and its `min` workers do not fit.
     """
     needed = 1 + sum(min_workers(group) for group in spec.groups[1:])
     if needed > capacity.vcpus:
@@ -84,18 +106,18 @@ def fit_groups(spec: JobSpec, capacity: Capacity) -> FittedJob:
     total = min(capacity.vcpus, sum(group.count for group in spec.groups))
     most = Capacity(capacity.vcpus // total, capacity.memory_mib // total, capacity.gpus)
     groups, cuts = [], list[str]()
-    wanted = [(group, resources_of(spec, group)) for group in spec.groups]
-    share_out = (
-        sum(group.count * each.vcpus for group, each in wanted) > capacity.vcpus
-        or sum(group.count * each.memory_mib for group, each in wanted) > capacity.memory_mib
+    requested = [(group, resources_of(spec, group)) for group in spec.groups]
+    is_shared = (
+        sum(group.count * each.vcpus for group, each in requested) > capacity.vcpus
+        or sum(group.count * each.memory_mib for group, each in requested) > capacity.memory_mib
     )
-    for group, asked in wanted:
-        given = _limit(asked, most) if share_out else asked
-        if given.gpus > capacity.gpus:
-            given = replace(given, gpus=capacity.gpus)
-        if given != asked:
-            cuts.append(f"{group.name} with {_describe(given)} instead of {_describe(asked)}")
-        groups.append(replace(group, resources=given))
+    for group, asked in requested:
+        resources = _limit(asked, most) if is_shared else asked
+        if resources.gpus > capacity.gpus:
+            resources = replace(resources, gpus=capacity.gpus)
+        if resources != asked:
+            cuts.append(f"{group.name} with {_describe(resources)} instead of {_describe(asked)}")
+        groups.append(replace(group, resources=resources))
     return FittedJob(replace(spec, groups=tuple(groups)), tuple(cuts))
 
 
@@ -107,12 +129,3 @@ def _limit(asked: Resources, most: Capacity) -> Resources:
 def _describe(resources: Resources) -> str:
     gpus = f", {resources.gpus} GPU" if resources.gpus else ""
     return f"{resources.vcpus} vCPU, {resources.memory_mib} MiB{gpus}"
-
-
-def check_uncut(fitted: FittedJob) -> None:
-    """Raise ConfigError when anything was reduced (`--strict-resources`)."""
-    if fitted.cuts:
-        name = fitted.spec.name
-        raise ConfigError(
-            name, [f"resources: this machine would give {cut}." for cut in fitted.cuts]
-        )

@@ -1,8 +1,8 @@
-"""Submissions in flight, as files that their processes hold locked; and the rate of submissions.
+"""Submissions that are being sent: a locked file for each; and the rate of all submissions.
 
-A file without a lock belongs to a client that was killed: its submission has to be settled. So one
-look into a folder finds out whether anything is open, and nobody settles a submission that another
-process is just sending.
+A file without a lock belongs to a client that was killed: its submission has to be settled. So a
+listing of one folder shows whether a submission is open, and no process settles a submission that
+another process is sending.
 """
 
 import fcntl
@@ -23,26 +23,25 @@ from batchml.history import History
 from batchml.runtime.processes import boot_id
 from batchml.runtime.storage.files import is_locked, write_atomically
 
-# Seconds. The process of a younger file may not have locked it yet.
+# Seconds after its creation in which the process of a file may not have locked it yet.
 LOCK_GRACE = 1.0
 
 
 class InFlight:
-    """The files of one environment. A file that cannot be created does not stop a submission."""
+    """The files of an environment. If a file cannot be created, the submission goes on without."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     @classmethod
     def beside(cls, history: History, env: str) -> "InFlight":
-        """The object for an environment, in the state folder of a history."""
         return cls(history.path.parent / "submitting" / (env or "-"))
 
     @contextmanager
     def flight(self, key: str) -> Iterator[None]:
         """Mark the submission `key` as being sent by this process.
 
-        The file stays after an exception that leaves the outcome open; later `remove` removes it.
+        The file stays until `remove`, so that it outlives an error that leaves the outcome open.
         """
         descriptor = self._take(key)
         try:
@@ -52,25 +51,25 @@ class InFlight:
                 os.close(descriptor)
 
     def remove(self, key: str) -> None:
-        """The submission is settled."""
+        """Delete the file of a submission that is settled."""
         with suppress(OSError):
             (self._folder / key).unlink()
 
-    def is_flying(self, key: str) -> bool:
-        """True while a process is sending it."""
+    def is_being_sent(self, key: str) -> bool:
+        """True while a process is sending the submission."""
         try:
             return is_locked(str(self._folder / key))
         except OSError:
             return False
 
     def abandoned(self, now: float) -> list[str]:
-        """The keys whose processes have ended; `now` in seconds since the epoch."""
+        """The keys of files whose processes have ended; `now` in seconds since the epoch."""
         found = []
         with suppress(OSError), os.scandir(self._folder) as entries:
             for entry in entries:
                 with suppress(OSError):
                     age = now - entry.stat().st_mtime
-                    if abs(age) >= LOCK_GRACE and not self.is_flying(entry.name):
+                    if abs(age) >= LOCK_GRACE and not self.is_being_sent(entry.name):
                         found.append(entry.name)
         return sorted(found)
 
@@ -100,28 +99,26 @@ class InFlight:
 # the console and other people use some of them.
 RATE = 40.0
 BURST = 40.0  # turns that need not wait after a quiet time
-SLOWEST = 1.0  # turns a second, however often AWS throttles
+SLOWEST = 1.0  # turns a second: the rate after any number of throttled calls
 RECOVERY = 2.0  # turns a second that come back each second
-_SAME_THROTTLING = (
-    1.0  # seconds for which one throttling speaks for all that were sent at the same time
-)
-_MAX_WAIT = 600.0  # seconds ahead that a booked moment can be; a later one is of another boot
+_SAME_THROTTLING = 1.0  # seconds in which several throttled calls count once
+_MAX_WAIT = 600.0  # seconds until a turn, at most; a later time is from another boot
 
-_FORMAT = struct.Struct("<ddd36s")  # and the boot, at which the clock starts again
+_FORMAT = struct.Struct("<ddd36s")  # BucketState, and the boot: its clock starts at 0
 REPORTED_WAIT = 2.0  # seconds: a longer wait is reported to the user
 
 
 class BucketState(Struct, frozen=True):
-    """The state that the processes share. Times are seconds of the monotonic clock."""
+    """The state of the token bucket. Times are in seconds of the monotonic clock."""
 
-    free: float = 0.0  # when the next turn would be, if there were no burst
+    free: float = 0.0  # the time of the next turn, without a burst
     rate: float = RATE
-    since: float = 0.0  # when AWS throttled last, and `rate` was true
+    since: float = 0.0  # the time of the last throttled call, from which `rate` recovers
 
 
 def current_rate(turns: BucketState, now: float) -> float:
     """Turns a second, with the recovery since the last throttling."""
-    if turns.since > now:  # of another boot
+    if turns.since > now:  # a time of another boot
         return RATE
     return min(RATE, turns.rate + (now - turns.since) * RECOVERY)
 
@@ -136,7 +133,7 @@ def take(turns: BucketState, now: float) -> tuple[BucketState, float]:
 
 
 def throttled(turns: BucketState, now: float) -> BucketState:
-    """After a throttled call: half of the rate from now on, and no burst."""
+    """The state after a throttled call: half the rate from now on, and no burst."""
     if 0 <= now - turns.since < _SAME_THROTTLING and turns.rate < RATE:
         return turns
     slower = max(SLOWEST, current_rate(turns, now) / 2)
@@ -145,9 +142,9 @@ def throttled(turns: BucketState, now: float) -> BucketState:
 
 
 class RateBucket:
-    """The turns in the file at `path`, which is created when first needed.
+    """The token bucket in the file at `path`, which is created when first needed.
 
-    A file that cannot be written does not stop a submission: then only AWS limits the rate.
+    If the file cannot be written, only AWS limits the rate.
     """
 
     def __init__(self, path: Path, boot: str | None = None) -> None:
@@ -159,7 +156,7 @@ class RateBucket:
         """Wait for a turn. `tell` gets a message about a long wait."""
         wait = self._change(lambda turns: take(turns, clock.monotonic()))
         if wait > REPORTED_WAIT:
-            tell(f"Waiting {wait:.0f} s for a turn: AWS Batch takes so many submissions a second.")
+            tell(f"Waiting {wait:.0f} s for a turn: AWS Batch limits submissions a second.")
         if wait:
             clock.sleep(wait)
 
@@ -168,7 +165,7 @@ class RateBucket:
         self._change(lambda turns: (throttled(turns, clock.monotonic()), 0.0))
 
     def _change(self, change: Callable[[BucketState], tuple[BucketState, float]]) -> float:
-        """Change the shared state under a lock; the second value of `change`."""
+        """Change the state under a lock; the seconds to wait."""
         try:
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError:
@@ -191,9 +188,7 @@ class RateBucket:
 
 
 def _read_state(data: bytes, boot: bytes) -> BucketState:
-    """The content of the file; for a new or damaged file, or one of another boot, the initial
-    state.
-    """
+    """The state in the file; the initial state if the file is new, damaged or of another boot."""
     if len(data) != _FORMAT.size:
         return BucketState()
     free, rate, since, of_boot = _FORMAT.unpack(data)
@@ -205,10 +200,10 @@ def _read_state(data: bytes, boot: bytes) -> BucketState:
 
 
 class UnsentRequests:
-    """A file for each group run, private to the user, by the key of its head.
+    """A file for each group run that is being sent, named by the key of its head.
 
-    It holds the requests, with variables of the command line; so it is deleted as soon as all are
-    sent, and a run of one job has none.
+    It holds the requests of the workers, with environment variables of the command line: so only
+    the user can read it, and it is deleted as soon as all are sent.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -216,32 +211,31 @@ class UnsentRequests:
 
     @classmethod
     def beside(cls, history: History, env: str) -> "UnsentRequests":
-        """Those of an environment, in the state folder that a history is in."""
         return cls(history.path.parent / "gangs" / (env or "-"))
 
-    def keep(self, gang: str, requests: Mapping[str, SubmissionRequests]) -> None:
-        """Write the requests of its jobs, by their keys, to disk.
+    def keep(self, head_key: str, requests: Mapping[str, SubmissionRequests]) -> None:
+        """Write the requests of the workers, by their keys, to disk.
 
         Raises OSError; then nothing may be sent.
         """
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_atomically(str(self._folder / gang), msgspec.json.encode(requests))
+        write_atomically(str(self._folder / head_key), msgspec.json.encode(requests))
 
-    def find(self, gang: str, key: str) -> SubmissionRequests | None:
-        """The requests of one job; None where they are not kept."""
+    def find(self, head_key: str, key: str) -> SubmissionRequests | None:
+        """The requests of one job; None if they are not stored."""
         try:
-            data = (self._folder / gang).read_bytes()
+            data = (self._folder / head_key).read_bytes()
             return msgspec.json.decode(data, type=dict[str, SubmissionRequests]).get(key)
         except (OSError, msgspec.DecodeError):
             return None
 
-    def gangs(self) -> list[str]:
-        """The group runs with kept requests."""
+    def head_keys(self) -> list[str]:
+        """The keys of the heads of group runs with stored requests."""
         try:
             return sorted(os.listdir(self._folder))
         except OSError:
             return []
 
-    def drop(self, gang: str) -> None:
+    def drop(self, head_key: str) -> None:
         with suppress(OSError):
-            (self._folder / gang).unlink()
+            (self._folder / head_key).unlink()

@@ -1,4 +1,4 @@
-"""What a run is submitted with: one table of options, and the job that they come to.
+"""The options of a submission, in one table, and the job that results from them.
 
 `SubmitOptions` is the table. The flags of `submit`, `rerun`, `alloc` and `notebook`, the arguments
 of `Client.submit` and the lines `#BATCHML` of scripts are views of it.
@@ -22,50 +22,50 @@ from batchml.model.job import JobSpec, Scalar, change_job, read_job, with_params
 from batchml.model.names import to_name
 from batchml.model.run import MAX_ARRAY
 from batchml.model.tables import is_text
-from batchml.runs.fit import Capacity, check_uncut, fit_groups, fit_job
 from batchml.runtime.protocol.variables import format_value as param_text
 
 DEFAULT_IMAGE = "python"  # for `submit -- COMMAND` without a job
 DEFAULT_QUEUE = "default"
-MAX_AFTER = 20  # jobs that one waits for; AWS Batch, SubmitJob
+MAX_AFTER = 20  # dependencies of one job. Source: AWS Batch API Reference, SubmitJob
 RESERVED_TAG = "batchml:"
-FAULT_TAG = "batchml:chaos"  # for the user to give: batchml/local/batch/fault_injection.py
+FAULT_TAG = "batchml:chaos"  # users may set it: local/batch/fault_injection.py
 COMMAND_LINE = "The command line"
 
 
 class Option(NamedTuple):
-    """One option. `key` is the key of job.toml that it replaces, `resources.gpus` for example.
+    """One option. `key` is the key of job.toml whose value it replaces: `resources.gpus`.
 
     An option without a `key` is a field of `RunRequest`.
     """
 
     help: str
-    flag: str = ""  # unless given, the option's name with hyphens
+    flag: str = ""  # "": the option's name, with hyphens
     short: str = ""
     metavar: str | None = None
     key: str = ""
 
 
 class HasJobId(Protocol):
-    """A run as `batchml.Client` gives it."""
+    """The attribute of `batchml.RunHandle` that is read here."""
 
     job_id: str
 
 
 class SubmitOptions(TypedDict, total=False):
-    """The options of a run. What is not given, or None, stays as the job's file has it.
+    """The options of a run. Without an option, or with None, the value of the job's file counts.
 
-    command: words of the program, in place of the job's.
+    command: the words of the command, in place of the job's.
     memory: a size such as "8 GiB". timeout: of one attempt, such as "4h", or in seconds.
     array: the number of children, 2 to 10,000; each finds its own number in
         AWS_BATCH_JOB_ARRAY_INDEX.
     after: runs that have to succeed before this one starts.
-    retry_on: outcomes after which AWS Batch tries again.
+    retry_on: outcomes after which AWS Batch starts another attempt.
     max_cost: in USD; the run gets a signal to save and is stopped before it costs more.
     share: the share identifier, for a queue with fair-share scheduling.
     fallback: "QUEUE:30m"; the run moves to QUEUE when it finds no host for that time.
-    strict_resources: fail when this machine has less than the job asks for, instead of fitting it.
-    include_secrets: send files whose names look like secrets (`.env`, `*.pem`), too.
+    strict_resources: fail when this machine has less than the job requests; otherwise the job gets
+        less.
+    include_secrets: also send files whose names look like secrets (`.env`, `*.pem`).
     """
 
     params: Annotated[
@@ -161,13 +161,14 @@ def _kind(hint: Any) -> type:
 
 
 class RunRequest(Struct, frozen=True, kw_only=True):
-    """What the user asked for. `changes` are fields of the job that are replaced, as in job.toml.
+    """A submission as the user requests it.
 
-    `spec` stands for a job that is in no file; `array` is a number of children, `max_cost` in USD.
-    `provided_params` names parameters that each of its runs gets later, and that need no default.
-    `own_tags` are batchml's own: not for users to give. `folder` is the one whose files are sent
-    with a command; the current one unless given. `queue_at` is the line of a script that names the
-    queue.
+    `job` is a name, a folder or a script; `spec` is a job that is in no file. `changes` replace
+    fields of the job, with the keys of job.toml. `array` is a number of children, `max_cost` is in
+    USD. `provided_params` are the names of parameters that get their values later, so that they
+    need no default. `own_tags` are tags that batchml sets; users cannot. `folder` is the folder
+    whose files are sent with a command; "" is the current folder. `queue_at` names the line of a
+    script that names the queue, for messages.
     """
 
     job: str | None = None
@@ -235,11 +236,11 @@ def _set_key(table: dict[str, Any], keys: Sequence[str], value: Any) -> None:
 
 
 class ResolvedJob(Struct, frozen=True):
-    """The job of a request. `job` is the name of its folder; empty for a command without one.
+    """The job of a request. `job` is the name of its folder; "" for a command without a job.
 
-    `original` is the job as its file has it: without variables of the command line, which may be
-    secrets, and before anything was fitted to this machine. `has_other_command`: the command is
-    not the job's own.
+    `original` is the job as requested, before it was fitted to this machine, and without
+    environment variables of the command line, which may be secrets. `has_other_command`: the
+    request replaces the job's command.
     """
 
     spec: JobSpec
@@ -250,18 +251,18 @@ class ResolvedJob(Struct, frozen=True):
 
 
 def resolve_job(context: Context, request: RunRequest) -> ResolvedJob:
-    """The job of a request, with what the request changes.
+    """Load the job of a request, and apply the changes of the request.
 
     Raises ConfigError, NotFound or UsageError, each with all the mistakes of its input.
     """
     _check_texts(COMMAND_LINE, request)
     _check(request)
     spec, folder, job = _load_job(context, request)
-    if job and not is_text(str(folder)):  # it is kept with the run, as text
+    if job and not is_text(str(folder)):  # the history keeps it as text
         raise ConfigError(COMMAND_LINE, [f"job: the folder's path, {str(folder)!r}, is not UTF-8."])
     if request.command:
-        # After the check of the file: braces of a command line may be the shell's or awk's, so
-        # only names of known parameters are filled in.
+        # After the check of the file: braces of a command line may belong to the shell or to awk,
+        # so only the names of the job's parameters are replaced.
         if "" in request.command:
             raise UsageError("The command has an empty word, which AWS Batch refuses.")
         spec = msgspec.structs.replace(spec, command=request.command)
@@ -275,10 +276,10 @@ def resolve_job(context: Context, request: RunRequest) -> ResolvedJob:
     return ResolvedJob(spec, folder, job, original, has_other_command=bool(request.command))
 
 
-def _empty_word_mistakes(spec: JobSpec, given: Mapping[str, str]) -> Iterator[str]:
-    """AWS Batch refuses a command with an empty word, which an empty parameter may leave."""
+def _empty_word_mistakes(spec: JobSpec, params: Mapping[str, str]) -> Iterator[str]:
+    """Mistakes for empty words of the command, which AWS Batch refuses: from empty parameters."""
     for number, names in spec.empty_words():
-        which = ", ".join(f"-p {name}=" if name in given else f"params.{name}" for name in names)
+        which = ", ".join(f"-p {name}=" if name in params else f"params.{name}" for name in names)
         yield (
             f"{which}: is empty, and with it the word {spec.command[number]} of the command: "
             "AWS Batch refuses empty words."
@@ -286,7 +287,7 @@ def _empty_word_mistakes(spec: JobSpec, given: Mapping[str, str]) -> Iterator[st
 
 
 def _array_mistakes(spec: JobSpec, request: RunRequest) -> Iterator[str]:
-    """Each child of an array is one container; AWS Batch has no arrays of anything else."""
+    """Mistakes for an array of multi-node jobs or of group runs, which AWS Batch does not have."""
     if request.array is not None and spec.nodes > 1:
         yield (
             f"--array {request.array}: with nodes = {spec.nodes}. AWS Batch has no arrays of "
@@ -299,7 +300,7 @@ def _array_mistakes(spec: JobSpec, request: RunRequest) -> Iterator[str]:
 def _load_job(context: Context, request: RunRequest) -> tuple[JobSpec, Path, str]:
     """The job as its file has it, its folder, and the folder's name."""
     if request.spec is not None:
-        # Flags, files and programs obey the same rules.
+        # A JobSpec of a program is checked as a file is.
         spec = read_job(
             msgspec.to_builtins(request.spec), "The job", provided_params=request.provided_params
         )
@@ -324,7 +325,7 @@ def _load_job(context: Context, request: RunRequest) -> tuple[JobSpec, Path, str
 
 
 def _check_texts(where: str, checked: Struct) -> None:
-    """Raises ConfigError for texts that no request, and no program's arguments, can hold."""
+    """Raise ConfigError for texts that a request, or the arguments of a program, cannot hold."""
     mistakes = []
     for found, text in _texts("", checked):
         key = found.removeprefix("changes.")
@@ -370,28 +371,10 @@ def _check(request: RunRequest) -> None:
         raise ConfigError(COMMAND_LINE, mistakes)
 
 
-def fit_to_machine(context: Context, spec: JobSpec, strict: bool, notices: list[str]) -> JobSpec:
-    """The job with no more resources than this machine has; a notice says what was cut.
-
-    Raises ConfigError for more nodes, or groups, than fit at once, and with `strict` for any cut.
-    """
-    from batchml.local import machine
-
-    wanted = [spec.resources, *(group.resources for group in spec.groups)]
-    gpus = len(machine.find_gpus()) if any(each and each.gpus for each in wanted) else 0
-    here = Capacity(machine.server_vcpus(context.home), machine.memory_mib(), gpus)
-    fitted = fit_groups(spec, here) if spec.groups else fit_job(spec, here)
-    if strict:
-        check_uncut(fitted)
-    if fitted.cuts:
-        notices.append(f"Fitted to this machine: {', '.join(fitted.cuts)}.")
-    return fitted.spec
-
-
 # --- The name of a command ------------------------------------------------------------------------
 
 
-# Programs that run another: the name of the run is that of their script or module.
+# Programs that run a script or module: the run gets the name of the script or module.
 _INTERPRETERS = re.compile(
     r"python[0-9.]*|pypy[0-9.]*|(ba|da|z|k)?sh|fish|perl|ruby|node|deno|Rscript|julia|lua|php"
     r"|torchrun|accelerate|deepspeed|uv|poetry|env|time|nice|nohup|exec"
@@ -400,14 +383,15 @@ _SUFFIXES = re.compile(r"\.(py|sh|bash|zsh|pl|rb|js|mjs|ts|R|r|jl|lua|php)$")
 
 
 def name_of(command: Sequence[str]) -> str:
-    """`train` for `python -u data/train.py --lr 1`; `python` for `python -c ...`."""
+    """The name of a run without a job: `train` for `python -u data/train.py --lr 1`, `python` for
+    `python -c ...`."""
     first = PurePath(command[0]).name
-    script = _script_word(command) if _INTERPRETERS.fullmatch(first) else ""
+    script = _script_of(command) if _INTERPRETERS.fullmatch(first) else ""
     return to_name(_SUFFIXES.sub("", PurePath(script or first).name))
 
 
-def _script_word(command: Sequence[str]) -> str:
-    """The script or module that a runner gets; empty where the words do not show one."""
+def _script_of(command: Sequence[str]) -> str:
+    """The script or module among the arguments of an interpreter; "" if none can be recognised."""
     words = iter(command[1:])
     for word in words:
         if word == "-m":

@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from batchml.context import Context, open_cache
 from batchml.errors import NotFound
-from batchml.jobs.ignore import OWN_FILE
+from batchml.jobs.ignore import IGNORE_FILE
 from batchml.runs.names import bare_id
 from batchml.runs.rerun.rules import original_numbers
 from batchml.runtime.transfer.tree import Tree
@@ -311,8 +311,8 @@ def copy_outputs(
 
 def _copy_to_new_folder(source: OutputSource, dest: Path) -> Iterator[OutputEntry | CopiedOutputs]:
     dest.mkdir(parents=True)
-    own = dest / OWN_FILE
-    own.write_text(f"# Outputs of a run: {OWN_FILE} keeps them out of the code of others.\n*\n")
+    own = dest / IGNORE_FILE
+    own.write_text(f"# Outputs of a run: {IGNORE_FILE} keeps them out of the code of others.\n*\n")
     for each in copy_files(source, dest):
         yield each
         if each == CopiedOutputs():  # no outputs: no folder, either

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from batchml.errors import ConfigError
-from batchml.jobs.code import CodeArchive, deliver, describe_sent, pack
+from batchml.jobs.code import CodeArchive, describe_sent, pack, put_once
 
 if TYPE_CHECKING:
     import subprocess
@@ -128,9 +128,9 @@ def store_package(
     store = _open_store(context, depot)
     if document is not None:
         data = document.data
-        deliver(store, document.name, lambda: data)
+        put_once(store, document.name, lambda: data)
     if archive is not None:
-        sent = deliver(store, archive.name, lambda: archive.data)
+        sent = put_once(store, archive.name, lambda: archive.data)
         if archive.files and (sent or depot.bucket):
             tell(describe_sent(archive, sent))
 

@@ -22,18 +22,18 @@ from batchml.aws.batch.requests import (
 from batchml.aws.naming import make_platform, owner_tags, qualified
 from batchml.context import Context, EnvironmentCache, open_cache
 from batchml.errors import NoQueue
-from batchml.jobs.code import CodeArchive, check_words
+from batchml.jobs.code import CodeArchive, check_command_size
 from batchml.jobs.find import ImageSource, find_source
 from batchml.model.group import GROUP_TAG, GroupJob
 from batchml.model.job import JobSpec
 from batchml.model.names import new_key, new_token, to_name
 from batchml.model.run import Record
+from batchml.runs.fit import fit_to_machine
 from batchml.runs.job_images import image_reference, own_image_notices
 from batchml.runs.options import (
     DEFAULT_QUEUE,
     ResolvedJob,
     RunRequest,
-    fit_to_machine,
     resolve_job,
 )
 from batchml.runs.package import (
@@ -129,7 +129,7 @@ def prepare(
     requests, image = make(run, submission)
     if requests.document is not None:
         variables = {name: str(each) for name, each in spec.env.items()}
-        check_words(spec.name, spec.argv(), {**params_variable(spec), **variables})
+        check_command_size(spec.name, spec.argv(), {**params_variable(spec), **variables})
     record = _record(context, request, job, run, requests, submission, image, commit)
     intents: list[SubmitIntent] = []
     if workers:

@@ -6,7 +6,9 @@ is looked up by its name before anything is sent again.
 """
 
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from batchml.aws.batch.jobs import JobApi, NamedJob
@@ -25,11 +27,15 @@ from batchml.model.names import bare_name
 from batchml.model.run import JobStatus, Record
 from batchml.runs.in_flight import InFlight, RateBucket
 
+if TYPE_CHECKING:
+    from batchml.context import Context
+
 # --- Finding the job of a submission by its name -------------------------------------------------
 
 
-# Seconds until ListJobs certainly shows what SubmitJob did. AWS promises nothing; a minute is far
-# beyond what was seen. The embedded server shows it at once, and may still be at work on a call.
+# Seconds after SubmitJob in which ListJobs may not return the job yet. AWS promises nothing; a
+# minute is far longer than any observed delay. The embedded server lists a job at once, but may
+# still be handling the call.
 AWS_LISTING_DELAY = 60.0
 LOCAL_LISTING_DELAY = 2.0
 MAX_PAUSE = 15.0  # seconds between two polls
@@ -37,14 +43,14 @@ SECOND_RUN = "batchml: second run of one submission"
 
 
 def listing_delay(api: JobApi) -> float:
-    """Seconds after which a run that ListJobs does not return does not exist."""
+    """Seconds after SubmitJob: a job that ListJobs does not return by then does not exist."""
     return LOCAL_LISTING_DELAY if api.is_local else AWS_LISTING_DELAY
 
 
 def look_up(api: JobApi, record: Record, clock: Clock, seconds: float) -> list[NamedJob]:
-    """The runs of a submission; polls until there is one, or `seconds` have passed.
+    """Find the jobs of a submission by name: poll until there is one, or `seconds` have passed.
 
-    Raises the error of the last poll; then it is not known whether there is a run.
+    Raises the error of the last poll; then it is unknown whether there is a job.
     """
     end = clock.monotonic() + seconds
     pause = 1.0
@@ -67,10 +73,10 @@ def _is_temporary(error: ServiceUnreachable | ServiceError) -> bool:
 
 
 def keep_one_job(api: JobApi, found: Iterable[NamedJob], tell: Callable[[str], None]) -> str:
-    """Keep one run of a submission, and stop the others; the id of the kept one.
+    """Keep one of the jobs that one submission made, and stop the others; the id of the kept job.
 
-    That is the oldest, but not a failed one while another lives: the second job to start finds the
-    first one's claim, and ends.
+    The oldest is kept, but a failed job only if all have failed: the second job that starts finds
+    the claim of the first, and ends.
     """
     kept, *others = sorted(
         found, key=lambda job: (job.status is JobStatus.FAILED, job.created_at, job.job_id)
@@ -88,17 +94,17 @@ def keep_one_job(api: JobApi, found: Iterable[NamedJob], tell: Callable[[str], N
 # --- Sending --------------------------------------------------------------------------------------
 
 
-RESENDS = 2  # times that a submission without a trace is sent again
-PATIENCE = 300.0  # seconds for which a throttled submission is tried
+RESENDS = 2  # times that a submission is sent again after no job of it was found
+PATIENCE = 300.0  # seconds for which a throttled submission is sent again
 TRIES = 4  # attempts to reach the service
 MAX_BACKOFF = 20.0  # seconds
-INTENT_TOLERANCE = 2.0  # seconds: an intent this young has the time of the call
+INTENT_TOLERANCE = 2.0  # seconds by which the time of an intent may differ from the call's
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C during a submission. `job_id` is its run, if it is known.
+    """Ctrl-C during a submission. `job_id` is its job, if that is known.
 
-    `is_open` is True while nobody knows: then `batchml reconcile KEY` finds out.
+    `is_open` is True while it is unknown whether there is a job: `batchml reconcile KEY` finds out.
     """
 
     def __init__(self, key: str, job_id: str = "", is_open: bool = False) -> None:
@@ -108,104 +114,101 @@ class Interrupted(KeyboardInterrupt):
         super().__init__(key)
 
 
-def send_intent(
-    api: JobApi,
-    requests: SubmissionRequests,
-    history: History,
-    record: Record,
-    *,
-    clock: Clock,
-    bucket: RateBucket | None = None,
-    share: str = "",
-    tell: Callable[[str], None] = lambda _: None,
-) -> str:
-    """Send an intent that is on disk already, and in flight. Raises as `submit` does."""
-    flights = InFlight.beside(history, record.env)
-    sender = _Sender(api, requests, history, record, clock, bucket, share, tell)
+class Submitter(Struct, frozen=True):
+    """The API, the history and the rules of a client that submits.
+
+    `tell` gets messages for the user. `bucket` is the rate that all processes of the user share,
+    None where there is no limit. A queue with fair-share scheduling takes only jobs with a share
+    identifier: a job without one is sent again with `share`.
+    """
+
+    api: JobApi
+    history: History
+    clock: Clock
+    tell: Callable[[str], None] = lambda _: None
+    bucket: RateBucket | None = None
+    share: str = ""
+
+
+def make_submitter(
+    context: "Context", tell: Callable[[str], None], bucket: RateBucket | None = None
+) -> Submitter:
+    """The submitter of an environment, for this user."""
+    return Submitter(context.batch, context.history, context.clock, tell, bucket, user_share())
+
+
+def send_intent(submitter: Submitter, requests: SubmissionRequests, record: Record) -> str:
+    """Send a submission whose intent is on disk, and which is marked as in flight; its job id.
+
+    Raises what `submit` raises.
+    """
+    sender = _Sender(submitter, requests, record)
     try:
         job_id = sender.send()
-        _settle(history, flights, record.key, tell, job_id)
+        _settle(submitter, record, job_id)
     except SubmissionUnknown:
         raise
     except BatchmlError as error:
-        _settle(history, flights, record.key, tell, why=str(error))
+        _settle(submitter, record, reason=str(error))
         raise
     except KeyboardInterrupt:
-        stop = sender.interrupted()
-        if not stop.is_open:
-            why = "" if stop.job_id else "interrupted before it was sent"
-            _settle(history, flights, record.key, tell, stop.job_id, why)
-        raise stop from None
+        interruption = sender.look_up_after_interrupt()
+        if not interruption.is_open:
+            reason = "" if interruption.job_id else "interrupted before it was sent"
+            _settle(submitter, record, interruption.job_id, reason)
+        raise interruption from None
     return job_id
 
 
-def _settle(
-    history: History,
-    flights: InFlight,
-    key: str,
-    tell: Callable[[str], None],
-    job_id: str = "",
-    why: str = "",
-) -> None:
-    """Write down the outcome. A full disk must not hide the job's id from the user."""
+def _settle(submitter: Submitter, record: Record, job_id: str = "", reason: str = "") -> None:
+    """Write the outcome to disk. A full disk must not hide the job's id from the user."""
     try:
         if job_id:
-            history.add_job_id(key, job_id)
+            submitter.history.add_job_id(record.key, job_id)
         else:
-            history.add_refusal(key, why)
+            submitter.history.add_refusal(record.key, reason)
     except OSError as error:
-        tell(f"This could not be kept on disk ({error.strerror}): `batchml reconcile` will.")
+        submitter.tell(
+            f"The outcome could not be written to disk ({error.strerror}). Later "
+            "`batchml reconcile` writes it."
+        )
     else:
-        flights.remove(key)
+        InFlight.beside(submitter.history, record.env).remove(record.key)
 
 
 class _Sender:
     """One submission that is being sent."""
 
-    def __init__(
-        self,
-        api: JobApi,
-        requests: SubmissionRequests,
-        history: History,
-        record: Record,
-        clock: Clock,
-        bucket: RateBucket | None,
-        share: str,
-        tell: Callable[[str], None],
-    ) -> None:
-        self._api = api
+    def __init__(self, submitter: Submitter, requests: SubmissionRequests, record: Record) -> None:
+        self._submitter = submitter
+        self._api, self._clock, self._tell = submitter.api, submitter.clock, submitter.tell
         self._requests = requests
-        self._history = history
         self._record = record
-        self._clock = clock
-        self._bucket = bucket
-        self._share = share
-        self._tell = tell
-        self._is_open = False  # a call may have had an effect
+        self._is_open = False  # True while a call may have had an effect
         self._job_id = ""
-        self._was_lost = 0  # calls with unknown outcome
-        self._unreached = 0
+        self._lost_answers = 0
+        self._failed_connections = 0
         self._pauses = 0
-        self._mended: set[str] = set()
-        self._end = clock.monotonic() + PATIENCE
+        self._has_registered = False
+        self._end = submitter.clock.monotonic() + PATIENCE
 
     def send(self) -> str:
         while True:
-            if self._bucket is not None:
-                self._bucket.take(self._clock, self._tell)
-            self._renew()
+            if self._submitter.bucket is not None:
+                self._submitter.bucket.take(self._clock, self._tell)
+            self._update_intent()
             self._is_open = True
             try:
                 self._job_id = self._api.submit(self._requests.submit)
             except BatchmlError as error:
-                self._job_id = self._after(error)
+                self._job_id = self._handle(error)
                 if self._job_id:
                     return self._job_id
                 continue
-            return self._only(self._job_id) if self._was_lost else self._job_id
+            return self._keep_one(self._job_id) if self._lost_answers else self._job_id
 
-    def interrupted(self) -> Interrupted:
-        """After Ctrl-C: look up the run once. A second Ctrl-C ends that, too."""
+    def look_up_after_interrupt(self) -> Interrupted:
+        """Look up the job once after Ctrl-C. A second Ctrl-C ends the look-up, too."""
         if self._job_id or not self._is_open:
             return Interrupted(self._record.key, self._job_id)
         try:
@@ -215,42 +218,44 @@ class _Sender:
         job_id = found[0].job_id if found else ""
         return Interrupted(self._record.key, job_id, is_open=not job_id)
 
-    def _renew(self) -> None:
-        """Before a call that leaves later than the intent says: update the intent's time on disk.
+    def _update_intent(self) -> None:
+        """Update the time of the intent on disk, if the call is made later than the intent says.
 
-        A process that finds the intent of a killed client waits for its lag, counted from that
-        time.
+        A process that settles the submission of a killed client waits until ListJobs must return
+        the job, counted from that time.
         """
         now = int(self._clock.now() * 1000)
         if abs(now - self._record.at) > INTENT_TOLERANCE * 1000:
             self._record = replace(self._record, at=now)
-            self._history.intend(self._record)
+            self._submitter.history.intend(self._record)
 
-    def _after(self, error: BatchmlError) -> str:
-        """After a failed call: the id of its run, if there is one, or "" to send it again."""
-        what = classify_error(error)
-        if what is ErrorClass.UNREACHED and self._api.is_local:
-            what = ErrorClass.UNKNOWN  # the last of several attempts; others were lost
-        if what is ErrorClass.UNKNOWN:
+    def _handle(self, error: BatchmlError) -> str:
+        """Handle a failed call: the id of its job, if there is one, or "" to send it again."""
+        kind = classify_error(error)
+        if kind is ErrorClass.UNREACHED and self._api.is_local:
+            kind = (
+                ErrorClass.UNKNOWN
+            )  # an earlier attempt of the client may have reached the server
+        if kind is ErrorClass.UNKNOWN:
             return self._look_up(error)
         self._is_open = False
-        if what is ErrorClass.REFUSED:
-            self._requests = self._mend(error)
-        elif what is ErrorClass.BUSY:
-            if self._bucket is not None:
-                self._bucket.throttled(self._clock)
-            self._pause(error, "AWS Batch is too busy; waiting for a turn.")
+        if kind is ErrorClass.REFUSED:
+            self._requests = self._correct(error)
+        elif kind is ErrorClass.BUSY:
+            if self._submitter.bucket is not None:
+                self._submitter.bucket.throttled(self._clock)
+            self._pause(error, "AWS Batch is too busy; waiting to send again.")
         else:
-            self._unreached += 1
-            if self._unreached >= TRIES:
+            self._failed_connections += 1
+            if self._failed_connections >= TRIES:
                 raise error
             self._pause(error, "AWS Batch cannot be reached; trying again.")
         return ""
 
     def _look_up(self, error: BatchmlError) -> str:
-        if not self._was_lost:
-            self._tell("The answer was lost; looking whether the run is there.")
-        self._was_lost += 1
+        if not self._lost_answers:
+            self._tell("The answer of AWS Batch was lost; looking for the run by its name.")
+        self._lost_answers += 1
         try:
             found = look_up(self._api, self._record, self._clock, listing_delay(self._api))
         except BatchmlError as then:
@@ -260,12 +265,12 @@ class _Sender:
         if found:
             return keep_one_job(self._api, found, self._tell)
         self._is_open = False
-        if self._was_lost > RESENDS:
+        if self._lost_answers > RESENDS:
             raise error
         return ""
 
-    def _only(self, job_id: str) -> str:
-        """The run that stays when an earlier call was carried out late, after the look-up."""
+    def _keep_one(self, job_id: str) -> str:
+        """Keep one job if an earlier call made one after the look-up; the id of the kept job."""
         try:
             found = self._api.find_by_name(self._record.queue, self._record.job_name)
         except BatchmlError:
@@ -273,7 +278,7 @@ class _Sender:
         return keep_one_job(self._api, found, self._tell) if len(found) > 1 else job_id
 
     def _pause(self, error: BatchmlError, words: str) -> None:
-        """Wait, each time longer and with jitter. Raises `error` at the end."""
+        """Wait, each time longer and with jitter. Raises `error` when `PATIENCE` is over."""
         from random import random
 
         if self._clock.monotonic() >= self._end:
@@ -284,32 +289,34 @@ class _Sender:
         self._pauses += 1
         self._clock.sleep(longest * (0.5 + random() / 2))
 
-    def _mend(self, error: BatchmlError) -> SubmissionRequests:
-        """The request to send instead of a refused one. Raises `error` where there is none."""
+    def _correct(self, error: BatchmlError) -> SubmissionRequests:
+        """The requests to send instead of refused ones. Raises `error` if there are none."""
         submit, register = self._requests.submit, self._requests.register
         if not isinstance(error, ServiceError):
             raise error
-        if self._share and "shareIdentifier" not in submit and _asks_for_share(error):
-            return replace(self._requests, submit={**submit, "shareIdentifier": self._share})
+        if self._submitter.share and "shareIdentifier" not in submit and _asks_for_share(error):
+            return replace(
+                self._requests, submit={**submit, "shareIdentifier": self._submitter.share}
+            )
         if error.code != "ClientException":
             raise error
-        told = error.message.lower()
-        if "queue" in told:  # before a definition is registered for nothing
+        message = error.message.lower()
+        if "queue" in message:  # so that no definition is registered for nothing
             self._check_queue(error)
-        if "definition" in self._mended:
+        if self._has_registered:
             raise error
-        self._mended.add("definition")
+        self._has_registered = True
         if not self._api.has_definition(register["jobDefinitionName"]):
             self._api.register(dated_registration(register, self._clock.now()))
             return self._requests
-        if "queue" not in told:
+        if "queue" not in message:
             self._check_queue(error)
-        if "definition" not in told:
+        if "definition" not in message:
             raise error
         return self._requests  # another process has registered it just now
 
     def _check_queue(self, refusal: ServiceError) -> None:
-        """Raise NoQueue where the queue does not exist, if AWS allows the look-up."""
+        """Raise NoQueue if the queue does not exist; do nothing if AWS denies the look-up."""
         queue = bare_name(self._requests.submit["jobQueue"])
         try:
             queues = self._api.queues()
@@ -336,5 +343,5 @@ def user_name() -> str:
 
 
 def user_share() -> str:
-    """The share identifier of this user, for queues with fair-share scheduling."""
+    """The share identifier of this user: the letters and digits of the name."""
     return "".join(char for char in user_name() if char.isascii() and char.isalnum()) or "default"

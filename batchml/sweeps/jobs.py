@@ -21,7 +21,7 @@ from batchml.model.names import to_name
 from batchml.model.run import Record, Run
 from batchml.runs.in_flight import RateBucket
 from batchml.runs.package import PackageStore, store_package
-from batchml.runs.send import keep_one_job, listing_delay, look_up, user_share
+from batchml.runs.send import keep_one_job, listing_delay, look_up, make_submitter
 from batchml.runs.submit import submit
 from batchml.runtime.storage.store import Store
 from batchml.sweeps.control.events import TrialBatch
@@ -292,16 +292,8 @@ class BatchJobs:
                 requests.document,
                 self._tell,
             )
-        return submit(
-            context.batch,
-            requests,
-            context.history,
-            replace(record, at=int(context.clock.now() * 1000)),
-            clock=context.clock,
-            bucket=self._rate(),
-            share=user_share(),
-            tell=self._tell,
-        )
+        submitter = make_submitter(context, self._tell, self._rate())
+        return submit(submitter, requests, replace(record, at=int(context.clock.now() * 1000)))
 
     def _rate(self) -> RateBucket | None:
         if self._context.settings.is_local:

@@ -1,4 +1,4 @@
-"""Control a sweep in this process, or detach it: a run in AWS Batch controls it then."""
+"""Control a sweep in this process, or detach it, so that a run in AWS Batch controls it."""
 
 import hashlib
 import os
@@ -23,7 +23,7 @@ from batchml.runs.controllers import (
     ensure_queue,
     find_controller_folder,
 )
-from batchml.runs.send import user_name, user_share
+from batchml.runs.send import make_submitter, user_name
 from batchml.runs.submit import submit
 from batchml.sweeps.control.controller import Controller
 from batchml.sweeps.control.lease import (
@@ -36,7 +36,8 @@ from batchml.sweeps.control.lease import (
 from batchml.sweeps.control.ledger import SweepLedger
 from batchml.sweeps.control.plan import SubmitMode, count_trials
 from batchml.sweeps.jobs import BatchJobs, first_requests
-from batchml.sweeps.started import SPEC, StartedSweep, read_started
+from batchml.sweeps.samplers.optuna import NEEDS
+from batchml.sweeps.started import SPEC, StartedSweep, load_started
 from batchml.sweeps.stores import SweepStore, open_sweep_store, sweep_store_at
 
 
@@ -67,9 +68,9 @@ def control_sweep(
 def needs_controller(sweep: StartedSweep) -> bool:
     """Whether a sweep without a controller stands still, or lacks early stopping or other limits.
 
-    An array needs none: AWS Batch runs it, its trials keep the limit of hours, and their messages
-    wait in the store. But cut-offs, a target and confirming runs need a controller, and so does a
-    cost limit that the rungs of `halving` can exceed.
+    An array needs no controller: AWS Batch runs it, its trials keep the limit of hours, and their
+    messages wait in the store. But cut-offs, a target and confirming runs need a controller, and so
+    does a cost limit that the rungs of `halving` can exceed.
     """
     spec = sweep.spec
     if sweep.mode is SubmitMode.BATCHES:
@@ -91,7 +92,7 @@ def gains_from_controller(sweep: StartedSweep) -> bool:
 def detach_sweep(
     context: Context, sweep: StartedSweep, store: SweepStore, tell: Notify = lambda _: None
 ) -> None:
-    """Let a sweep run without this process: by itself, or with a controller that is a run.
+    """Let a sweep run without this process: without a controller, or with one that is a run.
 
     Trials that need no controller are submitted first, and run even if the controller cannot be
     submitted. Raises SweepHasController, and what `submit_controller` raises for a sweep that needs
@@ -115,7 +116,7 @@ def detach_sweep(
 
 
 def _is_submitted(store: SweepStore) -> bool:
-    """Whether all trials are submitted: after the first round, unless an error delayed it."""
+    """Whether all batches are submitted: after the first round, unless an error delayed them."""
     state = SweepLedger(store).load()
     return bool(state.batches) and not state.open_batches
 
@@ -126,13 +127,12 @@ def _is_submitted(store: SweepStore) -> bool:
 # The command of the run; the sweep's key follows. local/executors/spec.py recognizes it.
 ATTEND = ("sweeps", "attend")
 _MEMORY = "1 GiB"  # ten thousand trials take about 150 MiB
-# The methods whose controller imports Optuna.
-_BY_OPTUNA = ("gp", "cmaes", "nsga2")
+_BY_OPTUNA = tuple(NEEDS)  # the methods whose controller imports Optuna or cmaes
 _OPTUNA = re.compile(r"\s*optuna\b")
 
 
 class ControllerArguments(Struct, frozen=True):
-    """The arguments of `sweeps attend`: all that a controller in AWS knows of its environment."""
+    """The arguments of `sweeps attend`: all that a controller in AWS gets of its environment."""
 
     key: str
     env: str
@@ -143,8 +143,8 @@ class ControllerArguments(Struct, frozen=True):
     @property
     def options(self) -> list[str]:
         """The arguments as words of the command line."""
-        given = {"env": self.env, "store": self.store, "region": self.region, "digest": self.digest}
-        return [self.key, *(word for name, value in given.items() for word in (f"--{name}", value))]
+        flags = {"env": self.env, "store": self.store, "region": self.region, "digest": self.digest}
+        return [self.key, *(word for name, value in flags.items() for word in (f"--{name}", value))]
 
 
 def open_sweep(context: Context, arguments: ControllerArguments) -> tuple[SweepStore, StartedSweep]:
@@ -155,28 +155,19 @@ def open_sweep(context: Context, arguments: ControllerArguments) -> tuple[SweepS
         if arguments.store
         else open_sweep_store(context, arguments.key)
     )
-    if arguments.digest:
-        _check_digest(store, arguments.digest)
-    sweep = read_started(store)
-    if sweep is None or sweep.key != arguments.key:
-        raise NotFound("Sweep", arguments.key, [], f"Its {SPEC} is gone. Start a new sweep.")
+    if arguments.digest and digest_of(store) != arguments.digest:
+        hint = "If you changed it: batchml sweeps resume --detach."
+        raise ConfigError(SPEC, [f"it has changed since this controller was submitted. {hint}"])
+    hint = f"Its {SPEC} is gone. Start a new sweep."
+    sweep = load_started(store, arguments.key, hint)
+    if sweep.key != arguments.key:
+        raise NotFound("Sweep", arguments.key, [], hint)
     return store, sweep
 
 
 def digest_of(store: SweepStore) -> str:
-    """The digest of `spec.json`, by which changes are noticed: programs in jobs can write to it."""
+    """The digest of `spec.json`, by which a controller finds that programs in jobs changed it."""
     return hashlib.sha256(store.get(SPEC) or b"").hexdigest()
-
-
-def _check_digest(store: SweepStore, digest: str) -> None:
-    if digest_of(store) != digest:
-        raise ConfigError(
-            SPEC,
-            [
-                "it has changed since this controller was submitted. If you changed it: "
-                "batchml sweeps resume --detach."
-            ],
-        )
 
 
 def submit_controller(
@@ -190,24 +181,17 @@ def submit_controller(
     refuse_second_controller(store, context.clock, store.key)
     key = new_key(os.urandom)
     is_local = context.settings.is_local
-    run = _run_here(context, sweep) if is_local else _run_in_aws(context, sweep, store)
+    run = _local_run(context, sweep) if is_local else _run_in_aws(context, sweep, store)
     requests = controller_requests(run, key)
     record = controller_record(sweep, key, requests)
-    job_id = submit(
-        context.batch,
-        requests,
-        context.history,
-        replace(record, at=int(context.clock.now() * 1000)),
-        clock=context.clock,
-        share=user_share(),
-        tell=tell,
-    )
+    record = replace(record, at=int(context.clock.now() * 1000))
+    job_id = submit(make_submitter(context, tell), requests, record)
     tell(f"Its controller is the run {job_id} in the queue {requests.submit['jobQueue']}.")
     return job_id
 
 
-def _run_here(context: Context, sweep: StartedSweep) -> ControllerRun:
-    # The image is a name only: the embedded server runs its own Python there.
+def _local_run(context: Context, sweep: StartedSweep) -> ControllerRun:
+    # The image is a name only: the embedded server runs controllers with its own Python.
     return controller_run(
         sweep, (*ATTEND, sweep.key), f"batchml/{IMAGE}", ensure_queue(context), sweep.platform
     )
@@ -232,10 +216,9 @@ def _run_in_aws(context: Context, sweep: StartedSweep, store: SweepStore) -> Con
 def controller_run(
     sweep: StartedSweep, command: tuple[str, ...], image: str, queue: str, platform: Platform
 ) -> ControllerRun:
-    tags = {name: value for name, value in sweep.tags.items() if name != "batchml:job"}
     return ControllerRun(
         name=controller_name(sweep), command=command, image=image, queue=queue,
-        platform=platform, memory=_MEMORY, tags=tags, store=sweep.runs,
+        platform=platform, memory=_MEMORY, tags=sweep.resource_tags, store=sweep.runs,
     )  # fmt: skip
 
 

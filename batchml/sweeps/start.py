@@ -28,12 +28,12 @@ from batchml.model.job import JobSpec, Retry
 from batchml.model.names import is_valid_name, new_key, to_name
 from batchml.model.run import MAX_ARRAY
 from batchml.model.sweep import SweepSpec
+from batchml.runs.fit import fit_to_machine
 from batchml.runs.job_images import image_reference, own_image_notices, publish_image
 from batchml.runs.options import (
     DEFAULT_QUEUE,
     ResolvedJob,
     RunRequest,
-    fit_to_machine,
     name_of,
     resolve_job,
 )

@@ -36,7 +36,7 @@ from batchml.runs.prepare import prepare
 from batchml.runs.reconcile import reconcile, settle_abandoned
 from batchml.runs.rerun.rules import check_runs_alone, groups_of, make_rerun
 from batchml.runs.search import FoundRun, RunFilter, matches
-from batchml.runs.send import AWS_LISTING_DELAY, Interrupted
+from batchml.runs.send import AWS_LISTING_DELAY, Interrupted, Submitter
 from batchml.runtime.nodes.ray.batch_api import attempts_of
 from batchml.runtime.nodes.ray.head import REASON
 from batchml.runtime.protocol.launch import HEAD, TOKEN, VCPUS, WORKER, LaunchPlan, WorkerGroup
@@ -196,15 +196,16 @@ class User:
     def submit(self) -> str:
         head, *keys = KEYS
         workers = [self.intent(f"vit-{n}", key, gang=head) for n, key in enumerate(keys)]
-        return submit_group_run(
-            self.world, self.intent("vit", head), workers, self.history,
-            clock=self.clock, tell=self.said.append,
-        )  # fmt: skip
+        return submit_group_run(self.submitter, self.intent("vit", head), workers)
+
+    @property
+    def submitter(self) -> Submitter:
+        return Submitter(self.world, self.history, self.clock, self.said.append)
 
     def reconcile(self, *plan: str) -> None:
         self.world.plan, self.world.listing = list(plan), []
         self.clock.time += 2 * AWS_LISTING_DELAY
-        reconcile(self.world, self.history, "aws", self.clock, tell=self.said.append)
+        reconcile(self.submitter, "aws")
 
     @property
     def live(self) -> list[str]:
@@ -266,7 +267,7 @@ def test_the_next_submission_finishes_it_too(tmp_path: Path) -> None:
     with pytest.raises(Killed):
         user.submit()
     user.clock.time += 2 * AWS_LISTING_DELAY
-    settle_abandoned(user.world, user.history, "aws", user.clock, user.said.append)
+    settle_abandoned(user.submitter, "aws")
     assert (user.live, user.is_settled()) == (WHOLE, True)
 
 

@@ -9,6 +9,7 @@ from botocore.parsers import ResponseParserError
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from batchml.aws.batch.jobs import JobApi, NamedJob
 from batchml.aws.batch.requests import SubmissionRequests
@@ -27,7 +28,7 @@ from batchml.model.names import keyed_name, new_key
 from batchml.model.run import JobStatus, Record
 from batchml.runs.in_flight import InFlight
 from batchml.runs.reconcile import NEVER_ARRIVED, reconcile
-from batchml.runs.send import AWS_LISTING_DELAY, PATIENCE, RESENDS, TRIES, Interrupted
+from batchml.runs.send import AWS_LISTING_DELAY, PATIENCE, RESENDS, TRIES, Interrupted, Submitter
 from batchml.runs.submit import submit
 from tests.aws.test_failures import client_error, named
 from tests.support.fakes import FakeClock
@@ -161,13 +162,14 @@ class Client:
         record = self.record()
         request = {"jobName": record.job_name, "jobDefinition": definition, "jobQueue": queue}
         requests = SubmissionRequests({"jobDefinitionName": definition}, request)
-        return submit(
-            self.world, requests, self.history, record, clock=self.clock, share=share,
-            tell=self.said.append,
-        )  # fmt: skip
+        return submit(replace(self.submitter, share=share), requests, record)
+
+    @property
+    def submitter(self) -> Submitter:
+        return Submitter(self.world, self.history, self.clock, self.said.append)
 
     def reconcile(self) -> list[Any]:
-        return reconcile(self.world, self.history, "aws", self.clock)
+        return reconcile(self.submitter, "aws")
 
     def kept(self) -> list[Record]:
         return self.history.newest_first("aws")
@@ -198,7 +200,7 @@ def test_a_run_whose_answer_was_lost_is_found_by_its_name(
     assert user.submit() == "job-0"
     assert user.world.calls.count("SubmitJob") == 1
     assert user.kept()[0].job_id == "job-0"
-    assert user.said == ["The answer was lost; looking whether the run is there."]
+    assert user.said == ["The answer of AWS Batch was lost; looking for the run by its name."]
 
 
 @pytest.mark.parametrize("kind", AMBIGUOUS)
@@ -376,7 +378,8 @@ def test_a_full_disk_after_the_call_hides_no_job_id(home: Path) -> None:
     user.history.add_job_id = full  # type: ignore[method-assign]
     assert user.submit() == "job-0"
     assert user.said == [
-        "This could not be kept on disk (No space left on device): `batchml reconcile` will."
+        "The outcome could not be written to disk (No space left on device). Later "
+        "`batchml reconcile` writes it."
     ]
     del user.history.add_job_id
     assert [one.job_id for one in user.reconcile()] == ["job-0"]
@@ -431,7 +434,7 @@ def test_a_young_submission_without_a_run_may_still_get_one(home: Path) -> None:
     user = Client(home, "+kill", lag=30)
     with pytest.raises(Killed):
         user.submit()
-    (open_,) = reconcile(user.world, user.history, "aws", user.clock, wait=False)
+    (open_,) = reconcile(user.submitter, "aws", wait=False)
     assert open_.is_open
     (settled,) = user.reconcile()
     assert settled.job_id == "job-0"

@@ -21,6 +21,7 @@ from batchml.local import control
 from batchml.local.home import Home
 from batchml.model.run import Record
 from batchml.runs.reconcile import SettledSubmission, reconcile
+from batchml.runs.send import Submitter
 from tests.process.test_kill9 import kill_server
 from tests.support.cli import Cli
 from tests.support.fakes import FakeClock
@@ -119,7 +120,7 @@ class Walk:
     def settle(self) -> list[SettledSubmission]:
         """Reconcile, some time later."""
         later = FakeClock(now=CLOCK.now() + 1000)
-        return reconcile(JobApi(self.session()), self.history(), "local", later)
+        return reconcile(Submitter(JobApi(self.session()), self.history(), later), "local")
 
     def check(self) -> None:
         """Each submission has one run or none, and the history knows it."""

@@ -17,6 +17,7 @@ from batchml.model.environment import LOCAL
 from batchml.runs.controllers import ControllerContext, context_in_aws
 from batchml.runs.reconcile import SettledSubmission
 from batchml.runs.reconcile import reconcile as settle
+from batchml.runs.send import make_submitter
 
 if TYPE_CHECKING:
     from batchml.context import Context
@@ -48,9 +49,7 @@ def reconcile(
     settled: list[SettledSubmission] = []
     if waiting:
         say("Looking for them; a run that is not listed yet is waited for, a minute at most.")
-        settled = settle(
-            context.batch, context.history, context.env, context.clock, keys=key, tell=say
-        )
+        settled = settle(make_submitter(context, say), context.env, keys=key)
     if json_:
         print_json([_as_json(one) for one in settled])
     elif not settled:

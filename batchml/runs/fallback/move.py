@@ -31,7 +31,14 @@ from batchml.history import History
 from batchml.model.fallback import MOVED, MOVED_TAG, describe_move_done, move_reason, moved_to
 from batchml.model.run import JobStatus, Record, Run
 from batchml.runs.in_flight import InFlight
-from batchml.runs.send import Interrupted, keep_one_job, listing_delay, look_up, send_intent
+from batchml.runs.send import (
+    Interrupted,
+    Submitter,
+    keep_one_job,
+    listing_delay,
+    look_up,
+    send_intent,
+)
 from batchml.runtime.storage.files import write_atomically
 
 PATIENCE = 30.0  # seconds in which AWS Batch ends a waiting job after CancelJob
@@ -316,10 +323,8 @@ class Mover:
         record = replace(record, tags=requests.submit["tags"])
         self._history.intend(record)
         try:
-            job_id = send_intent(
-                api, requests, self._history, record,
-                clock=self._clock, share=self._share, tell=self._tell,
-            )  # fmt: skip
+            submitter = Submitter(api, self._history, self._clock, self._tell, share=self._share)
+            job_id = send_intent(submitter, requests, record)
         except (BatchmlError, Interrupted):
             self._keep(record)  # it was not refused for good: the move can be made again
             self._tell(

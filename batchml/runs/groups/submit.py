@@ -14,23 +14,21 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from batchml.aws.batch.hosts import fetch_host_pools
-from batchml.aws.batch.jobs import JobApi
 from batchml.aws.batch.requests import SubmissionContext, SubmissionRequests
-from batchml.clock import Clock
 from batchml.errors import AccessError, BatchmlError, ConfigError, SubmissionUnknown
 from batchml.history import History
 from batchml.model.group import GroupJob, group_jobs
 from batchml.model.names import new_key, to_name
 from batchml.model.run import Record, Run, RunName
 from batchml.runs.cancel import is_stopping
-from batchml.runs.in_flight import InFlight, RateBucket, UnsentRequests
+from batchml.runs.in_flight import InFlight, UnsentRequests
 from batchml.runs.options import DEFAULT_QUEUE, RunRequest
-from batchml.runs.send import Interrupted, send_intent, user_share
+from batchml.runs.send import Interrupted, Submitter, send_intent
 from batchml.runtime.protocol.launch import TORCHRUN, BadCommand, rank_command
 
 if TYPE_CHECKING:
     from batchml.aws.naming import Platform
-    from batchml.context import Context, Notify
+    from batchml.context import Context
     from batchml.model.job import JobSpec
     from batchml.runs.package import PackageStore
 
@@ -49,38 +47,32 @@ class SubmitIntent(Struct, frozen=True):
 
 
 def submit_group_run(
-    api: JobApi,
-    head: SubmitIntent,
-    workers: Sequence[SubmitIntent],
-    history: History,
-    *,
-    clock: Clock,
-    bucket: RateBucket | None = None,
-    share: str = "",
-    tell: Tell = lambda _: None,
+    submitter: Submitter, head: SubmitIntent, workers: Sequence[SubmitIntent]
 ) -> str:
     """Send the jobs of a group run, each exactly once, the head first; the head's job id.
 
-    After a refused head nothing is left. Refused workers end the jobs that were sent before them.
-    Raises as `submit` does; Interrupted and SubmissionUnknown are about the head. For workers whose
-    submission is unknown there is only a message: the head waits for them.
+    If the head is refused, there is no job. If workers are refused, the jobs that were sent before
+    them are terminated. Raises what `submit` raises; Interrupted and SubmissionUnknown are about
+    the head. If the submission of workers is unknown, there is only a message: the head waits for
+    them.
     """
+    history, key = submitter.history, head.record.key
     everyone = [*workers, head]  # the head is the newest: @last
-    flights = InFlight.beside(history, head.record.env)
-    sending = _GroupSubmission(api, head, workers, history, clock, bucket, share, tell)
+    in_flight = InFlight.beside(history, head.record.env)
+    submission = _GroupSubmission(submitter, head, workers)
     with ExitStack() as stack:
         for each in everyone:
-            stack.enter_context(flights.flight(each.record.key))
-        sending.unsent.keep(head.record.key, {each.record.key: each.requests for each in workers})
+            stack.enter_context(in_flight.flight(each.record.key))
+        submission.unsent.keep(key, {each.record.key: each.requests for each in workers})
         history.intend(*(each.record for each in everyone))
-        head_id = sending.head()
+        head_id = submission.send_head()
         try:
-            sending.workers(head_id)
-        except KeyboardInterrupt as stop:
-            tell("Its workers are not all submitted yet: batchml reconcile does that.")
-            raise Interrupted(head.record.key, head_id) from stop
+            submission.send_workers(head_id)
+        except KeyboardInterrupt as interruption:
+            submitter.tell("Its workers are not all submitted yet: batchml reconcile does that.")
+            raise Interrupted(key, head_id) from interruption
         finally:
-            sending.clean()
+            submission.clean()
         return head_id
 
 
@@ -88,27 +80,14 @@ class _GroupSubmission:
     """A group run that is being sent; all of it is on disk."""
 
     def __init__(
-        self,
-        api: JobApi,
-        head: SubmitIntent,
-        workers: Sequence[SubmitIntent],
-        history: History,
-        clock: Clock,
-        bucket: RateBucket | None,
-        share: str,
-        tell: Tell,
+        self, submitter: Submitter, head: SubmitIntent, workers: Sequence[SubmitIntent]
     ) -> None:
-        self._api = api
+        self._submitter = submitter
         self._head = head
         self._workers = workers
-        self._history = history
-        self._clock = clock
-        self._bucket = bucket
-        self._share = share
-        self._tell = tell
-        self.unsent = UnsentRequests.beside(history, head.record.env)
+        self.unsent = UnsentRequests.beside(submitter.history, head.record.env)
 
-    def head(self) -> str:
+    def send_head(self) -> str:
         """Send the head; workers are sent only after it."""
         try:
             return self._send(self._head)
@@ -117,118 +96,103 @@ class _GroupSubmission:
         except BatchmlError:
             self._give_up(self._workers, NO_HEAD)
             raise
-        except Interrupted as stop:
-            if not stop.job_id and not stop.is_open:
+        except Interrupted as interruption:
+            if not interruption.job_id and not interruption.is_open:
                 self._give_up(self._workers, NO_HEAD)
             raise
 
-    def workers(self, head_id: str) -> None:
+    def send_workers(self, head_id: str) -> None:
         """Send the workers. If some are refused, terminate the jobs sent before."""
         sent = [head_id]
         for number, each in enumerate(self._workers):
             try:
                 sent.append(self._send(each))
             except SubmissionUnknown as error:
-                self._tell(f"{error} The head waits for them.")
+                self._submitter.tell(f"{error} The head waits for them.")
             except BatchmlError as error:
                 self._give_up(self._workers[number + 1 :], str(error))
-                terminate_jobs(self._api, sent, INCOMPLETE, self._tell)
+                terminate_jobs(self._submitter, sent, INCOMPLETE)
                 raise
 
     def clean(self) -> None:
         """Delete the kept requests once nobody will send them any more."""
         record = self._head.record
         with suppress(OSError):
-            if not any(each.gang == record.key for each in self._history.unconfirmed(record.env)):
+            if not any(
+                each.gang == record.key for each in self._submitter.history.unconfirmed(record.env)
+            ):
                 self.unsent.drop(record.key)
 
     def _send(self, each: SubmitIntent) -> str:
-        return send_intent(
-            self._api, each.requests, self._history, each.record,
-            clock=self._clock, bucket=self._bucket, share=self._share, tell=self._tell,
-        )  # fmt: skip
+        return send_intent(self._submitter, each.requests, each.record)
 
-    def _give_up(self, left: Iterable[SubmitIntent], why: str) -> None:
+    def _give_up(self, left: Iterable[SubmitIntent], reason: str) -> None:
         record = self._head.record
-        flights = InFlight.beside(self._history, record.env)
+        in_flight = InFlight.beside(self._submitter.history, record.env)
         with suppress(OSError):  # a full disk: they stay open, and `reconcile` says the same
             for each in left:
-                self._history.add_refusal(each.record.key, why)
-                flights.remove(each.record.key)
+                self._submitter.history.add_refusal(each.record.key, reason)
+                in_flight.remove(each.record.key)
             self.unsent.drop(record.key)
 
 
-def submit_unsent_workers(
-    api: JobApi, history: History, record: Record, clock: Clock, tell: Tell
-) -> str:
-    """Send workers that a killed client has left, after AWS Batch does not list them.
+def submit_unsent_workers(submitter: Submitter, record: Record) -> str:
+    """Send the workers of `record`, which a killed client has left and AWS Batch does not list.
 
-    The job's id; empty where the group run does not need them any more. `record` is theirs. A
-    second process that does the same finds it done. Refused workers end the group run, with a
-    message. Raises SubmissionUnknown, and the errors of AWS Batch about the head.
+    Their job id; "" if the group run does not need them any more. A second process that does the
+    same finds it done. If the workers are refused, the group run is ended, with a message. Raises
+    SubmissionUnknown, and the errors of AWS Batch about the head.
     """
-    flights, unsent = (
-        InFlight.beside(history, record.env),
-        UnsentRequests.beside(history, record.env),
-    )
-    with flights.flight(record.key):
-        own = next((each for each in _jobs_of(history, record) if each.key == record.key), None)
-        if own is not None and (own.job_id or own.refused):
-            return own.job_id
-        head = _find_head(api, history, record)
-        requests = unsent.find(record.gang, record.key)
+    history = submitter.history
+    with InFlight.beside(history, record.env).flight(record.key):
+        known = next((each for each in _jobs_of(history, record) if each.key == record.key), None)
+        if known is not None and (known.job_id or known.refused):
+            return known.job_id
+        head = _find_head(submitter, record)
+        requests = UnsentRequests.beside(history, record.env).find(record.gang, record.key)
         if head is None or is_stopping(head):
             history.add_refusal(record.key, OVER if head else NO_HEAD)
             return ""
         if requests is None:
             history.add_refusal(record.key, INCOMPLETE)
-            _end_group_run(api, history, record, tell)
-            return ""
-        try:
-            return send_intent(
-                api, requests, history, record, clock=clock, share=head.share, tell=tell
-            )
-        except SubmissionUnknown:
-            raise
-        except BatchmlError as error:
-            tell(f"{record.name}: {error}")
-            _end_group_run(api, history, record, tell)
-            return ""
+        else:
+            try:
+                return send_intent(replace(submitter, share=head.share), requests, record)
+            except SubmissionUnknown:
+                raise
+            except BatchmlError as error:
+                submitter.tell(f"{record.name}: {error}")
+        sent = [each.job_id for each in _jobs_of(history, record) if each.job_id]
+        terminate_jobs(submitter, sent, INCOMPLETE)
+        return ""
 
 
-def end_late_workers(
-    api: JobApi, history: History, record: Record, job_id: str, tell: Tell
-) -> None:
-    """Terminate workers that were found late, if their group run was given up meanwhile."""
-    head = _find_head(api, history, record)
+def end_late_workers(submitter: Submitter, record: Record, job_id: str) -> None:
+    """Terminate workers that were found late, if their group run has been given up."""
+    head = _find_head(submitter, record)
     if head is None or is_stopping(head):
-        terminate_jobs(api, [job_id], OVER, tell)
+        terminate_jobs(submitter, [job_id], OVER)
 
 
 def _jobs_of(history: History, record: Record) -> list[RunName]:
-    """The jobs of the group run that these workers belong to, as the history knows them."""
+    """The jobs in the history of the group run that the workers of `record` belong to."""
     names = history.names(record.env)
     return [each for each in names if record.gang in (each.key, each.gang)]
 
 
-def _find_head(api: JobApi, history: History, record: Record) -> Run | None:
-    jobs = _jobs_of(history, record)
+def _find_head(submitter: Submitter, record: Record) -> Run | None:
+    jobs = _jobs_of(submitter.history, record)
     job_id = next((each.job_id for each in jobs if each.key == record.gang), "")
-    return api.describe([job_id]).get(job_id) if job_id else None
+    return submitter.api.describe([job_id]).get(job_id) if job_id else None
 
 
-def _end_group_run(api: JobApi, history: History, record: Record, tell: Tell) -> None:
-    known = [each.job_id for each in _jobs_of(history, record) if each.job_id]
-    terminate_jobs(api, known, INCOMPLETE, tell)
-
-
-def terminate_jobs(api: JobApi, job_ids: Iterable[str], reason: str, tell: Tell) -> None:
+def terminate_jobs(submitter: Submitter, job_ids: Iterable[str], reason: str) -> None:
     """Terminate jobs in any state; a failure is a message."""
     for job_id in job_ids:
         try:
-            api.terminate(job_id, reason)
+            submitter.api.terminate(job_id, reason)
         except BatchmlError as error:
-            tell(f"It could not be stopped: batchml cancel {job_id}\n  {error}")
+            submitter.tell(f"A job could not be stopped: batchml cancel {job_id}\n  {error}")
 
 
 # --- prepare --------------------------------------------------------------------------------------
@@ -320,30 +284,6 @@ def _intent(
         spec={},  # the head's record has it
     )
     return SubmitIntent(requests, record)
-
-
-def send_group_run(
-    context: "Context",
-    requests: SubmissionRequests,
-    record: Record,
-    workers: Sequence[SubmitIntent],
-    bucket: RateBucket | None,
-    tell: "Notify",
-) -> str:
-    """Submit the jobs of a run with groups; the head's id.
-
-    `record` is the head's, with the time of submission.
-    """
-    return submit_group_run(
-        context.batch,
-        SubmitIntent(requests, record),
-        [SubmitIntent(each.requests, replace(each.record, at=record.at)) for each in workers],
-        context.history,
-        clock=context.clock,
-        bucket=bucket,
-        share=user_share(),
-        tell=tell,
-    )
 
 
 # --- Runs of several nodes: they need on-demand hosts, and our runtime in the image ---------------
