@@ -228,10 +228,10 @@ class Context:
 
 
 # --- The cache of an environment in AWS -----------------------------------------------------------
-# Submissions need an environment's stack outputs and the digests of its images, which seldom change.
-# Reading them takes five calls and half a second. So they are kept in the state folder for
-# an hour, with a hash of the user and of the environment's settings. If AWS refuses a call, the
-# file is deleted, and the next submission reads them again.
+# Submissions need an environment's stack outputs and image digests, which seldom change. Reading
+# them takes five calls and half a second. So they are kept in the state folder for an hour, with a
+# hash of the user and of the environment's settings. If AWS refuses a call, the file is deleted and
+# the next submission reads them again.
 
 
 _MAX_AGE = 3600.0  # seconds

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from batchml.aws.errors import translate_errors
 from batchml.aws.session import Session
 from batchml.errors import ServiceError
-from batchml.model.logcheck import HEADER, LogCheck, read_header
+from batchml.model.logcheck import HEADER, LogCheck, parse_header
 
 
 class LogLine(NamedTuple):
@@ -164,7 +164,7 @@ class StreamReader:
                 .get_log_events(logGroupName=self.group, logStreamName=self.stream, **arguments)
             )
             headers = page.get("ResponseMetadata", {}).get("HTTPHeaders", {})
-            self.check = read_header(headers.get(HEADER)) or self.check
+            self.check = parse_header(headers.get(HEADER)) or self.check
             members = ("events", "nextForwardToken", "nextBackwardToken")
             return {name: page[name] for name in members}
 

@@ -29,21 +29,19 @@ from batchml.model.environment import (
 from batchml.model.names import is_valid_name
 from batchml.model.tables import parse_duration, read_struct
 
-# --- sharing --------------------------------------------------------------------------------------
-# Environments that share a workspace: `[env.X.storage] shared_with = "dev"`.
-#
-# X uses the file system and the network of `dev`, and has a bucket, roles and queues of its own
-# (`docs/decisions/032-sharing.md`). After reading, X has neither a network nor a file system to
-# create.
+# --- Shared workspaces ----------------------------------------------------------------------------
+# `[env.X.storage] shared_with = "dev"`: X uses the file system and the network of `dev`, and has a
+# bucket, roles and queues of its own (`docs/decisions/032-sharing.md`). `setup` creates neither a
+# network nor a file system for X.
 
 
-_OWN_KEYS = ("workspace", "size", "throughput")  # of `storage`: only the owner may set them
+_OWNER_KEYS = ("workspace", "size", "throughput")  # keys of `storage` that only the owner may set
 
 
 class SharedNetwork(Network, frozen=True):
-    """The network of the workspace's owner.
+    """The network of the environment that owns the shared workspace.
 
-    Its subnets and security groups are outputs of the owner's stacks.
+    Its subnets and security groups are outputs of that environment's stacks.
     """
 
     @property
@@ -69,26 +67,28 @@ def sharing_mistakes(
             f"{', '.join(known) or 'there is none'}.{did_you_mean(other, known)}"
         )
         return
-    yield from _unlike(env, environments[other], other)
-    given = table.get("storage")
-    for key in _OWN_KEYS:
-        if isinstance(given, Mapping) and key in given:
+    yield from _owner_mistakes(env, environments[other], other)
+    for key in _OWNER_KEYS:
+        if key in _inner(table, "storage"):
             yield f"storage.{key}: {other} owns the workspace and sets it. Remove the key."
     if table.get("network"):
         yield f"network: a shared workspace is in the network of {other}. Remove the table."
 
 
-def _unlike(env: Environment, owner: Environment, other: str) -> Iterator[str]:
+def _owner_mistakes(env: Environment, owner: Environment, other: str) -> Iterator[str]:
+    """The mistakes of `env` with the owner of its workspace, whose name is `other`."""
     where = "storage.shared_with"
     if owner.storage.shared_with:
-        owners = owner.storage.shared_with
-        yield f"{where}: {other} has no workspace of its own: it shares that of {owners!r}."
+        yield (
+            f"{where}: {other} has no workspace of its own: it uses the workspace of "
+            f"{owner.storage.shared_with!r}."
+        )
     elif owner.storage.workspace == "none":
         yield f'{where}: {other} has no workspace (workspace = "none").'
     if env.region != owner.region:
         yield (
-            f"{where}: {other} is in {owner.region}, this one in {env.region}. A file system is "
-            "shared within one region."
+            f"{where}: {other} is in {owner.region}, this environment in {env.region}. A file "
+            "system is shared within one region."
         )
     if env.profile != owner.profile:
         yield (
@@ -97,12 +97,8 @@ def _unlike(env: Environment, owner: Environment, other: str) -> Iterator[str]:
         )
 
 
-def with_sharing(environments: Mapping[str, Environment]) -> dict[str, Environment]:
-    """The environments. Those that share a workspace keep only the resources that they create."""
-    return {name: _resolved(env, environments) for name, env in environments.items()}
-
-
-def _resolved(env: Environment, environments: Mapping[str, Environment]) -> Environment:
+def _resolve_sharing(env: Environment, environments: Mapping[str, Environment]) -> Environment:
+    """The environment, without the file system and network of the environment that it shares."""
     owner = environments.get(env.storage.shared_with)
     if owner is None or not env.storage.shared_with:
         return env
@@ -110,7 +106,7 @@ def _resolved(env: Environment, environments: Mapping[str, Environment]) -> Envi
     return replace(env, storage=replace(env.storage, workspace="none"), network=network)
 
 
-# --- environments ---------------------------------------------------------------------------------
+# --- The file -------------------------------------------------------------------------------------
 
 
 _ENV_NAME = re.compile(r"[a-z][a-z0-9-]{0,19}")
@@ -128,12 +124,12 @@ _SECRET = re.compile(r"arn:aws[a-z-]*:(ssm:[a-z0-9-]+:\d{12}:parameter/|secretsm
 _EMAIL = re.compile(r"[^@\s]+@[^@\s]+\.[^@\s]+")
 
 
-# Volta and older: the open kernel modules of the AMI that we build do not support them.
+# Volta and older GPUs, which the open kernel modules of the AMI that we build do not support.
 _OLD_GPU_FAMILY = re.compile(r"p[23][a-z0-9-]*|g3[a-z0-9-]*")
 
 
 def is_instance_type(text: str) -> bool:
-    """Whether a text looks like an instance type or a family."""
+    """Whether a text looks like an instance type, a family, or `optimal`."""
     return _INSTANCE.fullmatch(text) is not None
 
 
@@ -142,17 +138,17 @@ def is_region(text: str) -> bool:
 
 
 class ConfigFile(Struct, frozen=True, forbid_unknown_fields=True):
-    """The whole of `batchml.toml`."""
+    """The keys at the top of `batchml.toml`."""
 
     default: str = LOCAL
     env: dict[str, dict[str, Any]] = {}
 
 
 class ConfigContent(Struct, frozen=True):
-    """The content of a `batchml.toml`, with its mistakes by environment ("" for the file's own).
+    """The content of a `batchml.toml`, with its mistakes by environment ("" for the rest).
 
-    An environment with mistakes has defaults in place of the wrong values: only messages may use
-    it.
+    An environment with mistakes has defaults in place of the wrong values, so use it in messages
+    only.
     """
 
     default: str
@@ -160,26 +156,26 @@ class ConfigContent(Struct, frozen=True):
     mistakes: dict[str, tuple[str, ...]]
 
     def mistakes_of(self, *names: str) -> list[str]:
-        """All mistakes of the file; none if only other environments have mistakes."""
+        """All mistakes of the file, if these environments or the rest of the file have some."""
         matters = any(self.mistakes.get(name) for name in ("", *names))
         return [text for texts in self.mistakes.values() for text in texts] if matters else []
 
 
 def read_environments(table: Mapping[str, Any], where: str) -> tuple[str, dict[str, Environment]]:
-    """The default environment's name, and the environments by name.
+    """Return the default environment's name, and the environments by name.
 
-    Raises ConfigError with every mistake of the file at once.
+    `where` names the file. Raises ConfigError with every mistake of the file at once.
     """
-    found = read_config(table)
-    mistakes = found.mistakes_of(*found.environments)
+    content = read_config(table)
+    mistakes = content.mistakes_of(*content.environments)
     if mistakes:
         raise ConfigError(where, mistakes)
-    return found.default, found.environments
+    return content.default, content.environments
 
 
 def read_config(table: Mapping[str, Any]) -> ConfigContent:
-    """Read the file's table. Mistakes are returned, not raised."""
-    config, general = read_struct(table, ConfigFile, homes=_homes(table.get("env")))
+    """Read the file's table. The mistakes are in the result, not raised."""
+    config, general = read_struct(table, ConfigFile, tables=_tables_of_keys(table.get("env")))
     mistakes: dict[str, tuple[str, ...]] = {}
     environments = {LOCAL: Environment()}
     for name, inner in config.env.items():
@@ -195,27 +191,27 @@ def read_config(table: Mapping[str, Any]) -> ConfigContent:
     for name, inner in config.env.items():
         shared = sharing_mistakes(name, inner, environments)
         mistakes[name] += tuple(f"env.{name}.{mistake}" for mistake in shared)
-    environments = with_sharing(environments)
-    general += _prefixed(environments)
+    environments = {name: _resolve_sharing(env, environments) for name, env in environments.items()}
+    general += _prefix_mistakes(environments)
     if config.default not in environments:
         meant = did_you_mean(config.default, environments)
         general.append(f"default: there is no environment {config.default!r}.{meant}")
     return ConfigContent(config.default, environments, {"": tuple(general), **mistakes})
 
 
-def _homes(environments: object) -> dict[str, str]:
-    """The table in which a key of an environment belongs, for keys at the top of the file."""
+def _tables_of_keys(environments: object) -> dict[str, str]:
+    """For each key of an environment, the table to move it to from the top of the file."""
     names = (
         [name for name in environments if name != LOCAL] if isinstance(environments, dict) else []
     )
     table = f"under [env.{names[0] if len(names) == 1 else 'NAME'}]"
     fields = msgspec.structs.fields(Environment)
-    homes = {field.encode_name: table for field in fields}
-    return {**homes, **dict.fromkeys(("usd_per_hour", "endpoints"), f"under [env.{LOCAL}]")}
+    tables = {field.encode_name: table for field in fields}
+    return {**tables, **dict.fromkeys(("usd_per_hour", "endpoints"), f"under [env.{LOCAL}]")}
 
 
-def _prefixed(names: Iterable[str]) -> Iterator[str]:
-    """Mistakes for environments whose resources could have the same names.
+def _prefix_mistakes(names: Iterable[str]) -> Iterator[str]:
+    """The mistakes of environments whose resources in AWS could have equal names.
 
     `batchml-dev-x-gpu` is the compute environment `gpu` of `dev-x`, or `x-gpu` of `dev`.
     """
@@ -225,7 +221,7 @@ def _prefixed(names: Iterable[str]) -> Iterator[str]:
 
 
 def with_default(text: str, name: str) -> str:
-    """The text of a `batchml.toml` with another default; all else is unchanged.
+    """The text of a `batchml.toml` with another default environment; the rest is unchanged.
 
     The key `default` must be before the first table.
     """
@@ -240,23 +236,22 @@ def with_default(text: str, name: str) -> str:
 def read_compute(name: str, table: Mapping[str, Any], where: str) -> Compute:
     """Read one compute environment. Raises ConfigError with every mistake at once."""
     compute, mistakes = read_struct(table, Compute)
-    mistakes += [_of_flags(text) for text in _compute_mistakes(name, compute, table)]
+    mistakes += map(_reword_for_flags, _compute_mistakes(name, compute, table))
     if mistakes:
         raise ConfigError(where, mistakes)
     return compute
 
 
-def _of_flags(mistake: str) -> str:
-    """Word a mistake of a file's table (`.key: ...`, or `: ...` for the name) for flags."""
+def _reword_for_flags(mistake: str) -> str:
+    """Reword a mistake of a table of the file (`.key: ...`, `: ...` for its name) for flags."""
     return mistake.removeprefix(".") if mistake.startswith(".") else f"NAME{mistake}"
 
 
 def read_queue(name: str, table: Mapping[str, Any], where: str) -> Queue:
     """Read one queue; its compute environments are not checked. Raises ConfigError."""
     queue, mistakes = read_struct(table, Queue)
-    known = dict.fromkeys(queue.compute, Compute())
-    found = _queue_mistakes(name, queue, Environment(compute=known), table)
-    mistakes += [_of_flags(text) for text in found]
+    environment = Environment(compute=dict.fromkeys(queue.compute, Compute()))
+    mistakes += map(_reword_for_flags, _queue_mistakes(name, queue, environment, table))
     if mistakes:
         raise ConfigError(where, mistakes)
     return queue
@@ -265,7 +260,7 @@ def read_queue(name: str, table: Mapping[str, Any], where: str) -> Queue:
 def _mistakes(env: Environment, table: Mapping[str, Any], *, is_local: bool) -> list[str]:
     """The mistakes that types cannot find. A key that `read_struct` refused has its default."""
     return [
-        *_place_mistakes(env, is_local),
+        *_location_mistakes(env, is_local),
         *_network_mistakes(env.network),
         *_build_mistakes(env),
         *_secret_mistakes(env.secrets),
@@ -280,13 +275,14 @@ def _mistakes(env: Environment, table: Mapping[str, Any], *, is_local: bool) -> 
 
 
 def _inner(table: Mapping[str, Any], *path: str) -> Mapping[str, Any]:
+    """The table at a path of keys; an empty one if there is none."""
     for key in path:
         found = table.get(key)
         table = found if isinstance(found, Mapping) else {}
     return table
 
 
-def _place_mistakes(env: Environment, is_local: bool) -> Iterator[str]:
+def _location_mistakes(env: Environment, is_local: bool) -> Iterator[str]:
     if is_local:
         if env.region or env.profile:
             yield "region: local is this machine: it has no region and no profile."
@@ -295,7 +291,7 @@ def _place_mistakes(env: Environment, is_local: bool) -> Iterator[str]:
     elif not _REGION.fullmatch(env.region):
         yield f'region: found {env.region!r}. Expected a region such as "us-east-1".'
     if not is_local and env.usd_per_hour:
-        yield "usd_per_hour: is the price of this machine, for [env.local]. AWS has its own prices."
+        yield "usd_per_hour: is the price of this machine: only for [env.local]."
     if not is_local and env.endpoints:
         yield "endpoints: are for [env.local] only. In AWS, the SDKs know the services' addresses."
     yield from (f"endpoints.{mistake}" for mistake in endpoint_mistakes(env.endpoints))
@@ -313,7 +309,7 @@ def _secret_mistakes(secrets: Iterable[str]) -> Iterator[str]:
 
 
 def _build_mistakes(env: Environment) -> Iterator[str]:
-    """Mistakes for the AMI that we build. Source: docs/ami.md."""
+    """The mistakes of environments that use the AMI that we build. Source: docs/ami.md."""
     building = {n: c for n, c in env.compute.items() if (c.ami or env.ami) == "build"}
     if building and not env.network.is_given and env.network.egress == "endpoints":
         yield (
@@ -325,7 +321,7 @@ def _build_mistakes(env: Environment) -> Iterator[str]:
             if _OLD_GPU_FAMILY.fullmatch(each.partition(".")[0]):
                 yield (
                     f"compute.{name}.instance_types: the driver of the AMI that batchml builds "
-                    f'does not support {each}: set ami = "ecs-gpu" there.'
+                    f'does not support {each}: set ami = "ecs-gpu" in compute.{name}.'
                 )
 
 
@@ -476,6 +472,9 @@ def _share_mistakes(policy: FairShare) -> Iterator[str]:
         yield f'.decay: found {policy.decay!r}. Expected up to "7d".'
     for share, weight in policy.shares.items():
         if not _SHARE.fullmatch(share):
-            yield f".shares: {share!r} is no share identifier: letters and digits, with * at most."
+            yield (
+                f".shares: {share!r} is not a share identifier, which has letters, digits and "
+                "perhaps * at its end."
+            )
         if not 0.0011 <= weight <= 9999:  # AWS's limits for its inverse
             yield f".shares.{share}: found {weight}. Expected 0.0011 to 9999."

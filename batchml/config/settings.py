@@ -1,6 +1,7 @@
-"""The settings of a command, each with its source.
+"""Read the settings of a command, each with its source.
 
-A value comes from the first of: a flag, an environment variable, `batchml.toml`, the default.
+A value is that of the flag, else of the environment variable, else of `batchml.toml`, else the
+default.
 """
 
 import tomllib
@@ -24,26 +25,26 @@ class Setting(Struct, frozen=True):
 
 
 class Settings(Struct, frozen=True):
-    """All settings. `described` is the content of batchml.toml."""
+    """All settings. `content` is the content of batchml.toml."""
 
     env: Setting
     home: Setting
     data_dir: Setting | None
-    described: ConfigContent
+    content: ConfigContent
     config: str | None = None  # the path of batchml.toml, if there is one
 
     def check(self, name: str) -> None:
-        """Raise ConfigError for mistakes in an environment."""
-        check_config(self.described, self.config or CONFIG_NAME, name)
+        """Raise ConfigError if an environment has mistakes."""
+        check_config(self.content, self.config or CONFIG_NAME, name)
 
     @property
     def environments(self) -> dict[str, Environment]:
-        return self.described.environments
+        return self.content.environments
 
     @property
     def default(self) -> str:
         """The default environment of the file."""
-        return self.described.default
+        return self.content.default
 
     @property
     def is_local(self) -> bool:
@@ -54,9 +55,9 @@ class Settings(Struct, frozen=True):
         return self.environments[self.env.value]
 
 
-def check_config(described: ConfigContent, where: str, *names: str) -> None:
-    """Raise ConfigError for mistakes in these environments, or outside all environments."""
-    mistakes = described.mistakes_of(*names)
+def check_config(content: ConfigContent, where: str, *names: str) -> None:
+    """Raise ConfigError if these environments, or keys outside all environments, have mistakes."""
+    mistakes = content.mistakes_of(*names)
     if mistakes:
         raise ConfigError(where, mistakes)
 
@@ -67,24 +68,24 @@ def load_settings(environ: Mapping[str, str], folder: Path, env_flag: str | None
     Raises ConfigError for a wrong file, NotFound for an unknown environment.
     """
     path = _config_path(environ, folder)
-    described = ConfigContent(LOCAL, {LOCAL: Environment()}, {})
+    content = ConfigContent(LOCAL, {LOCAL: Environment()}, {})
     source = "default"
     if path is not None:
-        described = read_config(_parse(path))
+        content = read_config(_parse(path))
         source = str(path)
-    check_config(described, source)
+    check_config(content, source)
     if env_flag:
         env = Setting(env_flag, "flag --env")
     elif environ.get("BATCHML_ENV"):
         env = Setting(environ["BATCHML_ENV"], "BATCHML_ENV")
     else:
-        env = Setting(described.default, source)
-    if env.value not in described.environments:
+        env = Setting(content.default, source)
+    if env.value not in content.environments:
         where = f"are in {CONFIG_NAME}" if path else f"need a {CONFIG_NAME}: batchml init"
         hint = f"The name came from {env.source}. Environments {where}."
-        raise NotFound("Environment", env.value, described.environments, hint)
-    # Mistakes in other environments do not matter: runs here can still be listed and stopped.
-    check_config(described, source, env.value)
+        raise NotFound("Environment", env.value, content.environments, hint)
+    # Mistakes in other environments are ignored: runs in this one can be listed and stopped.
+    check_config(content, source, env.value)
     data_dir = environ.get("BATCHML_DATA_DIR")
     return Settings(
         env=env,
@@ -92,7 +93,7 @@ def load_settings(environ: Mapping[str, str], folder: Path, env_flag: str | None
         data_dir=Setting(str((folder / data_dir).resolve()), "BATCHML_DATA_DIR")
         if data_dir
         else None,
-        described=described,
+        content=content,
         config=str(path) if path is not None else None,
     )
 
@@ -112,14 +113,8 @@ def _config_path(environ: Mapping[str, str], folder: Path) -> Path | None:
         if not path.is_file():
             raise ConfigError("BATCHML_CONFIG", [f"{path}: there is no such file."])
         return path
-    return next(
-        (
-            above / CONFIG_NAME
-            for above in (folder, *folder.parents)
-            if (above / CONFIG_NAME).is_file()
-        ),
-        None,
-    )
+    paths = (above / CONFIG_NAME for above in (folder, *folder.parents))
+    return next(filter(Path.is_file, paths), None)
 
 
 def _parse(path: Path) -> dict[str, object]:

@@ -26,10 +26,10 @@ from batchml.model.image import (
     REQUIREMENTS,
     OwnImage,
     Recipe,
+    has_whole_package,
     is_reference,
-    is_whole,
+    make_recipe,
     parse_own_image,
-    recipe,
 )
 from batchml.model.job import JobSpec, read_job
 from batchml.model.names import to_name
@@ -59,7 +59,7 @@ def find_job(name: str, folders: Sequence[Path], here: Path) -> Path:
 
 
 def _command_of(program: Path) -> list[str]:
-    """The command that starts a program file, by its suffix."""
+    """Make the command that starts a program file, by its suffix."""
     runner = {".py": "python", ".sh": "bash", ".R": "Rscript", ".jl": "julia"}.get(program.suffix)
     if runner:
         return [runner, str(program)]
@@ -92,7 +92,7 @@ def load_job(
 
 
 def _with_own_image(table: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """A job without `image` has its own image, if its folder has a file for it."""
+    """Choose the job's own image for a job without `image`, if its folder has a file for one."""
     return {"image": HERE, **table} if own_image_files(folder) else table
 
 
@@ -108,7 +108,7 @@ def _image_mistakes(image: str, folders: Sequence[Path], folder: Path) -> Iterat
 def find_image(name: str, folders: Sequence[Path]) -> Path | None:
     """Find the folder of an image; None for a reference to a registry.
 
-    Raises NotFound for another name: a misspelt name is not searched in a registry.
+    Raises NotFound for any other name: a misspelt name is not looked for in a registry.
     """
     if any(mark in name for mark in "/:@."):
         return None
@@ -117,7 +117,7 @@ def find_image(name: str, folders: Sequence[Path]) -> Path | None:
             return folder / name
     for folder in folders:
         if (folder / name).is_dir():
-            hint = "An image's folder must have one for pip; it may be empty."
+            hint = "An image's folder needs this file, which may be empty."
             raise NotFound("File", f"{folder / name}/requirements.txt", [], hint)
     known = {path.parent.name for folder in folders for path in folder.glob("*/requirements.txt")}
     hint = "An image is a folder below images/, or a reference such as docker.io/library/python."
@@ -127,7 +127,7 @@ def find_image(name: str, folders: Sequence[Path]) -> Path | None:
 # --- Sources of images ----------------------------------------------------------------------------
 
 
-PLAIN = "python"  # the image on which the packages of a requirements.txt are put
+BASE_IMAGE = "python"  # the image to which the packages of a requirements.txt are added
 
 
 class ImageSource(Struct, frozen=True):
@@ -135,8 +135,8 @@ class ImageSource(Struct, frozen=True):
 
     folder: Path
     file: str = ""  # the file of a job's folder; "" for a folder below images/
-    base: Path | None = None  # the image below images/ on which the packages are put
-    word: str = ""  # the value of `image`
+    base: Path | None = None  # the folder of the image to which packages are added
+    word: str = ""  # the value of `image` in job.toml
 
     @property
     def name(self) -> str:
@@ -145,18 +145,18 @@ class ImageSource(Struct, frozen=True):
     def recipe(
         self, flavor: str = "cpu", *, base: str = "", build_args: Mapping[str, str] | None = None
     ) -> Recipe:
-        """The recipe of the image. Raises ConfigError with every mistake of its files."""
+        """Read the recipe of the image. Raises ConfigError with every mistake of its files."""
         if self.file:
             files, more, programs = make_files(self.folder, self.file, self.base)
         else:
             files, more, programs = read_files(self.folder), {}, frozenset[str]()
-        return recipe(
-            self.name, files, sources(is_whole(files)), flavor, base=base, build_args=build_args,
-            more=more, programs=programs,
+        return make_recipe(
+            self.name, files, sources(has_whole_package(files)), flavor, base=base,
+            build_args=build_args, more=more, programs=programs,
         )  # fmt: skip
 
     def push_argument(self, here: Path) -> str:
-        """The argument of `batchml image push` for this image, in the folder `here`."""
+        """Return the argument of `batchml image push` for this image, in the folder `here`."""
         if not self.file:
             return self.folder.name
         folder, here = self.folder.resolve(), here.resolve()
@@ -168,8 +168,7 @@ class ImageSource(Struct, frozen=True):
 def find_source(image: str, folders: Sequence[Path], folder: Path) -> ImageSource | None:
     """Find the source of the `image` of a job in `folder`; None for a reference to a registry.
 
-    Raises NotFound for a missing image, ConfigError for a missing file, or if several files could
-    be meant.
+    Raises NotFound for a missing image, ConfigError for a missing file or an ambiguous choice.
     """
     choice = parse_own_image(image)
     if choice is None:
@@ -199,7 +198,7 @@ def named_source(
 
 
 def list_job_images(job_folders: Sequence[Path], here: Path) -> Iterator[tuple[Path, str]]:
-    """The folders of jobs that have files for an image, each with the value of `image`.
+    """Yield the folders of jobs that have files for an image, each with the value of `image`.
 
     Jobs with mistakes are left out: `submit` reports them.
     """
@@ -214,24 +213,24 @@ def list_job_images(job_folders: Sequence[Path], here: Path) -> Iterator[tuple[P
 
 
 def own_image_files(folder: Path) -> tuple[str, ...]:
-    """The files of a folder from which an image can be made."""
+    """Return the files of a folder from which an image can be made."""
     return tuple(name for name in OWN_IMAGE_FILES if (folder / name).is_file())
 
 
 def unused_files_notice(image: str, folder: Path) -> str:
-    """A notice if the job's folder has files for an image that the job does not use; else "".
+    """Make a notice if the job's folder has files for an image that the job does not use; else "".
 
-    There is none for a reference, which may have been built from these files.
+    A reference gets no notice: the image may have been built from these files.
     """
     if parse_own_image(image) is not None or is_reference(image):
         return ""
     found = own_image_files(folder)
     if not found:
         return ""
-    fixes = f'image = "." makes it of {found[0] if len(found) == 1 else "one of them"}'
+    fixes = f'image = "." makes an image of {found[0] if len(found) == 1 else "one of them"}'
     if REQUIREMENTS in found:
         fixes += f', image = "{image} + {REQUIREMENTS}" adds its packages to {image}'
-    return f"{' and '.join(found)} beside the job: not used, the image is {image}. {fixes}."
+    return f"{' and '.join(found)} in the job's folder: not used, the image is {image}. {fixes}."
 
 
 def _own_source(choice: OwnImage, image: str, folders: Sequence[Path], folder: Path) -> ImageSource:
@@ -246,8 +245,10 @@ def _own_source(choice: OwnImage, image: str, folders: Sequence[Path], folder: P
         raise ConfigError(str(folder), mistakes)
     base = None
     if file_kind(file) == REQUIREMENTS:
-        base = find_image(choice.base or PLAIN, folders)
+        base = find_image(choice.base or BASE_IMAGE, folders)
         if base is None:
-            why = f"image: {image}: packages are put on an image below images/, not on a reference."
+            why = (
+                f"image: {image}: packages are added to an image below images/, not to a reference."
+            )
             raise ConfigError(str(folder), [f"{why} For a reference, write a {DOCKERFILE}."])
     return ImageSource(folder, file, base, image)

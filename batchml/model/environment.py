@@ -1,4 +1,7 @@
-"""An environment of `batchml.toml`: an AWS account and region with queues, or this machine."""
+"""An environment of `batchml.toml`: an AWS account and region with queues, or this machine.
+
+Also the entries of its workspace (the shared folder), and the progress of transfers to and from it.
+"""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -12,7 +15,7 @@ from batchml.model.tables import parse_duration, parse_size
 
 LOCAL = "local"
 MAX_ENVIRONMENTS = 3  # compute environments of one queue; AWS Batch quotas
-MAX_TAGS = 45  # of AWS's 50; batchml adds the others
+MAX_TAGS = 45  # AWS allows 50; batchml adds up to 5 of its own
 SPOT_STRATEGIES = ("SPOT_CAPACITY_OPTIMIZED", "SPOT_PRICE_CAPACITY_OPTIMIZED")
 
 
@@ -46,7 +49,7 @@ class Network(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Storage(Struct, frozen=True, forbid_unknown_fields=True):
-    workspace: Literal["efs", "fsx-lustre", "none"] = "efs"
+    workspace: Literal["efs", "fsx-lustre", "none"] = "efs"  # the kind of file system
     size: str | int = "1200 GiB"  # of fsx-lustre
     throughput: Literal[125, 250, 500, 1000] = 125  # of fsx-lustre: MB/s for each TiB
     shared_with: str = ""  # the environment that owns the workspace; `workspace` is "none" then
@@ -57,7 +60,7 @@ class Storage(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Compute(Struct, frozen=True, forbid_unknown_fields=True):
-    """A managed compute environment, in AWS Batch's words."""
+    """A managed compute environment. The fields are named as in AWS Batch."""
 
     instance_types: tuple[str, ...] = ()
     max_vcpus: Annotated[int, Meta(ge=1, le=100_000)] = 0
@@ -68,18 +71,18 @@ class Compute(Struct, frozen=True, forbid_unknown_fields=True):
         "SPOT_PRICE_CAPACITY_OPTIMIZED",
     ] = ""  # fmt: skip
     bid_percentage: Annotated[int, Meta(ge=1, le=100)] | None = None
-    ami: str = ""  # the environment's unless given
+    ami: str = ""  # "": the AMI of the environment
     disk: str | int = "100 GiB"
     placement_group: str = ""  # "cluster": `setup` creates one; else the name of an existing one
     capacity_reservation: str = ""
-    capacity_block: str = ""  # hosts that are paid in advance, by their reservation's id
+    capacity_block: str = ""  # the reservation's id of a block of hosts that were paid in advance
     scale_down_delay: str | int = 0
     stop_timeout: str | int = "110s"
     tags: dict[str, str] = {}
 
     @property
     def strategy(self) -> str:
-        """The allocation strategy: AWS's recommendation unless given.
+        """The allocation strategy: by default the one that AWS recommends.
 
         A capacity block has hosts of one type in one zone: AWS's samples use BEST_FIT for it.
         """
@@ -88,7 +91,7 @@ class Compute(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def reservation(self) -> str:
-        """The id of the reservation of its hosts, or ""."""
+        """The id of the capacity reservation of the hosts, or ""."""
         named = self.capacity_block or self.capacity_reservation
         return named if named.startswith("cr-") else ""
 
@@ -116,7 +119,7 @@ class Compute(Struct, frozen=True, forbid_unknown_fields=True):
 class FairShare(Struct, frozen=True, forbid_unknown_fields=True):
     """A fair-share policy. A share of weight 2 gets twice as much as a share of weight 1.
 
-    AWS's weightFactor is the inverse: there, a lower number means more.
+    AWS's weightFactor is the inverse: a share with a lower factor gets more.
     """
 
     shares: dict[str, Annotated[float, Meta(gt=0)]] = {}
@@ -129,18 +132,20 @@ class FairShare(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Queue(Struct, frozen=True, forbid_unknown_fields=True):
+    """A job queue. `compute` lists its compute environments in the order in which they are used."""
+
     priority: Annotated[int, Meta(ge=0, le=1000)] = 1
     compute: tuple[str, ...] = ()
     fair_share: FairShare | None = None
-    # The time after which a stuck run is cancelled. A run that waits for capacity may go on
-    # waiting.
+    # After how long a run that cannot start is cancelled, by the reason. By default, runs that wait
+    # for capacity are not cancelled.
     time_limits: dict[str, str | int] = field(
         default_factory=lambda: {"too-large-for-compute": "30m", "too-large-for-instances": "30m"}
     )
 
     @property
     def limits_seconds(self) -> dict[str, int]:
-        """The seconds by AWS's reason."""
+        """The time limits in seconds, by AWS's reason."""
         found = {TIME_LIMITS[key]: parse_duration(text) for key, text in self.time_limits.items()}
         return {reason: seconds for reason, seconds in found.items() if seconds}
 
@@ -166,23 +171,23 @@ class Environment(Struct, frozen=True, forbid_unknown_fields=True):
     profile: str = ""
     ami: str = "ecs-gpu"  # build | ecs-gpu | ami-0123...
     gpu_access: Literal["", "driver-mount", "toolkit"] = ""
-    controller_queue: str = ""  # of detached sweeps' controllers; the sweep's unless given
+    controller_queue: str = ""  # of controllers of detached sweeps; "": the queue of the sweep
     jobs: tuple[str, ...] = ()  # the jobs whose definitions `setup` registers
-    secrets: tuple[str, ...] = ()  # ARNs that jobs may use: SSM parameters, Secrets Manager
-    quarantine: bool = False  # runs may drain unfit hosts
+    secrets: tuple[str, ...] = ()  # ARNs of SSM parameters and Secrets Manager secrets for jobs
+    quarantine: bool = False  # whether runs may drain hosts that fail their checks
     network: Network = Network()
     storage: Storage = Storage()
     logs: Logs = Logs()
     budget: Budget | None = None
-    usd_per_hour: Annotated[float, Meta(ge=0, le=100_000)] = 0.0  # of `local`: this machine's cost
-    endpoints: dict[str, str] = {}  # of `local`: services that the embedded server does not serve
+    usd_per_hour: Annotated[float, Meta(ge=0, le=100_000)] = 0.0  # only `local`: the machine's cost
+    endpoints: dict[str, str] = {}  # only `local`: URLs of services beside the embedded server
     tags: dict[str, str] = {}
     compute: dict[str, Compute] = {}
     queues: dict[str, Queue] = {}
 
     @property
     def gpu_mode(self) -> str:
-        """How containers reach GPUs. Only AMIs that batchml builds have the driver's folder."""
+        """How containers reach GPUs. Only the AMI that batchml builds has the driver's folder."""
         return self.gpu_access or ("driver-mount" if self.ami == "build" else "toolkit")
 
 
@@ -213,14 +218,14 @@ _SERVED = ("batch", "cloudwatch_logs", "ecs", "logs", "sts")
 
 
 def endpoint_mistakes(endpoints: Mapping[str, str]) -> Iterator[str]:
-    """The mistakes in a table of services and their URLs."""
+    """The mistakes in `endpoints`, a table of services and their URLs."""
     for service, url in endpoints.items():
         if service in _SERVED:
             yield f"{service}: the embedded AWS Batch answers for {service} itself."
         elif not _SERVICE.fullmatch(service):
             yield (
-                f"{service}: not a service's name in AWS's variables, in lower case: s3, "
-                f"dynamodb, secrets_manager."
+                f"{service}: not a service. Expected a name as in AWS's variables, in lower case: "
+                f"s3, dynamodb, secrets_manager."
             )
         if not _is_url(url):
             yield f"{service}: found {url!r}. Expected a URL such as http://127.0.0.1:9000."
@@ -241,8 +246,7 @@ def _is_url(text: str) -> bool:
     return plain and parts.scheme in ("http", "https") and bool(parts.hostname)
 
 
-# --- workspace ------------------------------------------------------------------------------------
-# The shared folder: its entries, the progress of a transfer, and its report.
+# --- The workspace --------------------------------------------------------------------------------
 
 
 MOUNT = "/workspace"  # its path in containers
@@ -251,7 +255,7 @@ Kind = Literal["file", "folder", "link"]
 
 
 class WorkspaceEntry(Struct, frozen=True):
-    """A file, folder or link of the workspace. `path` is relative to it, with `/` as separator."""
+    """A file, folder or link. `path` is relative to the workspace, with `/` as separator."""
 
     path: str
     kind: Kind = "file"
@@ -263,28 +267,29 @@ class WorkspaceEntry(Struct, frozen=True):
 
 
 class TransferStatus(Struct, frozen=True):
-    """How far a transfer is. Unchanged files count as done."""
+    """The progress of a transfer. Unchanged files count as done."""
 
-    doing: str = ""  # "pushing", "reading back"
+    doing: str = ""  # the activity, such as "pushing"
     path: str = ""  # the latest file
     files: int = 0
-    of_files: int = 0  # 0: not known yet
-    size: int = 0  # bytes
-    of_size: int = 0
-    moved: int = 0  # bytes of `size` that were transferred: they make the rate
+    of_files: int = 0  # the number of all files; 0 while it is unknown
+    size: int = 0  # bytes done
+    of_size: int = 0  # bytes of all files
+    moved: int = 0  # bytes of `size` that were really sent, from which the rate is computed
 
 
-OnProgress = Callable[[TransferStatus], None]  # called often, by one thread at a time
+OnProgress = Callable[[TransferStatus], None]  # is called often, by one thread at a time
 
 
 def ignore_progress(_: TransferStatus) -> None:
-    """Default callback: does nothing."""
+    """Do nothing: the default callback."""
 
 
 class TransferReport(Struct, frozen=True):
-    """What a transfer did. `left_out` and `missing` are paths, each with a reason.
+    """The result of a transfer. `left_out` and `missing` list paths, each with a reason.
 
-    Devices and links that lead out are always left out. Missing files should have been transferred.
+    Devices, and links to paths outside the workspace, are left out on purpose; `missing` are files
+    that should have been transferred.
     """
 
     verb: str = ""
@@ -303,13 +308,11 @@ class TransferReport(Struct, frozen=True):
 
 
 def relative_path(path: str) -> str:
-    """Return a path of the workspace relative to it: `/workspace/a/` becomes `a`. Raises
-    UsageError.
-    """
-    words = path.removeprefix(MOUNT) if path == MOUNT or path.startswith(f"{MOUNT}/") else path
-    if words.startswith("/") and words == path and path != "/":
-        raise UsageError(f"{path!r} is not in the workspace: give a path below it, or {MOUNT}/...")
-    parts = [part for part in words.split("/") if part not in ("", ".")]
+    """Return a path relative to the workspace: `/workspace/a/` becomes `a`. Raises UsageError."""
+    relative = path.removeprefix(MOUNT) if f"{path}/".startswith(f"{MOUNT}/") else path
+    if relative.startswith("/") and relative == path != "/":
+        raise UsageError(f"{path!r} is not in the workspace: give a relative path or {MOUNT}/...")
+    parts = [part for part in relative.split("/") if part not in ("", ".")]
     if ".." in parts or "\0" in path:
-        raise UsageError(f"{path!r} leads out of the workspace: give a path below it.")
+        raise UsageError(f"{path!r} leads out of the workspace: give a path inside it.")
     return "/".join(parts)

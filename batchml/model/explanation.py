@@ -1,13 +1,13 @@
-"""An explanation of why a run waits or failed, and the state of queues and hosts behind it."""
+"""The explanation of why a run waits or failed, and the AWS state that it is based on."""
 
 from msgspec import Struct
 
 
 class Explanation(Struct, frozen=True):
-    """A verdict, the evidence for it, and a command that mends the problem or shows more.
+    """A verdict, its evidence, a fix in words, and a command that fixes the problem or shows more.
 
-    `cause` is a word for scripts. `is_problem` is False if waiting is enough. The texts have parts
-    from AWS and the program: make them printable before showing them.
+    `cause` is a word for scripts. `is_problem` is False if the user only has to wait. The texts
+    contain texts of AWS and of the user's program: make them printable before you show them.
     """
 
     cause: str
@@ -23,6 +23,8 @@ class Explanation(Struct, frozen=True):
 
 
 class QueueState(Struct, frozen=True):
+    """A job queue."""
+
     name: str
     is_enabled: bool = True
     status: str = "VALID"
@@ -33,7 +35,7 @@ class QueueState(Struct, frozen=True):
 
 
 class ComputeState(Struct, frozen=True):
-    """A compute environment. Its vCPUs are 0 if it is not managed."""
+    """A compute environment. The numbers of vCPUs are 0 if AWS Batch does not manage it."""
 
     name: str
     is_enabled: bool = True
@@ -54,7 +56,7 @@ class WaitingJob(Struct, frozen=True):
     """A job at the front of a queue."""
 
     job_id: str
-    since: int  # ms: the earliest time at which it had its position
+    since: int  # ms since the epoch: the earliest time at which it had its position
 
 
 class QueueSnapshot(Struct, frozen=True):
@@ -62,11 +64,11 @@ class QueueSnapshot(Struct, frozen=True):
 
     front: tuple[WaitingJob, ...] = ()
     used_vcpus: float = 0.0
-    active_shares: int = 0
-    shares: dict[str, float] = {}  # the vCPUs of the largest shares
+    active_shares: int = 0  # the number of share identifiers with jobs
+    shares: dict[str, float] = {}  # the vCPUs in use by the largest shares
 
     def position_of(self, job_id: str) -> int | None:
-        """The position from 0; None if the run is not among the first."""
+        """The position of a run, from 0; None if it is not in `front`."""
         ids = [waiting.job_id for waiting in self.front]
         return ids.index(job_id) if job_id in ids else None
 
@@ -100,7 +102,7 @@ class ConsumableState(Struct, frozen=True):
 
 
 class InstanceState(Struct, frozen=True):
-    """An EC2 instance that a run was on. EC2 forgets one about an hour after its end."""
+    """An EC2 instance on which a run was. EC2 forgets it about an hour after its end."""
 
     instance_id: str
     is_spot: bool

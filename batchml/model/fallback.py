@@ -1,4 +1,4 @@
-"""`[fallback]` of a job.toml: the queue to which a run moves if it finds no host in its own.
+"""`[fallback]` of a job.toml: the queue to which a run moves if it finds no host in its own queue.
 
 AWS Batch cannot move a job to another queue. So the waiting job is cancelled and submitted again.
 CancelJob has no effect on a job that has started, so the second job is sent only after it is
@@ -15,13 +15,13 @@ from batchml.model.names import bare_name, short_duration
 from batchml.model.run import JobStatus, Run
 from batchml.model.tables import parse_duration
 
-FALLBACK_TAG = "batchml:fallback"  # of a run that may move: QUEUE:SECONDS
-MOVED_TAG = "batchml:moved"  # of a run that has moved: the id of its earlier job
-WATCHES_TAG = "batchml:watches"  # of a run that moves another run: the key of that run
-MOVED = "BATCHML_MOVED"  # the variable with the same value: runtime/entry/fetch.py reads it
+FALLBACK_TAG = "batchml:fallback"  # on a run that may move: QUEUE:SECONDS
+MOVED_TAG = "batchml:moved"  # on a run that has moved: the id of its earlier job
+WATCHES_TAG = "batchml:watches"  # on a run that watches and moves another run: its key
+MOVED = "BATCHML_MOVED"  # the variable with the id of the earlier job, for runtime/entry/fetch.py
 DEFAULT_AFTER = "30m"
 
-# The beginning of the reason with which a moved job was cancelled, of up to 1,024 characters.
+# The beginning of CancelJob's reason for a job that is moved. AWS allows 1,024 characters.
 MOVED_MARK = "batchml: moved to the queue "
 _MOVED_TO = re.compile(rf"{MOVED_MARK}([A-Za-z0-9_-]{{1,128}}): ")
 
@@ -48,7 +48,7 @@ def parse_fallback_flag(text: str | None) -> dict[str, str]:
 
 
 def fallback_mistakes(fallback: Fallback, queue: str, groups: object) -> Iterator[str]:
-    """The mistakes in `[fallback]` that types cannot find. `queue` is the job's own."""
+    """The mistakes in `[fallback]` that types cannot find. `queue` is the queue of the job."""
     if not fallback.seconds:
         yield (
             f"fallback.after: found {fallback.after!r}. Write the time before the move, such as "
@@ -61,29 +61,29 @@ def fallback_mistakes(fallback: Fallback, queue: str, groups: object) -> Iterato
 
 
 def move_reason(queue: str, seconds: int) -> str:
-    """The reason for CancelJob of a job that is moved. `queue` is the new queue's name in AWS."""
+    """The reason of CancelJob for a job that is moved. `queue` is the new queue's name in AWS."""
     return f"{MOVED_MARK}{bare_name(queue)}: no host within {short_duration(seconds)}"
 
 
 def moved_to(run: Run) -> str:
-    """The queue to which a job's run was moved; "" for other jobs."""
+    """The queue to which the run of a cancelled job has moved; "" for other jobs."""
     found = _MOVED_TO.match(run.status_reason) if run.status is JobStatus.FAILED else None
     return found[1] if found else ""
 
 
 def describe_move_done(queue: str, job_id: str) -> str:
-    """The message about a move, for commands that follow the run."""
+    """The message about a finished move, for commands that follow the run."""
     return f"Moved to the queue {queue}: the new job is {job_id}."
 
 
 def describe_fallback(fallback: str) -> str:
-    """Describe the tag of a run that may move."""
+    """Describe the fallback of a run that may move, from its FALLBACK_TAG."""
     queue, _, seconds = fallback.rpartition(":")
     return f"to the queue {queue}, if it finds no host within {short_duration(_number(seconds))}"
 
 
 def describe_move(fallback: str, before: str) -> str:
-    """Describe the tags of a run that has moved."""
+    """Describe a finished move, from the run's FALLBACK_TAG and MOVED_TAG."""
     queue, _, seconds = fallback.rpartition(":")
     waited = f" after {short_duration(_number(seconds))} without a host" if queue else ""
     return f"to the queue {queue}{waited}; its earlier job was {before}"

@@ -1,8 +1,8 @@
-"""The launch of a run on its nodes, and group runs: several jobs that are one run. Pure.
+"""Launch plans for the nodes of a run, group runs (several jobs that are one run), held runs.
 
-The hosts of the jobs of a group run differ. The first of `[[groups]]` is the head, which runs the
-command; each other group is a job of workers, an array job where there are several. AWS Batch does
-not know that they belong together: their names, tags and variables say it.
+The jobs of a group run can have different hosts. The first of `[[groups]]` is the head, which runs
+the command; each other group is a job of workers, an array job for several workers. AWS Batch does
+not know that these jobs are one run: their names, tags and variables connect them.
 """
 
 import json
@@ -25,17 +25,16 @@ from batchml.runtime.protocol.launch import (
     WorkerGroup,
 )
 
-# --- The launch of the nodes ----------------------------------------------------------------------
-# The variables of the nodes, from `[launch]` and `[health]` of a job.
+# --- The launch of the nodes: `[launch]` and `[health]` of a job ----------------------------------
 
 
-HEALTH = "BATCHML_HEALTH"
+HEALTH = "BATCHML_HEALTH"  # the variable with the host checks
 
 
 def launch_plan(spec: JobSpec) -> LaunchPlan | None:
-    """The launch plan of a run; None for a command that simply runs on each node.
+    """The launch plan of a run; None for a command that is started once on each node.
 
-    For a group run this is the part that all its jobs share, without role and groups.
+    For a group run it has no role and no groups, because all its jobs share it.
     """
     launch = spec.launch
     if launch.kind == "plain":
@@ -52,9 +51,9 @@ def launch_plan(spec: JobSpec) -> LaunchPlan | None:
 
 
 def launch_variables(spec: JobSpec, token: str) -> dict[str, str]:
-    """The variables of a run. `token`: the secret of its nodes, hex digits that no other run has.
+    """The variables for the nodes of a run. `token` is their secret: hex digits, new for each run.
 
-    The jobs of a group run have theirs from `group_jobs`.
+    For the jobs of a group run, `group_jobs` has the variables.
     """
     found = health_variable(spec.health)
     plan = launch_plan(spec)
@@ -72,7 +71,7 @@ def health_variable(health: Health) -> dict[str, str]:
         return {}
     settings = {
         "checks": health.checks,
-        "bandwidth": _bytes(health.bandwidth),  # a second; 0: not measured
+        "bandwidth": _bytes(health.bandwidth),  # bytes a second; 0: not measured
         "tries": health.tries,
         "quarantine": health.quarantine,
     }
@@ -87,12 +86,12 @@ def _bytes(size: str | int | None) -> int:
 
 
 GANG_TAG = "batchml:gang"  # the key of the head, on all jobs of a group run
-GROUP_TAG = "batchml:group"  # the name of the group
-RENDEZVOUS = "BATCHML_GANG"  # where head and workers find each other; without it, the workspace
-GANG_KEY = "BATCHML_GANG_KEY"  # the head's
+GROUP_TAG = "batchml:group"  # the name of the job's group
+RENDEZVOUS = "BATCHML_GANG"  # the s3:// URL of the rendezvous; without it, the workspace is used
+GANG_KEY = "BATCHML_GANG_KEY"  # the key of the head
 GANG_HEAD = "BATCHML_GANG_HEAD"  # QUEUE/NAME of the head's job, in AWS
-GANG_ATTEMPTS = "BATCHML_GANG_ATTEMPTS"  # that the head has at most
-ENDED_BY_HEAD = "The head of its gang has ended"  # the reason of terminated jobs of workers
+GANG_ATTEMPTS = "BATCHML_GANG_ATTEMPTS"  # the most attempts of the head
+ENDED_BY_HEAD = "The head of its gang has ended"  # the reason of TerminateJob for workers
 
 LINGER = 600  # seconds that workers wait for a lost head to start again: docs/ray.md
 
@@ -104,10 +103,10 @@ class GroupJob(Struct, frozen=True):
     spec: JobSpec
     key: str
     plan: LaunchPlan
-    queue: str  # in AWS
+    queue: str  # its name in AWS
     env: dict[str, str]
     tags: dict[str, str]
-    array: int | None = None  # the number of workers, if more than one
+    array: int | None = None  # the size of the array job; None for a single job
 
     @property
     def is_head(self) -> bool:
@@ -122,13 +121,14 @@ def group_jobs(
     queue: Callable[[str], str] = lambda name: name,
     rendezvous: str = "",
 ) -> list[GroupJob]:
-    """The jobs of a job with groups, the head first.
+    """The jobs that a job with groups is submitted as, the head first.
 
-    `keys` has a key for each group. `token` is the secret of all nodes, `queue` returns the name of
-    a queue in AWS, and `rendezvous` is an s3:// URL, or empty for the workspace.
+    `keys` has a submission key for each group. `token` is the secret of all nodes, `queue` returns
+    the name of a queue in AWS. `rendezvous` is the s3:// URL by which head and workers find each
+    other; if it is empty, they use the workspace.
     """
     head, *groups = zip(spec.groups, keys, strict=True)
-    jobs = [(group, key, _worker(spec, group)) for group, key in groups]
+    worker_jobs = [(group, key, _worker_spec(spec, group)) for group, key in groups]
     workers = tuple(
         WorkerGroup(
             name=group.name,
@@ -137,7 +137,7 @@ def group_jobs(
             job_name=keyed_name(to_name(job.name), key),
             queue=queue(job.queue),
         )
-        for group, key, job in jobs
+        for group, key, job in worker_jobs
     )
     head_name = keyed_name(to_name(spec.name), head[1])
     shared = {
@@ -148,54 +148,53 @@ def group_jobs(
         **({RENDEZVOUS: rendezvous} if rendezvous else {}),
     }
     plan = launch_plan(spec) or LaunchPlan(RAY)
-    made = [(*head, _placed(spec, head[0]), plan._replace(groups=workers))]
-    made += [(*each, plan._replace(role=WORKER)) for each in jobs]
+    jobs = [(*head, _group_spec(spec, head[0]), plan._replace(groups=workers))]
+    jobs += [(*each, plan._replace(role=WORKER)) for each in worker_jobs]
     return [
         GroupJob(
             group=group.name,
             spec=job,
             key=key,
-            plan=own,
+            plan=job_plan,
             queue=queue(job.queue),
-            env={VARIABLE: own.to_json(), VCPUS: str(job.resources.vcpus), **shared},
+            env={VARIABLE: job_plan.to_json(), VCPUS: str(job.resources.vcpus), **shared},
             tags={GANG_TAG: head[1], GROUP_TAG: group.name},
             array=group.count if group.count > 1 else None,
         )
-        for group, key, job, own in made
+        for group, key, job, job_plan in jobs
     ]
 
 
 def min_workers(group: Group) -> int:
-    """The workers of a group that have to join before the program starts."""
+    """The number of workers of a group that must join before the program starts."""
     return group.count if group.min is None else min(group.min, group.count)
 
 
 def resources_of(spec: JobSpec, group: Group) -> Resources:
-    """The resources of a container of a group: the group's own, or the job's."""
+    """The resources of each container of a group."""
     return group.resources or spec.resources
 
 
 def is_worker(tags: Mapping[str, str]) -> bool:
-    """Whether a job with these tags belongs to another run, as a worker."""
+    """Whether a job with these tags is a worker of a group run."""
     return bool(tags.get(GANG_TAG)) and tags.get("batchml:key") != tags[GANG_TAG]
 
 
-def _placed(spec: JobSpec, group: Group) -> JobSpec:
+def _group_spec(spec: JobSpec, group: Group) -> JobSpec:
     """The job of one group."""
-    return replace(
-        spec,
-        groups=(),
-        queue=group.queue or spec.queue,
-        resources=resources_of(spec, group),
-    )
+    queue = group.queue or spec.queue
+    return replace(spec, groups=(), queue=queue, resources=resources_of(spec, group))
 
 
-def _worker(spec: JobSpec, group: Group) -> JobSpec:
-    """The job of workers. They outlive attempts of the head, so they have the time of all."""
+def _worker_spec(spec: JobSpec, group: Group) -> JobSpec:
+    """The job of a group of workers.
+
+    Workers survive the attempts of the head, so their timeout covers all its attempts.
+    """
     seconds = spec.timeout_seconds
     start = parse_duration(spec.launch.start_within) or 0
     return replace(
-        _placed(spec, group),
+        _group_spec(spec, group),
         name=f"{spec.name}-{group.name}",
         metrics={},
         timeout=None if seconds is None else spec.retry.attempts * (seconds + start + LINGER),
@@ -206,5 +205,5 @@ def _worker(spec: JobSpec, group: Group) -> JobSpec:
 # A held run keeps its resources for a person, who works inside it.
 
 
-HELD_TAG = "batchml:seat"  # what the run is held for: ALLOC or NOTEBOOK
+HELD_TAG = "batchml:seat"  # the command that holds the run: ALLOC or NOTEBOOK
 ALLOC, NOTEBOOK = "alloc", "notebook"

@@ -1,4 +1,4 @@
-"""The hosts of a cluster: their state, in Slurm's words, and their resources."""
+"""The hosts of a cluster: their state, with the names of Slurm's node states, and resources."""
 
 from enum import StrEnum
 
@@ -11,13 +11,13 @@ class HostState(StrEnum):
     ALLOCATED = "allocated"  # every vCPU, or every GPU, is in use
     MIXED = "mixed"
     IDLE = "idle"
-    DRAINING = "draining"  # runs continue, and no new ones start there
+    DRAINING = "draining"  # its runs continue, and no new runs start there
     STARTING = "starting"  # it has not joined its cluster yet
-    DOWN = "down"  # its agent does not answer: no runs start there
+    DOWN = "down"  # its ECS agent does not answer: no runs start there
 
 
 class HostResources(Struct, frozen=True):
-    """The resources of a host, and how much of them is in use."""
+    """The resources of one or several hosts, and the part of them that is in use."""
 
     vcpus: float = 0
     memory_mib: int = 0
@@ -27,6 +27,7 @@ class HostResources(Struct, frozen=True):
     used_gpus: int = 0
 
     def plus(self, other: "HostResources") -> "HostResources":
+        """The sum, for several hosts."""
         return HostResources(
             self.vcpus + other.vcpus,
             self.memory_mib + other.memory_mib,
@@ -46,19 +47,19 @@ class HostResources(Struct, frozen=True):
 
 
 class ClusterHost(Struct, frozen=True):
-    """A host of a compute environment. Unknown properties are empty."""
+    """A host of a compute environment, in an ECS cluster or not yet. Unknown fields are empty."""
 
-    id: str  # of the container instance; before it has joined its cluster, of the EC2 instance
+    id: str  # of the ECS container instance; before the host has joined its cluster, EC2's id
     cluster: str = ""  # ARN; "" before it has joined
-    compute: str = ""  # the compute environment, of a host without a cluster
+    compute: str = ""  # its compute environment, for a host without a cluster
     instance: str = ""  # EC2's id
     type: str = ""
     zone: str = ""
-    status: str = "ACTIVE"  # of ECS
-    is_connected: bool = True  # its agent answers
+    status: str = "ACTIVE"  # in ECS's words
+    is_connected: bool = True  # whether its ECS agent answers
     tasks: int = 0
-    since: int = 0  # ms: the time at which it joined, or EC2 started it
-    room: HostResources = HostResources()
+    since: int = 0  # ms since the epoch: when it joined its cluster, or EC2 started it
+    resources: HostResources = HostResources()
 
     @property
     def name(self) -> str:
@@ -67,16 +68,18 @@ class ClusterHost(Struct, frozen=True):
 
     @property
     def state(self) -> HostState:
-        room = self.room
+        resources = self.resources
         if self.status == "REGISTERING":
             return HostState.STARTING
         if self.status in ("DRAINING", "DEREGISTERING"):
             return HostState.DRAINING
         if self.status != "ACTIVE" or not self.is_connected:
             return HostState.DOWN
-        if not self.tasks and not room.used_vcpus and not room.used_gpus:
+        if not self.tasks and not resources.used_vcpus and not resources.used_gpus:
             return HostState.IDLE
-        is_full = room.used_vcpus >= room.vcpus or 0 < room.gpus <= room.used_gpus
+        is_full = (
+            resources.used_vcpus >= resources.vcpus or 0 < resources.gpus <= resources.used_gpus
+        )
         return HostState.ALLOCATED if is_full else HostState.MIXED
 
     @property

@@ -1,7 +1,7 @@
-"""An image: the files that decide it, and its name, which is a hash of them.
+"""The recipe of an image: its files and build arguments, whose hash is the image's tag.
 
-The name is `batchml/NAME:TAG`, here, in the Docker engine and in ECR. The tag is a hash of all
-files and arguments that decide the image, so an image with this tag is never built again.
+The name of an image is `batchml/NAME:TAG` in batchml, in the Docker engine and in ECR. An image
+whose tag exists is never built again.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ CUDA_REQUIREMENTS = "requirements-cuda.txt"
 SETTINGS = "image.toml"
 CONDA = "environment.yml"
 
-# The files of an image's folder that decide the image. Others are not sent to the builder.
+# The files of an image's folder that are sent to the builder, or change the image.
 FILES = (REQUIREMENTS, CUDA_REQUIREMENTS, ".python-version", DOCKERFILE, SETTINGS)
 
 _TAG_LENGTH = 12
@@ -47,10 +47,10 @@ class Variant(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ImageSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """An image.toml. The flavor cpu has no settings: the Dockerfile has its defaults."""
+    """An image.toml. The flavor cpu has no settings: its defaults are in the Dockerfile."""
 
     cuda: Variant | None = None
-    whole: bool = False  # the image has all of batchml, and not only its runtime
+    whole: bool = False  # whether the image has all of batchml, not only its runtime
 
 
 class Recipe(Struct, frozen=True):
@@ -61,11 +61,11 @@ class Recipe(Struct, frozen=True):
     files: tuple[tuple[str, bytes], ...]
     args: tuple[tuple[str, str], ...] = ()
     programs: tuple[str, ...] = ()  # executable files
-    has_flavors: bool = False  # the flavors are different images
+    has_flavors: bool = False  # whether the flavors are different images
 
     @property
     def tag(self) -> str:
-        # The hashes of the files: a job's own image may copy hundreds of megabytes.
+        # Hash the files one by one: the image of a job may copy hundreds of megabytes.
         files = tuple((name, hashlib.sha256(data).hexdigest()) for name, data in self.files)
         content = (files, self.args)
         return digest((*content, self.programs) if self.programs else content)
@@ -79,7 +79,7 @@ class Recipe(Struct, frozen=True):
         return any(name == DOCKERFILE for name, _ in self.files)
 
 
-def recipe(
+def make_recipe(
     name: str,
     folder: Mapping[str, bytes],
     runtime: Mapping[str, bytes],
@@ -93,8 +93,8 @@ def recipe(
     """Make a recipe from the FILES of an image's folder and the runtime's sources.
 
     An image without settings for CUDA is the same in both flavors. `base` and `build_args` replace
-    those of the image.toml. `more` are other files of the build context; `programs` are executable
-    files. Raises ConfigError with every mistake.
+    the values of the image.toml. `more` has other files of the build context; `programs` names the
+    executable files. Raises ConfigError with every mistake.
     """
     settings, mistakes = _settings(folder)
     variant = Variant()
@@ -102,14 +102,14 @@ def recipe(
         variant = settings.cuda or variant
     else:
         flavor = "cpu" if flavor == "cuda" else flavor
-    given = dict(build_args or {})
-    mistakes += _mistakes(name, flavor, base, given)
+    build_args = build_args or {}
+    mistakes += _mistakes(name, flavor, base, build_args)
     if variant.base and not is_pinned(variant.base):
         mistakes.append(f"{SETTINGS}: cuda.base: {_unpinned(variant.base)}")
     if mistakes:
         raise ConfigError(f"images/{name}", mistakes)
     chosen = base or variant.base
-    args = {**variant.build_args, **({"BASE": chosen} if chosen else {}), **given}
+    args = {**variant.build_args, **({"BASE": chosen} if chosen else {}), **build_args}
     files = {**more, **_context(folder, flavor), **runtime}
     kept = tuple(sorted(each for each in programs if each in files))
     return Recipe(
@@ -123,7 +123,7 @@ def has_cuda(folder: Mapping[str, bytes]) -> bool:
     return CUDA_REQUIREMENTS in folder or bool(_settings(folder)[0].cuda)
 
 
-def is_whole(folder: Mapping[str, bytes]) -> bool:
+def has_whole_package(folder: Mapping[str, bytes]) -> bool:
     """Whether the image has all of batchml, and not only its runtime."""
     return _settings(folder)[0].whole
 
@@ -150,7 +150,7 @@ def digest(content: object) -> str:
 
 
 def _context(folder: Mapping[str, bytes], flavor: str) -> dict[str, bytes]:
-    """The build context without the runtime: its requirements.txt is that of the flavor."""
+    """The build context without the runtime. The flavor decides its requirements.txt."""
     kept = {
         name: folder[name]
         for name in (DOCKERFILE, REQUIREMENTS, ".python-version")
@@ -201,30 +201,30 @@ def _unpinned(base: str) -> str:
 # --- `image` of a job.toml ------------------------------------------------------------------------
 
 
-HERE = "."
+HERE = "."  # an `image` in the job's folder
 
-_ADDED = re.compile(r"\s*([^\s+]+)\s*\+\s*(\S.*?)\s*")
+_BASE_AND_FILE = re.compile(r"\s*([^\s+]+)\s*\+\s*(\S.*?)\s*")
 
 
 class OwnImage(Struct, frozen=True):
-    """An `image` that names a file of the job's folder."""
+    """An `image` that is made from a file of the job's folder."""
 
     file: str = ""  # "": the only file of the folder that an image can be made from
-    base: str = ""  # the image below images/ for the packages; "": batchml's default for the file
+    base: str = ""  # the image below images/ to build on; "": batchml's default for the file
 
 
 def parse_own_image(image: str) -> OwnImage | None:
-    """Parse an `image`; None for a name below images/ or a reference."""
+    """Parse `.`, `./FILE` or `BASE + FILE`; None for a name below images/ or a reference."""
     if image.rstrip("/") == HERE:
         return OwnImage()
     if image.startswith("./"):
         return OwnImage(image[2:])
-    found = _ADDED.fullmatch(image)
+    found = _BASE_AND_FILE.fullmatch(image)
     if found:
         return OwnImage(found[2].removeprefix("./"), found[1])
     return None
 
 
 def is_reference(image: str) -> bool:
-    """Whether an image is in a registry: neither a name below images/ nor a file."""
+    """Whether an `image` is in a registry: neither a name below images/ nor a file."""
     return parse_own_image(image) is None and any(mark in image for mark in "/:@.")

@@ -15,10 +15,10 @@ from batchml.model.tables import parse_duration, parse_size, read_struct
 from batchml.runtime.protocol.launch import KINDS
 from batchml.runtime.protocol.variables import fill_command, fill_words, placeholders
 
-# --- Nodes: `nodes`, `[launch]`, `[health]` and `[[groups]]` --------------------------------------
+# --- Rules for `nodes`, `[launch]`, `[health]` and `[[groups]]` -----------------------------------
 
 
-ResourceMistakes = Callable[["Resources", str], Iterable[str]]  # of resources and their key
+ResourceMistakes = Callable[["Resources", str], Iterable[str]]  # called with the key of the table
 
 _DURATION = 'Write a duration such as "10m", "90s" or "1h30m".'
 
@@ -26,41 +26,42 @@ _DURATION = 'Write a duration such as "10m", "90s" or "1h30m".'
 def node_mistakes(
     spec: "JobSpec", table: Mapping[str, Any], of_resources: ResourceMistakes
 ) -> Iterator[str]:
-    """The mistakes between several keys. `of_resources` finds those in a group's resources.
+    """The mistakes in these keys that types cannot find.
 
-    `table` is the file's table: mistakes that follow from a refused key are not reported.
+    `of_resources` finds the mistakes in the resources of a group. `table` is the file's table:
+    mistakes that follow from a refused key are not reported.
     """
     is_known = _is_kind_known(spec, table.get("launch"))
-    yield from _launch(spec, is_known)
-    yield from _health(spec, is_known)
-    yield from _groups(spec, table.get("groups"), is_known, of_resources)
+    yield from _launch_mistakes(spec, is_known)
+    yield from _health_mistakes(spec, is_known)
+    yield from _groups_mistakes(spec, table.get("groups"), is_known, of_resources)
 
 
 def _is_kind_known(spec: "JobSpec", given: Any) -> bool:
-    """False if the file has a kind that was refused, so that `spec` has the default."""
+    """False if the file's launch kind was refused, so that `spec` has the default kind."""
     if isinstance(given, Mapping):
         return bool(given.get("kind", spec.launch.kind) == spec.launch.kind)
     return given is None or given == spec.launch
 
 
-def _launch(spec: "JobSpec", is_known: bool) -> Iterator[str]:
+def _launch_mistakes(spec: "JobSpec", is_known: bool) -> Iterator[str]:
     launch, kind = spec.launch, spec.launch.kind
     for key, text in (("hang_after", launch.hang_after), ("start_within", launch.start_within)):
         if text is not None and not parse_duration(text):
             yield f"launch.{key}: found {text!r}. {_DURATION}"
     processes = launch.processes_per_node
     if processes != "auto" and processes < 1:
-        yield f'launch.processes_per_node: found {processes}. At least 1, or "auto".'
+        yield f'launch.processes_per_node: found {processes}. Expected at least 1, or "auto".'
     if not is_known:
         return
-    for key, given in (
+    for key, is_set in (
         ("processes_per_node", processes != "auto"),
         ("logs", launch.logs != "all"),
         ("hang_after", launch.hang_after is not None),
         ("start_within", launch.start_within != type(launch)().start_within),
     ):
         kinds = [name for name, row in KINDS.items() if key in row.settings]
-        if given and kind not in kinds:
+        if is_set and kind not in kinds:
             yield f"launch.{key}: needs kind = {_listed(kinds)}, found {kind!r}."
 
 
@@ -68,14 +69,14 @@ def _listed(kinds: Sequence[str]) -> str:
     return " or ".join(f'"{kind}"' for kind in kinds)
 
 
-def _health(spec: "JobSpec", is_known: bool) -> Iterator[str]:
+def _health_mistakes(spec: "JobSpec", is_known: bool) -> Iterator[str]:
     floor = spec.health.bandwidth
     if floor is None:
         return
     if not parse_size(floor):
         yield (
-            f"health.bandwidth: found {floor!r}. Write the least that nodes must send each other "
-            f'in a second, such as "100 MiB".'
+            f"health.bandwidth: found {floor!r}. Write the least amount that nodes must send each "
+            f'other in a second, such as "100 MiB".'
         )
         return
     kinds = [name for name, row in KINDS.items() if row.is_supervised]
@@ -86,7 +87,7 @@ def _health(spec: "JobSpec", is_known: bool) -> Iterator[str]:
         )
 
 
-def _groups(
+def _groups_mistakes(
     spec: "JobSpec", given: Any, is_known: bool, of_resources: ResourceMistakes
 ) -> Iterator[str]:
     groups, is_ray = spec.groups, spec.launch.kind == "ray"
@@ -99,22 +100,24 @@ def _groups(
         )
     if groups and spec.nodes > 1:
         yield f"nodes: found {spec.nodes} with groups. Set the count of each group instead."
-    for place, group in enumerate(groups):
-        where, before = f"groups[{place}]", [each.name for each in groups[:place]]
-        yield from _group(where, group, place == 0, before)
-        if _is_count_known(group, given, place):
-            yield from _counts(where, group, place == 0)
+    for index, group in enumerate(groups):
+        where, before = f"groups[{index}]", [each.name for each in groups[:index]]
+        yield from _group_mistakes(where, group, index == 0, before)
+        if _is_count_known(group, given, index):
+            yield from _count_mistakes(where, group, index == 0)
         if group.resources is not None:
-            yield from of_resources(group.resources, f"groups[{place}].resources")
+            yield from of_resources(group.resources, f"{where}.resources")
 
 
-def _is_count_known(group: "Group", given: Any, place: int) -> bool:
-    """False if the file has a count that was refused, so that `group` has the default."""
-    table = given[place] if isinstance(given, Sequence) and place < len(given) else None
+def _is_count_known(group: "Group", given: Any, index: int) -> bool:
+    """False if the file's count was refused, so that `group` has the default count."""
+    table = given[index] if isinstance(given, Sequence) and index < len(given) else None
     return not isinstance(table, Mapping) or table.get("count", group.count) == group.count
 
 
-def _group(where: str, group: "Group", is_head: bool, before: Sequence[str]) -> Iterator[str]:
+def _group_mistakes(
+    where: str, group: "Group", is_head: bool, before: Sequence[str]
+) -> Iterator[str]:
     if not group.name:
         yield f'{where}.name: missing. For example name = "{"head" if is_head else "workers"}".'
     elif not is_valid_name(group.name):
@@ -126,7 +129,7 @@ def _group(where: str, group: "Group", is_head: bool, before: Sequence[str]) -> 
         yield f"{where}.name: {group.name!r} is the name of another group, too."
 
 
-def _counts(where: str, group: "Group", is_head: bool) -> Iterator[str]:
+def _count_mistakes(where: str, group: "Group", is_head: bool) -> Iterator[str]:
     if is_head and group.count != 1:
         yield f"{where}.count: found {group.count}. The first group is the head, which is one job."
     if is_head and group.min is not None:
@@ -136,7 +139,7 @@ def _counts(where: str, group: "Group", is_head: bool) -> Iterator[str]:
 
 
 # --- Secrets --------------------------------------------------------------------------------------
-# `[secrets]` of a job.toml names the service that has each value; batchml never has the value.
+# `[secrets]` of a job.toml names the place of each value in AWS; batchml never has the value.
 # Sources: Amazon ECS Developer Guide, "Pass Secrets Manager secrets through environment variables"
 # (`ARN:KEY:STAGE:VERSION`); AWS Secrets Manager User Guide, "What's in a secret" (an ARN ends with
 # six random characters; AWS accepts an ARN without them, but it matches no policy).
@@ -153,16 +156,16 @@ _ARN = re.compile(
     r"(?::([^:]*):([^:]*):([^:]*))?(?:#(\S+))?"
 )
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SUFFIX = "AbCdEf"  # an example of the six random characters
+_SUFFIX = "AbCdEf"  # stands for the six random characters of an ARN
 
 
 class SecretSource(Struct, frozen=True):
-    """The service and name of a secret."""
+    """The service that has a secret, and the secret's name there."""
 
     service: str
     name: str
     key: str = ""  # of the JSON object that is the secret's value
-    scope: str = ""  # `arn:aws:SERVICE:REGION:ACCOUNT`, if an ARN was given
+    scope: str = ""  # `arn:aws:SERVICE:REGION:ACCOUNT` if the text is an ARN
     version: str = ""  # `STAGE:VERSION` of an ARN
 
     def value_from(self, arn: str) -> str:
@@ -173,7 +176,7 @@ class SecretSource(Struct, frozen=True):
 
 
 def parse_secret(text: str) -> SecretSource | None:
-    """Parse a text of `[secrets]`; None for a wrong text."""
+    """Parse a value of `[secrets]`; None for a wrong text."""
     arn = _ARN.fullmatch(text)
     if arn:
         scope, service, kind, name, key, stage, version, member = arn.groups()
@@ -196,7 +199,7 @@ def parse_secret(text: str) -> SecretSource | None:
 def secret_mistakes(secrets: dict[str, str], env: Sequence[str]) -> Iterator[str]:
     """The mistakes in `[secrets]`. A wrong text is not shown, because it may be the secret itself.
 
-    `env` has the names of the job's variables.
+    `env` has the names of the variables in `[env]`.
     """
     for name, text in secrets.items():
         if not _ENV_NAME.fullmatch(name):
@@ -212,21 +215,22 @@ def secret_mistakes(secrets: dict[str, str], env: Sequence[str]) -> Iterator[str
             )
 
 
-def find_secret_arn(kept: SecretSource, allowed: Sequence[str]) -> str | None:
-    """The ARN of a secret that is among the allowed ARNs, which may have wildcards; or None."""
+def find_secret_arn(secret: SecretSource, allowed: Sequence[str]) -> str | None:
+    """The ARN of a secret if an allowed ARN matches it, perhaps with wildcards; else None."""
     for each in allowed:
-        scope, kind, resource = _split(each)
-        if kind is None or scope.split(":")[2:3] != [kept.service]:
+        scope, kind, resource = _split_arn(each)
+        if kind is None or scope.split(":")[2:3] != [secret.service]:
             continue
-        if kept.scope and kept.scope != scope:
+        if secret.scope and secret.scope != scope:
             continue
-        found = _found(kept, resource)
+        found = _match_resource(secret, resource)
         if found:
             return f"{scope}:{kind}{found}"
     return None
 
 
-def _split(arn: str) -> tuple[str, str | None, str]:
+def _split_arn(arn: str) -> tuple[str, str | None, str]:
+    """The scope, kind and resource of an ARN; the kind is None for other resources."""
     parts = arn.split(":", 5)
     resource = parts[5] if len(parts) == 6 else ""
     for kind in ("parameter/", "secret:"):
@@ -235,20 +239,21 @@ def _split(arn: str) -> tuple[str, str | None, str]:
     return ":".join(parts[:5]), None, ""
 
 
-def _found(kept: SecretSource, resource: str) -> str | None:
-    if kept.service == SSM:
-        name = kept.name.removeprefix("/")
+def _match_resource(secret: SecretSource, resource: str) -> str | None:
+    """The name of the secret in its ARN, if the resource of an allowed ARN matches it."""
+    if secret.service == SSM:
+        name = secret.name.removeprefix("/")
         return name if _matches(resource, name) else None
-    if resource == kept.name and kept.scope:
+    if resource == secret.name and secret.scope:
         return resource
-    if re.fullmatch(rf"{re.escape(kept.name)}-[A-Za-z0-9]{{6}}", resource):
+    if re.fullmatch(rf"{re.escape(secret.name)}-[A-Za-z0-9]{{6}}", resource):
         return resource
     # With a pattern the six characters are unknown. AWS accepts an ARN without them.
     if set(resource) & set("*?") and (
-        _matches(resource, f"{kept.name}-{_SUFFIX}")
-        or (kept.scope and _matches(resource, kept.name))
+        _matches(resource, f"{secret.name}-{_SUFFIX}")
+        or (secret.scope and _matches(resource, secret.name))
     ):
-        return kept.name
+        return secret.name
     return None
 
 
@@ -258,12 +263,12 @@ def _matches(pattern: str, name: str) -> bool:
     return re.fullmatch("".join(parts), name, re.DOTALL) is not None
 
 
-def arn_to_list(kept: SecretSource, region: str, account: str, partition: str = "aws") -> str:
-    """The ARN to write under `secrets` of an environment."""
-    scope = kept.scope or f"arn:{partition}:{kept.service}:{region}:{account or 'ACCOUNT'}"
-    if kept.service == SSM:
-        return f"{scope}:parameter/{kept.name.removeprefix('/')}"
-    return f"{scope}:secret:{kept.name}" + ("" if kept.scope else "-??????")
+def arn_to_list(secret: SecretSource, region: str, account: str, partition: str = "aws") -> str:
+    """The ARN to add to `secrets` of an environment, so that its jobs may use the secret."""
+    scope = secret.scope or f"arn:{partition}:{secret.service}:{region}:{account or 'ACCOUNT'}"
+    if secret.service == SSM:
+        return f"{scope}:parameter/{secret.name.removeprefix('/')}"
+    return f"{scope}:secret:{secret.name}" + ("" if secret.scope else "-??????")
 
 
 # --- Job ------------------------------------------------------------------------------------------
@@ -275,20 +280,22 @@ MAX_OVERRIDES = 8192  # bytes of containerOverrides as JSON; AWS Batch fails job
 DEFAULT_GRACE = 30  # seconds from the stop signal to the kill, as in runtime/protocol/variables.py
 MIN_TIMEOUT = 60  # seconds; AWS Batch, JobTimeout
 MIN_MEMORY = 4 * 1024**2  # bytes; AWS Batch, ResourceRequirement
-MIN_BARE = 1024  # MiB; a smaller number without a unit is probably meant as GiB
+MIN_UNITLESS = 1024  # MiB; a smaller number without a unit is probably meant as GiB
 PATTERN_EXAMPLE = "Under [metrics], for example: loss = 'loss=([0-9.]+)'"
 
 # Variables that batchml/model/group.py sets for the nodes of a run.
-_OF_LAUNCH = frozenset(
+_LAUNCH_VARIABLES = frozenset(
     f"BATCHML_{name}" for name in ("LAUNCH", "GANG_TOKEN", "GANG", "GANG_KEY", "HEALTH")
 )
 
 
 class Resources(Struct, frozen=True, forbid_unknown_fields=True):
+    """`[resources]`: the needs of one container."""
+
     vcpus: Annotated[int, Meta(ge=1)] = 1
     memory: str | int = "2 GiB"
     gpus: Annotated[int, Meta(ge=0)] = 0
-    shm: str | int | None = None
+    shm: str | int | None = None  # the size of /dev/shm
 
     @property
     def memory_mib(self) -> int:
@@ -296,6 +303,8 @@ class Resources(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Retry(Struct, frozen=True, forbid_unknown_fields=True):
+    """`[retry]`: the most attempts, and the outcomes after which a new attempt is started."""
+
     attempts: Annotated[int, Meta(ge=1, le=10)] = 1
     on: tuple[Literal["host-lost", "image-error", "app-error", "out-of-memory"], ...] = (
         "host-lost",
@@ -303,7 +312,7 @@ class Retry(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Launch(Struct, frozen=True, forbid_unknown_fields=True):
-    """How the command is started on the nodes."""
+    """`[launch]`: how the command is started on the nodes."""
 
     kind: Literal["plain", "torchrun", "mpi", "ray"] = "plain"
     processes_per_node: int | Literal["auto"] = "auto"
@@ -313,16 +322,16 @@ class Launch(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Health(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[health]`: the checks of a host before the command starts, and the fate of an unfit host."""
+    """`[health]`: the checks of hosts before the command starts, and the fate of unfit hosts."""
 
     checks: Literal["off", "quick", "deep"] = "quick"
     bandwidth: str | int | None = None  # the least amount that nodes send each other in a second
-    tries: Annotated[int, Meta(ge=1, le=9)] = 3  # hosts
-    quarantine: bool = False
+    tries: Annotated[int, Meta(ge=1, le=9)] = 3  # how many hosts may be unfit before the run fails
+    quarantine: bool = False  # whether to drain an unfit host
 
 
 class CheckpointSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[checkpoint]`"""
+    """`[checkpoint]`: the time for a last checkpoint."""
 
     grace: str | int = DEFAULT_GRACE  # the time between the stop signal and the kill
 
@@ -336,13 +345,13 @@ class Group(Struct, frozen=True, forbid_unknown_fields=True):
 
     name: str = ""
     count: Annotated[int, Meta(ge=1, le=10_000)] = 1
-    min: Annotated[int, Meta(ge=0)] | None = None  # the number to start with; all unless given
+    min: Annotated[int, Meta(ge=0)] | None = None  # the number to start with; None: all
     queue: str = ""
-    resources: Resources | None = None  # the job's own unless given
+    resources: Resources | None = None  # None: the resources of the job
 
 
 class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
-    """A job. `read_job` makes it and reports mistakes; its fields have AWS Batch's limits."""
+    """A job, as `read_job` reads it from a `job.toml`. The fields have the limits of AWS Batch."""
 
     image: str = ""
     command: tuple[str, ...] = ()
@@ -368,17 +377,17 @@ class JobSpec(Struct, frozen=True, forbid_unknown_fields=True):
         return None if self.timeout is None else parse_duration(self.timeout)
 
     def argv(self) -> list[str]:
-        """The command with its `{placeholders}` filled in; `{params}` becomes several words."""
+        """The command with the values of its `{placeholders}`; `{params}` becomes several words."""
         return fill_command(self.command, self.params)
 
     def empty_words(self) -> Iterator[tuple[int, list[str]]]:
-        """The indices of empty words of the command, each with the parameters that cause it."""
+        """Yield the index of each empty word of the command, with the parameters that cause it."""
         named = {n for part in self.command for n in placeholders(part, self.params)}
         rest = [name for name, value in self.params.items() if value == "" and name not in named]
-        for place, words in enumerate(fill_words(self.command, self.params)):
+        for index, words in enumerate(fill_words(self.command, self.params)):
             if "" in words:
-                own = placeholders(self.command[place], self.params)
-                yield place, list(dict.fromkeys(own)) or rest
+                own = placeholders(self.command[index], self.params)
+                yield index, list(dict.fromkeys(own)) or rest
 
 
 def read_job(
@@ -404,18 +413,19 @@ def read_job(
 def change_job(spec: JobSpec, changes: Mapping[str, Any], where: str) -> JobSpec:
     """Return `spec` with fields replaced. Values of None are ignored, and tables are merged.
 
-    Raises ConfigError if the result breaks a rule: flags have the same rules as files.
+    `where` names the source of the changes. Raises ConfigError if the result breaks a rule: flags
+    have the same rules as files.
     """
     table = msgspec.to_builtins(spec)
-    given: dict[str, Any] = {}
+    changed: dict[str, Any] = {}
     for key, value in changes.items():
         if isinstance(value, Mapping):
             inner = {name: each for name, each in value.items() if each is not None}
             if inner:
-                given[key] = {**table[key], **inner}
+                changed[key] = {**table[key], **inner}
         elif value is not None:
-            given[key] = value
-    return read_job({**table, **given}, where) if given else spec
+            changed[key] = value
+    return read_job({**table, **changed}, where) if changed else spec
 
 
 def with_params(spec: JobSpec, given: Mapping[str, str], where: str) -> JobSpec:
@@ -432,7 +442,7 @@ def with_params(spec: JobSpec, given: Mapping[str, str], where: str) -> JobSpec:
     ]
     if mistakes:
         raise ConfigError(where, mistakes)
-    values = {name: _like(spec.params[name], text) for name, text in given.items()}
+    values = {name: _parse_like(spec.params[name], text) for name, text in given.items()}
     mistakes = [
         f"-p {name}={given[name]}: the default is {spec.params[name]!r}, so give "
         f"{'true or false' if isinstance(spec.params[name], bool) else 'a number'}."
@@ -445,8 +455,8 @@ def with_params(spec: JobSpec, given: Mapping[str, str], where: str) -> JobSpec:
     return msgspec.structs.replace(spec, params=params)
 
 
-def _like(default: Scalar, text: str) -> Scalar | None:
-    """Read `text` with the type of the default: a text, true or false, a number; else None.
+def _parse_like(default: Scalar, text: str) -> Scalar | None:
+    """Parse `text` as a value of the default's type: a text, a boolean or a number; else None.
 
     A default of 1 may be replaced by 0.5, but not by nan, which JSON does not have.
     """
@@ -466,7 +476,7 @@ def _like(default: Scalar, text: str) -> Scalar | None:
 def _mistakes(
     spec: JobSpec, table: Mapping[str, Any], provided_params: Collection[str]
 ) -> Iterator[str]:
-    """The mistakes that types cannot find. A key that was refused already is not reported again."""
+    """The mistakes that types cannot find, without keys that types have refused already."""
     if not spec.image and "image" not in table:
         yield (
             'image: missing. Name a folder under images/, for example image = "pytorch", or put a '
@@ -477,10 +487,10 @@ def _mistakes(
     elif spec.command == () and table.get("command") == []:
         yield "command: is empty."
     elif spec.command and not spec.argv():
-        yield "command: is only {params}, and the job has none. Name a program before it."
-    for place, part in enumerate(spec.command):
+        yield "command: is only {params}, and the job has no params. Write a program before it."
+    for index, part in enumerate(spec.command):
         if not part:
-            yield f"command[{place}]: is an empty text, which AWS Batch refuses."
+            yield f"command[{index}]: is an empty text, which AWS Batch refuses."
     known = {**dict.fromkeys(provided_params, ""), **spec.params}
     for name in sorted({n for part in spec.command for n in placeholders(part, known)}):
         if name not in known:
@@ -499,7 +509,7 @@ def _mistakes(
             yield f"env.{name}: is not a name for an environment variable."
         elif name.startswith("AWS_BATCH"):
             yield f"env.{name}: names that start with AWS_BATCH are reserved for AWS Batch."
-        elif name in _OF_LAUNCH:
+        elif name in _LAUNCH_VARIABLES:
             yield f"env.{name}: batchml sets it, from [launch], [health] and [[groups]]."
     yield from secret_mistakes(spec.secrets, list(spec.env))
     for name, pattern in spec.metrics.items():
@@ -511,23 +521,22 @@ def _resource_mistakes(resources: Resources, where: str = "resources") -> Iterat
         value = getattr(resources, key)
         if value is not None and parse_size(value) is None:
             yield f'{where}.{key}: found {value!r}. Write a size such as "15 GiB" or "512 MiB".'
-        elif value is not None and _is_slip(value):
+        elif value is not None and _lacks_unit(value):
             meant = f'"{value} GiB" or "{value} MiB"'
             yield f"{where}.{key}: found {value!r} without a unit. Write {meant}."
     memory = parse_size(resources.memory)
-    if memory is not None and memory < MIN_MEMORY and not _is_slip(resources.memory):
+    if memory is not None and memory < MIN_MEMORY and not _lacks_unit(resources.memory):
         yield f"{where}.memory: found {resources.memory!r}. At least 4 MiB."
 
 
-def _is_slip(size: str | int) -> bool:
-    """Whether a size is a small number without a unit, which would be MiB as in AWS Batch."""
+def _lacks_unit(size: str | int) -> bool:
+    """Whether a size is a small number without a unit: it would mean MiB, as in AWS Batch."""
     number = str(size).strip()
-    return number.isdecimal() and len(number) <= 4 and 0 < int(number) < MIN_BARE
+    return number.isdecimal() and len(number) <= 4 and 0 < int(number) < MIN_UNITLESS
 
 
 def _time_mistakes(spec: JobSpec) -> Iterator[str]:
-    times = (("timeout", spec.timeout), ("checkpoint.grace", spec.checkpoint.grace))
-    for key, value in times:
+    for key, value in (("timeout", spec.timeout), ("checkpoint.grace", spec.checkpoint.grace)):
         if value is not None and parse_duration(value) is None:
             yield f'{key}: found {value!r}. Write a duration such as "4h", "90s" or "1h30m".'
     seconds = spec.timeout_seconds

@@ -1,6 +1,6 @@
-"""The embedded server's check that a log is still as its run wrote it.
+"""The result of the embedded server's check that a log is unchanged since its run wrote it.
 
-The server sends the result with the log's events, in an HTTP header of its own.
+The server sends the result in an HTTP header of the answer to GetLogEvents.
 """
 
 import json
@@ -13,7 +13,7 @@ HEADER = "x-batchml-log"
 
 
 class LogState(StrEnum):
-    COMPLETE = "complete"  # it is as the run wrote it
+    COMPLETE = "complete"  # it is unchanged
     CUT = "cut"  # its last lines are missing
     CHANGED = "changed"  # some of its lines differ
     ADDED = "added"  # it is complete, with more lines after it
@@ -26,12 +26,12 @@ class LogCheck(Struct, frozen=True, omit_defaults=True):
     """The result of a check. Lines are numbered from 1."""
 
     state: LogState
-    lines: int = 0  # that the run wrote
-    found: int = 0  # of a log that was cut: lines that it has
-    first: int = 0  # the first line that may differ
-    last: int = 0  # the first line that differs is not after this one
+    lines: int = 0  # the number of lines that the run wrote
+    found: int = 0  # for CUT: the number of lines that are left
+    first: int = 0  # the first difference is at this line or later,
+    last: int = 0  # and at this line or earlier
     why: str = ""  # the reason for UNPROVEN
-    file: str = ""
+    file: str = ""  # the path of the log's file
 
     @property
     def is_final(self) -> bool:
@@ -44,13 +44,13 @@ class LogCheck(Struct, frozen=True, omit_defaults=True):
 
     @property
     def is_complete(self) -> bool | None:
-        """None if it is unknown."""
+        """Whether the log is unchanged; None if that is unknown."""
         if self.state is LogState.COMPLETE:
             return True
         return False if self.is_damaged else None
 
     def to_header(self) -> str:
-        return json.dumps(msgspec.to_builtins(self))  # in ASCII
+        return json.dumps(msgspec.to_builtins(self))  # only ASCII, unlike JSON of msgspec
 
     def describe(self, child: str = "") -> str:
         """Explain to a user that a log is not complete; "" for a complete log.
@@ -91,8 +91,8 @@ class LogCheck(Struct, frozen=True, omit_defaults=True):
         return f"the first difference is among {_lines(self.first, self.last)} of {self.lines}"
 
 
-def read_header(text: str | None) -> LogCheck | None:
-    """None without a header, or for one of another program."""
+def parse_header(text: str | None) -> LogCheck | None:
+    """Parse the header; None if there is none, or if another program wrote it."""
     try:
         return None if text is None else msgspec.json.decode(text, type=LogCheck)
     except (msgspec.DecodeError, UnicodeEncodeError):

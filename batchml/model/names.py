@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 _ARN = re.compile(r"arn:aws[a-z-]*:batch:([a-z0-9-]+):(\d{12}):([a-z-]+)/(.+)")
 
-# A digit, by which keys differ from words of names, then 80 random bits.
+# A key is a digit, so that it is no word of a name, and 80 random bits.
 _KEY = re.compile(r"[2-7][a-z2-7]{16}")
 _KEY_DIGITS = "234567"
 _KEY_BYTES = 10
@@ -25,6 +25,8 @@ KEY_LENGTH = 17
 
 
 class Arn(NamedTuple):
+    """The ARN of a resource of AWS Batch. `kind` is `job`, `job-queue` or another of its types."""
+
     region: str
     account: str
     kind: str
@@ -46,13 +48,13 @@ def is_valid_name(text: str) -> bool:
 
 
 def to_name(text: str) -> str:
-    """Make a valid name of any text, with few changes."""
+    """Change a text as little as possible to make it a valid name."""
     kept = re.sub(r"[^A-Za-z0-9_-]+", "-", text).strip("-_")
     return kept[:MAX_NAME] or "job"
 
 
 def bare_name(name_or_arn: str) -> str:
-    """`my-queue` for both `my-queue` and its ARN."""
+    """Return `my-queue` for both `my-queue` and its ARN."""
     arn = parse_arn(name_or_arn)
     return arn.name if arn else name_or_arn
 
@@ -63,7 +65,7 @@ def short_id(job_id: str) -> str:
 
 
 def new_key(random_bytes: Callable[[int], bytes]) -> str:
-    """A key for a submission. `random_bytes` is `os.urandom`, or a test's function.
+    """Make a key for a submission. `random_bytes` is `os.urandom` or a test's function.
 
     It is in lower case, because the JOB_NAME filter of ListJobs ignores the case.
     """
@@ -73,7 +75,7 @@ def new_key(random_bytes: Callable[[int], bytes]) -> str:
 
 
 def new_token(random_bytes: Callable[[int], bytes]) -> str:
-    """A secret of a submission by which its nodes recognize each other: 32 hex digits."""
+    """Make the secret by which the nodes of a run recognize each other: 32 hex digits."""
     return random_bytes(16).hex()
 
 
@@ -97,7 +99,7 @@ def split_key(job_name: str) -> tuple[str, str]:
 
 
 def duration(seconds: float) -> str:
-    """`0:42`, `12:03`, `3:05:00`"""
+    """Format seconds as `0:42`, `12:03` or `3:05:00`."""
     whole = max(0, int(seconds))
     hours, rest = divmod(whole, 3600)
     minutes, secs = divmod(rest, 60)
@@ -105,10 +107,10 @@ def duration(seconds: float) -> str:
 
 
 def long_duration(seconds: float) -> str:
-    """`5 seconds`, `90 minutes`, `1.5 hours`.
+    """Format seconds as `5 seconds`, `90 minutes` or `1.5 hours`.
 
-    The unit is the greatest of which there is at least one; below two hours, whole minutes are
-    preferred to a fraction of hours.
+    The unit is the largest that gives at least 1. Below two hours, whole minutes are preferred to a
+    fraction of hours.
     """
     minutes = seconds / 60
     if minutes >= 60 and not (minutes < 120 and minutes % 60 and minutes % 1 == 0):
@@ -117,7 +119,7 @@ def long_duration(seconds: float) -> str:
 
 
 def short_duration(seconds: float) -> str:
-    """`1 h 30 min`, `45 s`."""
+    """Format seconds as `1 h 30 min` or `45 s`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     parts = [(hours, "h"), (minutes, "min"), (rest, "s")]
@@ -130,12 +132,12 @@ def _counted(value: float, unit: str) -> str:
 
 
 def dollar_range(low: "Decimal", high: "Decimal") -> str:
-    """`$0.52`, or `$0.25 to $1.01`."""
+    """Format a range as `$0.25 to $1.01`, or `$0.52` if both ends read the same."""
     return " to ".join(dict.fromkeys((dollars(low), dollars(high))))
 
 
 def dollars(usd: "Decimal") -> str:
-    """Two digits from a dollar on, three from a cent on, four below."""
+    """Format an amount: from $1 two decimals, from 1 cent three, below four."""
     if 0 < usd * 10_000 < 1:
         return "less than $0.0001"
     digits = 2 if usd >= 1 or not usd else 3 if usd * 100 >= 1 else 4

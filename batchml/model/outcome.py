@@ -1,4 +1,4 @@
-"""Describe the outcome of a finished run in one sentence: the attempt, its end and its host."""
+"""Describe the outcome of a finished run in one sentence: how each attempt ended, and where."""
 
 import re
 import signal
@@ -8,6 +8,7 @@ from batchml.model.run import (
     JobStatus,
     OutcomeClass,
     Run,
+    array_size,
     class_of,
     classify,
     is_out_of_budget,
@@ -20,7 +21,7 @@ from batchml.runtime.protocol.exit_codes import (
 )
 from batchml.runtime.protocol.launch import LaunchPlan
 
-_HERE = "this-machine"  # the only host of `local`
+_LOCAL_HOST = "this-machine"  # the only host of `local`
 
 # pip's messages about a package or version that the index does not have.
 MISSING_PACKAGE = re.compile(
@@ -41,14 +42,14 @@ def describe_outcome(run: Run) -> str:
 
 
 def describe_attempt(attempt: Attempt, *, is_ours: bool = False, restarts: bool = False) -> str:
-    """The end of an attempt that did not succeed: `lost its host i-0abc`.
+    """Describe how a failed attempt ended: `lost its host i-0abc`.
 
     `is_ours`: batchml submitted the run. `restarts`: its ranks restart in place.
     """
     outcome = class_of(attempt.status_reason, attempt.reason, attempt.exit_code, is_ours=is_ours)
     on = on_host(attempt.host)
     if outcome is OutcomeClass.HOST_LOST:
-        return _lost(attempt.host, attempt.status_reason, attempt.exit_code)
+        return _describe_lost_host(attempt.host, attempt.status_reason, attempt.exit_code)
     if outcome is OutcomeClass.OUT_OF_MEMORY:
         return f"was killed for memory{on}"
     if outcome is OutcomeClass.TIMED_OUT:
@@ -56,54 +57,55 @@ def describe_attempt(attempt: Attempt, *, is_ours: bool = False, restarts: bool 
     if outcome is OutcomeClass.IMAGE_ERROR:
         return f"could not be started{on}"
     if outcome is OutcomeClass.APP_ERROR and restarts and attempt.exit_code == CRASH_LOOP:
-        return f"was {_given_up()}{on}"
+        return f"was {_describe_crash_loop()}{on}"
     if outcome is OutcomeClass.APP_ERROR:
         return f"ended with code {attempt.exit_code}{signal_name(attempt.exit_code)}{on}"
     return f"was stopped{on}"
 
 
 def is_supervised(run: Run) -> bool:
-    """Whether the run's command ran as ranks that work together, such as torchrun's or MPI's."""
+    """Whether the run's nodes have ranks that work together, as with torchrun or MPI."""
     plan = _plan(run)
     return plan is not None and plan.is_supervised
 
 
 def restarts_in_place(run: Run) -> bool:
-    """Whether the ranks of the run begin again in place, until a crash loop ends the run."""
+    """Whether failed ranks start again in the same attempt, until a crash loop ends the run."""
     plan = _plan(run)
     return plan is not None and plan.restarts
 
 
 def _plan(run: Run) -> LaunchPlan | None:
+    """The launch plan of the run; None if it has none."""
     try:
         return LaunchPlan.read(run.environment)
-    except ValueError:  # of another version
+    except ValueError:  # written by another version
         return None
 
 
-def _given_up() -> str:
+def _describe_crash_loop() -> str:
     return f"given up after {CRASH_LOOP_STARTS} starts without a new checkpoint ({CRASH_LOOP})"
 
 
 def on_host(host: str) -> str:
     """` on i-0abc`; "" if the host is unknown or this machine."""
-    return f" on {host}" if host and host != _HERE else ""
+    return f" on {host}" if host and host != _LOCAL_HOST else ""
 
 
-def _lost(host: str, status_reason: str, code: int | None) -> str:
-    """`lost its host i-0abc`, with the embedded server's reason.
+def _describe_lost_host(host: str, status_reason: str, code: int | None) -> str:
+    """`lost its host i-0abc`, with the reason that the embedded server gives.
 
-    `gave up with code 75` if our runtime asked for another host.
+    `gave up with code 75` if the runtime asked for another host.
     """
     if code == TRY_ELSEWHERE and not status_reason.startswith("Host EC2"):
         return f"gave up with code {code}{on_host(host)}"
     why = status_reason.partition(" terminated")[2].strip(" .:")
-    named = f" {host}" if host and host != _HERE else ""
+    named = f" {host}" if host and host != _LOCAL_HOST else ""
     return f"lost its host{named}{f' ({why})' if why else ''}"
 
 
 def signal_name(code: int | None) -> str:
-    """`, signal SIGKILL` for 137, a shell's exit code for a program that a signal ended."""
+    """`, signal SIGKILL` for 137, the exit code of a program that this signal ended; or ""."""
     if code is None or not 128 < code < 128 + signal.NSIG:
         return ""
     try:
@@ -123,7 +125,7 @@ def describe_children(run: Run) -> str:
     how = ", ".join(f"{count} {name}" for name, count in run.failures.items())
     more = {JobStatus.FAILED.value: f" ({how})"} if len(run.failures) > 1 else {}
     listed = ", ".join(f"{count} {status}{more.get(status, '')}" for status, count in known)
-    return f"{listed} of {run.array_size or sum(run.children.values())}"
+    return f"{listed} of {array_size(run)}"
 
 
 def _sentence(run: Run, outcome: OutcomeClass) -> str:
@@ -135,18 +137,18 @@ def _sentence(run: Run, outcome: OutcomeClass) -> str:
         return f"could never be placed: {run.status_reason}"
     if outcome is OutcomeClass.UNKNOWN:
         return run.status_reason or "AWS Batch gives no reason"
-    return _of_attempt(run, outcome) + _before(run)
+    return _describe_last_attempt(run, outcome) + _describe_earlier_attempts(run)
 
 
-def _of_attempt(run: Run, outcome: OutcomeClass) -> str:
-    """The end of the last attempt, which is the run's."""
+def _describe_last_attempt(run: Run, outcome: OutcomeClass) -> str:
+    """The end of the last attempt, which is the end of the run."""
     code = classify(run).exit_code
     on = on_host(run.host)
-    which = _which(run)
+    which = _name_attempt(run)
     if outcome is OutcomeClass.SUCCEEDED:
         return f"{which} ended with code 0{on}"
     if outcome is OutcomeClass.APP_ERROR and code == CRASH_LOOP and restarts_in_place(run):
-        return f"{_given_up()}{on}"
+        return f"{_describe_crash_loop()}{on}"
     if outcome is OutcomeClass.APP_ERROR:
         why = f": {run.reason}" if run.reason.startswith(LOG_TOO_LARGE) else ""
         return f"{which} ended with code {code}{signal_name(code)}{on}{why}"
@@ -159,13 +161,14 @@ def _of_attempt(run: Run, outcome: OutcomeClass) -> str:
     if outcome is OutcomeClass.CANCELLED:
         return _cancelled(run, on)
     if outcome is OutcomeClass.HOST_LOST:
-        left = ", and no attempt is left" if _tries(run) >= run.max_attempts else ""
-        return f"{which} {_lost(run.host, run.status_reason, run.exit_code)}{left}"
+        left = ", and no attempt is left" if len(run.attempts) >= run.max_attempts else ""
+        lost = _describe_lost_host(run.host, run.status_reason, run.exit_code)
+        return f"{which} {lost}{left}"
     return f"{which} could not be started{on}: {_why_not_started(run)}"
 
 
 def _why_not_started(run: Run) -> str:
-    """The reason of AWS Batch or the server; if pip failed, the package that it did not find."""
+    """The reason that AWS Batch gives; if pip failed, the package that it did not find."""
     reason = run.reason or run.status_reason
     package = MISSING_PACKAGE.search(reason)
     if package is None:
@@ -174,7 +177,7 @@ def _why_not_started(run: Run) -> str:
 
 
 def _cancelled(run: Run, on: str) -> str:
-    """The end of a run that was cancelled, terminated, or ended with its queue or budget."""
+    """The end of a run that was cancelled or terminated, by a user, its queue or its budget."""
     why = f": {run.status_reason}" if run.status_reason else ""
     if run.status_reason.startswith("JobQueue deleted") and not run.is_terminated:
         why = ": its queue was deleted"
@@ -182,24 +185,20 @@ def _cancelled(run: Run, on: str) -> str:
         why = ": its budget (--max-cost) was spent"
     if not run.attempts:
         return f"stopped before it was started{why}"
-    return f"{_which(run)} was stopped{on}{why}"
+    return f"{_name_attempt(run)} was stopped{on}{why}"
 
 
-def _which(run: Run) -> str:
-    """`the program`, or `attempt 2 of 3` if the run could have several attempts."""
-    tries = _tries(run)
+def _name_attempt(run: Run) -> str:
+    """Name the last attempt: `attempt 2 of 3`; `the program` if only one attempt was possible."""
+    tries = len(run.attempts)
     if tries <= 1 and run.max_attempts <= 1:
         return "the program"
     of = f" of {run.max_attempts}" if run.max_attempts >= tries else ""
     return f"attempt {max(1, tries)}{of}"
 
 
-def _tries(run: Run) -> int:
-    return len(run.attempts)
-
-
-def _before(run: Run) -> str:
-    """The ends of earlier attempts; equal ends are listed once."""
+def _describe_earlier_attempts(run: Run) -> str:
+    """The ends of the earlier attempts. Equal ends are listed once."""
     ends: dict[str, list[int]] = {}
     for number, attempt in enumerate(run.attempts[:-1], 1):
         text = describe_attempt(attempt, is_ours=bool(run.key), restarts=restarts_in_place(run))

@@ -1,4 +1,4 @@
-"""A run, its attempts and its outcome, as AWS Batch reports them."""
+"""A run, its attempts and its outcome, as AWS Batch reports them; its record in the history."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -14,8 +14,8 @@ from batchml.runtime.protocol.launch import VARIABLE, LaunchPlan
 # --- Status ---------------------------------------------------------------------------------------
 
 
-# The status reason of jobs and compute environments begins with this text while the embedded AWS
-# Batch cannot start programs: its disk is read-only, or its installation was deleted.
+# The status reason of waiting jobs and of compute environments begins with this text while the
+# embedded AWS Batch cannot start programs: its disk is read-only, or its installation was deleted.
 CANNOT_START = "Programs cannot be started on this machine now: "
 
 
@@ -36,7 +36,7 @@ class JobStatus(StrEnum):
 
     @property
     def holds_resources(self) -> bool:
-        """True while an attempt occupies vCPUs, memory and GPUs."""
+        """Whether an attempt occupies vCPUs, memory and GPUs in this state."""
         return self in (JobStatus.STARTING, JobStatus.RUNNING)
 
     @property
@@ -79,10 +79,10 @@ def ran_seconds(attempts: Iterable[TimedAttempt]) -> float:
 def is_spent(
     environment: Mapping[str, str], exit_code: int | None, attempts: Iterable[TimedAttempt]
 ) -> bool:
-    """Whether the times and the exit code of a run fit a spent budget.
+    """Whether a run's budget was spent, as its attempts' times and its exit code tell.
 
-    AWS Batch knows nothing else of it. The runtime stops a run after three quarters of its budget
-    at the earliest. See also `is_out_of_budget`.
+    AWS Batch reports nothing else about a budget. The runtime stops a run after three quarters of
+    its budget at the earliest. See also `is_out_of_budget`.
     """
     limit = max_seconds(environment)
     return bool(limit) and exit_code == STOPPED and ran_seconds(attempts) >= limit * 3 / 4 - 1
@@ -104,13 +104,13 @@ class Attempt(Struct, frozen=True):
 
 
 class Run(Struct, frozen=True):
-    """A job of AWS Batch. `attempts` has the finished attempts, and the running one at the end.
+    """A job of AWS Batch. The last of `attempts` may still run. Times are in ms since the epoch.
 
-    Properties that ListJobs does not report have their defaults.
+    Fields that ListJobs does not report have their defaults in its results.
     """
 
     job_id: str
-    name: str  # without the key of the submission; `job_name` is the whole name in AWS
+    name: str  # without the key of the submission; `job_name` is the name in AWS, with the key
     queue: str
     status: JobStatus
     status_reason: str = ""
@@ -130,16 +130,16 @@ class Run(Struct, frozen=True):
     gpus: int = 0
     definition: str = ""
     children: dict[str, int] = {}  # of an array: the number of children by status
-    failures: dict[str, int] = {}  # of an array: failed children by class; {} while unknown
+    failures: dict[str, int] = {}  # of an array: the number of failed children by outcome class
     job_name: str = ""
-    key: str = ""  # of the submission; "" for a job that was not submitted by batchml
+    key: str = ""  # of the submission; "" for a job that batchml did not submit
     tags: dict[str, str] = {}
     params: dict[str, Any] = {}
     environment: dict[str, str] = {}  # may have secrets: never print all of it
-    array_size: int = 0  # 0: no array
-    array_index: int | None = None  # of a child
+    array_size: int = 0  # 0: not an array
+    array_index: int | None = None  # the index of a child
     nodes: int = 0  # 0: not multi-node
-    node_index: int | None = None  # of one node
+    node_index: int | None = None  # the index of a node
     depends_on: tuple[str, ...] = ()  # job ids
     is_sequential: bool = False  # an array whose children run one after the other
     share: str = ""  # the share identifier, in a queue with fair share
@@ -154,7 +154,7 @@ class Run(Struct, frozen=True):
 
 
 class OutcomeClass(StrEnum):
-    """The class of a run's outcome. Scripts depend on the names."""
+    """The class of a run's outcome. The values are for scripts, so they never change."""
 
     SUCCEEDED = "succeeded"
     APP_ERROR = "app-error"
@@ -182,6 +182,8 @@ EXIT_CODES = {
 
 
 class Outcome(NamedTuple):
+    """An outcome class, and the exit code of `submit --wait` for it."""
+
     outcome: OutcomeClass
     exit_code: int
 
@@ -201,10 +203,10 @@ _STATUS_REASONS = (
 _DID_NOT_START = "Task failed to start"
 _EXITED = "Essential container in task exited"
 _CHILD_FAILED = "Array Child Job failed"
-_MIXED = OutcomeClass.APP_ERROR  # for children with several outcomes, or unknown ones
+_MIXED = OutcomeClass.APP_ERROR  # if the children have several outcomes, or unknown outcomes
 
 # The beginnings of ECS's texts in a container's `reason`. Source: ECS Developer Guide, "Stopped
-# tasks error messages". `Cannot...` is about pulling, creating, starting and volumes.
+# tasks error messages". Texts with `Cannot...` are about images, containers and volumes.
 _CONTAINER_REASONS = (
     ("OutOfMemoryError", OutcomeClass.OUT_OF_MEMORY),
     ("Cannot", OutcomeClass.IMAGE_ERROR),
@@ -245,7 +247,7 @@ def _class(run: Run) -> OutcomeClass:
 
 
 def with_failures(array: Run, failed: Iterable[Run]) -> Run:
-    """Add the outcomes of the failed children to an array, if `failed` has all of them."""
+    """Return an array with the outcomes of its failed children, if `failed` has all of them."""
     counted = Counter(_class(child).value for child in failed if child.status is JobStatus.FAILED)
     if not counted or counted.total() != array.children.get(JobStatus.FAILED.value):
         return array
@@ -253,10 +255,10 @@ def with_failures(array: Run, failed: Iterable[Run]) -> Run:
 
 
 def is_out_of_budget(run: Run) -> bool:
-    """Whether our runtime ended the run because its budget (`--max-cost`) was spent.
+    """Whether the runtime ended the run because its budget (`--max-cost`) was spent.
 
-    That is: not a caller, its timeout or the loss of its host. A run from the history has no
-    environment; it counts if it was terminated.
+    Then a caller, a timeout or the loss of its host did not end it. A run from the history has no
+    environment: there `is_terminated` tells.
     """
     if not run.status_reason.startswith(_EXITED):
         return False
@@ -269,7 +271,7 @@ def class_of(
 ) -> OutcomeClass:
     """The outcome of a failed attempt, by the texts of AWS Batch and ECS and the exit code.
 
-    `is_ours`: batchml submitted the run, so our runtime may have chosen the code.
+    `is_ours`: batchml submitted the run, so the runtime may have chosen the exit code.
     """
     for text, outcome in _STATUS_REASONS:
         if status_reason.startswith(text):
@@ -295,7 +297,7 @@ _LIVE = ("RUNNING", "STARTING", "RUNNABLE")
 
 
 def effective_state(run: Run) -> str:
-    """The state to show. AWS Batch says PENDING of an array whose children run."""
+    """The state of a run; for an array, the state of its children: AWS Batch reports PENDING."""
     if run.status is JobStatus.PENDING and run.children:
         if any(run.children.get(status) for status in _BEGUN):
             return JobStatus.RUNNING.value
@@ -305,7 +307,7 @@ def effective_state(run: Run) -> str:
 
 
 def describe_state(run: Run) -> str:
-    """A run's state; for an array with numbers: `2 RUNNING, 4/6 done`, `FAILED, 2 of 6`."""
+    """A run's state, for an array with numbers: `2 RUNNING, 4/6 done`, `FAILED, 2 of 6`."""
     if not run.children:
         return run.status.value
     failed, size = run.children.get("FAILED", 0), array_size(run)
@@ -331,7 +333,7 @@ def has_begun(run: Run) -> bool:
 
 
 def first_child_id(job_id: str) -> str:
-    """The job id of the child that starts first. AWS reports no start time for the array."""
+    """The job id of the child that starts first, because AWS has no start time for the array."""
     return f"{job_id}:0"
 
 
@@ -343,59 +345,59 @@ def first_start(child: Run | None) -> int | None:
     return min(filter(None, known), default=None)
 
 
-# --- record ---------------------------------------------------------------------------------------
-# The record of a run in this machine's history, which outlives AWS Batch's memory of it.
+# --- The record of a run in this machine's history ------------------------------------------------
+# AWS Batch forgets a run some days after its end; the history keeps it.
 
 
-# The state of a run that is only in this machine's history, without its end.
+# The state of a run that AWS Batch has forgotten and whose end is not in the history.
 NOT_KNOWN = "not known to the server"
 NOT_KNOWN_WORDS = f"It is {NOT_KNOWN}, and its end was not seen from this machine."
 
-RESUMES_TAG = "batchml:resumes"  # the job from whose checkpoints a run continues
+RESUMES_TAG = "batchml:resumes"  # on a run that continues from checkpoints: their job
 
 
 class RunName(Struct, frozen=True, omit_defaults=True, gc=False):
-    """The part of a record by which a run is found."""
+    """The part of a record by which commands find a run."""
 
-    key: str = ""  # "" for runs of the first version
+    key: str = ""  # of the submission; "" in lines of the first version
     job_id: str = ""  # "" while it is unknown
     name: str = ""
     job_name: str = ""
-    refused: str = ""  # the reason why it was not submitted
-    gang: str = ""  # of a worker: the key of its group run
-    moved: str = ""  # its earlier job, before it moved to another queue
+    refused: str = ""  # the reason why there is no job
+    gang: str = ""  # for a worker: the key of its group run
+    moved: str = ""  # the id of its earlier job, if it has moved to another queue
     fallback: str = ""  # the queue to which it may move: QUEUE:SECONDS
 
 
 class Record(RunName, frozen=True, omit_defaults=True, gc=False):
-    """The submission of a run, and its end once that is known.
+    """The submission of a run, and its end once batchml has read it.
 
     Unknown values have their defaults. Times are in ms since the epoch. A record has no variables
-    of the run and no secrets, except those of the job's own file (`spec`).
+    and no secrets of the run, except for those in the job's file (`spec`).
     """
 
     # The submission.
     env: str = ""
     queue: str = ""
-    at: int = 0
+    at: int = 0  # the time of submission
     job: str = ""  # the job's folder
     folder: str = ""  # the folder of the code package
     command: tuple[str, ...] = ()
     params: dict[str, Any] = {}
     tags: dict[str, str] = {}
     commit: str = ""
-    dirty: bool | None = None  # the folder had uncommitted changes
+    dirty: bool | None = None  # whether the folder had uncommitted changes
     image: str = ""  # the reference in the request
     vcpus: int = 0
     memory_mib: int = 0
     gpus: int = 0
     array_size: int = 0
-    groups: dict[str, str] = {}  # of the head of a group run: the key of each group's job
-    patterns: dict[str, str] = {}  # of metrics
+    groups: dict[str, str] = {}  # for the head of a group run: the key of each group's job
+    patterns: dict[str, str] = {}  # `[metrics]` of the job
     max_cost: float | None = None  # USD
     code: str = ""  # the address of the code package: a path or an s3:// URL
     spec: dict[str, Any] = {}  # the submitted JobSpec as a table, for `rerun`
-    other: bool = False  # the command line replaced the job's command
+    other: bool = False  # whether the command line replaced the job's command
 
     # The end.
     status: str = ""
@@ -412,18 +414,18 @@ class Record(RunName, frozen=True, omit_defaults=True, gc=False):
     failures: dict[str, int] = {}  # of an array: the number of failed children by class
     log_group: str = ""
     metrics: dict[str, float] = {}
-    measured: bool = False  # the metrics are those of the whole log
+    measured: bool = False  # whether the metrics were read from the whole log
     cost: float | None = None  # USD
-    lost: bool = False  # AWS Batch has forgotten the run, and this machine did not see its end
+    lost: bool = False  # whether AWS Batch has forgotten the run before its end was read
 
     @property
     def is_open(self) -> bool:
-        """Whether it is unknown if the submission reached AWS."""
+        """Whether the submission may or may not have reached AWS."""
         return bool(self.key) and not self.job_id and not self.refused
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Its own key, and for a worker also the key of its group run."""
+        """The key of the run, and for a worker also the key of its group run."""
         return (self.key, self.gang) if self.gang else (self.key,)
 
     @property
@@ -432,7 +434,7 @@ class Record(RunName, frozen=True, omit_defaults=True, gc=False):
 
 
 def run_from_record(record: Record | None) -> Run | None:
-    """The run as it was at its end; None if its end was not seen from this machine."""
+    """The run as it was at its end; None if the record does not have its end."""
     if record is None or not record.has_ended:
         return None
     outcome = record.outcome
@@ -469,7 +471,7 @@ def run_from_record(record: Record | None) -> Run | None:
 
 
 def _launch_environment(record: Record) -> dict[str, str]:
-    """The launch plan, for a run that the runtime ended because of a crash loop."""
+    """The variable with the launch plan, for a run that ended with a crash loop; else empty."""
     launch = record.spec.get("launch") or {}
     plan = LaunchPlan(str(launch.get("kind")))
     return {VARIABLE: plan.to_json()} if record.exit_code == CRASH_LOOP and plan.restarts else {}

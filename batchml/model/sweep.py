@@ -1,6 +1,6 @@
-"""SweepSpec: a sweep as its file defines it, its trials, conditions and search space.
+"""A sweep as its file defines it (SweepSpec), its trials, its conditions and its search space.
 
-Files are read by `sweeps/spec/file.py`.
+`sweeps/spec/file.py` reads the file.
 """
 
 import ast
@@ -43,9 +43,9 @@ class Dimension(Struct, frozen=True):
     """One parameter of the space.
 
     float, int: from `low` to `high`, both included, uniform or `log`-uniform, in steps of `step`.
-    normal: normally distributed with `mu` and `sigma`, or its logarithm is, with `log`. choice: one
-    of `values`. constant: `values[0]`. `when`: active only if each named parameter has one of the
-    values.
+    normal: the value (with `log`: its logarithm) is normally distributed with `mu` and `sigma`.
+    choice: one of `values`. constant: `values[0]`. `when`: the parameter is active only if each
+    parameter that `when` names has one of the listed values.
     """
 
     kind: Literal["float", "int", "normal", "choice", "constant"]
@@ -63,11 +63,11 @@ Space = dict[str, Dimension]  # parents come before the parameters that depend o
 
 
 class EarlyStop(Struct, frozen=True):
-    """How bad trials are stopped early. `min` and `max` count steps."""
+    """When bad trials are stopped early. `min` and `max` are numbers of steps."""
 
     method: StopMethod = "none"
     step: str = "epoch"  # the name printed beside the metric
-    max: int = 0  # steps of a full training; 0: unknown, only with `none`
+    max: int = 0  # steps of a full training; 0 (unknown) only with the method `none`
     min: int = 1
     eta: int = 3
     resume: bool = False  # trials end at rungs, and promoted ones continue from their checkpoints
@@ -91,9 +91,9 @@ class SweepLimits(Struct, frozen=True):
     parallel: int = PARALLEL
     hours: float | None = None
     cost: float | None = None  # USD
-    failed_share: float | None = 0.2  # of the trials that have ended
-    failed_count: int | None = None  # instead of failed_share
-    target: float | None = None  # of the first goal
+    failed_share: float | None = 0.2  # failed trials, as a part of the trials that have ended
+    failed_count: int | None = None  # failed trials, instead of failed_share
+    target: float | None = None  # the value of the first goal that is good enough
 
 
 class ConfirmSettings(Struct, frozen=True):
@@ -104,7 +104,7 @@ class ConfirmSettings(Struct, frozen=True):
 
 
 class SweepSpec(Struct, frozen=True):
-    """A sweep. `space` has all parameters of the file; all suggestions depend on `seed`."""
+    """A sweep. `space` has all parameters of the file. `seed` decides all random choices."""
 
     name: str
     job: str
@@ -115,8 +115,8 @@ class SweepSpec(Struct, frozen=True):
     limits: SweepLimits = SweepLimits()
     confirm: ConfirmSettings | None = None
     seed: int = 0
-    where: tuple[str, ...] = ()  # conditions that the parameters of every trial meet
-    points: tuple[Params, ...] = ()  # `list`: all points; otherwise the points to try first
+    where: tuple[str, ...] = ()  # conditions that the parameters of every trial must meet
+    points: tuple[Params, ...] = ()  # for the method `list` all points, else the first points
 
     @property
     def goal(self) -> Goal:
@@ -166,7 +166,10 @@ class TrialReport(Struct, frozen=True, array_like=True, gc=False):
 
 
 class RecordedDecision(Struct, frozen=True, array_like=True, gc=False):
-    """What a trial decided at a rung, as the ledger records it, and the version of the cut-offs."""
+    """The decision of a trial at a rung, as the ledger records it.
+
+    `version` is the version of the cut-offs that the trial used.
+    """
 
     step: int
     value: float
@@ -176,29 +179,29 @@ class RecordedDecision(Struct, frozen=True, array_like=True, gc=False):
 
 
 class Trial(Struct):
-    """A trial: one set of parameters and its results. Changed only by `SweepState.apply`."""
+    """A trial: one set of parameters and its results. Only `SweepState.apply` changes it."""
 
     number: int  # from 0
     params: Params
     seed: int
-    origin: str = ""  # "tpe", "random", "sobol", "grid", "list", "confirm", ...
+    origin: str = ""  # what proposed the parameters: a method, "list", "confirm", ...
     confirms: int | None = None  # the trial whose parameters this one runs again
     state: TrialState = TrialState.WAITING
-    wave: int = 0  # number of the last batch that it was in
-    index: int = 0  # in that batch
-    target: int = 0  # the step at which that batch ends it; 0: none
-    attempt: int = 0  # of AWS Batch, from 1
-    job_id: str = ""  # in the last batch, with `:INDEX` for the child of an array
+    wave: int = 0  # the number of the last batch of trials that it was in
+    index: int = 0  # its index in this batch
+    target: int = 0  # the step at which it ends in this batch; 0: at the end of the training
+    attempt: int = 0  # the last attempt of its job, from 1
+    job_id: str = ""  # its job in this batch, with `:INDEX` for the child of an array
     reports: list[TrialReport] = field(default_factory=list)  # one for each step, by rising step
     decisions: list[RecordedDecision] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)  # the last values of other metrics
-    planned_at: float = 0.0  # seconds since the epoch, as all times here
-    started_at: float | None = None  # of its first container
+    planned_at: float = 0.0  # seconds since the epoch, as all times of a trial
+    started_at: float | None = None  # the start of its first container
     stopped_at: float | None = None
-    seconds: float = 0.0  # of all containers that have ended
-    resumed_at: float | None = None  # when the running container started
+    seconds: float = 0.0  # the running time of all containers that have ended
+    resumed_at: float | None = None  # the start of the container that runs now
     exit_code: int | None = None
-    why: str = ""  # why it ended, for people
+    why: str = ""  # the reason of its end, for users
     tail: tuple[str, ...] = ()  # the last lines of output of a failed trial
 
     @property
@@ -212,13 +215,13 @@ class Trial(Struct):
         return self.reports[-1].values if self.reports else None
 
     def ran(self, now: float) -> float:
-        """Seconds that its containers have run until `now`."""
+        """The seconds that its containers have run until `now`."""
         running = max(0.0, now - self.resumed_at) if self.resumed_at is not None else 0.0
         return self.seconds + running
 
 
 # --- Conditions of `where`: expressions over the parameters ---------------------------------------
-# They are read by the parser of Python and evaluated here; only what is listed here has a meaning.
+# Python's parser reads them. Only the functions, constants and operators below are evaluated.
 
 
 MAX_LENGTH = 1000  # characters of a condition
@@ -231,7 +234,7 @@ _CONSTANTS = {"true": True, "false": False}
 _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
     ast.Div: operator.truediv, ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
-    ast.Pow: lambda base, power: math.pow(base, power),  # of floats, which overflow soon
+    ast.Pow: lambda base, power: math.pow(base, power),  # with floats: integers could grow huge
 }  # fmt: skip
 _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
@@ -252,8 +255,8 @@ class _Inactive(Exception):
 def satisfies(where: Iterable[str], params: Mapping[str, Scalar]) -> bool:
     """Whether a point meets all conditions, each of which `check_condition` accepts.
 
-    A condition that names an inactive parameter is met. One without a value, such as `1 / 0`, is
-    not.
+    A condition that names an inactive parameter is met. A condition that cannot be computed, such
+    as `1 / 0 > x`, is not met.
     """
     return all(_is_met(_parse(text), params) for text in where)
 
@@ -264,7 +267,7 @@ def check_condition(text: str) -> None:
 
 
 def condition_names(text: str) -> list[str]:
-    """The parameters that a condition names, in their order."""
+    """The parameters that a condition names, in the order of their first use."""
     return list(dict.fromkeys(_names(_parse(text))))
 
 
@@ -312,7 +315,7 @@ def _is_not(node: ast.expr) -> bool:
 
 
 def _check(node: ast.expr) -> None:
-    """Raise ConditionError for an expression that has no meaning here."""
+    """Raise ConditionError for an expression that a condition cannot have."""
     match node:
         case ast.Constant(value=bool() | int() | float() | str()) | ast.Name():
             return
@@ -332,7 +335,7 @@ def _check(node: ast.expr) -> None:
         case ast.Compare(left=left, ops=ops, comparators=others) if _are_known(ops):
             inner = [left, *others]
         case _:
-            raise ConditionError(f"{ast.unparse(node)} has no meaning here")
+            raise ConditionError(f"{ast.unparse(node)} cannot be part of a condition")
     for each in inner:
         _check(each)
 
@@ -361,7 +364,7 @@ def _is_met(node: ast.expr, params: Mapping[str, Scalar]) -> bool:
 
 
 def _value(node: ast.expr, params: Mapping[str, Scalar]) -> Any:
-    """Raises _Inactive, and the errors of operators for unsuitable values."""
+    """Evaluate an expression. Raises _Inactive, and operators' errors for unsuitable values."""
     name = _dotted(node)
     if name is not None:
         return _look_up(name, params)
@@ -397,7 +400,7 @@ def _compare(values: list[Any], ops: list[ast.cmpop]) -> bool:
 
 
 def _number(value: Any) -> int | float:
-    """Refuse texts and lists: they could be multiplied to any size."""
+    """Return a number. Refuse texts and lists: they could be multiplied to any size."""
     if isinstance(value, int | float):
         return value
     raise TypeError(value)
@@ -415,7 +418,7 @@ def _look_up(name: str, params: Mapping[str, Scalar]) -> Scalar:
 # --- The search space -----------------------------------------------------------------------------
 
 
-SLACK = 1e-6  # of a step, for rounding: 0.1 + 2 * 0.1 is not quite 0.3
+SLACK = 1e-6  # the tolerance for rounding, in steps: 0.1 + 2 * 0.1 is not quite 0.3
 
 
 def is_active(dimension: Dimension, params: Mapping[str, Scalar]) -> bool:
@@ -444,6 +447,7 @@ def is_one_of(value: Scalar, values: tuple[Scalar, ...]) -> bool:
 
 
 def is_same(one: Scalar, other: Scalar) -> bool:
+    """Whether two values are equal, where true and 1 differ."""
     return one == other and isinstance(one, bool) == isinstance(other, bool)
 
 
@@ -459,7 +463,7 @@ def count_levels(dimension: Dimension) -> int | None:
 
 
 def level(dimension: Dimension, index: int) -> Scalar:
-    """Value number `index` of those that `count_levels` counts."""
+    """The value with an index of a parameter with `count_levels` values."""
     if dimension.kind in ("choice", "constant"):
         return dimension.values[index]
     step = dimension.step or 1
@@ -473,7 +477,7 @@ def level(dimension: Dimension, index: int) -> Scalar:
 
 
 def as_value(dimension: Dimension, value: Scalar) -> Scalar | None:
-    """The value of a parameter that equals `value`, such as 1.0 for 1; None if there is none."""
+    """`value` with the type of the parameter, such as 1.0 for 1; None if it is not allowed."""
     if dimension.kind in ("choice", "constant"):
         return next((each for each in dimension.values if is_same(each, value)), None)
     if isinstance(value, str | bool) or not is_finite(value):
@@ -512,7 +516,7 @@ def count_points(space: Space) -> int | None:
 
 
 def _deciding_values(space: Space, parent: str) -> list[Scalar]:
-    """The values of a parameter that other parameters depend on."""
+    """The values of the parameter `parent` that other parameters depend on."""
     found: list[Scalar] = []
     for dimension in space.values():
         for value in dimension.when.get(parent, ()):
@@ -525,15 +529,20 @@ def _deciding_values(space: Space, parent: str) -> list[Scalar]:
 def _count(
     rest: list[tuple[str, Dimension]], params: Params, deciding: Mapping[str, list[Scalar]]
 ) -> int:
+    """The number of points of the parameters `rest` below a point.
+
+    The values of a parameter that no other parameter depends on multiply; `deciding` has the values
+    for which the rest must be counted separately.
+    """
     count = 1
-    for place, (name, dimension) in enumerate(rest):
+    for index, (name, dimension) in enumerate(rest):
         if not is_active(dimension, params):
             continue
         number = count_levels(dimension) or 0
         if name not in deciding:
             count *= number
             continue
-        below = rest[place + 1 :]
+        below = rest[index + 1 :]
         found = sum(_count(below, {**params, name: value}, deciding) for value in deciding[name])
         alike = number - len(deciding[name])
         return count * (found + (alike * _count(below, params, deciding) if alike else 0))

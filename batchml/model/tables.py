@@ -24,12 +24,13 @@ _DURATION = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?\s*[smhd]\s*)+")
 
 
 def read_struct(
-    table: Mapping[str, Any], kind: type[T], within: str = "", homes: Mapping[str, str] = {}
+    table: Mapping[str, Any], kind: type[T], within: str = "", tables: Mapping[str, str] = {}
 ) -> tuple[T, list[str]]:
-    """Return the struct, with defaults in place of wrong values, and the text of every mistake.
+    """Return the struct, with defaults in index of wrong values, and the text of every mistake.
 
-    The text names the key, its value and what is allowed. `within` is the table's name in its file.
-    `homes` has the right table of keys that are neither in `kind` nor in its tables.
+    The text names the key, its value and the allowed values. `within` is the table's name in its
+    file. `tables` says where keys belong that are neither in `kind` nor in its tables, such as
+    "under [limits]".
     """
     left = copy.deepcopy(dict(table))
     mistakes: list[str] = []
@@ -38,11 +39,12 @@ def read_struct(
             return msgspec.convert(left, kind), mistakes
         except msgspec.ValidationError as error:
             text, _, path = str(error).partition(" - at `")
-            steps = _located(left, kind, str(error), _steps(path.removesuffix("`")))
+            steps = _parse_path(path.removesuffix("`"))
+            steps = _fill_in_keys(left, kind, str(error), steps)
             unknown = _UNKNOWN.match(text)
             if unknown:
                 steps = [*steps, unknown[1]]
-                mistakes.append(_unknown_key(steps, kind, within, homes))
+                mistakes.append(_unknown_key(steps, kind, within, tables))
             else:
                 value, choices = _at(left, steps), _choices(steps, kind)
                 one_of = f" one of {', '.join(choices)}" if choices else ""
@@ -81,24 +83,25 @@ def parse_duration(text: str | int) -> int | None:
 _SOME_KEY = ""  # `[...]` in a path of msgspec: an unnamed key of a table with free keys
 
 
-def _steps(path: str) -> list[str | int]:
+def _parse_path(path: str) -> list[str | int]:
+    """The keys and indices of a path in a message of msgspec, such as `$.env[...].queues`."""
     found = _STEP.findall(path.removeprefix("$"))
     return [name or (int(index) if index else _SOME_KEY) for name, index in found]
 
 
-def _located(
+def _fill_in_keys(
     table: dict[str, Any], kind: type[msgspec.Struct], text: str, steps: list[str | int]
 ) -> list[str | int]:
     """Fill in the keys that msgspec leaves out: a key is right if it gives the error alone."""
     while _SOME_KEY in steps:
-        place = steps.index(_SOME_KEY)
-        keys = (key for key in _at(table, steps[:place]) if key != _SOME_KEY)
+        index = steps.index(_SOME_KEY)
+        keys = (key for key in _at(table, steps[:index]) if key != _SOME_KEY)
         found = next(
-            (key for key in keys if _gives_error(table, kind, [*steps[:place], key], text)), None
+            (key for key in keys if _gives_error(table, kind, [*steps[:index], key], text)), None
         )
         if found is None:
-            return steps[:place]
-        steps = [*steps[:place], found, *steps[place + 1 :]]
+            return steps[:index]
+        steps = [*steps[:index], found, *steps[index + 1 :]]
     return steps
 
 
@@ -136,19 +139,19 @@ def _remove(table: Any, steps: list[str | int]) -> bool:
 
 
 def _unknown_key(
-    steps: list[str | int], kind: type[msgspec.Struct], within: str, homes: Mapping[str, str]
+    steps: list[str | int], kind: type[msgspec.Struct], within: str, tables: Mapping[str, str]
 ) -> str:
     key = str(steps[-1])
-    home = homes.get(key) or _home(key, kind, within)
-    if home:
-        return f"{_dotted(steps)}: unknown key here. It belongs {home}."
+    right_table = tables.get(key) or _table_of(key, kind, within)
+    if right_table:
+        return f"{_dotted(steps)}: unknown key here. It belongs {right_table}."
     known = _field_names(_type_at(kind, steps[:-1]))
     meant = did_you_mean(key, known)
     return f"{_dotted(steps)}: unknown key.{meant or ' Known: ' + ', '.join(known) + '.'}"
 
 
-def _home(key: str, kind: type[msgspec.Struct], within: str) -> str:
-    """The table in which a key of this name belongs: this one or one below it; or ""."""
+def _table_of(key: str, kind: type[msgspec.Struct], within: str) -> str:
+    """Where a key belongs: in the table `within` or in a table below it; "" for unknown keys."""
     fields = msgspec.structs.fields(kind)
     if any(field.encode_name == key for field in fields):
         return f"under [{within}]" if within else "at the top of the file, before the first [table]"
@@ -164,6 +167,7 @@ def _choices(steps: list[str | int], kind: Any) -> list[str]:
 
 
 def _literals(annotation: Any) -> list[str]:
+    """The values of all Literals in a type, as texts."""
     arguments = getattr(annotation, "__args__", ())
     return [
         part
@@ -181,6 +185,7 @@ def _type_at(annotation: Any, steps: list[str | int]) -> Any:
 
 
 def _type_below(annotation: Any, step: str | int) -> Any:
+    """The type of a key or element of a value of this type; None if it is unknown."""
     if _is_struct(annotation):
         fields = msgspec.structs.fields(annotation)
         return next((field.type for field in fields if field.encode_name == step), None)
@@ -224,13 +229,14 @@ _WORDS = {
 
 
 def _plain(text: str) -> str:
+    """A message of msgspec in plain words, without the type of the wrong value."""
     for word, meaning in _WORDS.items():
         text = text.replace(word, meaning)
     return re.sub(r", got .*$", "", re.sub(r"^Invalid enum value .*$", "Expected", text))
 
 
 def is_text(text: str) -> bool:
-    """False for an argument that was not UTF-8: Python keeps its bytes as surrogates."""
+    """Whether an argument was valid UTF-8: Python keeps other bytes as lone surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -144,7 +144,7 @@ MISTAKES: list[tuple[str, Any, str]] = [
     ("queues.default.time_limits", {"bored": "1h"}, "Known: no-capacity"),
     ("queues.default.time_limits", {"no-capacity": "5m"}, '"10m" to "24h"'),
     ("queues.default.fair_share.decay", "8d", 'up to "7d"'),
-    ("queues.default.fair_share.shares", {"a-b": 1.0}, "no share identifier"),
+    ("queues.default.fair_share.shares", {"a-b": 1.0}, "not a share identifier"),
     ("queues.default.fair_share.shares", {"a": 0}, "queues.default.fair_share.shares"),
     ("queues.default.fair_share.shares", {"a": 0.001}, "0.0011 to 9999"),
     ("queues.default.fair_share.reservation", 100, "queues.default.fair_share.reservation"),

@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchml.errors import ConfigError
+from batchml.jobs.find import ImageSource
 from batchml.jobs.images import flavors_of, read_recipe, read_recipes
 from batchml.local.home import Home
 from batchml.local.images import find, publish, reference
 from batchml.model.environment import Compute, Environment
-from batchml.model.image import flavor_for, has_cuda, is_pinned, parse_reference, recipe
+from batchml.model.image import flavor_for, has_cuda, is_pinned, make_recipe, parse_reference
 from batchml.resources import shipped_folder
 from batchml.runtime.package import sources
 
@@ -29,15 +30,15 @@ PLAIN = {name: FOLDER[name] for name in ("Dockerfile", "requirements.txt")}
 
 
 def tag(folder: dict[str, bytes] = FOLDER, flavor: str = "cpu", **more: object) -> str:
-    return recipe("x", folder, RUNTIME, flavor, **more).tag  # type: ignore[arg-type]
+    return make_recipe("x", folder, RUNTIME, flavor, **more).tag  # type: ignore[arg-type]
 
 
 def test_whatever_decides_the_image_decides_its_tag() -> None:
     changed = [
         *(tag({**FOLDER, name: b"# other\n"}) for name in
           ("Dockerfile", "requirements.txt", ".python-version")),
-        *(recipe("x", FOLDER, {**RUNTIME, name: b"1"}).tag for name in RUNTIME),
-        recipe("x", FOLDER, {**RUNTIME, "batchml/runtime/new.py": b""}).tag,
+        *(make_recipe("x", FOLDER, {**RUNTIME, name: b"1"}).tag for name in RUNTIME),
+        make_recipe("x", FOLDER, {**RUNTIME, "batchml/runtime/new.py": b""}).tag,
         tag(base="debian:12"),
         tag(base="debian:13"),
         tag(build_args={"A": "b"}),
@@ -59,18 +60,20 @@ def test_what_does_not_decide_it_does_not_change_it() -> None:
 
 def test_an_image_without_anything_for_cuda_is_the_same_in_both_flavors() -> None:
     assert not has_cuda(PLAIN)
-    assert recipe("x", PLAIN, RUNTIME, "cuda") == recipe("x", PLAIN, RUNTIME, "cpu")
+    assert make_recipe("x", PLAIN, RUNTIME, "cuda") == make_recipe("x", PLAIN, RUNTIME, "cpu")
 
 
 def test_the_flavor_cuda_has_its_own_requirements_base_and_arguments() -> None:
-    made = recipe("x", FOLDER, RUNTIME, "cuda")
+    made = make_recipe("x", FOLDER, RUNTIME, "cuda")
     files = dict(made.files)
     assert files["requirements.txt"] == b"torch-cuda==1\n"
     assert set(files) == {"Dockerfile", "requirements.txt", ".python-version", *RUNTIME}
     assert dict(made.args) == {"BASE": "nvidia/cuda:1", "A": "b"}
-    given_base = recipe("x", FOLDER, RUNTIME, "cuda", base="ubuntu:24.04", build_args={"A": "c"})
+    given_base = make_recipe(
+        "x", FOLDER, RUNTIME, "cuda", base="ubuntu:24.04", build_args={"A": "c"}
+    )
     assert dict(given_base.args) == {"BASE": "ubuntu:24.04", "A": "c"}
-    assert recipe("x", FOLDER, RUNTIME).args == ()
+    assert make_recipe("x", FOLDER, RUNTIME).args == ()
 
 
 Files = st.dictionaries(st.sampled_from(sorted(PLAIN)), st.binary(max_size=20))
@@ -81,8 +84,8 @@ Args = st.dictionaries(st.text("AB=", min_size=1, max_size=3), st.text("ab=,'", 
 def test_two_recipes_share_a_tag_only_if_they_are_one(
     files: dict[str, bytes], args: dict[str, str], others: dict[str, bytes], more: dict[str, str]
 ) -> None:
-    one = recipe("x", files, RUNTIME, build_args=args)
-    other = recipe("x", others, RUNTIME, build_args=more)
+    one = make_recipe("x", files, RUNTIME, build_args=args)
+    other = make_recipe("x", others, RUNTIME, build_args=more)
     assert (one.tag == other.tag) == ((files, args) == (others, more))
     assert parse_reference(one.reference) == ("x", one.tag)
 
@@ -103,13 +106,13 @@ def test_a_base_is_named_so_that_it_stays(reference_: str, pinned: bool) -> None
 def test_every_mistake_is_told_at_once() -> None:
     folder = {**FOLDER, "image.toml": b'[cuda]\nbase = "nvidia/cuda"\n[cpu]\n'}
     with pytest.raises(ConfigError) as failed:
-        recipe("Not_A__Name", folder, RUNTIME, "cuda", base="debian", build_args={"BASE": "x"})
+        make_recipe("Not_A__Name", folder, RUNTIME, "cuda", base="debian", build_args={"BASE": "x"})
     found = "\n".join(failed.value.mistakes)
     for part in ("cpu: unknown key", "cuda.base", "'Not_A__Name'", "--base: found 'debian'",
                  "--build-arg BASE and --base", "--build-arg BASE: found 'x'"):  # fmt: skip
         assert part in found, part
     with pytest.raises(ConfigError, match="not TOML"):
-        recipe("x", {**PLAIN, "image.toml": b"= ="}, RUNTIME)
+        make_recipe("x", {**PLAIN, "image.toml": b"= ="}, RUNTIME)
 
 
 def test_the_embedded_server_and_the_command_have_one_notion(tmp_path: Path, home: Home) -> None:
@@ -150,13 +153,17 @@ def test_an_environment_gets_the_flavors_that_its_jobs_may_need() -> None:
 
 def test_the_shipped_images_come_in_these_flavors() -> None:
     folders = sorted(shipped_folder("images").iterdir())
-    found = [(one.name, one.flavor) for one in read_recipes(folders, ("cpu", "cuda"))]
+    found = [
+        (one.name, one.flavor) for one in read_recipes(map(ImageSource, folders), ("cpu", "cuda"))
+    ]
     assert found == [
         ("controller", "cpu"), ("mxnet", "cpu"), ("mxnet", "cuda"), ("nlp", "cpu"),
         ("nlp", "cuda"), ("notebook", "cpu"), ("python", "cpu"), ("pytorch", "cpu"),
         ("pytorch", "cuda"), ("ray", "cpu"), ("tensorboard", "cpu"),
     ]  # fmt: skip
-    (mxnet,) = (one for one in read_recipes(folders, ("cuda",)) if one.name == "mxnet")
+    (mxnet,) = (
+        one for one in read_recipes(map(ImageSource, folders), ("cuda",)) if one.name == "mxnet"
+    )
     assert dict(mxnet.args)["BASE"].startswith("nvidia/cuda:11.2")
     assert b"mxnet-cu112==" in dict(mxnet.files)["requirements.txt"]
 
@@ -169,7 +176,9 @@ def test_the_shipped_dockerfiles_are_as_a_linter_wants_them() -> None:
 
 
 def test_the_shipped_images_run_as_a_numbered_user_on_bases_that_stay() -> None:
-    for one in read_recipes(sorted(shipped_folder("images").iterdir()), ("cpu", "cuda")):
+    for one in read_recipes(
+        map(ImageSource, sorted(shipped_folder("images").iterdir())), ("cpu", "cuda")
+    ):
         lines = dict(one.files)["Dockerfile"].decode().splitlines()
         assert [line for line in lines if line.startswith("USER ")][-1] == "USER 1000:1000"
         bases = [line.partition("=")[2] for line in lines if line.startswith("ARG BASE=")]
@@ -192,4 +201,4 @@ def test_an_image_without_a_dockerfile_is_for_processes_alone(tmp_path: Path) ->
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "requirements.txt").touch()
     with pytest.raises(ConfigError, match="Dockerfile: missing"):
-        read_recipes([tmp_path / "mine"], ("cpu",))
+        read_recipes([ImageSource(tmp_path / "mine")], ("cpu",))

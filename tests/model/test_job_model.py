@@ -166,7 +166,7 @@ def test_all_parameters_that_the_command_does_not_name_become_words() -> None:
     spec = read_job(table, "job.toml")
     assert spec.argv() == ["run", "1", "--on", "true"]
     assert read_job({**table, "params": {"n": 1}}, "job.toml").argv() == ["run", "1"]
-    only = "command: is only {params}, and the job has none. Name a program before it."
+    only = "command: is only {params}, and the job has no params. Write a program before it."
     assert mistakes(command=["{params}"]) == [only]
 
 

@@ -123,7 +123,7 @@ def test_sweeps_of_an_environment_are_found_in_its_bucket(in_aws: Context) -> No
 def test_an_environment_without_a_bucket_has_no_sweeps(in_aws: Context) -> None:
     known = EnvironmentCache(in_aws, os.environ)
     known._learn(outputs={"JobRoleArn": "arn", "BucketName": ""})
-    known._is_new = True
+    known._must_save = True
     known.save()
     with pytest.raises(ConfigError, match="no bucket"):
         list_sweeps(in_aws)

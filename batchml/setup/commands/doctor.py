@@ -67,7 +67,7 @@ def _read_settings(env: str | None) -> tuple[Settings, ConfigCheck]:
         if isinstance(error, ConfigError):
             return settings, ConfigCheck(error.where, error.mistakes, env or "")
         return settings, ConfigCheck(None, (str(error),), env or "")
-    others = settings.described.mistakes_of(*settings.environments)
+    others = settings.content.mistakes_of(*settings.environments)
     return settings, ConfigCheck(settings.config, tuple(others), settings.env.value)
 
 
