@@ -1,1 +1,1 @@
-"""A job's folder: find it, pack its code, make its image, read its script."""
+"""A job's folder: find it, pack its code, make its image; and scripts that are submitted."""

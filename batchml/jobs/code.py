@@ -9,32 +9,32 @@ import hashlib
 import io
 import os
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from batchml.errors import ConfigError
-from batchml.jobs.ignore import OWN_FILE, IgnoreRules, default_rules, looks_secret, read_rules
+from batchml.jobs.ignore import IGNORE_FILE, IgnoreRules, default_rules, looks_secret, read_rules
 
 if TYPE_CHECKING:
     from batchml.runtime.storage.store import Store
 
 MAX_BYTES = 256 * 1024**2  # of all files; data belongs in the workspace
 
-_NAMES_SHOWN = 5  # names in one message
+_MAX_NAMED = 5  # files in one message
 
 
 class CodeArchive(Struct, frozen=True):
-    """A tar of regular files. The same files give the same bytes, and so the same name."""
+    """A tar archive of regular files. The same files give the same bytes, and so the same name."""
 
-    digest: str  # of `plain`: gzip's bytes depend on the version of zlib
-    plain: bytes
-    files: int
+    digest: str  # SHA-256 of `plain`: compressed bytes depend on the version of zlib
+    plain: bytes  # not compressed
+    files: int  # their number
     size: int  # bytes of all files
     left_out: tuple[str, ...]  # links that lead out of the folder, pipes, devices
-    ignored: tuple[str, ...] = ()  # excluded by ignore files; folders end in `/`
+    ignored: tuple[str, ...] = ()  # files and folders (`name/`) that ignore files exclude
 
     @property
     def name(self) -> str:
@@ -42,7 +42,7 @@ class CodeArchive(Struct, frozen=True):
 
     @property
     def data(self) -> bytes:
-        """The compressed bytes. They are made at each access: few callers send them."""
+        """The compressed bytes, made at each access: most packages are in the store already."""
         return gzip.compress(self.plain, compresslevel=6, mtime=0)
 
     def describe(self) -> str:
@@ -52,21 +52,21 @@ class CodeArchive(Struct, frozen=True):
 
 
 class CodeFiles(Struct, frozen=True):
-    """The paths below a folder."""
+    """The files of a folder, as paths below it."""
 
-    files: tuple[str, ...]  # of the package
+    files: tuple[str, ...]  # that belong to the package
     left_out: tuple[str, ...]  # links that lead out of the folder, pipes, devices
     allowed: frozenset[str]  # files that a line with `!` of `.batchmlignore` includes
-    # The name of the ignore file that excludes a path; folders end in `/`. Caches and environments,
-    # which are ignored by default, are not listed.
+    # Path (`name/` for a folder) -> name of the ignore file that excludes it. Caches and
+    # environments, which are ignored by default, are not listed.
     ignored: dict[str, str] = {}
 
 
 def find_files(folder: Path, without: Path | None = None) -> CodeFiles:
-    """Find the files of the package: no caches, no environments, not `without`, nothing ignored.
+    """Find the files of the package: all but caches, environments, ignored files and `without`.
 
-    `.gitignore` files have git's meaning, with those of the folders above in the same repository.
-    `.batchmlignore` comes last. Raises OSError.
+    `.gitignore` files, also those of the folders above in the same repository, have git's meaning.
+    Rules of `.batchmlignore` come after them. Raises OSError.
     """
     search = _Search(folder.resolve(), without.resolve() if without else None)
     search.run()
@@ -99,7 +99,7 @@ def pack(folder: Path, without: Path | None = None, include_secrets: bool = Fals
             [
                 f"code: {printable_name(str(error.filename or folder))} cannot be read "
                 f"({error.strerror}), and a run gets the whole folder. Make it readable, exclude "
-                f"it in {OWN_FILE}, or move it elsewhere."
+                f"it in {IGNORE_FILE}, or move it elsewhere."
             ],
         ) from error
     digest = hashlib.sha256(plain).hexdigest()
@@ -111,13 +111,13 @@ def _size(path: Path) -> int:
     try:
         return path.stat().st_size
     except FileNotFoundError:
-        return 0  # deleted since it was found
+        return 0  # deleted after it was found
 
 
 def _tar(folder: Path, files: tuple[str, ...]) -> tuple[bytes, list[int]]:
-    """The archive and the sizes of its files, without files that were deleted meanwhile.
+    """Return the archive and the sizes of its files. Files that were deleted meanwhile are missing.
 
-    The archive depends on names, modes and bytes, and not on times and owners.
+    The archive depends on names, executable bits and contents, and not on times and owners.
     """
     buffer, sizes = io.BytesIO(), list[int]()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
@@ -144,7 +144,7 @@ def size_words(size: int) -> str:
 
 
 def printable_name(name: str) -> str:
-    """A file's name; with escapes if it has control characters."""
+    """Escape a file's name if it has control characters."""
     return name if name.isprintable() else ascii(name)
 
 
@@ -152,14 +152,18 @@ def _secrets(found: CodeFiles) -> list[str]:
     return [name for name in found.files if name not in found.allowed and looks_secret(name)]
 
 
+def list_names(names: Sequence[str], limit: int) -> str:
+    """Return `a, b and 3 more`: at most `limit` names."""
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(map(printable_name, names[:limit])) + more
+
+
 def _secrets_text(names: list[str]) -> str:
-    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
-    listed = ", ".join(map(printable_name, names[:_NAMES_SHOWN]))
     return (
-        f"code: {listed}{more}: named like secrets, and everybody who can read the environment's "
-        f"code could read them. A line in {OWN_FILE} excludes a file. The line "
-        f"`!{printable_name(names[0])}` there includes a file that is no secret; --include-secrets "
-        f"includes all. Secrets belong in [secrets] of job.toml."
+        f"code: {list_names(names, _MAX_NAMED)}: named like secrets, and everybody who can read "
+        f"the environment's code could read them. A line in {IGNORE_FILE} excludes a file. The "
+        f"line `!{printable_name(names[0])}` there includes a file that is no secret; "
+        "--include-secrets includes all. Secrets belong in [secrets] of job.toml."
     )
 
 
@@ -169,19 +173,19 @@ def _too_large(sizes: dict[str, int]) -> str:
         f"code: {sum(sizes.values()) // 1024**2} MiB in {len(sizes)} files; at most "
         f"{MAX_BYTES // 1024**2} MiB are sent with a run. The largest is "
         f"{printable_name(largest)}. Keep data elsewhere (BATCHML_DATA_DIR), exclude it in "
-        f"{OWN_FILE}, or run from a smaller folder (in a job.toml: code)."
+        f"{IGNORE_FILE}, or run from a smaller folder (in a job.toml: code)."
     )
 
 
 class _Search:
-    """Walks a folder, and sorts its files into those of `CodeFiles`."""
+    """Walks a folder, and sorts its files into the fields of `CodeFiles`."""
 
     def __init__(self, root: Path, without: Path | None) -> None:
         self._root = root
         self._without = without
         self._defaults = default_rules()
         above = _repository(root)
-        # Paths for rules begin at the top of the repository, as for rules of the folders above.
+        # Rules match paths below the top of the repository, whose folders have rules, too.
         self._prefix = "" if above is None else _posix(root.relative_to(above))
         self.git = IgnoreRules()
         self.own = IgnoreRules()
@@ -207,7 +211,7 @@ class _Search:
             except FileNotFoundError:
                 if folder[0] == "":
                     raise
-                # else it was deleted since it was found
+                # else the folder was deleted after it was found
 
     def _scan(self, below: str, git: IgnoreRules, own: IgnoreRules, is_allowed: bool) -> None:
         folder, base = self._root / below, self._path(below)
@@ -215,8 +219,8 @@ class _Search:
             entries = {entry.name: entry for entry in found}
         if ".gitignore" in entries:
             git = read_rules(folder / ".gitignore", git, base)
-        if OWN_FILE in entries:
-            own = read_rules(folder / OWN_FILE, own, base)
+        if IGNORE_FILE in entries:
+            own = read_rules(folder / IGNORE_FILE, own, base)
         for entry in entries.values():
             name = f"{below}/{entry.name}" if below else entry.name
             is_folder = entry.is_dir(follow_symlinks=False)
@@ -224,7 +228,9 @@ class _Search:
             own_match = own.match(path, is_folder)
             if self._is_ignored(path, entry.name, is_folder, own_match, git):
                 if not self._defaults.match(entry.name, is_folder):
-                    self.ignored[name + "/" * is_folder] = OWN_FILE if own_match else ".gitignore"
+                    self.ignored[name + "/" * is_folder] = (
+                        IGNORE_FILE if own_match else ".gitignore"
+                    )
                 continue
             included = own_match is False or (is_allowed and own_match is None)
             if is_folder:
@@ -257,7 +263,7 @@ class _Search:
 
 
 def _repository(folder: Path) -> Path | None:
-    """The top of the folder's git repository."""
+    """Find the top of the folder's git repository."""
     return next((each for each in (folder, *folder.parents) if (each / ".git").exists()), None)
 
 
@@ -266,11 +272,10 @@ def _posix(path: Path) -> str:
     return "" if text == "." else text
 
 
-def deliver(store: "Store", key: str, make: Callable[[], bytes]) -> bool:
+def put_once(store: "Store", key: str, make: Callable[[], bytes]) -> bool:
     """Put the bytes that `make` returns into the store, unless it has the key.
 
-    Return whether they were sent. One call asks whether the key exists; only a new key needs a
-    second call.
+    Return whether they were sent. An existing key needs one call of the store, a new key two.
     """
     if store.has(key):
         return False
@@ -278,33 +283,28 @@ def deliver(store: "Store", key: str, make: Callable[[], bytes]) -> bool:
     return True
 
 
-_IGNORED_SHOWN = 3  # names in one line
-
-
 def describe_sent(archive: CodeArchive, sent: bool) -> str:
-    """A message about the code of a run."""
+    """Make the message about the code package of a run."""
     how = "" if sent else ", unchanged and not sent again"
-    names = archive.ignored
-    more = f" and {len(names) - _IGNORED_SHOWN} more" if len(names) > _IGNORED_SHOWN else ""
-    left = f" Ignored: {', '.join(names[:_IGNORED_SHOWN])}{more}." if names else ""
-    return f"Code: {archive.describe()}{how}.{left}"
+    ignored = f" Ignored: {list_names(archive.ignored, 3)}." if archive.ignored else ""
+    return f"Code: {archive.describe()}{how}.{ignored}"
 
 
 # --- The size of a command ------------------------------------------------------------------------
 
 
-# Linux's limits for one argument or variable of a program, and for all of them together. Source:
-# execve(2), "Limits on size of arguments and environment".
+# Linux's limits in bytes for one argument or variable of a program, and for all of them together.
+# Source: execve(2), "Limits on size of arguments and environment".
 MAX_WORD = 131_071
-MAX_WORDS = 1_900_000  # of 2 MiB, which the variables of the image and of Batch share
+MAX_WORDS = 1_900_000  # of 2 MiB; the image and AWS Batch add variables
 
 
-def check_words(where: str, command: list[str], env: dict[str, str]) -> None:
+def check_command_size(where: str, command: list[str], env: dict[str, str]) -> None:
     """Raise ConfigError if a command and variables exceed Linux's limits for a program."""
     mistakes = []
-    for place, word in enumerate(command):
+    for number, word in enumerate(command, 1):
         if len(word.encode()) > MAX_WORD:
-            mistakes.append(f"command: word {place + 1} has {_size_of_text(word)}; {_LIMIT}")
+            mistakes.append(f"command: word {number} has {_size_of_text(word)}; {_LIMIT}")
     for name, value in env.items():
         if len(f"{name}={value}".encode()) > MAX_WORD:
             key = "params, together" if name == "BATCHML_PARAMS" else f"env.{name}"

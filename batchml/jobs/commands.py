@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from batchml.aws.ecr import NotifyBuild
     from batchml.context import Context
     from batchml.jobs.find import ImageSource
-    from batchml.jobs.images import ImageRow, PushTarget
+    from batchml.jobs.images import ImageRow
     from batchml.model.image import Recipe
 
 image_app = command_group(
@@ -63,15 +64,15 @@ def build(
     from batchml.jobs import images
 
     context = open_context(env)
-    wanted = _recipes(context, names, flavor, base, build_arg)
+    recipes = _recipes(context, names, flavor, base, build_arg)
     if push and not context.settings.is_local:
-        _push(context, wanted, json_)
+        _push(context, recipes, json_)
         return
     engine = ImageEngine()
     with _progress() as notify:
-        rows = [images.build(engine, one, notify) for one in wanted]
+        rows = [images.build(engine, recipe, notify) for recipe in recipes]
     if push:
-        say(_LOCAL)
+        say(_NO_PUSH)
     _print(rows, json_)
 
 
@@ -87,12 +88,12 @@ def push(
     """Push images that ECR lacks; first build those that the Docker engine lacks."""
 
     context = open_context(env)
-    wanted = _recipes(context, names, flavor, base, build_arg)
+    recipes = _recipes(context, names, flavor, base, build_arg)
     if context.settings.is_local:
-        say(_LOCAL)
+        say(_NO_PUSH)
         _print([], json_)
         return
-    _push(context, wanted, json_)
+    _push(context, recipes, json_)
 
 
 @image_app.command("list", epilog="Example: batchml image list --json")
@@ -116,8 +117,8 @@ def list_(names: Names = None, env: Env = None, json_: Json = False) -> None:
             say(f"{error}\nImages in ECR are not listed.")
             ecr = None
     if names:
-        wanted = {source.name for source in sources}
-        rows = [one for one in rows if one.name in wanted]
+        chosen = {source.name for source in sources}
+        rows = [row for row in rows if row.name in chosen]
     if json_:
         _print(rows, json_)
         return
@@ -143,45 +144,39 @@ def prune(
     context = open_context(env)
     if not context.settings.is_local:
         raise UsageError(
-            f"image prune is for local only. ECR keeps the newest 50 versions of each image, also "
-            f"in {context.env}."
+            f"image prune is for `local` only. In {context.env}, ECR keeps only the newest 50 "
+            "versions of each image."
         )
     seconds = parse_duration(older)
     if seconds is None:
         raise UsageError(f'--older: found {older!r}. Write a duration such as "30d" or "12h".')
     old = find_old(context.home, context.clock.now() - seconds)
-    gone = old if dry_run else [each for each in old if remove(each)]
+    removed = old if dry_run else [each for each in old if remove(each)]
     if json_:
-        print_json([{"name": each.path.name, "size": each.size} for each in gone])
+        print_json([{"name": each.path.name, "size": each.size} for each in removed])
         return
-    for each in gone:
+    for each in removed:
         print_line(f"{each.path.name}  {size_words(each.size)}")
-    total = size_words(sum(each.size for each in gone))
+    total = size_words(sum(each.size for each in removed))
     done = "Would free" if dry_run else "Freed"
     say(f"{done} {total}. Images of the Docker engine: docker image ls")
 
 
-_LOCAL = (
-    "local needs no push: its server uses the images of this machine's Docker engine, and builds "
-    "missing ones."
+_NO_PUSH = (
+    "`local` needs no push: the embedded AWS Batch uses the images of this machine's Docker "
+    "engine, and builds missing images."
 )
 
 
-def _push(context: "Context", wanted: "Sequence[Recipe]", json_: bool) -> None:
-    from batchml.aws.ecr import ImageEngine
+def _push(context: "Context", recipes: "Sequence[Recipe]", json_: bool) -> None:
+    from batchml.aws.ecr import Ecr, ImageEngine
     from batchml.jobs import images
 
-    engine, target = ImageEngine(), _target(context)
-    with _progress() as notify:
-        _print([images.push(engine, target, one, notify, context.clock) for one in wanted], json_)
-
-
-def _target(context: "Context") -> "PushTarget":
-    from batchml.aws.ecr import Ecr
-    from batchml.jobs.images import PushTarget
-
     tags = dict(context.settings.environment.tags)
-    return PushTarget(Ecr(context.connect()), context.env, tags)
+    engine, target = ImageEngine(), images.PushTarget(Ecr(context.connect()), context.env, tags)
+    with _progress() as notify:
+        rows = [images.push(engine, target, each, notify, context.clock) for each in recipes]
+    _print(rows, json_)
 
 
 def _recipes(
@@ -199,15 +194,16 @@ def _recipes(
 
 
 def _sources(context: "Context", names: list[str] | None) -> "list[ImageSource]":
-    """The sources of the named images; of all, with those of the current folder first."""
+    """Find the sources of the named images; without names, of all folders below images/."""
     from batchml.jobs.find import ImageSource, named_source
 
     if not names:
-        every = [path.parent for below in context.image_folders
-                 for path in sorted(below.glob("*/Dockerfile"))]  # fmt: skip
-        folders = {folder.name: folder for folder in reversed(every)}.values()
-        return [ImageSource(folder) for folder in folders][::-1]
-    found = []
+        folders: dict[str, Path] = {}  # of two images with one name, the first counts
+        for below in context.image_folders:
+            for path in sorted(below.glob("*/Dockerfile")):
+                folders.setdefault(path.parent.name, path.parent)
+        return [ImageSource(folder) for folder in folders.values()]
+    sources = []
     for name in names:
         source = named_source(name, context.image_folders, context.job_folders, context.folder)
         if source is None:
@@ -215,12 +211,12 @@ def _sources(context: "Context", names: list[str] | None) -> "list[ImageSource]"
                 f"{name}: give the name of a folder below images/, such as pytorch, or the folder "
                 "of a job with its own requirements.txt."
             )
-        found.append(source)
-    return found
+        sources.append(source)
+    return sources
 
 
 def _with_jobs(context: "Context", sources: "list[ImageSource]") -> "list[ImageSource]":
-    """Add the images of jobs in the current folder. Mistakes of one are printed."""
+    """Add the images of jobs in the current folder, and print the mistakes of jobs."""
     from batchml.jobs.find import find_source, list_job_images
 
     found = list(sources)
@@ -240,20 +236,20 @@ def _print(rows: "Sequence[ImageRow]", json_: bool) -> None:
 
         print_json(msgspec.to_builtins(list(rows)))
         return
-    for one in rows:
-        done = [word for word, did in (("built", one.built), ("pushed", one.pushed)) if did]
-        print_line(f"{one.reference}  {' and '.join(done) or 'was there'}")
+    for row in rows:
+        done = [word for word, did in (("built", row.built), ("pushed", row.pushed)) if did]
+        print_line(f"{row.reference}  {' and '.join(done) or 'was there'}")
 
 
 def _table(rows: "Sequence[ImageRow]") -> str:
     from batchml.cli.render import table
 
     lines = [("NAME", "TAG", "FLAVOR", "BUILT", "PUSHED", "SIZE")]
-    for one in rows:
-        size = f"{one.size / 1e6:.0f} MB" if one.size is not None else "-"
-        yes = {True: "yes", False: "-"}
+    yes = {True: "yes", False: "-"}
+    for row in rows:
+        size = f"{row.size / 1e6:.0f} MB" if row.size is not None else "-"
         lines.append(
-            (one.name, one.tag, one.flavor or "(old)", yes[one.built], yes[one.pushed], size)
+            (row.name, row.tag, row.flavor or "(old)", yes[row.built], yes[row.pushed], size)
         )
     return table(lines)
 

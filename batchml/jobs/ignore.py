@@ -1,4 +1,4 @@
-"""Ignore files: `.gitignore`'s rules for paths, and names that look like secrets.
+"""Match paths with the rules of ignore files such as `.gitignore`, and with names of secrets.
 
 Source: git's documentation, gitignore(5), "PATTERN FORMAT"; the tests compare with git itself.
 """
@@ -10,9 +10,9 @@ from pathlib import Path
 
 from msgspec import Struct
 
-OWN_FILE = ".batchmlignore"  # its rules come after those of .gitignore
+IGNORE_FILE = ".batchmlignore"  # its rules come after those of .gitignore
 
-# Ignored by default: caches, environments, files of tools.
+# Files that are ignored by default: caches, environments, files of tools.
 _DEFAULTS = (
     ".git", ".hg/", ".svn/", ".venv/", "venv/", "__pycache__/", "node_modules/", ".mypy_cache/",
     ".pytest_cache/", ".ruff_cache/", ".ipynb_checkpoints/", ".DS_Store", "*.pyc",
@@ -34,7 +34,7 @@ _SECRETS = (
 
 
 class IgnoreRule(Struct, frozen=True):
-    """A line of an ignore file in the folder `base`. Paths are those of `_raw`."""
+    """A line of the ignore file in the folder `base`. Paths are encoded by `_raw`."""
 
     regex: re.Pattern[str]
     ignores: bool
@@ -52,7 +52,7 @@ class IgnoreRule(Struct, frozen=True):
 
 
 class IgnoreRules(Struct, frozen=True):
-    """The lines of ignore files, in order. The last line that matches a path decides."""
+    """The rules of ignore files, in order. The last rule that matches a path decides."""
 
     rules: tuple[IgnoreRule, ...] = ()
 
@@ -60,7 +60,7 @@ class IgnoreRules(Struct, frozen=True):
         return IgnoreRules((*self.rules, *filter(None, (parse_rule(line, base) for line in lines))))
 
     def match(self, path: str, is_folder: bool) -> bool | None:
-        """True: ignored. False: a line with `!` includes it. None: no line matches it."""
+        """Return True: ignored; False: included by a line with `!`; None: no line matches."""
         path = _raw(path)
         for rule in reversed(self.rules):
             if rule.matches(path, is_folder):
@@ -83,7 +83,7 @@ def parse_rule(line: str, base: str = "") -> IgnoreRule | None:
     line = line.removeprefix("/")
     try:
         pattern = re.compile(_regex(line, anchored), re.DOTALL | re.ASCII)
-    except (re.error, _Broken):
+    except (re.error, _BrokenPattern):
         return None
     return IgnoreRule(pattern, ignores, folders_only, _raw(base))
 
@@ -107,7 +107,7 @@ def _secret_rules() -> IgnoreRules:
 
 
 def looks_secret(path: str) -> bool:
-    """Whether a path, or a folder above it, is named like keys and passwords."""
+    """Say whether a path, or a folder above it, is named like files with keys and passwords."""
     parts = path.lower().split("/")
     rules = _secret_rules()
     return any(
@@ -117,11 +117,11 @@ def looks_secret(path: str) -> bool:
 
 
 def _raw(text: str) -> str:
-    """A character for each byte: git compares bytes, so its `?` matches half an `ä`."""
+    """Make one character of each byte: git compares bytes, so its `?` matches half an `ä`."""
     return text.encode("utf-8", "surrogateescape").decode("latin-1")
 
 
-class _Broken(Exception):
+class _BrokenPattern(Exception):
     """A pattern that matches nothing in git."""
 
 
@@ -133,11 +133,11 @@ def _without_trailing_spaces(line: str) -> str:
 
 _STAR = "[^/]*"
 _FOLDERS = "(?:.*/)?"
-_CROSSING = ("/", _FOLDERS, ".+")  # the pieces that match a slash
+_WITH_SLASH = ("/", _FOLDERS, ".+")  # the pieces that can match a slash
 
 
 def _regex(pattern: str, anchored: bool) -> str:
-    """A pattern as a regular expression for paths below the ignore file's folder."""
+    """Translate a pattern to a regular expression for paths below the ignore file's folder."""
     pieces, at = [] if anchored else [_FOLDERS], 0
     while at < len(pattern):
         char = pattern[at]
@@ -154,18 +154,18 @@ def _regex(pattern: str, anchored: bool) -> str:
             pieces.append(piece)
         elif char == "\\":
             if at == len(pattern):
-                raise _Broken
+                raise _BrokenPattern
             pieces.append(re.escape(pattern[at]))
             at += 1
         else:
             pieces.append(re.escape(char))
-    return "".join(_quick(pieces))
+    return "".join(_limit_backtracking(pieces))
 
 
-def _quick(pieces: list[str]) -> Iterator[str]:
-    """Keep the regular expression from trying every way to split a name between many stars.
+def _limit_backtracking(pieces: list[str]) -> Iterator[str]:
+    """Make stars match in linear time, not try all ways to divide a name between them.
 
-    If a name has two stars, the first need not match more than necessary: the second can.
+    Of two stars in one name, the first need not match more than necessary: the second can.
     """
     is_open = False
     for at, piece in enumerate(pieces):
@@ -174,13 +174,13 @@ def _quick(pieces: list[str]) -> Iterator[str]:
             continue
         if is_open:
             yield ")"
-        stops = (each for each in pieces[at + 1 :] if each == _STAR or each in _CROSSING)
+        stops = (each for each in pieces[at + 1 :] if each == _STAR or each in _WITH_SLASH)
         is_open = next(stops, "") == _STAR
         yield "(?>[^/]*?" if is_open else _STAR
 
 
 def _stars(pattern: str, at: int, anchored: bool) -> tuple[str, int]:
-    """One or more stars. Two or more, alone between slashes, match any number of folders."""
+    """Translate one or more stars. Two, alone between slashes, match any number of folders."""
     end = at
     while pattern[end : end + 1] == "*":
         end += 1
@@ -197,7 +197,7 @@ _CLASSES = {
 
 
 def _bracket(part: str, at: int) -> tuple[str, int]:
-    """The regular expression of a bracket after its `[`, and its end."""
+    """Translate a bracket, given the position after its `[`; return also its end."""
     negated = part[at : at + 1] in ("!", "^")
     at += negated
     found = ""
@@ -205,14 +205,14 @@ def _bracket(part: str, at: int) -> tuple[str, int]:
     while True:
         char = part[at : at + 1]
         if not char:
-            raise _Broken  # not closed
+            raise _BrokenPattern  # not closed
         if char == "]" and not first:
             break
         first = False
         named = re.match(r"\[:(\w*):\]", part[at:])
         if named:
             if named[1] not in _CLASSES:
-                raise _Broken
+                raise _BrokenPattern
             found += _CLASSES[named[1]]
             at += named.end()
             continue
@@ -233,5 +233,5 @@ def _char(part: str, at: int) -> tuple[str, int]:
     if part[at] == "\\":
         at += 1
     if at == len(part):
-        raise _Broken
+        raise _BrokenPattern
     return part[at], at + 1

@@ -1,8 +1,8 @@
 """Read the files of a job's own image: requirements.txt, environment.yml, Dockerfile.
 
-They are read as far as batchml needs it: for the files that decide the image (and its digest), for
-the scan for secrets, and to add the runtime. pip, conda and the Docker engine judge the rest when
-they make the image.
+They are read for three purposes: to find the files that decide the image and its digest, to scan
+those for secrets, and to add the runtime. pip, conda and the Docker engine check the rest when they
+make the image.
 
 Sources: pip's documentation, "Requirements File Format"; conda's documentation, "Managing
 environments" and "Package match specifications"; Docker's documentation, "Dockerfile reference".
@@ -17,7 +17,7 @@ from typing import Any
 
 from msgspec import Struct
 
-ReadText = Callable[[str], str | None]  # the text of a file of the folder; None if it is missing
+ReadText = Callable[[str], str | None]  # reads a file of the folder; None if it is missing
 
 # --- requirements.txt -----------------------------------------------------------------------------
 
@@ -28,7 +28,7 @@ _COMMENT = re.compile(r"(?:^|\s+)#.*$")
 
 
 class Requirements(Struct, frozen=True):
-    """The lines of a requirements.txt, without comments, with those of included files."""
+    """The lines of a requirements.txt and of files that it includes, without comments."""
 
     lines: tuple[str, ...] = ()
     mistakes: tuple[str, ...] = ()
@@ -39,7 +39,7 @@ class Requirements(Struct, frozen=True):
 
 
 def read_requirements(file: str, read: ReadText) -> Requirements:
-    """Read a file and the files that it includes with -r, and every mistake."""
+    """Read a file and the files that it includes with -r, and collect every mistake."""
     lines: list[str] = []
     mistakes: list[str] = []
     _read(file, read, lines, mistakes, ())
@@ -53,13 +53,13 @@ def _read(
     if text is None:
         mistakes.append(f"{' -> '.join((*trail, file))}: is not in the folder.")
         return
-    for number, line in _logical(text):
+    for number, line in _logical_lines(text):
         include = _INCLUDE.fullmatch(line)
         if include is None or _URL.match(include[1]):
             lines.append(line)
             continue
         named = include[1].strip("\"'")
-        inner = _beside(file, named)
+        inner = _resolve_include(file, named)
         if inner is None:
             mistakes.append(f"{file}:{number}: {named} is outside the folder.")
         elif inner == file or inner in trail:
@@ -68,8 +68,8 @@ def _read(
             _read(inner, read, lines, mistakes, (*trail, file))
 
 
-def _logical(text: str) -> Iterator[tuple[int, str]]:
-    """The lines with their numbers, without comments; continued lines are joined."""
+def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the lines with their numbers, without comments; continued lines are joined."""
     parts, start = list[str](), 0
     for number, raw in enumerate(text.splitlines(), 1):
         start = start if parts else number
@@ -85,11 +85,11 @@ def _logical(text: str) -> Iterator[tuple[int, str]]:
         yield start, " ".join(filter(None, parts))
 
 
-def _beside(file: str, other: str) -> str | None:
-    """The path below the folder of a file that another one names; None if it is outside."""
+def _resolve_include(file: str, other: str) -> str | None:
+    """Resolve the name `other` in `file` to a path below the folder; None if it is outside."""
     if other.startswith("/"):
         return None
-    parts = [part for part in file.split("/")[:-1]]
+    parts = file.split("/")[:-1]
     for part in other.split("/"):
         if part == "..":
             if not parts:
@@ -103,28 +103,28 @@ def _beside(file: str, other: str) -> str | None:
 # --- environment.yml ------------------------------------------------------------------------------
 
 
-PYTHON = "3.11"  # for a file without a Python, as in images/*/Dockerfile
+PYTHON = "3.11"  # for files without a version of Python; images/*/Dockerfile have the same
 CHANNEL = "conda-forge"
-CUDA = "12.6"  # the CUDA version for which images for GPUs are solved: our hosts' driver runs it
+CUDA = "12.6"  # conda chooses packages for this version, which the driver of GPU hosts supports
 
-_OF_ONE_MACHINE = ("name", "prefix", "platforms")  # keys that an image does not depend on
+_NOT_OF_IMAGES = ("name", "prefix", "platforms")  # keys on which an image does not depend
 _SPEC = re.compile(r"(?:[\w./:-]+::)?([A-Za-z0-9_][A-Za-z0-9_.-]*)\s*(.*)", re.DOTALL)
 _PIN = re.compile(r"={1,2}\s*(\d+(?:\.\d+)*)(\.\*)?")
 
 
 class CondaFile(Struct, frozen=True):
-    """The content of an environment.yml, as far as it decides the image."""
+    """The content of an environment.yml that decides the image."""
 
-    table: dict[str, Any]  # all but `pip:`
+    table: dict[str, Any]  # without `pip:`
     pip: tuple[str, ...] = ()  # the lines that pip installs after conda's packages
 
     @property
     def specs(self) -> list[Any]:
-        """conda's packages, and entries that are left for conda to judge."""
+        """The packages of conda, and entries that only conda understands."""
         return list(self.table["dependencies"])
 
     def render(self) -> str:
-        """The file for conda: JSON is YAML. Equal content gives equal bytes."""
+        """Write the file for conda, as JSON, which is YAML. Equal content gives equal bytes."""
         specs, names = self.specs, [_package(spec) for spec in self.specs]
         specs += [] if "python" in names else [f"python={PYTHON}"]
         if self.pip:
@@ -133,19 +133,19 @@ class CondaFile(Struct, frozen=True):
             specs.append({"pip": [*self.pip]})
         return json.dumps({**self.table, "dependencies": specs}, indent=1) + "\n"
 
-    def by_pip(self) -> tuple[str, str] | None:
-        """The requirements for pip and the version of Python, if conda has only Python and pip.
+    def pip_equivalent(self) -> tuple[str, str] | None:
+        """Return requirements for pip and the version of Python, if pip can install all packages.
 
         Else None: packages of conda may have another name on PyPI.
         """
         version = PYTHON
         for spec in self.specs:
             match = _SPEC.fullmatch(spec) if isinstance(spec, str) else None
-            name, wish = (match[1].lower(), match[2].strip()) if match else ("", "")
-            pin = _PIN.fullmatch(wish)
-            if name == "python" and (pin or not wish):
+            name, pinned = (match[1].lower(), match[2].strip()) if match else ("", "")
+            pin = _PIN.fullmatch(pinned)
+            if name == "python" and (pin or not pinned):
                 version = ".".join(pin[1].split(".")[:2]) if pin else version
-            elif name != "pip" and (wish or name not in ("setuptools", "wheel")):
+            elif name != "pip" and (pinned or name not in ("setuptools", "wheel")):
                 return None
         requirements = "".join(f"{line}\n" for line in self.pip)
         return (requirements, version) if "." in version else None
@@ -157,7 +157,7 @@ def _package(spec: Any) -> str:
 
 
 def read_conda(file: str, read: ReadText) -> tuple[CondaFile, list[str]]:
-    """Read an environment.yml, with the files that its `pip:` includes; and every mistake."""
+    """Read an environment.yml and the files that its `pip:` includes; return also every mistake."""
     table, mistake = _read_yaml(read(file) or "")
     entries = table.get("dependencies") if isinstance(table, dict) else None
     if not mistake and not isinstance(entries, list):
@@ -174,15 +174,15 @@ def read_conda(file: str, read: ReadText) -> tuple[CondaFile, list[str]]:
             specs.append(entry)
     listed = "\n".join(lines)
     found = read_requirements("pip", lambda name: listed if name == "pip" else read(name))
-    others = {key: value for key, value in table.items() if key not in _OF_ONE_MACHINE}
+    others = {key: value for key, value in table.items() if key not in _NOT_OF_IMAGES}
     channels = others.pop("channels", None) or [CHANNEL]
     ordered = {"channels": channels, **others, "dependencies": specs}
     return CondaFile(ordered, found.lines), [f"{file}: {each}" for each in found.mistakes]
 
 
 def _read_yaml(text: str) -> tuple[Any, str]:
-    """The file's content with every value as text (3.10 is no number), or a mistake."""
-    import yaml  # a tenth of a command's time, for a file that few have
+    """Return the file's content with every value as text (3.10 is no number), or a mistake."""
+    import yaml  # takes a tenth of a command's time, and few jobs have such a file
 
     try:
         return yaml.load(text, yaml.BaseLoader), ""
@@ -193,14 +193,14 @@ def _read_yaml(text: str) -> tuple[Any, str]:
         return None, f"not YAML: {str(error).splitlines()[0]}"
 
 
-# conda's tools stay in a build stage of their own. Of an activation, programs get only PATH and
-# CONDA_PREFIX.
+# The tools of conda stay in the first stage. Of the variables that `conda activate` sets, programs
+# get PATH and CONDA_PREFIX.
 DOCKERFILE = """\
-# Made by batchml from an environment.yml. The build context holds that and batchml/ (its runtime).
+# Made by batchml from an environment.yml. The build context has this and batchml/ (its runtime).
 ARG BASE=debian:bookworm-slim
 
 FROM mambaorg/micromamba:2.0.5-debian12-slim AS environment
-# What GPUs packages are chosen for; empty: none.
+# The CUDA version for which packages are chosen; empty: packages without CUDA.
 ARG CONDA_OVERRIDE_CUDA=""
 # hadolint ignore=DL3002
 USER 0
@@ -234,7 +234,7 @@ SETTINGS = f'[cuda]\nbuild_args = {{ CONDA_OVERRIDE_CUDA = "{CUDA}" }}\n'
 
 
 _DIRECTIVE = re.compile(r"#\s*(\w+)\s*=\s*(.*)")
-# A word of its own: `<<<` is a text of the shell, `1 << n` arithmetic.
+# A here-document is a separate word: `<<<` is a string of the shell, `1 << n` is arithmetic.
 _HEREDOC = re.compile(r"(?:^|\s)\d*<<-?([\"']?)([\w.-]+)\1(?=$|[\s>|;&])")
 _MAY_HAVE_HEREDOC = ("RUN", "COPY", "ADD")
 _REMOTE_SOURCE = re.compile(r"(?:https?|git|ssh)://|git@")
@@ -244,7 +244,7 @@ _RUNTIME = "batchml.runtime.run"
 class Instruction(Struct, frozen=True):
     number: int  # of its first line
     word: str  # FROM, COPY, ...
-    rest: str
+    rest: str  # the text after the word
 
 
 class CopySource(Struct, frozen=True):
@@ -255,13 +255,13 @@ class CopySource(Struct, frozen=True):
 
 
 def instructions(text: str) -> list[Instruction]:
-    """The instructions, without comments and here-documents; continued lines are joined."""
+    """Parse the instructions, without comments and here-documents; continued lines are joined."""
     escape, found = _escape(text), list[Instruction]()
     parts, start = list[str](), 0
     lines = enumerate(text.splitlines(), 1)
     for number, raw in lines:
         line = raw.strip()
-        if not line or line.startswith("#"):  # also within an instruction
+        if not line or line.startswith("#"):  # also between the lines of an instruction
             continue
         start = start if parts else number
         parts.append(line.removesuffix(escape).strip())
@@ -281,7 +281,7 @@ def _instruction(number: int, parts: list[str]) -> Instruction:
 
 
 def _escape(text: str) -> str:
-    """The character that continues a line."""
+    """Return the character that continues a line: the directive `escape`, or a backslash."""
     for line in text.splitlines():
         directive = _DIRECTIVE.fullmatch(line.strip())
         if directive is None:
@@ -292,7 +292,7 @@ def _escape(text: str) -> str:
 
 
 def copy_sources(text: str) -> tuple[list[CopySource], list[str]]:
-    """The files that a Dockerfile copies from the job's folder, and every mistake."""
+    """Return the files that a Dockerfile copies from the job's folder, and every mistake."""
     found: list[CopySource] = []
     mistakes: list[str] = []
     for each in instructions(text):
@@ -308,7 +308,7 @@ def copy_sources(text: str) -> tuple[list[CopySource], list[str]]:
             if "$" in path:
                 mistakes.append(
                     f"line {each.number}: {each.word} {path}: has a variable. Write the file's "
-                    "name, because the files decide the image."
+                    "name: batchml reads the file to name the image by its content."
                 )
                 continue
             parts = [part for part in path.split("/") if part not in ("", ".")]
@@ -332,14 +332,14 @@ def _words(rest: str) -> list[str]:
 
 
 def start_mistakes(text: str) -> Iterator[str]:
-    """The reasons why the runtime cannot be added (see `complete`)."""
+    """Yield the reasons why the runtime cannot be added (see `complete`)."""
     found = instructions(text)
     if found and len(instructions(f"{text}\nRUN true\n")) == len(found):
         yield "its last line is continued, and no line follows."
     entry = _last(found, "ENTRYPOINT")
     if entry is not None and _json_list(entry.rest) is None:
         yield (
-            f"line {entry.number}: ENTRYPOINT as a line of the shell ignores the job's command. "
+            f"line {entry.number}: ENTRYPOINT as a shell command ignores the job's command. "
             f'Write it as a list: ENTRYPOINT ["{(entry.rest.split() or ["sh"])[0]}", ...].'
         )
 
@@ -354,18 +354,18 @@ def complete(text: str) -> str:
     if any(each.word == "ENTRYPOINT" and _RUNTIME in each.rest for each in last):
         return text
     entry = _last(last, "ENTRYPOINT")
-    theirs = (_json_list(entry.rest) or []) if entry else []
+    original = (_json_list(entry.rest) or []) if entry else []
     folder = "" if any(each.word == "WORKDIR" for each in last) else "WORKDIR /job\n"
-    start = json.dumps(["python3", "-m", _RUNTIME, *theirs])
+    start = json.dumps(["python3", "-m", _RUNTIME, *original])
     added = _ADDED.replace("\\\n", f"{_escape(text)}\n")
     return f"{text.rstrip()}\n{added}{folder}ENTRYPOINT {start}\n"
 
 
 _ADDED = """
-# --- added by batchml: what fetches the code of a run and starts its program ---
+# --- Added by batchml: the runtime, which fetches the code of a run and starts its program ---
 USER 0
 RUN python3 -c 'import sys; sys.exit(sys.version_info < (3, 8))' || \\
-    { echo "batchml starts programs with python3, of 3.8 or later: install it in the Dockerfile"; \\
+    { echo "batchml needs python3, version 3.8 or later. Install it in the Dockerfile."; \\
     exit 1; }
 RUN mkdir -p /job && chown 1000:1000 /job
 COPY batchml /opt/batchml/batchml
@@ -377,7 +377,7 @@ USER 1000:1000
 
 
 def _last_stage(found: list[Instruction]) -> list[Instruction]:
-    starts = [place for place, each in enumerate(found) if each.word == "FROM"]
+    starts = [at for at, each in enumerate(found) if each.word == "FROM"]
     return found[starts[-1] :] if starts else found
 
 

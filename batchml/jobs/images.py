@@ -14,9 +14,7 @@ from batchml.jobs.find import ImageSource
 from batchml.model.environment import LOCAL, Environment
 from batchml.model.image import DOCKERFILE, Recipe, parse_reference
 
-Source = Path | ImageSource  # a path: a folder below images/
-
-TRIES = 4  # of a push, if the connection ends or the registry is too busy
+TRIES = 4  # of a push, if the connection fails or the registry is too busy
 _PAUSE = 5.0  # seconds before the second try; each pause is twice the one before
 
 
@@ -24,13 +22,13 @@ class ImageRow(Struct, frozen=True):
     """An image in the output of a command (`--json`)."""
 
     name: str
-    flavor: str | None  # None: an earlier content of the folder
+    flavor: str | None  # None: an image of earlier files, whose flavor is not known
     tag: str
     reference: str
     digest: str | None
     size: int | None  # bytes: compressed if it is in ECR
-    built: bool  # now; in a list: the Docker engine has it
-    pushed: bool  # now; in a list: ECR has it
+    built: bool  # by this command; in a list: the Docker engine has it
+    pushed: bool  # by this command; in a list: ECR has it
 
 
 class PushTarget(Struct, frozen=True):
@@ -39,99 +37,89 @@ class PushTarget(Struct, frozen=True):
     ecr: Ecr
     env: str
     tags: dict[str, str] = {}
-    kms_key: str = ""  # ARN; AWS's own key for ECR unless given
+    kms_key: str = ""  # ARN; "": AWS's own key for ECR
 
 
 # --- Recipes --------------------------------------------------------------------------------------
 
 
-def read_recipe(
-    source: Source,
-    flavor: str = "cpu",
-    *,
-    base: str = "",
-    build_args: Mapping[str, str] | None = None,
-) -> Recipe:
-    """The recipe of an image. Raises ConfigError with every mistake."""
-    return _as_source(source).recipe(flavor, base=base, build_args=build_args)
+def read_recipe(folder: Path, flavor: str = "cpu", *, base: str = "") -> Recipe:
+    """Read the recipe of a folder below images/. Raises ConfigError with every mistake."""
+    return ImageSource(folder).recipe(flavor, base=base)
 
 
 def read_recipes(
-    sources: Iterable[Source],
+    sources: Iterable[ImageSource],
     flavors: Sequence[str],
     *,
     base: str = "",
     build_args: Mapping[str, str] | None = None,
 ) -> list[Recipe]:
-    """The recipes of images to build, each once: some are the same in both flavors.
+    """Read the recipes of images to build, each once: some images are the same in both flavors.
 
     Raises ConfigError, also for an image without a Dockerfile.
     """
-    found: dict[str, Recipe] = {}
-    for source in map(_as_source, sources):
+    recipes: dict[str, Recipe] = {}
+    for source in sources:
         for flavor in flavors:
-            one = source.recipe(flavor, base=base, build_args=build_args)
-            if not one.has_dockerfile:
+            recipe = source.recipe(flavor, base=base, build_args=build_args)
+            if not recipe.has_dockerfile:
                 where = str(source.folder)
                 raise ConfigError(where, [f"{DOCKERFILE}: missing. The image is built from it."])
-            found.setdefault(one.reference, one)
-    return list(found.values())
+            recipes.setdefault(recipe.reference, recipe)
+    return list(recipes.values())
 
 
 def flavors_of(environment: Environment, name: str) -> tuple[str, ...]:
-    """The flavors for an environment's jobs: also cuda, if it has GPUs."""
+    """Choose the flavors for an environment's jobs: cpu, and cuda if it has GPUs."""
     has_gpus = any(compute.has_gpus for compute in environment.compute.values())
     return ("cpu", "cuda") if has_gpus and name != LOCAL else ("cpu",)
-
-
-def _as_source(source: Source) -> ImageSource:
-    return ImageSource(source) if isinstance(source, Path) else source
 
 
 # --- Build and push -------------------------------------------------------------------------------
 
 
-def build(engine: ImageEngine, wanted: Recipe, notify: NotifyBuild) -> ImageRow:
+def build(engine: ImageEngine, recipe: Recipe, notify: NotifyBuild) -> ImageRow:
     """Build the image, unless the engine has it. Raises ImageError."""
-    found = engine.find(wanted.reference)
-    made = found or engine.build(wanted, notify)
-    return _row(wanted, wanted.reference, None, made.size, built=found is None)
+    existing = engine.find(recipe.reference)
+    image = existing or engine.build(recipe, notify)
+    return _row(recipe, recipe.reference, None, image.size, built=existing is None)
 
 
 def push(
-    engine: ImageEngine, target: PushTarget, wanted: Recipe, notify: NotifyBuild, clock: Clock
+    engine: ImageEngine, target: PushTarget, recipe: Recipe, notify: NotifyBuild, clock: Clock
 ) -> ImageRow:
     """Push the image to ECR, unless it is there; build it first, if the engine does not have it.
 
     Raises ImageError, AccessError with the policy statement to add, ServiceError,
     ServiceUnreachable.
     """
-    repository, made = target.ecr.ensure(wanted.name, target.env, target.tags, target.kms_key)
-    if made:
+    repository, is_new = target.ecr.ensure(recipe.name, target.env, target.tags, target.kms_key)
+    if is_new:
         notify(f"made the repository {repository.name}", True)
-    pushed = target.ecr.find(wanted.name, wanted.tag)
+    pushed = target.ecr.find(recipe.name, recipe.tag)
     if pushed is not None:
-        return _row(wanted, pin(repository, pushed.digest), pushed.digest, pushed.size)
-    built = build(engine, wanted, notify)
-    digest = _push(engine, target.ecr, repository, wanted, notify, clock)
-    pushed = target.ecr.find(wanted.name, wanted.tag)
-    if pushed is not None:  # another client may have pushed the tag at the same time
+        return _row(recipe, pin(repository, pushed.digest), pushed.digest, pushed.size)
+    built = build(engine, recipe, notify)
+    digest = _push(engine, target.ecr, repository, recipe, notify, clock)
+    pushed = target.ecr.find(recipe.name, recipe.tag)
+    if pushed is not None:  # if another client pushed the tag meanwhile, its digest
         digest = pushed.digest
     size = pushed.size if pushed is not None else built.size
-    return _row(wanted, pin(repository, digest), digest, size, built=built.built, pushed=True)
+    return _row(recipe, pin(repository, digest), digest, size, built=built.built, pushed=True)
 
 
 def _push(
-    engine: ImageEngine, ecr: Ecr, repository: Repository, wanted: Recipe, notify: NotifyBuild,
+    engine: ImageEngine, ecr: Ecr, repository: Repository, recipe: Recipe, notify: NotifyBuild,
     clock: Clock,
 ) -> str:  # fmt: skip
     login = ecr.login()
     pause = _PAUSE
     for attempt in range(1, TRIES + 1):
         try:
-            return engine.push(wanted, repository.uri, repository.arn, login, notify)
+            return engine.push(recipe, repository.uri, repository.arn, login, notify)
         except TagTaken:
-            pushed = ecr.find(wanted.name, wanted.tag)
+            pushed = ecr.find(recipe.name, recipe.tag)
             if pushed is None:
                 raise
             return pushed.digest
@@ -149,35 +137,24 @@ def pin(repository: Repository, digest: str) -> str:
     return f"{repository.uri}@{digest}"
 
 
-def pinned(
-    session: Session,
-    source: Source,
-    flavor: str = "cpu",
-    *,
-    base: str = "",
-    build_args: Mapping[str, str] | None = None,
-) -> str:
-    """The reference of an image for job definitions. Raises ConfigError; see `pinned_recipe`."""
-    found = _as_source(source)
-    wanted = found.recipe(flavor, base=base, build_args=build_args)
-    options = f" --base {base}" if base else ""
-    options += "".join(f" --build-arg {k}={v}" for k, v in sorted((build_args or {}).items()))
-    return pinned_recipe(session, wanted, found.push_argument(found.folder.parent), options)
+def pinned(session: Session, folder: Path) -> str:
+    """Return `pinned_recipe` of a folder below images/. Raises ConfigError, too."""
+    return pinned_recipe(session, read_recipe(folder), folder.name)
 
 
-def pinned_recipe(session: Session, wanted: Recipe, push_argument: str, options: str = "") -> str:
-    """`REGISTRY/batchml/NAME@sha256:...` of a recipe's image, in two calls of ECR.
+def pinned_recipe(session: Session, recipe: Recipe, push_argument: str) -> str:
+    """Return `REGISTRY/batchml/NAME@sha256:...` of a recipe's image, in two calls of ECR.
 
-    Raises NotFound, with the command `batchml image push` for this image, AccessError,
-    ServiceError, ServiceUnreachable.
+    Raises NotFound, with the command that pushes the image, AccessError, ServiceError,
+    ServiceUnreachable.
     """
     ecr = Ecr(session)
-    pushed = ecr.find(wanted.name, wanted.tag)
-    repository = ecr.repository(wanted.name) if pushed is not None else None
+    pushed = ecr.find(recipe.name, recipe.tag)
+    repository = ecr.repository(recipe.name) if pushed is not None else None
     if pushed is None or repository is None:
-        flavor = f" --flavor {wanted.flavor}" if wanted.has_flavors else ""
-        command = f"batchml image push {quote(push_argument)}{flavor}{options}"
-        raise image_not_pushed(wanted.reference, command)
+        flavor = f" --flavor {recipe.flavor}" if recipe.has_flavors else ""
+        command = f"batchml image push {quote(push_argument)}{flavor}"
+        raise image_not_pushed(recipe.reference, command)
     return pin(repository, pushed.digest)
 
 
@@ -185,25 +162,26 @@ def pinned_recipe(session: Session, wanted: Recipe, push_argument: str, options:
 
 
 def list_images(
-    engine: ImageEngine | None, ecr: Ecr | None, sources: Iterable[Source]
+    engine: ImageEngine | None, ecr: Ecr | None, sources: Iterable[ImageSource]
 ) -> list[ImageRow]:
-    """The images of the sources, of the engine and of ECR (both if given), by name and tag."""
-    known = {one.reference: one for one in _both_flavors(sources)}
-    here = {one.reference: one for one in engine.list_images()} if engine is not None else {}
-    there: dict[str, tuple[Repository, PushedImage]] = {}
-    for repository in ecr.list_repositories() if ecr is not None else ():
-        image = repository.name.partition("/")[2]
-        for one in ecr.list_images(image) if ecr is not None else ():
-            there[f"{repository.name}:{one.tag}"] = (repository, one)
-    found = []
-    for reference in sorted({*known, *here, *there}):
+    """List the images of the sources, of the engine and of ECR (if given), by name and tag."""
+    recipes = [source.recipe(flavor) for source in sources for flavor in ("cuda", "cpu")]
+    flavors = {recipe.reference: recipe.flavor for recipe in recipes}
+    in_engine = {each.reference: each for each in engine.list_images()} if engine else {}
+    in_ecr: dict[str, tuple[Repository, PushedImage]] = {}
+    if ecr is not None:
+        for repository in ecr.list_repositories():
+            for image in ecr.list_images(repository.name.partition("/")[2]):
+                in_ecr[f"{repository.name}:{image.tag}"] = (repository, image)
+    rows = []
+    for reference in sorted({*flavors, *in_engine, *in_ecr}):
         parts = parse_reference(reference)
         if parts is not None:
-            built, pushed = here.get(reference), there.get(reference)
-            found.append(
+            built, pushed = in_engine.get(reference), in_ecr.get(reference)
+            rows.append(
                 ImageRow(
                     name=parts.name,
-                    flavor=known[reference].flavor if reference in known else None,
+                    flavor=flavors.get(reference),
                     tag=parts.tag,
                     reference=pin(pushed[0], pushed[1].digest) if pushed else reference,
                     digest=pushed[1].digest if pushed else None,
@@ -212,16 +190,11 @@ def list_images(
                     pushed=pushed is not None,
                 )
             )
-    return found
-
-
-def _both_flavors(sources: Iterable[Source]) -> list[Recipe]:
-    """The recipes of both flavors, which are equal for some images."""
-    return [read_recipe(source, flavor) for source in sources for flavor in ("cuda", "cpu")]
+    return rows
 
 
 def _row(
-    wanted: Recipe,
+    recipe: Recipe,
     reference: str,
     digest: str | None,
     size: int | None,
@@ -230,5 +203,5 @@ def _row(
     pushed: bool = False,
 ) -> ImageRow:
     return ImageRow(
-        wanted.name, wanted.flavor, wanted.tag, reference, digest, size, built, pushed
+        recipe.name, recipe.flavor, recipe.tag, reference, digest, size, built, pushed
     )  # fmt: skip

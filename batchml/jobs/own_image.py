@@ -2,7 +2,7 @@
 
 `image` of a job.toml names the file in one of three ways: `"."` (the folder's only file),
 `"./FILE"`, or `"NAME + FILE"` (the packages of a requirements.txt on top of the image NAME). The
-image's files have the form of a folder below `images/`.
+files that are made are those of a folder below `images/`.
 """
 
 import codecs
@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from batchml.errors import ConfigError, did_you_mean
 from batchml.jobs import image_files
+from batchml.jobs.code import list_names
 from batchml.jobs.ignore import IgnoreRules, default_rules, looks_secret
 from batchml.model.image import (
     CONDA,
@@ -35,7 +36,7 @@ OWN_IMAGE_FILES = (REQUIREMENTS, CONDA, "environment.yaml", DOCKERFILE)
 
 
 def file_kind(file: str) -> str:
-    """The kind of a file by its name: REQUIREMENTS, CONDA, DOCKERFILE, or ""."""
+    """Return the kind of a file by its name: REQUIREMENTS, CONDA, DOCKERFILE, or ""."""
     name = file.rpartition("/")[2]
     if name.endswith(".txt"):
         return REQUIREMENTS
@@ -45,19 +46,19 @@ def file_kind(file: str) -> str:
 
 
 def choose_file(files: Mapping[str, str]) -> tuple[str, list[str]]:
-    """Choose the file that decides the image among OWN_IMAGE_FILES, given with their texts.
+    """Choose the file that decides the image. `files` has the texts of existing OWN_IMAGE_FILES.
 
-    A file that another one names belongs to that one: a requirements.txt that a Dockerfile copies,
-    or that an environment.yml installs. Return the file, and mistakes.
+    A file that another file names is a part of it: a requirements.txt that a Dockerfile copies, or
+    that an environment.yml installs. Return the chosen file, and mistakes.
     """
-    alone = [name for name in OWN_IMAGE_FILES if name in files and not _is_named(name, files)]
-    if len(alone) == 1:
-        return alone[0], []
+    unnamed = [name for name in OWN_IMAGE_FILES if name in files and not _is_named(name, files)]
+    if len(unnamed) == 1:
+        return unnamed[0], []
     if not files:
         return "", [f"image: the folder has none of {', '.join(OWN_IMAGE_FILES)}."]
-    found = alone or [name for name in OWN_IMAGE_FILES if name in files]
-    choices = " or ".join(f'image = "./{name}"' for name in found)
-    return "", [f"image: the folder has {' and '.join(found)}. Choose one: {choices}."]
+    candidates = unnamed or [name for name in OWN_IMAGE_FILES if name in files]
+    choices = " or ".join(f'image = "./{name}"' for name in candidates)
+    return "", [f"image: the folder has {' and '.join(candidates)}. Choose one: {choices}."]
 
 
 def _is_named(name: str, files: Mapping[str, str]) -> bool:
@@ -72,7 +73,7 @@ def _without_comments(text: str) -> str:
 
 
 def choice_mistakes(choice: OwnImage, files: Collection[str]) -> list[str]:
-    """The mistakes in a choice. `files` are the existing files, by path below the folder."""
+    """Return the mistakes in a choice. `files` are the paths of existing files."""
     if not choice.file:
         return []
     if choice.file.startswith("/") or ".." in choice.file.split("/"):
@@ -94,9 +95,9 @@ def choice_mistakes(choice: OwnImage, files: Collection[str]) -> list[str]:
 
 
 def image_name(folder: str) -> str:
-    """The name of an image that is made from a folder: the folder's name, valid for registries."""
+    """Make the name of an image from a folder's name: only letters that registries allow."""
     name = re.sub(r"[^a-z0-9]+", "-", folder.lower()).strip("-")
-    return name if len(name) > 1 else f"job-{name}".rstrip("-")  # ECR: 2 letters at least
+    return name if len(name) > 1 else f"job-{name}".rstrip("-")  # ECR needs at least 2 letters
 
 
 # --- The image's files ----------------------------------------------------------------------------
@@ -106,11 +107,12 @@ _PYTHON_BASE = "ARG BASE=python:"
 
 
 def read_files(folder: Path) -> dict[str, bytes]:
-    """The files of an image's folder that decide the image. Raises OSError."""
+    """Read the files of an image's folder that decide the image. Raises OSError."""
     return {name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()}
 
 
-# The files of an image's folder, other files of the build context, and those that are executable.
+# The files of an image's folder and other files of the build context, contents by path; and the
+# paths of executable files.
 ImageFiles = tuple[dict[str, bytes], dict[str, bytes], frozenset[str]]
 
 
@@ -129,17 +131,17 @@ def make_files(folder: Path, file: str, base: Path | None) -> ImageFiles:
     makers = {REQUIREMENTS: _of_requirements, CONDA: _of_conda, DOCKERFILE: _of_dockerfile}
     mistakes: list[str] = []
     try:
-        made = makers[file_kind(file)](_Source(folder, file, base), mistakes)
+        files = makers[file_kind(file)](_Source(folder, file, base), mistakes)
     except OSError as error:
         mistakes.append(f"{error.filename}: cannot be read: {error.strerror}.")
-        made = {}, {}, frozenset[str]()
+        files = {}, {}, frozenset[str]()
     if mistakes:
         raise ConfigError(str(folder), mistakes)
-    return made
+    return files
 
 
 class _Reader:
-    """Reads texts of a folder's files. A file that is not UTF-8 is a mistake."""
+    """Reads text files of a folder. A file that is not UTF-8 is a mistake."""
 
     def __init__(self, folder: Path, mistakes: list[str]) -> None:
         self._folder = folder
@@ -150,7 +152,7 @@ class _Reader:
         if not path.is_file():
             return None
         content = path.read_bytes()
-        # `pip freeze > requirements.txt` in PowerShell 5 writes UTF-16, which pip reads.
+        # `pip freeze > requirements.txt` in PowerShell 5 writes UTF-16, which pip can read.
         is_wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
         try:
             text = content.decode("utf-16" if is_wide else "utf-8-sig")
@@ -164,17 +166,17 @@ def _of_requirements(source: _Source, mistakes: list[str]) -> ImageFiles:
     assert source.base is not None, "find_source sets it"
     base = read_files(source.base)
     folder, read = source.folder, _Reader(source.folder, mistakes)
-    wanted = _requirements(source.file, read, mistakes)
+    packages = _requirements(source.file, read, mistakes)
     files = {name: base[name] for name in (DOCKERFILE, SETTINGS) if name in base}
-    files[REQUIREMENTS] = base.get(REQUIREMENTS, b"") + wanted
+    files[REQUIREMENTS] = base.get(REQUIREMENTS, b"") + packages
     # For GPUs, the folder's requirements-cuda.txt replaces its requirements.txt.
-    for_cuda = wanted
+    for_cuda = packages
     if source.file == REQUIREMENTS and (folder / CUDA_REQUIREMENTS).is_file():
         for_cuda = _requirements(CUDA_REQUIREMENTS, read, mistakes)
-    if for_cuda != wanted or CUDA_REQUIREMENTS in base:
+    if for_cuda != packages or CUDA_REQUIREMENTS in base:
         cuda = base.get(CUDA_REQUIREMENTS, base.get(REQUIREMENTS, b""))
         files[CUDA_REQUIREMENTS] = cuda + for_cuda
-    version = _wanted_python(folder, mistakes)
+    version = _read_python_version(folder, mistakes)
     if version:
         files[".python-version"] = f"{version}\n".encode()
         files[DOCKERFILE] = _on_python(source.base, files.get(DOCKERFILE, b""), version, mistakes)
@@ -189,8 +191,8 @@ def _requirements(file: str, read: _Reader, mistakes: list[str]) -> bytes:
     return found.text.encode()
 
 
-def _wanted_python(folder: Path, mistakes: list[str]) -> str:
-    """The version in `.python-version`, such as 3.12, or ""."""
+def _read_python_version(folder: Path, mistakes: list[str]) -> str:
+    """Read the version in `.python-version`, such as 3.12; "" without that file."""
     path = folder / ".python-version"
     found = path.read_text("utf-8", "replace").split() if path.is_file() else []
     if not found:
@@ -203,17 +205,17 @@ def _wanted_python(folder: Path, mistakes: list[str]) -> str:
 
 
 def _on_python(base: Path, dockerfile: bytes, version: str, mistakes: list[str]) -> bytes:
-    """The Dockerfile of an image, with another version of Python."""
+    """Change the version of Python in the Dockerfile of the image `base`."""
     lines = dockerfile.decode("utf-8", "replace").split("\n")
-    for place, line in enumerate(lines):
+    for number, line in enumerate(lines):
         if line.startswith(_PYTHON_BASE):
-            # python:3.11-slim-bookworm: only the version changes.
-            _, dash, kind = line.removeprefix(_PYTHON_BASE).partition("-")
-            lines[place] = f"{_PYTHON_BASE}{version}{dash}{kind}"
+            # Of python:3.11-slim-bookworm only the version changes.
+            _, dash, variant = line.removeprefix(_PYTHON_BASE).partition("-")
+            lines[number] = f"{_PYTHON_BASE}{version}{dash}{variant}"
             return "\n".join(lines).encode()
     mistakes.append(
-        f".python-version: the image {base.name} has a Python of its own. Write a {DOCKERFILE}, or "
-        f"remove the file."
+        f".python-version: the image {base.name} does not start from an image of Python, so its "
+        f"version cannot be changed. Remove the file, or write a {DOCKERFILE}."
     )
     return dockerfile
 
@@ -230,11 +232,11 @@ def _of_conda(source: _Source, mistakes: list[str]) -> ImageFiles:
 
 
 def _for_pip(found: image_files.CondaFile) -> dict[str, bytes]:
-    """The files for a virtual environment of the same packages, if pip suffices."""
-    plain = found.by_pip()
-    if plain is None:
+    """Make the files for a virtual environment of the same packages, if pip can install them."""
+    equivalent = found.pip_equivalent()
+    if equivalent is None:
         return {}
-    requirements, version = plain
+    requirements, version = equivalent
     return {REQUIREMENTS: requirements.encode(), ".python-version": f"{version}\n".encode()}
 
 
@@ -245,15 +247,15 @@ def _of_dockerfile(source: _Source, mistakes: list[str]) -> ImageFiles:
     context = collect(folder, source.file, text)
     mistakes += context.mistakes
     files = {DOCKERFILE: image_files.complete(text).encode()}
-    # A run as a process has the packages of the requirements.txt.
+    # A run as a process gets no image, but the packages of the requirements.txt.
     if (folder / ".python-version").is_file():
         files[".python-version"] = (folder / ".python-version").read_bytes()
-    if REQUIREMENTS in context.files:  # unchanged: files that it includes may be copied, too
+    if REQUIREMENTS in context.files:  # unchanged: the Dockerfile may copy files that it includes
         files[REQUIREMENTS] = context.files[REQUIREMENTS]
     elif (folder / REQUIREMENTS).is_file():
-        unfit: list[str] = []
-        wanted = _requirements(REQUIREMENTS, _Reader(folder, unfit), unfit)
-        files |= {} if unfit else {REQUIREMENTS: wanted}
+        errors: list[str] = []  # the image does not need this file, so they are no mistakes
+        requirements = _requirements(REQUIREMENTS, _Reader(folder, errors), errors)
+        files |= {} if errors else {REQUIREMENTS: requirements}
     return files, context.files, context.programs
 
 
@@ -264,21 +266,21 @@ def _of_dockerfile(source: _Source, mistakes: list[str]) -> ImageFiles:
 MAX_BYTES = 256 * 1024**2  # of all files
 
 _IGNORE = ".dockerignore"
-_NAMES_SHOWN = 5  # names in one message
+_MAX_NAMED = 5  # files in one message
 
 
 class BuildContext(Struct, frozen=True):
-    files: dict[str, bytes] = {}
-    programs: frozenset[str] = frozenset()
+    files: dict[str, bytes] = {}  # contents by path
+    programs: frozenset[str] = frozenset()  # paths of executable files
     mistakes: tuple[str, ...] = ()
 
 
 def collect(folder: Path, file: str, text: str) -> BuildContext:
-    """The files of `folder` that the Dockerfile `file` copies, and mistakes. Raises OSError.
+    """Read the files of `folder` that the Dockerfile `file` copies. Raises OSError.
 
-    A file that is named is always copied. Of a folder, these are left out: files of
-    `.dockerignore`, caches, environments, and links that lead out of the folder. Files named like
-    keys and passwords are a mistake: everybody who pulls the image can read them.
+    A file that the Dockerfile names is copied. Of a folder, ignored files, caches, environments and
+    links that lead out of `folder` are left out. Files named like keys and passwords are a mistake:
+    everybody who pulls the image could read them.
     """
     wanted, wrong = image_files.copy_sources(text)
     mistakes = [f"{file}: {mistake}" for mistake in wrong]
@@ -296,11 +298,10 @@ def collect(folder: Path, file: str, text: str) -> BuildContext:
         found |= matches
     secret = sorted(name for name in found if looks_secret(name))
     if secret:
-        more = f" and {len(secret) - _NAMES_SHOWN} more" if len(secret) > _NAMES_SHOWN else ""
         mistakes.append(
-            f"{file}: copies {', '.join(secret[:_NAMES_SHOWN])}{more}, named like secrets, into an "
-            f"image that others pull. Exclude them in {_IGNORE}; a run gets its secrets by "
-            "[secrets] of job.toml."
+            f"{file}: copies {list_names(secret, _MAX_NAMED)}, named like secrets, into an image "
+            f"that others pull. Exclude them in {_IGNORE}, and give secrets to runs by [secrets] "
+            "of job.toml."
         )
     size = sum(path.stat().st_size for path in found.values())
     if size > MAX_BYTES:
@@ -315,7 +316,7 @@ def collect(folder: Path, file: str, text: str) -> BuildContext:
 
 
 def _rules(folder: Path) -> IgnoreRules:
-    """The rules of `.dockerignore`. Its patterns begin at the top, unlike those of `.gitignore`."""
+    """Read `.dockerignore`. Its patterns start at the top, unlike those of `.gitignore`."""
     path = folder / _IGNORE
     lines = path.read_text("utf-8", "surrogateescape").splitlines() if path.is_file() else []
     return IgnoreRules().plus(_anchored(line.strip()) for line in lines)
@@ -330,7 +331,7 @@ def _anchored(line: str) -> str:
 
 
 def _matches(folder: Path, pattern: str, rules: IgnoreRules) -> dict[str, Path]:
-    """The files of a source of COPY, by path below the folder."""
+    """Find the files of a source of COPY, by path below the folder."""
     paths = [folder / pattern]
     if not paths[0].exists() or not pattern:
         # As in Docker, `*` also matches names that begin with a dot.
@@ -363,7 +364,7 @@ def _below(folder: Path, top: Path, rules: IgnoreRules) -> dict[str, Path]:
 
 
 def _ignored(rules: IgnoreRules, name: str) -> bool:
-    """Whether a file or a folder above it is ignored, and no later line takes it back."""
+    """Say whether a file or a folder above it is ignored, and no later rule includes it."""
     parts = name.split("/")
     ignored = False
     for depth in range(1, len(parts) + 1):

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from msgspec import Struct
 
 OURS, SLURMS = "#BATCHML", "#SBATCH"
-_OTHERS = {"#PBS": "PBS", "#BSUB": "LSF", "#$ -": "Grid Engine", "#COBALT": "Cobalt"}
+_OTHER_SCHEDULERS = {"#PBS": "PBS", "#BSUB": "LSF", "#$ -": "Grid Engine", "#COBALT": "Cobalt"}
 _SUFFIXES = (".sh", ".bash", ".sbatch", ".slurm", ".batch", ".job")
 
 
@@ -22,7 +22,7 @@ class ScriptLine(Struct, frozen=True):
 
 
 class Script(Struct, frozen=True):
-    """The lines of a script. `mistakes` and `notices` name their lines."""
+    """The directives of a script. `mistakes` and `notices` name their lines."""
 
     ours: tuple[ScriptLine, ...] = ()
     slurms: tuple[ScriptLine, ...] = ()
@@ -36,22 +36,22 @@ def is_script_name(name: str) -> bool:
 
 
 def looks_like_script(name: str, text: str) -> bool:
-    """Whether a file is a script to submit, and not a program for an interpreter."""
-    return text.startswith("#!") or is_script_name(name) or bool(_directive(text))
+    """Say whether a file is a script to submit, and not a program for an interpreter."""
+    return text.startswith("#!") or is_script_name(name) or any(map(_kind, text.split("\n")))
 
 
 def read_script(text: str, program: Sequence[str]) -> Script:
-    """Read a script. `program` is the program of its first line."""
-    mistakes, notices = list(_form(text, program)), list[str]()
+    """Read a script. `program` are the words after `#!` of its first line."""
+    mistakes, notices = list(_fatal_mistakes(text, program)), list[str]()
     ours, slurms = list[ScriptLine](), list[ScriptLine]()
-    begun = 0  # the number of the first command's line
+    first_command = 0  # the number of its line
     for number, line in enumerate(text.split("\n"), 1):
         bare = line.strip()
         kind = _kind(line)
-        if kind and begun:
+        if kind and first_command:
             notices.append(
-                f"line {number}: {kind} after the first command (line {begun}) is not read, as in "
-                "sbatch."
+                f"line {number}: {kind} after the first command (line {first_command}) is not "
+                "read, as in sbatch."
             )
         elif kind:
             words = _words(line[len(kind) :])
@@ -60,14 +60,14 @@ def read_script(text: str, program: Sequence[str]) -> Script:
             else:
                 (ours if kind == OURS else slurms).append(ScriptLine(number, tuple(words)))
         elif bare and not bare.startswith("#"):
-            begun = begun or number
+            first_command = first_command or number
     notices += (*_foreign_notices(text), *_spelling_notices(text))
     notices += _cluster_notices(text, program)
     return Script(tuple(ours), tuple(slurms), tuple(mistakes), tuple(notices), has_slurm(text))
 
 
 def has_slurm(text: str) -> bool:
-    """Whether a script has `#SBATCH` lines, calls srun, or reads SLURM_ variables."""
+    """Say whether a script has `#SBATCH` lines, calls srun, or reads SLURM_ variables."""
     return bool(re.search(r"^#SBATCH\b|\bSLURM_|^[ \t]*srun\b", text, re.MULTILINE))
 
 
@@ -84,12 +84,12 @@ def _line_of(words: str) -> int:
 # --- The text -------------------------------------------------------------------------------------
 
 
-def _form(text: str, program: Sequence[str]) -> Iterator[str]:
-    """The mistakes by which a script cannot run at all."""
+def _fatal_mistakes(text: str, program: Sequence[str]) -> Iterator[str]:
+    """Yield the mistakes with which a script cannot run at all."""
     if not text.strip():
         yield "the script is empty."
     elif text.startswith("\ufeff"):
-        yield "line 1: a byte order mark is before its #!. Save it as UTF-8 without one."
+        yield "line 1: has a byte order mark before #!. Save it as UTF-8 without that mark."
     elif not text.startswith("#!"):
         yield "line 1: has no #! with the program that runs the script. Write #!/bin/bash there."
     elif not program:
@@ -97,22 +97,19 @@ def _form(text: str, program: Sequence[str]) -> Iterator[str]:
     if "\r\n" in text:
         yield "its lines end in CR LF, as on Windows. Change them: sed -i 's/\\r$//' SCRIPT"
     if "\0" in text:
-        yield "it has a NUL character: it is no script."
+        yield "it has a NUL character, so it is no script."
 
 
 def _kind(line: str) -> str:
+    """Return OURS or SLURMS for a line with options; "" for another line."""
     for kind in (OURS, SLURMS):
         if line.startswith(kind) and line[len(kind) : len(kind) + 1] in ("", " ", "\t"):
             return kind
     return ""
 
 
-def _directive(text: str) -> str:
-    return next(filter(None, map(_kind, text.split("\n"))), "")
-
-
 def _words(text: str) -> list[str] | None:
-    """The words of a line, without a comment at its end; None if a quote is not closed."""
+    """Split a line into words, without a comment at its end; None if a quote is not closed."""
     try:
         return shlex.split(_without_comment(text))
     except ValueError:
@@ -120,9 +117,9 @@ def _words(text: str) -> list[str] | None:
 
 
 def _without_comment(text: str) -> str:
-    """The text up to a # that begins a word; a # inside a word or quote is part of it."""
+    """Cut the text at a # that begins a word. A # inside a word or quotes is text."""
     quote, before = "", " "
-    for place, char in enumerate(text):
+    for at, char in enumerate(text):
         if before == "\\" and quote != "'":
             before = ""  # an escaped character
             continue
@@ -131,23 +128,23 @@ def _without_comment(text: str) -> str:
         elif char in "\"'":
             quote = char
         elif char == "#" and before.isspace():
-            return text[:place]
+            return text[:at]
         before = char
     return text
 
 
 def _foreign_notices(text: str) -> Iterator[str]:
     for number, line in enumerate(text.split("\n"), 1):
-        for mark, scheduler in _OTHERS.items():
+        for mark, scheduler in _OTHER_SCHEDULERS.items():
             if line.startswith(mark):
-                yield f"line {number}: lines of {scheduler} are not read. Write #BATCHML lines."
+                yield f"line {number}: {scheduler} options are not read. Write #BATCHML lines."
                 return
 
 
 def _spelling_notices(text: str) -> Iterator[str]:
-    """Comments that were probably meant as lines. `##SBATCH` and `# SBATCH` disable a line."""
+    """Report comments such as `#sbatch --time 1`. `##SBATCH` and `# SBATCH` disable a line."""
     for number, line in enumerate(text.split("\n"), 1):
-        match = _MEANT.match(line)
+        match = _MISSPELT.match(line)
         if match and not _kind(line):
             kind = f"#{match[1].upper()}"
             yield (
@@ -156,22 +153,22 @@ def _spelling_notices(text: str) -> Iterator[str]:
             )
 
 
-_MEANT = re.compile(r"[ \t]*#(SBATCH|BATCHML)(?=[ \t-])", re.IGNORECASE)
+_MISSPELT = re.compile(r"[ \t]*#(SBATCH|BATCHML)(?=[ \t-])", re.IGNORECASE)
 _SHELLS = re.compile(r"(?:.*/)?(?:ba|da|z|k|a)?sh")
 _CLUSTER_COMMANDS = (
     (
         re.compile(
             r"^[ \t]*(?:module[ \t]+(?:load|add|purge|use|swap)|ml[ \t]+\w).*", re.MULTILINE
         ),
-        "an image has its packages installed and has no modules: `module` does nothing there",
+        "an image has its packages installed and has no environment modules: `module` does nothing",
     ),
     (
         re.compile(r"^[ \t]*(?:conda|mamba|micromamba|source)[ \t]+activate\b.*", re.MULTILINE),
-        "an image has one environment, which is active. --image chooses the packages",
+        "an image has one environment, which is active already. Choose packages by --image",
     ),
     (
         re.compile(r"^[ \t]*sbatch\b.*", re.MULTILINE),
-        "a run has no Slurm: submit the next run with --after",
+        "a run has no Slurm: submit the next run with batchml submit --after",
     ),
     *(
         (
@@ -189,7 +186,7 @@ _CLUSTER_COMMANDS = (
 
 
 def _cluster_notices(text: str, program: Sequence[str]) -> Iterator[str]:
-    """Commands of cluster scripts that do not work in a run, each for its first line."""
+    """Report commands of cluster scripts that do not work in a run, each at its first line."""
     shell = program[-1] if program[:1] == ["/usr/bin/env"] else "".join(program[:1])
     if not _SHELLS.fullmatch(shell):
         return

@@ -1,7 +1,8 @@
 """Turn the `#SBATCH` lines of a script into options of `batchml submit`.
 
-An option without a counterpart is passed over with a notice if the run is right without it, and
-else refused. Each notice and mistake names its line. Source: sbatch(1), Slurm 24.05.
+An option without a counterpart is passed over with a notice if the run gives the same results
+without it; else it is refused. Notices and mistakes name their lines. Source: sbatch(1), Slurm
+24.05.
 """
 
 import re
@@ -20,7 +21,7 @@ from batchml.model.run import MAX_ARRAY
 # --- Options --------------------------------------------------------------------------------------
 
 
-# The options of one letter.
+# Options of one letter, and their long names.
 SHORT = {
     "A": "account", "a": "array", "B": "extra-node-info", "b": "begin", "C": "constraint",
     "c": "cpus-per-task", "D": "chdir", "d": "dependency", "e": "error", "F": "nodefile",
@@ -31,7 +32,7 @@ SHORT = {
     "w": "nodelist", "x": "exclude",
 }  # fmt: skip
 
-# Options that are read, with a value; then those without one.
+# Options with a value that are read; then options without a value.
 READ = frozenset((
     "account", "array", "chdir", "container-image", "cpus-per-gpu", "cpus-per-task", "dependency",
     "export", "gpus", "gpus-per-node", "gpus-per-task", "gres", "job-name", "mem", "mem-per-cpu",
@@ -40,40 +41,42 @@ READ = frozenset((
 READ_BARE = frozenset(("no-requeue", "requeue"))
 
 _HOSTS = "the queue decides the hosts: choose a queue, or its compute in batchml.toml"
-_LOGS = "all output is kept, and shown by batchml logs"
-_MAIL = "no mail is sent: batchml wait ends with the run's exit code"
-_PLACE = "Linux places tasks on cores and sockets"
+_LOGS = "all output is kept: batchml logs"
+_MAIL = "no mail is sent. To wait for the run: batchml wait"
+_CORES = "Linux chooses the cores and sockets"
+_NO_GRES = "a run requests only vCPUs, memory and GPUs"
 
-# Passed over, with the reason as a notice ("" for no notice): the run is right without the option.
+# Options that are passed over, and the notice about the reason; "": no notice.
 PASSED_OVER = {
     "batch": _HOSTS, "comment": "use tags: --tag", "constraint": _HOSTS,
-    "contiguous": _HOSTS, "core-spec": _PLACE, "cores-per-socket": _PLACE, "cpu-freq": _PLACE,
+    "contiguous": _HOSTS, "core-spec": _CORES, "cores-per-socket": _CORES, "cpu-freq": _CORES,
     "deadline": "runs have no deadline, --timeout limits their time", "delay-boot": _HOSTS,
-    "distribution": _PLACE, "error": _LOGS, "exclude": _HOSTS,
+    "distribution": _CORES, "error": _LOGS, "exclude": _HOSTS,
     "exclusive": "request all vCPUs of a host to have it alone",
-    "extra": "use tags: --tag", "extra-node-info": _PLACE,
-    "get-user-env": "only --set-env passes variables on", "gpu-bind": _PLACE, "gpu-freq": _PLACE,
-    "gres-flags": _PLACE, "hint": _PLACE, "ignore-pbs": "lines of PBS are not read",
+    "extra": "use tags: --tag", "extra-node-info": _CORES,
+    "get-user-env": "use --set-env for the variables that the run needs", "gpu-bind": _CORES,
+    "gpu-freq": _CORES,
+    "gres-flags": _CORES, "hint": _CORES, "ignore-pbs": "#PBS lines are not read",
     "kill-on-invalid-dep": "a run whose dependency failed ends with it", "mail-type": _MAIL,
-    "mail-user": _MAIL, "mem-bind": _PLACE, "mincpus": _PLACE,
+    "mail-user": _MAIL, "mem-bind": _CORES, "mincpus": _CORES,
     "network": "the hosts of a queue share a network",
     "nice": "queues have priorities, runs have none", "nodefile": _HOSTS, "nodelist": _HOSTS,
     "no-kill": "a run of several nodes ends with its main node",
-    "ntasks-per-core": _PLACE, "ntasks-per-socket": _PLACE,
-    "open-mode": _LOGS, "output": _LOGS, "overcommit": _PLACE,
+    "ntasks-per-core": _CORES, "ntasks-per-socket": _CORES,
+    "open-mode": _LOGS, "output": _LOGS, "overcommit": _CORES,
     "oversubscribe": "runs share hosts as vCPUs, memory and GPUs allow",
-    "parsable": "batchml submit --json prints the job's id for programs", "power": _HOSTS,
+    "parsable": "to get the job's id: batchml submit --json", "power": _HOSTS,
     "prefer": _HOSTS, "priority": "queues have priorities, runs have none",
     "profile": "the usage of a run is always measured: batchml show",
     "propagate": "the container has limits of its own", "qos": "use queues: --queue",
     "quiet": "", "reboot": _HOSTS,
     "reservation": "use capacity_reservation of a compute environment in batchml.toml",
-    "signal": "SIGTERM comes [checkpoint] grace seconds before the kill, and no other signal",
-    "sockets-per-node": _PLACE, "spread-job": _HOSTS, "switches": _HOSTS,
-    "thread-spec": _PLACE, "threads-per-core": _PLACE, "time-min": "only --time counts",
+    "signal": "a run gets SIGTERM, [checkpoint] grace seconds before the kill",
+    "sockets-per-node": _CORES, "spread-job": _HOSTS, "switches": _HOSTS,
+    "thread-spec": _CORES, "threads-per-core": _CORES, "time-min": "only --time counts",
     "tmp": "disk_gib of a compute environment in batchml.toml sets the disk of hosts",
-    "tres-bind": _PLACE, "use-min-nodes": _HOSTS, "verbose": "",
-    "wait-all-nodes": "all nodes start together", "wckey": "use tags: --tag",
+    "tres-bind": _CORES, "use-min-nodes": _HOSTS, "verbose": "",
+    "wait-all-nodes": "all nodes of a run start together", "wckey": "use tags: --tag",
     "cluster-constraint": _HOSTS, "mcs-label": "use tags: --tag",
 }  # fmt: skip
 PASSED_OVER_BARE = frozenset((
@@ -82,11 +85,11 @@ PASSED_OVER_BARE = frozenset((
 ))  # fmt: skip
 MAYBE_BARE = frozenset(("exclusive", "get-user-env", "nice", "no-kill", "propagate"))
 
-# Refused, with the reason: without the option, the run would be another one.
+# Options that are refused, and the reason: without the option the run would give other results.
 REFUSED = {
     "bb": "there are no burst buffers: put data in the workspace",
     "bbf": "there are no burst buffers: put data in the workspace",
-    "begin": "a run starts as soon as the queue has room. Submit it at that time",
+    "begin": "a run starts as soon as the queue has room. Submit it later",
     "clusters": "choose an environment on the command line: --env",
     "container": "name the image: #BATCHML --image",
     "container-id": "name the image: #BATCHML --image",
@@ -96,8 +99,8 @@ REFUSED = {
     "gpus-per-socket": "use --gpus-per-node",
     "help": "is for the command line",
     "hold": "runs cannot be held: submit it later, or --after another run",
-    "input": "a run has no input: open the file in the script",
-    "licenses": "there are none, and scripts cannot use consumable resources of AWS Batch",
+    "input": "a run has no standard input: open the file in the script",
+    "licenses": "batchml has no licenses, and scripts cannot use consumable resources of AWS Batch",
     "ntasks-per-gpu": "use --ntasks-per-node",
     "test-only": "is for the command line: batchml submit --dry-run",
     "tres-per-task": "use --cpus-per-task and --gpus-per-task",
@@ -130,12 +133,12 @@ _GRES = re.compile(
 )
 _SPAN = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
 UNLIMITED = -1
-MOST_TASKS = 1_000_000  # ids of an array that are read
+MAX_TASKS = 1_000_000  # of an array
 
 
 class GpuRequest(Struct, frozen=True):
     count: int
-    kind: str = ""  # "a100", if it is named
+    kind: str = ""  # the type, such as "a100"; "": any
 
 
 class ArrayTasks(Struct, frozen=True):
@@ -157,31 +160,31 @@ def parse_time(text: str) -> int | None:
 
 
 def parse_size(text: str) -> int | None:
-    """The bytes of `16G`, or of `512`, which is MiB. 0 means all memory of a host."""
+    """Return the bytes of `16G`, or of `512`, which is in MiB. 0 means all memory of a host."""
     match = _SIZE.fullmatch(text)
     return int(match[1]) * _UNITS[match[2].lower()] if match else None
 
 
 def parse_gpus(text: str) -> GpuRequest | None:
-    """`2` or `a100:2`; None for several kinds, `a100:1,v100:1`."""
+    """Parse `2` or `a100:2`; None for several types, `a100:1,v100:1`."""
     match = _GPUS.fullmatch(text)
     return GpuRequest(int(match[2]), match[1] or "") if match else None
 
 
 def parse_gres(text: str) -> tuple[GpuRequest | None, tuple[str, ...]]:
-    """The GPUs of `gpu:a100:2,nvme:1`, and the other resources."""
-    found, others = None, list[str]()
+    """Parse `gpu:a100:2,nvme:1` into GPUs and other resources."""
+    gpus, others = None, list[str]()
     for part in filter(None, text.split(",")):
         match = _GRES.fullmatch(part)
-        if match and found is None:
-            found = GpuRequest(int(match[2] or 1), match[1] or "")
+        if match and gpus is None:
+            gpus = GpuRequest(int(match[2] or 1), match[1] or "")
         elif part != "none":
             others.append(part)
-    return found, tuple(others)
+    return gpus, tuple(others)
 
 
 def parse_array(text: str) -> ArrayTasks | None:
-    """The ids of `0-15`, `1,3,5`, `0-15:4`, `0-15%4`, sorted, each once."""
+    """Parse `0-15`, `1,3,5`, `0-15:4` or `0-15%4`; the ids are sorted, each once."""
     listed, percent, limit = text.partition("%")
     if percent and not re.fullmatch("[1-9][0-9]{0,8}", limit):
         return None
@@ -192,14 +195,14 @@ def parse_array(text: str) -> ArrayTasks | None:
             return None
         first, last = int(match[1]), int(match[2] or match[1])
         step = int(match[3] or 1)
-        if last < first or step < 1 or (last - first) // step + len(ids) >= MOST_TASKS:
+        if last < first or step < 1 or (last - first) // step + len(ids) >= MAX_TASKS:
             return None
         ids |= dict.fromkeys(range(first, last + 1, step))
     return ArrayTasks(tuple(sorted(ids)), int(limit) if percent else 0)
 
 
 def format_ids(ids: tuple[int, ...]) -> str:
-    """Ids in their shortest form: `1-9:2,20`. `parse_array` reads the same ids from it."""
+    """Write ids in their shortest form, `1-9:2,20`, which `parse_array` reads."""
     return ",".join(_spans(ids))
 
 
@@ -211,34 +214,34 @@ def _spans(ids: tuple[int, ...]) -> Iterator[str]:
         while end + 1 < len(ids) and ids[end + 1] - ids[end] == step:
             end += 1
         if end - at == 1:
-            end = at  # two ids are no span: the second may begin one
+            end = at  # two ids are no span, because the second may begin a longer one
         yield str(ids[at]) if end == at else f"{ids[at]}-{ids[end]}{f':{step}' if step > 1 else ''}"
         at = end + 1
 
 
 def parse_dependencies(text: str) -> tuple[list[str], list[str]]:
-    """The runs of `afterok:A:B,afterok:C`, and the parts with another type."""
-    found, others = list[str](), list[str]()
-    for part in re.split("[,?]", text):
+    """Parse `afterok:A:B,afterok:C` into runs, and the parts that AWS Batch does not support."""
+    if "?" in text:  # any of the dependencies would suffice
+        return [], [text]
+    runs, others = list[str](), list[str]()
+    for part in text.split(","):
         kind, *words = part.split(":")
         if kind == "afterok" and words and all(words):
-            found += [word.partition("+")[0] for word in words]
+            runs += [word.partition("+")[0] for word in words]
         else:
             others.append(part)
-    if "?" in text:
-        return [], [text]  # any of them suffices, which AWS Batch does not support
-    return found, others
+    return runs, others
 
 
 # --- Lines ----------------------------------------------------------------------------------------
 
 
 _MIB = 1024**2
-REQUEUED = 3  # the attempts for --requeue
+REQUEUE_ATTEMPTS = 3  # for --requeue
 
 
 class SlurmOption(Struct, frozen=True):
-    """An option of a line."""
+    """An option, and the number of its line."""
 
     line: int
     name: str
@@ -246,11 +249,11 @@ class SlurmOption(Struct, frozen=True):
 
 
 class SlurmRequest(Struct, frozen=True):
-    """The content of the lines of a script."""
+    """The meaning of the `#SBATCH` lines of a script."""
 
-    options: dict[str, Any] = {}  # of `batchml submit`
-    variables: dict[str, str] = {}  # `SLURM_*`, which scripts read
-    folder: str = ""  # --chdir, or ""
+    options: dict[str, Any] = {}  # SubmitOptions
+    variables: dict[str, str] = {}  # SLURM_* variables for the script
+    folder: str = ""  # the value of --chdir
     mistakes: tuple[str, ...] = ()
     notices: tuple[str, ...] = ()
 
@@ -264,9 +267,11 @@ def read_slurm(lines: Sequence[ScriptLine], environ: Mapping[str, str]) -> Slurm
 
 
 class _Reader:
+    """Collects the options of lines, then translates them."""
+
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
-        self._given: dict[str, SlurmOption] = {}  # of an option that is repeated, the last
+        self._given: dict[str, SlurmOption] = {}  # by name; the last of a repeated option
         self._mistakes: list[tuple[int, str]] = []
         self._notices: list[tuple[int, str]] = []
 
@@ -331,31 +336,32 @@ class _Reader:
     # --- Values -------------------------------------------------------------------------------
 
     def _value(self, name: str, read: Callable[[str], Any], form: str) -> Any:
-        """The value of an option; None if it is missing, or wrong, which is a mistake."""
+        """Read the value of an option; None if it is missing or, which is a mistake, wrong."""
         given = self._given.get(name)
         if given is None:
             return None
-        found = read(given.value)
-        if found is None:
+        value = read(given.value)
+        if value is None:
             self._wrong(given.line, f"--{name}: found {given.value!r}. Write {form}.")
-        return found
+        return value
 
     def _count(self, name: str, form: str = "a number above 0") -> int | None:
-        found: int | None = self._value(name, _positive, form)
-        return found
+        count: int | None = self._value(name, _positive, form)
+        return count
 
     def _line(self, *names: str) -> int:
+        """Return the last line with one of the options."""
         return max((self._given[each].line for each in names if each in self._given), default=0)
 
     def request(self) -> SlurmRequest:
         options: dict[str, Any] = {}
         variables: dict[str, str] = {}
-        self._shape(options, variables)
-        self._time(options)
-        self._array(options, variables)
-        self._dependency(options)
-        self._texts(options, variables)
-        self._export(options)
+        self._read_resources(options, variables)
+        self._read_time(options)
+        self._read_array(options, variables)
+        self._read_dependency(options)
+        self._read_names(options, variables)
+        self._read_export(options)
         return SlurmRequest(
             {name: value for name, value in options.items() if value not in (None, {}, [])},
             variables,
@@ -366,17 +372,17 @@ class _Reader:
 
     # --- The resources of a node --------------------------------------------------------------
 
-    def _shape(self, options: dict[str, Any], variables: dict[str, str]) -> None:
+    def _read_resources(self, options: dict[str, Any], variables: dict[str, str]) -> None:
         nodes = self._nodes()
         per_node = self._tasks_per_node(nodes)
         cpus = self._count("cpus-per-task")
-        has_gpus = self._gpus(nodes, per_node)
+        gpus = self._gpus(nodes, per_node)
         per_gpu = self._count("cpus-per-gpu")
         vcpus = per_node * cpus if cpus else per_node if per_node > 1 else None
-        if per_gpu and has_gpus and vcpus is None:
-            vcpus = per_gpu * has_gpus
-        options |= {"vcpus": vcpus, "gpus": has_gpus, "nodes": nodes if nodes > 1 else None}
-        mib = self._memory(vcpus or 1, has_gpus or 0)
+        if per_gpu and gpus and vcpus is None:
+            vcpus = per_gpu * gpus
+        options |= {"vcpus": vcpus, "gpus": gpus, "nodes": nodes if nodes > 1 else None}
+        mib = self._memory(vcpus or 1, gpus or 0)
         options["memory"] = f"{mib} MiB" if mib else None
         variables["SLURM_NTASKS_PER_NODE"] = str(per_node)
         variables["SLURM_CPUS_ON_NODE"] = str(vcpus or 1)
@@ -384,11 +390,11 @@ class _Reader:
             variables["SLURM_MEM_PER_NODE"] = str(mib)
         if cpus:
             variables["SLURM_CPUS_PER_TASK"] = str(cpus)
-        if has_gpus:
-            variables["SLURM_GPUS"] = str(has_gpus * nodes)
-            variables["SLURM_GPUS_ON_NODE"] = str(has_gpus)
-        if "gpus-per-task" in self._given and has_gpus:
-            variables["SLURM_GPUS_PER_TASK"] = str(max(1, has_gpus // per_node))
+        if gpus:
+            variables["SLURM_GPUS"] = str(gpus * nodes)
+            variables["SLURM_GPUS_ON_NODE"] = str(gpus)
+        if "gpus-per-task" in self._given and gpus:
+            variables["SLURM_GPUS_PER_TASK"] = str(max(1, gpus // per_node))
 
     def _nodes(self) -> int:
         given = self._given.get("nodes")
@@ -404,33 +410,27 @@ class _Reader:
         return found
 
     def _tasks_per_node(self, nodes: int) -> int:
-        per_node, in_all = self._count("ntasks-per-node"), self._count("ntasks")
-        if per_node:
-            return per_node
-        if not in_all:
-            return 1
-        if in_all % nodes:
-            self._wrong(
-                self._line("ntasks"),
-                f"--ntasks={in_all}: each of {nodes} nodes has as many tasks as the others.",
-            )
-        return max(1, in_all // nodes)
+        per_node, total = self._count("ntasks-per-node"), self._count("ntasks")
+        if per_node or not total:
+            return per_node or 1
+        if total % nodes:
+            text = f"--ntasks={total}: all {nodes} nodes must have the same number of tasks."
+            self._wrong(self._line("ntasks"), text)
+        return max(1, total // nodes)
 
     def _gpus(self, nodes: int, per_node: int) -> int | None:
-        """The GPUs of a node, from the first of these options that is given."""
+        """Return the GPUs of a node: of --gpus-per-node, else --gpus, --gpus-per-task or --gres."""
         form = "a number, or TYPE:NUMBER of one type"
         found: GpuRequest | None = self._value("gpus-per-node", parse_gpus, form)
-        in_all: GpuRequest | None = self._value("gpus", parse_gpus, form)
-        each: GpuRequest | None = self._value("gpus-per-task", parse_gpus, form)
-        if found is None and in_all is not None:
-            if in_all.count % nodes:
-                self._wrong(
-                    self._line("gpus"),
-                    f"--gpus={in_all.count}: each of {nodes} nodes has as many as the others.",
-                )
-            found = GpuRequest(in_all.count // nodes, in_all.kind)
-        if found is None and each is not None:
-            found = GpuRequest(each.count * per_node, each.kind)
+        total: GpuRequest | None = self._value("gpus", parse_gpus, form)
+        per_task: GpuRequest | None = self._value("gpus-per-task", parse_gpus, form)
+        if found is None and total is not None:
+            if total.count % nodes:
+                text = f"--gpus={total.count}: all {nodes} nodes must have the same number of GPUs."
+                self._wrong(self._line("gpus"), text)
+            found = GpuRequest(total.count // nodes, total.kind)
+        if found is None and per_task is not None:
+            found = GpuRequest(per_task.count * per_node, per_task.kind)
         given = self._given.get("gres")
         if given is not None:
             listed, others = parse_gres(given.value)
@@ -446,29 +446,27 @@ class _Reader:
             )
         return found.count if found is not None and found.count else None
 
-    def _memory(self, vcpus: int, has_gpus: int) -> int | None:
-        """The MiB of a node."""
+    def _memory(self, vcpus: int, gpus: int) -> int | None:
+        """Return the MiB of a node."""
         form = "a size such as 16G; a bare number is MiB"
-        whole, factor, of = self._value("mem", parse_size, form), 1, "mem"
-        if whole == 0:
+        option, count, size = "mem", 1, self._value("mem", parse_size, form)
+        if size == 0:
             self._wrong(
                 self._line("mem"), "--mem=0: a run cannot have all memory of a host. Write a size."
             )
-        for name, count in (("mem-per-cpu", vcpus), ("mem-per-gpu", has_gpus)):
+        for name, units in (("mem-per-cpu", vcpus), ("mem-per-gpu", gpus)):
             if name in self._given and "mem" not in self._given:
-                whole, factor, of = self._value(name, parse_size, form), count, name
-        if of == "mem-per-gpu" and not has_gpus and whole:
-            self._wrong(self._line(of), "--mem-per-gpu: the script requests no GPUs.")
-        return max(1, ceil(whole * factor / _MIB)) if whole else None
+                option, count, size = name, units, self._value(name, parse_size, form)
+        if option == "mem-per-gpu" and not gpus and size:
+            self._wrong(self._line(option), "--mem-per-gpu: the script requests no GPUs.")
+        return max(1, ceil(size * count / _MIB)) if size else None
 
     # --- Other options ------------------------------------------------------------------------
 
-    def _time(self, options: dict[str, Any]) -> None:
+    def _read_time(self, options: dict[str, Any]) -> None:
         form = "minutes, 90:30, 1:30:00, 2-12 (days-hours) or 2-12:30:00"
         found: int | None = self._value("time", parse_time, form)
-        if found is None or found == UNLIMITED:
-            return
-        if not found:  # 0 means no limit in Slurm
+        if not found or found == UNLIMITED:  # 0 means no limit in Slurm, too
             return
         options["timeout"] = f"{max(MIN_TIMEOUT, found)}s"
         if found < MIN_TIMEOUT:
@@ -476,7 +474,7 @@ class _Reader:
                 self._line("time"), f"{found} s become {MIN_TIMEOUT}, AWS Batch's minimum."
             )
 
-    def _array(self, options: dict[str, Any], variables: dict[str, str]) -> None:
+    def _read_array(self, options: dict[str, Any], variables: dict[str, str]) -> None:
         form = "ids such as 0-15, 1,3,5 or 0-15:4"
         found: ArrayTasks | None = self._value("array", parse_array, form)
         if found is None:
@@ -487,14 +485,13 @@ class _Reader:
         if found.limit:
             self._notify(
                 line,
-                f"%{found.limit} is passed over: as many tasks run at once as the queue has room "
-                "for.",
+                f"%{found.limit} is passed over: tasks run at once if the queue has room.",
             )
         variables["BATCHML_SLURM_ARRAY"] = format_ids(found.ids)
         if count > 1:
             options["array"] = count
 
-    def _dependency(self, options: dict[str, Any]) -> None:
+    def _read_dependency(self, options: dict[str, Any]) -> None:
         given = self._given.get("dependency")
         if given is None:
             return
@@ -502,11 +499,11 @@ class _Reader:
         if others:
             self._wrong(
                 given.line,
-                f"--dependency={','.join(others)}: AWS Batch supports only afterok:RUN, several of "
-                "them with commas.",
+                f"--dependency={','.join(others)}: AWS Batch supports only afterok:RUN, and commas "
+                "between several of these.",
             )
 
-    def _texts(self, options: dict[str, Any], variables: dict[str, str]) -> None:
+    def _read_names(self, options: dict[str, Any], variables: dict[str, str]) -> None:
         texts = {
             name: self._given[name].value
             for name in ("job-name", "account", "container-image", "partition")
@@ -520,21 +517,21 @@ class _Reader:
         if comma:
             self._notify(
                 self._line("partition"),
-                f"--partition={texts['partition']}: a run is in one queue, here {queue}.",
+                f"--partition={texts['partition']}: a run has one queue, here {queue}.",
             )
         if texts.get("account"):
             options["tags"] = {"account": texts["account"]}
             variables["SLURM_JOB_ACCOUNT"] = texts["account"]
         if "requeue" in self._given:
-            options["attempts"] = REQUEUED
+            options["attempts"] = REQUEUE_ATTEMPTS
             self._notify(
                 self._line("requeue"),
-                f"--requeue: {REQUEUED} attempts, if a host is lost (#BATCHML --attempts N).",
+                f"--requeue: {REQUEUE_ATTEMPTS} attempts if hosts are lost (#BATCHML --attempts N).",
             )
         elif "no-requeue" in self._given:
             options["attempts"] = 1
 
-    def _export(self, options: dict[str, Any]) -> None:
+    def _read_export(self, options: dict[str, Any]) -> None:
         given = self._given.get("export")
         if given is None:
             return
@@ -544,17 +541,16 @@ class _Reader:
             if word in ("ALL", "NIL"):
                 self._notify(
                     given.line,
-                    f"--export={word}: a run does not get the variables of this shell. Name those "
-                    "that it needs: --export=NAME or #BATCHML --set-env NAME=VALUE.",
+                    f"--export={word}: a run does not get the variables of this shell. Name the "
+                    "variables that it needs: --export=NAME or #BATCHML --set-env NAME=VALUE.",
                 )
             elif word != "NONE" and (equals or name in self._environ):
                 found[name] = value if equals else self._environ[name]
             elif word != "NONE":
-                self._notify(given.line, f"--export={name}: it is not set here.")
+                self._notify(
+                    given.line, f"--export={name}: this variable is not set in this shell."
+                )
         options["set_env"] = found
-
-
-_NO_GRES = "a run requests only vCPUs, memory and GPUs"
 
 
 def _positive(text: str) -> int | None:

@@ -1,4 +1,4 @@
-"""The code package of a run: the archive of its code, and where it and a long command lie."""
+"""The code package of a run: the archive of its code, where it is stored, and its git commit."""
 
 import os
 import re
@@ -20,19 +20,21 @@ if TYPE_CHECKING:
     from batchml.runs.options import ResolvedJob, RunRequest
     from batchml.runtime.storage.store import Store
 
-_CODE_FOLDER = "code"  # the folder of the bucket that jobs may read: cfn/roles.yaml
+_CODE_FOLDER = "code"  # jobs may read this folder of the bucket: cfn/roles.yaml
 
-# In the registry that `batchml image push` pushes to.
+# The reference of an image that `batchml image push` has pushed.
 _BATCHML_IMAGE = re.compile(r"\.dkr\.ecr\.[a-z0-9.-]+/batchml/[^/]+$")
 
 
 class PackageStore(Struct, frozen=True):
     """Where code packages are stored: a folder of this machine, or a bucket.
 
-    `is_read` is False for a run whose image has no runtime that would fetch them.
+    `codes` is the address of the archives and documents, whose names are hashes of their content;
+    "" if the environment has no bucket. `is_read` is False for a run whose image has no runtime
+    that would fetch them.
     """
 
-    codes: str  # archives and documents, by content; empty where there is no place for them
+    codes: str
     bucket: str = ""
     is_read: bool = True
 
@@ -41,47 +43,45 @@ class PackageStore(Struct, frozen=True):
         return self.codes if self.is_read else ""
 
     def address(self, archive: CodeArchive | None) -> str:
-        """Where a run finds its code; empty without code."""
+        """The address of a run's code; "" without code."""
         return f"{self.codes}/{archive.name}" if archive else ""
 
     def store(self, key: str) -> str:
-        """The folder of the run's checkpoints and outputs in the bucket; empty on `local`, which
-        gives it folders.
-        """
+        """The address of the run's checkpoints and outputs in the bucket; "" on `local`."""
         return f"s3://{self.bucket}/runs/{key}" if self.bucket and self.is_read else ""
 
 
 def find_package_store(
-    context: "Context", known: "EnvironmentCache | None", image: str, source: "ImageSource | None"
+    context: "Context", cache: "EnvironmentCache | None", image: str, source: "ImageSource | None"
 ) -> PackageStore:
     """The package store of an environment, for a run with this image."""
-    if known is None:
+    if cache is None:
         return PackageStore(str(context.home.code))
-    bucket = known.outputs().get("BucketName", "")
+    bucket = cache.outputs().get("BucketName", "")
     is_read = source is not None or _BATCHML_IMAGE.search(image) is not None
     return PackageStore(f"s3://{bucket}/{_CODE_FOLDER}" if bucket else "", bucket, is_read)
 
 
-def code_folder(ordered: "ResolvedJob") -> Path | None:
-    """The folder that is sent as code; None for none."""
-    code = ordered.spec.code
-    return None if code is False else ordered.folder if code is True else ordered.folder / code
+def code_folder(job: "ResolvedJob") -> Path | None:
+    """The folder that is sent as code; None for a job without code."""
+    code = job.spec.code
+    return None if code is False else job.folder if code is True else job.folder / code
 
 
 def pack_code(
     context: "Context",
-    order: "RunRequest",
-    ordered: "ResolvedJob",
-    depot: PackageStore,
+    request: "RunRequest",
+    job: "ResolvedJob",
+    store: PackageStore,
     notices: list[str],
 ) -> CodeArchive | None:
     """The archive of the job's code; None for a job without code. Raises ConfigError."""
-    spec, folder, source = ordered.spec, ordered.folder, code_folder(ordered)
+    spec, folder, source = job.spec, job.folder, code_folder(job)
     if source is None:
         return None
     if not source.is_dir():
         raise ConfigError(str(folder / "job.toml"), [f"code: {source} is not a folder."])
-    if not depot.is_read:
+    if not store.is_read:
         raise ConfigError(
             spec.name,
             [
@@ -90,7 +90,7 @@ def pack_code(
                 f"into the image, or name a folder below images/ whose Dockerfile builds on it."
             ],
         )
-    if not depot.codes:
+    if not store.codes:
         raise ConfigError(
             context.env,
             [
@@ -99,19 +99,19 @@ def pack_code(
                 f"code = false."
             ],
         )
-    # The state folder holds keys, and all earlier archives.
-    archive = pack(source, context.home.root, order.include_secrets)
+    # Without the state folder: it holds keys, and all earlier archives.
+    archive = pack(source, context.home.root, request.include_secrets)
     if archive.left_out:
         names = ", ".join(archive.left_out[:5]) + (", ..." if len(archive.left_out) > 5 else "")
-        notices.append(f"Left behind, not being files of this folder: {names}.")
+        notices.append(f"Not sent, because they are not files of this folder: {names}.")
     return archive
 
 
-def _open_store(context: "Context", depot: PackageStore) -> "Store":
-    if depot.bucket:
+def _open_store(context: "Context", packages: PackageStore) -> "Store":
+    if packages.bucket:
         from batchml.aws.s3 import BucketStore
 
-        return BucketStore(context.connect(), depot.bucket, _CODE_FOLDER)
+        return BucketStore(context.connect(), packages.bucket, _CODE_FOLDER)
     from batchml.runtime.storage.folder import FolderStore
 
     return FolderStore(str(context.home.code), private=True)
@@ -119,27 +119,26 @@ def _open_store(context: "Context", depot: PackageStore) -> "Store":
 
 def store_package(
     context: "Context",
-    depot: PackageStore,
+    packages: PackageStore,
     archive: CodeArchive | None,
     document: "CommandDocument | None",
     tell: Callable[[str], None],
 ) -> None:
-    """Store code and document where the run finds them, unless they exist; one look for each."""
-    store = _open_store(context, depot)
+    """Store code and document where the run finds them; one call for each that exists already."""
+    store = _open_store(context, packages)
     if document is not None:
         data = document.data
         put_once(store, document.name, lambda: data)
     if archive is not None:
         sent = put_once(store, archive.name, lambda: archive.data)
-        if archive.files and (sent or depot.bucket):
+        if archive.files and (sent or packages.bucket):
             tell(describe_sent(archive, sent))
 
 
 # --- git commit -----------------------------------------------------------------------------------
-# Which commit of a git repository a folder is at. The commit is read from files: no process.
-#
-# Only git can tell whether the folder has changes that are not committed. `git status` runs beside
-# other work and gets at most `PATIENCE` seconds: after that the answer is "not known".
+# The commit that is checked out is read from git's files, which is faster than starting git. Only
+# git can tell whether the folder has changes that are not committed: `git status` runs while the
+# requests are made, and after at most `PATIENCE` seconds the answer is "unknown".
 #
 # Source: gitrepository-layout(5).
 
@@ -151,14 +150,14 @@ _MAX_BYTES = 4 * 1024**2  # of packed-refs; a larger file would take too long
 
 
 class GitCommit(Struct, frozen=True):
-    """`id` is empty outside a repository; `is_dirty` is None where it is not known."""
+    """A commit. `id` is "" outside a repository; `is_dirty` is None if that is unknown."""
 
     id: str = ""
     is_dirty: bool | None = None
 
 
 class CommitQuery:
-    """A query for the commit of a folder: it starts at construction, `read` returns the answer."""
+    """A query for the commit of a folder: the constructor starts git, `read` returns the answer."""
 
     def __init__(self, folder: Path, patience: float = PATIENCE) -> None:
         self._id = find_commit(folder)
@@ -171,7 +170,7 @@ class CommitQuery:
 
 
 def find_commit(folder: Path) -> str:
-    """The commit that is checked out at `folder`; empty where there is none, or none readable."""
+    """The commit that is checked out at `folder`; "" without a repository or a readable commit."""
     for above in (folder, *folder.parents):
         if (above / ".git").exists():
             try:
@@ -185,8 +184,7 @@ def _git_folder(path: Path) -> Path:
     """The repository's folder: in a worktree or a submodule `.git` is a file that names it."""
     if path.is_dir():
         return path
-    told = path.read_text("utf-8").strip().removeprefix("gitdir:").strip()
-    return path.parent / told
+    return path.parent / path.read_text("utf-8").strip().removeprefix("gitdir:").strip()
 
 
 def _head(git: Path) -> str:
@@ -197,11 +195,11 @@ def _head(git: Path) -> str:
     if not name.startswith("refs/") or ".." in name:
         return ""
     shared = git
-    if (git / "commondir").is_file():  # of a worktree: branches are the main repository's
+    if (git / "commondir").is_file():  # a worktree: its branches are in the main repository
         shared = git / (git / "commondir").read_text("utf-8").strip()
-    for place in (git, shared):
-        if (place / name).is_file():
-            return _valid_commit((place / name).read_text("utf-8").strip())
+    for folder in (git, shared):
+        if (folder / name).is_file():
+            return _valid_commit((folder / name).read_text("utf-8").strip())
     packed = shared / "packed-refs"
     if packed.is_file() and packed.stat().st_size <= _MAX_BYTES:
         for line in packed.read_text("utf-8").splitlines():
@@ -216,7 +214,7 @@ def _valid_commit(text: str) -> str:
 
 
 def _start_git_status(folder: Path) -> "subprocess.Popen[bytes] | None":
-    """A running `git status`; it runs nothing of the repository's own configuration."""
+    """Start `git status`, without programs that the repository's configuration names."""
     import subprocess
 
     command = ["git", "-c", "core.fsmonitor=false", "status", "--porcelain", "--", "."]

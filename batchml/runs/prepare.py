@@ -1,4 +1,4 @@
-"""Work out all requests of a run. Nothing is sent and nothing is kept: `submit` does that.
+"""Make all requests of a run. Nothing is sent or stored here: `submit` does that.
 
 `prepare` goes from a RunRequest (flags, arguments, lines of a script) to a PreparedRun: the AWS
 Batch requests, the archive of the code, the record for the history, and notices for the user.
@@ -6,7 +6,6 @@ Batch requests, the archive of the code, the record for the history, and notices
 
 import os
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -52,7 +51,7 @@ if TYPE_CHECKING:
 
 
 class PreparedRun(Struct, frozen=True):
-    """The requests of a run, and what the user should know before they are sent."""
+    """The requests of a run, and notices for the user."""
 
     spec: JobSpec
     requests: SubmissionRequests
@@ -61,29 +60,29 @@ class PreparedRun(Struct, frozen=True):
     image_source: ImageSource | None
     store: PackageStore
     notices: tuple[str, ...] = ()
-    cache: EnvironmentCache | None = None  # of an environment in AWS
-    workers: "tuple[SubmitIntent, ...]" = ()  # the other jobs of a run with groups
-    plan: "FallbackPlan | None" = None  # of a run that may move to another queue
+    cache: EnvironmentCache | None = None  # None on `local`
+    workers: "tuple[SubmitIntent, ...]" = ()  # the other jobs of a group run
+    plan: "FallbackPlan | None" = None  # for a run that may move to another queue
     queue_at: str = ""  # the line of a script that names the queue
 
     @property
     def name(self) -> str:
-        """The name that people see."""
+        """The name that commands show."""
         return to_name(self.spec.name)
 
 
 def prepare(
     context: Context, request: RunRequest, *, dry_run: bool, images: Mapping[str, str] = {}
 ) -> PreparedRun:
-    """Work out the requests of a run.
+    """Make the requests of a run.
 
-    `images` maps names of groups to image references, where they differ from the job's.
+    `images` maps names of groups to image references that replace the job's image.
     Raises ConfigError, NotFound or UsageError, each with all the mistakes of its input.
     """
     notices: list[str] = []
     request = apply_script(context, request, notices)
     job = resolve_job(context, request)
-    query = query_commit(job.folder)
+    query = CommitQuery(job.folder)
     cache = None
     if context.settings.is_local:
         job = replace(
@@ -93,7 +92,7 @@ def prepare(
         cache = open_cache(context)
     job = replace(job, spec=with_slurm_sizes(job.spec))
     spec = job.spec
-    if context.settings.is_local and spec.queue:  # AWS refuses an unknown queue by itself
+    if context.settings.is_local and spec.queue:  # in AWS, SubmitJob refuses it
         check_queue(context, spec.queue, request.queue_at)
     source = find_source(spec.image, context.image_folders, job.folder)
     notices += own_image_notices(job)
@@ -101,7 +100,7 @@ def prepare(
     _check_nodes(context, spec, store, dry_run=dry_run)
     archive = pack_code(context, request, job, store, notices)
     notices += _attempts_notice(spec)
-    commit = query.read() if query else None
+    commit = query.read()
     submission = _submission_context(
         context, request, job, store, archive, commit, notices, dry_run=dry_run
     )
@@ -152,14 +151,6 @@ def prepare(
     )  # fmt: skip
 
 
-def query_commit(folder: Path) -> CommitQuery | None:
-    """The query for the folder's commit; None outside a git repository."""
-    if not any((above / ".git").exists() for above in (folder, *folder.parents)):
-        return None
-
-    return CommitQuery(folder)
-
-
 def _check_nodes(context: Context, spec: JobSpec, store: PackageStore, *, dry_run: bool) -> None:
     if spec.nodes > 1 or spec.launch.kind != "plain":
         from batchml.runs.groups.submit import check_nodes
@@ -182,23 +173,27 @@ def _submission_context(
     job: ResolvedJob,
     store: PackageStore,
     archive: CodeArchive | None,
-    commit: GitCommit | None,
+    commit: GitCommit,
     notices: list[str],
     *,
     dry_run: bool,
 ) -> SubmissionContext:
-    """The part of the requests that is this run's own, under a new key."""
+    """The parts of the requests that differ from run to run, with a new key."""
     spec, key = job.spec, new_key(os.urandom)
-    waits = request.after and not dry_run
+    depends_on = request.after
+    if depends_on and not dry_run:
+        from batchml.runs.dependencies import resolve_dependencies
+
+        depends_on = resolve_dependencies(context, request.after, notices)
     submission = SubmissionContext(
         key=key,
         code=store.address(archive),
         store=store.store(key),
         documents=store.documents,
         env=environment_variables(context) | _cost_limit_variables(context, spec, request, notices),
-        tags=_tags(context, request, job, key, commit.id if commit else ""),
+        tags=_tags(context, request, job, key, commit.id),
         share=request.share,
-        depends_on=_dependencies(context, request, notices) if waits else request.after,
+        depends_on=depends_on,
         array=request.array,
         token=new_token(os.urandom),
     )
@@ -209,16 +204,10 @@ def _submission_context(
     return submission
 
 
-def _dependencies(context: Context, request: RunRequest, notices: list[str]) -> tuple[str, ...]:
-    from batchml.runs.dependencies import resolve_dependencies
-
-    return resolve_dependencies(context, request.after, notices)
-
-
 def _cost_limit_variables(
     context: Context, spec: JobSpec, request: RunRequest, notices: list[str]
 ) -> dict[str, str]:
-    """The variables by which the run knows its `--max-cost`."""
+    """The environment variables that tell the runtime the limit of `--max-cost`."""
     if request.max_cost is None:
         return {}
     from batchml.cost.service import limit_cost
@@ -229,6 +218,7 @@ def _cost_limit_variables(
 
 
 def environment_variables(context: Context) -> dict[str, str]:
+    """The environment variables of every run of this environment."""
     data = context.settings.data_dir
     return {"BATCHML_DATA_DIR": data.value} if data and context.settings.is_local else {}
 
@@ -236,7 +226,7 @@ def environment_variables(context: Context) -> dict[str, str]:
 def _tags(
     context: Context, request: RunRequest, job: ResolvedJob, key: str, commit: str
 ) -> dict[str, str]:
-    """The user's tags, and batchml's own, by which a run is found and recognised."""
+    """The user's tags, and the tags by which batchml finds a run."""
     ours = {"batchml:key": key, "batchml:commit": commit, "batchml:job": job.job}
     if not context.settings.is_local:
         ours |= owner_tags(context.env)
@@ -252,9 +242,9 @@ def _record(
     requests: SubmissionRequests,
     submission: SubmissionContext,
     image: str,
-    commit: GitCommit | None,
+    commit: GitCommit,
 ) -> Record:
-    """What the history of this machine keeps of the run, before it is sent."""
+    """The record for the history, as it is before the run is sent."""
     sent = requests.submit
     return Record(
         key=submission.key,
@@ -267,8 +257,8 @@ def _record(
         command=tuple(spec.argv()),
         params=dict(spec.params),
         tags=submission.tags,
-        commit=commit.id if commit else "",
-        dirty=commit.is_dirty if commit else None,
+        commit=commit.id,
+        dirty=commit.is_dirty,
         image=image,
         vcpus=spec.resources.vcpus,
         memory_mib=spec.resources.memory_mib,
@@ -283,7 +273,7 @@ def _record(
 
 
 def to_requests(prepared: PreparedRun) -> dict[str, Any]:
-    """What `--dry-run` prints: the requests, and the document that SubmitJob names, if any."""
+    """The requests for `--dry-run`, with the document that SubmitJob names, if there is one."""
     requests = prepared.requests
     found = {"RegisterJobDefinition": requests.register, "SubmitJob": requests.submit}
     if requests.document is not None:
@@ -309,20 +299,20 @@ def to_requests(prepared: PreparedRun) -> dict[str, Any]:
 # --- Queues that do not exist ---------------------------------------------------------------------
 
 
-def check_queue(context: Context, given: str, where: str = "") -> None:
+def check_queue(context: Context, queue: str, where: str = "") -> None:
     """Raise NoQueue for a queue that does not exist: one call.
 
     `where` is the line of a script that names it.
     """
     existing = context.batch.queues()
-    if context.queue(given) not in existing:
-        raise no_queue(context, given, existing, where)
+    if context.queue(queue) not in existing:
+        raise no_queue(context, queue, existing, where)
 
 
-def no_queue(context: Context, given: str, existing: Iterable[str], where: str = "") -> NoQueue:
-    """The error for a queue that is not among the existing ones, in the user's own names."""
+def no_queue(context: Context, queue: str, existing: Iterable[str], where: str = "") -> NoQueue:
+    """The error for a queue that does not exist, with the names of batchml.toml."""
     names = [each.removeprefix(qualified(context.env, "")) for each in existing]
-    name = given.removeprefix(qualified(context.env, ""))
+    name = queue.removeprefix(qualified(context.env, ""))
     return NoQueue(name, names, _no_queue_hint(context, name, names), where=where)
 
 

@@ -391,7 +391,7 @@ def test_on_local_the_job_runs_in_the_image_that_was_built(cli: Cli, rig: Rig) -
     assert "building" not in ran.out + ran.err
     pushed = cli("image", "push", folder.name)
     assert pushed.code == 0
-    assert "local needs no push" in pushed.err
+    assert "`local` needs no push" in pushed.err
 
 
 def test_without_an_engine_the_command_says_what_to_do(cli: Cli, tmp_path: Path) -> None:

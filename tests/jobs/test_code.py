@@ -12,7 +12,14 @@ import pytest
 from batchml.aws.s3 import BucketStore
 from batchml.errors import ConfigError
 from batchml.jobs import code
-from batchml.jobs.code import check_words, deliver, describe_sent, find_files, pack, size_words
+from batchml.jobs.code import (
+    check_command_size,
+    describe_sent,
+    find_files,
+    pack,
+    put_once,
+    size_words,
+)
 from batchml.runtime.storage.folder import FolderStore
 from batchml.runtime.storage.store import StoreError
 
@@ -160,21 +167,21 @@ def test_what_is_there_costs_one_question_and_is_not_packed(tmp_path: Path) -> N
     session: Any = type("Session", (), {"client": lambda self, name: client})()
     bucket = BucketStore(session, "bucket", "code")
     archive = pack(write(tmp_path, train="print()"))
-    assert deliver(bucket, archive.name, lambda: archive.data)
+    assert put_once(bucket, archive.name, lambda: archive.data)
     assert client.kept == {f"code/{archive.name}"}
     assert client.calls == ["HeadObject", "PutObject"]
 
     def never() -> bytes:
         raise AssertionError("packed though it is there")
 
-    assert not deliver(bucket, archive.name, never)
+    assert not put_once(bucket, archive.name, never)
     assert client.calls == ["HeadObject", "PutObject", "HeadObject"]
 
 
 def test_a_private_folder_keeps_packages_too(tmp_path: Path) -> None:
     store = FolderStore(str(tmp_path / "code"), private=True)
-    assert deliver(store, "a", lambda: b"x")
-    assert not deliver(store, "a", lambda: b"y")
+    assert put_once(store, "a", lambda: b"x")
+    assert not put_once(store, "a", lambda: b"y")
     assert (tmp_path / "code" / "a").read_bytes() == b"x"
     assert (tmp_path / "code" / "a").stat().st_mode & 0o777 == 0o600
     assert (tmp_path / "code").stat().st_mode & 0o777 == 0o700
@@ -198,12 +205,12 @@ def test_people_are_told_the_size_and_what_was_not_sent(tmp_path: Path) -> None:
 
 
 def test_words_that_no_program_could_be_started_with_are_refused() -> None:
-    check_words("j", ["x" * 131_071] * 10, {"A": "y" * 100_000})
+    check_command_size("j", ["x" * 131_071] * 10, {"A": "y" * 100_000})
     with pytest.raises(ConfigError) as caught:
-        check_words("j", ["ok", "x" * 131_072], {"A": "ä" * 65_535})
+        check_command_size("j", ["ok", "x" * 131_072], {"A": "ä" * 65_535})
     assert len(caught.value.mistakes) == 2
     with pytest.raises(ConfigError, match="2 MiB together"):
-        check_words("j", ["x" * 100_000] * 20, {})
+        check_command_size("j", ["x" * 100_000] * 20, {})
 
 
 def test_what_ignore_files_keep_here_is_told(tmp_path: Path) -> None:

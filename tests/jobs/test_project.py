@@ -141,7 +141,7 @@ def test_of_two_one_must_be_chosen_unless_one_names_the_other(
         ("./../other/requirements.txt", "is not in the job's folder"),
         ("./train.py", "train.py is none of requirements.txt"),
         ("deep + Dockerfile", "only a requirements.txt can be put on top"),
-        ("docker.io/library/x:1 + requirements.txt", "not on a reference"),
+        ("docker.io/library/x:1 + requirements.txt", "not to a reference"),
     ],
 )
 def test_a_choice_that_cannot_be_made(
@@ -154,7 +154,7 @@ def test_a_choice_that_cannot_be_made(
 def test_requirements_that_nobody_uses_are_said(tmp_path: Path) -> None:
     job = put(tmp_path / "job", REQUIREMENTS)
     told = unused_files_notice("deep", job)
-    assert told.startswith("requirements.txt beside the job: not used, the image is deep.")
+    assert told.startswith("requirements.txt in the job's folder: not used, the image is deep.")
     assert 'image = "deep + requirements.txt"' in told
     assert unused_files_notice("docker.io/library/x:1", job) == "", "it may be built from them"
     assert unused_files_notice(".", job) == unused_files_notice("deep", tmp_path) == ""
@@ -263,7 +263,7 @@ def test_a_python_of_its_own_takes_no_version(images: list[Path], tmp_path: Path
     put(images[0] / "cuda", {"Dockerfile": "FROM nvidia/cuda:1\n", "requirements.txt": ""})
     job = put(tmp_path / "job", {**REQUIREMENTS, ".python-version": "3.12\n"})
     (told,) = mistakes(images, job, "cuda + requirements.txt")
-    assert told.startswith(".python-version: the image cuda has a Python of its own")
+    assert told.startswith(".python-version: the image cuda does not start from an image of Python")
 
 
 def test_a_file_may_be_named_by_two(tmp_path: Path) -> None:

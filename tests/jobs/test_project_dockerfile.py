@@ -116,7 +116,7 @@ def test_the_runtime_is_there_to_be_copy_sources(tmp_path: Path) -> None:
     ("text", "says"),
     [
         ("FROM x:1\nRUN true \\\n\n# a word\n", "its last line is continued"),
-        ("FROM x:1\nENTRYPOINT python train.py\n", "line 2: ENTRYPOINT as a line of the shell"),
+        ("FROM x:1\nENTRYPOINT python train.py\n", "line 2: ENTRYPOINT as a shell command"),
     ],
 )
 def test_what_could_not_start_a_run(text: str, says: str) -> None:

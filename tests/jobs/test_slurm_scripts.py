@@ -166,7 +166,7 @@ def test_what_slurm_would_tell_the_script() -> None:
         ("-C a100 --nodelist=n1", "the queue decides the hosts"),
         ("--array=0-9%2", "%2 is passed over"),
         ("--exclusive", "request all vCPUs"),
-        ("-p gpu,cpu", "in one queue, here gpu"),
+        ("-p gpu,cpu", "one queue, here gpu"),
         ("-N 2-4", "a fixed number, 2"),
         ("--export=ALL", "does not get the variables"),
         ("--gres=gpu:h100:1", "type h100"),
@@ -189,7 +189,7 @@ def test_what_is_passed_over_is_told_of_with_its_line(line: str, words: str) -> 
         ("--begin=now+1hour", "as soon as the queue has room"),
         ("-d afterany:1", "only afterok:RUN"),
         ("--hold", "cannot be held"),
-        ("-n 3 -N 2", "as many tasks as the others"),
+        ("-n 3 -N 2", "the same number of tasks"),
         ("-G a100:1,v100:1", "of one type"),
         ("--gres", "has no value"),
         ("--requeue=yes", "takes no value"),
@@ -311,7 +311,7 @@ def test_lines_are_read_up_to_the_first_command() -> None:
     ("text", "program", "said"),
     [
         ("", [], "is empty"),
-        ("\ufeff#!/bin/sh\n", [], "line 1: a byte order mark"),
+        ("\ufeff#!/bin/sh\n", [], "line 1: has a byte order mark"),
         ("echo\n", [], "line 1: has no #!"),
         ("#!\n", [], "names no program"),
         ("#!/bin/sh\r\necho\r\n", ["/bin/sh"], "Windows"),
@@ -332,7 +332,7 @@ def test_habits_of_clusters_are_told_of() -> None:
 def test_a_program_of_slurm_gets_its_own_advice() -> None:
     notices = read_script("#!/bin/bash\nsbatch a.sh\nsqueue --me\nscancel 3\n", BASH).notices
     said = [
-        "the next run with --after",
+        "the next run with batchml submit --after",
         "batchml ls outside of the run",
         "batchml cancel outside of the run",
     ]

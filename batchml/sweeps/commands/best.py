@@ -16,7 +16,7 @@ from batchml.cli.output import print_json, print_line, say
 from batchml.cli.render import duration, pad, printable
 from batchml.context import Context
 from batchml.errors import BatchmlError, NotFound, UsageError
-from batchml.jobs.ignore import OWN_FILE
+from batchml.jobs.ignore import IGNORE_FILE
 from batchml.model.job import JobSpec
 from batchml.model.names import join_shell
 from batchml.model.sweep import Params, Trial
@@ -341,8 +341,8 @@ def _copy_checkpoint(store: SweepStore, trial: Trial, dest: Path) -> int:
         path.parent.mkdir(parents=True, exist_ok=True)
         count += store.get_file(key, str(path))
     if count:
-        own = dest / OWN_FILE
-        own.write_text(f"# A checkpoint: {OWN_FILE} keeps it out of the code of runs.\n*\n")
+        own = dest / IGNORE_FILE
+        own.write_text(f"# A checkpoint: {IGNORE_FILE} keeps it out of the code of runs.\n*\n")
     return count
 
 
